@@ -1,0 +1,71 @@
+# Everything a newcomer needs: make demo, make test. `make help` lists the rest.
+
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+TORCH ?= 2.13.0
+TORCH_INDEX_URL ?=
+CXX_STANDARD ?= 17
+BUILD ?= build/cmake
+CMAKE_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+PYTEST_ARGS ?=
+
+# An active environment is used unless VENV is given.
+export PYTHON TORCH TORCH_INDEX_URL VENV
+
+# A line of shell: py is the environment's Python; its folder comes first on the PATH, for cmake, ninja, ruff from pip.
+define environment
+py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
+endef
+
+.PHONY: help demo test bench build cpp lint format clean distclean
+
+help:
+	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
+	@echo "make test    set up, then ctest and pytest                                      PYTEST_ARGS=\"-k add\""
+	@echo "make bench   set up, then the benchmarks                                        BENCH_ARGS="
+	@echo "make build   set up alone: environment, torch, compiled libraries"
+	@echo "make cpp     the C++ library and its tests, without Python or torch             CXX_STANDARD=20 CMAKE_ARGS="
+	@echo "make lint    ruff and clang-format, checking only; make format applies both"
+	@echo "make clean   remove what was built; make distclean removes .venv as well"
+	@echo
+	@echo "PYTHON=$(PYTHON)    the Python that makes the environment"
+	@echo "VENV=.venv        where it is made; without VENV an active environment with torch >= 2.11 is used instead"
+	@echo "TORCH=$(TORCH)      the torch to install;  TORCH_INDEX_URL=  where from, for instance a CPU-only index"
+	@echo "Without a C++ compiler everything runs in eager PyTorch, and says so."
+
+demo:
+	@$(call environment,bench) && exec $$py -m sinpe_ext demo $(DEMO_ARGS)
+
+test:
+	@$(call environment,test) && $(MAKE) cpp && exec $$py -m pytest $(PYTEST_ARGS)
+
+bench:
+	@$(call environment,bench) && exec $$py -m sinpe_ext bench $(BENCH_ARGS)
+
+build:
+	@$(call environment) && exec $$py -m sinpe_ext info
+
+cpp:
+	@for name in $${CXX:-c++ g++ clang++}; do command -v $$name >/dev/null && found=$$name && break; done; \
+	if [ -z "$$found" ]; then \
+	  echo "cpp: no C++ compiler, so the C++ tests are skipped; install g++ or clang++, or set CXX"; exit 0; fi; \
+	if ! command -v cmake >/dev/null; then echo "cpp: cmake was not found: pip install cmake"; exit 1; fi; \
+	mkdir -p build; cmake -S . -B $(BUILD) -DCMAKE_CXX_STANDARD=$(CXX_STANDARD) $(CMAKE_ARGS) >build/cmake.log || { cat build/cmake.log; exit 1; }; \
+	cmake --build $(BUILD) --parallel && ctest --test-dir $(BUILD) --output-on-failure
+
+lint:
+	@$(call environment,lint) && tools/lint.sh
+
+format:
+	@$(call environment,lint) && tools/lint.sh --fix
+
+clean:
+	rm -rf build dist *.egg-info sinpe_ext/*.so sinpe_ext/_build.json .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -f $(if $(VENV),$(VENV),.venv)/.sinpe_ext.built
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(if $(VENV),$(VENV),.venv)

@@ -1,0 +1,39 @@
+// Function decorations shared by every compiler that sees csrc/core: g++, clang++ and nvcc.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define SINPE_HD __host__ __device__ __forceinline__
+#elif defined(__GNUC__) || defined(__clang__)
+// always_inline, so that a core function takes the instruction set of the kernel that calls it.
+#define SINPE_HD inline __attribute__((always_inline))
+#else
+#define SINPE_HD inline
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define SINPE_NOINLINE __attribute__((noinline))
+#define SINPE_RESTRICT __restrict__
+#else
+#define SINPE_NOINLINE
+#define SINPE_RESTRICT
+#endif
+
+namespace sinpe {
+
+// The bits of `from` read as a `To` of the same size.
+template <class To, class From>
+SINPE_HD To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs types of one size");
+  To to;
+#if defined(__CUDACC__)
+  memcpy(&to, &from, sizeof(To));
+#else
+  std::memcpy(&to, &from, sizeof(To));
+#endif
+  return to;
+}
+
+}  // namespace sinpe

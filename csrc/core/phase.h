@@ -1,0 +1,111 @@
+// Position times frequency, reduced to an eighth of a turn. The integer product that wraps at 2^128 *is* the range
+// reduction: no unbounded floating-point angle exists anywhere.
+#pragma once
+
+#include "core/dd.h"
+#include "core/plan.h"
+
+namespace sinpe {
+
+__extension__ typedef unsigned __int128 uint128;
+__extension__ typedef __int128 int128;
+
+// phase = quadrant / 4 + t turns, |t| <= 1/8 (and a rounding error beyond it).
+struct Reduced {
+  int quadrant;  // 0..3
+  DD t;
+};
+
+// A position: an integer, or a finite double taken at its exact value.
+struct Position {
+  bool integral;
+  int64_t i;
+  double d;  // the value rounded to double, when integral
+};
+
+SINPE_HD Position integer_position(int64_t i) { return {true, i, static_cast<double>(i)}; }
+SINPE_HD Position float_position(double d) { return {false, 0, d + 0.0}; }  // + 0.0: -0 counts as 0
+
+// A 128-bit fraction of a turn to its nearest quarter and the signed rest.
+//   Error: 2^-106 of the rest, or 0 when the rest has at most 106 bits
+SINPE_HD Reduced reduce_fraction(uint128 phase) {
+  const uint128 eighth = static_cast<uint128>(1) << 125;
+  const int quadrant = static_cast<int>((phase + eighth) >> 126);
+  const int128 rest = static_cast<int128>(phase - (static_cast<uint128>(quadrant) << 126));
+  // Four exact pieces of at most 53 bits each, largest first.
+  const int64_t high = static_cast<int64_t>(rest >> 64);
+  const uint64_t low = static_cast<uint64_t>(rest);
+  const double p0 = static_cast<double>(high >> 11) * 0x1p-53;
+  const double p1 = static_cast<double>(high & 0x7ff) * 0x1p-64;
+  const double p2 = static_cast<double>(low >> 11) * 0x1p-117;
+  const double p3 = static_cast<double>(low & 0x7ff) * 0x1p-128;
+  const DD top = two_sum(p0, p1);
+  const DD bottom = two_sum(p2, p3);
+  return {quadrant & 3, dd_add(top, bottom)};
+}
+
+// Fraction of a turn of position m * 2^e (m != 0) times the frequency, in units of 2^-128, as if to infinite precision
+// of the stored frequency and then truncated.
+SINPE_HD uint128 scaled_product(int64_t m, int e, Frequency f) {
+  bool negative = m < 0;
+  const uint64_t mag = negative ? ~static_cast<uint64_t>(m) + 1 : static_cast<uint64_t>(m);
+  uint64_t w = static_cast<uint64_t>(f.whole), hi = f.frac_hi, lo = f.frac_lo;
+  if (f.whole < 0) {  // to sign and magnitude over 192 bits
+    negative = !negative;
+    lo = ~lo + 1;
+    hi = ~hi + (lo == 0);
+    w = ~w + (lo == 0 && hi == 0);
+  }
+  uint64_t limb[4];  // mag * (w : hi : lo), least significant first
+  uint128 t = static_cast<uint128>(mag) * lo;
+  limb[0] = static_cast<uint64_t>(t);
+  t = static_cast<uint128>(mag) * hi + (t >> 64);
+  limb[1] = static_cast<uint64_t>(t);
+  t = static_cast<uint128>(mag) * w + (t >> 64);
+  limb[2] = static_cast<uint64_t>(t);
+  limb[3] = static_cast<uint64_t>(t >> 64);
+  uint128 phase = 0;
+  if (e >= 128 || e <= -256) {
+    phase = 0;
+  } else if (e >= 0) {
+    phase = ((static_cast<uint128>(limb[1]) << 64) | limb[0]) << e;
+  } else {
+    const int words = -e >> 6, bits = -e & 63;
+    uint64_t out[2];
+    for (int k = 0; k < 2; ++k) {
+      const uint64_t a = words + k < 4 ? limb[words + k] : 0, b = words + k + 1 < 4 ? limb[words + k + 1] : 0;
+      out[k] = bits == 0 ? a : (a >> bits) | (b << (64 - bits));
+    }
+    phase = (static_cast<uint128>(out[1]) << 64) | out[0];
+  }
+  return negative ? ~phase + 1 : phase;
+}
+
+// The phase of a finite position, reduced.
+//   Error: |p| * 2^-129 turns (the stored fraction's rounding), and 2^-103 relative
+//   Valid range: every int64; every finite double (below 2^53 the bits of the fraction still mean something)
+//   Products under an eighth of a turn use the double-double frequency, so that a frequency of 1e-60 keeps its digits.
+SINPE_HD Reduced reduce_position(Position p, Frequency f) {
+  if (p.d == 0.0) return {0, {0.0, 0.0}};
+  const double rough = p.d * f.turns_hi;
+  if (rough > -0.125 && rough < 0.125) {
+    const DD turns{f.turns_hi, f.turns_lo};
+    if (!p.integral) return {0, dd_mul(turns, p.d)};
+    // int64 as hi + lo: the rounded double and what it dropped (2^63 itself does not fit an int64, hence the uint64).
+    const uint64_t kept = p.d >= 0x1p63 ? uint64_t{1} << 63 : static_cast<uint64_t>(static_cast<int64_t>(p.d));
+    const int64_t dropped = static_cast<int64_t>(static_cast<uint64_t>(p.i) - kept);
+    return {0, dd_mul(turns, DD{p.d, static_cast<double>(dropped)})};
+  }
+  if (p.integral) {
+    const uint128 frac = (static_cast<uint128>(f.frac_hi) << 64) | f.frac_lo;
+    return reduce_fraction(static_cast<uint128>(static_cast<int128>(p.i)) * frac);
+  }
+  const uint64_t bits = bit_cast<uint64_t>(p.d);
+  const int exponent = static_cast<int>(bits >> 52 & 0x7ff);
+  int64_t m = static_cast<int64_t>(bits & 0xfffffffffffffULL);
+  if (exponent != 0) m |= int64_t{1} << 52;
+  if (bits >> 63 != 0) m = -m;
+  return reduce_fraction(scaled_product(m, (exponent == 0 ? 1 : exponent) - 1075, f));
+}
+
+}  // namespace sinpe

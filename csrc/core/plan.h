@@ -1,0 +1,79 @@
+// The frequency plan: the constants of one encoding, packed by Python (sinpe_ext/_plan.py) into 64-bit words. Kernels know
+// no convention: a plan says which oscillator feeds which channel, and each oscillator's frequency in turns per position.
+#pragma once
+
+#include "core/macros.h"
+
+namespace sinpe {
+
+constexpr int64_t kPlanMagic = 0x53494E504531;  // "SINPE1"
+constexpr int64_t kPlanHeaderWords = 16;
+constexpr int64_t kPlanArrays = 5;
+constexpr int64_t kMaxDim = int64_t{1} << 40;
+
+// One oscillator's frequency f in turns per position: whole + frac / 2^128, and the same f as turns_hi + turns_lo.
+struct Frequency {
+  uint64_t frac_hi, frac_lo;
+  int64_t whole;
+  double turns_hi, turns_lo;
+};
+
+struct Plan {
+  int64_t dim;    // channels of a row
+  int64_t n0;     // channels of stream 0
+  int64_t n1;     // channels of stream 1; the remaining dim - n0 - n1 channels are zero
+  int64_t n_osc;  // oscillators: one per pair when shared, one per channel otherwise (stream 0's first)
+  int64_t start;  // position of row 0 when positions are implicit
+  bool interleaved;
+  bool shared;  // channel i of both streams runs on oscillator i
+  int q0, q1;   // quarter turns added to a stream's phase: 0 sine, 1 cosine
+  double amplitude;
+  const int64_t* frac_hi;  // [n_osc], unsigned
+  const int64_t* frac_lo;  // [n_osc], unsigned
+  const int64_t* whole;    // [n_osc]
+  const double* turns_hi;  // [n_osc]
+  const double* turns_lo;  // [n_osc]
+
+  SINPE_HD int64_t oscillator(int stream, int64_t i) const { return shared || stream == 0 ? i : n0 + i; }
+  SINPE_HD Frequency frequency(int64_t osc) const {
+    return {static_cast<uint64_t>(frac_hi[osc]), static_cast<uint64_t>(frac_lo[osc]), whole[osc], turns_hi[osc],
+            turns_lo[osc]};
+  }
+};
+
+// Reads `words` into `plan`; false when the words are not a plan of this version. Every count that a kernel later trusts
+// is checked here. (static: an inline function shared by translation units of different instruction sets must not be merged.)
+static inline bool decode_plan(const int64_t* words, int64_t n_words, Plan* plan) {
+  if (words == nullptr || n_words < kPlanHeaderWords || words[0] != kPlanMagic || words[1] != n_words) return false;
+  const int64_t flags = words[5];
+  *plan = Plan{words[2],
+               words[3],
+               words[4],
+               words[7],
+               words[8],
+               (flags & 1) != 0,
+               (flags & 2) != 0,
+               static_cast<int>(flags >> 2 & 1),
+               static_cast<int>(flags >> 3 & 1),
+               bit_cast<double>(words[6]),
+               nullptr,
+               nullptr,
+               nullptr,
+               nullptr,
+               nullptr};
+  const int64_t dim = plan->dim, n0 = plan->n0, n1 = plan->n1, n = plan->n_osc;
+  if (flags < 0 || flags > 15 || dim < 1 || dim > kMaxDim || n0 < 0 || n1 < 0 || n0 > dim || n1 > dim - n0) return false;
+  if (plan->interleaved && n0 != n1 && n0 != n1 + 1) return false;
+  if (n != (plan->shared ? (n0 > n1 ? n0 : n1) : n0 + n1)) return false;
+  if (n_words != kPlanHeaderWords + kPlanArrays * n) return false;
+  const int64_t* arrays = words + kPlanHeaderWords;
+  plan->frac_hi = arrays;
+  plan->frac_lo = arrays + n;
+  plan->whole = arrays + 2 * n;
+  // The words of the last two arrays hold doubles; reading them through double* is how the buffer was filled.
+  plan->turns_hi = reinterpret_cast<const double*>(arrays + 3 * n);
+  plan->turns_lo = reinterpret_cast<const double*>(arrays + 4 * n);
+  return true;
+}
+
+}  // namespace sinpe

@@ -1,0 +1,67 @@
+// Bulk rows. A row in double is either reduced directly from its position or rotated from the row before; both carry an
+// error bound, and an entry whose float32 rounding the bound does not settle goes to core/exact.h. So the bits of a float32
+// result depend on neither path.
+#pragma once
+
+#include "core/sincos.h"
+
+namespace sinpe {
+
+// Rows between anchors, and the rotation's error bound over as many. One row of
+//   v' = fma(v, cos w, a * sin w),  a' = fma(a, cos w, -(v * sin w))
+// adds at most 3u to the length of the error vector (u = 2^-53: two roundings a component, and those of the constants), and
+// turns what was there without stretching it. The sine of a small angle keeps a *relative* bound: its own roundings add 3u
+// times the largest angle theta of the run, and the error of the cosine enters through sin w <= theta / rows, 1.5u theta a row.
+constexpr int64_t kAnchorRows = 128;
+constexpr double kRotateError = kAnchorRows * 6 * 0x1p-53 + kFastError;
+
+// The fast phase holds while the position is exact in double and the product keeps its rest: |p * f| < 2^45.
+constexpr double kFastProduct = 0x1p45;
+constexpr double kFastPosition = 0x1p53;
+
+// Rounds to the nearest integer, for |x| < 2^51, in two additions that every instruction set has.
+constexpr double kRoundShift = 0x1.8p52;
+
+// p * f reduced: returns the rest t in turns, |t| <= 1/8, and the quarter in the low bits of *quarter.
+//   Types: V   Max error: 2^-52 relative to t, plus |p*f| * 2^-104   Valid range: |p| < 2^53 exact, |p*f| < 2^45
+template <class V>
+SINPE_HD V fast_phase(V p, V turns_hi, V turns_lo, bits_t<V>* quarter) {
+  const V h = p * turns_hi;
+  const V e = fma(p, turns_lo, fma(p, turns_hi, -h));
+  const V whole = (h + kRoundShift) - kRoundShift;
+  const V r = (h - whole) + e;
+  const V shifted = fma(r, 4.0, kRoundShift);
+  *quarter = bit_cast<bits_t<V>>(shifted);
+  return fma(shifted - kRoundShift, -0.25, r);
+}
+
+// The same with the low part of the rest kept, for float64 results.
+//   Types: DD<V>   Max error: |p*f| * 2^-104 absolute, 2^-104 relative   Valid range: as fast_phase
+template <class V>
+SINPE_HD DoubleDouble<V> fast_phase_dd(V p, V turns_hi, V turns_lo, bits_t<V>* quarter) {
+  const DoubleDouble<V> h = two_prod(p, turns_hi);
+  const V whole = (h.hi + kRoundShift) - kRoundShift;
+  const DoubleDouble<V> r = dd_add(two_sum(h.hi - whole, h.lo), two_prod(p, turns_lo));
+  const V shifted = fma(r.hi, 4.0, kRoundShift);
+  *quarter = bit_cast<bits_t<V>>(shifted);
+  return quick_two_sum(fma(shifted - kRoundShift, -0.25, r.hi), r.lo);
+}
+
+// sin and cos of quarter/4 + t turns from those of t, without a branch.
+//   Types: V   Error: 0
+template <class V>
+SINPE_HD void apply_quarter(bits_t<V> quarter, V* s, V* c) {
+  using B = bits_t<V>;
+  const B swap = 0 - (quarter & 1), s_bits = bit_cast<B>(*s), c_bits = bit_cast<B>(*c);
+  *s = bit_cast<V>(((s_bits & ~swap) | (c_bits & swap)) ^ (quarter & 2) << 62);
+  *c = bit_cast<V>(((c_bits & ~swap) | (s_bits & swap)) ^ ((quarter + 1) & 2) << 62);
+}
+
+// Error bound of the sine of an angle of at most |turns|, given the bound `k` that holds for an angle of a radian or more.
+template <class V>
+SINPE_HD V sine_bound(double k, V turns) {
+  const V theta = 6.2831853071795865 * magnitude(turns);
+  return k * select(theta < 1.0, theta, 1.0);
+}
+
+}  // namespace sinpe

@@ -1,0 +1,123 @@
+// Sine and cosine of a reduced phase t, in turns, |t| <= 1/8: one fast pair of double polynomials, the same with a low part
+// for float64 results, and a double-double pair that decides roundings.
+#pragma once
+
+#include "core/dd.h"
+
+namespace sinpe {
+
+// 2*pi = kTwoPi.hi + kTwoPi.lo with an error below 2^-108.
+constexpr DD kTwoPi = {0x1.921fb54442d18p+2, 0x1.1a62633145c07p-52};
+
+// Minimax coefficients of sin(y)/y and cos(y) on [-pi/4, pi/4] (the fdlibm set): both polynomials are within 2^-58.
+constexpr double kS1 = -0x1.5555555555549p-3, kS2 = 0x1.111111110f8a6p-7, kS3 = -0x1.a01a019c161d5p-13;
+constexpr double kS4 = 0x1.71de357b1fe7dp-19, kS5 = -0x1.ae5e68a2b9cebp-26, kS6 = 0x1.5d93a5acfd57cp-33;
+constexpr double kC1 = 0x1.555555555554cp-5, kC2 = -0x1.6c16c16c15177p-10, kC3 = 0x1.a01a019cb1590p-16;
+constexpr double kC4 = -0x1.27e4f809c52adp-22, kC5 = 0x1.1ee9ebdb4b1c4p-29, kC6 = -0x1.8fae9be8838d4p-37;
+
+// (sin(y) - y) / y^3 and (cos(y) - 1 + y^2/2) / y^4 from z = y*y.
+template <class V>
+SINPE_HD V sin_tail(V z) {
+  return fma(z, fma(z, fma(z, fma(z, fma(z, kS6, kS5), kS4), kS3), kS2), kS1);
+}
+template <class V>
+SINPE_HD V cos_tail(V z) {
+  return fma(z, fma(z, fma(z, fma(z, fma(z, kC6, kC5), kC4), kC3), kC2), kC1);
+}
+
+// sin and cos of 2*pi*t.
+//   Types: V   Max error: kFastError relative (sin), absolute (cos)   Valid range: |t| <= 0.1251
+template <class V>
+SINPE_HD void sincos_fast(V t, V* s, V* c) {
+  const V y = t * kTwoPi.hi;
+  const V z = y * y;
+  *s = fma(y * z, sin_tail(z), y);
+  *c = fma(z, fma(z, cos_tail(z), -0.5), 1.0);
+}
+
+// Bound of sincos_fast behind a phase reduced in double (core/rotate.h, fast_phase); measured 2^-51.9, stated with room.
+constexpr double kFastError = 0x1p-50;
+
+// sin and cos of 2*pi*(t.hi + t.lo), each as its rounded value and what the rounding dropped.
+//   Types: DD<V>   Max error: 2^-56 relative (before any rounding of hi + lo)   Valid range: |t| <= 0.1251
+template <class V>
+SINPE_HD void sincos_accurate(DoubleDouble<V> t, DoubleDouble<V>* s, DoubleDouble<V>* c) {
+  const DoubleDouble<V> two_pi{splat<V>(kTwoPi.hi), splat<V>(kTwoPi.lo)};
+  const DoubleDouble<V> y = dd_mul(two_pi, t);
+  const V z = y.hi * y.hi;
+  *s = quick_two_sum(y.hi, y.lo + (y.hi * z * sin_tail(z) - 0.5 * z * y.lo));
+  const V half_z = 0.5 * z;
+  const V w = 1.0 - half_z;
+  const V z_lo = fma(y.hi, y.hi, -z);  // what squaring dropped; near pi/4 it reaches the last bit of the cosine
+  *c = quick_two_sum(w, ((1.0 - w) - half_z) + (z * z * cos_tail(z) - (0.5 * z_lo + y.hi * y.lo)));
+}
+
+// amplitude * v rounded once.
+//   Types: DD<V>, double -> V   Max error: 0.51 ULP   Valid range: no overflow, product above 2^-969
+template <class V>
+SINPE_HD V scaled_double(DoubleDouble<V> v, double amplitude) {
+  const V a = splat<V>(amplitude);
+  const DoubleDouble<V> p = two_prod(v.hi, a);
+  return p.hi + fma(v.lo, a, p.lo);
+}
+
+// Taylor coefficients of sin(y)/y and cos(y) after the leading 1, as double-doubles.
+constexpr DD kSinTaylor[] = {
+    {-0x1.5555555555555p-3, -0x1.5555555555555p-57},
+    {0x1.1111111111111p-7, 0x1.1111111111111p-63},
+    {-0x1.a01a01a01a01ap-13, -0x1.a01a01a01a01ap-73},
+    {0x1.71de3a556c734p-19, -0x1.c154f8ddc6c00p-73},
+    {-0x1.ae64567f544e4p-26, 0x1.c062e06d1f209p-80},
+    {0x1.6124613a86d09p-33, 0x1.f28e0cc748ebep-87},
+    {-0x1.ae7f3e733b81fp-41, -0x1.1d8656b0ee8cbp-97},
+    {0x1.952c77030ad4ap-49, 0x1.ac981465ddc6cp-103},
+    {-0x1.2f49b46814157p-57, -0x1.2650f61dbdcb4p-112},
+    {0x1.71b8ef6dcf572p-66, -0x1.d043ae40c4647p-120},
+    {-0x1.761b41316381ap-75, 0x1.3423c7d91404fp-130},
+    {0x1.3f3ccdd165fa9p-84, -0x1.58ddadf344487p-139},
+    {-0x1.d1ab1c2dccea3p-94, -0x1.054d0c78aea14p-149},
+    {0x1.259f98b4358adp-103, 0x1.eaf8c39dd9bc5p-157}};
+constexpr DD kCosTaylor[] = {
+    {-0x1.0000000000000p-1, 0x0.0p+0},
+    {0x1.5555555555555p-5, 0x1.5555555555555p-59},
+    {-0x1.6c16c16c16c17p-10, 0x1.f49f49f49f49fp-65},
+    {0x1.a01a01a01a01ap-16, 0x1.a01a01a01a01ap-76},
+    {-0x1.27e4fb7789f5cp-22, -0x1.cbbc05b4fa99ap-76},
+    {0x1.1eed8eff8d898p-29, -0x1.2aec959e14c06p-83},
+    {-0x1.93974a8c07c9dp-37, -0x1.05d6f8a2efd1fp-92},
+    {0x1.ae7f3e733b81fp-45, 0x1.1d8656b0ee8cbp-101},
+    {-0x1.6827863b97d97p-53, -0x1.eec01221a8b0bp-107},
+    {0x1.e542ba4020225p-62, 0x1.ea72b4afe3c2fp-120},
+    {-0x1.0ce396db7f853p-70, 0x1.aebcdbd20331cp-124},
+    {0x1.f2cf01972f578p-80, -0x1.9ada5fcc1ab14p-135},
+    {-0x1.88e85fc6a4e5ap-89, 0x1.71c37ebd16540p-143},
+    {0x1.0a18a2635085dp-98, 0x1.b9e2e28e1aa54p-153}};
+
+// 1 + z*(c[0] + z*(c[1] + ...)).
+SINPE_HD DD dd_taylor(const DD* c, int n, DD z) {
+  DD sum = c[n - 1];
+  for (int k = n - 2; k >= 0; --k) sum = dd_add(c[k], dd_mul(sum, z));
+  return dd_add({1.0, 0.0}, dd_mul(sum, z));
+}
+
+// sin and cos of 2*pi*(t.hi + t.lo).
+//   Types: DD   Max error: 2^-98 relative   Valid range: |t| <= 0.1251
+SINPE_HD void sincos_dd(DD t, DD* s, DD* c) {
+  const DD y = dd_mul(kTwoPi, t);
+  const DD z = dd_mul(y, y);
+  *s = dd_mul(y, dd_taylor(kSinTaylor, 14, z));
+  *c = dd_taylor(kCosTaylor, 14, z);
+}
+
+// Value of a stream at a reduced phase: sine of the phase plus q quarter turns, from sin and cos of the rest.
+template <class Real>
+SINPE_HD Real quadrant_value(int quadrant_plus_q, Real s, Real c, Real minus_s, Real minus_c) {
+  switch (quadrant_plus_q & 3) {
+    case 0: return s;
+    case 1: return c;
+    case 2: return minus_s;
+    default: return minus_c;
+  }
+}
+
+}  // namespace sinpe

@@ -1,0 +1,46 @@
+// From the C interface's run-time types to templates, and from C++ exceptions to its statuses.
+#pragma once
+
+#include <atomic>
+#include <new>
+
+#include "core/parallel.h"
+#include "core/round.h"
+#include "sinpe/sinpe.h"
+
+namespace sinpe {
+
+// Calls fn(T{}) with the element type that `dtype` names.
+template <class F>
+sinpe_status with_type(sinpe_dtype dtype, const F& fn) {
+  switch (dtype) {
+    case SINPE_FLOAT32: return fn(float{});
+    case SINPE_FLOAT64: return fn(double{});
+    case SINPE_BFLOAT16: return fn(bfloat16{});
+    case SINPE_FLOAT16: return fn(float16{});
+    default: return SINPE_BAD_ARGUMENT;
+  }
+}
+
+// parallel_for whose body may run out of memory: an exception must not cross a thread pool's C boundary.
+template <class F>
+sinpe_status parallel_status(int64_t n, int64_t grain, const F& f) {
+  std::atomic<bool> failed{false};
+  parallel_for(n, grain, [&](int64_t begin, int64_t end) {
+    try {
+      f(begin, end);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+  });
+  return failed ? SINPE_NO_MEMORY : SINPE_OK;
+}
+
+// First position of `length` consecutive ones, or false when one of them is beyond int64.
+inline bool first_position(int64_t plan_start, int64_t start, int64_t length, int64_t* first) {
+  int64_t last;
+  return !__builtin_add_overflow(plan_start, start, first) &&
+         (length == 0 || !__builtin_add_overflow(*first, length - 1, &last));
+}
+
+}  // namespace sinpe

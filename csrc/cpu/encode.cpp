@@ -1,0 +1,71 @@
+// encode: rows at arbitrary positions.
+#include "cpu/dispatch.h"
+#include "cpu/row_maker.h"
+
+namespace sinpe {
+namespace {
+
+// Length of the run of consecutive integers that positions[i] begins, at most kAnchorRows.
+int64_t run_length(const int64_t* positions, int64_t i, int64_t end) {
+  int64_t n = 1;
+  while (i + n < end && n < kAnchorRows && positions[i + n - 1] != INT64_MAX &&
+         positions[i + n] == positions[i + n - 1] + 1) {
+    ++n;
+  }
+  return n;
+}
+
+bool has_run(const int64_t* positions, int64_t count) {
+  for (int64_t i = 0; i + kShortestRun <= count; i += kShortestRun) {
+    if (run_length(positions, i, std::min(count, i + kShortestRun)) == kShortestRun) return true;
+  }
+  return false;
+}
+
+template <class T>
+sinpe_status encode(const Plan& plan, const int64_t* positions, int64_t count, T* out, int64_t stride) {
+  const std::unique_ptr<RowState> steps = shared_steps(plan, has_run(positions, count) ? count : 0);
+  return parallel_status(count, std::max<int64_t>(1, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
+    RowMaker rows(plan, steps.get());
+    for (int64_t i = begin; i < end;) {
+      const int64_t n = run_length(positions, i, end);
+      rows.run(positions[i], n, out + i * stride, stride);
+      i += n;
+    }
+  });
+}
+
+template <class T, class Real>
+sinpe_status encode_real(const Plan& plan, const Real* positions, int64_t count, T* out, int64_t stride) {
+  return parallel_status(count, std::max<int64_t>(1, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
+    RowMaker rows(plan, nullptr);
+    for (int64_t i = begin; i < end; ++i) rows.one(float_position(positions[i]), out + i * stride);
+  });
+}
+
+}  // namespace
+}  // namespace sinpe
+
+extern "C" sinpe_status sinpe_encode(const int64_t* words, int64_t n_words, const void* positions,
+                                     sinpe_dtype position_dtype, int64_t count, sinpe_dtype dtype, void* out,
+                                     int64_t row_stride) {
+  using namespace sinpe;
+  Plan plan;
+  if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
+  if (count < 0 || row_stride < plan.dim || (count > 0 && (positions == nullptr || out == nullptr))) {
+    return SINPE_BAD_ARGUMENT;
+  }
+  try {
+    return with_type(dtype, [&](auto type) {
+      auto* rows = static_cast<decltype(type)*>(out);
+      switch (position_dtype) {
+        case SINPE_INT64: return encode(plan, static_cast<const int64_t*>(positions), count, rows, row_stride);
+        case SINPE_FLOAT32: return encode_real(plan, static_cast<const float*>(positions), count, rows, row_stride);
+        case SINPE_FLOAT64: return encode_real(plan, static_cast<const double*>(positions), count, rows, row_stride);
+        default: return SINPE_BAD_ARGUMENT;
+      }
+    });
+  } catch (const std::bad_alloc&) {
+    return SINPE_NO_MEMORY;
+  }
+}

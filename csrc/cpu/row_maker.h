@@ -1,0 +1,127 @@
+// Rows of any result type at any positions, for one thread: consecutive rows rotate from anchors, others are reduced
+// directly, positions out of the fast range go entry by entry.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "cpu/rows.h"
+
+namespace sinpe {
+
+// Elements below which a second thread costs more than it brings.
+constexpr int64_t kGrain = 32768;
+// Runs shorter than this are cheaper row by row than with an anchor.
+constexpr int64_t kShortestRun = 4;
+
+// Rows of `dim` channels that fit half of a usual first-level cache.
+inline int64_t tile_rows(int64_t dim) { return std::max<int64_t>(4, std::min<int64_t>(64, 6144 / dim)); }
+
+// Steps of the rotation, computed once per call and shared by its threads; empty when no run is long enough.
+inline std::unique_ptr<RowState> shared_steps(const Plan& plan, int64_t longest_run) {
+  if (longest_run < kShortestRun) return nullptr;
+  std::unique_ptr<RowState> state(new RowState(plan));
+  state->compute_steps();
+  return state;
+}
+
+inline float not_a_number(float) { return std::numeric_limits<float>::quiet_NaN(); }
+inline double not_a_number(double) { return std::numeric_limits<double>::quiet_NaN(); }
+
+class RowMaker {
+ public:
+  // `steps` may be null when no run is asked for.
+  RowMaker(const Plan& plan, const RowState* steps)
+      : plan_(plan), kernels_(row_kernels()), steps_(steps), max_turns_(steps ? steps->max_turns : max_turns(plan)) {}
+
+  // n consecutive rows from an integer position on.
+  template <class T>
+  void run(int64_t position, int64_t n, T* out, int64_t stride) {
+    if (std::is_same<T, double>::value || steps_ == nullptr || (n < kShortestRun && !continues(position))) {
+      for (int64_t r = 0; r < n; ++r) one(integer_position(position + r), out + r * stride);
+      return;
+    }
+    if (state_ == nullptr) {
+      state_.reset(new RowState(plan_));
+      state_->share_steps(*steps_);
+    }
+    while (n > 0) {
+      if (!continues(position) || since_anchor_ == kAnchorRows) set_anchor(position);
+      const int64_t k = std::min(n, kAnchorRows - since_anchor_);
+      rotate(position, k, out, stride);
+      since_anchor_ += k;
+      next_ = static_cast<uint64_t>(position) + static_cast<uint64_t>(k);
+      position = static_cast<int64_t>(next_);
+      out += k * stride;
+      n -= k;
+    }
+  }
+
+  void one(Position p, float* row) {
+    if (p.d - p.d != 0.0) return fill_nan(row);
+    if (fast_position(p, max_turns_)) return kernels_.direct_float(plan_, p.d, row);
+    exact_row(plan_, p, row);
+  }
+  void one(Position p, double* row) {
+    if (p.d - p.d != 0.0) return fill_nan(row);
+    if (fast_position(p, max_turns_)) return kernels_.direct_double(plan_, p.d, row);
+    exact_row(plan_, p, row);
+  }
+  void one(Position p, bfloat16* row) { kernels_.round_bfloat16(through_float(p), row, plan_.dim); }
+  void one(Position p, float16* row) { kernels_.round_float16(through_float(p), row, plan_.dim); }
+
+ private:
+  bool continues(int64_t position) const {
+    return since_anchor_ >= 0 && next_ == static_cast<uint64_t>(position) && since_anchor_ < kAnchorRows;
+  }
+
+  void set_anchor(int64_t position) {
+    const Position p = integer_position(position);
+    const Lanes& lanes = state_->lanes;
+    const bool fast = fast_position(p, max_turns_);
+    kernels_.anchor(*state_, p.d, fast);
+    for (int stream = 0; !fast && stream < (lanes.pairs ? 1 : 2); ++stream) {
+      const int q = lanes.pairs ? 0 : (stream == 0 ? plan_.q0 : plan_.q1);
+      for (int64_t i = 0; i < lanes.osc_count[stream]; ++i) {
+        const int64_t lane = lanes.begin[stream] + i, osc = lanes.osc_base[stream] + i;
+        state_->value[lane] = exact_double_entry(plan_, p, osc, q);
+        state_->ahead[lane] = exact_double_entry(plan_, p, osc, q + 1);
+      }
+    }
+    since_anchor_ = 0;
+  }
+
+  void rotate(int64_t p, int64_t n, float* out, int64_t stride) { kernels_.rotate_float(*state_, p, n, out, stride); }
+  void rotate(int64_t p, int64_t n, bfloat16* out, int64_t stride) {
+    kernels_.rotate_bfloat16(*state_, p, n, out, stride);
+  }
+  void rotate(int64_t p, int64_t n, float16* out, int64_t stride) {
+    kernels_.rotate_float16(*state_, p, n, out, stride);
+  }
+  void rotate(int64_t, int64_t, double*, int64_t) {}  // float64 rows are always reduced directly
+
+  const float* through_float(Position p) {
+    scratch_.resize(static_cast<size_t>(plan_.dim));
+    one(p, scratch_.data());
+    return scratch_.data();
+  }
+
+  template <class Real>
+  void fill_nan(Real* row) {
+    std::fill(row, row + plan_.n0 + plan_.n1, not_a_number(Real{}));
+    zero_tail(plan_, row);
+  }
+
+  const Plan& plan_;
+  const RowKernels& kernels_;
+  const RowState* steps_;
+  double max_turns_;
+  std::unique_ptr<RowState> state_;
+  uint64_t next_ = 0;
+  int64_t since_anchor_ = -1;
+  std::vector<float> scratch_;
+};
+
+}  // namespace sinpe

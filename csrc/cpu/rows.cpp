@@ -1,0 +1,116 @@
+// Choice of the row kernels, the rotation state, and the entries that only exact arithmetic can settle.
+#include "cpu/rows.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+namespace sinpe {
+
+double max_turns(const Plan& plan) {
+  double largest = 0.0;
+  for (int64_t i = 0; i < plan.n_osc; ++i) largest = std::max(largest, std::abs(plan.turns_hi[i]));
+  return largest;
+}
+
+Lanes lanes_of(const Plan& plan) {
+  const bool pairs = plan.shared && plan.q0 != plan.q1 && !(plan.interleaved && plan.q0 == 1);
+  if (pairs) return {true, {plan.n0, plan.n1}, {0, 0}, padded(plan.n_osc), {0, 0}, {plan.n_osc, 0}};
+  const int64_t second = plan.oscillator(1, 0);
+  return {false,       {plan.n0, plan.n1},         {0, padded(plan.n0)}, padded(plan.n0) + padded(plan.n1),
+          {0, second}, {plan.n0, plan.n1}};
+}
+
+RowState::RowState(const Plan& p) : plan(&p), lanes(lanes_of(p)), max_turns(sinpe::max_turns(p)), ahead_bound(0.0) {
+  const size_t n = static_cast<size_t>(lanes.total);
+  storage_.reset(new double[5 * n]());
+  value = storage_.get();
+  ahead = value + n;
+  bound = ahead + n;
+  step_cos = bound + n;
+  step_sin = step_cos + n;
+}
+
+void RowState::share_steps(const RowState& from) {
+  step_cos = from.step_cos;
+  step_sin = from.step_sin;
+}
+
+void RowState::compute_steps() {
+  const Position one = integer_position(1);
+  for (int stream = 0; stream < (lanes.pairs ? 1 : 2); ++stream) {
+    for (int64_t i = 0; i < lanes.osc_count[stream]; ++i) {
+      const Frequency f = plan->frequency(lanes.osc_base[stream] + i);
+      step_sin[lanes.begin[stream] + i] = exact_double(one, f, 0, 1.0);
+      step_cos[lanes.begin[stream] + i] = exact_double(one, f, 1, 1.0);
+    }
+  }
+}
+
+float exact_entry(const Plan& plan, Position position, int64_t osc, int q) {
+  return exact_float(position, plan.frequency(osc), q, plan.amplitude);
+}
+
+double exact_double_entry(const Plan& plan, Position position, int64_t osc, int q) {
+  return exact_double(position, plan.frequency(osc), q, plan.amplitude);
+}
+
+void exact_row(const Plan& plan, Position position, float* row) {
+  const int64_t step = plan.interleaved ? 2 : 1, second = plan.interleaved ? 1 : plan.n0;
+  for (int64_t i = 0; i < plan.n0; ++i) {
+    row[i * step] = exact_entry(plan, position, i, plan.q0);
+  }
+  for (int64_t i = 0; i < plan.n1; ++i) {
+    row[second + i * step] = exact_entry(plan, position, plan.oscillator(1, i), plan.q1);
+  }
+  zero_tail(plan, row);
+}
+
+void exact_row(const Plan& plan, Position position, double* row) {
+  const int64_t step = plan.interleaved ? 2 : 1, second = plan.interleaved ? 1 : plan.n0;
+  for (int64_t i = 0; i < plan.n0; ++i) {
+    row[i * step] = exact_double_entry(plan, position, i, plan.q0);
+  }
+  for (int64_t i = 0; i < plan.n1; ++i) {
+    row[second + i * step] = exact_double_entry(plan, position, plan.oscillator(1, i), plan.q1);
+  }
+  zero_tail(plan, row);
+}
+
+SINPE_NOINLINE void settle_panel(const Plan& plan, Position position, int64_t osc, int q, const double* v,
+                                 const double* e, int n, float* out) {
+  for (int k = 0; k < n; ++k) {
+    // Compared as bits: -0 and +0 are different results.
+    const float low = static_cast<float>(v[k] - e[k]), high = static_cast<float>(v[k] + e[k]);
+    if (bit_cast<uint32_t>(low) != bit_cast<uint32_t>(high)) {
+      out[k] = exact_entry(plan, position, osc + k, q);
+    }
+  }
+}
+
+namespace {
+
+const RowKernels& choose_kernels() {
+#if defined(SINPE_X86_LEVELS)
+  __builtin_cpu_init();
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                  __builtin_cpu_supports("avx512cd");
+  const char* text = std::getenv("SINPE_EXT_CPU_ISA");
+  const std::string wanted = text == nullptr ? "" : text;
+  if (wanted == "default") return kRowKernelsDefault;
+  if (v4 && wanted != "v3") return kRowKernelsV4;
+  if (v3) return kRowKernelsV3;
+#endif
+  return kRowKernelsDefault;
+}
+
+}  // namespace
+
+const RowKernels& row_kernels() {
+  static const RowKernels& chosen = choose_kernels();
+  return chosen;
+}
+
+}  // namespace sinpe

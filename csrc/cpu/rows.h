@@ -1,0 +1,105 @@
+// Row kernels: one set per instruction set (cpu/rows_*.cpp compile cpu/rows.inc again and again), chosen once at run time.
+// All sets give the same float32, bfloat16 and float16 bits: every rounding that the arithmetic leaves open is decided by
+// core/exact.h.
+#pragma once
+
+#include <memory>
+
+#include "core/exact.h"
+#include "core/rotate.h"
+
+namespace sinpe {
+
+constexpr int kPanel = 16;  // oscillators that a kernel keeps in registers while it walks down the rows
+
+constexpr int64_t padded(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
+
+// True when the fast phase (core/rotate.h) holds for this position in this plan.
+SINPE_HD bool fast_position(Position p, double max_turns) {
+  const double magnitude = p.d < 0 ? -p.d : p.d;
+  return magnitude < kFastPosition && magnitude * max_turns < kFastProduct;
+}
+
+double max_turns(const Plan& plan);
+
+// How a plan's channels hang on lanes of oscillators. Pairs: lane i gives the sine of one stream and the cosine of the
+// other. Streams: each channel has a lane of its own (also for shared frequencies with the cosine interleaved first).
+struct Lanes {
+  bool pairs;
+  int64_t count[2];     // channels of each stream
+  int64_t begin[2];     // first lane of each stream
+  int64_t total;        // lanes, a multiple of kPanel for each stream
+  int64_t osc_base[2];  // oscillator of each stream's channel 0
+  int64_t osc_count[2];
+};
+
+Lanes lanes_of(const Plan& plan);
+
+
+// What a run of consecutive rows carries from row to row: per lane (value, value a quarter turn ahead) and its step.
+class RowState {
+ public:
+  explicit RowState(const Plan& plan);
+  const Plan* plan;
+  Lanes lanes;
+  double max_turns;
+  double *value, *ahead;        // [lanes.total]
+  double *step_cos, *step_sin;  // [lanes.total], cos and sin of one position's phase
+  double* bound;                // [lanes.total], error bound of `value`; that of `ahead` is ahead_bound
+  double ahead_bound;
+  void share_steps(const RowState& from);  // copies the steps instead of computing them
+  void compute_steps();
+
+ private:
+  std::unique_ptr<double[]> storage_;
+};
+
+struct RowKernels {
+  const char* name;
+  // One row, reduced directly from a position for which fast_position() holds.
+  void (*direct_float)(const Plan& plan, double position, float* row);
+  void (*direct_double)(const Plan& plan, double position, double* row);
+  // Sets the state, bounds included, to the row at a position for which fast_position() holds (`fast`), else the bounds only.
+  void (*anchor)(RowState& state, double position, bool fast);
+  // Writes n rows from the state's, and moves it on. `position` is that of the first.
+  void (*rotate_float)(RowState& state, int64_t position, int64_t n, float* out, int64_t stride);
+  void (*rotate_bfloat16)(RowState& state, int64_t position, int64_t n, bfloat16* out, int64_t stride);
+  void (*rotate_float16)(RowState& state, int64_t position, int64_t n, float16* out, int64_t stride);
+  // out = round(scale*x) + row, rounded to the type of x; row already holds round(alpha*PE). Null row: scale*x alone.
+  void (*add_float)(const float* x, const float* row, float* out, int64_t n, float scale);
+  void (*add_double)(const double* x, const double* row, double* out, int64_t n, double scale);
+  void (*add_bfloat16)(const bfloat16* x, const float* row, bfloat16* out, int64_t n, float scale);
+  void (*add_float16)(const float16* x, const float* row, float16* out, int64_t n, float scale);
+  void (*round_bfloat16)(const float* row, bfloat16* out, int64_t n);
+  void (*round_float16)(const float* row, float16* out, int64_t n);
+};
+
+// The kernels for this CPU, or those that SINPE_EXT_CPU_ISA=default|v3|v4 names (ignored where the CPU lacks them).
+const RowKernels& row_kernels();
+
+extern const RowKernels kRowKernelsDefault;
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define SINPE_X86_LEVELS 1
+extern const RowKernels kRowKernelsV3;
+extern const RowKernels kRowKernelsV4;
+#endif
+
+// One entry, exactly (core/exact.h behind a call: it is long, and rare).
+float exact_entry(const Plan& plan, Position position, int64_t osc, int q);
+double exact_double_entry(const Plan& plan, Position position, int64_t osc, int q);
+
+// The slow rows: any position at all, entry by entry.
+void exact_row(const Plan& plan, Position position, float* row);
+void exact_row(const Plan& plan, Position position, double* row);
+
+// Recomputes the entries of one panel whose rounding [v - e, v + e] leaves open.
+void settle_panel(const Plan& plan, Position position, int64_t osc, int q, const double* v, const double* e, int n,
+                  float* out);
+
+// Zeroes channels [n0 + n1, dim).
+template <class T>
+SINPE_HD void zero_tail(const Plan& plan, T* row) {
+  for (int64_t j = plan.n0 + plan.n1; j < plan.dim; ++j) row[j] = T{};
+}
+
+}  // namespace sinpe

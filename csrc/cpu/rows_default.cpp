@@ -1,0 +1,8 @@
+// Row kernels for the instruction set that the compiler was told of (baseline x86-64, or arm64 with NEON).
+#define SINPE_LANES 2
+#include "cpu/rows.h"
+
+#define SINPE_ISA isa_default
+#define SINPE_ISA_NAME "default"
+#define SINPE_KERNELS kRowKernelsDefault
+#include "cpu/rows.inc"

@@ -1,0 +1,58 @@
+// table: consecutive rows of an encoding.
+#include "cpu/dispatch.h"
+#include "cpu/row_maker.h"
+
+namespace sinpe {
+namespace {
+
+// Rows that one walk writes: enough to pay for its start, few enough to stay in the second-level cache.
+constexpr int64_t kTableTile = 16;
+
+template <class T>
+sinpe_status table(const Plan& plan, int64_t first, int64_t length, T* out, int64_t stride) {
+  const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<T, double>::value ? 0 : length);
+  return parallel_status(length, std::max<int64_t>(1, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
+    RowMaker rows(plan, steps.get());
+    for (int64_t r = begin; r < end; r += kTableTile) {
+      rows.run(first + r, std::min(kTableTile, end - r), out + r * stride, stride);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sinpe
+
+extern "C" sinpe_status sinpe_table(const int64_t* words, int64_t n_words, int64_t start, int64_t length,
+                                    sinpe_dtype dtype, void* out, int64_t row_stride) {
+  using namespace sinpe;
+  Plan plan;
+  if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
+  if (length < 0 || (length > 0 && out == nullptr) || row_stride < plan.dim) return SINPE_BAD_ARGUMENT;
+  int64_t first;
+  if (!first_position(plan.start, start, length, &first)) return SINPE_OUT_OF_RANGE;
+  try {
+    return with_type(dtype, [&](auto type) {
+      return table(plan, first, length, static_cast<decltype(type)*>(out), row_stride);
+    });
+  } catch (const std::bad_alloc&) {
+    return SINPE_NO_MEMORY;
+  }
+}
+
+extern "C" int64_t sinpe_plan_dim(const int64_t* words, int64_t n_words) {
+  sinpe::Plan plan;
+  return sinpe::decode_plan(words, n_words, &plan) ? plan.dim : -1;
+}
+
+extern "C" const char* sinpe_isa(void) { return sinpe::row_kernels().name; }
+
+extern "C" const char* sinpe_status_text(sinpe_status status) {
+  switch (status) {
+    case SINPE_OK: return "no error";
+    case SINPE_BAD_PLAN: return "plan: not a frequency plan of this library version; export or build it again";
+    case SINPE_BAD_ARGUMENT: return "argument: null pointer, negative size, unknown type, or a size that does not fit the plan";
+    case SINPE_OUT_OF_RANGE: return "positions: start + length goes beyond the range of int64";
+    case SINPE_NO_MEMORY: return "out of memory";
+  }
+  return "unknown status";
+}

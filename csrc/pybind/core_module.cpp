@@ -1,0 +1,115 @@
+// sinpe_ext._core: the kernels for NumPy arrays, and the facts of the build. No torch here, and no OpenMP runtime.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "sinpe/sinpe.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Words = py::array_t<int64_t, py::array::c_style>;
+
+sinpe_dtype dtype_of(const std::string& name) {
+  if (name == "float32") return SINPE_FLOAT32;
+  if (name == "float64") return SINPE_FLOAT64;
+  if (name == "float16") return SINPE_FLOAT16;
+  if (name == "int64") return SINPE_INT64;
+  throw py::value_error("dtype: expected float32, float64 or float16, got " + name);
+}
+
+void succeed(sinpe_status status) {
+  if (status == SINPE_NO_MEMORY) throw std::bad_alloc();
+  if (status != SINPE_OK) throw py::value_error(sinpe_status_text(status));
+}
+
+int64_t dim_of(const Words& words) {
+  const int64_t dim = sinpe_plan_dim(words.data(), words.size());
+  if (dim < 0) succeed(SINPE_BAD_PLAN);
+  return dim;
+}
+
+py::array table(const Words& words, int64_t start, int64_t length, const std::string& dtype) {
+  const int64_t dim = dim_of(words);
+  if (length < 0) throw py::value_error("length: expected 0 or more, got " + std::to_string(length));
+  const sinpe_dtype type = dtype_of(dtype);
+  py::array out(py::dtype(dtype), {length, dim});
+  void* data = out.mutable_data();
+  sinpe_status status;
+  {
+    py::gil_scoped_release release;
+    status = sinpe_table(words.data(), words.size(), start, length, type, data, dim);
+  }
+  succeed(status);
+  return out;
+}
+
+py::array encode(const Words& words, const py::array& positions, const std::string& dtype) {
+  const int64_t dim = dim_of(words);
+  if ((positions.flags() & py::array::c_style) == 0) throw py::value_error("positions: expected a C-contiguous array");
+  const sinpe_dtype type = dtype_of(dtype), position_type = dtype_of(py::str(positions.dtype().attr("name")));
+  std::vector<py::ssize_t> shape(positions.shape(), positions.shape() + positions.ndim());
+  shape.push_back(dim);
+  py::array out(py::dtype(dtype), shape);
+  void* data = out.mutable_data();
+  sinpe_status status;
+  {
+    py::gil_scoped_release release;
+    status = sinpe_encode(words.data(), words.size(), positions.data(), position_type, positions.size(), type, data, dim);
+  }
+  succeed(status);
+  return out;
+}
+
+std::string compiler() {
+#if defined(__clang__)
+  return std::string("clang ") + __clang_version__;
+#elif defined(__GNUC__)
+  return std::string("gcc ") + __VERSION__;
+#else
+  return "unknown";
+#endif
+}
+
+py::dict build_info() {
+  py::dict info;
+  info["compiler"] = compiler();
+  info["cxx_standard"] = static_cast<long>(__cplusplus);
+#if defined(__x86_64__)
+  info["instruction_sets"] = py::make_tuple("default", "v3", "v4");
+#else
+  info["instruction_sets"] = py::make_tuple("default");
+#endif
+#if defined(__FAST_MATH__)
+  info["fast_math"] = true;
+#else
+  info["fast_math"] = false;
+#endif
+  return info;
+}
+
+py::dict cpu_features() {
+  py::dict features;
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+  __builtin_cpu_init();
+  features["avx2"] = __builtin_cpu_supports("avx2") != 0;
+  features["fma"] = __builtin_cpu_supports("fma") != 0;
+  features["avx512f"] = __builtin_cpu_supports("avx512f") != 0;
+  features["avx512vl"] = __builtin_cpu_supports("avx512vl") != 0;
+#endif
+  return features;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Torch-free kernels for NumPy arrays and the facts of their build.";
+  m.def("table", &table, py::arg("words"), py::arg("start"), py::arg("length"), py::arg("dtype"),
+        "Rows at plan.start + start + 0 .. length-1.");
+  m.def("encode", &encode, py::arg("words"), py::arg("positions"), py::arg("dtype"), "Rows at given positions.");
+  m.def("build_info", &build_info, "Compiler, language standard, instruction sets.");
+  m.def("cpu_features", &cpu_features, "What this CPU offers of the instruction sets that matter.");
+  m.def("isa", [] { return std::string(sinpe_isa()); }, "Instruction set of the kernels in use.");
+}

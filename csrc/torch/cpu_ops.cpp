@@ -1,0 +1,157 @@
+// CPU implementations of the operators that sinpe_ext/_ops.py defines, on the LibTorch stable ABI: a Tensor becomes pointers
+// and strides of the C interface, nothing more. Python has checked the arguments by the time they arrive; what memory safety
+// needs is checked again here.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sinpe/sinpe.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+sinpe_dtype dtype_of(const char* name, ScalarType type) {
+  switch (type) {
+    case ScalarType::Float: return SINPE_FLOAT32;
+    case ScalarType::Double: return SINPE_FLOAT64;
+    case ScalarType::BFloat16: return SINPE_BFLOAT16;
+    case ScalarType::Half: return SINPE_FLOAT16;
+    case ScalarType::Long: return SINPE_INT64;
+    default: STD_TORCH_CHECK(false, name, ": unsupported dtype");
+  }
+  return SINPE_FLOAT32;
+}
+
+void succeed(sinpe_status status) { STD_TORCH_CHECK(status == SINPE_OK, sinpe_status_text(status)); }
+
+// A plan: int64 words on the CPU.
+struct Words {
+  const int64_t* data;
+  int64_t size;
+  explicit Words(const Tensor& plan) : data(nullptr), size(plan.numel()) {
+    STD_TORCH_CHECK(plan.scalar_type() == ScalarType::Long && plan.is_contiguous() && plan.is_cpu(),
+                    "plan: expected contiguous int64 words on the CPU");
+    data = static_cast<const int64_t*>(plan.const_data_ptr());
+  }
+  int64_t dim() const {
+    const int64_t dim = sinpe_plan_dim(data, size);
+    if (dim < 0) succeed(SINPE_BAD_PLAN);
+    return dim;
+  }
+  void expect_dim(int64_t wanted) const {
+    STD_TORCH_CHECK(dim() == wanted, "dim: expected the plan's ", dim(), ", got ", wanted);
+  }
+};
+
+Tensor table(const Tensor& plan, int64_t start, int64_t length, int64_t dim, ScalarType dtype) {
+  const Words words(plan);
+  STD_TORCH_CHECK(length >= 0, "length: expected 0 or more, got ", length);
+  words.expect_dim(dim);
+  Tensor out = torch::stable::new_empty(plan, {length, dim}, dtype);
+  succeed(sinpe_table(words.data, words.size, start, length, dtype_of("dtype", dtype), out.mutable_data_ptr(), dim));
+  return out;
+}
+
+void table_out(const Tensor& plan, int64_t start, Tensor out) {
+  const Words words(plan);
+  STD_TORCH_CHECK(out.dim() == 2 && out.is_cpu() && out.size(1) == words.dim() && (out.size(1) == 1 || out.stride(1) == 1),
+                  "out: expected a CPU tensor of shape (length, dim) whose channels are contiguous");
+  const int64_t length = out.size(0), stride = length > 1 ? out.stride(0) : out.size(1);
+  succeed(sinpe_table(words.data, words.size, start, length, dtype_of("out", out.scalar_type()), out.mutable_data_ptr(),
+                      stride));
+}
+
+Tensor encode(const Tensor& positions, const Tensor& plan, int64_t dim, ScalarType dtype) {
+  const Words words(plan);
+  STD_TORCH_CHECK(positions.is_cpu() && positions.is_contiguous(), "positions: expected a contiguous CPU tensor");
+  words.expect_dim(dim);
+  const auto sizes = positions.sizes();
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  shape.push_back(dim);
+  Tensor out = torch::stable::new_empty(plan, shape, dtype);
+  succeed(sinpe_encode(words.data, words.size, positions.const_data_ptr(),
+                       dtype_of("positions", positions.scalar_type()), positions.numel(), dtype_of("dtype", dtype),
+                       out.mutable_data_ptr(), dim));
+  return out;
+}
+
+// Shapes, strides and pointers of x and out, which must be alike.
+sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, double scale, int64_t start) {
+  sinpe_add_arguments a{};
+  const int64_t rank = x.dim();
+  STD_TORCH_CHECK(x.is_cpu() && out.is_cpu(), "x, out: expected CPU tensors");
+  STD_TORCH_CHECK(rank >= 2 && rank <= SINPE_MAX_RANK, "x: expected 2 to ", SINPE_MAX_RANK, " dimensions, got ", rank);
+  STD_TORCH_CHECK(out.dim() == rank && out.scalar_type() == x.scalar_type(), "out: expected the rank and dtype of x");
+  a.rank = static_cast<int32_t>(rank);
+  for (int64_t d = 0; d < rank; ++d) {
+    a.sizes[d] = x.size(d);
+    STD_TORCH_CHECK(out.size(d) == a.sizes[d], "out: expected the shape of x");
+    a.x_strides[d] = x.stride(d);
+    a.out_strides[d] = out.stride(d);
+  }
+  a.x = x.const_data_ptr();
+  a.out = out.mutable_data_ptr();
+  a.dtype = dtype_of("x", x.scalar_type());
+  a.scale = scale;
+  a.alpha = 1.0;
+  a.start = start;
+  return a;
+}
+
+Tensor add(const Tensor& x, const Tensor& plan, int64_t start, double scale) {
+  const Words words(plan);
+  Tensor out = torch::stable::empty_like(x);
+  const sinpe_add_arguments a = arguments_of(x, out, scale, start);
+  succeed(sinpe_add(words.data, words.size, &a));
+  return out;
+}
+
+// Strides of a (batch, rows) companion of x, broadcast where its size is 1.
+void companion_strides(const char* name, const Tensor& t, const sinpe_add_arguments& a, bool one_row, int64_t* strides) {
+  const int64_t batch = a.rank > 2 ? a.sizes[0] : 1, rows = a.sizes[a.rank - 2];
+  STD_TORCH_CHECK(t.is_cpu() && t.dim() == 2 && (t.size(0) == 1 || t.size(0) == batch) &&
+                      t.size(1) == (one_row ? 1 : rows),
+                  name, ": expected a CPU tensor of shape (batch or 1, sequence)");
+  strides[0] = t.size(0) == 1 ? 0 : t.stride(0);
+  strides[1] = t.size(1) == 1 ? 0 : t.stride(1);
+}
+
+void add_out(const Tensor& x, const Tensor& plan, std::optional<Tensor> positions, std::optional<Tensor> padding_mask,
+             int64_t start, bool positions_are_starts, double scale, double alpha, Tensor out) {
+  const Words words(plan);
+  sinpe_add_arguments a = arguments_of(x, out, scale, start);
+  a.alpha = alpha;
+  if (positions.has_value()) {
+    companion_strides("positions", *positions, a, positions_are_starts, a.position_strides);
+    a.positions = positions->const_data_ptr();
+    a.position_dtype = dtype_of("positions", positions->scalar_type());
+    a.positions_are_starts = positions_are_starts;
+  }
+  if (padding_mask.has_value()) {
+    STD_TORCH_CHECK(padding_mask->scalar_type() == ScalarType::Bool, "padding_mask: expected bool");
+    companion_strides("padding_mask", *padding_mask, a, false, a.mask_strides);
+    a.padding_mask = static_cast<const uint8_t*>(padding_mask->const_data_ptr());
+  }
+  succeed(sinpe_add(words.data, words.size, &a));
+}
+
+std::string cpu_isa() { return sinpe_isa(); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) {
+  m.impl("table", TORCH_BOX(&table));
+  m.impl("table_out", TORCH_BOX(&table_out));
+  m.impl("encode", TORCH_BOX(&encode));
+  m.impl("add", TORCH_BOX(&add));
+  m.impl("add_out", TORCH_BOX(&add_out));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }

@@ -1,0 +1,74 @@
+"""Sinusoidal positional encoding for PyTorch: every convention, exact at every position, at the speed of memory.
+
+    import sinpe_ext as sinpe
+
+    pe = sinpe.table(4096, 512)                                  # (4096, 512) float32, correctly rounded
+    y = sinpe.add(x)                                             # x + PE, no table in memory
+    layer = sinpe.SinusoidalPositionalEncoding(512, dropout=0.1)
+
+Importing the package imports neither torch nor NumPy: names are looked up when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from ._backend import BackendUnavailableError, backend_info, use_backend
+    from ._backend_info import BackendInfo
+    from ._catalogue import convention, conventions
+    from .encoding import Encoding
+    from .functional import add, add_, encode, table
+    from .modules import SinusoidalPositionalEncoding
+
+# Public name -> the module that defines it.
+_HOMES = {
+    "Encoding": "encoding",
+    "convention": "_catalogue",
+    "conventions": "_catalogue",
+    "table": "functional",
+    "encode": "functional",
+    "add": "functional",
+    "add_": "functional",
+    "SinusoidalPositionalEncoding": "modules",
+    "backend_info": "_backend",
+    "BackendInfo": "_backend_info",
+    "use_backend": "_backend",
+    "BackendUnavailableError": "_backend",
+}
+
+__all__ = [
+    "BackendInfo",
+    "BackendUnavailableError",
+    "Encoding",
+    "SinusoidalPositionalEncoding",
+    "__version__",
+    "add",
+    "add_",
+    "backend_info",
+    "convention",
+    "conventions",
+    "encode",
+    "table",
+    "use_backend",
+]
+
+_SUBMODULES = ("functional", "modules", "numpy", "plot", "reference")
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _HOMES:
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    if name in _SUBMODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SUBMODULES})

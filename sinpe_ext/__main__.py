@@ -1,0 +1,216 @@
+"""The command line: ``python -m sinpe_ext info | demo | plot | bench | build | export``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PLOTS = ("heatmap", "curves", "similarity", "error")
+
+
+class UsageError(Exception):
+    """Bad usage; the message is the one line that the user sees, the exit code 2."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every subcommand with its options; a subcommand imports what it needs when it runs."""
+    top = argparse.ArgumentParser(
+        prog="python -m sinpe_ext", description="Exact, fast sinusoidal positional encoding for PyTorch."
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    command = add(commands, info, "which backend runs on which device, why, and how to get more")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+    command = add(commands, demo, "encode a text; show accuracy, time and pictures")
+    command.add_argument("--text", metavar="FILE", help="the text to encode (default: the README)")
+    command.add_argument(
+        "--output", metavar="DIR", default="demo_output", help="where the pictures go (default: ./demo_output)"
+    )
+    command.add_argument("--quick", action="store_true", help="fewer timing rounds, no torch.compile")
+
+    command = add(commands, plot, "draw an encoding into a PNG, PDF or SVG file")
+    encoding_options(command)
+    command.add_argument("--convention", metavar="NAME", default="paper", help="name of a convention (default: paper)")
+    command.add_argument("--dim", type=int, default=100, help="number of channels (default: 100)")
+    command.add_argument("--kind", choices=PLOTS, default="heatmap", help="the picture (default: heatmap)")
+    command.add_argument(
+        "--length", type=int, default=200, help="number of positions (heatmap, similarity; default: 200)"
+    )
+    command.add_argument(
+        "--positions", metavar="P,P,...", help="positions (curves: default 5,6,50; error: default 1 to 10 million)"
+    )
+    command.add_argument("--transpose", action="store_true", help="positions along the x axis (heatmap)")
+    command.add_argument("--cmap", help="matplotlib colour map (heatmap; default: coolwarm)")
+    command.add_argument("--dpi", type=int, default=150, help="resolution (default: 150)")
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="the picture's file")
+
+    command = add(commands, bench, "time ours, the floor and what others do, in one run")
+    command.add_argument("--quick", action="store_true", help="few rounds, slow rows left out")
+    command.add_argument("--rows", metavar="A,B,...", help="only these rows (an unknown one lists all)")
+    command.add_argument("--install", action="store_true", help="also time an install from source")
+    command.add_argument(
+        "-o", "--json", metavar="FILE", help="write the results there (a folder: under the usual name)"
+    )
+    command.add_argument("--tag", help="the machine's name in the file name (default: made from the CPU's)")
+
+    command = add(commands, build, "compile the kernels now (for containers and clusters)")
+    command.add_argument("--verbose", action="store_true", help="show the compiler's output")
+
+    command = add(commands, export, "write an encoding's constants as a C header")
+    command.add_argument("convention", metavar="CONVENTION", help="name of a convention, such as paper or t2t")
+    command.add_argument("dim", metavar="DIM", type=int, help="number of channels")
+    encoding_options(command)
+    command.add_argument("--name", default="sinpe_plan", help="C identifier of the array (default: sinpe_plan)")
+    command.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="the header's file; - for standard output"
+    )
+    return top
+
+
+def add(commands: Any, run: Any, text: str) -> argparse.ArgumentParser:
+    """A subcommand named after its function."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        run.__name__, help=text, description=text[0].upper() + text[1:] + "."
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def encoding_options(command: argparse.ArgumentParser) -> None:
+    text = "a field of the Encoding, such as base=500000 or odd=pad; may be repeated"
+    command.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[], help=text)
+
+
+def chosen_encoding(options: argparse.Namespace) -> Any:
+    """The encoding that --convention, --dim and --set name."""
+    from ._catalogue import convention
+
+    try:
+        return convention(options.convention, options.dim, **dict(map(field, options.set)))
+    except (TypeError, ValueError) as error:
+        raise UsageError(error) from None
+
+
+def field(setting: str) -> tuple[str, Any]:
+    """A field from the command line: int, float or comma-separated floats where it reads as such, else a string."""
+    name, separator, text = setting.partition("=")
+    if not separator or not name:
+        raise UsageError(f"--set: expected FIELD=VALUE, got {setting!r}; write base=500000, say")
+    for read in (int, float, floats):
+        with contextlib.suppress(ValueError):
+            return name.strip(), read(text)
+    return name.strip(), None if text == "None" else text
+
+
+def floats(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.rstrip(",").split(","))
+
+
+def info(options: argparse.Namespace) -> int:
+    from . import _info
+
+    return _info.main(options)
+
+
+def demo(options: argparse.Namespace) -> int:
+    from . import _demo
+
+    try:
+        return _demo.main(options)
+    except _demo.DemoError as error:
+        raise UsageError(error) from None
+
+
+def bench(options: argparse.Namespace) -> int:
+    from . import _bench
+
+    return _bench.main(options)
+
+
+def build(options: argparse.Namespace) -> int:
+    from . import _backend
+
+    try:
+        path = _backend.build("cpu", verbose=options.verbose)
+    except _backend.BackendUnavailableError as error:
+        print(f"python -m sinpe_ext build: {error}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    from ._export import export_header
+
+    try:
+        text = export_header(chosen_encoding(options), options.name)
+    except (TypeError, ValueError) as error:
+        raise UsageError(error) from None
+    if options.output == "-":
+        print(text, end="")
+        return 0
+    try:
+        Path(options.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"output: expected a file to write to, got {options.output} ({error.strerror})") from None
+    print(options.output)
+    return 0
+
+
+def plot(options: argparse.Namespace) -> int:
+    encoding = chosen_encoding(options)
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError(
+            "plot: expected matplotlib, which is not installed; run `pip install sinpe-ext[plot]`"
+        ) from None
+    from . import plot as pictures
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    ax = figure.add_subplot()
+    positions = whole_numbers(options.positions) if options.positions else None
+    try:
+        if options.kind == "heatmap":
+            extra = {"cmap": options.cmap} if options.cmap else {}
+            pictures.heatmap(encoding, length=options.length, transpose=options.transpose, ax=ax, **extra)
+        elif options.kind == "curves":
+            pictures.curves(encoding, positions or (5, 6, 50), ax=ax)
+        elif options.kind == "similarity":
+            pictures.similarity(encoding, options.length, ax=ax)
+        else:
+            pictures.error(encoding, positions, ax=ax)
+        ax.set_title(f"{options.convention}, {encoding.dim} channels")
+        figure.savefig(options.output, dpi=options.dpi)
+    except (TypeError, ValueError, OSError) as error:
+        raise UsageError(error) from None
+    print(options.output)
+    return 0
+
+
+def whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--positions: expected whole numbers with commas, got {text!r}; write 5,6,50, say") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code: 0 done, 1 failed, 2 bad usage."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except UsageError as error:
+        print(f"python -m sinpe_ext {options.command}: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The array operations of the eager twin, under one name for torch and for NumPy.
+
+The twin is written once; what both libraries spell alike (`sin`, `where`, operators, slices) it calls on `xp`
+directly, the rest is here. Importing this module imports neither library.
+"""
+
+from __future__ import annotations
+
+from array import array
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+Array = Any  # a torch.Tensor or a numpy.ndarray
+
+
+class TorchArrays:
+    """torch on one device. Every tensor names its device: `torch.set_default_device` must not move the constants."""
+
+    def __init__(self, xp: ModuleType, device: Any) -> None:
+        self.xp = xp
+        self.device = xp.device("cpu" if device is None else device)
+        # Elements of one work buffer. CPU: half a megabyte of float64 a thread, so that the passes over it stay in the
+        # cache, and at least the 2**15 elements that torch wants for another thread.
+        self.block = 2**16 * min(xp.get_num_threads(), 64) if self.device.type == "cpu" else 2**22
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        return self.xp.no_grad()
+
+    def words(self, words: array[int]) -> Array:
+        return self.xp.frombuffer(words, dtype=self.xp.int64).to(self.device)
+
+    def values(self, items: list[Any], dtype: Any) -> Array:
+        return self.xp.tensor(items, dtype=dtype, device=self.device)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self.xp.empty(shape, dtype=dtype, device=self.device)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self.xp.zeros(shape, dtype=dtype, device=self.device)
+
+    def arange(self, start: int, stop: int, step: int = 1) -> Array:
+        return self.xp.arange(start, stop, step, dtype=self.xp.int64, device=self.device)
+
+    def cast(self, x: Array, dtype: Any) -> Array:
+        return x.to(dtype)
+
+    def copy(self, target: Array, source: Array) -> None:
+        target.copy_(source)
+
+    def multiply_add(self, x: Array, y: Array, z: Array, out: Array) -> None:
+        self.xp.addcmul(z, x, y, out=out)
+
+    def same_bits(self, x: Array, y: Array) -> bool:
+        """Whether two contiguous float32 arrays are equal, zeros by sign too."""
+        words = self.xp.int32 if x.numel() % 2 else self.xp.int64  # 64 bits at a time take half as long
+        return self.xp.equal(x.reshape(-1).view(words), y.reshape(-1).view(words))
+
+    def nonzero(self, mask: Array) -> tuple[Array, ...]:
+        return self.xp.nonzero(mask, as_tuple=True)
+
+    def is_float(self, x: Array) -> bool:
+        return x.is_floating_point()
+
+
+class NumpyArrays:
+    """NumPy; the methods mirror TorchArrays."""
+
+    def __init__(self, xp: ModuleType) -> None:
+        self.xp = xp
+        self.device = None
+        self.block = 2**16
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        # Overflow to inf in a narrow dtype and the wrap of an integer phase are results here, not accidents.
+        return self.xp.errstate(all="ignore")
+
+    def words(self, words: array[int]) -> Array:
+        return self.xp.frombuffer(words, dtype=self.xp.int64)
+
+    def values(self, items: list[Any], dtype: Any) -> Array:
+        return self.xp.array(items, dtype=dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self.xp.empty(shape, dtype=dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self.xp.zeros(shape, dtype=dtype)
+
+    def arange(self, start: int, stop: int, step: int = 1) -> Array:
+        return self.xp.arange(start, stop, step, dtype=self.xp.int64)
+
+    def cast(self, x: Array, dtype: Any) -> Array:
+        return x.astype(dtype)
+
+    def copy(self, target: Array, source: Array) -> None:
+        self.xp.copyto(target, source, casting="unsafe")
+
+    def multiply_add(self, x: Array, y: Array, z: Array, out: Array) -> None:
+        self.xp.add(x * y, z, out=out)
+
+    def same_bits(self, x: Array, y: Array) -> bool:
+        return self.xp.array_equal(x.view(self.xp.int32), y.view(self.xp.int32))
+
+    def nonzero(self, mask: Array) -> tuple[Array, ...]:
+        return self.xp.nonzero(mask)
+
+    def is_float(self, x: Array) -> bool:
+        return x.dtype.kind == "f"
+
+
+Arrays = TorchArrays | NumpyArrays
+
+
+def arrays(xp: ModuleType | None, device: Any = None) -> Arrays:
+    """The operations of `xp` (torch when None) on `device` (the CPU when None)."""
+    if xp is None:
+        import torch as xp  # type: ignore[no-redef]
+    return NumpyArrays(xp) if xp.__name__ == "numpy" else TorchArrays(xp, device)

@@ -1,0 +1,250 @@
+"""The rows of the benchmark: what is timed, against which floor and which peers, and with which target.
+
+`ROWS` at the end is the whole list, targets included. A builder returns the calls of one row; its `check` runs before
+any timing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sinpe_ext as sinpe
+
+from . import _bench_peers as peer
+
+Call = Callable[[], object]
+
+CHECK_ROWS = 97  # rows compared with float64 before timing, spread over the whole length
+# Rounding once to the output type costs at most half a unit in the last place of a value below 1.
+ROUNDING = {torch.float32: 2.0**-25, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12, torch.float64: 2.0**-54}
+
+
+@dataclass
+class Subjects:
+    """The calls of one row."""
+
+    ours: Call
+    floor: Call | None = None
+    peers: dict[str, Call] = field(default_factory=dict)
+    check: Call = lambda: None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the report: ours / floor at most `target`, peer / ours at least its target (None: no promise)."""
+
+    name: str
+    title: str
+    build: Callable[[], Subjects]
+    floor: str = ""
+    target: float | None = None
+    peers: dict[str, float | None] = field(default_factory=dict)
+    threads: int | None = None
+    grad: bool = False
+    backend: str = "auto"
+    slow: bool = False  # left out of a quick run
+
+
+def tolerance(dtype: torch.dtype, farthest: float) -> float:
+    """Half a unit in the last place, and the error of the float64 comparison itself, which grows with the position."""
+    return ROUNDING[dtype] * 1.0001 + abs(farthest) * 2.0**-51
+
+
+def table(length: int, dim: int, dtype: torch.dtype = torch.float32, *, reused: bool = True) -> Subjects:
+    """The paper's table against the usual formula with its ranges ready."""
+    encoding = sinpe.Encoding(dim)
+    out = torch.empty(length, dim, dtype=dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    position, index = peer.usual_parts(length, dim, wide)
+
+    def ours() -> Tensor:
+        if reused:
+            return sinpe.table(length, encoding, dtype=dtype, out=out)
+        return sinpe.table(length, encoding, dtype=dtype)
+
+    def check() -> None:
+        rows = torch.linspace(0, length - 1, CHECK_ROWS).long()
+        peer.agree("table", ours()[rows], peer.exact_rows(rows, dim), tolerance(dtype, length))
+
+    def usual() -> Tensor:
+        return peer.usual_table(position, index).to(dtype)
+
+    return Subjects(
+        ours=ours,
+        floor=(lambda: out.fill_(1)) if reused else (lambda: torch.full((length, dim), 1.0, dtype=dtype)),
+        peers={"usual formula": usual},
+        check=check,
+    )
+
+
+def builder(convention: str, name: str, build: Callable[[int, int], Tensor], length: int, dim: int) -> Subjects:
+    """A library's table builder against ours under the same convention, both with a fresh output."""
+    encoding = sinpe.convention(convention, dim, start=0)
+    shift = 0.0 if convention == "paper_concat" else 1.0
+
+    def check() -> None:
+        rows = torch.arange(CHECK_ROWS)
+        exact = peer.exact_rows(rows, dim, shift=shift, interleaved=False)
+        peer.agree(convention, sinpe.table(CHECK_ROWS, encoding), exact, tolerance(torch.float32, CHECK_ROWS))
+        # the peer's own float32 error at these positions stays below 1e-4: this checks that it is the same convention
+        peer.agree(name, build(CHECK_ROWS, dim), exact, 1e-4)
+
+    return Subjects(
+        ours=lambda: sinpe.table(length, encoding),
+        floor=lambda: torch.full((length, dim), 1.0),
+        peers={name: lambda: build(length, dim)},
+        check=check,
+    )
+
+
+def diffusers_table(length: int, dim: int) -> Tensor:
+    return peer.diffusers_embedding(torch.arange(length), dim)
+
+
+def add(shape: tuple[int, int, int], variant: str) -> Subjects:
+    """x + PE: "fresh", "out" or "inplace", against the same sum with a ready table."""
+    dim = shape[-1]
+    encoding = sinpe.Encoding(dim)
+    x = torch.randn(shape)
+    y = torch.empty_like(x)
+    pe = sinpe.table(shape[1], encoding)
+
+    def check() -> None:
+        rows = torch.linspace(0, shape[1] - 1, CHECK_ROWS).long()
+        exact = peer.exact_rows(rows, dim)
+        got = sinpe.add_(x.clone(), encoding) if variant == "inplace" else sinpe.add(x, encoding)
+        # |x| < 8, so the last rounding costs at most half a unit in the last place of 8
+        peer.agree("add", got[:, rows], x[:, rows].double() + exact, 2.0**-22 + tolerance(torch.float32, shape[1]))
+        if variant == "out" and not torch.equal(sinpe.add(x, encoding, out=y), got):
+            raise AssertionError("add: expected the same values with out= and without")
+
+    if variant == "inplace":
+        return Subjects(lambda: sinpe.add_(x, encoding), lambda: x.mul_(1.0), {"x.add_(pe)": lambda: x.add_(pe)}, check)
+    if variant == "out":
+        eager: Call = lambda: torch.add(x, pe, out=y)  # noqa: E731
+        return Subjects(lambda: sinpe.add(x, encoding, out=y), lambda: y.copy_(x), {"out=y": eager}, check)
+    return Subjects(lambda: sinpe.add(x, encoding), lambda: x.clone(), {"x + pe": lambda: x + pe}, check)
+
+
+def encode(count: int, dim: int) -> Subjects:
+    """Random positions of 31 bits, against the float64 formula cast to float32 (in float32 it is noise there)."""
+    encoding = sinpe.Encoding(dim)
+    positions = torch.randint(0, 2**31 - 1, (count,), generator=torch.Generator().manual_seed(0))
+
+    def check() -> None:
+        some = positions[:CHECK_ROWS]
+        peer.agree(
+            "encode", sinpe.encode(some, encoding), peer.exact_rows(some, dim), tolerance(torch.float32, 2.0**31)
+        )
+
+    return Subjects(
+        ours=lambda: sinpe.encode(positions, encoding),
+        floor=lambda: torch.full((count, dim), 1.0),
+        peers={"float64 formula": lambda: peer.usual_table(positions.double().unsqueeze(1), index64(dim)).float()},
+        check=check,
+    )
+
+
+def index64(dim: int) -> Tensor:
+    return torch.arange(0, dim, 2, dtype=torch.float64)
+
+
+def decode(dim: int, *, grad: bool) -> Subjects:
+    """One step of generation: (1, 1, dim) at a position."""
+    ours = sinpe.SinusoidalPositionalEncoding(dim, 0.1).eval()
+    usual = peer.UsualModule(4096, dim).eval()
+    x = torch.randn(1, 1, dim, requires_grad=grad)
+
+    def check() -> None:
+        exact = x.detach().double() + peer.exact_rows(torch.tensor([1234]), dim)
+        peer.agree("decode", ours(x, start=1234).detach(), exact, 2.0**-22 + tolerance(torch.float32, 1234))
+
+    return Subjects(lambda: ours(x, start=1234), lambda: usual(x, 1234), check=check)
+
+
+def timesteps(count: int, dim: int) -> Subjects:
+    """A diffusion model's float timesteps, against diffusers' formula."""
+    encoding = sinpe.convention("ddpm", dim)
+    t = torch.linspace(0.5, 999.5, count)
+
+    def check() -> None:
+        exact = peer.exact_rows(t, dim, shift=1.0, interleaved=False)
+        peer.agree("timesteps", sinpe.encode(t, encoding), exact, tolerance(torch.float32, 1000))
+
+    return Subjects(
+        ours=lambda: sinpe.encode(t, encoding),
+        floor=lambda: torch.empty(count, dim).fill_(1.0),
+        peers={"diffusers": lambda: peer.diffusers_embedding(t, dim)},
+        check=check,
+    )
+
+
+def eager_twin(length: int, dim: int) -> Subjects:
+    """Our fallback against the usual formula, both eager and both with a fresh output."""
+    subjects = table(length, dim, reused=False)
+    return Subjects(ours=subjects.ours, floor=subjects.peers["usual formula"], check=subjects.check)
+
+
+def compiled_chain(batch: int, length: int, dim: int, vocabulary: int = 32000) -> Subjects:
+    """torch.compile of embedding -> scale, PE -> LayerNorm, against the same with a ready table."""
+    encoding = sinpe.Encoding(dim)
+    scale = math.sqrt(dim)
+    weight = torch.randn(vocabulary, dim) / scale
+    ids = torch.randint(0, vocabulary, (batch, length))
+    norm = nn.LayerNorm(dim)
+    pe = sinpe.table(length, encoding)
+
+    def ours(ids: Tensor) -> Tensor:
+        return norm(sinpe.add(functional.embedding(ids, weight), encoding, scale=scale))
+
+    def ready(ids: Tensor) -> Tensor:
+        return norm(functional.embedding(ids, weight) * scale + pe)
+
+    ours_compiled, ready_compiled = torch.compile(ours), torch.compile(ready)
+
+    def check() -> None:
+        # LayerNorm of unit-variance rows in float32: both sum in different orders
+        peer.agree("torch.compile", ours_compiled(ids), ready_compiled(ids), 1e-4)
+
+    return Subjects(
+        lambda: ours_compiled(ids), lambda: ready_compiled(ids), {"not compiled": lambda: ready(ids)}, check
+    )
+
+
+WIDE = (32, 512, 1024)
+FILL, FULL, USUAL = "out.fill_(1)", "torch.full", "usual formula"
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    # name, title, calls, floor, target, peers with their targets
+    Row("table", "table 4096x1024, reused", lambda: table(4096, 1024), FILL, 2.5, {USUAL: 9.0}),
+    Row("fairseq", "table 4096x1024 t2t, fresh", lambda: builder("t2t", "fairseq", peer.fairseq_table, 4096, 1024),
+        FULL, None, {"fairseq": 10.0}),
+    Row("diffusers", "table 4096x1024 ddpm, fresh", lambda: builder("ddpm", "diffusers", diffusers_table, 4096, 1024),
+        FULL, None, {"diffusers": 10.0}),
+    Row("transformers", "table 4096x1024 concat, fresh",
+        lambda: builder("paper_concat", "transformers", peer.transformers_table, 4096, 1024),
+        FULL, None, {"transformers": 10.0}, slow=True),
+    Row("table_long", "table 131072x512, reused", lambda: table(131072, 512), FILL, 1.2, {USUAL: None}),
+    Row("table_fresh", "table 131072x512, fresh", lambda: table(131072, 512, reused=False), FULL, 1.25, {USUAL: 4.0}),
+    Row("table_bf16", "table 4096x1024 bf16", lambda: table(4096, 1024, torch.bfloat16), FILL, 4.0, {USUAL: 12.0}),
+    Row("table_f16", "table 4096x1024 f16", lambda: table(4096, 1024, torch.float16), FILL, 4.0, {USUAL: 12.0}),
+    Row("table_f64", "table 4096x1024 f64", lambda: table(4096, 1024, torch.float64), FILL, None, {USUAL: 3.0}),
+    Row("add", "add (32,512,1024), fresh", lambda: add(WIDE, "fresh"), "x.clone()", 1.10, {"x + pe": 1.0}),
+    Row("add_out", "add (32,512,1024), out=", lambda: add(WIDE, "out"), "y.copy_(x)", 1.10, {"out=y": 1.0}),
+    Row("add_inplace", "add_ (32,512,1024)", lambda: add(WIDE, "inplace"), "x.mul_(1.0)", 1.10, {"x.add_(pe)": 1.0}),
+    Row("encode", "encode 1M random int64 x 128", lambda: encode(1_000_000, 128), FULL, 1.5, {"float64 formula": 5.0}),
+    Row("decode", "decode step (1,1,512)", lambda: decode(512, grad=False), "x + pe[i:i+1]", 1.2, threads=1),
+    Row("decode_grad", "decode step, gradients", lambda: decode(512, grad=True), "x + pe[i:i+1]", threads=1, grad=True),
+    Row("timesteps", "encode 8 timesteps x 320", lambda: timesteps(8, 320), "empty, fill_", 3.0, {"diffusers": 4.0}),
+    Row("eager", "eager twin, table 4096x1024", lambda: eager_twin(4096, 1024), USUAL, 1.5, backend="eager"),
+    Row("compile", "compiled embed, PE, LayerNorm", lambda: compiled_chain(*WIDE), "ready table", 1.05,
+        {"not compiled": None}, slow=True),
+)
+# fmt: on

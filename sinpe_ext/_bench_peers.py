@@ -1,0 +1,90 @@
+"""How others build the encoding: the formulas that the benchmark and the demo time ours against.
+
+Each is our own short transcription of a library's published formula with the same operations in the same precision, so
+that its time and its error are that library's. Named after where the formula is found.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+BASE = 10000.0
+
+
+def usual_parts(length: int, dim: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """What the usual code keeps ready: positions as a column, and the even channel indices."""
+    return torch.arange(length, dtype=dtype).unsqueeze(1), torch.arange(0, dim, 2, dtype=dtype)
+
+
+def usual_table(position: Tensor, index: Tensor) -> Tensor:
+    """The table of the PyTorch tutorial and most research code: frequencies by exp, all in the dtype of `position`."""
+    dim = 2 * index.numel()
+    frequency = torch.exp(index * (-math.log(BASE) / dim))
+    pe = torch.zeros(position.numel(), dim, dtype=position.dtype)
+    angle = position * frequency
+    pe[:, 0::2] = torch.sin(angle)
+    pe[:, 1::2] = torch.cos(angle)
+    return pe
+
+
+def fairseq_table(length: int, dim: int) -> Tensor:
+    """fairseq's builder: ladder of half - 1 steps, sines then cosines, joined by cat."""
+    half = dim // 2
+    frequency = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(BASE) / (half - 1)))
+    angle = torch.arange(length, dtype=torch.float).unsqueeze(1) * frequency.unsqueeze(0)
+    return torch.cat([angle.sin(), angle.cos()], dim=1).view(length, -1)
+
+
+def diffusers_embedding(timesteps: Tensor, dim: int, shift: float = 1.0, scale: float = 1.0) -> Tensor:
+    """diffusers' embedding of timesteps: float32 ladder of half - shift steps, sines then cosines."""
+    half = dim // 2
+    exponent = -math.log(BASE) * torch.arange(half, dtype=torch.float32, device=timesteps.device)
+    frequency = torch.exp(exponent / (half - shift))
+    angle = scale * (timesteps[:, None].float() * frequency[None, :])
+    return torch.cat([torch.sin(angle), torch.cos(angle)], dim=-1)
+
+
+def transformers_table(length: int, dim: int) -> Tensor:
+    """The Marian builder of transformers: float64 angles from two nested Python loops, cast to float32 at the end."""
+    import numpy as np
+
+    angle = np.array([[p / np.power(10000, 2 * (j // 2) / dim) for j in range(dim)] for p in range(length)])
+    half = (dim + 1) // 2
+    out = torch.empty(length, dim)
+    out[:, :half] = torch.from_numpy(np.sin(angle[:, 0::2])).float()
+    out[:, half:] = torch.from_numpy(np.cos(angle[:, 1::2])).float()
+    return out
+
+
+class UsualModule(nn.Module):
+    """The tutorial's module without its dropout: a ready table, sliced and added."""
+
+    pe: Tensor
+
+    def __init__(self, max_len: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("pe", usual_table(*usual_parts(max_len, dim)))
+
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        return x + self.pe[start : start + x.size(-2)]
+
+
+def exact_rows(positions: Tensor, dim: int, *, shift: float = 0.0, interleaved: bool = True) -> Tensor:
+    """(P, dim) float64 rows for checks, from torch's own float64 functions (absolute error below position * 2e-16)."""
+    half = dim // 2
+    frequency = torch.tensor([BASE ** (-i / (half - shift)) for i in range(half)], dtype=torch.float64)
+    angle = positions.double().unsqueeze(1) * frequency
+    parts = torch.sin(angle), torch.cos(angle)
+    return torch.stack(parts, 2).flatten(1) if interleaved else torch.cat(parts, 1)
+
+
+def agree(name: str, got: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Stop the benchmark when a result is wrong: a time of a wrong result means nothing."""
+    worst = float((got.double() - expected.double()).abs().max())
+    if not worst <= tolerance:  # also catches NaN
+        raise AssertionError(
+            f"{name}: expected values within {tolerance:.1e} of the exact ones, got a difference of {worst:.1e}"
+        )

@@ -1,0 +1,143 @@
+"""The benchmark's measurements that need a process of their own: import time, first build, install, peak memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+LIMIT_SECONDS = 600
+IMPORT_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of the second report: a value that must be at most `target`."""
+
+    name: str
+    title: str
+    unit: str
+    target: float
+    measure: Callable[[], float]
+    slow: bool = False  # left out of a quick run
+    asked: bool = False  # run only when named: it takes minutes or touches more than this process
+
+
+class Skipped(Exception):
+    """A measurement that cannot run here, with the reason."""
+
+
+IMPORT = """
+import json, time, torch
+begin = time.perf_counter()
+import sinpe_ext
+sinpe_ext.add, sinpe_ext.SinusoidalPositionalEncoding
+print(json.dumps(time.perf_counter() - begin))
+"""
+
+# VmHWM is the peak of this program alone; ru_maxrss would start at the peak of the process that launched it.
+MEMORY = """
+import json, sys, torch, sinpe_ext as sinpe
+def peak():
+    try:
+        lines = open("/proc/self/status").read().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    except OSError:
+        import resource
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+which, length, dim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+encoding = sinpe.Encoding(dim)
+small = torch.zeros(4, 256, dim)
+sinpe.add_(small, encoding); sinpe.add(small, encoding); small + sinpe.table(256, encoding)
+x = torch.ones(1, length, dim)
+before = peak()
+if which == "add_":
+    y = sinpe.add_(x, encoding)
+elif which == "add":
+    y = sinpe.add(x, encoding)
+extra = peak() - before - (x.nbytes if which == "add" else 0)
+print(json.dumps(extra / 2**20))
+"""
+
+# Asks the JIT itself: a library built at install time would otherwise be taken, and nothing compiled.
+BUILD = """
+import json, time, torch
+from sinpe_ext import _backend, _jit
+begin = time.perf_counter()
+_jit.library("cpu", _backend._load_library)
+print(json.dumps(time.perf_counter() - begin))
+"""
+
+
+def run(script: str, *arguments: str, **environment: str) -> Any:
+    """Run a script with this interpreter and this package; its last line of output is JSON."""
+    package = str(Path(__file__).resolve().parent.parent)
+    search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env={**os.environ, "PYTHONPATH": search, **environment},
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise Skipped(f"the process ended with {done.returncode}: {lines[-1]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def import_time() -> float:
+    """Milliseconds that importing us, with every public operation, adds to `import torch`."""
+    return 1000 * median(run(IMPORT) for _ in range(IMPORT_ROUNDS))
+
+
+def memory(which: str) -> float:
+    """MiB beyond the output at x of (1, 131072, 512), whose table alone would take 256 MiB."""
+    return run(MEMORY, which, "131072", "512")
+
+
+def first_build() -> float:
+    """Seconds of the first-use build of the CPU library into an empty cache."""
+    with tempfile.TemporaryDirectory() as cache:
+        return run(BUILD, SINPE_EXT_CACHE_DIR=cache)
+
+
+def install() -> float:
+    """Seconds of a from-source install, built in a copy of the sources and put into an empty directory."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "setup.py").is_file():
+        raise Skipped("no source tree here: run it in a checkout")
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "source"
+        ignore = shutil.ignore_patterns(".git", ".venv", "build", "*.so", "__pycache__", "*.egg-info", "demo_output")
+        shutil.copytree(root, source, ignore=ignore)
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+        begin = time.perf_counter()
+        done = subprocess.run(
+            [*command, "--target", str(Path(scratch) / "target"), str(source)],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+        )
+        seconds = time.perf_counter() - begin
+        if done.returncode:
+            raise Skipped((done.stderr.strip().splitlines() or ["pip failed without a message"])[-1])
+    return seconds
+
+
+PROCESSES: tuple[Process, ...] = (
+    Process("memory_add_", "add_ (1,131072,512): memory beyond x", "MiB", 16.0, lambda: memory("add_")),
+    Process("memory_add", "add (1,131072,512): memory beyond the output", "MiB", 16.0, lambda: memory("add")),
+    Process("import", "import sinpe_ext on top of import torch", "ms", 50.0, import_time),
+    Process("jit", "first-use build of the CPU library", "s", 20.0, first_build, slow=True),
+    Process("install", "install from source", "s", 90.0, install, slow=True, asked=True),
+)

@@ -1,0 +1,230 @@
+"""What is compiled, from which files, with which flags, and how a finished library is recognised.
+
+``setup.py`` loads this file by its path and the JIT (``_jit.py``) imports it, so it needs the standard library alone:
+torch may be missing, and the package may not be importable yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MIN_TORCH_COMPILED = (2, 11)
+MANIFEST = "_build.json"
+LIBRARY_NAMES = {"cpu": "_C_cpu", "core": "_core"}
+
+# The folders of csrc that a library is made of. parallel_standalone.cpp brings threads of its own; inside torch the
+# kernels use torch's pool instead.
+_FOLDERS = {"cpu": ("core", "include", "cpu", "torch"), "core": ("core", "include", "cpu", "pybind")}
+_LEFT_OUT = {"cpu": ("parallel_standalone.cpp",), "core": ()}
+_SUFFIXES = (".h", ".hpp", ".inl", ".inc", ".cpp", ".cu", ".cuh")
+
+
+class BuildUnavailable(RuntimeError):
+    """A library cannot be had here: why, what to do about it, and whether a compiler ran and failed."""
+
+    def __init__(self, reason: str, todo: str = "", failed: bool = False):
+        super().__init__(reason)
+        self.reason = reason
+        self.todo = todo
+        self.failed = failed
+
+
+def torch_target_version(version: tuple[int, int] = MIN_TORCH_COMPILED) -> int:
+    """TORCH_TARGET_VERSION of the stable ABI; computed, because 0x0210... typed by hand is 2.16 and compiles."""
+    major, minor = version
+    return major << 56 | minor << 48
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """(major, minor) of a version such as 2.13.0+cpu or 2.14.0a0+git1234."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise ValueError(f"version: expected MAJOR.MINOR..., got {text!r}")
+    return int(match.group(1)), int(match.group(2))
+
+
+# ---------------------------------------------------------------------------------------------------- sources, flags
+
+
+def source_root(package: Path | None = None) -> Path | None:
+    """csrc: inside an installed package as _csrc, in a checkout or an editable install beside the package."""
+    package = package or Path(__file__).resolve().parent
+    for root in (package / "_csrc", package.parent / "csrc"):
+        if (root / "core").is_dir():
+            return root
+    return None
+
+
+def sources(target: str, root: Path) -> list[Path]:
+    """The translation units of a library, in a stable order."""
+    found: list[Path] = []
+    for folder in _FOLDERS[target]:
+        found += [path for path in sorted((root / folder).glob("*.cpp")) if path.name not in _LEFT_OUT[target]]
+    return found
+
+
+def include_directories(root: Path) -> list[str]:
+    return [str(root), str(root / "include")]
+
+
+def source_hash(target: str, root: Path) -> str:
+    """One hash over every source and header that can reach the library, with their names."""
+    digest = hashlib.sha256()
+    for folder in _FOLDERS[target]:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in _SUFFIXES and path.name not in _LEFT_OUT[target] and path.is_file():
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+                digest.update(content)
+    return digest.hexdigest()
+
+
+def compile_flags(target: str) -> list[str]:
+    """No -std (torch chooses its own), no -march (clones choose at run time), no fast math; contraction is off so that
+    every clone rounds alike. -fno-fast-math answers a CFLAGS of the user's that says otherwise."""
+    flags = ["-O3", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-g0"]
+    if target == "cpu":
+        return [*flags, f"-DTORCH_TARGET_VERSION=0x{torch_target_version():016x}"]
+    return [*flags, "-DSINPE_STANDALONE", "-pthread"]
+
+
+def link_flags(target: str) -> list[str]:
+    flags = ["-Wl,-s", "-Wl,--as-needed"] if sys.platform.startswith("linux") else []
+    return flags + (["-pthread"] if target == "core" and sys.platform != "darwin" else [])
+
+
+# ---------------------------------------------------------------------------------------------- compiler, ninja, jobs
+
+
+@dataclass(frozen=True)
+class Compiler:
+    command: tuple[str, ...]
+    path: str
+    version: str
+
+
+def find_compiler(environ: Mapping[str, str] | None = None) -> Compiler:
+    """The C++ compiler: CXX, else c++, g++ or clang++ on the PATH."""
+    environ = os.environ if environ is None else environ
+    search = environ.get("PATH")
+    chosen = environ.get("CXX", "").strip()
+    for candidate in [chosen] if chosen else ["c++", "g++", "clang++"]:
+        whole = shutil.which(candidate, path=search)
+        command = (whole,) if whole else tuple(shlex.split(candidate))
+        path = shutil.which(command[0], path=search)
+        if path:
+            return Compiler((path, *command[1:]), os.path.realpath(path), _compiler_version((path, *command[1:])))
+    if chosen:
+        raise BuildUnavailable(f"the C++ compiler CXX={chosen} was not found", "set CXX to a C++ compiler or unset it")
+    raise BuildUnavailable(
+        "no C++ compiler was found (looked for CXX, c++, g++, clang++)", "install g++ or clang++, or set CXX"
+    )
+
+
+def _compiler_version(command: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run(
+            [*command, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, errors="replace"
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown ({type(error).__name__})"
+    return (done.stdout.strip().splitlines() or ["unknown"])[0]
+
+
+def find_ninja(environ: Mapping[str, str] | None = None) -> str | None:
+    """ninja on the PATH, else beside this Python: a virtual environment's bin folder is often not on the PATH."""
+    environ = os.environ if environ is None else environ
+    beside = [os.path.dirname(os.path.abspath(sys.executable)), sysconfig.get_path("scripts")]
+    return shutil.which("ninja", path=environ.get("PATH")) or shutil.which("ninja", path=os.pathsep.join(beside))
+
+
+def default_jobs() -> int:
+    """Cores this process may use, at most one job per 2 GiB of free memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return cores
+    return max(1, min(cores, free // (2 << 30)))
+
+
+@contextlib.contextmanager
+def build_environment(ninja: str | None, cxx: str | None = None) -> Iterator[None]:
+    """PATH with ninja, CXX, and MAX_JOBS where unset, for the time of a build only."""
+    changes: dict[str, str] = {}
+    if ninja and shutil.which("ninja") is None:
+        changes["PATH"] = os.pathsep.join([*filter(None, [os.environ.get("PATH")]), os.path.dirname(ninja)])
+    if cxx:
+        changes["CXX"] = cxx
+    if "MAX_JOBS" not in os.environ:
+        changes["MAX_JOBS"] = str(default_jobs())
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# ----------------------------------------------------------------------------------------------- identity of a build
+
+
+def build_facts(target: str, root: Path, compiler: Compiler | None, torch_facts: Mapping[str, str]) -> dict[str, str]:
+    """Everything a library depends on. torch's own JIT key leaves out torch itself, headers and compiler."""
+    return {
+        "target": target,
+        "sources": source_hash(target, root),
+        "flags": " ".join(compile_flags(target) + link_flags(target)),
+        "compiler": compiler.path if compiler else "",
+        "compiler_version": compiler.version if compiler else "",
+        "compiler_command": shlex.join(compiler.command[1:]) if compiler else "",
+        "python": str(sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag),
+        "machine": f"{sys.platform}-{platform.machine()}",
+        **torch_facts,
+    }
+
+
+def build_key(facts: Mapping[str, str]) -> str:
+    """16 hex digits that name the build directory."""
+    return hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def file_hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file; empty where the file is missing or damaged, which is then treated as absent."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Whole or not at all: a reader never sees half a file."""
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def last_lines(text: str, count: int = 20) -> str:
+    return "\n".join(text.strip().splitlines()[-count:])

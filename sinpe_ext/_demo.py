@@ -1,0 +1,296 @@
+"""`python -m sinpe_ext demo`: a text, embedded and encoded, with accuracy, time and pictures of the result."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DIM = 512
+LAST_POSITIONS = (10, 1_000, 10_000, 100_000, 1_000_000)
+WINDOW = 8  # positions compared with mpmath, up to and including each of the above
+MPMATH_BITS = 200
+ROUNDS = 9
+COMPILE_SECONDS = 20  # torch.compile is left out of the demo when its first compilation takes longer
+TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+class DemoError(Exception):
+    """The demo cannot run; the message is one line for the user."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run the demo and print it; 0 when it went through."""
+    begin = time.perf_counter()
+    name, text = read_text(options.text)
+    import torch
+
+    torch.manual_seed(0)
+    heading("1. Text, embedding, encoding")
+    encode_text(name, text)
+    heading("2. Backend")
+    from ._info import backend_lines
+
+    print("\n".join(backend_lines()))
+    heading(f"3. Accuracy against mpmath ({MPMATH_BITS} bits), float32, {DIM} channels, {WINDOW} positions each")
+    accuracy()
+    heading("4. Time, medians of interleaved runs")
+    timing(options.quick)
+    heading("5. Pictures")
+    pictures(Path(options.output))
+    print(f"\nDone in {time.perf_counter() - begin:.1f} s.")
+    return 0
+
+
+def heading(text: str) -> None:
+    print(f"\n{text}\n{'-' * len(text)}", flush=True)
+
+
+# -------------------------------------------------------------------------------------------- 1. text to encoded tensor
+
+
+def read_text(path: str | None) -> tuple[str, str]:
+    """The text to encode and its name: a file, else the project's README, else the package's own description."""
+    if path is not None:
+        try:
+            return path, Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DemoError(
+                f"text: expected a UTF-8 text file, got {path} ({error.reason}); convert it first"
+            ) from None
+        except OSError as error:
+            raise DemoError(
+                f"text: expected a readable file, got {path} ({error.strerror}); pass --text FILE"
+            ) from None
+    readme = Path(__file__).resolve().parent.parent / "README.md"
+    if readme.is_file():
+        return readme.name, readme.read_text(encoding="utf-8")
+    from importlib import metadata
+
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        described = metadata.metadata("sinpe_ext")
+        content = described.get("Description") or described.get_payload()
+        if isinstance(content, str) and content.strip():
+            return "the package's description", content
+    return "this module's docstring", __doc__ or ""
+
+
+def tokenise(text: str) -> tuple[list[int], list[str]]:
+    """Ids of the words and signs of a text, and the vocabulary, most frequent first."""
+    tokens = TOKEN.findall(text.lower())
+    vocabulary = [token for token, _ in Counter(tokens).most_common()]
+    ids = {token: index for index, token in enumerate(vocabulary)}
+    return [ids[token] for token in tokens], vocabulary
+
+
+def encode_text(name: str, text: str) -> None:
+    """The main job: ids -> embedding * sqrt(d) -> x + PE."""
+    import torch
+    from torch import nn
+
+    import sinpe_ext as sinpe
+
+    ids, vocabulary = tokenise(text)
+    if not ids:
+        raise DemoError(f"text: expected at least one word, got none in {name}; pass --text FILE")
+    embedding = nn.Embedding(len(vocabulary), DIM)
+    encoder = sinpe.SinusoidalPositionalEncoding(DIM).eval()
+    with torch.no_grad():
+        x = embedding(torch.tensor([ids])) * DIM**0.5
+        encoded = encoder(x)
+    print(f"text        {name}: {len(text):,} characters, {len(ids):,} tokens, a vocabulary of {len(vocabulary):,}")
+    print(f"embedded    nn.Embedding({len(vocabulary)}, {DIM})(ids) * sqrt({DIM})  ->  {tuple(x.shape)}, {x.dtype}")
+    print(f"encoded     SinusoidalPositionalEncoding({DIM})(x)  ->  {tuple(encoded.shape)}, {encoded.dtype}")
+    last = len(ids) - 1
+    print(f"\n{'position':>8}  {'token':<14}  {'channel':>7}  {'x':>10}  {'x + PE':>10}  {'PE':>10}")
+    for position in sorted({0, min(1, last), last}):
+        for channel in (0, 1):
+            before, after = float(x[0, position, channel]), float(encoded[0, position, channel])
+            token = vocabulary[ids[position]][:14]
+            print(f"{position:>8}  {token:<14}  {channel:>7}  {before:>10.6f}  {after:>10.6f}  {after - before:>10.6f}")
+
+
+# ---------------------------------------------------------------------------------------------------------- 3. accuracy
+
+
+def exact_rows(positions: list[int], dim: int) -> Any:
+    """(P, dim) float64 array of the paper's formula from mpmath, far closer than a float32 unit."""
+    import numpy as np
+
+    try:
+        import mpmath
+    except ImportError:
+        raise DemoError("accuracy: expected mpmath, which is not installed; run `pip install mpmath`") from None
+    rows = np.empty((len(positions), dim))
+    with mpmath.workprec(MPMATH_BITS):
+        frequencies = [mpmath.mpf(10000) ** (-mpmath.mpf(2 * i) / dim) for i in range(dim // 2)]
+        for row, position in zip(rows, positions, strict=True):
+            for pair, frequency in enumerate(frequencies):
+                cosine, sine = mpmath.cos_sin(position * frequency)
+                row[2 * pair], row[2 * pair + 1] = float(sine), float(cosine)
+    return rows
+
+
+def errors(got: Tensor, exact: Any) -> tuple[float, float]:
+    """Largest absolute error, and largest error in float32 units in the last place of the exact value."""
+    import numpy as np
+
+    difference = np.abs(got.numpy().astype(np.float64) - exact)
+    _, exponent = np.frexp(exact)
+    unit = np.ldexp(1.0, np.maximum(exponent - 24, -149))
+    return float(difference.max()), float((difference / unit).max())
+
+
+def accuracy() -> None:
+    """The usual float32 formula and ours, at positions up to a million."""
+    import torch
+
+    import sinpe_ext as sinpe
+
+    from ._bench_peers import usual_parts, usual_table
+
+    _, index = usual_parts(1, DIM)
+    print(f"{'positions up to':>15}  {'usual formula':^27}  {'sinpe_ext':^27}")
+    print(f"{'':>15}  {'max error':>12}  {'max ULP':>13}  {'max error':>12}  {'max ULP':>13}")
+    for last in LAST_POSITIONS:
+        positions = list(range(last - WINDOW + 1, last + 1))
+        exact = exact_rows(positions, DIM)
+        usual = errors(usual_table(torch.tensor(positions, dtype=torch.float32).unsqueeze(1), index), exact)
+        ours = errors(sinpe.encode(torch.tensor(positions), sinpe.Encoding(DIM)), exact)
+        print(f"{last:>15,}  {usual[0]:>12.2e}  {usual[1]:>13,.1f}  {ours[0]:>12.2e}  {ours[1]:>13,.4f}")
+    print("\n0.5 ULP is the least that rounding to float32 allows; at 0.5 every value is the correctly rounded one.")
+
+
+# -------------------------------------------------------------------------------------------------------------- 4. time
+
+
+def timing(quick: bool) -> None:
+    """A table and a sum, ours beside eager and, where it works in time, torch.compile."""
+    import torch
+
+    import sinpe_ext as sinpe
+
+    from ._bench_peers import usual_parts, usual_table
+    from ._bench_timing import interleaved, medians
+
+    position, index = usual_parts(4096, 1024)
+    x = torch.randn(8, 512, 1024)
+    pe = sinpe.table(4096, 1024)
+    encoding = sinpe.Encoding(1024)
+
+    def usual_add(x: Tensor) -> Tensor:
+        return x + pe[: x.size(1)]
+
+    cases: list[tuple[str, dict[str, Callable[[], object]]]] = [
+        (
+            "table 4096 x 1024",
+            {"eager": lambda: usual_table(position, index), "sinpe_ext": lambda: sinpe.table(4096, encoding)},
+        ),
+        (
+            "x + PE, x (8, 512, 1024)",
+            {"eager": lambda: usual_add(x), "sinpe_ext": lambda: sinpe.add(x, encoding)},
+        ),
+    ]
+    reason = "left out of a quick run" if quick else compile_problem()
+    if reason is None:
+        fast_table, fast_add = torch.compile(usual_table), torch.compile(usual_add)
+        cases[0][1]["torch.compile"] = lambda: fast_table(position, index)
+        cases[1][1]["torch.compile"] = lambda: fast_add(x)
+    columns = ("eager", "torch.compile", "sinpe_ext")
+    print(f"{'milliseconds':<26}" + "".join(f"{column:>15}" for column in columns) + f"{'eager / ours':>15}")
+    with torch.no_grad(), quiet_compiler():
+        for title, calls in cases:
+            spent = {
+                name: 1e3 * seconds for name, seconds in medians(interleaved(calls, 3 if quick else ROUNDS)).items()
+            }
+            cells = "".join(f"{spent[column]:>15.3f}" if column in spent else f"{'-':>15}" for column in columns)
+            print(f"{title:<26}{cells}{spent['eager'] / spent['sinpe_ext']:>15.2f}")
+    print(
+        "\nEager has its ranges (table) and its whole table (sum) ready; ours starts from nothing, and keeps nothing."
+    )
+    if reason is not None:
+        print(f"torch.compile: {reason}.")
+
+
+@contextlib.contextmanager
+def quiet_compiler() -> Iterator[None]:
+    """Keep the compiler's warnings out of the demo's table."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def compile_problem() -> str | None:
+    """Compile both functions in a process that can be stopped, into torch's cache. Returns what hinders, or None."""
+    script = (
+        "import torch\n"
+        "from sinpe_ext import _bench_peers as p\n"
+        "torch.compile(p.usual_table)(*p.usual_parts(4096, 1024))\n"
+        "torch.compile(lambda x, pe: x + pe[:x.size(1)])(torch.zeros(8, 512, 1024), torch.zeros(4096, 1024))\n"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=Path(__file__).resolve().parent.parent,
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_SECONDS,
+            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},  # no worker processes to outlive this one
+        )
+    except subprocess.TimeoutExpired:
+        return f"left out, its first compilation took more than {COMPILE_SECONDS} s"
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return f"left out, it does not work here ({lines[-1] if lines else 'no message'})"
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------- 5. pictures
+
+
+def pictures(output: Path) -> None:
+    """The heat maps and curves of the own-index convention, and the error against the position, as PNG."""
+    import sinpe_ext as sinpe
+
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("none: matplotlib is not installed; run `pip install matplotlib`")
+        return
+    from . import plot
+
+    own = sinpe.convention("own_index", 100)
+    drawings: dict[str, Callable[[Any], Any]] = {
+        "heatmap_transposed.png": lambda ax: plot.heatmap(own, length=200, transpose=True, cmap="Purples", ax=ax),
+        "heatmap.png": lambda ax: plot.heatmap(own, length=200, ax=ax).set_title(
+            "own_index, 200 positions, 100 channels"
+        ),
+        "curves.png": lambda ax: plot.curves(own, positions=(5, 6, 50), ax=ax),
+        "error.png": lambda ax: plot.error(sinpe.Encoding(DIM), ax=ax),
+    }
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for name, draw in drawings.items():
+            figure = Figure(figsize=(8, 5), layout="constrained")
+            FigureCanvasAgg(figure)
+            draw(figure.add_subplot())
+            figure.savefig(output / name, dpi=120)
+            print(output / name)
+    except OSError as error:
+        raise DemoError(
+            f"output: expected a folder to write to, got {output} ({error.strerror}); pass --output DIR"
+        ) from None

@@ -1,0 +1,249 @@
+"""Exact frequencies: the ladder of an `Encoding` as fixed-point integers, standard library only.
+
+A ladder is computed by products of neighbours in integers wide enough that every value keeps `GUARD` good bits more
+than the widest result asks for (a float64 pair, or 62 whole and 128 fractional bits); float `pow` would be wrong in
+the last digits and the phase of a late position multiplies that error.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .encoding import Encoding
+
+FRACTION_BITS = 128
+MAX_TURNS_LOG2 = 62  # whole turns must fit int64
+GUARD = 384  # bits below the smallest frequency: 192 that a result can ask for, 26 of rounding, the rest margin
+TINY = 1200  # frequencies below 2^-1200 are 0 in float64, so their bits are not kept
+MAX_STEP = 2**30  # exponent of the base between neighbours; beyond it every base but 1 leaves float64 at once
+_SNAP_BITS = 200  # see _snap
+_SNAP_MARGIN = 64
+
+
+class Shape(NamedTuple):
+    """How many sin and cos channels an encoding has, and the dim in its exponent."""
+
+    sin: int
+    cos: int
+    exponent_dim: Fraction
+
+
+class Ladder(NamedTuple):
+    """Frequencies as integers: values[k] / 2**bits, in channel-pair order (own) or pair order (shared)."""
+
+    bits: int
+    values: list[int]
+
+
+def shape(encoding: Encoding) -> Shape:
+    """Channel counts after the odd policy."""
+    dim = encoding.dim
+    sin, cos, ladder_dim = (dim + 1) // 2, dim // 2, dim
+    if dim % 2 and encoding.odd == "pad":
+        sin, ladder_dim = dim // 2, dim - 1
+    elif dim % 2 and encoding.odd == "round":
+        ladder_dim = dim + 1
+        if encoding.layout == "cos_sin":  # the channel cut is the last one, here a sin
+            sin, cos = cos, sin
+    exponent_dim = Fraction(ladder_dim if encoding.exponent_dim is None else encoding.exponent_dim)
+    return Shape(sin, cos, exponent_dim)
+
+
+def count(encoding: Encoding) -> int:
+    """Number of distinct frequencies."""
+    sin, cos, _ = shape(encoding)
+    return sin + cos if encoding.cos_frequency == "own" else max(sin, cos)
+
+
+def indices(encoding: Encoding) -> list[int]:
+    """Ladder index of each frequency; in half steps of the pair index for cos_frequency="own"."""
+    sin, cos, _ = shape(encoding)
+    if encoding.cos_frequency == "shared":
+        return list(range(max(sin, cos)))
+    return [2 * pair + cosine for pair in range(max(sin, cos)) for cosine in (0, 1) if pair < (cos if cosine else sin)]
+
+
+def last_index(encoding: Encoding) -> int:
+    """The largest of `indices`, -1 without any."""
+    sin, cos, _ = shape(encoding)
+    if encoding.cos_frequency == "shared":
+        return max(sin, cos) - 1
+    return max(2 * sin - 2, 2 * cos - 1) if sin or cos else -1
+
+
+def check(encoding: Encoding) -> None:
+    """Raises ValueError for fields that are valid alone and meaningless together."""
+    number = count(encoding)
+    if encoding.frequencies is not None:
+        if len(encoding.frequencies) != number:
+            per = "channel" if encoding.cos_frequency == "own" else "pair"
+            raise ValueError(
+                f'frequencies: expected {number} (one per {per} of dim={encoding.dim}, odd="{encoding.odd}"), '
+                f"got {len(encoding.frequencies)}; pass {number} of them or change dim"
+            )
+    elif number > 1 and 2 * Fraction(encoding.shift) > shape(encoding).exponent_dim:
+        raise ValueError(
+            f"shift: expected at most exponent_dim / 2 = {float(shape(encoding).exponent_dim) / 2:g}, "
+            f"got {float(encoding.shift):g}; lower shift or raise exponent_dim"
+        )
+    elif number > 1 and abs(_step(encoding)) > MAX_STEP:
+        raise ValueError(
+            f"exponent_scale: expected at most 2**30 from one frequency to the next, got {float(_step(encoding)):g}; "
+            "lower exponent_scale or raise exponent_dim"
+        )
+    largest = _extremes_log2(encoding)[1]
+    if largest >= MAX_TURNS_LOG2:
+        name = "frequencies" if encoding.frequencies is not None else "position_scale, base, exponent_scale"
+        raise ValueError(
+            f"{name}: expected frequencies below 2**{MAX_TURNS_LOG2} turns per position, got 2**{largest:.1f}; "
+            "lower the largest frequency"
+        )
+
+
+def _unit(encoding: Encoding) -> Fraction:
+    """Turns per unit of frequency, less the factor 1/pi that "radian" carries."""
+    return Fraction(1) if encoding.unit == "turn" else Fraction(1, 2)
+
+
+def _step(encoding: Encoding) -> Fraction:
+    """Exponent of the base from one ladder index to the next."""
+    half = shape(encoding).exponent_dim / 2 - Fraction(encoding.shift)
+    if not half:  # a single frequency: exponent 0, not 0/0
+        return Fraction(0)
+    step = -Fraction(encoding.exponent_scale) / half
+    return step / 2 if encoding.cos_frequency == "own" else step
+
+
+def _log2(value: Fraction) -> float:
+    return math.log2(abs(value.numerator)) - math.log2(value.denominator) if value else -math.inf
+
+
+def _extremes_log2(encoding: Encoding) -> tuple[float, float]:
+    """Base-2 logarithms of the smallest non-zero and the largest frequency in turns, to float64 accuracy."""
+    factor = _log2(Fraction(encoding.position_scale) * _unit(encoding))
+    factor -= math.log2(math.pi) if encoding.unit == "radian" else 0.0
+    if encoding.frequencies is not None:
+        logs = [math.log2(abs(w)) for w in encoding.frequencies if w] or [0.0]
+        return min(logs) + factor, max(logs) + factor
+    last = last_index(encoding)
+    end = factor + (last * float(_step(encoding)) * _log2(Fraction(encoding.base)) if last > 0 else 0.0)
+    return min(factor, end), max(factor, end)
+
+
+def pi_bits(bits: int) -> int:
+    """floor(pi * 2**bits)."""
+    kept = -(-bits // 1024) * 1024  # few distinct widths, so that the series runs once
+    return _machin(kept) >> kept - bits
+
+
+@lru_cache(maxsize=16)
+def _machin(bits: int) -> int:
+    """floor(pi * 2**bits) = 16 atan(1/5) - 4 atan(1/239), summed with 64 guard bits."""
+
+    def arctan_inverse(x: int) -> int:
+        power = total = (1 << bits + 64) // x
+        sign, odd = -1, 3
+        while power:
+            power //= x * x
+            total += sign * (power // odd)
+            sign, odd = -sign, odd + 2
+        return total
+
+    return (16 * arctan_inverse(5) - 4 * arctan_inverse(239)) >> 64
+
+
+def turns(encoding: Encoding) -> Ladder:
+    """Frequencies in turns per position; the exact value differs by less than 2**-(bits - 26)."""
+    return _ladder(encoding, _unit(encoding), -1 if encoding.unit == "radian" else 0)
+
+
+def angular(encoding: Encoding) -> Ladder:
+    """Frequencies in radians per position, to the same accuracy."""
+    return _ladder(encoding, 2 * _unit(encoding), 0 if encoding.unit == "radian" else 1)
+
+
+def _ladder(encoding: Encoding, factor: Fraction, pi_power: int) -> Ladder:
+    """factor * pi**pi_power * position_scale * base**(step * index) for every index."""
+    if not count(encoding):
+        return Ladder(GUARD, [])
+    factor *= Fraction(encoding.position_scale)
+    smallest = _extremes_log2(encoding)[0]
+    bits = GUARD + 8 + math.ceil(min(TINY, max(0.0, -smallest)))
+    if encoding.frequencies is not None:
+        values = [_fixed(factor * Fraction(w), pi_power, bits) for w in encoding.frequencies]
+        return Ladder(bits, values)
+    value, last = _fixed(factor, pi_power, bits), last_index(encoding)
+    ratio = _power(Fraction(encoding.base), _step(encoding), bits) if last else 0
+    walk = [value]
+    for _ in range(last):
+        value = value * ratio >> bits
+        walk.append(value)
+    if pi_power == 0:
+        walk = [_snap(value) for value in walk]
+    wanted = indices(encoding)  # the ladder of "own" can lack one index (a cut sin)
+    return Ladder(bits, walk if len(walk) == len(wanted) else [walk[index] for index in wanted])
+
+
+def _fixed(value: Fraction, pi_power: int, bits: int) -> int:
+    """round(value * pi**pi_power * 2**bits)."""
+    if pi_power:
+        wide = bits + 64 + max(0, math.ceil(_log2(value))) if value else bits
+        pi = Fraction(pi_bits(wide), 1 << wide)
+        value = value * pi if pi_power > 0 else value / pi
+    return round(value * (1 << bits))
+
+
+@lru_cache(maxsize=64)
+def _power(base: Fraction, exponent: Fraction, bits: int) -> int:
+    """base**exponent * 2**bits, relative error below 2**-bits / base**exponent."""
+    if not exponent or base == 1:
+        return 1 << bits
+    log2 = float(exponent) * _log2(base)
+    if log2 < -bits:
+        return 0
+    digits = math.ceil((bits + max(log2, 0.0)) * math.log10(2)) + 30
+    context = Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)
+    logarithm = context.ln(context.divide(Decimal(base.numerator), Decimal(base.denominator)))
+    logarithm = context.divide(context.multiply(logarithm, Decimal(exponent.numerator)), Decimal(exponent.denominator))
+    return int(context.multiply(context.exp(logarithm), Decimal(1 << bits)).to_integral_value(context=context))
+
+
+def _snap(value: int) -> int:
+    """Removes rounding noise from a value that is exactly a short binary number (2**-i, say).
+
+    Only numbers of at most 192 significant bits can be a tie of a later rounding. The ladder's relative error is
+    below 2**-290, so what lies within 2**-264 of a number of 200 bits is taken to be that number.
+    """
+    drop = abs(value).bit_length() - _SNAP_BITS
+    if drop <= _SNAP_MARGIN:
+        return value
+    short = (value + (1 << drop - 1)) >> drop << drop
+    return value if abs(value - short) >> drop - _SNAP_MARGIN else short
+
+
+@lru_cache(maxsize=64)
+def radians(encoding: Encoding) -> tuple[float, ...]:
+    """Correctly rounded angular frequencies."""
+    bits, values = angular(encoding)
+    one = 1 << bits
+    return tuple(value / one for value in values)
+
+
+@lru_cache(maxsize=64)
+def timescales(encoding: Encoding) -> tuple[float, ...]:
+    """Correctly rounded reciprocals of the angular frequencies."""
+    bits, values = angular(encoding)
+    one = 1 << bits
+
+    def reciprocal(value: int) -> float:
+        try:
+            return _snap((one << bits) // value) / one
+        except (ZeroDivisionError, OverflowError):  # 0 or too small: its reciprocal does not fit
+            return -math.inf if value < 0 else math.inf
+
+    return tuple(reciprocal(value) for value in values)

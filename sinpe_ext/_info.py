@@ -1,0 +1,83 @@
+"""`python -m sinpe_ext info`: what runs here, why, and what to install or set to get more."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from importlib import metadata
+from typing import Any
+
+from . import _backend, _build
+
+OPTIONAL = ("numpy", "matplotlib", "mpmath", "ninja", "pybind11")
+PREFIX = "SINPE_EXT_"
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the account; 0 always: a missing compiler is a fact, not an error."""
+    facts = collect()
+    if options.json:
+        print(json.dumps(facts, indent=1))
+        return 0
+    print(_backend.backend_info())
+    print(f"compiler: {facts['compiler']}")
+    print(f"ninja: {facts['ninja'] or 'not found'}")
+    print(
+        "optional packages: " + ", ".join(f"{name} {found or 'missing'}" for name, found in facts["packages"].items())
+    )
+    print(
+        "environment: "
+        + (" ".join(f"{k}={v}" for k, v in facts["environment"].items()) or f"no {PREFIX}* variable set")
+    )
+    print(f"Python: {facts['executable']}")
+    print(f"\n{conclusion(facts)}")
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """backend_info() as a dictionary, with the tools and settings that decide it."""
+    try:
+        found = _build.find_compiler()
+        compiler = f"{found.path} ({found.version})"
+    except _build.BuildUnavailable as problem:
+        compiler = str(problem)
+    return {
+        **_backend.backend_info().as_dict(),
+        "compiler": compiler,
+        "ninja": _build.find_ninja(),
+        "packages": {name: package_version(name) for name in OPTIONAL},
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)},
+        "executable": sys.executable,
+    }
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a package, without importing it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def conclusion(facts: dict[str, Any]) -> str:
+    """One sentence: does the CPU run compiled kernels, and if not, what to do."""
+    cpu = facts["devices"]["cpu"]
+    if cpu["backend"] == "compiled":
+        return "The CPU runs the compiled kernels."
+    runs = "nothing (NumPy alone)" if cpu["backend"] == "none" else "eager PyTorch: the same values, slower"
+    return f"The CPU runs {runs}. {'To change that: ' + cpu['todo'] + '.' if cpu['todo'] else ''}".rstrip()
+
+
+def backend_lines() -> list[str]:
+    """Which backend serves the CPU and why, in two or three lines (for the demo)."""
+    info = _backend.backend_info()
+    cpu = info.device("cpu")
+    isa = f", {info.instruction_set}" if info.instruction_set else ""
+    lines = [f"cpu: {cpu.backend} ({cpu.reason}){isa}, {info.threads} threads, torch {info.torch}"]
+    if cpu.library:
+        lines.append(f"library: {cpu.library}")
+    if cpu.backend != "compiled" and cpu.todo:
+        lines.append(f"missing for the compiled backend: {cpu.todo}")
+    return lines

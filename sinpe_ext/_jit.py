@@ -1,0 +1,271 @@
+"""Compile a library on first use, once per machine, through torch.utils.cpp_extension.
+
+A finished build is ``<cache>/<key>/sinpe_ext_cpu.so`` with ``done.json`` beside it. Each attempt compiles in a
+directory of its own and moves the library into place at the end, so a killed build leaves nothing that a later one
+could trip over: neither torch's ``lock`` file, on which torch waits for ever, nor objects that an orphaned ninja still
+writes. Attempts of several processes are put in turn by a file lock with a time-out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from . import _build
+from ._build import BuildUnavailable
+
+DONE = "done.json"
+_QUIET_WAIT = 20.0  # seconds that another process's build is awaited before saying so
+
+
+def cache_directory() -> Path:
+    """Where JIT builds go: SINPE_EXT_CACHE_DIR, else sinpe_ext under XDG_CACHE_HOME or ~/.cache."""
+    chosen = os.environ.get("SINPE_EXT_CACHE_DIR")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base).absolute() / "sinpe_ext"
+
+
+def _checked_cache(create: bool) -> Path | None:
+    """The cache directory, safe to load code from; None where it does not exist and is not to be made."""
+    cache = cache_directory()
+    todo = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
+    try:
+        if create:
+            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        elif not cache.exists():
+            return None
+        cache = cache.resolve()
+        if not cache.is_dir():
+            raise NotADirectoryError(20, "not a directory", str(cache))
+        own = cache.stat()
+        # Whoever can write here can run code in this process.
+        if own.st_uid not in (os.geteuid(), 0):
+            raise BuildUnavailable(f"the cache {cache} belongs to another user (uid {own.st_uid})", todo)
+        for folder in (cache, *cache.parents):
+            mode = folder.stat().st_mode
+            if mode & stat.S_IWOTH and (folder == cache or not mode & stat.S_ISVTX):
+                raise BuildUnavailable(f"the cache {cache} is not safe: every user may write to {folder}", todo)
+    except OSError as error:
+        raise BuildUnavailable(f"the cache {cache} cannot be used: {error}", todo) from error
+    return cache
+
+
+def _torch_facts() -> dict[str, str]:
+    import torch
+
+    return {
+        "torch": str(torch.__version__),
+        "torch_git": str(torch.version.git_version),
+        "cuda": str(torch.version.cuda),
+    }
+
+
+def _finished(folder: Path) -> Path | None:
+    """The library of a complete build: the marker exists and names a file of that content."""
+    done = _build.read_json(folder / DONE)
+    library = folder / str(done.get("file", ""))
+    try:
+        return library if done and _build.file_hash(library) == done.get("sha256") else None
+    except OSError:
+        return None
+
+
+def _finished_without_compiler(cache: Path, facts: dict[str, str]) -> Path | None:
+    """A build by any compiler that matches in all else: images are often built with one and run without."""
+    for marker in sorted(cache.glob(f"*/{DONE}")):
+        known = _build.read_json(marker).get("facts", {})
+        if {**known, **{name: "" for name in known if name.startswith("compiler")}} == facts:
+            library = _finished(marker.parent)
+            if library:
+                return library
+    return None
+
+
+def library(target: str, load: Callable[[Path], None], verbose: bool = False) -> tuple[Path, dict[str, str]]:
+    """The loaded library and its build facts, from the cache or compiled now.
+
+    ``load`` loads a file and raises OSError or BuildUnavailable if that does not work. Raises BuildUnavailable.
+    """
+    root = _build.source_root()
+    if root is None or not _build.sources(target, root):
+        raise BuildUnavailable("the C++ sources are not installed", "reinstall sinpe_ext")
+    try:
+        compiler = _build.find_compiler()
+    except BuildUnavailable:
+        facts = _build.build_facts(target, root, None, _torch_facts())
+        cache = _checked_cache(create=False)
+        found = _finished_without_compiler(cache, facts) if cache else None
+        if found is None:
+            raise
+        _load_cached(found, load)
+        return found, facts
+    facts = _build.build_facts(target, root, compiler, _torch_facts())
+    cache = _checked_cache(create=True)
+    assert cache is not None
+    folder = cache / _build.build_key(facts)
+    found = _finished(folder)
+    if found:
+        with contextlib.suppress(OSError, BuildUnavailable):
+            load(found)
+            return found, facts
+        found.unlink(missing_ok=True)  # complete, and yet it does not load: build it once more
+    with _turn(cache, folder):
+        found = _finished(folder)  # another process may have built it while this one waited
+        if found:
+            _load_cached(found, load)
+        else:
+            found = _compile(target, root, folder, compiler, facts, load, verbose)
+    return found, facts
+
+
+def _load_cached(path: Path, load: Callable[[Path], None]) -> None:
+    try:
+        load(path)
+    except OSError as error:
+        raise BuildUnavailable(f"{path} does not load: {error}", f"delete {path.parent} and try again") from error
+
+
+@contextlib.contextmanager
+def _turn(cache: Path, folder: Path) -> Iterator[None]:
+    """Hold the lock of one build directory; the operating system frees it when its holder dies."""
+    try:
+        from filelock import FileLock, Timeout
+    except ImportError as error:
+        raise BuildUnavailable("filelock, which torch requires, is not installed", "pip install filelock") from error
+    limit = _lock_timeout()
+    lock = FileLock(str(folder) + ".lock")
+    try:
+        try:
+            lock.acquire(timeout=min(limit, _QUIET_WAIT))
+        except Timeout:
+            if limit <= _QUIET_WAIT:
+                raise
+            _say(f"sinpe_ext: waiting for another process to compile in {folder} (up to {limit:.0f} s)\n")
+            lock.acquire(timeout=limit - _QUIET_WAIT)
+    except Timeout as error:
+        raise BuildUnavailable(
+            f"another process has held {folder}.lock for more than {limit:.0f} s",
+            "wait for it, or raise SINPE_EXT_LOCK_TIMEOUT (seconds)",
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        raise BuildUnavailable(
+            f"the cache {cache} cannot be locked: {error}", "set SINPE_EXT_CACHE_DIR to a folder on a local disk"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock_timeout() -> float:
+    text = os.environ.get("SINPE_EXT_LOCK_TIMEOUT", "300")
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        raise ValueError(f"SINPE_EXT_LOCK_TIMEOUT: expected a number of seconds, got {text!r}") from None
+
+
+def _compile(
+    target: str,
+    root: Path,
+    folder: Path,
+    compiler: _build.Compiler,
+    facts: dict[str, str],
+    load: Callable[[Path], None],
+    verbose: bool,
+) -> Path:
+    """Compile, load, move into place, mark as done. The lock of ``folder`` is held."""
+    ninja = _build.find_ninja()
+    if ninja is None:
+        raise BuildUnavailable("ninja, which torch compiles with, was not found", "pip install ninja")
+    try:
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        raise BuildUnavailable(f"torch.utils.cpp_extension: {error}", "pip install setuptools") from error
+
+    name = f"sinpe_ext_{target}"
+    work = folder / f"build-{os.getpid()}-{time.monotonic_ns()}"
+    done = folder / f"{name}.so"
+    started = time.monotonic()
+    _say(f"sinpe_ext: compiling the {target.upper()} kernels once into {folder} (SINPE_EXT_JIT=0 turns this off) ...")
+    outcome = "failed"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / DONE).unlink(missing_ok=True)
+        for stale in folder.glob("build-*"):  # left by killed builds: the lock says nobody is at work in them
+            shutil.rmtree(stale, ignore_errors=True)
+        work.mkdir(mode=0o700)
+        with _build.build_environment(ninja, _single_command(compiler, work)):
+            cpp_extension.load(
+                name=name,
+                sources=_forwarding_sources(target, root, work),
+                extra_cflags=_build.compile_flags(target),
+                extra_ldflags=_build.link_flags(target),
+                extra_include_paths=_build.include_directories(root),
+                build_directory=str(work),
+                verbose=verbose,
+                is_python_module=False,
+            )
+        (built,) = work.glob(f"{name}*.so")
+        load(built)
+        os.replace(built, done)
+        record = {"file": done.name, "sha256": _build.file_hash(done), "facts": facts}
+        _build.write_json(folder / DONE, record)
+        outcome = "done"
+    except BuildUnavailable:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failure(error) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        _say(f" {outcome} in {time.monotonic() - started:.1f} s\n")
+    return done
+
+
+def _single_command(compiler: _build.Compiler, work: Path) -> str:
+    """torch takes CXX as one file name; a CXX of several words ("ccache g++") goes through a script."""
+    if len(compiler.command) == 1:
+        return compiler.command[0]
+    script = work / "cxx"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(compiler.command)} "$@"\n', encoding="utf-8")
+    script.chmod(0o700)
+    return str(script)
+
+
+def _forwarding_sources(target: str, root: Path, work: Path) -> list[str]:
+    """torch names objects by file name alone, where cpu/add.cpp and torch/add.cpp collide: forward by unique names."""
+    forwarded = []
+    for source in _build.sources(target, root):
+        unit = work / f"{source.parent.name}_{source.name}"
+        unit.write_text(f'#include "{source.as_posix()}"\n', encoding="utf-8")
+        forwarded.append(str(unit))
+    return forwarded
+
+
+def _failure(error: BaseException) -> BuildUnavailable:
+    """A folder that cannot be written to is no failed build, and deserves no warning; all else is."""
+    if isinstance(error, OSError) and error.errno is not None:
+        todo = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
+        return BuildUnavailable(f"the cache cannot be written to: {error}", todo)
+    output = error.output if isinstance(error, subprocess.CalledProcessError) else None
+    text = output.decode(errors="replace") if isinstance(output, bytes) else str(output or "")
+    tail = _build.last_lines(str(error) + "\n" + text)
+    return BuildUnavailable(
+        f"the build failed: {tail}", "read the compiler's last lines above; SINPE_EXT_JIT=0 stops trying", failed=True
+    )
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be closed or None
+        sys.stderr.write(text)
+        sys.stderr.flush()

@@ -1,0 +1,162 @@
+"""`Plan`: the constants of one encoding, decoded for Python and packed into int64 words for the kernels.
+
+The words are the only thing a kernel is given; no convention is known below this line. Layout (int64, host order;
+unsigned words in two's complement):
+
+    0 magic "SINPE1"   1 number of words   2 dim   3 n0   4 n1   5 flags   6 amplitude (float64 bits)
+    7 n_osc   8 start   9..15 zero (reserved)
+    then five arrays of n_osc words: fraction high, fraction low, whole, turns_hi (float64 bits), turns_lo (the same)
+
+Stream 0 has n0 channels and stream 1 has n1. Interleaved: stream 0 is channels 0, 2, 4, ... and stream 1 is
+1, 3, 5, ...; otherwise stream 0 comes first, then stream 1. Channels left over at the end are zero. Oscillator i
+serves both streams when shared; otherwise stream 0 owns the first n0 oscillators and stream 1 the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from . import _frequency
+
+if TYPE_CHECKING:
+    from .encoding import Encoding
+
+MAGIC = 0x53494E504531  # "SINPE1"
+HEADER_WORDS = 16
+ARRAYS = 5
+FLAG_INTERLEAVED, FLAG_SHARED, FLAG_Q0, FLAG_Q1 = 1, 2, 4, 8
+_FLAGS_WORD = 5
+_MASK64 = 2**64 - 1
+_MASK128 = 2**128 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # compared and hashed by identity: plan() gives one per encoding
+class Plan:
+    """Channel value = amplitude * sin(2 pi (p f + q / 4)); f in turns per position, q 0 (sin) or 1 (cos).
+
+    f is held twice: whole + fractions / 2**128 (rounded to nearest, for phases that wrap) and turns_hi + turns_lo
+    (relative error at most 2**-106 above 2**-900, for products far below one turn).
+    """
+
+    dim: int
+    n0: int
+    n1: int
+    interleaved: bool
+    shared: bool
+    q0: int
+    q1: int
+    amplitude: float
+    start: int
+    n_osc: int
+    fractions: tuple[int, ...]
+    whole: tuple[int, ...]
+    turns_hi: tuple[float, ...]
+    turns_lo: tuple[float, ...]
+    words: array[int]
+
+    def partner(self) -> Plan:
+        """The same frequencies per channel with sin and cos exchanged: the derivative, up to sign and 2 pi f."""
+        return _partner(self)
+
+    def channel(self, index: int) -> tuple[int, int] | None:
+        """(oscillator, q) of a channel, None for a zero channel."""
+        if self.interleaved:
+            pair, stream = divmod(index, 2)
+        else:
+            stream = int(index >= self.n0)
+            pair = index - self.n0 if stream else index
+        if not 0 <= pair < (self.n1 if stream else self.n0):
+            return None
+        oscillator = pair if self.shared or not stream else self.n0 + pair
+        return oscillator, self.q1 if stream else self.q0
+
+    def channels(self) -> list[tuple[int, int] | None]:
+        """(oscillator, q) per channel, None for a zero channel."""
+        return [self.channel(index) for index in range(self.dim)]
+
+    def channel_turns(self) -> tuple[float, ...]:
+        """f per channel as float64, 0 for a zero channel."""
+        return tuple(self.turns_hi[entry[0]] if entry else 0.0 for entry in self.channels())
+
+
+@lru_cache(maxsize=256)
+def plan(encoding: Encoding) -> Plan:
+    """The plan of an encoding (the exact one whatever `encoding.angle` is)."""
+    sin, cos, _ = _frequency.shape(encoding)
+    shared = encoding.cos_frequency == "shared"
+    cos_first = encoding.layout == "cos_sin"
+    n0, n1 = (cos, sin) if cos_first else (sin, cos)
+    bits, values = _frequency.turns(encoding)
+    if not shared:  # from channel-pair order to stream 0, then stream 1
+        pairs = min(sin, cos)
+        sines = values[0 : 2 * pairs : 2] + (values[2 * pairs :] if sin > cos else [])
+        cosines = values[1 : 2 * pairs : 2] + (values[2 * pairs :] if cos > sin else [])
+        values = cosines + sines if cos_first else sines + cosines
+    whole, fractions = _split(bits, values)
+    turns_hi, turns_lo = _double_double(bits, values)
+    flags = (
+        FLAG_INTERLEAVED * (encoding.layout == "interleaved")
+        | FLAG_SHARED * shared
+        | FLAG_Q0 * cos_first
+        | FLAG_Q1 * (not cos_first)
+    )
+    header = array("q", [MAGIC, HEADER_WORDS + ARRAYS * len(values), encoding.dim, n0, n1, flags])
+    header += _as_words(array("d", [encoding.amplitude]))
+    header += array("q", [len(values), encoding.start] + [0] * (HEADER_WORDS - 9))
+    words = header
+    words += _as_words(array("Q", [fraction >> 64 for fraction in fractions]))
+    words += _as_words(array("Q", [fraction & _MASK64 for fraction in fractions]))
+    words += array("q", whole)
+    words += _as_words(array("d", turns_hi))
+    words += _as_words(array("d", turns_lo))
+    return Plan(
+        dim=encoding.dim,
+        n0=n0,
+        n1=n1,
+        interleaved=encoding.layout == "interleaved",
+        shared=shared,
+        q0=int(cos_first),
+        q1=int(not cos_first),
+        amplitude=encoding.amplitude,
+        start=encoding.start,
+        n_osc=len(values),
+        fractions=tuple(fractions),
+        whole=tuple(whole),
+        turns_hi=tuple(turns_hi),
+        turns_lo=tuple(turns_lo),
+        words=words,
+    )
+
+
+@lru_cache(maxsize=256)
+def _partner(plan: Plan) -> Plan:
+    words = plan.words[:]
+    words[_FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
+    return replace(plan, q0=1 - plan.q0, q1=1 - plan.q1, words=words)
+
+
+def _as_words(values: array[int] | array[float]) -> array[int]:
+    return array("q", values.tobytes())
+
+
+def _split(bits: int, values: list[int]) -> tuple[list[int], list[int]]:
+    """Whole turns and 128 fractional bits, rounded to nearest even with the carry in the whole turns."""
+    shift = bits - _frequency.FRACTION_BITS
+    half = (1 << shift - 1) - 1
+    rounded = [(value + half + (value >> shift & 1)) >> shift for value in values]
+    return [value >> 128 for value in rounded], [value & _MASK128 for value in rounded]
+
+
+def _double_double(bits: int, values: list[int]) -> tuple[list[float], list[float]]:
+    """The nearest float64 of each value, and the nearest of what it leaves (int / int rounds correctly)."""
+    one = 1 << bits
+    high = [value / one for value in values]
+    low = []
+    for value, nearest in zip(values, high, strict=True):
+        mantissa, exponent = math.frexp(nearest)
+        low.append((value - (int(mantissa * 2.0**53) << bits + exponent - 53)) / one)
+    return high, low

@@ -1,0 +1,252 @@
+"""`Encoding`: one sinusoidal positional encoding, written down as a small value.
+
+It holds the formula only: no table, no tensor, no device. Everything numeric is derived from it, exactly, in
+`_frequency.py` and packed for the kernels in `_plan.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import numbers
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+from . import _frequency
+
+# A float is taken at its exact value; Fraction and Decimal state values a float cannot.
+Number: TypeAlias = float | Fraction | Decimal
+
+LAYOUTS = ("interleaved", "sin_cos", "cos_sin")
+ODD_POLICIES = ("truncate", "pad", "round", "raise")
+COS_FREQUENCIES = ("shared", "own")
+UNITS = ("radian", "half_turn", "turn")
+ANGLES = ("exact", "float32_exp", "float32_pow")
+MAX_DIM = 2**24  # far above any model; stops a sequence length or a vocabulary size passed as dim
+
+# What other libraries call these fields.
+_HINTS = {
+    "temperature": "base=...",
+    "theta": "base=...",
+    "max_period": "base=...",
+    "max_timescale": "base=...",
+    "n": "base=...",
+    "downscale_freq_shift": "shift=...",
+    "scale": "position_scale=... (it multiplies the position); to scale the result, amplitude=...",
+    "max_len": "nothing: no table is stored, every position is valid",
+    "max_length": "nothing: no table is stored, every position is valid",
+    "max_seq_len": "nothing: no table is stored, every position is valid",
+    "flip_sin_to_cos": 'layout="cos_sin"',
+    "d_model": "dim, the first argument",
+    "embedding_dim": "dim, the first argument",
+    "padding_idx": "start=padding_idx + 1 (fairseq's rule)",
+    "offset": "start=...",
+    "dropout": "the dropout of add, embed or the module; an encoding has none",
+}
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A one-dimensional sinusoidal positional encoding: which frequencies, in which channels.
+
+    Equivalent to (interleaved, even dim):
+        w = position_scale * base ** (-exponent_scale * torch.arange(dim // 2) / (exponent_dim / 2 - shift))
+        pe[:, 0::2] = amplitude * torch.sin(positions[:, None] * w)
+        pe[:, 1::2] = amplitude * torch.cos(positions[:, None] * w)
+    with real arithmetic in place of float32.
+
+    Args:
+        dim: number of channels, 1 to 2**24.
+        base: ratio between the longest and the shortest timescale, above 0.
+        layout: "interleaved" (sin, cos, sin, cos), "sin_cos" (all sin, then all cos) or "cos_sin".
+        shift: subtracted from exponent_dim / 2; 1 gives the tensor2tensor ladder.
+        odd: what an odd dim does. "truncate": the last channel is a sin; "pad": the ladder of dim - 1, then a zero
+            channel; "round": the ladder of dim + 1, last channel cut; "raise": ValueError.
+        cos_frequency: "shared" with the sin of the pair, or "own": exponent index i + 1/2 in place of i.
+        exponent_scale: factor on the exponent.
+        exponent_dim: the dim in the exponent; default dim (dim - 1 for odd="pad", dim + 1 for odd="round").
+        frequencies: the frequencies outright, in `unit`: one per pair, or for cos_frequency="own" one per channel
+            (sin 0, cos 0, sin 1, cos 1, ...). base, shift, exponent_scale and exponent_dim are then unused.
+        unit: what a frequency of 1 means per position: "radian", "half_turn" (pi) or "turn" (2 pi).
+        position_scale: factor on every position.
+        start: position of the first row where positions are implicit.
+        amplitude: factor on every value.
+        angle: "exact", or "float32_exp" / "float32_pow": the usual float32 rounding, for trained checkpoints.
+
+    Raises:
+        TypeError: a field of the wrong type, or an unknown field.
+        ValueError: a field out of range, or a combination without meaning.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
+    """
+
+    dim: int
+    _: KW_ONLY
+    base: Number = 10000.0
+    layout: str = "interleaved"
+    shift: Number = 0.0
+    odd: str = "truncate"
+    cos_frequency: str = "shared"
+    exponent_scale: Number = 1.0
+    exponent_dim: Number | None = None
+    frequencies: tuple[float, ...] | None = None
+    unit: str = "radian"
+    position_scale: Number = 1.0
+    start: int = 0
+    amplitude: float = 1.0
+    angle: str = "exact"
+
+    def __new__(cls, *args: Any, **fields: Any) -> Encoding:
+        # dataclass's own message for an unknown field names neither the close match nor what peers call it.
+        if len(args) > 1:
+            raise TypeError(f"Encoding: expected one positional argument (dim), got {len(args)}; name the other fields")
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                raise TypeError(unknown_field(name, known))
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "dim", integer("dim", self.dim, 1, MAX_DIM, "pass the number of channels"))
+        put(self, "start", integer("start", self.start, -(2**63), 2**63 - 1, "pass an int64 position"))
+        for name in ("base", "shift", "exponent_scale", "position_scale"):
+            put(self, name, real(name, getattr(self, name)))
+        put(self, "amplitude", float(real("amplitude", self.amplitude)))
+        choice("layout", self.layout, LAYOUTS)
+        choice("odd", self.odd, ODD_POLICIES)
+        choice("cos_frequency", self.cos_frequency, COS_FREQUENCIES)
+        choice("unit", self.unit, UNITS)
+        choice("angle", self.angle, ANGLES)
+        if self.base <= 0:
+            raise ValueError(f"base: expected a number above 0, got {self.base!r}; the usual one is 10000")
+        if self.odd == "raise" and self.dim % 2:
+            raise ValueError(
+                f'dim: expected an even number with odd="raise", got {self.dim}; '
+                'pass an even dim, or odd="truncate", "pad" or "round"'
+            )
+        if self.exponent_dim is not None:
+            put(self, "exponent_dim", real("exponent_dim", self.exponent_dim))
+            if self.exponent_dim <= 0:
+                raise ValueError(f"exponent_dim: expected a number above 0, got {self.exponent_dim!r}; usually dim")
+        if self.frequencies is not None:
+            put(self, "frequencies", real_tuple("frequencies", self.frequencies))
+        _frequency.check(self)
+
+    def __hash__(self) -> int:
+        # Kept: the hash is the key of the plan cache, and `frequencies` may be long.
+        value: int | None = self.__dict__.get("_hash")
+        if value is None:
+            value = hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+            object.__setattr__(self, "_hash", value)
+        return value
+
+    def __getstate__(self) -> dict[str, Any]:
+        # String hashes differ between processes, so the kept hash must not travel.
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        shown = [repr(self.dim)]
+        for field in dataclasses.fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                shown.append(f"{field.name}={_short(value)}")
+        return f"Encoding({', '.join(shown)})"
+
+    def replace(self, **fields: Any) -> Encoding:
+        """The same encoding with some fields changed, validated again."""
+        current = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        current.update(fields)
+        return type(self)(current.pop("dim"), **current)
+
+    def frequencies_radians(self) -> tuple[float, ...]:
+        """Angular frequencies in radians per position, as float64.
+
+        Returns: one per pair; for cos_frequency="own" one per channel in pair order (sin 0, cos 0, sin 1, ...).
+        Accuracy: correctly rounded.
+        """
+        return _frequency.radians(self)
+
+    def timescales(self) -> tuple[float, ...]:
+        """The denominators of the formula, 1 / frequencies_radians, as float64; inf where a frequency is 0.
+
+        Equivalent to:
+            torch.pow(base, torch.arange(0, dim, 2) / dim)
+        Accuracy: correctly rounded.
+        """
+        return _frequency.timescales(self)
+
+
+def unknown_field(name: str, known: Iterable[str]) -> str:
+    """The message for a field that Encoding lacks, with what to write instead."""
+    if name in _HINTS:
+        return f"{name}: expected a field of Encoding, got a name it lacks; use {_HINTS[name]}"
+    close = difflib.get_close_matches(name, list(known), n=1)
+    advice = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+    return f"{name}: expected a field of Encoding, got a name it lacks; {advice}"
+
+
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Checks that `value` is one of `allowed`."""
+    listed = ", ".join(f'"{item}"' for item in allowed)
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected one of {listed}, got {type(value).__name__}; pass the name as a string")
+    if value not in allowed:
+        close = difflib.get_close_matches(value, allowed, n=1, cutoff=0.5)
+        advice = f'did you mean "{close[0]}"?' if close else "pass one of these"
+        raise ValueError(f'{name}: expected one of {listed}, got "{value}"; {advice}')
+
+
+def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
+    """`value` as an int in low..high."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: expected int, got {type(value).__name__}; {advice}")
+    try:
+        number = int(value.__index__())
+    except TypeError:  # tensors and arrays have __index__, but only integer scalars answer it
+        raise TypeError(f"{name}: expected int, got {type(value).__name__} ({value!r}); {advice}") from None
+    if not low <= number <= high:
+        raise ValueError(f"{name}: expected an int in {low}..{high}, got {number}; {advice}")
+    return number
+
+
+def real(name: str, value: Any) -> float | Fraction:
+    """`value` as a float where a float holds it exactly, otherwise as a Fraction."""
+    if type(value) is float and math.isfinite(value):  # nearly every call
+        return value + 0.0
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a NumPy scalar or a 0-d tensor
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, Decimal)):
+        raise TypeError(f"{name}: expected a real number, got {type(value).__name__}; pass an int or a float")
+    try:
+        nearest = float(value)
+    except OverflowError:
+        nearest = math.inf
+    if not math.isfinite(nearest):
+        raise ValueError(f"{name}: expected a finite number, got {value!r}; pass one that float64 can hold")
+    exact = Fraction(value) if isinstance(value, (numbers.Rational, Decimal)) else Fraction(nearest)
+    if exact and not nearest:
+        raise ValueError(f"{name}: expected 0 or a number that float64 can hold, got {value!r}; pass 0 or a larger one")
+    return nearest + 0.0 if exact == Fraction(nearest) else exact
+
+
+def real_tuple(name: str, values: Any) -> tuple[float, ...]:
+    """A one-dimensional sequence, array or tensor as a tuple of float."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}: expected a sequence of numbers, got {type(values).__name__}; pass a tuple of float")
+    return tuple(float(real(f"{name}[{index}]", value)) for index, value in enumerate(values))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) > 8:
+        return f"({', '.join(map(repr, value[:4]))}, ... {len(value)} in all)"
+    return repr(value)

@@ -1,0 +1,167 @@
+"""Tables and encodings as NumPy arrays, without torch in the process.
+
+The compiled module `_core` does the work where it was built; otherwise NumPy does, with the same bits.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from . import _backend, _checks, reference
+from ._catalogue import convention, conventions
+from ._plan import Plan
+from ._plan import plan as _plan
+from .encoding import Encoding
+
+__all__ = ["table", "encode", "Encoding", "convention", "conventions"]
+
+DTYPES = ("float32", "float64", "float16")
+
+
+def table(
+    length: int,
+    encoding: Encoding | int,
+    *,
+    start: int = 0,
+    dtype: DTypeLike = np.float32,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """Rows encoding.start + start .. + length - 1 of an encoding.
+
+    Equivalent to (default encoding):
+        angles = np.arange(start, start + length)[:, None] * 10000 ** (-np.arange(0, dim, 2) / dim)
+        out[:, 0::2], out[:, 1::2] = np.sin(angles), np.cos(angles)
+    with real arithmetic in place of floats.
+
+    Args:
+        length: number of rows, 0 or more.
+        encoding: an Encoding, or an int for Encoding(int).
+        start: added to encoding.start.
+        dtype: float32, float64 or float16.
+        out: array of shape (length, dim) and of `dtype` to write into, of any strides; it is returned.
+    Returns: (length, dim), of `dtype`.
+    Raises: TypeError, ValueError for arguments of the wrong type, out of range, or positions beyond int64.
+    Accuracy: float32 correctly rounded at every position; float64 <= 1 ULP; float16 the float32 value rounded again.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
+    """
+    plan, name = _constants(encoding), _dtype(dtype)
+    rows = _checks.length(length)
+    first = plan.start + _checks.start(start)
+    _checks.position_range(first, rows)
+    if out is not None:
+        _check_out(out, (rows, plan.dim), name)
+    core = _core()
+    if core is not None:
+        made = core.table(_words(plan), first, rows, name)
+    else:
+        made = reference.table(plan, rows, first, np.dtype(name), xp=np)
+    if out is None:
+        return made
+    out[...] = made
+    return out
+
+
+def encode(positions: ArrayLike, encoding: Encoding | int, *, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """The encoding of any positions, whole or fractional.
+
+    Equivalent to (default encoding):
+        angles = positions[..., None] * 10000 ** (-np.arange(0, dim, 2) / dim)
+        out[..., 0::2], out[..., 1::2] = np.sin(angles), np.cos(angles)
+    with real arithmetic in place of floats.
+
+    Args:
+        positions: any shape; integers of any width, float32 or float64 (taken at their exact value). Final:
+            encoding.start is not added.
+        encoding: an Encoding, or an int for Encoding(int).
+        dtype: float32, float64 or float16.
+    Returns: (*positions.shape, dim), of `dtype`; NaN where a position is NaN or infinite.
+    Raises: TypeError, ValueError for arguments of the wrong type or out of range.
+    Accuracy: as `table`.
+    """
+    plan, name = _constants(encoding), _dtype(dtype)
+    checked = _positions(positions)
+    core = _core()
+    if core is not None:
+        return core.encode(_words(plan), np.ascontiguousarray(checked).reshape(checked.shape), name)
+    return reference.encode(plan, checked, np.dtype(name), xp=np)
+
+
+def _constants(encoding: Any) -> Plan:
+    checked = _checks.encoding(encoding)
+    if checked.angle != "exact":
+        raise ValueError(
+            f'encoding: expected angle="exact", got "{checked.angle}"; '
+            "the float32 angles of trained checkpoints come from sinpe_ext.table and sinpe_ext.encode"
+        )
+    return _plan(checked)
+
+
+def _dtype(dtype: Any) -> str:
+    try:
+        name = np.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
+    if name in DTYPES:
+        return name
+    why = "; NumPy has no bfloat16 of its own, use sinpe_ext.table" if "bfloat16" in name else "; pass one of these"
+    raise TypeError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {name}{why}")
+
+
+def _check_out(out: Any, shape: tuple[int, int], name: str) -> None:
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out: expected a numpy.ndarray, got {type(out).__name__}; pass np.empty({shape}, np.{name})")
+    if out.shape != shape:
+        raise ValueError(f"out: expected shape {shape}, got {out.shape}; pass np.empty({shape}, np.{name})")
+    if out.dtype != np.dtype(name):
+        raise TypeError(f"out: expected {name}, got {out.dtype}; pass np.empty({shape}, np.{name}) or dtype=")
+    if not out.flags.writeable:
+        raise ValueError("out: expected a writeable array, got a read-only one; pass a copy")
+
+
+def _positions(positions: Any) -> NDArray[Any]:
+    """Positions as int64 or native float32/float64."""
+    found = np.asarray(positions)
+    kind = found.dtype.kind
+    if not found.size and not hasattr(positions, "dtype"):
+        return found.astype(np.int64)  # [] is float64 to NumPy
+    if kind == "u" and found.dtype.itemsize == 8 and found.size and found.max() > _checks.INT64_MAX:
+        raise ValueError(f"positions: expected values within int64, got {found.max()}; pass smaller positions")
+    if kind in "iu":
+        return found.astype(np.int64)
+    if found.dtype == np.float16:
+        raise TypeError(
+            "positions: expected integers or float32/float64, got float16; "
+            "float16 cannot hold integers above 2048 exactly, pass int64 positions"
+        )
+    if kind == "f" and found.dtype.itemsize in (4, 8):
+        return found.astype(found.dtype.newbyteorder("="), copy=False)
+    raise TypeError(
+        f"positions: expected integers or float32/float64, got {found.dtype}; pass int64, float32 or float64 positions"
+    )
+
+
+def _words(plan: Plan) -> NDArray[np.int64]:
+    return np.frombuffer(plan.words, dtype=np.int64)
+
+
+def _core() -> Any:
+    """The compiled module, or None where NumPy does the work."""
+    wanted = _backend.setting()
+    if wanted == "eager":
+        return None
+    module, reason = _find_core()
+    if module is None and wanted == "compiled":
+        raise _backend.BackendUnavailableError(
+            f'the compiled backend is demanded, but there is none for NumPy: {reason}; use_backend("auto") runs NumPy'
+        )
+    return module
+
+
+@lru_cache(maxsize=1)
+def _find_core() -> tuple[Any, str]:
+    return _backend.core_module()

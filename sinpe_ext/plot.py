@@ -1,0 +1,273 @@
+"""Pictures of a positional encoding, with matplotlib (optional: ``pip install sinpe-ext[plot]``).
+
+Every function takes an ``Axes`` (default: the current one) and returns it, so the pictures can be combined and styled
+like any other. Tables may be torch tensors, NumPy arrays or nested lists; an ``Encoding`` is evaluated by
+``sinpe_ext.numpy``, without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+
+    from .encoding import Encoding
+
+__all__ = ["curves", "error", "heatmap", "similarity"]
+
+HALF_ULP_AT_ONE = 2.0**-25  # the most that rounding once to float32 can cost a value of magnitude below 1
+MAX_ANCHORS = (
+    64  # rows compared with all others by `similarity`: enough to see whether the product depends on the position
+)
+
+
+def heatmap(
+    table: Encoding | Any,
+    *,
+    length: int | None = None,
+    start: int = 0,
+    transpose: bool = False,
+    cmap: str = "coolwarm",
+    colorbar: bool = True,
+    ax: Axes | None = None,
+    **imshow: Any,
+) -> Axes:
+    """Draw a table as a heat map, one row per position and one column per channel.
+
+    Equivalent to: ``ax.imshow(table, cmap="coolwarm", aspect="auto")`` with labels and a colour bar.
+
+    Args:
+        table: (length, dim) tensor or array, or an ``Encoding``, whose rows are evaluated.
+        length: number of rows; needed for an ``Encoding``, cuts a table.
+        start: position of the first row (an encoding's own ``start`` is added).
+        transpose: positions along the x axis and channels up the y axis.
+        cmap: matplotlib colour map.
+        colorbar: draw the colour bar beside the Axes.
+        ax: Axes to draw into, default ``plt.gca()``.
+        **imshow: passed on to ``Axes.imshow``.
+    Returns:
+        The Axes.
+    """
+    ax = _axes(ax)
+    values, first = _rows(table, length, start)
+    rows, channels = values.shape
+    extent = (-0.5, channels - 0.5, first + rows - 0.5, first - 0.5)
+    if transpose:
+        values, extent = values.T, (first - 0.5, first + rows - 0.5, channels - 0.5, -0.5)
+    options: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "extent": extent, "cmap": cmap, **imshow}
+    if "norm" not in options:
+        peak = float(abs(values).max()) or 1.0
+        options.setdefault("vmin", -peak)
+        options.setdefault("vmax", peak)
+    image = ax.imshow(values, **options)
+    ax.set_xlabel("position" if transpose else "channel")
+    ax.set_ylabel("channel" if transpose else "position")
+    if colorbar:
+        ax.figure.colorbar(image, ax=ax, label="value")
+    return ax
+
+
+def curves(
+    table: Encoding | Any,
+    positions: Sequence[float] = (5, 6, 50),
+    *,
+    start: int = 0,
+    ax: Axes | None = None,
+    **plot: Any,
+) -> Axes:
+    """Draw the encoding of a few positions, value against channel.
+
+    Args:
+        table: an ``Encoding`` (any position, fractional ones too), or a (length, dim) table to pick rows from.
+        positions: positions to draw, one line each.
+        start: position of a table's first row.
+        ax: Axes to draw into, default ``plt.gca()``.
+        **plot: passed on to ``Axes.plot``.
+    Returns:
+        The Axes.
+    Raises:
+        IndexError: a position lies outside a table.
+    """
+    ax = _axes(ax)
+    wanted = list(positions)
+    if _is_encoding(table):
+        values = _evaluate(wanted, table)
+    else:
+        rows, first = _rows(table, None, start)
+        for position in wanted:
+            if position != int(position) or not first <= position < first + len(rows):
+                raise IndexError(
+                    f"positions: expected whole numbers from {first} to {first + len(rows) - 1}, the table's rows, "
+                    f"got {position!r}; pass a longer table, or the Encoding itself"
+                )
+        values = rows[[int(position) - first for position in wanted]]
+    for position, row in zip(wanted, values, strict=True):
+        ax.plot(row, **{"label": f"{position:g}" if isinstance(position, float) else str(position), **plot})
+    ax.set_xlabel("channel")
+    ax.set_ylabel("value")
+    ax.margins(x=0.01)
+    ax.legend(title="position")
+    return ax
+
+
+def similarity(
+    encoding: Encoding | Any, length: int | None = None, *, normalize: bool = False, ax: Axes | None = None, **plot: Any
+) -> Axes:
+    """Draw the dot product of two positions' encodings against their distance.
+
+    Where sin and cos share their frequencies the product depends on the distance alone and is one line; where it also
+    depends on the position (``cos_frequency="own"``), the line is the mean and the band reaches from the smallest
+    product to the largest.
+
+    Args:
+        encoding: an ``Encoding``, or a (length, dim) tensor or array.
+        length: number of positions; needed for an ``Encoding``.
+        normalize: divide by the norms of both rows (cosine similarity).
+        ax: Axes to draw into, default ``plt.gca()``.
+        **plot: passed on to ``Axes.plot``.
+    Returns:
+        The Axes.
+    """
+    import numpy as np
+
+    ax = _axes(ax)
+    values, _ = _rows(encoding, length, 0)
+    if normalize:
+        norms = np.linalg.norm(values, axis=1, keepdims=True)
+        values = values / np.where(norms == 0, 1.0, norms)
+    rows = len(values)
+    anchors = np.unique(np.linspace(0, rows - 1, min(rows, MAX_ANCHORS)).astype(np.int64))
+    total, count = np.zeros(rows), np.zeros(rows)
+    lowest, highest = np.full(rows, np.inf), np.full(rows, -np.inf)
+    for anchor in anchors:
+        products = values[anchor:] @ values[anchor]
+        reach = slice(0, rows - anchor)
+        total[reach] += products
+        count[reach] += 1
+        lowest[reach] = np.minimum(lowest[reach], products)
+        highest[reach] = np.maximum(highest[reach], products)
+    distance = np.arange(rows)
+    (line,) = ax.plot(distance, total / count, **plot)
+    ax.fill_between(distance, lowest, highest, color=line.get_color(), alpha=0.25, linewidth=0)
+    ax.set_xlabel("distance between positions")
+    ax.set_ylabel("cosine similarity" if normalize else "dot product")
+    ax.margins(x=0.01)
+    return ax
+
+
+def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw the largest error of a row against its position: the usual float32 formula, and this library's float32.
+
+    The usual formula takes a float32 frequency times a float32 position. Both are compared with this library's float64,
+    whose own error (below 2e-16) does not show here.
+
+    Args:
+        encoding: an ``Encoding``.
+        positions: whole positions, default 128 from 1 to 10 million.
+        ax: Axes to draw into, default ``plt.gca()``.
+    Returns:
+        The Axes, with both scales logarithmic.
+    """
+    import numpy as np
+
+    if not _is_encoding(encoding):
+        raise TypeError(f"encoding: expected an Encoding, got {type(encoding).__name__}; pass sinpe_ext.Encoding(dim)")
+    ax = _axes(ax)
+    where = np.unique(np.round(np.geomspace(1, 1e7, 128))) if positions is None else np.asarray(positions)
+    where = where.astype(np.int64)
+    exact = _evaluate(where, encoding)
+    ours = _evaluate(where, encoding, np.float32)
+    usual = usual_float32(where, encoding)
+    ax.loglog(where, abs(usual - exact).max(axis=1), label="usual float32 formula")
+    ax.loglog(where, abs(ours - exact).max(axis=1), label="sinpe_ext, float32")
+    ax.axhline(HALF_ULP_AT_ONE * abs(encoding.amplitude), color="0.5", linestyle=":", label="rounding once: $2^{-25}$")
+    ax.set_xlabel("position")
+    ax.set_ylabel("largest error over the channels")
+    ax.grid(True, which="major", alpha=0.3)
+    ax.legend()
+    return ax
+
+
+def usual_float32(positions: np.ndarray, encoding: Encoding) -> np.ndarray:
+    """What the usual float32 code computes for an encoding: ``sin(float32(position) * exp(float32(log(frequency))))``.
+
+    Args:
+        positions: (P,) int64.
+        encoding: any ``Encoding``; its float64 frequencies are rounded where the usual code rounds.
+    Returns:
+        (P, dim) float32.
+    """
+    import numpy as np
+
+    from ._plan import plan
+
+    decoded = plan(encoding)
+    radians = 2 * np.pi * np.asarray(decoded.channel_turns())
+    with np.errstate(divide="ignore"):
+        frequency = np.sign(radians).astype(np.float32) * np.exp(np.log(np.abs(radians)).astype(np.float32))
+    angle = positions.astype(np.float32)[:, None] * frequency[None, :]
+    values = np.zeros(angle.shape, np.float32)
+    for channel, entry in enumerate(decoded.channels()):
+        if entry is not None:
+            function = np.cos if entry[1] else np.sin
+            values[:, channel] = np.float32(encoding.amplitude) * function(angle[:, channel])
+    return values
+
+
+def _axes(ax: Axes | None) -> Axes:
+    """The given Axes, else pyplot's current one."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as cause:
+        raise ImportError(
+            "sinpe_ext.plot: expected matplotlib, which is not installed; run `pip install sinpe-ext[plot]` or "
+            "`pip install matplotlib`"
+        ) from cause
+    return plt.gca() if ax is None else ax
+
+
+def _is_encoding(value: object) -> bool:
+    from .encoding import Encoding
+
+    return isinstance(value, Encoding)
+
+
+def _evaluate(positions: Any, encoding: Encoding, dtype: Any = "float64") -> np.ndarray:
+    """(P, dim) rows of final positions."""
+    import numpy as np
+
+    from . import numpy as front
+
+    asked = np.asarray(positions)
+    return front.encode(
+        asked.astype(np.float64 if asked.dtype.kind == "f" else np.int64), encoding, dtype=np.dtype(dtype)
+    )
+
+
+def _rows(table: Any, length: int | None, start: int) -> tuple[np.ndarray, int]:
+    """A table as a 2-D float64 array, and the position of its first row."""
+    import numpy as np
+
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+        raise ValueError(
+            f"length: expected a whole number of at least 1, got {length!r}; pass the number of rows to draw"
+        )
+    if _is_encoding(table):
+        if length is None:
+            raise TypeError("length: expected a number of rows with an Encoding, got None; pass length=200, say")
+        first = table.start + start
+        return _evaluate(np.arange(first, first + length), table), first
+    if hasattr(table, "detach"):  # a torch tensor, recognised without importing torch; bfloat16 has no NumPy type
+        table = table.detach().cpu().double()
+    values = np.asarray(table, dtype=np.float64)
+    if values.ndim == 3 and 1 in (values.shape[0], values.shape[1]):
+        values = values.reshape(-1, values.shape[-1])  # a `pe` buffer: (1, length, dim) or (length, 1, dim)
+    if values.ndim != 2 or not values.size:
+        raise ValueError(
+            f"table: expected an Encoding or a table of shape (length, dim), got shape {tuple(values.shape)}; "
+            "select one table first"
+        )
+    return values[:length], start

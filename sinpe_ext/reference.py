@@ -1,0 +1,301 @@
+"""The eager twin: every operation from array operations alone, with the bits of the compiled kernels.
+
+Written once for torch (any device) and NumPy. It serves where no kernel does, and it is the tests' second opinion
+next to mpmath. float32 values are computed in float64 with an error bound; where the bound leaves the rounding open the
+entry is decided by a better evaluation (`_phase.sin_cos`), and what that leaves open by integers (`_exact`). So every
+float32 entry is correctly rounded, and how rows are grouped cannot show. 16-bit results are the float32 ones, rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from . import _exact, _phase
+from ._arrays import Array, Arrays, arrays
+from ._plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+# Entries that are cheaper to decide one by one (20 to 50 us each) than by another round of array operations.
+FEW = 12
+MAX_BLOCK_ROWS = 256  # rows turned from one anchor; direct angles cost about 25 times a turned one
+COMPUTED_HERE = ("cpu", "cuda")  # devices with float64 and int64 shifts; for others rows are made on the CPU
+
+
+def table(
+    plan: Plan,
+    length: int,
+    start: int,
+    dtype: Any,
+    device: Any = None,
+    xp: ModuleType | None = None,
+) -> Array:
+    """Rows start .. start + length - 1 of an encoding.
+
+    Args:
+        plan: the constants of the encoding.
+        length: number of rows; start + length - 1 must fit int64.
+        start: position of the first row (`encoding.start` already added).
+        dtype: of the result, a dtype of `xp`.
+        device: for torch.
+        xp: torch (the default) or numpy.
+    Returns: (length, dim).
+    Accuracy: float32 correctly rounded, 16-bit the float32 value rounded again, float64 <= 1 ULP.
+    """
+    a = arrays(xp, device)
+    if a.device is not None and a.device.type not in COMPUTED_HERE:
+        return table(plan, length, start, dtype, "cpu", xp).to(a.device)
+    with a.quiet():
+        if not plan.n_osc:
+            return a.zeros((length, plan.dim), dtype)
+        out = a.empty((length, plan.dim), dtype)
+        if not length:
+            return out
+        if dtype != a.xp.float64:
+            _turned_rows(a, plan, start, out)
+            return out
+        osc = _phase.oscillators(a, plan)
+        rows = max(1, a.block // 2 // plan.n_osc)
+        for first in range(0, length, rows):
+            last = min(length, first + rows)
+            _float64_rows(a, plan, osc, start + a.arange(first, last), out[first:last])
+        return out
+
+
+def encode(plan: Plan, positions: Array, dtype: Any, xp: ModuleType | None = None) -> Array:
+    """The encoding of any positions.
+
+    Args:
+        plan: the constants of the encoding.
+        positions: int64, float32 or float64, any shape; floats are taken at their exact value.
+        dtype: of the result, a dtype of `xp`.
+        xp: torch (the default) or numpy.
+    Returns: (*positions.shape, dim), on the device of `positions`; NaN where a position is NaN or infinite.
+    Accuracy: as `table`.
+    """
+    device = getattr(positions, "device", None) if xp is None or xp.__name__ != "numpy" else None
+    a = arrays(xp, device)
+    if a.device is not None and a.device.type not in COMPUTED_HERE:
+        return encode(plan, positions.cpu(), dtype, xp).to(a.device)
+    with a.quiet():
+        flat = positions.reshape(-1)
+        if a.is_float(flat):
+            flat = a.cast(flat, a.xp.float64)
+        count = len(flat)
+        out = a.empty((count, plan.dim), dtype) if plan.n_osc else a.zeros((count, plan.dim), dtype)
+        if count and plan.n_osc:
+            osc = _phase.oscillators(a, plan)
+            fill = _float64_rows if dtype == a.xp.float64 else _float32_rows
+            rows = max(1, a.block // 2 // plan.n_osc)
+            for first in range(0, count, rows):
+                block, target = flat[first : first + rows], out[first : first + rows]
+                if a.is_float(flat):
+                    finite = a.xp.isfinite(block)
+                    fill(a, plan, osc, a.xp.where(finite, block, 0.0), target)
+                    if not bool(finite.all()):
+                        target[:, : plan.n0 + plan.n1][~finite] = math.nan
+                else:
+                    fill(a, plan, osc, block, target)
+        return out.reshape(*positions.shape, plan.dim)
+
+
+def add(
+    plan: Plan,
+    x: torch.Tensor,
+    positions: torch.Tensor | None,
+    start: int,
+    scale: float,
+    alpha: float | torch.Tensor,
+    padding_mask: torch.Tensor | None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """scale * x + alpha * PE, without gradient.
+
+    Equivalent to, with acc = float64 for float64 x and float32 otherwise:
+        (scale * x.to(acc) + alpha * pe.to(acc)).to(x.dtype)       # padded rows: (scale * x.to(acc)).to(x.dtype)
+
+    Args:
+        plan: the constants of the encoding.
+        x: (B, *M, S, D) or (S, D), floating point.
+        positions: None, (S,) or (B, S), int64 or float; or (B, 1) int64, the first position of each sample.
+        start: position of the first row where `positions` is None.
+        scale, alpha: rounded to acc first; alpha may be a tensor of shape () or (1,).
+        padding_mask: (B, S) bool, True = no encoding; or None.
+        out: written to and returned; may be x itself. None: a new tensor with the strides of `torch.empty_like(x)`.
+    """
+    import torch
+
+    with torch.no_grad():
+        length = x.shape[-2]
+        acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if positions is None:
+            rows = table(plan, length, start, acc, x.device, torch)
+        else:
+            if positions.dim() == 2 and positions.shape[1] == 1 and not positions.is_floating_point():
+                positions = positions + torch.arange(length, device=positions.device)
+            rows = encode(plan, positions, acc, torch).to(x.device)
+        if isinstance(alpha, torch.Tensor):
+            rows = rows * alpha.to(acc)
+        elif alpha != 1.0:
+            rows = rows * alpha
+        if padding_mask is not None:
+            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around.
+            rows = rows.masked_fill(padding_mask.unsqueeze(-1), -0.0)
+        if rows.dim() == 3:
+            rows = rows.reshape(rows.shape[0], *(1,) * (x.dim() - 3), *rows.shape[1:]) if x.dim() > 2 else rows[0]
+        if out is None:
+            out = torch.empty_like(x)
+        if x.dtype != acc:
+            wide = x.to(acc)
+            if scale != 1.0:
+                wide.mul_(scale)
+            return out.copy_(wide.add_(rows))
+        if scale == 1.0:
+            return torch.add(x, rows, out=out)
+        return torch.mul(x, scale, out=out).add_(rows)
+
+
+def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
+    """Fills `out` with rows from `start`: a few direct rows (anchors), turned by the direct rows 0, 1, 2, ... (offsets).
+
+    sin(x + y) = sin x cos y + cos x sin y, where x carries the quarter turn of a cosine channel.
+    Error: `_bounds` at the largest angle.
+    """
+    xp, length = a.xp, len(out)
+    osc = _phase.oscillators(a, plan)
+    block = min(MAX_BLOCK_ROWS, 1 << math.isqrt(length - 1).bit_length())
+    reach = xp.abs(osc.turns) * (_phase.TURN * (max(abs(start), abs(start + length)) + block))
+    rows = a.arange(0, length, block)[:, None]
+    first, _ = _phase.integer_phase(a.values([[start]], xp.int64), osc.high, osc.low)
+    reals = a.cast(rows, xp.float64) + float(start)
+    theta = _phase.word_angles(a, first + _phase.phase_word(a, rows, osc), reals, osc, reach)
+    sines, cosines = xp.sin(theta) * plan.amplitude, xp.cos(theta) * plan.amplitude
+    anchor_sin = _channels(a, plan, *((cosines, sines) if plan.q0 else (sines, cosines)))[:, None]
+    anchor_cos = _channels(a, plan, *((-sines, cosines) if plan.q0 else (cosines, -sines)))[:, None]
+    rows = a.arange(0, block)[:, None]
+    theta = _phase.word_angles(a, _phase.phase_word(a, rows, osc), a.cast(rows, xp.float64), osc, reach)
+    sines, cosines = xp.sin(theta), xp.cos(theta)
+    offset_sin, offset_cos = _channels(a, plan, sines, sines), _channels(a, plan, cosines, cosines)
+    bound = _channels(a, plan, *(x[None] for x in _bounds(a, plan, _phase.sine_bound(a, reach))))
+    minus_bound, twice_bound = -bound, bound + bound
+
+    # A work buffer holds several blocks of narrow rows, or a part of a block of wide ones.
+    per_pass = max(1, a.block // plan.dim)
+    many = max(1, min(len(anchor_sin), per_pass // block))
+    part = block if many > 1 else min(block, per_pass)
+    buffer = a.empty((many, part, plan.dim), xp.float64)
+    upper = a.empty((many * part, plan.dim), xp.float32)
+    lower = None if out.dtype == xp.float32 else a.empty((many * part, plan.dim), xp.float32)
+    for j in range(0, len(anchor_sin), many):
+        held = min(many, len(anchor_sin) - j)
+        for k in range(0, block, part):
+            done = j * block + k
+            taken = min(part, block - k)
+            count = min(held * taken, length - done)
+            if count <= 0:
+                break
+            work, values = buffer[:held, :taken], buffer[:held, :taken].reshape(-1, plan.dim)[:count]
+            target, high = out[done : done + count], upper[:count]
+            low = target if lower is None else lower[:count]
+            a.multiply_add(anchor_sin[j : j + held], offset_cos[k : k + taken], minus_bound, work)
+            a.multiply_add(anchor_cos[j : j + held], offset_sin[k : k + taken], work, work)
+            a.copy(low, values)
+            xp.add(work, twice_bound, out=work)
+            a.copy(high, values)
+            position = start + done
+            if position <= 0 < position + count:
+                low[-position] = high[-position] = _origin(a, plan)
+            if not a.same_bits(low, high):
+                _settle(a, plan, osc, low, high, position + a.arange(0, count))
+            if lower is not None:
+                a.copy(target, low)
+
+
+def _float32_rows(a: Arrays, plan: Plan, osc: _phase.Oscillators, positions: Array, out: Array) -> None:
+    """Fills `out` with the float32 rows of finite positions, rounded once more where its dtype is narrower."""
+    xp, p = a.xp, positions[:, None]
+    fast = _phase.angles(a, p, osc)
+    if fast is not None:
+        theta, bound = fast
+        sines, cosines = xp.sin(theta) * plan.amplitude, xp.cos(theta) * plan.amplitude
+        bounds = _bounds(a, plan, bound)
+    else:
+        sines, _, cosines, _, _ = _phase.sin_cos(a, p, osc)
+        sines, cosines = sines * plan.amplitude, cosines * plan.amplitude
+        bounds = xp.abs(sines) * _phase.DIRECT_ERROR, xp.abs(cosines) * _phase.DIRECT_ERROR
+        bounds = bounds[::-1] if plan.q0 else bounds
+    streams = (cosines, sines) if plan.q0 else (sines, cosines)
+    low, high = (a.cast(_channels(a, plan, *x), xp.float32) for x in (
+        (streams[0] - bounds[0], streams[1] - bounds[1]), (streams[0] + bounds[0], streams[1] + bounds[1])
+    ))
+    zero = positions == 0
+    if bool(zero.any()):
+        low[zero] = high[zero] = _origin(a, plan)
+    if not a.same_bits(low, high):
+        _settle(a, plan, osc, low, high, positions)
+    a.copy(out, low)
+
+
+def _float64_rows(a: Arrays, plan: Plan, osc: _phase.Oscillators, positions: Array, out: Array) -> None:
+    """Fills `out` with the float64 rows of finite positions."""
+    sines, sines_low, cosines, cosines_low, _ = _phase.sin_cos(a, positions[:, None], osc)
+    sines = _phase.scaled(sines, sines_low, plan.amplitude)
+    cosines = _phase.scaled(cosines, cosines_low, plan.amplitude)
+    a.copy(out, _channels(a, plan, *((cosines, sines) if plan.q0 else (sines, cosines))))
+
+
+def _settle(a: Arrays, plan: Plan, osc: _phase.Oscillators, low: Array, high: Array, positions: Array) -> None:
+    """Corrects, in place, the entries of `low` where `high` differs: there the error bound straddles a rounding."""
+    xp = a.xp
+    rows, channels = a.nonzero(low.view(xp.int32) != high.view(xp.int32))
+    for first in range(0, len(rows), a.block):
+        row, channel = rows[first : first + a.block], channels[first : first + a.block]
+        if len(row) > FEW:
+            stream = channel & 1 if plan.interleaved else a.cast(channel >= plan.n0, xp.int64)
+            pair = channel >> 1 if plan.interleaved else channel - plan.n0 * stream
+            one = osc.at(pair if plan.shared else pair + plan.n0 * stream)
+            sine, _, cosine, _, rest = _phase.sin_cos(a, positions[row], one)
+            value = xp.where((stream != 0) != bool(plan.q0), cosine, sine) * plan.amplitude
+            error = xp.where(rest == 0, 0.0, _phase.DIRECT_ERROR * xp.abs(value))
+            lower, upper = a.cast(value - error, xp.float32), a.cast(value + error, xp.float32)
+            low[row, channel] = lower
+            (still,) = a.nonzero((lower.view(xp.int32) != upper.view(xp.int32)) & (error != 0))
+            row, channel = row[still], channel[still]
+        if len(row):
+            known: dict[tuple[float, int], float] = {}  # a position is often repeated
+            entries = list(zip(positions[row].tolist(), channel.tolist()))
+            for position, index in entries:
+                if (position, index) not in known:
+                    known[position, index] = _exact.float32(plan, position, index)
+            low[row, channel] = a.values([known[entry] for entry in entries], xp.float32)
+
+
+def _bounds(a: Arrays, plan: Plan, sine: Array) -> tuple[Array, Array]:
+    """Error bounds of stream 0 and stream 1 per oscillator, from that of unscaled sines."""
+    cosine = a.xp.maximum(sine, sine * 0.0 + _phase.ANGLE_ERROR) * abs(plan.amplitude)
+    sine = sine * abs(plan.amplitude)
+    return (cosine, sine) if plan.q0 else (sine, cosine)
+
+
+def _origin(a: Arrays, plan: Plan) -> Array:
+    """The float32 row of position 0: 0 and 1 times the amplitude."""
+    zero = a.zeros((1, plan.n_osc), a.xp.float64)
+    row = _channels(a, plan, (zero + plan.q0) * plan.amplitude, (zero + plan.q1) * plan.amplitude)
+    return a.cast(row[0], a.xp.float32)
+
+
+def _channels(a: Arrays, plan: Plan, first: Array, second: Array) -> Array:
+    """(rows, dim) from the values of the two streams per oscillator, (rows, n_osc); the channels left over are 0."""
+    used = plan.n0 + plan.n1
+    rows = a.empty((len(first), plan.dim), first.dtype)
+    second = second if plan.shared else second[:, plan.n0 :]
+    to_first, to_second = slice(0, plan.n0), slice(plan.n0, used)
+    if plan.interleaved:
+        to_first, to_second = slice(0, used, 2), slice(1, used, 2)
+    rows[:, to_first] = first[:, : plan.n0]
+    rows[:, to_second] = second[:, : plan.n1]
+    rows[:, used:] = 0
+    return rows

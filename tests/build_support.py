@@ -1,0 +1,101 @@
+"""Small sources in place of the real ones, and processes with an environment of their own, for tests of the loader."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sinpe_ext import _build
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TIME_LIMIT = 120  # seconds; a hang is a failure, not a wait
+
+TABLE = """
+#include <torch/csrc/stable/library.h>
+#include <string>
+#include "core/number.h"
+static void table(StableIValue*, uint64_t, uint64_t) {}
+static std::string cpu_isa() { return "small-" + std::to_string(sinpe_number()); }
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) { m.impl("table", &table); }
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }
+"""
+
+# Runs before a test's own lines: the library comes from the small sources, compiled on first use.
+PREAMBLE = """
+import os, pathlib, sys, threading, time, warnings
+from sinpe_ext import _backend, _build, _jit
+def nothing_built(package=None):
+    raise _build.BuildUnavailable("nothing was built at install time")
+_backend._load_prebuilt = nothing_built
+_build.source_root = lambda package=None: pathlib.Path(os.environ["SMALL_SOURCES"])
+"""
+
+
+def _compiler_missing() -> str:
+    try:
+        _build.find_compiler()
+    except _build.BuildUnavailable as error:
+        return error.reason
+    return ""
+
+
+needs_compiler = pytest.mark.skipif(bool(_compiler_missing()), reason=_compiler_missing() or "never")
+
+
+def write_small_sources(root: Path) -> Path:
+    """A library of two files with one name, as cpu/table.cpp and torch/table.cpp are."""
+    files = {
+        "core/number.h": "#pragma once\nint sinpe_number();\n",
+        "include/sinpe/sinpe.h": "#pragma once\n",
+        "cpu/table.cpp": '#include "core/number.h"\nint sinpe_number() { return 7; }\n',
+        "cpu/parallel_standalone.cpp": "#error not part of the torch library\n",
+        "torch/table.cpp": TABLE,
+    }
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+def environment(**changes: str | None) -> dict[str, str]:
+    """This process's environment without the project's own variables, then the changes; None removes."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SINPE_EXT_")}
+    kept["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    for name, value in changes.items():
+        if value is None:
+            kept.pop(name, None)
+        else:
+            kept[name] = str(value)
+    return kept
+
+
+def start(code: str, env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """(stdout, stderr) of a process that must end well and in time."""
+    try:
+        out, err = process.communicate(timeout=TIME_LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"no end within {TIME_LIMIT} s\n{out}\n{err}")
+    assert process.returncode == 0, f"{out}\n{err}"
+    return out, err
+
+
+def run(code: str, env: dict[str, str]) -> tuple[str, str]:
+    return finish(start(code, env))
+
+
+def write_script(path: Path, body: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path

@@ -1,0 +1,69 @@
+"""The backend that is tested: named in the header, demanded with --require-backend, switched by the backend fixture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A first use may compile, and machines differ: time is no property of the code under test.
+settings.register_profile("sinpe_ext", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sinpe_ext"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-backend",
+        choices=("compiled", "eager", "cuda"),
+        help="fail instead of skipping where this backend is missing; eager: test eager PyTorch alone",
+    )
+
+
+def _missing(backend: str) -> str:
+    """Why this backend cannot be tested here; empty if it can."""
+    from sinpe_ext import _backend
+
+    if backend == "eager":
+        return ""
+    found = _backend.resolve("cuda" if backend == "cuda" else "cpu")
+    return "" if found.backend == "compiled" else found.reason
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    required = session.config.getoption("--require-backend")
+    if required is None:
+        return
+    from sinpe_ext import _backend
+
+    if required == "eager":
+        _backend.use_backend("eager")
+    elif reason := _missing(required):
+        pytest.exit(f"--require-backend={required}: {reason}\n\n{_backend.backend_info()}", returncode=1)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    from sinpe_ext import _backend
+
+    info = _backend.backend_info()
+    cpu = info.device("cpu")
+    return (
+        f"sinpe_ext {info.version}: cpu backend {cpu.backend} ({cpu.reason}), instruction set {info.instruction_set}, "
+        f"{info.threads} threads, torch {info.torch}, NumPy core {'_core' if info.core else 'plain NumPy'}"
+    )
+
+
+@pytest.fixture(params=["compiled", "eager"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test once per CPU backend; inside it, that backend is in use."""
+    from sinpe_ext import _backend
+
+    required = request.config.getoption("--require-backend")
+    if request.param == "compiled":
+        if required == "eager":
+            pytest.skip("--require-backend=eager")
+        if reason := _missing("compiled"):
+            pytest.skip(f"no compiled backend: {reason}")
+    with _backend.use_backend(request.param):
+        yield request.param

@@ -1,0 +1,285 @@
+"""Which backend is chosen, and why: overrides, every way in which the compiled one can be missing, and its reasons."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from build_support import PREAMBLE, environment, needs_compiler, run, write_script, write_small_sources
+
+from sinpe_ext import _backend, _build
+from sinpe_ext._backend import BackendUnavailableError, DeviceBackend, use_backend
+
+REPORT = """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    answers = [_backend.compiled("cpu") for _ in range(3)]
+import json
+print(json.dumps({"compiled": answers, "warnings": [str(w.message) for w in caught],
+                  "info": _backend.backend_info().as_dict(), "text": str(_backend.backend_info())}))
+"""
+
+
+@pytest.fixture(scope="module")
+def small_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_sources(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def env(small_sources: Path, tmp_path: Path) -> dict[str, str]:
+    return environment(SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"))
+
+
+def report(env: dict[str, str], before: str = "") -> dict:
+    out, err = run(PREAMBLE + before + REPORT, env)
+    return {**json.loads(out.splitlines()[-1]), "stdout": out, "stderr": err}
+
+
+def failing_report(env: dict[str, str], before: str = "") -> dict:
+    found = report(env, before)
+    assert found["compiled"] == [False] * 3
+    assert found["info"]["devices"]["cpu"]["backend"] == "eager"
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ the setting
+
+
+def test_import_loads_and_starts_nothing():
+    code = """
+import sys
+import sinpe_ext._backend
+heavy = {"torch", "numpy", "setuptools", "filelock"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    run(code, environment())
+
+
+def test_use_backend_is_a_setter_and_a_context_manager(monkeypatch):
+    monkeypatch.delenv("SINPE_EXT_BACKEND", raising=False)
+    monkeypatch.setattr(_backend, "_setting", None)
+    monkeypatch.setattr(_backend, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
+    monkeypatch.setattr(_backend, "_choices", {})
+    assert _backend.setting() == "auto" and _backend.compiled("cpu")
+    with use_backend("eager") as inside:
+        assert not _backend.compiled("cpu")
+        assert repr(inside) == "use_backend('eager')"
+        with use_backend("compiled"):
+            assert _backend.compiled("cpu")
+        assert not _backend.compiled("cpu")
+    assert _backend.setting() == "auto" and _backend.compiled("cpu")
+    use_backend("eager")
+    assert _backend.setting() == "eager" and not _backend.compiled("cpu")
+    use_backend("auto")
+    assert _backend.compiled("cpu")
+    with pytest.raises(ZeroDivisionError), use_backend("eager"):
+        raise ZeroDivisionError
+    assert _backend.setting() == "auto"
+
+
+def test_use_backend_refuses_an_unknown_name():
+    with pytest.raises(ValueError, match="name: expected one of auto, compiled, eager, got 'native'"):
+        use_backend("native")
+
+
+def test_environment_variable_chooses_and_use_backend_wins(monkeypatch):
+    monkeypatch.setattr(_backend, "_setting", None)
+    monkeypatch.setattr(_backend, "_choices", {})
+    monkeypatch.setenv("SINPE_EXT_BACKEND", "eager")
+    assert not _backend.compiled("cpu")
+    with use_backend("auto"):
+        assert _backend.setting() == "auto"
+    assert _backend.setting() == "eager"
+    monkeypatch.setenv("SINPE_EXT_BACKEND", "fast")
+    with pytest.raises(ValueError, match="SINPE_EXT_BACKEND: expected one of auto, compiled, eager, got 'fast'"):
+        _backend.setting()
+
+
+def test_compiled_demanded_and_missing_raises_with_reason_and_remedy(monkeypatch):
+    monkeypatch.setattr(_backend, "_setting", None)
+    monkeypatch.setattr(_backend, "_choices", {})
+    missing = DeviceBackend("cpu", "eager", "no C++ compiler was found", todo="install g++")
+    monkeypatch.setattr(_backend, "_found", {"cpu": missing})
+    with pytest.raises(BackendUnavailableError, match="no C.. compiler was found; install g"):
+        use_backend("compiled")
+    assert _backend.setting() != "compiled"
+    monkeypatch.setenv("SINPE_EXT_BACKEND", "compiled")
+    with pytest.raises(BackendUnavailableError, match="no C.. compiler was found"):
+        _backend.compiled("cpu")
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])
+def test_device_without_kernels_is_eager_without_a_warning(device, monkeypatch, recwarn):
+    monkeypatch.setattr(_backend, "_setting", "auto")
+    monkeypatch.setattr(_backend, "_choices", {})
+    assert not _backend.compiled(device)
+    assert "kernels" in _backend.resolve(device).reason
+    assert not recwarn.list
+    monkeypatch.setattr(_backend, "_setting", "compiled")
+    monkeypatch.setattr(_backend, "_choices", {})
+    with pytest.raises(BackendUnavailableError, match=f"{device} devices have none"):
+        _backend.compiled(device)
+    assert not _backend.compiled("meta")
+
+
+# -------------------------------------------------------------------------------------- the compiled one is missing
+
+
+def test_no_compiler_is_eager_with_the_same_numbers(env, tmp_path):
+    code = """
+import sinpe_ext
+print(sinpe_ext.table(40, 8).numpy().tobytes().hex())
+"""
+    (tmp_path / "empty").mkdir()
+    env.update(PATH=str(tmp_path / "empty"))
+    env.pop("CXX", None)
+    found = failing_report(env, code)
+    assert "no C++ compiler was found" in found["info"]["devices"]["cpu"]["reason"]
+    assert "install g++" in found["info"]["devices"]["cpu"]["todo"]
+    assert found["warnings"] == [] and "Warning" not in found["stderr"]
+
+    import sinpe_ext
+
+    assert found["stdout"].split()[0] == sinpe_ext.table(40, 8).numpy().tobytes().hex()
+
+
+def test_cxx_that_does_not_exist_is_named(env):
+    found = failing_report({**env, "CXX": "/nonexistent/c++"})
+    assert "CXX=/nonexistent/c++ was not found" in found["info"]["devices"]["cpu"]["reason"]
+    assert found["warnings"] == []
+
+
+def test_jit_switched_off(env):
+    found = failing_report({**env, "SINPE_EXT_JIT": "0"})
+    assert "SINPE_EXT_JIT=0" in found["info"]["devices"]["cpu"]["reason"]
+    assert found["warnings"] == [] and "compiling" not in found["stderr"]
+
+
+@needs_compiler
+def test_missing_ninja_is_named(env):
+    found = failing_report(env, "_build.find_ninja = lambda environ=None: None\n")
+    assert "ninja" in found["info"]["devices"]["cpu"]["reason"]
+    assert found["info"]["devices"]["cpu"]["todo"] == "pip install ninja"
+
+
+def test_ninja_beside_python_is_found_off_the_path(tmp_path, monkeypatch):
+    ninja = write_script(tmp_path / "ninja", "exit 0")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert _build.find_ninja({"PATH": "/nonexistent"}) == str(ninja)
+
+
+def test_old_torch_runs_eager_and_says_so(env):
+    found = failing_report(env, 'import torch; torch.__version__ = "2.10.1+cpu"\n')
+    assert "torch 2.10.1+cpu is older than 2.11" in found["info"]["devices"]["cpu"]["reason"]
+    assert found["warnings"] == []
+
+
+@needs_compiler
+def test_failing_compiler_warns_once_with_its_last_lines(env, tmp_path):
+    compiler = write_script(
+        tmp_path / "failing-g++",
+        'for a in "$@"; do [ "$a" = -c ] && { seq -f "fault %g" 1 40; exit 1; }; done; exec c++ "$@"',
+    )
+    found = failing_report({**env, "CXX": str(compiler)})
+    reason = found["info"]["devices"]["cpu"]["reason"]
+    assert "the build failed" in reason and "fault 40" in reason and "fault 2\n" not in reason
+    assert len(found["warnings"]) == 1 and "fault 40" in found["warnings"][0]
+    assert found["stderr"].count("sinpe_ext: compiling") == 1 and " failed in " in found["stderr"]
+
+
+@needs_compiler
+def test_compiler_that_fails_at_everything_is_reported(env, tmp_path):
+    compiler = write_script(tmp_path / "broken", 'echo "licence expired"; exit 1')
+    found = failing_report({**env, "CXX": str(compiler)})
+    assert "licence expired" in found["info"]["devices"]["cpu"]["reason"]
+    assert len(found["warnings"]) == 1
+
+
+@needs_compiler
+def test_cache_that_cannot_be_written_is_eager_without_a_warning(env, tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = tmp_path / "file" / "below"
+    found = failing_report({**env, "SINPE_EXT_CACHE_DIR": str(cache)})
+    assert str(cache) in found["info"]["devices"]["cpu"]["reason"]
+    assert "SINPE_EXT_CACHE_DIR" in found["info"]["devices"]["cpu"]["todo"]
+    assert found["warnings"] == []
+
+
+@needs_compiler
+def test_cache_that_every_user_may_write_is_refused(env, tmp_path):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    found = failing_report(env)
+    assert "is not safe: every user may write" in found["info"]["devices"]["cpu"]["reason"]
+
+
+# ------------------------------------------------------------------------------------------------------------ reporting
+
+
+def test_backend_info_without_torch():
+    code = """
+import sys
+sys.modules["torch"] = None
+from sinpe_ext import _backend
+info = _backend.backend_info()
+assert info.torch is None and info.device("cpu").backend == "none" and "torch" in info.device("cpu").reason
+assert "not installed" in str(info)
+assert not _backend.compiled("cpu")
+"""
+    run(code, environment())
+
+
+def test_backend_info_is_plain_data_and_readable():
+    info = _backend.backend_info()
+    fields = json.loads(json.dumps(info.as_dict()))
+    assert {"version", "torch", "setting", "devices", "instruction_set", "threads", "cache_dir"} <= set(fields)
+    assert {"cpu", "cuda"} <= set(fields["devices"])
+    for line in ("cpu: ", "cuda: eager", "JIT cache: "):
+        assert line in str(info)
+
+
+def test_eight_threads_at_first_use_load_once(env):
+    code = """
+calls = []
+def slow_load(verbose=False):
+    calls.append(1)
+    time.sleep(0.3)
+    return _backend.DeviceBackend("cpu", "compiled", "for this test")
+_backend._load_cpu = slow_load
+answers = []
+start = threading.Barrier(8)
+def use():
+    start.wait()
+    answers.append(_backend.compiled("cpu"))
+threads = [threading.Thread(target=use) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join(30)
+assert answers == [True] * 8 and len(calls) == 1, (answers, calls)
+"""
+    run(PREAMBLE + code, env)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_child_forked_during_a_first_use_does_not_wait_for_it(env):
+    code = """
+holder = threading.Thread(target=lambda: (_backend._lock.acquire(), time.sleep(5)), daemon=True)
+holder.start()
+time.sleep(0.2)
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if _backend.resolve("mps").backend == "eager" else 1)
+deadline = time.monotonic() + 3
+while time.monotonic() < deadline:
+    done, status = os.waitpid(pid, os.WNOHANG)
+    if done:
+        assert status == 0
+        os._exit(0)
+    time.sleep(0.05)
+os.kill(pid, 9)
+raise SystemExit("the child waits")
+"""
+    run(PREAMBLE + code, env)

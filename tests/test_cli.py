@@ -1,0 +1,159 @@
+"""The command line: each subcommand runs, prints what a script can read, and answers bad usage in one line, code 2."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sinpe_ext import __main__ as cli
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = ("info", "demo", "plot", "bench", "build", "export")
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sinpe_ext", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*filter(None, [command]), "-h"])
+    assert ended.value.code == 0
+    assert f"python -m sinpe_ext {command}".strip() in capsys.readouterr().out
+
+
+def test_info() -> None:
+    done = run("info", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["devices"]["cpu"]["backend"] in ("compiled", "eager")
+    assert facts["devices"]["cpu"]["reason"]
+    assert {"torch", "python", "instruction_set", "threads", "cache_dir", "compiler", "packages"} <= set(facts)
+
+
+def test_info_says_what_to_do_without_the_compiled_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run("info", SINPE_EXT_BACKEND="eager", SINPE_EXT_JIT="0")
+    assert done.returncode == 0, done.stderr
+    assert "eager PyTorch: the same values, slower. To change that:" in done.stdout
+    assert "SINPE_EXT_JIT=0" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["heatmap", "curves", "similarity", "error"])
+def test_plot(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"{kind}.png"
+    options = ["--length", "50", "--dim", "20", "--convention", "own_index", "--kind", kind, "-o", str(path)]
+    assert cli.main(["plot", *options]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.strip() == str(path)
+
+
+def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.h"
+    assert cli.main(["export", "t2t", "8", "--name", "my_plan", "--set", "base=500.5", "-o", str(path)]) == 0
+    text = path.read_text()
+    assert "my_plan[]" in text and "500.5" in text
+    capsys.readouterr()
+    assert cli.main(["export", "t2t", "8", "--name", "my_plan", "--set", "base=500.5", "-o", "-"]) == 0
+    assert capsys.readouterr().out == text
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("no C compiler to try the header with")
+    (tmp_path / "main.c").write_text('#include "plan.h"\nint main(void) { return my_plan_DIM - 8; }\n')
+    subprocess.run([compiler, "-std=c99", str(tmp_path / "main.c"), "-o", str(tmp_path / "main")], check=True)
+    subprocess.run([str(tmp_path / "main")], check=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("dim=3", 3),
+        ("base=1e4", 1e4),
+        ("odd=pad", "pad"),
+        ("frequencies=1,0.5", (1.0, 0.5)),
+        ("frequencies=1,", (1.0,)),
+        ("exponent_dim=None", None),
+    ],
+)
+def test_set(setting: str, value: object) -> None:
+    assert cli.field(setting) == (setting.partition("=")[0], value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "required: COMMAND"),
+        (["nonsense"], "invalid choice"),
+        (["export", "papre", "8", "-o", "-"], "did you mean paper"),
+        (["export", "paper", "0", "-o", "-"], "dim: expected"),
+        (["export", "paper", "8", "--name", "1x", "-o", "-"], "name: expected a C identifier"),
+        (["export", "paper", "8", "--set", "bas=3", "-o", "-"], "did you mean base"),
+        (["export", "paper", "8", "--set", "base", "-o", "-"], "--set: expected FIELD=VALUE"),
+        (["export", "paper", "8", "-o", "/nowhere/plan.h"], "output: expected a file"),
+        (["plot", "--dim", "x", "-o", "a.png"], "--dim"),
+        (["plot", "--length", "0", "-o", "a.png"], "length: expected"),
+        (["plot", "--kind", "curves", "--positions", "1;2", "-o", "a.png"], "--positions: expected whole numbers"),
+        (["plot", "-o", "a.nonsense"], "nonsense"),
+        (["bench", "--rows", "nonsense"], "rows: expected some of table,"),
+        (["demo", "--text", "/nowhere.txt"], "text: expected a readable file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_usage(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "plot" in arguments:
+        pytest.importorskip("matplotlib")
+    try:
+        code = cli.main(arguments)
+    except SystemExit as ended:  # argparse leaves by itself
+        code = ended.code
+    message = capsys.readouterr().err
+    assert code == 2
+    assert words in message
+    assert "Traceback" not in message
+
+
+def test_demo(tmp_path: Path) -> None:
+    pytest.importorskip("mpmath")
+    (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times.\n")
+    done = run("demo", "--quick", "--text", tmp_path / "text.txt", "--output", tmp_path / "pictures")
+    assert done.returncode == 0, done.stderr
+    assert "14 tokens, a vocabulary of 9" in done.stdout
+    million = next(line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["1,000,000"])
+    assert float(million[1]) > 1e-3  # the usual formula
+    assert float(million[4]) <= 0.5001  # ours, in units in the last place
+    assert "cpu: " in done.stdout
+    if importlib.util.find_spec("matplotlib"):
+        assert {path.name for path in (tmp_path / "pictures").glob("*.png")} >= {"heatmap.png", "curves.png"}
+
+
+def test_demo_without_words(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text(" \n")
+    done = run("demo", "--text", tmp_path / "empty.txt")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "text: expected at least one word" in done.stderr
+
+
+def test_bench(tmp_path: Path) -> None:
+    done = run("bench", "--quick", "--rows", "timesteps,memory_add_", "--json", tmp_path / "result.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "encode 8 timesteps" in done.stdout
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert {"cpu", "cores", "threads", "torch", "python", "commit", "date", "backend"} <= set(result["machine"])
+    (row,) = result["rows"]
+    assert row["ours_ms"] > 0 and row["peers"][0]["name"] == "diffusers"
+    assert result["processes"][0]["name"] == "memory_add_"

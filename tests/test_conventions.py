@@ -1,0 +1,214 @@
+"""Conventions by name against formulas written here from the libraries, and plans exported as C headers."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sinpe_ext import _exact
+from sinpe_ext._catalogue import CATALOGUE, convention, conventions
+from sinpe_ext._export import export_header
+from sinpe_ext._plan import plan
+from sinpe_ext.encoding import Encoding
+
+FORMULA_ERROR = 1e-13  # of the float64 formulas below at positions up to 1000
+Row = Callable[[float, int], list[float]]
+
+
+def t2t_frequencies(dim: int, shift: int = 1) -> list[float]:
+    half = dim // 2
+    return [10000.0 ** (-i / max(half - shift, 1)) for i in range(half)]
+
+
+def padded(row: list[float], dim: int) -> list[float]:
+    return row + [0.0] * (dim - len(row))
+
+
+def paper(p: float, dim: int) -> list[float]:
+    return [(math.cos if j % 2 else math.sin)(p * 10000.0 ** (-(j - j % 2) / dim)) for j in range(dim)]
+
+
+def paper_concat(p: float, dim: int) -> list[float]:
+    angles = [p * 10000.0 ** (-2 * i / dim) for i in range((dim + 1) // 2)]
+    return [math.sin(a) for a in angles] + [math.cos(a) for a in angles[: dim // 2]]
+
+
+def own_index(p: float, dim: int) -> list[float]:
+    return [(math.cos if j % 2 else math.sin)(p * 10000.0 ** (-j / dim)) for j in range(dim)]
+
+
+def doubled_index(p: float, dim: int) -> list[float]:
+    return [(math.cos if j % 2 else math.sin)(p * 10000.0 ** (-2 * j / dim)) for j in range(dim)]
+
+
+def t2t(p: float, dim: int) -> list[float]:
+    angles = [p * w for w in t2t_frequencies(dim)]
+    return padded([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dim)
+
+
+def musicgen(p: float, dim: int) -> list[float]:
+    angles = [p * w for w in t2t_frequencies(dim)]
+    return padded([math.cos(a) for a in angles] + [math.sin(a) for a in angles], dim)
+
+
+def adm(p: float, dim: int) -> list[float]:
+    angles = [p * w for w in t2t_frequencies(dim, shift=0)]
+    return padded([math.cos(a) for a in angles] + [math.sin(a) for a in angles], dim)
+
+
+FORMULAS: dict[str, tuple[Row, int]] = {  # row at a position, first position
+    "paper": (paper, 0),
+    "paper_concat": (paper_concat, 0),
+    "own_index": (own_index, 0),
+    "doubled_index": (doubled_index, 0),
+    "t2t": (t2t, 0),
+    "fairseq": (t2t, 2),
+    "ctranslate2": (t2t, 1),
+    "musicgen": (musicgen, 0),
+    "ddpm": (t2t, 0),
+    "adm": (adm, 0),
+    "flux": (lambda p, dim: adm(1000 * p, dim), 0),
+    "unit": (lambda p, dim: [value / math.sqrt(dim) for value in paper(p, dim)], 0),
+}
+
+
+def row(encoding: Encoding, position: float) -> list[float]:
+    return [_exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4, 7, 64])
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_formula(name: str, dim: int) -> None:
+    formula, start = FORMULAS[name]
+    encoding = convention(name, dim)
+    assert encoding.start == start
+    for position in (0, 1, 2, 0.5, 0.99):
+        assert row(encoding, position) == pytest.approx(formula(position, dim), rel=0, abs=1000 * FORMULA_ERROR)
+
+
+def test_diffusers_timestep_embedding() -> None:
+    """get_timestep_embedding(t, dim, flip_sin_to_cos, downscale_freq_shift) is ddpm and adm, shift in between too."""
+
+    def diffusers(t: float, dim: int, flip: bool, shift: float) -> list[float]:
+        half = dim // 2
+        angles = [t * math.exp(-math.log(10000) * i / (half - shift)) for i in range(half)]
+        sin, cos = [math.sin(a) for a in angles], [math.cos(a) for a in angles]
+        return padded(cos + sin if flip else sin + cos, dim)
+
+    cases = [
+        (convention("ddpm", 32), False, 1),
+        (convention("adm", 33), True, 0),
+        (convention("adm", 32, shift=0.5), True, 0.5),
+    ]
+    for encoding, flip, shift in cases:
+        expected = diffusers(998.25, encoding.dim, flip, shift)
+        assert row(encoding, 998.25) == pytest.approx(expected, rel=0, abs=10 * FORMULA_ERROR)
+
+
+def test_document_001a() -> None:
+    encoding = convention("doubled_index", 6, exponent_dim=2)
+    assert encoding.timescales() == (1.0, 1e4, 1e8, 1e12, 1e16, 1e20)
+
+
+def test_conventions_lists_every_name() -> None:
+    listed = conventions()
+    assert list(listed) == list(CATALOGUE) == list(FORMULAS)
+    assert all("\n" not in line and "; used by " in line for line in listed.values())
+
+
+@pytest.mark.parametrize("spelling", ["own_index", "own-index", "OWN_INDEX", "Own-Index"])
+def test_spellings(spelling: str) -> None:
+    assert convention(spelling, 8) == Encoding(8, cos_frequency="own")
+
+
+def test_any_field_overrides() -> None:
+    assert convention("fairseq", 8, start=5) == convention("t2t", 8, start=5)
+    assert convention("unit", 8, amplitude=1) == Encoding(8)
+    assert convention("t2t", 8, base=500, odd="raise").base == 500.0
+
+
+ERRORS = [
+    (("papper", 8), {}, ValueError, 'got "papper"; did you mean paper'),
+    (("qqq", 8), {}, ValueError, "names: paper, paper_concat, own_index"),
+    ((3, 8), {}, TypeError, "convention: expected a name, got int"),
+    (("unit", 0), {}, ValueError, "dim: expected an int in"),
+    (("unit", "8"), {}, TypeError, "dim: expected int, got str"),
+    (("t2t", 7), {"odd": "raise"}, ValueError, "dim: expected an even number"),
+    (("ddpm", 8), {"flip_sin_to_cos": True}, TypeError, 'layout="cos_sin"'),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fields", "error", "message"), ERRORS)
+def test_errors(arguments: tuple, fields: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        convention(*arguments, **fields)
+    assert type(caught.value) is error and message in str(caught.value)
+
+
+EXPORTED = {
+    "paper6": convention("paper", 6),
+    "smallest_word": Encoding(2, frequencies=(0.5,), unit="turn"),  # its fraction is 2**127: INT64_MIN as a word
+    "given": Encoding(4, frequencies=(-1e-60, 3.5), cos_frequency="shared", amplitude=-0.25, start=-(2**63)),
+    "no_frequency": Encoding(1, odd="pad"),
+    "wide": convention("flux", 130, cos_frequency="own"),
+}
+COMPILERS = [
+    ("cc", ["-x", "c", "-std=c99"]),
+    ("c++", ["-x", "c++", "-std=c++17"]),
+]
+PROGRAM = """
+#include <stdio.h>
+{includes}
+int main(void) {{
+  int i;
+  {prints}
+  return 0;
+}}
+"""
+
+
+@pytest.mark.parametrize(("compiler", "language"), COMPILERS, ids=["c99", "c++17"])
+def test_header_compiles_and_keeps_every_word(compiler: str, language: list[str], tmp_path: Path) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} on PATH")
+    for name, encoding in EXPORTED.items():
+        (tmp_path / f"{name}.h").write_text(export_header(encoding, name))
+    includes = "\n".join(f'#include "{name}.h"' for name in EXPORTED)
+    loop = 'for (i = 0; i < {0}_words; ++i) printf("%lld ", (long long){0}[i]);\n  printf("%d\\n", {0}_dim);'
+    program = PROGRAM.format(includes=includes, prints="\n  ".join(loop.format(name) for name in EXPORTED))
+    (tmp_path / "main.source").write_text(program)
+    warnings = ["-Wall", "-Wextra", "-pedantic", "-Werror"]
+    command = [compiler, *language, *warnings, str(tmp_path / "main.source"), "-o", str(tmp_path / "main")]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    printed = subprocess.run([str(tmp_path / "main")], capture_output=True, text=True, check=True).stdout
+    for line, encoding in zip(printed.splitlines(), EXPORTED.values(), strict=True):
+        assert [int(word) for word in line.split()] == [*plan(encoding).words, encoding.dim]
+
+
+def test_header_says_what_it_holds() -> None:
+    text = export_header(convention("doubled_index", 6, exponent_dim=2), "plan")
+    assert " * Encoding(6, cos_frequency='own', exponent_scale=2.0, exponent_dim=2.0)\n" in text
+    assert " * w(i) = 1 * 10000 ^ (-2 * i / (1 - 0)), pairs i = 0, 1, 2, ...\n * cos of pair i: w(i + 1/2)\n" in text
+
+
+EXPORT_ERRORS = [
+    (("paper", "plan"), TypeError, "encoding: expected Encoding, got str"),
+    ((Encoding(4), 5), TypeError, "name: expected str, got int"),
+    ((Encoding(4), "6paper"), ValueError, 'name: expected a C identifier, got "6paper"'),
+    ((Encoding(4), "a-b"), ValueError, "name: expected a C identifier"),
+    ((Encoding(4), "x\n"), ValueError, "name: expected a C identifier"),
+    ((Encoding(4, angle="float32_exp"), "plan"), ValueError, 'encoding: expected angle="exact"'),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), EXPORT_ERRORS)
+def test_export_errors(arguments: tuple, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        export_header(*arguments)
+    assert type(caught.value) is error and message in str(caught.value)

@@ -1,0 +1,324 @@
+"""Encoding and its plan: fields and their errors, exact frequencies against mpmath, the packed words."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import random
+import struct
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sinpe_ext import _frequency
+from sinpe_ext._plan import ARRAYS, HEADER_WORDS, MAGIC, Plan, plan
+from sinpe_ext.encoding import COS_FREQUENCIES, LAYOUTS, ODD_POLICIES, UNITS, Encoding
+
+PAIR_ERROR = mpmath.mpf(2) ** -106  # of turns_hi + turns_lo: two roundings to 53 bits, half a unit each
+PAIR_RANGE = mpmath.mpf(2) ** -900  # below it the low part of the pair loses bits to the end of the float64 range
+
+
+def exact(value: Any) -> mpmath.mpf:
+    fraction = Fraction(value)
+    return mpmath.mpf(fraction.numerator) / fraction.denominator
+
+
+def channel_counts(e: Encoding) -> tuple[int, int, int]:
+    """sin channels, cos channels, dim of the ladder: written from the documentation, not from the code."""
+    if e.dim % 2 == 0 or e.odd == "truncate":
+        return (e.dim + 1) // 2, e.dim // 2, e.dim
+    if e.odd == "pad":
+        return e.dim // 2, e.dim // 2, e.dim - 1
+    return (e.dim // 2, e.dim // 2 + 1, e.dim + 1) if e.layout == "cos_sin" else (e.dim // 2 + 1, e.dim // 2, e.dim + 1)
+
+
+def true_turns(e: Encoding) -> dict[tuple[str, int], mpmath.mpf]:
+    """f of every (sin or cos, pair) by the formula, in mpmath."""
+    sin, cos, ladder_dim = channel_counts(e)
+    own = e.cos_frequency == "own"
+    keys = [(kind, pair) for pair in range(max(sin, cos)) for kind in ("sin", "cos")]
+    keys = [key for key in keys if key[1] < (sin if key[0] == "sin" else cos)]
+    unit = {"radian": 1 / (2 * mpmath.pi), "half_turn": mpmath.mpf(1) / 2, "turn": mpmath.mpf(1)}[e.unit]
+    half = exact(ladder_dim if e.exponent_dim is None else e.exponent_dim) / 2 - exact(e.shift)
+    turns = {}
+    for place, (kind, pair) in enumerate(keys):
+        if e.frequencies is not None:
+            w = exact(e.frequencies[place if own else pair])
+        else:
+            index = pair + mpmath.mpf(own and kind == "cos") / 2
+            w = mpmath.power(exact(e.base), -exact(e.exponent_scale) * index / half if half else 0)
+        turns[kind, pair] = unit * w * exact(e.position_scale)
+    return turns
+
+
+def by_oscillator(p: Plan, turns: dict[tuple[str, int], mpmath.mpf]) -> dict[int, mpmath.mpf]:
+    """f of every oscillator, through the channel that uses it."""
+    seen = {}
+    count = {0: 0, 1: 0}
+    for entry in p.channels():
+        if entry:
+            seen[entry[0]] = turns["cos" if entry[1] else "sin", count[entry[1]]]
+            count[entry[1]] += 1
+    return seen
+
+
+def random_encoding(rng: random.Random, dims: tuple[int, ...] = (1, 2, 3, 4, 5, 8, 33, 64)) -> Encoding:
+    while True:
+        fields: dict[str, Any] = {
+            "base": rng.choice([10000, 2, 100, 10, 1e-4, 1, Fraction(1, 3), rng.uniform(0.01, 5), rng.uniform(1, 1e6)]),
+            "layout": rng.choice(LAYOUTS),
+            "odd": rng.choice(["truncate", "pad", "round"]),
+            "cos_frequency": rng.choice(COS_FREQUENCIES),
+            "exponent_scale": rng.choice([1, 2, -1, 0.5, 0, rng.uniform(-2, 2)]),
+            "exponent_dim": rng.choice([None, None, 2, 70, rng.uniform(65, 200)]),
+            "unit": rng.choice(UNITS),
+            "position_scale": rng.choice([1, 1, 1000, -3.5, 0.1, 1e-60, Decimal("0.1")]),
+            "shift": rng.choice([0, 0, 0, 1, 0.5, -1]),
+        }
+        dim = rng.choice(dims)
+        if rng.random() < 0.2:
+            number = _frequency.count(Encoding(dim, **{k: fields[k] for k in ("layout", "odd", "cos_frequency")}))
+            magnitudes = [0, -1, 1e-60, rng.uniform(-9, 9), rng.random() * 10 ** rng.uniform(-200, 12)]
+            fields["frequencies"] = [rng.choice(magnitudes) for _ in range(number)]
+        try:
+            return Encoding(dim, **fields)
+        except ValueError:  # a shift above the ladder, or frequencies of 2**62 turns: covered by ERRORS
+            continue
+
+
+def assert_exact(e: Encoding) -> None:
+    p, turns = plan(e), true_turns(e)
+    oscillators = by_oscillator(p, turns)
+    assert sorted(oscillators) == list(range(p.n_osc))
+    for index, f in oscillators.items():
+        assert (p.whole[index] << 128) + p.fractions[index] == int(mpmath.nint(f * mpmath.mpf(2) ** 128)), (e, index)
+        if abs(f) > PAIR_RANGE:
+            pair = mpmath.mpf(p.turns_hi[index]) + mpmath.mpf(p.turns_lo[index])
+            assert abs(pair - f) <= PAIR_ERROR * abs(f), (e, index)
+    ordered = list(turns.items()) if e.cos_frequency == "own" else [(k, f) for k, f in turns.items() if k[0] == "sin"]
+    if e.cos_frequency == "shared" and channel_counts(e)[1] > channel_counts(e)[0]:
+        ordered = [(k, f) for k, f in turns.items() if k[0] == "cos"]
+    for (_, f), w, timescale in zip(ordered, e.frequencies_radians(), e.timescales(), strict=True):
+        assert w == nearest(2 * mpmath.pi * f), e
+        assert timescale == (nearest(1 / (2 * mpmath.pi * f)) if f else math.inf), e
+
+
+def nearest(value: mpmath.mpf) -> float:
+    """Round to float64 once, ties to even; mpmath's own noise is removed first (values here can be exact ties)."""
+    with mpmath.workprec(400):
+        return float(+value)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_frequencies_are_exact(seed: int) -> None:
+    rng = random.Random(seed)
+    with mpmath.workprec(900):
+        for _ in range(40):
+            assert_exact(random_encoding(rng))
+
+
+def test_frequencies_are_exact_at_dim_20000() -> None:
+    """Document 004 takes d = 20000; every 997th pair and the last."""
+    e = Encoding(20000)
+    p = plan(e)
+    with mpmath.workprec(500):
+        for pair in [*range(0, 10000, 997), 9999]:
+            f = mpmath.power(10000, mpmath.mpf(-2 * pair) / 20000) / (2 * mpmath.pi)
+            assert p.fractions[pair] == int(mpmath.nint(f * mpmath.mpf(2) ** 128))
+            assert abs(mpmath.mpf(p.turns_hi[pair]) + mpmath.mpf(p.turns_lo[pair]) - f) <= PAIR_ERROR * f
+            assert e.frequencies_radians()[pair] == nearest(2 * mpmath.pi * f)
+
+
+@given(st.integers(1, 80), st.floats(1e-6, 1e6), st.floats(-3, 3), st.sampled_from(LAYOUTS), st.sampled_from(UNITS))
+def test_frequencies_are_exact_for_any_ladder(dim: int, base: float, scale: float, layout: str, unit: str) -> None:
+    with mpmath.workprec(900):
+        assert_exact(Encoding(dim, base=base, exponent_scale=scale, layout=layout, unit=unit, cos_frequency="own"))
+
+
+TIMESCALES = [  # what the documents print as denominators
+    ("000", Encoding(6), (1.0, 21.5443, 464.1590), 2e-4),  # float32 pow printed the last one 1e-4 off
+    ("001a", Encoding(6, cos_frequency="own", exponent_scale=2, exponent_dim=2), (1, 1e4, 1e8, 1e12, 1e16, 1e20), 0),
+    ("001b", Encoding(4), (1.0, 100.0), 0),
+    ("002", Encoding(4, cos_frequency="own"), (1.0, 10.0, 100.0, 1000.0), 0),
+    ("tie", Encoding(48, base=10, cos_frequency="own", exponent_dim=1), tuple(float(10**j) for j in range(48)), 0),
+    ("octaves", Encoding(8, base=2, exponent_scale=-1, exponent_dim=2), (1, 0.5, 0.25, 0.125), 0),
+    ("one pair", Encoding(2, shift=1), (1.0,), 0),
+    ("zero", Encoding(4, frequencies=(0, -2)), (math.inf, -0.5), 0),
+]
+
+
+@pytest.mark.parametrize(("name", "encoding", "expected", "tolerance"), TIMESCALES, ids=[t[0] for t in TIMESCALES])
+def test_timescales(name: str, encoding: Encoding, expected: tuple[float, ...], tolerance: float) -> None:
+    assert encoding.timescales() == pytest.approx(expected, rel=0, abs=tolerance)
+    products = [w * t for w, t in zip(encoding.frequencies_radians(), encoding.timescales(), strict=True) if w]
+    assert products == pytest.approx([1.0] * len(products))
+
+
+LAYOUT_TABLE = [  # dim, layout, odd -> channels as s0 c0 s1 ..., "-" a zero channel
+    (6, "interleaved", "truncate", "s0 c0 s1 c1 s2 c2"),
+    (6, "sin_cos", "pad", "s0 s1 s2 c0 c1 c2"),
+    (6, "cos_sin", "round", "c0 c1 c2 s0 s1 s2"),
+    (5, "interleaved", "truncate", "s0 c0 s1 c1 s2"),
+    (5, "sin_cos", "truncate", "s0 s1 s2 c0 c1"),
+    (5, "cos_sin", "truncate", "c0 c1 s0 s1 s2"),
+    (5, "interleaved", "pad", "s0 c0 s1 c1 -"),
+    (5, "sin_cos", "pad", "s0 s1 c0 c1 -"),
+    (5, "cos_sin", "pad", "c0 c1 s0 s1 -"),
+    (5, "interleaved", "round", "s0 c0 s1 c1 s2"),
+    (5, "sin_cos", "round", "s0 s1 s2 c0 c1"),
+    (5, "cos_sin", "round", "c0 c1 c2 s0 s1"),
+    (1, "interleaved", "truncate", "s0"),
+    (1, "cos_sin", "truncate", "s0"),
+    (1, "cos_sin", "round", "c0"),
+    (1, "sin_cos", "pad", "-"),
+]
+
+
+@pytest.mark.parametrize("cos_frequency", COS_FREQUENCIES)
+@pytest.mark.parametrize(("dim", "layout", "odd", "expected"), LAYOUT_TABLE)
+def test_layout(dim: int, layout: str, odd: str, expected: str, cos_frequency: str) -> None:
+    e = Encoding(dim, layout=layout, odd=odd, cos_frequency=cos_frequency)
+    p, found, count = plan(e), [], {0: 0, 1: 0}
+    with mpmath.workprec(300):
+        turns = true_turns(e)
+        for f, entry in zip(p.channel_turns(), p.channels(), strict=True):
+            if entry is None:
+                found.append("-")
+                assert f == 0.0
+                continue
+            key = ("cos" if entry[1] else "sin", count[entry[1]])
+            count[entry[1]] += 1
+            found.append(f"{key[0][0]}{key[1]}")
+            assert f == float(turns[key])
+    assert " ".join(found) == expected
+    flipped = p.partner()
+    assert flipped.channel_turns() == p.channel_turns() and flipped.partner().words == p.words
+    assert [c and (c[0], 1 - c[1]) for c in flipped.channels()] == p.channels()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_words(seed: int) -> None:
+    rng = random.Random(100 + seed)
+    for _ in range(20):
+        e = random_encoding(rng).replace(start=rng.randrange(-(2**63), 2**63), amplitude=rng.uniform(-2, 2))
+        p = plan(e)
+        words, n = p.words.tolist(), p.n_osc
+        unsigned = [word % 2**64 for word in words]
+        doubles = struct.unpack(f"{len(words)}d", p.words.tobytes())
+        flags = p.interleaved | p.shared << 1 | p.q0 << 2 | p.q1 << 3
+        assert p.words.typecode == "q" and len(words) == HEADER_WORDS + ARRAYS * n
+        assert words[:6] == [MAGIC, len(words), e.dim, p.n0, p.n1, flags] and MAGIC.to_bytes(6, "big") == b"SINPE1"
+        assert doubles[6] == e.amplitude and words[7:9] == [n, e.start] and not any(words[9:16])
+        high, low, whole, turns_hi, turns_lo = (slice(16 + k * n, 16 + (k + 1) * n) for k in range(5))
+        assert [(a << 64) + b for a, b in zip(unsigned[high], unsigned[low], strict=True)] == list(p.fractions)
+        assert tuple(words[whole]) == p.whole
+        assert doubles[turns_hi] == p.turns_hi and doubles[turns_lo] == p.turns_lo
+        partner = p.partner().words.tolist()
+        assert partner[5] == flags ^ 12 and partner[:5] + partner[6:] == words[:5] + words[6:]
+
+
+def test_one_plan_per_encoding() -> None:
+    assert plan(Encoding(8)) is plan(Encoding(8, base=10000, shift=0))
+    assert plan(Encoding(8)) is not plan(Encoding(8, start=1))
+    assert plan(Encoding(8, angle="float32_exp")).fractions == plan(Encoding(8)).fractions
+
+
+ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"dim": 0}, ValueError, "dim: expected an int in 1..16777216, got 0"),
+    ({"dim": 2**24 + 1}, ValueError, "dim: expected an int in"),
+    ({"dim": 8.0}, TypeError, "dim: expected int, got float"),
+    ({"dim": True}, TypeError, "dim: expected int, got bool"),
+    ({"dim": 7, "odd": "raise"}, ValueError, "dim: expected an even number"),
+    ({"base": 0}, ValueError, "base: expected a number above 0"),
+    ({"base": -1.0}, ValueError, "base: expected a number above 0"),
+    ({"base": math.inf}, ValueError, "base: expected a finite number"),
+    ({"base": math.nan}, ValueError, "base: expected a finite number"),
+    ({"base": 10**400}, ValueError, "base: expected a finite number"),
+    ({"base": Decimal("1e-400")}, ValueError, "base: expected 0 or a number that float64 can hold"),
+    ({"base": "1e4"}, TypeError, "base: expected a real number, got str"),
+    ({"base": True}, TypeError, "base: expected a real number, got bool"),
+    ({"base": 1j}, TypeError, "base: expected a real number, got complex"),
+    ({"layout": "interleave"}, ValueError, 'did you mean "interleaved"'),
+    ({"layout": 1}, TypeError, "layout: expected one of"),
+    ({"odd": "crash"}, ValueError, "odd: expected one of"),
+    ({"cos_frequency": "mine"}, ValueError, "cos_frequency: expected one of"),
+    ({"unit": "radians"}, ValueError, 'did you mean "radian"'),
+    ({"angle": "float32"}, ValueError, "angle: expected one of"),
+    ({"shift": 5}, ValueError, "shift: expected at most exponent_dim / 2 = 4, got 5"),
+    ({"shift": None}, TypeError, "shift: expected a real number"),
+    ({"exponent_dim": 0}, ValueError, "exponent_dim: expected a number above 0"),
+    ({"exponent_scale": 1e300}, ValueError, "exponent_scale: expected at most 2**30"),
+    ({"exponent_scale": -100}, ValueError, "frequencies below 2**62 turns"),
+    ({"position_scale": 1e20}, ValueError, "frequencies below 2**62 turns"),
+    ({"position_scale": math.inf}, ValueError, "position_scale: expected a finite number"),
+    ({"amplitude": math.nan}, ValueError, "amplitude: expected a finite number"),
+    ({"start": 2**63}, ValueError, "start: expected an int in"),
+    ({"start": 0.5}, TypeError, "start: expected int, got float"),
+    ({"frequencies": (1, 2, 3)}, ValueError, "frequencies: expected 4 (one per pair of dim=8"),
+    ({"frequencies": (1,) * 4, "cos_frequency": "own"}, ValueError, "frequencies: expected 8 (one per channel"),
+    ({"frequencies": (1, 2, 3, math.inf)}, ValueError, "frequencies[3]: expected a finite number"),
+    ({"frequencies": (1, 2, 3, 1e30)}, ValueError, "frequencies: expected frequencies below 2**62"),
+    ({"frequencies": "1234"}, TypeError, "frequencies: expected a sequence of numbers"),
+    ({"frequencies": 3.0}, TypeError, "frequencies: expected a sequence of numbers"),
+    ({"theta": 1e4}, TypeError, "theta: expected a field of Encoding, got a name it lacks; use base="),
+    ({"temperature": 1e4}, TypeError, "use base="),
+    ({"max_period": 1e4}, TypeError, "use base="),
+    ({"downscale_freq_shift": 1}, TypeError, "use shift="),
+    ({"scale": 1000}, TypeError, "use position_scale="),
+    ({"max_len": 5000}, TypeError, "every position is valid"),
+    ({"flip_sin_to_cos": True}, TypeError, 'use layout="cos_sin"'),
+    ({"bse": 1}, TypeError, "did you mean base?"),
+    ({"zzz": 1}, TypeError, "the fields are dim, base, layout"),
+]
+
+
+@pytest.mark.parametrize(("fields", "error", "message"), ERRORS, ids=[str(e[0])[:40] for e in ERRORS])
+def test_errors(fields: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        Encoding(**{"dim": 8, **fields})
+    assert type(caught.value) is error and message in str(caught.value)
+
+
+def test_positional_arguments() -> None:
+    with pytest.raises(TypeError, match="expected one positional argument"):
+        Encoding(8, 10000.0)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="dim"):
+        Encoding()  # type: ignore[call-arg]
+
+
+def test_is_a_value() -> None:
+    e = Encoding(8, base=Decimal("0.1"), frequencies=[1, 2, 3, 4], start=3)
+    assert repr(e) == "Encoding(8, base=Fraction(1, 10), frequencies=(1.0, 2.0, 3.0, 4.0), start=3)"
+    assert repr(Encoding(8, base=10000, amplitude=1)) == "Encoding(8)"
+    assert "64 in all" in repr(Encoding(128, frequencies=range(64)))
+    hash(e)
+    for other in (copy.copy(e), copy.deepcopy(e), pickle.loads(pickle.dumps(e)), e.replace(), eval(repr(e))):
+        assert other == e and hash(other) == hash(e)
+    assert "_hash" not in pickle.loads(pickle.dumps(e)).__dict__  # string hashes differ between processes
+    assert e.replace(start=0) != e and e.replace(dim=6, frequencies=None).dim == 6
+    with pytest.raises(AttributeError):
+        e.dim = 9  # type: ignore[misc]
+    with pytest.raises(TypeError, match="did you mean start"):
+        e.replace(strat=1)
+
+
+def test_takes_arrays_and_array_scalars() -> None:
+    numpy = pytest.importorskip("numpy")
+    e = Encoding(numpy.int64(4), base=numpy.float32(0.1), start=numpy.int8(3), frequencies=numpy.array([1.0, 2.0]))
+    assert e == Encoding(4, base=float(numpy.float32(0.1)), start=3, frequencies=(1, 2))
+    assert type(e.dim) is int and type(e.base) is float and type(e.frequencies) is tuple
+    with pytest.raises(TypeError, match=r"frequencies\[0\]"):
+        Encoding(4, frequencies=numpy.ones((2, 1)))
+
+
+def test_every_choice_is_accepted() -> None:
+    for layout in LAYOUTS:
+        for odd in ODD_POLICIES[:-1]:
+            assert len(plan(Encoding(7, layout=layout, odd=odd)).channels()) == 7
+    assert Encoding(8, odd="raise").odd == "raise"

@@ -1,0 +1,187 @@
+"""Single entries by integers: correctly rounded against mpmath, and the numbers the documents print."""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+
+import mpmath
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sinpe_ext import _exact
+from sinpe_ext._plan import Plan, plan
+from sinpe_ext.encoding import Encoding
+
+PRECISION = 1500  # bits: the smallest phases here are 2**-1100 turns, and 1 - cos of 2**-300 needs 600
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+def exact(value: float | Fraction) -> mpmath.mpf:
+    fraction = Fraction(value)
+    return mpmath.mpf(fraction.numerator) / fraction.denominator
+
+
+def true_value(p: Plan, position: float, channel: int) -> mpmath.mpf:
+    """amplitude * sin(2 pi (position f + q / 4)) for the frequency that the plan holds."""
+    entry = p.channel(channel)
+    if entry is None:
+        return mpmath.mpf(0)
+    oscillator, q = entry
+    turns = Fraction(position) * (Fraction(p.turns_hi[oscillator]) + Fraction(p.turns_lo[oscillator]))
+    if abs(turns) >= Fraction(1, 8):
+        turns = Fraction(position) * (p.whole[oscillator] + Fraction(p.fractions[oscillator], 2**128)) % 1
+    if 4 * turns == int(4 * turns):
+        return exact(p.amplitude) * (0, 1, 0, -1)[int(4 * turns) + q & 3]
+    return exact(p.amplitude) * (mpmath.cos if q else mpmath.sin)(2 * mpmath.pi * exact(turns))
+
+
+def rounded(value: mpmath.mpf, bits: int, smallest_exponent: int) -> float:
+    """To nearest even with `bits` significant bits, or to the multiple of 2**smallest_exponent."""
+    if value == 0:
+        return 0.0
+    exponent = max(mpmath.frexp(value)[1] - bits, smallest_exponent)
+    return math.ldexp(int(mpmath.nint(mpmath.ldexp(value, -exponent))), exponent)
+
+
+def assert_entry(p: Plan, position: float, channel: int) -> None:
+    value = true_value(p, position, channel)
+    found = _exact.float32(p, position, channel), _exact.float64(p, position, channel)
+    assert found == (rounded(value, 24, -149), rounded(value, 53, -1074)), (p.dim, position, channel)
+
+
+ENCODINGS = {
+    "paper": Encoding(64),
+    "odd": Encoding(7, layout="cos_sin"),
+    "zero channel": Encoding(5, odd="pad", layout="sin_cos", shift=1),
+    "own": Encoding(6, cos_frequency="own", exponent_scale=2, exponent_dim=2),
+    "whole turns": Encoding(8, base=3, exponent_scale=-1, position_scale=1000),
+    "half turns": Encoding(8, base=2, exponent_scale=-1, exponent_dim=2, unit="half_turn"),
+    "turns": Encoding(8, base=2, exponent_dim=2, unit="turn"),
+    "negative": Encoding(4, frequencies=(-0.3, 0.0), amplitude=-1.5),
+    "tiny frequency": Encoding(4, frequencies=(1e-60, 1e-300)),
+    "tiny amplitude": Encoding(8, amplitude=1e-40),
+    "unit amplitude": Encoding(512, amplitude=512**-0.5),
+    "amplitude on a float32 tie": Encoding(8, amplitude=1 + 2**-24),
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_correctly_rounded(name: str) -> None:
+    rng = random.Random(name)
+    p = plan(ENCODINGS[name])
+    positions = [0, 1, -1, 2, 3, 2**24 + 1, 2**31 - 1, 2**31, 2**53 + 1, INT64_MAX, INT64_MIN, 10**30]
+    positions += [rng.randrange(10**6) for _ in range(20)] + [rng.randrange(INT64_MIN, INT64_MAX) for _ in range(20)]
+    positions += [0.5, -0.25, 0.125, 998.3897, 2.0**-1074, 1e-40, 1e-3, 1e15, 2.0**80, 1e300]
+    positions += [math.ldexp(rng.uniform(-1, 1), rng.randrange(-60, 63)) for _ in range(30)]
+    with mpmath.workprec(PRECISION):
+        for position in positions:
+            for channel in {rng.randrange(p.dim) for _ in range(4)}:
+                assert_entry(p, position, channel)
+
+
+# Recorded near-zeros: rows where rotation in float64 alone is 3 to 60 float32 ULP off.
+NEAR_ZERO = [(512, 7199, 35), (512, 81665, 13), (512, 408325, 77), (512, 3803902, 50), (768, 97253, 53)]
+
+
+@pytest.mark.parametrize(("dim", "position", "pair"), NEAR_ZERO)
+def test_near_zero(dim: int, position: int, pair: int) -> None:
+    with mpmath.workprec(PRECISION):
+        w = mpmath.power(10000, mpmath.mpf(-2 * pair) / dim)
+        for channel, function in ((2 * pair, mpmath.sin), (2 * pair + 1, mpmath.cos)):
+            value = function(position * w)
+            assert _exact.float32(plan(Encoding(dim)), position, channel) == rounded(value, 24, -149)
+            assert _exact.float64(plan(Encoding(dim)), position, channel) == rounded(value, 53, -1074)
+
+
+@given(st.integers(INT64_MIN, INT64_MAX), st.integers(0, 63))
+def test_any_integer_position(position: int, channel: int) -> None:
+    with mpmath.workprec(PRECISION):
+        assert_entry(plan(ENCODINGS["paper"]), position, channel)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(0, 7))
+def test_any_float_position(position: float, channel: int) -> None:
+    with mpmath.workprec(PRECISION):
+        assert_entry(plan(ENCODINGS["whole turns"]), position, channel)
+
+
+def test_agrees_with_the_formula_in_reals() -> None:
+    """Against the formula itself, not the plan's 128 bits: the fraction's error stays far below a float64 ULP."""
+    rng = random.Random(7)
+    p = plan(Encoding(256))
+    with mpmath.workprec(400):
+        for _ in range(200):
+            position, pair = rng.randrange(2**31), rng.randrange(128)
+            angle = position * mpmath.power(10000, mpmath.mpf(-pair) / 128)
+            assert _exact.float64(p, position, 2 * pair) == float(mpmath.sin(angle))
+            assert _exact.float64(p, position, 2 * pair + 1) == float(mpmath.cos(angle))
+
+
+SPECIAL = [  # encoding, position, row as float32; the sign of a zero counts
+    (Encoding(4), 0, (0.0, 1.0, 0.0, 1.0)),
+    (Encoding(4), -0.0, (0.0, 1.0, 0.0, 1.0)),
+    (Encoding(4, amplitude=-2), 0, (-0.0, -2.0, -0.0, -2.0)),
+    (Encoding(4, unit="turn", frequencies=(1, 0.25)), 1, (0.0, 1.0, 1.0, 0.0)),
+    (Encoding(4, unit="turn", frequencies=(1, 0.25)), 2, (0.0, 1.0, 0.0, -1.0)),
+    (Encoding(4, unit="turn", frequencies=(1, 0.25)), -3, (0.0, 1.0, 1.0, 0.0)),
+    (Encoding(4, unit="turn", frequencies=(1, 0.25)), -1.5, (0.0, -1.0, -(0.5**0.5), -(0.5**0.5))),
+    (Encoding(4, frequencies=(0, 0)), 5, (0.0, 1.0, 0.0, 1.0)),
+    (Encoding(4, amplitude=1e300), 1, (math.inf,) * 4),
+    (Encoding(4, amplitude=0), 4, (-0.0, -0.0, 0.0, 0.0)),  # sin 4 and cos 4 are negative
+    (Encoding(3, odd="pad"), math.nan, (math.nan, math.nan, 0.0)),
+    (Encoding(3, odd="pad"), -math.inf, (math.nan, math.nan, 0.0)),
+]
+
+
+@pytest.mark.parametrize(("encoding", "position", "row"), SPECIAL)
+def test_special_values(encoding: Encoding, position: float, row: tuple[float, ...]) -> None:
+    found = [_exact.float32(plan(encoding), position, channel) for channel in range(encoding.dim)]
+    for value, expected in zip(found, row, strict=True):
+        assert value == pytest.approx(expected, rel=2**-24, abs=0, nan_ok=True)
+        assert math.isnan(expected) or math.copysign(1, value) == math.copysign(1, expected)
+
+
+def test_float_and_integer_positions_agree() -> None:
+    p = plan(Encoding(32))
+    for position in (3, 4096, 2**24 + 1, 2**52 + 1):
+        for channel in range(32):
+            assert _exact.float64(p, position, channel) == _exact.float64(p, float(position), channel)
+
+
+def test_numpy_scalars() -> None:
+    numpy = pytest.importorskip("numpy")
+    p = plan(Encoding(8))
+    assert _exact.float32(p, numpy.int64(INT64_MAX), 2) == _exact.float32(p, INT64_MAX, 2)
+    assert _exact.float32(p, numpy.float32(0.1), 2) == _exact.float32(p, float(numpy.float32(0.1)), 2)
+    assert math.isnan(_exact.float64(p, numpy.float32("nan"), 2))
+
+
+DOCUMENTS = [  # document, encoding, position, printed row, half a unit of the last printed digit
+    ("000", Encoding(6), 1, (0.8415, 0.5403, 0.0464, 0.9989, 0.0022, 1.0000), 5e-5),
+    ("000", Encoding(6), 9, (0.4121, -0.9111, 0.4057, 0.9140, 0.0194, 0.9998), 5e-5),
+    ("001a", ENCODINGS["own"], 1, (8.4147e-01, 1.0, 1e-08, 1.0, 1e-16, 1.0), 5e-6),
+    ("001b", Encoding(4), 7, (0.6570, 0.7539, 0.0699, 0.9976), 5e-5),
+    (
+        "003",  # NumPy half: printed from float64
+        Encoding(8, cos_frequency="own"),
+        9,
+        (0.41211849, -0.9566442, 0.78332691, 0.95977264, 0.08987855, 0.99959503, 0.00899988, 0.99999595),
+        5e-9,
+    ),
+]
+
+
+@pytest.mark.parametrize(("document", "encoding", "position", "row", "half_digit"), DOCUMENTS)
+def test_documents(document: str, encoding: Encoding, position: int, row: tuple[float, ...], half_digit: float) -> None:
+    found = [_exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
+    assert found == pytest.approx(row, rel=0, abs=1.001 * half_digit)
+
+
+def test_document_001a_sees_its_smallest_channel() -> None:
+    """1e-16 and, one pair on, 1e-24 of a radian: below 2**-53 of a turn, and still correct to the last bit."""
+    e = Encoding(8, cos_frequency="own", exponent_scale=2, exponent_dim=2)
+    assert _exact.float64(plan(e), 1, 4) == 1e-16
+    assert _exact.float64(plan(e), 1, 6) == 1e-24

@@ -1,0 +1,178 @@
+"""Compiling on first use: the cache, and everything that can happen to a build. Small sources stand in for ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from build_support import (
+    PREAMBLE,
+    environment,
+    finish,
+    needs_compiler,
+    run,
+    start,
+    write_script,
+    write_small_sources,
+)
+
+from sinpe_ext import _build
+
+pytestmark = [needs_compiler, pytest.mark.slow]
+
+USE = """
+before = dict(os.environ)
+assert _backend.compiled("cpu"), _backend.backend_info()
+assert dict(os.environ) == before
+found = _backend.resolve("cpu")
+import torch
+assert torch.ops.sinpe_ext.cpu_isa.default() == "small-7"
+assert _backend.backend_info().instruction_set == "small-7"
+print(found.how, found.library)
+"""
+
+
+@pytest.fixture(scope="module")
+def small_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_sources(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def built(small_sources: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list[tuple[str, str]]]:
+    """A cache that two processes filled at once, and what each of them printed."""
+    cache = tmp_path_factory.mktemp("cache with a space") / "sinpe"
+    env = environment(SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(cache))
+    processes = [start(PREAMBLE + USE, env) for _ in range(2)]
+    return env, [finish(process) for process in processes]
+
+
+def library_of(output: str) -> Path:
+    return Path(output.strip().splitlines()[-1].split(" ", 1)[1])
+
+
+def test_two_processes_at_once_build_once_and_both_succeed(built):
+    _, outputs = built
+    assert library_of(outputs[0][0]) == library_of(outputs[1][0])
+    assert sum(err.count("sinpe_ext: compiling") for _, err in outputs) == 1
+    (line,) = [line for _, err in outputs for line in err.splitlines() if line.startswith("sinpe_ext")]
+    assert "SINPE_EXT_JIT=0" in line and " done in " in line
+
+
+def test_finished_build_is_private_and_marked(built):
+    env, outputs = built
+    library = library_of(outputs[0][0])
+    cache = Path(env["SINPE_EXT_CACHE_DIR"])
+    assert cache.stat().st_mode & 0o777 == 0o700 and library.parent.parent == cache
+    assert sorted(path.name for path in library.parent.iterdir()) == ["done.json", "sinpe_ext_cpu.so"]
+    assert json.loads((library.parent / "done.json").read_text())["facts"]["torch"]
+
+
+def test_next_process_compiles_nothing(built):
+    env, outputs = built
+    out, err = run(PREAMBLE + USE, env)
+    assert library_of(out) == library_of(outputs[0][0]) and "compiling" not in err
+
+
+def test_finished_build_serves_a_machine_without_compiler(built, tmp_path):
+    env, outputs = built
+    out, err = run(PREAMBLE + USE, {**env, "PATH": str(tmp_path), "CXX": ""})
+    assert library_of(out) == library_of(outputs[0][0]) and "compiling" not in err
+
+
+@pytest.fixture
+def own_cache(built, tmp_path: Path) -> tuple[dict[str, str], Path]:
+    """A copy of the filled cache that a test may damage, and the library in it."""
+    env, outputs = built
+    cache = tmp_path / "cache"
+    shutil.copytree(env["SINPE_EXT_CACHE_DIR"], cache)
+    library = library_of(outputs[0][0])
+    return {**env, "SINPE_EXT_CACHE_DIR": str(cache)}, cache / library.parent.name / library.name
+
+
+def test_truncated_library_is_built_again(own_cache):
+    env, library = own_cache
+    library.write_bytes(library.read_bytes()[:1000])
+    out, err = run(PREAMBLE + USE, env)
+    assert library_of(out) == library and err.count("compiling") == 1
+
+
+def test_library_that_does_not_load_is_built_again(own_cache):
+    env, library = own_cache
+    library.write_bytes(b"not a library")
+    marker = json.loads((library.parent / "done.json").read_text())
+    marker["sha256"] = _build.file_hash(library)
+    (library.parent / "done.json").write_text(json.dumps(marker))
+    _, err = run(PREAMBLE + USE, env)
+    assert err.count("compiling") == 1
+
+
+def test_killed_build_does_not_disturb_the_next(small_sources, tmp_path):
+    hold = tmp_path / "hold"
+    hold.write_text("")
+    compiler = write_script(
+        tmp_path / "held-g++",
+        f'for a in "$@"; do [ "$a" = -c ] && while [ -e {hold} ]; do sleep 0.1; done; done; exec c++ "$@"',
+    )
+    cache = tmp_path / "cache"
+    env = environment(SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(cache), CXX=str(compiler))
+    victim = start(PREAMBLE + USE, env)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(cache.glob("*/build-*/build.ninja")):
+            assert time.monotonic() < deadline and victim.poll() is None
+            time.sleep(0.05)
+        victim.send_signal(signal.SIGKILL)
+        victim.wait(30)
+        assert list(cache.glob("*/build-*/lock"))  # what torch would wait for without end
+    finally:
+        hold.unlink()  # the orphaned ninja now goes on compiling beside the next build
+        victim.kill()
+    out, err = run(PREAMBLE + USE, env)
+    assert library_of(out).is_file() and " done in " in err
+    assert not list(cache.glob("*/build-*/lock"))
+
+
+def test_lock_held_too_long_gives_eager_with_the_reason(built, small_sources, tmp_path):
+    from filelock import FileLock
+
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    env = {**built[0], "SINPE_EXT_CACHE_DIR": str(cache), "SINPE_EXT_LOCK_TIMEOUT": "0.5"}
+    key = library_of(built[1][0][0]).parent.name
+    with FileLock(str(cache / f"{key}.lock")):
+        code = 'assert not _backend.compiled("cpu")\nprint(_backend.resolve("cpu").reason)'
+        out, _ = run(PREAMBLE + code, env)
+    assert "another process has held" in out
+    with pytest.raises(AssertionError, match="SINPE_EXT_LOCK_TIMEOUT: expected a number of seconds, got 'soon'"):
+        run(PREAMBLE + USE, {**env, "SINPE_EXT_LOCK_TIMEOUT": "soon"})
+
+
+def test_compiler_of_several_words(small_sources, tmp_path):
+    env = environment(SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"), CXX="env c++")
+    _, err = run(PREAMBLE + USE, env)
+    assert " done in " in err
+
+
+def test_real_library_compiled_on_first_use_gives_the_same_bits(tmp_path):
+    code = """
+import sinpe_ext
+from sinpe_ext import _backend, _build
+def nothing_built(package=None):
+    raise _build.BuildUnavailable("nothing was built at install time")
+_backend._load_prebuilt = nothing_built
+path = _backend.build()
+assert _backend.resolve("cpu").how == "jit", _backend.backend_info()
+print(sinpe_ext.table(300, 64, start=10**6).numpy().tobytes().hex())
+"""
+    out, _ = run(code, environment(SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"), MAX_JOBS=str(os.cpu_count())))
+
+    import sinpe_ext
+
+    with sinpe_ext.use_backend("eager"):
+        expected = sinpe_ext.table(300, 64, start=10**6)
+    assert out.split()[-1] == expected.numpy().tobytes().hex()

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# ruff and clang-format over the repository; --fix applies what they would change.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+mapfile -t cpp < <(find csrc tests/cpp examples/cpp -name 'paper6.h' -prune -o \
+  \( -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print | sort)
+
+if [ "${1:-}" = --fix ]; then
+  ruff check --fix .
+  clang-format -i "${cpp[@]}"
+else
+  ruff check .
+  clang-format --dry-run -Werror "${cpp[@]}"
+fi
+echo "lint: ruff and clang-format have nothing to say (${#cpp[@]} C++ files)"

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Finds or makes the Python environment that the Makefile works in, installs the project there (editable), and prints the
+# path of its Python. Everything else goes to standard error.
+#
+#   tools/setup_env.sh [EXTRA...]      extras of pyproject.toml whose packages are needed: bench, test, lint
+#
+# PYTHON, VENV, TORCH, TORCH_INDEX_URL: see `make help`. A VENV given outright wins over an active environment.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PYTHON=${PYTHON:-python3}
+TORCH=${TORCH:-2.13.0}
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
+log=build/setup.log
+mkdir -p build
+
+say() { echo "setup: $*" >&2; }
+die() { echo "setup: $*" >&2; exit 1; }
+
+# torch_is EXPRESSION: what the environment's torch, unimported (its import takes seconds), says of EXPRESSION over `v`.
+torch_is() {
+  "$py" - "$1" "$TORCH" 2>/dev/null <<'EOF'
+import re, sys
+from importlib.metadata import version
+full = version("torch")
+v = tuple(map(int, re.match(r"(\d+)\.(\d+)", full).groups()))
+sys.exit(not eval(sys.argv[1], {"v": v, "base": full.split("+")[0], "wanted": sys.argv[2]}))
+EOF
+}
+
+# pip_install WHAT ARGUMENT...: quiet; on failure one line, with the reason's place.
+pip_install() {
+  local what=$1
+  shift
+  if ! "$py" -m pip install -q "$@" >"$log" 2>&1; then
+    die "cannot install $what: $(grep -m1 -E '^ *(ERROR|error):' "$log" || tail -n 1 "$log") (network? all of it: $log)"
+  fi
+}
+
+active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}
+py=
+if [ -z "${VENV:-}" ] && [ -n "$active" ] && [ -x "$active/bin/python" ]; then
+  py=$active/bin/python
+  if torch_is 'v >= (2, 11)'; then
+    prefix=$active
+  else
+    say "the active environment $active has no torch >= 2.11; using .venv"
+    py=
+  fi
+fi
+
+if [ -z "$py" ]; then
+  prefix=${VENV:-.venv}
+  command -v "$PYTHON" >/dev/null || die "$PYTHON was not found: install Python 3.10 or newer, or say make PYTHON=..."
+  if [ ! -x "$prefix/bin/python" ]; then
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+      die "$PYTHON is $("$PYTHON" -V 2>&1): install Python 3.10 or newer, or say make PYTHON=..."
+    say "making the environment $prefix"
+    if ! "$PYTHON" -m venv "$prefix" >"$log" 2>&1; then
+      rm -rf "$prefix"
+      die "$PYTHON -m venv does not work: install the venv module (Debian, Ubuntu: apt install python3-venv), see $log"
+    fi
+  fi
+  py=$(cd "$prefix/bin" && pwd)/python
+  if ! torch_is 'base == wanted'; then
+    say "installing torch $TORCH"
+    pip_install "torch $TORCH" "torch==$TORCH" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"}
+  fi
+fi
+prefix=$(cd "$prefix" && pwd)
+
+# The library is built anew only when what it is made of has changed.
+stamp=$prefix/.sinpe_ext.built
+if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$PWD $TORCH" ] ||
+  [ -n "$(find csrc pyproject.toml setup.py sinpe_ext/_build.py sinpe_ext/_version.py -newer "$stamp" -print -quit)" ]; then
+  rm -f "$prefix"/.sinpe_ext.*
+  pip_install "the build tools" "setuptools>=77" wheel "pybind11>=2.13" ninja numpy
+  say "building and installing sinpe_ext (editable)"
+  pip_install sinpe_ext --no-build-isolation --no-deps -e .
+  "$py" - >&2 <<'EOF'
+import json
+reason = json.load(open("sinpe_ext/_build.json")).get("reason")
+if reason:
+    print("setup: no compiled library,", reason)
+EOF
+  echo "$PWD $TORCH" >"$stamp"
+fi
+
+for extra in "$@"; do
+  if [ ! -f "$prefix/.sinpe_ext.$extra" ]; then
+    say "installing what [$extra] needs and this environment lacks"
+    pip_install "the packages of [$extra]" "sinpe-ext[$extra]"
+    touch "$prefix/.sinpe_ext.$extra"
+  fi
+done
+echo "$py"
