@@ -54,7 +54,7 @@ cpp:
 	  echo "cpp: no C++ compiler, so the C++ tests are skipped; install g++ or clang++, or set CXX"; exit 0; fi; \
 	if ! command -v cmake >/dev/null; then echo "cpp: cmake was not found: pip install cmake"; exit 1; fi; \
 	mkdir -p build; cmake -S . -B $(BUILD) -DCMAKE_CXX_STANDARD=$(CXX_STANDARD) $(CMAKE_ARGS) >build/cmake.log || { cat build/cmake.log; exit 1; }; \
-	cmake --build $(BUILD) --parallel && ctest --test-dir $(BUILD) --output-on-failure
+	cmake --build $(BUILD) --parallel $$(nproc 2>/dev/null || echo 2) && ctest --test-dir $(BUILD) --output-on-failure
 
 lint:
 	@$(call environment,lint) && tools/lint.sh
@@ -65,7 +65,7 @@ format:
 clean:
 	rm -rf build dist *.egg-info sinpe_ext/*.so sinpe_ext/_build.json .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	rm -f $(if $(VENV),$(VENV),.venv)/.sinpe_ext.built
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(if $(VENV),$(VENV),.venv)

@@ -114,6 +114,8 @@ Arrays = TorchArrays | NumpyArrays
 
 def arrays(xp: ModuleType | None, device: Any = None) -> Arrays:
     """The operations of `xp` (torch when None) on `device` (the CPU when None)."""
-    if xp is None:
-        import torch as xp  # type: ignore[no-redef]
-    return NumpyArrays(xp) if xp.__name__ == "numpy" else TorchArrays(xp, device)
+    if xp is not None and xp.__name__ == "numpy":
+        return NumpyArrays(xp)
+    import torch
+
+    return TorchArrays(torch, device)

@@ -36,23 +36,19 @@ _library.define("cpu_isa() -> str")
 _plans: dict[int, Plan] = {}  # address of a plan tensor's words -> its plan; plan tensors live as long as the process
 
 
-@lru_cache(maxsize=256)
-def _plan_tensor(plan: Plan) -> torch.Tensor:
-    words = torch.frombuffer(plan.words, dtype=torch.int64)
+@lru_cache(maxsize=None)  # a plan tensor's address identifies it, so none may die
+def plan_tensor(plan: Plan) -> torch.Tensor:
+    """A plan as the int64 tensor that the operators take. Never a fake tensor."""
+    with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
+        words = torch.frombuffer(plan.words, dtype=torch.int64)
     _plans[words.data_ptr()] = plan
     return words
 
 
 @lru_cache(maxsize=256)
 def plan_words(encoding: Encoding) -> torch.Tensor:
-    """The plan of an encoding as the int64 tensor that the operators take. Never a fake tensor."""
-    with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
-        return _plan_tensor(_plan_of(encoding))
-
-
-def partner_words(plan: Plan) -> torch.Tensor:
-    """The plan with sine and cosine exchanged, as a tensor."""
-    return _plan_tensor(plan.partner())
+    """The plan of an encoding as the operators take it."""
+    return plan_tensor(_plan_of(encoding))
 
 
 def _decoded(words: torch.Tensor) -> Plan:

@@ -40,14 +40,14 @@ class Oscillators(NamedTuple):
     turns_low: Array  # float64
 
     def at(self, index: Array) -> Oscillators:
-        return Oscillators(*(field[index] for field in self))
+        return Oscillators._make(field[index] for field in self)
 
 
 def oscillators(a: Arrays, plan: Plan) -> Oscillators:
     """The constants of a plan as arrays of shape (n_osc,)."""
     words, n = a.words(plan.words), plan.n_osc
     fields = [words[HEADER_WORDS + k * n : HEADER_WORDS + (k + 1) * n] for k in range(5)]
-    return Oscillators(*fields[:3], fields[3].view(a.xp.float64), fields[4].view(a.xp.float64))
+    return Oscillators._make([*fields[:3], *(field.view(a.xp.float64) for field in fields[3:])])
 
 
 def integer_phase(p: Array, high: Array, low: Array) -> tuple[Array, Array]:
@@ -161,7 +161,7 @@ def reduce(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array, Array]:
     sign = 1.0 - 2.0 * a.cast(negative, xp.float64)
     rest, rest_low = rest * sign, rest_low * sign
 
-    # Far below one turn the 128 bits run out of leading ones; the float64 pair does not. The scale keeps `split` finite.
+    # Far below one turn the 128 bits run out of leading ones, the pair does not. The scale keeps `split` finite.
     scale = xp.where(xp.abs(p_high) > 2.0**500, 2.0**-500, xp.ones_like(p_high))
     turns, turns_low = osc.turns / scale, osc.turns_low / scale
     small, small_low = two_product(p_high * scale, turns)
@@ -211,13 +211,14 @@ def sin_cos(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array, Array,
     )
 
 
-def scaled(value: Array, low: Array, amplitude: float) -> Array:
-    """amplitude * (value + low), one rounding beside the error of value + low."""
+def scaled(a: Arrays, value: Array, low: Array, amplitude: float) -> Array:
+    """amplitude * (value + low), one rounding beside the error of value + low; a zero keeps its sign."""
     if amplitude == 1.0:
         return value
     mantissa, exponent = math.frexp(amplitude)  # so that no partial product overflows
     product, error = two_product(value, mantissa)
-    return (product + (error + low * mantissa)) * 2.0 * math.ldexp(1.0, exponent - 1)
+    product = a.xp.where(product == 0, product, product + (error + low * mantissa))
+    return product * 2.0 * math.ldexp(1.0, exponent - 1)
 
 
 def angles(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array] | None:

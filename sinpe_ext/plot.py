@@ -178,7 +178,7 @@ def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axe
     ax = _axes(ax)
     where = np.unique(np.round(np.geomspace(1, 1e7, 128))) if positions is None else np.asarray(positions)
     where = where.astype(np.int64)
-    exact = _evaluate(where, encoding)
+    exact = _evaluate(where, encoding.replace(angle="exact"))
     ours = _evaluate(where, encoding, np.float32)
     usual = usual_float32(where, encoding)
     ax.loglog(where, abs(usual - exact).max(axis=1), label="usual float32 formula")

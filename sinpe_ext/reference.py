@@ -159,7 +159,7 @@ def add(
 
 
 def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
-    """Fills `out` with rows from `start`: a few direct rows (anchors), turned by the direct rows 0, 1, 2, ... (offsets).
+    """Fills `out` with rows from `start`: a few direct rows (anchors) turned by the direct rows 0, 1, 2, ... (offsets).
 
     sin(x + y) = sin x cos y + cos x sin y, where x carries the quarter turn of a cosine channel.
     Error: `_bounds` at the largest angle.
@@ -173,8 +173,8 @@ def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
     reals = a.cast(rows, xp.float64) + float(start)
     theta = _phase.word_angles(a, first + _phase.phase_word(a, rows, osc), reals, osc, reach)
     sines, cosines = xp.sin(theta) * plan.amplitude, xp.cos(theta) * plan.amplitude
-    anchor_sin = _channels(a, plan, *((cosines, sines) if plan.q0 else (sines, cosines)))[:, None]
-    anchor_cos = _channels(a, plan, *((-sines, cosines) if plan.q0 else (cosines, -sines)))[:, None]
+    anchor_sin = _channels(a, plan, *_ordered(plan, sines, cosines))[:, None]
+    anchor_cos = _channels(a, plan, *_ordered(plan, cosines, -sines))[:, None]
     rows = a.arange(0, block)[:, None]
     theta = _phase.word_angles(a, _phase.phase_word(a, rows, osc), a.cast(rows, xp.float64), osc, reach)
     sines, cosines = xp.sin(theta), xp.cos(theta)
@@ -225,12 +225,10 @@ def _float32_rows(a: Arrays, plan: Plan, osc: _phase.Oscillators, positions: Arr
     else:
         sines, _, cosines, _, _ = _phase.sin_cos(a, p, osc)
         sines, cosines = sines * plan.amplitude, cosines * plan.amplitude
-        bounds = xp.abs(sines) * _phase.DIRECT_ERROR, xp.abs(cosines) * _phase.DIRECT_ERROR
-        bounds = bounds[::-1] if plan.q0 else bounds
-    streams = (cosines, sines) if plan.q0 else (sines, cosines)
-    low, high = (a.cast(_channels(a, plan, *x), xp.float32) for x in (
-        (streams[0] - bounds[0], streams[1] - bounds[1]), (streams[0] + bounds[0], streams[1] + bounds[1])
-    ))
+        bounds = _ordered(plan, xp.abs(sines) * _phase.DIRECT_ERROR, xp.abs(cosines) * _phase.DIRECT_ERROR)
+    first, second = _ordered(plan, sines, cosines)
+    low = a.cast(_channels(a, plan, first - bounds[0], second - bounds[1]), xp.float32)
+    high = a.cast(_channels(a, plan, first + bounds[0], second + bounds[1]), xp.float32)
     zero = positions == 0
     if bool(zero.any()):
         low[zero] = high[zero] = _origin(a, plan)
@@ -242,9 +240,9 @@ def _float32_rows(a: Arrays, plan: Plan, osc: _phase.Oscillators, positions: Arr
 def _float64_rows(a: Arrays, plan: Plan, osc: _phase.Oscillators, positions: Array, out: Array) -> None:
     """Fills `out` with the float64 rows of finite positions."""
     sines, sines_low, cosines, cosines_low, _ = _phase.sin_cos(a, positions[:, None], osc)
-    sines = _phase.scaled(sines, sines_low, plan.amplitude)
-    cosines = _phase.scaled(cosines, cosines_low, plan.amplitude)
-    a.copy(out, _channels(a, plan, *((cosines, sines) if plan.q0 else (sines, cosines))))
+    sines = _phase.scaled(a, sines, sines_low, plan.amplitude)
+    cosines = _phase.scaled(a, cosines, cosines_low, plan.amplitude)
+    a.copy(out, _channels(a, plan, *_ordered(plan, sines, cosines)))
 
 
 def _settle(a: Arrays, plan: Plan, osc: _phase.Oscillators, low: Array, high: Array, positions: Array) -> None:
@@ -266,7 +264,7 @@ def _settle(a: Arrays, plan: Plan, osc: _phase.Oscillators, low: Array, high: Ar
             row, channel = row[still], channel[still]
         if len(row):
             known: dict[tuple[float, int], float] = {}  # a position is often repeated
-            entries = list(zip(positions[row].tolist(), channel.tolist()))
+            entries = list(zip(positions[row].tolist(), channel.tolist(), strict=True))
             for position, index in entries:
                 if (position, index) not in known:
                     known[position, index] = _exact.float32(plan, position, index)
@@ -276,7 +274,11 @@ def _settle(a: Arrays, plan: Plan, osc: _phase.Oscillators, low: Array, high: Ar
 def _bounds(a: Arrays, plan: Plan, sine: Array) -> tuple[Array, Array]:
     """Error bounds of stream 0 and stream 1 per oscillator, from that of unscaled sines."""
     cosine = a.xp.maximum(sine, sine * 0.0 + _phase.ANGLE_ERROR) * abs(plan.amplitude)
-    sine = sine * abs(plan.amplitude)
+    return _ordered(plan, sine * abs(plan.amplitude), cosine)
+
+
+def _ordered(plan: Plan, sine: Array, cosine: Array) -> tuple[Array, Array]:
+    """What belongs to stream 0 and what to stream 1."""
     return (cosine, sine) if plan.q0 else (sine, cosine)
 
 

@@ -7,10 +7,12 @@ mapfile -t cpp < <(find csrc tests/cpp examples/cpp -name 'paper6.h' -prune -o \
   \( -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print | sort)
 
 if [ "${1:-}" = --fix ]; then
-  ruff check --fix .
   clang-format -i "${cpp[@]}"
+  ruff check --fix .
 else
-  ruff check .
-  clang-format --dry-run -Werror "${cpp[@]}"
+  failed=0
+  ruff check . || failed=1
+  clang-format --dry-run -Werror "${cpp[@]}" || failed=1
+  [ "$failed" = 0 ] || { echo "lint: see above; make format applies what can be applied" >&2; exit 1; }
 fi
 echo "lint: ruff and clang-format have nothing to say (${#cpp[@]} C++ files)"

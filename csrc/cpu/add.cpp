@@ -55,7 +55,6 @@ class Positions {
  public:
   Positions(const Arguments& a, int64_t first) : a_(a), first_(first) {}
   bool shared_by_batch() const { return a_.positions == nullptr || a_.position_strides[0] == 0; }
-  bool consecutive() const { return a_.positions == nullptr || a_.positions_are_starts != 0; }
 
   template <class Real>
   void rows(RowMaker& maker, int64_t batch, int64_t row, int64_t n, Real* out, int64_t dim) const {
@@ -144,8 +143,7 @@ sinpe_status add(const Plan& plan, const Arguments& a, int64_t first) {
   const int64_t slices = shape.batch * shape.middle / groups;
   const int64_t wanted = 4 * parallel_threads();
   const int64_t parts = std::max<int64_t>(1, std::min(slices, (wanted + groups * tiles - 1) / (groups * tiles)));
-  const bool rotates = shape.rows >= kShortestRun && !std::is_same<T, double>::value;
-  const std::unique_ptr<RowState> steps = shared_steps(plan, rotates ? shape.rows : 0);
+  const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<T, double>::value ? 0 : shape.rows);
   const int64_t work = std::max<int64_t>(1, tile * shape.dim * ((slices + parts - 1) / parts));
   const Acc alpha = static_cast<Acc>(a.alpha);
 

@@ -15,9 +15,11 @@ int64_t run_length(const int64_t* positions, int64_t i, int64_t end) {
   return n;
 }
 
+// True when the positions hold some run worth an anchor. Looks at every kShortestRun-th one only: a run twice as long is
+// always seen, a shorter one costs little.
 bool has_run(const int64_t* positions, int64_t count) {
   for (int64_t i = 0; i + kShortestRun <= count; i += kShortestRun) {
-    if (run_length(positions, i, std::min(count, i + kShortestRun)) == kShortestRun) return true;
+    if (run_length(positions, i, i + kShortestRun) == kShortestRun) return true;
   }
   return false;
 }

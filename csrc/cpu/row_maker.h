@@ -13,15 +13,16 @@ namespace sinpe {
 
 // Elements below which a second thread costs more than it brings.
 constexpr int64_t kGrain = 32768;
-// Runs shorter than this are cheaper row by row than with an anchor.
+// Runs shorter than this are cheaper row by row than with an anchor, and calls shorter than kShortestCall than with steps.
 constexpr int64_t kShortestRun = 4;
+constexpr int64_t kShortestCall = 12;
 
 // Rows of `dim` channels that fit half of a usual first-level cache.
 inline int64_t tile_rows(int64_t dim) { return std::max<int64_t>(4, std::min<int64_t>(64, 6144 / dim)); }
 
 // Steps of the rotation, computed once per call and shared by its threads; empty when no run is long enough.
 inline std::unique_ptr<RowState> shared_steps(const Plan& plan, int64_t longest_run) {
-  if (longest_run < kShortestRun) return nullptr;
+  if (longest_run < kShortestCall) return nullptr;
   std::unique_ptr<RowState> state(new RowState(plan));
   state->compute_steps();
   return state;

@@ -38,11 +38,13 @@ void RowState::share_steps(const RowState& from) {
 
 void RowState::compute_steps() {
   const Position one = integer_position(1);
+  if (fast_position(one, max_turns)) return row_kernels().steps(*this);
+  Plan unit = *plan;
+  unit.amplitude = 1.0;
   for (int stream = 0; stream < (lanes.pairs ? 1 : 2); ++stream) {
     for (int64_t i = 0; i < lanes.osc_count[stream]; ++i) {
-      const Frequency f = plan->frequency(lanes.osc_base[stream] + i);
-      step_sin[lanes.begin[stream] + i] = exact_double(one, f, 0, 1.0);
-      step_cos[lanes.begin[stream] + i] = exact_double(one, f, 1, 1.0);
+      step_sin[lanes.begin[stream] + i] = exact_double_entry(unit, one, lanes.osc_base[stream] + i, 0);
+      step_cos[lanes.begin[stream] + i] = exact_double_entry(unit, one, lanes.osc_base[stream] + i, 1);
     }
   }
 }

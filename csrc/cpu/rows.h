@@ -47,7 +47,7 @@ class RowState {
   double *step_cos, *step_sin;  // [lanes.total], cos and sin of one position's phase
   double* bound;                // [lanes.total], error bound of `value`; that of `ahead` is ahead_bound
   double ahead_bound;
-  void share_steps(const RowState& from);  // copies the steps instead of computing them
+  void share_steps(const RowState& from);  // points to another state's steps, which must live on
   void compute_steps();
 
  private:
@@ -59,6 +59,8 @@ struct RowKernels {
   // One row, reduced directly from a position for which fast_position() holds.
   void (*direct_float)(const Plan& plan, double position, float* row);
   void (*direct_double)(const Plan& plan, double position, double* row);
+  // Fills the state's steps; every frequency must let the fast phase hold at position 1.
+  void (*steps)(RowState& state);
   // Sets the state, bounds included, to the row at a position for which fast_position() holds (`fast`), else the bounds only.
   void (*anchor)(RowState& state, double position, bool fast);
   // Writes n rows from the state's, and moves it on. `position` is that of the first.

@@ -1,0 +1,63 @@
+"""angle="float32_exp" and "float32_pow": the usual formulas with their float32 roundings, for checkpoints trained on them.
+
+Second to the exact encoding in every respect but one: the numbers are those that the model saw. PyTorch operations in
+PyTorch's own order, so a CPU gives the bits of the code that is imitated:
+
+    float32_exp   div = exp(arange(0, dim, 2) * (-log(base) / dim));  angle = position * div
+    float32_pow   angle = position / pow(base, arange(0, dim, 2) / dim)
+
+with the exponent's other factors (shift, exponent_scale, position_scale, unit) where the encoding has them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+
+from . import _frequency
+from ._plan import Plan
+from ._plan import plan as _plan_of
+from .encoding import Encoding
+
+_UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
+
+
+def _index(plan: Plan, channel: int) -> float:
+    """The usual code's `2i` of a channel (2i + 1 for a cosine with a frequency of its own)."""
+    pair = channel // 2 if plan.interleaved else channel - plan.n0 * (channel >= plan.n0)
+    cosine = (plan.channel(channel) or (0, 0))[1]
+    return 2.0 * pair + (0.0 if plan.shared else cosine)
+
+
+@lru_cache(maxsize=64)
+def _ladder(encoding: Encoding) -> torch.Tensor:
+    """Angular frequency (float32_exp) or timescale (float32_pow) of each channel, float32."""
+    plan = _plan_of(encoding)
+    unit = _UNITS[encoding.unit] * float(encoding.position_scale)
+    by_exp = encoding.angle == "float32_exp"
+    if encoding.frequencies is not None:
+        angular = 2 * math.pi * torch.tensor(plan.channel_turns(), dtype=torch.float64)
+        return angular.float() if by_exp else (1.0 / angular).float()
+    index = torch.tensor([_index(plan, channel) for channel in range(plan.dim)], dtype=torch.float32)
+    width = float(_frequency.shape(encoding).exponent_dim) - 2.0 * float(encoding.shift)
+    base, exponent_scale = float(encoding.base), float(encoding.exponent_scale)
+    if by_exp:
+        ladder = torch.exp(index * (-(math.log(base) / width) * exponent_scale if width else 0.0))
+        return ladder * unit if unit != 1.0 else ladder
+    ladder = torch.pow(base, index * exponent_scale / width) if width else torch.ones_like(index)
+    return ladder / unit if unit != 1.0 else ladder
+
+
+def float32_rows(encoding: Encoding, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The encoding of `positions` with the angle rounded to float32; differentiable. Returns (*positions.shape, dim)."""
+    plan = _plan_of(encoding)
+    ladder = _ladder(encoding).to(positions.device)
+    position = positions.float().unsqueeze(-1)
+    angle = position * ladder if encoding.angle == "float32_exp" else position / ladder
+    kinds = [plan.channel(channel) for channel in range(plan.dim)]
+    cosine = torch.tensor([kind is not None and kind[1] == 1 for kind in kinds], device=positions.device)
+    zero = torch.tensor([kind is None for kind in kinds], device=positions.device)
+    rows = torch.where(cosine, angle.cos(), angle.sin()).masked_fill(zero, 0.0)
+    return (rows * plan.amplitude if plan.amplitude != 1.0 else rows).to(dtype)

@@ -1,0 +1,192 @@
+"""The functions: `table`, `encode`, `add`, `add_`. Arguments are checked here once, for kernels and eager twin alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _backend, _checks, _grad, reference
+from ._call import AddCall
+from ._float32_angle import float32_rows
+from ._ops import plan_words
+from ._plan import plan as _plan_of
+from .encoding import Encoding
+
+_is_compiling = torch.compiler.is_compiling
+
+
+def table(
+    length: int,
+    encoding: Encoding | int,
+    *,
+    start: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rows encoding.start + start, ..., + length - 1 of an encoding.
+
+    Equivalent to, in real arithmetic rounded once (default encoding):
+        angle = torch.arange(start, start + length)[:, None] * 10000 ** (-torch.arange(0, dim, 2) / dim)
+        out[:, 0::2], out[:, 1::2] = angle.sin(), angle.cos()
+
+    Args:
+        length: number of rows, 0 or more.
+        encoding: an Encoding, or an int for Encoding(int).
+        start: added to encoding.start; every position must fit int64.
+        dtype: float32, float64, bfloat16 or float16; of `out` where that is given.
+        device: of the result; the default device where None.
+        out: (length, dim) to write into, of any strides; it is returned.
+    Returns: (length, dim).
+    Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError for an `out` that overlaps itself.
+    Accuracy: float32 correctly rounded at every int64 position; float64 <= 1 ULP; 16-bit the float32 value rounded again.
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
+    """
+    encoding = _checks.encoding(encoding)
+    if not _is_compiling():
+        length, start = _checks.length(length), _checks.start(start)
+        _checks.position_range(encoding.start + start, length)
+    if out is not None:
+        return _table_into(out, length, encoding, start)
+    _checks.float_dtype("dtype", dtype)
+    device = torch.get_default_device() if device is None else torch.device(device)
+    if device.type == "meta":
+        return torch.empty((length, encoding.dim), dtype=dtype, device=device)
+    if encoding.angle != "exact":
+        first = encoding.start + start
+        return float32_rows(encoding, torch.arange(first, first + length, device=device), dtype)
+    if device.type == "cpu" and (_is_compiling() or _backend.compiled("cpu")):
+        return torch.ops.sinpe_ext.table.default(plan_words(encoding), start, length, encoding.dim, dtype)
+    if _is_compiling():
+        rows = torch.ops.sinpe_ext.table.default(plan_words(encoding), start, length, encoding.dim, dtype)
+        return rows.to(device)
+    return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
+
+
+def _table_into(out: torch.Tensor, length: int, encoding: Encoding, start: int) -> torch.Tensor:
+    _checks.dense_tensor("out", out)
+    _checks.float_dtype("out", out.dtype)
+    if tuple(out.shape) != (length, encoding.dim):
+        raise ValueError(f"out: expected shape ({length}, {encoding.dim}), got {tuple(out.shape)}")
+    _checks.writable("out", out)
+    if out.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
+    direct = out.device.type == "cpu" and encoding.angle == "exact" and out.stride(1) in (1, out.shape[1])
+    if direct and _backend.compiled("cpu") and (out.stride(1) == 1 or encoding.dim == 1):
+        if length:
+            torch.ops.sinpe_ext.table_out.default(plan_words(encoding), start, out)
+            torch.autograd.graph.increment_version(out)
+        return out
+    return out.copy_(table(length, encoding, start=start, dtype=out.dtype, device=out.device))
+
+
+def encode(
+    positions: torch.Tensor,
+    encoding: Encoding | int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    allow_16bit: bool = False,
+) -> torch.Tensor:
+    """The encoding of any positions, whole or fractional.
+
+    Equivalent to, in real arithmetic rounded once (default encoding):
+        angle = positions[..., None] * 10000 ** (-torch.arange(0, dim, 2) / dim)
+        out[..., 0::2], out[..., 1::2] = angle.sin(), angle.cos()
+
+    Args:
+        positions: any shape; integers of any width, float32 or float64 (taken at their exact value). Final:
+            encoding.start is not added.
+        encoding: an Encoding, or an int for Encoding(int).
+        dtype: float32, float64, bfloat16 or float16.
+        allow_16bit: take float16 and bfloat16 positions at their stored value instead of refusing them.
+    Returns: (*positions.shape, dim), on the device of `positions`; NaN where a position is NaN or infinite.
+    Raises: TypeError, ValueError for arguments of the wrong type or value.
+    Accuracy: float32 correctly rounded for every int64 and for float positions below 2^31 in size; float64 <= 1 ULP.
+    Gradient: to float positions, of any order.
+    """
+    encoding = _checks.encoding(encoding)
+    positions = _checks.positions(positions, allow_16bit=allow_16bit)
+    _checks.float_dtype("dtype", dtype)
+    if encoding.angle != "exact":
+        return float32_rows(encoding, positions, dtype)
+    if positions.requires_grad and torch.is_grad_enabled():
+        return _grad.encode(positions, _plan_of(encoding), dtype)
+    return _grad.encode_rows(positions, _plan_of(encoding), dtype)
+
+
+def add(
+    x: torch.Tensor,
+    encoding: Encoding | str | int | None = None,
+    *,
+    positions: torch.Tensor | None = None,
+    start: int | torch.Tensor = 0,
+    scale: float = 1.0,
+    alpha: float | torch.Tensor = 1.0,
+    padding_mask: torch.Tensor | None = None,
+    seq_dim: int = -2,
+    channel_dim: int = -1,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """scale * x + alpha * PE, the encoding made while x streams past: no table in memory.
+
+    Equivalent to, with acc = float64 for float64 x and float32 otherwise:
+        (scale * x.to(acc) + alpha * sinpe.table(S, encoding, start=start, dtype=acc)).to(x.dtype)
+
+    Args:
+        x: (batch, ..., sequence, channels) or (sequence, channels), float32, float64, bfloat16 or float16, any strides.
+        encoding: an Encoding, a convention's name (its dim from x), an int, or None for the paper's with x's channels.
+        positions: (S,) or (B, S), integers or float32/float64; final: encoding.start is not added, `start` must stay 0.
+        start: position of the first row, on top of encoding.start: an int, a 0-d integer tensor, or (B,), one a sample.
+        scale: factor of x.
+        alpha: factor of the encoding, a float or a tensor of shape () or (1,).
+        padding_mask: (S,) or (B, S), bool; True = padding: those rows get no encoding.
+        seq_dim, channel_dim: dimensions of x that hold the sequence and the channels. positions, start and padding_mask
+            are batch-first whatever seq_dim is; the batch is x's first remaining dimension.
+        out: like x; x itself is allowed.
+    Returns: like x (its strides are those of torch.empty_like(x)).
+    Raises: TypeError, ValueError, IndexError for arguments of the wrong type, value or shape; RuntimeError for devices
+        that differ and for an `out` that overlaps itself or part of x.
+    Accuracy: the encoding as in `table`; each product, then the sum, rounded to acc, then once to the dtype of x.
+    Gradient: to x, alpha and float positions, of any order.
+    """
+    call = AddCall(x, encoding, positions, start, scale, alpha, padding_mask, seq_dim, channel_dim)
+    if out is None:
+        return _grad.add(call)
+    _checks.output(out, x)
+    if torch.is_grad_enabled() and (call.needs_grad() or out.requires_grad):
+        raise RuntimeError("out: expected no gradient to be needed, got an argument that requires it; leave out unset")
+    call.run(call.canonical(out))
+    torch.autograd.graph.increment_version(out)
+    return out
+
+
+def add_(
+    x: torch.Tensor,
+    encoding: Encoding | str | int | None = None,
+    *,
+    positions: torch.Tensor | None = None,
+    start: int | torch.Tensor = 0,
+    scale: float = 1.0,
+    alpha: float | torch.Tensor = 1.0,
+    padding_mask: torch.Tensor | None = None,
+    seq_dim: int = -2,
+    channel_dim: int = -1,
+) -> torch.Tensor:
+    """`add` that writes into x and returns it. Arguments, accuracy and gradients as `add`.
+
+    Equivalent to:
+        x.copy_(sinpe.add(x, encoding, ...))
+
+    Raises: as `add`; RuntimeError for an x whose elements share memory (expand) or a leaf that requires grad.
+    """
+    call = AddCall(x, encoding, positions, start, scale, alpha, padding_mask, seq_dim, channel_dim)
+    _checks.writable("x", x)
+    if torch.is_grad_enabled() and x.requires_grad and x.is_leaf:
+        raise RuntimeError(
+            "x: expected a tensor that may be written to, got a leaf Variable that requires grad, which cannot be used in "
+            "an in-place operation; call add, or detach() it"
+        )
+    return _grad.add_(call)
+
+

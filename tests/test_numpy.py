@@ -1,0 +1,149 @@
+"""The NumPy front: the same bits with and without the compiled module, clear errors, and no torch in the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import sinpe_ext.numpy as sinpe
+from sinpe_ext import _backend, reference
+from sinpe_ext._plan import plan
+from sinpe_ext.numpy import Encoding, convention, conventions
+
+INT64_MAX = 2**63 - 1
+ENCODINGS = [
+    Encoding(64),
+    convention("t2t", 33),
+    convention("fairseq", 16),
+    convention("own_index", 24),
+    Encoding(7, amplitude=-0.3, layout="cos_sin", start=-4),
+]
+
+
+@pytest.fixture(params=["compiled", "eager"])
+def front(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test with _core and without."""
+    module, reason = _backend.core_module()
+    if request.param == "compiled" and module is None:
+        if request.config.getoption("--require-backend") == "compiled":
+            pytest.fail(f"no _core: {reason}")
+        pytest.skip(f"no _core: {reason}")
+    with _backend.use_backend("eager" if request.param == "eager" else "auto"):
+        yield request.param
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, "float32"])
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=repr)
+def test_table_is_encode_at_its_positions(front: str, encoding: Encoding, dtype) -> None:
+    got = sinpe.table(50, encoding, start=7, dtype=dtype)
+    positions = encoding.start + 7 + np.arange(50)
+    assert got.shape == (50, encoding.dim) and got.dtype == np.dtype(dtype)
+    assert np.array_equal(got, sinpe.encode(positions, encoding, dtype=dtype))
+    if got.dtype != np.float64:  # 64 bits: within 1 ULP, not the same bits
+        want = reference.encode(plan(encoding), positions, np.dtype(np.float32), np).astype(dtype)
+        assert got.tobytes() == want.tobytes()
+    angles = positions[:, None] * np.array(encoding.frequencies_radians())
+    if encoding.dim == 64:
+        assert np.allclose(got[:, 0::2], np.sin(angles), atol=1e-3)
+        assert np.allclose(got[:, 1::2], np.cos(angles), atol=1e-3)
+
+
+def test_table_writes_into_out(front: str) -> None:
+    want = sinpe.table(9, 6)
+    for out in (np.full((9, 6), np.nan, np.float32), np.full((9, 12), np.nan, np.float32)[:, ::2]):
+        assert sinpe.table(9, 6, out=out) is out
+        assert np.array_equal(out, want)
+    assert sinpe.table(0, 6).shape == (0, 6)
+
+
+@pytest.mark.parametrize(
+    "positions, same",
+    [
+        (3, 3),
+        (True + 2, 3),
+        (3.0, 3),
+        (np.int8(3), 3),
+        (np.array([3, 5], np.uint8), [3, 5]),
+        (np.array([[3], [5]], np.uint64), [[3], [5]]),
+        (np.array([3, 5], ">i4"), [3, 5]),
+        (np.array([3.5, 5], ">f4"), [3.5, 5]),
+        (np.arange(12).reshape(3, 4).T[::2], np.arange(12).reshape(3, 4).T[::2].copy()),
+        ([], np.empty(0)),
+        (range(4), [0, 1, 2, 3]),
+    ],
+    ids=str,
+)
+def test_encode_takes_positions_of_any_shape_and_width(front: str, positions, same) -> None:
+    got = sinpe.encode(positions, Encoding(8, start=9))
+    assert got.shape == (*np.shape(positions), 8)
+    assert np.array_equal(got, sinpe.encode(np.asarray(same), 8))
+
+
+def test_encode_at_the_ends_of_int64(front: str) -> None:
+    ends = np.array([-INT64_MAX - 1, INT64_MAX])
+    assert np.array_equal(sinpe.encode(ends[1:], 8), sinpe.table(1, 8, start=INT64_MAX))
+    assert np.array_equal(sinpe.encode(ends[:1], 8), sinpe.table(1, 8, start=-INT64_MAX - 1))
+    got = sinpe.encode(np.array([np.nan, 0.0, np.inf]), convention("t2t", 5))
+    assert np.isnan(got[[0, 2], :4]).all() and (got[:, 4] == 0).all() and (got[1] == [0, 0, 1, 1, 0]).all()
+
+
+BAD = [
+    (lambda: sinpe.table(-1, 8), ValueError, "length: expected an int in 0"),
+    (lambda: sinpe.table(2.5, 8), TypeError, "length: expected int, got float"),
+    (lambda: sinpe.table(3, 8, start=1.0), TypeError, "start: expected int, got float"),
+    (lambda: sinpe.table(3, 8, start=2**63), ValueError, "start: expected an int in"),
+    (lambda: sinpe.table(3, 8, start=INT64_MAX - 1), ValueError, "start: expected every position"),
+    (lambda: sinpe.table(0, Encoding(8, start=1), start=INT64_MAX), ValueError, "start: expected every position"),
+    (lambda: sinpe.table(3, "t2t"), TypeError, r'encoding: .*no dim.*convention\("t2t", dim\)'),
+    (lambda: sinpe.table(3, None), TypeError, "encoding: expected an Encoding"),
+    (lambda: sinpe.table(3, True), TypeError, "encoding: expected an Encoding"),
+    (lambda: sinpe.table(3, 0), ValueError, "dim: expected an int in 1"),
+    (lambda: sinpe.table(3, Encoding(8, angle="float32_exp")), ValueError, 'encoding: expected angle="exact"'),
+    (lambda: sinpe.table(3, 8, dtype="bfloat16"), TypeError, "dtype: expected float32.*bfloat16.*sinpe_ext.table"),
+    (lambda: sinpe.table(3, 8, dtype=np.int64), TypeError, "dtype: expected float32, float64 or float16, got int64"),
+    (lambda: sinpe.table(3, 8, out=[1]), TypeError, "out: expected a numpy.ndarray, got list"),
+    (lambda: sinpe.table(3, 8, out=np.empty((8, 3), "f4")), ValueError, r"out: expected shape \(3, 8\), got \(8, 3\)"),
+    (lambda: sinpe.table(3, 8, out=np.empty((3, 8))), TypeError, "out: expected float32, got float64"),
+    (lambda: sinpe.table(3, 8, out=np.broadcast_to(np.float32(0), (3, 8))), ValueError, "out: expected a writeable"),
+    (lambda: sinpe.encode(True, 8), TypeError, "positions: expected integers or float32/float64, got bool"),
+    (lambda: sinpe.encode([1j], 8), TypeError, "positions: expected integers .* got complex128"),
+    (lambda: sinpe.encode([2**70], 8), TypeError, "positions: expected integers .* got object"),
+    (lambda: sinpe.encode("3", 8), TypeError, "positions: expected integers .* got <U1"),
+    (lambda: sinpe.encode(np.float16(3), 8), TypeError, "positions: .*float16 cannot hold integers above 2048"),
+    (lambda: sinpe.encode(np.array([2**63], np.uint64), 8), ValueError, "positions: expected values within int64"),
+]
+
+
+@pytest.mark.parametrize("call, error, message", BAD, ids=[message for _, _, message in BAD])
+def test_bad_arguments(front: str, call, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_demanded_compiled_module_that_is_missing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinpe, "_find_core", lambda: (None, "nothing was built"))
+    monkeypatch.setattr(_backend, "_setting", "compiled")
+    with pytest.raises(_backend.BackendUnavailableError, match="NumPy: nothing was built"):
+        sinpe.table(3, 8)
+    monkeypatch.setattr(_backend, "_setting", "auto")
+    assert sinpe.table(3, 8).shape == (3, 8)
+
+
+@pytest.mark.parametrize("setting", ["auto", "eager"])
+def test_torch_is_not_imported(setting: str) -> None:
+    code = (
+        "import sys, sinpe_ext.numpy as s\n"
+        "s.table(4, 8); s.encode([1.5, 2.0], s.convention('t2t', 8))\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    environment = {"SINPE_EXT_BACKEND": setting, "PYTHONPATH": ":".join(filter(None, sys.path)), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_conventions_are_those_of_the_package() -> None:
+    assert "t2t" in conventions() and convention("t2t", 8) == Encoding(8, layout="sin_cos", shift=1, odd="pad")

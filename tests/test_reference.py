@@ -1,0 +1,313 @@
+"""The eager twin: accuracy against mpmath, decisions against integers, and bits that no grouping of rows can change."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from sinpe_ext import _arrays, _exact, reference
+from sinpe_ext._plan import Plan, plan
+from sinpe_ext.encoding import Encoding
+
+CORRECTLY_ROUNDED = 0.5001  # ULP; the excess over 0.5 is what a frequency of 128 bits can add
+FLOAT64_ULP = 1.0
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+ENCODINGS = {
+    "paper": Encoding(64),
+    "t2t": Encoding(64, layout="sin_cos", shift=1),
+    "cos_sin": Encoding(66, layout="cos_sin"),
+    "odd": Encoding(33),
+    "odd_halves": Encoding(33, layout="sin_cos"),
+    "odd_pad": Encoding(33, layout="cos_sin", odd="pad"),
+    "odd_round": Encoding(33, layout="cos_sin", odd="round"),
+    "own": Encoding(64, cos_frequency="own"),
+    "own_odd_halves": Encoding(31, cos_frequency="own", layout="cos_sin"),
+    "own_tiny": Encoding(64, cos_frequency="own", exponent_scale=2, exponent_dim=16),  # document 001a, and lower
+    "flux": Encoding(32, layout="cos_sin", position_scale=1000),
+    "nerf": Encoding(20, base=0.5, exponent_scale=10, unit="half_turn"),  # sines of whole turns: exact zeros
+    "turns": Encoding(10, frequencies=(0.25, -2.5, 0.0, 2.0**40, 1 / 12), unit="turn"),
+    "extreme": Encoding(8, frequencies=(1e-60, -1e-20, 3.0**30, -0.3)),
+    "amplitude": Encoding(64, amplitude=-0.125 / 3),
+    "amplitude_tie": Encoding(64, amplitude=1 + 2.0**-24),  # halfway between two float32
+    "amplitude_small": Encoding(8, amplitude=1e-40),
+    "amplitude_large": Encoding(8, amplitude=1e300),
+    "dim_1": Encoding(1),
+    "dim_1_pad": Encoding(1, odd="pad"),
+}
+INTEGERS = [
+    *range(-5, 70),
+    *(sign * (2**k + d) for k in range(7, 63, 3) for d in (-1, 0, 1) for sign in (-1, 1)),
+    *(2**24 + 1, 2**31 - 1, 2**40, INT64_MIN, INT64_MIN + 1, INT64_MAX),
+]
+FLOATS = [
+    *(0.0, -0.0, 0.5, -0.1, 1 / 3, 0.9999, 1.5, 499.25, -1234.56789, 1e-3, 1e-30, -1e-200, 1e6 + 0.1, 2.0**31 - 0.5),
+    *(2.0**53 - 1, 2.0**62, -(2.0**63), 2.0**64, 1e300),
+]
+# Positions and pairs where a value comes closest to zero: (dim, position, pair).
+CLOSEST = [
+    *((512, 7199, 35), (512, 81665, 13), (512, 408325, 77), (512, 3803902, 50), (768, 97253, 53)),
+    (512, 2**24 + 1, 0),
+]
+
+
+def bits(x: torch.Tensor | np.ndarray) -> np.ndarray:
+    found = x.numpy() if isinstance(x, torch.Tensor) else x
+    return found.view({4: np.int32, 8: np.int64}[found.dtype.itemsize])
+
+
+def same_bits(x: torch.Tensor | np.ndarray, y: torch.Tensor | np.ndarray) -> bool:
+    return x.shape == y.shape and np.array_equal(bits(x), bits(y))
+
+
+def ulp_error(got: float, true: mpmath.mpf, digits: int) -> float:
+    """|got - true| in units of the last place of a float with `digits` significant bits (24 or 53)."""
+    if true == 0:
+        return 0.0 if got == 0 else math.inf
+    _, exponent = mpmath.frexp(true)
+    return float(abs(mpmath.mpf(got) - true) / mpmath.mpf(2) ** (int(exponent) - digits))
+
+
+def paper_value(dim: int, position: float, channel: int) -> mpmath.mpf:
+    with mpmath.workdps(90):
+        angle = mpmath.mpf(position) * mpmath.mpf(10000) ** (-mpmath.mpf(channel // 2 * 2) / dim)
+        return mpmath.cos(angle) if channel % 2 else mpmath.sin(angle)
+
+
+def worst(make: Callable[[int], Iterable[float]], dim: int, positions: Iterable[int], step: int, digits: int):
+    """(largest ULP error, fraction correctly rounded) of rows against mpmath, every `step`-th channel."""
+    errors = []
+    for index, position in enumerate(positions):
+        row = list(make(position))
+        for channel in range(index % step, dim, step):
+            errors.append(ulp_error(row[channel], paper_value(dim, position, channel), digits))
+    return max(errors), sum(error <= 0.5 for error in errors) / len(errors)
+
+
+def check_entries(p: Plan, positions: list, values: torch.Tensor) -> None:
+    """Every float32 entry has the bits of the integer evaluation."""
+    for position, row in zip(positions, values.tolist(), strict=True):
+        for channel, got in enumerate(row):
+            want = _exact.float32(p, position, channel)
+            assert struct.pack("f", got) == struct.pack("f", want), (position, channel, got, want)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Many small operations on few cores: waiting for a busy core would take longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def exact_calls(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The entries that had to be decided by integers."""
+    calls = []
+    decide = _exact.float32
+
+    def counted(*args):
+        calls.append(args)
+        return decide(*args)
+
+    monkeypatch.setattr(_exact, "float32", counted)
+    return calls
+
+
+@pytest.fixture(params=[2**6, 2**16], ids=["small_blocks", "large_blocks"])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Work buffers of this many elements, poisoned so that an element never written shows."""
+    plain = _arrays.TorchArrays.__init__
+    empty = _arrays.TorchArrays.empty
+
+    def init(self, xp, device):
+        plain(self, xp, device)
+        self.block = request.param
+
+    def poisoned(self, shape, dtype):
+        return empty(self, shape, dtype).fill_(math.nan if dtype.is_floating_point else -1)
+
+    monkeypatch.setattr(_arrays.TorchArrays, "__init__", init)
+    monkeypatch.setattr(_arrays.TorchArrays, "empty", poisoned)
+    yield request.param
+
+
+@pytest.mark.parametrize(
+    "dim, start, length", [(512, 0, 4096), (768, 96_000, 2048), (512, 2**31 - 300, 300), (90, -500, 1000)]
+)
+def test_table_float32_is_correctly_rounded(dim: int, start: int, length: int) -> None:
+    rows = reference.table(plan(Encoding(dim)), length, start, torch.float32)
+    picked = [start, start + length - 1, *range(start, start + length, length // 23)]
+    error, correct = worst(lambda p: rows[p - start].tolist(), dim, picked, 17, 24)
+    assert error <= CORRECTLY_ROUNDED and correct == 1.0
+
+
+@pytest.mark.parametrize("made", ["table", "encode"])
+@pytest.mark.parametrize("dim, position, pair", CLOSEST)
+def test_closest_approaches_to_zero(made: str, dim: int, position: int, pair: int) -> None:
+    p = plan(Encoding(dim))
+    if made == "table":
+        row = reference.table(p, 40, position - 37, torch.float32)[37].tolist()
+    else:
+        row = reference.encode(p, torch.tensor(position), torch.float32).tolist()
+    for channel in (2 * pair, 2 * pair + 1):
+        assert ulp_error(row[channel], paper_value(dim, position, channel), 24) <= CORRECTLY_ROUNDED
+
+
+@pytest.mark.parametrize("made", ["table", "encode", "encode_float"])
+def test_float64_is_within_one_ulp(made: str) -> None:
+    p, dim = plan(Encoding(512)), 512
+    positions = [0, 1, 5, 7199, 81665, 3803902, 2**24 + 1, 2**31 - 1, -4095, *range(100, 4000, 211)]
+    one = {
+        "table": lambda n: reference.table(p, 1, n, torch.float64)[0].tolist(),
+        "encode": lambda n: reference.encode(p, torch.tensor(n), torch.float64).tolist(),
+        "encode_float": lambda n: reference.encode(p, torch.tensor(n, dtype=torch.float64), torch.float64).tolist(),
+    }[made]
+    error, _ = worst(one, dim, positions, 13, 53)
+    assert error <= FLOAT64_ULP
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fractional_positions(dtype: torch.dtype) -> None:
+    p, dim = plan(Encoding(128)), 128
+    positions = torch.tensor(
+        [0.1, 0.5, 1e-3, 1e-9, 3.25, 499.75, 1234.5678, 1e5 + 1 / 3, -77.7, 2.0**30 + 0.25], dtype=dtype
+    )
+    for width, digits, limit in ((torch.float32, 24, CORRECTLY_ROUNDED), (torch.float64, 53, FLOAT64_ULP)):
+        rows = dict(zip(positions.tolist(), reference.encode(p, positions, width).tolist(), strict=True))
+        error, _ = worst(rows.__getitem__, dim, rows, 3, digits)
+        assert error <= limit
+
+
+def test_every_int64_position_keeps_the_absolute_bound() -> None:
+    rows = reference.encode(plan(Encoding(64)), torch.tensor([INT64_MIN, INT64_MAX, 2**62 + 12345]), torch.float32)
+    for position, row in zip((INT64_MIN, INT64_MAX, 2**62 + 12345), rows.tolist(), strict=True):
+        assert max(abs(got - paper_value(64, position, c)) for c, got in enumerate(row)) <= 2.0**-24
+
+
+@pytest.mark.parametrize("partner", [False, True])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_encode_agrees_with_integers(name: str, partner: bool, block: int) -> None:
+    p = plan(ENCODINGS[name])
+    p = p.partner() if partner else p
+    integers = INTEGERS[:: 7 if p.dim > 20 else 2]
+    check_entries(p, integers, reference.encode(p, torch.tensor(integers), torch.float32))
+    check_entries(p, FLOATS, reference.encode(p, torch.tensor(FLOATS, dtype=torch.float64), torch.float32))
+    narrow = torch.tensor(FLOATS[:-1], dtype=torch.float32)
+    check_entries(p, narrow.tolist(), reference.encode(p, narrow, torch.float32))
+
+
+@pytest.mark.parametrize("start, length", [(-3, 7), (0, 70), (-(2**40), 33), (INT64_MIN, 5), (INT64_MAX - 66, 67)])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_table_agrees_with_integers(name: str, start: int, length: int, block: int) -> None:
+    p = plan(ENCODINGS[name])
+    rows = reference.table(p, length, start, torch.float32)
+    assert rows.shape == (length, p.dim)
+    picked = [*range(0, length, 11), length - 1] if p.dim > 10 else range(length)
+    check_entries(p, [start + row for row in picked], rows[list(picked)])
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_bits_do_not_depend_on_the_grouping_of_rows(name: str, block: int) -> None:
+    p, start, length = plan(ENCODINGS[name]), -60, 131
+    whole = reference.table(p, length, start, torch.float32)
+    parts = [reference.table(p, n, start + first, torch.float32) for first, n in ((0, 1), (1, 63), (64, 60), (124, 7))]
+    assert same_bits(whole, torch.cat(parts))
+    positions = torch.arange(start, start + length)
+    assert same_bits(whole, reference.encode(p, positions, torch.float32))
+    assert same_bits(whole, reference.encode(p, positions.double(), torch.float32))
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(1))
+    assert same_bits(whole[order], reference.encode(p, positions[order], torch.float32))
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_numpy_and_torch_give_the_same_bits(name: str) -> None:
+    p = plan(ENCODINGS[name])
+    floats = np.array([*FLOATS, np.nan, np.inf])
+    for t, n in ((torch.float32, np.float32), (torch.float64, np.float64)):
+        assert same_bits(reference.table(p, 100, -9, t), reference.table(p, 100, -9, np.dtype(n), xp=np))
+        for positions in (np.array(INTEGERS), floats):
+            got = reference.encode(p, torch.from_numpy(positions), t)
+            assert same_bits(got.nan_to_num(7), np.nan_to_num(reference.encode(p, positions, np.dtype(n), np), nan=7))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_is_float32_rounded_again(dtype: torch.dtype, block: int) -> None:
+    for name in ("paper", "odd_pad", "own_odd_halves"):
+        p, positions = plan(ENCODINGS[name]), torch.arange(-20, 110)
+        want = reference.table(p, 130, -20, torch.float32).to(dtype)
+        assert torch.equal(reference.table(p, 130, -20, dtype), want)
+        assert torch.equal(reference.encode(p, positions, dtype), want)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float64])
+def test_shapes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    for encoding in (Encoding(6), Encoding(1, odd="pad")):
+        got = reference.encode(plan(encoding), torch.full(shape, 3, dtype=dtype), torch.float32)
+        assert got.shape == (*shape, encoding.dim)
+        assert torch.equal(got, reference.table(plan(encoding), 1, 3, torch.float32)[0].expand(got.shape))
+    assert reference.table(plan(Encoding(6)), 0, 3, torch.float64).shape == (0, 6)
+
+
+@pytest.mark.parametrize("width", [torch.float32, torch.float64])
+def test_a_position_that_is_no_number_spoils_its_row_alone(width: torch.dtype) -> None:
+    p = plan(Encoding(7, odd="pad"))
+    got = reference.encode(p, torch.tensor([1.0, math.nan, math.inf, -math.inf, 2.0]), width)
+    assert got[1:4, :6].isnan().all() and (got[:, 6] == 0).all()
+    assert torch.equal(got[[0, 4]], reference.table(p, 2, 1, width))
+
+
+@pytest.mark.parametrize("width", [torch.float32, torch.float64])
+def test_zeros_carry_the_sign_of_the_amplitude(width: torch.dtype) -> None:
+    for amplitude, negative in ((1.0, False), (-2.0, True)):
+        p = plan(Encoding(2, frequencies=(0.25,), unit="turn", amplitude=amplitude))  # 0, 1, 0, -1
+        for rows in (reference.table(p, 9, -4, width), reference.encode(p, torch.arange(-4.0, 5.0), width)):
+            assert (rows.signbit() == negative)[rows == 0].all() and (rows == 0).sum() == 9
+
+
+@pytest.mark.parametrize(
+    "encoding, limit",
+    [
+        (Encoding(512), 40),
+        (Encoding(512, cos_frequency="own", exponent_scale=2, exponent_dim=256), 40),
+        (Encoding(64, frequencies=(1e-60,) * 32), 0),
+        (Encoding(64, frequencies=(0.25,) * 32, unit="turn"), 0),
+    ],
+)
+def test_few_entries_need_integers(encoding: Encoding, limit: int, exact_calls: list) -> None:
+    """A bound that is not relative would send whole columns of small or zero values there."""
+    reference.table(plan(encoding), 2048, 0, torch.float32)
+    reference.encode(plan(encoding), torch.arange(2048) - 1024, torch.float32)
+    reference.encode(plan(encoding), torch.arange(2048) / 7, torch.float32)
+    assert len(exact_calls) <= limit
+
+
+def test_a_repeated_hard_position_is_decided_once(exact_calls: list) -> None:
+    # sin of a twelfth of a turn is 1/2: with this amplitude halfway between two float32, but for float64's 1/12.
+    p = plan(Encoding(2, frequencies=(1 / 12,), unit="turn", amplitude=2 + 2.0**-23))
+    positions = torch.tensor([1, 2, 5] * 2000)
+    got = reference.encode(p, positions, torch.float32)
+    assert 0 < len(exact_calls) <= 4
+    check_entries(p, [1, 2, 5], got[:3])
+    assert same_bits(got, got[:3].repeat(2000, 1))
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    p = plan(Encoding(96))
+    one = reference.table(p, 3000, 7, torch.float32)
+    torch.set_num_threads(2)
+    assert same_bits(one, reference.table(p, 3000, 7, torch.float32))
+
+
+def test_rows_for_a_device_without_float64_are_made_on_the_cpu() -> None:
+    assert reference.table(plan(Encoding(8)), 5, 0, torch.float32, "meta").shape == (5, 8)
+    with torch.device("meta"):  # a default device must not capture the constants
+        assert reference.table(plan(Encoding(8)), 5, 0, torch.float32).device.type == "cpu"
