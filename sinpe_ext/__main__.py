@@ -52,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
     command = add(commands, bench, "time ours, the floor and what others do, in one run")
     command.add_argument("--quick", action="store_true", help="few rounds, slow rows left out")
     command.add_argument("--rows", metavar="A,B,...", help="only these rows (an unknown one lists all)")
+    command.add_argument(
+        "--best", action="store_true", help="report the fastest round instead of the median (busy machine)"
+    )
     command.add_argument("--install", action="store_true", help="also time an install from source")
     command.add_argument(
         "-o", "--json", metavar="FILE", help="write the results there (a folder: under the usual name)"
@@ -65,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("convention", metavar="CONVENTION", help="name of a convention, such as paper or t2t")
     command.add_argument("dim", metavar="DIM", type=int, help="number of channels")
     encoding_options(command)
-    command.add_argument("--name", default="sinpe_plan", help="C identifier of the array (default: sinpe_plan)")
+    command.add_argument("--name", help="C identifier of the array (default: the convention and the dim, as paper6)")
     command.add_argument(
         "-o", "--output", metavar="FILE", required=True, help="the header's file; - for standard output"
     )
@@ -148,7 +151,8 @@ def export(options: argparse.Namespace) -> int:
     from ._export import export_header
 
     try:
-        text = export_header(chosen_encoding(options), options.name)
+        name = options.name or f"{options.convention}{options.dim}".replace("-", "_")
+        text = export_header(chosen_encoding(options), name)
     except (TypeError, ValueError) as error:
         raise UsageError(error) from None
     if options.output == "-":

@@ -20,9 +20,9 @@ class TorchArrays:
     def __init__(self, xp: ModuleType, device: Any) -> None:
         self.xp = xp
         self.device = xp.device("cpu" if device is None else device)
-        # Elements of one work buffer. CPU: half a megabyte of float64 a thread, so that the passes over it stay in the
-        # cache, and at least the 2**15 elements that torch wants for another thread.
-        self.block = 2**16 * min(xp.get_num_threads(), 64) if self.device.type == "cpu" else 2**22
+        # Elements of one work buffer. CPU: a megabyte of float64 a thread, so that the passes over it stay in the cache
+        # and are few enough that waking the threads does not count.
+        self.block = 2**17 * min(xp.get_num_threads(), 64) if self.device.type == "cpu" else 2**22
 
     def quiet(self) -> AbstractContextManager[Any]:
         return self.xp.no_grad()

@@ -17,11 +17,10 @@ from typing import Any
 
 from ._bench_cases import ROWS, Row
 from ._bench_process import PROCESSES, Process, Skipped
-from ._bench_timing import interleaved, medians
+from ._bench_timing import interleaved, load, summary, warning
 
 ROUNDS = 15
 QUICK_ROUNDS = 3
-BUSY = 0.5  # load per core, before the benchmark starts, above which a warning is printed
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -50,15 +49,26 @@ def main(options: argparse.Namespace) -> int:
     ]
     facts = machine()
     print(describe(facts))
-    results = [measure(row, QUICK_ROUNDS if options.quick else ROUNDS) for row in rows]
+    results = [measure(row, QUICK_ROUNDS if options.quick else ROUNDS, best=options.best) for row in rows]
     extras = [measure_process(entry) for entry in processes]
     print(report(results))
     if extras:
         print(report_processes(extras))
-    path = destination(options, facts, complete=not asked and not options.quick)
+    path = destination(options, facts, complete=not (asked or options.quick or options.best))
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"machine": facts, "rows": results, "processes": extras}, indent=1) + "\n")
+        path.write_text(
+            json.dumps(
+                {
+                    "machine": facts,
+                    "statistic": "best" if options.best else "median",
+                    "rows": results,
+                    "processes": extras,
+                },
+                indent=1,
+            )
+            + "\n"
+        )
         print(f"written: {path}")
     return 1 if any("error" in entry for entry in [*results, *extras]) else 0
 
@@ -86,7 +96,7 @@ def circumstances(row: Row) -> Iterator[None]:
         yield
 
 
-def measure(row: Row, rounds: int) -> dict[str, Any]:
+def measure(row: Row, rounds: int, *, best: bool = False) -> dict[str, Any]:
     """Check one row's results, then time it."""
     progress(row.title)
     result: dict[str, Any] = {"name": row.name, "title": row.title, "floor": row.floor, "target": row.target}
@@ -102,7 +112,7 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
             samples = interleaved({name: call for name, call in calls.items() if call}, rounds, row.threads)
     except Exception as error:  # one row that cannot run must not cost the others; it is reported and fails the run
         return {**result, "error": f"{type(error).__name__}: {first_line(error)}"}
-    seconds = medians(samples)
+    seconds = summary(samples, best=best)
     ours = seconds["ours"]
     result |= {
         "ours_ms": 1e3 * ours,
@@ -226,7 +236,7 @@ def machine() -> dict[str, Any]:
         "tag": re.sub(r"[^a-z0-9]+", "-", f"{model} {cores}c".lower()).strip("-"),
         "cpu": model,
         "cores": cores,
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "load": load(),
         "threads": torch.get_num_threads(),
         "platform": info.platform,
         "python": info.python,
@@ -272,9 +282,7 @@ def describe(facts: dict[str, Any]) -> str:
         f"{facts['cpu']}, {facts['threads']} threads on {facts['cores']} cores, torch {facts['torch']}, "
         f"Python {facts['python']}, backend {facts['backend']}{isa}"
     )
-    if facts["load"] is not None and facts["load"] > BUSY * facts["cores"]:
-        text += f"\nThis machine is busy (load {facts['load']}): figures with more than one thread will be unreliable."
-    return text
+    return "\n".join(filter(None, [text, warning(facts["load"])]))
 
 
 def first_line(error: BaseException) -> str:

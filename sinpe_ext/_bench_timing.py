@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
-SLOW_SECONDS = 0.7  # a subject slower than this is timed by its one warm-up run: its ratio is never a close call
+SLOW_SECONDS = 1.0  # a subject slower than this is timed by one run only: its ratio is never a close call
 SAMPLE_SECONDS = 0.02  # one sample repeats a fast subject for about this long
+BUSY = 0.5  # load per core, before anything is timed, above which other programs disturb the timing
+
+
+def load() -> float | None:
+    """The average number of running programs in the last minute, where the system tells."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def warning(average: float | None) -> str | None:
+    """What to tell the reader where the load before the timing was too high for several threads, else None."""
+    if average is None or average <= BUSY * (os.cpu_count() or 1):
+        return None
+    return f"The machine was busy when this began (load {average}): times on several threads mean little."
 
 
 def interleaved(
@@ -29,14 +43,16 @@ def interleaved(
     count = threads or before
     torch.set_num_threads(count)
     try:
-        first = {name: _once(call) for name, call in subjects.items()}
-        samples: dict[str, list[float]] = {name: [seconds] for name, seconds in first.items() if seconds > SLOW_SECONDS}
+        warm = {name: _once(call) for name, call in subjects.items()}
+        # A first call may compile or fill a cache: a second one decides, except for what is hopelessly slow.
+        estimate = {name: t if t > 4 * SLOW_SECONDS else _once(subjects[name]) for name, t in warm.items()}
+        samples: dict[str, list[float]] = {name: [t] for name, t in estimate.items() if t > SLOW_SECONDS}
         timers = {
             name: Timer("call()", globals={"call": call}, num_threads=count)
             for name, call in subjects.items()
             if name not in samples
         }
-        numbers = {name: max(1, round(SAMPLE_SECONDS / max(_once(subjects[name]), 1e-7))) for name in timers}
+        numbers = {name: max(1, round(SAMPLE_SECONDS / max(estimate[name], 1e-7))) for name in timers}
         samples.update({name: [] for name in timers})
         for _ in range(rounds):
             for name, timer in timers.items():
@@ -46,9 +62,9 @@ def interleaved(
     return samples
 
 
-def medians(samples: Mapping[str, list[float]]) -> dict[str, float]:
-    """name -> median seconds per call."""
-    return {name: median(values) for name, values in samples.items()}
+def summary(samples: Mapping[str, list[float]], *, best: bool = False) -> dict[str, float]:
+    """name -> median seconds per call, or the fewest."""
+    return {name: min(values) if best else median(values) for name, values in samples.items()}
 
 
 def _once(call: Callable[[], object]) -> float:

@@ -14,9 +14,18 @@ INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 
 
-def length(value: Any) -> int:
-    """`length` as an int."""
-    return integer("length", value, 0, INT64_MAX, "pass the number of rows")
+def length(value: Any, name: str = "length") -> int:
+    """A number of rows as an int."""
+    return integer(name, value, 0, INT64_MAX, "pass the number of rows")
+
+
+def probability(name: str, value: Any) -> float:
+    """A dropout probability."""
+    number = factor(name, value)
+    if not 0.0 <= number <= 1.0:
+        hint = "; max_len is the third argument, pass max_len=... by name" if number > 1.0 else "; pass a probability"
+        raise ValueError(f"{name}: expected 0 to 1, got {value}{hint}")
+    return number
 
 
 def start(value: Any) -> int:

@@ -28,7 +28,7 @@ def export_header(encoding: Encoding, name: str) -> str:
     if not isinstance(encoding, Encoding):
         raise TypeError(f"encoding: expected Encoding, got {type(encoding).__name__}; pass convention(name, dim)")
     if not isinstance(name, str):
-        raise TypeError(f"name: expected str, got {type(name).__name__}; pass a C identifier such as sinpe_plan")
+        raise TypeError(f"name: expected str, got {type(name).__name__}; pass a C identifier such as paper6")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or "__" in name:
         raise ValueError(f'name: expected a C identifier, got "{name}"; pass letters, digits and single underscores')
     if encoding.angle != "exact":

@@ -7,7 +7,7 @@ never sees the difference. The functions of `functional.py` call the twin direct
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -36,7 +36,7 @@ _library.define("cpu_isa() -> str")
 _plans: dict[int, Plan] = {}  # address of a plan tensor's words -> its plan; plan tensors live as long as the process
 
 
-@lru_cache(maxsize=None)  # a plan tensor's address identifies it, so none may die
+@cache  # a plan tensor's address identifies it, so none may die
 def plan_tensor(plan: Plan) -> torch.Tensor:
     """A plan as the int64 tensor that the operators take. Never a fake tensor."""
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False):

@@ -4,7 +4,7 @@ The words are the only thing a kernel is given; no convention is known below thi
 unsigned words in two's complement):
 
     0 magic "SINPE1"   1 number of words   2 dim   3 n0   4 n1   5 flags   6 amplitude (float64 bits)
-    7 n_osc   8 start   9..15 zero (reserved)
+    7 n_osc   8 start   9 zero   10 largest |turns_hi| (float64 bits)   11..15 zero (reserved)
     then five arrays of n_osc words: fraction high, fraction low, whole, turns_hi (float64 bits), turns_lo (the same)
 
 Stream 0 has n0 channels and stream 1 has n1. Interleaved: stream 0 is channels 0, 2, 4, ... and stream 1 is
@@ -106,7 +106,9 @@ def plan(encoding: Encoding) -> Plan:
     )
     header = array("q", [MAGIC, HEADER_WORDS + ARRAYS * len(values), encoding.dim, n0, n1, flags])
     header += _as_words(array("d", [encoding.amplitude]))
-    header += array("q", [len(values), encoding.start] + [0] * (HEADER_WORDS - 9))
+    header += array("q", [len(values), encoding.start, 0])
+    header += _as_words(array("d", [max(map(abs, turns_hi), default=0.0)]))
+    header += array("q", [0] * (HEADER_WORDS - len(header)))
     words = header
     words += _as_words(array("Q", [fraction >> 64 for fraction in fractions]))
     words += _as_words(array("Q", [fraction & _MASK64 for fraction in fractions]))

@@ -57,7 +57,7 @@ def table(
         _check_out(out, (rows, plan.dim), name)
     core = _core()
     if core is not None:
-        made = core.table(_words(plan), first, rows, name)
+        made = core.table(_words(plan), first - plan.start, rows, name)  # the plan adds its own start
     else:
         made = reference.table(plan, rows, first, np.dtype(name), xp=np)
     if out is None:

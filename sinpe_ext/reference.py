@@ -58,7 +58,7 @@ def table(
             _turned_rows(a, plan, start, out)
             return out
         osc = _phase.oscillators(a, plan)
-        rows = max(1, a.block // 2 // plan.n_osc)
+        rows = _rows_at_once(a, plan, dtype)
         for first in range(0, length, rows):
             last = min(length, first + rows)
             _float64_rows(a, plan, osc, start + a.arange(first, last), out[first:last])
@@ -89,7 +89,7 @@ def encode(plan: Plan, positions: Array, dtype: Any, xp: ModuleType | None = Non
         if count and plan.n_osc:
             osc = _phase.oscillators(a, plan)
             fill = _float64_rows if dtype == a.xp.float64 else _float32_rows
-            rows = max(1, a.block // 2 // plan.n_osc)
+            rows = _rows_at_once(a, plan, dtype)
             for first in range(0, count, rows):
                 block, target = flat[first : first + rows], out[first : first + rows]
                 if a.is_float(flat):
@@ -156,6 +156,11 @@ def add(
         if scale == 1.0:
             return torch.add(x, rows, out=out)
         return torch.mul(x, scale, out=out).add_(rows)
+
+
+def _rows_at_once(a: Arrays, plan: Plan, dtype: Any) -> int:
+    """Rows evaluated directly in one go: a few arrays of that size live at once, for float64 some thirty."""
+    return max(1, a.block // (8 if dtype == a.xp.float64 else 2) // plan.n_osc)
 
 
 def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:

@@ -74,7 +74,7 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("no C compiler to try the header with")
-    (tmp_path / "main.c").write_text('#include "plan.h"\nint main(void) { return my_plan_DIM - 8; }\n')
+    (tmp_path / "main.c").write_text('#include "plan.h"\nint main(void) { return my_plan_dim - 8; }\n')
     subprocess.run([compiler, "-std=c99", str(tmp_path / "main.c"), "-o", str(tmp_path / "main")], check=True)
     subprocess.run([str(tmp_path / "main")], check=True)
 

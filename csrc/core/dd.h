@@ -60,6 +60,8 @@ SINPE_HD DoubleDouble<V> dd_mul(DoubleDouble<V> a, DoubleDouble<V> b) {
 }
 
 template <class V>
-SINPE_HD DoubleDouble<V> dd_neg(DoubleDouble<V> a) { return {-a.hi, -a.lo}; }
+SINPE_HD DoubleDouble<V> dd_neg(DoubleDouble<V> a) {
+  return {-a.hi, -a.lo};
+}
 
 }  // namespace sinpe

@@ -28,6 +28,7 @@ struct Plan {
   bool shared;  // channel i of both streams runs on oscillator i
   int q0, q1;   // quarter turns added to a stream's phase: 0 sine, 1 cosine
   double amplitude;
+  double max_turns;        // largest |turns_hi|: decides which positions the fast phase may take
   const int64_t* frac_hi;  // [n_osc], unsigned
   const int64_t* frac_lo;  // [n_osc], unsigned
   const int64_t* whole;    // [n_osc]
@@ -56,13 +57,16 @@ static inline bool decode_plan(const int64_t* words, int64_t n_words, Plan* plan
                static_cast<int>(flags >> 2 & 1),
                static_cast<int>(flags >> 3 & 1),
                bit_cast<double>(words[6]),
+               bit_cast<double>(words[10]),
                nullptr,
                nullptr,
                nullptr,
                nullptr,
                nullptr};
   const int64_t dim = plan->dim, n0 = plan->n0, n1 = plan->n1, n = plan->n_osc;
-  if (flags < 0 || flags > 15 || dim < 1 || dim > kMaxDim || n0 < 0 || n1 < 0 || n0 > dim || n1 > dim - n0) return false;
+  if (flags < 0 || flags > 15 || dim < 1 || dim > kMaxDim || n0 < 0 || n1 < 0 || n0 > dim || n1 > dim - n0)
+    return false;
+  if (!(plan->max_turns >= 0.0)) return false;
   if (plan->interleaved && n0 != n1 && n0 != n1 + 1) return false;
   if (n != (plan->shared ? (n0 > n1 ? n0 : n1) : n0 + n1)) return false;
   if (n_words != kPlanHeaderWords + kPlanArrays * n) return false;

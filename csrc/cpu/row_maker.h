@@ -34,8 +34,7 @@ inline double not_a_number(double) { return std::numeric_limits<double>::quiet_N
 class RowMaker {
  public:
   // `steps` may be null when no run is asked for.
-  RowMaker(const Plan& plan, const RowState* steps)
-      : plan_(plan), kernels_(row_kernels()), steps_(steps), max_turns_(steps ? steps->max_turns : max_turns(plan)) {}
+  RowMaker(const Plan& plan, const RowState* steps) : plan_(plan), kernels_(row_kernels()), steps_(steps) {}
 
   // n consecutive rows from an integer position on.
   template <class T>
@@ -62,12 +61,12 @@ class RowMaker {
 
   void one(Position p, float* row) {
     if (p.d - p.d != 0.0) return fill_nan(row);
-    if (fast_position(p, max_turns_)) return kernels_.direct_float(plan_, p.d, row);
+    if (fast_position(p, plan_)) return kernels_.direct_float(plan_, p.d, row);
     exact_row(plan_, p, row);
   }
   void one(Position p, double* row) {
     if (p.d - p.d != 0.0) return fill_nan(row);
-    if (fast_position(p, max_turns_)) return kernels_.direct_double(plan_, p.d, row);
+    if (fast_position(p, plan_)) return kernels_.direct_double(plan_, p.d, row);
     exact_row(plan_, p, row);
   }
   void one(Position p, bfloat16* row) { kernels_.round_bfloat16(through_float(p), row, plan_.dim); }
@@ -81,7 +80,7 @@ class RowMaker {
   void set_anchor(int64_t position) {
     const Position p = integer_position(position);
     const Lanes& lanes = state_->lanes;
-    const bool fast = fast_position(p, max_turns_);
+    const bool fast = fast_position(p, plan_);
     kernels_.anchor(*state_, p.d, fast);
     for (int stream = 0; !fast && stream < (lanes.pairs ? 1 : 2); ++stream) {
       const int q = lanes.pairs ? 0 : (stream == 0 ? plan_.q0 : plan_.q1);
@@ -118,7 +117,6 @@ class RowMaker {
   const Plan& plan_;
   const RowKernels& kernels_;
   const RowState* steps_;
-  double max_turns_;
   std::unique_ptr<RowState> state_;
   uint64_t next_ = 0;
   int64_t since_anchor_ = -1;

@@ -1,27 +1,20 @@
 // Choice of the row kernels, the rotation state, and the entries that only exact arithmetic can settle.
 #include "cpu/rows.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <string>
 
 namespace sinpe {
 
-double max_turns(const Plan& plan) {
-  double largest = 0.0;
-  for (int64_t i = 0; i < plan.n_osc; ++i) largest = std::max(largest, std::abs(plan.turns_hi[i]));
-  return largest;
-}
-
 Lanes lanes_of(const Plan& plan) {
   const bool pairs = plan.shared && plan.q0 != plan.q1 && !(plan.interleaved && plan.q0 == 1);
   if (pairs) return {true, {plan.n0, plan.n1}, {0, 0}, padded(plan.n_osc), {0, 0}, {plan.n_osc, 0}};
   const int64_t second = plan.oscillator(1, 0);
-  return {false,       {plan.n0, plan.n1},         {0, padded(plan.n0)}, padded(plan.n0) + padded(plan.n1),
+  return {false,       {plan.n0, plan.n1}, {0, padded(plan.n0)}, padded(plan.n0) + padded(plan.n1),
           {0, second}, {plan.n0, plan.n1}};
 }
 
-RowState::RowState(const Plan& p) : plan(&p), lanes(lanes_of(p)), max_turns(sinpe::max_turns(p)), ahead_bound(0.0) {
+RowState::RowState(const Plan& p) : plan(&p), lanes(lanes_of(p)), ahead_bound(0.0) {
   const size_t n = static_cast<size_t>(lanes.total);
   storage_.reset(new double[5 * n]());
   value = storage_.get();
@@ -38,7 +31,7 @@ void RowState::share_steps(const RowState& from) {
 
 void RowState::compute_steps() {
   const Position one = integer_position(1);
-  if (fast_position(one, max_turns)) return row_kernels().steps(*this);
+  if (fast_position(one, *plan)) return row_kernels().steps(*this);
   Plan unit = *plan;
   unit.amplitude = 1.0;
   for (int stream = 0; stream < (lanes.pairs ? 1 : 2); ++stream) {

@@ -15,12 +15,10 @@ constexpr int kPanel = 16;  // oscillators that a kernel keeps in registers whil
 constexpr int64_t padded(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
 // True when the fast phase (core/rotate.h) holds for this position in this plan.
-SINPE_HD bool fast_position(Position p, double max_turns) {
+SINPE_HD bool fast_position(Position p, const Plan& plan) {
   const double magnitude = p.d < 0 ? -p.d : p.d;
-  return magnitude < kFastPosition && magnitude * max_turns < kFastProduct;
+  return magnitude < kFastPosition && magnitude * plan.max_turns < kFastProduct;
 }
-
-double max_turns(const Plan& plan);
 
 // How a plan's channels hang on lanes of oscillators. Pairs: lane i gives the sine of one stream and the cosine of the
 // other. Streams: each channel has a lane of its own (also for shared frequencies with the cosine interleaved first).
@@ -35,14 +33,12 @@ struct Lanes {
 
 Lanes lanes_of(const Plan& plan);
 
-
 // What a run of consecutive rows carries from row to row: per lane (value, value a quarter turn ahead) and its step.
 class RowState {
  public:
   explicit RowState(const Plan& plan);
   const Plan* plan;
   Lanes lanes;
-  double max_turns;
   double *value, *ahead;        // [lanes.total]
   double *step_cos, *step_sin;  // [lanes.total], cos and sin of one position's phase
   double* bound;                // [lanes.total], error bound of `value`; that of `ahead` is ahead_bound

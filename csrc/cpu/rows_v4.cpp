@@ -9,7 +9,9 @@
 #include <memory>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx,avx2,fma,bmi,bmi2,f16c,lzcnt,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512cd"))), apply_to = function)
+#pragma clang attribute push(                                                                                       \
+    __attribute__((target("avx,avx2,fma,bmi,bmi2,f16c,lzcnt,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512cd"))), \
+    apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("arch=x86-64-v4,prefer-vector-width=512")

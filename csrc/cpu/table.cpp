@@ -31,9 +31,8 @@ extern "C" sinpe_status sinpe_table(const int64_t* words, int64_t n_words, int64
   int64_t first;
   if (!first_position(plan.start, start, length, &first)) return SINPE_OUT_OF_RANGE;
   try {
-    return with_type(dtype, [&](auto type) {
-      return table(plan, first, length, static_cast<decltype(type)*>(out), row_stride);
-    });
+    return with_type(
+        dtype, [&](auto type) { return table(plan, first, length, static_cast<decltype(type)*>(out), row_stride); });
   } catch (const std::bad_alloc&) {
     return SINPE_NO_MEMORY;
   }
@@ -50,7 +49,8 @@ extern "C" const char* sinpe_status_text(sinpe_status status) {
   switch (status) {
     case SINPE_OK: return "no error";
     case SINPE_BAD_PLAN: return "plan: not a frequency plan of this library version; export or build it again";
-    case SINPE_BAD_ARGUMENT: return "argument: null pointer, negative size, unknown type, or a size that does not fit the plan";
+    case SINPE_BAD_ARGUMENT:
+      return "argument: null pointer, negative size, unknown type, or a size that does not fit the plan";
     case SINPE_OUT_OF_RANGE: return "positions: start + length goes beyond the range of int64";
     case SINPE_NO_MEMORY: return "out of memory";
   }

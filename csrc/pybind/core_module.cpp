@@ -57,7 +57,8 @@ py::array encode(const Words& words, const py::array& positions, const std::stri
   sinpe_status status;
   {
     py::gil_scoped_release release;
-    status = sinpe_encode(words.data(), words.size(), positions.data(), position_type, positions.size(), type, data, dim);
+    status =
+        sinpe_encode(words.data(), words.size(), positions.data(), position_type, positions.size(), type, data, dim);
   }
   succeed(status);
   return out;

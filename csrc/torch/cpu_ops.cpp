@@ -61,8 +61,9 @@ Tensor table(const Tensor& plan, int64_t start, int64_t length, int64_t dim, Sca
 
 void table_out(const Tensor& plan, int64_t start, Tensor out) {
   const Words words(plan);
-  STD_TORCH_CHECK(out.dim() == 2 && out.is_cpu() && out.size(1) == words.dim() && (out.size(1) == 1 || out.stride(1) == 1),
-                  "out: expected a CPU tensor of shape (length, dim) whose channels are contiguous");
+  STD_TORCH_CHECK(
+      out.dim() == 2 && out.is_cpu() && out.size(1) == words.dim() && (out.size(1) == 1 || out.stride(1) == 1),
+      "out: expected a CPU tensor of shape (length, dim) whose channels are contiguous");
   const int64_t length = out.size(0), stride = length > 1 ? out.stride(0) : out.size(1);
   succeed(sinpe_table(words.data, words.size, start, length, dtype_of("out", out.scalar_type()), out.mutable_data_ptr(),
                       stride));
@@ -90,11 +91,13 @@ sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, double scal
   STD_TORCH_CHECK(rank >= 2 && rank <= SINPE_MAX_RANK, "x: expected 2 to ", SINPE_MAX_RANK, " dimensions, got ", rank);
   STD_TORCH_CHECK(out.dim() == rank && out.scalar_type() == x.scalar_type(), "out: expected the rank and dtype of x");
   a.rank = static_cast<int32_t>(rank);
+  const auto sizes = x.sizes(), x_strides = x.strides(), out_sizes = out.sizes(), out_strides = out.strides();
   for (int64_t d = 0; d < rank; ++d) {
-    a.sizes[d] = x.size(d);
-    STD_TORCH_CHECK(out.size(d) == a.sizes[d], "out: expected the shape of x");
-    a.x_strides[d] = x.stride(d);
-    a.out_strides[d] = out.stride(d);
+    const size_t k = static_cast<size_t>(d);
+    STD_TORCH_CHECK(out_sizes[k] == sizes[k], "out: expected the shape of x");
+    a.sizes[d] = sizes[k];
+    a.x_strides[d] = x_strides[k];
+    a.out_strides[d] = out_strides[k];
   }
   a.x = x.const_data_ptr();
   a.out = out.mutable_data_ptr();
@@ -105,20 +108,32 @@ sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, double scal
   return a;
 }
 
+// A new tensor like x. empty_like would look its operator up by name; for contiguous x the direct call gives the same.
+Tensor new_like(const Tensor& x) {
+  if (!x.is_contiguous()) return torch::stable::empty_like(x);
+  int32_t type = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &type));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(x.dim(), x.sizes().data(), x.strides().data(), type,
+                                                  aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
 Tensor add(const Tensor& x, const Tensor& plan, int64_t start, double scale) {
   const Words words(plan);
-  Tensor out = torch::stable::empty_like(x);
+  Tensor out = new_like(x);
   const sinpe_add_arguments a = arguments_of(x, out, scale, start);
   succeed(sinpe_add(words.data, words.size, &a));
   return out;
 }
 
 // Strides of a (batch, rows) companion of x, broadcast where its size is 1.
-void companion_strides(const char* name, const Tensor& t, const sinpe_add_arguments& a, bool one_row, int64_t* strides) {
+void companion_strides(const char* name, const Tensor& t, const sinpe_add_arguments& a, bool one_row,
+                       int64_t* strides) {
   const int64_t batch = a.rank > 2 ? a.sizes[0] : 1, rows = a.sizes[a.rank - 2];
-  STD_TORCH_CHECK(t.is_cpu() && t.dim() == 2 && (t.size(0) == 1 || t.size(0) == batch) &&
-                      t.size(1) == (one_row ? 1 : rows),
-                  name, ": expected a CPU tensor of shape (batch or 1, sequence)");
+  STD_TORCH_CHECK(
+      t.is_cpu() && t.dim() == 2 && (t.size(0) == 1 || t.size(0) == batch) && t.size(1) == (one_row ? 1 : rows), name,
+      ": expected a CPU tensor of shape (batch or 1, sequence)");
   strides[0] = t.size(0) == 1 ? 0 : t.stride(0);
   strides[1] = t.size(1) == 1 ? 0 : t.stride(1);
 }

@@ -4,19 +4,19 @@
  * value = 1 * sin or cos of (position * w), layout interleaved
  * w(i) = 1 * 10000 ^ (-1 * i / (3 - 0)), pairs i = 0, 1, 2, ...
  *
- * Use: sinpe_table(paper6, ...) and the other functions of sinpe/sinpe.h.
+ * Use: sinpe_table(paper6, paper6_words, ...) and the other functions of sinpe/sinpe.h.
  */
 #ifndef SINPE_PLAN_paper6_H
 #define SINPE_PLAN_paper6_H
 
 #include <stdint.h>
 
-enum { paper6_WORDS = 31, paper6_DIM = 6 };
+enum { paper6_words = 31, paper6_dim = 6 };
 
 static const int64_t paper6[] = {
     91574311601457, 31, 6, 3,
     3, 11, 4607182418800017408, 3,
-    0, 0, 0, 0,
+    0, 0, 4594902181429758083, 0,
     0, 0, 0, 0,
     2935890503282001226, 136271965767435384, 6325184346405909, 9154082963658192752,
     -4863359481001668096, 7579923024993389410, 0, 0,

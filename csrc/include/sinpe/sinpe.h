@@ -24,7 +24,13 @@
 extern "C" {
 #endif
 
-typedef enum { SINPE_FLOAT32 = 0, SINPE_FLOAT64 = 1, SINPE_BFLOAT16 = 2, SINPE_FLOAT16 = 3, SINPE_INT64 = 4 } sinpe_dtype;
+typedef enum {
+  SINPE_FLOAT32 = 0,
+  SINPE_FLOAT64 = 1,
+  SINPE_BFLOAT16 = 2,
+  SINPE_FLOAT16 = 3,
+  SINPE_INT64 = 4
+} sinpe_dtype;
 
 typedef enum {
   SINPE_OK = 0,
@@ -59,18 +65,18 @@ SINPE_API sinpe_status sinpe_encode(const int64_t* plan, int64_t plan_words, con
 /* out = scale * x + alpha * PE, in float32 (float64 for float64), each product rounded, then the sum, then once to x's type.
  * x and out have `rank` dimensions: batch, any others, sequence, channels; rank 2 has no batch. out may be x. */
 typedef struct {
-  int32_t rank;                         /* 2 .. SINPE_MAX_RANK */
-  int64_t sizes[SINPE_MAX_RANK];        /* the last must be the plan's dim */
-  int64_t x_strides[SINPE_MAX_RANK];    /* in elements */
-  int64_t out_strides[SINPE_MAX_RANK];  /* in elements */
+  int32_t rank;                        /* 2 .. SINPE_MAX_RANK */
+  int64_t sizes[SINPE_MAX_RANK];       /* the last must be the plan's dim */
+  int64_t x_strides[SINPE_MAX_RANK];   /* in elements */
+  int64_t out_strides[SINPE_MAX_RANK]; /* in elements */
   const void* x;
   void* out;
   sinpe_dtype dtype;
   double scale, alpha;
-  int64_t start;           /* with no positions: row s is at plan.start + start + s */
-  const void* positions;   /* null, or one position for each (batch, sequence) element; final */
+  int64_t start;         /* with no positions: row s is at plan.start + start + s */
+  const void* positions; /* null, or one position for each (batch, sequence) element; final */
   sinpe_dtype position_dtype;
-  int64_t position_strides[2]; /* batch, sequence; 0 broadcasts */
+  int64_t position_strides[2];  /* batch, sequence; 0 broadcasts */
   int32_t positions_are_starts; /* nonzero: int64, one per batch element, row s is at positions[b] + s */
   const uint8_t* padding_mask;  /* null, or nonzero where a row gets no encoding */
   int64_t mask_strides[2];      /* batch, sequence */

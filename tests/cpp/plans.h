@@ -1,0 +1,51 @@
+// Plans made without Python: frequencies are doubles, so that their fractions are exact.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "core/phase.h"
+
+struct TestPlan {
+  std::vector<int64_t> words;
+  sinpe::Plan plan;
+};
+
+inline int64_t bits_of(double x) {
+  int64_t word;
+  std::memcpy(&word, &x, sizeof word);
+  return word;
+}
+
+// dim channels of the paper's ladder; layout 0 interleaved, 1 sin|cos, 2 cos|sin; own: a frequency for each channel.
+inline TestPlan make_plan(int64_t dim, int layout, bool own, double amplitude = 1.0, double base = 10000.0) {
+  const int64_t sines = (dim + 1) / 2, cosines = dim / 2;
+  const int64_t n0 = layout == 2 ? cosines : sines, n1 = dim - n0;
+  const int64_t n = own ? dim : sines;
+  std::vector<double> turns;
+  for (int64_t i = 0; i < n; ++i) {
+    const double exponent = own ? 1.0 * static_cast<double>(i) : 2.0 * static_cast<double>(i);
+    turns.push_back(std::pow(base, -exponent / static_cast<double>(dim)) / 6.283185307179586);
+  }
+  double largest = 0.0;
+  for (double f : turns) largest = std::fmax(largest, std::fabs(f));
+  const int64_t flags = (layout == 0 ? 1 : 0) | (own ? 0 : 2) | (layout == 2 ? 4 : 8);
+  TestPlan made;
+  made.words = {sinpe::kPlanMagic, 16 + 5 * n, dim, n0, n1, flags, bits_of(amplitude), n, 0, 0,
+                bits_of(largest),  0,          0,   0,  0,  0};
+  std::vector<int64_t> high, low, whole, hi, lo;
+  for (double f : turns) {
+    const double scaled = std::ldexp(f - std::floor(f), 64);
+    const double top = std::floor(scaled);
+    high.push_back(static_cast<int64_t>(static_cast<uint64_t>(top)));
+    low.push_back(static_cast<int64_t>(static_cast<uint64_t>(std::ldexp(scaled - top, 64))));
+    whole.push_back(static_cast<int64_t>(std::floor(f)));
+    hi.push_back(bits_of(f));
+    lo.push_back(0);
+  }
+  for (const auto* part : {&high, &low, &whole, &hi, &lo})
+    made.words.insert(made.words.end(), part->begin(), part->end());
+  sinpe::decode_plan(made.words.data(), static_cast<int64_t>(made.words.size()), &made.plan);
+  return made;
+}

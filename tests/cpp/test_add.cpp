@@ -1,0 +1,113 @@
+// sinpe_add against a plain loop: shapes, strides, positions, masks, types, in place.
+#include <cmath>
+#include <initializer_list>
+#include <vector>
+
+#include "check.h"
+#include "cpu/rows.h"
+#include "plans.h"
+#include "sinpe/sinpe.h"
+
+namespace {
+
+struct Case {
+  int64_t batch, middle, rows, dim;
+  bool channels_first, explicit_positions, starts, masked, in_place;
+};
+
+float rounded(float x, float*) { return x; }
+float rounded(float x, sinpe::bfloat16* like) {
+  sinpe::round_store(like, x);
+  return sinpe::to_float(*like);
+}
+float rounded(float x, sinpe::float16* like) {
+  sinpe::round_store(like, x);
+  return sinpe::to_float(*like);
+}
+
+template <class T>
+void run(const Case& c, sinpe_dtype dtype) {
+  const TestPlan made = make_plan(c.dim, 0, false);
+  const int64_t total = c.batch * c.middle * c.rows * c.dim;
+  check::Random random;
+  std::vector<T> x(static_cast<size_t>(total)), out(static_cast<size_t>(total));
+  for (T& value : x) sinpe::round_store(&value, static_cast<float>(random.uniform() * 8 - 4));
+  std::vector<int64_t> positions(static_cast<size_t>(c.batch * c.rows));
+  for (int64_t& p : positions) p = static_cast<int64_t>(random.next() % 100000);
+  std::vector<uint8_t> mask(static_cast<size_t>(c.batch * c.rows));
+  for (uint8_t& m : mask) m = random.next() % 3 == 0;
+
+  sinpe_add_arguments a{};
+  a.rank = 4;
+  const int64_t sizes[] = {c.batch, c.middle, c.rows, c.dim};
+  // Rows contiguous, or channels outside of rows as in (batch, channels, sequence).
+  const int64_t row_stride = c.channels_first ? 1 : c.dim, channel_stride = c.channels_first ? c.rows : 1;
+  const int64_t strides[] = {c.middle * c.rows * c.dim, c.rows * c.dim, row_stride, channel_stride};
+  for (int d = 0; d < 4; ++d) {
+    a.sizes[d] = sizes[d];
+    a.x_strides[d] = a.out_strides[d] = strides[d];
+  }
+  const std::vector<T> before = x;
+  a.x = x.data();
+  a.out = c.in_place ? x.data() : out.data();
+  a.dtype = dtype;
+  a.scale = 1.7;
+  a.alpha = -0.3;
+  a.start = 12345;
+  if (c.explicit_positions || c.starts) {
+    a.positions = positions.data();
+    a.position_dtype = SINPE_INT64;
+    a.positions_are_starts = c.starts;
+    a.position_strides[0] = c.starts ? 1 : c.rows;
+    a.position_strides[1] = c.starts ? 0 : 1;
+  }
+  if (c.masked) {
+    a.padding_mask = mask.data();
+    a.mask_strides[0] = c.rows;
+    a.mask_strides[1] = 1;
+  }
+  CHECK(sinpe_add(made.words.data(), static_cast<int64_t>(made.words.size()), &a) == SINPE_OK);
+  const T* got = static_cast<const T*>(a.out);
+  const float scale = 1.7f, alpha = -0.3f;
+  std::vector<float> row(static_cast<size_t>(c.dim));
+  for (int64_t b = 0; b < c.batch; ++b) {
+    for (int64_t s = 0; s < c.rows; ++s) {
+      int64_t p = 12345 + s;
+      if (c.starts) p = positions[static_cast<size_t>(b)] + s;
+      if (c.explicit_positions) p = positions[static_cast<size_t>(b * c.rows + s)];
+      sinpe::exact_row(made.plan, sinpe::integer_position(p), row.data());
+      const bool padded = c.masked && mask[static_cast<size_t>(b * c.rows + s)] != 0;
+      for (int64_t m = 0; m < c.middle; ++m) {
+        for (int64_t d = 0; d < c.dim; ++d) {
+          const size_t at = static_cast<size_t>(b * strides[0] + m * strides[1] + s * row_stride + d * channel_stride);
+          const float product = sinpe::to_float(before[at]) * scale;
+          const float encoded = row[static_cast<size_t>(d)] * alpha;
+          T scratch;
+          CHECK(sinpe::to_float(got[at]) == rounded(padded ? product : product + encoded, &scratch));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (bool channels_first : {false, true}) {
+    for (bool in_place : {false, true}) {
+      for (bool masked : {false, true}) {
+        for (int mode : {0, 1, 2}) {
+          for (int64_t dim : {5, 32}) {
+            const Case c{3, 2, 41, dim, channels_first, mode == 1, mode == 2, masked, in_place};
+            run<float>(c, SINPE_FLOAT32);
+            run<sinpe::bfloat16>(c, SINPE_BFLOAT16);
+            run<sinpe::float16>(c, SINPE_FLOAT16);
+          }
+        }
+      }
+    }
+  }
+  run<float>({2000, 1, 1, 64, false, false, false, false, false}, SINPE_FLOAT32);  // one row: threads share the batch
+  run<float>({1, 1, 3000, 64, false, false, false, false, true}, SINPE_FLOAT32);
+  return check::finish("test_add");
+}

@@ -1,0 +1,172 @@
+// csrc/core against arithmetic of more bits, and against itself where an identity holds. Bounds are those of the headers.
+#include <cmath>
+#include <initializer_list>
+
+#include "check.h"
+#include "core/exact.h"
+#include "core/rotate.h"
+#include "cpu/rows.h"
+#include "plans.h"
+
+namespace {
+
+using sinpe::DD;
+
+#if defined(__SIZEOF_FLOAT128__)
+__extension__ typedef __float128 quad;  // 113 bits
+
+constexpr int kTerms = 32;
+
+// sin and cos of 2*pi*t by their series, |t| <= 1/8.
+void sincos_quad(quad t, quad* s, quad* c) {
+  // 2*pi as a sum of doubles that carries 160 bits.
+  const quad two_pi = static_cast<quad>(0x1.921fb54442d18p+2) + static_cast<quad>(0x1.1a62633145c07p-52) +
+                      static_cast<quad>(-0x1.f1976b7ed8fbcp-108);
+  const quad y = two_pi * t, z = y * y;
+  quad sine = 0, cosine = 0;
+  for (int k = kTerms; k >= 1; --k) {
+    sine = 1 - sine * z / (2 * k * (2 * k + 1));
+    cosine = 1 - cosine * z / (2 * k * (2 * k - 1));
+    if (k == kTerms) sine = cosine = 1;
+  }
+  *s = y * sine;
+  *c = cosine;
+}
+
+double relative(quad got, quad want) {
+  const quad error = want == 0 ? got : (got - want) / want;
+  return std::fabs(static_cast<double>(error));
+}
+
+void test_sincos() {
+  check::Random random;
+  double fast_sin = 0, fast_cos = 0, accurate = 0, exact = 0;
+  for (int k = 0; k < 200000; ++k) {
+    const double shrink = std::ldexp(1.0, -static_cast<int>(random.next() % 40));
+    const DD t = sinpe::quick_two_sum((random.uniform() - 0.5) * 0.25 * shrink, random.uniform() * 0x1p-58 * shrink);
+    quad s, c;
+    sincos_quad(static_cast<quad>(t.hi) + t.lo, &s, &c);
+    double fs, fc;
+    sinpe::sincos_fast(t.hi, &fs, &fc);
+    quad hs, hc;
+    sincos_quad(t.hi, &hs, &hc);
+    fast_sin = std::fmax(fast_sin, relative(fs, hs));
+    fast_cos = std::fmax(fast_cos, std::fabs(static_cast<double>(fc - hc)));
+    DD as, ac;
+    sinpe::sincos_accurate(t, &as, &ac);
+    accurate = std::fmax(accurate, relative(static_cast<quad>(as.hi) + as.lo, s));
+    accurate = std::fmax(accurate, relative(static_cast<quad>(ac.hi) + ac.lo, c));
+    sinpe::sincos_dd(t, &as, &ac);
+    exact = std::fmax(exact, relative(static_cast<quad>(as.hi) + as.lo, s));
+    exact = std::fmax(exact, relative(static_cast<quad>(ac.hi) + ac.lo, c));
+  }
+  std::printf("sincos_fast 2^%.1f relative sin, 2^%.1f absolute cos; sincos_accurate 2^%.1f; sincos_dd 2^%.1f\n",
+              std::log2(fast_sin), std::log2(fast_cos), std::log2(accurate), std::log2(exact));
+  CHECK(fast_sin < sinpe::kFastError / 2);  // the other half is the phase's
+  CHECK(fast_cos < sinpe::kFastError / 2);
+  CHECK(accurate < 0x1p-54);
+  CHECK(exact < 0x1p-98);
+}
+#else
+void test_sincos() { std::printf("no 128-bit floats here: sincos is compared in the Python tests only\n"); }
+#endif
+
+// The fast phase and the integer phase name the same angle.
+void test_phase() {
+  const TestPlan made = make_plan(64, 0, true);
+  check::Random random;
+  for (int k = 0; k < 100000; ++k) {
+    const sinpe::Frequency f = made.plan.frequency(static_cast<int64_t>(random.next() % 64));
+    const int64_t p = static_cast<int64_t>(random.next()) >> (11 + random.next() % 50);
+    const sinpe::Reduced exact = sinpe::reduce_position(sinpe::integer_position(p), f);
+    CHECK(std::fabs(exact.t.hi) <= 0.125 + 0x1p-50);
+    if (!sinpe::fast_position(sinpe::integer_position(p), made.plan)) continue;
+    uint64_t quarter;
+    const double t = sinpe::fast_phase(static_cast<double>(p), f.turns_hi, f.turns_lo, &quarter);
+    const double turns =
+        static_cast<double>(static_cast<int64_t>((quarter & 3) - static_cast<uint64_t>(exact.quadrant)));
+    const double difference = turns * 0.25 + (t - exact.t.hi);
+    CHECK(std::fabs(difference - std::nearbyint(difference)) < 0x1p-52);
+    // A float position with the same value gives the same phase.
+    const sinpe::Reduced real = sinpe::reduce_position(sinpe::float_position(static_cast<double>(p)), f);
+    CHECK(real.quadrant == exact.quadrant || std::fabs(exact.t.hi) > 0.1249);
+    if (real.quadrant == exact.quadrant) CHECK(std::fabs(real.t.hi - exact.t.hi) < 0x1p-60);
+  }
+  // Fractional positions: p = m / 8 has the phase of m at an eighth of the frequency.
+  for (int k = 0; k < 100000; ++k) {
+    const double turns = random.uniform() * 3.0 - 1.5;
+    const double eighth = turns / 8;
+    const auto frequency = [](double f) {
+      const double size = std::fabs(f), scaled = std::ldexp(size - std::floor(size), 64), top = std::floor(scaled);
+      uint64_t hi = static_cast<uint64_t>(top), lo = static_cast<uint64_t>(std::ldexp(scaled - top, 64));
+      int64_t whole = static_cast<int64_t>(std::floor(size));
+      if (f < 0) {  // two's complement over whole : hi : lo
+        lo = ~lo + 1;
+        hi = ~hi + (lo == 0);
+        whole = ~whole + (hi == 0 && lo == 0);
+      }
+      return sinpe::Frequency{hi, lo, whole, f, 0.0};
+    };
+    const int64_t m = static_cast<int64_t>(random.next()) >> (20 + random.next() % 30);
+    const sinpe::Reduced a =
+        sinpe::reduce_position(sinpe::float_position(static_cast<double>(m) / 8), frequency(turns));
+    const sinpe::Reduced b = sinpe::reduce_position(sinpe::integer_position(m), frequency(eighth));
+    const double difference = (a.quadrant - b.quadrant) * 0.25 + (a.t.hi - b.t.hi);
+    CHECK(std::fabs(difference - std::nearbyint(difference)) < 0x1p-54);
+  }
+}
+
+// Nearest value of a 16-bit format by search over its neighbours, in double.
+template <class T>
+void check_rounding(float x) {
+  T got;
+  sinpe::round_store(&got, x);
+  const double value = x, rounded = sinpe::to_float(got);
+  for (int step : {-1, 1}) {
+    T neighbour{static_cast<uint16_t>(got.bits + step)};
+    const double other = sinpe::to_float(neighbour);
+    if (!std::isfinite(other) || !std::isfinite(rounded)) continue;
+    const double mine = std::fabs(rounded - value), theirs = std::fabs(other - value);
+    CHECK(mine < theirs || (mine == theirs && (got.bits & 1) == 0) || (mine == theirs && rounded == other));
+  }
+}
+
+void test_rounding() {
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const sinpe::float16 h{static_cast<uint16_t>(bits)};
+    const sinpe::bfloat16 b{static_cast<uint16_t>(bits)};
+    sinpe::float16 h2;
+    sinpe::bfloat16 b2;
+    sinpe::round_store(&h2, sinpe::to_float(h));
+    sinpe::round_store(&b2, sinpe::to_float(b));
+    const float hf = sinpe::to_float(h), bf = sinpe::to_float(b);
+    CHECK(hf != hf ? sinpe::to_float(h2) != sinpe::to_float(h2) : h2.bits == h.bits);
+    CHECK(bf != bf ? sinpe::to_float(b2) != sinpe::to_float(b2) : b2.bits == b.bits);
+  }
+  check::Random random;
+  for (int k = 0; k < 300000; ++k) {
+    const float x = static_cast<float>(std::ldexp(random.uniform() - 0.5, 17 - static_cast<int>(random.next() % 44)));
+    check_rounding<sinpe::float16>(x);
+    check_rounding<sinpe::bfloat16>(x);
+  }
+  sinpe::float16 overflow;
+  sinpe::round_store(&overflow, 65520.0f);
+  CHECK(overflow.bits == 0x7c00);
+  sinpe::round_store(&overflow, 65519.0f);
+  CHECK(overflow.bits == 0x7bff);
+  // A midpoint of two floats, with a low part that breaks the tie either way.
+  const double midpoint = 1.0 + 0x1p-24;
+  CHECK(sinpe::round_to_float({midpoint, 0.0}) == 1.0f);
+  CHECK(sinpe::round_to_float({midpoint, 0x1p-80}) == 1.0f + 0x1p-23f);
+  CHECK(sinpe::round_to_float({midpoint, -0x1p-80}) == 1.0f);
+  CHECK(sinpe::round_to_float({-midpoint, -0x1p-80}) == -1.0f - 0x1p-23f);
+}
+
+}  // namespace
+
+int main() {
+  test_sincos();
+  test_phase();
+  test_rounding();
+  return check::finish("test_core");
+}
