@@ -76,16 +76,15 @@ def read_text(path: str | None) -> tuple[str, str]:
             raise DemoError(
                 f"text: expected a readable file, got {path} ({error.strerror}); pass --text FILE"
             ) from None
-    readme = Path(__file__).resolve().parent.parent / "README.md"
-    if readme.is_file():
-        return readme.name, readme.read_text(encoding="utf-8")
+    root = Path(__file__).resolve().parent.parent
+    if (root / "pyproject.toml").is_file() and (root / "README.md").is_file():
+        return "README.md", (root / "README.md").read_text(encoding="utf-8")
     from importlib import metadata
 
     with contextlib.suppress(metadata.PackageNotFoundError):
         described = metadata.metadata("sinpe_ext")
-        content = described.get("Description") or described.get_payload()
-        if isinstance(content, str) and content.strip():
-            return "the package's description", content
+        if "Description" in described:
+            return "the package's description", described["Description"]
     return "this module's docstring", __doc__ or ""
 
 
