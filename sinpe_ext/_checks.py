@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import numbers
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._catalogue import convention
 from .encoding import Encoding, integer
@@ -12,6 +15,20 @@ if TYPE_CHECKING:
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
+MAX_RANK = 16  # dimensions that the kernels count, csrc/include/sinpe/sinpe.h
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_encoding_of_dim = lru_cache(maxsize=64)(Encoding)
+_convention = lru_cache(maxsize=64)(convention)
+
+
+def constant_in_graph(function: _Function) -> _Function:
+    """Has torch.compile call a function while it traces, and keep the result as a constant of the graph.
+
+    torch.compiler.assume_constant_result without its import of the compiler, which takes a second.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def length(value: Any, name: str = "length") -> int:
@@ -23,8 +40,8 @@ def probability(name: str, value: Any) -> float:
     """A dropout probability."""
     number = factor(name, value)
     if not 0.0 <= number <= 1.0:
-        hint = "; max_len is the third argument, pass max_len=... by name" if number > 1.0 else "; pass a probability"
-        raise ValueError(f"{name}: expected 0 to 1, got {value}{hint}")
+        hint = "max_len is the third argument, pass max_len=... by name" if number > 1.0 else "pass a probability"
+        raise ValueError(f"{name}: expected 0 to 1, got {value}; {hint}")
     return number
 
 
@@ -43,18 +60,23 @@ def position_range(first: int, rows: int) -> None:
         )
 
 
+@constant_in_graph
 def encoding(value: Any, dim: int | None = None) -> Encoding:
-    """An Encoding from what callers may pass for one: an Encoding, a convention's name (with `dim`) or a dim."""
+    """An Encoding from what callers may pass for one: an Encoding, or a dim; and with `dim` also a name or None."""
     if isinstance(value, Encoding):
         return value
+    if value is None and dim is not None:
+        return _encoding_of_dim(max(dim, 1))
     if isinstance(value, str):
         if dim is None:
             raise TypeError(
                 f'encoding: expected an Encoding or an int (the dim), got the name "{value}" and no dim to go with it; '
                 f'pass convention("{value}", dim)'
             )
-        return convention(value, dim)
-    if hasattr(value, "__index__") and not isinstance(value, bool):
+        return _convention(value, max(dim, 1))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _encoding_of_dim(value)
+    if hasattr(value, "__index__") and not isinstance(value, bool) and getattr(value, "shape", ()) == ():
         return Encoding(value)
     raise TypeError(
         f"encoding: expected an Encoding, a convention's name or an int (the dim), got {type(value).__name__}; "
@@ -63,9 +85,9 @@ def encoding(value: Any, dim: int | None = None) -> Encoding:
 
 
 def _described(value: Any) -> str:
-    """Shape and dtype of a tensor, the type of anything else."""
+    """Shape and dtype of a tensor or array, the type of anything else."""
     shape = getattr(value, "shape", None)
-    return f"{tuple(shape)} {value.dtype}" if shape is not None else type(value).__name__
+    return f"{value.dtype} of shape {tuple(shape)}" if shape is not None else type(value).__name__
 
 
 def float_dtype(name: str, value: Any) -> None:
@@ -73,7 +95,10 @@ def float_dtype(name: str, value: Any) -> None:
     import torch
 
     if value not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        raise TypeError(f"{name}: expected torch.float32, float64, bfloat16 or float16, got {value}")
+        raise TypeError(
+            f"{name}: expected torch.float32, float64, bfloat16 or float16, got {value}; pass one of these and convert "
+            "the result"
+        )
 
 
 def dense_tensor(name: str, value: Any) -> None:
@@ -83,7 +108,8 @@ def dense_tensor(name: str, value: Any) -> None:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}; pass torch.as_tensor(...)")
     if value.layout != torch.strided or value.is_nested or value.is_quantized:
-        raise TypeError(f"{name}: expected a dense strided tensor, got layout {value.layout}; pass a dense tensor")
+        kind = "a nested tensor" if value.is_nested else value.dtype if value.is_quantized else f"layout {value.layout}"
+        raise TypeError(f"{name}: expected a dense strided tensor, got {kind}; convert it to a dense one first")
 
 
 def positions(value: Any, *, allow_16bit: bool = False) -> torch.Tensor:
@@ -106,7 +132,7 @@ def positions(value: Any, *, allow_16bit: bool = False) -> torch.Tensor:
         return value.long()
     if dtype == torch.uint64:
         wide = value.view(torch.int64)
-        if value.device.type != "meta" and bool((wide < 0).any()):
+        if not _unreadable(value) and bool((wide < 0).any()):
             raise ValueError("positions: expected values up to 2**63 - 1, got larger uint64 ones; pass int64 positions")
         return wide
     raise TypeError(f"positions: expected an integer dtype or float32/float64, got {dtype}; pass int64 positions")
@@ -121,21 +147,27 @@ def same_device(name: str, value: torch.Tensor, x: torch.Tensor) -> None:
 
 def axis(name: str, value: Any, rank: int) -> int:
     """A dimension's index, counted from the front."""
-    index = integer(name, value, -(2**31), 2**31 - 1, "pass the index of a dimension of x")
+    index = integer(name, value, INT64_MIN, INT64_MAX, "pass the index of a dimension of x")
     if not -rank <= index < rank:
-        raise IndexError(f"{name}: expected {-rank} to {rank - 1} for x of {rank} dimensions, got {index}")
+        raise IndexError(
+            f"{name}: expected {-rank} to {rank - 1} for x of {rank} dimensions, got {index}; pass the index of one of them"
+        )
     return index % rank
 
 
 def summand(x: Any) -> None:
     """x of `add`: a dense floating-point tensor of two dimensions or more."""
+    import torch
+
     dense_tensor("x", x)
-    if x.dtype.is_complex or not x.dtype.is_floating_point or x.element_size() < 2:
-        raise TypeError(f"x: expected float32, float64, bfloat16 or float16, got {x.dtype}; convert it with x.float()")
-    if not 2 <= x.dim() <= 16:
+    if x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        raise TypeError(
+            f"x: expected torch.float32, float64, bfloat16 or float16, got {x.dtype}; convert it, with x.float() for one"
+        )
+    if not 2 <= x.dim() <= MAX_RANK:
         raise ValueError(
-            f"x: expected 2 to 16 dimensions, (sequence, channels) or (batch, ..., sequence, channels), "
-            f"got shape {tuple(x.shape)}"
+            f"x: expected 2 to {MAX_RANK} dimensions, (sequence, channels) or (batch, ..., sequence, channels), got shape "
+            f"{tuple(x.shape)}; unsqueeze or flatten it"
         )
 
 
@@ -153,7 +185,7 @@ def companion(name: str, value: torch.Tensor, x: torch.Tensor, batch: int, rows:
     if view.dim() != 2 or view.shape[1] != rows or view.shape[0] not in (1, batch):
         raise ValueError(
             f"{name}: expected shape ({rows},) or ({batch}, {rows}), (sequence) or (batch, sequence) of x, got "
-            f"{tuple(value.shape)} for x of shape {tuple(x.shape)}"
+            f"{tuple(value.shape)} for x of shape {tuple(x.shape)}; it is batch-first whatever seq_dim is"
         )
     return view
 
@@ -165,87 +197,58 @@ def padding_mask(value: Any, x: torch.Tensor, batch: int, rows: int) -> torch.Te
     dense_tensor("padding_mask", value)
     if value.dtype != torch.bool:
         raise TypeError(
-            f"padding_mask: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that is "
-            "1 on tokens"
+            f"padding_mask: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that "
+            "is 1 on tokens"
         )
     same_device("padding_mask", value, x)
     return companion("padding_mask", value, x, batch, rows)
 
 
-def start_tensor(value: torch.Tensor, x: torch.Tensor, batch: int, rows: int) -> torch.Tensor:
-    """`start` as a tensor: () or (B,) integers, as an int64 view of shape (1 or B, 1)."""
+def start_tensor(value: torch.Tensor, x: torch.Tensor, batch: int, rows: int, first: int) -> torch.Tensor:
+    """`start` as a tensor, () or (B,) integers: the first positions, `first` added, as int64 of shape (1 or B, 1)."""
+    import torch
+
     dense_tensor("start", value)
-    if value.dtype.is_floating_point or value.dtype.is_complex or str(value.dtype) == "torch.bool":
+    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
         raise TypeError(f"start: expected an int or an integer tensor, got {value.dtype}; pass int64 starts")
     same_device("start", value, x)
     if value.dim() > 1 or (value.dim() == 1 and value.shape[0] not in (1, batch)):
-        raise ValueError(f"start: expected shape () or ({batch},), one for each sample, got {tuple(value.shape)}")
-    value = positions(value)
-    if value.device.type == "cpu" and value.numel() and rows:
-        position_range(int(value.min()), rows)
-        position_range(int(value.max()), rows)
-    return value.reshape(-1, 1)
+        raise ValueError(
+            f"start: expected shape () or ({batch},), one for each sample, got {tuple(value.shape)} for x of shape "
+            f"{tuple(x.shape)}; pass positions for one a row"
+        )
+    value = positions(value).reshape(-1, 1)
+    if value.device.type == "cpu" and value.numel() and rows and not _unreadable(value):
+        position_range(first + int(value.min()), rows)
+        position_range(first + int(value.max()), rows)
+    return value + first if first else value
 
 
 def factor(name: str, value: Any) -> float:
     """`scale` or `alpha` as a float; inf and NaN are passed on."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        if hasattr(value, "__float__") and not hasattr(value, "shape"):
-            return float(value)
-        raise TypeError(f"{name}: expected a float, got {_described(value)}")
-    return float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
+        raise TypeError(f"{name}: expected a float, got {_described(value)}; pass a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: expected a number that float64 can hold, got {value}; pass a smaller one") from None
 
 
 def alpha_tensor(value: torch.Tensor, x: torch.Tensor) -> None:
     """`alpha` as a tensor: floating point, of shape () or (1,)."""
-    if value.dtype.is_complex or not value.dtype.is_floating_point or tuple(value.shape) not in ((), (1,)):
+    dense_tensor("alpha", value)
+    if value.dtype.is_complex or not value.dtype.is_floating_point:
+        raise TypeError(f"alpha: expected a float or a floating-point tensor, got {value.dtype}; pass a float")
+    if tuple(value.shape) not in ((), (1,)):
         raise ValueError(
-            f"alpha: expected a float or a floating-point tensor of shape () or (1,), got {_described(value)}"
+            f"alpha: expected a float or a tensor of shape () or (1,), got shape {tuple(value.shape)}; multiply x and a "
+            "table for a factor per channel or row"
         )
     same_device("alpha", value, x)
 
 
-def output(out: Any, x: torch.Tensor) -> None:
-    """`out` of `add`: like x, and either x itself in memory or apart from it."""
-    dense_tensor("out", out)
-    if out.shape != x.shape or out.dtype != x.dtype:
-        raise ValueError(
-            f"out: expected shape {tuple(x.shape)} and dtype {x.dtype}, those of x, got {tuple(out.shape)} {out.dtype}"
-        )
-    same_device("out", out, x)
-    writable("out", out)
-    identical = out.data_ptr() == x.data_ptr() and out.stride() == x.stride() if out.device.type != "meta" else out is x
-    if not identical and overlaps(out, x):
-        raise RuntimeError(
-            "out: expected memory apart from x, or exactly x's, got a tensor that shares some elements with x; "
-            "clone() one of them"
-        )
+def _unreadable(value: torch.Tensor) -> bool:
+    """Whether a tensor's numbers cannot be looked at: meta tensors and those of a graph in the making have none."""
+    import torch
 
-
-def writable(name: str, out: torch.Tensor) -> None:
-    """Every element of `out` has a place of its own in memory."""
-    reach = 0
-    for size, stride in sorted(zip(out.shape, out.stride(), strict=True), key=lambda pair: pair[1]):
-        if size > 1:
-            if stride <= reach:
-                raise RuntimeError(
-                    f"{name}: expected one memory location for each element, got strides {tuple(out.stride())} for shape "
-                    f"{tuple(out.shape)}: more than one element of the written-to tensor refers to a single memory "
-                    "location; clone() it first"
-                )
-            reach += (size - 1) * stride
-        elif size == 0:
-            return
-
-
-def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the memory ranges of two tensors meet."""
-    if a.device.type == "meta" or not a.numel() or not b.numel():
-        return False
-
-    def span(t: torch.Tensor) -> tuple[int, int]:
-        last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
-
-    (a0, a1), (b0, b1) = span(a), span(b)
-    return a0 < b1 and b0 < a1
+    return value.device.type == "meta" or torch.compiler.is_compiling()

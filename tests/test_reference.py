@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
-import mpmath
 import numpy as np
 import pytest
 import torch
+from ulp import CLOSEST, compare, same_bits, some_channels
 
 from sinpe_ext import _arrays, _exact, reference
 from sinpe_ext._plan import Plan, plan
@@ -50,44 +50,6 @@ FLOATS = [
     *(0.0, -0.0, 0.5, -0.1, 1 / 3, 0.9999, 1.5, 499.25, -1234.56789, 1e-3, 1e-30, -1e-200, 1e6 + 0.1, 2.0**31 - 0.5),
     *(2.0**53 - 1, 2.0**62, -(2.0**63), 2.0**64, 1e300),
 ]
-# Positions and pairs where a value comes closest to zero: (dim, position, pair).
-CLOSEST = [
-    *((512, 7199, 35), (512, 81665, 13), (512, 408325, 77), (512, 3803902, 50), (768, 97253, 53)),
-    (512, 2**24 + 1, 0),
-]
-
-
-def bits(x: torch.Tensor | np.ndarray) -> np.ndarray:
-    found = x.numpy() if isinstance(x, torch.Tensor) else x
-    return found.view({4: np.int32, 8: np.int64}[found.dtype.itemsize])
-
-
-def same_bits(x: torch.Tensor | np.ndarray, y: torch.Tensor | np.ndarray) -> bool:
-    return x.shape == y.shape and np.array_equal(bits(x), bits(y))
-
-
-def ulp_error(got: float, true: mpmath.mpf, digits: int) -> float:
-    """|got - true| in units of the last place of a float with `digits` significant bits (24 or 53)."""
-    if true == 0:
-        return 0.0 if got == 0 else math.inf
-    _, exponent = mpmath.frexp(true)
-    return float(abs(mpmath.mpf(got) - true) / mpmath.mpf(2) ** (int(exponent) - digits))
-
-
-def paper_value(dim: int, position: float, channel: int) -> mpmath.mpf:
-    with mpmath.workdps(90):
-        angle = mpmath.mpf(position) * mpmath.mpf(10000) ** (-mpmath.mpf(channel // 2 * 2) / dim)
-        return mpmath.cos(angle) if channel % 2 else mpmath.sin(angle)
-
-
-def worst(make: Callable[[int], Iterable[float]], dim: int, positions: Iterable[int], step: int, digits: int):
-    """(largest ULP error, fraction correctly rounded) of rows against mpmath, every `step`-th channel."""
-    errors = []
-    for index, position in enumerate(positions):
-        row = list(make(position))
-        for channel in range(index % step, dim, step):
-            errors.append(ulp_error(row[channel], paper_value(dim, position, channel), digits))
-    return max(errors), sum(error <= 0.5 for error in errors) / len(errors)
 
 
 def check_entries(p: Plan, positions: list, values: torch.Tensor) -> None:
@@ -145,51 +107,52 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 def test_table_float32_is_correctly_rounded(dim: int, start: int, length: int) -> None:
     rows = reference.table(plan(Encoding(dim)), length, start, torch.float32)
     picked = [start, start + length - 1, *range(start, start + length, length // 23)]
-    error, correct = worst(lambda p: rows[p - start].tolist(), dim, picked, 17, 24)
-    assert error <= CORRECTLY_ROUNDED and correct == 1.0
+    found = compare(
+        rows[[p - start for p in picked]], Encoding(dim), picked, some_channels(len(picked), dim, dim // 16)
+    )
+    assert found.worst <= CORRECTLY_ROUNDED and found.correct == 1.0, found
 
 
 @pytest.mark.parametrize("made", ["table", "encode"])
-@pytest.mark.parametrize("dim, position, pair", CLOSEST)
+@pytest.mark.parametrize("dim, position, pair", [*CLOSEST, (512, 2**24 + 1, 0)])
 def test_closest_approaches_to_zero(made: str, dim: int, position: int, pair: int) -> None:
     p = plan(Encoding(dim))
     if made == "table":
-        row = reference.table(p, 40, position - 37, torch.float32)[37].tolist()
+        row = reference.table(p, 40, position - 37, torch.float32)[37:38]
     else:
-        row = reference.encode(p, torch.tensor(position), torch.float32).tolist()
-    for channel in (2 * pair, 2 * pair + 1):
-        assert ulp_error(row[channel], paper_value(dim, position, channel), 24) <= CORRECTLY_ROUNDED
+        row = reference.encode(p, torch.tensor([position]), torch.float32)
+    found = compare(row, Encoding(dim), [position], np.array([[2 * pair, 2 * pair + 1]]))
+    assert found.worst <= CORRECTLY_ROUNDED, found
 
 
 @pytest.mark.parametrize("made", ["table", "encode", "encode_float"])
 def test_float64_is_within_one_ulp(made: str) -> None:
-    p, dim = plan(Encoding(512)), 512
+    p = plan(Encoding(512))
     positions = [0, 1, 5, 7199, 81665, 3803902, 2**24 + 1, 2**31 - 1, -4095, *range(100, 4000, 211)]
-    one = {
-        "table": lambda n: reference.table(p, 1, n, torch.float64)[0].tolist(),
-        "encode": lambda n: reference.encode(p, torch.tensor(n), torch.float64).tolist(),
-        "encode_float": lambda n: reference.encode(p, torch.tensor(n, dtype=torch.float64), torch.float64).tolist(),
-    }[made]
-    error, _ = worst(one, dim, positions, 13, 53)
-    assert error <= FLOAT64_ULP
+    if made == "table":
+        rows = torch.cat([reference.table(p, 1, n, torch.float64) for n in positions])
+    else:
+        wide = torch.float64 if made == "encode_float" else torch.int64
+        rows = reference.encode(p, torch.tensor(positions, dtype=wide), torch.float64)
+    found = compare(rows, Encoding(512), positions, some_channels(len(positions), 512, 40))
+    assert found.worst <= FLOAT64_ULP, found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_fractional_positions(dtype: torch.dtype) -> None:
-    p, dim = plan(Encoding(128)), 128
     positions = torch.tensor(
         [0.1, 0.5, 1e-3, 1e-9, 3.25, 499.75, 1234.5678, 1e5 + 1 / 3, -77.7, 2.0**30 + 0.25], dtype=dtype
     )
-    for width, digits, limit in ((torch.float32, 24, CORRECTLY_ROUNDED), (torch.float64, 53, FLOAT64_ULP)):
-        rows = dict(zip(positions.tolist(), reference.encode(p, positions, width).tolist(), strict=True))
-        error, _ = worst(rows.__getitem__, dim, rows, 3, digits)
-        assert error <= limit
+    for width, limit in ((torch.float32, CORRECTLY_ROUNDED), (torch.float64, FLOAT64_ULP)):
+        rows = reference.encode(plan(Encoding(128)), positions, width)
+        found = compare(rows, Encoding(128), positions.tolist(), some_channels(len(positions), 128, 43))
+        assert found.worst <= limit, found
 
 
 def test_every_int64_position_keeps_the_absolute_bound() -> None:
-    rows = reference.encode(plan(Encoding(64)), torch.tensor([INT64_MIN, INT64_MAX, 2**62 + 12345]), torch.float32)
-    for position, row in zip((INT64_MIN, INT64_MAX, 2**62 + 12345), rows.tolist(), strict=True):
-        assert max(abs(got - paper_value(64, position, c)) for c, got in enumerate(row)) <= 2.0**-24
+    positions = [INT64_MIN, INT64_MAX, 2**62 + 12345]
+    rows = reference.encode(plan(Encoding(64)), torch.tensor(positions), torch.float32)
+    assert compare(rows, Encoding(64), positions).absolute <= 2.0**-24
 
 
 @pytest.mark.parametrize("partner", [False, True])

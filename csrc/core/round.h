@@ -24,18 +24,21 @@ SINPE_HD float round_to_float(DD v) {
   return static_cast<float>(v.hi);
 }
 
-SINPE_HD float to_float(float x) { return x; }
-
-SINPE_HD float to_float(bfloat16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
-
-// Subnormals come out right because the scaling is a float product of a power of two.
-SINPE_HD float to_float(float16 x) {
-  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
-  const uint32_t magnitude = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
-  const float scaled = bit_cast<float>(magnitude) * 0x1p112f;
-  const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000u : 0u;  // inf and NaN
-  return bit_cast<float>(bit_cast<uint32_t>(scaled) | special | sign);
+// The value of a float16 whose bits are the low 16 of each U (uint32_t and float, or vectors of them). Subnormals come out
+// right because the scaling is a float product of a power of two.
+//   Error: 0   Valid range: every float16
+template <class U, class F>
+SINPE_HD F float16_value(U bits) {
+  const U magnitude = (bits & 0x7fff) << 13;
+  const U special = (0 - ((0x0f7fffff - magnitude) >> 31)) & 0x7f800000;  // inf and NaN
+  const F scaled = bit_cast<F>(magnitude) * 0x1p112f;
+  return bit_cast<F>(bit_cast<U>(scaled) | special | (bits & 0x8000) << 16);
 }
+
+SINPE_HD double to_float(double x) { return x; }
+SINPE_HD float to_float(float x) { return x; }
+SINPE_HD float to_float(bfloat16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+SINPE_HD float to_float(float16 x) { return float16_value<uint32_t, float>(x.bits); }
 
 // The 16-bit formats' bits from a float's, in integer steps that read the same for one value and for a vector of them:
 // U is uint32_t and F float, or vectors of them. NaN becomes the quiet NaN, overflow infinity.

@@ -58,9 +58,9 @@ struct Bits<Doubles> {
 };
 
 SINPE_HD Doubles fma(Doubles a, Doubles b, Doubles c) {
-#if defined(__x86_64__) && defined(__AVX512F__) && SINPE_LANES == 8
+#if defined(__x86_64__) && SINPE_LANES == 8
   return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
-#elif defined(__x86_64__) && defined(__FMA__) && SINPE_LANES == 4
+#elif defined(__x86_64__) && SINPE_LANES == 4
   return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
 #else
   Doubles r;

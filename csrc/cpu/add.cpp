@@ -17,17 +17,17 @@ struct Accumulate<double> {
   using type = double;
 };
 
-void add_rows(const float* x, const float* pe, float* out, int64_t n, float scale) {
-  row_kernels().add_float(x, pe, out, n, scale);
+void add_rows(const float* const* x, const float* pe, float* const* out, int count, int64_t n, float scale) {
+  row_kernels().add_float(x, pe, out, count, n, scale);
 }
-void add_rows(const double* x, const double* pe, double* out, int64_t n, double scale) {
-  row_kernels().add_double(x, pe, out, n, scale);
+void add_rows(const double* const* x, const double* pe, double* const* out, int count, int64_t n, double scale) {
+  row_kernels().add_double(x, pe, out, count, n, scale);
 }
-void add_rows(const bfloat16* x, const float* pe, bfloat16* out, int64_t n, float scale) {
-  row_kernels().add_bfloat16(x, pe, out, n, scale);
+void add_rows(const bfloat16* const* x, const float* pe, bfloat16* const* out, int count, int64_t n, float scale) {
+  row_kernels().add_bfloat16(x, pe, out, count, n, scale);
 }
-void add_rows(const float16* x, const float* pe, float16* out, int64_t n, float scale) {
-  row_kernels().add_float16(x, pe, out, n, scale);
+void add_rows(const float16* const* x, const float* pe, float16* const* out, int count, int64_t n, float scale) {
+  row_kernels().add_float16(x, pe, out, count, n, scale);
 }
 
 // Shapes of one call: x seen as (batch, middle, rows, dim), middle being all dimensions between batch and sequence.
@@ -103,24 +103,52 @@ class TileAdder {
     if (!dense) gathered_.resize(static_cast<size_t>(2 * shape.dim));
   }
 
-  void operator()(int64_t batch, int64_t middle, int64_t row, int64_t n, const Acc* pe) {
-    const T* x = static_cast<const T*>(a_.x) + offset_of(a_, a_.x_strides, batch, middle) + row * x_row_;
-    T* out = static_cast<T*>(a_.out) + offset_of(a_, a_.out_strides, batch, middle) + row * out_row_;
-    if (whole_tile_) return add_rows(x, pe, out, n * shape_.dim, scale_);
-    for (int64_t r = 0; r < n; ++r) {
-      const bool padded = a_.padding_mask != nullptr &&
-                          a_.padding_mask[batch * a_.mask_strides[0] + (row + r) * a_.mask_strides[1]] != 0;
-      one_row(x + r * x_row_, padded ? nullptr : pe + r * shape_.dim, out + r * out_row_);
+  // Slices [first, last) of x, each slice = batch * middle + its place in the middle.
+  void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Acc* pe) {
+    if (!whole_tile_) {
+      for (int64_t slice = first; slice < last; ++slice) row_by_row(slice, row, n, pe);
+      return;
+    }
+    const T* x[kAddSlices];
+    T* out[kAddSlices];
+    for (int64_t slice = first; slice < last;) {
+      int count = 0;
+      for (; count < kAddSlices && slice < last; ++count, ++slice) {
+        x[count] = from(slice, row);
+        out[count] = to(slice, row);
+      }
+      add_rows(x, pe, out, count, n * shape_.dim, scale_);
     }
   }
 
  private:
+  const T* from(int64_t slice, int64_t row) const {
+    const int64_t at = offset_of(a_, a_.x_strides, slice / shape_.middle, slice % shape_.middle);
+    return static_cast<const T*>(a_.x) + at + row * x_row_;
+  }
+  T* to(int64_t slice, int64_t row) const {
+    const int64_t at = offset_of(a_, a_.out_strides, slice / shape_.middle, slice % shape_.middle);
+    return static_cast<T*>(a_.out) + at + row * out_row_;
+  }
+
+  void row_by_row(int64_t slice, int64_t row, int64_t n, const Acc* pe) {
+    const T* x = from(slice, row);
+    T* out = to(slice, row);
+    const uint8_t* mask = a_.padding_mask;
+    if (mask != nullptr) mask += slice / shape_.middle * a_.mask_strides[0] + row * a_.mask_strides[1];
+    for (int64_t r = 0; r < n; ++r) {
+      const bool padded = mask != nullptr && mask[r * a_.mask_strides[1]] != 0;
+      one_row(x + r * x_row_, padded ? nullptr : pe + r * shape_.dim, out + r * out_row_);
+    }
+  }
+
   void one_row(const T* x, const Acc* pe, T* out) {
-    if (gathered_.empty()) return add_rows(x, pe, out, shape_.dim, scale_);
-    T *from = gathered_.data(), *to = from + shape_.dim;
-    for (int64_t c = 0; c < shape_.dim; ++c) from[c] = x[c * x_channel_];
-    add_rows(from, pe, to, shape_.dim, scale_);
-    for (int64_t c = 0; c < shape_.dim; ++c) out[c * out_channel_] = to[c];
+    if (gathered_.empty()) return add_rows(&x, pe, &out, 1, shape_.dim, scale_);
+    const T* dense_x = gathered_.data();
+    T *gathered = gathered_.data(), *dense_out = gathered + shape_.dim;
+    for (int64_t c = 0; c < shape_.dim; ++c) gathered[c] = x[c * x_channel_];
+    add_rows(&dense_x, pe, &dense_out, 1, shape_.dim, scale_);
+    for (int64_t c = 0; c < shape_.dim; ++c) out[c * out_channel_] = dense_out[c];
   }
 
   const Arguments& a_;
@@ -158,10 +186,7 @@ sinpe_status add(const Plan& plan, const Arguments& a, int64_t first) {
       if (alpha != Acc{1}) {
         for (int64_t i = 0; i < n * shape.dim; ++i) pe[static_cast<size_t>(i)] *= alpha;
       }
-      for (int64_t s = slices * part / parts; s < slices * (part + 1) / parts; ++s) {
-        const int64_t slice = group * slices + s;
-        add_tile(slice / shape.middle, slice % shape.middle, row, n, pe.data());
-      }
+      add_tile(group * slices + slices * part / parts, group * slices + slices * (part + 1) / parts, row, n, pe.data());
     }
   });
 }

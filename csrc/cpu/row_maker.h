@@ -17,8 +17,8 @@ constexpr int64_t kGrain = 32768;
 constexpr int64_t kShortestRun = 4;
 constexpr int64_t kShortestCall = 12;
 
-// Rows of `dim` channels that fit half of a usual first-level cache.
-inline int64_t tile_rows(int64_t dim) { return std::max<int64_t>(4, std::min<int64_t>(64, 6144 / dim)); }
+// Rows of the encoding that are made before x passes by: 64 KiB of float32, well inside a second-level cache.
+inline int64_t tile_rows(int64_t dim) { return std::max<int64_t>(4, std::min<int64_t>(64, 65536 / dim)); }
 
 // Steps of the rotation, computed once per call and shared by its threads; empty when no run is long enough.
 inline std::unique_ptr<RowState> shared_steps(const Plan& plan, int64_t longest_run) {

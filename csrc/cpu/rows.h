@@ -10,7 +10,8 @@
 
 namespace sinpe {
 
-constexpr int kPanel = 16;  // oscillators that a kernel keeps in registers while it walks down the rows
+constexpr int kAddSlices = 4;  // slices of x that share one load of the encoding
+constexpr int kPanel = 16;     // oscillators that a kernel keeps in registers while it walks down the rows
 
 constexpr int64_t padded(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
@@ -63,11 +64,14 @@ struct RowKernels {
   void (*rotate_float)(RowState& state, int64_t position, int64_t n, float* out, int64_t stride);
   void (*rotate_bfloat16)(RowState& state, int64_t position, int64_t n, bfloat16* out, int64_t stride);
   void (*rotate_float16)(RowState& state, int64_t position, int64_t n, float16* out, int64_t stride);
-  // out = round(scale*x) + row, rounded to the type of x; row already holds round(alpha*PE). Null row: scale*x alone.
-  void (*add_float)(const float* x, const float* row, float* out, int64_t n, float scale);
-  void (*add_double)(const double* x, const double* row, double* out, int64_t n, double scale);
-  void (*add_bfloat16)(const bfloat16* x, const float* row, bfloat16* out, int64_t n, float scale);
-  void (*add_float16)(const float16* x, const float* row, float16* out, int64_t n, float scale);
+  // out[k] = round(scale*x[k]) + row for `count` slices of x, at most kAddSlices, rounded to the type of x; row already holds
+  // round(alpha*PE). Null row: scale*x alone.
+  void (*add_float)(const float* const* x, const float* row, float* const* out, int count, int64_t n, float scale);
+  void (*add_double)(const double* const* x, const double* row, double* const* out, int count, int64_t n, double scale);
+  void (*add_bfloat16)(const bfloat16* const* x, const float* row, bfloat16* const* out, int count, int64_t n,
+                       float scale);
+  void (*add_float16)(const float16* const* x, const float* row, float16* const* out, int count, int64_t n,
+                      float scale);
   void (*round_bfloat16)(const float* row, bfloat16* out, int64_t n);
   void (*round_float16)(const float* row, float16* out, int64_t n);
 };

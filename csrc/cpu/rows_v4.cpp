@@ -14,6 +14,8 @@
     apply_to = function)
 #else
 #pragma GCC push_options
+// gcc 12 sees its own AVX-512 headers' deliberately undefined operands (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("arch=x86-64-v4,prefer-vector-width=512")
 #endif
 

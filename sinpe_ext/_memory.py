@@ -1,0 +1,95 @@
+"""Checks of tensors that are written to: a place of its own for every element, and no sharing with what is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._checks import dense_tensor, same_device
+
+
+def output(out: Any, x: torch.Tensor) -> None:
+    """`out` of `add`: like x, and either x itself in memory or apart from it."""
+    dense_tensor("out", out)
+    if out.shape != x.shape or out.dtype != x.dtype:
+        raise ValueError(
+            f"out: expected shape {tuple(x.shape)} and dtype {x.dtype}, those of x, got {tuple(out.shape)} and "
+            f"{out.dtype}; pass torch.empty_like(x)"
+        )
+    same_device("out", out, x)
+    writable("out", out)
+    if out is not x and shares_part(out, x):
+        raise RuntimeError(
+            "out: expected memory apart from x, or exactly x's, got a tensor that shares some elements with x; "
+            "clone() one of them"
+        )
+
+
+def writable(name: str, out: torch.Tensor) -> None:
+    """A tensor whose elements each have a place of their own in memory, and that may be written to at all."""
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{name}: expected a tensor that may be written to, got an inference tensor outside of inference mode, where "
+            "an in-place update is not allowed; clone() it first"
+        )
+    if 0 in out.shape:
+        return
+    reach = 0
+    for stride, size in _nested(out):
+        if stride <= reach:
+            raise RuntimeError(
+                f"{name}: expected one memory location for each element, got strides {tuple(out.stride())} for shape "
+                f"{tuple(out.shape)}, where more than one element of the written-to tensor refers to a single memory "
+                "location; clone() it first"
+            )
+        reach += (size - 1) * stride
+
+
+def in_place(x: torch.Tensor) -> None:
+    """x of `add_`."""
+    writable("x", x)
+    if torch.is_grad_enabled() and x.requires_grad:
+        base = x._base if x._is_view() else None
+        if x.is_leaf or (base is not None and base.is_leaf and base.requires_grad):
+            raise RuntimeError(
+                f"x: expected a tensor that may be written to, got a {'' if base is None else 'view of a '}leaf Variable "
+                "that requires grad, which cannot be used in an in-place operation; call add, or detach() it"
+            )
+
+
+def _nested(t: torch.Tensor) -> list[tuple[int, int]]:
+    """(stride, size) of the dimensions that count, the smallest stride first."""
+    return sorted((stride, size) for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1)
+
+
+def shares_part(out: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether a `writable` out shares elements with x without being the same elements in the same order.
+
+    Exact for equal strides; otherwise tensors whose memory ranges meet count as sharing.
+    """
+    if out.device.type == "meta" or not x.numel():
+        return False
+    size, distance = out.element_size(), x.data_ptr() - out.data_ptr()
+    if _strides(out) == _strides(x):
+        return distance != 0 and _reaches(distance, _nested(out), size)
+    return -_span(x) * size < distance < _span(out) * size
+
+
+def _strides(t: torch.Tensor) -> list[int]:
+    return [stride for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1]
+
+
+def _span(t: torch.Tensor) -> int:
+    return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def _reaches(distance: int, dimensions: list[tuple[int, int]], item: int) -> bool:
+    """Whether two elements of a tensor lie less than one element from `distance` bytes apart."""
+    if not dimensions:
+        return abs(distance) < item
+    *rest, (stride, size) = dimensions
+    step = stride * item
+    reach = sum((n - 1) * s for s, n in rest) * item + item - 1  # what the smaller dimensions can add
+    first, last = max(1 - size, -((reach - distance) // step)), min(size - 1, (distance + reach) // step)
+    return any(_reaches(distance - k * step, rest, item) for k in range(first, last + 1))

@@ -1,0 +1,267 @@
+"""Results against mpmath in units of the last place, compiled and eager, at the positions that catch mistakes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+import ulp
+
+import sinpe_ext as sinpe
+from sinpe_ext import Encoding
+
+# ULP of the result's type. Correct rounding is 0.5; the excess is what the end of a frequency's 128 bits may add.
+FLOAT32 = 0.5001
+FLOAT64 = 1.0  # computed as a double-double, rounded once and, with an amplitude, scaled once
+NARROW = 0.501  # the float32 result rounded again: 0.5 and 2**-13 of a float16 unit, 2**-16 of a bfloat16 unit
+LIMITS = {torch.float32: FLOAT32, torch.float64: FLOAT64, torch.bfloat16: NARROW, torch.float16: NARROW}
+ABSOLUTE = 2.0**-24  # what holds of float32 at any position: half a unit at 1, and room as much again
+FREQUENCY = 2.0**-126  # 2 pi times half a unit of the 128 stored bits: what a position's size multiplies
+FLOAT32_ROUNDING = 2.0**-24  # relative, of one rounding to float32
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+SPECIAL = (0, 1, 2**24 + 1, 2**31 - 1, 2**31, 2**32 + 1, 2**40, -1, -(2**31), 3 * 10**9)
+AROUND_POWERS_OF_TWO = sorted({2**k + d for k in range(32) for d in range(-64, 65)})
+RANDOM = [int(s * 2**x) for s, x in zip(itertools.cycle((1, -1)), np.random.default_rng(1).uniform(3, 31, 400))]
+NEARBY = [*range(-140, 0, 7), *range(140), *range(1000, 1300, 3), *RANDOM[::20]]
+
+
+class Case(NamedTuple):
+    encoding: Encoding
+    positions: list[int]
+    channels: np.ndarray | None = None  # (positions, n) of those compared, None: all
+
+
+def closest(dim: int, position: int, pair: int, lead: int) -> Case:
+    """The rows up to a closest approach: a run of `lead` rows before it, so that it lies deep in a rotation."""
+    rows = list(range(position - lead, position + 1))
+    return Case(Encoding(dim), rows, np.tile([2 * pair, 2 * pair + 1], (len(rows), 1)))
+
+
+CASES = {
+    "around powers of two": Case(
+        Encoding(512), AROUND_POWERS_OF_TWO, ulp.some_channels(len(AROUND_POWERS_OF_TWO), 512, 12)
+    ),
+    "special": Case(Encoding(512), list(SPECIAL)),
+    "special, 768": Case(Encoding(768), list(SPECIAL)),
+    "random": Case(Encoding(1024), RANDOM, ulp.some_channels(len(RANDOM), 1024, 24)),
+    **{
+        f"closest {dim} {position} {pair} after {lead}": closest(dim, position, pair, lead)
+        for dim, position, pair in ulp.CLOSEST
+        for lead in (37, 150)
+    },
+    "sin_cos": Case(Encoding(32, layout="sin_cos"), NEARBY),
+    "cos_sin": Case(Encoding(32, layout="cos_sin"), NEARBY),
+    "odd truncate": Case(Encoding(21), NEARBY),
+    "odd truncate, halves": Case(Encoding(21, layout="cos_sin"), NEARBY),
+    "odd pad": Case(Encoding(21, layout="sin_cos", odd="pad"), NEARBY),
+    "odd round": Case(Encoding(21, layout="cos_sin", odd="round"), NEARBY),
+    "own": Case(Encoding(30, cos_frequency="own"), NEARBY),
+    "own, odd halves": Case(Encoding(19, cos_frequency="own", layout="cos_sin"), NEARBY),
+    "document 001a": Case(Encoding(20, cos_frequency="own", exponent_scale=2, exponent_dim=2), NEARBY),
+    "t2t": Case(sinpe.convention("t2t", 33), NEARBY),
+    "flux": Case(sinpe.convention("flux", 32), NEARBY),
+    "unit": Case(sinpe.convention("unit", 48), NEARBY),
+    "amplitude": Case(Encoding(32, amplitude=-0.3), NEARBY),
+    "large amplitude": Case(Encoding(32, amplitude=1000 / 3), NEARBY),
+    "half turns": Case(Encoding(20, base=0.5, exponent_scale=10, unit="half_turn"), NEARBY),  # nerf: exact zeros
+    "turns and more": Case(Encoding(8, frequencies=(7.3, -2.5, 1 / 12, 2.0**40 + 0.1), unit="turn"), NEARBY),
+    "radians beyond a turn": Case(Encoding(6, frequencies=(1e5 + 0.1, -33.3, 1e-20)), NEARBY),
+}
+
+
+def by_table(case: Case, dtype: torch.dtype) -> torch.Tensor:
+    """One table for each run of consecutive positions."""
+    runs, first = [], 0
+    for row in range(1, len(case.positions) + 1):
+        if row == len(case.positions) or case.positions[row] != case.positions[row - 1] + 1:
+            runs.append(sinpe.table(row - first, case.encoding, start=case.positions[first], dtype=dtype))
+            first = row
+    return torch.cat(runs)
+
+
+def by_encode(case: Case, dtype: torch.dtype) -> torch.Tensor:
+    return sinpe.encode(torch.tensor(case.positions), case.encoding, dtype=dtype)
+
+
+def by_encode_of_floats(case: Case, dtype: torch.dtype) -> torch.Tensor:
+    return sinpe.encode(torch.tensor(case.positions, dtype=torch.float64), case.encoding, dtype=dtype)
+
+
+def by_add(case: Case, dtype: torch.dtype) -> torch.Tensor:
+    x = torch.zeros(len(case.positions), case.encoding.dim, dtype=dtype)
+    return sinpe.add(x, case.encoding, positions=torch.tensor(case.positions))
+
+
+MADE = {"table": by_table, "encode": by_encode, "encode floats": by_encode_of_floats, "add": by_add}
+tally: dict[str, list[ulp.Report]] = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shown(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tells how much was compared: a test that compares nothing would pass too."""
+    yield
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print()
+        for name, reports in tally.items():
+            entries, worst = sum(r.entries for r in reports), max(r.worst for r in reports)
+            print(f"  {name}: {entries:,} entries compared, at most {worst:.5f} ULP")
+
+
+def check(name: str, found: ulp.Report, limit: float) -> None:
+    tally.setdefault(name, []).append(found)
+    assert found.entries and found.worst <= limit, found
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("name", CASES)
+def test_whole_positions(backend: str, name: str, made: str) -> None:
+    case = CASES[name]
+    for dtype, limit in LIMITS.items():
+        found = ulp.compare(MADE[made](case, dtype), case.encoding, case.positions, case.channels)
+        check(f"{dtype}, whole positions, {backend}", found, limit)
+
+
+def test_every_position_below_65536(backend: str) -> None:
+    """All entries of 64 channels by `encode`, where each row is made on its own."""
+    truth, positions = ulp.PaperTruth(64), torch.arange(2**16)
+    got = sinpe.encode(positions, 64).double().numpy()
+    channels = np.broadcast_to(np.arange(64), got.shape)
+    found = ulp.report(got, truth.rows(0, 2**16), 0.0, "float32", range(2**16), channels)
+    check(f"torch.float32, every position below 65536, {backend}", found, FLOAT32)
+
+
+def test_every_entry_of_a_long_table() -> None:
+    """table(65536, 512) in full; its SHA-256 is published and, by test_parity.py, the same for every backend."""
+    truth, rows = ulp.PaperTruth(512), 4096
+    for start in range(0, 2**16, rows):
+        got = sinpe.table(rows, 512, start=start).double().numpy()
+        channels = np.broadcast_to(np.arange(512), got.shape)
+        found = ulp.report(got, truth.rows(start, rows), 0.0, "float32", range(start, start + rows), channels)
+        check("torch.float32, table(65536, 512)", found, FLOAT32)
+
+
+def test_the_judge_of_long_tables_agrees_with_mpmath() -> None:
+    for dim, start in ((64, 0), (512, 2**16 - 300), (512, 7199 - 150)):
+        rows = ulp.PaperTruth(dim).rows(start, 300)
+        found = ulp.compare(rows, Encoding(dim), range(start, start + 300), ulp.some_channels(300, dim, 16))
+        assert found.worst <= 8, found  # float64 units: 2**-50 relative
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_the_ends_of_int64(backend: str, made: str) -> None:
+    """The frequency's 128 bits leave 2**-66 of a turn there."""
+    positions = [INT64_MIN, INT64_MIN + 1, -(2**62) - 12345, 2**62 + 12345, INT64_MAX - 1, INT64_MAX]
+    if made == "encode floats":
+        positions = [int(float(p)) for p in positions]
+    for encoding in (Encoding(512), sinpe.convention("t2t", 128)):
+        case = Case(encoding, positions)
+        for dtype in (torch.float32, torch.float64):
+            found = ulp.compare(MADE[made](case, dtype), encoding, positions)
+            assert found.absolute <= ABSOLUTE, found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sums_in_16_bits(backend: str, dtype: torch.dtype) -> None:
+    """x + PE is the float32 sum rounded once, which PE rounded to 16 bits before the addition would miss by a unit."""
+    encoding, positions = Encoding(256), list(range(5000, 5150))
+    channels = ulp.some_channels(len(positions), 256, 64)
+    x = torch.randn(len(positions), 256, generator=torch.Generator().manual_seed(3)).to(dtype)
+    high, low = ulp.truth(encoding).rows(positions, channels)
+    for scale in (1.0, 0.5, 16.0):  # exact factors
+        got = sinpe.add(x, encoding, start=positions[0], scale=scale).double().numpy()
+        scaled = np.take_along_axis(x.double().numpy() * scale, channels, 1)
+        total = scaled + high
+        rest = low + (high - (total - scaled)) + (scaled - (total - (total - scaled)))
+        narrow = str(dtype).removeprefix("torch.")
+        got = np.take_along_axis(got, channels, 1)
+        # Where x and PE cancel, the rounding of PE to float32 shows; elsewhere it is lost in the sum.
+        near = np.abs(total) < np.abs(high) / 8
+        error, unit = np.abs((got - total) - rest), ulp.units(total, rest, narrow)
+        assert (error <= 0.5 * unit + FLOAT32_ROUNDING * (np.abs(total) + np.abs(high)))[near].all() and near.any()
+        found = ulp.report(got, np.where(near, got, total), np.where(near, 0, rest), narrow, positions, channels)
+        check(f"{dtype}, x + PE, {backend}", found, NARROW)
+
+
+def convergents(x: Fraction, largest: int) -> list[int]:
+    """Denominators m up to `largest` of the continued fraction of x: there m * x is closest to a whole number."""
+    found, before, m = [], 0, 1
+    while m <= largest:
+        found.append(m)
+        if not x % 1:
+            break
+        x = 1 / (x % 1)
+        before, m = m, int(x) * m + before
+    return found
+
+
+def near_quarter_turns(encoding: Encoding, channel: int, digits: int) -> list[float]:
+    """Fractional positions below 2**31, of `digits` significant bits, where a channel comes closest to 0 or to 1."""
+    with mpmath.workprec(ulp.PRECISION):
+        frequency = ulp.truth(encoding).frequency(channel)
+        quarters = frequency * 2 if encoding.unit != "radian" else frequency / (mpmath.pi / 2)
+        mantissa, exponent = mpmath.frexp(abs(quarters))
+        exact = Fraction(int(mpmath.ldexp(mantissa, ulp.PRECISION))) * Fraction(2) ** (int(exponent) - ulp.PRECISION)
+    found = []
+    for shift in (1, 11, 29, 50):
+        largest = min(2**digits, 2 ** (31 + shift)) - 1
+        found += [math.ldexp(m, -shift) for m in convergents(exact / 2**shift, largest)[-4:]]
+    return found
+
+
+FRACTIONAL = {
+    "paper": Encoding(64),
+    "t2t": sinpe.convention("t2t", 21),
+    "own": Encoding(24, cos_frequency="own"),
+    "document 001a": Encoding(12, cos_frequency="own", exponent_scale=2, exponent_dim=2),
+    "flux": sinpe.convention("flux", 32),
+    "amplitude": Encoding(24, amplitude=-0.3),
+    "turns and more": Encoding(8, frequencies=(7.3, -2.5, 1 / 12, 1e6 + 1 / 3), unit="turn"),
+    "radians beyond a turn": Encoding(6, frequencies=(1e5 + 0.1, -33.3, 12345.678)),
+    "half turns": Encoding(16, base=0.5, exponent_scale=8, unit="half_turn"),
+}
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FRACTIONAL)
+def test_fractional_positions(backend: str, name: str, wide: torch.dtype) -> None:
+    encoding, draw = FRACTIONAL[name], random.Random(name)
+    digits = 24 if wide == torch.float32 else 53
+    hard = [p for channel in range(encoding.dim) for p in near_quarter_turns(encoding, channel, digits)]
+    plain = [0.5, -0.1, 1 / 3, 0.9999, 499.75, 1e-3, 1e-9, -1e-30, 2.0**31 - 0.5]
+    plain += [draw.choice((1, -1)) * math.exp(draw.uniform(-7, 21.4)) for _ in range(60)]
+    positions = torch.tensor([*plain, *hard], dtype=wide)
+    exact = positions.tolist()  # what the type holds of them
+    channels = ulp.some_channels(len(exact), encoding.dim, min(encoding.dim, 8))
+    own = [c for c in range(encoding.dim) for _ in range(len(hard) // encoding.dim)]
+    for row, channel in enumerate(own, len(plain)):  # the channel it is hard for, and its partner
+        channels[row, :2] = channel, channel ^ 1 if channel ^ 1 < encoding.dim else channel
+    for dtype in LIMITS:
+        got = sinpe.encode(positions, encoding, dtype=dtype)
+        if dtype != torch.float64:
+            found = ulp.compare(got, encoding, exact, channels)
+            check(f"{dtype}, fractional positions, {backend}", found, LIMITS[dtype])
+            continue
+        # Closer to a zero than whole positions come: there the frequency's 128 bits end before float64's 53.
+        high, low = ulp.truth(encoding).rows(exact, channels)
+        error = np.abs((np.take_along_axis(got.numpy(), channels, 1) - high) - low)
+        room = FREQUENCY * abs(encoding.amplitude) * np.abs(exact)[:, None]
+        assert (error <= FLOAT64 * ulp.units(high, low, "float64") + room).all()
+
+
+def test_fractional_positions_to_the_end_of_float64(backend: str) -> None:
+    """Fractions and whole floats to 2**53, the absolute bound."""
+    draw = random.Random(5)
+    positions = [math.ldexp(draw.uniform(-1, 1), draw.randrange(31, 54)) for _ in range(200)]
+    channels = ulp.some_channels(len(positions), 128, 16)
+    got = sinpe.encode(torch.tensor(positions, dtype=torch.float64), 128)
+    found = ulp.compare(got, Encoding(128), positions, channels)
+    assert found.entries and found.absolute <= ABSOLUTE, found
