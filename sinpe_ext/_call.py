@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from . import _backend, _checks, reference
+from . import _backend, _checks, _float32_angle, _grad, _traced, reference
 from ._ops import plan_words
 from ._plan import plan as _plan_of
-from .encoding import Encoding
+
+_is_compiling = torch.compiler.is_compiling
 
 
 class AddCall:
     """The arguments of `add` after every check, with x as (batch, *middle, sequence, channels).
 
     Attributes:
-        x: as given.   view: x in canonical form.   encoding, plan.
+        x: as given.   view: x in canonical form.   shape: its sizes.   acc: the dtype of products and sum.
+        encoding.   given: the arguments that it came from.
         positions: None, (1 or B, S), or (1 or B, 1) int64 with `are_starts`: the first position of each sample.
         start: int, on top of encoding.start, where positions is None.
         alpha: float or tensor.   padding_mask: None or (1 or B, S) bool.
     """
 
-    __slots__ = ("alpha", "are_starts", "axes", "encoding", "padding_mask", "plan", "positions", "scale", "start", "view", "x")
+    __slots__ = (
+        "acc",
+        "alpha",
+        "are_starts",
+        "axes",
+        "encoding",
+        "given",
+        "padding_mask",
+        "positions",
+        "scale",
+        "shape",
+        "start",
+        "view",
+        "x",
+    )
 
     def __init__(
         self,
-        x: torch.Tensor,
+        x: Any,
         encoding: Any,
         positions: Any,
         start: Any,
@@ -40,48 +58,53 @@ class AddCall:
         rank = x.dim()
         rows_at, channels_at = _checks.axis("seq_dim", seq_dim, rank), _checks.axis("channel_dim", channel_dim, rank)
         if rows_at == channels_at:
-            raise ValueError(f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}")
-        self.x = x
+            raise ValueError(
+                f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are one; "
+                "pass different ones"
+            )
+        self.x: Tensor = x
+        self.acc = torch.float64 if x.dtype == torch.float64 else torch.float32
         self.axes = (rows_at, channels_at)
         self.view = self.canonical(x)
-        width, rows = x.shape[channels_at], x.shape[rows_at]
-        batch = self.view.shape[0] if rank > 2 else 1
-        self.encoding = _checks.encoding(Encoding(max(width, 1)) if encoding is None else encoding, width)
+        self.shape = self.view.shape
+        rows, width = x.shape[rows_at], operator.index(x.shape[channels_at])
+        batch = self.shape[0] if rank > 2 else 1
+        self.given = (encoding, width)
+        self.encoding = _checks.encoding(encoding, width)
         if encoding is not None or width:
             _checks.channels(x, width, self.encoding.dim)
-        self.plan = _plan_of(self.encoding)
         self.scale = _checks.factor("scale", scale)
-        if isinstance(alpha, torch.Tensor):
+        if isinstance(alpha, Tensor):
             _checks.alpha_tensor(alpha, x)
-            self.alpha: float | torch.Tensor = alpha
+            self.alpha: float | Tensor = alpha
         else:
             self.alpha = _checks.factor("alpha", alpha)
         self.padding_mask = None if padding_mask is None else _checks.padding_mask(padding_mask, x, batch, rows)
         self._set_positions(positions, start, batch, rows)
 
     def _set_positions(self, positions: Any, start: Any, batch: int, rows: int) -> None:
-        self.positions: torch.Tensor | None = None
+        self.positions: Tensor | None = None
         self.are_starts = False
         self.start = 0
         if positions is not None:
-            if isinstance(start, torch.Tensor) or start != 0:
+            if not isinstance(start, int) or start != 0:
                 raise ValueError(
                     "start: expected 0 together with positions, which are final, got "
-                    f"{'a tensor' if isinstance(start, torch.Tensor) else start}; add it to positions"
+                    f"{start if isinstance(start, int) else type(start).__name__}; add it to positions"
                 )
             positions = _checks.positions(positions)
             _checks.same_device("positions", positions, self.x)
             self.positions = _checks.companion("positions", positions, self.x, batch, rows)
-        elif isinstance(start, torch.Tensor):
-            start = start + self.encoding.start if self.encoding.start else start
-            self.positions = _checks.start_tensor(start, self.x, batch, rows)
+        elif isinstance(start, Tensor):
+            self.positions = _checks.start_tensor(start, self.x, batch, rows, self.encoding.start)
             self.are_starts = True
+        elif _is_compiling() and isinstance(start, (int, torch.SymInt)):
+            self.start = start  # may be a symbol of the graph; the operator checks the range
         else:
-            self.start = start if torch.compiler.is_compiling() else _checks.start(start)
-            if not torch.compiler.is_compiling():
-                _checks.position_range(self.encoding.start + self.start, rows)
+            self.start = _checks.start(start)
+            _checks.position_range(self.encoding.start + self.start, rows)
 
-    def canonical(self, t: torch.Tensor) -> torch.Tensor:
+    def canonical(self, t: Tensor) -> Tensor:
         """A tensor of x's shape as (batch, *middle, sequence, channels)."""
         rank, (rows_at, channels_at) = t.dim(), self.axes
         if (rows_at, channels_at) == (rank - 2, rank - 1):
@@ -89,30 +112,35 @@ class AddCall:
         others = [d for d in range(rank) if d not in self.axes]
         return t.permute(*others, rows_at, channels_at)
 
+    def restored(self, t: Tensor) -> Tensor:
+        """The inverse of `canonical`."""
+        rank, (rows_at, channels_at) = t.dim(), self.axes
+        if (rows_at, channels_at) == (rank - 2, rank - 1):
+            return t
+        order = [d for d in range(rank) if d not in self.axes] + [rows_at, channels_at]
+        return t.permute(*(order.index(d) for d in range(rank)))
+
     def needs_grad(self) -> bool:
         """Whether autograd wants to know of this call."""
         return torch.is_grad_enabled() and (
             self.x.requires_grad
-            or (isinstance(self.alpha, torch.Tensor) and self.alpha.requires_grad)
+            or (isinstance(self.alpha, Tensor) and self.alpha.requires_grad)
             or (self.positions is not None and self.positions.requires_grad)
         )
 
-    @property
-    def compiled(self) -> bool:
-        return self.x.device.type == "cpu" and self.encoding.angle == "exact" and _backend.compiled("cpu")
-
-    def run(self, out: torch.Tensor | None = None) -> torch.Tensor:
+    def run(self, out: Tensor | None = None) -> Tensor:
         """Computes, without autograd; `out` in canonical form. The result is in x's own form where `out` is None."""
         with torch.no_grad():
-            return self._run(out)
+            target = self.canonical(torch.empty_like(self.x)) if out is None else out
+            if self.view.numel() and self.view.device.type != "meta":
+                self._fill(target)
+            return self.restored(target) if out is None else out
 
-    def _run(self, out: torch.Tensor | None) -> torch.Tensor:
+    def _fill(self, target: Tensor) -> None:
         view = self.view
-        target = self.canonical(torch.empty_like(self.x)) if out is None else out
-        if view.numel() == 0 or view.device.type == "meta":
-            pass
-        elif self.compiled:
-            alpha = float(self.alpha)
+        if self.encoding.angle != "exact":
+            target.copy_(self._sum())
+        elif view.device.type == "cpu" and _backend.compiled("cpu"):
             torch.ops.sinpe_ext.add_out.default(
                 view.detach(),
                 plan_words(self.encoding),
@@ -121,66 +149,54 @@ class AddCall:
                 self.start,
                 self.are_starts,
                 self.scale,
-                alpha,
+                float(self.alpha),
                 target.detach(),
             )
-        elif self.encoding.angle != "exact":
-            acc = self.acc()
-            target.copy_(self._scaled(view, acc) + self.rows() * self._alpha(acc))
         else:
-            first = self.encoding.start + self.start
-            reference.add(
-                self.plan, view.detach(), self.positions, first, self.scale, self.alpha, self.padding_mask, target.detach()
-            )
-        return self.restored(target) if out is None else out
+            plan, first = _plan_of(self.encoding), self.encoding.start + self.start
+            positions, mask = self.positions, self.padding_mask
+            reference.add(plan, view.detach(), positions, first, self.scale, self.alpha, mask, target.detach())
 
-    def restored(self, t: torch.Tensor) -> torch.Tensor:
-        """The inverse of `canonical`."""
-        rank, (rows_at, channels_at) = t.dim(), self.axes
-        if (rows_at, channels_at) == (rank - 2, rank - 1):
-            return t
-        order = [d for d in range(rank) if d not in self.axes] + [rows_at, channels_at]
-        return t.permute(*(order.index(d) for d in range(rank)))
-
-    def acc(self) -> torch.dtype:
-        return torch.float64 if self.x.dtype == torch.float64 else torch.float32
-
-    def _scaled(self, view: torch.Tensor, acc: torch.dtype) -> torch.Tensor:
-        return view.to(acc) * self.scale
-
-    def _alpha(self, acc: torch.dtype) -> Any:
-        return self.alpha.to(acc) if isinstance(self.alpha, torch.Tensor) else self.alpha
-
-    def rows(self, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """The encoding of this call in acc, broadcastable to `view`, -0.0 on padding.
-
-        positions: stands for self.positions in a differentiable computation.
-        """
-        from .functional import encode, table
-
-        view, acc = self.view, self.acc()
-        length = view.shape[-2]
-        positions = self.positions if positions is None else positions
-        if positions is None:
-            rows = table(length, self.encoding, start=self.start, dtype=acc, device=view.device)
+    def rows(self, positions: Tensor | None) -> Tensor:
+        """The encoding in acc, broadcastable to `view`; differentiable in `positions`, which are of self.positions' form."""
+        first, length, device = self.encoding.start + self.start, self.shape[-2], self.x.device
+        if positions is not None and self.are_starts:
+            positions = positions + torch.arange(length, device=device)
+        if _is_compiling():
+            if positions is None:
+                rows = _traced.table(self.given, length, self.start, self.acc, device)
+            else:
+                rows = _traced.encode(self.given, positions, self.acc)
         else:
-            if self.are_starts:
-                positions = positions + torch.arange(length, device=view.device)
-            rows = encode(positions, self.encoding, dtype=acc)
+            if positions is None:
+                positions = torch.arange(first, first + length, device=device)
+            rows = _grad.encode_any(positions, self.encoding, self.acc)
         return self.arranged(rows)
 
-    def arranged(self, rows: torch.Tensor) -> torch.Tensor:
-        """(S, D) or (1 or B, S, D) as a tensor broadcastable to `view`, -0.0 on padding."""
-        if self.padding_mask is not None:
-            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around.
-            rows = rows.masked_fill(self.padding_mask.unsqueeze(-1), -0.0)
-        if rows.dim() == 3:
-            middle = (1,) * (self.view.dim() - 3)
-            return rows.reshape(rows.shape[0], *middle, *rows.shape[1:]) if self.view.dim() > 2 else rows[0]
-        return rows
+    def arranged(self, rows: Tensor) -> Tensor:
+        """(S, *) or (1 or B, S, *) as a tensor broadcastable to `view`."""
+        if rows.dim() == 2:
+            return rows
+        if len(self.shape) == 2:
+            return rows[0]
+        return rows.reshape(rows.shape[0], *(1,) * (len(self.shape) - 3), *rows.shape[1:])
 
-    def traced(self) -> torch.Tensor:
+    def masked(self, t: Tensor, mask: Tensor | None, value: float) -> Tensor:
+        """A tensor broadcastable to `view` with `value` where `mask` says padding."""
+        return t if mask is None else torch.where(self.arranged(mask.unsqueeze(-1)), value, t)
+
+    def _sum(self) -> Tensor:
+        """scale * x + alpha * PE in acc and canonical form, differentiable."""
+        x, rows = self.view.to(self.acc), self.rows(self.positions)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if isinstance(self.alpha, Tensor):
+            rows = rows * self.alpha.to(self.acc)
+        elif self.alpha != 1.0:
+            rows = rows * self.alpha
+        # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around.
+        return x + self.masked(rows, self.padding_mask, -0.0)
+
+    def traced(self) -> Tensor:
         """The whole of `add` in differentiable operations, for a compiler that fuses them into its neighbours."""
-        acc = self.acc()
-        out = self._scaled(self.view, acc) + self.rows() * self._alpha(acc)
-        return self.restored(out.to(self.x.dtype))
+        return self.restored(self._sum().to(self.x.dtype))

@@ -1,113 +1,152 @@
 """Gradients: `add` and `encode` as autograd functions whose backward is written in differentiable operations.
 
-d add / d x = scale, d add / d alpha = sum(grad * PE), and the derivative of a channel A sin(2 pi (p f + q/4)) with respect to
-p is 2 pi f times the same channel a quarter turn ahead: the partner plan, up to the sign of its cosines. Since `encode` of
-the partner is differentiable again, every order works.
+d add / d x = scale, d add / d alpha = sum(grad * PE), and the derivative of a channel A sin(2 pi (p f + q/4)) with respect
+to p is 2 pi f times the same channel a quarter turn ahead: the partner plan, up to the sign of its cosines. Since `encode`
+of the partner is differentiable again, every order works.
 """
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
-from . import _backend, reference
-from ._call import AddCall
-from ._ops import plan_tensor
-from ._plan import Plan
+from . import _backend, _float32_angle, _ops, reference
+from ._plan import plan as _plan_of
+
+if TYPE_CHECKING:
+    from ._call import AddCall
+    from .encoding import Encoding
+
+_is_compiling = torch.compiler.is_compiling
 
 
-def encode_rows(positions: torch.Tensor, plan: Plan, dtype: torch.dtype) -> torch.Tensor:
+def _is_transformed() -> bool:
+    """Whether torch.compile, torch.func or forward-mode differentiation is at work: they look into every operation."""
+    return _is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def encode_rows(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """`encode` of checked arguments, without autograd."""
     if positions.device.type == "meta":
-        return positions.new_empty((*positions.shape, plan.dim), dtype=dtype)
-    compiling = torch.compiler.is_compiling()
-    if compiling or (positions.device.type == "cpu" and _backend.compiled("cpu")):
-        words = plan_tensor(plan)
-        return torch.ops.sinpe_ext.encode.default(positions.detach().contiguous(), words, plan.dim, dtype)
-    return reference.encode(plan, positions.detach(), dtype)
-
-
-@lru_cache(maxsize=64)
-def _slopes(plan: Plan) -> torch.Tensor:
-    """2 pi f of each channel, negative where the channel is a cosine (its partner, a sine, enters with a minus)."""
-    signs = [0.0 if entry is None else (-1.0 if entry[1] else 1.0) for entry in plan.channels()]
-    return torch.tensor(
-        [2 * math.pi * f * s for f, s in zip(plan.channel_turns(), signs, strict=True)], dtype=torch.float64
-    )
+        return positions.new_empty((*positions.shape, dim), dtype=dtype)
+    if _is_transformed() or (positions.device.type == "cpu" and _backend.compiled("cpu")):
+        return torch.ops.sinpe_ext.encode.default(positions.detach().contiguous(), words, dim, dtype)
+    return reference.encode(_ops.decoded(words), positions.detach(), dtype)
 
 
 class _Encode(torch.autograd.Function):
+    """encode(positions); `words`, `partner` and `slopes` are the constants of an encoding as in `_ops`."""
+
     @staticmethod
-    def forward(ctx: Any, positions: torch.Tensor, plan: Plan, dtype: torch.dtype) -> torch.Tensor:
-        ctx.plan = plan
-        ctx.save_for_backward(positions)
-        return encode_rows(positions, plan, dtype)
+    def forward(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
+        return encode_rows(positions, words, slopes.shape[0], dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        positions, words, partner, slopes, ctx.dtype = inputs
+        ctx.save_for_backward(positions, words, partner, slopes)
+        ctx.save_for_forward(positions, words, partner, slopes)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (positions,), (grad,), plan = ctx.saved_tensors, grads, ctx.plan
+        positions, words, partner, slopes = ctx.saved_tensors
+        (grad,) = grads
         acc = torch.float64 if torch.float64 in (grad.dtype, positions.dtype) else torch.float32
-        partner = encode(positions, plan.partner(), acc)
-        slopes = _slopes(plan).to(positions.device, acc)
-        return (grad.to(acc) * partner * slopes).sum(-1).to(positions.dtype), None, None
+        rows = derivative(positions, words, partner, slopes, acc)
+        return (grad.to(acc) * rows).sum(-1).to(positions.dtype), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
+        positions, words, partner, slopes = ctx.saved_tensors
+        acc = torch.float64 if torch.float64 in (ctx.dtype, positions.dtype) else torch.float32
+        return (tangent.to(acc).unsqueeze(-1) * derivative(positions, words, partner, slopes, acc)).to(ctx.dtype)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, positions: Tensor, *constants: Any) -> Any:
+        return _Encode.apply(positions.movedim(in_dims[0], 0), *constants), 0
 
 
-def encode(positions: torch.Tensor, plan: Plan, dtype: torch.dtype) -> torch.Tensor:
+def encode(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
     """`encode` of checked float positions, differentiable."""
-    return _Encode.apply(positions, plan, dtype)
+    return _Encode.apply(positions, words, partner, slopes, dtype)
+
+
+def derivative(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, acc: torch.dtype) -> Tensor:
+    """d encode / d positions in acc, (*positions.shape, dim), differentiable."""
+    return encode(positions, partner, words, -slopes, acc) * slopes.to(positions.device, acc)
+
+
+def encode_any(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:
+    """`encode` of checked arguments outside of a graph, differentiable where that is asked for."""
+    if encoding.angle != "exact":
+        return _float32_angle.float32_rows(encoding, positions, dtype)
+    if not positions.is_floating_point() or not (_is_transformed() or _wants_grad(positions)):
+        return encode_rows(positions, _ops.plan_words(encoding), encoding.dim, dtype)
+    return encode(positions, *_ops.derivative_constants(encoding), dtype)
+
+
+def _wants_grad(t: Tensor) -> bool:
+    return t.requires_grad and torch.is_grad_enabled()
 
 
 class _Add(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, alpha: Any, positions: Any, call: AddCall, in_place: bool) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, alpha: Any, positions: Any, call: AddCall, in_place: bool) -> Tensor:
+        # `call` outlives this function and must not keep x alive: what backward reads of its tensors is saved below.
+        _, to_alpha, to_positions, *_ = ctx.needs_input_grad
+        mask = call.padding_mask
+        if in_place:
+            ctx.mark_dirty(x)
+            call.run(call.canonical(x))
+            out = x
+        else:
+            out = call.run()
+        del call.x, call.view, call.alpha, call.positions, call.padding_mask
         ctx.call = call
+        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
         ctx.save_for_backward(
-            alpha if isinstance(alpha, torch.Tensor) else None, positions if ctx.needs_input_grad[2] else None
+            alpha if isinstance(alpha, Tensor) and (to_alpha or to_positions) else None,
+            positions if to_alpha or to_positions else None,
+            mask if to_alpha or to_positions else None,
         )
-        if not in_place:
-            return call.run()
-        ctx.mark_dirty(x)
-        call.run(call.canonical(x))
-        return x
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,), call = grads, ctx.call
-        alpha, positions = ctx.saved_tensors
+        alpha, positions, mask = ctx.saved_tensors
         to_x = to_alpha = to_positions = None
         if ctx.needs_input_grad[0]:
             to_x = grad * call.scale if call.scale != 1.0 else grad
-        acc = call.acc()
-        wide = call.canonical(grad).to(acc)
+        wide = call.canonical(grad).to(call.acc)
         if ctx.needs_input_grad[1]:
-            to_alpha = (wide * call.rows(positions)).sum().reshape(alpha.shape).to(alpha.dtype)
+            products = call.masked(wide * call.rows(positions), mask, 0.0)
+            to_alpha = products.sum().reshape(alpha.shape).to(alpha.dtype)
         if ctx.needs_input_grad[2]:
-            slopes = encode(positions, call.plan.partner(), acc) * _slopes(call.plan).to(positions.device, acc)
-            if call.padding_mask is not None:
-                slopes = slopes.masked_fill(call.padding_mask.unsqueeze(-1), 0.0)
-            factor = alpha.to(acc) if alpha is not None else call.alpha
-            each = (wide * call.arranged(slopes) * factor).sum(-1)
+            slopes = call.arranged(derivative(positions, *_ops.derivative_constants(call.encoding), call.acc))
+            products = wide * slopes * (ctx.alpha if alpha is None else alpha.to(call.acc))
+            each = call.masked(products.sum(-1, keepdim=True), mask, 0.0).squeeze(-1)
             if each.dim() > 2:
                 each = each.sum(tuple(range(1, each.dim() - 1)))
             to_positions = each.sum_to_size(positions.shape).to(positions.dtype)
         return to_x, to_alpha, to_positions, None, None
 
 
-def add(call: AddCall) -> torch.Tensor:
+def add(call: AddCall) -> Tensor:
     """`add` of checked arguments."""
-    if torch.compiler.is_compiling():
+    if _is_transformed():
         return call.traced()
     if not call.needs_grad():
         return call.run()
     return _Add.apply(call.x, call.alpha, call.positions, call, False)
 
 
-def add_(call: AddCall) -> torch.Tensor:
+def add_(call: AddCall) -> Tensor:
     """`add_` of checked arguments."""
-    if torch.compiler.is_compiling():
+    if _is_transformed():
         return call.x.copy_(call.traced())
     if call.needs_grad():
         return _Add.apply(call.x, call.alpha, call.positions, call, True)

@@ -40,8 +40,8 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.entries} entries, at most {self.worst:.5g} ULP (position {self.where[0]!r}, channel {self.where[1]}) "
-            f"and {self.absolute:.3g} absolute, {100 * self.correct:.4f} % correctly rounded"
+            f"{self.entries} entries, up to {self.worst:.5g} ULP (position {self.where[0]!r}, channel {self.where[1]})"
+            f", {self.absolute:.3g} absolute, {100 * self.correct:.4f} % correctly rounded"
         )
 
 

@@ -36,12 +36,15 @@ SINPE_HD V fast_phase(V p, V turns_hi, V turns_lo, bits_t<V>* quarter) {
 }
 
 // The same with the low part of the rest kept, for float64 results.
-//   Types: DD<V>   Max error: |p*f| * 2^-104 absolute, 2^-104 relative   Valid range: as fast_phase
+//   Types: DD<V>   Max error: |p*f| * 2^-104 absolute, 2^-104 relative   Valid range: as fast_phase, and a rest no smaller
+//   than |p*f| * 2^-48 (below, the parts may overlap and the integer phase must decide)
 template <class V>
 SINPE_HD DoubleDouble<V> fast_phase_dd(V p, V turns_hi, V turns_lo, bits_t<V>* quarter) {
   const DoubleDouble<V> h = two_prod(p, turns_hi);
   const V whole = (h.hi + kRoundShift) - kRoundShift;
-  const DoubleDouble<V> r = dd_add(two_sum(h.hi - whole, h.lo), two_prod(p, turns_lo));
+  // h.lo is below half an ULP of h.hi, and h.hi - whole is 0 or a multiple of that ULP: the quick sum is exact.
+  const DoubleDouble<V> first = quick_two_sum(h.hi - whole, h.lo);
+  const DoubleDouble<V> r = quick_two_sum(first.hi, fma(p, turns_lo, first.lo));
   const V shifted = fma(r.hi, 4.0, kRoundShift);
   *quarter = bit_cast<bits_t<V>>(shifted);
   return quick_two_sum(fma(shifted - kRoundShift, -0.25, r.hi), r.lo);
