@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _backend, _checks, _float32_angle, _grad, _traced, reference
+from . import _backend, _checks, _grad, _rows, _traced, reference
 from ._ops import plan_words
 from ._plan import plan as _plan_of
 
@@ -19,7 +19,7 @@ class AddCall:
     """The arguments of `add` after every check, with x as (batch, *middle, sequence, channels).
 
     Attributes:
-        x: as given.   view: x in canonical form.   shape: its sizes.   acc: the dtype of products and sum.
+        x: as given.   view: x in canonical form.   shape: its sizes.   device.   acc: the dtype of products and sum.
         encoding.   given: the arguments that it came from.
         positions: None, (1 or B, S), or (1 or B, 1) int64 with `are_starts`: the first position of each sample.
         start: int, on top of encoding.start, where positions is None.
@@ -31,6 +31,7 @@ class AddCall:
         "alpha",
         "are_starts",
         "axes",
+        "device",
         "encoding",
         "given",
         "padding_mask",
@@ -63,6 +64,7 @@ class AddCall:
                 "pass different ones"
             )
         self.x: Tensor = x
+        self.device = x.device
         self.acc = torch.float64 if x.dtype == torch.float64 else torch.float32
         self.axes = (rows_at, channels_at)
         self.view = self.canonical(x)
@@ -85,7 +87,7 @@ class AddCall:
     def _set_positions(self, positions: Any, start: Any, batch: int, rows: int) -> None:
         self.positions: Tensor | None = None
         self.are_starts = False
-        self.start = 0
+        self.start: Any = 0
         if positions is not None:
             if not isinstance(start, int) or start != 0:
                 raise ValueError(
@@ -132,7 +134,7 @@ class AddCall:
         """Computes, without autograd; `out` in canonical form. The result is in x's own form where `out` is None."""
         with torch.no_grad():
             target = self.canonical(torch.empty_like(self.x)) if out is None else out
-            if self.view.numel() and self.view.device.type != "meta":
+            if self.view.numel() and not _rows.no_data(self.device):
                 self._fill(target)
             return self.restored(target) if out is None else out
 
@@ -158,19 +160,19 @@ class AddCall:
             reference.add(plan, view.detach(), positions, first, self.scale, self.alpha, mask, target.detach())
 
     def rows(self, positions: Tensor | None) -> Tensor:
-        """The encoding in acc, broadcastable to `view`; differentiable in `positions`, which are of self.positions' form."""
-        first, length, device = self.encoding.start + self.start, self.shape[-2], self.x.device
+        """The encoding in acc, broadcastable to `view`; differentiable in `positions`, of self.positions' form."""
+        length, acc, device = self.shape[-2], self.acc, self.device
         if positions is not None and self.are_starts:
             positions = positions + torch.arange(length, device=device)
         if _is_compiling():
             if positions is None:
-                rows = _traced.table(self.given, length, self.start, self.acc, device)
+                rows = _traced.table(self.given, length, self.start, acc, device)
             else:
-                rows = _traced.encode(self.given, positions, self.acc)
+                rows = _traced.encode(self.given, positions, acc)
+        elif positions is None:
+            rows = _rows.table(self.encoding, length, self.start, acc, device)
         else:
-            if positions is None:
-                positions = torch.arange(first, first + length, device=device)
-            rows = _grad.encode_any(positions, self.encoding, self.acc)
+            rows = _grad.encode_any(positions, self.encoding, acc)
         return self.arranged(rows)
 
     def arranged(self, rows: Tensor) -> Tensor:

@@ -112,8 +112,11 @@ def dense_tensor(name: str, value: Any) -> None:
         raise TypeError(f"{name}: expected a dense strided tensor, got {kind}; convert it to a dense one first")
 
 
-def positions(value: Any, *, allow_16bit: bool = False) -> torch.Tensor:
-    """Positions as int64, float32 or float64; narrower integers are widened before any arithmetic."""
+def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
+    """Positions as int64, float32 or float64; narrower integers are widened before any arithmetic.
+
+    allow_16bit: whether to take 16-bit floats; None where the caller has no such argument to offer.
+    """
     import torch
 
     dense_tensor("positions", value)
@@ -124,15 +127,16 @@ def positions(value: Any, *, allow_16bit: bool = False) -> torch.Tensor:
         if allow_16bit:
             return value.float()
         largest = 256 if dtype == torch.bfloat16 else 2048
+        other = "" if allow_16bit is None else ", or allow_16bit=True to take the stored values as they are"
         raise TypeError(
             f"positions: expected int64, int32 or float32/float64, got {dtype}; {str(dtype)[6:]} cannot hold integers "
-            f"above {largest} exactly, pass int64 positions (allow_16bit=True takes the stored values as they are)"
+            f"above {largest} exactly, pass int64 positions{other}"
         )
     if dtype in (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32):
         return value.long()
     if dtype == torch.uint64:
         wide = value.view(torch.int64)
-        if not _unreadable(value) and bool((wide < 0).any()):
+        if not unreadable(value) and bool((wide < 0).any()):
             raise ValueError("positions: expected values up to 2**63 - 1, got larger uint64 ones; pass int64 positions")
         return wide
     raise TypeError(f"positions: expected an integer dtype or float32/float64, got {dtype}; pass int64 positions")
@@ -150,7 +154,7 @@ def axis(name: str, value: Any, rank: int) -> int:
     index = integer(name, value, INT64_MIN, INT64_MAX, "pass the index of a dimension of x")
     if not -rank <= index < rank:
         raise IndexError(
-            f"{name}: expected {-rank} to {rank - 1} for x of {rank} dimensions, got {index}; pass the index of one of them"
+            f"{name}: expected {-rank} to {rank - 1} for x of {rank} dimensions, got {index}; pass the index of one"
         )
     return index % rank
 
@@ -162,12 +166,12 @@ def summand(x: Any) -> None:
     dense_tensor("x", x)
     if x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         raise TypeError(
-            f"x: expected torch.float32, float64, bfloat16 or float16, got {x.dtype}; convert it, with x.float() for one"
+            f"x: expected torch.float32, float64, bfloat16 or float16, got {x.dtype}; convert it, say with x.float()"
         )
     if not 2 <= x.dim() <= MAX_RANK:
         raise ValueError(
-            f"x: expected 2 to {MAX_RANK} dimensions, (sequence, channels) or (batch, ..., sequence, channels), got shape "
-            f"{tuple(x.shape)}; unsqueeze or flatten it"
+            f"x: expected 2 to {MAX_RANK} dimensions, (sequence, channels) or (batch, ..., sequence, channels), got "
+            f"shape {tuple(x.shape)}; unsqueeze or flatten it"
         )
 
 
@@ -218,7 +222,7 @@ def start_tensor(value: torch.Tensor, x: torch.Tensor, batch: int, rows: int, fi
             f"{tuple(x.shape)}; pass positions for one a row"
         )
     value = positions(value).reshape(-1, 1)
-    if value.device.type == "cpu" and value.numel() and rows and not _unreadable(value):
+    if value.device.type == "cpu" and value.numel() and rows and not unreadable(value):
         position_range(first + int(value.min()), rows)
         position_range(first + int(value.max()), rows)
     return value + first if first else value
@@ -241,14 +245,16 @@ def alpha_tensor(value: torch.Tensor, x: torch.Tensor) -> None:
         raise TypeError(f"alpha: expected a float or a floating-point tensor, got {value.dtype}; pass a float")
     if tuple(value.shape) not in ((), (1,)):
         raise ValueError(
-            f"alpha: expected a float or a tensor of shape () or (1,), got shape {tuple(value.shape)}; multiply x and a "
-            "table for a factor per channel or row"
+            f"alpha: expected a float or a tensor of shape () or (1,), got shape {tuple(value.shape)}; multiply a "
+            "table by one factor per row or channel"
         )
     same_device("alpha", value, x)
 
 
-def _unreadable(value: torch.Tensor) -> bool:
-    """Whether a tensor's numbers cannot be looked at: meta tensors and those of a graph in the making have none."""
+def unreadable(value: torch.Tensor) -> bool:
+    """Whether a tensor's numbers cannot be looked at: meta and fake tensors, a graph in the making, torch.func."""
     import torch
 
-    return value.device.type == "meta" or torch.compiler.is_compiling()
+    if value.device.type == "meta" or torch.compiler.is_compiling():
+        return True
+    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0

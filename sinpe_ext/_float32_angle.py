@@ -1,4 +1,4 @@
-"""angle="float32_exp" and "float32_pow": the usual formulas with their float32 roundings, for checkpoints trained on them.
+"""angle="float32_exp" and "float32_pow": the usual formulas with their float32 roundings, for trained checkpoints.
 
 Second to the exact encoding in every respect but one: the numbers are those that the model saw. PyTorch operations in
 PyTorch's own order, so a CPU gives the bits of the code that is imitated:
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from . import _frequency
 from ._plan import Plan
@@ -22,6 +24,7 @@ from ._plan import plan as _plan_of
 from .encoding import Encoding
 
 _UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
+SINE, COSINE, ZERO = 0, 1, 2
 
 
 def _index(plan: Plan, channel: int) -> float:
@@ -31,10 +34,23 @@ def _index(plan: Plan, channel: int) -> float:
     return 2.0 * pair + (0.0 if plan.shared else cosine)
 
 
+class Constants(NamedTuple):
+    """Per channel: angular frequency (float32_exp) or timescale (float32_pow) in float32, and SINE, COSINE or ZERO."""
+
+    ladder: Tensor
+    kinds: Tensor
+
+
 @lru_cache(maxsize=64)
-def _ladder(encoding: Encoding) -> torch.Tensor:
-    """Angular frequency (float32_exp) or timescale (float32_pow) of each channel, float32."""
+def constants(encoding: Encoding) -> Constants:
     plan = _plan_of(encoding)
+    entries = [plan.channel(channel) for channel in range(plan.dim)]
+    kinds = [ZERO if entry is None else COSINE if entry[1] else SINE for entry in entries]
+    with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.device("cpu"):
+        return Constants(_ladder(encoding, plan), torch.tensor(kinds, dtype=torch.int8))
+
+
+def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
     unit = _UNITS[encoding.unit] * float(encoding.position_scale)
     by_exp = encoding.angle == "float32_exp"
     if encoding.frequencies is not None:
@@ -50,14 +66,18 @@ def _ladder(encoding: Encoding) -> torch.Tensor:
     return ladder / unit if unit != 1.0 else ladder
 
 
-def float32_rows(encoding: Encoding, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The encoding of `positions` with the angle rounded to float32; differentiable. Returns (*positions.shape, dim)."""
-    plan = _plan_of(encoding)
-    ladder = _ladder(encoding).to(positions.device)
+def encode(encoding: Encoding, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """The encoding of `positions` with the angle rounded to float32, (*positions.shape, dim); differentiable."""
+    ladder, kinds = constants(encoding)
+    return rows(positions, ladder, kinds, encoding.angle == "float32_exp", encoding.amplitude, dtype)
+
+
+def rows(
+    positions: Tensor, ladder: Tensor, kinds: Tensor, by_exp: bool, amplitude: float, dtype: torch.dtype
+) -> Tensor:
+    """`encode` from its constants, in operations that a compiler can trace."""
+    ladder, kinds = ladder.to(positions.device), kinds.to(positions.device)
     position = positions.float().unsqueeze(-1)
-    angle = position * ladder if encoding.angle == "float32_exp" else position / ladder
-    kinds = [plan.channel(channel) for channel in range(plan.dim)]
-    cosine = torch.tensor([kind is not None and kind[1] == 1 for kind in kinds], device=positions.device)
-    zero = torch.tensor([kind is None for kind in kinds], device=positions.device)
-    rows = torch.where(cosine, angle.cos(), angle.sin()).masked_fill(zero, 0.0)
-    return (rows * plan.amplitude if plan.amplitude != 1.0 else rows).to(dtype)
+    angle = position * ladder if by_exp else position / ladder
+    values = torch.where(kinds == COSINE, angle.cos(), angle.sin()).masked_fill(kinds == ZERO, 0.0)
+    return (values * amplitude if amplitude != 1.0 else values).to(dtype)

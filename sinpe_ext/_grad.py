@@ -1,8 +1,8 @@
 """Gradients: `add` and `encode` as autograd functions whose backward is written in differentiable operations.
 
-d add / d x = scale, d add / d alpha = sum(grad * PE), and the derivative of a channel A sin(2 pi (p f + q/4)) with respect
-to p is 2 pi f times the same channel a quarter turn ahead: the partner plan, up to the sign of its cosines. Since `encode`
-of the partner is differentiable again, every order works.
+d add / d x = scale, d add / d alpha = sum(grad * PE), and the derivative of a channel A sin(2 pi (p f + q/4)) with
+respect to p is 2 pi f times the same channel a quarter turn ahead: the partner plan, up to the sign of its cosines.
+Since `encode` of the partner is differentiable again, every order works.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _backend, _float32_angle, _ops, reference
-from ._plan import plan as _plan_of
+from . import _float32_angle, _ops, _rows
 
 if TYPE_CHECKING:
     from ._call import AddCall
@@ -24,31 +23,23 @@ _is_compiling = torch.compiler.is_compiling
 
 
 def _is_transformed() -> bool:
-    """Whether torch.compile, torch.func or forward-mode differentiation is at work: they look into every operation."""
-    return _is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
-def encode_rows(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """`encode` of checked arguments, without autograd."""
-    if positions.device.type == "meta":
-        return positions.new_empty((*positions.shape, dim), dtype=dtype)
-    if _is_transformed() or (positions.device.type == "cpu" and _backend.compiled("cpu")):
-        return torch.ops.sinpe_ext.encode.default(positions.detach().contiguous(), words, dim, dtype)
-    return reference.encode(_ops.decoded(words), positions.detach(), dtype)
+    """Whether torch.func or forward-mode differentiation is at work, which look into every operation."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 class _Encode(torch.autograd.Function):
-    """encode(positions); `words`, `partner` and `slopes` are the constants of an encoding as in `_ops`."""
+    """encode(positions); `words`, `partner` and `slopes` are the constants of an encoding, see `_ops`."""
 
     @staticmethod
     def forward(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
-        return encode_rows(positions, words, slopes.shape[0], dtype)
+        if _is_compiling() or _is_transformed():
+            return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, slopes.shape[0], dtype)
+        return _rows.encode(positions, words, slopes.shape[0], dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         positions, words, partner, slopes, ctx.dtype = inputs
         ctx.save_for_backward(positions, words, partner, slopes)
-        ctx.save_for_forward(positions, words, partner, slopes)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -58,6 +49,15 @@ class _Encode(torch.autograd.Function):
         rows = derivative(positions, words, partner, slopes, acc)
         return (grad.to(acc) * rows).sum(-1).to(positions.dtype), None, None, None, None
 
+
+class _EncodeTransformed(_Encode):
+    """With what torch.func and forward mode need, and torch.compile refuses."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _Encode.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:4])
+
     @staticmethod
     def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
         positions, words, partner, slopes = ctx.saved_tensors
@@ -66,11 +66,13 @@ class _Encode(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, positions: Tensor, *constants: Any) -> Any:
-        return _Encode.apply(positions.movedim(in_dims[0], 0), *constants), 0
+        return _EncodeTransformed.apply(positions.movedim(in_dims[0], 0), *constants), 0
 
 
 def encode(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
     """`encode` of checked float positions, differentiable."""
+    if not _is_compiling() and _is_transformed():
+        return _EncodeTransformed.apply(positions, words, partner, slopes, dtype)
     return _Encode.apply(positions, words, partner, slopes, dtype)
 
 
@@ -82,14 +84,14 @@ def derivative(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor
 def encode_any(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:
     """`encode` of checked arguments outside of a graph, differentiable where that is asked for."""
     if encoding.angle != "exact":
-        return _float32_angle.float32_rows(encoding, positions, dtype)
-    if not positions.is_floating_point() or not (_is_transformed() or _wants_grad(positions)):
-        return encode_rows(positions, _ops.plan_words(encoding), encoding.dim, dtype)
-    return encode(positions, *_ops.derivative_constants(encoding), dtype)
-
-
-def _wants_grad(t: Tensor) -> bool:
-    return t.requires_grad and torch.is_grad_enabled()
+        return _float32_angle.encode(encoding, positions, dtype)
+    transformed = _is_transformed()
+    if positions.is_floating_point() and (transformed or (positions.requires_grad and torch.is_grad_enabled())):
+        return encode(positions, *_ops.derivative_constants(encoding), dtype)
+    words = _ops.plan_words(encoding)
+    if transformed:
+        return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, encoding.dim, dtype)
+    return _rows.encode(positions, words, encoding.dim, dtype)
 
 
 class _Add(torch.autograd.Function):
@@ -129,15 +131,14 @@ class _Add(torch.autograd.Function):
             slopes = call.arranged(derivative(positions, *_ops.derivative_constants(call.encoding), call.acc))
             products = wide * slopes * (ctx.alpha if alpha is None else alpha.to(call.acc))
             each = call.masked(products.sum(-1, keepdim=True), mask, 0.0).squeeze(-1)
-            if each.dim() > 2:
-                each = each.sum(tuple(range(1, each.dim() - 1)))
+            each = each.sum(tuple(range(1, each.dim() - 1))) if each.dim() > 2 else each.unsqueeze(0)
             to_positions = each.sum_to_size(positions.shape).to(positions.dtype)
         return to_x, to_alpha, to_positions, None, None
 
 
 def add(call: AddCall) -> Tensor:
     """`add` of checked arguments."""
-    if _is_transformed():
+    if _is_compiling() or _is_transformed():
         return call.traced()
     if not call.needs_grad():
         return call.run()
@@ -146,7 +147,7 @@ def add(call: AddCall) -> Tensor:
 
 def add_(call: AddCall) -> Tensor:
     """`add_` of checked arguments."""
-    if _is_transformed():
+    if _is_compiling() or _is_transformed():
         return call.x.copy_(call.traced())
     if call.needs_grad():
         return _Add.apply(call.x, call.alpha, call.positions, call, True)

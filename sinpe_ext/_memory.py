@@ -18,6 +18,8 @@ def output(out: Any, x: torch.Tensor) -> None:
             f"{out.dtype}; pass torch.empty_like(x)"
         )
     same_device("out", out, x)
+    if torch.compiler.is_compiling():  # a graph writes to `out` by its own copy, which checks for itself
+        return
     writable("out", out)
     if out is not x and shares_part(out, x):
         raise RuntimeError(
@@ -30,8 +32,8 @@ def writable(name: str, out: torch.Tensor) -> None:
     """A tensor whose elements each have a place of their own in memory, and that may be written to at all."""
     if out.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError(
-            f"{name}: expected a tensor that may be written to, got an inference tensor outside of inference mode, where "
-            "an in-place update is not allowed; clone() it first"
+            f"{name}: expected a tensor that may be written to, got an inference tensor outside of inference mode, "
+            "where an in-place update is not allowed; clone() it first"
         )
     if 0 in out.shape:
         return
@@ -48,13 +50,15 @@ def writable(name: str, out: torch.Tensor) -> None:
 
 def in_place(x: torch.Tensor) -> None:
     """x of `add_`."""
+    if torch.compiler.is_compiling():
+        return
     writable("x", x)
     if torch.is_grad_enabled() and x.requires_grad:
         base = x._base if x._is_view() else None
         if x.is_leaf or (base is not None and base.is_leaf and base.requires_grad):
             raise RuntimeError(
-                f"x: expected a tensor that may be written to, got a {'' if base is None else 'view of a '}leaf Variable "
-                "that requires grad, which cannot be used in an in-place operation; call add, or detach() it"
+                f"x: expected a tensor that may be written to, got a {'' if base is None else 'view of a '}leaf "
+                "Variable that requires grad, which cannot be used in an in-place operation; call add, or detach() it"
             )
 
 

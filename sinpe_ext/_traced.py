@@ -1,21 +1,27 @@
 """What torch.compile sees: opaque `table` and `encode`, then arithmetic that it fuses with its neighbours.
 
 A compiler must not look into an Encoding or a plan. The functions marked `constant_in_graph` run while it traces, and
-what they give is a constant of the graph. They take what the caller gave for an encoding, `Given`, because a constant of
-the graph cannot be handed to the next such function.
+what they give is a constant of the graph. They take what the caller gave for an encoding, `Given`, because a constant
+of the graph cannot be handed to the next such function.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any, TypeAlias
 
 import torch
 
-from . import _backend, _checks, _float32_angle, _ops
+from . import _backend, _checks, _float32_angle, _grad, _ops
 from ._checks import constant_in_graph
 from ._plan import plan as _plan_of
 
 Given: TypeAlias = tuple[Any, int | None]  # the arguments of _checks.encoding
+
+
+def given(encoding: Any) -> Given:
+    """An encoding as the caller gave it; a dim that is a symbol of the graph becomes a number."""
+    return (operator.index(encoding) if isinstance(encoding, int) else encoding), None
 
 
 @constant_in_graph
@@ -31,7 +37,7 @@ def partner_words(value: Any, dim: int | None) -> torch.Tensor:
 
 @constant_in_graph
 def slopes(value: Any, dim: int | None) -> torch.Tensor:
-    return _ops.slopes(_plan_of(_checks.encoding(value, dim)))
+    return _ops.derivative_constants(_checks.encoding(value, dim))[2]
 
 
 @constant_in_graph
@@ -50,15 +56,12 @@ def table(given: Given, length: int, start: int, dtype: torch.dtype, device: tor
     if device.type == "meta":
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact":
-        first = encoding.start + start
-        return encode(given, torch.arange(first, first + length, device=device), dtype)
+        return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
     return torch.ops.sinpe_ext.table.default(plan_words(*given), start, length, encoding.dim, dtype).to(device)
 
 
 def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rows at int64, float32 or float64 positions, differentiable."""
-    from . import _grad
-
     encoding = _checks.encoding(*given)
     if encoding.angle != "exact":
         by_exp = encoding.angle == "float32_exp"
@@ -66,4 +69,4 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
     if positions.requires_grad:
         constants = plan_words(*given), partner_words(*given), slopes(*given)
         return _grad.encode(positions, *constants, dtype)
-    return torch.ops.sinpe_ext.encode.default(positions, plan_words(*given), encoding.dim, dtype)
+    return torch.ops.sinpe_ext.encode.default(positions.contiguous(), plan_words(*given), encoding.dim, dtype)

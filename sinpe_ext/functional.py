@@ -1,14 +1,12 @@
-"""The functions: `table`, `encode`, `add`, `add_`. Arguments are checked here once, for kernels and eager twin alike."""
+"""The functions: `table`, `encode`, `add`, `add_`. Arguments are checked here once, for kernels and eager twin."""
 
 from __future__ import annotations
 
 import torch
 
-from . import _backend, _checks, _grad, reference
+from . import _backend, _checks, _grad, _memory, _rows, _traced
 from ._call import AddCall
-from ._float32_angle import float32_rows
 from ._ops import plan_words
-from ._plan import plan as _plan_of
 from .encoding import Encoding
 
 _is_compiling = torch.compiler.is_compiling
@@ -37,46 +35,45 @@ def table(
         device: of the result; the default device where None.
         out: (length, dim) to write into, of any strides; it is returned.
     Returns: (length, dim).
-    Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError for an `out` that overlaps itself.
-    Accuracy: float32 correctly rounded at every int64 position; float64 <= 1 ULP; 16-bit the float32 value rounded again.
+    Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError where `out` overlaps itself.
+    Accuracy: float32 correctly rounded at every int64 position; float64 <= 1 ULP; 16-bit the float32 value, rounded.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
-    encoding = _checks.encoding(encoding)
+    given = _traced.given(encoding)
+    encoding = _checks.encoding(*given)
     if not _is_compiling():
         length, start = _checks.length(length), _checks.start(start)
         _checks.position_range(encoding.start + start, length)
     if out is not None:
-        return _table_into(out, length, encoding, start)
+        return _table_into(out, length, encoding, given, start)
     _checks.float_dtype("dtype", dtype)
+    if _is_compiling():  # which cannot trace torch.get_default_device
+        device = torch.empty(0).device if device is None else torch.device(device)
+        return _traced.table(given, length, start, dtype, device)
     device = torch.get_default_device() if device is None else torch.device(device)
-    if device.type == "meta":
-        return torch.empty((length, encoding.dim), dtype=dtype, device=device)
-    if encoding.angle != "exact":
-        first = encoding.start + start
-        return float32_rows(encoding, torch.arange(first, first + length, device=device), dtype)
-    if device.type == "cpu" and (_is_compiling() or _backend.compiled("cpu")):
-        return torch.ops.sinpe_ext.table.default(plan_words(encoding), start, length, encoding.dim, dtype)
-    if _is_compiling():
-        rows = torch.ops.sinpe_ext.table.default(plan_words(encoding), start, length, encoding.dim, dtype)
-        return rows.to(device)
-    return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
+    return _rows.table(encoding, length, start, dtype, device)
 
 
-def _table_into(out: torch.Tensor, length: int, encoding: Encoding, start: int) -> torch.Tensor:
+def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _traced.Given, start: int) -> torch.Tensor:
     _checks.dense_tensor("out", out)
     _checks.float_dtype("out", out.dtype)
     if tuple(out.shape) != (length, encoding.dim):
-        raise ValueError(f"out: expected shape ({length}, {encoding.dim}), got {tuple(out.shape)}")
-    _checks.writable("out", out)
+        raise ValueError(
+            f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
+            "that shape"
+        )
     if out.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
-    direct = out.device.type == "cpu" and encoding.angle == "exact" and out.stride(1) in (1, out.shape[1])
-    if direct and _backend.compiled("cpu") and (out.stride(1) == 1 or encoding.dim == 1):
-        if length:
-            torch.ops.sinpe_ext.table_out.default(plan_words(encoding), start, out)
-            torch.autograd.graph.increment_version(out)
-        return out
-    return out.copy_(table(length, encoding, start=start, dtype=out.dtype, device=out.device))
+    if _is_compiling():
+        return out.copy_(_traced.table(given, length, start, out.dtype, out.device))
+    _memory.writable("out", out)
+    direct = out.device.type == "cpu" and encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1)
+    if not direct or not _backend.compiled("cpu"):
+        return out.copy_(_rows.table(encoding, length, start, out.dtype, out.device))
+    if length:
+        torch.ops.sinpe_ext.table_out.default(plan_words(encoding), start, out)
+        torch.autograd.graph.increment_version(out)
+    return out
 
 
 def encode(
@@ -103,14 +100,13 @@ def encode(
     Accuracy: float32 correctly rounded for every int64 and for float positions below 2^31 in size; float64 <= 1 ULP.
     Gradient: to float positions, of any order.
     """
-    encoding = _checks.encoding(encoding)
+    given = _traced.given(encoding)
+    encoding = _checks.encoding(*given)
     positions = _checks.positions(positions, allow_16bit=allow_16bit)
     _checks.float_dtype("dtype", dtype)
-    if encoding.angle != "exact":
-        return float32_rows(encoding, positions, dtype)
-    if positions.requires_grad and torch.is_grad_enabled():
-        return _grad.encode(positions, _plan_of(encoding), dtype)
-    return _grad.encode_rows(positions, _plan_of(encoding), dtype)
+    if _is_compiling():
+        return _traced.encode(given, positions, dtype)
+    return _grad.encode_any(positions, encoding, dtype)
 
 
 def add(
@@ -151,9 +147,14 @@ def add(
     call = AddCall(x, encoding, positions, start, scale, alpha, padding_mask, seq_dim, channel_dim)
     if out is None:
         return _grad.add(call)
-    _checks.output(out, x)
+    _memory.output(out, x)
     if torch.is_grad_enabled() and (call.needs_grad() or out.requires_grad):
-        raise RuntimeError("out: expected no gradient to be needed, got an argument that requires it; leave out unset")
+        raise RuntimeError(
+            "out: expected no gradient to be needed, got an argument that requires it; leave out unset, or call under "
+            "torch.no_grad()"
+        )
+    if _is_compiling():
+        return out.copy_(call.traced())
     call.run(call.canonical(out))
     torch.autograd.graph.increment_version(out)
     return out
@@ -179,12 +180,5 @@ def add_(
     Raises: as `add`; RuntimeError for an x whose elements share memory (expand) or a leaf that requires grad.
     """
     call = AddCall(x, encoding, positions, start, scale, alpha, padding_mask, seq_dim, channel_dim)
-    _checks.writable("x", x)
-    if torch.is_grad_enabled() and x.requires_grad and x.is_leaf:
-        raise RuntimeError(
-            "x: expected a tensor that may be written to, got a leaf Variable that requires grad, which cannot be used in "
-            "an in-place operation; call add, or detach() it"
-        )
+    _memory.in_place(x)
     return _grad.add_(call)
-
-

@@ -1,4 +1,4 @@
-"""What the five source documents print, out of the public API: fixed numbers to the last digit, of random ones the rule.
+"""What the five source documents print, out of the public API: fixed numbers to the last digit, of others the rule.
 
 Numbers are the documents' own and nothing else of them is.
 """
@@ -57,8 +57,8 @@ TABLE_000 = """
 def test_000_denominators() -> None:
     shared, own = Encoding(6), Encoding(6, cos_frequency="own")
     assert_printed(shared.timescales()[:2], "1.0000 21.5443")
-    # 10000^(2/3) is 464.15888; the float32 exponent behind the printed number is 2e-8 too large.
-    assert shared.timescales()[2] == pytest.approx(464.1590, rel=10000 ** (2 / 3) * 2.0**-24)
+    # 10000^(2/3) is 464.15888; the printed number comes from an exponent rounded to float32.
+    assert shared.timescales()[2] == pytest.approx(464.1590, abs=5e-5 + 464.159 * math.log(10000) * 2.0**-24)
     assert_printed([6 * math.log(t, 10000) for t in shared.timescales()], "0. 2. 4.")  # even_i
     assert_printed([6 * math.log(t, 10000) for t in own.timescales()[1::2]], "1. 3. 5.")  # odd_i
     # One denominator serves both, as the document notes.
@@ -81,6 +81,7 @@ def test_000_tables(backend: str) -> None:
     assert_printed(table, TABLE_000)  # and the class
     assert_printed(sinpe.encode(position, 6).squeeze(1), TABLE_000)
     assert_printed(SinusoidalPositionalEncoding(6, 0.0)(torch.zeros(1, 10, 6)), TABLE_000)
+    assert_printed(sinpe.table(10, Encoding(6, angle="float32_pow")), TABLE_000)
 
 
 # ------------------------------------------------------------------------------------------------------- document 001
@@ -115,6 +116,7 @@ def test_001_positional_encoder(backend: str, encoding: Encoding) -> None:
 
 def test_001_positional_encodings(backend: str) -> None:
     assert_printed(sinpe.table(8, Encoding(4, base=10000)), TABLE_001B)
+    assert_printed(sinpe.table(8, Encoding(4, angle="float32_exp")), TABLE_001B)
     other = sinpe.table(8, Encoding(4, base=100), dtype=torch.float64)
     assert other[7].tolist() == pytest.approx([math.sin(7), math.cos(7), math.sin(0.7), math.cos(0.7)], abs=FORMULA)
 
@@ -295,6 +297,14 @@ def test_004_table(backend: str, length: int, dim: int) -> None:
     assert pe.shape == (length, dim) and pe.dtype == torch.float32
     assert np.allclose(pe, paper(length, dim), rtol=0, atol=2.0**-24)
     assert np.allclose(sinpe.table(length, dim, dtype=torch.float64), paper(length, dim), rtol=0, atol=FORMULA)
+
+
+def test_004_float32_angles(backend: str) -> None:
+    """The document's own float32 rounding, for who has trained with it."""
+    step = torch.exp(-torch.arange(0, 256, 2) / 256 * math.log(10000.0))
+    angle = torch.arange(3000).unsqueeze(1) * step
+    got = sinpe.table(3000, Encoding(256, angle="float32_exp"))
+    assert same_bits(got[:, 0::2], torch.sin(angle)) and same_bits(got[:, 1::2], torch.cos(angle))
 
 
 def test_004_batch_first_embedding(backend: str) -> None:

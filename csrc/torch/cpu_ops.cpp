@@ -31,6 +31,45 @@ sinpe_dtype dtype_of(const char* name, ScalarType type) {
 
 void succeed(sinpe_status status) { STD_TORCH_CHECK(status == SINPE_OK, sinpe_status_text(status)); }
 
+sinpe_dtype result_type(ScalarType type) {
+  STD_TORCH_CHECK(type != ScalarType::Long, "dtype: expected a floating-point type");
+  return dtype_of("dtype", type);
+}
+
+// torch's number for a result type.
+int32_t type_number(sinpe_dtype dtype) {
+  switch (dtype) {
+    case SINPE_FLOAT64: return aoti_torch_dtype_float64();
+    case SINPE_BFLOAT16: return aoti_torch_dtype_bfloat16();
+    case SINPE_FLOAT16: return aoti_torch_dtype_float16();
+    default: return aoti_torch_dtype_float32();
+  }
+}
+
+// An uninitialised CPU tensor. The shim's direct call: torch::stable::new_empty looks its operator up by name each time,
+// which is a third of a small call.
+Tensor new_strided(const int64_t* sizes, const int64_t* strides, int64_t rank, sinpe_dtype dtype) {
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(rank, sizes, strides, type_number(dtype), aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+Tensor new_dense(const std::vector<int64_t>& sizes, sinpe_dtype dtype) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= sizes[d] > 1 ? sizes[d] : 1;
+  }
+  return new_strided(sizes.data(), strides.data(), static_cast<int64_t>(sizes.size()), dtype);
+}
+
+Tensor new_like(const Tensor& x) {
+  if (!x.is_contiguous()) return torch::stable::empty_like(x);
+  return new_strided(x.sizes().data(), x.strides().data(), x.dim(), dtype_of("x", x.scalar_type()));
+}
+
 // A plan: int64 words on the CPU.
 struct Words {
   const int64_t* data;
@@ -54,8 +93,9 @@ Tensor table(const Tensor& plan, int64_t start, int64_t length, int64_t dim, Sca
   const Words words(plan);
   STD_TORCH_CHECK(length >= 0, "length: expected 0 or more, got ", length);
   words.expect_dim(dim);
-  Tensor out = torch::stable::new_empty(plan, {length, dim}, dtype);
-  succeed(sinpe_table(words.data, words.size, start, length, dtype_of("dtype", dtype), out.mutable_data_ptr(), dim));
+  const sinpe_dtype type = result_type(dtype);
+  Tensor out = new_dense({length, dim}, type);
+  succeed(sinpe_table(words.data, words.size, start, length, type, out.mutable_data_ptr(), dim));
   return out;
 }
 
@@ -76,10 +116,11 @@ Tensor encode(const Tensor& positions, const Tensor& plan, int64_t dim, ScalarTy
   const auto sizes = positions.sizes();
   std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape.push_back(dim);
-  Tensor out = torch::stable::new_empty(plan, shape, dtype);
+  const sinpe_dtype type = result_type(dtype);
+  Tensor out = new_dense(shape, type);
   succeed(sinpe_encode(words.data, words.size, positions.const_data_ptr(),
-                       dtype_of("positions", positions.scalar_type()), positions.numel(), dtype_of("dtype", dtype),
-                       out.mutable_data_ptr(), dim));
+                       dtype_of("positions", positions.scalar_type()), positions.numel(), type, out.mutable_data_ptr(),
+                       dim));
   return out;
 }
 
@@ -106,17 +147,6 @@ sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, double scal
   a.alpha = 1.0;
   a.start = start;
   return a;
-}
-
-// A new tensor like x. empty_like would look its operator up by name; for contiguous x the direct call gives the same.
-Tensor new_like(const Tensor& x) {
-  if (!x.is_contiguous()) return torch::stable::empty_like(x);
-  int32_t type = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x.get(), &type));
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(x.dim(), x.sizes().data(), x.strides().data(), type,
-                                                  aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
 }
 
 Tensor add(const Tensor& x, const Tensor& plan, int64_t start, double scale) {

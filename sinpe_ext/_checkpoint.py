@@ -1,0 +1,76 @@
+"""The table `pe` in checkpoints: written for code that expects one, compared with the layer's encoding when read."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import functional
+from ._catalogue import CATALOGUE, convention
+from .encoding import Encoding
+
+if TYPE_CHECKING:
+    from .modules import SinusoidalPositionalEncoding
+
+# A table in float32 carries the float32 rounding of its angles, below 2^-22 a position; one in 16 bits its own as well.
+TABLE_ANGLE_ERROR = 2.0**-22
+TABLE_ERROR = 1e-6
+TABLE_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+ROWS_TO_RECOGNISE = 64
+
+
+def write_table(layer: SinusoidalPositionalEncoding, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    """State-dict hook: adds `pe` where the layer was made with persistent_table=True."""
+    if layer.persistent_table and layer.max_len is not None:
+        table = functional.table(layer.max_len, layer.encoding, device="cpu")
+        state[prefix + "pe"] = table.unsqueeze(0 if layer.batch_first else 1)
+
+
+def compare_table(layer: SinusoidalPositionalEncoding, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Loading hook: takes a checkpoint's `pe` out, so that strict loading is content; warns if it is another table."""
+    pe = state.pop(prefix + "pe", None)
+    if pe is None:
+        return
+    problem = mismatch(pe, layer.encoding)
+    if problem:
+        warnings.warn(
+            f"{prefix}pe: the checkpoint's table is not this layer's encoding, {layer.encoding!r}: {problem}. The "
+            "layer keeps its own encoding; pass the encoding= that the model was trained with",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def mismatch(pe: Any, encoding: Encoding) -> str:
+    """How a checkpoint's table differs from an encoding beyond its own rounding, or "" when it does not."""
+    if not isinstance(pe, Tensor):
+        return f"it is a {type(pe).__name__}, not a tensor"
+    rows = pe.squeeze(0) if pe.dim() == 3 and pe.shape[0] == 1 else pe.squeeze(1) if pe.dim() == 3 else pe
+    if rows.dim() != 2 or rows.shape[1] != encoding.dim:
+        return f"its shape {tuple(pe.shape)} does not hold rows of {encoding.dim} channels"
+    if rows.device.type == "meta" or not rows.numel():
+        return ""
+    rows = rows.detach().to("cpu")
+    differs, error = _different_rows(rows, encoding)
+    if not bool(differs.any()):
+        return ""
+    row = int(differs.nonzero()[0])
+    text = f"row {row} differs by {float(error[row]):.3g}, and {int(differs.sum())} of {len(rows)} rows differ"
+    known = [name for name in CATALOGUE if _is(rows[:ROWS_TO_RECOGNISE], name)]
+    return f'{text}; it is convention("{known[0]}", {encoding.dim})' if known else text
+
+
+def _different_rows(rows: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
+    """Which rows are not those of an encoding, and their largest errors."""
+    ours = functional.table(len(rows), encoding, dtype=torch.float64, device="cpu")
+    error = (rows.to(torch.float64) - ours).abs().amax(1)
+    positions = (torch.arange(len(rows), dtype=torch.float64) + encoding.start).abs()
+    allowed = positions * TABLE_ANGLE_ERROR + TABLE_ERROR + TABLE_ROUNDING.get(rows.dtype, 0.0)
+    return ~(error <= allowed * max(1.0, abs(encoding.amplitude))), error
+
+
+def _is(rows: Tensor, name: str) -> bool:
+    return not bool(_different_rows(rows, convention(name, rows.shape[1]))[0].any())

@@ -1,0 +1,46 @@
+"""The rows of an encoding for checked arguments, without autograd: from the kernels, or else from the eager twin."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _backend, _float32_angle, _ops, reference
+from ._plan import plan as _plan_of
+from .encoding import Encoding
+
+
+def no_data(device: torch.device) -> bool:
+    """Whether tensors on a device have shapes only: on the meta device, or under a FakeTensorMode."""
+    if device.type == "meta":
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 and torch._guards.detect_fake_mode() is not None
+
+
+def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Rows encoding.start + start, ..., + length - 1."""
+    if no_data(device):
+        return torch.empty((length, encoding.dim), dtype=dtype, device=device)
+    if encoding.angle != "exact":
+        positions = torch.arange(length, device=device) + (encoding.start + start)
+        return _float32_angle.encode(encoding, positions, dtype)
+    if device.type == "cpu" and _backend.compiled("cpu"):
+        try:
+            return torch.ops.sinpe_ext.table.default(_ops.plan_words(encoding), start, length, encoding.dim, dtype)
+        except RuntimeError:
+            torch.empty((length, encoding.dim), dtype=dtype)  # where memory was the reason, this says how much
+            raise
+    return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
+
+
+def encode(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Rows at int64, float32 or float64 positions; `words` are those of an encoding's plan."""
+    if no_data(positions.device):
+        return positions.new_empty((*positions.shape, dim), dtype=dtype)
+    if positions.device.type == "cpu" and _backend.compiled("cpu"):
+        try:
+            return torch.ops.sinpe_ext.encode.default(positions.detach().contiguous(), words, dim, dtype)
+        except RuntimeError:
+            torch.empty((*positions.shape, dim), dtype=dtype)
+            raise
+    return reference.encode(_ops.decoded(words), positions.detach(), dtype)

@@ -1,0 +1,121 @@
+"""What hypothesis draws: encodings, positions, and tensors in every memory layout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from sinpe_ext import Encoding
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+SMALLEST_POSITION = 2.0**-500
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+AMPLITUDES = (1.0, 1.0, 1.0, -0.3, 512**-0.5, 1000 / 3, 1 + 2.0**-24, 2.0**-100, -1.0)  # 1 + 2**-24: a float32 tie
+FREQUENCIES = (0.0, 1.0, -0.25, 1 / 12, 0.1, 7.3, -1e5 - 0.1, 2.0**40 + 0.5, 1e-20, -1e-60, 2.0**-70, 0.5)
+
+
+@st.composite
+def encodings(draw: st.DrawFn, max_dim: int = 40) -> Encoding:
+    """Any encoding with exact angles and frequencies below 2**60 turns."""
+    dim = draw(st.one_of(st.integers(1, max_dim), st.sampled_from((8, 16, 32, 33))))
+    fields: dict[str, Any] = {
+        "layout": draw(st.sampled_from(("interleaved", "sin_cos", "cos_sin"))),
+        "odd": draw(st.sampled_from(("truncate", "pad", "round"))),
+        "cos_frequency": draw(st.sampled_from(("shared", "own"))),
+        "unit": draw(st.sampled_from(("radian", "half_turn", "turn"))),
+        "amplitude": draw(st.sampled_from(AMPLITUDES)),
+        "position_scale": draw(st.sampled_from((1.0, 1.0, 1.0, 1000.0, -2.5, 0.1))),
+        "start": draw(st.sampled_from((0, 0, 1, 2, -7, 2**31, -(2**45)))),
+    }
+    kind = draw(st.sampled_from(("ladder", "ladder", "ladder", "explicit")))
+    if kind == "explicit":
+        width = dim + {"pad": -1, "round": 1}.get(fields["odd"], 0) * (dim % 2)
+        count = dim if fields["cos_frequency"] == "own" else (width + 1) // 2
+        fields["frequencies"] = tuple(draw(st.lists(st.sampled_from(FREQUENCIES), min_size=count, max_size=count)))
+    else:
+        fields["base"] = draw(st.sampled_from((10000.0, 10000.0, 100.0, 0.5, 1.0, 3, 1e6)))
+        fields["shift"] = draw(st.sampled_from((0.0, 0.0, 1.0, 0.5, -1.0)))
+        fields["exponent_scale"] = draw(st.sampled_from((1.0, 1.0, 2.0, -0.5, 10 / 3)))
+        fields["exponent_dim"] = draw(st.sampled_from((None, None, 2, 7.5, 512)))
+    try:
+        encoding = Encoding(dim, **fields)
+        largest = max(map(abs, encoding.frequencies_radians()), default=0.0)
+    except (ValueError, OverflowError):  # a combination without meaning
+        reject()
+    if largest > 2.0**62:
+        reject()
+    return encoding
+
+
+def whole_positions() -> st.SearchStrategy[int]:
+    """int64, dense where a mistake is likely."""
+    near = st.builds(lambda k, d, s: s * 2**k + d, st.integers(0, 62), st.integers(-3, 3), st.sampled_from((1, -1)))
+    known = st.sampled_from((0, 7199, 81665, 408325, 3803902, 97253, 2**24 + 1, 2**31 - 1, INT64_MIN, INT64_MAX))
+    return st.one_of(st.integers(-300, 5000), near, known, st.integers(INT64_MIN, INT64_MAX))
+
+
+def fractional_positions(width: int) -> st.SearchStrategy[float]:
+    """float32 or float64 values, whole ones and special ones among them.
+
+    Not below 2**-500: with a small frequency and amplitude the result could leave float64's exponents, and which zero
+    comes out then is not promised.
+    """
+    special = st.sampled_from((0.0, -0.0, math.nan, math.inf, -math.inf, 0.5, 1.0, 2.0**31 - 0.5, 2.0**63, -(2.0**63)))
+    small, any_size = st.floats(-1000, 1000, width=width), st.floats(width=width)
+    drawn = st.one_of(small, special, st.integers(-4096, 4096).map(float), any_size)
+    return drawn.filter(lambda p: p == 0 or not abs(p) < SMALLEST_POSITION)
+
+
+@st.composite
+def positions(draw: st.DrawFn, shape: tuple[int, ...]) -> torch.Tensor:
+    """Positions of a shape, of any dtype and layout."""
+    count = math.prod(shape)
+    dtype = draw(st.sampled_from((torch.int64, torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64)))
+    if dtype.is_floating_point:
+        values = st.lists(fractional_positions(32 if dtype == torch.float32 else 64), min_size=count, max_size=count)
+    else:
+        runs = st.builds(
+            lambda first, step: [first + i * step for i in range(count)],
+            st.integers(-(2**40), 2**40),
+            st.sampled_from((1, 1, 0, -1, 5)),
+        )
+        values = st.one_of(runs, st.lists(whole_positions(), min_size=count, max_size=count))
+    drawn = torch.tensor(draw(values), dtype=torch.float64 if dtype.is_floating_point else torch.int64)
+    drawn = drawn.to(dtype).reshape(shape)
+    return draw(st.sampled_from((drawn, spread(drawn))))
+
+
+def spread(x: torch.Tensor) -> torch.Tensor:
+    """The same values with gaps between them, from an offset on."""
+    wide = torch.zeros((*x.shape, 2), dtype=x.dtype)
+    wide[..., 1] = x
+    return wide[..., 1]
+
+
+@st.composite
+def views(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype, expanded: bool) -> tuple[Any, torch.Tensor]:
+    """(memory, view of that shape): dimensions in any order in memory, gaps, an offset, repeated ones (`expanded`)."""
+    order = draw(st.permutations(range(len(shape))))
+    steps = [draw(st.sampled_from((1, 1, 1, 2))) for _ in shape]
+    repeated = [expanded and draw(st.integers(0, 7)) == 0 for _ in shape]
+    held = [1 if r else n for n, r in zip(shape, repeated, strict=True)]
+    sizes = [n * step + draw(st.integers(0, 1)) for n, step in zip(held, steps, strict=True)]
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    memory = torch.randn([sizes[d] for d in order], generator=generator, dtype=torch.float64).to(dtype)
+    inverse = [order.index(d) for d in range(len(shape))]
+    cuts = tuple(slice(size - n * step, None, step) for n, step, size in zip(held, steps, sizes, strict=True))
+    return memory, memory.permute(inverse)[cuts].expand(shape)
+
+
+def sprinkle(x: torch.Tensor, seed: int) -> None:
+    """Puts zeros, subnormals, infinities and NaN in some places of x, which has a memory location per element."""
+    values = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-42, -1e-7, 65504.0, 3e38)
+    where = np.random.default_rng(seed)
+    for _ in range(min(6, x.numel())):
+        x[tuple(int(where.integers(n)) for n in x.shape)] = values[where.integers(len(values))]

@@ -1,0 +1,163 @@
+"""Bits that nothing about a call may change: threads, splits, instruction sets, what the memory held before."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from strategies import DTYPES
+from ulp import bits, same_bits
+
+import sinpe_ext as sinpe
+from sinpe_ext import Encoding, _backend, convention
+
+CHECKED = {
+    "paper": Encoding(96),
+    "own, odd": Encoding(61, cos_frequency="own", layout="cos_sin", amplitude=-0.3),
+    "t2t": convention("t2t", 129),
+    "turns": Encoding(40, frequencies=tuple(7.3 / (i + 1) - 1 for i in range(20)), unit="turn"),
+}
+
+
+def everything(encoding: Encoding, length: int = 1100) -> dict[str, torch.Tensor]:
+    """One result of each operation and dtype, long enough for threads and for several anchors."""
+    x = torch.randn(3, length, encoding.dim, generator=torch.Generator().manual_seed(2))
+    far = torch.arange(length) * 7919 % 100_003 - 50_000
+    mask = torch.arange(length) % 7 == 3
+    made = {}
+    for dtype in DTYPES:
+        made[f"table {dtype}"] = sinpe.table(length, encoding, start=-60, dtype=dtype)
+        made[f"encode {dtype}"] = sinpe.encode(far, encoding, dtype=dtype)
+        made[f"encode floats {dtype}"] = sinpe.encode(far / 7, encoding, dtype=dtype)
+        made[f"add {dtype}"] = sinpe.add(x.to(dtype), encoding, scale=3.3, alpha=0.7, padding_mask=mask)
+        made[f"add positions {dtype}"] = sinpe.add(x.to(dtype), encoding, positions=far)
+        made[f"add starts {dtype}"] = sinpe.add(x.to(dtype), encoding, start=torch.tensor([5, -9, 2**33]))
+    return made
+
+
+def differing(x: dict[str, torch.Tensor], y: dict[str, torch.Tensor]) -> list[str]:
+    return [name for name in x if not same_bits(x[name], y[name])]
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Gives back the number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_any_number_of_threads(backend: str, threads: None, name: str) -> None:
+    torch.set_num_threads(1)
+    one = everything(CHECKED[name])
+    for count in (2, 3):
+        torch.set_num_threads(count)
+        assert differing(one, everything(CHECKED[name])) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CHECKED)
+def test_any_split(backend: str, name: str, dtype: torch.dtype) -> None:
+    """A row alone, a table in parts, an offset moved, a batch in parts: the same rows."""
+    encoding, length, first = CHECKED[name], 400, -37
+    whole = sinpe.table(length, encoding, start=first, dtype=dtype)
+    for row in (0, 1, 36, 37, 38, 127, 128, 129, 255, 256, 399):
+        assert same_bits(sinpe.table(1, encoding, start=first + row, dtype=dtype), whole[row : row + 1])
+    cuts = [0, 1, 4, 16, 17, 145, 274, length]
+    parts = [sinpe.table(b - a, encoding, start=first + a, dtype=dtype) for a, b in itertools.pairwise(cuts)]
+    assert same_bits(torch.cat(parts), whole)
+    moved = encoding.replace(start=first + 11)
+    assert same_bits(sinpe.table(length, moved, start=-11, dtype=dtype), whole)
+    assert same_bits(sinpe.encode(first + torch.arange(length), encoding, dtype=dtype), whole)
+    shuffled = torch.randperm(length, generator=torch.Generator().manual_seed(1))
+    assert same_bits(sinpe.encode(first + shuffled, encoding, dtype=dtype), whole[shuffled])
+
+    x = torch.randn(4, length, encoding.dim, generator=torch.Generator().manual_seed(0)).to(dtype)
+    y = sinpe.add(x, encoding, start=first)
+    assert same_bits(torch.cat([sinpe.add(x[:1], encoding, start=first), sinpe.add(x[1:], encoding, start=first)]), y)
+    steps = [sinpe.add(x[:, t : t + 1], encoding, start=first + t) for t in range(0, length, 29)]
+    assert same_bits(torch.cat(steps, 1), y[:, ::29].contiguous())
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    made = sinpe.table(length, encoding, start=first, dtype=wide)
+    assert same_bits(y, (x.to(wide) + made).to(dtype))
+
+
+ISA_SCRIPT = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from test_invariance import compiled_digest
+digest = compiled_digest()
+print(torch.ops.sinpe_ext.cpu_isa(), digest)
+"""
+
+
+def compiled_digest() -> str:
+    digest = hashlib.sha256()
+    with sinpe.use_backend("compiled"):
+        for encoding in CHECKED.values():
+            for result in everything(encoding, 300).values():
+                digest.update(bits(result).tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("isa", ["default", "v3", "v4"])
+def test_any_instruction_set(isa: str, request: pytest.FixtureRequest) -> None:
+    found = _backend.resolve("cpu")
+    if found.backend != "compiled" or request.config.getoption("--require-backend") == "eager":
+        pytest.skip(f"no compiled backend: {found.reason}")
+    here = os.path.dirname(__file__)
+    env = {**os.environ, "SINPE_EXT_CPU_ISA": isa, "SINPE_EXT_BACKEND": "compiled"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run([sys.executable, "-c", ISA_SCRIPT, here], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ran, digest = done.stdout.split()[-2:]
+    if ran != isa:
+        pytest.skip(f"this CPU runs {ran} where {isa} is asked for")
+    assert digest == compiled_digest()
+
+
+LENGTHS = (0, 1, 2, 3, 4, 11, 12, 13, 63, 65, 127, 128, 129, 260)
+WIDTHS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """torch.empty gives NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "sin_cos", "cos_sin"])
+@pytest.mark.parametrize("cos_frequency", ["shared", "own"])
+def test_every_element_is_written(backend: str, poisoned: None, layout: str, cos_frequency: str) -> None:
+    for dim, length in itertools.product(WIDTHS, LENGTHS):
+        encoding = Encoding(dim, layout=layout, cos_frequency=cos_frequency, odd="pad" if dim % 4 == 1 else "truncate")
+        dtype = DTYPES[(dim + length) % 4]
+        fresh = sinpe.table(length, encoding, dtype=dtype)
+        assert fresh.shape == (length, dim) and not fresh.isnan().any()
+        memory = torch.full((length + 2, dim + 3), math.nan, dtype=dtype)
+        out = memory[1 : length + 1, 2 : dim + 2]
+        assert sinpe.table(length, encoding, out=out) is out and same_bits(out, fresh)
+        assert int(memory.isnan().sum()) == memory.numel() - length * dim
+        assert same_bits(sinpe.encode(torch.arange(length), encoding, dtype=dtype), fresh)
+        for shape in ((length, dim), (2, length, dim), (0, length, dim)):
+            y = sinpe.add(torch.zeros(shape, dtype=dtype), encoding)
+            assert y.shape == shape and not y.isnan().any()
+        turned = sinpe.add(torch.zeros(length, dim, 2, dtype=dtype), encoding, seq_dim=0, channel_dim=1)
+        assert same_bits(turned[..., 1] + 0.0, fresh + 0.0)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
+def test_no_positions(backend: str, poisoned: None, shape: tuple[int, ...]) -> None:
+    for dtype, wide in itertools.product((torch.int64, torch.float32, torch.float64), DTYPES):
+        assert sinpe.encode(torch.zeros(shape, dtype=dtype), 6, dtype=wide).shape == (*shape, 6)

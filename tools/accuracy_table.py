@@ -1,0 +1,132 @@
+"""Prints the accuracy table of docs/accuracy.md as Markdown: python tools/accuracy_table.py [--write]
+
+The judge is mpmath (tests/ulp.py), for long runs a float64 evaluation of an exactly reduced phase that mpmath checks;
+nothing of sinpe_ext takes part in it. Needs mpmath and NumPy, takes about half a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import ulp  # noqa: E402
+
+import sinpe_ext as sinpe  # noqa: E402
+from sinpe_ext._bench_peers import usual_parts, usual_table  # noqa: E402
+
+DIM = 512
+PAGE = ROOT / "docs" / "accuracy.md"
+BEGIN, END = "<!-- begin: python tools/accuracy_table.py --write -->", "<!-- end -->"
+LONG = 65536  # rows whose every entry is compared
+ROWS = 4096  # of them at once
+
+WINDOW = 32
+RANGES: dict[str, list[float]] = {
+    "0 to 31": list(range(WINDOW)),
+    **{f"{last:,} and 31 before": list(range(last - 31, last + 1)) for last in (1000, 10_000, 100_000, 1_000_000)},
+    "2^24 + 1 and 31 before": list(range(2**24 - 30, 2**24 + 2)),
+    "2^31 - 1 and 31 before": list(range(2**31 - 32, 2**31)),
+    "closest to a zero (4)": [position for dim, position, _ in ulp.CLOSEST if dim == DIM],
+    "32 fractions in 0 to 1000": np.random.default_rng(0).uniform(0, 1000, WINDOW).astype(np.float32).tolist(),
+}
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def usual(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tutorial's formula: all in float32, then cast; in float64 where that is asked for."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    _, index = usual_parts(1, DIM, wide)
+    return usual_table(positions.to(wide).unsqueeze(1), index).to(dtype)
+
+
+def backends() -> list[str]:
+    try:
+        sinpe.use_backend("compiled").__exit__(None, None, None)
+    except sinpe.BackendUnavailableError as error:
+        print(f"no compiled backend: {error}", file=sys.stderr)
+        return ["eager"]
+    return ["compiled", "eager"]
+
+
+def merged(reports: list[ulp.Report]) -> ulp.Report:
+    worst = max(reports, key=lambda r: r.worst)
+    entries = sum(r.entries for r in reports)
+    correct = sum(r.correct * r.entries for r in reports) / entries
+    return ulp.Report(entries, worst.worst, worst.where, correct, max(r.absolute for r in reports))
+
+
+def every_entry(make: Callable[[int], torch.Tensor]) -> ulp.Report:
+    """`make(first)` gives ROWS rows in float32; all of LONG rows against the long-run judge."""
+    truth, reports = ulp.PaperTruth(DIM), []
+    channels = np.broadcast_to(np.arange(DIM), (ROWS, DIM))
+    for first in range(0, LONG, ROWS):
+        positions, got = range(first, first + ROWS), make(first).double().numpy()
+        reports.append(ulp.report(got, truth.rows(first, ROWS), 0.0, "float32", positions, channels))
+    return merged(reports)
+
+
+def cell(report: ulp.Report) -> str:
+    worst = f"{report.worst:.4f}" if report.worst < 100 else f"{report.worst:.1e}"
+    share = 100 * report.correct
+    return f"{worst} | {'100' if share == 100 else f'{share:.4g}'} % | {report.absolute:.1e}"
+
+
+def table() -> Iterator[str]:
+    names = [*backends(), "usual formula"]
+    head = " | ".join(f"{name}, ULP | correctly rounded | absolute" for name in names)
+    yield f"| output | positions | entries | {head} |"
+    yield "|---" * (3 + 3 * len(names)) + "|"
+    for dtype in TYPES:
+        short = str(dtype).removeprefix("torch.")
+        for name, positions in RANGES.items():
+            whole = all(isinstance(p, int) for p in positions)
+            at = torch.tensor(positions, dtype=torch.int64 if whole else torch.float32)
+            cells = []
+            for backend in names[:-1]:
+                with sinpe.use_backend(backend):
+                    cells.append(ulp.compare(sinpe.encode(at, DIM, dtype=dtype), sinpe.Encoding(DIM), positions))
+            cells.append(ulp.compare(usual(at, dtype), sinpe.Encoding(DIM), positions))
+            yield f"| {short} | {name} | {cells[0].entries:,} | {' | '.join(map(cell, cells))} |"
+        if dtype == torch.float32:
+            reports = []
+            for backend in names[:-1]:
+                with sinpe.use_backend(backend):
+                    reports.append(every_entry(lambda first: sinpe.table(ROWS, DIM, start=first)))
+            reports.append(every_entry(lambda first: usual(torch.arange(first, first + ROWS), torch.float32)))
+            yield f"| {short} | all below {LONG:,} | {reports[0].entries:,} | {' | '.join(map(cell, reports))} |"
+
+
+def digests() -> Iterator[str]:
+    for backend in backends():
+        with sinpe.use_backend(backend):
+            rows = sinpe.table(LONG, DIM).numpy().astype("<f4", copy=False)
+        digest = hashlib.sha256(rows.data).hexdigest()
+        yield f"SHA-256 of `sinpe.table({LONG}, {DIM})`, float32, little-endian, {backend}: `{digest}`\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy.md as well")
+    write = parser.parse_args().write
+    info = sinpe.backend_info()
+    facts = f"{datetime.date.today()}, torch {info.torch}, instruction set {info.instruction_set}, {DIM} channels."
+    text = "\n".join(
+        [f"Produced by `python tools/accuracy_table.py` on {facts}", "", *table(), "", *digests()]
+    ).rstrip()
+    print(text)
+    if write:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
