@@ -27,13 +27,6 @@ _UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 SINE, COSINE, ZERO = 0, 1, 2
 
 
-def _index(plan: Plan, channel: int) -> float:
-    """The usual code's `2i` of a channel (2i + 1 for a cosine with a frequency of its own)."""
-    pair = channel // 2 if plan.interleaved else channel - plan.n0 * (channel >= plan.n0)
-    cosine = (plan.channel(channel) or (0, 0))[1]
-    return 2.0 * pair + (0.0 if plan.shared else cosine)
-
-
 class Constants(NamedTuple):
     """Per channel: angular frequency (float32_exp) or timescale (float32_pow) in float32, and SINE, COSINE or ZERO."""
 
@@ -51,15 +44,30 @@ def constants(encoding: Encoding) -> Constants:
 
 
 def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
-    unit = _UNITS[encoding.unit] * float(encoding.position_scale)
-    by_exp = encoding.angle == "float32_exp"
+    """Per channel; 1 for a zero channel."""
     if encoding.frequencies is not None:
         angular = 2 * math.pi * torch.tensor(plan.channel_turns(), dtype=torch.float64)
-        return angular.float() if by_exp else (1.0 / angular).float()
-    index = torch.tensor([_index(plan, channel) for channel in range(plan.dim)], dtype=torch.float32)
+        return (angular if encoding.angle == "float32_exp" else 1.0 / angular).float()
+    sines, cosines, _ = _frequency.shape(encoding)
+    pairs = max(sines, cosines)
+    # Each in one piece, as the usual code does: PyTorch's pow rounds the last elements of a tensor differently.
+    of_sines = _steps(encoding, torch.arange(0, 2 * pairs, 2))
+    of_cosines = of_sines if plan.shared else _steps(encoding, torch.arange(1, 2 * cosines, 2))
+    ladder = torch.ones(plan.dim)
+    for channel, entry in enumerate(plan.channels()):
+        if entry is not None:
+            pair = channel // 2 if plan.interleaved else channel - plan.n0 * (channel >= plan.n0)
+            ladder[channel] = of_cosines[pair] if entry[1] else of_sines[pair]
+    return ladder
+
+
+def _steps(encoding: Encoding, index: Tensor) -> Tensor:
+    """The ladder at the usual code's `2i` (2i + 1 for a cosine with a frequency of its own)."""
+    unit = _UNITS[encoding.unit] * float(encoding.position_scale)
     width = float(_frequency.shape(encoding).exponent_dim) - 2.0 * float(encoding.shift)
     base, exponent_scale = float(encoding.base), float(encoding.exponent_scale)
-    if by_exp:
+    index = index.float()
+    if encoding.angle == "float32_exp":
         ladder = torch.exp(index * (-(math.log(base) / width) * exponent_scale if width else 0.0))
         return ladder * unit if unit != 1.0 else ladder
     ladder = torch.pow(base, index * exponent_scale / width) if width else torch.ones_like(index)

@@ -32,7 +32,7 @@ class _Encode(torch.autograd.Function):
 
     @staticmethod
     def forward(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
-        if _is_compiling() or _is_transformed():
+        if _is_compiling():
             return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, slopes.shape[0], dtype)
         return _rows.encode(positions, words, slopes.shape[0], dtype)
 
@@ -85,13 +85,9 @@ def encode_any(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Ten
     """`encode` of checked arguments outside of a graph, differentiable where that is asked for."""
     if encoding.angle != "exact":
         return _float32_angle.encode(encoding, positions, dtype)
-    transformed = _is_transformed()
-    if positions.is_floating_point() and (transformed or (positions.requires_grad and torch.is_grad_enabled())):
+    if _is_transformed() or (positions.requires_grad and torch.is_grad_enabled()):
         return encode(positions, *_ops.derivative_constants(encoding), dtype)
-    words = _ops.plan_words(encoding)
-    if transformed:
-        return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, encoding.dim, dtype)
-    return _rows.encode(positions, words, encoding.dim, dtype)
+    return _rows.encode(positions, _ops.plan_words(encoding), encoding.dim, dtype)
 
 
 class _Add(torch.autograd.Function):

@@ -67,7 +67,8 @@ def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _trac
     if _is_compiling():
         return out.copy_(_traced.table(given, length, start, out.dtype, out.device))
     _memory.writable("out", out)
-    direct = out.device.type == "cpu" and encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1)
+    direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
+    direct = direct and out.device.type == "cpu" and not _rows.no_data(out.device)
     if not direct or not _backend.compiled("cpu"):
         return out.copy_(_rows.table(encoding, length, start, out.dtype, out.device))
     if length:

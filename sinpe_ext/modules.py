@@ -156,7 +156,7 @@ def _check_limit(call: AddCall, max_len: int) -> None:
             return
         first, last = p.min().item(), p.max().item() + ahead
     if not (first >= lowest and last <= highest):
-        raise IndexError(_limit_message(lowest, highest, f"{last if first >= lowest else first:g}"))
+        raise IndexError(_limit_message(lowest, highest, f"{last if first >= lowest else first}"))
 
 
 def _limit_message(lowest: int, highest: int, got: str) -> str:

@@ -72,7 +72,9 @@ def check_exact(encoding: Encoding, at: list[Any], rows: torch.Tensor, entries: 
         got = rows[row, channel]
         if rows.dtype == torch.float64:
             want = _exact.float64(p, at[row], channel)
-            if abs(want) > SMALLEST_FLOAT64:
+            if want == 0:
+                assert same(got, torch.tensor(want, dtype=torch.float64)), (at[row], channel)
+            elif abs(want) > SMALLEST_FLOAT64:
                 assert abs(float(got) - want) <= limit * units(np.float64(want), 0.0, "float64"), (at[row], channel)
         else:
             want = torch.tensor(_exact.float32(p, at[row], channel), dtype=torch.float32).to(rows.dtype)
@@ -89,6 +91,7 @@ def check_backends(make: Callable[[], torch.Tensor], make_numpy: Callable[[Any],
         gap = 2 * FLOAT64_ULP * units(eager.nan_to_num().numpy(), 0.0, "float64") + SMALLEST_FLOAT64
         assert (torch.isnan(compiled) == torch.isnan(eager)).all()
         assert ((compiled - eager).abs().nan_to_num(0.0, 0.0).numpy() <= gap).all()
+        assert (compiled.signbit() == eager.signbit())[(compiled == 0) | (eager == 0)].all()
     if compiled.dtype in NUMPY:
         assert same(torch.from_numpy(on("eager", lambda: make_numpy(NUMPY[compiled.dtype]))), eager)
         if HAS_CORE:

@@ -1,0 +1,240 @@
+"""Gradients of add, add_ and encode: of every order, through every layout, and none where none is needed."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+import sinpe_ext as sinpe
+from sinpe_ext import SinusoidalPositionalEncoding as Layer
+
+B, S, D = 2, 4, 5
+# Every layout, sines and cosines of one frequency or two, a zero channel, whole turns; slow enough to differentiate.
+ENCODINGS = {
+    "paper": sinpe.Encoding(D),
+    "t2t": sinpe.convention("t2t", D, amplitude=-0.7, start=3),
+    "own": sinpe.Encoding(D, cos_frequency="own", layout="cos_sin", unit="turn", base=3.0),
+}
+POSITIONS = [0.0, 0.75, -2.5, 3.0]
+
+
+def double(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64, requires_grad=True)
+
+
+def positions(*shape: int) -> Tensor:
+    found = torch.tensor(POSITIONS, dtype=torch.float64).expand(shape).clone()
+    return found.requires_grad_()
+
+
+MASK = torch.tensor([[False, True, False, False], [True, False, False, True]])
+ADD: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] = {  # function, what makes its inputs
+    "x": (lambda e, x: sinpe.add(x, e, start=7, scale=1.7), (lambda: double(B, S, D),)),
+    "x 2-D": (lambda e, x: sinpe.add(x, e), (lambda: double(S, D),)),
+    "x 4-D masked": (lambda e, x: sinpe.add(x, e, padding_mask=MASK), (lambda: double(B, 2, S, D),)),
+    "x sequence first": (lambda e, x: sinpe.add(x, e, seq_dim=0, scale=0.3), (lambda: double(S, B, D),)),
+    "x channels first": (lambda e, x: sinpe.add(x, e, seq_dim=2, channel_dim=1), (lambda: double(B, D, S),)),
+    "alpha (1,)": (
+        lambda e, x, a: sinpe.add(x, e, alpha=a, start=torch.tensor([3, 40]), padding_mask=MASK),
+        (lambda: double(B, S, D), lambda: double(1)),
+    ),
+    "alpha ()": (lambda e, a: sinpe.add(torch.ones(S, D).double(), e, alpha=a), (lambda: double(1)[0],)),
+    "alpha at the end of int64": (
+        lambda e, a: sinpe.add(torch.ones(S, D).double(), e, alpha=a, start=2**63 - 4 - e.start),
+        (lambda: double(1),),
+    ),
+    "positions (S,)": (
+        lambda e, x, p: sinpe.add(x, e, positions=p, scale=2.0, alpha=0.3),
+        (lambda: double(B, S, D), lambda: positions(S)),
+    ),
+    "positions (B, S) masked": (
+        lambda e, x, p, a: sinpe.add(x, e, positions=p, alpha=a, padding_mask=MASK),
+        (lambda: double(B, 3, S, D), lambda: positions(B, S), lambda: double(1)),
+    ),
+    "positions 2-D": (
+        lambda e, x, p, a: sinpe.add(x.t(), e, positions=p, alpha=a, seq_dim=1, channel_dim=0),
+        (lambda: double(S, D), lambda: positions(S), lambda: double(1)),
+    ),
+    "in place": (
+        lambda e, x, p, a: sinpe.add_(x.clone(), e, positions=p, alpha=a, scale=3.0),
+        (lambda: double(B, S, D), lambda: positions(1, S), lambda: double(1)),
+    ),
+    "in place, sequence first": (lambda e, x: sinpe.add_(x * 2, e, seq_dim=0), (lambda: double(S, B, D),)),
+    "encode": (lambda e, p: sinpe.encode(p, e, dtype=torch.float64), (lambda: positions(S),)),
+    "encode layout": (lambda e, p: sinpe.encode(p.t()[::2], e, dtype=torch.float64), (lambda: positions(B, S),)),
+    "encode scalar": (
+        lambda e, p: sinpe.encode(p, e, dtype=torch.float64),
+        (lambda: positions(S)[2].detach().requires_grad_(),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("case", ADD.values(), ids=ADD)
+def test_first_and_second_order(case: Any, name: str, backend: str) -> None:
+    function, makers = case
+    inputs = tuple(make() for make in makers)
+
+    def call(*given: Tensor) -> Tensor:
+        return function(ENCODINGS[name], *given)
+
+    assert gradcheck(call, inputs)
+    assert gradgradcheck(lambda *given: call(*given).sin(), inputs, fast_mode=True)
+
+
+def test_third_order(backend: str) -> None:
+    """Of a sine of angular frequency 1: sin, cos, -sin, -cos."""
+    p = positions(S)
+    value = sinpe.encode(p, sinpe.Encoding(1), dtype=torch.float64).sum()
+    for expected in (p.cos(), -p.sin(), -p.cos()):
+        (grad,) = torch.autograd.grad(value, p, create_graph=True)
+        assert torch.allclose(grad, expected, rtol=0, atol=1e-15)
+        value = grad.sum()
+
+
+GRADS: dict[str, Callable[[Tensor], Tensor]] = {
+    "expanded": lambda y: y.sum(),
+    "contiguous": lambda y: (y * torch.arange(B * S * D).reshape(B, S, D)).sum(),
+    "transposed": lambda y: (y.transpose(0, 2) * torch.arange(B * S * D).reshape(D, S, B)).sum(),
+    "half of it": lambda y: y[:, ::2, 1::2].sum(),
+    "one entry": lambda y: y[1, 2, 3],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("grad", GRADS)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_any_incoming_gradient(grad: str, dtype: torch.dtype, in_place: bool, backend: str) -> None:
+    x, alpha, p = torch.ones(B, S, D, dtype=dtype), torch.tensor([0.5]), torch.tensor(POSITIONS)
+    for t in (x, alpha, p):
+        t.requires_grad_()
+    add = sinpe.add_ if in_place else sinpe.add
+    got = torch.autograd.grad(GRADS[grad](add(x * 1, positions=p, alpha=alpha, scale=3.0)), (x, alpha, p))
+    wide = [t.detach().double().requires_grad_() for t in (x, alpha, p)]
+    rows = sinpe.encode(wide[2], D, dtype=torch.float64)
+    want = torch.autograd.grad(GRADS[grad](3.0 * wide[0] + wide[1] * rows), wide)
+    for mine, theirs, given in zip(got, want, (x, alpha, p), strict=True):
+        assert mine.dtype == given.dtype and mine.shape == given.shape
+        assert torch.allclose(mine.double(), theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_no_node_where_no_gradient_is_needed(backend: str) -> None:
+    x, alpha, p = torch.randn(B, S, D), torch.ones(1), torch.rand(S)
+    assert sinpe.add(x, alpha=alpha, positions=p).grad_fn is None
+    assert sinpe.add_(x, alpha=alpha, positions=p).grad_fn is None
+    assert sinpe.encode(p, D).grad_fn is None and not sinpe.table(S, D).requires_grad
+    for needs in (x, alpha, p):
+        needs.requires_grad_()
+        assert sinpe.add(x, alpha=alpha, positions=p).grad_fn is not None
+        with torch.no_grad():
+            assert sinpe.add(x, alpha=alpha, positions=p).grad_fn is None
+            assert sinpe.add_(x, alpha=alpha, positions=p) is x and x.grad_fn is None
+            assert sinpe.encode(p, D).grad_fn is None
+        with torch.inference_mode():
+            assert not sinpe.add(x, alpha=alpha, positions=p).requires_grad
+        needs.requires_grad_(False)
+    x.requires_grad_()
+    layer = Layer(D).eval()
+    assert layer(x).grad_fn is not None
+    with torch.no_grad():
+        assert layer(x).grad_fn is None
+
+
+def test_whole_positions_get_no_gradient(backend: str) -> None:
+    x = torch.ones(B, S, D, requires_grad=True)
+    whole = torch.arange(S)
+    sinpe.add(x, positions=whole, padding_mask=MASK).sum().backward()
+    assert torch.equal(x.grad, torch.ones(B, S, D)) and whole.grad is None
+
+
+def test_in_place_within_a_graph(backend: str) -> None:
+    x, alpha = torch.ones(B, S, D, requires_grad=True), torch.ones(1, requires_grad=True)
+    y = x * 3
+    sinpe.add_(y[0], scale=5.0)  # a view: the other half stays as it was
+    (y * y).sum().backward()
+    rows = sinpe.table(S, D)
+    assert torch.allclose(x.grad[0], 2 * (15 + rows) * 15) and torch.allclose(x.grad[1], torch.tensor(18.0))
+    plain = torch.zeros(B, S, D)
+    assert sinpe.add_(plain, alpha=alpha) is plain and plain.requires_grad
+    plain.sum().backward()
+    assert torch.allclose(alpha.grad, B * rows.sum().reshape(1))
+
+
+def test_padding_shields_from_what_it_covers(backend: str) -> None:
+    """Selected, not multiplied by zero: infinities under the mask reach neither alpha nor the positions."""
+    x, alpha = torch.ones(B, S, D, requires_grad=True), torch.ones(1, requires_grad=True)
+    p = torch.tensor(POSITIONS).expand(B, S).clone().masked_fill(MASK, torch.inf).requires_grad_()
+    y = sinpe.add(x, alpha=alpha, positions=p, padding_mask=MASK)
+    y.backward(torch.ones_like(y).masked_fill(MASK.unsqueeze(-1), torch.inf))
+    assert bool(alpha.grad.isfinite().all()) and bool(p.grad.isfinite().all())
+    assert torch.equal(p.grad == 0, MASK)
+
+
+def test_what_backward_keeps(backend: str) -> None:
+    """Neither x nor the result is held for the backward pass; what is held may not be overwritten meanwhile."""
+    source = torch.ones(B, S, D, requires_grad=True)
+    alpha, p = torch.ones(1, requires_grad=True), torch.arange(S)
+    x = source * 1
+    y = sinpe.add(x, alpha=alpha, positions=p)
+    held = weakref.ref(x)
+    del x
+    gc.collect()
+    assert held() is None
+    x = sinpe.add_(source * 1, alpha=alpha, positions=p)
+    held = weakref.ref(x)
+    z = x * 2
+    del x
+    gc.collect()
+    assert held() is None
+    z.sum().backward()
+    p += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+def test_torch_func(backend: str) -> None:
+    encoding = ENCODINGS["t2t"]
+    x, p = torch.randn(3, B, S, D), torch.rand(3, S, dtype=torch.float64)
+    vmap, grad, jvp = torch.func.vmap, torch.func.grad, torch.func.jvp
+    assert torch.equal(vmap(lambda t: sinpe.add(t, encoding, start=2), 1, 1)(x), sinpe.add(x, encoding, start=2))
+    assert torch.equal(vmap(lambda t: sinpe.add_(t, encoding))(x.clone()), sinpe.add(x, encoding))
+    each = torch.stack([sinpe.add(t, encoding, positions=q) for t, q in zip(x, p, strict=True)])
+    assert torch.equal(vmap(lambda t, q: sinpe.add(t, encoding, positions=q))(x, p), each)
+    starts = torch.tensor([3, 1, 4])
+    each = torch.stack([sinpe.add(t, encoding, start=int(s)) for t, s in zip(x, starts, strict=True)])
+    assert torch.equal(vmap(lambda t, s: sinpe.add(t, encoding, start=s))(x, starts), each)
+    for q in (p, torch.arange(12).reshape(3, S)):
+        assert torch.equal(vmap(lambda t: sinpe.encode(t, encoding), 1)(q), sinpe.encode(q.t(), encoding))
+    layer = Layer(D).eval()
+    assert torch.equal(vmap(layer)(x), layer(x))
+    assert torch.equal(vmap(grad(lambda t: sinpe.add(t, scale=3.0).sum()))(x), torch.full_like(x, 3.0))
+
+    def loss(q: Tensor) -> Tensor:
+        return sinpe.encode(q, encoding, dtype=torch.float64).sin().sum()
+
+    q = p[0].clone().requires_grad_()
+    (want,) = torch.autograd.grad(loss(q), q)
+    assert torch.allclose(grad(loss)(p[0]), want) and torch.allclose(torch.func.jacfwd(loss)(p[0]), want)
+    hessian = torch.autograd.functional.hessian(loss, p[0])
+    assert torch.allclose(torch.func.hessian(loss)(p[0]), hessian)
+    value, tangent = jvp(lambda t: sinpe.add(x.double(), encoding, positions=t), (p[0],), (torch.ones_like(p[0]),))
+    assert torch.equal(value, sinpe.add(x.double(), encoding, positions=p[0])) and tangent.shape == value.shape
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+def test_forward_mode(backend: str) -> None:
+    x, p = torch.randn(B, S, D), torch.rand(S, dtype=torch.float64)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.full_like(x, 2.0))
+        for call in (lambda t: sinpe.add(t, scale=3.0), Layer(D, scale=3.0).eval(), lambda t: sinpe.add_(t * 3.0)):
+            assert torch.equal(forward_ad.unpack_dual(call(dual)).tangent, torch.full_like(x, 6.0))
+        rows = sinpe.encode(forward_ad.make_dual(p, torch.ones_like(p)), 1, dtype=torch.float64)
+        assert torch.allclose(forward_ad.unpack_dual(rows).tangent[:, 0], p.cos(), rtol=0, atol=1e-15)

@@ -1,0 +1,253 @@
+"""torch.compile and torch.export: one graph, the same numbers, any batch, length and start without another graph."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import sinpe_ext as sinpe
+from sinpe_ext import SinusoidalPositionalEncoding as Layer
+from sinpe_ext import _backend, _checks
+
+B, S, D = 2, 5, 8
+T2T = sinpe.convention("t2t", D, start=4)
+FLOAT32 = sinpe.Encoding(D, angle="float32_exp", start=3)
+MASK = torch.tensor([[True, True, False, False, False], [False, False, True, False, True]])
+WHOLE = torch.arange(B * S).reshape(B, S) * 3
+REAL = torch.rand(S, dtype=torch.float64) * 100
+ALPHA = torch.tensor([0.7])
+
+# float32 sums in another order
+GRADIENT = {"rtol": 1e-5, "atol": 1e-5}
+# torch's and Inductor's float32 sines differ by an ULP
+FLOAT32_ANGLES = {"rtol": 0.0, "atol": 2.0**-22}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def x(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape or (B, S, D), generator=torch.Generator().manual_seed(5)).to(dtype)
+
+
+CALLS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "the fused sum": lambda x, s: sinpe.add(x * 2, start=3) * 2,
+    "start": lambda x, s: sinpe.add(x * 2, start=s) * 2,
+    "encoding": lambda x, s: sinpe.add(x, T2T, start=s),
+    "name": lambda x, s: sinpe.add(x, "fairseq", start=s),
+    "int": lambda x, s: sinpe.add(x, D, start=s),
+    "factors": lambda x, s: sinpe.add(x, scale=0.3, alpha=0.7, padding_mask=MASK),
+    "alpha": lambda x, s: sinpe.add(x, scale=0.3, alpha=ALPHA),
+    "positions": lambda x, s: sinpe.add(x, T2T, positions=WHOLE),
+    "real positions": lambda x, s: sinpe.add(x, T2T, positions=REAL, padding_mask=MASK),
+    "starts": lambda x, s: sinpe.add(x, T2T, start=torch.tensor([3, 7])),
+    "narrow start": lambda x, s: sinpe.add(x, T2T, start=torch.tensor(250, dtype=torch.uint8)),
+    "sequence first": lambda x, s: sinpe.add(x.transpose(0, 1), T2T, seq_dim=0),
+    "channels first": lambda x, s: sinpe.add(x.transpose(1, 2), T2T, seq_dim=2, channel_dim=1),
+    "in place": lambda x, s: sinpe.add_(x * 1, T2T, start=s),
+    "out": lambda x, s: sinpe.add(x, T2T, out=torch.empty_like(x)),
+    "table": lambda x, s: sinpe.table(x.shape[1], T2T, start=s) + x,
+    "table bf16": lambda x, s: sinpe.table(x.shape[1], D, start=s, dtype=torch.bfloat16),
+    "table out": lambda x, s: sinpe.table(S, T2T, start=s, out=torch.empty(S, D)),
+    "encode": lambda x, s: sinpe.encode(WHOLE, T2T) + x,
+    "encode real": lambda x, s: sinpe.encode(REAL, T2T, dtype=torch.float64) + x,
+    "layer": lambda x, s: LAYER(x, start=s),
+    "layer with options": lambda x, s: OPTIONS(x, positions=WHOLE + 4, padding_mask=MASK),
+    "layer in training": lambda x, s: TRAINED(x.transpose(0, 1), start=torch.tensor([1, 2])),
+}  # fmt: skip
+LAYER = Layer(D, 0.1, 5000).eval()
+OPTIONS = Layer(D, 0.1, 5000, encoding=T2T, scale=3.0, alpha=0.5).eval()
+TRAINED = Layer(D, 0.0, encoding=T2T, batch_first=False, learned_alpha=True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_graph_with_the_same_numbers(name: str) -> None:
+    call = CALLS[name]
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        given = x(dtype=dtype)
+        got, want = compiled(given, 3), call(given, 3)
+        assert torch.equal(got, want) and got.dtype == want.dtype and got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("name", ["the fused sum", "factors", "real positions", "sequence first", "layer with options"])
+def test_inductor(name: str) -> None:
+    call = CALLS[name]
+    try:
+        got = torch.compile(call, fullgraph=True)(x(), 3)
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        pytest.skip(f"Inductor cannot compile here: {str(error)[:100]}")
+    assert torch.equal(got, call(x(), 3))
+
+
+def test_inductor_fuses_the_sum_in_bfloat16() -> None:
+    """One rounding at the end, as add alone has it; the neighbours' roundings are Inductor's affair."""
+    given = x(dtype=torch.bfloat16)
+    try:
+        got = torch.compile(lambda t: sinpe.add(t, T2T, scale=0.3), fullgraph=True)(given)
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        pytest.skip(f"Inductor cannot compile here: {str(error)[:100]}")
+    assert torch.equal(got, sinpe.add(given, T2T, scale=0.3))
+
+
+@pytest.mark.parametrize("backend_name", ["aot_eager", "inductor"])
+def test_float32_angles(backend_name: str) -> None:
+    try:
+        got = torch.compile(lambda t: sinpe.add(t, FLOAT32), fullgraph=True, backend=backend_name)(x())
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        pytest.skip(f"Inductor cannot compile here: {str(error)[:100]}")
+    assert torch.allclose(got, sinpe.add(x(), FLOAT32), **FLOAT32_ANGLES)
+
+
+SIZES = [(2, 5, 0), (3, 7, 2), (4, 9, 11), (5, 12, -3), (6, 2, 9), (2, 30, 10**6)]
+GRAPHS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "add": lambda x, s: sinpe.add(x, start=s),
+    "add name": lambda x, s: sinpe.add(x * 2, "t2t", start=s, scale=3.0),
+    "add starts": lambda x, s: sinpe.add(x, T2T, start=torch.full((x.shape[0],), 3)),
+    "table": lambda x, s: sinpe.table(x.shape[1], T2T, start=s) + x,
+    "layer": lambda x, s: FREE(x, start=s),
+    "sequence first": lambda x, s: TRAINED(x, start=s),
+}
+FREE = Layer(D).eval()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_second_graph_serves_every_size_and_start(name: str) -> None:
+    """The first has fixed numbers; the second, made when they change, has symbols in their place."""
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(GRAPHS[name], fullgraph=True, backend=counter)
+    for batch, length, start in SIZES:
+        given = x(batch, length, D)
+        assert torch.equal(compiled(given, start), GRAPHS[name](given, start))
+    assert counter.frame_count == 2
+
+
+def test_decoding_makes_two_graphs() -> None:
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(LAYER, fullgraph=True, backend=counter)
+    token = x(1, 1, D)
+    for start in range(0, 60, 3):
+        assert torch.equal(compiled(token, start=start), LAYER(token, start=start))
+    assert counter.frame_count == 2
+
+
+def test_widths_and_encodings_get_graphs_of_their_own() -> None:
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(lambda t, e: sinpe.add(t, e), fullgraph=True, backend=counter)
+    for width in (4, 6, 8, 6, 4):
+        assert torch.equal(compiled(x(S, width), None), sinpe.add(x(S, width)))
+    for encoding in (T2T, FLOAT32, "t2t", D, T2T, FLOAT32):
+        assert torch.equal(compiled(x(), encoding), sinpe.add(x(), encoding))
+    assert counter.frame_count <= 3 + 4
+    table = torch.compile(lambda n, d: sinpe.table(n, d), fullgraph=True, backend="eager")
+    for length, dim in ((3, 4), (4, 6), (4, 9)):
+        assert torch.equal(table(length, dim), sinpe.table(length, dim))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("backend_name", ["aot_eager", "inductor"])
+def test_gradients(backend_name: str, dtype: torch.dtype) -> None:
+    def loss(given: Tensor, alpha: Tensor, positions: Tensor | None) -> Tensor:
+        masked = sinpe.add(given * 2, T2T, alpha=alpha, positions=positions, padding_mask=MASK)
+        return (masked.float() * 3).sin().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend=backend_name)
+    for positions in (None, REAL.float().requires_grad_()):
+        inputs = [t for t in (x(dtype=dtype).requires_grad_(), torch.tensor([0.7], requires_grad=True), positions)]
+        wanted = [t for t in inputs if t is not None]
+        want = torch.autograd.grad(loss(*inputs), wanted)
+        try:
+            got = torch.autograd.grad(compiled(*inputs), wanted)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            pytest.skip(f"Inductor cannot compile here: {str(error)[:100]}")
+        for mine, theirs in zip(got, want, strict=True):
+            if dtype == torch.bfloat16 and backend_name == "inductor":  # which keeps x * 2 in float32
+                assert torch.allclose(mine.float(), theirs.float(), rtol=0.05, atol=0.5)
+            else:
+                assert torch.allclose(mine, theirs, **GRADIENT)
+
+
+def test_a_model_trains_as_it_does_without() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(D, D), Layer(D, 0.0, learned_alpha=True), nn.LayerNorm(D), nn.Linear(D, 1))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for run in (model, compiled):
+        model.zero_grad()
+        run(x()).square().sum().backward()
+        if run is model:
+            want = [p.grad.clone() for p in model.parameters()]
+    for got, expected in zip(model.parameters(), want, strict=True):
+        assert torch.allclose(got.grad, expected, **GRADIENT)
+
+
+def test_limits_hold_in_a_graph() -> None:
+    limited = Layer(D, 0.0, 10).eval()
+    compiled = torch.compile(limited, backend="aot_eager")
+    assert torch.equal(compiled(x(), start=5), limited(x(), start=5))
+    with pytest.raises(IndexError, match="positions: expected 0 to 9"):
+        compiled(x(), start=6)
+    with pytest.raises(RuntimeError, match="positions: expected 0 to 9"):
+        compiled(x(), positions=WHOLE)
+    with pytest.raises(RuntimeError, match="positions: "):
+        torch.compile(lambda s: sinpe.table(S, D, start=s), fullgraph=True, backend="aot_eager")(2**63 - 2)
+
+
+def test_refusals_in_a_graph() -> None:
+    """Without fullgraph the call runs outside of the graph, and the message is the usual one."""
+    for call, error, message in (
+        (lambda t: sinpe.add(t, 6), ValueError, "x: expected 6 channels"),
+        (lambda t: sinpe.add(t, positions=MASK), TypeError, "positions: .* got torch.bool"),
+        (lambda t: sinpe.add(t, start=1.5), TypeError, "start: expected int, got float"),
+        (lambda t: sinpe.add(t, seq_dim=5), IndexError, "seq_dim: expected -3 to 2"),
+    ):
+        with pytest.raises(error, match=message):
+            torch.compile(call, backend="eager")(x())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict: bool) -> None:
+    length = torch.export.Dim("length")
+    program = torch.export.export(FREE, (x(),), dynamic_shapes=({1: length},), strict=strict)
+    saved = io.BytesIO()
+    torch.export.save(program, saved)
+    saved.seek(0)
+    for exported in (program, torch.export.load(saved)):
+        for given in (x(), x(B, 11, D), x(B, 300, D)):
+            assert torch.equal(exported.module()(given), FREE(given))
+
+
+def test_transforms_in_a_graph() -> None:
+    batch, positions = x(3, B, S, D), torch.rand(3, S)
+
+    def call(given: Tensor, at: Tensor) -> Tensor:
+        return torch.func.vmap(lambda t, p: sinpe.add(t, T2T, positions=p))(given, at)
+
+    assert torch.equal(
+        torch.compile(call, fullgraph=True, backend="aot_eager")(batch, positions), call(batch, positions)
+    )
+
+
+def test_the_mark_is_torchs_own() -> None:
+    """`constant_in_graph` sets what torch.compiler.assume_constant_result sets."""
+
+    def marked() -> None: ...
+
+    torch.compiler.assume_constant_result(marked)
+    assert vars(marked) == vars(_checks.constant_in_graph(lambda: None))
+
+
+def test_the_kernels_are_loaded_before_the_graph_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    compiled = _backend.compiled
+    monkeypatch.setattr(_backend, "compiled", lambda device: asked.append(device) or compiled(device))
+    torch.compile(lambda t: sinpe.add(t, T2T), fullgraph=True, backend="eager")(x())
+    assert asked == ["cpu"]

@@ -1,0 +1,128 @@
+"""angle="float32_exp" and "float32_pow": the bits of the usual formulas, run here in PyTorch on the CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import sinpe_ext as sinpe
+
+LENGTH = 700  # the float32 angles have gone astray by 1e-5 there, and the bits differ from the exact ones in every row
+DIMS = [2, 4, 6, 7, 64, 100, 512, 513]
+
+
+def interleaved(sines: Tensor, cosines: Tensor, dim: int) -> Tensor:
+    pe = torch.zeros(len(sines), dim)
+    pe[:, 0::2] = torch.sin(sines)
+    pe[:, 1::2] = torch.cos(cosines[:, : dim // 2])
+    return pe
+
+
+def exp_form(dim: int, position: Tensor, base: float = 10000.0) -> Tensor:
+    """The PyTorch tutorial, document 001 (b) and (c)."""
+    div_term = torch.exp(torch.arange(0, dim, 2) * (-math.log(base) / dim))
+    angle = position.unsqueeze(1) * div_term
+    return interleaved(angle, angle, dim)
+
+
+def pow_form(dim: int, position: Tensor) -> Tensor:
+    """Document 000."""
+    even_i = torch.arange(0, dim, 2).float()
+    angle = position.unsqueeze(1) / torch.pow(10000, even_i / dim)
+    return interleaved(angle, angle, dim)
+
+
+def own_index_pow_form(dim: int, position: Tensor) -> Tensor:
+    """Document 002: the cosine of a pair has its own index."""
+    even, odd = torch.arange(0, dim, 2).float(), torch.arange(1, dim + 1, 2).float()
+    position = position.unsqueeze(1)
+    return interleaved(position / torch.pow(10000, even / dim), position / torch.pow(10000, odd / dim), dim)
+
+
+def fairseq_form(dim: int, position: Tensor) -> Tensor:
+    half = dim // 2
+    ladder = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / max(half - 1, 1)))
+    angle = position.unsqueeze(1) * ladder.unsqueeze(0)
+    rows = torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
+    return torch.cat([rows, torch.zeros(len(rows), 1)], dim=1) if dim % 2 else rows
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_usual_formulas(dim: int, backend: str) -> None:
+    position = torch.arange(LENGTH)
+    forms = {
+        sinpe.Encoding(dim, angle="float32_exp"): exp_form(dim, position),
+        sinpe.Encoding(dim, angle="float32_exp", base=500): exp_form(dim, position, 500.0),
+        sinpe.Encoding(dim, angle="float32_pow"): pow_form(dim, position),
+        sinpe.convention("own_index", dim, angle="float32_pow"): own_index_pow_form(dim, position),
+        sinpe.convention("t2t", dim, angle="float32_exp"): fairseq_form(dim, position),
+        sinpe.convention("fairseq", dim, angle="float32_exp"): fairseq_form(dim, position + 2),
+    }
+    for encoding, want in forms.items():
+        assert torch.equal(sinpe.table(LENGTH, encoding), want), encoding
+        first = encoding.start
+        assert torch.equal(sinpe.encode(position + first, encoding), want)
+        assert torch.equal(sinpe.table(5, encoding, start=90), want[90:95])
+        assert torch.equal(sinpe.table(LENGTH, encoding, dtype=torch.bfloat16), want.bfloat16())
+    if dim > 100:
+        assert not torch.equal(sinpe.table(LENGTH, dim), exp_form(dim, position))
+        assert torch.allclose(sinpe.table(LENGTH, dim), exp_form(dim, position), rtol=0, atol=1e-4)
+
+
+def test_document_001_positional_encoder(backend: str) -> None:
+    """The exponent holds the number of rows, 2, in place of the width."""
+    position = torch.tensor([[0.0], [1.0]])
+    even, odd = torch.arange(0, 6, 2), torch.arange(1, 6, 2)
+    want = interleaved(position / torch.pow(10000, (2 * even) / 2), position / torch.pow(10000, (2 * odd) / 2), 6)
+    encoding = sinpe.convention("doubled_index", 6, exponent_dim=2, angle="float32_pow")
+    assert torch.equal(sinpe.table(2, encoding), want)
+
+
+@pytest.mark.parametrize("angle", ["float32_exp", "float32_pow"])
+def test_every_field(angle: str) -> None:
+    """Other fields move the float32 angles as they move the exact ones, to float32 accuracy at small positions."""
+    for fields in (
+        {"layout": "sin_cos"},
+        {"layout": "cos_sin", "odd": "pad"},
+        {"odd": "round", "amplitude": 0.25},
+        {"cos_frequency": "own", "exponent_scale": 2, "exponent_dim": 30},
+        {"unit": "half_turn", "position_scale": 0.01},
+        {"unit": "turn", "position_scale": 0.01, "base": 3.0},
+        {"frequencies": (1.0, -0.5, 0.25, 0.125, 2.0)},
+        {"shift": 4.5},
+    ):
+        encoding = sinpe.Encoding(9, angle=angle, **fields)
+        exact = encoding.replace(angle="exact")
+        assert torch.allclose(sinpe.table(9, encoding), sinpe.table(9, exact), rtol=0, atol=2e-6), fields
+
+
+@pytest.mark.parametrize("angle", ["float32_exp", "float32_pow"])
+def test_add(angle: str, backend: str) -> None:
+    encoding = sinpe.Encoding(8, angle=angle, start=3)
+    rows = sinpe.table(6, encoding)
+    mask, starts = torch.arange(6) > 3, torch.tensor([4, 0])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = torch.randn(2, 6, 8).to(dtype)
+        acc = torch.float64 if dtype == torch.float64 else torch.float32
+        want = (x.to(acc) * 0.5 + rows.to(acc) * 3.0).to(dtype)
+        assert torch.equal(sinpe.add(x, encoding, scale=0.5, alpha=3.0), want)
+        masked = sinpe.add(x, encoding, scale=0.5, alpha=torch.tensor([3.0]), padding_mask=mask)
+        assert torch.equal(masked, torch.where(mask.unsqueeze(-1), (x.to(acc) * 0.5).to(dtype), want))
+        assert torch.equal(sinpe.add(x, encoding, start=starts)[1], sinpe.add(x, encoding)[1])
+        assert torch.equal(sinpe.SinusoidalPositionalEncoding(8, encoding=encoding).eval()(x), sinpe.add(x, encoding))
+        assert torch.equal(sinpe.add_(x.clone(), encoding, scale=0.5, alpha=3.0), want)
+    out = torch.empty(6, 16)[:, ::2]
+    assert torch.equal(sinpe.table(6, encoding, out=out), rows)
+
+
+def test_gradients() -> None:
+    encoding = sinpe.Encoding(2, angle="float32_exp")
+    p = torch.rand(5, requires_grad=True)
+    sinpe.encode(p, encoding).sum().backward()
+    assert torch.allclose(p.grad, p.detach().cos() - p.detach().sin(), atol=1e-6)
+    x, alpha = torch.zeros(5, 2), torch.ones(1, requires_grad=True)
+    sinpe.add(x, encoding, alpha=alpha).sum().backward()
+    assert torch.allclose(alpha.grad, sinpe.table(5, encoding).sum().reshape(1))

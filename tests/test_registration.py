@@ -1,0 +1,155 @@
+"""The operators as torch.library sees them: schemas, fake kernels, strides, aliasing; and plans that travel."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import sinpe_ext as sinpe
+from sinpe_ext import _ops
+from sinpe_ext._plan import plan
+
+B, S, D = 2, 3, 8
+ENCODING = sinpe.convention("fairseq", D)
+
+SCHEMAS = {
+    "table": "(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor",
+    "table_out": "(Tensor plan, SymInt start, Tensor(a!) out) -> ()",
+    "encode": "(Tensor positions, Tensor plan, int dim, ScalarType dtype) -> Tensor",
+    "add": "(Tensor x, Tensor plan, SymInt start, float scale) -> Tensor",
+    "add_out": (
+        "(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, SymInt start, bool positions_are_starts, "
+        "float scale, float alpha, Tensor(a!) out) -> ()"
+    ),
+}
+
+
+def op(name: str) -> Any:
+    return getattr(torch.ops.sinpe_ext, name).default
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schema(name: str) -> None:
+    """Libraries built against these exist; a change needs a new name."""
+    assert str(op(name)._schema) == f"sinpe_ext::{name}{SCHEMAS[name]}"
+    assert torch.Tag.pt2_compliant_tag in op(name).tags
+
+
+def x(dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+    return torch.randn(B, S, D, dtype=dtype, requires_grad=grad)
+
+
+def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
+    words = _ops.plan_words(ENCODING)
+    whole, mask = torch.arange(B * S).reshape(B, S), torch.tensor([[True, False, False]])
+    real = torch.rand(S, requires_grad=grad)
+    return {
+        "table": ("table", (words, 3, S, D, torch.float32)),
+        "table bf16": ("table", (words, -3, 0, D, torch.bfloat16)),
+        "table_out": ("table_out", (words, 3, torch.empty(S, D))),
+        "table_out rows": ("table_out", (words, 3, torch.empty(S, 2 * D)[:, :D])),
+        "encode": ("encode", (real, words, D, torch.float64)),
+        "encode int": ("encode", (whole, words, D, torch.float16)),
+        "encode scalar": ("encode", (torch.tensor(3), words, D, torch.float32)),
+        "add": ("add", (x(grad=grad), words, 5, 1.5)),
+        "add layout": ("add", (x(grad=grad).transpose(0, 1), words, 5, 1.0)),
+        "add expanded": ("add", (x(torch.bfloat16, grad)[:1].expand(4, S, D), words, 0, 1.0)),
+        "add window": ("add", (x(torch.float64, grad)[:, ::2, :], words, 0, 1.0)),
+        "add_out": ("add_out", (x(grad=grad), words, None, None, 1, False, 2.0, 0.5, torch.empty(B, S, D))),
+        "add_out all": ("add_out", (x(grad=grad), words, whole, mask, 0, False, 2.0, 0.5, torch.empty(B, S, D))),
+        "add_out starts": ("add_out", (x(), words, whole[:, :1], None, 0, True, 1.0, 1.0, torch.empty(B, D, S).mT)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["plain", "requires_grad"])
+@pytest.mark.parametrize("case", samples(False))
+def test_opcheck(case: str, grad: bool) -> None:
+    name, arguments = samples(grad)[case]
+    # The operators carry no derivative (functional.py does), and torch says so when one is asked for.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*an autograd kernel was not registered")
+        results = torch.library.opcheck(op(name), arguments)
+    assert set(results.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("case", [case for case in samples(False) if "_out" not in case])
+def test_fake_results_look_like_real_ones(case: str) -> None:
+    name, arguments = samples(False)[case]
+    real = op(name)(*arguments)
+    with FakeTensorMode() as mode:
+        fake = op(name)(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments))
+    meta = op(name)(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments))
+    for made in (fake, meta):
+        assert (made.shape, made.stride(), made.dtype) == (real.shape, real.stride(), real.dtype)
+
+
+def test_functions_under_a_fake_mode(backend: str) -> None:
+    layer = sinpe.SinusoidalPositionalEncoding(D, max_len=50).eval()
+    with FakeTensorMode():
+        given = torch.empty(S, B, D, dtype=torch.bfloat16).transpose(0, 1)
+        results = [
+            sinpe.add(given, ENCODING, start=torch.tensor([1, 2])),
+            sinpe.add_(given, ENCODING, positions=torch.arange(S), padding_mask=torch.zeros(S, dtype=torch.bool)),
+            layer(given),
+        ]
+        for made in results:
+            assert (made.shape, made.stride(), made.dtype) == (given.shape, given.stride(), given.dtype)
+        assert sinpe.table(S, ENCODING).shape == (S, D)
+        assert sinpe.table(S, ENCODING, out=torch.empty(S, D)).shape == (S, D)
+        assert sinpe.encode(torch.rand(4, 5), ENCODING).shape == (4, 5, D)
+
+
+ENCODINGS = [
+    sinpe.Encoding(D),
+    sinpe.Encoding(7, layout="cos_sin", amplitude=-0.3, start=-5),
+    sinpe.Encoding(9, odd="pad", cos_frequency="own", unit="turn", position_scale=1000),
+    sinpe.Encoding(6, frequencies=(1e-60, -3.5, 0.0)),
+]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=repr)
+def test_a_copied_plan_is_the_plan(encoding: sinpe.Encoding) -> None:
+    """A saved graph carries the words alone: the eager twin reads the plan back from them."""
+    words = _ops.plan_words(encoding)
+    assert _ops.decoded(words) is plan(encoding)
+    back = _ops.decoded(words.clone())
+    for field in plan(encoding).__slots__:
+        assert getattr(back, field) == getattr(plan(encoding), field)
+
+
+@pytest.mark.parametrize("words", [[1, 2, 3], [0] * 40, [*_ops.plan_words(ENCODING).tolist(), 0]])
+def test_words_that_are_no_plan(words: list[int]) -> None:
+    given = torch.tensor(words)
+    with pytest.raises(RuntimeError, match="plan: expected the words of a frequency plan, got others; pass"):
+        _ops.decoded(given)
+    with pytest.raises(RuntimeError, match="plan: "):
+        op("table")(given, 0, S, D, torch.float32)
+
+
+MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # what C++ refuses by itself, whoever calls
+    "dim": ("table", (_ops.plan_words(ENCODING), 0, S, D + 1, torch.float32)),
+    "length": ("table", (_ops.plan_words(ENCODING), 0, -1, D, torch.float32)),
+    "dtype": ("table", (_ops.plan_words(ENCODING), 0, S, D, torch.int32)),
+    "range": ("table", (_ops.plan_words(ENCODING), 2**63 - 3, S, D, torch.float32)),
+    "width": ("add", (torch.ones(S, D + 1), _ops.plan_words(ENCODING), 0, 1.0)),
+    "rank": ("add", (torch.ones(D), _ops.plan_words(ENCODING), 0, 1.0)),
+    "x dtype": ("add", (torch.ones(S, D, dtype=torch.int64), _ops.plan_words(ENCODING), 0, 1.0)),
+    "out": ("table_out", (_ops.plan_words(ENCODING), 0, torch.empty(S, D + 1))),
+    "out layout": ("table_out", (_ops.plan_words(ENCODING), 0, torch.empty(D, S).t())),
+    "positions": ("encode", (torch.ones(3, dtype=torch.int32), _ops.plan_words(ENCODING), D, torch.float32)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISUSE.values(), ids=MISUSE)
+def test_kernels_check_what_memory_safety_needs(case: Any) -> None:
+    from sinpe_ext import _backend
+
+    if not _backend.compiled("cpu"):
+        pytest.skip(f"no compiled backend: {_backend.resolve('cpu').reason}")
+    name, arguments = case
+    with pytest.raises(RuntimeError):
+        op(name)(*arguments)
