@@ -28,7 +28,9 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
         try:
             return torch.ops.sinpe_ext.table.default(_ops.plan_words(encoding), start, length, encoding.dim, dtype)
         except RuntimeError:
-            torch.empty((length, encoding.dim), dtype=dtype)  # where memory was the reason, this says how much
+            torch.empty(
+                (length, encoding.dim), dtype=dtype, device=device
+            )  # where memory was the reason, this says how much
             raise
     return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
 
@@ -41,6 +43,6 @@ def encode(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Te
         try:
             return torch.ops.sinpe_ext.encode.default(positions.detach().contiguous(), words, dim, dtype)
         except RuntimeError:
-            torch.empty((*positions.shape, dim), dtype=dtype)
+            torch.empty((*positions.shape, dim), dtype=dtype, device=positions.device)
             raise
     return reference.encode(_ops.decoded(words), positions.detach(), dtype)

@@ -42,7 +42,7 @@ def fuzz(examples: int) -> settings:
     return settings(max_examples=examples * MORE, derandomize=MORE == 1)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def need_kernels(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--require-backend") == "eager":
         pytest.skip("--require-backend=eager")
@@ -99,6 +99,7 @@ def check_backends(make: Callable[[], torch.Tensor], make_numpy: Callable[[Any],
     return compiled
 
 
+@pytest.mark.usefixtures("need_kernels")
 @fuzz(600)
 @given(encodings(), st.integers(0, 300), whole_positions(), st.sampled_from(DTYPES), st.lists(st.integers(0, 2**20)))
 def test_table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, entries: list[int]) -> None:
@@ -112,6 +113,7 @@ def test_table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, 
     check_exact(encoding, list(range(first, first + length)), rows, entries[:8])
 
 
+@pytest.mark.usefixtures("need_kernels")
 @fuzz(700)
 @given(encodings(), st.data(), st.sampled_from(DTYPES), st.lists(st.integers(0, 2**20)))
 def test_encode(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, entries: list[int]) -> None:
@@ -143,6 +145,7 @@ def sum_by_the_rule(x: torch.Tensor, rows: torch.Tensor, scale: float, alpha: An
     return total.to(x.dtype)
 
 
+@pytest.mark.usefixtures("need_kernels")
 @fuzz(900)
 @given(encodings(24), st.data(), st.sampled_from(DTYPES), st.sampled_from(("add", "out", "out is x", "add_")))
 def test_add(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, form: str) -> None:
@@ -220,6 +223,19 @@ def test_add(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, form: 
             assert same(kept, memory), "x was written to"
     if dtype != torch.float64:
         assert same(results["compiled"], results["eager"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("amplitude", [1.0, -1.0, -0.3, 3.0])
+def test_exact_zeros_have_the_sign_of_the_amplitude(backend: str, amplitude: float, dtype: torch.dtype) -> None:
+    """0 at every second quarter turn, at a frequency of 0 and at position 0, whatever quadrant led there."""
+    for turns in (0.25, -0.25, 0.5, 0.0, 3.0, 0.1):
+        encoding = Encoding(2, frequencies=(turns,), unit="turn", amplitude=amplitude)
+        where = torch.tensor([0] if turns == 0.1 else [-4, -2, 0, 2, 4, 1000, -(2**40)])
+        zeros = [sinpe.table(1, encoding, start=int(p), dtype=dtype)[:, 0] for p in where]
+        zeros += [sinpe.encode(p, encoding, dtype=dtype)[..., 0] for p in (where, where.double(), where.float())]
+        zeros = torch.cat(zeros)
+        assert (zeros == 0).all() and (zeros.signbit() == (amplitude < 0)).all(), turns
 
 
 def test_the_page_shows_this_sha256() -> None:
