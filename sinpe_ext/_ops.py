@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from array import array
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import reference
+from ._checks import position_range
 from ._plan import ARRAYS, FLAG_INTERLEAVED, FLAG_Q0, FLAG_Q1, FLAG_SHARED, HEADER_WORDS, MAGIC, Plan
 from ._plan import plan as _plan_of
 from .encoding import Encoding
@@ -36,15 +38,15 @@ _library.define(
 )
 _library.define("cpu_isa() -> str")
 
-_plans: dict[int, Plan] = {}  # address of a plan tensor's words -> its plan; plan tensors live as long as the process
+_plans = WeakTensorKeyDictionary()  # a plan tensor -> its plan
 
 
-@cache  # a plan tensor's address identifies it, so none may die
+@lru_cache(maxsize=256)
 def plan_tensor(plan: Plan) -> Tensor:
     """A plan as the int64 tensor that the operators take. Never a fake tensor."""
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
         words = torch.frombuffer(plan.words, dtype=torch.int64)
-    _plans[words.data_ptr()] = plan
+    _plans[words] = plan
     return words
 
 
@@ -74,7 +76,7 @@ def derivative_constants(encoding: Encoding) -> tuple[Tensor, Tensor, Tensor]:
 
 def decoded(words: Tensor) -> Plan:
     """The plan that the words of `plan_tensor` hold; also of a copy, such as a saved graph has."""
-    plan = _plans.get(words.data_ptr())
+    plan = _plans.get(words)
     return plan if plan is not None else _unpacked(tuple(words.tolist()))
 
 
@@ -109,9 +111,15 @@ def _unpacked(words: tuple[int, ...]) -> Plan:
     )
 
 
+def _first(plan, start, rows):
+    """The first position; a graph calls with a start that no one has checked."""
+    position_range(plan.start + start, rows)
+    return plan.start + start
+
+
 def _eager_table(words, start, length, dim, dtype):
     plan = decoded(words)
-    return reference.table(plan, length, plan.start + start, dtype)
+    return reference.table(plan, length, _first(plan, start, length), dtype)
 
 
 def _eager_table_out(words, start, out):
@@ -124,12 +132,13 @@ def _eager_encode(positions, words, dim, dtype):
 
 def _eager_add(x, words, start, scale):
     plan = decoded(words)
-    return reference.add(plan, x, None, plan.start + start, scale, 1.0, None)
+    return reference.add(plan, x, None, _first(plan, start, x.shape[-2]), scale, 1.0, None)
 
 
 def _eager_add_out(x, words, positions, padding_mask, start, positions_are_starts, scale, alpha, out):
     plan = decoded(words)
-    reference.add(plan, x, positions, plan.start + start, scale, alpha, padding_mask, out)
+    first = _first(plan, start, x.shape[-2]) if positions is None else 0
+    reference.add(plan, x, positions, first, scale, alpha, padding_mask, out)
 
 
 for _name, _function in {

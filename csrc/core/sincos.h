@@ -58,7 +58,7 @@ template <class V>
 SINPE_HD V scaled_double(DoubleDouble<V> v, double amplitude) {
   const V a = splat<V>(amplitude);
   const DoubleDouble<V> p = two_prod(v.hi, a);
-  return p.hi + fma(v.lo, a, p.lo);
+  return select(p.hi == 0.0, p.hi, p.hi + fma(v.lo, a, p.lo));  // the sum would turn -0 into +0
 }
 
 // Taylor coefficients of sin(y)/y and cos(y) after the leading 1, as double-doubles.
