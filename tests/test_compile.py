@@ -14,6 +14,8 @@ import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
 from sinpe_ext import _backend, _checks
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # torch's own use of it
+
 B, S, D = 2, 5, 8
 T2T = sinpe.convention("t2t", D, start=4)
 FLOAT32 = sinpe.Encoding(D, angle="float32_exp", start=3)

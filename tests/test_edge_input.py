@@ -195,13 +195,14 @@ def test_companions_of_any_layout(backend: str) -> None:
     assert torch.equal(sinpe.add(x, start=torch.tensor([4]).expand(B)), sinpe.add(x, start=4))
 
 
-@pytest.mark.parametrize("out", ["contiguous", "columns", "transposed", "rows"])
+@pytest.mark.parametrize("out", ["contiguous", "columns", "transposed", "rows", "negated"])
 def test_table_writes_into_any_layout(out: str, backend: str) -> None:
     target = {
         "contiguous": torch.full((S, D), torch.nan),
         "columns": torch.full((S, 2 * D), torch.nan)[:, ::2],
         "transposed": torch.full((D, S), torch.nan).t(),
         "rows": torch.full((2 * S, D + 3), torch.nan)[1::2, 1 : D + 1],
+        "negated": torch.full((S, 2 * D), torch.nan)[:, :D]._neg_view(),
     }[out]
     assert sinpe.table(S, D, start=2, out=target) is target
     assert torch.equal(target, sinpe.table(S, D, start=2))
