@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _is_compiling = torch.compiler.is_compiling
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Whether torch.func or forward-mode differentiation is at work, which look into every operation."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
@@ -71,7 +71,7 @@ class _EncodeTransformed(_Encode):
 
 def encode(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
     """`encode` of checked float positions, differentiable."""
-    if not _is_compiling() and _is_transformed():
+    if not _is_compiling() and is_transformed():
         return _EncodeTransformed.apply(positions, words, partner, slopes, dtype)
     return _Encode.apply(positions, words, partner, slopes, dtype)
 
@@ -85,7 +85,7 @@ def encode_any(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Ten
     """`encode` of checked arguments outside of a graph, differentiable where that is asked for."""
     if encoding.angle != "exact":
         return _float32_angle.encode(encoding, positions, dtype)
-    if _is_transformed() or (positions.requires_grad and torch.is_grad_enabled()):
+    if is_transformed() or (positions.requires_grad and torch.is_grad_enabled()):
         return encode(positions, *_ops.derivative_constants(encoding), dtype)
     return _rows.encode(positions, _ops.plan_words(encoding), encoding.dim, dtype)
 
@@ -134,7 +134,7 @@ class _Add(torch.autograd.Function):
 
 def add(call: AddCall) -> Tensor:
     """`add` of checked arguments."""
-    if _is_compiling() or _is_transformed():
+    if _is_compiling() or is_transformed():
         return call.traced()
     if not call.needs_grad():
         return call.run()
@@ -143,7 +143,7 @@ def add(call: AddCall) -> Tensor:
 
 def add_(call: AddCall) -> Tensor:
     """`add_` of checked arguments."""
-    if _is_compiling() or _is_transformed():
+    if _is_compiling() or is_transformed():
         return call.x.copy_(call.traced())
     if call.needs_grad():
         return _Add.apply(call.x, call.alpha, call.positions, call, True)

@@ -10,6 +10,7 @@ from ._ops import plan_words
 from .encoding import Encoding
 
 _is_compiling = torch.compiler.is_compiling
+_POSITION_TYPES = (torch.float32, torch.int64, torch.float64)
 
 
 def table(
@@ -101,6 +102,23 @@ def encode(
     Accuracy: float32 correctly rounded for every int64 and for float positions below 2^31 in size; float64 <= 1 ULP.
     Gradient: to float positions, of any order.
     """
+    if (
+        type(encoding) is Encoding
+        and type(positions) is torch.Tensor
+        and positions.dtype in _POSITION_TYPES
+        and positions.layout is torch.strided
+        and positions.is_cpu
+        and not positions.requires_grad
+        and encoding.angle == "exact"
+        and not _is_compiling()
+        and not _grad.is_transformed()
+        and _backend.compiled("cpu")
+    ):
+        # A handful of timesteps costs microseconds: what the operator refuses goes to the checker below.
+        try:
+            return torch.ops.sinpe_ext.encode.default(positions, plan_words(encoding), encoding.dim, dtype)
+        except (RuntimeError, TypeError):
+            pass
     given = _traced.given(encoding)
     encoding = _checks.encoding(*given)
     positions = _checks.positions(positions, allow_16bit=allow_16bit)
