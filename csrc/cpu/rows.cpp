@@ -50,26 +50,25 @@ double exact_double_entry(const Plan& plan, Position position, int64_t osc, int 
   return exact_double(position, plan.frequency(osc), q, plan.amplitude);
 }
 
-void exact_row(const Plan& plan, Position position, float* row) {
+namespace {
+
+template <class Real>
+void row_of_entries(const Plan& plan, Position position, Real* row,
+                    Real (*entry)(const Plan&, Position, int64_t, int)) {
   const int64_t step = plan.interleaved ? 2 : 1, second = plan.interleaved ? 1 : plan.n0;
-  for (int64_t i = 0; i < plan.n0; ++i) {
-    row[i * step] = exact_entry(plan, position, i, plan.q0);
-  }
+  for (int64_t i = 0; i < plan.n0; ++i) row[i * step] = entry(plan, position, i, plan.q0);
   for (int64_t i = 0; i < plan.n1; ++i) {
-    row[second + i * step] = exact_entry(plan, position, plan.oscillator(1, i), plan.q1);
+    row[second + i * step] = entry(plan, position, plan.oscillator(1, i), plan.q1);
   }
   zero_tail(plan, row);
 }
 
+}  // namespace
+
+void exact_row(const Plan& plan, Position position, float* row) { row_of_entries(plan, position, row, exact_entry); }
+
 void exact_row(const Plan& plan, Position position, double* row) {
-  const int64_t step = plan.interleaved ? 2 : 1, second = plan.interleaved ? 1 : plan.n0;
-  for (int64_t i = 0; i < plan.n0; ++i) {
-    row[i * step] = exact_double_entry(plan, position, i, plan.q0);
-  }
-  for (int64_t i = 0; i < plan.n1; ++i) {
-    row[second + i * step] = exact_double_entry(plan, position, plan.oscillator(1, i), plan.q1);
-  }
-  zero_tail(plan, row);
+  row_of_entries(plan, position, row, exact_double_entry);
 }
 
 SINPE_NOINLINE void settle_panel(const Plan& plan, Position position, int64_t osc, int q, const double* v,
