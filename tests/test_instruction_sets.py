@@ -1,4 +1,4 @@
-"""Kernels of a newer instruction set must share no symbol with the rest: the linker could choose theirs for old CPUs."""
+"""Kernels of newer instruction sets must share no symbol with the rest: a linker could choose theirs for old CPUs."""
 
 from __future__ import annotations
 
