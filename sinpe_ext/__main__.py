@@ -121,7 +121,15 @@ def info(options: argparse.Namespace) -> int:
     return _info.main(options)
 
 
+def need_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"torch: expected it to be installed, got {error}; run `pip install torch`") from None
+
+
 def demo(options: argparse.Namespace) -> int:
+    need_torch()
     from . import _demo
 
     try:
@@ -131,6 +139,7 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
+    need_torch()
     from . import _bench
 
     return _bench.main(options)

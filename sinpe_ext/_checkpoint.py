@@ -59,6 +59,8 @@ def mismatch(pe: Any, encoding: Encoding) -> str:
         return ""
     row = int(differs.nonzero()[0])
     text = f"row {row} differs by {float(error[row]):.3g}, and {int(differs.sum())} of {len(rows)} rows differ"
+    if row >= ROWS_TO_RECOGNISE:  # it begins as this layer's own: no other convention to name
+        return text
     known = [name for name in CATALOGUE if _is(rows[:ROWS_TO_RECOGNISE], name)]
     return f'{text}; it is convention("{known[0]}", {encoding.dim})' if known else text
 

@@ -9,6 +9,20 @@ from ._plan import plan
 from .encoding import Encoding, Number
 
 _INT64_MIN = -(2**63)
+# Identifiers that a header cannot define: keywords of C and C++, and names of the headers that it includes.
+_TAKEN = frozenset(
+    (
+        "alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const "
+        "consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do "
+        "double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable "
+        "namespace new noexcept not not_eq nullptr operator or or_eq private protected public register "
+        "reinterpret_cast requires restrict return short signed sizeof static static_assert static_cast struct switch "
+        "template this thread_local throw true try typedef typeid typename typeof union unsigned using virtual void "
+        "volatile wchar_t while xor xor_eq NULL int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t "
+        "main "
+    ).split()
+)
+
 _PER_LINE = 4
 
 
@@ -31,6 +45,8 @@ def export_header(encoding: Encoding, name: str) -> str:
         raise TypeError(f"name: expected str, got {type(name).__name__}; pass a C identifier such as paper6")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or "__" in name:
         raise ValueError(f'name: expected a C identifier, got "{name}"; pass letters, digits and single underscores')
+    if name in _TAKEN:
+        raise ValueError(f'name: expected a C identifier of your own, got "{name}", which C or C++ uses; pass another')
     if encoding.angle != "exact":
         raise ValueError(
             f'encoding: expected angle="exact", got "{encoding.angle}"; the C interface computes exact angles only'

@@ -7,6 +7,7 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,10 @@ sinpe_dtype dtype_of(const char* name, ScalarType type) {
   return SINPE_FLOAT32;
 }
 
-void succeed(sinpe_status status) { STD_TORCH_CHECK(status == SINPE_OK, sinpe_status_text(status)); }
+// Not STD_TORCH_CHECK: that would put this function's name and the source's path before the sentence.
+void succeed(sinpe_status status) {
+  if (status != SINPE_OK) throw std::runtime_error(sinpe_status_text(status));
+}
 
 sinpe_dtype result_type(ScalarType type) {
   STD_TORCH_CHECK(type != ScalarType::Long, "dtype: expected a floating-point type");
