@@ -15,10 +15,8 @@
 
 #if defined(__GNUC__) || defined(__clang__)
 #define SINPE_NOINLINE __attribute__((noinline))
-#define SINPE_RESTRICT __restrict__
 #else
 #define SINPE_NOINLINE
-#define SINPE_RESTRICT
 #endif
 
 namespace sinpe {
