@@ -10,6 +10,7 @@ BUILD ?= build/cmake
 CMAKE_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 
 # An active environment is used unless VENV is given.
@@ -20,12 +21,13 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test bench build cpp lint format clean distclean
+.PHONY: help demo test bench train build cpp lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
 	@echo "make test    set up, then ctest and pytest                                      PYTEST_ARGS=\"-k add\""
 	@echo "make bench   set up, then the benchmarks                                        BENCH_ARGS="
+	@echo "make train   set up, then a small language model with these layers and with torch's   TRAIN_ARGS=\"--steps 1000\""
 	@echo "make build   set up alone: environment, torch, compiled libraries"
 	@echo "make cpp     the C++ library and its tests, without Python or torch             CXX_STANDARD=20 CMAKE_ARGS="
 	@echo "make lint    ruff and clang-format, checking only; make format applies both"
@@ -44,6 +46,9 @@ test:
 
 bench:
 	@$(call environment,bench) && exec $$py -m sinpe_ext bench $(BENCH_ARGS)
+
+train:
+	@$(call environment,bench) && exec $$py examples/train_language_model.py $(TRAIN_ARGS)
 
 build:
 	@$(call environment) && exec $$py -m sinpe_ext info

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ._backend_info import BackendInfo
     from ._catalogue import convention, conventions
     from .encoding import Encoding
-    from .functional import add, add_, encode, table
-    from .modules import SinusoidalPositionalEncoding
+    from .functional import add, add_, embed, encode, table
+    from .modules import SinusoidalEmbedding, SinusoidalPositionalEncoding
 
 # Public name -> the module that defines it.
 _HOMES = {
@@ -32,7 +32,9 @@ _HOMES = {
     "encode": "functional",
     "add": "functional",
     "add_": "functional",
+    "embed": "functional",
     "SinusoidalPositionalEncoding": "modules",
+    "SinusoidalEmbedding": "modules",
     "backend_info": "_backend",
     "BackendInfo": "_backend_info",
     "use_backend": "_backend",
@@ -43,6 +45,7 @@ __all__ = [
     "BackendInfo",
     "BackendUnavailableError",
     "Encoding",
+    "SinusoidalEmbedding",
     "SinusoidalPositionalEncoding",
     "__version__",
     "add",
@@ -50,12 +53,13 @@ __all__ = [
     "backend_info",
     "convention",
     "conventions",
+    "embed",
     "encode",
     "table",
     "use_backend",
 ]
 
-_SUBMODULES = ("functional", "modules", "numpy", "plot", "reference")
+_SUBMODULES = ("functional", "modules", "numpy", "plot", "positions", "reference")
 
 
 def __getattr__(name: str) -> Any:

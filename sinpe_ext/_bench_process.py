@@ -21,12 +21,12 @@ IMPORT_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Process:
-    """One line of the second report: a value that must be at most `target`."""
+    """One line of the second report: a value that must be at most `target` (None: no promise)."""
 
     name: str
     title: str
     unit: str
-    target: float
+    target: float | None
     measure: Callable[[], float]
     slow: bool = False  # left out of a quick run
     asked: bool = False  # run only when named: it takes minutes or touches more than this process
@@ -45,8 +45,7 @@ print(json.dumps(time.perf_counter() - begin))
 """
 
 # VmHWM is the peak of this program alone; ru_maxrss would start at the peak of the process that launched it.
-MEMORY = """
-import json, sys, torch, sinpe_ext as sinpe
+PEAK = """
 def peak():
     try:
         lines = open("/proc/self/status").read().splitlines()
@@ -54,19 +53,60 @@ def peak():
     except OSError:
         import resource
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+"""
+
+MEMORY = (
+    PEAK
+    + """
+import json, sys, torch, sinpe_ext as sinpe
 which, length, dim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 encoding = sinpe.Encoding(dim)
 small = torch.zeros(4, 256, dim)
 sinpe.add_(small, encoding); sinpe.add(small, encoding); small + sinpe.table(256, encoding)
-x = torch.ones(1, length, dim)
+small.requires_grad_()
+sinpe.add(small, encoding, dropout=0.1).sum().backward()
+torch.nn.functional.dropout(small + sinpe.table(256, encoding), 0.1).sum().backward()
+x = torch.ones(1, length, dim, requires_grad=which.endswith("trained"))
+grad = torch.ones(1, length, dim) if which.endswith("trained") else None
+pe = sinpe.table(length, encoding) if which == "eager trained" else None
 before = peak()
 if which == "add_":
     y = sinpe.add_(x, encoding)
 elif which == "add":
     y = sinpe.add(x, encoding)
-extra = peak() - before - (x.nbytes if which == "add" else 0)
+elif which == "trained":
+    y = sinpe.add(x, encoding, dropout=0.1)
+    y.backward(grad)
+elif which == "eager trained":
+    y = torch.nn.functional.dropout(x + pe, 0.1)
+    y.backward(grad)
+results = {"add_": 0, "add": 1, "trained": 2, "eager trained": 2}[which]
+extra = peak() - before - results * x.nbytes
 print(json.dumps(extra / 2**20))
 """
+)
+
+# Peak of a training step of the example's language model beyond what was there before it was built.
+STEP = (
+    PEAK
+    + """
+import json, sys, torch
+from sinpe_ext import _bench_training
+lm, kind, compiled = _bench_training.example(), sys.argv[1], sys.argv[2] == "compiled"
+torch.manual_seed(0)
+data, order = torch.randint(90, (20_000,)), torch.Generator().manual_seed(0)
+torch.ones(64, 64) @ torch.ones(64, 64)
+before = peak()
+model = lm.LanguageModel(kind, 90)
+run = torch.compile(model) if compiled else model
+optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+for _ in range(3):
+    optimizer.zero_grad()
+    lm.loss_of(run, *lm.batches(data, order)).backward()
+    optimizer.step()
+print(json.dumps((peak() - before) / 2**20))
+"""
+)
 
 # Asks the JIT itself: a library built at install time would otherwise be taken, and nothing compiled.
 BUILD = """
@@ -105,6 +145,11 @@ def memory(which: str) -> float:
     return run(MEMORY, which, "131072", "512")
 
 
+def step_memory(kind: str, *, compiled: bool = False) -> float:
+    """MiB that building and training the example's language model takes."""
+    return run(STEP, kind, "compiled" if compiled else "eager")
+
+
 def first_build() -> float:
     """Seconds of the first-use build of the CPU library into an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
@@ -134,10 +179,22 @@ def install() -> float:
     return seconds
 
 
+# fmt: off
 PROCESSES: tuple[Process, ...] = (
     Process("memory_add_", "add_ (1,131072,512): memory beyond x", "MiB", 16.0, lambda: memory("add_")),
     Process("memory_add", "add (1,131072,512): memory beyond the output", "MiB", 16.0, lambda: memory("add")),
+    Process("memory_trained", "add + dropout and backward: memory beyond result, gradient", "MiB", 16.0,
+            lambda: memory("trained")),
+    Process("memory_trained_eager", "eager dropout(x + pe) and backward: the same", "MiB", None,
+            lambda: memory("eager trained")),
+    Process("step_memory", "training step, our layer: memory", "MiB", None, lambda: step_memory("sinpe_ext"),
+            slow=True),
+    Process("step_memory_torch", "training step, torch layers: memory", "MiB", None, lambda: step_memory("torch"),
+            slow=True),
+    Process("step_memory_compiled", "training step, torch.compile of torch layers: memory", "MiB", None,
+            lambda: step_memory("torch", compiled=True), slow=True),
     Process("import", "import sinpe_ext on top of import torch", "ms", 50.0, import_time),
     Process("jit", "first-use build of the CPU library", "s", 20.0, first_build, slow=True),
     Process("install", "install from source", "s", 90.0, install, slow=True, asked=True),
 )
+# fmt: on

@@ -1,90 +1,91 @@
-"""One call of `add`: its checked arguments in canonical form, and the choice between kernel and eager twin."""
+"""What `add` and `embed` have in common: their checked arguments in canonical form, and the rows they speak of."""
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _backend, _checks, _grad, _rows, _traced, reference
-from ._ops import plan_words
-from ._plan import plan as _plan_of
+from . import _checks, _grad, _philox, _rows, _seed, _traced
+from ._checks import Target
+from ._operator import DROPOUT, is_transformed
 
 _is_compiling = torch.compiler.is_compiling
 
 
-class AddCall:
-    """The arguments of `add` after every check, with x as (batch, *middle, sequence, channels).
+class Form:
+    """Where a tensor has its sequence and its channels, and the way from there to canonical form and back."""
+
+    def __init__(self, axes: tuple[int, int], rank: int) -> None:
+        self.is_canonical = axes == (rank - 2, rank - 1)
+        self.order = [d for d in range(rank) if d not in axes] + [*axes]
+
+    def canonical(self, t: Tensor) -> Tensor:
+        return t if self.is_canonical else t.permute(*self.order)
+
+    def restored(self, t: Tensor) -> Tensor:
+        return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
+
+    def elements(self, shape: torch.Size) -> list[int]:
+        """How the canonical form counts the row-major elements of `shape`; empty where it is its own."""
+        if self.is_canonical:
+            return []
+        steps, step = [0] * len(shape), 1
+        for d in reversed(range(len(shape))):
+            steps[d] = step
+            step *= shape[d]
+        return [0, *(steps[d] for d in self.order)]
+
+
+class RowsCall:
+    """The arguments that say which encoding goes where, after every check.
 
     Attributes:
-        x: as given.   view: x in canonical form.   shape: its sizes.   device.   acc: the dtype of products and sum.
+        shape: of the result in canonical form, (batch, *middle, sequence, channels) or (sequence, channels).
+        device.   acc: the dtype that products and the sum are rounded to.
         encoding.   given: the arguments that it came from.
         positions: None, (1 or B, S), or (1 or B, 1) int64 with `are_starts`: the first position of each sample.
         start: int, on top of encoding.start, where positions is None.
         alpha: float or tensor.   padding_mask: None or (1 or B, S) bool.
+        drop: 65536ths that dropout drops.   seed: int64 tensor, or None where nothing is drawn.
+        elements: how the canonical form counts the elements for the mask; empty: row-major.
     """
 
-    __slots__ = (
-        "acc",
-        "alpha",
-        "are_starts",
-        "axes",
-        "device",
-        "encoding",
-        "given",
-        "padding_mask",
-        "positions",
-        "scale",
-        "shape",
-        "start",
-        "view",
-        "x",
-    )
+    shape: torch.Size
+    device: torch.device
+    acc: torch.dtype
+    elements: list[int]
 
-    def __init__(
+    def set_rows(
         self,
-        x: Any,
+        of: Target,
         encoding: Any,
+        width: int,
         positions: Any,
         start: Any,
         scale: Any,
         alpha: Any,
         padding_mask: Any,
-        seq_dim: Any,
-        channel_dim: Any,
-    ):
-        _checks.summand(x)
-        rank = x.dim()
-        rows_at, channels_at = _checks.axis("seq_dim", seq_dim, rank), _checks.axis("channel_dim", channel_dim, rank)
-        if rows_at == channels_at:
-            raise ValueError(
-                f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are one; "
-                "pass different ones"
-            )
-        self.x: Tensor = x
-        self.device = x.device
-        self.acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-        self.axes = (rows_at, channels_at)
-        self.view = self.canonical(x)
-        self.shape = self.view.shape
-        rows, width = x.shape[rows_at], operator.index(x.shape[channels_at])
-        batch = self.shape[0] if rank > 2 else 1
+        dropout: Any,
+        seed: Any,
+    ) -> None:
+        """Checks and keeps these arguments; `width` is the number of channels, given where `encoding` says none."""
         self.given = (encoding, width)
         self.encoding = _checks.encoding(encoding, width)
-        if encoding is not None or width:
-            _checks.channels(x, width, self.encoding.dim)
         self.scale = _checks.factor("scale", scale)
         if isinstance(alpha, Tensor):
-            _checks.alpha_tensor(alpha, x)
+            _checks.alpha_tensor(alpha, of)
             self.alpha: float | Tensor = alpha
         else:
             self.alpha = _checks.factor("alpha", alpha)
-        self.padding_mask = None if padding_mask is None else _checks.padding_mask(padding_mask, x, batch, rows)
-        self._set_positions(positions, start, batch, rows)
+        self.padding_mask = None if padding_mask is None else _checks.padding_mask(padding_mask, of)
+        self._set_positions(of, positions, start)
+        self.drop = _checks.dropped(dropout)
+        self._given_seed = _seed.checked(seed)
+        self.seed: Tensor | None = None
 
-    def _set_positions(self, positions: Any, start: Any, batch: int, rows: int) -> None:
+    def _set_positions(self, of: Target, positions: Any, start: Any) -> None:
         self.positions: Tensor | None = None
         self.are_starts = False
         self.start: Any = 0
@@ -95,75 +96,39 @@ class AddCall:
                     f"{start if isinstance(start, int) else type(start).__name__}; add it to positions"
                 )
             positions = _checks.positions(positions)
-            _checks.same_device("positions", positions, self.x)
-            self.positions = _checks.companion("positions", positions, self.x, batch, rows)
+            _checks.same_device("positions", positions, of)
+            self.positions = _checks.companion("positions", positions, of)
         elif isinstance(start, Tensor):
-            self.positions = _checks.start_tensor(start, self.x, batch, rows, self.encoding.start)
+            self.positions = _checks.start_tensor(start, of, self.encoding.start)
             self.are_starts = True
         elif _is_compiling() and isinstance(start, (int, torch.SymInt)):
             self.start = start  # may be a symbol of the graph; the operator checks the range
         else:
             self.start = _checks.start(start)
-            _checks.position_range(self.encoding.start + self.start, rows)
+            _checks.position_range(self.encoding.start + self.start, of.rows)
 
-    def canonical(self, t: Tensor) -> Tensor:
-        """A tensor of x's shape as (batch, *middle, sequence, channels)."""
-        rank, (rows_at, channels_at) = t.dim(), self.axes
-        if (rows_at, channels_at) == (rank - 2, rank - 1):
-            return t
-        others = [d for d in range(rank) if d not in self.axes]
-        return t.permute(*others, rows_at, channels_at)
+    def draw(self) -> None:
+        """Takes or draws the seed; after every check, so that a refused call leaves the generator as it was."""
+        if 0 in self.shape:
+            self.drop = 0
+        if 0 < self.drop < _checks.DROP_UNIT:
+            self.seed = _seed.tensor(self._given_seed, self.device)
 
-    def restored(self, t: Tensor) -> Tensor:
-        """The inverse of `canonical`."""
-        rank, (rows_at, channels_at) = t.dim(), self.axes
-        if (rows_at, channels_at) == (rank - 2, rank - 1):
-            return t
-        order = [d for d in range(rank) if d not in self.axes] + [rows_at, channels_at]
-        return t.permute(*(order.index(d) for d in range(rank)))
-
-    def needs_grad(self) -> bool:
+    def needs_grad(self, *others: Tensor) -> bool:
         """Whether autograd wants to know of this call."""
-        return torch.is_grad_enabled() and (
-            self.x.requires_grad
-            or (isinstance(self.alpha, Tensor) and self.alpha.requires_grad)
-            or (self.positions is not None and self.positions.requires_grad)
+        return torch.is_grad_enabled() and any(
+            isinstance(t, Tensor) and t.requires_grad for t in (*others, self.alpha, self.positions)
         )
 
-    def run(self, out: Tensor | None = None) -> Tensor:
-        """Computes, without autograd; `out` in canonical form. The result is in x's own form where `out` is None."""
-        with torch.no_grad():
-            if out is not None and out.is_neg():  # its sign turns on reading; kernels write plain numbers
-                return out.copy_(self.canonical(self.run()))
-            target = self.canonical(torch.empty_like(self.x)) if out is None else out
-            if self.view.numel() and not _rows.no_data(self.device):
-                self._fill(target)
-            return self.restored(target) if out is None else out
+    def alpha_or_none(self) -> Tensor | None:
+        """alpha as the operators take it: None for 1."""
+        if isinstance(self.alpha, Tensor):
+            return self.alpha
+        return None if self.alpha == 1.0 else torch.full((), self.alpha, dtype=torch.float64, device=self.device)
 
-    def _fill(self, target: Tensor) -> None:
-        view = self.view
-        if self.encoding.angle != "exact":
-            target.copy_(self._sum())
-        elif view.device.type == "cpu" and _backend.compiled("cpu"):
-            torch.ops.sinpe_ext.add_out.default(
-                view.detach(),
-                plan_words(self.encoding),
-                self.positions,
-                self.padding_mask,
-                self.start,
-                self.are_starts,
-                self.scale,
-                self.alpha.item() if isinstance(self.alpha, Tensor) else self.alpha,
-                target.detach(),
-            )
-        else:
-            plan, first = _plan_of(self.encoding), self.encoding.start + self.start
-            positions, mask = self.positions, self.padding_mask
-            reference.add(plan, view.detach(), positions, first, self.scale, self.alpha, mask, target.detach())
-
-    def rows(self, positions: Tensor | None) -> Tensor:
-        """The encoding in acc, broadcastable to `view`; differentiable in `positions`, of self.positions' form."""
-        length, acc, device = self.shape[-2], self.acc, self.device
+    def rows(self) -> Tensor:
+        """The encoding in acc, broadcastable to `shape`; differentiable."""
+        length, acc, device, positions = self.shape[-2], self.acc, self.device, self.positions
         if positions is not None and self.are_starts:
             positions = positions + torch.arange(length, device=device)
         if _is_compiling():
@@ -174,33 +139,35 @@ class AddCall:
         elif positions is None:
             rows = _rows.table(self.encoding, length, self.start, acc, device)
         else:
-            rows = _grad.encode_any(positions, self.encoding, acc)
-        return self.arranged(rows)
+            rows = _grad.encode(positions, self.encoding, acc)
+        return _grad.arranged(rows, len(self.shape))
 
-    def arranged(self, rows: Tensor) -> Tensor:
-        """(S, *) or (1 or B, S, *) as a tensor broadcastable to `view`."""
-        if rows.dim() == 2:
-            return rows
-        if len(self.shape) == 2:
-            return rows[0]
-        return rows.reshape(rows.shape[0], *(1,) * (len(self.shape) - 3), *rows.shape[1:])
-
-    def masked(self, t: Tensor, mask: Tensor | None, value: float) -> Tensor:
-        """A tensor broadcastable to `view` with `value` where `mask` says padding."""
-        return t if mask is None else torch.where(self.arranged(mask.unsqueeze(-1)), value, t)
-
-    def _sum(self) -> Tensor:
-        """scale * x + alpha * PE in acc and canonical form, differentiable."""
-        x, rows = self.view.to(self.acc), self.rows(self.positions)
+    def sum(self, x: Tensor) -> Tensor:
+        """scale * x + alpha * PE in acc for x in acc and canonical form, differentiable."""
+        rows = self.rows()
         if self.scale != 1.0:
             x = x * self.scale
         if isinstance(self.alpha, Tensor):
             rows = rows * self.alpha.to(self.acc)
         elif self.alpha != 1.0:
             rows = rows * self.alpha
-        # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around.
-        return x + self.masked(rows, self.padding_mask, -0.0)
+        if self.padding_mask is not None:
+            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around.
+            mask = _grad.arranged(self.padding_mask.unsqueeze(-1), len(self.shape))
+            rows = torch.where(mask, -0.0, rows)
+        return x + rows
 
-    def traced(self) -> Tensor:
-        """The whole of `add` in differentiable operations, for a compiler that fuses them into its neighbours."""
-        return self.restored(self._sum().to(self.x.dtype))
+    def dropped(self, total: Tensor) -> Tensor:
+        """Dropout of a sum in acc and canonical form, differentiable; the mask is made by operations in torch.func."""
+        drop, seed = self.drop, self.seed
+        if not drop:
+            return total
+        if _is_compiling():
+            return torch.ops.sinpe_ext.dropout.default(total, seed, drop, 1.0, self.elements)
+        if not is_transformed():
+            return DROPOUT(total, seed, drop, 1.0, self.elements)
+        if drop == _checks.DROP_UNIT:
+            return torch.where(torch.ones_like(total, dtype=torch.bool), 0.0, total)
+        assert seed is not None
+        keep = _philox.keep(seed, drop, total.shape, self.elements, self.device)
+        return torch.where(keep, total * _philox.kept_scale(drop), 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ._catalogue import convention
 from .encoding import Encoding, integer
@@ -14,8 +14,20 @@ if TYPE_CHECKING:
     import torch
 
 INT64_MAX = 2**63 - 1
+DROP_UNIT = 65536  # dropout probabilities are multiples of 1 / DROP_UNIT
 INT64_MIN = -(2**63)
 MAX_RANK = 16  # dimensions that the kernels count, csrc/include/sinpe/sinpe.h
+
+
+class Target(NamedTuple):
+    """The argument that the others go with: x of `add`, ids of `embed`."""
+
+    name: str
+    shape: tuple[int, ...]
+    device: torch.device
+    batch: int
+    rows: int
+
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _encoding_of_dim = lru_cache(maxsize=64)(Encoding)
@@ -43,6 +55,12 @@ def probability(name: str, value: Any) -> float:
         hint = "max_len is the third argument, pass max_len=... by name" if number > 1.0 else "pass a probability"
         raise ValueError(f"{name}: expected 0 to 1, got {value}; {hint}")
     return number
+
+
+def dropped(value: Any) -> int:
+    """A dropout probability as the number of 65536ths that are dropped: 0 and 65536 for 0 and 1 alone."""
+    number = probability("dropout", value)
+    return min(max(round(number * DROP_UNIT), 1), DROP_UNIT - 1) if 0.0 < number < 1.0 else int(number) * DROP_UNIT
 
 
 def start(value: Any) -> int:
@@ -142,19 +160,21 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
     raise TypeError(f"positions: expected an integer dtype or float32/float64, got {dtype}; pass int64 positions")
 
 
-def same_device(name: str, value: torch.Tensor, x: torch.Tensor) -> None:
-    if value.device != x.device:
+def same_device(name: str, value: torch.Tensor, of: Target | torch.Tensor) -> None:
+    if value.device != of.device:
+        other = of.name if isinstance(of, Target) else "x"
         raise RuntimeError(
-            f"{name}: expected the device of x, {x.device}, got {value.device}; move it with {name}.to(x.device)"
+            f"{name}: expected the device of {other}, {of.device}, got {value.device}; move it with "
+            f"{name}.to({other}.device)"
         )
 
 
-def axis(name: str, value: Any, rank: int) -> int:
+def axis(name: str, value: Any, rank: int, of: str = "x") -> int:
     """A dimension's index, counted from the front."""
-    index = integer(name, value, INT64_MIN, INT64_MAX, "pass the index of a dimension of x")
+    index = integer(name, value, INT64_MIN, INT64_MAX, f"pass the index of a dimension of {of}")
     if not -rank <= index < rank:
         raise IndexError(
-            f"{name}: expected {-rank} to {rank - 1} for x of {rank} dimensions, got {index}; pass the index of one"
+            f"{name}: expected {-rank} to {rank - 1} for {of} of {rank} dimensions, got {index}; pass the index of one"
         )
     return index % rank
 
@@ -183,18 +203,19 @@ def channels(x: torch.Tensor, width: int, dim: int) -> None:
         )
 
 
-def companion(name: str, value: torch.Tensor, x: torch.Tensor, batch: int, rows: int) -> torch.Tensor:
+def companion(name: str, value: torch.Tensor, of: Target) -> torch.Tensor:
     """(S,) or (B, S) as a view of shape (1 or B, S)."""
     view = value.unsqueeze(0) if value.dim() == 1 else value
-    if view.dim() != 2 or view.shape[1] != rows or view.shape[0] not in (1, batch):
+    if view.dim() != 2 or view.shape[1] != of.rows or view.shape[0] not in (1, of.batch):
         raise ValueError(
-            f"{name}: expected shape ({rows},) or ({batch}, {rows}), (sequence) or (batch, sequence) of x, got "
-            f"{tuple(value.shape)} for x of shape {tuple(x.shape)}; it is batch-first whatever seq_dim is"
+            f"{name}: expected shape ({of.rows},) or ({of.batch}, {of.rows}), (sequence) or (batch, sequence) of "
+            f"{of.name}, got {tuple(value.shape)} for {of.name} of shape {tuple(of.shape)}; it is batch-first whatever "
+            "seq_dim is"
         )
     return view
 
 
-def padding_mask(value: Any, x: torch.Tensor, batch: int, rows: int) -> torch.Tensor:
+def padding_mask(value: Any, of: Target) -> torch.Tensor:
     """A bool mask, True = padding, as a view of shape (1 or B, S)."""
     import torch
 
@@ -204,27 +225,27 @@ def padding_mask(value: Any, x: torch.Tensor, batch: int, rows: int) -> torch.Te
             f"padding_mask: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that "
             "is 1 on tokens"
         )
-    same_device("padding_mask", value, x)
-    return companion("padding_mask", value, x, batch, rows)
+    same_device("padding_mask", value, of)
+    return companion("padding_mask", value, of)
 
 
-def start_tensor(value: torch.Tensor, x: torch.Tensor, batch: int, rows: int, first: int) -> torch.Tensor:
+def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
     """`start` as a tensor, () or (B,) integers: the first positions, `first` added, as int64 of shape (1 or B, 1)."""
     import torch
 
     dense_tensor("start", value)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
         raise TypeError(f"start: expected an int or an integer tensor, got {value.dtype}; pass int64 starts")
-    same_device("start", value, x)
-    if value.dim() > 1 or (value.dim() == 1 and value.shape[0] not in (1, batch)):
+    same_device("start", value, of)
+    if value.dim() > 1 or (value.dim() == 1 and value.shape[0] not in (1, of.batch)):
         raise ValueError(
-            f"start: expected shape () or ({batch},), one for each sample, got {tuple(value.shape)} for x of shape "
-            f"{tuple(x.shape)}; pass positions for one a row"
+            f"start: expected shape () or ({of.batch},), one for each sample, got {tuple(value.shape)} for {of.name} "
+            f"of shape {tuple(of.shape)}; pass positions for one a row"
         )
     value = positions(value).reshape(-1, 1)
-    if value.device.type == "cpu" and value.numel() and rows and not unreadable(value):
-        position_range(first + int(value.min()), rows)
-        position_range(first + int(value.max()), rows)
+    if value.device.type == "cpu" and value.numel() and of.rows and not unreadable(value):
+        position_range(first + int(value.min()), of.rows)
+        position_range(first + int(value.max()), of.rows)
     return value + first if first else value
 
 
@@ -238,7 +259,7 @@ def factor(name: str, value: Any) -> float:
         raise ValueError(f"{name}: expected a number that float64 can hold, got {value}; pass a smaller one") from None
 
 
-def alpha_tensor(value: torch.Tensor, x: torch.Tensor) -> None:
+def alpha_tensor(value: torch.Tensor, of: Target) -> None:
     """`alpha` as a tensor: floating point, of shape () or (1,)."""
     dense_tensor("alpha", value)
     if value.dtype.is_complex or not value.dtype.is_floating_point:
@@ -248,7 +269,74 @@ def alpha_tensor(value: torch.Tensor, x: torch.Tensor) -> None:
             f"alpha: expected a float or a tensor of shape () or (1,), got shape {tuple(value.shape)}; multiply a "
             "table by one factor per row or channel"
         )
-    same_device("alpha", value, x)
+    same_device("alpha", value, of)
+
+
+def weight(value: Any) -> torch.Tensor:
+    """`weight` of `embed`: a dense floating-point tensor of shape (num_embeddings, channels)."""
+    dense_tensor("weight", value)
+    float_dtype("weight", value.dtype)
+    if value.dim() != 2:
+        raise ValueError(
+            f"weight: expected shape (num_embeddings, channels), got {tuple(value.shape)}; pass the weight of an "
+            "nn.Embedding"
+        )
+    return value
+
+
+def weight_channels(value: torch.Tensor, dim: int) -> None:
+    if value.shape[1] != dim:
+        raise ValueError(
+            f"weight: expected {dim} channels, those of the encoding, got shape {tuple(value.shape)}; pass an encoding "
+            f"of dim {value.shape[1]}"
+        )
+
+
+def ids(value: Any, weight: torch.Tensor) -> torch.Tensor:
+    """Token ids as int64, with a sequence dimension; their range is `id_range`'s matter."""
+    import torch
+
+    dense_tensor("ids", value)
+    if value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise TypeError(f"ids: expected an integer tensor, got {value.dtype}; pass int64 ids")
+    if not 1 <= value.dim() < MAX_RANK:
+        raise ValueError(
+            f"ids: expected 1 to {MAX_RANK - 1} dimensions, (sequence,) or (batch, ..., sequence), got shape "
+            f"{tuple(value.shape)}; unsqueeze or flatten it"
+        )
+    if value.device != weight.device:
+        raise RuntimeError(
+            f"ids: expected the device of weight, {weight.device}, got {value.device}; move it with "
+            "ids.to(weight.device)"
+        )
+    return value.long()
+
+
+def id_range(value: torch.Tensor, num_embeddings: int) -> None:
+    """Checks that every id is a row of weight; waits for the device."""
+    wrong = value[(value < 0) | (value >= num_embeddings)]
+    if wrong.numel():
+        raise IndexError(bad_id(int(wrong[0]), num_embeddings))
+
+
+def bad_id(value: int, num_embeddings: int) -> str:
+    return (
+        f"ids: expected 0 to {num_embeddings - 1}, rows of weight, got {value} (weight has {num_embeddings} rows); "
+        "check the tokenizer's vocabulary, or enlarge the embedding"
+    )
+
+
+def padding_idx(value: Any, num_embeddings: int) -> int:
+    """`padding_idx` counted from the front, -1 for None."""
+    if value is None:
+        return -1
+    index = integer("padding_idx", value, INT64_MIN, INT64_MAX, "pass the id of the padding token or None")
+    if not -num_embeddings <= index < num_embeddings:
+        raise ValueError(
+            f"padding_idx: expected {-num_embeddings} to {num_embeddings - 1}, a row of weight, got {index}; pass the "
+            "id of the padding token"
+        )
+    return index % num_embeddings
 
 
 def unreadable(value: torch.Tensor) -> bool:

@@ -1,31 +1,32 @@
-"""The operators `torch.ops.sinpe_ext.*`: schemas, fake kernels, and the eager twin for devices without kernels.
+"""The operators `torch.ops.sinpe_ext.*`: schemas, fake kernels, batching, and the eager twin for other devices.
 
 Schemas stand here and nowhere else; the compiled libraries hold implementations only (a second definition would abort
-the process). A device whose library is not loaded runs `reference.py` behind the same operator, so a compiled graph
-never sees the difference. The functions of `functional.py` call the twin directly outside of a graph.
+the process). A device whose library is not loaded runs the eager twin (`reference.py`, `reference_apply.py`) behind the
+same operator, so a compiled graph never sees the difference. Their derivatives are in `_grad.py`; who calls what,
+`_operator.py` decides. None is on an autocast list: positions, frequencies and x keep their dtypes under autocast.
 """
 
 from __future__ import annotations
 
-import math
-from array import array
-from functools import lru_cache
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from . import reference
+from . import _seed, reference, reference_apply
 from ._checks import position_range
-from ._plan import ARRAYS, FLAG_INTERLEAVED, FLAG_Q0, FLAG_Q1, FLAG_SHARED, HEADER_WORDS, MAGIC, Plan
-from ._plan import plan as _plan_of
-from .encoding import Encoding
+from ._plan_words import decoded, derivative_constants, partner, plan_tensor, plan_words, slopes
+
+__all__ = ["EAGER", "NAMESPACE", "decoded", "derivative_constants", "partner", "plan_tensor", "plan_words", "slopes"]
 
 NAMESPACE = "sinpe_ext"  # the only place where the operators' namespace is named
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
+# Tensors are in canonical form: x and grad (batch, *middle, sequence, channels) or (sequence, channels), ids the same
+# without channels, positions and padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `drop` counts
+# the 65536ths that dropout drops; `elements` (empty: row-major) are [first, *steps], the index in the whole tensor of
+# the first element and what a step along each dimension adds to it, which decide the mask (`_philox.py`).
 # `plan` is always the int64 words of `_plan.Plan`; `dim` repeats its width for the fake kernels, which see no data.
 _library.define("table(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor", tags=_TAGS)
 _library.define("table_out(Tensor plan, SymInt start, Tensor(a!) out) -> ()", tags=_TAGS)
@@ -36,85 +37,48 @@ _library.define(
     "float scale, float alpha, Tensor(a!) out) -> ()",
     tags=_TAGS,
 )
+_library.define("dropout(Tensor x, Tensor? seed, int drop, float scale, SymInt[] elements) -> Tensor", tags=_TAGS)
+_library.define(
+    "add_dropout(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, Tensor? seed, "
+    "SymInt start, bool positions_are_starts, float scale, int drop, SymInt[] elements) -> Tensor",
+    tags=_TAGS,
+)
+_library.define(
+    "add_dropout_out(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? seed, SymInt start, "
+    "bool positions_are_starts, float scale, float alpha, int drop, SymInt[] elements, Tensor(a!) out) -> ()",
+    tags=_TAGS,
+)
+_library.define(
+    "row_dots(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? slopes, Tensor? seed, "
+    "SymInt start, bool positions_are_starts, int drop, SymInt[] elements) -> Tensor",
+    tags=_TAGS,
+)
+_library.define(
+    "embed(Tensor ids, Tensor weight, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, "
+    "Tensor? seed, SymInt start, bool positions_are_starts, float scale, int padding_idx, bool sparse, int drop, "
+    "SymInt[] elements) -> Tensor",
+    tags=_TAGS,
+)
+_library.define(
+    "embed_backward(Tensor grad, Tensor ids, Tensor? seed, SymInt num_embeddings, int padding_idx, float scale, "
+    "int drop, SymInt[] elements) -> Tensor",
+    tags=_TAGS,
+)
+_library.define("plan_partner(Tensor plan) -> Tensor", tags=_TAGS)
+_library.define("plan_slopes(Tensor plan, int dim) -> Tensor", tags=_TAGS)
+# `like` is a tensor of its own for each draw: two draws with equal arguments would be merged into one in a graph.
+_library.define("draw_seed(Tensor like) -> Tensor", tags=(*_TAGS, torch.Tag.nondeterministic_seeded))
 _library.define("cpu_isa() -> str")
-
-_plans = WeakTensorKeyDictionary()  # a plan tensor -> its plan
-
-
-@lru_cache(maxsize=256)
-def plan_tensor(plan: Plan) -> Tensor:
-    """A plan as the int64 tensor that the operators take. Never a fake tensor."""
-    with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
-        words = torch.frombuffer(plan.words, dtype=torch.int64)
-    _plans[words] = plan
-    return words
-
-
-@lru_cache(maxsize=256)
-def plan_words(encoding: Encoding) -> Tensor:
-    """The plan of an encoding as the operators take it."""
-    return plan_tensor(_plan_of(encoding))
-
-
-@lru_cache(maxsize=64)
-def derivative_constants(encoding: Encoding) -> tuple[Tensor, Tensor, Tensor]:
-    """The plan, its partner, and what turns rows of the partner into d encode / d position: 2 pi f of each channel.
-
-    Negative where the channel is a cosine, whose partner, a sine, enters with a minus. Those of the partner are minus
-    these.
-    """
-    plan = _plan_of(encoding)
-    signs = [0.0 if entry is None else (-1.0 if entry[1] else 1.0) for entry in plan.channels()]
-    slopes = [2 * math.pi * f * sign for f, sign in zip(plan.channel_turns(), signs, strict=True)]
-    with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
-        return (
-            plan_words(encoding),
-            plan_tensor(plan.partner()),
-            torch.tensor(slopes, dtype=torch.float64, device="cpu"),
-        )
-
-
-def decoded(words: Tensor) -> Plan:
-    """The plan that the words of `plan_tensor` hold; also of a copy, such as a saved graph has."""
-    plan = _plans.get(words)
-    return plan if plan is not None else _unpacked(tuple(words.tolist()))
-
-
-@lru_cache(maxsize=64)
-def _unpacked(words: tuple[int, ...]) -> Plan:
-    """The inverse of `Plan.words`, whose layout `_plan` describes."""
-    if len(words) < HEADER_WORDS or words[:2] != (MAGIC, len(words)):
-        raise RuntimeError("plan: expected the words of a frequency plan, got others; pass _ops.plan_words(encoding)")
-    _, _, dim, n0, n1, flags, amplitude, n_osc, start = words[:9]
-    columns = [words[HEADER_WORDS + k * n_osc :][:n_osc] for k in range(ARRAYS)]
-    high, low, whole, turns_hi, turns_lo = columns
-
-    def floats(column: tuple[int, ...]) -> tuple[float, ...]:
-        return tuple(array("d", array("q", column).tobytes()))
-
-    return Plan(
-        dim=dim,
-        n0=n0,
-        n1=n1,
-        interleaved=bool(flags & FLAG_INTERLEAVED),
-        shared=bool(flags & FLAG_SHARED),
-        q0=int(bool(flags & FLAG_Q0)),
-        q1=int(bool(flags & FLAG_Q1)),
-        amplitude=floats((amplitude,))[0],
-        start=start,
-        n_osc=n_osc,
-        fractions=tuple((h % 2**64) << 64 | lo % 2**64 for h, lo in zip(high, low, strict=True)),
-        whole=whole,
-        turns_hi=floats(turns_hi),
-        turns_lo=floats(turns_lo),
-        words=array("q", words),
-    )
 
 
 def _first(plan, start, rows):
     """The first position; a graph calls with a start that no one has checked."""
     position_range(plan.start + start, rows)
     return plan.start + start
+
+
+def _first_of(plan, start, rows, positions):
+    return _first(plan, start, rows) if positions is None else 0
 
 
 def _eager_table(words, start, length, dim, dtype):
@@ -132,55 +96,134 @@ def _eager_encode(positions, words, dim, dtype):
 
 def _eager_add(x, words, start, scale):
     plan = decoded(words)
-    return reference.add(plan, x, None, _first(plan, start, x.shape[-2]), scale, 1.0, None)
+    return reference_apply.add(plan, x, None, _first(plan, start, x.shape[-2]), scale, 1.0, None)
 
 
 def _eager_add_out(x, words, positions, padding_mask, start, positions_are_starts, scale, alpha, out):
     plan = decoded(words)
-    first = _first(plan, start, x.shape[-2]) if positions is None else 0
-    reference.add(plan, x, positions, first, scale, alpha, padding_mask, out)
+    first = _first_of(plan, start, x.shape[-2], positions)
+    reference_apply.add(plan, x, positions, first, scale, alpha, padding_mask, out)
 
 
-for _name, _function in {
+def _eager_dropout(x, seed, drop, scale, elements):
+    return reference_apply.dropout(x, seed, drop, scale, elements)
+
+
+def _eager_add_dropout(
+    x, words, positions, padding_mask, alpha, seed, start, positions_are_starts, scale, drop, elements
+):
+    plan = decoded(words)
+    first, alpha = _first_of(plan, start, x.shape[-2], positions), 1.0 if alpha is None else alpha
+    dropped = {"seed": seed, "drop": drop, "elements": elements}
+    return reference_apply.add(plan, x, positions, first, scale, alpha, padding_mask, **dropped)
+
+
+def _eager_add_dropout_out(
+    x, words, positions, padding_mask, seed, start, positions_are_starts, scale, alpha, drop, elements, out
+):
+    plan = decoded(words)
+    first = _first_of(plan, start, x.shape[-2], positions)
+    dropped = {"seed": seed, "drop": drop, "elements": elements}
+    reference_apply.add(plan, x, positions, first, scale, alpha, padding_mask, out, **dropped)
+
+
+def _eager_row_dots(grad, words, positions, padding_mask, slopes, seed, start, positions_are_starts, drop, elements):
+    plan = decoded(words)
+    first = _first_of(plan, start, grad.shape[-2], positions)
+    dropped = {"seed": seed, "drop": drop, "elements": elements}
+    return reference_apply.row_dots(plan, grad, positions, first, padding_mask, slopes, **dropped)
+
+
+def _eager_embed(
+    ids, weight, words, positions, padding_mask, alpha, seed, start, positions_are_starts, scale, padding_idx, sparse,
+    drop, elements,
+):  # fmt: skip
+    plan = decoded(words)
+    first, alpha = _first_of(plan, start, ids.shape[-1], positions), 1.0 if alpha is None else alpha
+    dropped = {"seed": seed, "drop": drop, "elements": elements}
+    return reference_apply.embed(plan, ids, weight, positions, first, scale, alpha, padding_mask, **dropped)
+
+
+def _eager_embed_backward(grad, ids, seed, num_embeddings, padding_idx, scale, drop, elements):
+    dropped = {"seed": seed, "drop": drop, "elements": elements}
+    return reference_apply.embed_backward(grad, ids, num_embeddings, padding_idx, scale, **dropped)
+
+
+def _eager_plan_slopes(words, dim):
+    return slopes(decoded(words))
+
+
+# An operator's name -> what computes it where no kernel does.
+EAGER: dict[str, Any] = {
     "table": _eager_table,
     "table_out": _eager_table_out,
     "encode": _eager_encode,
     "add": _eager_add,
     "add_out": _eager_add_out,
-}.items():
+    "dropout": _eager_dropout,
+    "add_dropout": _eager_add_dropout,
+    "add_dropout_out": _eager_add_dropout_out,
+    "row_dots": _eager_row_dots,
+    "embed": _eager_embed,
+    "embed_backward": _eager_embed_backward,
+    "plan_partner": partner,
+    "plan_slopes": _eager_plan_slopes,
+    "draw_seed": lambda like: _seed.draw(like.device),
+}
+for _name, _function in EAGER.items():
     _library.impl(_name, _function, "CompositeExplicitAutograd")
 
-
-@torch.library.register_fake(f"{NAMESPACE}::table", lib=_library)
-def _(plan, start, length, dim, dtype):
-    return plan.new_empty((length, dim), dtype=dtype)
-
-
-@torch.library.register_fake(f"{NAMESPACE}::table_out", lib=_library)
-def _(plan, start, out):
-    return None
-
-
-@torch.library.register_fake(f"{NAMESPACE}::encode", lib=_library)
-def _(positions, plan, dim, dtype):
-    return positions.new_empty((*positions.shape, dim), dtype=dtype)
-
-
-@torch.library.register_fake(f"{NAMESPACE}::add", lib=_library)
-def _(x, plan, start, scale):
-    return torch.empty_like(x)
-
-
-@torch.library.register_fake(f"{NAMESPACE}::add_out", lib=_library)
-def _(x, plan, positions, padding_mask, start, positions_are_starts, scale, alpha, out):
-    return None
+_FAKES: dict[str, Any] = {
+    "table": lambda plan, start, length, dim, dtype: plan.new_empty((length, dim), dtype=dtype),
+    "table_out": lambda *_: None,
+    "encode": lambda positions, plan, dim, dtype: positions.new_empty((*positions.shape, dim), dtype=dtype),
+    "add": lambda x, *_: torch.empty_like(x),
+    "add_out": lambda *_: None,
+    "dropout": lambda x, *_: torch.empty_like(x),
+    "add_dropout": lambda x, *_: torch.empty_like(x),
+    "add_dropout_out": lambda *_: None,
+    "row_dots": lambda grad, *_: grad.new_empty(grad.shape[:-1], dtype=torch.float64),
+    "embed": lambda ids, weight, *_: weight.new_empty((*ids.shape, weight.shape[1])),
+    "embed_backward": lambda grad, ids, seed, rows, *_: grad.new_empty((rows, grad.shape[-1])),
+    "plan_partner": lambda plan: torch.empty_like(plan),
+    "plan_slopes": lambda plan, dim: plan.new_empty((dim,), dtype=torch.float64),
+    "draw_seed": lambda like: like.new_empty((), dtype=torch.int64),
+}
+for _name, _function in _FAKES.items():
+    torch.library.register_fake(f"{NAMESPACE}::{_name}", _function, lib=_library)
 
 
-@torch.library.register_vmap(f"{NAMESPACE}::encode", lib=_library)
-def _(info, in_dims, positions, plan, dim, dtype):
+def _encode_batched(info, in_dims, positions, plan, dim, dtype):
     return torch.ops.sinpe_ext.encode.default(positions.movedim(in_dims[0], 0).contiguous(), plan, dim, dtype), 0
 
 
-@torch.library.register_vmap(f"{NAMESPACE}::add", lib=_library)
-def _(info, in_dims, x, plan, start, scale):
+def _add_batched(info, in_dims, x, plan, start, scale):
     return torch.ops.sinpe_ext.add.default(x.movedim(in_dims[0], 0), plan, start, scale), 0
+
+
+def _one_by_one(name: str) -> Any:
+    """One call for each sample: a mask counts the elements of a sample, as it does without vmap."""
+
+    def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        op = getattr(torch.ops.sinpe_ext, name).default
+        results = [
+            op(*(a if d is None else a.select(d, k) for a, d in zip(arguments, _flat(in_dims), strict=True)))
+            for k in range(info.batch_size)
+        ]
+        return torch.stack(results), 0
+
+    return rule
+
+
+def _flat(in_dims: Any) -> list[int | None]:
+    """One entry an argument: vmap gives a list argument a list of entries, all None here."""
+    return [None if isinstance(d, (list, tuple)) else d for d in in_dims]
+
+
+_BATCHED: dict[str, Any] = {
+    "encode": _encode_batched,
+    "add": _add_batched,
+    **{name: _one_by_one(name) for name in ("dropout", "add_dropout", "row_dots", "embed", "embed_backward")},
+}
+for _name, _function in _BATCHED.items():
+    torch.library.register_vmap(f"{NAMESPACE}::{_name}", _function, lib=_library)

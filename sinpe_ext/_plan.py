@@ -29,7 +29,7 @@ MAGIC = 0x53494E504531  # "SINPE1"
 HEADER_WORDS = 16
 ARRAYS = 5
 FLAG_INTERLEAVED, FLAG_SHARED, FLAG_Q0, FLAG_Q1 = 1, 2, 4, 8
-_FLAGS_WORD = 5
+FLAGS_WORD = 5
 _MASK64 = 2**64 - 1
 _MASK128 = 2**128 - 1
 
@@ -137,7 +137,7 @@ def plan(encoding: Encoding) -> Plan:
 @lru_cache(maxsize=256)
 def _partner(plan: Plan) -> Plan:
     words = plan.words[:]
-    words[_FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
+    words[FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
     return replace(plan, q0=1 - plan.q0, q1=1 - plan.q1, words=words)
 
 

@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from . import _backend, _checks, _float32_angle, _grad, _ops
+from . import _backend, _checks, _float32_angle, _ops
 from ._checks import constant_in_graph
-from ._plan import plan as _plan_of
 
 Given: TypeAlias = tuple[Any, int | None]  # the arguments of _checks.encoding
 
@@ -28,16 +27,6 @@ def given(encoding: Any) -> Given:
 def plan_words(value: Any, dim: int | None) -> torch.Tensor:
     _backend.compiled("cpu")  # load the kernels before the graph runs; without them the operator is the eager twin
     return _ops.plan_words(_checks.encoding(value, dim))
-
-
-@constant_in_graph
-def partner_words(value: Any, dim: int | None) -> torch.Tensor:
-    return _ops.plan_tensor(_plan_of(_checks.encoding(value, dim)).partner())
-
-
-@constant_in_graph
-def slopes(value: Any, dim: int | None) -> torch.Tensor:
-    return _ops.derivative_constants(_checks.encoding(value, dim))[2]
 
 
 @constant_in_graph
@@ -66,7 +55,4 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
     if encoding.angle != "exact":
         by_exp = encoding.angle == "float32_exp"
         return _float32_angle.rows(positions, ladder(*given), kinds(*given), by_exp, encoding.amplitude, dtype)
-    if positions.requires_grad:
-        constants = plan_words(*given), partner_words(*given), slopes(*given)
-        return _grad.encode(positions, *constants, dtype)
     return torch.ops.sinpe_ext.encode.default(positions.contiguous(), plan_words(*given), encoding.dim, dtype)

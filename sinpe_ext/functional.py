@@ -1,11 +1,13 @@
-"""The functions: `table`, `encode`, `add`, `add_`. Arguments are checked here once, for kernels and eager twin."""
+"""The functions: `table`, `encode`, `add`, `add_`, `embed`. Arguments are checked once, for kernels and eager twin."""
 
 from __future__ import annotations
 
 import torch
 
 from . import _backend, _checks, _grad, _memory, _rows, _traced
-from ._call import AddCall
+from ._add_call import AddCall
+from ._embed_call import EmbedCall
+from ._operator import ENCODE, is_traced, is_transformed
 from ._ops import plan_words
 from .encoding import Encoding
 
@@ -110,13 +112,14 @@ def encode(
         and positions.is_cpu
         and not positions.requires_grad
         and encoding.angle == "exact"
-        and not _is_compiling()
-        and not _grad.is_transformed()
+        and not is_traced()
+        and not is_transformed()
+        and not positions.is_neg()
         and _backend.compiled("cpu")
     ):
         # A handful of timesteps costs microseconds: what the operator refuses goes to the checker below.
         try:
-            return torch.ops.sinpe_ext.encode.default(positions, plan_words(encoding), encoding.dim, dtype)
+            return ENCODE.direct(positions, plan_words(encoding), encoding.dim, dtype)
         except (RuntimeError, TypeError):
             pass
     given = _traced.given(encoding)
@@ -125,7 +128,7 @@ def encode(
     _checks.float_dtype("dtype", dtype)
     if _is_compiling():
         return _traced.encode(given, positions, dtype)
-    return _grad.encode_any(positions, encoding, dtype)
+    return _grad.encode(positions, encoding, dtype)
 
 
 def add(
@@ -136,15 +139,18 @@ def add(
     start: int | torch.Tensor = 0,
     scale: float = 1.0,
     alpha: float | torch.Tensor = 1.0,
+    dropout: float = 0.0,
+    seed: int | torch.Tensor | torch.Generator | None = None,
     padding_mask: torch.Tensor | None = None,
     seq_dim: int = -2,
     channel_dim: int = -1,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """scale * x + alpha * PE, the encoding made while x streams past: no table in memory.
+    """dropout(scale * x + alpha * PE) in one pass: encoding and mask are made while x streams past, and not kept.
 
     Equivalent to, with acc = float64 for float64 x and float32 otherwise:
-        (scale * x.to(acc) + alpha * sinpe.table(S, encoding, start=start, dtype=acc)).to(x.dtype)
+        total = scale * x.to(acc) + alpha * sinpe.table(S, encoding, start=start, dtype=acc)
+        torch.nn.functional.dropout(total, dropout).to(x.dtype)               # with the mask that `seed` names
 
     Args:
         x: (batch, ..., sequence, channels) or (sequence, channels), float32, float64, bfloat16 or float16, any strides.
@@ -153,6 +159,13 @@ def add(
         start: position of the first row, on top of encoding.start: an int, a 0-d integer tensor, or (B,), one a sample.
         scale: factor of x.
         alpha: factor of the encoding, a float or a tensor of shape () or (1,).
+        dropout: probability that an element of the sum is dropped, whatever the training mode of any module; the others
+            are divided by the probability of keeping them. Rounded to a multiple of 1/65536, but to 0 and 1 only when
+            it is 0 and 1.
+        seed: names the mask: an int or an int64 tensor of one element; a torch.Generator, to draw one from; None, to
+            draw one from torch's generator of the device. Nothing is drawn where nothing is random (dropout 0 or 1, no
+            elements). The mask is Philox 4x32-10 of the seed and the element's row-major index in x: the same on
+            every backend, at any number of threads, under torch.compile and in the backward pass.
         padding_mask: (S,) or (B, S), bool; True = padding: those rows get no encoding.
         seq_dim, channel_dim: dimensions of x that hold the sequence and the channels. positions, start and padding_mask
             are batch-first whatever seq_dim is; the batch is x's first remaining dimension.
@@ -160,18 +173,22 @@ def add(
     Returns: like x (its strides are those of torch.empty_like(x)).
     Raises: TypeError, ValueError, IndexError for arguments of the wrong type, value or shape; RuntimeError for devices
         that differ and for an `out` that overlaps itself or part of x.
-    Accuracy: the encoding as in `table`; each product, then the sum, rounded to acc, then once to the dtype of x.
-    Gradient: to x, alpha and float positions, of any order.
+    Accuracy: the encoding as in `table`; each product, then the sum, then the kept sum times 1 / (1 - dropout) rounded
+        to acc, then once to the dtype of x. A dropped element is +0 whatever it was; NaN and infinity stay where kept.
+    Gradient: to x, alpha and float positions, of any order; the mask is made again, not stored.
+    Source: dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
-    call = AddCall(x, encoding, positions, start, scale, alpha, padding_mask, seq_dim, channel_dim)
+    arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
+    call = AddCall(x, encoding, *arguments)
     if out is None:
-        return _grad.add(call)
+        return call.result()
     _memory.output(out, x)
-    if torch.is_grad_enabled() and (call.needs_grad() or out.requires_grad):
+    if torch.is_grad_enabled() and (call.needs_grad(x) or out.requires_grad):
         raise RuntimeError(
             "out: expected no gradient to be needed, got an argument that requires it; leave out unset, or call under "
             "torch.no_grad()"
         )
+    call.draw()
     if _is_compiling():
         return out.copy_(call.traced())
     call.run(call.canonical(out))
@@ -187,6 +204,8 @@ def add_(
     start: int | torch.Tensor = 0,
     scale: float = 1.0,
     alpha: float | torch.Tensor = 1.0,
+    dropout: float = 0.0,
+    seed: int | torch.Tensor | torch.Generator | None = None,
     padding_mask: torch.Tensor | None = None,
     seq_dim: int = -2,
     channel_dim: int = -1,
@@ -198,6 +217,51 @@ def add_(
 
     Raises: as `add`; RuntimeError for an x whose elements share memory (expand) or a leaf that requires grad.
     """
-    call = AddCall(x, encoding, positions, start, scale, alpha, padding_mask, seq_dim, channel_dim)
+    arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
+    call = AddCall(x, encoding, *arguments)
     _memory.in_place(x)
-    return _grad.add_(call)
+    return call.result_in_place()
+
+
+def embed(
+    ids: torch.Tensor,
+    weight: torch.Tensor,
+    encoding: Encoding | str | int | None = None,
+    *,
+    positions: torch.Tensor | None = None,
+    start: int | torch.Tensor = 0,
+    scale: float = 1.0,
+    alpha: float | torch.Tensor = 1.0,
+    dropout: float = 0.0,
+    seed: int | torch.Tensor | torch.Generator | None = None,
+    padding_idx: int | None = None,
+    padding_mask: torch.Tensor | None = None,
+    sparse: bool = False,
+    encode_padding: bool = True,
+    seq_dim: int = -1,
+) -> torch.Tensor:
+    """dropout(scale * weight[ids] + alpha * PE): token lookup, encoding and dropout in one pass.
+
+    Equivalent to:
+        sinpe.add(torch.nn.functional.embedding(ids, weight, padding_idx, sparse=sparse), encoding, ...)
+
+    Args:
+        ids: (batch, ..., sequence) or (sequence,), integers, any strides.
+        weight: (num_embeddings, channels), float32, float64, bfloat16 or float16.
+        encoding, positions, start, scale, alpha, dropout, seed: as `add`, for an x of shape (*ids.shape, channels).
+        padding_idx: id whose row of weight gets no gradient, as in nn.Embedding; the row itself is used as stored.
+        padding_mask: (S,) or (B, S), bool; True = padding: those rows get no encoding.
+        sparse: make the gradient of weight a sparse tensor, as nn.Embedding(sparse=True) does.
+        encode_padding: False: tokens equal to padding_idx get no encoding either, as if in padding_mask; ids must then
+            be (S,) or (B, S).
+        seq_dim: dimension of ids that holds the sequence. positions, start and padding_mask are batch-first whatever it
+            is; the batch is the first remaining dimension.
+    Returns: (*ids.shape, channels) in the dtype of weight; contiguous where seq_dim is the last dimension.
+    Raises: IndexError for an id that is no row of weight, before anything is written; else as `add`.
+    Accuracy: as `add`. The gradient of a row of weight is summed in float32 (float64 for float64) in the order of the
+        tokens, then rounded once: the same bits in every run, at any number of threads.
+    Gradient: to weight, alpha and float positions, of any order (the sparse one: first order).
+    """
+    rows = positions, start, scale, alpha, dropout, seed
+    padding = padding_idx, padding_mask, sparse, encode_padding
+    return EmbedCall(ids, weight, encoding, *rows, *padding, seq_dim).result()

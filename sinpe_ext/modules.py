@@ -1,4 +1,4 @@
-"""Layers: `SinusoidalPositionalEncoding`, the tutorial's PositionalEncoding without its table."""
+"""Layers without tables: `SinusoidalPositionalEncoding`, the tutorial's PositionalEncoding, `SinusoidalEmbedding`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from . import _backend, _checkpoint, _checks, _grad
-from ._call import AddCall
+from . import _backend, _checkpoint, _checks
+from ._add_call import AddCall
+from ._call import RowsCall
+from ._embed_call import EmbedCall
+from ._operator import ADD, EMBED, is_traced
 from ._ops import plan_words
 from .encoding import MAX_DIM, Encoding, integer
 
 _grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
-_add = torch.ops.sinpe_ext.add.default
+_add, _embed = ADD.direct, EMBED.direct
 
 
 class SinusoidalPositionalEncoding(nn.Module):
@@ -29,7 +31,8 @@ class SinusoidalPositionalEncoding(nn.Module):
 
     Args:
         d_model: channels.
-        dropout: probability, 0 to 1, of torch's own dropout, in training only.
+        dropout: probability, 0 to 1, in training only; in the same pass, with a mask that is never stored. `dropout` is
+            an nn.Dropout that says how much and when: set its p, or switch it alone to training, as with any other.
         max_len: number of rows that a table would have: positions encoding.start to encoding.start + max_len - 1 are
             accepted; None: any.
         encoding: an Encoding or a convention's name; None: the paper's.
@@ -91,23 +94,17 @@ class SinusoidalPositionalEncoding(nn.Module):
         positions: Tensor | None = None,  # [S] or [B, S]
         start: int | Tensor = 0,  # int, [] or [B]
         padding_mask: Tensor | None = None,  # [S] or [B, S]
+        seed: int | Tensor | torch.Generator | None = None,
     ) -> Tensor:
-        """The encoded x, in its own shape and dtype. positions, start and padding_mask are batch-first: see `add`.
+        """The encoded x, in its own shape and dtype. Arguments as in `add`; positions etc. are batch-first.
 
         Raises: IndexError for a position outside of what max_len allows, where that is set; else as `add`.
         """
         if (
             self._direct
             and not self.training
-            and positions is None
-            and padding_mask is None
-            and type(start) is int
-            and type(x) is Tensor
-            and x.is_cpu
-            and not (x.requires_grad and _grad_enabled())
-            and not _is_compiling()
-            and forward_ad._current_level < 0
-            and _backend.compiled("cpu")
+            and not self.dropout.training
+            and _is_plain(x, x, positions, start, padding_mask)
             and (self.max_len is None or (x.dim() > 1 and 0 <= start <= self.max_len - x.shape[-2]))
         ):
             # One token at a time costs microseconds: the operator checks what memory safety needs, and what it refuses
@@ -116,12 +113,14 @@ class SinusoidalPositionalEncoding(nn.Module):
                 return _add(x, plan_words(self.encoding), start, self.scale)
             except (RuntimeError, OverflowError):
                 pass
+        p, others = _rate(self.dropout)
         seq_dim = self._seq_dim if isinstance(x, Tensor) and x.dim() > 2 else -2
-        call = AddCall(x, self.encoding, positions, start, self.scale, self.alpha, padding_mask, seq_dim, -1)
+        rows = positions, start, self.scale, self.alpha, padding_mask
+        call = AddCall(x, self.encoding, *rows, seq_dim, -1, p, seed)
         if self.max_len is not None:
             _check_limit(call, self.max_len)
-        encoded = _grad.add(call)
-        return self.dropout(encoded) if self.training else encoded
+        encoded = call.result()
+        return encoded if others is None else others(encoded)
 
     def extra_repr(self) -> str:
         parts = [repr(self.encoding)]
@@ -134,7 +133,171 @@ class SinusoidalPositionalEncoding(nn.Module):
         return ", ".join(parts)
 
 
-def _check_limit(call: AddCall, max_len: int) -> None:
+class SinusoidalEmbedding(nn.Embedding):
+    """dropout(scale * weight[ids] + alpha * PE): nn.Embedding and its positional encoding in one pass.
+
+    Equivalent to:
+        SinusoidalPositionalEncoding(embedding_dim, dropout, scale=scale)(nn.Embedding(num_embeddings, ...)(ids))
+
+    An nn.Embedding in its parameter (`weight`, which another layer may share), its state dict, its first values and its
+    `padding_idx`; max_norm and scale_grad_by_freq are not offered.
+
+    Args:
+        num_embeddings, embedding_dim, padding_idx, sparse, device, dtype: as nn.Embedding; float32, float64, bfloat16
+            or float16.
+        dropout: probability, 0 to 1, in training only; see SinusoidalPositionalEncoding.
+        encoding: an Encoding or a convention's name; None: the paper's.
+        scale, alpha: factors of the token's row, often sqrt(embedding_dim), and of the encoding.
+        learned_alpha: make alpha a parameter of shape (1,), starting at `alpha`.
+        encode_padding: False: tokens equal to padding_idx get no encoding.
+        batch_first: ids are (batch, ..., sequence), else (sequence, batch, ...).
+        max_len: as SinusoidalPositionalEncoding.
+    Raises: TypeError, ValueError for arguments of the wrong type or value.
+    """
+
+    alpha: Any
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        dropout: float = 0.1,
+        sparse: bool = False,
+        encoding: Encoding | str | None = None,
+        scale: float = 1.0,
+        alpha: float = 1.0,
+        learned_alpha: bool = False,
+        encode_padding: bool = True,
+        batch_first: bool = True,
+        max_len: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        _weight: Tensor | None = None,
+        _freeze: bool = False,
+    ):
+        num_embeddings = integer("num_embeddings", num_embeddings, 1, _checks.INT64_MAX, "pass the vocabulary's size")
+        embedding_dim = integer("embedding_dim", embedding_dim, 1, MAX_DIM, "pass the number of channels")
+        _checks.padding_idx(padding_idx, num_embeddings)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(
+            num_embeddings, embedding_dim, padding_idx, sparse=bool(sparse), _weight=_weight, _freeze=_freeze, **where
+        )
+        _checks.weight(self.weight)
+        self.encoding = _checks.encoding(encoding, embedding_dim)
+        if self.encoding.dim != embedding_dim:
+            raise ValueError(
+                f"encoding: expected dim {embedding_dim}, that of embedding_dim, got {self.encoding.dim}; make "
+                "them agree"
+            )
+        self.max_len = None if max_len is None else _checks.length(max_len, "max_len")
+        self.scale = _checks.factor("scale", scale)
+        self.encode_padding = bool(encode_padding)
+        self.batch_first = bool(batch_first)
+        self.dropout = nn.Dropout(_checks.probability("dropout", dropout))
+        self._first_alpha = _checks.factor("alpha", alpha)
+        self.alpha = self._first_alpha
+        if learned_alpha:
+            self.alpha = nn.Parameter(torch.tensor([self._first_alpha], device=self.weight.device))
+        encodes_all = self.encode_padding or padding_idx is None
+        self._direct = self.batch_first and not learned_alpha and encodes_all and self.encoding.angle == "exact"
+
+    def reset_parameters(self) -> None:
+        """First values as nn.Embedding's, and a learned alpha's own."""
+        super().reset_parameters()
+        if isinstance(getattr(self, "alpha", None), nn.Parameter):
+            nn.init.constant_(self.alpha, self._first_alpha)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None, **options: Any
+    ) -> SinusoidalEmbedding:
+        """A layer whose weight is `embeddings`, (num_embeddings, embedding_dim), which it shares.
+
+        Args:
+            freeze: keep it out of training, as nn.Embedding.from_pretrained does by default.
+            padding_idx, options: those of the constructor.
+        """
+        _checks.weight(embeddings)
+        rows, columns = embeddings.shape
+        return cls(rows, columns, padding_idx, _weight=embeddings, _freeze=freeze, **options)
+
+    def forward(  # type: ignore[override]
+        self,
+        ids: Tensor,  # [S] or [B, ..., S], or [S, B, ...]
+        *,
+        positions: Tensor | None = None,  # [S] or [B, S]
+        start: int | Tensor = 0,  # int, [] or [B]
+        padding_mask: Tensor | None = None,  # [S] or [B, S]
+        seed: int | Tensor | torch.Generator | None = None,
+    ) -> Tensor:  # [*ids.shape, embedding_dim]
+        """The encoded rows of weight. Arguments as in `embed`.
+
+        Raises: IndexError for an id that is no row of weight and for a position beyond max_len; else as `embed`.
+        """
+        if (
+            self._direct
+            and self.alpha == 1.0
+            and not self.training
+            and not self.dropout.training
+            and _is_plain(ids, self.weight, positions, start, padding_mask)
+            and ids.dtype == torch.int64
+            and type(self.weight) is nn.Parameter
+            and self.weight.is_cpu
+            and (self.max_len is None or (ids.dim() > 0 and 0 <= start <= self.max_len - ids.shape[-1]))
+        ):
+            try:  # as above
+                words = plan_words(self.encoding)
+                return _embed(
+                    ids, self.weight, words, None, None, None, None, start, False, self.scale, -1, False, 0, []
+                )
+            except (RuntimeError, OverflowError):
+                pass
+        p, others = _rate(self.dropout)
+        rows = positions, start, self.scale, self.alpha, p, seed
+        padding = self.padding_idx, padding_mask, self.sparse, self.encode_padding
+        call = EmbedCall(ids, self.weight, self.encoding, *rows, *padding, -1 if self.batch_first else 0)
+        if self.max_len is not None:
+            _check_limit(call, self.max_len)
+        encoded = call.result()
+        return encoded if others is None else others(encoded)
+
+    def extra_repr(self) -> str:
+        parts = [super().extra_repr(), repr(self.encoding)]
+        parts += [f"max_len={self.max_len}"] if self.max_len is not None else []
+        parts += [f"scale={self.scale:g}"] if self.scale != 1.0 else []
+        parts += [f"alpha={self._first_alpha:g}"] if self._first_alpha != 1.0 else []
+        parts += ["learned_alpha=True"] if isinstance(self.alpha, nn.Parameter) else []
+        parts += ["encode_padding=False"] if not self.encode_padding else []
+        parts += ["batch_first=False"] if not self.batch_first else []
+        return ", ".join(parts)
+
+
+def _is_plain(t: Any, differentiated: Tensor, positions: Any, start: Any, padding_mask: Any) -> bool:
+    """Whether a call is one that a CPU kernel serves without any of the layers above it."""
+    return (
+        type(t) is Tensor
+        and t.is_cpu
+        and positions is None
+        and padding_mask is None
+        and type(start) is int
+        and not (differentiated.requires_grad and _grad_enabled())
+        and forward_ad._current_level < 0
+        and not is_traced()
+        and not t.is_neg()
+        and _backend.compiled("cpu")
+    )
+
+
+def _rate(dropout: nn.Module) -> tuple[float, nn.Module | None]:
+    """The probability to drop with in the fused pass, and what else a layer put in nn.Dropout's place has to do."""
+    if type(dropout) is nn.Dropout and not (dropout._forward_hooks or dropout._forward_pre_hooks):
+        return (dropout.p if dropout.training else 0.0), None
+    return 0.0, dropout
+
+
+def _check_limit(call: RowsCall, max_len: int) -> None:
     """Rows 0 .. max_len - 1 of the encoding, as an index into a table of max_len rows would have it."""
     rows, lowest = call.shape[-2], call.encoding.start
     highest = lowest + max_len - 1

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _exact, _phase
 from ._arrays import Array, Arrays, arrays
 from ._plan import Plan
-
-if TYPE_CHECKING:
-    import torch
 
 # Entries that are cheaper to decide one by one (20 to 50 us each) than by another round of array operations.
 FEW = 12
@@ -100,62 +97,6 @@ def encode(plan: Plan, positions: Array, dtype: Any, xp: ModuleType | None = Non
                 else:
                     fill(a, plan, osc, block, target)
         return out.reshape(*positions.shape, plan.dim)
-
-
-def add(
-    plan: Plan,
-    x: torch.Tensor,
-    positions: torch.Tensor | None,
-    start: int,
-    scale: float,
-    alpha: float | torch.Tensor,
-    padding_mask: torch.Tensor | None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """scale * x + alpha * PE, without gradient.
-
-    Equivalent to, with acc = float64 for float64 x and float32 otherwise:
-        (scale * x.to(acc) + alpha * pe.to(acc)).to(x.dtype)       # padded rows: (scale * x.to(acc)).to(x.dtype)
-
-    Args:
-        plan: the constants of the encoding.
-        x: (B, *M, S, D) or (S, D), floating point.
-        positions: None, (S,) or (B, S), int64 or float; or (B, 1) int64, the first position of each sample.
-        start: position of the first row where `positions` is None.
-        scale, alpha: rounded to acc first; alpha may be a tensor of shape () or (1,).
-        padding_mask: (B, S) bool, True = no encoding; or None.
-        out: written to and returned; may be x itself. None: a new tensor with the strides of `torch.empty_like(x)`.
-    """
-    import torch
-
-    with torch.no_grad():
-        length = x.shape[-2]
-        acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-        if positions is None:
-            rows = table(plan, length, start, acc, x.device, torch)
-        else:
-            if positions.dim() == 2 and positions.shape[1] == 1 and not positions.is_floating_point():
-                positions = positions + torch.arange(length, device=positions.device)
-            rows = encode(plan, positions, acc, torch).to(x.device)
-        if isinstance(alpha, torch.Tensor):
-            rows = rows * alpha.to(acc)
-        elif alpha != 1.0:
-            rows = rows * alpha
-        if padding_mask is not None:
-            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around.
-            rows = rows.masked_fill(padding_mask.unsqueeze(-1), -0.0)
-        if rows.dim() == 3:
-            rows = rows.reshape(rows.shape[0], *(1,) * (x.dim() - 3), *rows.shape[1:]) if x.dim() > 2 else rows[0]
-        if out is None:
-            out = torch.empty_like(x)
-        if x.dtype != acc:
-            wide = x.to(acc)
-            if scale != 1.0:
-                wide.mul_(scale)
-            return out.copy_(wide.add_(rows))
-        if scale == 1.0:
-            return torch.add(x, rows, out=out)
-        return torch.mul(x, scale, out=out).add_(rows)
 
 
 def _rows_at_once(a: Arrays, plan: Plan, dtype: Any) -> int:

@@ -23,6 +23,8 @@ MASK = torch.tensor([[True, True, False, False, False], [False, False, True, Fal
 WHOLE = torch.arange(B * S).reshape(B, S) * 3
 REAL = torch.rand(S, dtype=torch.float64) * 100
 ALPHA = torch.tensor([0.7])
+IDS = torch.tensor([[0, 4, 1, 1, 2], [3, 3, 0, 1, 4]])
+SEED = torch.tensor(2**40 + 3)
 
 # float32 sums in another order
 GRADIENT = {"rtol": 1e-5, "atol": 1e-5}
@@ -64,9 +66,27 @@ CALLS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "encode real": lambda x, s: sinpe.encode(REAL, T2T, dtype=torch.float64) + x,
     "layer": lambda x, s: LAYER(x, start=s),
     "layer with options": lambda x, s: OPTIONS(x, positions=WHOLE + 4, padding_mask=MASK),
+    "dropout": lambda x, s: sinpe.add(x * 2, T2T, start=s, dropout=0.3, seed=s) * 2,
+    "dropout drawn": lambda x, s: seeded(lambda: sinpe.add(x, start=s, dropout=0.3) + sinpe.add(x, dropout=0.5)),
+    "dropout, all": lambda x, s: sinpe.add(x, alpha=ALPHA, positions=REAL, padding_mask=MASK, dropout=0.3, seed=SEED),
+    "dropout, float32 angle": lambda x, s: sinpe.add(x.new_zeros(x.shape), FLOAT32, alpha=0.0, dropout=0.3, seed=9),
+    "dropout, channels first": lambda x, s: sinpe.add(
+        x.transpose(1, 2), T2T, seq_dim=2, channel_dim=1, dropout=0.3, seed=9
+    ),
+    "dropout in place": lambda x, s: sinpe.add_(x * 1, T2T, start=s, dropout=0.3, seed=SEED),
+    "dropout of all": lambda x, s: sinpe.add(x, T2T, dropout=1.0),
+    "embed": lambda x, s: sinpe.embed(IDS, x[0], T2T, start=s, scale=3.0) * 2,
+    "embed, dropout": lambda x, s: sinpe.embed(IDS, x[0], alpha=0.5, padding_mask=MASK, dropout=0.3, seed=SEED),
+    "embed, padding": lambda x, s: sinpe.embed(IDS, x[0], T2T, padding_idx=1, encode_padding=False),
+    "layer with dropout": lambda x, s: seeded(lambda: DROPPING(x, start=s)),
+    "embedding layer": lambda x, s: EMBEDDING(IDS).to(x.dtype) + x,
+    "embedding layer in training": lambda x, s: seeded(lambda: EMBEDDING_TRAINED(IDS).to(x.dtype) + x),
     "layer in training": lambda x, s: TRAINED(x.transpose(0, 1), start=torch.tensor([1, 2])),
 }  # fmt: skip
 LAYER = Layer(D, 0.1, 5000).eval()
+DROPPING = Layer(D, 0.4, encoding=T2T, scale=2.0)
+EMBEDDING = sinpe.SinusoidalEmbedding(S, D, dropout=0.1, encoding=T2T, max_len=100).eval()
+EMBEDDING_TRAINED = sinpe.SinusoidalEmbedding(S, D, 1, dropout=0.1, learned_alpha=True)
 OPTIONS = Layer(D, 0.1, 5000, encoding=T2T, scale=3.0, alpha=0.5).eval()
 TRAINED = Layer(D, 0.0, encoding=T2T, batch_first=False, learned_alpha=True)
 
@@ -78,24 +98,43 @@ def same(got: Tensor, want: Tensor) -> bool:
     return torch.equal(got, want)
 
 
+def seeded(call: Callable[[], Tensor]) -> Tensor:
+    """A place for what draws from torch's generator, whose seed the tests set before each call."""
+    return call()
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_one_graph_with_the_same_numbers(name: str) -> None:
     call = CALLS[name]
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         given = x(dtype=dtype)
-        got, want = compiled(given, 3), call(given, 3)
+        torch.manual_seed(7)
+        got = compiled(given, 3)
+        torch.manual_seed(7)
+        want = call(given, 3)
         assert same(got, want) and got.dtype == want.dtype and got.stride() == want.stride()
 
 
-@pytest.mark.parametrize("name", ["the fused sum", "factors", "real positions", "sequence first", "layer with options"])
+INDUCED = [
+    "the fused sum", "factors", "real positions", "sequence first", "layer with options", "dropout", "dropout drawn",
+    "dropout, all", "embed, dropout", "embedding layer", "embedding layer in training", "layer with dropout",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDUCED)
 def test_inductor(name: str) -> None:
     call = CALLS[name]
+    compiled = torch.compile(call, fullgraph=True)
+    torch.manual_seed(7)
     try:
-        got = torch.compile(call, fullgraph=True)(x(), 3)
+        got = compiled(x(), 3)
     except torch._dynamo.exc.BackendCompilerFailed as error:
         pytest.skip(f"Inductor cannot compile here: {str(error)[:100]}")
+    torch.manual_seed(7)
     assert torch.equal(got, call(x(), 3))
+    if name in ("dropout drawn", "layer with dropout"):  # a second run draws anew
+        assert not torch.equal(compiled(x(), 3), got)
 
 
 def test_inductor_fuses_the_sum_in_bfloat16() -> None:
@@ -123,10 +162,13 @@ GRAPHS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "add name": lambda x, s: sinpe.add(x * 2, "t2t", start=s, scale=3.0),
     "add starts": lambda x, s: sinpe.add(x, T2T, start=torch.full((x.shape[0],), 3)),
     "table": lambda x, s: sinpe.table(x.shape[1], T2T, start=s) + x,
+    "dropout": lambda x, s: sinpe.add(x, start=s, dropout=0.3, seed=s),
+    "embed": lambda x, s: sinpe.embed((x[..., 0] > 0).long(), WEIGHT, start=s, dropout=0.3, seed=4),
     "layer": lambda x, s: FREE(x, start=s),
     "sequence first": lambda x, s: TRAINED(x, start=s),
 }
 FREE = Layer(D).eval()
+WEIGHT = torch.randn(2, D, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -185,13 +227,38 @@ def test_gradients(backend_name: str, dtype: torch.dtype) -> None:
                 assert torch.allclose(mine, theirs, **GRADIENT)
 
 
+@pytest.mark.parametrize("backend_name", ["aot_eager", "inductor"])
+def test_gradients_under_dropout(backend_name: str) -> None:
+    """The backward graph makes the mask again from the seed that the forward graph drew."""
+
+    def loss(weight: Tensor, given: Tensor, alpha: Tensor, positions: Tensor | None) -> Tensor:
+        tokens = sinpe.embed(IDS, weight, T2T, alpha=alpha, positions=positions, dropout=0.4, scale=2.0, padding_idx=2)
+        return (sinpe.add(given + tokens, alpha=alpha, dropout=0.4, padding_mask=MASK) * 3).sin().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend=backend_name)
+    for positions in (None, REAL.float().requires_grad_()):
+        inputs = [x()[0].requires_grad_(), x().requires_grad_(), torch.tensor([0.7], requires_grad=True), positions]
+        wanted = [t for t in inputs if t is not None]
+        torch.manual_seed(3)
+        want = torch.autograd.grad(loss(*inputs), wanted)
+        torch.manual_seed(3)
+        try:
+            got = torch.autograd.grad(compiled(*inputs), wanted)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            pytest.skip(f"Inductor cannot compile here: {str(error)[:100]}")
+        for mine, theirs in zip(got, want, strict=True):
+            assert torch.allclose(mine, theirs, **GRADIENT)
+
+
 def test_a_model_trains_as_it_does_without() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(D, D), Layer(D, 0.0, learned_alpha=True), nn.LayerNorm(D), nn.Linear(D, 1))
+    front = sinpe.SinusoidalEmbedding(9, D, 0, dropout=0.2, learned_alpha=True)
+    model = nn.Sequential(front, Layer(D, 0.2, learned_alpha=True), nn.LayerNorm(D), nn.Linear(D, 1))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for run in (model, compiled):
         model.zero_grad()
-        run(x()).square().sum().backward()
+        torch.manual_seed(4)
+        run(IDS).square().sum().backward()
         if run is model:
             want = [p.grad.clone() for p in model.parameters()]
     for got, expected in zip(model.parameters(), want, strict=True):

@@ -8,6 +8,7 @@ import torch
 from sinpe_ext import reference
 from sinpe_ext._plan import plan
 from sinpe_ext.encoding import Encoding
+from sinpe_ext.reference_apply import add
 
 B, S, D = 3, 7, 10
 PLAN = plan(Encoding(D))
@@ -40,13 +41,13 @@ def test_add(form: str, dtype: torch.dtype, scale: float, alpha: float) -> None:
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
         want = expected(x, reference.encode(PLAN, final, acc), scale, alpha)
         kept = x.clone()
-        assert torch.equal(reference.add(PLAN, x, positions, 5, scale, alpha, None), want)
-        assert torch.equal(reference.add(PLAN, x, positions, 5, scale, torch.tensor([alpha], dtype=acc), None), want)
-        assert torch.equal(reference.add(PLAN, x, positions, 5, scale, torch.tensor(alpha, dtype=acc), None), want)
+        assert torch.equal(add(PLAN, x, positions, 5, scale, alpha, None), want)
+        assert torch.equal(add(PLAN, x, positions, 5, scale, torch.tensor([alpha], dtype=acc), None), want)
+        assert torch.equal(add(PLAN, x, positions, 5, scale, torch.tensor(alpha, dtype=acc), None), want)
         assert torch.equal(x, kept)
         out = torch.full_like(x, torch.nan)
-        assert reference.add(PLAN, x, positions, 5, scale, alpha, None, out) is out and torch.equal(out, want)
-        assert reference.add(PLAN, x, positions, 5, scale, alpha, None, x) is x and torch.equal(x, want)
+        assert add(PLAN, x, positions, 5, scale, alpha, None, out) is out and torch.equal(out, want)
+        assert add(PLAN, x, positions, 5, scale, alpha, None, x) is x and torch.equal(x, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -55,8 +56,8 @@ def test_padded_rows_get_no_encoding(form: str, dtype: torch.dtype) -> None:
     mask = torch.rand((B, S), generator=torch.Generator().manual_seed(3)) < 0.4
     x = torch.randn(B, 2, S, D, generator=torch.Generator().manual_seed(4)).to(dtype)
     x[..., 0] = -0.0
-    got = reference.add(PLAN, x, FORMS[form][0], 5, 1.3, 0.7, mask)
-    plain = reference.add(PLAN, x, FORMS[form][0], 5, 1.3, 0.7, None)
+    got = add(PLAN, x, FORMS[form][0], 5, 1.3, 0.7, mask)
+    plain = add(PLAN, x, FORMS[form][0], 5, 1.3, 0.7, None)
     rows = mask[:, None, :, None].expand(x.shape)
     scaled = (x.float() * 1.3).to(dtype)
     assert torch.equal(got, torch.where(rows, scaled, plain))
@@ -66,26 +67,26 @@ def test_padded_rows_get_no_encoding(form: str, dtype: torch.dtype) -> None:
 def test_two_dimensions_and_empty_inputs() -> None:
     x = torch.randn(S, D)
     want = expected(x, reference.table(PLAN, S, 2, torch.float32), 1.0, 1.0)
-    assert torch.equal(reference.add(PLAN, x, None, 2, 1.0, 1.0, None), want)
-    assert torch.equal(reference.add(PLAN, x, torch.arange(2, 2 + S), 0, 1.0, 1.0, None), want)
-    assert torch.equal(reference.add(PLAN, x, torch.tensor([[2]]), 0, 1.0, 1.0, None), want)
-    assert torch.equal(reference.add(PLAN, x, None, 2, 1.0, 1.0, torch.ones(1, S, dtype=torch.bool)), x)
+    assert torch.equal(add(PLAN, x, None, 2, 1.0, 1.0, None), want)
+    assert torch.equal(add(PLAN, x, torch.arange(2, 2 + S), 0, 1.0, 1.0, None), want)
+    assert torch.equal(add(PLAN, x, torch.tensor([[2]]), 0, 1.0, 1.0, None), want)
+    assert torch.equal(add(PLAN, x, None, 2, 1.0, 1.0, torch.ones(1, S, dtype=torch.bool)), x)
     for shape in ((0, S, D), (B, 0, D), (0, D)):
-        assert reference.add(PLAN, torch.empty(shape), None, 0, 2.0, 1.0, None).shape == shape
+        assert add(PLAN, torch.empty(shape), None, 0, 2.0, 1.0, None).shape == shape
 
 
 def test_strides_follow_empty_like_and_gradients_are_left_alone() -> None:
     dense = torch.randn(S, B, D).transpose(0, 1)
     for x in (dense, torch.randn(B, S, 2 * D)[..., ::2], torch.randn(1, S, D).expand(B, S, D)):
-        got = reference.add(PLAN, x, None, 0, 1.0, 1.0, None)
+        got = add(PLAN, x, None, 0, 1.0, 1.0, None)
         assert got.stride() == torch.empty_like(x).stride()
-        assert torch.equal(got, reference.add(PLAN, x.contiguous(), None, 0, 1.0, 1.0, None))
+        assert torch.equal(got, add(PLAN, x.contiguous(), None, 0, 1.0, 1.0, None))
     x, alpha = torch.randn(B, S, D, requires_grad=True), torch.ones(1, requires_grad=True)
-    assert not reference.add(PLAN, x, None, 0, 2.0, alpha, None).requires_grad
+    assert not add(PLAN, x, None, 0, 2.0, alpha, None).requires_grad
 
 
 def test_the_result_is_never_the_input() -> None:
     x = torch.randn(B, S, D)
     mask = torch.ones(B, S, dtype=torch.bool)
-    got = reference.add(PLAN, x, None, 0, 1.0, 0.0, mask)
+    got = add(PLAN, x, None, 0, 1.0, 0.0, mask)
     assert torch.equal(got, x) and got.data_ptr() != x.data_ptr()

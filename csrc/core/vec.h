@@ -41,6 +41,11 @@ SINPE_HD double fma(double a, double b, double c) {
 
 SINPE_HD double select(bool condition, double a, double b) { return condition ? a : b; }
 
+// The whole product of x's low 32 bits and m.
+SINPE_HD uint64_t multiply_low(uint64_t x, uint32_t m) { return (x & 0xffffffff) * m; }
+
+SINPE_HD uint64_t exclusive_or(uint64_t a, uint64_t b, uint32_t c) { return a ^ b ^ c; }
+
 #if defined(SINPE_LANES)  // 8, 4 or 2: set by cpu/rows_*.cpp
 
 using Doubles = double __attribute__((vector_size(8 * SINPE_LANES)));
@@ -74,6 +79,26 @@ SINPE_HD Doubles fma(Doubles a, double b, Doubles c) { return fma(a, splat<Doubl
 
 SINPE_HD Doubles select(Masks condition, Doubles a, Doubles b) { return condition ? a : b; }
 SINPE_HD Doubles select(Masks condition, Doubles a, double b) { return condition ? a : splat<Doubles>(b); }
+
+SINPE_HD Words multiply_low(Words x, uint32_t m) {
+#if defined(__x86_64__) && SINPE_LANES == 8
+  return (Words)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(m));
+#elif defined(__x86_64__) && SINPE_LANES == 4
+  return (Words)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(m));
+#elif defined(__x86_64__)
+  return (Words)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(m));
+#else
+  return (x & 0xffffffff) * m;
+#endif
+}
+
+SINPE_HD Words exclusive_or(Words a, Words b, uint32_t c) {
+#if defined(__x86_64__) && SINPE_LANES == 8
+  return (Words)_mm512_ternarylogic_epi64((__m512i)a, (__m512i)b, _mm512_set1_epi64(c), 0x96);
+#else
+  return a ^ b ^ c;
+#endif
+}
 
 #endif
 

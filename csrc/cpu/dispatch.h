@@ -10,6 +10,9 @@
 
 namespace sinpe {
 
+// Elements below which a second thread costs more than it brings.
+constexpr int64_t kGrain = 32768;
+
 // Calls fn(T{}) with the element type that `dtype` names.
 template <class F>
 sinpe_status with_type(sinpe_dtype dtype, const F& fn) {
@@ -34,6 +37,16 @@ sinpe_status parallel_status(int64_t n, int64_t grain, const F& f) {
     }
   });
   return failed ? SINPE_NO_MEMORY : SINPE_OK;
+}
+
+// Runs fn, whose allocations may fail.
+template <class F>
+sinpe_status or_no_memory(const F& fn) {
+  try {
+    return fn();
+  } catch (const std::bad_alloc&) {
+    return SINPE_NO_MEMORY;
+  }
 }
 
 // First position of `length` consecutive ones, or false when one of them is beyond int64.

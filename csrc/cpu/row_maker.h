@@ -7,12 +7,11 @@
 #include <memory>
 #include <vector>
 
+#include "cpu/dispatch.h"
 #include "cpu/rows.h"
 
 namespace sinpe {
 
-// Elements below which a second thread costs more than it brings.
-constexpr int64_t kGrain = 32768;
 // Runs shorter than this are cheaper row by row than with an anchor, and calls shorter than kShortestCall than with steps.
 constexpr int64_t kShortestRun = 4;
 constexpr int64_t kShortestCall = 12;
@@ -69,8 +68,8 @@ class RowMaker {
     if (fast_position(p, plan_)) return kernels_.direct_double(plan_, p.d, row);
     exact_row(plan_, p, row);
   }
-  void one(Position p, bfloat16* row) { kernels_.round_bfloat16(through_float(p), row, plan_.dim); }
-  void one(Position p, float16* row) { kernels_.round_float16(through_float(p), row, plan_.dim); }
+  void one(Position p, bfloat16* row) { kernels_.of_bfloat16.round(through_float(p), 1.0f, row, plan_.dim); }
+  void one(Position p, float16* row) { kernels_.of_float16.round(through_float(p), 1.0f, row, plan_.dim); }
 
  private:
   bool continues(int64_t position) const {

@@ -7,11 +7,11 @@
 
 #include "core/exact.h"
 #include "core/rotate.h"
+#include "cpu/elementwise.h"
 
 namespace sinpe {
 
-constexpr int kAddSlices = 4;  // slices of x that share one load of the encoding
-constexpr int kPanel = 16;     // oscillators that a kernel keeps in registers while it walks down the rows
+constexpr int kPanel = 16;  // oscillators that a kernel keeps in registers while it walks down the rows
 
 constexpr int64_t padded(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
@@ -64,20 +64,25 @@ struct RowKernels {
   void (*rotate_float)(RowState& state, int64_t position, int64_t n, float* out, int64_t stride);
   void (*rotate_bfloat16)(RowState& state, int64_t position, int64_t n, bfloat16* out, int64_t stride);
   void (*rotate_float16)(RowState& state, int64_t position, int64_t n, float16* out, int64_t stride);
-  // out[k] = round(scale*x[k]) + row for `count` slices of x, at most kAddSlices, rounded to the type of x; row already holds
-  // round(alpha*PE). Null row: scale*x alone.
-  void (*add_float)(const float* const* x, const float* row, float* const* out, int count, int64_t n, float scale);
-  void (*add_double)(const double* const* x, const double* row, double* const* out, int count, int64_t n, double scale);
-  void (*add_bfloat16)(const bfloat16* const* x, const float* row, bfloat16* const* out, int count, int64_t n,
-                       float scale);
-  void (*add_float16)(const float16* const* x, const float* row, float16* const* out, int count, int64_t n,
-                      float scale);
-  void (*round_bfloat16)(const float* row, bfloat16* out, int64_t n);
-  void (*round_float16)(const float* row, float16* out, int64_t n);
+  Elementwise<float> of_float;
+  Elementwise<double> of_double;
+  Elementwise<bfloat16> of_bfloat16;
+  Elementwise<float16> of_float16;
 };
 
 // The kernels for this CPU, or those that SINPE_EXT_CPU_ISA=default|v3|v4 names (ignored where the CPU lacks them).
 const RowKernels& row_kernels();
+
+inline const Elementwise<float>& elementwise(const RowKernels& kernels, float) { return kernels.of_float; }
+inline const Elementwise<double>& elementwise(const RowKernels& kernels, double) { return kernels.of_double; }
+inline const Elementwise<bfloat16>& elementwise(const RowKernels& kernels, bfloat16) { return kernels.of_bfloat16; }
+inline const Elementwise<float16>& elementwise(const RowKernels& kernels, float16) { return kernels.of_float16; }
+
+// The element kernels in use for T.
+template <class T>
+const Elementwise<T>& elementwise() {
+  return elementwise(row_kernels(), T{});
+}
 
 extern const RowKernels kRowKernelsDefault;
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))

@@ -16,6 +16,7 @@
 #pragma GCC push_options
 // gcc 12 sees its own AVX-512 headers' deliberately undefined operands (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC target("arch=x86-64-v4,prefer-vector-width=512")
 #endif
 

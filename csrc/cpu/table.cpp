@@ -53,6 +53,7 @@ extern "C" const char* sinpe_status_text(sinpe_status status) {
       return "argument: null pointer, negative size, unknown type, or a size that does not fit the plan";
     case SINPE_OUT_OF_RANGE: return "positions: start + length goes beyond the range of int64";
     case SINPE_NO_MEMORY: return "out of memory";
+    case SINPE_BAD_ID: return "ids: an id is negative or not below the number of rows of weight";
   }
   return "unknown status";
 }

@@ -1,10 +1,10 @@
-// sinpe_add against a plain loop: shapes, strides, positions, masks, types, in place.
+// sinpe_add against a plain loop: shapes, strides, positions, masks, types, in place, dropout.
 #include <cmath>
 #include <initializer_list>
 #include <vector>
 
 #include "check.h"
-#include "cpu/rows.h"
+#include "kernels.h"
 #include "plans.h"
 #include "sinpe/sinpe.h"
 
@@ -13,20 +13,12 @@ namespace {
 struct Case {
   int64_t batch, middle, rows, dim;
   bool channels_first, explicit_positions, starts, masked, in_place;
+  int32_t drop = 0;
+  bool numbered = false;  // elements with numbers of their own
 };
 
-float rounded(float x, float*) { return x; }
-float rounded(float x, sinpe::bfloat16* like) {
-  sinpe::round_store(like, x);
-  return sinpe::to_float(*like);
-}
-float rounded(float x, sinpe::float16* like) {
-  sinpe::round_store(like, x);
-  return sinpe::to_float(*like);
-}
-
 template <class T>
-void run(const Case& c, sinpe_dtype dtype) {
+void run(const Case& c) {
   const TestPlan made = make_plan(c.dim, 0, false);
   const int64_t total = c.batch * c.middle * c.rows * c.dim;
   check::Random random;
@@ -50,7 +42,7 @@ void run(const Case& c, sinpe_dtype dtype) {
   const std::vector<T> before = x;
   a.x = x.data();
   a.out = c.in_place ? x.data() : out.data();
-  a.dtype = dtype;
+  a.dtype = dtype_of<T>();
   a.scale = 1.7;
   a.alpha = -0.3;
   a.start = 12345;
@@ -66,6 +58,12 @@ void run(const Case& c, sinpe_dtype dtype) {
     a.mask_strides[0] = c.rows;
     a.mask_strides[1] = 1;
   }
+  // Numbers of a tensor that lies as x does in memory, or those of a shard of a larger one.
+  const int64_t row_major[] = {c.middle * c.rows * c.dim, c.rows * c.dim, c.dim, 1};
+  const int64_t shard[] = {(int64_t{1} << 36) + 5, 3 * strides[0], strides[1], strides[2], strides[3]};
+  a.dropout.drop = c.drop;
+  a.dropout.seed = -12345678901;
+  a.dropout.elements = c.numbered ? shard : nullptr;
   CHECK(sinpe_add(made.words.data(), static_cast<int64_t>(made.words.size()), &a) == SINPE_OK);
   const T* got = static_cast<const T*>(a.out);
   const float scale = 1.7f, alpha = -0.3f;
@@ -82,12 +80,38 @@ void run(const Case& c, sinpe_dtype dtype) {
           const size_t at = static_cast<size_t>(b * strides[0] + m * strides[1] + s * row_stride + d * channel_stride);
           const float product = sinpe::to_float(before[at]) * scale;
           const float encoded = row[static_cast<size_t>(d)] * alpha;
-          T scratch;
-          CHECK(sinpe::to_float(got[at]) == rounded(padded ? product : product + encoded, &scratch));
+          const int64_t* steps = c.numbered ? shard + 1 : row_major;
+          const int64_t number =
+              (c.numbered ? shard[0] : 0) + b * steps[0] + m * steps[1] + s * steps[2] + d * steps[3];
+          const float sum = padded ? product : product + encoded;
+          CHECK(same(got[at], dropped<T>(sum, a.dropout, static_cast<uint64_t>(number))));
         }
       }
     }
   }
+}
+
+void test_refused() {
+  const TestPlan made = make_plan(4, 0, false);
+  float x[4] = {};
+  sinpe_add_arguments a{};
+  a.rank = 2;
+  a.sizes[0] = 1;
+  a.sizes[1] = a.x_strides[0] = a.out_strides[0] = 4;
+  a.x_strides[1] = a.out_strides[1] = 1;
+  a.x = a.out = x;
+  a.scale = a.alpha = 1.0;
+  const int64_t words = static_cast<int64_t>(made.words.size());
+  CHECK(sinpe_add(made.words.data(), words, &a) == SINPE_OK);
+  for (int32_t drop : {-1, 65537}) {
+    a.dropout.drop = drop;
+    CHECK(sinpe_add(made.words.data(), words, &a) == SINPE_BAD_ARGUMENT);
+    CHECK(sinpe_dropout(&a) == SINPE_BAD_ARGUMENT);
+  }
+  a.dropout.drop = 0;
+  a.rank = 0;
+  CHECK(sinpe_dropout(&a) == SINPE_BAD_ARGUMENT);
+  CHECK(sinpe_dropout(nullptr) == SINPE_BAD_ARGUMENT);
 }
 
 }  // namespace
@@ -98,16 +122,20 @@ int main() {
       for (bool masked : {false, true}) {
         for (int mode : {0, 1, 2}) {
           for (int64_t dim : {5, 32}) {
-            const Case c{3, 2, 41, dim, channels_first, mode == 1, mode == 2, masked, in_place};
-            run<float>(c, SINPE_FLOAT32);
-            run<sinpe::bfloat16>(c, SINPE_BFLOAT16);
-            run<sinpe::float16>(c, SINPE_FLOAT16);
+            for (int32_t drop : {0, 6554, 65536}) {
+              const Case c{3, 2, 41, dim, channels_first, mode == 1, mode == 2, masked, in_place, drop, mode == 2};
+              run<float>(c);
+              run<sinpe::bfloat16>(c);
+              run<sinpe::float16>(c);
+            }
           }
         }
       }
     }
   }
-  run<float>({2000, 1, 1, 64, false, false, false, false, false}, SINPE_FLOAT32);  // one row: threads share the batch
-  run<float>({1, 1, 3000, 64, false, false, false, false, true}, SINPE_FLOAT32);
+  run<float>({2000, 1, 1, 64, false, false, false, false, false});  // one row: threads share the batch
+  run<float>({1, 1, 3000, 64, false, false, false, false, true, 32768});
+  run<float>({5, 1, 70, 512, false, false, false, false, true, 1, true});
+  test_refused();
   return check::finish("test_add");
 }

@@ -37,7 +37,8 @@ typedef enum {
   SINPE_BAD_PLAN = 1,     /* the words are not a plan of this version */
   SINPE_BAD_ARGUMENT = 2, /* a null pointer, a negative size, an unknown type, a size that does not fit the plan */
   SINPE_OUT_OF_RANGE = 3, /* a position beyond int64 */
-  SINPE_NO_MEMORY = 4
+  SINPE_NO_MEMORY = 4,
+  SINPE_BAD_ID = 5 /* an id that is no row of the weight; the arguments' bad_id tells which */
 } sinpe_status;
 
 /* One English sentence for a status. Never null. */
@@ -62,7 +63,18 @@ SINPE_API sinpe_status sinpe_encode(const int64_t* plan, int64_t plan_words, con
 
 #define SINPE_MAX_RANK 16
 
-/* out = scale * x + alpha * PE, in float32 (float64 for float64), each product rounded, then the sum, then once to x's type.
+/* Dropout without a stored mask. An element whose 16 random bits (Philox 4x32-10 keyed by the seed, counter element / 8,
+ * lane element % 8) are below `drop` is dropped: +0 instead of the value. Kept ones are multiplied by
+ * 65536 / (65536 - drop). The same seed and elements give the same mask in every function here. */
+typedef struct {
+  int32_t drop; /* 0 (none) .. 65536 (all), in 65536ths */
+  int64_t seed;
+  const int64_t* elements; /* null: numbered row-major. Else 1 + rank integers, base and a step for each dimension:
+                              element [i, j, ...] has number base + i * step_0 + j * step_1 + ... */
+} sinpe_dropout_arguments;
+
+/* out = dropout(scale * x + alpha * PE), in float32 (float64 for float64): each product is rounded, then the sum, then the
+ * product with the kept scale, then once to x's type.
  * x and out have `rank` dimensions: batch, any others, sequence, channels; rank 2 has no batch. out may be x. */
 typedef struct {
   int32_t rank;                        /* 2 .. SINPE_MAX_RANK */
@@ -76,13 +88,61 @@ typedef struct {
   int64_t start;         /* with no positions: row s is at plan.start + start + s */
   const void* positions; /* null, or one position for each (batch, sequence) element; final */
   sinpe_dtype position_dtype;
-  int64_t position_strides[2];  /* batch, sequence; 0 broadcasts */
-  int32_t positions_are_starts; /* nonzero: int64, one per batch element, row s is at positions[b] + s */
-  const uint8_t* padding_mask;  /* null, or nonzero where a row gets no encoding */
-  int64_t mask_strides[2];      /* batch, sequence */
+  int64_t position_strides[2];     /* batch, sequence; 0 broadcasts */
+  int32_t positions_are_starts;    /* nonzero: int64, one per batch element, row s is at positions[b] + s */
+  const uint8_t* padding_mask;     /* null, or nonzero where a row gets no encoding */
+  int64_t mask_strides[2];         /* batch, sequence */
+  sinpe_dropout_arguments dropout; /* zeroed: none */
 } sinpe_add_arguments;
 
 SINPE_API sinpe_status sinpe_add(const int64_t* plan, int64_t plan_words, const sinpe_add_arguments* arguments);
+
+/* out = dropout(scale * x), rounded as in sinpe_add, for any rank from 1 on. Of the arguments it reads rank, sizes,
+ * strides, x, out, dtype, scale and dropout. It is its own adjoint: the gradient of sinpe_add with respect to x. */
+SINPE_API sinpe_status sinpe_dropout(const sinpe_add_arguments* arguments);
+
+/* For each row of x, the sum over its channels of mask * x * slopes * PE, where mask is 0 or dropout's kept scale. Products
+ * and sum are in double, in an order that depends on nothing but dim. Padded rows give 0. With x the gradient of
+ * sinpe_add's result their sum is the gradient of alpha, and with the derivative's plan and slopes that of a position.
+ *   arguments: as sinpe_add's; scale, alpha and out_strides are not read; out: double, one for each row of x, row-major
+ *   slopes: null (ones), or dim factors */
+SINPE_API sinpe_status sinpe_row_dots(const int64_t* plan, int64_t plan_words, const sinpe_add_arguments* arguments,
+                                      const double* slopes);
+
+/* out = dropout(scale * weight[id] + alpha * PE) for each id. */
+typedef struct {
+  sinpe_add_arguments add; /* rank, sizes and strides of out: those of ids (batch, any others, sequence; rank 1 has no
+                              batch), then dim, whose elements are neighbours in memory. x: the weight, whose
+                              x_strides are not read */
+  const int64_t* ids;
+  int64_t id_strides[SINPE_MAX_RANK]; /* rank - 1 of them, in elements */
+  int64_t num_embeddings;
+  int64_t weight_stride; /* from row to row of the weight, in elements */
+  int64_t bad_id;        /* set by SINPE_BAD_ID: the first id that is no row; nothing has been written then */
+} sinpe_embed_arguments;
+
+SINPE_API sinpe_status sinpe_embed(const int64_t* plan, int64_t plan_words, sinpe_embed_arguments* arguments);
+
+/* The gradient of sinpe_embed with respect to the weight: row v is factor * (the sum, in the order of the tokens and in
+ * float32 or float64, of the kept elements of grad where the id is v), rounded once more to grad's type. factor is scale
+ * times dropout's kept scale. Rows without a token and row padding_idx are +0, and all rows where all is dropped. Every
+ * row is written once, whatever the threads. */
+typedef struct {
+  int32_t rank;                         /* of grad: 2 .. SINPE_MAX_RANK */
+  int64_t sizes[SINPE_MAX_RANK];        /* those of ids, then dim */
+  int64_t grad_strides[SINPE_MAX_RANK]; /* in elements */
+  int64_t id_strides[SINPE_MAX_RANK];   /* rank - 1 of them */
+  const void* grad;
+  const int64_t* ids;
+  void* out; /* (num_embeddings, dim), contiguous */
+  sinpe_dtype dtype;
+  int64_t num_embeddings, padding_idx; /* padding_idx -1: none */
+  double scale;
+  sinpe_dropout_arguments dropout;
+  int64_t bad_id; /* as in sinpe_embed_arguments */
+} sinpe_embed_backward_arguments;
+
+SINPE_API sinpe_status sinpe_embed_backward(sinpe_embed_backward_arguments* arguments);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,76 @@
+// Dropout's random numbers: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+// 2011), keyed by the seed and counted by the element. A mask is a function of (seed, element, drop) alone: no thread,
+// batch split or device can show in it, and nothing of it is stored.
+#pragma once
+
+#include "core/vec.h"
+
+namespace sinpe {
+
+constexpr int kPhiloxRounds = 10;
+constexpr uint32_t kPhiloxMultiplier[2] = {0xD2511F53, 0xCD9E8D57};
+constexpr uint32_t kPhiloxWeyl[2] = {0x9E3779B9, 0xBB67AE85};  // added to the key after each round
+
+constexpr int64_t kLanesPerCounter = 8;  // elements served by one block of four words: 16 bits each
+constexpr int64_t kDropAll = 65536;      // drop is counted in 65536ths
+
+// Four 32-bit words, each in the low halves of V's 64-bit lanes. What stands in the high halves has no meaning.
+template <class V>
+struct PhiloxBlock {
+  V x0, x1, x2, x3;
+};
+
+template <class V>
+SINPE_HD PhiloxBlock<V> philox_round(PhiloxBlock<V> x, uint32_t key0, uint32_t key1) {
+  const V p0 = multiply_low(x.x0, kPhiloxMultiplier[0]), p1 = multiply_low(x.x2, kPhiloxMultiplier[1]);
+  return {exclusive_or(p1 >> 32, x.x1, key0), p1, exclusive_or(p0 >> 32, x.x3, key1), p0};
+}
+
+// Rounds [from, kPhiloxRounds) with the key (low, high half of the seed).
+template <class V>
+SINPE_HD PhiloxBlock<V> philox_rounds(PhiloxBlock<V> x, uint64_t seed, int from) {
+  const uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int r = from; r < kPhiloxRounds; ++r) {
+    const uint32_t n = static_cast<uint32_t>(r);
+    x = philox_round(x, key0 + n * kPhiloxWeyl[0], key1 + n * kPhiloxWeyl[1]);
+  }
+  return x;
+}
+
+// Philox 4x32-10 of any counter.
+//   Types: V = uint64_t or Words, lane by lane   Error: 0, Random123's words   Valid range: every counter and seed
+template <class V>
+SINPE_HD PhiloxBlock<V> philox(PhiloxBlock<V> counter, uint64_t seed) {
+  return philox_rounds(counter, seed, 0);
+}
+
+// The same of the counter (low half, high half, 0, 0), whose first round needs one product.
+template <class V>
+SINPE_HD PhiloxBlock<V> philox_counted(V counter, uint64_t seed) {
+  const uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+  const V p0 = multiply_low(counter, kPhiloxMultiplier[0]);
+  return philox_rounds<V>({counter >> 32 ^ key0, V{}, p0 >> 32 ^ key1, p0}, seed, 1);
+}
+
+// The 16 random bits of one element.
+//   Valid range: every element and seed
+SINPE_HD uint32_t philox_lane(uint64_t element, uint64_t seed) {
+  const PhiloxBlock<uint64_t> x = philox_counted<uint64_t>(element >> 3, seed);
+  const uint64_t pair = (element & 4) != 0 ? ((element & 2) != 0 ? x.x3 : x.x2) : ((element & 2) != 0 ? x.x1 : x.x0);
+  return static_cast<uint32_t>(pair >> (element & 1) * 16) & 0xffff;
+}
+
+// True where dropout keeps an element: probability (65536 - drop) / 65536.
+//   Valid range: drop 0 .. 65536
+SINPE_HD bool kept(uint64_t element, uint64_t seed, uint32_t drop) { return philox_lane(element, seed) >= drop; }
+
+// What kept elements are multiplied by, so that the mean stays; 0 where all are dropped.
+//   Error: half an ULP of double   Valid range: drop 0 .. 65536
+SINPE_HD double kept_scale(uint32_t drop) {
+  return drop >= kDropAll ? 0.0 : 65536.0 / static_cast<double>(kDropAll - static_cast<int64_t>(drop));
+}
+
+}  // namespace sinpe

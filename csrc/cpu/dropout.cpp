@@ -1,0 +1,94 @@
+// dropout: out = round(scale*x) with dropout and no encoding; also the gradient of add with respect to x.
+#include <algorithm>
+#include <vector>
+
+#include "cpu/dispatch.h"
+#include "cpu/rows.h"
+#include "cpu/strides.h"
+
+namespace sinpe {
+namespace {
+
+constexpr int64_t kPiece = 8192;  // elements of one kernel call
+
+// The dimensions that remain when neighbours are merged: those that x, out and the elements' numbers step through
+// alike.
+struct Merged {
+  int rank = 0;
+  int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], elements[SINPE_MAX_RANK];
+
+  Merged(const sinpe_add_arguments& a, const Elements& numbers) {
+    const bool numbered = a.dropout.drop != 0;
+    for (int d = 0; d < a.rank; ++d) {
+      const int64_t size = a.sizes[d], step = numbered ? numbers.steps[d] : 0;
+      if (size == 1) continue;
+      const int last = rank - 1;
+      if (rank > 0 && x[last] == a.x_strides[d] * size && out[last] == a.out_strides[d] * size &&
+          elements[last] == step * size) {
+        sizes[last] *= size;
+        put(last, a.x_strides[d], a.out_strides[d], step);
+        continue;
+      }
+      sizes[rank] = size;
+      put(rank++, a.x_strides[d], a.out_strides[d], step);
+    }
+    if (rank > 0) return;
+    sizes[rank] = 1;
+    put(rank++, 1, 1, 1);
+  }
+
+ private:
+  void put(int d, int64_t x_stride, int64_t out_stride, int64_t step) {
+    x[d] = x_stride;
+    out[d] = out_stride;
+    elements[d] = step;
+  }
+};
+
+template <class T>
+sinpe_status dropout(const sinpe_add_arguments& a) {
+  using Real = accumulate_t<T>;
+  const Elements numbers(a.dropout, a.sizes, a.rank);
+  const Merged m(a, numbers);
+  const int inner = m.rank - 1;
+  const int64_t width = m.sizes[inner], x_step = m.x[inner], out_step = m.out[inner];
+  const int64_t pieces = (width + kPiece - 1) / kPiece, rows = product(m.sizes, inner);
+  const Dropout keep = dropout_of(a.dropout, m.elements[inner]);
+  const Real scale = static_cast<Real>(a.scale);
+  const auto add = elementwise<T>().add;
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::min(width, kPiece));
+  return parallel_status(rows * pieces, grain, [&](int64_t begin, int64_t end) {
+    std::vector<T> dense_x(x_step == 1 ? 0 : static_cast<size_t>(kPiece));
+    std::vector<T> dense_out(out_step == 1 ? 0 : static_cast<size_t>(kPiece));
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t row = item / pieces, at = item % pieces * kPiece, n = std::min(kPiece, width - at);
+      const T* x = static_cast<const T*>(a.x) + offset_at(m.sizes, m.x, inner, row) + at * x_step;
+      T* out = static_cast<T*>(a.out) + offset_at(m.sizes, m.out, inner, row) + at * out_step;
+      const int64_t number = offset_at(m.sizes, m.elements, inner, row) + at * m.elements[inner];
+      const uint64_t first = numbers.base + static_cast<uint64_t>(number);
+      const T* from = x;
+      T* to = out;
+      if (x_step != 1) {
+        for (int64_t i = 0; i < n; ++i) dense_x[static_cast<size_t>(i)] = x[i * x_step];
+        from = dense_x.data();
+      }
+      if (out_step != 1) to = dense_out.data();
+      add(&from, nullptr, &to, 1, n, scale, keep, &first);
+      for (int64_t i = 0; i < n && out_step != 1; ++i) out[i * out_step] = to[i];
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sinpe
+
+extern "C" sinpe_status sinpe_dropout(const sinpe_add_arguments* a) {
+  using namespace sinpe;
+  if (a == nullptr || a->rank < 1 || a->rank > SINPE_MAX_RANK || !valid_sizes(a->sizes, a->rank) ||
+      !valid_dropout(a->dropout)) {
+    return SINPE_BAD_ARGUMENT;
+  }
+  if (product(a->sizes, a->rank) == 0) return SINPE_OK;
+  if (a->x == nullptr || a->out == nullptr) return SINPE_BAD_ARGUMENT;
+  return or_no_memory([&] { return with_type(a->dtype, [&](auto type) { return dropout<decltype(type)>(*a); }); });
+}

@@ -1,0 +1,104 @@
+// embed: out = round(scale*weight[id]) + round(alpha*PE), with or without dropout: a gather that meets its encoding on
+// the way.
+#include "cpu/ids.h"
+#include "cpu/tiles.h"
+
+namespace sinpe {
+namespace {
+
+template <class T>
+class TileEmbedder {
+ public:
+  using Real = accumulate_t<T>;
+  TileEmbedder(const sinpe_embed_arguments& e, const Shape& shape)
+      : e_(e),
+        a_(e.add),
+        shape_(shape),
+        padding_(a_, shape),
+        elements_(a_.dropout, a_.sizes, a_.rank),
+        dropout_(dropout_of(a_.dropout, elements_.steps[a_.rank - 1])),
+        scale_(static_cast<Real>(a_.scale)) {}
+
+  void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
+    for (int64_t slice = first; slice < last; slice += kAddSlices) {
+      const int count = static_cast<int>(std::min<int64_t>(kAddSlices, last - slice));
+      for (int k = 0; k < count; ++k) begin(k, slice + k, row);
+      for (int64_t r = 0; r < n; ++r) {
+        for (int k = 0; k < count && r + 1 < n; ++k) prefetch_row(weight_of(ids_[k][id_row()]), shape_.dim);
+        one_row(count, slice, row + r, pe + r * shape_.dim);
+      }
+    }
+  }
+
+ private:
+  void begin(int k, int64_t slice, int64_t row) {
+    ids_[k] = e_.ids + slice_offset(a_, e_.id_strides, slice) + row * id_row();
+    out_[k] = static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row();
+    element_[k] =
+        elements_.base + static_cast<uint64_t>(slice_offset(a_, elements_.steps, slice) + row * element_row());
+  }
+
+  // The same row of `count` slices, which share its encoding; then on to the next.
+  void one_row(int count, int64_t slice, int64_t row, const Real* pe) {
+    const T* x[kAddSlices];
+    for (int k = 0; k < count; ++k) x[k] = weight_of(*ids_[k]);
+    const auto add = elementwise<T>().add;
+    if (a_.padding_mask == nullptr) {
+      add(x, pe, out_, count, shape_.dim, scale_, dropout_, element_);
+    } else {
+      for (int k = 0; k < count; ++k) {
+        const Real* encoding = padding_.at(slice + k, row) ? nullptr : pe;
+        add(x + k, encoding, out_ + k, 1, shape_.dim, scale_, dropout_, element_ + k);
+      }
+    }
+    for (int k = 0; k < count; ++k) {
+      ids_[k] += id_row();
+      out_[k] += out_row();
+      element_[k] += static_cast<uint64_t>(element_row());
+    }
+  }
+
+  const T* weight_of(int64_t id) const { return static_cast<const T*>(a_.x) + id * e_.weight_stride; }
+  int64_t id_row() const { return e_.id_strides[a_.rank - 2]; }
+  int64_t out_row() const { return a_.out_strides[a_.rank - 2]; }
+  int64_t element_row() const { return elements_.steps[a_.rank - 2]; }
+
+  const sinpe_embed_arguments& e_;
+  const sinpe_add_arguments& a_;
+  const Shape& shape_;
+  Padding padding_;
+  Elements elements_;
+  Dropout dropout_;
+  Real scale_;
+  const int64_t* ids_[kAddSlices];
+  T* out_[kAddSlices];
+  uint64_t element_[kAddSlices];
+};
+
+}  // namespace
+}  // namespace sinpe
+
+extern "C" sinpe_status sinpe_embed(const int64_t* words, int64_t n_words, sinpe_embed_arguments* e) {
+  using namespace sinpe;
+  Plan plan;
+  if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
+  if (e == nullptr) return SINPE_BAD_ARGUMENT;
+  const sinpe_add_arguments& a = e->add;
+  int64_t first;
+  const sinpe_status checked = check_arguments(plan, a, &first);
+  if (checked != SINPE_OK) return checked;
+  const Shape shape(a);
+  if (shape.empty()) return SINPE_OK;
+  if (e->ids == nullptr || e->num_embeddings < 0 || (plan.dim > 1 && a.out_strides[a.rank - 1] != 1)) {
+    return SINPE_BAD_ARGUMENT;
+  }
+  if (!check_ids(e->ids, a.sizes, e->id_strides, a.rank - 1, e->num_embeddings, &e->bad_id)) return SINPE_BAD_ID;
+  if (a.x == nullptr || a.out == nullptr) return SINPE_BAD_ARGUMENT;
+  return or_no_memory([&] {
+    return with_type(a.dtype, [&](auto type) {
+      using T = decltype(type);
+      const auto alpha = static_cast<accumulate_t<T>>(a.alpha);
+      return over_tiles(plan, a, first, alpha, [&] { return TileEmbedder<T>(*e, shape); });
+    });
+  });
+}

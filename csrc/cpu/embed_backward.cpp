@@ -1,0 +1,181 @@
+// embed_backward: the gradient of the weight. Tokens are sorted by id (stably, by counting), then each row of the
+// result is summed in the order of its tokens and written once: the same bits for any number of threads.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cpu/dispatch.h"
+#include "cpu/ids.h"
+#include "cpu/row_maker.h"
+
+namespace sinpe {
+namespace {
+
+using Arguments = sinpe_embed_backward_arguments;
+
+// Tokens in the order of their ids, and among equal ids in their own.
+class TokensById {
+ public:
+  explicit TokensById(const Arguments& a) : rows_(a.num_embeddings), end_(static_cast<size_t>(a.num_embeddings) + 1) {
+    const int n = a.rank - 1;
+    each_id(a.ids, a.sizes, a.id_strides, n, [&](int64_t, int64_t id) {
+      if (id != a.padding_idx) ++end_[static_cast<size_t>(id) + 1];
+      return true;
+    });
+    for (size_t v = 0; v + 1 < end_.size(); ++v) {
+      largest_ = std::max(largest_, end_[v + 1]);
+      end_[v + 1] += end_[v];
+    }
+    tokens_.resize(static_cast<size_t>(end_.back()));
+    // end_[v] is where row v begins; taking its places one by one turns it into where the row ends.
+    each_id(a.ids, a.sizes, a.id_strides, n, [&](int64_t token, int64_t id) {
+      if (id != a.padding_idx) tokens_[static_cast<size_t>(end_[static_cast<size_t>(id)]++)] = token;
+      return true;
+    });
+  }
+  const int64_t* begin(int64_t row) const { return tokens_.data() + first(row); }
+  const int64_t* end(int64_t row) const { return tokens_.data() + end_[static_cast<size_t>(row)]; }
+  const int64_t* end() const { return tokens_.data() + tokens_.size(); }
+  int64_t largest() const { return largest_; }                  // tokens of the busiest row
+  int64_t cost(int64_t row) const { return first(row) + row; }  // of all rows before this one
+  int64_t cost() const { return cost(rows_); }
+  // The first row before which at least `part` of `parts` of the cost lies.
+  int64_t cut(int64_t part, int64_t parts) const {
+    const int64_t wanted = static_cast<int64_t>(static_cast<double>(cost()) * static_cast<double>(part) / parts);
+    int64_t low = 0, high = rows_;
+    while (low < high && part < parts) {
+      const int64_t middle = low + (high - low) / 2;
+      if (cost(middle) < wanted) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return high;
+  }
+
+ private:
+  int64_t first(int64_t row) const { return row == 0 ? 0 : end_[static_cast<size_t>(row) - 1]; }
+
+  int64_t rows_, largest_ = 0;
+  std::vector<int64_t> end_, tokens_;
+};
+
+// Offset of a token's row in grad, or its element's number. Mostly all tokens lie evenly, which saves a division for
+// each.
+class TokenPlaces {
+ public:
+  TokenPlaces(const Arguments& a, const int64_t* strides) : a_(a), strides_(strides), even_(true) {
+    for (int d = 0; d + 2 < a.rank; ++d) even_ = even_ && strides[d] == strides[d + 1] * a.sizes[d + 1];
+  }
+  int64_t operator()(int64_t token) const {
+    return even_ ? token * strides_[a_.rank - 2] : offset_at(a_.sizes, strides_, a_.rank - 1, token);
+  }
+
+ private:
+  const Arguments& a_;
+  const int64_t* strides_;
+  bool even_;
+};
+
+// One thread's work: blocks of channels of ranges of rows.
+template <class T>
+class RowSums {
+ public:
+  using Real = accumulate_t<T>;
+  RowSums(const Arguments& a, const Elements& elements, const TokensById& tokens, int64_t width)
+      : a_(a),
+        elements_(elements),
+        tokens_(tokens),
+        dropout_(dropout_of(a.dropout, elements.steps[a.rank - 1])),
+        grad_at_(a, a.grad_strides),
+        element_at_(a, elements.steps),
+        dim_(a.sizes[a.rank - 1]),
+        channel_(a.grad_strides[a.rank - 1]),
+        factor_(static_cast<Real>(a.dropout.drop != 0 ? a.scale * dropout_.scale : a.scale)),
+        sum_(static_cast<size_t>(width)),
+        gathered_(channel_ == 1 ? 0 : static_cast<size_t>(width)) {}
+
+  void operator()(int64_t row, int64_t last, int64_t c, int64_t n) {
+    for (; row < last; ++row) {
+      T* out = static_cast<T*>(a_.out) + row * dim_ + c;
+      if (tokens_.begin(row) == tokens_.end(row) || a_.dropout.drop == kDropAll) {
+        std::memset(out, 0, static_cast<size_t>(n) * sizeof(T));
+        continue;
+      }
+      std::memset(sum_.data(), 0, static_cast<size_t>(n) * sizeof(Real));
+      for (const int64_t* token = tokens_.begin(row); token != tokens_.end(row); ++token) {
+        if (channel_ == 1 && token + 1 != tokens_.end()) prefetch_row(grad_of(token[1], c), n);
+        add_token(*token, c, n);
+      }
+      elementwise<T>().round(sum_.data(), factor_, out, n);
+    }
+  }
+
+ private:
+  const T* grad_of(int64_t token, int64_t c) const {
+    return static_cast<const T*>(a_.grad) + grad_at_(token) + c * channel_;
+  }
+
+  void add_token(int64_t token, int64_t c, int64_t n) {
+    const T* grad = grad_of(token, c);
+    const int64_t number = element_at_(token) + c * elements_.steps[a_.rank - 1];
+    if (channel_ != 1) {
+      for (int64_t i = 0; i < n; ++i) gathered_[static_cast<size_t>(i)] = grad[i * channel_];
+      grad = gathered_.data();
+    }
+    elementwise<T>().accumulate(grad, sum_.data(), n, dropout_, elements_.base + static_cast<uint64_t>(number));
+  }
+
+  const Arguments& a_;
+  const Elements& elements_;
+  const TokensById& tokens_;
+  Dropout dropout_;
+  TokenPlaces grad_at_, element_at_;
+  int64_t dim_, channel_;
+  Real factor_;
+  std::vector<Real> sum_;
+  std::vector<T> gathered_;
+};
+
+template <class T>
+sinpe_status embed_backward(const Arguments& a) {
+  const Elements elements(a.dropout, a.sizes, a.rank);
+  const TokensById tokens(a);
+  // Ranges of rows of equal cost for each thread; a row that is more than one thread's share is cut into blocks of
+  // channels, no narrower than the elements of one vector of random words.
+  constexpr int64_t kNarrowest = 64;
+  const int64_t dim = a.sizes[a.rank - 1], threads = parallel_threads(), total = tokens.cost();
+  const int64_t wanted = tokens.largest() > total / threads ? (tokens.largest() * threads + total - 1) / total : 1;
+  const int64_t most = std::max<int64_t>(1, std::min(wanted, dim / kNarrowest));
+  const int64_t width = (dim + most * kNarrowest - 1) / (most * kNarrowest) * kNarrowest;
+  const int64_t blocks = (dim + width - 1) / width, parts = std::max<int64_t>(1, 4 * threads / blocks);
+  const int64_t work = std::max<int64_t>(1, total * dim / (blocks * parts));
+  return parallel_status(blocks * parts, std::max<int64_t>(1, kGrain / work), [&](int64_t begin, int64_t end) {
+    RowSums<T> sums(a, elements, tokens, width);
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t part = item % parts, c = item / parts * width;
+      sums(tokens.cut(part, parts), tokens.cut(part + 1, parts), c, std::min(width, dim - c));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sinpe
+
+extern "C" sinpe_status sinpe_embed_backward(sinpe_embed_backward_arguments* a) {
+  using namespace sinpe;
+  if (a == nullptr || a->rank < 2 || a->rank > SINPE_MAX_RANK || !valid_sizes(a->sizes, a->rank) ||
+      a->num_embeddings < 0 || !valid_dropout(a->dropout)) {
+    return SINPE_BAD_ARGUMENT;
+  }
+  const int64_t count = product(a->sizes, a->rank - 1), dim = a->sizes[a->rank - 1];
+  if (count > 0 && a->ids == nullptr) return SINPE_BAD_ARGUMENT;
+  if (count > 0 && !check_ids(a->ids, a->sizes, a->id_strides, a->rank - 1, a->num_embeddings, &a->bad_id)) {
+    return SINPE_BAD_ID;
+  }
+  if (a->num_embeddings == 0 || dim == 0) return SINPE_OK;
+  if (a->out == nullptr || (count > 0 && a->grad == nullptr)) return SINPE_BAD_ARGUMENT;
+  return or_no_memory(
+      [&] { return with_type(a->dtype, [&](auto type) { return embed_backward<decltype(type)>(*a); }); });
+}

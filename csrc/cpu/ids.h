@@ -1,0 +1,31 @@
+// Token ids: seen in row-major order, and checked before anything is written.
+#pragma once
+
+#include "cpu/strides.h"
+
+namespace sinpe {
+
+// Calls fn(token, id) for every id, tokens counted row-major over the n dimensions `sizes`, while fn returns true.
+template <class F>
+bool each_id(const int64_t* ids, const int64_t* sizes, const int64_t* strides, int n, const F& fn) {
+  const int64_t width = sizes[n - 1], step = strides[n - 1], rows = product(sizes, n - 1);
+  for (int64_t row = 0, token = 0; row < rows; ++row) {
+    const int64_t* id = ids + offset_at(sizes, strides, n - 1, row);
+    for (int64_t i = 0; i < width; ++i, ++token) {
+      if (!fn(token, id[i * step])) return false;
+    }
+  }
+  return true;
+}
+
+// False when an id is no row of the weight; the first such becomes *bad.
+inline bool check_ids(const int64_t* ids, const int64_t* sizes, const int64_t* strides, int n, int64_t num_embeddings,
+                      int64_t* bad) {
+  return each_id(ids, sizes, strides, n, [&](int64_t, int64_t id) {
+    if (static_cast<uint64_t>(id) < static_cast<uint64_t>(num_embeddings)) return true;
+    *bad = id;
+    return false;
+  });
+}
+
+}  // namespace sinpe

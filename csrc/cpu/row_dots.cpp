@@ -1,0 +1,79 @@
+// row_dots: the dot of each row of a gradient with its row of the encoding, which passes by tile by tile.
+#include "cpu/tiles.h"
+
+namespace sinpe {
+namespace {
+
+template <class T>
+class TileDots {
+ public:
+  using Real = accumulate_t<T>;
+  TileDots(const sinpe_add_arguments& a, const Shape& shape, const double* slopes)
+      : a_(a),
+        shape_(shape),
+        slopes_(slopes),
+        padding_(a, shape),
+        elements_(a.dropout, a.sizes, a.rank),
+        dropout_(dropout_of(a.dropout, elements_.steps[a.rank - 1])),
+        kept_scale_(a.dropout.drop != 0 ? dropout_.scale : 1.0),
+        row_(a.x_strides[a.rank - 2]),
+        channel_(a.x_strides[a.rank - 1]) {
+    if (shape.dim > 1 && channel_ != 1) gathered_.resize(static_cast<size_t>(shape.dim));
+  }
+
+  void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
+    const int64_t step = elements_.steps[a_.rank - 2];
+    for (int64_t slice = first; slice < last; ++slice) {
+      const T* x = static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice);
+      const uint64_t element = elements_.base + static_cast<uint64_t>(slice_offset(a_, elements_.steps, slice));
+      double* out = static_cast<double*>(a_.out) + slice * shape_.rows;
+      for (int64_t r = row; r < row + n; ++r) {
+        out[r] =
+            padding_.at(slice, r)
+                ? 0.0
+                : kept_scale_ * elementwise<T>().dot(dense(x + r * row_), pe + (r - row) * shape_.dim, slopes_,
+                                                     shape_.dim, dropout_, element + static_cast<uint64_t>(r * step));
+      }
+    }
+  }
+
+ private:
+  const T* dense(const T* x) {
+    if (gathered_.empty()) return x;
+    for (int64_t c = 0; c < shape_.dim; ++c) gathered_[static_cast<size_t>(c)] = x[c * channel_];
+    return gathered_.data();
+  }
+
+  const sinpe_add_arguments& a_;
+  const Shape& shape_;
+  const double* slopes_;
+  Padding padding_;
+  Elements elements_;
+  Dropout dropout_;
+  double kept_scale_;
+  int64_t row_, channel_;
+  std::vector<T> gathered_;
+};
+
+}  // namespace
+}  // namespace sinpe
+
+extern "C" sinpe_status sinpe_row_dots(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a,
+                                       const double* slopes) {
+  using namespace sinpe;
+  Plan plan;
+  if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
+  if (a == nullptr) return SINPE_BAD_ARGUMENT;
+  int64_t first;
+  const sinpe_status checked = check_arguments(plan, *a, &first);
+  if (checked != SINPE_OK) return checked;
+  const Shape shape(*a);
+  if (shape.empty()) return SINPE_OK;
+  if (a->x == nullptr || a->out == nullptr) return SINPE_BAD_ARGUMENT;
+  return or_no_memory([&] {
+    return with_type(a->dtype, [&](auto type) {
+      using T = decltype(type);
+      return over_tiles(plan, *a, first, accumulate_t<T>{1}, [&] { return TileDots<T>(*a, shape, slopes); });
+    });
+  });
+}

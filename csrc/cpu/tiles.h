@@ -1,0 +1,134 @@
+// The loop that add, embed and row_dots share: the encoding is made tile by tile, and all slices of x that need its
+// rows pass by while it lies in the cache. No table in memory.
+#pragma once
+
+#include "cpu/dispatch.h"
+#include "cpu/row_maker.h"
+#include "cpu/strides.h"
+
+namespace sinpe {
+
+// x seen as (batch, middle, rows, dim), middle being all dimensions between batch and sequence. A slice is a (batch,
+// middle) pair, numbered batch * middle + its place in the middle.
+struct Shape {
+  int64_t batch, middle, rows, dim;
+  explicit Shape(const sinpe_add_arguments& a)
+      : batch(a.rank > 2 ? a.sizes[0] : 1), middle(1), rows(a.sizes[a.rank - 2]), dim(a.sizes[a.rank - 1]) {
+    for (int d = 1; d < a.rank - 2; ++d) middle *= a.sizes[d];
+  }
+  bool empty() const { return batch == 0 || middle == 0 || rows == 0; }
+};
+
+// Offset of a slice.
+inline int64_t slice_offset(const sinpe_add_arguments& a, const int64_t* strides, int64_t slice) {
+  return offset_at(a.sizes, strides, a.rank - 2, slice);
+}
+
+inline bool is_position_type(sinpe_dtype t) { return t == SINPE_INT64 || t == SINPE_FLOAT32 || t == SINPE_FLOAT64; }
+
+// Checks all of the arguments but x and out. `first` becomes the first position where none are given.
+inline sinpe_status check_arguments(const Plan& plan, const sinpe_add_arguments& a, int64_t* first) {
+  if (a.rank < 2 || a.rank > SINPE_MAX_RANK || a.sizes[a.rank - 1] != plan.dim || !valid_sizes(a.sizes, a.rank) ||
+      !valid_dropout(a.dropout)) {
+    return SINPE_BAD_ARGUMENT;
+  }
+  if (a.positions_are_starts != 0 && (a.positions == nullptr || a.position_dtype != SINPE_INT64)) {
+    return SINPE_BAD_ARGUMENT;
+  }
+  const Shape shape(a);
+  *first = 0;
+  if (shape.empty()) return SINPE_OK;
+  if (a.positions == nullptr) {
+    return first_position(plan.start, a.start, shape.rows, first) ? SINPE_OK : SINPE_OUT_OF_RANGE;
+  }
+  if (!is_position_type(a.position_dtype)) return SINPE_BAD_ARGUMENT;
+  for (int64_t b = 0; b < shape.batch && a.positions_are_starts != 0; ++b) {
+    const int64_t start = static_cast<const int64_t*>(a.positions)[b * a.position_strides[0]];
+    int64_t unused;
+    if (!first_position(0, start, shape.rows, &unused)) return SINPE_OUT_OF_RANGE;
+  }
+  return SINPE_OK;
+}
+
+// Positions of the rows of one batch element.
+class Positions {
+ public:
+  Positions(const sinpe_add_arguments& a, int64_t first) : a_(a), first_(first) {}
+  bool shared_by_batch() const { return a_.positions == nullptr || a_.position_strides[0] == 0; }
+
+  template <class Real>
+  void rows(RowMaker& maker, int64_t batch, int64_t row, int64_t n, Real* out, int64_t dim) const {
+    if (a_.positions == nullptr) return maker.run(first_ + row, n, out, dim);
+    const int64_t at = batch * a_.position_strides[0], step = a_.position_strides[1];
+    if (a_.positions_are_starts != 0) {
+      return maker.run(static_cast<const int64_t*>(a_.positions)[at] + row, n, out, dim);
+    }
+    for (int64_t r = 0; r < n;) {
+      if (a_.position_dtype != SINPE_INT64) {
+        const int64_t i = at + (row + r) * step;
+        const double p = a_.position_dtype == SINPE_FLOAT32 ? static_cast<const float*>(a_.positions)[i]
+                                                            : static_cast<const double*>(a_.positions)[i];
+        maker.one(float_position(p), out + r * dim);
+        ++r;
+        continue;
+      }
+      const int64_t* p = static_cast<const int64_t*>(a_.positions) + at + (row + r) * step;
+      int64_t run = 1;
+      while (r + run < n && p[(run - 1) * step] != INT64_MAX && p[run * step] == p[(run - 1) * step] + 1) ++run;
+      maker.run(*p, run, out + r * dim, dim);
+      r += run;
+    }
+  }
+
+ private:
+  const sinpe_add_arguments& a_;
+  int64_t first_;
+};
+
+// Rows that get no encoding.
+class Padding {
+ public:
+  Padding(const sinpe_add_arguments& a, const Shape& shape) : a_(a), middle_(shape.middle) {}
+  bool at(int64_t slice, int64_t row) const {
+    return a_.padding_mask != nullptr &&
+           a_.padding_mask[slice / middle_ * a_.mask_strides[0] + row * a_.mask_strides[1]] != 0;
+  }
+
+ private:
+  const sinpe_add_arguments& a_;
+  int64_t middle_;
+};
+
+// Calls work(first slice, last slice, row, n, pe) until every row of every slice has met its row of the encoding, times
+// alpha, once. `start` makes the work of one thread.
+template <class Real, class Start>
+sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha, const Start& start) {
+  const Shape shape(a);
+  const Positions positions(a, first);
+  const int64_t tile = std::min(shape.rows, tile_rows(shape.dim));
+  const int64_t tiles = (shape.rows + tile - 1) / tile;
+  // Slices of x that pass by one tile of the encoding; too few tiles for the threads: the slices are split as well.
+  const int64_t groups = positions.shared_by_batch() ? 1 : shape.batch;
+  const int64_t slices = shape.batch * shape.middle / groups;
+  const int64_t wanted = 4 * parallel_threads();
+  const int64_t parts = std::max<int64_t>(1, std::min(slices, (wanted + groups * tiles - 1) / (groups * tiles)));
+  const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<Real, double>::value ? 0 : shape.rows);
+  const int64_t cost = std::max<int64_t>(1, tile * shape.dim * ((slices + parts - 1) / parts));
+
+  return parallel_status(groups * parts * tiles, std::max<int64_t>(1, kGrain / cost), [&](int64_t begin, int64_t end) {
+    RowMaker maker(plan, steps.get());
+    auto work = start();
+    std::vector<Real> pe(static_cast<size_t>(tile * shape.dim));
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t row = item % tiles * tile, part = item / tiles % parts, group = item / tiles / parts;
+      const int64_t n = std::min(tile, shape.rows - row);
+      positions.rows(maker, group, row, n, pe.data(), shape.dim);
+      if (alpha != Real{1}) {
+        for (int64_t i = 0; i < n * shape.dim; ++i) pe[static_cast<size_t>(i)] *= alpha;
+      }
+      work(group * slices + slices * part / parts, group * slices + slices * (part + 1) / parts, row, n, pe.data());
+    }
+  });
+}
+
+}  // namespace sinpe

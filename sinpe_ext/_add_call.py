@@ -1,0 +1,142 @@
+"""One call of `add`: its checked arguments, and the choice between kernel, eager twin and graph."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _backend, _checks, _grad, _rows, _traced, reference_apply
+from ._call import Form, RowsCall
+from ._operator import ADD_DROPOUT, is_traced, is_transformed
+from ._ops import plan_words
+from ._plan import plan as _plan_of
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class AddCall(RowsCall):
+    """The arguments of `add` after every check.
+
+    Attributes:
+        x: as given.   form: how x is laid out.   view: x in canonical form.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        encoding: Any,
+        positions: Any,
+        start: Any,
+        scale: Any,
+        alpha: Any,
+        padding_mask: Any,
+        seq_dim: Any,
+        channel_dim: Any,
+        dropout: Any = 0.0,
+        seed: Any = None,
+    ):
+        _checks.summand(x)
+        rank = x.dim()
+        rows_at, channels_at = _checks.axis("seq_dim", seq_dim, rank), _checks.axis("channel_dim", channel_dim, rank)
+        if rows_at == channels_at:
+            raise ValueError(
+                f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are one; "
+                "pass different ones"
+            )
+        self.x: Tensor = x
+        self.device = x.device
+        self.acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+        self.form = Form((rows_at, channels_at), rank)
+        self.view = self.canonical(x)
+        self.shape = self.view.shape
+        rows, width = x.shape[rows_at], operator.index(x.shape[channels_at])
+        of = _checks.Target("x", x.shape, x.device, self.shape[0] if rank > 2 else 1, rows)
+        self.set_rows(of, encoding, width, positions, start, scale, alpha, padding_mask, dropout, seed)
+        if encoding is not None or width:
+            _checks.channels(x, width, self.encoding.dim)
+        self.elements = self.form.elements(x.shape) if self.drop else []
+
+    def canonical(self, t: Tensor) -> Tensor:
+        """A tensor of x's shape as (batch, *middle, sequence, channels)."""
+        return self.form.canonical(t)
+
+    def restored(self, t: Tensor) -> Tensor:
+        """The inverse of `canonical`."""
+        return self.form.restored(t)
+
+    def run(self, out: Tensor | None = None) -> Tensor:
+        """Computes, without autograd; `out` in canonical form. The result is in x's own form where `out` is None."""
+        with torch.no_grad():
+            if out is not None and out.is_neg():  # its sign turns on reading; kernels write plain numbers
+                return out.copy_(self.canonical(self.run()))
+            target = self.canonical(torch.empty_like(self.x)) if out is None else out
+            if self.view.numel() and not _rows.no_data(self.device):
+                self._fill(target)
+            return self.restored(target) if out is None else out
+
+    def _fill(self, target: Tensor) -> None:
+        x, target = self.view.detach(), target.detach()
+        mask, alpha = self.padding_mask, self.alpha
+        positions = None if self.positions is None else self.positions.detach()
+        if self.encoding.angle != "exact":
+            target.copy_(self.dropped(self.sum(x.to(self.acc))))
+        elif x.device.type == "cpu" and _backend.compiled("cpu"):
+            factor = alpha.item() if isinstance(alpha, Tensor) else alpha
+            words, rows = plan_words(self.encoding), (self.start, self.are_starts, self.scale, factor)
+            if self.drop:
+                seeded = mask, self.seed, *rows, self.drop, self.elements, target
+                torch.ops.sinpe_ext.add_dropout_out.default(x, words, positions, *seeded)
+            else:
+                torch.ops.sinpe_ext.add_out.default(x, words, positions, mask, *rows, target)
+        else:
+            plan, first = _plan_of(self.encoding), self.encoding.start + self.start
+            dropped: Any = {"seed": self.seed, "drop": self.drop, "elements": self.elements}
+            reference_apply.add(plan, x, positions, first, self.scale, alpha, mask, target, **dropped)
+
+    def operands(self, words: Tensor) -> tuple[Any, ...]:
+        """The arguments of the operator `add_dropout` after x."""
+        mask, alpha = self.padding_mask, self.alpha_or_none()
+        rows = self.start, self.are_starts, self.scale
+        return words, self.positions, mask, alpha, self.seed, *rows, self.drop, self.elements
+
+    def traced(self) -> Tensor:
+        """The whole of `add` in operations that a compiler fuses with their neighbours and torch.func looks into.
+
+        With dropout a graph has the fused operator instead: generating the mask is most of the work, and a compiler's
+        own loops are several times slower at it.
+        """
+        if self.drop and self.encoding.angle == "exact" and _is_compiling():
+            words = _traced.plan_words(*self.given)
+            return self.restored(torch.ops.sinpe_ext.add_dropout.default(self.view, *self.operands(words)))
+        return self.restored(self.dropped(self.sum(self.view.to(self.acc))).to(self.x.dtype))
+
+    def result(self) -> Tensor:
+        """`add`, differentiable."""
+        self.draw()
+        if _is_compiling() or is_transformed():
+            return self.traced()
+        if not self.needs_grad(self.x):
+            return self.run()
+        if self.encoding.angle != "exact" or is_traced():
+            return self.traced()
+        return self.restored(ADD_DROPOUT(self.view, *self.operands(plan_words(self.encoding))))
+
+    def result_in_place(self) -> Tensor:
+        """`add_`, differentiable."""
+        self.draw()
+        if _is_compiling() or is_transformed():
+            return self.x.copy_(self.traced())
+        if not self.needs_grad(self.x):
+            self.run(self.canonical(self.x))
+            torch.autograd.graph.increment_version(self.x)
+            return self.x
+        if self.encoding.angle != "exact":
+            return self.x.copy_(self.traced())
+        operands = self.operands(plan_words(self.encoding))
+        return _grad.AddInPlace.apply(self.x, *operands, self.form, self._write)
+
+    def _write(self) -> None:
+        self.run(self.canonical(self.x))

@@ -1,0 +1,123 @@
+"""One call of `embed`: its checked arguments, and the choice between kernel, eager twin and graph."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from . import _checks, _traced
+from ._call import Form, RowsCall
+from ._operator import EMBED, is_traced, is_transformed
+from ._ops import plan_words
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class EmbedCall(RowsCall):
+    """The arguments of `embed` after every check.
+
+    Attributes:
+        ids: int64, (batch, *middle, sequence) or (sequence,).   weight: (num_embeddings, channels).
+        form: how the result is laid out.
+        padding_idx: the row of weight that gets no gradient, -1 for none.   sparse: the kind of its gradient.
+    """
+
+    def __init__(
+        self,
+        ids: Any,
+        weight: Any,
+        encoding: Any,
+        positions: Any,
+        start: Any,
+        scale: Any,
+        alpha: Any,
+        dropout: Any,
+        seed: Any,
+        padding_idx: Any,
+        padding_mask: Any,
+        sparse: Any,
+        encode_padding: Any,
+        seq_dim: Any = -1,
+    ):
+        self.weight: Tensor = _checks.weight(weight)
+        given = _checks.ids(ids, weight)
+        rank = given.dim()
+        rows_at = _checks.axis("seq_dim", seq_dim, rank, "ids")
+        self.ids = given if rows_at == rank - 1 else given.movedim(rows_at, -1)
+        self.form = Form((rows_at, rank), rank + 1)
+        rows, self.num_embeddings = self.ids.shape[-1], weight.shape[0]
+        self.device = weight.device
+        self.acc = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        width = operator.index(weight.shape[1])
+        self.shape = torch.Size((*self.ids.shape, width))
+        self.padding_idx = _checks.padding_idx(padding_idx, self.num_embeddings)
+        batch = self.ids.shape[0] if self.ids.dim() > 1 else 1
+        of = _checks.Target("ids", given.shape, self.device, batch, rows)
+        self.set_rows(of, encoding, width, positions, start, scale, alpha, padding_mask, dropout, seed)
+        if encoding is not None or width:
+            _checks.weight_channels(weight, self.encoding.dim)
+        self.elements = self.form.elements(torch.Size((*given.shape, width))) if self.drop else []
+        self.sparse = bool(sparse)
+        if not encode_padding and self.padding_idx >= 0:
+            self._mask_padding()
+
+    def _mask_padding(self) -> None:
+        if self.ids.dim() > 2:
+            raise ValueError(
+                f"encode_padding: expected ids of shape (sequence,) or (batch, sequence) with encode_padding=False, "
+                f"got {tuple(self.ids.shape)}; flatten the dimensions between them"
+            )
+        mask = (self.ids == self.padding_idx).reshape(-1, self.ids.shape[-1])
+        self.padding_mask = mask if self.padding_mask is None else self.padding_mask | mask
+
+    def operands(self, words: Tensor) -> tuple[Any, ...]:
+        """The arguments of the operator `embed`."""
+        weight = self.weight if self.weight.stride(1) == 1 or self.shape[-1] == 1 else self.weight.contiguous()
+        rows = self.start, self.are_starts, self.scale
+        gradient = self.padding_idx, self.sparse
+        mask, alpha = self.padding_mask, self.alpha_or_none()
+        return (
+            self.ids,
+            weight,
+            words,
+            self.positions,
+            mask,
+            alpha,
+            self.seed,
+            *rows,
+            *gradient,
+            self.drop,
+            self.elements,
+        )
+
+    def traced(self) -> Tensor:
+        """In operations that a compiler fuses and torch.func looks into."""
+        padding_idx = None if self.padding_idx < 0 else self.padding_idx
+        gathered = functional.embedding(self.ids, self.weight, padding_idx, sparse=self.sparse)
+        return self.form.restored(self.dropped(self.sum(gathered.to(self.acc))).to(self.weight.dtype))
+
+    def result(self) -> Tensor:
+        """`embed`, differentiable."""
+        self.draw()
+        exact = self.encoding.angle == "exact"
+        if _is_compiling():
+            # A graph may fuse a lookup with what follows. A gradient of its own making would be summed in no fixed
+            # order, and a mask of its own making is slow: then the operator is better.
+            if exact and (self.drop or (self.weight.requires_grad and torch.is_grad_enabled())):
+                operands = self.operands(_traced.plan_words(*self.given))
+                return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))
+            return self.traced()
+        if not exact or is_transformed() or is_traced():
+            if self.device.type == "cpu" and not _checks.unreadable(self.ids):
+                _checks.id_range(self.ids, self.num_embeddings)
+            return self.traced()
+        try:
+            return self.form.restored(EMBED(*self.operands(plan_words(self.encoding))))
+        except RuntimeError:
+            if self.device.type == "cpu":  # kernels refuse a bad id before they write; here it gets its Python type
+                _checks.id_range(self.ids, self.num_embeddings)
+            raise

@@ -1,0 +1,86 @@
+"""`Operator`: how a Python function calls one of the operators of `_ops.py`.
+
+In a graph that is being made, the operator itself. Otherwise the kernel where the compiled backend serves the device
+and the eager twin elsewhere, below an autograd function where a gradient is needed and below nothing where none is:
+the autograd layer of a torch.library operator costs more than a small call's arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import _backend, _ops
+
+_is_compiling = torch.compiler.is_compiling
+_CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_modes = torch._C._len_torch_dispatch_stack
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work, which look into every operation."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_traced() -> bool:
+    """Whether someone looks at the operators: torch.compile, a dispatch mode (fake tensors, make_fx), torch.func."""
+    return _is_compiling() or _modes() > 0 or torch._C._are_functorch_transforms_active()
+
+
+class Operator:
+    """One operator.
+
+    Attributes:
+        op: torch.ops.sinpe_ext.<name>.default.
+        direct: its CPU kernel without the layers above, for plain CPU tensors without a negative bit that need no
+            gradient, where `is_traced()` is false and the compiled backend in use.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.op = getattr(torch.ops.sinpe_ext, name).default
+        self.eager = _ops.EAGER[name]
+        self.function: Any = None
+
+    def direct(self, *arguments: Any) -> Any:
+        return self.op.redispatch(_CPU_KERNEL, *arguments)
+
+    def run(self, *arguments: Any) -> Any:
+        """Without autograd. The first argument's device decides."""
+        if arguments[0].device.type == "cpu" and _backend.compiled("cpu"):
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.op(*arguments)
+        with torch.no_grad():
+            return self.eager(*arguments)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """With derivatives of any order, where `differentiable` gave them."""
+        if is_traced() or arguments[0].device.type == "meta":
+            return self.op(*arguments)
+        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments):
+            return self.function.apply(*arguments)
+        return self.run(*arguments)
+
+    def differentiable(self, setup_context: Callable[..., None], backward: Callable[..., Any]) -> None:
+        """Gives the operator, and the calls of this class, a derivative; both as torch.library.register_autograd."""
+
+        class Differentiable(torch.autograd.Function):
+            @staticmethod
+            def forward(*arguments: Any) -> Any:
+                return self.run(*arguments)
+
+        Differentiable.setup_context = staticmethod(setup_context)  # type: ignore[method-assign]
+        Differentiable.backward = staticmethod(backward)  # type: ignore[method-assign]
+        Differentiable.__name__ = Differentiable.__qualname__ = f"sinpe_ext_{self.name}"  # seen in an autograd graph
+        self.function = Differentiable
+        name = f"{_ops.NAMESPACE}::{self.name}"
+        torch.library.register_autograd(name, backward, setup_context=setup_context, lib=_ops._library)
+
+
+TABLE, ENCODE, ADD = Operator("table"), Operator("encode"), Operator("add")
+DROPOUT, ADD_DROPOUT, ROW_DOTS = Operator("dropout"), Operator("add_dropout"), Operator("row_dots")
+EMBED, EMBED_BACKWARD = Operator("embed"), Operator("embed_backward")

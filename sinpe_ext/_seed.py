@@ -1,0 +1,47 @@
+"""`seed`: what `add` and `embed` take for one, as the int64 tensor that operators take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._checks import INT64_MAX, INT64_MIN, dense_tensor
+from .encoding import integer
+
+
+def checked(seed: Any) -> Any:
+    """What callers may pass for a seed: an int becomes one in range, anything else stays."""
+    if seed is None or isinstance(seed, torch.Generator):
+        return seed
+    if torch.compiler.is_compiling() and isinstance(seed, (int, torch.SymInt)):
+        return seed  # may be a symbol of the graph
+    if isinstance(seed, Tensor):
+        dense_tensor("seed", seed)
+        if seed.dtype != torch.int64 or seed.numel() != 1:
+            raise TypeError(
+                f"seed: expected an int64 tensor of one element, got {seed.dtype} of shape {tuple(seed.shape)}; pass "
+                "torch.tensor(seed)"
+            )
+        return seed
+    return integer("seed", seed, INT64_MIN, INT64_MAX, "pass an int, an int64 tensor, a torch.Generator or None")
+
+
+def tensor(seed: Any, device: torch.device) -> Tensor:
+    """A checked seed as an int64 tensor of shape () on `device`; None is drawn from torch's generator of the device."""
+    if seed is None:
+        if not torch.compiler.is_compiling():
+            return draw(device)
+        # In a graph an operator of our own: torch.randint would become another random stream there.
+        return torch.ops.sinpe_ext.draw_seed.default(torch.empty((), dtype=torch.int64, device=device))
+    if isinstance(seed, Tensor):
+        return seed.reshape(()).to(device)
+    if isinstance(seed, torch.Generator):
+        return draw(seed.device, seed).to(device)
+    return torch.full((), seed, dtype=torch.int64, device=device)
+
+
+def draw(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
+    """A seed from a generator, or from the device's."""
+    return torch.randint(INT64_MAX, (), generator=generator, dtype=torch.int64, device=device)

@@ -1,0 +1,77 @@
+"""Rows of an encoding, tile by tile, for data that passes by: the eager twin of `csrc/cpu/tiles.h`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import reference
+from ._arrays import arrays
+from ._plan import Plan
+
+FEWEST_ROWS = 16  # of the encoding in one go, where the data is wide: making fewer costs more for each
+
+
+def accumulation(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that products and sums are rounded to."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def block(device: torch.device) -> int:
+    """Elements of one pass over the data."""
+    return arrays(None, device).block
+
+
+def arranged(rows: Tensor, rank: int) -> Tensor:
+    """(S, *) or (1 or B, S, *) as a tensor broadcastable to one of `rank` dimensions in canonical form."""
+    if rows.dim() == 2:
+        return rows
+    return rows[0] if rank == 2 else rows.reshape(rows.shape[0], *(1,) * (rank - 3), *rows.shape[1:])
+
+
+class Rows(NamedTuple):
+    """The rows of an encoding that data of one shape meets."""
+
+    plan: Plan
+    positions: Tensor | None
+    start: int
+    acc: torch.dtype
+    device: torch.device
+    alpha: float | Tensor = 1.0
+
+    def at(self, samples: slice, rows: slice, rank: int) -> Tensor:
+        """alpha * PE of some rows of some samples in acc, new and broadcastable to a tensor of `rank` dimensions."""
+        p = self.positions
+        if p is None:
+            pe = reference.table(self.plan, rows.stop - rows.start, self.start + rows.start, self.acc, self.device)
+        else:
+            p = p if p.dim() == 1 or p.shape[0] == 1 else p[samples]
+            if p.dim() == 2 and p.shape[1] == 1 and not p.is_floating_point():
+                p = p + torch.arange(rows.start, rows.stop, device=p.device)
+            else:
+                p = p[..., rows]
+            pe = reference.encode(self.plan, p, self.acc).to(self.device)
+        if isinstance(self.alpha, Tensor):
+            pe.mul_(self.alpha.to(self.acc).reshape(()))
+        elif self.alpha != 1.0:
+            pe.mul_(self.alpha)
+        return arranged(pe, rank)
+
+    def tiles(self, shape: Sequence[int]) -> Iterator[tuple[slice, slice, Tensor]]:
+        """(samples, rows, their encoding) until every row of `shape`, (B, *M, S, D), was met once."""
+        samples, length, width = shape[0], shape[-2], math.prod(shape[1:-2]) * shape[-1]
+        size = block(self.device)
+        height = min(length, max(FEWEST_ROWS, size // width))
+        depth = max(1, size // (width * height))
+        shared = self.positions is None or self.positions.dim() == 1 or self.positions.shape[0] == 1
+        for first in range(0, length, height):
+            rows, pe = slice(first, min(length, first + height)), None
+            for sample in range(0, samples, depth):
+                some = slice(sample, sample + depth)
+                if pe is None or not shared:
+                    pe = self.at(some, rows, len(shape))
+                yield some, rows, pe

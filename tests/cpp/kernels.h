@@ -1,0 +1,47 @@
+// The sets of row kernels that this CPU can run, and element types for tests over all of them.
+#pragma once
+
+#include <vector>
+
+#include "cpu/rows.h"
+#include "sinpe/sinpe.h"
+
+inline std::vector<const sinpe::RowKernels*> kernel_sets() {
+  std::vector<const sinpe::RowKernels*> sets = {&sinpe::kRowKernelsDefault};
+#if defined(SINPE_X86_LEVELS)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) sets.push_back(&sinpe::kRowKernelsV3);
+  if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) sets.push_back(&sinpe::kRowKernelsV4);
+#endif
+  return sets;
+}
+
+template <class T>
+constexpr sinpe_dtype dtype_of() {
+  return std::is_same<T, float>::value             ? SINPE_FLOAT32
+         : std::is_same<T, double>::value          ? SINPE_FLOAT64
+         : std::is_same<T, sinpe::bfloat16>::value ? SINPE_BFLOAT16
+                                                   : SINPE_FLOAT16;
+}
+
+// v rounded to T.
+template <class T>
+T rounded(sinpe::accumulate_t<T> v) {
+  T out;
+  sinpe::round_store(&out, v);
+  return out;
+}
+
+template <class T>
+bool same(T a, T b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+// What dropout makes of v, one element at a time.
+template <class T>
+T dropped(sinpe::accumulate_t<T> v, const sinpe_dropout_arguments& d, uint64_t element) {
+  if (d.drop == 0) return rounded<T>(v);
+  const uint32_t drop = static_cast<uint32_t>(d.drop);
+  if (!sinpe::kept(element, static_cast<uint64_t>(d.seed), drop)) return T{};
+  return rounded<T>(v * static_cast<sinpe::accumulate_t<T>>(65536.0 / (65536 - d.drop)));
+}

@@ -1,0 +1,32 @@
+"""Philox 4x32-10 in Python's integers: the tests' oracle for dropout masks, from Salmon et al. 2011."""
+
+from __future__ import annotations
+
+from functools import cache
+
+MASK32 = 2**32 - 1
+
+
+@cache
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Ten rounds; words of 32 bits."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        first, second = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (second >> 32) ^ c1 ^ k0, second & MASK32, (first >> 32) ^ c3 ^ k1, first & MASK32
+        k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
+    return c0, c1, c2, c3
+
+
+def lane(seed: int, element: int) -> int:
+    """The 16 random bits of an element."""
+    counter, seed = element >> 3, seed % 2**64
+    words = philox((counter & MASK32, counter >> 32, 0, 0), (seed & MASK32, seed >> 32))
+    place = element & 7
+    return words[place >> 1] >> 16 * (place & 1) & 0xFFFF
+
+
+def kept(seed: int, element: int, drop: int) -> bool:
+    """Whether dropout of drop / 65536 keeps an element."""
+    return lane(seed, element) >= drop

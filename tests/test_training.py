@@ -1,0 +1,54 @@
+"""Training with these layers and with torch's: the example, step by step, and the README's lines."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("language_model", ROOT / "examples" / "train_language_model.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.BATCH, module.LENGTH = 4, 32  # a test asks whether it trains, not how well
+    return module
+
+
+def test_without_dropout_both_train_alike(example: ModuleType, backend: str) -> None:
+    """The same weights, data and encoding: only the last bits of the table and of sums differ, and grow a little."""
+    name, text = example.read_text(None)
+    assert "Python" in name and len(text) > 100_000
+    index = {character: number for number, character in enumerate(sorted(set(text)))}
+    data = torch.tensor([index[character] for character in text[:20_000]])
+    losses = [example.train(kind, data, len(index), seed=0, steps=4, dropout=0.0)[0] for kind in ("torch", "sinpe_ext")]
+    assert abs(losses[0] - losses[1]) < 1e-4
+    dropped = example.train("sinpe_ext", data, len(index), seed=0, steps=4, dropout=0.3)[0]
+    assert 1e-3 < abs(dropped - losses[1]) < 1.0  # dropout is at work, and training still is
+
+
+def test_the_example_runs(example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefgh " * 400)
+    monkeypatch.setattr(sys, "argv", ["train", "--text", str(text), "--steps", "2", "--seeds", "0", "1"])
+    status = example.main()
+    printed = capsys.readouterr().out
+    assert printed.count("held-out loss") == 4 and "over 2 seeds" in printed
+    assert ("NOT within noise" in printed) == (status == 1)
+
+
+def test_the_readme_trains() -> None:
+    readme = (ROOT / "README.md").read_text()
+    section = readme[readme.index("## Training") :]
+    code = re.search(r"```python\n(.*?)```", section, re.S)
+    assert code is not None
+    exec(compile("import torch\nimport sinpe_ext as sinpe\n" + code.group(1), "README.md", "exec"), {})
