@@ -16,8 +16,6 @@ from . import _checks, _philox
 from ._plan import Plan
 from ._tiles import Rows, accumulation, arranged, block
 
-EVERY = slice(None)
-
 
 @torch.no_grad()
 def add(
@@ -53,7 +51,7 @@ def add(
     if drop == _philox.DROP_ALL:
         return out.zero_()
     rows = Rows(plan, positions, start, accumulation(x.dtype), x.device, alpha)
-    pe = rows.at(EVERY, slice(0, x.shape[-2]), x.dim())
+    pe = rows.at(slice(None), slice(0, x.shape[-2]), x.dim())
     _combine(x, pe, padding_mask, scale, drop, out)
     return _drop_(out, seed, drop, elements)
 

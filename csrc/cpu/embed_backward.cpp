@@ -93,6 +93,7 @@ class RowSums {
         dim_(a.sizes[a.rank - 1]),
         channel_(a.grad_strides[a.rank - 1]),
         factor_(static_cast<Real>(a.dropout.drop != 0 ? a.scale * dropout_.scale : a.scale)),
+        zeros_(static_cast<size_t>(width)),
         sum_(static_cast<size_t>(width)),
         gathered_(channel_ == 1 ? 0 : static_cast<size_t>(width)) {}
 
@@ -100,7 +101,8 @@ class RowSums {
     for (; row < last; ++row) {
       T* out = static_cast<T*>(a_.out) + row * dim_ + c;
       if (tokens_.begin(row) == tokens_.end(row) || a_.dropout.drop == kDropAll) {
-        std::memset(out, 0, static_cast<size_t>(n) * sizeof(T));
+        // Not memset, whose string instruction starts over at each page fault of fresh memory.
+        elementwise<T>().round(zeros_.data(), Real{1}, out, n);
         continue;
       }
       std::memset(sum_.data(), 0, static_cast<size_t>(n) * sizeof(Real));
@@ -134,7 +136,7 @@ class RowSums {
   TokenPlaces grad_at_, element_at_;
   int64_t dim_, channel_;
   Real factor_;
-  std::vector<Real> sum_;
+  std::vector<Real> zeros_, sum_;
   std::vector<T> gathered_;
 };
 

@@ -1,0 +1,296 @@
+"""Dropout masks: Philox's published words, every form of `elements`, and statistics with a stated confidence.
+
+Every mask that the statistics look at was made twice, by `_philox.keep` and by the operator `dropout` of the backend
+under test, and is the same. The bounds are Chernoff's and Hoeffding's, which hold without an approximation. Seeds are
+fixed, so a test that passes once always does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from philox import kept, philox  # the oracle, in Python's integers
+from torch import Tensor
+
+from sinpe_ext import _philox
+from sinpe_ext._operator import DROPOUT
+
+FALSE_ALARM = 1e-9  # each check would fail for truly random masks with at most this probability
+SEED = 0x243F6A8885A308D3
+HALF = 32768
+DROPS = [1, 655, 6554, 32768, 58982, 65535]  # p = 1/65536, 0.01, 0.1, 0.5, 0.9, 65535/65536
+EDGE_SEEDS = [0, 1, -1, 2**32 - 1, -(2**32), 2**63 - 1, -(2**63), SEED]
+
+KNOWN = {  # kat_vectors of Random123 1.14, philox4x32 10: counter, key, words
+    "zeros": ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    "ones": ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    "pi": (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+}
+
+
+@pytest.mark.parametrize("known", KNOWN.values(), ids=KNOWN)
+def test_the_oracle_gives_the_published_words(known: tuple[tuple[int, ...], ...]) -> None:
+    counter, key, words = known
+    assert philox(counter, key) == words
+
+
+def words_of(counters: Sequence[int], seed: int) -> Tensor:
+    """(4, number of counters), from the eager twin."""
+    counter = torch.tensor(counters)
+    words = _philox._philox(counter & 0xFFFFFFFF, counter >> 32, _philox._keys(torch.tensor(seed)))
+    return torch.stack([word & 0xFFFFFFFF for word in words])
+
+
+@pytest.mark.parametrize("seed", EDGE_SEEDS)
+def test_words(seed: int) -> None:
+    counters = [0, 1, 2, 2**32 - 1, 2**32, 2**32 + 1, 0x85A308D3243F6A8, 2**61 - 1]
+    key = seed % 2**32, seed % 2**64 >> 32
+    want = [philox((c % 2**32, c >> 32, 0, 0), key) for c in counters]
+    assert words_of(counters, seed).T.tolist() == [list(words) for words in want]
+
+
+FORMS: dict[str, tuple[tuple[int, ...], list[int]]] = {
+    "row-major": ((3, 5, 7), []),
+    "one dimension": ((29,), []),
+    "one element": ((), []),
+    "one element, based": ((), [13]),
+    "empty": ((3, 0, 7), []),
+    "based": ((3, 5, 7), [1003, 35, 7, 1]),
+    "permuted": ((3, 5, 7), [0, 1, 21, 3]),
+    "permuted and based": ((3, 5, 7), [77, 5, 1, 15]),
+    "size 1 with any step": ((3, 1, 7), [4, 7, 1000, 1]),
+    "shard": ((3, 4, 7), [2, 100, 9, 1]),
+    "strided channels": ((3, 5, 7), [1, 70, 14, 2]),
+    "expanded": ((3, 5, 7), [3, 0, 7, 1]),
+    "expanded shard": ((3, 5, 7), [3, 0, 11, 1]),
+    "overlapping": ((4, 6), [0, 1, 1]),
+    "beyond 2**35": ((3, 5, 7), [2**35 * 8 + 5, 35, 7, 1]),
+    "counter's high word changes": ((3, 5, 7), [2**35 - 50, 35, 7, 1]),
+    "scattered over the high word": ((3, 5), [2**35 - 50, 31, 2**40 + 3]),
+    "largest": ((3, 5), [2**63 - 1 - 14, 5, 1]),
+    "as unsigned": ((3, 5), [-40, 5, 1]),
+}
+PERMUTED = ("row-major", "permuted", "permuted and based", "size 1 with any step", "expanded", "as unsigned")
+
+
+def oracle(seed: int, drop: int, shape: tuple[int, ...], elements: Sequence[int]) -> Tensor:
+    base, *steps = elements or [0, *_philox.row_major(shape)]
+    indices = itertools.product(*map(range, shape))
+    numbers = [base + sum(i * step for i, step in zip(index, steps, strict=True)) for index in indices]
+    return torch.tensor([kept(seed, e % 2**64, drop) for e in numbers], dtype=torch.bool).reshape(shape)
+
+
+def small_blocks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_philox, "arrays", lambda xp, device: SimpleNamespace(block=3))
+
+
+@pytest.mark.parametrize("block", ["one block", "blocks of 3"])
+@pytest.mark.parametrize("form", FORMS)
+def test_elements(form: str, block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, elements = FORMS[form]
+    if block != "one block":
+        small_blocks(monkeypatch)
+    for seed, drop in ((SEED, HALF), (-3, 6554), (2**63 - 1, 65535)):
+        want = oracle(seed, drop, shape, elements)
+        for given in (seed, torch.tensor(seed), torch.tensor([seed])):
+            got = _philox.keep(given, drop, shape, elements, "cpu")
+            assert got.dtype == torch.bool and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_elements_of_the_operator(form: str, backend: str) -> None:
+    shape, elements = FORMS[form]
+    if shape:
+        mask_of(SEED, HALF, shape, elements)
+
+
+@pytest.mark.parametrize("form", PERMUTED)
+def test_dense_permutations_take_one_philox_for_eight(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(_philox, "_scattered")
+    shape, elements = FORMS[form]
+    assert torch.equal(_philox.keep(SEED, HALF, shape, elements, "cpu"), oracle(SEED, HALF, shape, elements))
+
+
+def test_neighbouring_drops_differ_by_the_lane_alone() -> None:
+    """The whole lane decides, not its high bits: it is the last drop that keeps."""
+    words = words_of(range(4), SEED)
+    lanes = torch.stack([words & 0xFFFF, words >> 16], 1).permute(2, 0, 1).flatten().tolist()
+    for e, lane in enumerate(lanes):
+        at = [_philox.keep(SEED, drop, (32,), [], "cpu")[e].item() for drop in (lane, lane + 1)]
+        assert at == [True, False]
+
+
+@pytest.mark.parametrize("drop, fraction", [(0, 1.0), (65536, 0.0)])
+def test_certain_masks_need_no_seed(drop: int, fraction: float) -> None:
+    for seed in (None, 3):
+        assert _philox.keep(seed, drop, (3, 5), [], "cpu").float().mean() == fraction
+    assert _philox.kept_scale(drop) == fraction
+
+
+def test_refusals() -> None:
+    with pytest.raises(RuntimeError, match="seed: expected one int64, got None while drop is 7"):
+        _philox.keep(None, 7, (3,), [], "cpu")
+    with pytest.raises(RuntimeError, match="elements: expected 3 integers .* got 2"):
+        _philox.keep(1, 7, (3, 4), [0, 1], "cpu")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+@pytest.mark.parametrize("form", ["row-major", "permuted", "shard", "counter's high word changes"])
+def test_vmap_over_seeds(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, elements = FORMS[form]
+    seeds = torch.tensor(EDGE_SEEDS)
+    want = torch.stack([oracle(seed, HALF, shape, elements) for seed in EDGE_SEEDS])
+    for given in (seeds, seeds[:, None]):
+        got = torch.func.vmap(lambda seed: _philox.keep(seed, HALF, shape, elements, "cpu"))(given)
+        assert torch.equal(got, want)
+    small_blocks(monkeypatch)
+    assert torch.equal(torch.func.vmap(lambda s: _philox.keep(s, HALF, shape, elements, "cpu"))(seeds), want)
+
+
+def test_no_value_is_read_back() -> None:
+    """A seed on a device would make the host wait."""
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        for shape, elements in FORMS.values():
+            assert _philox.keep(torch.tensor(1), HALF, shape, elements, "cpu").shape == shape
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+
+
+def mask_of(seed: int, drop: int, shape: tuple[int, ...], elements: Sequence[int] = ()) -> Tensor:
+    """A mask from the operator of the backend in use, which is that of `_philox.keep`."""
+    keep = DROPOUT(torch.ones(shape), torch.tensor(seed), drop, 1.0, list(elements)) != 0
+    assert torch.equal(keep, _philox.keep(seed, drop, shape, elements, "cpu"))
+    return keep
+
+
+def expect_count(count: int, n: int, p: float) -> None:
+    """Whether `count` of n independent events of probability p are credible: Chernoff's bound of both tails."""
+    rate = count / n
+    divergence = sum(a * math.log(a / b) for a, b in ((rate, p), (1 - rate, 1 - p)) if a > 0)
+    assert 2 * math.exp(-n * divergence) > FALSE_ALARM, f"{count} of {n}, expected {n * p:.1f}"
+
+
+def expect_uniform(values: Tensor, bins: int) -> None:
+    """Chi-square, by Laurent and Massart's bounds of its tails, which hold for the limit of many values a bin."""
+    expected = values.numel() / bins
+    assert expected >= 64
+    chi2 = float((torch.bincount(values, minlength=bins).double() - expected).square().sum() / expected)
+    free, t = bins - 1, math.log(2 / FALSE_ALARM)
+    assert free - 2 * math.sqrt(free * t) < chi2 < free + 2 * math.sqrt(free * t) + 2 * t
+
+
+def expect_uncorrelated(masks: Tensor) -> None:
+    """Rows of masks of p = 0.5, (many, length), pair by pair: Hoeffding's bound for a sum of signs, over all pairs."""
+    signs = masks.float() * 2 - 1
+    sums = (signs @ signs.T).fill_diagonal_(0.0)
+    pairs = len(masks) * (len(masks) - 1) / 2
+    assert float(sums.abs().max()) < math.sqrt(2 * masks.shape[1] * math.log(2 * pairs / FALSE_ALARM))
+
+
+@pytest.mark.parametrize("seed", [SEED, 0])
+@pytest.mark.parametrize("drop", DROPS)
+def test_drop_rate_and_mean(drop: int, seed: int, backend: str) -> None:
+    """The rate is drop / 65536, and so the mean of what kept elements are multiplied by is 1."""
+    n = 2**21
+    dropped = n - int(mask_of(seed, drop, (n,)).sum())
+    expect_count(dropped, n, drop / 65536)
+    out = DROPOUT(torch.ones(n), torch.tensor(seed), drop, 1.0, [])
+    # Were the scale that of another p, the mean would tell of another count. 2**-23: a float's rounding.
+    kept_by_mean = float(out.double().mean()) * n * (65536 - drop) / 65536
+    assert abs(kept_by_mean - (n - dropped)) <= 2**-23 * n
+    expect_count(round(kept_by_mean), n, 1 - drop / 65536)
+
+
+@pytest.mark.parametrize("seed", [SEED, 0, 1])
+def test_lanes_are_uniform(seed: int) -> None:
+    words = words_of(range(2**19), seed)
+    lanes = torch.stack([words & 0xFFFF, words >> 16]).reshape(8, -1)
+    expect_uniform(lanes.flatten(), 2**16)
+    for lane in lanes:
+        expect_uniform(lane >> 8, 256)
+        expect_uniform(lane & 255, 256)
+    for first, second in itertools.pairwise(lanes):
+        expect_uniform((first >> 10) * 64 + (second >> 10), 2**12)
+
+
+@pytest.mark.parametrize("drop", [6554, HALF, 58982])
+def test_neighbours_rows_and_batches_are_independent(drop: int, backend: str) -> None:
+    """(B, S, D) = (32, 64, 512): disjoint pairs of elements a lag apart differ as often as independent ones."""
+    mask = mask_of(SEED, drop, (32, 64, 512)).flatten()
+    p = drop / 65536
+    channels, rows = 512, 64
+    for lag in (1, 2, 3, 4, 5, 6, 7, 8, 16, 64, 256, channels, 2 * channels, channels * rows, 4 * channels * rows):
+        usable = mask.numel() // (2 * lag) * 2 * lag
+        pairs = mask[:usable].reshape(-1, 2, lag)
+        expect_count(int((pairs[:, 0] != pairs[:, 1]).sum()), usable // 2, 2 * p * (1 - p))
+
+
+def test_rows_are_uncorrelated_and_never_equal(backend: str) -> None:
+    expect_uncorrelated(mask_of(SEED, HALF, (512, 2048)))
+    expect_uncorrelated(mask_of(SEED, HALF, (2**17, 8)).T)  # the eight lanes of a counter
+    rows = mask_of(SEED, HALF, (2**15, 64)).long() << torch.arange(64)
+    assert rows.sum(1).unique().numel() == 2**15  # two equal rows of 64: probability 2**29 * 2**-64 = 3e-11
+
+
+def related_seeds() -> list[int]:
+    """Seeds that a user or a bug would confuse: one bit, one step, or a swap of the two halves apart."""
+    signed = [(SEED ^ 1 << bit) for bit in range(64)]
+    near = [SEED + d for d in range(-8, 9)]
+    swapped = [(SEED << 32 | SEED >> 32) % 2**64, SEED >> 32, (SEED << 32) % 2**64, SEED % 2**32]
+    small = [*range(16), *(k << 32 for k in range(1, 16)), *(k << 32 | k for k in range(1, 8)), 2**64 - 1, 2**63]
+    return sorted({(s + 2**63) % 2**64 - 2**63 for s in (*signed, *near, *swapped, *small)})
+
+
+def test_masks_of_related_seeds_are_uncorrelated(backend: str) -> None:
+    seeds = related_seeds()
+    assert len(seeds) > 100
+    length = 2**13
+    expect_uncorrelated(torch.stack([mask_of(seed, HALF, (length,)) for seed in seeds]))
+
+
+@pytest.mark.parametrize("shift", [-8, -1, 1, 8, 64])
+def test_the_next_seed_is_no_shifted_mask(shift: int, backend: str) -> None:
+    n = 2**18
+    for other in (SEED + 1, SEED + 2**32):
+        first = mask_of(SEED, HALF, (n,), [10**6, 1])
+        second = mask_of(other, HALF, (n,), [10**6 + shift, 1])
+        expect_count(int((first != second).sum()), n, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+def test_an_element_over_many_seeds() -> None:
+    """The other direction: one element, and pairs of elements, over consecutive seeds."""
+    n = 2**17
+    masks = torch.func.vmap(lambda seed: _philox.keep(seed, HALF, (32,), [], "cpu"))(torch.arange(n)).T
+    for element in masks:
+        expect_count(int(element.sum()), n, 0.5)
+    expect_uncorrelated(masks)
+    for element in masks:
+        expect_count(int((element[::2] != element[1::2]).sum()), n // 2, 0.5)
+
+
+@pytest.mark.parametrize("check", ["rate", "chi-square", "correlation"])
+def test_the_statistics_can_fail(check: str) -> None:
+    """Each check refuses a fault of the size that it is there for."""
+    mask = _philox.keep(SEED, HALF, (2**20,), [], "cpu")
+    with pytest.raises(AssertionError):
+        if check == "rate":
+            expect_count(int(mask.sum()), mask.numel(), 0.505)
+        elif check == "chi-square":
+            expect_uniform(torch.arange(2**20) % 2**13 % 8191, 2**13)
+        else:
+            rows = mask.reshape(64, -1)
+            rows[7, : rows.shape[1] // 8] = rows[40, : rows.shape[1] // 8]
+            expect_uncorrelated(rows)
