@@ -61,19 +61,8 @@ class TileDots {
 extern "C" sinpe_status sinpe_row_dots(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a,
                                        const double* slopes) {
   using namespace sinpe;
-  Plan plan;
-  if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
-  if (a == nullptr) return SINPE_BAD_ARGUMENT;
-  int64_t first;
-  const sinpe_status checked = check_arguments(plan, *a, &first);
-  if (checked != SINPE_OK) return checked;
-  const Shape shape(*a);
-  if (shape.empty()) return SINPE_OK;
-  if (a->x == nullptr || a->out == nullptr) return SINPE_BAD_ARGUMENT;
-  return or_no_memory([&] {
-    return with_type(a->dtype, [&](auto type) {
-      using T = decltype(type);
-      return over_tiles(plan, *a, first, accumulate_t<T>{1}, [&] { return TileDots<T>(*a, shape, slopes); });
-    });
+  return run_checked(words, n_words, a, [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
+    using T = decltype(type);
+    return over_tiles(plan, *a, first, accumulate_t<T>{1}, [&] { return TileDots<T>(*a, shape, slopes); });
   });
 }

@@ -131,4 +131,19 @@ sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t 
   });
 }
 
+// Checks what add or row_dots is given, then calls run(T{}, plan, shape, first position) with its element type.
+template <class F>
+sinpe_status run_checked(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a, const F& run) {
+  Plan plan;
+  if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
+  if (a == nullptr) return SINPE_BAD_ARGUMENT;
+  int64_t first;
+  const sinpe_status checked = check_arguments(plan, *a, &first);
+  if (checked != SINPE_OK) return checked;
+  const Shape shape(*a);
+  if (shape.empty()) return SINPE_OK;
+  if (a->x == nullptr || a->out == nullptr) return SINPE_BAD_ARGUMENT;
+  return or_no_memory([&] { return with_type(a->dtype, [&](auto type) { return run(type, plan, shape, first); }); });
+}
+
 }  // namespace sinpe

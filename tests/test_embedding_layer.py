@@ -1,0 +1,91 @@
+"""`SinusoidalEmbedding` in nn.Embedding's place: its state, its weight shared and pretrained, and its limits."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sinpe_ext as sinpe
+from sinpe_ext import SinusoidalEmbedding as Layer
+
+V, B, S, D = 13, 3, 6, 10
+P, SEED = 0.3, 77
+
+
+def table(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(V, D, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, V, (B, S), generator=torch.Generator().manual_seed(4))
+
+
+def test_drop_in_for_nn_embedding(backend: str) -> None:
+    torch.manual_seed(1)
+    theirs = nn.Embedding(V, D, 3)
+    torch.manual_seed(1)
+    mine = Layer(V, D, 3, scale=D**0.5)
+    assert torch.equal(mine.weight, theirs.weight) and list(mine.state_dict()) == ["weight"]
+    assert isinstance(mine, nn.Embedding) and mine.padding_idx == 3
+    mine.load_state_dict(theirs.state_dict())
+    ids = tokens()
+    assert torch.equal(mine.eval()(ids), sinpe.add(theirs(ids), scale=D**0.5))
+    torch.manual_seed(2)
+    trained = mine.train()(ids)
+    torch.manual_seed(2)
+    assert torch.equal(trained, sinpe.add(theirs(ids), scale=D**0.5, dropout=0.1))
+    for other in (copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
+        assert torch.equal(other.eval()(ids), mine.eval()(ids)) and repr(other) == repr(mine)
+    assert mine.half()(ids).dtype == torch.float16 and mine.double()(ids).dtype == torch.float64
+
+
+def test_from_pretrained(backend: str) -> None:
+    weight, ids = table(torch.bfloat16), tokens()
+    layer = Layer.from_pretrained(weight, padding_idx=1, dropout=0.0, scale=2.0, encoding="t2t")
+    assert not layer.weight.requires_grad and layer.weight.data_ptr() == weight.data_ptr()
+    assert torch.equal(layer(ids), sinpe.embed(ids, weight, "t2t", scale=2.0))
+    assert Layer.from_pretrained(weight, freeze=False).weight.requires_grad
+
+
+def test_the_weight_may_be_shared_with_an_output_layer(backend: str) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = Layer(V, D, dropout=P), nn.Linear(D, V, bias=False)
+            self.out.weight = self.embed.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.out(self.embed(ids, seed=SEED))
+
+    model, ids = Tied(), tokens()
+    assert len(list(model.parameters())) == 1
+    model(ids).sin().sum().backward()
+    weight = model.embed.weight.detach().clone().requires_grad_()
+    keep = sinpe.add(torch.full((B, S, D), 9.0), dropout=P, seed=SEED) != 0
+    rows = torch.where(keep, (weight[ids] + sinpe.table(S, D)) * (65536 / (65536 - round(P * 65536))), 0.0)
+    (rows @ weight.t()).sin().sum().backward()
+    assert torch.allclose(model.embed.weight.grad, weight.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_learned_alpha_and_limits(backend: str) -> None:
+    layer, ids = Layer(V, D, dropout=0.0, alpha=0.5, learned_alpha=True, max_len=S), tokens()
+    assert layer.alpha.shape == (1,) and set(layer.state_dict()) == {"weight", "alpha"}
+    assert torch.equal(layer(ids), sinpe.embed(ids, layer.weight, alpha=0.5))
+    layer(ids).sum().backward()
+    rows = sinpe.table(S, D, dtype=torch.float64)
+    assert torch.allclose(layer.alpha.grad.double(), B * rows.sum().reshape(1))
+    with pytest.raises(IndexError, match="positions: expected 0 to 5, .* got 6"):
+        layer(ids, start=1)
+    with torch.no_grad():
+        layer.alpha.fill_(3.0)
+    layer.reset_parameters()
+    assert layer.alpha.item() == 0.5
+    meta = Layer(V, D, learned_alpha=True, device="meta")
+    assert meta(ids.to("meta")).shape == (B, S, D)
+    made = meta.to_empty(device="cpu")
+    made.reset_parameters()
+    assert made.eval()(ids).isfinite().all() and made.alpha.item() == 1.0
