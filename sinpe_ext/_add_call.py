@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import _backend, _checks, _grad, _rows, _traced, reference_apply
 from ._call import Form, RowsCall
-from ._operator import ADD_DROPOUT, is_traced, is_transformed
+from ._operator import ADD_DROPOUT, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
 from ._plan import plan as _plan_of
 
@@ -108,7 +108,7 @@ class AddCall(RowsCall):
         With dropout a graph has the fused operator instead: generating the mask is most of the work, and a compiler's
         own loops are several times slower at it.
         """
-        if self.drop and self.encoding.angle == "exact" and _is_compiling():
+        if self.drop and self.encoding.angle == "exact" and _is_compiling() and not is_functional():
             words = _traced.plan_words(*self.given)
             return self.restored(torch.ops.sinpe_ext.add_dropout.default(self.view, *self.operands(words)))
         return self.restored(self.dropped(self.sum(self.view.to(self.acc))).to(self.x.dtype))
@@ -116,24 +116,28 @@ class AddCall(RowsCall):
     def result(self) -> Tensor:
         """`add`, differentiable."""
         self.draw()
-        if _is_compiling() or is_transformed():
+        if _is_compiling() or is_transformed() or is_recorded():
             return self.traced()
         if not self.needs_grad(self.x):
             return self.run()
-        if self.encoding.angle != "exact" or is_traced():
+        if self._is_formula():
             return self.traced()
         return self.restored(ADD_DROPOUT(self.view, *self.operands(plan_words(self.encoding))))
+
+    def _is_formula(self) -> bool:
+        """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
+        return self.encoding.angle != "exact" or 0 in self.shape or _rows.no_data(self.device)
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
         self.draw()
-        if _is_compiling() or is_transformed():
+        if _is_compiling() or is_transformed() or is_recorded():
             return self.x.copy_(self.traced())
         if not self.needs_grad(self.x):
             self.run(self.canonical(self.x))
             torch.autograd.graph.increment_version(self.x)
             return self.x
-        if self.encoding.angle != "exact":
+        if self._is_formula():
             return self.x.copy_(self.traced())
         operands = self.operands(plan_words(self.encoding))
         return _grad.AddInPlace.apply(self.x, *operands, self.form, self._write)

@@ -189,6 +189,8 @@ PROCESSES: tuple[Process, ...] = (
             lambda: memory("eager trained")),
     Process("step_memory", "training step, our layer: memory", "MiB", None, lambda: step_memory("sinpe_ext"),
             slow=True),
+    Process("step_memory_both", "training step, our layer under torch.compile: memory", "MiB", None,
+            lambda: step_memory("sinpe_ext", compiled=True), slow=True),
     Process("step_memory_torch", "training step, torch layers: memory", "MiB", None, lambda: step_memory("torch"),
             slow=True),
     Process("step_memory_compiled", "training step, torch.compile of torch layers: memory", "MiB", None,

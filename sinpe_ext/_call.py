@@ -9,7 +9,8 @@ from torch import Tensor
 
 from . import _checks, _grad, _philox, _rows, _seed, _traced
 from ._checks import Target
-from ._operator import DROPOUT, is_transformed
+from ._operator import DROPOUT, is_functional, is_transformed
+from ._tiles import arranged
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -28,8 +29,11 @@ class Form:
         return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
 
     def elements(self, shape: torch.Size) -> list[int]:
-        """How the canonical form counts the row-major elements of `shape`; empty where it is its own."""
-        if self.is_canonical:
+        """How the canonical form counts the row-major elements of `shape`; empty where it is its own.
+
+        Never empty in a graph: AOTInductor reads an empty list back as None.
+        """
+        if self.is_canonical and not _is_compiling():
             return []
         steps, step = [0] * len(shape), 1
         for d in reversed(range(len(shape))):
@@ -82,7 +86,7 @@ class RowsCall:
         self.padding_mask = None if padding_mask is None else _checks.padding_mask(padding_mask, of)
         self._set_positions(of, positions, start)
         self.drop = _checks.dropped(dropout)
-        self._given_seed = _seed.checked(seed)
+        self._given_seed = _seed.checked(seed, of.device)
         self.seed: Tensor | None = None
 
     def _set_positions(self, of: Target, positions: Any, start: Any) -> None:
@@ -140,7 +144,7 @@ class RowsCall:
             rows = _rows.table(self.encoding, length, self.start, acc, device)
         else:
             rows = _grad.encode(positions, self.encoding, acc)
-        return _grad.arranged(rows, len(self.shape))
+        return arranged(rows, len(self.shape))
 
     def sum(self, x: Tensor) -> Tensor:
         """scale * x + alpha * PE in acc for x in acc and canonical form, differentiable."""
@@ -153,7 +157,7 @@ class RowsCall:
             rows = rows * self.alpha
         if self.padding_mask is not None:
             # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around.
-            mask = _grad.arranged(self.padding_mask.unsqueeze(-1), len(self.shape))
+            mask = arranged(self.padding_mask.unsqueeze(-1), len(self.shape))
             rows = torch.where(mask, -0.0, rows)
         return x + rows
 
@@ -162,12 +166,16 @@ class RowsCall:
         drop, seed = self.drop, self.seed
         if not drop:
             return total
-        if _is_compiling():
+        if _is_compiling() and not is_functional():
             return torch.ops.sinpe_ext.dropout.default(total, seed, drop, 1.0, self.elements)
-        if not is_transformed():
+        if not _is_compiling() and not is_transformed():
             return DROPOUT(total, seed, drop, 1.0, self.elements)
         if drop == _checks.DROP_UNIT:
             return torch.where(torch.ones_like(total, dtype=torch.bool), 0.0, total)
         assert seed is not None
-        keep = _philox.keep(seed, drop, total.shape, self.elements, self.device)
+        if _is_compiling():
+            ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
+            keep = torch.ops.sinpe_ext.dropout.default(ones, seed, drop, 1.0, self.elements) != 0
+        else:
+            keep = _philox.keep(seed, drop, total.shape, self.elements, self.device)
         return torch.where(keep, total * _philox.kept_scale(drop), 0.0)

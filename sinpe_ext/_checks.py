@@ -48,12 +48,11 @@ def length(value: Any, name: str = "length") -> int:
     return integer(name, value, 0, INT64_MAX, "pass the number of rows")
 
 
-def probability(name: str, value: Any) -> float:
-    """A dropout probability."""
+def probability(name: str, value: Any, hint: str = "pass a probability") -> float:
+    """A dropout probability; `hint` says what a number above 1 may have been meant for."""
     number = factor(name, value)
     if not 0.0 <= number <= 1.0:
-        hint = "max_len is the third argument, pass max_len=... by name" if number > 1.0 else "pass a probability"
-        raise ValueError(f"{name}: expected 0 to 1, got {value}; {hint}")
+        raise ValueError(f"{name}: expected 0 to 1, got {value}; {hint if number > 1.0 else 'pass a probability'}")
     return number
 
 
@@ -270,73 +269,6 @@ def alpha_tensor(value: torch.Tensor, of: Target) -> None:
             "table by one factor per row or channel"
         )
     same_device("alpha", value, of)
-
-
-def weight(value: Any) -> torch.Tensor:
-    """`weight` of `embed`: a dense floating-point tensor of shape (num_embeddings, channels)."""
-    dense_tensor("weight", value)
-    float_dtype("weight", value.dtype)
-    if value.dim() != 2:
-        raise ValueError(
-            f"weight: expected shape (num_embeddings, channels), got {tuple(value.shape)}; pass the weight of an "
-            "nn.Embedding"
-        )
-    return value
-
-
-def weight_channels(value: torch.Tensor, dim: int) -> None:
-    if value.shape[1] != dim:
-        raise ValueError(
-            f"weight: expected {dim} channels, those of the encoding, got shape {tuple(value.shape)}; pass an encoding "
-            f"of dim {value.shape[1]}"
-        )
-
-
-def ids(value: Any, weight: torch.Tensor) -> torch.Tensor:
-    """Token ids as int64, with a sequence dimension; their range is `id_range`'s matter."""
-    import torch
-
-    dense_tensor("ids", value)
-    if value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        raise TypeError(f"ids: expected an integer tensor, got {value.dtype}; pass int64 ids")
-    if not 1 <= value.dim() < MAX_RANK:
-        raise ValueError(
-            f"ids: expected 1 to {MAX_RANK - 1} dimensions, (sequence,) or (batch, ..., sequence), got shape "
-            f"{tuple(value.shape)}; unsqueeze or flatten it"
-        )
-    if value.device != weight.device:
-        raise RuntimeError(
-            f"ids: expected the device of weight, {weight.device}, got {value.device}; move it with "
-            "ids.to(weight.device)"
-        )
-    return value.long()
-
-
-def id_range(value: torch.Tensor, num_embeddings: int) -> None:
-    """Checks that every id is a row of weight; waits for the device."""
-    wrong = value[(value < 0) | (value >= num_embeddings)]
-    if wrong.numel():
-        raise IndexError(bad_id(int(wrong[0]), num_embeddings))
-
-
-def bad_id(value: int, num_embeddings: int) -> str:
-    return (
-        f"ids: expected 0 to {num_embeddings - 1}, rows of weight, got {value} (weight has {num_embeddings} rows); "
-        "check the tokenizer's vocabulary, or enlarge the embedding"
-    )
-
-
-def padding_idx(value: Any, num_embeddings: int) -> int:
-    """`padding_idx` counted from the front, -1 for None."""
-    if value is None:
-        return -1
-    index = integer("padding_idx", value, INT64_MIN, INT64_MAX, "pass the id of the padding token or None")
-    if not -num_embeddings <= index < num_embeddings:
-        raise ValueError(
-            f"padding_idx: expected {-num_embeddings} to {num_embeddings - 1}, a row of weight, got {index}; pass the "
-            "id of the padding token"
-        )
-    return index % num_embeddings
 
 
 def unreadable(value: torch.Tensor) -> bool:

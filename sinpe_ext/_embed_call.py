@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import _checks, _traced
+from . import _checks, _embed_checks, _rows, _traced
 from ._call import Form, RowsCall
-from ._operator import EMBED, is_traced, is_transformed
+from ._operator import EMBED, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
 
 _is_compiling = torch.compiler.is_compiling
@@ -43,8 +43,8 @@ class EmbedCall(RowsCall):
         encode_padding: Any,
         seq_dim: Any = -1,
     ):
-        self.weight: Tensor = _checks.weight(weight)
-        given = _checks.ids(ids, weight)
+        self.weight: Tensor = _embed_checks.weight(weight)
+        given = _embed_checks.ids(ids, weight)
         rank = given.dim()
         rows_at = _checks.axis("seq_dim", seq_dim, rank, "ids")
         self.ids = given if rows_at == rank - 1 else given.movedim(rows_at, -1)
@@ -54,18 +54,20 @@ class EmbedCall(RowsCall):
         self.acc = torch.float64 if weight.dtype == torch.float64 else torch.float32
         width = operator.index(weight.shape[1])
         self.shape = torch.Size((*self.ids.shape, width))
-        self.padding_idx = _checks.padding_idx(padding_idx, self.num_embeddings)
+        self.padding_idx = _embed_checks.padding_idx(padding_idx, self.num_embeddings)
         batch = self.ids.shape[0] if self.ids.dim() > 1 else 1
         of = _checks.Target("ids", given.shape, self.device, batch, rows)
         self.set_rows(of, encoding, width, positions, start, scale, alpha, padding_mask, dropout, seed)
         if encoding is not None or width:
-            _checks.weight_channels(weight, self.encoding.dim)
-        self.elements = self.form.elements(torch.Size((*given.shape, width))) if self.drop else []
+            _embed_checks.weight_channels(weight, self.encoding.dim)
+        self.elements = self.form.elements(torch.Size((*given.shape, width)))
         self.sparse = bool(sparse)
-        if not encode_padding and self.padding_idx >= 0:
+        if not encode_padding:
             self._mask_padding()
 
     def _mask_padding(self) -> None:
+        if self.padding_idx < 0:
+            raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
         if self.ids.dim() > 2:
             raise ValueError(
                 f"encode_padding: expected ids of shape (sequence,) or (batch, sequence) with encode_padding=False, "
@@ -97,27 +99,41 @@ class EmbedCall(RowsCall):
     def traced(self) -> Tensor:
         """In operations that a compiler fuses and torch.func looks into."""
         padding_idx = None if self.padding_idx < 0 else self.padding_idx
-        gathered = functional.embedding(self.ids, self.weight, padding_idx, sparse=self.sparse)
+        weight = self.weight
+        if is_transformed() and not _is_compiling():
+            weight = weight.to(self.acc)  # so that its gradient is summed in acc and rounded once
+        gathered = functional.embedding(self.ids, weight, padding_idx, sparse=self.sparse)
         return self.form.restored(self.dropped(self.sum(gathered.to(self.acc))).to(self.weight.dtype))
 
     def result(self) -> Tensor:
         """`embed`, differentiable."""
-        self.draw()
-        exact = self.encoding.angle == "exact"
         if _is_compiling():
-            # A graph may fuse a lookup with what follows. A gradient of its own making would be summed in no fixed
-            # order, and a mask of its own making is slow: then the operator is better.
-            if exact and (self.drop or (self.weight.requires_grad and torch.is_grad_enabled())):
-                operands = self.operands(_traced.plan_words(*self.given))
-                return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))
-            return self.traced()
-        if not exact or is_transformed() or is_traced():
-            if self.device.type == "cpu" and not _checks.unreadable(self.ids):
-                _checks.id_range(self.ids, self.num_embeddings)
+            return self._in_graph()
+        on_cpu = self.device.type == "cpu" and not _checks.unreadable(self.ids)
+        by_operator = self._is_exact() and not (is_transformed() or is_recorded() or _rows.no_data(self.device))
+        if on_cpu and (self.drop or not by_operator):  # before a seed is drawn; without dropout a kernel looks itself
+            _embed_checks.id_range(self.ids, self.num_embeddings)
+        self.draw()
+        if not by_operator:
             return self.traced()
         try:
             return self.form.restored(EMBED(*self.operands(plan_words(self.encoding))))
         except RuntimeError:
-            if self.device.type == "cpu":  # kernels refuse a bad id before they write; here it gets its Python type
-                _checks.id_range(self.ids, self.num_embeddings)
-            raise
+            wrong = _embed_checks.bad_ids(self.ids, self.num_embeddings) if on_cpu else None
+            if wrong is None:
+                raise
+            raise wrong from None  # kernels refuse a bad id before they write; here it gets its Python type
+
+    def _is_exact(self) -> bool:
+        """Whether the operator serves the encoding and has something to do."""
+        return self.encoding.angle == "exact" and 0 not in self.shape
+
+    def _in_graph(self) -> Tensor:
+        """A graph may fuse a lookup with what follows. But a gradient of its own making would be summed in no fixed
+        order, and a mask of its own making is slow: then the operator is better."""
+        self.draw()
+        learns = self.weight.requires_grad and torch.is_grad_enabled()
+        if not (self.drop or learns) or not self._is_exact() or is_functional():
+            return self.traced()
+        operands = self.operands(_traced.plan_words(*self.given))
+        return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))

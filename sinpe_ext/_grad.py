@@ -16,9 +16,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from . import _float32_angle, _ops, _rows
-from ._operator import ADD, ADD_DROPOUT, DROPOUT, EMBED, EMBED_BACKWARD, ENCODE, ROW_DOTS, TABLE
-from ._operator import is_traced as is_traced
-from ._operator import is_transformed as is_transformed
+from ._operator import (
+    ADD,
+    ADD_DROPOUT,
+    DROPOUT,
+    EMBED,
+    EMBED_BACKWARD,
+    ENCODE,
+    ROW_DOTS,
+    TABLE,
+    is_traced,
+    is_transformed,
+)
+from ._tiles import accumulation, arranged
 
 if TYPE_CHECKING:
     from .encoding import Encoding
@@ -31,22 +41,10 @@ def derivative_plan(words: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return _ops.derivative_constants(_ops.decoded(words))
 
 
-def accumulation(*dtypes: torch.dtype) -> torch.dtype:
-    """The dtype that products and sums are rounded to."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32
-
-
 def reduced(each: Tensor, positions: Tensor) -> Tensor:
     """(batch, *middle, sequence) or (sequence,) summed to the shape of positions, (batch or 1, sequence)."""
     each = each.sum(tuple(range(1, each.dim() - 1))) if each.dim() > 2 else each
     return (each if each.dim() > 1 else each.unsqueeze(0)).sum_to_size(positions.shape).to(positions.dtype)
-
-
-def arranged(rows: Tensor, rank: int) -> Tensor:
-    """(S, *) or (1 or B, S, *) as a tensor broadcastable to one of `rank` dimensions in canonical form."""
-    if rows.dim() == 2:
-        return rows
-    return rows[0] if rank == 2 else rows.reshape(rows.shape[0], *(1,) * (rank - 3), *rows.shape[1:])
 
 
 def scaled(grad: Tensor, seed: Tensor | None, scale: float, drop: int, elements: list[int]) -> Tensor:

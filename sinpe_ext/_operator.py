@@ -23,12 +23,24 @@ _modes = torch._C._len_torch_dispatch_stack
 
 def is_transformed() -> bool:
     """Whether torch.func or forward-mode differentiation is at work, which look into every operation."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return is_functional() or forward_ad._current_level >= 0
+
+
+def is_functional() -> bool:
+    """Whether torch.func is at work, also in a graph."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def is_traced() -> bool:
-    """Whether someone looks at the operators: torch.compile, a dispatch mode (fake tensors, make_fx), torch.func."""
-    return _is_compiling() or _modes() > 0 or torch._C._are_functorch_transforms_active()
+    """Whether someone looks at the operators: a compiler, a dispatch mode (fake tensors, make_fx), torch.func."""
+    if _is_compiling():
+        return True
+    return _modes() > 0 or torch._C._are_functorch_transforms_active() or is_recorded()
+
+
+def is_recorded() -> bool:
+    """Whether torch.jit.trace listens."""
+    return torch._C._get_tracing_state() is not None
 
 
 class Operator:
@@ -47,6 +59,7 @@ class Operator:
         self.function: Any = None
 
     def direct(self, *arguments: Any) -> Any:
+        # Nor does a profiler or a TorchFunctionMode see these calls: they are worth a microsecond or two of five.
         return self.op.redispatch(_CPU_KERNEL, *arguments)
 
     def run(self, *arguments: Any) -> Any:

@@ -11,11 +11,11 @@ from ._checks import INT64_MAX, INT64_MIN, dense_tensor
 from .encoding import integer
 
 
-def checked(seed: Any) -> Any:
-    """What callers may pass for a seed: an int becomes one in range, anything else stays."""
+def checked(seed: Any, device: torch.device) -> Any:
+    """What callers may pass for a seed of a result on `device`: an int becomes one in range, anything else stays."""
     if seed is None or isinstance(seed, torch.Generator):
         return seed
-    if torch.compiler.is_compiling() and isinstance(seed, (int, torch.SymInt)):
+    if torch.compiler.is_compiling() and isinstance(seed, (int, torch.SymInt)) and not isinstance(seed, bool):
         return seed  # may be a symbol of the graph
     if isinstance(seed, Tensor):
         dense_tensor("seed", seed)
@@ -24,6 +24,8 @@ def checked(seed: Any) -> Any:
                 f"seed: expected an int64 tensor of one element, got {seed.dtype} of shape {tuple(seed.shape)}; pass "
                 "torch.tensor(seed)"
             )
+        if seed.is_meta and device.type != "meta":
+            raise RuntimeError(f"seed: expected a tensor with data, got one on meta; move it to {device} before")
         return seed
     return integer("seed", seed, INT64_MIN, INT64_MAX, "pass an int, an int64 tensor, a torch.Generator or None")
 
@@ -36,7 +38,7 @@ def tensor(seed: Any, device: torch.device) -> Tensor:
         # In a graph an operator of our own: torch.randint would become another random stream there.
         return torch.ops.sinpe_ext.draw_seed.default(torch.empty((), dtype=torch.int64, device=device))
     if isinstance(seed, Tensor):
-        return seed.reshape(()).to(device)
+        return seed.detach().reshape(()).to(device, copy=True)  # the caller's may count on before the backward pass
     if isinstance(seed, torch.Generator):
         return draw(seed.device, seed).to(device)
     return torch.full((), seed, dtype=torch.int64, device=device)

@@ -16,9 +16,9 @@ from ._plan import Plan
 FEWEST_ROWS = 16  # of the encoding in one go, where the data is wide: making fewer costs more for each
 
 
-def accumulation(dtype: torch.dtype) -> torch.dtype:
+def accumulation(*dtypes: torch.dtype) -> torch.dtype:
     """The dtype that products and sums are rounded to."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def block(device: torch.device) -> int:

@@ -7,13 +7,18 @@ of the graph cannot be handed to the next such function.
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections.abc import Callable
+from functools import lru_cache
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
 
 from . import _backend, _checks, _float32_angle, _ops
 from ._checks import constant_in_graph
+from .encoding import Encoding
 
 Given: TypeAlias = tuple[Any, int | None]  # the arguments of _checks.encoding
 
@@ -23,20 +28,50 @@ def given(encoding: Any) -> Given:
     return (operator.index(encoding) if isinstance(encoding, int) else encoding), None
 
 
+SLOTS = 64  # constants of one kind that a graph tells apart
+_numbers = itertools.count()
+
+
+@lru_cache(maxsize=256)
+def _number(encoding: Encoding) -> int:
+    return next(_numbers) % SLOTS
+
+
 @constant_in_graph
-def plan_words(value: Any, dim: int | None) -> torch.Tensor:
+def slot(value: Any, dim: int | None) -> int:
+    """A number of an encoding's own."""
+    return _number(_checks.encoding(value, dim))
+
+
+def _by_slot(function: Callable[[Any, int | None], torch.Tensor]) -> tuple[Callable[..., torch.Tensor], ...]:
+    """Copies of a function under names of their own: a graph calls a constant by the name of the function that gave it,
+    and refuses two constants of one name."""
+    copies = []
+    for number in range(SLOTS):
+        code = function.__code__.replace(co_name=f"sinpe_ext_{function.__name__}_{number}")
+        copies.append(constant_in_graph(FunctionType(code, function.__globals__, code.co_name)))
+    return tuple(copies)
+
+
+@_by_slot
+def _plan_words(value: Any, dim: int | None) -> torch.Tensor:
     _backend.compiled("cpu")  # load the kernels before the graph runs; without them the operator is the eager twin
     return _ops.plan_words(_checks.encoding(value, dim))
 
 
-@constant_in_graph
-def ladder(value: Any, dim: int | None) -> torch.Tensor:
+@_by_slot
+def _ladder(value: Any, dim: int | None) -> torch.Tensor:
     return _float32_angle.constants(_checks.encoding(value, dim)).ladder
 
 
-@constant_in_graph
-def kinds(value: Any, dim: int | None) -> torch.Tensor:
+@_by_slot
+def _kinds(value: Any, dim: int | None) -> torch.Tensor:
     return _float32_angle.constants(_checks.encoding(value, dim)).kinds
+
+
+def plan_words(value: Any, dim: int | None) -> torch.Tensor:
+    """The plan of an encoding as a constant of the graph."""
+    return _plan_words[slot(value, dim)](value, dim)
 
 
 def table(given: Given, length: int, start: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -54,5 +89,6 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
     encoding = _checks.encoding(*given)
     if encoding.angle != "exact":
         by_exp = encoding.angle == "float32_exp"
-        return _float32_angle.rows(positions, ladder(*given), kinds(*given), by_exp, encoding.amplitude, dtype)
+        ladder, kinds = _ladder[slot(*given)](*given), _kinds[slot(*given)](*given)
+        return _float32_angle.rows(positions, ladder, kinds, by_exp, encoding.amplitude, dtype)
     return torch.ops.sinpe_ext.encode.default(positions.contiguous(), plan_words(*given), encoding.dim, dtype)

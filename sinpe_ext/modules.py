@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from . import _backend, _checkpoint, _checks
+from . import _backend, _checkpoint, _checks, _embed_checks
 from ._add_call import AddCall
 from ._call import RowsCall
 from ._embed_call import EmbedCall
@@ -73,12 +73,10 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.batch_first = bool(batch_first)
         self.scale = _checks.factor("scale", scale)
         self.persistent_table = bool(persistent_table)
-        self.dropout = nn.Dropout(_checks.probability("dropout", dropout))
+        hint = "max_len is the third argument, pass max_len=... by name"
+        self.dropout = nn.Dropout(_checks.probability("dropout", dropout, hint))
         self._first_alpha = _checks.factor("alpha", alpha)
         self.alpha = nn.Parameter(torch.tensor([self._first_alpha])) if learned_alpha else self._first_alpha
-        self._seq_dim = -2 if self.batch_first else 0
-        exact = self.encoding.angle == "exact"
-        self._direct = self.batch_first and not learned_alpha and self.alpha == 1.0 and exact
         self.register_state_dict_post_hook(_checkpoint.write_table)
         self.register_load_state_dict_pre_hook(_checkpoint.compare_table)
 
@@ -100,12 +98,8 @@ class SinusoidalPositionalEncoding(nn.Module):
 
         Raises: IndexError for a position outside of what max_len allows, where that is set; else as `add`.
         """
-        if (
-            self._direct
-            and not self.training
-            and not self.dropout.training
-            and _is_plain(x, x, positions, start, padding_mask)
-            and (self.max_len is None or (x.dim() > 1 and 0 <= start <= self.max_len - x.shape[-2]))
+        if _is_plain(self, x, x, positions, start, padding_mask) and (
+            self.max_len is None or (x.dim() > 1 and 0 <= start <= self.max_len - x.shape[-2])
         ):
             # One token at a time costs microseconds: the operator checks what memory safety needs, and what it refuses
             # goes to the checker below for its message.
@@ -114,7 +108,7 @@ class SinusoidalPositionalEncoding(nn.Module):
             except (RuntimeError, OverflowError):
                 pass
         p, others = _rate(self.dropout)
-        seq_dim = self._seq_dim if isinstance(x, Tensor) and x.dim() > 2 else -2
+        seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
         rows = positions, start, self.scale, self.alpha, padding_mask
         call = AddCall(x, self.encoding, *rows, seq_dim, -1, p, seed)
         if self.max_len is not None:
@@ -140,7 +134,7 @@ class SinusoidalEmbedding(nn.Embedding):
         SinusoidalPositionalEncoding(embedding_dim, dropout, scale=scale)(nn.Embedding(num_embeddings, ...)(ids))
 
     An nn.Embedding in its parameter (`weight`, which another layer may share), its state dict, its first values and its
-    `padding_idx`; max_norm and scale_grad_by_freq are not offered.
+    `padding_idx`; max_norm and scale_grad_by_freq are not offered, a value other than None and False is refused.
 
     Args:
         num_embeddings, embedding_dim, padding_idx, sparse, device, dtype: as nn.Embedding; float32, float64, bfloat16
@@ -172,6 +166,8 @@ class SinusoidalEmbedding(nn.Embedding):
         encode_padding: bool = True,
         batch_first: bool = True,
         max_len: int | None = None,
+        max_norm: None = None,
+        scale_grad_by_freq: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         _weight: Tensor | None = None,
@@ -179,12 +175,16 @@ class SinusoidalEmbedding(nn.Embedding):
     ):
         num_embeddings = integer("num_embeddings", num_embeddings, 1, _checks.INT64_MAX, "pass the vocabulary's size")
         embedding_dim = integer("embedding_dim", embedding_dim, 1, MAX_DIM, "pass the number of channels")
-        _checks.padding_idx(padding_idx, num_embeddings)
+        _embed_checks.padding_idx(padding_idx, num_embeddings)
+        if padding_idx is None and not encode_padding:
+            raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
+        _not_offered(max_norm, scale_grad_by_freq)
+        _checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
             num_embeddings, embedding_dim, padding_idx, sparse=bool(sparse), _weight=_weight, _freeze=_freeze, **where
         )
-        _checks.weight(self.weight)
+        _embed_checks.weight(self.weight)
         self.encoding = _checks.encoding(encoding, embedding_dim)
         if self.encoding.dim != embedding_dim:
             raise ValueError(
@@ -199,9 +199,8 @@ class SinusoidalEmbedding(nn.Embedding):
         self._first_alpha = _checks.factor("alpha", alpha)
         self.alpha = self._first_alpha
         if learned_alpha:
-            self.alpha = nn.Parameter(torch.tensor([self._first_alpha], device=self.weight.device))
-        encodes_all = self.encode_padding or padding_idx is None
-        self._direct = self.batch_first and not learned_alpha and encodes_all and self.encoding.angle == "exact"
+            wide = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
+            self.alpha = nn.Parameter(torch.tensor([self._first_alpha], device=self.weight.device, dtype=wide))
 
     def reset_parameters(self) -> None:
         """First values as nn.Embedding's, and a learned alpha's own."""
@@ -219,7 +218,9 @@ class SinusoidalEmbedding(nn.Embedding):
             freeze: keep it out of training, as nn.Embedding.from_pretrained does by default.
             padding_idx, options: those of the constructor.
         """
-        _checks.weight(embeddings)
+        if isinstance(embeddings, nn.Embedding):
+            raise TypeError("embeddings: expected a torch.Tensor, got an nn.Embedding; pass its weight")
+        _embed_checks.weight(embeddings)
         rows, columns = embeddings.shape
         return cls(rows, columns, padding_idx, _weight=embeddings, _freeze=freeze, **options)
 
@@ -236,13 +237,11 @@ class SinusoidalEmbedding(nn.Embedding):
 
         Raises: IndexError for an id that is no row of weight and for a position beyond max_len; else as `embed`.
         """
+        _not_offered(self.max_norm, self.scale_grad_by_freq)
         if (
-            self._direct
-            and self.alpha == 1.0
-            and not self.training
-            and not self.dropout.training
-            and _is_plain(ids, self.weight, positions, start, padding_mask)
+            _is_plain(self, ids, self.weight, positions, start, padding_mask)
             and ids.dtype == torch.int64
+            and (self.encode_padding or self.padding_idx is None)
             and type(self.weight) is nn.Parameter
             and self.weight.is_cpu
             and (self.max_len is None or (ids.dim() > 0 and 0 <= start <= self.max_len - ids.shape[-1]))
@@ -274,10 +273,25 @@ class SinusoidalEmbedding(nn.Embedding):
         return ", ".join(parts)
 
 
-def _is_plain(t: Any, differentiated: Tensor, positions: Any, start: Any, padding_mask: Any) -> bool:
-    """Whether a call is one that a CPU kernel serves without any of the layers above it."""
+def _not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
+    if max_norm is not None or scale_grad_by_freq:
+        raise ValueError(
+            f"max_norm, scale_grad_by_freq: expected None and False, got {max_norm} and {scale_grad_by_freq}; they are "
+            "nn.Embedding's alone, use it with SinusoidalPositionalEncoding"
+        )
+
+
+def _is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: Any, padding_mask: Any) -> bool:
+    """Whether a call is one that a CPU kernel serves without any of the layers above it. Attributes may be set anew."""
     return (
-        type(t) is Tensor
+        not layer.training
+        and layer.batch_first
+        and type(layer.alpha) is float
+        and layer.alpha == 1.0
+        and type(layer.scale) is float
+        and layer.encoding.angle == "exact"
+        and _rate(layer.dropout) == (0.0, None)
+        and type(t) is Tensor
         and t.is_cpu
         and positions is None
         and padding_mask is None
@@ -286,6 +300,7 @@ def _is_plain(t: Any, differentiated: Tensor, positions: Any, start: Any, paddin
         and forward_ad._current_level < 0
         and not is_traced()
         and not t.is_neg()
+        and not differentiated.is_neg()
         and _backend.compiled("cpu")
     )
 

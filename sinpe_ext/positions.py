@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._checks import dense_tensor
+from ._checks import INT64_MAX, dense_tensor, unreadable
 from ._checks import length as _length
+from .encoding import integer
 
 
 def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
@@ -31,7 +32,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
             f"{tuple(cu_seqlens.shape)}; pass torch.tensor([0, *lengths]).cumsum(0)"
         )
     ends = cu_seqlens.long()
-    if ends.device.type == "cpu" or total is None:
+    if total is None or (ends.device.type == "cpu" and not unreadable(ends)):
         if int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
             raise ValueError(
                 f"cu_seqlens: expected 0 and then ends that do not fall, got {ends.tolist()[:8]}; pass "
@@ -61,6 +62,5 @@ def relative(length: int, *, device: torch.device | str | None = None) -> Tensor
     Raises: TypeError, ValueError for a length that is no positive int.
     Source: Dai et al. 2019, "Transformer-XL", section 3.3.
     """
-    if _length(length) == 0:
-        raise ValueError("length: expected 1 or more, got 0; pass the number of tokens")
+    length = integer("length", length, 1, INT64_MAX // 2, "pass the number of tokens")
     return torch.arange(length - 1, -length, -1, device=device)

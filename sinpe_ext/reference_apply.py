@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _checks, _philox
+from . import _embed_checks, _philox
 from ._plan import Plan
 from ._tiles import Rows, accumulation, arranged, block
 
@@ -231,7 +231,7 @@ def _sums_by_sorting(tokens: Tensor, ids: Tensor, num_embeddings: int) -> Tensor
 
 def _check_ids(ids: Tensor, num_embeddings: int) -> None:
     if ids.device.type == "cpu":
-        _checks.id_range(ids, num_embeddings)
+        _embed_checks.id_range(ids, num_embeddings)
 
 
 def _combine(x: Tensor, pe: Tensor | None, padding_mask: Tensor | None, scale: float, drop: int, out: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
+from sinpe_ext import _ops
 
 B, S, D = 2, 4, 5
 # Every layout, sines and cosines of one frequency or two, a zero channel, whole turns; slow enough to differentiate.
@@ -35,6 +36,7 @@ def positions(*shape: int) -> Tensor:
 
 
 MASK = torch.tensor([[False, True, False, False], [True, False, False, True]])
+DROPPED = {"dropout": 0.4, "seed": 6}
 ADD: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] = {  # function, what makes its inputs
     "x": (lambda e, x: sinpe.add(x, e, start=7, scale=1.7), (lambda: double(B, S, D),)),
     "x 2-D": (lambda e, x: sinpe.add(x, e), (lambda: double(S, D),)),
@@ -61,6 +63,30 @@ ADD: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] =
     "positions 2-D": (
         lambda e, x, p, a: sinpe.add(x.t(), e, positions=p, alpha=a, seq_dim=1, channel_dim=0),
         (lambda: double(S, D), lambda: positions(S), lambda: double(1)),
+    ),
+    "dropout": (
+        lambda e, x, p, a: sinpe.add(x, e, positions=p, alpha=a, padding_mask=MASK, scale=0.3, **DROPPED),
+        (lambda: double(B, 3, S, D), lambda: positions(B, S), lambda: double(1)),
+    ),
+    "dropout, shared positions": (
+        lambda e, x, p, a: sinpe.add(x, e, positions=p, alpha=a, **DROPPED),
+        (lambda: double(B, S, D), lambda: positions(S), lambda: double(1)[0].detach().requires_grad_()),
+    ),
+    "dropout, no positions": (
+        lambda e, x, a: sinpe.add(x, e, start=9, alpha=a, padding_mask=MASK[1], **DROPPED),
+        (lambda: double(B, S, D), lambda: double(1)),
+    ),
+    "dropout, channels first": (
+        lambda e, x, p, a: sinpe.add(x, e, positions=p, alpha=a, seq_dim=2, channel_dim=1, **DROPPED),
+        (lambda: double(B, D, S), lambda: positions(B, S), lambda: double(1)),
+    ),
+    "dropout, in place": (
+        lambda e, x, p, a: sinpe.add_(x.clone(), e, positions=p, alpha=a, seq_dim=0, **DROPPED),
+        (lambda: double(S, B, D), lambda: positions(1, S), lambda: double(1)),
+    ),
+    "dropout of everything": (
+        lambda e, x, a: sinpe.add(x, e, alpha=a, dropout=1.0),
+        (lambda: double(S, D), lambda: double(1)),
     ),
     "in place": (
         lambda e, x, p, a: sinpe.add_(x.clone(), e, positions=p, alpha=a, scale=3.0),
@@ -123,6 +149,27 @@ def test_any_incoming_gradient(grad: str, dtype: torch.dtype, in_place: bool, ba
     for mine, theirs, given in zip(got, want, (x, alpha, p), strict=True):
         assert mine.dtype == given.dtype and mine.shape == given.shape
         assert torch.allclose(mine.double(), theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_no_pass_where_the_gradient_is_the_incoming_one(backend: str) -> None:
+    """Without dropout and scale backward hands its argument on; with either it makes a tensor of its own."""
+    x, grad = torch.randn(B, S, D).requires_grad_(), torch.randn(B, S, D)
+    weight = torch.randn(3, D).requires_grad_()
+    for y in (sinpe.add(x), sinpe.add(x, alpha=0.5, start=7), sinpe.add_(x * 1)):
+        y.sum().backward()
+    assert torch.autograd.grad(sinpe.add(x), x, grad)[0].data_ptr() == grad.data_ptr()
+    for given in ({"scale": 2.0}, {"dropout": 0.5, "seed": 1}):
+        (mine,) = torch.autograd.grad(sinpe.add(x, **given), x, grad)
+        assert mine.data_ptr() != grad.data_ptr()
+    ids = torch.zeros(B, S, dtype=torch.long)
+    assert torch.autograd.grad(sinpe.embed(ids, weight), weight, grad)[0].shape == weight.shape
+    for name in ("add", "add_dropout", "dropout"):  # an operator never returns its argument
+        arguments = {
+            "add": (x, _ops.plan_words(sinpe.Encoding(D)), 0, 1.0),
+            "add_dropout": (x, _ops.plan_words(sinpe.Encoding(D)), *(None,) * 4, 0, False, 1.0, 0, []),
+            "dropout": (x, None, 0, 1.0, []),
+        }[name]
+        assert getattr(torch.ops.sinpe_ext, name).default(*arguments).data_ptr() != x.data_ptr()
 
 
 def test_no_node_where_no_gradient_is_needed(backend: str) -> None:

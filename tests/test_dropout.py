@@ -160,7 +160,7 @@ QUIET: dict[str, Callable[[], object]] = {
         torch.zeros(3, dtype=torch.long)
     ),
     "refused id": lambda: refused(
-        IndexError, sinpe.embed, torch.tensor([5]), torch.ones(3, D), dropout=0.0
+        IndexError, sinpe.embed, torch.tensor([5]), torch.ones(3, D), dropout=0.5
     ),
 }  # fmt: skip
 
@@ -196,6 +196,10 @@ def test_seeds_of_every_kind(backend: str) -> None:
     state = generator.get_state()
     sinpe.add(ones(), dropout=0.0, seed=generator)
     assert torch.equal(generator.get_state(), state)
+    counter, x = torch.tensor(SEED), ones().requires_grad_()  # a counter that goes on before the backward pass
+    y = sinpe.add(x, dropout=P, seed=counter)
+    counter += 1
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0] != 0, want)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -208,6 +212,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "seed bool": ({"seed": True}, TypeError, "seed: expected int, got bool"),
     "seed large": ({"seed": 2**63}, ValueError, "seed: expected an int in -9223372036854775808..9223372036854775807"),
     "seed int32": ({"seed": torch.tensor(1, dtype=torch.int32)}, TypeError, "seed: expected an int64 tensor of one"),
+    "seed meta": ({"seed": torch.tensor(1, device="meta")}, RuntimeError, "seed: expected a tensor with data"),
     "seeds": ({"seed": torch.tensor([1, 2])}, TypeError, r"seed: expected .* of shape \(2,\); pass torch.tensor"),
     "seed without dropout": ({"seed": "x", "dropout": 0.0}, TypeError, "seed: expected int, got str"),
 }
@@ -229,10 +234,12 @@ def test_refusals(case: Any, backend: str) -> None:
 def test_activation_checkpointing(reentrant: bool, backend: str) -> None:
     """The recomputed forward pass draws the same mask, and so the gradients are those without checkpointing."""
     x, weight = randn(B, S, D).requires_grad_(), randn(D, D).requires_grad_()
-    layer = Layer(D, P)
+    layer, embedding = Layer(D, P), sinpe.SinusoidalEmbedding(4, D, dropout=P)
+    ids, seed = torch.tensor([[0, 1, 2, 3, 0]] * B), torch.tensor(SEED)
 
     def block(t: Tensor) -> Tensor:
-        return layer(t @ weight).sin() @ weight
+        t = sinpe.add(t @ weight, dropout=P, seed=seed) + embedding(ids)
+        return layer(t).sin() @ weight
 
     results = []
     for run in (block, lambda t: checkpoint(block, t, use_reentrant=reentrant)):

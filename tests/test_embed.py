@@ -1,4 +1,4 @@
-"""`embed`: the lookup, ids that are no rows, padding, and gradients dense and sparse."""
+"""`embed`: the lookup, ids that are no rows, what is refused, and padding."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.autograd import gradcheck, gradgradcheck
+from torch import Tensor
 from torch.nn import functional
 
 import sinpe_ext as sinpe
@@ -171,7 +170,9 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: sinpe.embed(tokens(2, B, S), table(), padding_idx=0, encode_padding=False),
         ValueError, r"encode_padding: expected ids of shape \(sequence,\) or \(batch, sequence\)",
     ),
-    "layer dtype": (lambda: Layer(V, D, dtype=torch.int64), RuntimeError, "floating point"),
+    "layer dtype": (lambda: Layer(V, D, dtype=torch.int64), TypeError, "dtype: expected torch.float32"),
+    "bare without idx": (lambda: sinpe.embed(tokens(), table(), encode_padding=False), ValueError, "encode_padding"),
+    "layer bare": (lambda: Layer(V, D, encode_padding=False), ValueError, "encode_padding: expected a padding_idx"),
     "layer encoding": (lambda: Layer(V, D, encoding=sinpe.Encoding(4)), ValueError, "encoding: expected dim 10"),
     "layer padding_idx": (lambda: Layer(V, D, V), ValueError, "padding_idx: expected -13 to 12"),
     "layer dropout": (lambda: Layer(V, D, dropout=2.0), ValueError, "dropout: expected 0 to 1, got 2.0"),
@@ -184,114 +185,6 @@ def test_refusals(case: Any, backend: str) -> None:
     call, error, message = case
     with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.parametrize("padding_idx", [None, 0, -1, 4])
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_the_gradient_of_weight(dtype: torch.dtype, sparse: bool, padding_idx: int | None, backend: str) -> None:
-    """nn.Embedding's gradient of the masked and scaled rows; dense ones summed in acc and rounded once."""
-    ids, weight = tokens(), table(dtype).requires_grad_()
-    grad = torch.randn(B, S, D, generator=torch.Generator().manual_seed(9)).to(dtype)
-    given: dict[str, Any] = {"scale": 3.0, "dropout": P, "seed": SEED}
-    out = sinpe.embed(ids, weight, T2T, padding_idx=padding_idx, sparse=sparse, **given)
-    (got,) = torch.autograd.grad(out, weight, grad)
-    assert got.is_sparse == sparse and got.dtype == dtype
-    acc = torch.float64 if dtype == torch.float64 else torch.float32
-    keep = sinpe.add(torch.full((B, S, D), 9.0), dropout=P, seed=SEED) != 0
-    factor = torch.tensor(3.0 * 65536 / (65536 - round(P * 65536)), dtype=acc)
-    want = torch.zeros(V, D, dtype=acc)
-    for token, row in zip(ids.flatten().tolist(), torch.where(keep, grad.to(acc), 0.0).reshape(-1, D), strict=True):
-        if padding_idx is None or token != padding_idx % V:
-            want[token] += row
-    want = (want * factor).to(dtype)
-    if sparse:
-        values = got._values()
-        assert values.shape[0] == sum(t != (None if padding_idx is None else padding_idx % V) for t in ids.flatten())
-        rounding = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}[dtype]
-        assert torch.allclose(got.to_dense().to(acc), want.to(acc), rtol=0, atol=rounding)
-    else:
-        assert torch.equal(got, want)
-
-
-def test_gradients_have_the_same_bits_each_time(backend: str) -> None:
-    """Whatever the number of threads: one hot token, tokens that never occur, more channels than one block."""
-    weight = table(rows=500, dim=300).requires_grad_()
-    ids = torch.where(torch.rand(16, 64) < 0.5, 7, torch.randint(0, 400, (16, 64)))
-    grad, before = torch.randn(16, 64, 300), torch.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 2, 4, 4):
-            torch.set_num_threads(threads)
-            out = sinpe.embed(ids, weight, dropout=P, seed=SEED)
-            found.append((out.detach(), *torch.autograd.grad(out, weight, grad)))
-    finally:
-        torch.set_num_threads(before)
-    for each in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(each, found[0], strict=True))
-    assert bool((found[0][1][400:] == 0).all())
-
-
-def double(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64, requires_grad=True)
-
-
-IDS = torch.tensor([[1, 0, 3, 1], [2, 2, 0, 1]])
-REAL = torch.tensor([0.0, 0.75, -2.5, 3.0], dtype=torch.float64)
-DROPPED = {"dropout": 0.4, "seed": 5}
-PAD = torch.tensor([[False, True, False, False], [True, False, False, True]])
-# No id equals padding_idx here: a gradient that is left out is no derivative.
-CHECKED: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] = {
-    "weight": (lambda w: sinpe.embed(IDS, w, scale=1.7), (lambda: double(4, 5),)),
-    "weight dropped": (lambda w: sinpe.embed(IDS, w, scale=1.7, padding_idx=4, **DROPPED), (lambda: double(5, 5),)),
-    "one dimension": (
-        lambda w, a: sinpe.embed(IDS[0], w, alpha=a, **DROPPED), (lambda: double(4, 5), lambda: double(1)),
-    ),
-    "three dimensions": (
-        lambda w, a, p: sinpe.embed(IDS.reshape(1, 2, 4), w, alpha=a, positions=p, **DROPPED),
-        (lambda: double(4, 5), lambda: double(1), lambda: REAL.clone().requires_grad_()),
-    ),
-    "everything": (
-        lambda w, a, p: sinpe.embed(
-            IDS, w, alpha=a, positions=p, padding_mask=PAD, scale=0.3, padding_idx=4, **DROPPED
-        ),
-        (lambda: double(5, 5), lambda: double(1), lambda: REAL.expand(2, 4).clone().requires_grad_()),
-    ),
-    "no padding encoded": (
-        lambda a: sinpe.embed(IDS, torch.ones(4, 5).double(), alpha=a, padding_idx=0, encode_padding=False),
-        (lambda: double(1)[0].detach().requires_grad_(),),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", CHECKED.values(), ids=CHECKED)
-def test_first_and_second_order(case: Any, backend: str) -> None:
-    function, makers = case
-    inputs = tuple(make() for make in makers)
-    assert gradcheck(function, inputs)
-    assert gradgradcheck(lambda *given: function(*given).sin(), inputs, fast_mode=True)
-
-
-def test_sparse_gradients_pass_gradcheck(backend: str) -> None:
-    weight = double(4, 5)
-    (dense,) = torch.autograd.grad(sinpe.embed(IDS, weight, **DROPPED).sin().sum(), weight)
-    (sparse,) = torch.autograd.grad(sinpe.embed(IDS, weight, sparse=True, **DROPPED).sin().sum(), weight)
-    assert torch.allclose(sparse.to_dense(), dense, rtol=1e-14, atol=1e-14)
-    theirs = nn.Embedding(4, 5, padding_idx=2, sparse=True, dtype=torch.float64)
-    theirs(IDS).sum().backward()
-    mine = Layer(4, 5, padding_idx=2, sparse=True, dropout=0.0, dtype=torch.float64)
-    mine(IDS).sum().backward()
-    assert torch.equal(mine.weight.grad._indices(), theirs.weight.grad._indices())
-    assert torch.equal(mine.weight.grad.to_dense(), theirs.weight.grad.to_dense())
-
-
-def test_nothing_is_kept_but_the_ids(backend: str) -> None:
-    saved: list[Tensor] = []
-    weight, ids = table(rows=50).requires_grad_(), tokens(40, S)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        sinpe.embed(ids, weight, dropout=P)
-    assert sum(t.numel() * t.element_size() for t in saved) < ids.numel() * 8 + 2000
-    assert sinpe.embed(ids, weight.detach(), dropout=P).grad_fn is None
 
 
 def test_padding(backend: str) -> None:

@@ -156,12 +156,55 @@ def test_fake_results_look_like_real_ones(case: str) -> None:
         assert (made.shape, made.stride(), made.dtype) == (real.shape, real.stride(), real.dtype)
 
 
+BATCHED = [
+    "encode many",
+    "add",
+    "dropout",
+    "dropout layout",
+    "add_dropout all",
+    "row_dots all",
+    "embed all",
+    "embed_backward",
+]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+@pytest.mark.parametrize("case", BATCHED)
+def test_vmap_is_one_call_a_sample(case: str) -> None:
+    """Every tensor but the constants (plan, slopes) gets a batch; seeds too, so that each sample has its mask."""
+    name, arguments = samples(False)[case]
+    words = _ops.plan_words(ENCODING)
+    batched, in_dims = [], []
+    for place, a in enumerate(arguments):
+        constant = not isinstance(a, torch.Tensor) or a is words or (name == "row_dots" and place == 4)
+        in_dims.append(None if constant else 0)
+        batched.append(a if constant else torch.stack([a, a if a.dtype == torch.bool else a + 0, a.clone()]))
+    got = torch.func.vmap(op(name), in_dims=tuple(in_dims))(*batched)
+    one_by_one = [
+        op(name)(*(a if d is None else a[k] for a, d in zip(batched, in_dims, strict=True))) for k in range(3)
+    ]
+    assert torch.equal(got, torch.stack(one_by_one))
+
+
 def test_functions_under_a_fake_mode(backend: str) -> None:
     layer = sinpe.SinusoidalPositionalEncoding(D, max_len=50).eval()
     with FakeTensorMode():
         given = torch.empty(S, B, D, dtype=torch.bfloat16).transpose(0, 1)
+        trained = given.clone().requires_grad_()
+        alpha = torch.ones(1, requires_grad=True)
+        summed = sinpe.add(trained, ENCODING, alpha=alpha, positions=torch.rand(S, requires_grad=True), dropout=0.1)
+        (of_x, of_alpha) = torch.autograd.grad(summed.sum(), (trained, alpha))
+        assert of_x.shape == given.shape and of_alpha.shape == (1,)
+        weight, ids = torch.randn(9, D, requires_grad=True), torch.zeros(B, S, dtype=torch.long)
+        embedded = sinpe.embed(ids, weight, dropout=0.1, padding_idx=0)
+        assert torch.autograd.grad(embedded.sum(), weight)[0].shape == weight.shape
+        in_place = sinpe.add_(trained * 1, alpha=alpha, positions=torch.rand(S, requires_grad=True), dropout=0.1)
+        assert torch.autograd.grad(in_place.sum(), alpha)[0].shape == (1,)
         results = [
+            summed.detach(),
             sinpe.add(given, ENCODING, start=torch.tensor([1, 2])),
+            sinpe.add(given, ENCODING, dropout=0.3),
+            sinpe.add_(given, ENCODING, dropout=0.3, seed=5),
             sinpe.add_(given, ENCODING, positions=torch.arange(S), padding_mask=torch.zeros(S, dtype=torch.bool)),
             layer(given),
         ]

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <new>
+#include <stdexcept>
 
 #include "core/parallel.h"
 #include "core/round.h"
@@ -45,6 +46,8 @@ sinpe_status or_no_memory(const F& fn) {
   try {
     return fn();
   } catch (const std::bad_alloc&) {
+    return SINPE_NO_MEMORY;
+  } catch (const std::length_error&) {  // a vector longer than any memory
     return SINPE_NO_MEMORY;
   }
 }

@@ -17,11 +17,16 @@ inline int64_t offset_at(const int64_t* sizes, const int64_t* strides, int n, in
   return n > 0 ? offset + index * strides[0] : 0;
 }
 
+// False for a negative size and for more elements than int64 counts.
 inline bool valid_sizes(const int64_t* sizes, int rank) {
+  int64_t all = 1;
+  bool counted = true, empty = false;
   for (int d = 0; d < rank; ++d) {
     if (sizes[d] < 0) return false;
+    empty = empty || sizes[d] == 0;
+    counted = counted && !__builtin_mul_overflow(all, sizes[d], &all);
   }
-  return true;
+  return counted || empty;
 }
 
 inline int64_t product(const int64_t* sizes, int n) {

@@ -32,12 +32,12 @@ inline sinpe_status check_arguments(const Plan& plan, const sinpe_add_arguments&
       !valid_dropout(a.dropout)) {
     return SINPE_BAD_ARGUMENT;
   }
+  const Shape shape(a);
+  *first = 0;
+  if (shape.empty()) return SINPE_OK;  // what has no elements may have a null pointer
   if (a.positions_are_starts != 0 && (a.positions == nullptr || a.position_dtype != SINPE_INT64)) {
     return SINPE_BAD_ARGUMENT;
   }
-  const Shape shape(a);
-  *first = 0;
-  if (shape.empty()) return SINPE_OK;
   if (a.positions == nullptr) {
     return first_position(plan.start, a.start, shape.rows, first) ? SINPE_OK : SINPE_OUT_OF_RANGE;
   }

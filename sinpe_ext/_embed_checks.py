@@ -1,0 +1,83 @@
+"""Checks of what `embed` is given besides the arguments of `add`: one place for each message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._checks import INT64_MAX, INT64_MIN, MAX_RANK, dense_tensor, float_dtype
+from .encoding import integer
+
+if TYPE_CHECKING:
+    import torch
+
+
+def weight(value: Any) -> torch.Tensor:
+    """`weight` of `embed`: a dense floating-point tensor of shape (num_embeddings, channels)."""
+    dense_tensor("weight", value)
+    float_dtype("weight", value.dtype)
+    if value.dim() != 2:
+        raise ValueError(
+            f"weight: expected shape (num_embeddings, channels), got {tuple(value.shape)}; pass the weight of an "
+            "nn.Embedding"
+        )
+    return value
+
+
+def weight_channels(value: torch.Tensor, dim: int) -> None:
+    if value.shape[1] != dim:
+        raise ValueError(
+            f"weight: expected {dim} channels, those of the encoding, got shape {tuple(value.shape)}; pass an encoding "
+            f"of dim {value.shape[1]}"
+        )
+
+
+def ids(value: Any, weight: torch.Tensor) -> torch.Tensor:
+    """Token ids as int64, with a sequence dimension; their range is `id_range`'s matter."""
+    import torch
+
+    dense_tensor("ids", value)
+    if value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise TypeError(f"ids: expected an integer tensor, got {value.dtype}; pass int64 ids")
+    if not 1 <= value.dim() < MAX_RANK:
+        raise ValueError(
+            f"ids: expected 1 to {MAX_RANK - 1} dimensions, (sequence,) or (batch, ..., sequence), got shape "
+            f"{tuple(value.shape)}; unsqueeze or flatten it"
+        )
+    if value.device != weight.device:
+        raise RuntimeError(
+            f"ids: expected the device of weight, {weight.device}, got {value.device}; move it with "
+            "ids.to(weight.device)"
+        )
+    return value.long()
+
+
+def id_range(value: torch.Tensor, num_embeddings: int) -> None:
+    """Checks that every id is a row of weight; waits for the device."""
+    wrong = bad_ids(value, num_embeddings)
+    if wrong is not None:
+        raise wrong
+
+
+def bad_ids(value: torch.Tensor, num_embeddings: int) -> IndexError | None:
+    """What is wrong with ids that are no rows of weight."""
+    lowest, highest = (int(t) for t in value.aminmax()) if value.numel() else (0, -1)
+    if lowest >= 0 and highest < num_embeddings:
+        return None
+    wrong = int(value[(value < 0) | (value >= num_embeddings)][0])
+    return IndexError(
+        f"ids: expected 0 to {num_embeddings - 1}, rows of weight, got {wrong} (weight has {num_embeddings} rows); "
+        "check the tokenizer's vocabulary, or enlarge the embedding"
+    )
+
+
+def padding_idx(value: Any, num_embeddings: int) -> int:
+    """`padding_idx` counted from the front, -1 for None."""
+    if value is None:
+        return -1
+    index = integer("padding_idx", value, INT64_MIN, INT64_MAX, "pass the id of the padding token or None")
+    if not -num_embeddings <= index < num_embeddings:
+        raise ValueError(
+            f"padding_idx: expected {-num_embeddings} to {num_embeddings - 1}, a row of weight, got {index}; pass the "
+            "id of the padding token"
+        )
+    return index % num_embeddings

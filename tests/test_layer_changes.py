@@ -1,0 +1,140 @@
+"""Layers whose attributes are set anew after they were made: what is asked for last is what happens, in eval too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sinpe_ext as sinpe
+from sinpe_ext import SinusoidalEmbedding, SinusoidalPositionalEncoding, _backend
+
+V, B, S, D = 9, 2, 4, 8
+IDS = torch.tensor([[3, 0, 5, 3], [1, 1, 0, 8]])
+FLOAT32 = sinpe.Encoding(D, angle="float32_exp", base=50.0)
+
+
+def set_to(name: str, value: Any) -> Callable[[nn.Module], None]:
+    def change(layer: nn.Module) -> None:
+        if isinstance(value, nn.Parameter) and not isinstance(getattr(layer, name), nn.Module):
+            delattr(layer, name)
+        setattr(layer, name, value)
+
+    return change
+
+
+class AlwaysHalf(nn.Module):
+    """A dropout of its own that works in eval too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0.5
+
+
+def hooked(layer: nn.Module) -> None:
+    layer.dropout.register_forward_hook(lambda module, inputs, output: output * 3)
+
+
+CHANGES: dict[str, tuple[Callable[[nn.Module], None], dict[str, Any], float]] = {  # arguments of add then, and a factor
+    "nothing": (lambda layer: None, {}, 1.0),
+    "alpha": (set_to("alpha", 2.0), {"alpha": 2.0}, 1.0),
+    "alpha parameter": (set_to("alpha", nn.Parameter(torch.tensor([3.0]))), {"alpha": 3.0}, 1.0),
+    "alpha of 1, parameter": (set_to("alpha", nn.Parameter(torch.tensor([1.0]))), {}, 1.0),
+    "alpha int": (set_to("alpha", 2), {"alpha": 2.0}, 1.0),
+    "scale": (set_to("scale", 0.5), {"scale": 0.5}, 1.0),
+    "encoding": (set_to("encoding", sinpe.convention("t2t", D)), {"encoding": sinpe.convention("t2t", D)}, 1.0),
+    "angle": (set_to("encoding", FLOAT32), {"encoding": FLOAT32}, 1.0),
+    "dropout taken out": (set_to("dropout", nn.Identity()), {}, 1.0),
+    "dropout of its own": (set_to("dropout", AlwaysHalf()), {}, 0.5),
+    "dropout hooked": (hooked, {}, 3.0),
+    "dropout p": (lambda layer: setattr(layer.dropout, "p", 0.9), {}, 1.0),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_set_last_counts(name: str, grad: bool, backend: str) -> None:
+    change, arguments, factor = CHANGES[name]
+    x = torch.randn(B, S, D)
+    one, other = SinusoidalPositionalEncoding(D, 0.1).eval(), SinusoidalEmbedding(V, D, dropout=0.1).eval()
+    change(one)
+    change(other)
+    with torch.set_grad_enabled(grad):
+        given = {"encoding": None, **arguments}
+        assert torch.equal(one(x), sinpe.add(x, **given) * factor)
+        assert torch.equal(other(IDS), sinpe.embed(IDS, other.weight, **given) * factor)
+
+
+def test_layout_and_padding(backend: str) -> None:
+    x = torch.randn(S, B, D)
+    one, other = SinusoidalPositionalEncoding(D).eval(), SinusoidalEmbedding(V, D, 0).eval()
+    one.batch_first = other.batch_first = False
+    with torch.no_grad():
+        assert torch.equal(one(x), sinpe.add(x, seq_dim=0))
+        assert torch.equal(other(IDS.t()), sinpe.embed(IDS.t(), other.weight, seq_dim=0))
+        other.batch_first, other.encode_padding = True, False
+        bare = sinpe.embed(IDS, other.weight, padding_idx=0, encode_padding=False)
+        assert torch.equal(other(IDS), bare) and bool((bare[IDS == 0] == other.weight[0]).all())
+        one.batch_first = True
+        assert torch.equal(one(x), sinpe.add(x))
+
+
+def test_scale_as_a_tensor_is_refused_everywhere(backend: str) -> None:
+    layer, x = SinusoidalPositionalEncoding(D), torch.randn(B, S, D)
+    layer.scale = torch.tensor(2.0)
+    for mode in (layer.train, layer.eval):
+        mode()
+        with torch.no_grad(), pytest.raises(TypeError, match="scale: expected a float, got torch.float32"):
+            layer(x)
+
+
+@pytest.mark.parametrize("name, value", [("max_norm", 1.0), ("scale_grad_by_freq", True)])
+def test_what_nn_embedding_has_alone(name: str, value: Any, backend: str) -> None:
+    layer = SinusoidalEmbedding(V, D).eval()
+    setattr(layer, name, value)
+    with torch.no_grad(), pytest.raises(ValueError, match="max_norm, scale_grad_by_freq: expected None and False"):
+        layer(IDS)
+    for make in (SinusoidalEmbedding, lambda *a, **k: SinusoidalEmbedding.from_pretrained(torch.ones(V, D), **k)):
+        with pytest.raises(ValueError, match="max_norm, scale_grad_by_freq: expected None and False"):
+            make(V, D, **{name: value})
+    assert SinusoidalEmbedding(V, D, max_norm=None, scale_grad_by_freq=False).eval()(IDS).shape == (B, S, D)
+    with pytest.raises(TypeError, match="embeddings: expected a torch.Tensor, got an nn.Embedding; pass its weight"):
+        SinusoidalEmbedding.from_pretrained(nn.Embedding(V, D))
+
+
+def test_negative_views(backend: str) -> None:
+    """Tensors whose sign turns on reading, as the imaginary part of a conjugate."""
+    weight, x = torch.randn(V, D), torch.randn(B, S, D)
+    layer = SinusoidalEmbedding(V, D).eval()
+    layer.weight = nn.Parameter(torch._neg_view(weight), requires_grad=False)
+    assert torch.equal(layer(IDS), sinpe.embed(IDS, -weight))
+    encode = SinusoidalPositionalEncoding(D).eval()
+    assert torch.equal(encode(torch._neg_view(x)), sinpe.add(-x))
+    t = torch.rand(5)
+    assert torch.equal(sinpe.encode(torch._neg_view(t), D), sinpe.encode(-t, D))
+    dropped = sinpe.add(torch._neg_view(x), dropout=0.5, seed=3)
+    assert torch.equal(dropped, sinpe.add(-x, dropout=0.5, seed=3))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit's own deprecation, and its notes on sizes
+@pytest.mark.parametrize("grad", [False, True])
+def test_torch_jit_trace(grad: bool) -> None:
+    """Recorded as operators, not as constants: another x gives another result."""
+    if not _backend.compiled("cpu"):
+        pytest.skip("the eager twin's views of a word as two halves are beyond torch.jit")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.encode = SinusoidalEmbedding(V, D), SinusoidalPositionalEncoding(D, scale=2.0)
+
+        def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+            return self.encode(x * 2) + self.tokens(ids) + sinpe.add(x) + sinpe.encode(x[..., 0].double(), D)
+
+    model, x = Model().eval(), torch.randn(B, S, D)
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(model, (IDS, x), check_trace=False)
+        for ids, other in ((IDS, x), (IDS.flip(1), x + 1)):
+            assert torch.allclose(traced(ids, other), model(ids, other), rtol=0, atol=1e-6)
