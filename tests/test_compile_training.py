@@ -22,7 +22,7 @@ def test_two_encodings_in_one_graph(backend_name: str) -> None:
 
     def call(given: Tensor, start: int) -> Tensor:
         y = sinpe.add(sinpe.add(given, T2T, start=start, alpha=ALPHA), "paper", dropout=0.2, seed=3)
-        return sinpe.add(y, sinpe.Encoding(D, angle="float32_exp"), dropout=0.2, seed=4)
+        return sinpe.add(y, FLOAT32, dropout=0.2, seed=4)
 
     compiled = torch.compile(call, fullgraph=True, backend=backend_name)
     for length, start in ((5, 0), (6, 3), (7, 4)):
