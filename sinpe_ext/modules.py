@@ -283,15 +283,20 @@ def _not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
 
 def _is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: Any, padding_mask: Any) -> bool:
     """Whether a call is one that a CPU kernel serves without any of the layers above it. Attributes may be set anew."""
+    dropout = layer._modules.get("dropout")
     return (
-        not layer.training
+        type(t) is Tensor
+        and not layer.training
         and layer.batch_first
+        and type(layer.scale) is float
+        and "alpha" in vars(layer)  # a parameter is elsewhere
         and type(layer.alpha) is float
         and layer.alpha == 1.0
-        and type(layer.scale) is float
         and layer.encoding.angle == "exact"
-        and _rate(layer.dropout) == (0.0, None)
-        and type(t) is Tensor
+        and type(dropout) is nn.Dropout
+        and not dropout.training
+        and not dropout._forward_hooks
+        and not dropout._forward_pre_hooks
         and t.is_cpu
         and positions is None
         and padding_mask is None

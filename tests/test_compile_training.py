@@ -7,7 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_compile import ALPHA, EVERY_BACKEND, GRADIENT, IDS, MASK, REAL, SEED, T2T, B, D, fresh, needs_inductor, x
+from test_compile import (
+    ALPHA,
+    EVERY_BACKEND,
+    FLOAT32,
+    GRADIENT,
+    IDS,
+    MASK,
+    REAL,
+    SEED,
+    T2T,
+    B,
+    D,
+    fresh,
+    needs_inductor,
+    x,
+)
 from torch import Tensor, nn
 
 import sinpe_ext as sinpe

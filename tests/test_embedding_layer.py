@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -89,3 +90,29 @@ def test_learned_alpha_and_limits(backend: str) -> None:
     made = meta.to_empty(device="cpu")
     made.reset_parameters()
     assert made.eval()(ids).isfinite().all() and made.alpha.item() == 1.0
+
+
+def test_sparse_adam_trains_as_with_nn_embedding(backend: str) -> None:
+    torch.manual_seed(1)
+    theirs = nn.Embedding(V, D, 2, sparse=True)
+    mine = Layer.from_pretrained(theirs.weight.detach().clone(), freeze=False, padding_idx=2, sparse=True, dropout=0.0)
+    rows, target = sinpe.table(S, D), torch.randn(B, S, D)
+    for layer, forward in ((theirs, lambda ids: theirs(ids) + rows), (mine, mine)):
+        optimizer = torch.optim.SparseAdam(list(layer.parameters()), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (forward(tokens()) - target).square().sum().backward()
+            optimizer.step()
+    assert torch.allclose(mine.weight, theirs.weight, rtol=1e-5, atol=1e-5)
+
+
+def test_threads_share_a_layer(backend: str) -> None:
+    """Nothing is kept in forward: eight threads with seeds of their own get what each gets alone."""
+    layer, ids = Layer(V, D, dropout=P), tokens()
+    want = [layer(ids, seed=seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            found = list(pool.map(lambda seed: layer(ids, seed=seed), range(8)))
+            assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+        drawn = list(pool.map(lambda _: layer(ids) != 0, range(32)))
+    assert len({tuple(mask.flatten().tolist()) for mask in drawn}) == 32
