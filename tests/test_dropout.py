@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -326,29 +325,3 @@ def test_torch_func(backend: str) -> None:
     assert torch.equal(torch.func.vmap(lambda t: sinpe.add(t, dropout=1.0))(x), torch.zeros_like(x))
     tangent = torch.func.jvp(lambda t: sinpe.add(t, dropout=P, seed=SEED), (x[0],), (torch.ones_like(x[0]),))[1]
     assert torch.equal(tangent != 0, mask_of(seed=SEED))
-
-
-def test_autocast_leaves_the_dtypes(backend: str) -> None:
-    """Positions stay exact and x keeps its dtype; only what the model's own layers make is narrow."""
-    x = ones().requires_grad_()
-    p = torch.tensor([998.3897, 65537.25, 2.0**20 + 0.5, 0.1, 7.0], dtype=torch.float64).requires_grad_()
-    weight, ids = torch.randn(7, D).requires_grad_(), torch.arange(S)
-    plain = (
-        sinpe.add(x, positions=p, dropout=P, seed=SEED),
-        sinpe.encode(p, D),
-        sinpe.embed(ids, weight, positions=p, dropout=P, seed=SEED),
-    )
-    with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        cast = (
-            sinpe.add(x, positions=p, dropout=P, seed=SEED),
-            sinpe.encode(p, D),
-            sinpe.embed(ids, weight, positions=p, dropout=P, seed=SEED),
-        )
-        narrow = sinpe.add(x @ torch.ones(D, D), dropout=P, seed=SEED)
-    assert narrow.dtype == torch.bfloat16
-    for mine, theirs in zip(cast, plain, strict=True):
-        assert mine.dtype == torch.float32 and torch.equal(mine, theirs)
-    grads = [torch.autograd.grad([t.sum() for t in many], (x, p, weight)) for many in (cast, plain)]
-    for mine, theirs in zip(*grads, strict=True):
-        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
