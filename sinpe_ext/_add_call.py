@@ -13,6 +13,7 @@ from ._call import Form, RowsCall
 from ._operator import ADD_DROPOUT, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
 from ._plan import plan as _plan_of
+from ._tiles import accumulation
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -48,7 +49,7 @@ class AddCall(RowsCall):
             )
         self.x: Tensor = x
         self.device = x.device
-        self.acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+        self.acc = accumulation(x.dtype)
         self.form = Form((rows_at, channels_at), rank)
         self.view = self.canonical(x)
         self.shape = self.view.shape

@@ -35,10 +35,7 @@ class Form:
         """
         if self.is_canonical and not _is_compiling():
             return []
-        steps, step = [0] * len(shape), 1
-        for d in reversed(range(len(shape))):
-            steps[d] = step
-            step *= shape[d]
+        steps = _philox.row_major(shape)
         return [0, *(steps[d] for d in self.order)]
 
 
@@ -170,9 +167,6 @@ class RowsCall:
             return torch.ops.sinpe_ext.dropout.default(total, seed, drop, 1.0, self.elements)
         if not _is_compiling() and not is_transformed():
             return DROPOUT(total, seed, drop, 1.0, self.elements)
-        if drop == _checks.DROP_UNIT:
-            return torch.where(torch.ones_like(total, dtype=torch.bool), 0.0, total)
-        assert seed is not None
         if _is_compiling():
             ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
             keep = torch.ops.sinpe_ext.dropout.default(ones, seed, drop, 1.0, self.elements) != 0

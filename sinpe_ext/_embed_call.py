@@ -13,6 +13,7 @@ from . import _checks, _embed_checks, _rows, _traced
 from ._call import Form, RowsCall
 from ._operator import EMBED, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
+from ._tiles import accumulation
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -51,7 +52,7 @@ class EmbedCall(RowsCall):
         self.form = Form((rows_at, rank), rank + 1)
         rows, self.num_embeddings = self.ids.shape[-1], weight.shape[0]
         self.device = weight.device
-        self.acc = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        self.acc = accumulation(weight.dtype)
         width = operator.index(weight.shape[1])
         self.shape = torch.Size((*self.ids.shape, width))
         self.padding_idx = _embed_checks.padding_idx(padding_idx, self.num_embeddings)

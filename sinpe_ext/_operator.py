@@ -36,7 +36,7 @@ def is_traced() -> bool:
     """Whether someone looks at the operators: a compiler, a dispatch mode (fake tensors, make_fx), torch.func."""
     if _is_compiling():
         return True
-    return _modes() > 0 or torch._C._are_functorch_transforms_active() or is_recorded()
+    return _modes() > 0 or is_functional() or is_recorded()
 
 
 def is_recorded() -> bool:

@@ -14,6 +14,7 @@ from ._call import RowsCall
 from ._embed_call import EmbedCall
 from ._operator import ADD, EMBED, is_traced
 from ._ops import plan_words
+from ._tiles import accumulation
 from .encoding import MAX_DIM, Encoding, integer
 
 _grad_enabled = torch.is_grad_enabled
@@ -117,14 +118,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         return encoded if others is None else others(encoded)
 
     def extra_repr(self) -> str:
-        parts = [repr(self.encoding)]
-        parts += [f"max_len={self.max_len}"] if self.max_len is not None else []
-        parts += ["batch_first=False"] if not self.batch_first else []
-        parts += [f"scale={self.scale:g}"] if self.scale != 1.0 else []
-        parts += [f"alpha={self._first_alpha:g}"] if self._first_alpha != 1.0 else []
-        parts += ["learned_alpha=True"] if isinstance(self.alpha, nn.Parameter) else []
-        parts += ["persistent_table=True"] if self.persistent_table else []
-        return ", ".join(parts)
+        return ", ".join([*_options(self), *(["persistent_table=True"] if self.persistent_table else [])])
 
 
 class SinusoidalEmbedding(nn.Embedding):
@@ -199,8 +193,8 @@ class SinusoidalEmbedding(nn.Embedding):
         self._first_alpha = _checks.factor("alpha", alpha)
         self.alpha = self._first_alpha
         if learned_alpha:
-            wide = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
-            self.alpha = nn.Parameter(torch.tensor([self._first_alpha], device=self.weight.device, dtype=wide))
+            where["dtype"] = accumulation(self.weight.dtype)
+            self.alpha = nn.Parameter(torch.tensor([self._first_alpha], **where))
 
     def reset_parameters(self) -> None:
         """First values as nn.Embedding's, and a learned alpha's own."""
@@ -263,14 +257,18 @@ class SinusoidalEmbedding(nn.Embedding):
         return encoded if others is None else others(encoded)
 
     def extra_repr(self) -> str:
-        parts = [super().extra_repr(), repr(self.encoding)]
-        parts += [f"max_len={self.max_len}"] if self.max_len is not None else []
-        parts += [f"scale={self.scale:g}"] if self.scale != 1.0 else []
-        parts += [f"alpha={self._first_alpha:g}"] if self._first_alpha != 1.0 else []
-        parts += ["learned_alpha=True"] if isinstance(self.alpha, nn.Parameter) else []
-        parts += ["encode_padding=False"] if not self.encode_padding else []
-        parts += ["batch_first=False"] if not self.batch_first else []
-        return ", ".join(parts)
+        bare = [] if self.encode_padding else ["encode_padding=False"]
+        return ", ".join([super().extra_repr(), *_options(self), *bare])
+
+
+def _options(layer: Any) -> list[str]:
+    """What both layers print of themselves: the encoding, and what differs from its default."""
+    parts = [repr(layer.encoding)]
+    parts += [f"max_len={layer.max_len}"] if layer.max_len is not None else []
+    parts += ["batch_first=False"] if not layer.batch_first else []
+    parts += [f"scale={layer.scale:g}"] if layer.scale != 1.0 else []
+    parts += [f"alpha={layer._first_alpha:g}"] if layer._first_alpha != 1.0 else []
+    return [*parts, "learned_alpha=True"] if isinstance(layer.alpha, nn.Parameter) else parts
 
 
 def _not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:

@@ -137,15 +137,18 @@ GRADS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("grad", GRADS)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_any_incoming_gradient(grad: str, dtype: torch.dtype, in_place: bool, backend: str) -> None:
+@pytest.mark.parametrize("dropped", [{}, {"dropout": 0.5, "seed": 6}], ids=["all", "half"])
+def test_any_incoming_gradient(grad: str, dtype: torch.dtype, in_place: bool, dropped: Any, backend: str) -> None:
     x, alpha, p = torch.ones(B, S, D, dtype=dtype), torch.tensor([0.5]), torch.tensor(POSITIONS)
     for t in (x, alpha, p):
         t.requires_grad_()
     add = sinpe.add_ if in_place else sinpe.add
-    got = torch.autograd.grad(GRADS[grad](add(x * 1, positions=p, alpha=alpha, scale=3.0)), (x, alpha, p))
+    out = add(x * 1, positions=p, alpha=alpha, scale=3.0, **dropped)
+    got = torch.autograd.grad(GRADS[grad](out), (x, alpha, p))
     wide = [t.detach().double().requires_grad_() for t in (x, alpha, p)]
     rows = sinpe.encode(wide[2], D, dtype=torch.float64)
-    want = torch.autograd.grad(GRADS[grad](3.0 * wide[0] + wide[1] * rows), wide)
+    kept = 2.0 * (sinpe.add(torch.full((B, S, D), 9.0), **dropped) != 0) if dropped else 1.0
+    want = torch.autograd.grad(GRADS[grad]((3.0 * wide[0] + wide[1] * rows) * kept), wide)
     for mine, theirs, given in zip(got, want, (x, alpha, p), strict=True):
         assert mine.dtype == given.dtype and mine.shape == given.shape
         assert torch.allclose(mine.double(), theirs, rtol=1e-5, atol=1e-4)

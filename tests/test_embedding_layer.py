@@ -15,6 +15,8 @@ from sinpe_ext import SinusoidalEmbedding as Layer
 
 V, B, S, D = 13, 3, 6, 10
 P, SEED = 0.3, 77
+# float32 sums of a few dozen terms of size 1, in another order
+SUMMED = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def table(dtype: torch.dtype = torch.float32) -> Tensor:
@@ -44,6 +46,19 @@ def test_drop_in_for_nn_embedding(backend: str) -> None:
     assert mine.half()(ids).dtype == torch.float16 and mine.double()(ids).dtype == torch.float64
 
 
+def test_the_forms_of_positions(backend: str) -> None:
+    layer, ids = Layer(V, D, dropout=0.0, scale=2.0), tokens()
+    packed = sinpe.positions.packed(torch.tensor([0, 4, 6]))
+    for given in (
+        {"start": torch.tensor([0, 9, -4])},
+        {"start": 3, "padding_mask": torch.arange(S) > 3},
+        {"positions": packed},
+        {"positions": torch.rand(B, S), "seed": 4},
+    ):
+        options = {name: value for name, value in given.items() if name != "seed"}
+        assert torch.equal(layer(ids, **given), sinpe.embed(ids, layer.weight, scale=2.0, **options))
+
+
 def test_from_pretrained(backend: str) -> None:
     weight, ids = table(torch.bfloat16), tokens()
     layer = Layer.from_pretrained(weight, padding_idx=1, dropout=0.0, scale=2.0, encoding="t2t")
@@ -69,7 +84,7 @@ def test_the_weight_may_be_shared_with_an_output_layer(backend: str) -> None:
     keep = sinpe.add(torch.full((B, S, D), 9.0), dropout=P, seed=SEED) != 0
     rows = torch.where(keep, (weight[ids] + sinpe.table(S, D)) * (65536 / (65536 - round(P * 65536))), 0.0)
     (rows @ weight.t()).sin().sum().backward()
-    assert torch.allclose(model.embed.weight.grad, weight.grad, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(model.embed.weight.grad, weight.grad, **SUMMED)
 
 
 def test_learned_alpha_and_limits(backend: str) -> None:
@@ -103,7 +118,7 @@ def test_sparse_adam_trains_as_with_nn_embedding(backend: str) -> None:
             optimizer.zero_grad()
             (forward(tokens()) - target).square().sum().backward()
             optimizer.step()
-    assert torch.allclose(mine.weight, theirs.weight, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(mine.weight, theirs.weight, **SUMMED)
 
 
 def test_threads_share_a_layer(backend: str) -> None:
