@@ -7,6 +7,12 @@
 
 namespace sinpe {
 
+// amplitude * v rounded to a float.
+SINPE_HD float exact_scaled(DD v, double amplitude) {
+  // An exact zero has the amplitude's sign, not a quadrant's.
+  return v.hi == 0.0 ? static_cast<float>(amplitude * 0.0) : round_to_float(dd_mul(v, amplitude));
+}
+
 // amplitude * sin(2*pi*(p*f + q/4)).
 //   Types: float    Error: correctly rounded, unless the value lies within 2^-96 of a rounding boundary
 //   Valid range: every int64 and finite double position; amplitude such that the product neither over- nor underflows
@@ -14,11 +20,7 @@ SINPE_HD float exact_float(Position p, Frequency f, int q, double amplitude) {
   const Reduced r = reduce_position(p, f);
   DD s, c;
   sincos_dd(r.t, &s, &c);
-  DD v = quadrant_value(r.quadrant + q, s, c, dd_neg(s), dd_neg(c));
-  if (v.hi == 0.0)
-    return static_cast<float>(amplitude * 0.0);  // an exact zero has the amplitude's sign, not a quadrant's
-  v = dd_mul(v, amplitude);
-  return round_to_float(v);
+  return exact_scaled(quadrant_value(r.quadrant + q, s, c, dd_neg(s), dd_neg(c)), amplitude);
 }
 
 // The same for float64.

@@ -13,6 +13,25 @@
 #define SINPE_HD inline
 #endif
 
+// Before a loop: keep it rolled. A GPU's compiler would trade registers, of which occupancy is made, for branches.
+// SINPE_UNROLLED: arrays indexed by it stay in registers.
+#if defined(__CUDACC__)
+#define SINPE_ROLLED _Pragma("unroll 1")
+#define SINPE_UNROLLED _Pragma("unroll")
+#else
+#define SINPE_ROLLED
+#define SINPE_UNROLLED
+#endif
+
+// For what is long and rare. static: a function shared by translation units of different instruction sets must not be merged.
+#if defined(__CUDACC__)
+#define SINPE_HD_RARE static __host__ __device__ __noinline__
+#elif defined(__GNUC__) || defined(__clang__)
+#define SINPE_HD_RARE static __attribute__((noinline, unused))
+#else
+#define SINPE_HD_RARE static
+#endif
+
 #if defined(__GNUC__) || defined(__clang__)
 #define SINPE_NOINLINE __attribute__((noinline))
 #else

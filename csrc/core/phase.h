@@ -71,14 +71,38 @@ SINPE_HD uint128 scaled_product(int64_t m, int e, Frequency f) {
     phase = ((static_cast<uint128>(limb[1]) << 64) | limb[0]) << e;
   } else {
     const int words = -e >> 6, bits = -e & 63;
-    uint64_t out[2];
-    for (int k = 0; k < 2; ++k) {
-      const uint64_t a = words + k < 4 ? limb[words + k] : 0, b = words + k + 1 < 4 ? limb[words + k + 1] : 0;
-      out[k] = bits == 0 ? a : (a >> bits) | (b << (64 - bits));
-    }
-    phase = (static_cast<uint128>(out[1]) << 64) | out[0];
+    // Limbs words, words + 1, words + 2, picked without an index, which would send the array to a GPU's memory.
+    const uint64_t a = words == 0 ? limb[0] : (words == 1 ? limb[1] : (words == 2 ? limb[2] : limb[3]));
+    const uint64_t b = words == 0 ? limb[1] : (words == 1 ? limb[2] : (words == 2 ? limb[3] : 0));
+    const uint64_t c = words == 0 ? limb[2] : (words == 1 ? limb[3] : 0);
+    const uint64_t low = bits == 0 ? a : (a >> bits) | (b << (64 - bits));
+    const uint64_t high = bits == 0 ? b : (b >> bits) | (c << (64 - bits));
+    phase = (static_cast<uint128>(high) << 64) | low;
   }
   return negative ? ~phase + 1 : phase;
+}
+
+// A finite double as m * 2^e.
+SINPE_HD void split_double(double d, int64_t* m, int* e) {
+  const uint64_t bits = bit_cast<uint64_t>(d);
+  const int exponent = static_cast<int>(bits >> 52 & 0x7ff);
+  *m = static_cast<int64_t>(bits & 0xfffffffffffffULL);
+  if (exponent != 0) *m |= int64_t{1} << 52;
+  if (bits >> 63 != 0) *m = -*m;
+  *e = (exponent == 0 ? 1 : exponent) - 1075;
+}
+
+SINPE_HD uint128 fraction(Frequency f) { return (static_cast<uint128>(f.frac_hi) << 64) | f.frac_lo; }
+
+// The fraction of a turn that a position has turned, in units of 2^-128: of the stored frequency, modulo 1.
+//   Error: |p| * 2^-129 turns (the stored fraction's rounding); of a fractional position also 2^-128
+//   Valid range: every int64; every finite double (a product below 2^-64 turns has lost its digits)
+SINPE_HD uint128 integer_phase(Position p, Frequency f) {
+  if (p.integral) return static_cast<uint128>(static_cast<int128>(p.i)) * fraction(f);
+  int64_t m;
+  int e;
+  split_double(p.d, &m, &e);
+  return m == 0 ? 0 : scaled_product(m, e, f);
 }
 
 // The phase of a finite position, reduced.
@@ -96,16 +120,7 @@ SINPE_HD Reduced reduce_position(Position p, Frequency f) {
     const int64_t dropped = static_cast<int64_t>(static_cast<uint64_t>(p.i) - kept);
     return {0, dd_mul(turns, DD{p.d, static_cast<double>(dropped)})};
   }
-  if (p.integral) {
-    const uint128 frac = (static_cast<uint128>(f.frac_hi) << 64) | f.frac_lo;
-    return reduce_fraction(static_cast<uint128>(static_cast<int128>(p.i)) * frac);
-  }
-  const uint64_t bits = bit_cast<uint64_t>(p.d);
-  const int exponent = static_cast<int>(bits >> 52 & 0x7ff);
-  int64_t m = static_cast<int64_t>(bits & 0xfffffffffffffULL);
-  if (exponent != 0) m |= int64_t{1} << 52;
-  if (bits >> 63 != 0) m = -m;
-  return reduce_fraction(scaled_product(m, (exponent == 0 ? 1 : exponent) - 1075, f));
+  return reduce_fraction(integer_phase(p, f));
 }
 
 }  // namespace sinpe

@@ -8,8 +8,8 @@
 namespace sinpe {
 
 constexpr int kPhiloxRounds = 10;
-constexpr uint32_t kPhiloxMultiplier[2] = {0xD2511F53, 0xCD9E8D57};
-constexpr uint32_t kPhiloxWeyl[2] = {0x9E3779B9, 0xBB67AE85};  // added to the key after each round
+constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53, kPhiloxMultiplier1 = 0xCD9E8D57;
+constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9, kPhiloxWeyl1 = 0xBB67AE85;  // added to the key after each round
 
 constexpr int64_t kLanesPerCounter = 8;  // elements served by one block of four words: 16 bits each
 constexpr int64_t kDropAll = 65536;      // drop is counted in 65536ths
@@ -22,7 +22,7 @@ struct PhiloxBlock {
 
 template <class V>
 SINPE_HD PhiloxBlock<V> philox_round(PhiloxBlock<V> x, uint32_t key0, uint32_t key1) {
-  const V p0 = multiply_low(x.x0, kPhiloxMultiplier[0]), p1 = multiply_low(x.x2, kPhiloxMultiplier[1]);
+  const V p0 = multiply_low(x.x0, kPhiloxMultiplier0), p1 = multiply_low(x.x2, kPhiloxMultiplier1);
   return {exclusive_or(p1 >> 32, x.x1, key0), p1, exclusive_or(p0 >> 32, x.x3, key1), p0};
 }
 
@@ -35,7 +35,7 @@ SINPE_HD PhiloxBlock<V> philox_rounds(PhiloxBlock<V> x, uint64_t seed, int from)
 #endif
   for (int r = from; r < kPhiloxRounds; ++r) {
     const uint32_t n = static_cast<uint32_t>(r);
-    x = philox_round(x, key0 + n * kPhiloxWeyl[0], key1 + n * kPhiloxWeyl[1]);
+    x = philox_round(x, key0 + n * kPhiloxWeyl0, key1 + n * kPhiloxWeyl1);
   }
   return x;
 }
@@ -51,7 +51,7 @@ SINPE_HD PhiloxBlock<V> philox(PhiloxBlock<V> counter, uint64_t seed) {
 template <class V>
 SINPE_HD PhiloxBlock<V> philox_counted(V counter, uint64_t seed) {
   const uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-  const V p0 = multiply_low(counter, kPhiloxMultiplier[0]);
+  const V p0 = multiply_low(counter, kPhiloxMultiplier0);
   return philox_rounds<V>({counter >> 32 ^ key0, V{}, p0 >> 32 ^ key1, p0}, seed, 1);
 }
 
@@ -72,5 +72,13 @@ SINPE_HD bool kept(uint64_t element, uint64_t seed, uint32_t drop) { return phil
 SINPE_HD double kept_scale(uint32_t drop) {
   return drop >= kDropAll ? 0.0 : 65536.0 / static_cast<double>(kDropAll - static_cast<int64_t>(drop));
 }
+
+// Dropout of one kernel call. Element i of a slice that begins at element e is e + i * step.
+struct Dropout {
+  uint64_t seed;
+  uint64_t step;
+  uint32_t drop;  // 65536ths; 0: none
+  double scale;   // of kept elements: kept_scale(drop)
+};
 
 }  // namespace sinpe

@@ -43,8 +43,8 @@ struct Plan {
 };
 
 // Reads `words` into `plan`; false when the words are not a plan of this version. Every count that a kernel later trusts
-// is checked here. (static: an inline function shared by translation units of different instruction sets must not be merged.)
-static inline bool decode_plan(const int64_t* words, int64_t n_words, Plan* plan) {
+// is checked here.
+SINPE_HD bool decode_plan(const int64_t* words, int64_t n_words, Plan* plan) {
   if (words == nullptr || n_words < kPlanHeaderWords || words[0] != kPlanMagic || words[1] != n_words) return false;
   const int64_t flags = words[5];
   *plan = Plan{words[2],

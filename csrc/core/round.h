@@ -12,6 +12,18 @@ struct float16 {
   uint16_t bits;
 };
 
+// Type in which products and sums of T are rounded.
+template <class T>
+struct Accumulate {
+  using type = float;
+};
+template <>
+struct Accumulate<double> {
+  using type = double;
+};
+template <class T>
+using accumulate_t = typename Accumulate<T>::type;
+
 // hi + lo rounded once.
 //   Types: DD -> float   Error: 0 (correctly rounded)   Valid range: |lo| <= ulp(hi)/2; subnormal results included
 SINPE_HD float round_to_float(DD v) {

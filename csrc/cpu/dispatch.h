@@ -5,6 +5,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "core/layout.h"
 #include "core/parallel.h"
 #include "core/round.h"
 #include "sinpe/sinpe.h"
@@ -50,13 +51,6 @@ sinpe_status or_no_memory(const F& fn) {
   } catch (const std::length_error&) {  // a vector longer than any memory
     return SINPE_NO_MEMORY;
   }
-}
-
-// First position of `length` consecutive ones, or false when one of them is beyond int64.
-inline bool first_position(int64_t plan_start, int64_t start, int64_t length, int64_t* first) {
-  int64_t last;
-  return !__builtin_add_overflow(plan_start, start, first) &&
-         (length == 0 || !__builtin_add_overflow(*first, length - 1, &last));
 }
 
 }  // namespace sinpe

@@ -2,48 +2,14 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/layout.h"
 #include "cpu/dispatch.h"
 #include "cpu/rows.h"
-#include "cpu/strides.h"
 
 namespace sinpe {
 namespace {
 
 constexpr int64_t kPiece = 8192;  // elements of one kernel call
-
-// The dimensions that remain when neighbours are merged: those that x, out and the elements' numbers step through
-// alike.
-struct Merged {
-  int rank = 0;
-  int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], elements[SINPE_MAX_RANK];
-
-  Merged(const sinpe_add_arguments& a, const Elements& numbers) {
-    const bool numbered = a.dropout.drop != 0;
-    for (int d = 0; d < a.rank; ++d) {
-      const int64_t size = a.sizes[d], step = numbered ? numbers.steps[d] : 0;
-      if (size == 1) continue;
-      const int last = rank - 1;
-      if (rank > 0 && x[last] == a.x_strides[d] * size && out[last] == a.out_strides[d] * size &&
-          elements[last] == step * size) {
-        sizes[last] *= size;
-        put(last, a.x_strides[d], a.out_strides[d], step);
-        continue;
-      }
-      sizes[rank] = size;
-      put(rank++, a.x_strides[d], a.out_strides[d], step);
-    }
-    if (rank > 0) return;
-    sizes[rank] = 1;
-    put(rank++, 1, 1, 1);
-  }
-
- private:
-  void put(int d, int64_t x_stride, int64_t out_stride, int64_t step) {
-    x[d] = x_stride;
-    out[d] = out_stride;
-    elements[d] = step;
-  }
-};
 
 template <class T>
 sinpe_status dropout(const sinpe_add_arguments& a) {

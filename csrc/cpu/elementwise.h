@@ -9,26 +9,6 @@ namespace sinpe {
 constexpr int kAddSlices = 4;         // slices of x that share one load of the encoding
 constexpr int kDotAccumulators = 16;  // interleaved partial sums of a dot: its order is that of every instruction set
 
-// Type in which products and sums of T are rounded.
-template <class T>
-struct Accumulate {
-  using type = float;
-};
-template <>
-struct Accumulate<double> {
-  using type = double;
-};
-template <class T>
-using accumulate_t = typename Accumulate<T>::type;
-
-// Dropout of one kernel call. Element i of a slice that begins at element e is e + i * step.
-struct Dropout {
-  uint64_t seed;
-  uint64_t step;
-  uint32_t drop;  // 65536ths; 0: none
-  double scale;   // of kept elements: kept_scale(drop)
-};
-
 template <class T>
 struct Elementwise {
   using Real = accumulate_t<T>;

@@ -1,7 +1,7 @@
 // Token ids: seen in row-major order, and checked before anything is written.
 #pragma once
 
-#include "cpu/strides.h"
+#include "core/layout.h"
 
 namespace sinpe {
 

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "core/exact.h"
-#include "core/rotate.h"
+#include "core/sample.h"
 #include "cpu/elementwise.h"
 
 namespace sinpe {
@@ -14,12 +14,6 @@ namespace sinpe {
 constexpr int kPanel = 16;  // oscillators that a kernel keeps in registers while it walks down the rows
 
 constexpr int64_t padded(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
-
-// True when the fast phase (core/rotate.h) holds for this position in this plan.
-SINPE_HD bool fast_position(Position p, const Plan& plan) {
-  const double magnitude = p.d < 0 ? -p.d : p.d;
-  return magnitude < kFastPosition && magnitude * plan.max_turns < kFastProduct;
-}
 
 // How a plan's channels hang on lanes of oscillators. Pairs: lane i gives the sine of one stream and the cosine of the
 // other. Streams: each channel has a lane of its own (also for shared frequencies with the cosine interleaved first).

@@ -1,4 +1,5 @@
 // table: consecutive rows of an encoding.
+#include "core/status.h"
 #include "cpu/dispatch.h"
 #include "cpu/row_maker.h"
 
@@ -45,15 +46,4 @@ extern "C" int64_t sinpe_plan_dim(const int64_t* words, int64_t n_words) {
 
 extern "C" const char* sinpe_isa(void) { return sinpe::row_kernels().name; }
 
-extern "C" const char* sinpe_status_text(sinpe_status status) {
-  switch (status) {
-    case SINPE_OK: return "no error";
-    case SINPE_BAD_PLAN: return "plan: not a frequency plan of this library version; export or build it again";
-    case SINPE_BAD_ARGUMENT:
-      return "argument: null pointer, negative size, unknown type, or a size that does not fit the plan";
-    case SINPE_OUT_OF_RANGE: return "positions: start + length goes beyond the range of int64";
-    case SINPE_NO_MEMORY: return "out of memory";
-    case SINPE_BAD_ID: return "ids: an id is negative or not below the number of rows of weight";
-  }
-  return "unknown status";
-}
+extern "C" const char* sinpe_status_text(sinpe_status status) { return sinpe::status_text(status); }

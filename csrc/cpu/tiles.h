@@ -2,29 +2,16 @@
 // rows pass by while it lies in the cache. No table in memory.
 #pragma once
 
+#include "core/layout.h"
 #include "cpu/dispatch.h"
 #include "cpu/row_maker.h"
-#include "cpu/strides.h"
 
 namespace sinpe {
-
-// x seen as (batch, middle, rows, dim), middle being all dimensions between batch and sequence. A slice is a (batch,
-// middle) pair, numbered batch * middle + its place in the middle.
-struct Shape {
-  int64_t batch, middle, rows, dim;
-  explicit Shape(const sinpe_add_arguments& a)
-      : batch(a.rank > 2 ? a.sizes[0] : 1), middle(1), rows(a.sizes[a.rank - 2]), dim(a.sizes[a.rank - 1]) {
-    for (int d = 1; d < a.rank - 2; ++d) middle *= a.sizes[d];
-  }
-  bool empty() const { return batch == 0 || middle == 0 || rows == 0; }
-};
 
 // Offset of a slice.
 inline int64_t slice_offset(const sinpe_add_arguments& a, const int64_t* strides, int64_t slice) {
   return offset_at(a.sizes, strides, a.rank - 2, slice);
 }
-
-inline bool is_position_type(sinpe_dtype t) { return t == SINPE_INT64 || t == SINPE_FLOAT32 || t == SINPE_FLOAT64; }
 
 // Checks all of the arguments but x and out. `first` becomes the first position where none are given.
 inline sinpe_status check_arguments(const Plan& plan, const sinpe_add_arguments& a, int64_t* first) {

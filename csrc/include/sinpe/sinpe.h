@@ -38,7 +38,8 @@ typedef enum {
   SINPE_BAD_ARGUMENT = 2, /* a null pointer, a negative size, an unknown type, a size that does not fit the plan */
   SINPE_OUT_OF_RANGE = 3, /* a position beyond int64 */
   SINPE_NO_MEMORY = 4,
-  SINPE_BAD_ID = 5 /* an id that is no row of the weight; the arguments' bad_id tells which */
+  SINPE_BAD_ID = 5,       /* an id that is no row of the weight; the arguments' bad_id tells which */
+  SINPE_LAUNCH_FAILED = 6 /* of the CUDA half alone: the device refused */
 } sinpe_status;
 
 /* One English sentence for a status. Never null. */

@@ -1,0 +1,126 @@
+// Where things lie: offsets of row-major indices, and the numbers that dropout counts elements by.
+#pragma once
+
+#include "core/philox.h"
+#include "core/plan.h"
+#include "sinpe/sinpe.h"
+
+namespace sinpe {
+
+// Offset of the index-th place of the n dimensions `sizes`, counted row-major.
+SINPE_HD int64_t offset_at(const int64_t* sizes, const int64_t* strides, int n, int64_t index) {
+  int64_t offset = 0;
+  SINPE_ROLLED
+  for (int d = n - 1; d > 0; --d) {
+    offset += index % sizes[d] * strides[d];
+    index /= sizes[d];
+  }
+  return n > 0 ? offset + index * strides[0] : 0;
+}
+
+// False for a negative size and for more elements than int64 counts.
+inline bool valid_sizes(const int64_t* sizes, int rank) {
+  int64_t all = 1;
+  bool counted = true, empty = false;
+  for (int d = 0; d < rank; ++d) {
+    if (sizes[d] < 0) return false;
+    empty = empty || sizes[d] == 0;
+    counted = counted && !__builtin_mul_overflow(all, sizes[d], &all);
+  }
+  return counted || empty;
+}
+
+inline int64_t product(const int64_t* sizes, int n) {
+  int64_t all = 1;
+  for (int d = 0; d < n; ++d) all *= sizes[d];
+  return all;
+}
+
+inline bool valid_dropout(const sinpe_dropout_arguments& a) { return a.drop >= 0 && a.drop <= kDropAll; }
+
+// The numbers of a tensor's elements: base + the sum of index * steps.
+struct Elements {
+  uint64_t base = 0;
+  int64_t steps[SINPE_MAX_RANK] = {};
+
+  Elements(const sinpe_dropout_arguments& a, const int64_t* sizes, int rank) {
+    if (a.elements != nullptr) {
+      base = static_cast<uint64_t>(a.elements[0]);
+      for (int d = 0; d < rank; ++d) steps[d] = a.elements[1 + d];
+      return;
+    }
+    int64_t step = 1;
+    for (int d = rank - 1; d >= 0; --d) {
+      steps[d] = step;
+      step *= sizes[d];
+    }
+  }
+};
+
+// What a kernel is told of dropout; `step` lies between an element's number and its neighbour's in the row.
+inline Dropout dropout_of(const sinpe_dropout_arguments& a, int64_t step) {
+  const uint32_t drop = static_cast<uint32_t>(a.drop);
+  return {static_cast<uint64_t>(a.seed), static_cast<uint64_t>(step), drop, kept_scale(drop)};
+}
+
+// The dimensions that remain when neighbours are merged: those that x, out and the elements' numbers step through
+// alike.
+struct Merged {
+  int rank = 0;
+  int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], elements[SINPE_MAX_RANK];
+
+  Merged(const sinpe_add_arguments& a, const Elements& numbers) {
+    const bool numbered = a.dropout.drop != 0;
+    for (int d = 0; d < a.rank; ++d) {
+      const int64_t size = a.sizes[d], step = numbered ? numbers.steps[d] : 0;
+      if (size == 1) continue;
+      const int last = rank - 1;
+      if (rank > 0 && x[last] == a.x_strides[d] * size && out[last] == a.out_strides[d] * size &&
+          elements[last] == step * size) {
+        sizes[last] *= size;
+        put(last, a.x_strides[d], a.out_strides[d], step);
+        continue;
+      }
+      sizes[rank] = size;
+      put(rank++, a.x_strides[d], a.out_strides[d], step);
+    }
+    if (rank > 0) return;
+    sizes[rank] = 1;
+    put(rank++, 1, 1, 1);
+  }
+
+ private:
+  void put(int d, int64_t x_stride, int64_t out_stride, int64_t step) {
+    x[d] = x_stride;
+    out[d] = out_stride;
+    elements[d] = step;
+  }
+};
+
+// a + b; false when that is beyond int64.
+SINPE_HD bool add_positions(int64_t a, int64_t b, int64_t* sum) {
+  const uint64_t s = static_cast<uint64_t>(a) + static_cast<uint64_t>(b);
+  *sum = static_cast<int64_t>(s);
+  return ((static_cast<uint64_t>(a) ^ s) & (static_cast<uint64_t>(b) ^ s)) >> 63 == 0;
+}
+
+// First position of `length` consecutive ones, or false when one of them is beyond int64.
+SINPE_HD bool first_position(int64_t plan_start, int64_t start, int64_t length, int64_t* first) {
+  int64_t last;
+  return add_positions(plan_start, start, first) && (length == 0 || add_positions(*first, length - 1, &last));
+}
+
+inline bool is_position_type(sinpe_dtype t) { return t == SINPE_INT64 || t == SINPE_FLOAT32 || t == SINPE_FLOAT64; }
+
+// x seen as (batch, middle, rows, dim), middle being all dimensions between batch and sequence. A slice is a (batch,
+// middle) pair, numbered batch * middle + its place in the middle.
+struct Shape {
+  int64_t batch, middle, rows, dim;
+  explicit Shape(const sinpe_add_arguments& a)
+      : batch(a.rank > 2 ? a.sizes[0] : 1), middle(1), rows(a.sizes[a.rank - 2]), dim(a.sizes[a.rank - 1]) {
+    for (int d = 1; d < a.rank - 2; ++d) middle *= a.sizes[d];
+  }
+  bool empty() const { return batch == 0 || middle == 0 || rows == 0; }
+};
+
+}  // namespace sinpe

@@ -1,0 +1,162 @@
+// One oscillator at one position: its sine and cosine times the amplitude, in the arithmetic that a device is good at. The
+// CPU makes whole rows instead (cpu/rows.h); its values are those of InDouble and InFull to the bit.
+#pragma once
+
+#include "core/exact.h"
+#include "core/rotate.h"
+#include "core/single.h"
+
+namespace sinpe {
+
+// True when the fast phase (core/rotate.h) holds for this position in this plan.
+SINPE_HD bool fast_position(Position p, const Plan& plan) {
+  const double magnitude = p.d < 0 ? -p.d : p.d;
+  return magnitude < kFastPosition && magnitude * plan.max_turns < kFastProduct;
+}
+
+// Sine and cosine with the quarter's turns applied.
+template <class Real>
+struct Sample {
+  Real s, c;
+};
+template <class Real>
+SINPE_HD Sample<Real> turned(uint32_t quarter, Sample<Real> v) {
+  const Real s = (quarter & 1) != 0 ? v.c : v.s, c = (quarter & 1) != 0 ? v.s : v.c;
+  return {(quarter & 2) != 0 ? -s : s, ((quarter + 1) & 2) != 0 ? -c : c};
+}
+SINPE_HD Sample<DD> turned(int quadrant, DD s, DD c) {
+  const DD first = (quadrant & 1) != 0 ? c : s, second = (quadrant & 1) != 0 ? s : c;
+  return {(quadrant & 2) != 0 ? dd_neg(first) : first, ((quadrant + 1) & 2) != 0 ? dd_neg(second) : second};
+}
+
+// An oscillator as the integer phase sees it.
+struct Oscillator {
+  int64_t index;
+  uint128 step;  // the fraction of a turn per position
+  int64_t whole;
+};
+SINPE_HD Oscillator oscillator_of(const Plan& plan, int64_t osc) {
+  const uint128 high = static_cast<uint64_t>(plan.frac_hi[osc]);
+  return {osc, high << 64 | static_cast<uint64_t>(plan.frac_lo[osc]), plan.whole[osc]};
+}
+
+//   As integer_phase (core/phase.h).
+SINPE_HD uint128 integer_phase(const Oscillator& o, int64_t p) {
+  const uint128 size = o.step * static_cast<uint64_t>(p);  // of p as if unsigned: 2^64 too large where it is negative
+  return p < 0 ? size - (o.step << 64) : size;
+}
+
+// True where 128 fractional bits hold fewer than `bits` of a frequency, so that no integer phase will do.
+SINPE_HD bool is_below_phase(const Oscillator& o, int bits) {
+  const uint64_t high = static_cast<uint64_t>(o.step >> 64), sign = static_cast<uint64_t>(o.whole);
+  return (o.whole == 0 || o.whole == -1) && high == sign && (static_cast<uint64_t>(o.step) ^ sign) >> bits == 0;
+}
+// The same of one position: a fractional one's product may be too small.
+SINPE_HD bool is_below_phase(const Plan& plan, const Oscillator& o, Position p, int bits) {
+  const double product = p.d * plan.turns_hi[o.index];
+  return is_below_phase(o, bits) || (!p.integral && product > -0x1p-30 && product < 0x1p-30);
+}
+
+// Each arithmetic below gives a sample from the integer phase (which the last does not look at), and says by `*open` where
+// it is not good enough and `settled` must answer instead. A caller looks at `open` after its loop: what is rare costs
+// nothing then, not even registers.
+
+// float32 by float arithmetic.
+//   Max error: 1 ULP (measured 0.82)   Valid range: as exact_float
+struct InSingle {
+  using Real = float;
+  static constexpr int kBits = 36;  // a frequency below 2^-92: relative error 2^-37
+
+  SINPE_HD static Sample<float> at(const Plan&, const Oscillator&, Position, uint128 phase, const Amplitude& amplitude,
+                                   bool* open) {
+    const SingleAngle angle = single_angle(phase, open);
+    FloatFloat s, c;
+    sincos_single(angle.y, &s, &c);
+    const Sample<float> v =
+        turned<float>(angle.quarter, {scaled_sum(s, amplitude.parts), scaled_sum(c, amplitude.parts)});
+    const float zero = static_cast<float>(amplitude.whole * 0.0);  // an exact zero has the amplitude's sign
+    return {v.s == 0.0f ? zero : v.s, v.c == 0.0f ? zero : v.c};
+  }
+};
+
+// How far, in ULPs of the double, a sample's error may reach: kFastError, the scaling, and room.
+constexpr uint32_t kOpenReach = 16;
+
+// True where the double's error leaves open which float is nearest: its low 29 bits stand close to the midpoint, or the
+// float is so small (but not 0, which is exact) that they are not what is rounded.
+SINPE_HD bool is_open(double v) {
+  const uint64_t bits = bit_cast<uint64_t>(v);
+  const uint32_t low = static_cast<uint32_t>(bits) & 0x1fffffff, high = static_cast<uint32_t>(bits >> 32) & 0x7fffffff;
+  const bool near_midpoint = low - (0x10000000u - kOpenReach) <= 2 * kOpenReach;
+  return near_midpoint || (high < 0x38800000u && v != 0.0);  // 2^-119
+}
+
+// float32 by double arithmetic, correctly rounded.
+//   Error: that of exact_float   Valid range: the same
+struct InDouble {
+  using Real = float;
+  static constexpr int kBits = 54;  // a frequency below 2^-74
+
+  SINPE_HD static Sample<float> at(const Plan&, const Oscillator&, Position, uint128 phase, const Amplitude& amplitude,
+                                   bool* open) {
+    const uint64_t top = static_cast<uint64_t>(phase >> 64), low = static_cast<uint64_t>(phase);
+    const uint32_t quarter = (static_cast<uint32_t>(top >> 32) + 0x20000000u) >> 30;
+    const int64_t rest = static_cast<int64_t>(top - (static_cast<uint64_t>(quarter) << 62));
+    double t = static_cast<double>(rest) * 0x1p-64;
+    // Of 53 bits or more the low half of the phase could only move the last.
+    if (static_cast<uint64_t>(rest + (int64_t{1} << 53)) < uint64_t{1} << 54) {
+      t = fma(static_cast<double>(low), 0x1p-128, t);
+    }
+    Sample<double> v;
+    sincos_fast(t, &v.s, &v.c);
+    v = turned(quarter, v);
+    const double zero = amplitude.whole * 0.0;  // an exact zero has the amplitude's sign
+    const double s = v.s == 0.0 ? zero : v.s * amplitude.whole, c = v.c == 0.0 ? zero : v.c * amplitude.whole;
+    *open = *open || is_open(s) || is_open(c);
+    return {static_cast<float>(s), static_cast<float>(c)};
+  }
+};
+
+// float64, from the double-double phase.
+//   Max error: 1 ULP   Valid range: as exact_double
+struct InFull {
+  using Real = double;
+  static constexpr int kBits = 0;
+
+  SINPE_HD static Sample<double> at(const Plan& plan, const Oscillator& o, Position p, uint128,
+                                    const Amplitude& amplitude, bool* open) {
+    const double hi = plan.turns_hi[o.index], lo = plan.turns_lo[o.index];
+    Sample<double> v;
+    const bool good = accurate_sincos(p.d, hi, lo, amplitude.whole, &v.s, &v.c);
+    *open = *open || !good || !fast_position(p, plan);
+    return v;
+  }
+};
+
+// exact_float and exact_double of sine and cosine: q = 0 and 1.
+SINPE_HD Sample<float> exact_sample(float, const Plan& plan, const Frequency& f, Position p) {
+  const Reduced r = reduce_position(p, f);
+  DD s, c;
+  sincos_dd(r.t, &s, &c);
+  const Sample<DD> v = turned(r.quadrant, s, c);
+  return {exact_scaled(v.s, plan.amplitude), exact_scaled(v.c, plan.amplitude)};
+}
+SINPE_HD Sample<double> exact_sample(double, const Plan& plan, const Frequency& f, Position p) {
+  return {exact_double(p, f, 0, plan.amplitude), exact_double(p, f, 1, plan.amplitude)};
+}
+
+// The sample of any finite position, settled.
+//   Error: that of Arithmetic
+template <class Arithmetic>
+SINPE_HD_RARE Sample<typename Arithmetic::Real> settled(const Plan& plan, int64_t osc, Position p) {
+  const Oscillator o = oscillator_of(plan, osc);
+  const Frequency f = plan.frequency(osc);
+  bool open = is_below_phase(plan, o, p, Arithmetic::kBits);
+  if (!open) {
+    const auto v = Arithmetic::at(plan, o, p, integer_phase(p, f), amplitude_of(plan.amplitude), &open);
+    if (!open) return v;
+  }
+  return exact_sample(typename Arithmetic::Real{}, plan, f, p);
+}
+
+}  // namespace sinpe

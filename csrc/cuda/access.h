@@ -1,0 +1,159 @@
+// Elements in memory: 16 bytes at a time where they lie so, one by one elsewhere; and the device's own conversions.
+#pragma once
+
+#include <type_traits>
+
+#include "core/round.h"
+
+namespace sinpe {
+namespace cuda {
+
+struct alignas(16) Bytes16 {
+  uint32_t w[4];
+};
+
+SINPE_HD bool is_aligned(const void* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
+
+// n / d by a product, for n < 2^31 and d > 0: tiles are cut by numbers known only at run time.
+struct Divisor {
+  uint32_t d, magic, shift;
+  Divisor() : Divisor(1) {}
+  explicit Divisor(uint32_t divisor) : d(divisor), magic(0), shift(0) {
+    while ((uint64_t{1} << shift) < divisor) ++shift;
+    magic = static_cast<uint32_t>((uint64_t{1} << (31 + shift)) / divisor + 1);
+    if (divisor == 1) magic = uint32_t{1} << 31;
+  }
+  SINPE_HD uint32_t quotient(uint32_t n) const {
+    return static_cast<uint32_t>((static_cast<uint64_t>(n) * magic) >> (31 + shift));
+  }
+};
+
+template <class T>
+SINPE_HD void unpack(uint32_t word, float* v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, float16>::value) {
+    asm("{.reg .f16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+        : "=f"(v[0]), "=f"(v[1])
+        : "r"(word));
+    return;
+  }
+#endif
+  v[0] = to_float(T{static_cast<uint16_t>(word & 0xffff)});
+  v[1] = to_float(T{static_cast<uint16_t>(word >> 16)});
+}
+
+template <class T>
+SINPE_HD uint32_t pack(const float* v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  uint32_t word;
+  if constexpr (std::is_same<T, float16>::value) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(v[1]), "f"(v[0]));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(v[1]), "f"(v[0]));
+  }
+  return word;
+#else
+  T low, high;
+  round_store(&low, v[0]);
+  round_store(&high, v[1]);
+  return low.bits | static_cast<uint32_t>(high.bits) << 16;
+#endif
+}
+
+// 16 bytes <-> values.
+template <class T>
+SINPE_HD void unpack16(const Bytes16& b, accumulate_t<T>* v) {
+  if constexpr (sizeof(T) == 2) {
+    SINPE_UNROLLED
+    for (int k = 0; k < 4; ++k) unpack<T>(b.w[k], v + 2 * k);
+  } else if constexpr (sizeof(T) == 4) {
+    SINPE_UNROLLED
+    for (int k = 0; k < 4; ++k) v[k] = bit_cast<float>(b.w[k]);
+  } else {
+    SINPE_UNROLLED
+    for (int k = 0; k < 2; ++k) v[k] = bit_cast<double>(static_cast<uint64_t>(b.w[2 * k + 1]) << 32 | b.w[2 * k]);
+  }
+}
+
+template <class T>
+SINPE_HD Bytes16 pack16(const accumulate_t<T>* v) {
+  Bytes16 b;
+  if constexpr (sizeof(T) == 2) {
+    SINPE_UNROLLED
+    for (int k = 0; k < 4; ++k) b.w[k] = pack<T>(v + 2 * k);
+  } else if constexpr (sizeof(T) == 4) {
+    SINPE_UNROLLED
+    for (int k = 0; k < 4; ++k) b.w[k] = bit_cast<uint32_t>(v[k]);
+  } else {
+    SINPE_UNROLLED
+    for (int k = 0; k < 2; ++k) {
+      const uint64_t bits = bit_cast<uint64_t>(v[k]);
+      b.w[2 * k] = static_cast<uint32_t>(bits);
+      b.w[2 * k + 1] = static_cast<uint32_t>(bits >> 32);
+    }
+  }
+  return b;
+}
+
+// Which of N neighbouring channels, from channel `first` on, exist: those in [from, to).
+struct Range {
+  int from, to;
+};
+
+// N neighbouring elements as they lie in memory.
+template <class T, int N>
+struct Raw {
+  static constexpr int kEach = 16 / static_cast<int>(sizeof(T));
+  Bytes16 b[N / kEach];
+
+  SINPE_HD void set(int k, T value) {
+    uint32_t* w = b[k / kEach].w;
+    const int i = k % kEach;
+    if constexpr (sizeof(T) == 2) {
+      const uint32_t bits = value.bits;
+      w[i >> 1] = (i & 1) != 0 ? (w[i >> 1] & 0xffff) | bits << 16 : bits;
+    } else if constexpr (sizeof(T) == 4) {
+      w[i] = bit_cast<uint32_t>(value);
+    } else {
+      w[2 * i] = static_cast<uint32_t>(bit_cast<uint64_t>(value));
+      w[2 * i + 1] = static_cast<uint32_t>(bit_cast<uint64_t>(value) >> 32);
+    }
+  }
+  SINPE_HD void values(accumulate_t<T>* v) const {
+    SINPE_UNROLLED
+    for (int k = 0; k < N / kEach; ++k) unpack16<T>(b[k], v + k * kEach);
+  }
+};
+
+// Elements of a row whose channels lie `step` apart, from channel `first` on: 16 bytes at a time where all N exist, side by
+// side and aligned. What does not exist is 0.
+template <class T, int N>
+SINPE_HD void load(const T* row, int64_t first, int64_t step, Range range, Raw<T, N>* raw) {
+  constexpr int kEach = Raw<T, N>::kEach;
+  const T* p = row + first * step;
+  if (range.from == 0 && range.to == N && step == 1 && is_aligned(p)) {
+    SINPE_UNROLLED
+    for (int k = 0; k < N / kEach; ++k) raw->b[k] = reinterpret_cast<const Bytes16*>(p)[k];
+    return;
+  }
+  SINPE_UNROLLED
+  for (int k = 0; k < N; ++k) raw->set(k, k >= range.from && k < range.to ? p[k * step] : T{});
+}
+
+template <class T, int N>
+SINPE_HD void store(T* row, int64_t first, int64_t step, Range range, const accumulate_t<T>* v) {
+  constexpr int kEach = 16 / static_cast<int>(sizeof(T));
+  T* p = row + first * step;
+  if (range.from == 0 && range.to == N && step == 1 && is_aligned(p)) {
+    SINPE_UNROLLED
+    for (int k = 0; k < N / kEach; ++k) reinterpret_cast<Bytes16*>(p)[k] = pack16<T>(v + k * kEach);
+    return;
+  }
+  SINPE_UNROLLED
+  for (int k = 0; k < N; ++k) {
+    if (k >= range.from && k < range.to) round_store(p + k * step, v[k]);
+  }
+}
+
+}  // namespace cuda
+}  // namespace sinpe

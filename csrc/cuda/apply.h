@@ -1,0 +1,249 @@
+// The kernel behind table, encode, add, dropout and embed: a tile of the encoding is made in shared memory, then every slice
+// of the data that needs its rows streams past it, read once and written once.
+#pragma once
+
+#include "cuda/rows.h"
+
+namespace sinpe {
+namespace cuda {
+
+// Where data come from.
+enum class Source { kNone, kStrided, kRows };  // no data: the encoding alone; x; rows of a weight, picked by ids
+
+constexpr int kSliceDims = SINPE_MAX_RANK - 2;
+
+// Strides of one tensor: of the dimensions before the sequence, of the sequence and of the channels.
+struct Strides {
+  int64_t slice[kSliceDims];
+  int64_t row, channel;
+};
+
+// The data's side of a call.
+struct Data {
+  const void* x;
+  void* out;
+  const int64_t* ids;
+  int64_t num_embeddings, weight_stride;
+  const uint8_t* padding_mask;
+  int64_t mask_strides[2];
+  int32_t dims;  // before the sequence
+  int64_t sizes[kSliceDims];
+  Strides of_x, of_out, of_ids, of_elements;
+  uint64_t first_element;
+  double scale, alpha;
+  DeviceScalars scalars;
+  uint64_t seed;
+  uint32_t drop;
+  double kept_scale;
+  // Slices of one call: batch * middle, or middle alone where tiles count rows over the batch.
+  int64_t middle, slices;
+  int32_t parts;   // blocks that share a tile's slices
+  int64_t part;    // slices of each
+  bool askew;      // some row does not begin where a group may
+  Divisor groups;  // of a tile's row
+};
+
+SINPE_HD double value_of(const void* number, sinpe_dtype dtype) {
+  switch (dtype) {
+    case SINPE_FLOAT64: return *static_cast<const double*>(number);
+    case SINPE_BFLOAT16: return static_cast<double>(to_float(*static_cast<const bfloat16*>(number)));
+    case SINPE_FLOAT16: return static_cast<double>(to_float(*static_cast<const float16*>(number)));
+    default: return static_cast<double>(*static_cast<const float*>(number));
+  }
+}
+
+// The 16 random bits of eight elements, two in a word.
+struct Draw {
+  uint32_t words[4];
+  SINPE_HD uint32_t lane(int k) const { return words[k >> 1] >> (k & 1) * 16 & 0xffff; }
+};
+
+SINPE_HD_RARE Draw draw_one_by_one(uint64_t e, uint64_t step, uint64_t seed) {
+  uint64_t half[2] = {0, 0};
+  SINPE_ROLLED
+  for (int k = 0; k < 4; ++k, e += step) {
+    half[0] |= static_cast<uint64_t>(philox_lane(e, seed)) << 16 * k;
+    half[1] |= static_cast<uint64_t>(philox_lane(e + 4 * step, seed)) << 16 * k;
+  }
+  return {{static_cast<uint32_t>(half[0]), static_cast<uint32_t>(half[0] >> 32), static_cast<uint32_t>(half[1]),
+           static_cast<uint32_t>(half[1] >> 32)}};
+}
+
+// Of the elements e, e + step, ...: one call of Philox where they are a counter's own.
+SINPE_HD Draw draw(uint64_t e, uint64_t step, uint64_t seed) {
+  if (step != 1 || (e & 7) != 0) return draw_one_by_one(e, step, seed);
+  const PhiloxBlock<uint64_t> x = philox_counted<uint64_t>(e >> 3, seed);
+  return {{static_cast<uint32_t>(x.x0), static_cast<uint32_t>(x.x1), static_cast<uint32_t>(x.x2),
+           static_cast<uint32_t>(x.x3)}};
+}
+
+template <class T, class Arithmetic, Source kSource, bool kDrop>
+struct Apply {
+  using Real = typename Arithmetic::Real;
+  static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
+  static constexpr int kPhases = 3;
+  static constexpr int kThreads = cuda::kThreads;
+  static constexpr int kBlocks = std::is_same<Real, double>::value ? 2 : (kDrop ? 3 : 4);
+  // Neighbouring channels that a thread handles at once: 16 bytes, or the eight elements of one draw.
+  static constexpr int kGroup = kDrop || sizeof(T) == 2 ? 8 : 16 / static_cast<int>(sizeof(T));
+
+  static constexpr bool kEncoded = TileRows<Arithmetic>::kEncoded;
+  // Slices that a thread handles at once, so that two loads of 16 bytes are on the way together.
+  static constexpr int kFlight = kGroup * sizeof(T) > 16 ? 1 : 2;
+
+  struct Shared {
+    TileRows<Arithmetic> rows;
+    Real alpha;
+    uint64_t seed;
+  };
+
+  DevicePlan plan;
+  RowPositions positions;
+  Tiling tiling;
+  Data s;
+
+  template <int kPhase>
+  SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
+    const uint32_t parts = static_cast<uint32_t>(s.parts);
+    const uint32_t index = parts == 1 ? block : block / parts, part = parts == 1 ? 0 : block - index * parts;
+    const Tile tile = tile_at(tiling, index);
+    if constexpr (kPhase == 0) {
+      shared.rows.begin(plan, tiling, positions, tile, thread);
+      if (thread != kThreads - 1) return;
+      const double alpha = s.scalars.alpha == nullptr ? s.alpha : value_of(s.scalars.alpha, s.scalars.alpha_dtype);
+      shared.alpha = static_cast<Real>(alpha);
+      shared.seed = s.scalars.seed == nullptr ? s.seed : static_cast<uint64_t>(*s.scalars.seed);
+    } else if constexpr (kPhase == 1) {
+      shared.rows.fill(positions, tile, shared.alpha, thread);
+    } else {
+      stream(tile, part, thread, shared);
+    }
+  }
+
+ private:
+  // Of a slice; batch is its first dimension, which tiles that count rows over the batch have already.
+  SINPE_HD int64_t slice_offset(const Strides& t, int64_t batch, int64_t slice) const {
+    if (s.dims == 0) return 0;
+    if (tiling.by_sample) return batch * t.slice[0] + offset_at(s.sizes + 1, t.slice + 1, s.dims - 1, slice);
+    return s.dims == 1 ? slice * t.slice[0] : offset_at(s.sizes, t.slice, s.dims, slice);
+  }
+
+  SINPE_HD void stream(const Tile& tile, uint32_t part, int thread, const Shared& shared) const {
+    const int64_t from = static_cast<int64_t>(part) * s.part;
+    const int64_t to = from + s.part < s.slices ? from + s.part : s.slices;
+    const uint32_t groups = s.groups.d * static_cast<uint32_t>(tile.height);
+    SINPE_ROLLED
+    for (uint32_t g = static_cast<uint32_t>(thread); g < groups && from < to; g += kThreads) {
+      const uint32_t r = s.groups.quotient(g), u = g - r * s.groups.d;
+      group(tile, static_cast<int32_t>(r), static_cast<int32_t>(u), shared.rows.batch[r], shared.rows.row[r], from, to,
+            shared);
+    }
+  }
+
+  // One group of channels of a row, in all slices [from, to).
+  SINPE_HD void group(const Tile& tile, int32_t r, int32_t u, int64_t batch, int64_t row, int64_t from, int64_t to,
+                      const Shared& shared) const {
+    // Where rows lie askew in memory, groups begin where 16 bytes do: a short one first, and one at the end.
+    int32_t c = u * kGroup;
+    if (s.askew) {
+      const T* first = out_at(batch, from, row) + tile.channel;
+      c -= static_cast<int32_t>(reinterpret_cast<uintptr_t>(first) / sizeof(T)) & (kGroup - 1);
+    }
+    const Range range{c < 0 ? -c : 0, tile.width - c < kGroup ? tile.width - c : kGroup};
+    if (range.from >= range.to) return;
+    const Real* encoding = kEncoded ? shared.rows.pe + r * tile.width + c : nullptr;
+    if constexpr (kSource == Source::kNone) {
+      Real pe[kGroup];
+      load_encoding(encoding, range, pe);
+      store<T, kGroup>(out_at(batch, from, row), tile.channel + c, s.of_out.channel, range, pe);
+    } else {
+      SINPE_ROLLED
+      for (int64_t slice = from; slice < to; slice += kFlight) {
+        Draw drawn[kFlight];
+        Raw<T, kGroup> raw[kFlight];
+        bool exists[kFlight];
+        SINPE_UNROLLED
+        for (int k = 0; k < kFlight && kDrop; ++k) {
+          if (slice + k < to) drawn[k] = draw_of(tile, c, batch, slice + k, row, shared.seed);
+        }
+        SINPE_UNROLLED
+        for (int k = 0; k < kFlight; ++k) {
+          if (slice + k < to) exists[k] = load_data(tile, c, range, batch, slice + k, row, &raw[k]);
+        }
+        Real pe[kGroup];
+        if constexpr (kEncoded) load_encoding(encoding, range, pe);
+        SINPE_UNROLLED
+        for (int k = 0; k < kFlight; ++k) {
+          if (slice + k < to) finish(tile, c, range, batch, slice + k, row, exists[k], pe, raw[k], drawn[k]);
+        }
+      }
+    }
+  }
+
+  SINPE_HD Draw draw_of(const Tile& tile, int32_t c, int64_t batch, int64_t slice, int64_t row, uint64_t seed) const {
+    const int64_t number = slice_offset(s.of_elements, batch, slice) + row * s.of_elements.row +
+                           (tile.channel + c) * s.of_elements.channel;
+    const uint64_t step = static_cast<uint64_t>(s.of_elements.channel);
+    return draw(s.first_element + static_cast<uint64_t>(number), step, seed);
+  }
+
+  SINPE_HD void load_encoding(const Real* from, Range range, Real* pe) const {
+    if (range.from == 0 && range.to == kGroup && is_aligned(from)) {
+      constexpr int kEach = 16 / static_cast<int>(sizeof(Real));
+      for (int k = 0; k < kGroup / kEach; ++k) {
+        unpack16<Real>(reinterpret_cast<const Bytes16*>(from)[k], pe + k * kEach);
+      }
+      return;
+    }
+    SINPE_UNROLLED
+    for (int k = 0; k < kGroup; ++k) pe[k] = k >= range.from && k < range.to ? from[k] : Real{0};
+  }
+
+  SINPE_HD T* out_at(int64_t batch, int64_t slice, int64_t row) const {
+    return static_cast<T*>(s.out) + slice_offset(s.of_out, batch, slice) + row * s.of_out.row;
+  }
+
+  // False for an id that is no row of the weight: nothing is read then.
+  SINPE_HD bool load_data(const Tile& tile, int32_t c, Range range, int64_t batch, int64_t slice, int64_t row,
+                          Raw<T, kGroup>* raw) const {
+    const T* x = static_cast<const T*>(s.x);
+    int64_t step = s.of_x.channel;
+    if constexpr (kSource == Source::kRows) {
+      const int64_t id = s.ids[slice_offset(s.of_ids, batch, slice) + row * s.of_ids.row];
+      if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(s.num_embeddings)) {
+        *raw = {};
+        return false;
+      }
+      x += id * s.weight_stride;
+      step = 1;
+    } else {
+      x += slice_offset(s.of_x, batch, slice) + row * s.of_x.row;
+    }
+    load<T, kGroup>(x, tile.channel + c, step, range, raw);
+    return true;
+  }
+
+  SINPE_HD void finish(const Tile& tile, int32_t c, Range range, int64_t batch, int64_t slice, int64_t row, bool exists,
+                       const Real* pe, const Raw<T, kGroup>& raw, const Draw& drawn) const {
+    Real v[kGroup];
+    raw.values(v);
+    const Real scale = static_cast<Real>(s.scale);
+    const int64_t sample = tiling.by_sample ? batch : (s.middle == 1 ? slice : slice / s.middle);
+    const bool padded =
+        s.padding_mask != nullptr && s.padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
+    SINPE_UNROLLED
+    for (int k = 0; k < kGroup; ++k) {
+      v[k] = scale * v[k];
+      if constexpr (kEncoded) v[k] = padded ? v[k] : v[k] + pe[k];
+      if (!exists) v[k] = static_cast<Real>(quiet_nan());
+    }
+    if constexpr (kDrop) {
+      const Real kept = static_cast<Real>(s.kept_scale);
+      for (int k = 0; k < kGroup; ++k) v[k] = !exists || drawn.lane(k) >= s.drop ? v[k] * kept : Real{0};
+    }
+    store<T, kGroup>(out_at(batch, slice, row), tile.channel + c, s.of_out.channel, range, v);
+  }
+};
+
+}  // namespace cuda
+}  // namespace sinpe

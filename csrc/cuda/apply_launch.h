@@ -1,0 +1,125 @@
+// From the arguments of add and embed to the kernel of cuda/apply.h: what is checked, and how the work is cut.
+#pragma once
+
+#include "cpu/dispatch.h"
+#include "cuda/apply.h"
+
+namespace sinpe {
+namespace cuda {
+
+// Blocks that a device should be given where there is work for them: enough that the last ones do not matter.
+inline int64_t wanted_blocks() { return int64_t{16} * multiprocessors(); }
+
+inline Strides strides_of(const int64_t* strides, int rank) {
+  Strides t{};
+  for (int d = 0; d + 2 < rank; ++d) t.slice[d] = strides[d];
+  t.row = strides[rank - 2];
+  t.channel = strides[rank - 1];
+  return t;
+}
+
+// Of what check() has passed.
+inline Data data_of(const sinpe_add_arguments& a, const DeviceScalars& scalars) {
+  Data s{};
+  s.x = a.x;
+  s.out = a.out;
+  s.padding_mask = a.padding_mask;
+  s.mask_strides[0] = a.mask_strides[0];
+  s.mask_strides[1] = a.mask_strides[1];
+  s.dims = a.rank - 2;
+  for (int d = 0; d < s.dims; ++d) s.sizes[d] = a.sizes[d];
+  s.of_x = strides_of(a.x_strides, a.rank);
+  s.of_out = strides_of(a.out_strides, a.rank);
+  const Elements elements(a.dropout, a.sizes, a.rank);
+  s.of_elements = strides_of(elements.steps, a.rank);
+  s.first_element = elements.base;
+  s.scale = a.scale;
+  s.alpha = a.alpha;
+  s.scalars = scalars;
+  s.seed = static_cast<uint64_t>(a.dropout.seed);
+  s.drop = static_cast<uint32_t>(a.dropout.drop);
+  s.kept_scale = kept_scale(s.drop);
+  return s;
+}
+
+// What the host can check; the rest a kernel does. An empty result is SINPE_OK with `empty`.
+inline sinpe_status check(const DevicePlan& plan, const sinpe_add_arguments& a, bool* empty) {
+  *empty = false;
+  if (a.rank < 2 || a.rank > SINPE_MAX_RANK || a.sizes[a.rank - 1] != plan.dim || plan.dim < 1 || plan.dim > kMaxDim ||
+      !valid_sizes(a.sizes, a.rank) || !valid_dropout(a.dropout)) {
+    return SINPE_BAD_ARGUMENT;
+  }
+  *empty = Shape(a).empty();
+  if (*empty) return SINPE_OK;
+  if (plan.words == nullptr || a.out == nullptr) return SINPE_BAD_ARGUMENT;
+  if (a.positions_are_starts != 0 && (a.positions == nullptr || a.position_dtype != SINPE_INT64))
+    return SINPE_BAD_ARGUMENT;
+  return a.positions == nullptr || is_position_type(a.position_dtype) ? SINPE_OK : SINPE_BAD_ARGUMENT;
+}
+
+// Whether each row of `t` begins where a group of elements may.
+template <class T, int kGroup>
+bool rows_begin_groups(const void* base, const Strides& t, int dims) {
+  bool even = reinterpret_cast<uintptr_t>(base) / sizeof(T) % kGroup == 0 && t.row % kGroup == 0;
+  for (int d = 0; d < dims; ++d) even = even && t.slice[d] % kGroup == 0;
+  return even;
+}
+
+template <class T, class Arithmetic, Source kSource, bool kDrop>
+sinpe_status launch_apply(const DevicePlan& plan, const sinpe_add_arguments& a, Data s, Stream stream) {
+  using Body = Apply<T, Arithmetic, kSource, kDrop>;
+  const Shape shape(a);
+  const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
+  int64_t rows = shape.rows;
+  s.middle = shape.middle;
+  s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
+  if (by_sample) rows *= shape.batch;
+  const Tiling tiling(rows, shape.dim, by_sample);
+  const int64_t tiles = tiling.tiles(), wanted = (wanted_blocks() + tiles - 1) / tiles;
+  const int64_t parts = s.slices < wanted ? s.slices : wanted;
+  s.part = (s.slices + parts - 1) / parts;
+  s.parts = static_cast<int32_t>((s.slices + s.part - 1) / s.part);
+  s.askew = s.of_out.channel == 1 && !rows_begin_groups<T, Body::kGroup>(s.out, s.of_out, s.dims);
+  s.groups = Divisor(
+      static_cast<uint32_t>((tiling.width + (s.askew ? Body::kGroup - 1 : 0) + Body::kGroup - 1) / Body::kGroup));
+  return launch(Body{plan, positions_of(a), tiling, s}, tiles * s.parts, stream);
+}
+
+template <class T, class Arithmetic, Source kSource>
+sinpe_status choose_dropout(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, Stream stream) {
+  if constexpr (kSource != Source::kNone) {
+    if (a.dropout.drop != 0) return launch_apply<T, Arithmetic, kSource, true>(plan, a, s, stream);
+  }
+  return launch_apply<T, Arithmetic, kSource, false>(plan, a, s, stream);
+}
+
+// Runs the kernel for checked arguments that are not empty.
+template <Source kSource>
+sinpe_status apply(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, Stream stream) {
+  return with_type(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    if constexpr (std::is_same<T, double>::value) {
+      return choose_dropout<T, InFull, kSource>(plan, a, s, stream);
+    } else {
+      if (in_double()) return choose_dropout<T, InDouble, kSource>(plan, a, s, stream);
+      return choose_dropout<T, InSingle, kSource>(plan, a, s, stream);
+    }
+  });
+}
+
+// The arguments of rows without data: (count, dim) with rows `row_stride` elements apart.
+inline sinpe_add_arguments rows_alone(int64_t count, int64_t dim, sinpe_dtype dtype, void* out, int64_t row_stride) {
+  sinpe_add_arguments a{};
+  a.rank = 2;
+  a.sizes[0] = count;
+  a.sizes[1] = dim;
+  a.out_strides[0] = row_stride;
+  a.out_strides[1] = 1;
+  a.out = out;
+  a.dtype = dtype;
+  a.alpha = 1.0;
+  return a;
+}
+
+}  // namespace cuda
+}  // namespace sinpe

@@ -1,0 +1,74 @@
+// What a launch asks of the device it goes to, and what the device said.
+#include <atomic>
+#include <cstdlib>
+
+#include "cuda/launch.h"
+
+namespace sinpe {
+namespace cuda {
+namespace {
+
+thread_local const char* last_launch_error = "no error";
+
+enum class Choice { kByDevice, kSingle, kDouble };
+
+Choice chosen_arithmetic() {
+  static const Choice choice = [] {
+    const char* text = std::getenv("SINPE_EXT_CUDA_ARITHMETIC");
+    if (text != nullptr && std::strcmp(text, "single") == 0) return Choice::kSingle;
+    return text != nullptr && std::strcmp(text, "double") == 0 ? Choice::kDouble : Choice::kByDevice;
+  }();
+  return choice;
+}
+
+#if defined(__CUDACC__)
+
+// An attribute of the current device, asked for once: the driver's answer takes longer than a launch's own work.
+int attribute(cudaDeviceAttr which, std::atomic<int>* known) {
+  constexpr int kMostDevices = 64;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  std::atomic<int>* slot = device < kMostDevices ? known + device : nullptr;
+  const int before = slot == nullptr ? 0 : slot->load(std::memory_order_relaxed);
+  if (before != 0) return before;
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, which, device) != cudaSuccess) return 0;
+  if (slot != nullptr) slot->store(value, std::memory_order_relaxed);
+  return value;
+}
+
+std::atomic<int> known_multiprocessors[64], known_ratios[64];
+
+#endif
+
+}  // namespace
+
+int multiprocessors() {
+#if defined(__CUDACC__)
+  const int count = attribute(cudaDevAttrMultiProcessorCount, known_multiprocessors);
+  return count > 0 ? count : 1;
+#else
+  return 1;
+#endif
+}
+
+bool in_double() {
+  if (chosen_arithmetic() != Choice::kByDevice) return chosen_arithmetic() == Choice::kDouble;
+#if defined(__CUDACC__)
+  return attribute(cudaDevAttrSingleToDoublePrecisionPerfRatio, known_ratios) == 2;
+#else
+  return true;
+#endif
+}
+
+sinpe_status launch_failed(const char* why) {
+  last_launch_error = why;
+  return SINPE_LAUNCH_FAILED;
+}
+
+const char* launch_error() { return last_launch_error; }
+
+const char* arithmetic() { return in_double() ? "double" : "single"; }
+
+}  // namespace cuda
+}  // namespace sinpe

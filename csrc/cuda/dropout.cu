@@ -1,0 +1,49 @@
+// dropout: out = round(scale*x) with dropout and no encoding; also the gradient of add with respect to x.
+#include "cuda/apply_launch.h"
+
+namespace sinpe {
+namespace cuda {
+namespace {
+
+// The arguments with neighbouring dimensions merged, at least two of them.
+sinpe_add_arguments merged(const sinpe_add_arguments& a, int64_t* elements) {
+  const Elements numbers(a.dropout, a.sizes, a.rank);
+  const Merged m(a, numbers);
+  sinpe_add_arguments b = a;
+  const int lead = m.rank < 2 ? 1 : 0;
+  b.rank = m.rank + lead;
+  b.sizes[0] = 1;
+  b.x_strides[0] = b.out_strides[0] = 0;
+  elements[0] = static_cast<int64_t>(numbers.base);
+  elements[1] = 0;
+  for (int d = 0; d < m.rank; ++d) {
+    b.sizes[d + lead] = m.sizes[d];
+    b.x_strides[d + lead] = m.x[d];
+    b.out_strides[d + lead] = m.out[d];
+    elements[1 + d + lead] = m.elements[d];
+  }
+  b.dropout.elements = elements;
+  b.positions = nullptr;
+  b.positions_are_starts = 0;
+  b.padding_mask = nullptr;
+  return b;
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace sinpe
+
+sinpe_status sinpe::cuda::dropout(const sinpe_add_arguments& a, const DeviceScalars& scalars, Stream stream) {
+  if (a.rank < 1 || a.rank > SINPE_MAX_RANK || !valid_sizes(a.sizes, a.rank) || !valid_dropout(a.dropout)) {
+    return SINPE_BAD_ARGUMENT;
+  }
+  if (product(a.sizes, a.rank) == 0) return SINPE_OK;
+  if (a.x == nullptr || a.out == nullptr) return SINPE_BAD_ARGUMENT;
+  int64_t elements[1 + SINPE_MAX_RANK];
+  const sinpe_add_arguments b = merged(a, elements);
+  const Data s = data_of(b, scalars);
+  return with_type(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    return choose_dropout<T, Unencoded<accumulate_t<T>>, Source::kStrided>(DevicePlan{}, b, s, stream);
+  });
+}

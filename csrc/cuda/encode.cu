@@ -1,0 +1,14 @@
+// encode: rows at arbitrary positions.
+#include "cuda/apply_launch.h"
+
+sinpe_status sinpe::cuda::encode(const DevicePlan& plan, const void* positions, sinpe_dtype position_dtype,
+                                 int64_t count, sinpe_dtype dtype, void* out, int64_t row_stride, Stream stream) {
+  if (count < 0 || row_stride < plan.dim || (count > 0 && positions == nullptr)) return SINPE_BAD_ARGUMENT;
+  sinpe_add_arguments a = rows_alone(count, plan.dim, dtype, out, row_stride);
+  a.positions = positions;
+  a.position_dtype = position_dtype;
+  a.position_strides[1] = 1;
+  bool empty;
+  const sinpe_status status = check(plan, a, &empty);
+  return status != SINPE_OK || empty ? status : apply<Source::kNone>(plan, a, data_of(a, {}), stream);
+}

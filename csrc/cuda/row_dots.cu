@@ -1,0 +1,145 @@
+// row_dots: the dot of each row of a gradient with its row of the encoding. Its order is that of the CPU (cpu/elementwise.h):
+// sixteen interleaved partial sums in double, then a tree; so the bits are the CPU's where the encoding's are.
+#include "cuda/apply_launch.h"
+
+namespace sinpe {
+namespace cuda {
+namespace {
+
+constexpr int kSums = 16;                            // partial sums of a dot
+constexpr int kSumsEach = 8;                         // of a thread: an octet of channels, one draw of random bits
+constexpr int kDots = kThreads * kSumsEach / kSums;  // of a block
+
+template <class T, class Arithmetic, bool kDrop>
+struct RowDots {
+  using Real = typename Arithmetic::Real;
+  static constexpr int kPhases = 4, kThreads = cuda::kThreads;
+  static constexpr int kBlocks = 2;
+
+  struct Shared {
+    TileRows<Arithmetic> rows;
+    double sums[kDots][kSums];
+    uint64_t seed;
+  };
+
+  DevicePlan plan;
+  RowPositions positions;
+  Tiling tiling;  // one column of tiles, whatever the width
+  Data s;
+  const double* slopes;
+
+  template <int kPhase>
+  SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
+    const uint32_t parts = static_cast<uint32_t>(s.parts), index = block / parts, part = block - index * parts;
+    Tile tile = tile_at(tiling, index);
+    tile.width = static_cast<int32_t>(tiling.dim);
+    const int64_t first = static_cast<int64_t>(part) * s.part;
+    if constexpr (kPhase == 0) {
+      shared.rows.begin(plan, tiling, positions, tile, thread);
+      if (thread == kThreads - 1)
+        shared.seed = s.scalars.seed == nullptr ? s.seed : static_cast<uint64_t>(*s.scalars.seed);
+    } else if constexpr (kPhase == 1) {
+      if (tile.width <= kTile) shared.rows.fill(positions, tile, Real{1}, thread);
+    } else if constexpr (kPhase == 2) {
+      const int dot = thread / 2, r = dot % tile.height;
+      const int64_t slice = first + dot / tile.height;
+      if (slice >= s.slices || slice >= first + s.part) return;
+      sum(tile, shared, r, slice, (thread & 1) * kSumsEach, shared.sums[dot] + (thread & 1) * kSumsEach);
+    } else {
+      const int r = thread % tile.height;
+      const int64_t slice = first + thread / tile.height;
+      if (thread >= kDots || slice >= s.slices || slice >= first + s.part) return;
+      finish(shared, r, slice, shared.sums[thread]);
+    }
+  }
+
+ private:
+  SINPE_HD int64_t offset(const Strides& t, int64_t batch, int64_t slice) const {
+    if (tiling.by_sample) return batch * t.slice[0] + offset_at(s.sizes + 1, t.slice + 1, s.dims - 1, slice);
+    return offset_at(s.sizes, t.slice, s.dims, slice);
+  }
+
+  // Channels c, c + 1, ..., c + 7, and so on every sixteen, each to its own sum.
+  SINPE_HD void sum(const Tile& tile, const Shared& shared, int r, int64_t slice, int32_t c, double* sums) const {
+    const int64_t batch = shared.rows.batch[r], row = shared.rows.row[r];
+    const T* x = static_cast<const T*>(s.x) + offset(s.of_x, batch, slice) + row * s.of_x.row;
+    const int64_t number = offset(s.of_elements, batch, slice) + row * s.of_elements.row;
+    const uint64_t step = static_cast<uint64_t>(s.of_elements.channel),
+                   element = s.first_element + static_cast<uint64_t>(number);
+    double total[kSumsEach] = {};
+    SINPE_ROLLED
+    for (; c < tile.width; c += kSums) {
+      const Range range{0, tile.width - c < kSumsEach ? tile.width - c : kSumsEach};
+      Draw drawn{};
+      if constexpr (kDrop) drawn = draw(element + static_cast<uint64_t>(c) * step, step, shared.seed);
+      Raw<T, kSumsEach> raw;
+      load<T, kSumsEach>(x, c, s.of_x.channel, range, &raw);
+      Real v[kSumsEach];
+      raw.values(v);
+      SINPE_UNROLLED
+      for (int k = 0; k < kSumsEach; ++k) {
+        if (k >= range.to) continue;
+        const Real pe = tile.width <= kTile ? shared.rows.pe[r * tile.width + c + k]
+                                            : shared.rows.entry(tile, positions.are_fractional(), r, c + k);
+        double product = static_cast<double>(v[k]) * static_cast<double>(pe);
+        if (slopes != nullptr) product = product * slopes[c + k];
+        total[k] += !kDrop || drawn.lane(k) >= s.drop ? product : 0.0;
+      }
+    }
+    SINPE_UNROLLED
+    for (int k = 0; k < kSumsEach; ++k) sums[k] = total[k];
+  }
+
+  SINPE_HD void finish(const Shared& shared, int r, int64_t slice, double* sums) const {
+    const int64_t batch = shared.rows.batch[r], row = shared.rows.row[r];
+    SINPE_ROLLED
+    for (int width = kSums / 2; width > 0; width /= 2) {
+      for (int k = 0; k < width; ++k) sums[k] += sums[k + width];
+    }
+    const int64_t whole = tiling.by_sample ? batch * s.middle + slice : slice, sample = whole / s.middle;
+    const bool padded =
+        s.padding_mask != nullptr && s.padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
+    static_cast<double*>(s.out)[whole * positions.rows + row] = padded ? 0.0 : (kDrop ? s.kept_scale : 1.0) * sums[0];
+  }
+};
+
+template <class T, class Arithmetic>
+sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes, Data s,
+                         Stream stream) {
+  const Shape shape(a);
+  const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
+  s.middle = shape.middle;
+  s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
+  Tiling tiling(by_sample ? shape.rows * shape.batch : shape.rows, shape.dim, by_sample);
+  tiling.columns = 1;
+  s.part = kDots / tiling.height < s.slices ? kDots / tiling.height : s.slices;
+  const int64_t parts = (s.slices + s.part - 1) / s.part;
+  if (parts > kMaxBlocks) return launch_failed("more slices than a grid can have");
+  s.parts = static_cast<int32_t>(parts);
+  const int64_t blocks = tiling.tiles() * parts;
+  if (a.dropout.drop != 0)
+    return launch(RowDots<T, Arithmetic, true>{plan, positions_of(a), tiling, s, slopes}, blocks, stream);
+  return launch(RowDots<T, Arithmetic, false>{plan, positions_of(a), tiling, s, slopes}, blocks, stream);
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace sinpe
+
+sinpe_status sinpe::cuda::row_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes,
+                                   const DeviceScalars& scalars, Stream stream) {
+  bool empty;
+  const sinpe_status status = check(plan, a, &empty);
+  if (status != SINPE_OK || empty) return status;
+  if (a.x == nullptr) return SINPE_BAD_ARGUMENT;
+  const Data s = data_of(a, scalars);
+  return with_type(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    if constexpr (std::is_same<T, double>::value) {
+      return launch_dots<T, InFull>(plan, a, slopes, s, stream);
+    } else {
+      return in_double() ? launch_dots<T, InDouble>(plan, a, slopes, s, stream)
+                         : launch_dots<T, InSingle>(plan, a, slopes, s, stream);
+    }
+  });
+}

@@ -1,0 +1,246 @@
+// Rows of the encoding as a block of threads makes them: a tile of rows in shared memory, which the data then streams past.
+// No table in device memory. A plan that is none and a position without a number give NaN.
+#pragma once
+
+#include "core/layout.h"
+#include "core/sample.h"
+#include "cuda/access.h"
+#include "cuda/launch.h"
+
+namespace sinpe {
+namespace cuda {
+
+constexpr int kThreads = 256;
+constexpr int kTile = 2048;    // values of a tile: an octet for each thread
+constexpr int kTileRows = 64;  // rows of a tile, at most
+
+// How tiles cover the rows and channels. Rows are counted over the batch as well where positions differ between samples.
+struct Tiling {
+  int64_t rows;  // all
+  int64_t dim;
+  int32_t height, width;  // of a tile
+  int32_t columns;        // of tiles
+  bool by_sample;
+  Tiling(int64_t n_rows, int64_t n_dim, bool per_sample)
+      : rows(n_rows),
+        dim(n_dim),
+        height(1),
+        width(static_cast<int32_t>(n_dim < kTile ? n_dim : kTile)),
+        columns(static_cast<int32_t>((n_dim + kTile - 1) / kTile)),
+        by_sample(per_sample) {
+    const int64_t fit = n_dim < kTile ? kTile / n_dim : 1, most = fit < kTileRows ? fit : kTileRows;
+    height = static_cast<int32_t>(n_rows < most ? n_rows : most);
+  }
+  int64_t tiles() const { return (rows + height - 1) / height * columns; }
+};
+
+// A tile that is being worked on.
+struct Tile {
+  int64_t row;      // first
+  int32_t height;   // rows that exist
+  int64_t channel;  // first
+  int32_t width;    // channels that exist
+};
+
+SINPE_HD Tile tile_at(const Tiling& t, uint32_t index) {
+  const uint32_t columns = static_cast<uint32_t>(t.columns);
+  const uint32_t down = columns == 1 ? index : index / columns, across = columns == 1 ? 0 : index - down * columns;
+  const int64_t row = static_cast<int64_t>(down) * t.height, channel = static_cast<int64_t>(across) * kTile;
+  const int64_t height = t.rows - row, width = t.dim - channel;
+  return {row, height < t.height ? static_cast<int32_t>(height) : t.height, channel,
+          width < t.width ? static_cast<int32_t>(width) : t.width};
+}
+
+// Where rows get their positions.
+struct RowPositions {
+  const void* positions;  // null: implicit
+  sinpe_dtype dtype;
+  bool are_starts;
+  int64_t strides[2];
+  int64_t start, rows;  // of a sample
+
+  SINPE_HD bool are_fractional() const { return positions != nullptr && dtype != SINPE_INT64; }
+
+  // The position of a row; false where there is none: not a number, or beyond int64.
+  SINPE_HD bool at(const DevicePlan& plan, int64_t batch, int64_t row, Position* p) const {
+    int64_t value = 0;
+    bool exists = true;
+    if (positions == nullptr) {
+      const int64_t plan_start = plan.n_words >= kPlanHeaderWords ? plan.words[8] : 0;
+      exists = add_positions(plan_start, start, &value) && add_positions(value, row, &value);
+    } else if (are_starts) {
+      exists = add_positions(static_cast<const int64_t*>(positions)[batch * strides[0]], row, &value);
+    } else {
+      const int64_t i = batch * strides[0] + row * strides[1];
+      if (dtype != SINPE_INT64) {
+        *p = float_position(dtype == SINPE_FLOAT32 ? static_cast<double>(static_cast<const float*>(positions)[i])
+                                                   : static_cast<const double*>(positions)[i]);
+        return p->d - p->d == 0.0;
+      }
+      value = static_cast<const int64_t*>(positions)[i];
+    }
+    *p = integer_position(value);
+    return exists;
+  }
+};
+
+inline RowPositions positions_of(const sinpe_add_arguments& a) {
+  return {a.positions, a.position_dtype,   a.positions_are_starts != 0, {a.position_strides[0], a.position_strides[1]},
+          a.start,     a.sizes[a.rank - 2]};
+}
+
+// The sample of the tile's r-th row, and the row of that sample.
+SINPE_HD void place_row(const Tiling& tiling, const RowPositions& positions, const Tile& tile, int r, int64_t* batch,
+                        int64_t* row) {
+  const int64_t flat = tile.row + r;
+  *batch = tiling.by_sample ? flat / positions.rows : 0;
+  *row = flat - *batch * positions.rows;
+}
+
+SINPE_HD double quiet_nan() { return bit_cast<double>(uint64_t{0x7ff8000000000000}); }
+
+// What the threads of a block share. `Arithmetic` is one of core/sample.h.
+template <class Arithmetic>
+struct TileRows {
+  using Real = typename Arithmetic::Real;
+  static constexpr bool kEncoded = true;
+  alignas(16) Real pe[kTile];  // a tile's rows, `width` apart
+  Plan plan;
+  Amplitude amplitude;
+  bool usable;
+  int64_t batch[kTileRows], row[kTileRows];  // of the tile's rows
+  int64_t integer[kTileRows];                // their positions: these, or the next
+  double fractional[kTileRows];
+  bool exists[kTileRows];
+
+  // By all: the plan, checked, and the tile's positions.
+  SINPE_HD void begin(const DevicePlan& words, const Tiling& tiling, const RowPositions& positions, const Tile& tile,
+                      int thread) {
+    if (thread == kThreads - 1) {
+      usable = decode_plan(words.words, words.n_words, &plan) && plan.dim == words.dim;
+      amplitude = amplitude_of(usable ? plan.amplitude : 1.0);
+    }
+    if (thread >= tile.height) return;
+    place_row(tiling, positions, tile, thread, &batch[thread], &row[thread]);
+    Position p;
+    exists[thread] = positions.at(words, batch[thread], row[thread], &p);
+    integer[thread] = p.i;
+    fractional[thread] = p.d;
+  }
+
+  // By all, thereafter: one tile of alpha * PE. Threads take oscillators (channels where each has its own), and walk down
+  // some of the rows.
+  SINPE_HD void fill(const RowPositions& positions, const Tile& tile, Real alpha, int thread) {
+    const bool pairs = usable && plan.shared && plan.q0 != plan.q1 && tile.width == plan.dim;
+    const int32_t items = pairs ? static_cast<int32_t>(plan.n_osc) : tile.width;
+    const int32_t lanes = items < kThreads ? kThreads / items : 1, lane = items < kThreads ? thread / items : 0;
+    const int32_t depth = (tile.height + lanes - 1) / lanes, from = lane * depth;
+    const int32_t to = from + depth < tile.height ? from + depth : tile.height;
+    SINPE_ROLLED
+    for (int32_t item = thread - lane * items; item < items && lane < lanes; item += kThreads) {
+      const Feed feed = pairs ? pair(item) : channel(tile, item);
+      if (feed.osc < 0) {
+        SINPE_ROLLED
+        for (int32_t r = from; r < to; ++r)
+          pe[r * tile.width + item] = usable ? Real{0} : static_cast<Real>(quiet_nan());
+      } else if (positions.are_fractional() || !walk(feed, from, to, tile.width, alpha)) {
+        walk_with_care(feed, positions.are_fractional(), from, to, tile.width, alpha);
+      }
+    }
+    const int32_t used = pairs ? static_cast<int32_t>(plan.n0 + plan.n1) : tile.width, zeros = tile.width - used;
+    SINPE_ROLLED
+    for (int32_t i = thread; i < zeros * tile.height; i += kThreads) {
+      const int32_t r = i / zeros;
+      pe[r * tile.width + used + (i - r * zeros)] = Real{0};
+    }
+  }
+
+  // alpha = 1 times one entry of the tile's r-th row, for who cannot wait for a whole tile.
+  SINPE_HD Real entry(const Tile& tile, bool are_fractional, int32_t r, int64_t at) const {
+    const Feed feed = channel(tile, static_cast<int32_t>(at - tile.channel));
+    if (feed.osc < 0 && usable) return Real{0};
+    if (!usable || !exists[r]) return static_cast<Real>(quiet_nan());
+    const Position p = are_fractional ? float_position(fractional[r]) : integer_position(integer[r]);
+    const Sample<Real> v = settled<Arithmetic>(plan, feed.osc, p);
+    return feed.sine >= 0 ? v.s : v.c;
+  }
+
+ private:
+  // An oscillator and the columns of the tile that it feeds; -1 for none.
+  struct Feed {
+    int64_t osc;
+    int32_t sine, cosine;
+  };
+
+  SINPE_HD Feed pair(int32_t item) const {
+    const int32_t step = plan.interleaved ? 2 : 1, second_at = plan.interleaved ? 1 : static_cast<int32_t>(plan.n0);
+    const int32_t first = item < plan.n0 ? item * step : -1, second = item < plan.n1 ? second_at + item * step : -1;
+    return {item, plan.q0 == 0 ? first : second, plan.q0 == 0 ? second : first};
+  }
+
+  SINPE_HD Feed channel(const Tile& tile, int32_t item) const {
+    const int64_t at = tile.channel + item;
+    const bool second = plan.interleaved ? (at & 1) != 0 : at >= plan.n0;
+    const int64_t i = plan.interleaved ? at >> 1 : (second ? at - plan.n0 : at);
+    if (!usable || i >= (second ? plan.n1 : plan.n0)) return {-1, item, -1};
+    const bool cosine = (second ? plan.q1 : plan.q0) != 0;
+    return {plan.oscillator(second ? 1 : 0, i), cosine ? -1 : item, cosine ? item : -1};
+  }
+
+  SINPE_HD void put(const Feed& feed, int32_t at, bool is_number, Sample<Real> v, Real alpha) {
+    const Real nan = static_cast<Real>(quiet_nan());
+    if (feed.sine >= 0) pe[at + feed.sine] = is_number ? alpha * v.s : nan;
+    if (feed.cosine >= 0) pe[at + feed.cosine] = is_number ? alpha * v.c : nan;
+  }
+
+  // Rows [from, to) of a feed's columns, at integer positions; false where a sample was left open.
+  SINPE_HD bool walk(const Feed& feed, int32_t from, int32_t to, int32_t width, Real alpha) {
+    const Oscillator o = oscillator_of(plan, feed.osc);
+    bool open = is_below_phase(o, Arithmetic::kBits);
+    uint128 phase = 0;
+    SINPE_ROLLED
+    for (int32_t r = from; r < to; ++r) {
+      const int64_t p = integer[r];
+      // Consecutive positions step, exactly.
+      const bool steps = r > from && static_cast<uint64_t>(p) - static_cast<uint64_t>(integer[r - 1]) == 1;
+      phase = steps ? phase + o.step : integer_phase(o, p);
+      put(feed, r * width, exists[r], Arithmetic::at(plan, o, integer_position(p), phase, amplitude, &open), alpha);
+    }
+    return !open;
+  }
+
+  SINPE_HD void walk_with_care(const Feed& feed, bool are_fractional, int32_t from, int32_t to, int32_t width,
+                               Real alpha) {
+    SINPE_ROLLED
+    for (int32_t r = from; r < to; ++r) {
+      Sample<Real> v{};
+      if (exists[r]) {
+        v = settled<Arithmetic>(plan, feed.osc,
+                                are_fractional ? float_position(fractional[r]) : integer_position(integer[r]));
+      }
+      put(feed, r * width, exists[r], v, alpha);
+    }
+  }
+};
+
+// Data alone: no rows to make.
+template <class Number>
+struct Unencoded {
+  using Real = Number;
+};
+template <class Number>
+struct TileRows<Unencoded<Number>> {
+  static constexpr bool kEncoded = false;
+  const Number* pe;
+  int64_t batch[kTileRows], row[kTileRows];
+
+  SINPE_HD void begin(const DevicePlan&, const Tiling& tiling, const RowPositions& positions, const Tile& tile,
+                      int thread) {
+    if (thread == kThreads - 1) pe = nullptr;
+    if (thread < tile.height) place_row(tiling, positions, tile, thread, &batch[thread], &row[thread]);
+  }
+  SINPE_HD void fill(const RowPositions&, const Tile&, Number, int) {}
+};
+
+}  // namespace cuda
+}  // namespace sinpe

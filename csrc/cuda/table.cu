@@ -1,0 +1,12 @@
+// table: consecutive rows of an encoding.
+#include "cuda/apply_launch.h"
+
+sinpe_status sinpe::cuda::table(const DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
+                                int64_t row_stride, Stream stream) {
+  if (length < 0 || row_stride < plan.dim) return SINPE_BAD_ARGUMENT;
+  sinpe_add_arguments a = rows_alone(length, plan.dim, dtype, out, row_stride);
+  a.start = start;
+  bool empty;
+  const sinpe_status status = check(plan, a, &empty);
+  return status != SINPE_OK || empty ? status : apply<Source::kNone>(plan, a, data_of(a, {}), stream);
+}

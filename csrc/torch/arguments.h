@@ -1,0 +1,216 @@
+// From an operator's operands to the C interface's arguments: shapes, strides and pointers, for the CPU and for a device
+// whose memory the host cannot read.
+#pragma once
+
+#include "torch/tensors.h"
+
+namespace sinpe_torch {
+
+// A plan's words, of which only a binding whose tensors are host memory may read any.
+struct Words {
+  const int64_t* data;
+  int64_t size;
+  Words(const Device& device, const Tensor& plan) : data(nullptr), size(plan.numel()) {
+    device.expect("plan", plan);
+    const ScalarType type = plan.scalar_type();
+    expect(type == ScalarType::Long, "plan: expected int64 words, got ", torch::headeronly::toString(type));
+    expect(size > 0, "plan: expected the words of a plan, got none");
+    expect(plan.is_contiguous(), "plan: expected contiguous words, got strides; pass plan.contiguous()");
+    data = static_cast<const int64_t*>(plan.const_data_ptr());
+  }
+};
+
+// Channels of a plan in host memory.
+inline int64_t plan_dim(const Words& words) {
+  const int64_t dim = sinpe_plan_dim(words.data, words.size);
+  if (dim < 0) succeed(SINPE_BAD_PLAN);
+  return dim;
+}
+
+inline void expect_dim(const Words& words, int64_t dim) {
+  const int64_t wanted = plan_dim(words);
+  expect(dim == wanted, "dim: expected the plan's ", wanted, ", got ", dim);
+}
+
+// A new tensor of t's shape with channels added.
+inline Tensor new_with_channels(const Device& device, const Tensor& t, int64_t dim, sinpe_dtype dtype) {
+  const auto sizes = t.sizes();
+  Integers shape(sizes.begin(), sizes.end());
+  shape.push_back(dim);
+  return new_dense(device, shape, dtype);
+}
+
+// The row stride of a table to be filled.
+inline int64_t table_stride(const Device& device, const Tensor& out) {
+  device.expect("out", out);
+  expect(out.dim() == 2 && (out.size(1) == 1 || out.stride(1) == 1),
+         "out: expected the shape (length, dim) with contiguous channels");
+  return out.size(0) > 1 ? out.stride(0) : out.size(1);
+}
+
+inline void expect_positions(const Device& device, const Tensor& positions) {
+  device.expect("positions", positions);
+  expect(positions.is_contiguous(), "positions: expected a contiguous tensor, got strides; pass .contiguous()");
+}
+
+// x and out, which must be alike.
+inline sinpe_add_arguments arguments_of(const Device& device, const Tensor& x, const Tensor& out, double scale,
+                                        int64_t start, int64_t least_rank = 2) {
+  sinpe_add_arguments a{};
+  const int64_t rank = x.dim();
+  device.expect("x", x);
+  device.expect("out", out);
+  expect(rank >= least_rank && rank <= SINPE_MAX_RANK, "x: expected ", least_rank, " to ", SINPE_MAX_RANK,
+         " dimensions, got ", rank);
+  expect(out.dim() == rank && out.scalar_type() == x.scalar_type(), "out: expected the rank and dtype of x");
+  a.rank = static_cast<int32_t>(rank);
+  const auto sizes = x.sizes(), x_strides = x.strides(), out_sizes = out.sizes(), out_strides = out.strides();
+  for (int64_t d = 0; d < rank; ++d) {
+    const size_t k = static_cast<size_t>(d);
+    expect(out_sizes[k] == sizes[k], "out: expected the shape of x, whose size in dimension ", d, " is ", sizes[k],
+           ", got ", out_sizes[k]);
+    a.sizes[d] = sizes[k];
+    a.x_strides[d] = x_strides[k];
+    a.out_strides[d] = out_strides[k];
+  }
+  a.x = x.const_data_ptr();
+  a.out = out.mutable_data_ptr();
+  a.dtype = float_type("x", x.scalar_type());
+  a.scale = scale;
+  a.alpha = 1.0;
+  a.start = start;
+  return a;
+}
+
+inline int64_t dim_of(const sinpe_add_arguments& a) { return a.sizes[a.rank - 1]; }
+
+// Strides of a (batch, rows) companion of x, broadcast where its size is 1.
+inline void companion_strides(const Device& device, const char* name, const Tensor& t, const sinpe_add_arguments& a,
+                              bool one_row, int64_t* strides) {
+  device.expect(name, t);
+  const int64_t batch = a.rank > 2 ? a.sizes[0] : 1, rows = one_row ? 1 : a.sizes[a.rank - 2];
+  expect(t.dim() == 2, name, ": expected 2 dimensions, (batch or 1, sequence), got ", t.dim());
+  const int64_t b = t.size(0), s = t.size(1);
+  expect((b == 1 || b == batch) && s == rows, name, ": expected the shape (", batch, " or 1, ", rows, "), got (", b,
+         ", ", s, ")");
+  strides[0] = b == 1 ? 0 : t.stride(0);
+  strides[1] = s == 1 ? 0 : t.stride(1);
+}
+
+// Positions and padding of the rows.
+inline void set_rows(const Device& device, sinpe_add_arguments* a, const Optional& positions,
+                     const Optional& padding_mask, bool positions_are_starts) {
+  if (positions.has_value()) {
+    companion_strides(device, "positions", *positions, *a, positions_are_starts, a->position_strides);
+    a->positions = positions->const_data_ptr();
+    a->position_dtype = dtype_of("positions", positions->scalar_type());
+    a->positions_are_starts = positions_are_starts;
+  }
+  if (padding_mask.has_value()) {
+    const ScalarType type = padding_mask->scalar_type();
+    expect(type == ScalarType::Bool, "padding_mask: expected bool, got ", torch::headeronly::toString(type));
+    companion_strides(device, "padding_mask", *padding_mask, *a, false, a->mask_strides);
+    a->padding_mask = static_cast<const uint8_t*>(padding_mask->const_data_ptr());
+  }
+}
+
+// Where dropout's seed is; null where it needs none.
+inline const int64_t* seed_of(const Device& device, const Optional& seed, int64_t drop) {
+  if (!seed.has_value()) {
+    expect(drop == 0 || drop == 65536, "seed: expected one int64, got None while drop is ", drop);
+    return nullptr;
+  }
+  device.expect("seed", *seed);
+  const ScalarType type = seed->scalar_type();
+  expect(type == ScalarType::Long && seed->numel() == 1, "seed: expected one int64, got ", seed->numel(), " of ",
+         torch::headeronly::toString(type));
+  return static_cast<const int64_t*>(seed->const_data_ptr());
+}
+
+// All but the seed. `rank` is that of the tensor whose elements are numbered. `elements` must outlive the result.
+inline sinpe_dropout_arguments dropout_of(int64_t drop, const Integers& elements, int64_t rank) {
+  sinpe_dropout_arguments d{};
+  expect(drop >= 0 && drop <= 65536, "drop: expected 0 to 65536, got ", drop);
+  d.drop = static_cast<int32_t>(drop);
+  if (elements.empty()) return d;
+  expect(static_cast<int64_t>(elements.size()) == 1 + rank, "elements: expected ", 1 + rank,
+         " integers (base and a step for each dimension), got ", elements.size());
+  d.elements = elements.data();
+  return d;
+}
+
+// Where alpha is, and what it is; null where it is 1.
+inline const void* alpha_of(const Device& device, const Optional& alpha, sinpe_dtype* dtype) {
+  *dtype = SINPE_FLOAT32;
+  if (!alpha.has_value()) return nullptr;
+  device.expect("alpha", *alpha);
+  expect(alpha->numel() == 1, "alpha: expected one number, got ", alpha->numel());
+  *dtype = float_type("alpha", alpha->scalar_type());
+  return alpha->const_data_ptr();
+}
+
+// The factors of row_dots, one a channel; null where there are none.
+inline const double* slopes_of(const Device& device, const Optional& slopes, int64_t dim) {
+  if (!slopes.has_value()) return nullptr;
+  device.expect("slopes", *slopes);
+  expect(slopes->is_contiguous() && slopes->scalar_type() == ScalarType::Double && slopes->numel() == dim,
+         "slopes: expected contiguous float64 of shape (", dim, ",), got ", slopes->numel(), " of ",
+         torch::headeronly::toString(slopes->scalar_type()));
+  return static_cast<const double*>(slopes->const_data_ptr());
+}
+
+inline const int64_t* ids_of(const Device& device, const Tensor& ids, int64_t* strides) {
+  device.expect("ids", ids);
+  const int64_t rank = ids.dim();
+  const ScalarType type = ids.scalar_type();
+  expect(type == ScalarType::Long, "ids: expected int64, got ", torch::headeronly::toString(type));
+  expect(rank >= 1 && rank < SINPE_MAX_RANK, "ids: expected 1 to ", SINPE_MAX_RANK - 1, " dimensions, got ", rank);
+  const auto from = ids.strides();
+  for (size_t d = 0; d < from.size(); ++d) strides[d] = from[d];
+  return static_cast<const int64_t*>(ids.const_data_ptr());
+}
+
+inline void expect_weight(const Device& device, const Tensor& weight) {
+  device.expect("weight", weight);
+  expect(weight.dim() == 2 && (weight.size(1) <= 1 || weight.stride(1) == 1),
+         "weight: expected the shape (num_embeddings, dim) with contiguous channels");
+}
+
+// For a weight that passed expect_weight, and an out of their shapes and its dtype.
+inline sinpe_embed_arguments embed_arguments_of(const Device& device, const Tensor& ids, const Tensor& weight,
+                                                const Tensor& out, double scale, int64_t start) {
+  sinpe_embed_arguments e{};
+  e.ids = ids_of(device, ids, e.id_strides);
+  e.add = arguments_of(device, out, out, scale, start);
+  e.add.x = weight.const_data_ptr();
+  e.num_embeddings = weight.size(0);
+  e.weight_stride = weight.stride(0);
+  return e;
+}
+
+// All but out and dropout.
+inline sinpe_embed_backward_arguments embed_backward_arguments_of(const Device& device, const Tensor& grad,
+                                                                  const Tensor& ids, int64_t num_embeddings,
+                                                                  int64_t padding_idx, double scale) {
+  sinpe_embed_backward_arguments b{};
+  device.expect("grad", grad);
+  b.ids = ids_of(device, ids, b.id_strides);
+  expect(num_embeddings >= 0, "num_embeddings: expected 0 or more, got ", num_embeddings);
+  const int64_t rank = grad.dim();
+  expect(rank == ids.dim() + 1, "grad: expected ", ids.dim() + 1, " dimensions, those of ids and dim, got ", rank);
+  b.rank = static_cast<int32_t>(rank);
+  for (int64_t d = 0; d < rank; ++d) {
+    expect(d == rank - 1 || grad.size(d) == ids.size(d), "grad: expected the shape (*ids.shape, dim), got ",
+           grad.size(d), " in dimension ", d);
+    b.sizes[d] = grad.size(d);
+    b.grad_strides[d] = grad.stride(d);
+  }
+  b.dtype = float_type("grad", grad.scalar_type());
+  b.grad = grad.const_data_ptr();
+  b.num_embeddings = num_embeddings;
+  b.padding_idx = padding_idx;
+  b.scale = scale;
+  return b;
+}
+
+}  // namespace sinpe_torch

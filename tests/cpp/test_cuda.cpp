@@ -1,0 +1,207 @@
+// The CUDA kernels' bodies against the CPU, on random calls: table, encode, add, dropout, embed. Once more by ctest with
+// SINPE_EXT_CUDA_ARITHMETIC=single.
+#include "cuda_cases.h"
+
+namespace {
+
+using namespace cases;
+
+constexpr int kCases = 400;
+
+template <class T>
+void test_add() {
+  check::Random random;
+  for (int number = 0; number < kCases; ++number) {
+    AddCase<T> c(random);
+    Buffer<T> got = c.out;
+    const sinpe_add_arguments b = c.for_device(&got);
+    CHECK(sinpe_add(c.plan.words.data(), static_cast<int64_t>(c.plan.words.size()), &c.a) == SINPE_OK);
+    CHECK(sinpe::cuda::add(on_device(c.plan), b, c.scalars, nullptr) == SINPE_OK);
+    compare("add", number, c.a.sizes, c.a.out_strides, c.a.rank, got, c.out, c.slack());
+    // Between the elements nothing may have changed either.
+    int64_t touched = 0;
+    for (size_t i = 0; i < got.storage.size(); ++i) touched += !agrees(got.storage[i], c.out.storage[i], c.slack());
+    CHECK(touched == 0);
+  }
+}
+
+// x itself as out.
+template <class T>
+void test_in_place() {
+  check::Random random;
+  for (int number = 0; number < kCases / 4; ++number) {
+    AddCase<T> c(random);
+    Buffer<T> got = c.out;
+    std::memcpy(c.a.x_strides, c.a.out_strides, sizeof c.a.x_strides);
+    c.a.x = c.a.out;
+    sinpe_add_arguments b = c.for_device(&got);
+    b.x = b.out;
+    CHECK(sinpe_add(c.plan.words.data(), static_cast<int64_t>(c.plan.words.size()), &c.a) == SINPE_OK);
+    CHECK(sinpe::cuda::add(on_device(c.plan), b, c.scalars, nullptr) == SINPE_OK);
+    compare("add_", number, c.a.sizes, c.a.out_strides, c.a.rank, got, c.out, c.slack());
+  }
+}
+
+template <class T>
+void test_dropout() {
+  check::Random random;
+  for (int number = 0; number < kCases; ++number) {
+    AddCase<T> c(random);
+    Buffer<T> got = c.out;
+    const sinpe_add_arguments b = c.for_device(&got);
+    CHECK(sinpe_dropout(&c.a) == SINPE_OK);
+    CHECK(sinpe::cuda::dropout(b, c.scalars, nullptr) == SINPE_OK);
+    compare("dropout", number, c.a.sizes, c.a.out_strides, c.a.rank, got, c.out, 0.0);
+  }
+}
+
+template <class T>
+void test_embed() {
+  check::Random random;
+  for (int number = 0; number < kCases; ++number) {
+    AddCase<T> c(random);
+    const int rank = c.a.rank;
+    const int64_t dim = c.a.sizes[rank - 1], vocabulary = 1 + below(random, 40), stride = dim + below(random, 3);
+    int64_t span, id_strides[SINPE_MAX_RANK];
+    layout(random, c.a.sizes, rank, false, true, c.a.out_strides, &span);
+    c.out = numbers<T>(random, span);
+    c.a.out = c.out.data();
+    layout(random, c.a.sizes, rank - 1, false, false, id_strides, &span);
+    std::vector<int64_t> ids;
+    for (int64_t i = 0; i < span; ++i) ids.push_back(below(random, vocabulary));
+    Buffer<T> weight = numbers<T>(random, (vocabulary - 1) * stride + dim), got = c.out;
+    sinpe_embed_arguments e{};
+    e.add = c.a;
+    e.add.x = weight.data();
+    e.ids = ids.data();
+    std::memcpy(e.id_strides, id_strides, sizeof id_strides);
+    e.num_embeddings = vocabulary;
+    e.weight_stride = stride;
+    sinpe_embed_arguments f = e;
+    f.add = c.for_device(&got);
+    f.add.x = weight.data();
+    CHECK(sinpe_embed(c.plan.words.data(), static_cast<int64_t>(c.plan.words.size()), &e) == SINPE_OK);
+    CHECK(sinpe::cuda::embed(on_device(c.plan), f, c.scalars, nullptr) == SINPE_OK);
+    compare("embed", number, c.a.sizes, c.a.out_strides, rank, got, c.out, c.slack());
+  }
+}
+
+template <class T>
+void test_rows() {
+  check::Random random;
+  for (int number = 0; number < kCases; ++number) {
+    AddCase<T> c(random);
+    const int64_t dim = c.plan.plan.dim, count = c.a.sizes[c.a.rank - 2],
+                  stride = dim + (below(random, 2) == 0 ? below(random, 5) : 0);
+    const int64_t span = (count - 1) * stride + dim, sizes[] = {count, dim}, strides[] = {stride, 1};
+    Buffer<T> got = numbers<T>(random, span), want = got;
+    const int64_t words = static_cast<int64_t>(c.plan.words.size());
+    if (c.a.positions == nullptr || c.a.positions_are_starts != 0) {
+      CHECK(sinpe_table(c.plan.words.data(), words, c.a.start, count, dtype_of<T>(), want.data(), stride) == SINPE_OK);
+      CHECK(sinpe::cuda::table(on_device(c.plan), c.a.start, count, dtype_of<T>(), got.data(), stride, nullptr) ==
+            SINPE_OK);
+    } else {
+      const auto type = c.a.position_dtype;
+      CHECK(sinpe_encode(c.plan.words.data(), words, c.a.positions, type, count, dtype_of<T>(), want.data(), stride) ==
+            SINPE_OK);
+      CHECK(sinpe::cuda::encode(on_device(c.plan), c.a.positions, type, count, dtype_of<T>(), got.data(), stride,
+                                nullptr) == SINPE_OK);
+    }
+    compare("rows", number, sizes, strides, 2, got, want, 2.0 * std::fabs(c.plan.plan.amplitude));
+  }
+}
+
+// What has no answer is not a number, and no memory is touched for it.
+void test_refused() {
+  const TestPlan plan = make_plan(6, 0, false);
+  std::vector<float> weight(4 * 6, 2.0f), out(5 * 6, 1.0f);
+  const int64_t ids[] = {3, -1, 4, INT64_MAX, 0};
+  sinpe_embed_arguments e{};
+  e.add.rank = 2;
+  e.add.sizes[0] = 5;
+  e.add.sizes[1] = 6;
+  e.add.out_strides[0] = 6;
+  e.add.out_strides[1] = 1;
+  e.add.x = weight.data();
+  e.add.out = out.data();
+  e.add.scale = e.add.alpha = 1.0;
+  e.ids = ids;
+  e.id_strides[0] = 1;
+  e.num_embeddings = 4;
+  e.weight_stride = 6;
+  for (const int32_t drop : {0, 65535}) {
+    e.add.dropout.drop = drop;
+    CHECK(sinpe::cuda::embed(on_device(plan), e, {}, nullptr) == SINPE_OK);
+    for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i / 6 >= 1 && i / 6 <= 3));
+  }
+  // Rows beyond int64, a plan that is none, one of other channels.
+  const int64_t starts[] = {INT64_MAX - 2};
+  sinpe_add_arguments a = e.add;
+  a.dropout.drop = 0;
+  a.x_strides[1] = 1;
+  a.x_strides[0] = 6;
+  std::vector<float> x(5 * 6, 0.5f);
+  a.x = x.data();
+  a.positions = starts;
+  a.positions_are_starts = 1;
+  a.position_dtype = SINPE_INT64;
+  CHECK(sinpe::cuda::add(on_device(plan), a, {}, nullptr) == SINPE_OK);
+  for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i / 6 >= 3));
+  CHECK(sinpe::cuda::table(on_device(plan), INT64_MAX - 2, 5, SINPE_FLOAT32, out.data(), 6, nullptr) == SINPE_OK);
+  for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i / 6 >= 3));
+  const std::vector<int64_t> nothing(30, 7);
+  const TestPlan other = make_plan(8, 0, false);
+  const int64_t words = static_cast<int64_t>(other.words.size());
+  for (const DevicePlan& bad :
+       {DevicePlan{nothing.data(), 30, 6}, DevicePlan{nothing.data(), 3, 6}, DevicePlan{other.words.data(), words, 6},
+        DevicePlan{other.words.data(), words - 1, 6}}) {
+    out.assign(out.size(), 1.0f);
+    CHECK(sinpe::cuda::table(bad, 0, 5, SINPE_FLOAT32, out.data(), 6, nullptr) == SINPE_OK);
+    for (const float v : out) CHECK(std::isnan(v));
+  }
+  // Arguments that the host can see.
+  a.positions = nullptr;
+  CHECK(sinpe::cuda::add(on_device(plan), a, {}, nullptr) == SINPE_BAD_ARGUMENT);
+  a.positions_are_starts = 0;
+  a.rank = 1;
+  CHECK(sinpe::cuda::add(on_device(plan), a, {}, nullptr) == SINPE_BAD_ARGUMENT);
+  CHECK(sinpe::cuda::table(on_device(plan), 0, -1, SINPE_FLOAT32, out.data(), 6, nullptr) == SINPE_BAD_ARGUMENT);
+  CHECK(sinpe::cuda::table(on_device(plan), 0, 5, SINPE_FLOAT32, nullptr, 6, nullptr) == SINPE_BAD_ARGUMENT);
+  CHECK(sinpe::cuda::table(on_device(plan), 0, 0, SINPE_FLOAT32, nullptr, 6, nullptr) == SINPE_OK);
+}
+
+// Sizes whose products or counts pass 2^31, by strides of 0 where memory would not do, and 100,000 rows.
+void test_sizes() {
+  const TestPlan plan = make_plan(2, 0, false);
+  std::vector<float> got(200000), want(200000);
+  CHECK(sinpe::cuda::table(on_device(plan), 5, 100000, SINPE_FLOAT32, got.data(), 2, nullptr) == SINPE_OK);
+  CHECK(sinpe_table(plan.words.data(), static_cast<int64_t>(plan.words.size()), 5, 100000, SINPE_FLOAT32, want.data(),
+                    2) == SINPE_OK);
+  int64_t wrong = 0;
+  for (size_t i = 0; i < got.size(); ++i) wrong += !agrees(got[i], want[i], 2.0);
+  CHECK(wrong == 0);
+  CHECK(sinpe::cuda::table(on_device(plan), 0, int64_t{1} << 62, SINPE_FLOAT32, got.data(), 2, nullptr) ==
+            SINPE_BAD_ARGUMENT ||
+        std::strlen(sinpe::cuda::launch_error()) > 0);
+}
+
+template <class T>
+void test_type() {
+  test_add<T>();
+  test_in_place<T>();
+  test_dropout<T>();
+  test_embed<T>();
+  test_rows<T>();
+}
+
+}  // namespace
+
+int main() {
+  test_type<float>();
+  test_type<double>();
+  test_type<sinpe::bfloat16>();
+  test_type<sinpe::float16>();
+  test_refused();
+  test_sizes();
+  return check::finish((std::string("test_cuda, arithmetic ") + sinpe::cuda::arithmetic()).c_str());
+}

@@ -1,0 +1,124 @@
+// The CUDA kernels' bodies that go backward against the CPU, on random calls: row_dots and embed_backward.
+#include <algorithm>
+#include <numeric>
+
+#include "cuda_cases.h"
+
+namespace {
+
+using namespace cases;
+
+constexpr int kCases = 300;
+
+template <class T>
+void test_row_dots() {
+  check::Random random;
+  for (int number = 0; number < kCases; ++number) {
+    AddCase<T> c(random);
+    const int rank = c.a.rank;
+    int64_t rows = 1;
+    for (int d = 0; d + 1 < rank; ++d) rows *= c.a.sizes[d];
+    std::vector<double> want(static_cast<size_t>(rows), 77.0), got = want, slopes;
+    const bool weighted = below(random, 2) == 0;
+    for (int64_t i = 0; i < c.plan.plan.dim; ++i) slopes.push_back(random.uniform() * 2 - 1);
+    const double* factors = weighted ? slopes.data() : nullptr;
+    c.a.out = want.data();
+    CHECK(sinpe_row_dots(c.plan.words.data(), static_cast<int64_t>(c.plan.words.size()), &c.a, factors) == SINPE_OK);
+    sinpe_add_arguments b = c.a;
+    b.out = got.data();
+    if (c.scalars.seed != nullptr) b.dropout.seed = 99;
+    CHECK(sinpe::cuda::row_dots(on_device(c.plan), b, factors, c.scalars, nullptr) == SINPE_OK);
+    const bool exact = std::is_same<T, double>::value || std::string(sinpe::cuda::arithmetic()) == "double";
+    const double slack =
+        4.0 * static_cast<double>(c.plan.plan.dim) * c.slack() / std::max(1e-300, std::fabs(c.a.alpha)) * 0x1p-24;
+    for (size_t i = 0; i < want.size(); ++i) {
+      const bool nan = std::isnan(want[i]) && std::isnan(got[i]);
+      CHECK(nan || (exact ? same(got[i], want[i]) : std::fabs(got[i] - want[i]) <= slack || c.a.alpha == 0.0));
+    }
+  }
+}
+
+template <class T>
+void test_embed_backward() {
+  check::Random random;
+  for (int number = 0; number < kCases; ++number) {
+    AddCase<T> c(random);
+    const int rank = c.a.rank;
+    const int64_t dim = c.a.sizes[rank - 1], vocabulary = 1 + below(random, 60);
+    int64_t tokens = 1;
+    for (int d = 0; d + 1 < rank; ++d) tokens *= c.a.sizes[d];
+    // Ids row-major; few of them, so that some rows have many tokens and others none.
+    std::vector<int64_t> ids, order(static_cast<size_t>(tokens)), sorted;
+    for (int64_t i = 0; i < tokens; ++i) ids.push_back(below(random, 1 + below(random, vocabulary)));
+    sinpe_embed_backward_arguments b{};
+    b.rank = rank;
+    int64_t step = 1;
+    for (int d = rank - 1; d >= 0; --d) {
+      b.sizes[d] = c.a.sizes[d];
+      b.grad_strides[d] = c.a.x_strides[d];
+      if (d < rank - 1) {
+        b.id_strides[d] = step;
+        step *= c.a.sizes[d];
+      }
+    }
+    b.grad = c.a.x;
+    b.ids = ids.data();
+    b.dtype = dtype_of<T>();
+    b.num_embeddings = vocabulary;
+    b.padding_idx = below(random, 3) == 0 ? below(random, vocabulary) : -1;
+    b.scale = c.a.scale;
+    b.dropout = c.a.dropout;
+    Buffer<T> want = numbers<T>(random, vocabulary * dim), got = want;
+    b.out = want.data();
+    CHECK(sinpe_embed_backward(&b) == SINPE_OK);
+    std::iota(order.begin(), order.end(), int64_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t i, int64_t j) { return ids[static_cast<size_t>(i)] < ids[static_cast<size_t>(j)]; });
+    for (const int64_t token : order) sorted.push_back(ids[static_cast<size_t>(token)]);
+    b.out = got.data();
+    if (c.scalars.seed != nullptr) b.dropout.seed = 99;
+    b.ids = nullptr;
+    CHECK(sinpe::cuda::embed_backward(b, sorted.data(), order.data(), c.scalars, nullptr) == SINPE_OK);
+    int64_t wrong = 0;
+    for (size_t i = 0; i < want.storage.size(); ++i) wrong += !same(got.storage[i], want.storage[i]);
+    CHECK(wrong == 0);
+  }
+}
+
+// Ids that are no rows: they count for none.
+void test_bad_ids() {
+  const int64_t sorted[] = {INT64_MIN, -1, 0, 2, 2, 3, INT64_MAX}, order[] = {0, 1, 2, 3, 4, 5, 6};
+  std::vector<float> grad(7, 1.0f), out(3, NAN);
+  sinpe_embed_backward_arguments b{};
+  b.rank = 2;
+  b.sizes[0] = 7;
+  b.sizes[1] = 1;
+  b.grad_strides[0] = b.grad_strides[1] = 1;
+  b.grad = grad.data();
+  b.out = out.data();
+  b.num_embeddings = 3;
+  b.padding_idx = -1;
+  b.scale = 2.0;
+  CHECK(sinpe::cuda::embed_backward(b, sorted, order, {}, nullptr) == SINPE_OK);
+  CHECK(out[0] == 2.0f && out[1] == 0.0f && out[2] == 4.0f);
+  CHECK(sinpe::cuda::embed_backward(b, nullptr, order, {}, nullptr) == SINPE_BAD_ARGUMENT);
+  b.sizes[0] = 0;
+  b.grad = nullptr;
+  CHECK(sinpe::cuda::embed_backward(b, nullptr, nullptr, {}, nullptr) == SINPE_OK);
+  CHECK(out[0] == 0.0f && out[1] == 0.0f && out[2] == 0.0f);
+}
+
+}  // namespace
+
+int main() {
+  test_row_dots<float>();
+  test_row_dots<double>();
+  test_row_dots<sinpe::bfloat16>();
+  test_row_dots<sinpe::float16>();
+  test_embed_backward<float>();
+  test_embed_backward<double>();
+  test_embed_backward<sinpe::bfloat16>();
+  test_embed_backward<sinpe::float16>();
+  test_bad_ids();
+  return check::finish((std::string("test_cuda_backward, arithmetic ") + sinpe::cuda::arithmetic()).c_str());
+}
