@@ -21,7 +21,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test bench train build cpp lint format clean distclean
+.PHONY: help demo test bench train build cpp cuda-check lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -30,6 +30,7 @@ help:
 	@echo "make train   set up, then a small language model with these layers and with torch's   TRAIN_ARGS=\"--steps 1000\""
 	@echo "make build   set up alone: environment, torch, compiled libraries"
 	@echo "make cpp     the C++ library and its tests, without Python or torch             CXX_STANDARD=20 CMAKE_ARGS="
+	@echo "make cuda-check   what can be known of the CUDA library without a device; needs nvcc    CUDA_TORCH_WHEEL=FILE"
 	@echo "make lint    ruff and clang-format, checking only; make format applies both"
 	@echo "make clean   remove what was built; make distclean removes .venv as well"
 	@echo
@@ -60,6 +61,10 @@ cpp:
 	if ! command -v cmake >/dev/null; then echo "cpp: cmake was not found: pip install cmake"; exit 1; fi; \
 	mkdir -p build; cmake -S . -B $(BUILD) -DCMAKE_CXX_STANDARD=$(CXX_STANDARD) $(CMAKE_ARGS) >build/cmake.log || { cat build/cmake.log; exit 1; }; \
 	cmake --build $(BUILD) --parallel $$(nproc 2>/dev/null || echo 2) && ctest --test-dir $(BUILD) --output-on-failure
+
+# How it is done, what it downloads and how to go without: tools/cuda_check.py.
+cuda-check:
+	@$(call environment,test) && exec $$py tools/cuda_check.py
 
 lint:
 	@$(call environment,lint) && tools/lint.sh

@@ -1,17 +1,20 @@
 """Builds the compiled libraries at install time; metadata is in pyproject.toml.
 
 SINPE_EXT_BUILD says what has to succeed: auto (the default) builds what can be built and installs pure Python where
-there is no compiler or no torch; cpu fails where the CPU library does; none builds nothing. What was built, or why
-not, is written beside the package as _build.json, where sinpe_ext.backend_info() finds it.
+there is no compiler or no torch; cpu fails where the CPU library does, and leaves CUDA out; cuda fails where the CUDA
+library does; none builds nothing. What was built, or why not, is written beside the package as _build.json, where
+sinpe_ext.backend_info() finds it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import os
+import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,17 +25,22 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).resolve().parent
 
 
-def load_build_module():
-    """sinpe_ext/_build.py by its path: the package itself need not be importable while it is being installed."""
-    spec = importlib.util.spec_from_file_location("_sinpe_ext_build", HERE / "sinpe_ext" / "_build.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def build_modules() -> list[types.ModuleType]:
+    """sinpe_ext/_build.py and _nvcc.py under a name of their own: sinpe_ext itself need not be importable yet."""
+    package = types.ModuleType("_sinpe_ext_build")
+    package.__path__ = [str(HERE / "sinpe_ext")]
+    sys.modules[package.__name__] = package
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in ("_build", "_nvcc")]
 
 
-_build = load_build_module()
+_build, _nvcc = build_modules()
 CSRC = HERE / "csrc"
+REASONS = {"cpu": "reason", "cuda": "cuda_reason", "core": "core_reason"}  # keys of the manifest
+FALLBACKS = {
+    "cpu": "compiles on first use or runs eager PyTorch",
+    "cuda": "compiles on first use of a device or runs eager PyTorch there",
+    "core": "sinpe_ext.numpy uses NumPy alone",
+}
 manifest: dict = {"libraries": {}}
 
 
@@ -42,18 +50,17 @@ def say(text: str) -> None:
 
 def build_mode() -> str:
     mode = os.environ.get("SINPE_EXT_BUILD") or "auto"
-    if mode == "cuda":
-        raise SystemExit("SINPE_EXT_BUILD: this version has no CUDA kernels; use auto, cpu or none")
-    if mode not in ("auto", "cpu", "none"):
+    if mode not in ("auto", "cpu", "cuda", "none"):
         raise SystemExit(f"SINPE_EXT_BUILD: expected auto, cpu, cuda or none, got {mode!r}")
     return mode
 
 
 def relative_sources(target: str) -> list[str]:
-    return [path.relative_to(HERE).as_posix() for path in _build.sources(target, CSRC)]
+    """What the C++ compiler compiles; the .cu are nvcc's."""
+    return [path.relative_to(HERE).as_posix() for path in _build.sources(target, CSRC) if path.suffix == ".cpp"]
 
 
-def torch_extension() -> Extension:
+def torch_extension(target: str) -> Extension:
     try:
         import torch
         from torch.utils.cpp_extension import CppExtension
@@ -62,15 +69,27 @@ def torch_extension() -> Extension:
     if _build.parse_version(str(torch.__version__)) < _build.MIN_TORCH_COMPILED:
         oldest = ".".join(map(str, _build.MIN_TORCH_COMPILED))
         raise _build.BuildUnavailable(f"torch {torch.__version__} at build time is older than {oldest}")
+    if target == "cuda":
+        find_cuda(torch)
     # py_limited_api keeps libtorch_python out of the link: the library is no Python module and suits every Python.
+    # Not torch's CUDAExtension: see _nvcc.py.
     return CppExtension(
-        "sinpe_ext._C_cpu",
-        relative_sources("cpu"),
+        f"sinpe_ext.{_build.LIBRARY_NAMES[target]}",
+        relative_sources(target),
         include_dirs=_build.include_directories(CSRC),
-        extra_compile_args=_build.compile_flags("cpu"),
-        extra_link_args=_build.link_flags("cpu"),
+        extra_compile_args=_build.compile_flags(target),
+        extra_link_args=_build.link_flags(target),
         py_limited_api=True,
     )
+
+
+def find_cuda(torch: types.ModuleType) -> None:
+    """nvcc and what it compiles for, kept in the manifest until the build."""
+    missing = _nvcc.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
+    if missing:
+        raise missing
+    nvcc = _nvcc.find_nvcc(str(torch.version.cuda))
+    manifest["nvcc"] = nvcc, _nvcc.cuda_architectures(nvcc)
 
 
 def core_extension() -> Extension:
@@ -99,24 +118,35 @@ def planned_extensions(mode: str) -> list[Extension]:
             raise _build.BuildUnavailable("no kernels are built on Windows yet")
         manifest["compiler"] = _build.find_compiler()
     except _build.BuildUnavailable as error:
-        give_up("cpu", error.reason, mode)
-        manifest["core_reason"] = error.reason
+        for target in REASONS:
+            give_up(target, error.reason, mode, quiet=target != "cpu")
         return []
-    for target, extension in (("cpu", torch_extension), ("core", core_extension)):
+    for target in REASONS:
+        if target == "cuda" and mode == "cpu":
+            manifest["cuda_reason"] = "not built at install time (SINPE_EXT_BUILD=cpu)"
+            continue
         try:
-            planned.append(extension())
+            planned.append(core_extension() if target == "core" else torch_extension(target))
         except _build.BuildUnavailable as error:
-            give_up(target, error.reason, mode)
+            give_up(target, error.reason, mode, quiet=target == "cuda" and not has_cuda_torch())
     return planned
 
 
-def give_up(target: str, reason: str, mode: str) -> None:
+def has_cuda_torch() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.version.cuda is not None
+
+
+def give_up(target: str, reason: str, mode: str, quiet: bool = False) -> None:
     name = _build.LIBRARY_NAMES[target]
-    if mode == "cpu" and target == "cpu":
-        raise SystemExit(f"sinpe_ext: SINPE_EXT_BUILD=cpu, but {name} cannot be built: {reason}")
-    manifest["reason" if target == "cpu" else "core_reason"] = f"not built at install time: {reason}"
-    fallback = "compiles on first use or runs eager PyTorch" if target == "cpu" else "sinpe_ext.numpy uses NumPy alone"
-    say(f"WARNING: {name} is not built, {fallback}. Reason: {reason}")
+    if mode == target:
+        raise SystemExit(f"sinpe_ext: SINPE_EXT_BUILD={mode}, but {name} cannot be built: {reason}")
+    manifest[REASONS[target]] = f"not built at install time: {reason}"
+    if not quiet:
+        say(f"WARNING: {name} is not built, {FALLBACKS[target]}. Reason: {reason}")
 
 
 @contextlib.contextmanager
@@ -152,6 +182,7 @@ def torch_build_ext() -> type[build_ext]:
 MODE = build_mode()
 EXTENSIONS = planned_extensions(MODE)
 COMPILER = manifest.pop("compiler", None)
+NVCC, ARCHITECTURES = manifest.pop("nvcc", (None, ()))
 
 
 class BuildLibraries(torch_build_ext() if EXTENSIONS else build_ext):
@@ -173,6 +204,8 @@ class BuildLibraries(torch_build_ext() if EXTENSIONS else build_ext):
         kept: list[str] = []
         try:
             with kept_output(kept):
+                if target == "cuda":
+                    self.compile_kernels(ext)
                 super().build_extension(ext)
         except Exception as error:
             reason = f"the build failed: {error}\n{_build.last_lines(''.join(kept))}"
@@ -181,8 +214,20 @@ class BuildLibraries(torch_build_ext() if EXTENSIONS else build_ext):
             return
         finally:
             self.build_temp = shared
-        facts = _build.build_facts(target, CSRC, COMPILER, torch_facts() if target == "cpu" else {})
+        facts = _build.build_facts(target, CSRC, COMPILER, {} if target == "core" else torch_facts())
+        if target == "cuda":
+            facts.update(_nvcc.cuda_facts(NVCC, ARCHITECTURES))
         manifest["libraries"][target] = {"file": library.name, **facts}
+
+    def compile_kernels(self, ext: Extension) -> None:
+        say(f"nvcc {NVCC.version} compiles the CUDA kernels for {' '.join(ARCHITECTURES)}")
+        try:
+            folder = Path(self.build_temp).absolute() / "kernels"
+            kernels = _nvcc.compile_kernels(NVCC, CSRC, folder, ARCHITECTURES, COMPILER)
+        except subprocess.CalledProcessError as error:
+            print(error.output.decode(errors="replace"), flush=True)
+            raise
+        ext.extra_link_args += _nvcc.link_flags(NVCC, kernels)
 
     def copy_extensions_to_source(self) -> None:
         built, self.extensions = self.extensions, [e for e in self.extensions if not hasattr(e, "_sinpe_failed")]
@@ -207,7 +252,8 @@ class RecordBuild(build_py):
 def torch_facts() -> dict[str, str]:
     import torch
 
-    return {"torch": str(torch.__version__), "torch_git": str(torch.version.git_version)}
+    version = torch.version
+    return {"torch": str(torch.__version__), "torch_git": str(version.git_version), "cuda": str(version.cuda)}
 
 
 def write_manifest(folder: Path) -> None:

@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     command = add(commands, bench, "time ours, the floor and what others do, in one run")
     command.add_argument("--quick", action="store_true", help="few rounds, slow rows left out")
     command.add_argument("--rows", metavar="A,B,...", help="only these rows (an unknown one lists all)")
+    command.add_argument("--device", choices=("cpu", "cuda"), help="only this device (default: each that has kernels)")
     command.add_argument(
         "--best", action="store_true", help="report the fastest round instead of the median (busy machine)"
     )

@@ -73,10 +73,20 @@ class AddCall(RowsCall):
         with torch.no_grad():
             if out is not None and out.is_neg():  # its sign turns on reading; kernels write plain numbers
                 return out.copy_(self.canonical(self.run()))
+            has_data = self.view.numel() and not _rows.no_data(self.device)
+            if has_data and self._leaves_alpha():
+                result = ADD_DROPOUT.run(self.view, *self.operands(plan_words(self.encoding, self.device)))
+                return self.restored(result) if out is None else out.copy_(result)
             target = self.canonical(torch.empty_like(self.x)) if out is None else out
-            if self.view.numel() and not _rows.no_data(self.device):
+            if has_data:
                 self._fill(target)
             return self.restored(target) if out is None else out
+
+    def _leaves_alpha(self) -> bool:
+        """Whether alpha is a tensor to be read where it lies, by an operator that makes its own result: looking at the
+        number here would wait for the device."""
+        on_device = isinstance(self.alpha, Tensor) and self.device.type != "cpu"
+        return on_device and self.encoding.angle == "exact" and _backend.compiled(self.device.type)
 
     def _fill(self, target: Tensor) -> None:
         x, target = self.view.detach(), target.detach()
@@ -84,9 +94,10 @@ class AddCall(RowsCall):
         positions = None if self.positions is None else self.positions.detach()
         if self.encoding.angle != "exact":
             target.copy_(self.dropped(self.sum(x.to(self.acc))))
-        elif x.device.type == "cpu" and _backend.compiled("cpu"):
+        elif _backend.compiled(x.device.type):
+            words = plan_words(self.encoding, x.device)
             factor = alpha.item() if isinstance(alpha, Tensor) else alpha
-            words, rows = plan_words(self.encoding), (self.start, self.are_starts, self.scale, factor)
+            rows = self.start, self.are_starts, self.scale, factor
             if self.drop:
                 seeded = mask, self.seed, *rows, self.drop, self.elements, target
                 torch.ops.sinpe_ext.add_dropout_out.default(x, words, positions, *seeded)
@@ -110,7 +121,7 @@ class AddCall(RowsCall):
         own loops are several times slower at it.
         """
         if self.drop and self.encoding.angle == "exact" and _is_compiling() and not is_functional():
-            words = _traced.plan_words(*self.given)
+            words = _traced.plan_words(*self.given, self.device)
             return self.restored(torch.ops.sinpe_ext.add_dropout.default(self.view, *self.operands(words)))
         return self.restored(self.dropped(self.sum(self.view.to(self.acc))).to(self.x.dtype))
 
@@ -123,7 +134,7 @@ class AddCall(RowsCall):
             return self.run()
         if self._is_formula():
             return self.traced()
-        return self.restored(ADD_DROPOUT(self.view, *self.operands(plan_words(self.encoding))))
+        return self.restored(ADD_DROPOUT(self.view, *self.operands(plan_words(self.encoding, self.device))))
 
     def _is_formula(self) -> bool:
         """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
@@ -140,7 +151,7 @@ class AddCall(RowsCall):
             return self.x
         if self._is_formula():
             return self.x.copy_(self.traced())
-        operands = self.operands(plan_words(self.encoding))
+        operands = self.operands(plan_words(self.encoding, self.device))
         return _grad.AddInPlace.apply(self.x, *operands, self.form, self._write)
 
     def _write(self) -> None:

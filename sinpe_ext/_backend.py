@@ -15,13 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _build
+from . import _build, _nvcc
 from ._build import MIN_TORCH_COMPILED, BuildUnavailable
 
 if TYPE_CHECKING:
     from ._backend_info import BackendInfo
 
 SETTINGS = ("auto", "compiled", "eager")
+DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # the devices for which there are kernels
 OPS = "sinpe_ext"
 PACKAGE = Path(__file__).resolve().parent
 
@@ -37,19 +38,18 @@ class DeviceBackend:
     device: str
     backend: str  # compiled | eager | none (no torch)
     reason: str
-    how: str = "none"  # prebuilt | jit | none
+    how: str = "none"  # prebuilt | jit | emulated (tests) | none
     library: str | None = None
     todo: str = ""  # how to get the compiled backend, where that is possible
     build: dict[str, Any] = field(default_factory=dict)  # sources, flags, compiler, torch, ... of the library
 
 
-last_error: BuildUnavailable | None = None  # why the last attempt at a library failed
-
 _lock = threading.RLock()
 _setting: str | None = None  # None: SINPE_EXT_BACKEND decides
 _found: dict[str, DeviceBackend] = {}  # what loading gave, whatever the setting
 _choices: dict[str, bool] = {}  # device type -> compiled?, under the present setting
-_warned = False
+_errors: dict[str, BuildUnavailable] = {}  # device type -> why the last attempt at a library failed
+_warned: set[str] = set()
 
 
 def _new_lock_after_fork() -> None:
@@ -144,91 +144,122 @@ def resolve(device_type: str) -> DeviceBackend:
         with _lock:
             found = _found.get(device_type)
             if found is None:
-                found = _load_cpu() if device_type == "cpu" else _without_kernels(device_type)
+                found = _load(device_type) if device_type in DISPATCH_KEYS else _without_kernels(device_type)
                 _found[device_type] = found
-                _warn_once()
+                _warn_once(device_type)
     return found
 
 
 def _without_kernels(device_type: str) -> DeviceBackend:
     if device_type == "meta":
         return DeviceBackend(device_type, "eager", "meta tensors hold no data")
-    name = "CUDA" if device_type == "cuda" else device_type
-    return DeviceBackend(device_type, "eager", f"this version has no {name} kernels; eager PyTorch runs on the device")
+    return DeviceBackend(device_type, "eager", f"there are no {device_type} kernels; eager PyTorch runs on the device")
 
 
-def _load_cpu(verbose: bool = False) -> DeviceBackend:
+def _load(device: str, verbose: bool = False) -> DeviceBackend:
     try:
         import torch
     except ImportError as error:
-        return DeviceBackend("cpu", "none", f"torch cannot be imported: {error}", todo="pip install torch")
+        return DeviceBackend(device, "none", f"torch cannot be imported: {error}", todo="pip install torch")
     oldest = ".".join(map(str, MIN_TORCH_COMPILED))
     if _build.parse_version(str(torch.__version__)) < MIN_TORCH_COMPILED:
         reason = f"torch {torch.__version__} is older than {oldest}, the oldest that the kernels run on"
-        return DeviceBackend("cpu", "eager", reason, todo=f'pip install "torch>={oldest}"')
+        return DeviceBackend(device, "eager", reason, todo=f'pip install "torch>={oldest}"')
     if sys.platform == "win32":
-        return DeviceBackend("cpu", "eager", "no kernels are built on Windows yet")
+        return DeviceBackend(device, "eager", "no kernels are built on Windows yet")
+    if device == "cuda":
+        missing = _nvcc.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
+        if missing:
+            return DeviceBackend(device, "eager", missing.reason, todo=missing.todo)
     try:
-        return _load_prebuilt()
+        return _load_prebuilt(device)
     except BuildUnavailable as error:
         no_prebuilt = error.reason
-        _note(error)
+        _note(device, error)
     if os.environ.get("SINPE_EXT_JIT", "1") == "0":
         reason = f"{no_prebuilt}; compiling on first use is switched off (SINPE_EXT_JIT=0)"
-        return DeviceBackend("cpu", "eager", reason, todo="unset SINPE_EXT_JIT or reinstall with a C++ compiler")
+        tools = "nvcc" if device == "cuda" else "a C++ compiler"
+        return DeviceBackend(device, "eager", reason, todo=f"unset SINPE_EXT_JIT or reinstall with {tools}")
+    if device == "cuda" and not os.environ.get("TORCH_CUDA_ARCH_LIST") and not torch.cuda.is_available():
+        reason = f"{no_prebuilt}; no CUDA device is visible, and TORCH_CUDA_ARCH_LIST names none to compile for"
+        return DeviceBackend(device, "eager", reason, todo="make a device visible or set TORCH_CUDA_ARCH_LIST")
     from . import _jit
 
     try:
-        path, facts = _jit.library("cpu", _load_library, verbose)
+        path, facts = _jit.library(device, lambda path: _load_library(path, device), verbose)
     except BuildUnavailable as error:
-        _note(error)
-        return DeviceBackend("cpu", "eager", f"{no_prebuilt}; compiling on first use: {error.reason}", todo=error.todo)
-    return DeviceBackend("cpu", "compiled", f"{no_prebuilt}; compiled on first use", "jit", str(path), build=facts)
+        _note(device, error)
+        return DeviceBackend(device, "eager", f"{no_prebuilt}; compiling on first use: {error.reason}", todo=error.todo)
+    return DeviceBackend(device, "compiled", f"{no_prebuilt}; compiled on first use", "jit", str(path), build=facts)
 
 
-def _load_prebuilt(package: Path = PACKAGE) -> DeviceBackend:
-    """The library that setup.py built, unless the sources have changed since."""
+def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
+    """The library that setup.py built, unless the sources have changed since or a visible device is none of its own."""
     manifest = _build.read_json(package / _build.MANIFEST)
-    built = manifest.get("libraries", {}).get("cpu")
+    built = manifest.get("libraries", {}).get(device)
     if not built:
-        raise BuildUnavailable(str(manifest.get("reason") or "nothing was built at install time"))
+        reason = manifest.get("cuda_reason") if device == "cuda" else None
+        raise BuildUnavailable(str(reason or manifest.get("reason") or "nothing was built at install time"))
     path = package / built["file"]
     if not path.is_file():
         raise BuildUnavailable(f"the prebuilt library {path} is gone")
     root = _build.source_root(package)
-    if root is not None and _build.source_hash("cpu", root) != built["sources"]:
+    if root is not None and _build.source_hash(device, root) != built["sources"]:
         raise BuildUnavailable("the prebuilt library is older than the sources")
+    if device == "cuda":
+        _suits_cuda(built)
     try:
-        _load_library(path)
+        _load_library(path, device)
     except OSError as error:
         raise BuildUnavailable(f"the prebuilt library (built for torch {built.get('torch')}) fails: {error}") from error
-    return DeviceBackend("cpu", "compiled", "built at install time", "prebuilt", str(path), build=built)
+    return DeviceBackend(device, "compiled", "built at install time", "prebuilt", str(path), build=built)
 
 
-def _load_library(path: Path) -> None:
+def _suits_cuda(built: dict[str, Any]) -> None:
+    """Whether a prebuilt CUDA library has code for the devices here, and the CUDA of this torch."""
+    import torch
+
+    from . import _jit
+
+    cuda = str(built.get("cuda"))
+    if cuda.split(".")[0] != str(torch.version.cuda).split(".")[0]:
+        raise BuildUnavailable(f"the prebuilt library is of CUDA {cuda}, and torch of CUDA {torch.version.cuda}")
+    for capability in _jit.device_capabilities():
+        if not _nvcc.serves(built["architectures"].split(), capability):
+            raise BuildUnavailable(
+                "the prebuilt library holds no code for a device of compute capability {}.{}, but for {}".format(
+                    *capability, built["architectures"]
+                )
+            )
+
+
+def _load_library(path: Path, device: str = "cpu") -> None:
     """Load implementations of the ops that _ops.py declares, and make sure that they are there."""
     import torch
 
     from . import _ops  # noqa: F401  (schemas first: the library holds implementations only)
 
-    torch.ops.load_library(str(path))
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise OSError(str(error.__cause__ or error)) from error  # torch keeps why in the cause
     has_kernel = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", None)
-    if has_kernel is not None and not has_kernel(f"{OPS}::table", "CPU"):
-        raise BuildUnavailable(f"{path} loads, but holds no CPU kernel for {OPS}::table", "reinstall sinpe_ext")
+    key = DISPATCH_KEYS[device]
+    if has_kernel is not None and not has_kernel(f"{OPS}::table", key):
+        raise BuildUnavailable(f"{path} loads, but holds no {key} kernel for {OPS}::table", "reinstall sinpe_ext")
 
 
-def _note(error: BuildUnavailable) -> None:
-    global last_error
-    last_error = error
+def _note(device: str, error: BuildUnavailable) -> None:
+    _errors[device] = error
 
 
-def _warn_once() -> None:
+def _warn_once(device: str) -> None:
     """Only a build that failed is worth a warning; a missing compiler is a reason in backend_info()."""
-    global _warned
-    if last_error is not None and last_error.failed and not _warned:
-        _warned = True
+    error = _errors.get(device)
+    if error is not None and error.failed and device not in _warned:
+        _warned.add(device)
         warnings.warn(
-            f"sinpe_ext runs eager PyTorch: {last_error.reason}\n{last_error.todo}", UserWarning, stacklevel=4
+            f"sinpe_ext runs eager PyTorch on {device} devices: {error.reason}\n{error.todo}", UserWarning, stacklevel=4
         )
 
 
@@ -238,9 +269,9 @@ def build(device: str = "cpu", verbose: bool = False) -> str:
     Raises BackendUnavailableError with the reason where that does not work. An earlier failure is tried again.
     """
     with _lock:
-        if device == "cpu" and _is_missing("cpu"):
-            _found["cpu"] = _load_cpu(verbose)
-            _choices.pop("cpu", None)
+        if device in DISPATCH_KEYS and _is_missing(device):
+            _found[device] = _load(device, verbose)
+            _choices.pop(device, None)
         _demand(device)
         return str(resolve(device).library)
 

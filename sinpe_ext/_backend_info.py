@@ -50,14 +50,21 @@ class BackendInfo:
             if found.library:
                 lines.append(f"    library: {found.library}")
             if found.build:
-                facts = found.build
-                lines.append(f"    built by {facts.get('compiler_version')} for torch {facts.get('torch')}")
+                lines.append(f"    {_how_built(found.build)}")
             if found.todo and found.backend != "compiled":
                 lines.append(f"    to get the compiled backend: {found.todo}")
         lines.append(f"instruction set: {self.instruction_set or 'none loaded'}")
         lines.append(f"NumPy core: {'_core' if self.core else 'plain NumPy'} ({_indented(self.core_reason)})")
         lines.append(f"JIT cache: {self.cache_dir}")
         return "\n".join(lines)
+
+
+def _how_built(facts: dict[str, Any]) -> str:
+    text = f"built by {facts.get('compiler_version')} for torch {facts.get('torch')}"
+    if "architectures" not in facts:
+        return text
+    nvcc = f" and nvcc {facts['nvcc_version']}" if facts.get("nvcc_version") else ""
+    return text.replace(" for torch", f"{nvcc} for torch") + f", architectures {facts['architectures']}"
 
 
 def _indented(text: str) -> str:

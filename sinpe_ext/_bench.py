@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import _bench_cuda
 from ._bench_cases import ROWS as INFERENCE_ROWS
 from ._bench_cases import Row
 from ._bench_process import PROCESSES, Process, Skipped
@@ -30,7 +31,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def names() -> list[str]:
     """Every row that can be asked for."""
-    return [row.name for row in ROWS] + [process.name for process in PROCESSES]
+    names = [row.name for row in ROWS] + [process.name for process in PROCESSES]
+    return names + [row.name for row in _bench_cuda.ROWS]
 
 
 def main(options: argparse.Namespace) -> int:
@@ -40,11 +42,18 @@ def main(options: argparse.Namespace) -> int:
     if unknown:
         print(f"rows: expected some of {', '.join(names())}; got {', '.join(unknown)}", file=sys.stderr)
         return 2
-    rows = [row for row in ROWS if (row.name in asked if asked else not (options.quick and row.slow))]
+    on_cuda = options.device != "cpu" and (not asked or any(name.startswith("cuda_") for name in asked))
+    missing = _bench_cuda.missing() if on_cuda else ""
+    if missing and options.device == "cuda":
+        print(f"device: expected CUDA kernels, got none: {missing}", file=sys.stderr)
+        return 1
+    on_cpu = options.device != "cuda"
+    rows = [row for row in ROWS if on_cpu and (row.name in asked if asked else not (options.quick and row.slow))]
     processes = [
         entry
         for entry in PROCESSES
-        if (
+        if on_cpu
+        and (
             entry.name in asked
             if asked
             else not (options.quick and entry.slow) and (not entry.asked or options.install)
@@ -54,10 +63,16 @@ def main(options: argparse.Namespace) -> int:
     print(describe(facts))
     results = [measure(row, QUICK_ROUNDS if options.quick else ROUNDS, best=options.best) for row in rows]
     extras = [measure_process(entry) for entry in processes]
-    print(report(results))
+    if results:
+        print(report(results))
     if extras:
         print(report_processes(extras))
-    path = destination(options, facts, complete=not (asked or options.quick or options.best))
+    cuda = _bench_cuda.run(asked, QUICK_ROUNDS if options.quick else ROUNDS) if on_cuda and not missing else None
+    if cuda:
+        print(_bench_cuda.report(cuda))
+    elif on_cuda and not options.quick:
+        print(f"\nnothing measured on CUDA: {missing}")
+    path = destination(options, facts, complete=not (asked or options.quick or options.best or not on_cpu))
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(
@@ -67,13 +82,14 @@ def main(options: argparse.Namespace) -> int:
                     "statistic": "best" if options.best else "median",
                     "rows": results,
                     "processes": extras,
+                    "cuda": cuda,
                 },
                 indent=1,
             )
             + "\n"
         )
         print(f"written: {path}")
-    return 1 if any("error" in entry for entry in [*results, *extras]) else 0
+    return 1 if any("error" in entry for entry in [*results, *extras, *(cuda["rows"] if cuda else [])]) else 0
 
 
 def destination(options: argparse.Namespace, facts: dict[str, Any], *, complete: bool) -> Path | None:

@@ -1,7 +1,7 @@
 """What is compiled, from which files, with which flags, and how a finished library is recognised.
 
 ``setup.py`` loads this file by its path and the JIT (``_jit.py``) imports it, so it needs the standard library alone:
-torch may be missing, and the package may not be importable yet.
+torch may be missing, and the package may not be importable yet. What concerns nvcc is in ``_nvcc.py``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,24 @@ from pathlib import Path
 
 MIN_TORCH_COMPILED = (2, 11)
 MANIFEST = "_build.json"
-LIBRARY_NAMES = {"cpu": "_C_cpu", "core": "_core"}
+LIBRARY_NAMES = {"cpu": "_C_cpu", "cuda": "_C_cuda", "core": "_core"}  # what an install may hold
 
-# The folders of csrc that a library is made of. parallel_standalone.cpp brings threads of its own; inside torch the
-# kernels use torch's pool instead.
-_FOLDERS = {"cpu": ("core", "include", "cpu", "torch"), "core": ("core", "include", "cpu", "pybind")}
-_LEFT_OUT = {"cpu": ("parallel_standalone.cpp",), "core": ()}
+# What a library is made of: folders of csrc, less the files that match. parallel_standalone.cpp brings threads of its
+# own; inside torch the kernels use torch's pool instead. Of torch/, cuda_* belongs to the CUDA library alone, every
+# other .cpp to the CPU's, and the other headers to both. "emulated", for tests, is the CUDA library compiled as plain
+# C++, which serves CPU tensors: the same kernels without a device.
+_FOLDERS = {
+    "cpu": ("core", "include", "cpu", "torch"),
+    "core": ("core", "include", "cpu", "pybind"),
+    "cuda": ("core", "include", "cuda", "torch"),
+    "emulated": ("core", "include", "cuda", "torch"),
+}
+_LEFT_OUT = {
+    "cpu": re.compile(r"cpu/parallel_standalone\.cpp|torch/cuda_.*"),
+    "core": re.compile(r"(?!)"),  # nothing
+    "cuda": re.compile(r"torch/(?!cuda_).*\.cpp"),
+    "emulated": re.compile(r"torch/(?!cuda_).*\.cpp"),
+}
 _SUFFIXES = (".h", ".hpp", ".inl", ".inc", ".cpp", ".cu", ".cuh")
 
 
@@ -68,12 +80,17 @@ def source_root(package: Path | None = None) -> Path | None:
     return None
 
 
-def sources(target: str, root: Path) -> list[Path]:
-    """The translation units of a library, in a stable order."""
+def _files(target: str, root: Path) -> list[Path]:
+    """Every source and header that can reach the library, in a stable order."""
     found: list[Path] = []
     for folder in _FOLDERS[target]:
-        found += [path for path in sorted((root / folder).glob("*.cpp")) if path.name not in _LEFT_OUT[target]]
-    return found
+        found += [path for path in sorted((root / folder).rglob("*")) if path.suffix in _SUFFIXES and path.is_file()]
+    return [path for path in found if not _LEFT_OUT[target].fullmatch(path.relative_to(root).as_posix())]
+
+
+def sources(target: str, root: Path) -> list[Path]:
+    """The translation units of a library, in a stable order."""
+    return [path for path in _files(target, root) if path.suffix in (".cpp", ".cu")]
 
 
 def include_directories(root: Path) -> list[str]:
@@ -83,12 +100,10 @@ def include_directories(root: Path) -> list[str]:
 def source_hash(target: str, root: Path) -> str:
     """One hash over every source and header that can reach the library, with their names."""
     digest = hashlib.sha256()
-    for folder in _FOLDERS[target]:
-        for path in sorted((root / folder).rglob("*")):
-            if path.suffix in _SUFFIXES and path.name not in _LEFT_OUT[target] and path.is_file():
-                content = path.read_bytes()
-                digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
-                digest.update(content)
+    for path in _files(target, root):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
     return digest.hexdigest()
 
 
@@ -96,9 +111,10 @@ def compile_flags(target: str) -> list[str]:
     """No -std (torch chooses its own), no -march (clones choose at run time), no fast math; contraction is off so that
     every clone rounds alike. -fno-fast-math answers a CFLAGS of the user's that says otherwise."""
     flags = ["-O3", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-g0"]
-    if target == "cpu":
-        return [*flags, f"-DTORCH_TARGET_VERSION=0x{torch_target_version():016x}"]
-    return [*flags, "-DSINPE_STANDALONE", "-pthread"]
+    if target == "core":
+        return [*flags, "-DSINPE_STANDALONE", "-pthread"]
+    emulated = ["-DSINPE_EMULATED"] if target == "emulated" else []
+    return [*flags, f"-DTORCH_TARGET_VERSION=0x{torch_target_version():016x}", *emulated]
 
 
 def link_flags(target: str) -> list[str]:

@@ -153,9 +153,10 @@ class RowsCall:
         elif self.alpha != 1.0:
             rows = rows * self.alpha
         if self.padding_mask is not None:
-            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around.
+            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around. No torch.where: on a device it would wait
+            # for a copy of the number.
             mask = arranged(self.padding_mask.unsqueeze(-1), len(self.shape))
-            rows = torch.where(mask, -0.0, rows)
+            rows = rows.masked_fill(mask, -0.0)
         return x + rows
 
     def dropped(self, total: Tensor) -> Tensor:
@@ -172,4 +173,4 @@ class RowsCall:
             keep = torch.ops.sinpe_ext.dropout.default(ones, seed, drop, 1.0, self.elements) != 0
         else:
             keep = _philox.keep(seed, drop, total.shape, self.elements, self.device)
-        return torch.where(keep, total * _philox.kept_scale(drop), 0.0)
+        return (total * _philox.kept_scale(drop)).masked_fill(~keep, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import os
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -153,7 +154,7 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
         return value.long()
     if dtype == torch.uint64:
         wide = value.view(torch.int64)
-        if not unreadable(value) and bool((wide < 0).any()):
+        if looked_at(value) and bool((wide < 0).any()):
             raise ValueError("positions: expected values up to 2**63 - 1, got larger uint64 ones; pass int64 positions")
         return wide
     raise TypeError(f"positions: expected an integer dtype or float32/float64, got {dtype}; pass int64 positions")
@@ -242,9 +243,9 @@ def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
             f"of shape {tuple(of.shape)}; pass positions for one a row"
         )
     value = positions(value).reshape(-1, 1)
-    if value.device.type == "cpu" and value.numel() and of.rows and not unreadable(value):
-        position_range(first + int(value.min()), of.rows)
-        position_range(first + int(value.max()), of.rows)
+    if value.numel() and of.rows and looked_at(value):
+        for extreme in torch.stack(value.aminmax()).tolist():
+            position_range(first + extreme, of.rows)
     return value + first if first else value
 
 
@@ -277,4 +278,16 @@ def unreadable(value: torch.Tensor) -> bool:
 
     if value.device.type == "meta" or torch.compiler.is_compiling():
         return True
-    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return value.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def of_values() -> bool:
+    """Whether SINPE_EXT_CHECK=1 asks for checks of numbers on a device, which wait for it."""
+    return os.environ.get("SINPE_EXT_CHECK", "0") not in ("", "0")
+
+
+def looked_at(value: torch.Tensor) -> bool:
+    """Whether a tensor's numbers are checked: on the CPU, where that costs next to nothing, else where asked for."""
+    return (value.device.type == "cpu" or of_values()) and not unreadable(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -103,7 +104,13 @@ class EmbedCall(RowsCall):
         weight = self.weight
         if is_transformed() and not _is_compiling():
             weight = weight.to(self.acc)  # so that its gradient is summed in acc and rounded once
-        gathered = functional.embedding(self.ids, weight, padding_idx, sparse=self.sparse)
+        ids, of_none = self.ids, None
+        if self.device.type == "cuda":  # torch's lookup would end the process's use of the device
+            ids = ids.clamp(0, self.num_embeddings - 1)
+            of_none = (ids != self.ids).unsqueeze(-1)
+        gathered = functional.embedding(ids, weight, padding_idx, sparse=self.sparse)
+        if of_none is not None:
+            gathered = gathered.masked_fill(of_none, math.nan)
         return self.form.restored(self.dropped(self.sum(gathered.to(self.acc))).to(self.weight.dtype))
 
     def result(self) -> Tensor:
@@ -112,13 +119,14 @@ class EmbedCall(RowsCall):
             return self._in_graph()
         on_cpu = self.device.type == "cpu" and not _checks.unreadable(self.ids)
         by_operator = self._is_exact() and not (is_transformed() or is_recorded() or _rows.no_data(self.device))
-        if on_cpu and (self.drop or not by_operator):  # before a seed is drawn; without dropout a kernel looks itself
+        # Before a seed is drawn. Without dropout a CPU kernel looks itself; a device's never does.
+        if self.drop or not by_operator if on_cpu else _checks.looked_at(self.ids):
             _embed_checks.id_range(self.ids, self.num_embeddings)
         self.draw()
         if not by_operator:
             return self.traced()
         try:
-            return self.form.restored(EMBED(*self.operands(plan_words(self.encoding))))
+            return self.form.restored(EMBED(*self.operands(plan_words(self.encoding, self.device))))
         except RuntimeError:
             wrong = _embed_checks.bad_ids(self.ids, self.num_embeddings) if on_cpu else None
             if wrong is None:
@@ -136,5 +144,5 @@ class EmbedCall(RowsCall):
         learns = self.weight.requires_grad and torch.is_grad_enabled()
         if not (self.drop or learns) or not self._is_exact() or is_functional():
             return self.traced()
-        operands = self.operands(_traced.plan_words(*self.given))
+        operands = self.operands(_traced.plan_words(*self.given, self.device))
         return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))

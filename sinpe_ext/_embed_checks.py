@@ -60,7 +60,11 @@ def id_range(value: torch.Tensor, num_embeddings: int) -> None:
 
 def bad_ids(value: torch.Tensor, num_embeddings: int) -> IndexError | None:
     """What is wrong with ids that are no rows of weight."""
-    lowest, highest = (int(t) for t in value.aminmax()) if value.numel() else (0, -1)
+    if not value.numel():
+        return None
+    import torch
+
+    lowest, highest = torch.stack(value.aminmax()).tolist()
     if lowest >= 0 and highest < num_embeddings:
         return None
     wrong = int(value[(value < 0) | (value >= num_embeddings)][0])

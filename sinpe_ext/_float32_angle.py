@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from . import _frequency
+from ._device_constants import on_device
 from ._plan import Plan
 from ._plan import plan as _plan_of
 from .encoding import Encoding
@@ -32,6 +33,15 @@ class Constants(NamedTuple):
 
     ladder: Tensor
     kinds: Tensor
+
+
+def constants_on(encoding: Encoding, device: torch.device) -> Constants:
+    """`constants` on a CUDA device, so that no call waits for a copy; for other devices on the CPU."""
+    host = constants(encoding)
+    if device.type != "cuda":
+        return host
+    ladder = on_device((encoding, "ladder"), device, lambda: host.ladder)
+    return Constants(ladder, on_device((encoding, "kinds"), device, lambda: host.kinds))
 
 
 @lru_cache(maxsize=64)
@@ -76,7 +86,7 @@ def _steps(encoding: Encoding, index: Tensor) -> Tensor:
 
 def encode(encoding: Encoding, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """The encoding of `positions` with the angle rounded to float32, (*positions.shape, dim); differentiable."""
-    ladder, kinds = constants(encoding)
+    ladder, kinds = constants_on(encoding, positions.device)
     return rows(positions, ladder, kinds, encoding.angle == "float32_exp", encoding.amplitude, dtype)
 
 

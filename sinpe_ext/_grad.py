@@ -38,7 +38,7 @@ def derivative_plan(words: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The partner's words and the slopes of a plan, see `_plan_words`."""
     if is_traced():
         return torch.ops.sinpe_ext.plan_partner.default(words), torch.ops.sinpe_ext.plan_slopes.default(words, dim)
-    return _ops.derivative_constants(_ops.decoded(words))
+    return _ops.derivative_constants(_ops.decoded(words), words.device)
 
 
 def reduced(each: Tensor, positions: Tensor) -> Tensor:
@@ -194,7 +194,11 @@ def _embed_backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _embed_backward_backward(ctx: Any, upstream: Tensor) -> Any:
     ids, seed = ctx.saved_tensors
-    rows = functional.embedding(ids, upstream)
+    # An id that is no row has no gradient: the CPU refused it before, and on a device torch's lookup would assert.
+    inside = ids if ids.device.type == "cpu" else ids.clamp(0, upstream.shape[0] - 1)
+    rows = functional.embedding(inside, upstream)
+    if inside is not ids:
+        rows = rows.masked_fill((ids != inside).unsqueeze(-1), 0.0)
     if ctx.padding_idx >= 0:
         rows = rows.masked_fill((ids == ctx.padding_idx).unsqueeze(-1), 0.0)
     return scaled(rows, seed, ctx.scale, ctx.drop, ctx.elements), *(None,) * 7
@@ -268,9 +272,9 @@ def encode(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:
     """`encode` of checked arguments outside of a graph, differentiable where that is asked for."""
     if encoding.angle != "exact":
         return _float32_angle.encode(encoding, positions, dtype)
-    words = _ops.plan_words(encoding)
+    words = _ops.plan_words(encoding, positions.device)
     if is_transformed() or (is_traced() and positions.requires_grad):
-        constants = _ops.derivative_constants(_ops.decoded(words))
+        constants = _ops.derivative_constants(_ops.decoded(words), words.device)
         return _EncodeTransformed.apply(positions, words, *constants, dtype)
     if positions.requires_grad and torch.is_grad_enabled():
         return ENCODE(positions.contiguous(), words, encoding.dim, dtype)

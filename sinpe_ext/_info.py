@@ -9,7 +9,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from . import _backend, _build
+from . import _backend, _build, _nvcc
 
 OPTIONAL = ("numpy", "matplotlib", "mpmath", "ninja", "pybind11")
 PREFIX = "SINPE_EXT_"
@@ -23,6 +23,7 @@ def main(options: argparse.Namespace) -> int:
         return 0
     print(_backend.backend_info())
     print(f"compiler: {facts['compiler']}")
+    print(f"nvcc: {facts['nvcc']}")
     print(f"ninja: {facts['ninja'] or 'not found'}")
     print(
         "optional packages: " + ", ".join(f"{name} {found or 'missing'}" for name, found in facts["packages"].items())
@@ -46,11 +47,29 @@ def collect() -> dict[str, Any]:
     return {
         **_backend.backend_info().as_dict(),
         "compiler": compiler,
+        "nvcc": nvcc(),
         "ninja": _build.find_ninja(),
         "packages": {name: package_version(name) for name in OPTIONAL},
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)},
         "executable": sys.executable,
     }
+
+
+def nvcc() -> str:
+    """nvcc as a build would use it, or why it would not."""
+    try:
+        import torch
+
+        cuda = torch.version.cuda
+    except ImportError:
+        cuda = None
+    if not cuda:
+        return "not looked for (torch is no CUDA build)"
+    try:
+        found = _nvcc.find_nvcc(str(cuda))
+    except _build.BuildUnavailable as problem:
+        return str(problem)
+    return f"{found.path} ({found.version})"
 
 
 def package_version(name: str) -> str | None:
@@ -62,10 +81,11 @@ def package_version(name: str) -> str | None:
 
 
 def conclusion(facts: dict[str, Any]) -> str:
-    """One sentence: does the CPU run compiled kernels, and if not, what to do."""
-    cpu = facts["devices"]["cpu"]
+    """One sentence: do the CPU and a CUDA device run compiled kernels, and if not the CPU, what to do."""
+    cpu, cuda = facts["devices"]["cpu"], facts["devices"]["cuda"]
     if cpu["backend"] == "compiled":
-        return "The CPU runs the compiled kernels."
+        also = " and CUDA devices run" if cuda["backend"] == "compiled" else " runs"
+        return f"The CPU{also} the compiled kernels."
     runs = "nothing (NumPy alone)" if cpu["backend"] == "none" else "eager PyTorch: the same values, slower"
     return f"The CPU runs {runs}. {'To change that: ' + cpu['todo'] + '.' if cpu['todo'] else ''}".rstrip()
 

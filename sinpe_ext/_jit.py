@@ -1,5 +1,6 @@
 """Compile a library on first use, once per machine, through torch.utils.cpp_extension.
 
+Targets: "cpu", "cuda" (nvcc compiles the kernels first, ``_nvcc.py``) and, for tests, "emulated" (``_build.py``).
 A finished build is ``<cache>/<key>/sinpe_ext_cpu.so`` with ``done.json`` beside it. Each attempt compiles in a
 directory of its own and moves the library into place at the end, so a killed build leaves nothing that a later one
 could trip over: neither torch's ``lock`` file, on which torch waits for ever, nor objects that an orphaned ninja still
@@ -17,12 +18,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from . import _build
+from . import _build, _nvcc
 from ._build import BuildUnavailable
 
 DONE = "done.json"
+_TITLES = {"cpu": "the CPU kernels", "cuda": "the CUDA kernels", "emulated": "the CUDA kernels as plain C++"}
 _QUIET_WAIT = 20.0  # seconds that another process's build is awaited before saying so
 
 
@@ -84,11 +87,50 @@ def _finished_without_compiler(cache: Path, facts: dict[str, str]) -> Path | Non
     """A build by any compiler that matches in all else: images are often built with one and run without."""
     for marker in sorted(cache.glob(f"*/{DONE}")):
         known = _build.read_json(marker).get("facts", {})
-        if {**known, **{name: "" for name in known if name.startswith("compiler")}} == facts:
+        if {**known, **{name: "" for name in known if name.startswith(("compiler", "nvcc"))}} == facts:
             library = _finished(marker.parent)
             if library:
                 return library
     return None
+
+
+@dataclass(frozen=True)
+class _Tools:
+    """What compiles a library, and what it is compiled for (CUDA alone)."""
+
+    compiler: _build.Compiler
+    nvcc: _nvcc.Nvcc | None
+    architectures: tuple[str, ...]
+
+
+def _tools(target: str) -> _Tools:
+    compiler = _build.find_compiler()
+    if target != "cuda":
+        return _Tools(compiler, None, ())
+    import torch
+
+    missing = _nvcc.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
+    if missing:
+        raise missing
+    nvcc = _nvcc.find_nvcc(str(torch.version.cuda))
+    return _Tools(compiler, nvcc, _nvcc.cuda_architectures(nvcc, device_capabilities()))
+
+
+def device_capabilities() -> list[tuple[int, int]]:
+    """Of every visible CUDA device. Starts CUDA where there is one, and only there."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+
+
+def _facts(target: str, root: Path, tools: _Tools | None) -> dict[str, str]:
+    facts = _build.build_facts(target, root, tools.compiler if tools else None, _torch_facts())
+    if target != "cuda":
+        return facts
+    architectures = tools.architectures if tools else _nvcc.cuda_architectures(None, device_capabilities())
+    return {**facts, **_nvcc.cuda_facts(tools.nvcc if tools else None, architectures)}
 
 
 def library(target: str, load: Callable[[Path], None], verbose: bool = False) -> tuple[Path, dict[str, str]]:
@@ -100,16 +142,16 @@ def library(target: str, load: Callable[[Path], None], verbose: bool = False) ->
     if root is None or not _build.sources(target, root):
         raise BuildUnavailable("the C++ sources are not installed", "reinstall sinpe_ext")
     try:
-        compiler = _build.find_compiler()
+        tools = _tools(target)
     except BuildUnavailable:
-        facts = _build.build_facts(target, root, None, _torch_facts())
+        facts = _facts(target, root, None)
         cache = _checked_cache(create=False)
         found = _finished_without_compiler(cache, facts) if cache else None
         if found is None:
             raise
         _load_cached(found, load)
         return found, facts
-    facts = _build.build_facts(target, root, compiler, _torch_facts())
+    facts = _facts(target, root, tools)
     cache = _checked_cache(create=True)
     assert cache is not None
     folder = cache / _build.build_key(facts)
@@ -124,7 +166,7 @@ def library(target: str, load: Callable[[Path], None], verbose: bool = False) ->
         if found:
             _load_cached(found, load)
         else:
-            found = _compile(target, root, folder, compiler, facts, load, verbose)
+            found = _compile(target, root, folder, tools, facts, load, verbose)
     return found, facts
 
 
@@ -179,7 +221,7 @@ def _compile(
     target: str,
     root: Path,
     folder: Path,
-    compiler: _build.Compiler,
+    tools: _Tools,
     facts: dict[str, str],
     load: Callable[[Path], None],
     verbose: bool,
@@ -197,7 +239,7 @@ def _compile(
     work = folder / f"build-{os.getpid()}-{time.monotonic_ns()}"
     done = folder / f"{name}.so"
     started = time.monotonic()
-    _say(f"sinpe_ext: compiling the {target.upper()} kernels once into {folder} (SINPE_EXT_JIT=0 turns this off) ...")
+    _say(f"sinpe_ext: compiling {_TITLES[target]} once into {folder} (SINPE_EXT_JIT=0 turns this off) ...")
     outcome = "failed"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -205,12 +247,17 @@ def _compile(
         for stale in folder.glob("build-*"):  # left by killed builds: the lock says nobody is at work in them
             shutil.rmtree(stale, ignore_errors=True)
         work.mkdir(mode=0o700)
-        with _build.build_environment(ninja, _single_command(compiler, work)):
+        with _build.build_environment(ninja, _single_command(tools.compiler, work)):
+            link_flags = _build.link_flags(target)
+            if tools.nvcc:
+                kernels = _nvcc.compile_kernels(tools.nvcc, root, work, tools.architectures, tools.compiler)
+                # Relative to where ninja runs: torch does not quote these, and a cache may have spaces in its path.
+                link_flags += _nvcc.link_flags(tools.nvcc, [path.relative_to(work) for path in kernels])
             cpp_extension.load(
                 name=name,
                 sources=_forwarding_sources(target, root, work),
                 extra_cflags=_build.compile_flags(target),
-                extra_ldflags=_build.link_flags(target),
+                extra_ldflags=link_flags,
                 extra_include_paths=_build.include_directories(root),
                 build_directory=str(work),
                 verbose=verbose,
@@ -243,10 +290,15 @@ def _single_command(compiler: _build.Compiler, work: Path) -> str:
 
 
 def _forwarding_sources(target: str, root: Path, work: Path) -> list[str]:
-    """torch names objects by file name alone, where cpu/add.cpp and torch/add.cpp collide: forward by unique names."""
+    """torch names objects by file name alone, where cpu/add.cpp and torch/add.cpp collide: forward by unique names.
+
+    A .cu is compiled as C++ here, or by nvcc elsewhere.
+    """
     forwarded = []
     for source in _build.sources(target, root):
-        unit = work / f"{source.parent.name}_{source.name}"
+        if source.suffix == ".cu" and target == "cuda":
+            continue
+        unit = work / f"{source.parent.name}_{source.name.replace('.cu', '_cu.cpp')}"
         unit.write_text(f'#include "{source.as_posix()}"\n', encoding="utf-8")
         forwarded.append(str(unit))
     return forwarded
@@ -259,6 +311,8 @@ def _failure(error: BaseException) -> BuildUnavailable:
         return BuildUnavailable(f"the cache cannot be written to: {error}", todo)
     output = error.output if isinstance(error, subprocess.CalledProcessError) else None
     text = output.decode(errors="replace") if isinstance(output, bytes) else str(output or "")
+    if isinstance(error, OSError) and error.__cause__:  # a library that does not load: torch keeps why in the cause
+        text = str(error.__cause__)
     tail = _build.last_lines(str(error) + "\n" + text)
     return BuildUnavailable(
         f"the build failed: {tail}", "read the compiler's last lines above; SINPE_EXT_JIT=0 stops trying", failed=True

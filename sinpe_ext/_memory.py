@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from . import _rows
 from ._checks import dense_tensor, same_device
 
 
@@ -72,7 +73,7 @@ def shares_part(out: torch.Tensor, x: torch.Tensor) -> bool:
 
     Exact for equal strides; otherwise tensors whose memory ranges meet count as sharing.
     """
-    if out.device.type == "meta" or not x.numel():
+    if _rows.no_data(out.device) or not x.numel():
         return False
     size, distance = out.element_size(), x.data_ptr() - out.data_ptr()
     if _strides(out) == _strides(x):

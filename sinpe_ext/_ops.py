@@ -14,9 +14,10 @@ import torch
 
 from . import _seed, reference, reference_apply
 from ._checks import position_range
-from ._plan_words import decoded, derivative_constants, partner, plan_tensor, plan_words, slopes
+from ._plan_words import decoded, derivative_constants, host_words, partner, plan_tensor, plan_words, slopes
 
-__all__ = ["EAGER", "NAMESPACE", "decoded", "derivative_constants", "partner", "plan_tensor", "plan_words", "slopes"]
+__all__ = ["EAGER", "NAMESPACE", "decoded", "derivative_constants", "host_words", "partner", "plan_tensor"]
+__all__ += ["plan_words", "slopes"]
 
 NAMESPACE = "sinpe_ext"  # the only place where the operators' namespace is named
 
@@ -27,7 +28,8 @@ _TAGS = (torch.Tag.pt2_compliant_tag,)
 # without channels, positions and padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `drop` counts
 # the 65536ths that dropout drops; `elements` (empty: row-major) are [first, *steps], the index in the whole tensor of
 # the first element and what a step along each dimension adds to it, which decide the mask (`_philox.py`).
-# `plan` is always the int64 words of `_plan.Plan`; `dim` repeats its width for the fake kernels, which see no data.
+# `plan` is always the int64 words of `_plan.Plan`, in CUDA memory for CUDA tensors, else on the CPU; `dim` repeats its
+# width for the fake kernels, which see no data.
 _library.define("table(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor", tags=_TAGS)
 _library.define("table_out(Tensor plan, SymInt start, Tensor(a!) out) -> ()", tags=_TAGS)
 _library.define("encode(Tensor positions, Tensor plan, int dim, ScalarType dtype) -> Tensor", tags=_TAGS)
@@ -149,10 +151,6 @@ def _eager_embed_backward(grad, ids, seed, num_embeddings, padding_idx, scale, d
     return reference_apply.embed_backward(grad, ids, num_embeddings, padding_idx, scale, **dropped)
 
 
-def _eager_plan_slopes(words, dim):
-    return slopes(decoded(words))
-
-
 # An operator's name -> what computes it where no kernel does.
 EAGER: dict[str, Any] = {
     "table": _eager_table,
@@ -167,7 +165,7 @@ EAGER: dict[str, Any] = {
     "embed": _eager_embed,
     "embed_backward": _eager_embed_backward,
     "plan_partner": partner,
-    "plan_slopes": _eager_plan_slopes,
+    "plan_slopes": slopes,
     "draw_seed": lambda like: _seed.draw(like.device),
 }
 for _name, _function in EAGER.items():

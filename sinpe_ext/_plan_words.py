@@ -1,6 +1,7 @@
 """Plans as the int64 tensors that operators take, and back.
 
-A plan tensor is a constant of a graph; a saved graph has a copy of it, which `decoded` reads again.
+A plan tensor is a constant of a graph; a saved graph has a copy of it, which `decoded` reads again. CUDA kernels read
+plans in their own memory: a plan is copied there once, and the copy kept.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ._device_constants import on_device
 from ._plan import ARRAYS, FLAG_INTERLEAVED, FLAG_Q0, FLAG_Q1, FLAG_SHARED, FLAGS_WORD, HEADER_WORDS, MAGIC, Plan
 from ._plan import plan as _plan_of
 from .encoding import Encoding
 
+CPU = torch.device("cpu")
 _plans = WeakTensorKeyDictionary()  # a plan tensor -> its plan
 
 
 @lru_cache(maxsize=256)
-def plan_tensor(plan: Plan) -> Tensor:
-    """A plan as the int64 tensor that the operators take. Never a fake tensor."""
+def _host_tensor(plan: Plan) -> Tensor:
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
         words = torch.frombuffer(plan.words, dtype=torch.int64)
     _plans[words] = plan
@@ -30,9 +32,22 @@ def plan_tensor(plan: Plan) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def plan_words(encoding: Encoding) -> Tensor:
-    """The plan of an encoding as the operators take it."""
-    return plan_tensor(_plan_of(encoding))
+def host_words(encoding: Encoding) -> Tensor:
+    """The plan of an encoding as the operators take it for CPU tensors: `plan_words` without its second question."""
+    return _host_tensor(_plan_of(encoding))
+
+
+def plan_tensor(plan: Plan, device: torch.device = CPU) -> Tensor:
+    """A plan as the int64 tensor that the operators take for data on a device: in CUDA memory for CUDA, else on the
+    CPU. Never a fake tensor."""
+    if device.type != "cuda":
+        return _host_tensor(plan)
+    return on_device((plan, "words"), device, lambda: _host_tensor(plan), lambda words: _plans.update({words: plan}))
+
+
+def plan_words(encoding: Encoding, device: torch.device = CPU) -> Tensor:
+    """The plan of an encoding as the operators take it for data on a device, see `plan_tensor`."""
+    return host_words(encoding) if device.type != "cuda" else plan_tensor(_plan_of(encoding), device)
 
 
 def partner(words: Tensor) -> Tensor:
@@ -42,26 +57,45 @@ def partner(words: Tensor) -> Tensor:
     return exchanged
 
 
-def slopes(plan: Plan) -> Tensor:
+def slopes(words: Tensor, dim: int) -> Tensor:
     """What turns a row of the partner plan into d encode / d position: 2 pi f of each channel, float64, (dim,).
 
     Negative where the channel is a cosine, whose partner, a sine, enters with a minus. Those of the partner are minus
-    these.
+    these. `Plan.channel` in operations on the words: on a device nothing waits for them.
     """
-    signs = [0.0 if entry is None else (-1.0 if entry[1] else 1.0) for entry in plan.channels()]
-    values = [2 * math.pi * f * sign for f, sign in zip(plan.channel_turns(), signs, strict=True)]
-    return torch.tensor(values, dtype=torch.float64, device="cpu")
+    if words.device.type == "cpu":
+        decoded(words)  # refuses what is no plan
+    n_osc = (len(words) - HEADER_WORDS) // ARRAYS
+    n0, n1, flags = words[3], words[4], words[FLAGS_WORD]
+    index = torch.arange(dim, device=words.device)
+    interleaved, shared = flags & FLAG_INTERLEAVED != 0, flags & FLAG_SHARED != 0
+    stream = torch.where(interleaved, index & 1, (index >= n0).long())
+    pair = torch.where(interleaved, index >> 1, index - n0 * stream)
+    is_zero = (pair >= torch.where(stream != 0, n1, n0)) | (pair < 0)
+    if not n_osc:
+        return torch.zeros(dim, dtype=torch.float64, device=words.device)
+    oscillator = torch.where(shared, pair, pair + n0 * stream).clamp(0, n_osc - 1)
+    is_cosine = (flags & (FLAG_Q0 + (FLAG_Q1 - FLAG_Q0) * stream)) != 0
+    turns = words[HEADER_WORDS + 3 * n_osc :][:n_osc].view(torch.float64)[oscillator]
+    # No torch.where of a number: it would be copied to the device.
+    return (2 * math.pi * turns * (1.0 - 2.0 * is_cosine.double())).masked_fill(is_zero, 0.0)
 
 
 @lru_cache(maxsize=256)
-def derivative_constants(plan: Plan) -> tuple[Tensor, Tensor]:
-    """The partner's words and the slopes of a plan."""
-    with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
-        return plan_tensor(plan.partner()), slopes(plan)
+def _host_slopes(plan: Plan) -> Tensor:
+    with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch.inference_mode(False), CPU:
+        return slopes(_host_tensor(plan), plan.dim)
+
+
+def derivative_constants(plan: Plan, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
+    """The partner's words and the slopes of a plan, where `plan_tensor` has the plan itself."""
+    if device.type != "cuda":
+        return _host_tensor(plan.partner()), _host_slopes(plan)
+    return plan_tensor(plan.partner(), device), on_device((plan, "slopes"), device, lambda: _host_slopes(plan))
 
 
 def decoded(words: Tensor) -> Plan:
-    """The plan that the words of `plan_tensor` hold; also of a copy, such as a saved graph has."""
+    """The plan that the words of `plan_tensor` hold; also of a copy, such as a saved graph has, which must be read."""
     plan = _plans.get(words)
     return plan if plan is not None else _unpacked(tuple(words.tolist()))
 

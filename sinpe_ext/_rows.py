@@ -24,9 +24,10 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
     if encoding.angle != "exact":
         positions = torch.arange(length, device=device) + (encoding.start + start)
         return _float32_angle.encode(encoding, positions, dtype)
-    if device.type == "cpu" and _backend.compiled("cpu"):
+    if _backend.compiled(device.type):
+        words = _ops.plan_words(encoding, device)
         try:
-            return torch.ops.sinpe_ext.table.default(_ops.plan_words(encoding), start, length, encoding.dim, dtype)
+            return torch.ops.sinpe_ext.table.default(words, start, length, encoding.dim, dtype)
         except RuntimeError:
             torch.empty(
                 (length, encoding.dim), dtype=dtype, device=device
@@ -39,7 +40,7 @@ def encode(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Te
     """Rows at int64, float32 or float64 positions; `words` are those of an encoding's plan."""
     if no_data(positions.device):
         return positions.new_empty((*positions.shape, dim), dtype=dtype)
-    if positions.device.type == "cpu" and _backend.compiled("cpu"):
+    if _backend.compiled(positions.device.type):
         try:
             return torch.ops.sinpe_ext.encode.default(positions.detach().contiguous(), words, dim, dtype)
         except RuntimeError:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import INT64_MAX, INT64_MIN, dense_tensor
+from ._checks import INT64_MAX, INT64_MIN, dense_tensor, unreadable
 from .encoding import integer
 
 
@@ -37,10 +37,14 @@ def tensor(seed: Any, device: torch.device) -> Tensor:
             return draw(device)
         # In a graph an operator of our own: torch.randint would become another random stream there.
         return torch.ops.sinpe_ext.draw_seed.default(torch.empty((), dtype=torch.int64, device=device))
-    if isinstance(seed, Tensor):
-        return seed.detach().reshape(()).to(device, copy=True)  # the caller's may count on before the backward pass
     if isinstance(seed, torch.Generator):
-        return draw(seed.device, seed).to(device)
+        seed = draw(seed.device, seed)
+        if seed.device == device:
+            return seed
+    if isinstance(seed, Tensor):
+        if seed.device.type != "cpu" or device.type == "cpu" or unreadable(seed):
+            return seed.detach().reshape(()).to(device, copy=True)  # the caller's may count on before the backward pass
+        seed = seed.item()  # a copy from the CPU would wait for the device
     return torch.full((), seed, dtype=torch.int64, device=device)
 
 

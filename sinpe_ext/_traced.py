@@ -21,6 +21,7 @@ from ._checks import constant_in_graph
 from .encoding import Encoding
 
 Given: TypeAlias = tuple[Any, int | None]  # the arguments of _checks.encoding
+Constant: TypeAlias = Callable[[Any, int | None, torch.device], torch.Tensor]
 
 
 def given(encoding: Any) -> Given:
@@ -33,17 +34,17 @@ _numbers = itertools.count()
 
 
 @lru_cache(maxsize=256)
-def _number(encoding: Encoding) -> int:
+def _number(encoding: Encoding, device: torch.device) -> int:
     return next(_numbers) % SLOTS
 
 
 @constant_in_graph
-def slot(value: Any, dim: int | None) -> int:
-    """A number of an encoding's own."""
-    return _number(_checks.encoding(value, dim))
+def slot(value: Any, dim: int | None, device: torch.device) -> int:
+    """A number of an encoding's own on a device."""
+    return _number(_checks.encoding(value, dim), device)
 
 
-def _by_slot(function: Callable[[Any, int | None], torch.Tensor]) -> tuple[Callable[..., torch.Tensor], ...]:
+def _by_slot(function: Constant) -> tuple[Constant, ...]:
     """Copies of a function under names of their own: a graph calls a constant by the name of the function that gave it,
     and refuses two constants of one name."""
     copies = []
@@ -53,25 +54,32 @@ def _by_slot(function: Callable[[Any, int | None], torch.Tensor]) -> tuple[Calla
     return tuple(copies)
 
 
-@_by_slot
-def _plan_words(value: Any, dim: int | None) -> torch.Tensor:
-    _backend.compiled("cpu")  # load the kernels before the graph runs; without them the operator is the eager twin
-    return _ops.plan_words(_checks.encoding(value, dim))
+# Constants are made on the device of the result: one on the CPU would be copied there in every run of the graph, and
+# would keep it from becoming a CUDA graph.
 
 
 @_by_slot
-def _ladder(value: Any, dim: int | None) -> torch.Tensor:
-    return _float32_angle.constants(_checks.encoding(value, dim)).ladder
+def _plan_words(value: Any, dim: int | None, device: torch.device) -> torch.Tensor:
+    # Load the kernels before the graph runs; without them the operator is the eager twin.
+    _backend.compiled(device.type if device.type == "cuda" else "cpu")
+    return _ops.plan_words(_checks.encoding(value, dim), device)
 
 
 @_by_slot
-def _kinds(value: Any, dim: int | None) -> torch.Tensor:
-    return _float32_angle.constants(_checks.encoding(value, dim)).kinds
+def _ladder(value: Any, dim: int | None, device: torch.device) -> torch.Tensor:
+    return _float32_angle.constants_on(_checks.encoding(value, dim), device).ladder
 
 
-def plan_words(value: Any, dim: int | None) -> torch.Tensor:
-    """The plan of an encoding as a constant of the graph."""
-    return _plan_words[slot(value, dim)](value, dim)
+@_by_slot
+def _kinds(value: Any, dim: int | None, device: torch.device) -> torch.Tensor:
+    return _float32_angle.constants_on(_checks.encoding(value, dim), device).kinds
+
+
+def plan_words(value: Any, dim: int | None, device: torch.device) -> torch.Tensor:
+    """The plan of an encoding as a constant of the graph, for tensors on `device`."""
+    words = _plan_words[slot(value, dim, device)](value, dim, device)
+    # A graph for CUDA that is made on a machine without it copies its constant there.
+    return words.to(device) if device.type == "cuda" and words.device.type != "cuda" else words
 
 
 def table(given: Given, length: int, start: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -81,14 +89,17 @@ def table(given: Given, length: int, start: int, dtype: torch.dtype, device: tor
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact":
         return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
-    return torch.ops.sinpe_ext.table.default(plan_words(*given), start, length, encoding.dim, dtype).to(device)
+    rows = torch.ops.sinpe_ext.table.default(plan_words(*given, device), start, length, encoding.dim, dtype)
+    return rows if rows.device.type == device.type else rows.to(device)
 
 
 def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rows at int64, float32 or float64 positions, differentiable."""
-    encoding = _checks.encoding(*given)
+    encoding, device = _checks.encoding(*given), positions.device
     if encoding.angle != "exact":
+        number = slot(*given, device)
+        ladder, kinds = _ladder[number](*given, device), _kinds[number](*given, device)
         by_exp = encoding.angle == "float32_exp"
-        ladder, kinds = _ladder[slot(*given)](*given), _kinds[slot(*given)](*given)
         return _float32_angle.rows(positions, ladder, kinds, by_exp, encoding.amplitude, dtype)
-    return torch.ops.sinpe_ext.encode.default(positions.contiguous(), plan_words(*given), encoding.dim, dtype)
+    words = plan_words(*given, device)
+    return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, encoding.dim, dtype)

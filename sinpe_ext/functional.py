@@ -8,7 +8,7 @@ from . import _backend, _checks, _grad, _memory, _rows, _traced
 from ._add_call import AddCall
 from ._embed_call import EmbedCall
 from ._operator import ENCODE, is_traced, is_transformed
-from ._ops import plan_words
+from ._ops import host_words, plan_words
 from .encoding import Encoding
 
 _is_compiling = torch.compiler.is_compiling
@@ -71,11 +71,10 @@ def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _trac
         return out.copy_(_traced.table(given, length, start, out.dtype, out.device))
     _memory.writable("out", out)
     direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
-    direct = direct and out.device.type == "cpu" and not _rows.no_data(out.device)
-    if not direct or not _backend.compiled("cpu"):
+    if not direct or _rows.no_data(out.device) or not _backend.compiled(out.device.type):
         return out.copy_(_rows.table(encoding, length, start, out.dtype, out.device))
     if length:
-        torch.ops.sinpe_ext.table_out.default(plan_words(encoding), start, out)
+        torch.ops.sinpe_ext.table_out.default(plan_words(encoding, out.device), start, out)
         torch.autograd.graph.increment_version(out)
     return out
 
@@ -109,17 +108,19 @@ def encode(
         and type(positions) is torch.Tensor
         and positions.dtype in _POSITION_TYPES
         and positions.layout is torch.strided
-        and positions.is_cpu
+        and (positions.is_cpu or positions.is_cuda)
         and not positions.requires_grad
         and encoding.angle == "exact"
         and not is_traced()
         and not is_transformed()
         and not positions.is_neg()
-        and _backend.compiled("cpu")
+        and _backend.compiled("cpu" if positions.is_cpu else "cuda")
     ):
         # A handful of timesteps costs microseconds: what the operator refuses goes to the checker below.
         try:
-            return ENCODE.direct(positions, plan_words(encoding), encoding.dim, dtype)
+            if positions.is_cpu:
+                return ENCODE.direct(positions, host_words(encoding), encoding.dim, dtype)
+            return ENCODE.direct_cuda(positions, plan_words(encoding, positions.device), encoding.dim, dtype)
         except (RuntimeError, TypeError):
             pass
     given = _traced.given(encoding)
@@ -257,7 +258,9 @@ def embed(
         seq_dim: dimension of ids that holds the sequence. positions, start and padding_mask are batch-first whatever it
             is; the batch is the first remaining dimension.
     Returns: (*ids.shape, channels) in the dtype of weight; contiguous where seq_dim is the last dimension.
-    Raises: IndexError for an id that is no row of weight, before anything is written; else as `add`.
+    Raises: IndexError for an id that is no row of weight, before anything is written; else as `add`. On CUDA nothing
+        waits to look at the ids: such a token gives a row of NaN and no gradient, and with SINPE_EXT_CHECK=1 in the
+        environment the IndexError.
     Accuracy: as `add`. The gradient of a row of weight is summed in float32 (float64 for float64) in the order of the
         tokens, then rounded once: the same bits in every run, at any number of threads.
     Gradient: to weight, alpha and float positions, of any order (the sparse one: first order).

@@ -13,12 +13,12 @@ from ._add_call import AddCall
 from ._call import RowsCall
 from ._embed_call import EmbedCall
 from ._operator import ADD, EMBED, is_traced
-from ._ops import plan_words
+from ._ops import host_words, plan_words
 from ._tiles import accumulation
 from .encoding import MAX_DIM, Encoding, integer
 
 _grad_enabled = torch.is_grad_enabled
-_add, _embed = ADD.direct, EMBED.direct
+_add, _embed, _add_cuda, _embed_cuda = ADD.direct, EMBED.direct, ADD.direct_cuda, EMBED.direct_cuda
 
 
 class SinusoidalPositionalEncoding(nn.Module):
@@ -105,7 +105,9 @@ class SinusoidalPositionalEncoding(nn.Module):
             # One token at a time costs microseconds: the operator checks what memory safety needs, and what it refuses
             # goes to the checker below for its message.
             try:
-                return _add(x, plan_words(self.encoding), start, self.scale)
+                if x.is_cpu:
+                    return _add(x, host_words(self.encoding), start, self.scale)
+                return _add_cuda(x, plan_words(self.encoding, x.device), start, self.scale)
             except (RuntimeError, OverflowError):
                 pass
         p, others = _rate(self.dropout)
@@ -237,14 +239,15 @@ class SinusoidalEmbedding(nn.Embedding):
             and ids.dtype == torch.int64
             and (self.encode_padding or self.padding_idx is None)
             and type(self.weight) is nn.Parameter
-            and self.weight.is_cpu
+            and self.weight.device == ids.device
+            and (ids.is_cpu or not _checks.of_values())
             and (self.max_len is None or (ids.dim() > 0 and 0 <= start <= self.max_len - ids.shape[-1]))
         ):
             try:  # as above
-                words = plan_words(self.encoding)
-                return _embed(
-                    ids, self.weight, words, None, None, None, None, start, False, self.scale, -1, False, 0, []
-                )
+                kernel = _embed if ids.is_cpu else _embed_cuda
+                words = host_words(self.encoding) if ids.is_cpu else plan_words(self.encoding, ids.device)
+                none = None, None, None, None  # positions, padding_mask, alpha, seed
+                return kernel(ids, self.weight, words, *none, start, False, self.scale, -1, False, 0, [])
             except (RuntimeError, OverflowError):
                 pass
         p, others = _rate(self.dropout)
@@ -280,7 +283,7 @@ def _not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
 
 
 def _is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: Any, padding_mask: Any) -> bool:
-    """Whether a call is one that a CPU kernel serves without any of the layers above it. Attributes may be set anew."""
+    """Whether a call is one that a kernel serves without any of the layers above it. Attributes may be set anew."""
     dropout = layer._modules.get("dropout")
     return (
         type(t) is Tensor
@@ -295,7 +298,7 @@ def _is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start:
         and not dropout.training
         and not dropout._forward_hooks
         and not dropout._forward_pre_hooks
-        and t.is_cpu
+        and (t.is_cpu or t.is_cuda)
         and positions is None
         and padding_mask is None
         and type(start) is int
@@ -304,7 +307,7 @@ def _is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start:
         and not is_traced()
         and not t.is_neg()
         and not differentiated.is_neg()
-        and _backend.compiled("cpu")
+        and _backend.compiled("cpu" if t.is_cpu else "cuda")
     )
 
 
@@ -319,24 +322,23 @@ def _check_limit(call: RowsCall, max_len: int) -> None:
     """Rows 0 .. max_len - 1 of the encoding, as an index into a table of max_len rows would have it."""
     rows, lowest = call.shape[-2], call.encoding.start
     highest = lowest + max_len - 1
-    if not rows:
-        return
     first: float
     last: float
     if call.positions is None:
         first = lowest + call.start
         last = first + rows - 1
-    elif not call.positions.numel() or call.device.type == "meta":
+    elif not rows or not call.positions.numel() or call.device.type == "meta":
         return
     else:
         p = call.positions
         ahead = rows - 1 if call.are_starts else 0
-        if _checks.unreadable(p) or call.device.type != "cpu":  # looking at the numbers would wait for the device
+        if _checks.unreadable(p):
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()
             torch._assert_async(allowed, _limit_message(lowest, highest, "others"))
             return
-        first, last = p.min().item(), p.max().item() + ahead
-    if not (first >= lowest and last <= highest):
+        first, last = torch.stack(p.aminmax()).tolist()  # on a device: the one wait
+        last += ahead
+    if rows and not (first >= lowest and last <= highest):
         raise IndexError(_limit_message(lowest, highest, f"{last if first >= lowest else first}"))
 
 

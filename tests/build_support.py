@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sinpe_ext import _build
+from sinpe_ext import _build, _nvcc
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TIME_LIMIT = 120  # seconds; a hang is a failure, not a wait
@@ -24,11 +24,42 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) { m.impl("table", &table); }
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }
 """
 
+# The CUDA library in small: a kernel, its launch, and a binding that serves CPU tensors where it is emulated.
+KERNEL = """
+#include "core/number.h"
+#ifdef __CUDACC__
+__global__ void number(int* out) { *out = 8; }
+int sinpe_launch(int* out, void* stream) {
+  number<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(out);
+  return cudaGetLastError();
+}
+#endif
+int sinpe_number() { return 8; }
+"""
+CUDA_OPS = """
+#include <torch/csrc/stable/library.h>
+#include <string>
+#include "core/number.h"
+static void table(StableIValue*, uint64_t, uint64_t) {}
+#ifdef SINPE_EMULATED
+static std::string cpu_isa() { return "small-" + std::to_string(sinpe_number()); }
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) { m.impl("table", &table); }
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }
+#else
+int sinpe_launch(int*, void*);
+static void encode(StableIValue*, uint64_t, uint64_t) { sinpe_launch(nullptr, nullptr); }
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CUDA, m) {
+  m.impl("table", &table);
+  m.impl("encode", &encode);
+}
+#endif
+"""
+
 # Runs before a test's own lines: the library comes from the small sources, compiled on first use.
 PREAMBLE = """
 import os, pathlib, sys, threading, time, warnings
 from sinpe_ext import _backend, _build, _jit
-def nothing_built(package=None):
+def nothing_built(device):
     raise _build.BuildUnavailable("nothing was built at install time")
 _backend._load_prebuilt = nothing_built
 _build.source_root = lambda package=None: pathlib.Path(os.environ["SMALL_SOURCES"])
@@ -43,6 +74,15 @@ def _compiler_missing() -> str:
     return ""
 
 
+def _nvcc_missing() -> str:
+    try:
+        _nvcc.find_nvcc(None)
+    except _build.BuildUnavailable as error:
+        return error.reason
+    return ""
+
+
+needs_nvcc = pytest.mark.skipif(bool(_nvcc_missing()), reason=_nvcc_missing() or "never")
 needs_compiler = pytest.mark.skipif(bool(_compiler_missing()), reason=_compiler_missing() or "never")
 
 
@@ -54,6 +94,8 @@ def write_small_sources(root: Path) -> Path:
         "cpu/table.cpp": '#include "core/number.h"\nint sinpe_number() { return 7; }\n',
         "cpu/parallel_standalone.cpp": "#error not part of the torch library\n",
         "torch/table.cpp": TABLE,
+        "cuda/number.cu": KERNEL,
+        "torch/cuda_ops.cpp": CUDA_OPS,
     }
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -93,6 +135,21 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def run(code: str, env: dict[str, str]) -> tuple[str, str]:
     return finish(start(code, env))
+
+
+def write_nvcc(path: Path, compile: str = "exit 0", version: str = "12.8.61") -> Path:
+    """An nvcc of shell: it answers what a build asks it, and `compile` is what it does to a source."""
+    (path.parent / "lib").mkdir(parents=True, exist_ok=True)
+    (path.parent / "lib" / "libcudart_static.a").write_bytes(b"!<arch>\n")
+    listed = " ".join(f"compute_{number}" for number in (75, 80, 86, 89, 90, 100))
+    body = f"""
+case "$*" in
+  *--version*) echo "Cuda compilation tools, release 0.0, V{version}";;
+  *--list-gpu-arch*) printf '%s\\n' {listed};;
+  *--dryrun*) echo '#$ LIBRARIES=  "-L{path.parent}/lib"';;
+  *) {compile};;
+esac"""
+    return write_script(path, body)
 
 
 def write_script(path: Path, body: str) -> Path:

@@ -16,8 +16,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sinpe_ext"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-backend",
-        choices=("compiled", "eager", "cuda"),
-        help="fail instead of skipping where this backend is missing; eager: test eager PyTorch alone",
+        choices=("compiled", "eager", "cuda", "emulated"),
+        help="fail instead of skipping where this backend is missing; eager: test eager PyTorch alone; "
+        "emulated: the CUDA kernels, compiled as C++, in the place of the CPU library",
     )
 
 
@@ -39,8 +40,26 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     if required == "eager":
         _backend.use_backend("eager")
+    elif required == "emulated":
+        _emulate()
     elif reason := _missing(required):
         pytest.exit(f"--require-backend={required}: {reason}\n\n{_backend.backend_info()}", returncode=1)
+
+
+def _emulate() -> None:
+    """Before the CPU library is ever loaded: a second implementation of an operator would be refused."""
+    from sinpe_ext import _backend, _jit
+    from sinpe_ext._build import BuildUnavailable
+
+    assert "cpu" not in _backend.found(), "the CPU library is loaded already"
+    os.environ.pop("SINPE_EXT_BACKEND", None)
+    try:
+        path, facts = _jit.library("emulated", _backend._load_library)
+    except BuildUnavailable as error:
+        pytest.exit(f"--require-backend=emulated: {error.reason}\n{error.todo}", returncode=1)
+    reason = "the CUDA kernels, compiled as C++"
+    found = _backend.DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
+    _backend._found["cpu"] = found
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -162,7 +162,7 @@ def test_real_library_compiled_on_first_use_gives_the_same_bits(tmp_path):
     code = """
 import sinpe_ext
 from sinpe_ext import _backend, _build
-def nothing_built(package=None):
+def nothing_built(device):
     raise _build.BuildUnavailable("nothing was built at install time")
 _backend._load_prebuilt = nothing_built
 path = _backend.build()
@@ -176,3 +176,12 @@ print(sinpe_ext.table(300, 64, start=10**6).numpy().tobytes().hex())
     with sinpe_ext.use_backend("eager"):
         expected = sinpe_ext.table(300, 64, start=10**6)
     assert out.split()[-1] == expected.numpy().tobytes().hex()
+
+
+def test_library_with_an_undefined_symbol_names_it(small_sources, tmp_path):
+    root = tmp_path / "csrc"
+    shutil.copytree(small_sources, root)
+    (root / "cpu" / "table.cpp").unlink()
+    env = environment(SMALL_SOURCES=str(root), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"))
+    out, _ = run(PREAMBLE + 'assert not _backend.compiled("cpu")\nprint(_backend.resolve("cpu").reason)', env)
+    assert "the build failed" in out and "undefined symbol" in out and "sinpe_number" in out

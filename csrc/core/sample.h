@@ -61,34 +61,14 @@ SINPE_HD bool is_below_phase(const Plan& plan, const Oscillator& o, Position p, 
 // it is not good enough and `settled` must answer instead. A caller looks at `open` after its loop: what is rare costs
 // nothing then, not even registers.
 
-// float32 by float arithmetic.
-//   Max error: 1 ULP (measured 0.82)   Valid range: as exact_float
-struct InSingle {
-  using Real = float;
-  static constexpr int kBits = 36;  // a frequency below 2^-92: relative error 2^-37
-
-  SINPE_HD static Sample<float> at(const Plan&, const Oscillator&, Position, uint128 phase, const Amplitude& amplitude,
-                                   bool* open) {
-    const SingleAngle angle = single_angle(phase, open);
-    FloatFloat s, c;
-    sincos_single(angle.y, &s, &c);
-    const Sample<float> v =
-        turned<float>(angle.quarter, {scaled_sum(s, amplitude.parts), scaled_sum(c, amplitude.parts)});
-    const float zero = static_cast<float>(amplitude.whole * 0.0);  // an exact zero has the amplitude's sign
-    return {v.s == 0.0f ? zero : v.s, v.c == 0.0f ? zero : v.c};
-  }
-};
-
 // How far, in ULPs of the double, a sample's error may reach: kFastError, the scaling, and room.
 constexpr uint32_t kOpenReach = 16;
 
-// True where the double's error leaves open which float is nearest: its low 29 bits stand close to the midpoint, or the
-// float is so small (but not 0, which is exact) that they are not what is rounded.
+// True where that leaves open which float is nearest: the double's low 29 bits stand close to the midpoint.
+//   Valid range: |v| >= 2^-126, or 0
 SINPE_HD bool is_open(double v) {
-  const uint64_t bits = bit_cast<uint64_t>(v);
-  const uint32_t low = static_cast<uint32_t>(bits) & 0x1fffffff, high = static_cast<uint32_t>(bits >> 32) & 0x7fffffff;
-  const bool near_midpoint = low - (0x10000000u - kOpenReach) <= 2 * kOpenReach;
-  return near_midpoint || (high < 0x38800000u && v != 0.0);  // 2^-119
+  const uint32_t low = static_cast<uint32_t>(bit_cast<uint64_t>(v)) & 0x1fffffff;
+  return low - (0x10000000u - kOpenReach) <= 2 * kOpenReach;
 }
 
 // float32 by double arithmetic, correctly rounded.
@@ -99,21 +79,46 @@ struct InDouble {
 
   SINPE_HD static Sample<float> at(const Plan&, const Oscillator&, Position, uint128 phase, const Amplitude& amplitude,
                                    bool* open) {
-    const uint64_t top = static_cast<uint64_t>(phase >> 64), low = static_cast<uint64_t>(phase);
+    const uint64_t top = static_cast<uint64_t>(phase >> 64);
     const uint32_t quarter = (static_cast<uint32_t>(top >> 32) + 0x20000000u) >> 30;
     const int64_t rest = static_cast<int64_t>(top - (static_cast<uint64_t>(quarter) << 62));
     double t = static_cast<double>(rest) * 0x1p-64;
     // Of 53 bits or more the low half of the phase could only move the last.
-    if (static_cast<uint64_t>(rest + (int64_t{1} << 53)) < uint64_t{1} << 54) {
+    if (static_cast<uint32_t>((rest >> 32) + (1 << 21)) < 1u << 22) {
+      const uint64_t low = static_cast<uint64_t>(phase);
       t = fma(static_cast<double>(low), 0x1p-128, t);
+      if ((rest | static_cast<int64_t>(low)) == 0) return on_axis(quarter, amplitude);
+      *open = *open || (rest >= -8 && rest < 8);  // perhaps no normal float
     }
-    Sample<double> v;
-    sincos_fast(t, &v.s, &v.c);
-    v = turned(quarter, v);
-    const double zero = amplitude.whole * 0.0;  // an exact zero has the amplitude's sign
-    const double s = v.s == 0.0 ? zero : v.s * amplitude.whole, c = v.c == 0.0 ? zero : v.c * amplitude.whole;
+    double s, c;
+    sincos_fast(t, &s, &c);
+    s *= amplitude.whole;
+    c *= amplitude.whole;
     *open = *open || is_open(s) || is_open(c);
-    return {static_cast<float>(s), static_cast<float>(c)};
+    return turned<float>(quarter, {static_cast<float>(s), static_cast<float>(c)});
+  }
+
+  // Where the phase is a whole number of quarters. A zero has the amplitude's sign, not the quarter's.
+  SINPE_HD static Sample<float> on_axis(uint32_t quarter, const Amplitude& amplitude) {
+    const float zero = static_cast<float>(amplitude.whole * 0.0), one = static_cast<float>(amplitude.whole);
+    const Sample<float> v = turned<float>(quarter, {0.0f, one});
+    return {v.s == 0.0f ? zero : v.s, v.c == 0.0f ? zero : v.c};
+  }
+};
+
+// float32 by float arithmetic.
+//   Max error: 1 ULP (measured 0.84)   Valid range: as exact_float
+struct InSingle {
+  using Real = float;
+  static constexpr int kBits = 36;  // a frequency below 2^-92: relative error 2^-37
+
+  SINPE_HD static Sample<float> at(const Plan&, const Oscillator&, Position, uint128 phase, const Amplitude& amplitude,
+                                   bool* open) {
+    const SingleAngle angle = single_angle(phase, open);
+    if (angle.y.hi == 0.0f) return InDouble::on_axis(angle.quarter, amplitude);
+    FloatFloat s, c;
+    sincos_single(angle.y, &s, &c);
+    return turned<float>(angle.quarter, {scaled_sum(s, amplitude.parts), scaled_sum(c, amplitude.parts)});
   }
 };
 

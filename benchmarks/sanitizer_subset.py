@@ -1,0 +1,49 @@
+"""Each CUDA kernel a few times, on shapes with heads, tails and misaligned rows: what compute-sanitizer watches.
+
+`python benchmarks/sanitizer_subset.py [cpu]`; small, because a sanitizer slows everything ten to a hundred times.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import sinpe_ext as sinpe
+
+device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def run(dtype: torch.dtype, width: int) -> list[torch.Tensor]:
+    x = torch.randn(3, 5, width, device=device).to(dtype)
+    misaligned = torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+    positions, mask = torch.arange(15, device=device).reshape(3, 5), torch.arange(5, device=device) > 3
+    out = torch.empty(5, width + 3, device=device, dtype=dtype)[:, :width]
+    results = [
+        sinpe.table(7, width, dtype=dtype, device=device),
+        sinpe.table(5, width, out=out),
+        sinpe.encode(positions.double() / 3, width, dtype=dtype),
+        sinpe.add(x),
+        sinpe.add(misaligned, start=torch.tensor([1, 2, 3], device=device), dropout=0.3, seed=1),
+        sinpe.add(x.mT.contiguous().mT, positions=positions, padding_mask=mask, scale=2.0, dropout=0.3, seed=1),
+        sinpe.add_(x.clone(), alpha=torch.ones(1, device=device)),
+    ]
+    given, alpha = x.requires_grad_(), torch.ones(1, device=device, requires_grad=True)
+    at = (positions / 3).requires_grad_()
+    total = sinpe.add(given, alpha=alpha, positions=at, dropout=0.3, seed=2)
+    results += torch.autograd.grad(total, (given, alpha, at), torch.ones_like(total))
+    ids = torch.tensor([[0, 8, 3, 3, 3], [1, 9, -1, 3, 0], [2, 2, 2, 2, 2]], device=device)
+    ids = ids.clamp(0, 8) if device.type == "cpu" else ids  # 9 and -1 are no rows
+    weight = torch.randn(9, width, device=device).to(dtype).requires_grad_()
+    for drop in (0.0, 0.3):
+        rows = sinpe.embed(ids, weight, dropout=drop, seed=3, padding_idx=2)
+        results += [rows, torch.autograd.grad(rows, weight, torch.ones_like(rows))[0]]
+    return results
+
+
+for dtype in DTYPES:
+    for width in (1, 8, 33, 66):
+        for result in run(dtype, width):
+            result.detach().cpu()
+print(f"sanitizer subset: {len(DTYPES) * 4} rounds done on {device}")

@@ -1,0 +1,261 @@
+"""The rows of the CUDA benchmark: kernels against a copy or a fill of the same bytes, and against what others do.
+
+The tensors are several times the size of the L2 cache, so that every call streams through device memory. `ROWS` at the
+end is the list with its targets; `check` of every row runs before it is timed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import sinpe_ext as sinpe
+
+from . import _bench_peers as peer
+from ._bench_cases import CHECK_ROWS, ROUNDING
+
+P = 0.1
+LENGTH, DIM, VOCABULARY = 4096, 1024, 32000
+ELEMENTS = 2**27  # of x: 512 MiB in float32, 256 MiB in 16 bits
+
+
+@dataclass
+class Work:
+    """The calls of one row; `moved` counts the bytes that the floor and ours read and write at least."""
+
+    ours: Callable[[], object]
+    floor: Callable[[], object]
+    moved: int
+    peers: Mapping[str, Callable[[], object]] = field(default_factory=dict)
+    check: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to measure, and how large."""
+
+    device: torch.device
+    elements: int = ELEMENTS
+
+    def shape(self) -> tuple[int, int, int]:
+        length = min(LENGTH, max(1, self.elements // DIM))
+        return max(1, self.elements // (length * DIM)), length, DIM
+
+    def randn(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, device=self.device, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class CudaRow:
+    """One line of the report: floor / ours at least `fraction`, or ours / floor at most `most`; peer / ours at least
+    its target (None: no promise)."""
+
+    name: str
+    title: str
+    build: Callable[[Place], Work]
+    floor: str
+    fraction: float | None = None
+    most: float | None = None
+    peers: dict[str, float | None] = field(default_factory=dict)
+
+
+def rows_agree(name: str, got: Tensor, want: Tensor, dtype: torch.dtype, size: float = 1.0) -> None:
+    """Values up to `size` that were rounded to dtype, from rows of one ULP."""
+    peer.agree(name, got.detach().cpu(), want.cpu(), size * 8 * ROUNDING[dtype])
+
+
+def table(place: Place, dtype: torch.dtype) -> Work:
+    batch, length, dim = place.shape()
+    length *= batch
+    out = torch.empty(length, dim, device=place.device, dtype=dtype)
+    encoding = sinpe.Encoding(dim)
+    position, index = (t.to(place.device) for t in peer.usual_parts(length, dim))
+
+    def check() -> None:
+        rows = torch.linspace(0, length - 1, CHECK_ROWS).long()
+        got = sinpe.table(length, encoding, out=out)[rows.to(place.device)]
+        rows_agree("table", got, peer.exact_rows(rows, dim), dtype)
+
+    def usual() -> Tensor:
+        angle = position * torch.exp(index * (-math.log(peer.BASE) / dim))
+        out[:, 0::2] = torch.sin(angle)
+        out[:, 1::2] = torch.cos(angle)
+        return out
+
+    moved = out.numel() * out.element_size()
+    return Work(
+        lambda: sinpe.table(length, encoding, out=out), lambda: out.fill_(1), moved, {"usual formula": usual}, check
+    )
+
+
+def add(place: Place, dtype: torch.dtype, *, positions: bool = False) -> Work:
+    batch, length, dim = place.shape()
+    encoding, x = sinpe.Encoding(dim), place.randn(batch, length, dim, dtype=dtype)
+    y, pe = torch.empty_like(x), sinpe.table(length, encoding, dtype=dtype, device=place.device)
+    at = torch.stack([torch.randperm(length) for _ in range(batch)]).to(place.device) if positions else None
+
+    def ours() -> Tensor:
+        return sinpe.add(x, encoding, positions=at, out=y)
+
+    def eager() -> Tensor:
+        return torch.add(x, pe, out=y) if at is None else torch.add(x, pe[at], out=y)
+
+    def pure(x: Tensor) -> Tensor:
+        return x + (pe if at is None else pe[at])
+
+    def check() -> None:
+        rows = torch.arange(length) if at is None else at[-1].cpu()
+        want = x[-1].double().cpu() + peer.exact_rows(rows, dim)
+        rows_agree("add", ours()[-1], want, dtype, 8.0)
+
+    compiled = torch.compile(pure)
+    peers = {"eager": eager, "torch.compile": lambda: compiled(x)}
+    return Work(ours, lambda: y.copy_(x), 2 * x.numel() * x.element_size(), peers, check)
+
+
+def check_dropout(got: Tensor, total: Tensor, dtype: torch.dtype) -> None:
+    """Every element 0 or the total times the kept scale; about the right share of them 0."""
+    kept = got != 0
+    scale = 65536 / (65536 - round(P * 65536))
+    want = total.double() * scale
+    rows_agree("dropout", got[kept], want[kept], dtype, 8.0 + float(want.abs().max()))
+    share, spread = 1 - float(kept.double().mean()), 8 * math.sqrt(P * (1 - P) / got.numel())
+    if not abs(share - P) <= spread + 2.0**-16:
+        raise AssertionError(f"dropout: expected a share of {P} dropped, got {share:.5f}")
+
+
+def dropout(place: Place, dtype: torch.dtype, *, backward: bool = False) -> Work:
+    shape = place.shape()
+    encoding, x = sinpe.Encoding(shape[-1]), place.randn(*shape, dtype=dtype)
+    y, pe = torch.empty_like(x), sinpe.table(shape[1], encoding, dtype=dtype, device=place.device)
+    seed = torch.tensor(1, device=place.device)
+
+    def eager(x: Tensor) -> Tensor:
+        return functional.dropout(x + pe, P)
+
+    def check() -> None:
+        got = sinpe.add(x, encoding, dropout=P, seed=seed)
+        check_dropout(got[-1], x[-1].double() + sinpe.table(shape[1], encoding, device=place.device), dtype)
+
+    compiled, moved = torch.compile(eager), 2 * x.numel() * x.element_size()
+    if not backward:
+        peers: dict[str, Callable[[], object]] = {"eager": lambda: eager(x), "torch.compile": lambda: compiled(x)}
+        return Work(
+            lambda: sinpe.add(x, encoding, dropout=P, seed=seed, out=y), lambda: y.copy_(x), moved, peers, check
+        )
+    grad, given = torch.randn_like(x), x.detach().requires_grad_()
+
+    def differentiated(run: Callable[[Tensor], Tensor]) -> Callable[[], object]:
+        def both() -> object:
+            with torch.enable_grad():
+                return torch.autograd.grad(run(given), given, grad)
+
+        return both
+
+    def floor() -> None:
+        y.copy_(x)
+        y.copy_(grad)
+
+    ours = differentiated(lambda x: sinpe.add(x, encoding, dropout=P, seed=seed))
+    return Work(
+        ours,
+        floor,
+        2 * moved,
+        {"eager": differentiated(eager), "torch.compile": differentiated(compiled)},
+        check,
+    )
+
+
+def embed(place: Place, dtype: torch.dtype, *, drop: float = 0.0) -> Work:
+    batch, length, dim = place.shape()
+    encoding, scale = sinpe.Encoding(dim), math.sqrt(dim)
+    weight = place.randn(VOCABULARY, dim, dtype=dtype) / scale
+    ids = torch.randint(VOCABULARY, (batch, length), device=place.device)
+    pe, seed = (
+        sinpe.table(length, encoding, dtype=dtype, device=place.device),
+        torch.tensor(1, device=place.device),
+    )
+    x, y = (torch.empty(batch, length, dim, device=place.device, dtype=dtype) for _ in range(2))
+
+    def ours() -> Tensor:
+        return sinpe.embed(ids, weight, encoding, scale=scale, dropout=drop, seed=seed if drop else None)
+
+    def eager(ids: Tensor) -> Tensor:
+        total = functional.embedding(ids, weight) * scale + pe
+        return functional.dropout(total, drop) if drop else total
+
+    def check() -> None:
+        rows = sinpe.table(length, encoding, dtype=torch.float64, device=place.device)
+        total = weight[ids[-1]].double() * scale + rows
+        if drop:
+            check_dropout(ours()[-1], total, dtype)
+        else:
+            rows_agree("embed", ours()[-1], total, dtype, 8.0)
+
+    compiled = torch.compile(eager)
+    peers = {"eager": lambda: eager(ids), "torch.compile": lambda: compiled(ids)}
+    return Work(ours, lambda: y.copy_(x), 2 * x.numel() * x.element_size(), peers, check)
+
+
+def timesteps(place: Place, dtype: torch.dtype) -> Work:
+    """One small kernel: the launch is what costs."""
+    count, dim = 8, 320
+    encoding, t = sinpe.convention("ddpm", dim), torch.linspace(0.5, 999.5, count, device=place.device)
+    one = torch.zeros(1, device=place.device)
+
+    def ours() -> Tensor:
+        return sinpe.encode(t, encoding, dtype=dtype)
+
+    def check() -> None:
+        exact = peer.exact_rows(t.cpu(), dim, shift=1.0, interleaved=False)
+        peer.agree("timesteps", ours().cpu(), exact, 8 * ROUNDING[dtype] + 1e-12)
+
+    others = {"diffusers": lambda: peer.diffusers_embedding(t, dim).to(dtype)}
+    return Work(ours, lambda: one.fill_(1.0), count * dim * 4, others, check)
+
+
+def decode(place: Place, dtype: torch.dtype) -> Work:
+    ours = sinpe.SinusoidalPositionalEncoding(512, 0.1).eval()
+    usual = peer.UsualModule(4096, 512).eval().to(place.device, dtype)
+    x = place.randn(1, 1, 512, dtype=dtype)
+
+    def check() -> None:
+        want = x.double().cpu() + peer.exact_rows(torch.tensor([1234]), 512)
+        rows_agree("decode", ours(x, start=1234), want, dtype, 8.0)
+
+    return Work(lambda: ours(x, start=1234), lambda: usual(x, 1234), 2 * x.numel() * x.element_size(), {}, check)
+
+
+# fmt: off
+ROWS = tuple(
+    row
+    for dtype, s, narrow in ((torch.float32, "f32", 0), (torch.bfloat16, "bf16", 1), (torch.float16, "f16", 1))
+    for row in (
+        # name, title, calls, floor, target of the fraction, targets of the peers
+        CudaRow(f"cuda_table_{s}", f"table {s}", partial(table, dtype=dtype), "out.fill_(1)",
+                (0.90, 0.85)[narrow], None, {"usual formula": None}),
+        CudaRow(f"cuda_add_{s}", f"add {s}", partial(add, dtype=dtype), "y.copy_(x)",
+                (0.95, 0.93)[narrow], None, {"eager": None, "torch.compile": 1.0}),
+        CudaRow(f"cuda_positions_{s}", f"add, positions {s}", partial(add, dtype=dtype, positions=True),
+                "y.copy_(x)", (0.92, 0.85)[narrow], None, {"eager": None, "torch.compile": 1.0}),
+        CudaRow(f"cuda_dropout_{s}", f"add + dropout {s}", partial(dropout, dtype=dtype), "y.copy_(x)",
+                (0.92, 0.88)[narrow], None, {"eager": 3.0, "torch.compile": 1.0}),
+        CudaRow(f"cuda_dropout_train_{s}", f"add + dropout, backward {s}",
+                partial(dropout, dtype=dtype, backward=True), "two copies",
+                (0.92, 0.88)[narrow], None, {"eager": 3.0, "torch.compile": 1.0}),
+        CudaRow(f"cuda_embed_{s}", f"embed {s}", partial(embed, dtype=dtype), "y.copy_(x)",
+                (0.90, 0.85)[narrow], None, {"eager": None, "torch.compile": 1.0}),
+        CudaRow(f"cuda_embed_dropout_{s}", f"embed + dropout {s}", partial(embed, dtype=dtype, drop=P),
+                "y.copy_(x)", None, None, {"eager": 4.0, "torch.compile": 1.0}),
+        CudaRow(f"cuda_timesteps_{s}", f"encode 8 timesteps {s}", partial(timesteps, dtype=dtype), "fill_ of one",
+                None, 1.2, {"diffusers": 5.0}),
+        CudaRow(f"cuda_decode_{s}", f"decode step {s}", partial(decode, dtype=dtype), "x + pe[i:i+1]", None, 1.0),
+    )
+)
+# fmt: on

@@ -1,0 +1,56 @@
+"""Constants in CUDA memory: copied there once, and kept, so that no later call waits for a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KEPT = 512  # copies; a base that changes with every sequence must not fill the memory
+
+_copies: dict[tuple[Any, torch.device], Tensor] = {}  # the oldest first
+_captured: dict[int, Tensor] = {}  # those whose address a CUDA graph has: kept for good
+_is_capturing = torch.cuda.is_current_stream_capturing
+
+
+def on_device(
+    key: Any, device: torch.device, make: Callable[[], Tensor], note: Callable[[Tensor], None] | None = None
+) -> Tensor:
+    """A constant on a CUDA device; on the CPU where there is none, as when a graph is made for another machine.
+
+    Args:
+        key: hashable, names the constant.
+        make: gives it on the CPU; called the first time.
+        note: told of a new copy.
+    Raises: RuntimeError where the first time is inside of a graph capture.
+    """
+    copy = _copies.get((key, device))
+    if copy is None:
+        return _new(key, device, make, note)
+    if _is_capturing():
+        _captured[id(copy)] = copy
+    return copy
+
+
+def _new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Callable[[Tensor], None] | None) -> Tensor:
+    if not torch.cuda.is_available():
+        return make()
+    if device.index is None:
+        return on_device(key, torch.device("cuda", torch.cuda.current_device()), make, note)
+    if _is_capturing():
+        raise RuntimeError(
+            f"encoding: expected to be used once on {device} before a graph is captured, got its first use inside of "
+            "the capture, where its constants cannot be copied there; make the same call once before, as a warm-up"
+        )
+    if len(_copies) >= KEPT:
+        torch.cuda.synchronize()  # kernels of any stream may still read what is dropped
+        for old in list(_copies)[: KEPT // 2]:
+            _copies.pop(old, None)
+    with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch.inference_mode(False):
+        copy = make().to(device)
+    copy = _copies.setdefault((key, device), copy)
+    if note is not None:
+        note(copy)
+    return copy

@@ -1,0 +1,136 @@
+// The arithmetics of core/sample.h against the exact entries: InDouble to the bit, InSingle in ULP, InFull to the bit of what
+// the CPU's rows hold.
+#include <cmath>
+#include <vector>
+
+#include "check.h"
+#include "core/sample.h"
+#include "plans.h"
+
+namespace {
+
+using namespace sinpe;
+
+// A plan of one shared oscillator of frequency f turns, exactly.
+TestPlan one_frequency(double f, double amplitude) {
+  TestPlan made = make_plan(2, 0, false, amplitude);
+  std::vector<int64_t>& w = made.words;
+  w[10] = bits_of(std::fabs(f));
+  // |f| to 128 fractional bits (its whole turns are exact), then the sign.
+  const double size = std::fabs(f), turns = std::floor(size);
+  uint128 fraction = 0;
+  int64_t m, whole = static_cast<int64_t>(turns);
+  int e;
+  split_double(size - turns, &m, &e);
+  if (m != 0 && e + 128 > -64) fraction = e + 128 >= 0 ? static_cast<uint128>(m) << (e + 128) : static_cast<uint128>(m >> -(e + 128));
+  if (f < 0) {
+    whole = fraction == 0 ? -whole : -whole - 1;
+    fraction = ~fraction + 1;
+  }
+  w[16] = static_cast<int64_t>(static_cast<uint64_t>(fraction >> 64));
+  w[17] = static_cast<int64_t>(static_cast<uint64_t>(fraction));
+  w[18] = whole;
+  w[19] = bits_of(f);
+  w[20] = 0;
+  CHECK(decode_plan(w.data(), static_cast<int64_t>(w.size()), &made.plan));
+  return made;
+}
+
+// |got - want| in ULPs of want, a double-double.
+double ulps(float got, DD want) {
+  const float nearest = round_to_float(want);
+  int exponent;
+  std::frexp(nearest == 0.0f ? 1e-45f : nearest, &exponent);
+  const double ulp = std::ldexp(1.0, std::max(exponent, -125) - 24);
+  return std::fabs((static_cast<double>(got) - want.hi) - want.lo) / ulp;
+}
+
+struct Worst {
+  double single = 0.0;
+  int64_t open = 0, samples = 0;
+};
+
+void test_entry(const TestPlan& p, Position position, Worst* worst) {
+  const Frequency f = p.plan.frequency(0);
+  const Sample<float> in_double = settled<InDouble>(p.plan, 0, position);
+  const Sample<float> in_single = settled<InSingle>(p.plan, 0, position);
+  const Sample<float> exact{exact_float(position, f, 0, p.plan.amplitude), exact_float(position, f, 1, p.plan.amplitude)};
+  CHECK(bit_cast<uint32_t>(in_double.s) == bit_cast<uint32_t>(exact.s));
+  CHECK(bit_cast<uint32_t>(in_double.c) == bit_cast<uint32_t>(exact.c));
+  const Reduced r = reduce_position(position, f);
+  DD s, c;
+  sincos_dd(r.t, &s, &c);
+  const Sample<DD> v = turned(r.quadrant, s, c);
+  worst->single = std::fmax(worst->single, ulps(in_single.s, dd_mul(v.s, p.plan.amplitude)));
+  worst->single = std::fmax(worst->single, ulps(in_single.c, dd_mul(v.c, p.plan.amplitude)));
+  // Without a sign that exact zeros do not have.
+  CHECK(exact.s != 0.0f || bit_cast<uint32_t>(in_single.s) == bit_cast<uint32_t>(exact.s));
+  CHECK(exact.c != 0.0f || bit_cast<uint32_t>(in_single.c) == bit_cast<uint32_t>(exact.c));
+  bool open = false;
+  const Oscillator o = oscillator_of(p.plan, 0);
+  if (position.integral) InDouble::at(p.plan, o, position, integer_phase(o, position.i), amplitude_of(1.0), &open);
+  worst->open += open;
+  ++worst->samples;
+}
+
+void test_frequencies() {
+  check::Random random;
+  Worst worst;
+  for (int n = 0; n < 4000; ++n) {
+    const double size = std::exp2(-100.0 * random.uniform() * random.uniform());
+    const double whole = n % 7 == 0 ? std::floor(random.uniform() * 3000) : 0.0;
+    const double f = (n % 5 == 0 ? -1.0 : 1.0) * (whole != 0.0 ? whole + std::floor(random.uniform() * 1024) / 1024 : size);
+    const TestPlan p = one_frequency(f, n % 3 == 0 ? 0.044194173824159216 : 1.0);
+    for (int k = 0; k < 60; ++k) {
+      const int bits = static_cast<int>(random.next() % 64);
+      int64_t i = static_cast<int64_t>(random.next() >> (63 - bits) >> 1);
+      if (k % 4 == 0) i = -i;
+      test_entry(p, integer_position(k == 0 ? 0 : i), &worst);
+      const double d = std::ldexp(random.uniform() - 0.5, static_cast<int>(random.next() % 60) - 20);
+      if (k % 3 == 0) test_entry(p, float_position(d), &worst);
+    }
+  }
+  std::printf("InSingle: %.3f ULP at most; InDouble left %" PRId64 " of %" PRId64 " samples open\n", worst.single, worst.open,
+              worst.samples);
+  CHECK(worst.single <= 1.0);
+  CHECK(worst.open < worst.samples / 100);
+}
+
+// All positions up to 2^20 of the paper's ladder are too many here: the oscillators of d = 512, each over a run of its own,
+// and the closest approaches to zero.
+void test_paper() {
+  const TestPlan p = make_plan(512, 0, false);
+  Worst worst;
+  check::Random random;
+  const int64_t closest[][2] = {{7199, 35}, {81665, 13}, {408325, 77}, {3803902, 50}};
+  for (int64_t osc = 0; osc < 256; ++osc) {
+    const Oscillator o = oscillator_of(p.plan, osc);
+    const Amplitude one = amplitude_of(1.0);
+    int64_t from = static_cast<int64_t>(random.next() >> 34);
+    for (const auto& c : closest) from = c[1] == osc ? c[0] - 100 : from;
+    uint128 phase = integer_phase(o, from);
+    for (int64_t i = from; i < from + 2000; ++i, phase += o.step) {
+      CHECK(phase == integer_phase(o, i) && phase == integer_phase(integer_position(i), p.plan.frequency(osc)));
+      bool open = false;
+      const Sample<float> single = InSingle::at(p.plan, o, integer_position(i), phase, one, &open);
+      Sample<float> in_double = InDouble::at(p.plan, o, integer_position(i), phase, one, &open);
+      if (open) in_double = settled<InDouble>(p.plan, osc, integer_position(i));
+      const Reduced r = reduce_position(integer_position(i), p.plan.frequency(osc));
+      DD s, c;
+      sincos_dd(r.t, &s, &c);
+      const Sample<DD> v = turned(r.quadrant, s, c);
+      CHECK(in_double.s == round_to_float(v.s) && in_double.c == round_to_float(v.c));
+      worst.single = std::fmax(worst.single, std::fmax(ulps(single.s, v.s), ulps(single.c, v.c)));
+    }
+  }
+  std::printf("InSingle, d = 512: %.3f ULP at most\n", worst.single);
+  CHECK(worst.single <= 1.0);
+}
+
+}  // namespace
+
+int main() {
+  test_frequencies();
+  test_paper();
+  return check::finish("test_sample");
+}

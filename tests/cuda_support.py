@@ -1,0 +1,126 @@
+"""What the tests of the CUDA kernels share: the device to test, what to compare with, and how near it must be.
+
+`device` is the CPU (kernels against the eager twin) and every kind of device with kernels here; a test that takes it
+runs everywhere. `cuda` is a CUDA device or a skip, which `--require-backend=cuda` turns into a failure at the start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sinpe_ext as sinpe
+from sinpe_ext import _backend
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+# Single arithmetic promises 1 ULP of the type, double arithmetic the CPU's bits but for float64, whose 1 ULP holds on
+# both sides. x + PE adds at most half an ULP of the sum to that.
+SINGLE_ULP, FLOAT64_ULP = 1, 2
+
+
+def why_no_cuda() -> str:
+    """Why CUDA kernels cannot be tested here; empty if they can."""
+    if not torch.cuda.is_available():
+        return "no CUDA device is visible"
+    found = _backend.resolve("cuda")
+    return "" if found.backend == "compiled" else f"no CUDA kernels: {found.reason}"
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    """The current CUDA device."""
+    if reason := why_no_cuda():
+        pytest.skip(reason)
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A device whose kernels are tested."""
+    if request.param == "cuda":
+        yield request.getfixturevalue("cuda")
+        return
+    if request.config.getoption("--require-backend") == "eager" or _backend.resolve("cpu").backend != "compiled":
+        pytest.skip("no compiled backend on the CPU")
+    with _backend.use_backend("auto"):
+        yield torch.device("cpu")
+
+
+def arithmetic() -> str:
+    """How float32 rows are computed on the current CUDA device: double or single; "" where the library does not say."""
+    chosen = os.environ.get("SINPE_EXT_CUDA_ARITHMETIC", "")
+    if chosen in ("double", "single"):
+        return chosen
+    major, minor = torch.cuda.get_device_capability()
+    return "double" if (major, minor) in ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0)) else "single"
+
+
+def is_exact(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether rows must have the CPU's bits."""
+    if dtype == torch.float64:
+        return False
+    return device.type == "cpu" or arithmetic() == "double"
+
+
+def expected(device: torch.device, run: Callable[[torch.device], Tensor]) -> Tensor:
+    """The same call on the CPU: by its kernels for another device, by the eager twin for the CPU itself."""
+    with _backend.use_backend("eager" if device.type == "cpu" else "auto"):
+        return run(torch.device("cpu"))
+
+
+def ordered(t: Tensor) -> Tensor:
+    """Floats as integers in the order of their values: neighbours differ by one, -0 and +0 are one number."""
+    kinds: dict[int, torch.dtype] = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    words = t.contiguous().view(kinds[t.element_size()]).long()
+    lowest = {2: -(2**15), 4: -(2**31), 8: -(2**63)}[t.element_size()]
+    return torch.where(words < 0, lowest - words, words)
+
+
+def ulps(got: Tensor, want: Tensor) -> int:
+    """The largest number of floats between two tensors of one type. NaN must meet NaN."""
+    got, want = got.detach().cpu(), want.detach().cpu()
+    assert got.shape == want.shape and got.dtype == want.dtype
+    assert torch.equal(got.isnan(), want.isnan())
+    apart = (ordered(got.nan_to_num(0.0)) - ordered(want.nan_to_num(0.0))).abs()
+    return int(apart.max()) if apart.numel() else 0
+
+
+def assert_rows(device: torch.device, got: Tensor, want: Tensor) -> None:
+    """Rows of an encoding, as near as the arithmetic promises."""
+    if is_exact(device, got.dtype):
+        assert torch.equal(got.cpu().nan_to_num(7.0), want.nan_to_num(7.0)), f"{ulps(got, want)} ULP"
+    else:
+        assert ulps(got, want) <= (FLOAT64_ULP if got.dtype == torch.float64 else SINGLE_ULP)
+
+
+def assert_sums(device: torch.device, got: Tensor, want: Tensor, largest: float) -> None:
+    """scale * x + alpha * PE: the same bits, or apart by the rows' own ULP at the size of PE and one rounding.
+
+    largest: of abs(scale * x) + abs(alpha * PE), times 1 / (1 - dropout).
+    """
+    assert got.device.type == device.type and got.dtype == want.dtype and got.shape == want.shape
+    if is_exact(device, got.dtype):
+        assert torch.equal(got.cpu().nan_to_num(7.0), want.nan_to_num(7.0))
+        return
+    assert torch.equal(got.cpu() == 0, want == 0)  # the mask
+    unit = torch.finfo(got.dtype).eps * largest
+    difference = (got.cpu().double() - want.double()).abs().nan_to_num(0.0)
+    assert float(difference.max() if difference.numel() else 0.0) <= 2 * unit
+
+
+def moved(arguments: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Arguments with their tensors on a device."""
+    return {name: a.to(device) if isinstance(a, Tensor) else a for name, a in arguments.items()}
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 2) -> Tensor:
+    """Numbers that are the same on every device."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+__all__ = ["FLOATS", "assert_rows", "assert_sums", "cuda", "device", "expected", "moved", "randn", "sinpe", "ulps"]

@@ -1,0 +1,110 @@
+"""The CUDA benchmark without a card: every row's calls and checks on the CPU, the arithmetic of the report."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sinpe_ext import _bench_cuda, _bench_cuda_cases
+from sinpe_ext._bench_cuda_cases import ROWS, CudaRow, Place, Work
+
+SMALL = Place(torch.device("cpu"), 2**14)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bench_cuda_cases, "VOCABULARY", 64)
+    monkeypatch.setattr(_bench_cuda, "SAMPLE_SECONDS", 1e-4)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_a_row_is_right_before_it_is_timed(row: CudaRow) -> None:
+    result = _bench_cuda.measure(row, SMALL, rounds=1)
+    assert "error" not in result, result["error"]
+    assert not result["peer_errors"] and [p["name"] for p in result["peers"]] == list(row.peers)
+    assert result["gigabytes_a_second"] > 0 and (result["met"] is None) == (row.fraction is row.most is None)
+
+
+def test_a_wrong_result_is_not_timed() -> None:
+    def wrong() -> None:
+        raise AssertionError("add: expected values within 1e-07")
+
+    nothing = lambda: None  # noqa: E731
+    row = CudaRow("wrong", "wrong", lambda place: Work(nothing, nothing, 1, {}, wrong), "", 0.9)
+    assert _bench_cuda.measure(row, SMALL, 1)["error"] == "AssertionError: add: expected values within 1e-07"
+
+
+def entry(**named: Any) -> dict[str, Any]:
+    return {
+        "title": "add f32", "floor": "y.copy_(x)", "floor_ms": 0.25, "ours_ms": 0.26, "gigabytes_a_second": 4100.0,
+        "fraction": 0.96, "fraction_target": 0.95, "ratio_target": None, "met": True, "peer_errors": {}, "peers": [],
+        **named,
+    }  # fmt: skip
+
+
+def test_report() -> None:
+    peers = [{"name": "eager", "ms": 0.2, "ratio": 0.77, "target": 1.0, "met": False}]
+    rows = [
+        entry(peers=peers),
+        entry(title="step", fraction=0.5, fraction_target=None, ratio_target=1.2, met=False),
+        entry(title="none", met=None, fraction_target=None, peer_errors={"torch.compile": "no triton"}),
+        {"title": "broken", "error": "RuntimeError: no"},
+    ]
+    facts = {"device": "a card", "capability": "9.0", "cuda": "13.0", "how": "jit", "arithmetic": "double"}
+    text = _bench_cuda.report({"facts": facts, "rows": rows})
+    lines = text.splitlines()
+    assert "96 %" in text and ">= 0.95 met" in text and ">= 1    MISSED" in text
+    assert any("step" in line and "2.00x" in line and "<= 1.2  MISSED" in line for line in lines)
+    assert "none: torch.compile cannot run here, no triton" in lines and "broken: FAILED, RuntimeError: no" in lines
+
+
+def test_the_command_says_what_is_missing() -> None:
+    if not _bench_cuda.missing():
+        pytest.skip("there is a CUDA device with kernels")
+    command = [sys.executable, "-m", "sinpe_ext", "bench", "--device", "cuda", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "device: expected CUDA kernels, got none: " in done.stderr
+
+
+SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "gpu_check.sh"
+# Answers for Python: a device, and one step that fails.
+STUB = """#!/bin/sh
+case "$*" in
+  *get_device_capability*) echo 9.0 ;;
+  *get_device_properties*) echo "a card, torch 2" ;;
+  *"test_cuda_runtime"*) echo "2 failed"; exit 1 ;;
+  *sanitizer_subset*) exit 0 ;;
+esac
+"""
+
+
+def gpu_check(out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    settings = {**os.environ, "OUT": str(out), **environment}
+    return subprocess.run([str(SCRIPT)], capture_output=True, text=True, timeout=120, env=settings)
+
+
+@pytest.mark.skipif(not SCRIPT.is_file() or shutil.which("bash") is None, reason="needs a checkout and bash")
+def test_gpu_check(tmp_path: Path) -> None:
+    """A failed step costs no other one; the table and the exit code tell."""
+    planned = gpu_check(tmp_path, DRY_RUN="1")
+    assert planned.returncode == 0 and "--require-backend" not in planned.stdout
+    assert [line.split(",")[0] for line in planned.stdout.splitlines()][:3] == ["[build", "[info", "[tests"]
+    stub = tmp_path / "python"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    done = gpu_check(tmp_path, PYTHON=str(stub))
+    summary = (tmp_path / "summary.txt").read_text()
+    results = dict(line.split()[:2] for line in summary.splitlines()[4:])
+    assert done.returncode == 1 and results["tests"] == "FAIL" and "2 failed" in summary
+    assert {name: result for name, result in results.items() if name not in ("tests", "memcheck")} == dict.fromkeys(
+        ("build", "info", "single", "bench_double", "bench_single", "suite"), "PASS"
+    ) | {name: results[name] for name in ("racecheck", "initcheck")}
+    assert results["racecheck"] in ("PASS", "SKIP", "FAIL")  # the tool itself needs a device

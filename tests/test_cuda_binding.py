@@ -1,0 +1,219 @@
+"""What the bindings refuse, called below the Python checks: the CPU library's, the emulated CUDA library's in its place
+(--require-backend=emulated), and the CUDA library's where there is a GPU."""
+
+# ruff: noqa: F811 (a fixture is imported, then named by tests)
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cuda_support import cuda, device  # noqa: F401
+from torch import Tensor
+
+import sinpe_ext as sinpe
+from sinpe_ext import _ops
+
+B, S, D, ROWS = 2, 3, 8, 5
+KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
+OTHER = {"cpu": "meta", "cuda": "cpu"}  # a device that a binding refuses
+
+
+def emulated() -> bool:
+    return torch.ops.sinpe_ext.cpu_isa() == "emulated"
+
+
+def arguments(name: str, device: torch.device) -> dict[str, Any]:
+    """Arguments that the operator takes, by their names in the schema."""
+    x = torch.zeros(B, S, D, device=device)
+    known: dict[str, Any] = {
+        "x": x,
+        "grad": x,
+        "out": torch.zeros(S, D, device=device) if name == "table_out" else torch.zeros_like(x),
+        "plan": _ops.plan_words(sinpe.convention("fairseq", D)).to(device),
+        "ids": torch.zeros(B, S, dtype=torch.int64, device=device),
+        "weight": torch.zeros(ROWS, D, device=device),
+        "positions": torch.zeros(1, S, dtype=torch.int64, device=device),
+        "padding_mask": torch.zeros(B, S, dtype=torch.bool, device=device),
+        "alpha": 1.0 if name in ("add_out", "add_dropout_out") else torch.ones(1, device=device),
+        "seed": torch.zeros(1, dtype=torch.int64, device=device),
+        "slopes": torch.ones(D, dtype=torch.float64, device=device),
+        "start": 0, "length": S, "dim": D, "dtype": torch.float32, "positions_are_starts": False, "scale": 1.0,
+        "drop": 100, "elements": [], "padding_idx": -1, "sparse": False, "num_embeddings": ROWS,
+    }  # fmt: skip
+    return {a.name: known[a.name] for a in op(name)._schema.arguments}
+
+
+def op(name: str) -> Any:
+    return getattr(torch.ops.sinpe_ext, name).default
+
+
+def call(name: str, device: torch.device, **changed: Any) -> Any:
+    """The device's kernel, whatever the dispatcher would choose; a changed argument may be made from the old one."""
+    given = arguments(name, device)
+    for argument, value in changed.items():
+        given[argument] = value(given[argument]) if callable(value) else value
+    return op(name).redispatch(torch._C.DispatchKeySet(KEYS[device.type]), *given.values())
+
+
+# What a compiled library holds, and the tensors that each takes.
+KERNELS = [name for name in _ops.EAGER if name not in ("plan_partner", "plan_slopes", "draw_seed")]
+TENSORS = [(name, a.name) for name in KERNELS for a in op(name)._schema.arguments if "Tensor" in str(a.type)]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_arguments_of_these_tests_are_fine(name: str, device: torch.device) -> None:
+    result = call(name, device)
+    assert result is None or result.device.type == device.type
+
+
+@pytest.mark.parametrize("name, operand", TENSORS)
+def test_every_tensor_is_on_the_device(name: str, operand: str, device: torch.device) -> None:
+    other = OTHER[device.type]
+    with pytest.raises(RuntimeError, match=rf"^\w+: expected a tensor on {device.type}.*, got one on {other}; ") as e:
+        call(name, device, **{operand: lambda t: t.to(other)})
+    assert str(e.value).startswith(operand) or (operand == "grad" and str(e.value).startswith("x"))  # row_dots
+
+
+Change = Any
+twice: Callable[[Tensor], Tensor] = lambda t: t.repeat(*[1] * (t.dim() - 1), 2)  # noqa: E731
+
+REFUSED: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, what is wrong with its arguments, the message
+    "plan int32": ("add", {"plan": Tensor.int}, "plan: expected int64 words, got Int$"),
+    "plan float64": ("table", {"plan": Tensor.double}, "plan: expected int64 words, got Double$"),
+    "plan strided": ("encode", {"plan": lambda t: twice(t)[::2]}, "plan: expected contiguous words, got strides; "),
+    "plan empty": ("add", {"plan": lambda t: t[:0]}, "plan: "),
+    "x int64": ("add", {"x": Tensor.long}, "x: expected a floating-point type, got Long$"),
+    "x int32": ("dropout", {"x": Tensor.int}, "x: unsupported dtype, got Int$"),
+    "x rank 1": ("add", {"x": lambda t: t[0, 0]}, "x: expected 2 to 16 dimensions, got 1$"),
+    "x rank 17": ("dropout", {"x": lambda t: t[(None,) * 14]}, "x: expected 1 to 16 dimensions, got 17$"),
+    "out shape": ("add_out", {"out": twice}, f"out: expected the shape of x, .* dimension 2 is {D}, got {2 * D}$"),
+    "out rank": ("add_dropout_out", {"out": lambda t: t[0]}, "out: expected the rank and dtype of x$"),
+    "out dtype": ("add_out", {"out": Tensor.double}, "out: expected the rank and dtype of x$"),
+    "table rank": ("table_out", {"out": lambda t: t[0]}, r"out: expected the shape \(length, dim\)"),
+    "table strided": ("table_out", {"out": lambda t: twice(t)[:, ::2]}, r"out: expected .* with contiguous channels$"),
+    "length": ("table", {"length": -1}, "length: expected 0 or more, got -1$"),
+    "dim": ("table", {"dim": 0}, "dim: expected "),
+    "dtype": ("encode", {"dtype": torch.int64}, "dtype: expected a floating-point type, got Long$"),
+    "positions strided": ("encode", {"positions": lambda t: twice(t)[:, ::2]}, "positions: expected a contiguous"),
+    "positions rank": ("add_out", {"positions": lambda t: t[0]}, "positions: expected 2 dimensions, .* got 1$"),
+    "positions shape": (
+        "add_dropout",
+        {"positions": twice},
+        rf"positions: expected the shape \({B} or 1, {S}\), got \(1, {2 * S}\)$",
+    ),
+    "starts shape": (
+        "add_out",
+        {"positions_are_starts": True},
+        rf"positions: expected the shape \({B} or 1, 1\), got \(1, {S}\)$",
+    ),
+    "positions int32": ("row_dots", {"positions": Tensor.int}, "positions: unsupported dtype, got Int$"),
+    "mask dtype": ("add_out", {"padding_mask": Tensor.int}, "padding_mask: expected bool, got Int$"),
+    "mask shape": ("embed", {"padding_mask": lambda t: t[:, :1]}, rf"padding_mask: .* or 1, {S}\), got \({B}, 1\)$"),
+    "alpha size": ("add_dropout", {"alpha": twice}, "alpha: expected one number, got 2$"),
+    "alpha int64": ("embed", {"alpha": Tensor.long}, "alpha: expected a floating-point type, got Long$"),
+    "seed none": ("dropout", {"seed": None}, "seed: expected one int64, got None while drop is 100$"),
+    "seed size": ("add_dropout", {"seed": twice}, "seed: expected one int64, got 2 of Long$"),
+    "seed dtype": ("embed_backward", {"seed": Tensor.double}, "seed: expected one int64, got 1 of Double$"),
+    "drop -1": ("dropout", {"drop": -1}, "drop: expected 0 to 65536, got -1$"),
+    "drop 65537": ("embed", {"drop": 65537}, "drop: expected 0 to 65536, got 65537$"),
+    "elements": ("add_dropout", {"elements": [0, 1, 2]}, r"elements: expected 4 integers \(.*\), got 3$"),
+    "elements of grad": ("embed_backward", {"elements": [0] * 5}, r"elements: expected 4 integers \(.*\), got 5$"),
+    "slopes size": ("row_dots", {"slopes": twice}, rf"slopes: .* shape \({D},\), got {2 * D} of Double$"),
+    "slopes dtype": ("row_dots", {"slopes": Tensor.float}, f"slopes: .* float64 .*, got {D} of Float$"),
+    "ids int32": ("embed", {"ids": Tensor.int}, "ids: expected int64, got Int$"),
+    "ids rank": ("embed", {"ids": lambda t: t[0, 0]}, "ids: expected 1 to 15 dimensions, got 0$"),
+    "weight rank": ("embed", {"weight": lambda t: t[0]}, r"weight: expected the shape \(num_embeddings, dim\)"),
+    "weight strided": ("embed", {"weight": lambda t: twice(t)[:, ::2]}, "weight: .* with contiguous channels$"),
+    "rows": ("embed_backward", {"num_embeddings": -1}, "num_embeddings: expected 0 or more, got -1$"),
+    "grad rank": ("embed_backward", {"grad": lambda t: t[0]}, "grad: expected 3 dimensions, .* got 2$"),
+    "grad shape": ("embed_backward", {"grad": lambda t: t[:1]}, "grad: expected the shape .*, got 1 in dimension 0$"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_refused(case: Any, device: torch.device) -> None:
+    """Sentences alone: no function's name and no path of a source."""
+    name, changed, message = case
+    with pytest.raises(RuntimeError, match=f"^{message}"):
+        call(name, device, **changed)
+
+
+@pytest.mark.parametrize("drop", [0, 65536])
+@pytest.mark.parametrize("name", ["dropout", "add_dropout", "embed", "embed_backward", "row_dots"])
+def test_no_seed_where_none_is_needed(name: str, drop: int, device: torch.device) -> None:
+    call(name, device, seed=None, drop=drop)
+
+
+def no_plan(words: Tensor) -> Tensor:
+    words = words.clone()
+    words[0] = 0
+    return words
+
+
+NO_ROWS: dict[str, tuple[dict[str, Change], str]] = {  # what the CPU refuses and CUDA answers with rows of NaN
+    "no plan": ({"plan": no_plan}, "plan: not a frequency plan"),
+    "another dim": ({"plan": lambda t: _ops.plan_words(sinpe.convention("fairseq", 2 * D)).to(t.device)}, "plan"),
+}
+
+
+@pytest.mark.parametrize("case", NO_ROWS.values(), ids=NO_ROWS)
+@pytest.mark.parametrize("name", ["table", "encode", "add"])
+def test_a_plan_that_does_not_fit(name: str, case: Any, device: torch.device) -> None:
+    """The host cannot read a plan on a device, so nothing is there to raise."""
+    changed, message = case
+    if device.type == "cpu" and not emulated():
+        with pytest.raises(RuntimeError, match=message):
+            call(name, device, **changed)
+    else:
+        assert call(name, device, **changed).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_alpha_and_seed_are_read_where_they_are(dtype: torch.dtype, device: torch.device) -> None:
+    alpha, seed = torch.tensor([0.25], dtype=dtype, device=device), torch.tensor([7], device=device)
+    given = arguments("add_dropout", device) | {"alpha": alpha, "seed": seed, "drop": 30000}
+    want = _ops.EAGER["add_dropout"](*given.values())
+    torch.testing.assert_close(call("add_dropout", device, alpha=alpha, seed=seed, drop=30000), want)
+    alpha.fill_(0.5)
+    assert not torch.equal(call("add_dropout", device, alpha=alpha, seed=seed, drop=30000), want)
+
+
+IDS: dict[str, Callable[[Tensor], Tensor]] = {  # of shape (2, 6), values 0 to 4, many of them equal
+    "contiguous": lambda t: t,
+    "one row": lambda t: t[0],
+    "transposed": lambda t: t.t(),
+    "every second": lambda t: t[:, ::2],
+    "expanded": lambda t: t[:1].expand(4, 6),
+    "none": lambda t: t[:0],
+}
+
+
+@pytest.mark.parametrize("view", IDS.values(), ids=IDS)
+def test_ids_of_any_strides_are_summed_in_the_order_of_the_tokens(view: Any, device: torch.device) -> None:
+    """The bits of a loop over the tokens, which a sort that is not stable would change."""
+    ids = view(torch.tensor([[4, 1, 4, 0, 1, 4], [1, 1, 4, 4, 0, 4]], device=device))
+    grad = torch.randn(*ids.shape, D, generator=torch.Generator().manual_seed(0)).to(device) * 1e3
+    seed = torch.tensor([3], device=device)
+    got = call("embed_backward", device, grad=grad, ids=ids, seed=seed)
+    want = _ops.EAGER["embed_backward"](grad, ids, seed, ROWS, -1, 1.0, 100, [])
+    assert got.shape == (ROWS, D) and got.is_contiguous() and torch.equal(got, want)
+
+
+STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.transpose(0, 1),
+    "channels first": lambda t: t.transpose(1, 2),
+    "expanded": lambda t: t[:1].expand(4, S, D),
+    "empty": lambda t: t[:0],
+}
+
+
+@pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED)
+def test_outputs_have_the_strides_of_empty_like(view: Any, device: torch.device) -> None:
+    x = view(torch.zeros(B, S, S if view is STRIDED["channels first"] else D, device=device))
+    plan = _ops.plan_words(sinpe.convention("fairseq", x.shape[-1])).to(device)
+    want = torch.empty_like(x).stride()
+    assert call("add", device, x=x, plan=plan).stride() == want
+    assert call("dropout", device, x=x).stride() == want

@@ -1,0 +1,347 @@
+"""The CUDA library's build: from which sources, on first use and at install, and what a failure leaves. No test needs a
+device; the few that compile need nvcc, and sources in small stand in for ours."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from build_support import (
+    PREAMBLE,
+    REPOSITORY,
+    TIME_LIMIT,
+    environment,
+    needs_compiler,
+    needs_nvcc,
+    run,
+    write_nvcc,
+    write_small_sources,
+)
+
+from sinpe_ext import _backend, _build, _nvcc
+from sinpe_ext._build import BuildUnavailable
+
+# ------------------------------------------------------------------------------------------------------------- sources
+
+
+def test_sources_of_the_cuda_library():
+    root = REPOSITORY / "csrc"
+    for target in ("cuda", "emulated"):
+        names = [path.relative_to(root).as_posix() for path in _build.sources(target, root)]
+        assert not [n for n in names if not n.startswith(("cuda/", "torch/cuda_"))]
+    assert not [path for path in _build.sources("cpu", root) if path.name.startswith("cuda_") or path.suffix == ".cu"]
+    assert "-DSINPE_EMULATED" in _build.compile_flags("emulated")
+    assert "-DSINPE_EMULATED" not in _build.compile_flags("cuda")
+    assert "emulated" not in _build.LIBRARY_NAMES
+
+
+@pytest.mark.parametrize(
+    "name, changed",
+    [
+        ("cuda/number.cu", {"cuda", "emulated"}),
+        ("cuda/launch.h", {"cuda", "emulated"}),
+        ("torch/cuda_ops.cpp", {"cuda", "emulated"}),
+        ("torch/cuda_call.h", {"cuda", "emulated"}),
+        ("cpu/table.cpp", {"cpu", "core"}),
+        ("torch/table.cpp", {"cpu"}),
+        ("torch/tensors.h", {"cpu", "cuda", "emulated"}),
+        ("core/number.h", {"cpu", "core", "cuda", "emulated"}),
+        ("include/sinpe/sinpe.h", {"cpu", "core", "cuda", "emulated"}),
+        ("pybind/core.cpp", {"core"}),
+    ],
+)
+def test_a_changed_file_changes_the_libraries_that_it_is_in(name, changed, tmp_path):
+    root = write_small_sources(tmp_path)
+    targets = ("cpu", "core", "cuda", "emulated")
+    before = {target: _build.source_hash(target, root) for target in targets}
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_text("// changed\n")
+    assert {target for target in targets if _build.source_hash(target, root) != before[target]} == changed
+
+
+# ----------------------------------------------------------------------------------------- the backend and its reasons
+
+REPORT = """
+import json, torch
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    answers = [_backend.compiled("cuda") for _ in range(3)]
+found = _backend.resolve("cuda")
+key = {"compiled": answers, "reason": found.reason, "todo": found.todo, "how": found.how, "build": found.build}
+print(json.dumps({**key, "library": found.library, "warnings": [str(w.message) for w in caught],
+                  "text": str(_backend.backend_info()), "started": torch.cuda.is_initialized()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def small_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_sources(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def env(small_sources: Path, tmp_path: Path) -> dict[str, str]:
+    fresh = {"SMALL_SOURCES": str(small_sources), "SINPE_EXT_CACHE_DIR": str(tmp_path / "cache")}
+    return environment(**fresh, TORCH_CUDA_ARCH_LIST=None, CUDACXX=None, CUDA_VISIBLE_DEVICES="", NVCC_CCBIN=None)
+
+
+def report(env: dict[str, str], before: str = "") -> dict:
+    out, err = run(PREAMBLE + before + REPORT, env)
+    return {**json.loads(out.splitlines()[-1]), "stderr": err}
+
+
+def eager_report(env: dict[str, str], before: str = "", warnings: int = 0) -> dict:
+    found = report(env, before)
+    assert found["compiled"] == [False] * 3 and len(found["warnings"]) == warnings and not found["started"], found
+    assert "cuda: eager (" in found["text"]
+    return found
+
+
+def cuda_torch(version: str = "12.8") -> str:
+    return f"import torch; torch.version.cuda = {version!r}; torch.version.hip = None\n"
+
+
+def test_cpu_build_of_torch(env):
+    found = eager_report(env, 'import torch; torch.version.cuda = None; torch.__version__ = "2.13.0+cpu"\n')
+    assert found["reason"] == "torch 2.13.0+cpu is a CPU build" and "CUDA build of torch" in found["todo"]
+
+
+def test_rocm_build_of_torch(env):
+    found = eager_report(env, 'import torch; torch.version.hip = "7.0"; torch.__version__ = "2.13.0+rocm7.0"\n')
+    assert found["reason"] == "torch 2.13.0+rocm7.0 is a ROCm build, for which there are no kernels"
+
+
+def test_no_device_and_no_list(env):
+    found = eager_report(env, cuda_torch())
+    assert "no CUDA device is visible" in found["reason"] and "TORCH_CUDA_ARCH_LIST" in found["todo"]
+
+
+def test_jit_switched_off(env):
+    found = eager_report({**env, "SINPE_EXT_JIT": "0", "TORCH_CUDA_ARCH_LIST": "8.0"}, cuda_torch())
+    assert "SINPE_EXT_JIT=0" in found["reason"]
+
+
+@needs_compiler
+def test_nvcc_of_another_major_version(env, tmp_path):
+    nvcc = write_nvcc(tmp_path / "nvcc", version="13.0.88")
+    found = eager_report({**env, "CUDACXX": str(nvcc), "TORCH_CUDA_ARCH_LIST": "8.0"}, cuda_torch())
+    assert "is of CUDA 13.0.88, and torch is built for CUDA 12.8" in found["reason"] and "12.x" in found["todo"]
+
+
+@needs_compiler
+def test_list_that_is_none_is_worth_a_warning(env, tmp_path):
+    nvcc = write_nvcc(tmp_path / "nvcc")
+    env = {**env, "CUDACXX": str(nvcc), "TORCH_CUDA_ARCH_LIST": "sm_80"}
+    found = eager_report(env, cuda_torch(), warnings=1)
+    assert "got 'sm_80'" in found["reason"] and "got 'sm_80'" in found["warnings"][0]
+
+
+@needs_compiler
+def test_failing_nvcc_warns_once_with_its_last_lines(env, tmp_path):
+    nvcc = write_nvcc(tmp_path / "nvcc", 'seq -f "fault %g" 1 40; exit 1')
+    env = {**env, "CUDACXX": str(nvcc), "TORCH_CUDA_ARCH_LIST": "8.0"}
+    found = eager_report(env, cuda_torch(), warnings=1)
+    assert "the build failed" in found["reason"] and "fault 40" in found["reason"]
+    assert "fault 2\n" not in found["reason"] and "fault 40" in found["warnings"][0]
+    assert found["stderr"].count("compiling the CUDA kernels once") == 1 and " failed in " in found["stderr"]
+    assert not list((tmp_path / "cache").glob("*/build-*"))
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({}, None),
+        ({"cuda": "13.0"}, "the prebuilt library is of CUDA 13.0, and torch of CUDA 12.8"),
+        ({"architectures": "9.0"}, "no code for a device of compute capability 8.6, but for 9.0"),
+        ({"sources": "0"}, "older than the sources"),
+    ],
+)
+def test_prebuilt_library_serves_the_devices_here_or_is_passed_over(change, reason, tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    package = tmp_path / "sinpe_ext"
+    package.mkdir()
+    root = write_small_sources(tmp_path / "csrc")
+    (package / "_C_cuda.so").write_bytes(b"")
+    built = {"file": "_C_cuda.so", "sources": _build.source_hash("cuda", root), "cuda": "12.8", "torch": "2.13.0"}
+    built |= {"architectures": "8.0 9.0+PTX", "nvcc_version": "12.8.61", "compiler_version": "g++", **change}
+    (package / _build.MANIFEST).write_text(json.dumps({"libraries": {"cuda": built}}))
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr("sinpe_ext._jit.device_capabilities", lambda: [(8, 6), (9, 0)])
+    monkeypatch.setattr(_backend, "_load_library", lambda path, device: None)
+    if reason:
+        with pytest.raises(BuildUnavailable, match=reason):
+            _backend._load_prebuilt("cuda", package)
+        return
+    found = _backend._load_prebuilt("cuda", package)
+    assert found.backend == "compiled" and found.how == "prebuilt"
+
+
+def test_reason_of_the_install_is_the_reason_of_the_device(tmp_path):
+    (tmp_path / _build.MANIFEST).write_text(json.dumps({"libraries": {}, "cuda_reason": "no nvcc, that day"}))
+    with pytest.raises(BuildUnavailable, match="no nvcc, that day"):
+        _backend._load_prebuilt("cuda", tmp_path)
+
+
+# ---------------------------------------------------------------------------------- built, and loaded without a device
+
+REGISTERED = """
+import torch
+from sinpe_ext import _ops
+torch.ops.load_library({library!r})
+has = torch._C._dispatch_has_kernel_for_dispatch_key
+assert has("sinpe_ext::table", "CUDA") and has("sinpe_ext::encode", "CUDA")
+assert not torch.cuda.is_initialized()
+"""
+
+
+def real_cuda() -> str:
+    """The version of the nvcc here, for which torch is then said to be built."""
+    return _nvcc.find_nvcc(None).version
+
+
+def links_what_it_should(library: Path) -> None:
+    """The binding itself names libtorch_cuda.so, which it looks for among the loaded libraries."""
+    if shutil.which("readelf") is None:
+        return
+    needed = subprocess.run(["readelf", "-d", library], stdout=subprocess.PIPE, text=True, check=True).stdout
+    forbidden = ("libcudart", "libtorch_python", "libtorch_cuda", "libc10_cuda")
+    assert "[libtorch_cpu.so]" in needed and not [name for name in forbidden if name in needed]
+
+
+@pytest.mark.slow
+@needs_compiler
+@needs_nvcc
+def test_compiled_on_first_use_it_loads_without_a_device(env, tmp_path):
+    """In a cache with a space in its path; the next process compiles nothing, and a third has no nvcc."""
+    env = {**env, "TORCH_CUDA_ARCH_LIST": "9.0", "SINPE_EXT_CACHE_DIR": str(tmp_path / "a cache")}
+    first = report(env, cuda_torch(real_cuda()))
+    assert first["compiled"] == [True] * 3 and first["how"] == "jit" and not first["started"], first
+    assert first["build"]["architectures"] == "9.0" and first["build"]["nvcc_version"] == real_cuda()
+    assert f"nvcc {real_cuda()} for torch" in first["text"] and "architectures 9.0" in first["text"]
+    library = Path(first["library"])
+    assert sorted(path.name for path in library.parent.iterdir()) == ["done.json", "sinpe_ext_cuda.so"]
+    links_what_it_should(library)
+    run(REGISTERED.format(library=str(library)), env)
+    again = report(env, cuda_torch(real_cuda()))
+    assert again["library"] == first["library"] and "compiling" not in again["stderr"]
+    (tmp_path / "empty").mkdir()
+    bare = report({**env, "PATH": str(tmp_path / "empty"), "CUDA_HOME": "/nonexistent"}, cuda_torch(real_cuda()))
+    assert bare["library"] == first["library"] and "compiling" not in bare["stderr"]
+    other = report({**env, "TORCH_CUDA_ARCH_LIST": "9.0+PTX", "SINPE_EXT_JIT": "0"}, cuda_torch(real_cuda()))
+    assert other["compiled"] == [False] * 3
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_emulated_library_takes_the_place_of_the_cpus(env):
+    code = """
+from sinpe_ext import _jit
+import torch
+path, facts = _jit.library("emulated", _backend._load_library)
+assert torch.ops.sinpe_ext.cpu_isa.default() == "small-8" and facts["target"] == "emulated", facts
+assert "nvcc" not in facts
+"""
+    run(PREAMBLE + code, env)
+
+
+# ----------------------------------------------------------------------------------------------------------- installing
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with sources in small, which compile in seconds; _core is not among them."""
+    copy = tmp_path_factory.mktemp("project") / "sinpe"
+    (copy / "sinpe_ext").mkdir(parents=True)
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, copy)
+    for path in (REPOSITORY / "sinpe_ext").glob("*.py"):
+        shutil.copy(path, copy / "sinpe_ext")
+    write_small_sources(copy / "csrc")
+    return copy
+
+
+Install = tuple[int, str, dict, "zipfile.ZipFile | None"]
+
+
+def install(project: Path, out: Path, cuda: str | None, **env: str | None) -> Install:
+    """(exit status, output, _build.json, wheel) of an install beside a torch that is built for this CUDA."""
+    shutil.rmtree(project / "build", ignore_errors=True)
+    out.mkdir()
+    hip = "torch.version.cuda, torch.version.hip = None, None" if cuda is None else f"torch.version.cuda = {cuda!r}"
+    code = f"import torch; {hip}\nfrom setuptools import build_meta; build_meta.build_wheel({str(out)!r})"
+    settings = {"TORCH_CUDA_ARCH_LIST": None, "CUDACXX": None, "NVCC_CCBIN": None, "PYTHONPATH": None, **env}
+    command = [sys.executable, "-c", code]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": TIME_LIMIT}
+    done = subprocess.run(command, cwd=project, env=environment(**settings), **both)
+    wheels = list(out.glob("*.whl"))
+    archive = zipfile.ZipFile(wheels[0]) if wheels else None
+    return done.returncode, done.stdout, json.loads(archive.read("sinpe_ext/_build.json")) if archive else {}, archive
+
+
+@needs_compiler
+def test_install_beside_a_cpu_build_of_torch(project, tmp_path):
+    """Nothing is compiled here beyond the CPU's libraries, nobody is warned, and the reason is kept."""
+    status, output, manifest, archive = install(project, tmp_path / "auto", None)
+    assert status == 0, output
+    assert set(manifest["libraries"]) == {"cpu"} and "is a CPU build" in manifest["cuda_reason"]
+    assert "WARNING: _C" not in output
+    assert "sinpe_ext/_csrc/cuda/number.cu" in archive.namelist()  # the JIT's
+    status, output, _, _ = install(project, tmp_path / "demanded", None, SINPE_EXT_BUILD="cuda")
+    assert status != 0 and "SINPE_EXT_BUILD=cuda, but _C_cuda cannot be built: torch" in output
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_failing_nvcc_does_not_take_the_cpu_library_along(project, tmp_path):
+    nvcc = write_nvcc(tmp_path / "nvcc", 'seq -f "fault %g" 1 40; exit 1')
+    status, output, manifest, _ = install(project, tmp_path / "auto", "12.8", CUDACXX=str(nvcc))
+    assert status == 0, output
+    assert set(manifest["libraries"]) == {"cpu"} and "reason" not in manifest
+    assert "fault 40" in manifest["cuda_reason"] and "fault 2\n" not in manifest["cuda_reason"]
+    assert "WARNING: _C_cuda is not built" in output and "7.5 8.0 8.6 8.9 9.0 10.0+PTX" in output
+    settings = {"SINPE_EXT_BUILD": "cuda", "CUDACXX": str(nvcc)}
+    status, output, _, _ = install(project, tmp_path / "demanded", "12.8", **settings)
+    assert status != 0 and "SINPE_EXT_BUILD=cuda, but _C_cuda cannot be built: the build failed" in output
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "cuda, settings, reason",
+    [
+        ("13.0", {}, "is of CUDA 12.8.61, and torch is built for CUDA 13.0"),
+        ("12.8", {"TORCH_CUDA_ARCH_LIST": "sm_80"}, "TORCH_CUDA_ARCH_LIST: expected compute capabilities"),
+        ("12.8", {"CUDACXX": "/nonexistent/nvcc"}, "CUDACXX=/nonexistent/nvcc was not found"),
+    ],
+)
+def test_demanded_cuda_build_that_cannot_start(cuda, settings, reason, project, tmp_path):
+    settings = {"CUDACXX": str(write_nvcc(tmp_path / "nvcc")), "SINPE_EXT_BUILD": "cuda", **settings}
+    status, output, _, _ = install(project, tmp_path / "out", cuda, **settings)
+    assert status != 0 and reason in output
+
+
+@needs_compiler
+def test_cpu_build_leaves_cuda_out(project, tmp_path):
+    settings = {"SINPE_EXT_BUILD": "cpu", "CUDACXX": str(write_nvcc(tmp_path / "nvcc", "exit 7"))}
+    status, output, manifest, _ = install(project, tmp_path / "out", "12.8", **settings)
+    assert status == 0 and set(manifest["libraries"]) == {"cpu"}, output
+    assert manifest["cuda_reason"] == "not built at install time (SINPE_EXT_BUILD=cpu)"
+
+
+@pytest.mark.slow
+@needs_compiler
+@needs_nvcc
+def test_install_with_nvcc_builds_a_library_that_loads_without_a_device(project, tmp_path):
+    settings = {"SINPE_EXT_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "9.0 12.0+PTX"}
+    status, output, manifest, archive = install(project, tmp_path / "out", real_cuda(), **settings)
+    assert status == 0, output
+    built = manifest["libraries"]["cuda"]
+    assert built["architectures"] == "9.0 12.0+PTX" and built["cuda"] == real_cuda()
+    assert built["sources"] == _build.source_hash("cuda", project / "csrc")
+    archive.extractall(tmp_path / "site")
+    library = tmp_path / "site" / "sinpe_ext" / built["file"]
+    links_what_it_should(library)
+    run(REGISTERED.format(library=str(library)), environment())

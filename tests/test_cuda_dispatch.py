@@ -1,0 +1,272 @@
+"""What can be known of the CUDA path without a card: devices of results, messages, graphs, and that nobody looks.
+
+Fake tensors have a device and no data. `as_if` lets the functions take them for CUDA tensors with kernels, so that a
+look at a number (`item`, `nonzero`) fails and every copy between devices is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sinpe_ext as sinpe
+from sinpe_ext import _backend, _checks, _device_constants, _embed_checks, _ops, _plan_words, _rows, _seed
+from sinpe_ext._plan import plan
+
+B, S, D, V = 2, 3, 8, 9
+ENCODING = sinpe.convention("fairseq", D)
+OWN = sinpe.Encoding(7, cos_frequency="own", layout="cos_sin", odd="pad")
+
+
+# copy_ asks for the device's own support even where nothing is copied.
+COPIES = {"fake": {"table out"}, "as if": {"add alpha out", "add_ alpha", "float32 angle"}}
+
+
+def skip_copies(name: str, kind: str) -> None:
+    if name in COPIES[kind] and not torch.backends.cuda.is_built():
+        pytest.skip("copy_ of CUDA tensors, fake ones too, needs a CUDA build of torch")
+
+
+@pytest.fixture
+def mode() -> Iterator[FakeTensorMode]:
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        yield fake
+
+
+def whole(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.long, device="cuda")
+
+
+CALLS: dict[str, Callable[[Tensor], Any]] = {
+    "add": lambda x: sinpe.add(x),
+    "add dropout": lambda x: sinpe.add(x, ENCODING, dropout=0.1),
+    "add seed": lambda x: sinpe.add(x, dropout=0.1, seed=5),
+    "add starts": lambda x: sinpe.add(x, ENCODING, start=whole(B)),
+    "add positions": lambda x: sinpe.add(x, positions=whole(S), padding_mask=whole(S).bool(), dropout=0.1),
+    "add alpha": lambda x: sinpe.add(x, alpha=torch.ones(1, device="cuda"), scale=2.0),
+    "add alpha out": lambda x: sinpe.add(x, alpha=torch.ones(1, device="cuda"), out=torch.empty_like(x)),
+    "add_ alpha": lambda x: sinpe.add_(x, alpha=torch.ones(1, device="cuda"), dropout=0.1),
+    "add out": lambda x: sinpe.add(x, out=torch.empty_like(x)),
+    "add_": lambda x: sinpe.add_(x, dropout=0.1),
+    "add channels first": lambda x: sinpe.add(x.mT, ENCODING, seq_dim=2, channel_dim=1, dropout=0.1),
+    "add of all": lambda x: sinpe.add(x, dropout=1.0),
+    "table": lambda x: sinpe.table(S, ENCODING, device="cuda"),
+    "table out": lambda x: sinpe.table(S, ENCODING, out=torch.empty(S, D, device="cuda")),
+    "encode": lambda x: sinpe.encode(whole(B, S), ENCODING, dtype=torch.bfloat16),
+    "encode float": lambda x: sinpe.encode(whole(S).float(), ENCODING),
+    "embed": lambda x: sinpe.embed(whole(B, S), torch.empty(V, D, device="cuda")),
+    "embed all": lambda x: sinpe.embed(
+        whole(B, S), torch.empty(V, D, device="cuda"), dropout=0.1, padding_idx=1, encode_padding=False, start=whole(B)
+    ),
+    "float32 angle": lambda x: sinpe.add(x, sinpe.Encoding(D, angle="float32_pow"), padding_mask=whole(S).bool()),
+    "layer": lambda x: sinpe.SinusoidalPositionalEncoding(D, 0.1)(x),
+    "layer in eval": lambda x: sinpe.SinusoidalPositionalEncoding(D, 0.1).eval()(x, start=whole(B)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_results_are_on_the_device(name: str, mode: FakeTensorMode) -> None:
+    skip_copies(name, "fake")
+    assert CALLS[name](torch.empty(B, S, D, device="cuda")).device == torch.device("cuda", 0)
+
+
+def test_fake_kernels_keep_the_device(mode: FakeTensorMode) -> None:
+    """Each operator, with every tensor on CUDA, the plan too."""
+    op = torch.ops.sinpe_ext
+    words = torch.empty(36, dtype=torch.int64, device="cuda")
+    x, ids, seed = torch.empty_strided((B, S, D), (S * D, 1, S), device="cuda"), whole(B, S), whole()
+    weight, rows = torch.empty(V, D, device="cuda"), (0, False, 1.0)
+    results = {
+        "table": op.table(words, 0, S, D, torch.float16),
+        "encode": op.encode(ids, words, D, torch.float64),
+        "add": op.add(x, words, 0, 1.0),
+        "dropout": op.dropout(x, seed, 9, 1.0, []),
+        "add_dropout": op.add_dropout(x, words, None, None, None, seed, *rows, 9, []),
+        "row_dots": op.row_dots(x, words, None, None, None, seed, 0, False, 9, []),
+        "embed": op.embed(ids, weight, words, None, None, None, seed, *rows, -1, False, 9, []),
+        "embed_backward": op.embed_backward(x, ids, seed, V, -1, 1.0, 9, []),
+        "plan_partner": op.plan_partner(words),
+        "plan_slopes": op.plan_slopes(words, D),
+        "draw_seed": op.draw_seed(seed),
+    }
+    assert {name: made.device for name, made in results.items()} == dict.fromkeys(results, torch.device("cuda", 0))
+    assert results["add"].stride() == x.stride() == results["add_dropout"].stride()  # channels first, as x
+
+
+MIXED: dict[str, Callable[[Tensor], Any]] = {
+    "positions": lambda x: sinpe.add(x, positions=torch.arange(S)),
+    "start": lambda x: sinpe.add(x, start=torch.tensor(1)),
+    "padding_mask": lambda x: sinpe.add(x, padding_mask=torch.zeros(S, dtype=torch.bool)),
+    "alpha": lambda x: sinpe.add(x, alpha=torch.ones(1)),
+    "out": lambda x: sinpe.add(x, out=torch.empty(B, S, D)),
+    "ids": lambda x: sinpe.embed(torch.zeros(B, S, dtype=torch.long), torch.empty(V, D, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("place", ["cuda:0", "meta"])
+@pytest.mark.parametrize("name", MIXED)
+def test_tensors_of_another_device(name: str, place: str, mode: FakeTensorMode) -> None:
+    of = "weight" if name == "ids" else "x"
+    with pytest.raises(RuntimeError) as caught:
+        MIXED[name](torch.empty(B, S, D, device=place))
+    want = f"{name}: expected the device of {of}, {place}, got cpu; move it with {name}.to({of}.device)"
+    assert str(caught.value) == want
+
+
+class Seen(TorchDispatchMode):
+    """The operations that run, and what devices their tensors have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, set[str]]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs, result))
+        self.calls.append((str(function), {t.device.type for t in leaves if isinstance(t, Tensor)}))
+        return result
+
+
+@pytest.fixture
+def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CUDA tensors are taken for real ones with kernels and constants of their own; the numbers are still fake."""
+    constants: dict[Any, Tensor] = {}
+
+    def on_device(key: Any, device: torch.device, make: Callable[[], Tensor], note: Any = None) -> Tensor:
+        if key not in constants:
+            constants[key] = torch.empty(make().shape, dtype=make().dtype, device=device)
+        return constants[key]
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        from sinpe_ext import _float32_angle
+
+        monkeypatch.setattr(_plan_words, "on_device", on_device)
+        monkeypatch.setattr(_float32_angle, "on_device", on_device)
+        monkeypatch.setattr(_rows, "no_data", lambda device: False)
+        monkeypatch.setattr(_checks, "unreadable", lambda value: False)
+        monkeypatch.setattr(_seed, "unreadable", lambda value: False)
+        monkeypatch.setattr(_backend, "_choices", {"cuda": True, "cpu": True})
+        yield
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_is_looked_at_or_copied(name: str, as_if: None) -> None:
+    skip_copies(name, "as if")
+    x = torch.empty(B, S, D, device="cuda")
+    with Seen() as seen:
+        result = CALLS[name](x)
+    assert result.device == x.device
+    names = [call for call, devices in seen.calls if "cuda" in devices]
+    assert not [call for call in names if "_local_scalar_dense" in call or "nonzero" in call or "equal" in call]
+    between = [call for call, devices in seen.calls if len(devices) > 1]
+    assert not between, between
+    assert any("sinpe_ext" in call for call in names) or name in ("float32 angle", "add of all")
+
+
+@pytest.mark.parametrize("seed", ["tensor", "generator"])
+def test_a_seed_from_the_cpu_goes_as_a_number(seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy would wait for the device; the meta device stands for it."""
+    monkeypatch.setattr(_seed, "unreadable", lambda value: False)
+    given = torch.tensor(5) if seed == "tensor" else torch.Generator().manual_seed(1)
+    with Seen() as seen:
+        made = _seed.tensor(given, torch.device("meta"))
+    assert made.is_meta and made.shape == () and not [call for call, devices in seen.calls if len(devices) > 1]
+
+
+def test_a_graph_has_no_cpu_tensor(as_if: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graph trees leave graphs with CPU operands alone."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.undo()  # the compiler looks at devices only
+    constant = torch.empty(len(plan(ENCODING).words), dtype=torch.int64, device="cuda")
+    monkeypatch.setattr(_plan_words, "on_device", lambda *_: constant)
+    torch._dynamo.reset()
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def run(x: Tensor, ids: Tensor, weight: Tensor) -> Any:
+        rows = sinpe.table(S, ENCODING, device=x.device)
+        return (
+            sinpe.add(x, ENCODING, dropout=0.1),
+            sinpe.add(x, ENCODING, scale=2.0) + rows + sinpe.encode(ids, ENCODING),
+            sinpe.embed(ids, weight, ENCODING, dropout=0.1, padding_idx=1),
+        )
+
+    with torch.no_grad():
+        run(torch.empty(B, S, D, device="cuda"), whole(B, S), torch.empty(V, D, device="cuda"))
+    (graph,) = graphs
+    values = [node.meta.get("example_value") for node in graph.graph.nodes]
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    assert len(tensors) > 8 and {t.device.type for t in tensors} == {"cuda"}
+    copies = [node for node in graph.graph.nodes if node.op == "call_method" and node.target in ("to", "cuda")]
+    assert not [node for node in copies if any(isinstance(a, torch.device) for a in node.args)]
+    torch._dynamo.reset()
+
+
+def test_a_graph_made_for_another_machine_copies_its_plan(mode: FakeTensorMode) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    layer = sinpe.SinusoidalPositionalEncoding(D, 0.1).eval()
+    exported = torch.export.export(layer, (torch.empty(B, S, D, device="cuda"),))
+    assert {t.device.type for t in exported.constants.values() if isinstance(t, Tensor)} == {"cpu"}
+    assert "sinpe_ext.table" in exported.graph_module.code and "dtype_layout" in exported.graph_module.code
+
+
+def test_constants_are_copied_once_and_not_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeping itself, with the CPU in the place of the device."""
+    made: list[int] = []
+    waits: list[int] = []
+    monkeypatch.setattr(_device_constants, "_copies", {})
+    monkeypatch.setattr(_device_constants, "_captured", {})
+    monkeypatch.setattr(_device_constants, "KEPT", 8)
+    monkeypatch.setattr(_device_constants, "_is_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    place = torch.device("cpu", 0)
+
+    def constant(key: int) -> Tensor:
+        return _device_constants.on_device(key, place, lambda: made.append(key) or torch.tensor(key))
+
+    first = constant(0)
+    assert constant(0) is first and made == [0]
+    monkeypatch.setattr(_device_constants, "_is_capturing", lambda: True)
+    assert constant(0) is first and list(_device_constants._captured.values()) == [first]
+    with pytest.raises(RuntimeError, match="encoding: expected to be used once on cpu:0 before a graph is captured"):
+        constant(1)
+    monkeypatch.setattr(_device_constants, "_is_capturing", lambda: False)
+    for key in range(1, 9):
+        constant(key)
+    assert waits == [1] and len(_device_constants._copies) == 5  # the oldest half went, after a wait
+    assert list(_device_constants._captured.values()) == [first]
+
+
+@pytest.mark.parametrize("encoding", [ENCODING, OWN, sinpe.Encoding(5), sinpe.Encoding(1)], ids=repr)
+def test_slopes_are_those_of_the_plan(encoding: sinpe.Encoding) -> None:
+    """Computed from the words on the device; here against the plan itself."""
+    known = plan(encoding)
+    words = _ops.plan_words(encoding)
+    entries = zip(known.channels(), known.channel_turns(), strict=True)
+    want = [0.0 if e is None else 2 * torch.pi * f * (-1.0 if e[1] else 1.0) for e, f in entries]
+    assert torch.equal(_ops.slopes(words, encoding.dim), torch.tensor(want, dtype=torch.float64))
+    partner, slopes = _ops.derivative_constants(known)
+    assert torch.equal(_ops.slopes(partner, encoding.dim), -slopes)
+
+
+def test_ids_are_looked_at_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    monkeypatch.setattr(_embed_checks, "id_range", lambda ids, rows: looked.append(ids.device))
+    ids, weight = torch.zeros(2, 3, dtype=torch.long), torch.ones(4, 8)
+    for setting, expected in (("", 0), ("0", 0), ("1", 1)):
+        monkeypatch.setenv("SINPE_EXT_CHECK", setting)
+        looked.clear()
+        sinpe.embed(ids, weight)
+        assert _checks.of_values() is bool(expected) and len(looked) == 0  # on the CPU the kernel looks

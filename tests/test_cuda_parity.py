@@ -1,0 +1,286 @@
+"""CUDA against the CPU, value by value: every operation, dtype, layout and size that a kernel treats by itself.
+
+Every test takes a device and compares with the CPU; on the CPU itself, kernels with the eager twin. So what is asserted
+is known to hold before a card sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cuda_support import FLOATS, assert_rows, assert_sums, cuda, device, expected, moved, randn, ulps  # noqa: F401
+from torch import Tensor
+from ulp import CLOSEST
+
+import sinpe_ext as sinpe
+
+CONVENTIONS = {
+    "paper": sinpe.Encoding(512),
+    "t2t": sinpe.convention("t2t", 66),
+    "one channel": sinpe.Encoding(1),
+    "odd": sinpe.Encoding(33),
+    "pad": sinpe.Encoding(7, odd="pad"),
+    "own": sinpe.Encoding(40, cos_frequency="own", start=-5),
+    "turns": sinpe.Encoding(10, unit="turn", position_scale=1000, amplitude=-0.3, layout="cos_sin"),
+    "given": sinpe.Encoding(6, frequencies=(1e-60, -3.5, 0.0)),
+    "wide": sinpe.Encoding(4100),
+}
+STARTS = [0, -3, 2**24 - 5, 2**31 - 7, 2**40, -(2**62), 2**63 - 1 - 67]
+P = 0.3
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_table(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+    encoding = CONVENTIONS[name].replace(start=0)
+    for start in STARTS:
+        run = lambda d: sinpe.table(67, encoding, start=start, dtype=dtype, device=d)  # noqa: B023, E731
+        got = run(device)
+        assert got.device.type == device.type and got.is_contiguous()
+        assert_rows(device, got, expected(device, run))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_table_of_many_rows(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+    run = lambda d: sinpe.table(100_000, 34, dtype=dtype, device=d)  # noqa: E731
+    assert_rows(device, run(device), expected(device, run))
+
+
+def test_closest_approaches_to_zero(device: torch.device) -> None:  # noqa: F811
+    """Where a rotation or a short phase is many ULP off."""
+    for dim, position, _ in CLOSEST:
+        run = lambda d: sinpe.table(5, dim, start=position - 2, device=d)  # noqa: B023, E731
+        assert_rows(device, run(device), expected(device, run))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_table_out(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+    """Rows of any stride, beginning anywhere: kernels store 16 bytes at a time only where they may."""
+    want = expected(device, lambda d: sinpe.table(9, 33, start=4, dtype=dtype, device=d))
+    for width, first in ((33, 0), (33, 1), (40, 0), (40, 3), (64, 8)):
+        memory = torch.full((9 * width + first + 5,), 7.0, dtype=dtype, device=device)
+        out = memory[first:].as_strided((9, 33), (width, 1), first)
+        assert sinpe.table(9, 33, start=4, dtype=dtype, out=out) is out
+        assert_rows(device, out, want)
+        untouched = torch.ones_like(memory, dtype=torch.bool)
+        untouched.as_strided((9, 33), (width, 1), first).fill_(False)
+        assert bool((memory[untouched] == 7.0).all())
+    out = torch.empty(33, 9, dtype=dtype, device=device).t()
+    assert_rows(device, sinpe.table(9, 33, start=4, dtype=dtype, out=out), want)
+
+
+POSITIONS: dict[str, Callable[[], Tensor]] = {
+    "whole": lambda: torch.tensor([[0, 1, -1, 5], [2**24 + 1, 2**31 - 1, 2**40, -(2**31)]]),
+    "ends": lambda: torch.tensor([2**63 - 1, -(2**63), 2**62]),
+    "random": lambda: torch.randint(-(2**31), 2**31, (3001,), generator=torch.Generator().manual_seed(0)),
+    "int32": lambda: torch.arange(-9, 20, dtype=torch.int32),
+    "uint8": lambda: torch.arange(250, 256, dtype=torch.uint8),
+    "float32": lambda: torch.linspace(-1000, 1000, 777),
+    "float64": lambda: torch.linspace(-1e6, 1e6, 777, dtype=torch.float64),
+    "special": lambda: torch.tensor([0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-30, 2.0**30]),
+    "scalar": lambda: torch.tensor(7),
+    "none": lambda: torch.empty(0, 3),
+    "strided": lambda: torch.arange(40.0).reshape(4, 10).t()[::2],
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", POSITIONS)
+def test_encode(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+    positions = POSITIONS[name]()
+    for encoding in (sinpe.Encoding(64), sinpe.convention("ddpm", 33), CONVENTIONS["turns"]):
+        run = lambda d: sinpe.encode(positions.to(d), encoding, dtype=dtype)  # noqa: B023, E731
+        got = run(device)
+        assert got.device.type == device.type and got.shape == (*positions.shape, encoding.dim)
+        assert_rows(device, got, expected(device, run))
+
+
+S = 9
+ROW = torch.arange(S)
+FORMS: dict[str, dict[str, Any]] = {
+    "implicit": {},
+    "start": {"start": -100},
+    "starts": {"start": torch.tensor([4, 0, -9])},
+    "a start": {"start": torch.tensor(5)},
+    "positions": {"positions": ROW * 3},
+    "of each": {"positions": torch.tensor([[4], [0], [-9]]) * ROW, "padding_mask": ROW > 4},
+    "float": {"positions": ROW / 3, "scale": 0.5, "alpha": -0.3},
+    "masked": {"padding_mask": torch.arange(3 * S).reshape(3, S) % 3 == 1, "scale": 3.7},
+    "alpha": {"alpha": torch.tensor([0.7]), "scale": 1.5},
+}
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda x: x,
+    "misaligned": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+    "sequence first": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "channels first": lambda x: x.mT.contiguous().mT,
+    "every other channel": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "window": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+    "every other row": lambda x: x.repeat_interleave(2, -2)[..., ::2, :],
+    "expanded": lambda x: x[:1].expand(x.shape),
+}
+
+
+def sums(x: Tensor, named: dict[str, Any], layout: str, **more: Any) -> Callable[[torch.device], Tensor]:
+    return lambda d: sinpe.add(LAYOUTS[layout](x.to(d)), **moved(named, d), **more)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("form", FORMS)
+def test_add(form: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+    named = FORMS[form]
+    for width in (1, 7, 8, 64, 66, 130):
+        x = randn(3, S, width, dtype=dtype)
+        for layout in LAYOUTS:
+            for drop in (0.0, P):
+                run = sums(x, named, layout, dropout=drop, seed=11)
+                assert_sums(device, run(device), expected(device, run), 40.0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_add_into(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+    x = randn(3, 2, S, 34, dtype=dtype)
+    for form, named in FORMS.items():
+        for drop in (0.0, P, 1.0):
+            want = expected(device, sums(x, named, "plain", dropout=drop, seed=5))
+            on = x.to(device)
+            into = moved(named, device)
+            for layout in ("plain", "misaligned", "channels first", "window"):
+                out = LAYOUTS[layout](torch.full_like(on, torch.nan))
+                assert sinpe.add(on, out=out, dropout=drop, seed=5, **into) is out
+                assert_sums(device, out, want, 40.0)
+                given = LAYOUTS[layout](on.clone())
+                assert sinpe.add_(given, dropout=drop, seed=5, **into) is given, form
+                assert_sums(device, given, want, 40.0)
+
+
+def test_any_dimension_may_be_the_sequence(device: torch.device) -> None:  # noqa: F811
+    x = randn(4, 5, 6, 7)
+    for seq_dim in range(4):
+        for channel_dim in range(4):
+            if seq_dim != channel_dim:
+                run = lambda d: sinpe.add(x.to(d), seq_dim=seq_dim, channel_dim=channel_dim, dropout=P, seed=3)  # noqa: B023, E731
+                assert_sums(device, run(device), expected(device, run), 10.0)
+
+
+@pytest.mark.parametrize("shape", [(100_000, 2, 8), (70_000, 1, 3), (1, 100_000, 34), (2, 65_537, 5)], ids=str)
+def test_many_rows_and_samples(shape: tuple[int, ...], device: torch.device) -> None:  # noqa: F811
+    """More than one dimension of a grid holds."""
+    x = randn(*shape, dtype=torch.bfloat16)
+    for named in ({}, {"start": torch.arange(shape[0])}):
+        run = sums(x, named, "plain", dropout=P, seed=1)
+        assert_sums(device, run(device), expected(device, run), 12.0)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 8), (2, 0, 8), (2, 3, 0), (0, 0)], ids=str)
+def test_nothing(shape: tuple[int, ...], device: torch.device) -> None:  # noqa: F811
+    x = torch.empty(shape, device=device)
+    assert sinpe.add(x, 8 if shape[-1] else None, dropout=P).shape == shape if shape[-1] else True
+    assert sinpe.table(0, 8, device=device).shape == (0, 8)
+    assert sinpe.encode(torch.empty(0, 2, device=device), 8).shape == (0, 2, 8)
+
+
+def test_masks_are_the_same(device: torch.device) -> None:  # noqa: F811
+    """One seed, one mask, on every device; also where rows begin inside of a group of eight."""
+    for shape in ((3, 5, 11), (2, 4, 64), (1, 1, 1), (5, 1000, 13)):
+        for seed in (0, -1, 2**63 - 1, 12345):
+            run = lambda d: sinpe.add(torch.ones(shape, device=d), alpha=0.0, dropout=P, seed=seed)  # noqa: B023, E731
+            assert torch.equal(run(device).cpu(), expected(device, run))
+    on_cpu = sinpe.add(torch.ones(4, 8, 16, device=device), alpha=0.0, dropout=P, seed=torch.tensor(77))
+    there = sinpe.add(torch.ones(4, 8, 16, device=device), alpha=0.0, dropout=P, seed=torch.tensor(77, device=device))
+    assert torch.equal(on_cpu, there)
+
+
+EMBED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scaled": {"scale": 8.0, "alpha": 0.5, "start": 3},
+    "padding": {"padding_idx": 2, "encode_padding": False},
+    "positions": {"positions": ROW * 7, "padding_mask": ROW > 6},
+    "alpha": {"alpha": torch.tensor([0.7])},
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", EMBED)
+def test_embed(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+    """Forward, and the gradient of weight: summed in the order of the tokens, so the bits are the CPU's."""
+    ids = torch.randint(0, 23, (3, S), generator=torch.Generator().manual_seed(4))
+    for width in (1, 7, 64, 130):
+        weight, grad = randn(23, width, dtype=dtype), randn(3, S, width, dtype=dtype, seed=5)
+        for drop in (0.0, P):
+
+            def run(d: torch.device, backward: bool = False) -> Tensor:
+                w = weight.to(d).requires_grad_(backward)  # noqa: B023
+                out = sinpe.embed(ids.to(d), w, dropout=drop, seed=9, **moved(EMBED[name], d))  # noqa: B023
+                return torch.autograd.grad(out, w, grad.to(d))[0] if backward else out  # noqa: B023
+
+            assert_sums(device, run(device), expected(device, run), 60.0)
+            got, want = run(device, True), expected(device, lambda d: run(d, True))
+            assert torch.equal(got.cpu(), want), f"{ulps(got, want)} ULP"
+
+
+@pytest.mark.parametrize("ids", ["one row", "few rows", "every row once", "none"])
+def test_embed_backward_of_many_tokens(ids: str, device: torch.device) -> None:  # noqa: F811
+    """Long and short runs of one id."""
+    rows = {"one row": 1, "few rows": 5, "every row once": 20_000, "none": 5}[ids]
+    count = 0 if ids == "none" else 20_000
+    tokens = torch.randperm(count, generator=torch.Generator().manual_seed(0)).reshape(4 if count else 1, -1) % rows
+    weight, grad = torch.zeros(rows, 24), randn(*tokens.shape, 24, dtype=torch.bfloat16).float()
+
+    def run(d: torch.device) -> Tensor:
+        w = weight.to(d).requires_grad_()
+        return torch.autograd.grad(sinpe.embed(tokens.to(d), w, dropout=P, seed=2), w, grad.to(d))[0]
+
+    assert torch.equal(run(device).cpu(), expected(device, run))
+
+
+def test_gradients_of_add(device: torch.device) -> None:  # noqa: F811
+    """x exactly; alpha and positions from float64 sums, which differ in their order alone."""
+    x, grad = randn(3, S, 34), randn(3, S, 34, seed=6)
+    for drop in (0.0, P):
+
+        def run(d: torch.device) -> tuple[Tensor, ...]:
+            given = x.to(d).requires_grad_()
+            alpha = torch.tensor([0.7], device=d, requires_grad=True)
+            positions = (ROW / 3).to(d).requires_grad_()
+            named = {"alpha": alpha, "positions": positions, "padding_mask": (ROW > 6).to(d)}
+            out = sinpe.add(given, scale=1.5, dropout=drop, seed=4, **named)  # noqa: B023
+            return torch.autograd.grad(out, (given, alpha, positions), grad.to(d))
+
+        got, want = run(device), expected(device, run)
+        assert torch.equal(got[0].cpu(), want[0])
+        for mine, theirs in zip(got[1:], want[1:], strict=True):
+            # float32 rows of 1 ULP, summed over fewer than 1024 products below 8 in size
+            torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_second_derivatives(device: torch.device) -> None:  # noqa: F811
+    positions = torch.linspace(0, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    alpha = torch.tensor([0.7], dtype=torch.float64, device=device, requires_grad=True)
+    x = randn(2, 5, 6, dtype=torch.float64).to(device).requires_grad_()
+    run = lambda x, alpha, p: sinpe.add(x, alpha=alpha, positions=p, dropout=P, seed=4)  # noqa: E731
+    assert torch.autograd.gradcheck(run, (x, alpha, positions)) and torch.autograd.gradgradcheck(
+        run, (x, alpha, positions)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_more_than_2_to_31_elements(dtype: torch.dtype, cuda: torch.device) -> None:  # noqa: F811
+    """Indices of 64 bits: the last rows are those of a call of their own."""
+    rows, width = 2**22 + 3, 513
+    need = 3 * rows * width * 2
+    if torch.cuda.mem_get_info(cuda)[0] < need:
+        pytest.skip(f"needs {need >> 30} GiB of free memory on the device")
+    x = torch.ones(1, rows, width, dtype=dtype, device=cuda)
+    got = sinpe.add(x)
+    assert_rows(cuda, got[0, -5:], (sinpe.table(5, width, start=rows - 5).float() + 1).to(dtype))
+    elements = rows * width
+    assert elements > 2**31
+    sinpe.add_(x, dropout=0.5, seed=3)
+    share = float((x[0, -4096:] != 0).float().mean())
+    assert abs(share - 0.5) < 0.01
+    del x
+    table = sinpe.table(rows, width, dtype=dtype, device=cuda, out=got[0])
+    assert_rows(cuda, table[-5:], sinpe.table(5, width, start=rows - 5, dtype=dtype))

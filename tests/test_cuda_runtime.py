@@ -1,0 +1,334 @@
+"""How the CUDA kernels behave among other work: streams, graphs, devices, memory, determinism, compilers."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cuda_support import assert_rows, assert_sums, cuda, randn  # noqa: F401
+from torch import Tensor
+
+import sinpe_ext as sinpe
+from sinpe_ext import _backend
+
+B, S, D, V = 4, 64, 128, 50
+P = 0.3
+Case = Callable[[torch.device], Callable[[], Any]]
+
+
+def tensors(device: torch.device) -> dict[str, Tensor]:
+    return {
+        "x": randn(B, S, D).to(device),
+        "ids": (torch.arange(B * S) % V).reshape(B, S).to(device),
+        "weight": randn(V, D).to(device),
+        "positions": torch.arange(S).to(device),
+        "starts": torch.arange(B).to(device),
+        "mask": (torch.arange(S) > 50).to(device),
+        "alpha": torch.tensor([0.7], device=device),
+        "seed": torch.tensor(5, device=device),
+        "grad": torch.ones(B, S, D, device=device),
+    }
+
+
+def case_of(run: Callable[..., Any]) -> Case:
+    def prepared(device: torch.device) -> Callable[[], Any]:
+        t = tensors(device)
+        return lambda: run(t, device)
+
+    return prepared
+
+
+def trained(t: dict[str, Tensor], _: Any) -> Any:
+    x, alpha = t["x"].detach().requires_grad_(), t["alpha"].detach().requires_grad_()
+    positions = t["positions"].float().requires_grad_()
+    out = sinpe.add(x, alpha=alpha, positions=positions, dropout=P, seed=t["seed"], padding_mask=t["mask"])
+    return torch.autograd.grad(out, (x, alpha, positions), t["grad"])
+
+
+def embedded(t: dict[str, Tensor], _: Any) -> Any:
+    weight = t["weight"].detach().requires_grad_()
+    out = sinpe.embed(t["ids"], weight, scale=2.0, dropout=P, seed=3, padding_idx=0, encode_padding=False)
+    return out, torch.autograd.grad(out, weight, t["grad"])[0]
+
+
+CASES: dict[str, Case] = {
+    "table": case_of(lambda t, d: sinpe.table(S, D, start=3, device=d)),
+    "table out": case_of(lambda t, d: sinpe.table(S, D, out=torch.empty(S, D, device=d))),
+    "encode": case_of(lambda t, d: sinpe.encode(t["positions"].float(), D)),
+    "add": case_of(lambda t, d: sinpe.add(t["x"], scale=2.0)),
+    "add alpha": case_of(lambda t, d: sinpe.add(t["x"], alpha=t["alpha"])),
+    "add alpha out": case_of(lambda t, d: sinpe.add(t["x"], alpha=t["alpha"], out=torch.empty_like(t["x"]))),
+    "add starts": case_of(lambda t, d: sinpe.add(t["x"], start=t["starts"], padding_mask=t["mask"])),
+    "add convention": case_of(lambda t, d: sinpe.add(t["x"], "fairseq", start=t["starts"])),
+    "add positions": case_of(lambda t, d: sinpe.add(t["x"], positions=t["positions"], dropout=P, seed=5)),
+    "add seed": case_of(lambda t, d: sinpe.add(t["x"], dropout=P, seed=t["seed"])),
+    "add CPU seed": case_of(lambda t, d: sinpe.add(t["x"], dropout=P, seed=torch.tensor(5))),
+    "add_": case_of(lambda t, d: sinpe.add_(t["x"].clone(), dropout=P, seed=5)),
+    "float32 angle": case_of(lambda t, d: sinpe.add(t["x"], sinpe.Encoding(D, angle="float32_exp"))),
+    "trained": case_of(trained),
+    "embed": case_of(lambda t, d: sinpe.embed(t["ids"], t["weight"])),
+    "embedded": case_of(embedded),
+    "packed": case_of(lambda t, d: sinpe.positions.packed(t["starts"], total=S)),
+}
+
+
+def flat(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def equal(got: Any, want: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(flat(got), flat(want), strict=True))
+
+
+@contextlib.contextmanager
+def no_synchronisation() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_repeats_itself_on_the_cpu(name: str) -> None:
+    """The cases themselves are sound, on a machine without a card too."""
+    run = CASES[name](torch.device("cpu"))
+    assert equal(run(), run())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_waits_for_the_device(name: str, cuda: torch.device) -> None:  # noqa: F811
+    run = CASES[name](cuda)
+    want = run()  # the first use copies the constants of the encoding
+    with no_synchronisation():
+        got = run()
+    assert equal(got, want)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stream_of_ones_own(name: str, cuda: torch.device) -> None:  # noqa: F811
+    """The kernels queue behind what the stream has to do first."""
+    run = CASES[name](cuda)
+    want = run()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    t = tensors(cuda)
+    big = torch.randn(4096, 4096, device=cuda)
+    with torch.cuda.stream(stream):
+        for _ in range(20):  # some milliseconds
+            big = big @ big * 1e-3
+        late = t["x"] + 0 * big[0, 0].nan_to_num(0.0, 0.0, 0.0)
+        got = run()
+        behind = sinpe.add(late, scale=2.0)
+    stream.synchronize()
+    assert equal(got, want) and torch.equal(behind, sinpe.add(t["x"], scale=2.0))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_captured_graph_replays(name: str, cuda: torch.device) -> None:  # noqa: F811
+    run = CASES[name](cuda)
+    want = run()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run()
+    for _ in range(2):
+        for t in flat(got):
+            t.detach().fill_(0)
+        graph.replay()
+        assert equal(got, want)
+
+
+def test_a_replay_sees_new_numbers_and_draws_a_new_mask(cuda: torch.device) -> None:  # noqa: F811
+    x, alpha = torch.ones(B, S, D, device=cuda), torch.tensor([1.0], device=cuda)
+    starts, seed = torch.zeros(B, dtype=torch.long, device=cuda), torch.tensor(1, device=cuda)
+
+    def run() -> tuple[Tensor, ...]:
+        return (
+            sinpe.add(x, alpha=0.0, dropout=0.5),
+            sinpe.add(x, alpha=0.0, dropout=0.5, seed=seed),
+            sinpe.add(x, alpha=alpha, start=starts),
+        )
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run()
+    graph.replay()
+    first = [t.clone() for t in got]
+    graph.replay()
+    assert not torch.equal(got[0], first[0])
+    assert torch.equal(got[1], first[1]) and torch.equal(got[2], first[2])
+    seed.fill_(2), alpha.fill_(-0.5), starts.copy_(torch.arange(B) * 7)
+    graph.replay()
+    assert torch.equal(got[1], sinpe.add(x, alpha=0.0, dropout=0.5, seed=2))
+    assert torch.equal(got[2], sinpe.add(x, alpha=-0.5, start=torch.arange(B, device=cuda) * 7))
+
+
+def test_the_first_use_inside_of_a_capture_says_what_to_do(cuda: torch.device) -> None:  # noqa: F811
+    x, encoding = torch.ones(2, 3, 8, device=cuda), sinpe.Encoding(8, base=31.25)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="encoding: expected to be used once on cuda:0 before a graph is captured"):
+        with torch.cuda.graph(graph):
+            sinpe.add(x, encoding)
+    del graph
+    torch.cuda.synchronize()
+    assert sinpe.add(x, encoding).isfinite().all()
+
+
+def test_a_captured_encoding_is_kept(cuda: torch.device) -> None:  # noqa: F811
+    x, encoding = torch.zeros(2, 3, 8, device=cuda), sinpe.Encoding(8, base=77.5)
+    want = sinpe.add(x, encoding)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = sinpe.add(x, encoding)
+    for base in range(2, 700):
+        sinpe.add(x, sinpe.Encoding(8, base=base))
+    gc.collect()
+    graph.replay()
+    assert torch.equal(got, want)
+
+
+def test_the_second_device(cuda: torch.device) -> None:  # noqa: F811
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device only")
+    other = torch.device("cuda", 1)
+    for name, case in CASES.items():
+        want, got = case(cuda)(), case(other)()  # the current device stays the first
+        assert all(t.device == other for t in flat(got))
+        assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(flat(got), flat(want), strict=True)), name
+    with pytest.raises(RuntimeError, match=r"positions: expected the device of x, cuda:0, got cuda:1; move it"):
+        sinpe.add(torch.ones(2, 3, 8, device=cuda), positions=torch.arange(3, device=other))
+
+
+def peak(run: Callable[[], Any]) -> tuple[int, int]:
+    """Bytes beyond the start while it runs, and in its results."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before, sum(t.numel() * t.element_size() for t in flat(result))
+
+
+SMALL = 2**16  # a seed, an alpha, rounding of the allocator
+
+
+def test_memory_is_that_of_the_results(cuda: torch.device) -> None:  # noqa: F811
+    x = torch.ones(8, 4096, 512, device=cuda)
+    for run in (
+        lambda: sinpe.table(32768, 512, device=cuda),
+        lambda: sinpe.add(x),
+        lambda: sinpe.add(x, dropout=P),
+        lambda: sinpe.add(x, alpha=torch.ones(1, device=cuda), positions=torch.arange(4096, device=cuda)),
+    ):
+        run()
+        used, made = peak(run)
+        assert used <= made + SMALL
+    used, _ = peak(lambda: sinpe.add_(x, dropout=P))
+    assert used <= SMALL
+    given, grad = x.requires_grad_(), torch.ones_like(x)
+    used, made = peak(lambda: torch.autograd.grad(sinpe.add(given, dropout=P), given, grad))
+    assert used <= 2 * made + SMALL  # the sum and the gradient; no mask, no rows
+
+
+def test_backward_gives_the_same_bits_every_time(cuda: torch.device) -> None:  # noqa: F811
+    ids = torch.randint(0, 40, (16, 512), generator=torch.Generator().manual_seed(1)).to(cuda)
+    weight, grad = torch.zeros(40, 96, device=cuda, requires_grad=True), randn(16, 512, 96).to(cuda)
+
+    def run() -> Tensor:
+        return torch.autograd.grad(sinpe.embed(ids, weight, dropout=P, seed=1), weight, grad)[0]
+
+    want = run()
+    assert all(torch.equal(run(), want) for _ in range(5))
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.equal(run(), want)
+        for name in ("trained", "embedded", "add"):
+            case = CASES[name](cuda)
+            assert equal(case(), case())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_torch_compile(mode: str, cuda: torch.device) -> None:  # noqa: F811
+    pytest.importorskip("triton")
+    torch._dynamo.reset()
+    layer = sinpe.SinusoidalPositionalEncoding(D, P).to(cuda)
+    encoding, x, weight = sinpe.Encoding(D), randn(B, S, D).to(cuda), randn(V, D).to(cuda)
+    ids = (torch.arange(B * S) % V).reshape(B, S).to(cuda)
+
+    @torch.compile(mode=mode, fullgraph=True)
+    def run(x: Tensor, ids: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        added = sinpe.add(x, encoding, scale=2.0) * 2
+        return added, sinpe.embed(ids, weight, encoding, dropout=P, seed=7), layer(x)
+
+    for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        added, embedded_rows, dropped = (t.clone() for t in run(x, ids, weight))
+        # the compiler may contract scale * x + PE into one rounding
+        torch.testing.assert_close(added, sinpe.add(x, encoding, scale=2.0) * 2, rtol=2e-7, atol=2e-6)
+        assert torch.equal(embedded_rows, sinpe.embed(ids, weight, encoding, dropout=P, seed=7))
+        assert abs(float((dropped == 0).float().mean()) - P) < 0.05
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_torch_compile_backward(mode: str, cuda: torch.device) -> None:  # noqa: F811
+    pytest.importorskip("triton")
+    torch._dynamo.reset()
+    layer = sinpe.SinusoidalEmbedding(V, D, dropout=P, learned_alpha=True, device=cuda)
+    ids = (torch.arange(B * S) % V).reshape(B, S).to(cuda)
+    seed = torch.tensor(3, device=cuda)
+    compiled = torch.compile(lambda ids, seed: layer(ids, seed=seed).square().sum(), mode=mode)
+    want = torch.autograd.grad(layer(ids, seed=seed).square().sum(), tuple(layer.parameters()))
+    for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        got = torch.autograd.grad(compiled(ids, seed), tuple(layer.parameters()))
+        for mine, theirs in zip(got, want, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_autocast_changes_nothing(cuda: torch.device) -> None:  # noqa: F811
+    x, positions = randn(B, S, D).to(cuda), torch.arange(S, device=cuda) + 100_000
+    want = sinpe.add(x, positions=positions)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert torch.equal(sinpe.add(x, positions=positions), want)
+        assert sinpe.encode(positions.double(), D).dtype == torch.float32
+
+
+def test_modules_move(cuda: torch.device) -> None:  # noqa: F811
+    layer = sinpe.SinusoidalPositionalEncoding(D, 0.0, learned_alpha=True).to("cuda")
+    x = randn(B, S, D)
+    got = layer(x.to(cuda))
+    assert_sums(cuda, got.detach(), layer.cpu()(x).detach(), 8.0)
+    step = sinpe.SinusoidalPositionalEncoding(D).eval().to(cuda)
+    one = randn(1, 1, D)
+    for start in (0, 7, 4095):
+        assert_sums(cuda, step(one.to(cuda), start=start), step(one, start=start), 8.0)
+    assert_rows(cuda, sinpe.table(5, D, device="cuda"), sinpe.table(5, D))
+    with torch.device("cuda"):
+        assert sinpe.table(5, D).is_cuda
+
+
+def test_torch_func(cuda: torch.device) -> None:  # noqa: F811
+    x = randn(B, S, D).to(cuda)
+    got = torch.func.vmap(lambda x: sinpe.add(x, dropout=P, seed=3))(x)
+    assert_sums(cuda, got, torch.func.vmap(lambda x: sinpe.add(x, dropout=P, seed=3))(x.cpu()), 8.0)
+    grad = torch.func.grad(lambda x: sinpe.add(x, dropout=P, seed=3).sum())(x)
+    assert torch.equal(grad.cpu(), torch.func.grad(lambda x: sinpe.add(x, dropout=P, seed=3).sum())(x.cpu()))
+
+
+def test_the_eager_twin_on_the_device(cuda: torch.device) -> None:  # noqa: F811
+    """What runs where the kernels cannot be built."""
+    x = randn(B, S, D).to(cuda)
+    with _backend.use_backend("eager"):
+        eager = sinpe.add(x, dropout=P, seed=3)
+    assert_sums(cuda, sinpe.add(x, dropout=P, seed=3), eager.cpu(), 8.0)

@@ -1,0 +1,244 @@
+"""What can be known of the CUDA library without a device: `make cuda-check`.
+
+1. nvcc compiles every kernel for the architectures below, warnings are errors, and nothing spills a register.
+2. The binding compiles against the headers of a CUDA build of torch, and the whole links against its libraries with
+   nothing left undefined. Where this environment's torch is none, one is taken from its wheel: CUDA_TORCH_WHEEL=FILE,
+   or `pip download` of torch CUDA_TORCH (2.12.0; half a gigabyte, and one more unpacked, deleted at the end unless
+   CUDA_CHECK_KEEP=1). CUDA_CHECK_OFFLINE=1 lets it pass without one, against this environment's torch.
+3. The library loads into this environment's torch, a CPU build as a rule, and brings a CUDA kernel for each operator.
+
+All of it is in build/cuda-check: the report as report.md, nvcc's output beside each object, the library.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import ptxas_report  # noqa: E402
+
+from sinpe_ext import _build, _nvcc  # noqa: E402
+
+OUT = ROOT / "build" / "cuda-check"
+ARCHITECTURES = "7.5 8.0 9.0 10.0 12.0"
+LIBRARIES = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so")
+DISK = 2_500_000_000  # bytes: the wheel, what is unpacked of it, and the build
+STREAM = "aoti_torch_get_current_cuda_stream"  # what the binding looks up in libtorch_cuda.so at run time
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+# Declared in a header and used by some of the files that include it: no fault of a kernel's.
+KERNEL_WARNINGS = ["-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wno-unused-function,-Wno-unknown-pragmas"]
+FORBIDDEN = ("libcudart", "libtorch_python", "libtorch_cuda", "libc10_cuda")
+
+LOADS = """
+import sys, torch
+from sinpe_ext import _ops
+has = torch._C._dispatch_has_kernel_for_dispatch_key
+names = [n for n in _ops.EAGER if not n.startswith("plan_") and n != "draw_seed"]
+assert not [n for n in names if has("sinpe_ext::" + n, "CUDA")], "registered before the library is loaded"
+torch.ops.load_library(sys.argv[1])
+missing = [n for n in names if not has("sinpe_ext::" + n, "CUDA")]
+assert not missing, f"no CUDA kernel for {', '.join(missing)}"
+assert torch.version.cuda or not torch.cuda.is_initialized()
+print(f"torch {torch.__version__}: {len(names)} operators have a CUDA kernel")
+"""
+
+
+class Failure(Exception):
+    """A check that does not hold; the message is for the user."""
+
+
+@dataclass
+class Torch:
+    """A torch to compile and link against."""
+
+    folder: Path  # holds include and lib
+    version: str
+    cuda: str | None
+
+    @property
+    def include(self) -> list[str]:
+        folders = (self.folder / "include", self.folder / "include" / "torch" / "csrc" / "api" / "include")
+        return [part for folder in folders for part in ("-isystem", str(folder))]
+
+
+def say(text: str) -> None:
+    print(f"cuda-check: {text}", flush=True)
+
+
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    started = time.monotonic()
+    say(name)
+    yield
+    say(f"    {time.monotonic() - started:.1f} s")
+
+
+def run(command: Sequence[object]) -> str:
+    words = list(map(str, command))
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(words, **both, text=True, errors="replace", cwd=ROOT)
+    if done.returncode:
+        raise Failure(f"{' '.join(words)}\n{done.stdout}")
+    return done.stdout
+
+
+# -------------------------------------------------------------------------------------------------------------- torch
+
+
+def environments_torch() -> Torch:
+    import torch
+
+    return Torch(Path(torch.__file__).parent, str(torch.__version__), torch.version.cuda)
+
+
+def cuda_torch() -> Torch:
+    """This environment's torch if it has CUDA, else one from a wheel."""
+    own = environments_torch()
+    if own.cuda:
+        return own
+    wheel = os.environ.get("CUDA_TORCH_WHEEL")
+    version = os.environ.get("CUDA_TORCH") or "2.12.0"
+    unpacked = OUT / "wheel"
+    if not (unpacked / "done").exists():
+        shutil.rmtree(unpacked, ignore_errors=True)
+        free = shutil.disk_usage(OUT).free
+        if free < DISK:
+            raise Failure(f"{OUT}: expected {DISK / 1e9:.1f} GB of free disk for a CUDA torch, got {free / 1e9:.1f} GB")
+        unpack(Path(wheel) if wheel else downloaded(version), unpacked)
+    found = dict(re.findall(r"^(__version__|cuda)\b.*= '(.*)'$", (unpacked / "torch/version.py").read_text(), re.M))
+    if "cuda" not in found:
+        raise Failure(f"torch {found.get('__version__')} of the wheel is no CUDA build; set CUDA_TORCH_WHEEL to one")
+    return Torch(unpacked / "torch", found["__version__"], found["cuda"])
+
+
+def downloaded(version: str) -> Path:
+    say(f"    no CUDA build of torch here: downloading torch {version} (half a gigabyte) into {OUT}")
+    shutil.rmtree(OUT / "download", ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
+    run([*pip, "-d", OUT / "download", f"torch==={version}"])  # ===: not the CPU build 2.12.0+cpu of another index
+    (wheel,) = (OUT / "download").glob("*.whl")
+    return wheel
+
+
+def unpack(wheel: Path, folder: Path) -> None:
+    if not wheel.is_file():
+        raise Failure(f"CUDA_TORCH_WHEEL: expected a wheel of torch, got {wheel}")
+    wanted = ("torch/include/", "torch/version.py", *(f"torch/lib/{name}" for name in LIBRARIES))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
+    (folder / "done").touch()
+
+
+# ---------------------------------------------------------------------------------------------------------- the steps
+
+
+def compile_kernels(nvcc: _nvcc.Nvcc, compiler: _build.Compiler) -> list[Path]:
+    architectures = _nvcc.cuda_architectures(nvcc, environ={"TORCH_CUDA_ARCH_LIST": ARCHITECTURES})
+    flags = ["-Xptxas", "-v", *KERNEL_WARNINGS]
+    try:
+        objects = _nvcc.compile_kernels(nvcc, ROOT / "csrc", OUT / "kernels", architectures, compiler, flags)
+    except subprocess.CalledProcessError as error:
+        raise Failure(f"{' '.join(error.cmd)}\n{error.output.decode(errors='replace')}") from None
+    return objects
+
+
+def report_kernels(objects: list[Path], nvcc: _nvcc.Nvcc) -> None:
+    rows, spilled = ptxas_report.report(path.with_suffix(".log") for path in objects)
+    text = [f"nvcc {nvcc.version}, flags: {' '.join(_nvcc.compile_flags())}", "", *rows]
+    if spilled:
+        text += ["", f"{len(spilled)} functions spill registers:", "", *(f"- {line}" for line in spilled)]
+    (OUT / "report.md").write_text("\n".join(text) + "\n")
+    print("\n".join(text), flush=True)
+    if spilled:
+        raise Failure(f"{len(spilled)} functions spill registers, see above and {OUT / 'report.md'}")
+
+
+def link(kernels: list[Path], torch: Torch, nvcc: _nvcc.Nvcc, compiler: _build.Compiler) -> Path:
+    root, objects = ROOT / "csrc", list(kernels)
+    include = [f"-I{folder}" for folder in _build.include_directories(root)]
+    for source in _build.sources("cuda", root):
+        if source.suffix == ".cpp":
+            objects.append(OUT / f"{source.name}.o")
+            flags = ["-std=c++20", "-fPIC", *_build.compile_flags("cuda"), *WARNINGS]
+            run([*compiler.command, *flags, *include, *torch.include, "-c", source, "-o", objects[-1]])
+    library = OUT / "_C_cuda.so"
+    names = [name for name in LIBRARIES if (torch.folder / "lib" / name).exists()]
+    against = [f"-L{torch.folder / 'lib'}", *(f"-l:{name}" for name in names)]
+    strict = ["-Wl,--no-undefined", "-Wl,--allow-shlib-undefined", *_build.link_flags("cuda")]
+    run([*compiler.command, "-shared", "-o", library, *strict, *_nvcc.link_flags(nvcc, objects), *against])
+    needed = re.findall(r"NEEDED.*\[(.*)\]", run(["readelf", "-d", library]))
+    wrong = [name for name in needed if name.startswith(FORBIDDEN)]
+    if wrong:
+        raise Failure(f"{library} needs {', '.join(wrong)}, without which it must load")
+    exported = ["nm", "-D", "--defined-only", torch.folder / "lib" / "libtorch_cuda.so"]
+    if torch.cuda and STREAM not in run(exported).split():
+        raise Failure(f"libtorch_cuda.so of torch {torch.version} has no {STREAM}, which the binding looks up")
+    say(f"    {library.stat().st_size / 1e6:.1f} MB, needs {' '.join(needed)}")
+    return library
+
+
+def check() -> list[str]:
+    """What was skipped; raises Failure and BuildUnavailable."""
+    skipped = []
+    OUT.mkdir(parents=True, exist_ok=True)
+    compiler, nvcc = _build.find_compiler(), _nvcc.find_nvcc(None)
+    names = [path.name for path in _build.sources("cuda", ROOT / "csrc")]
+    with step(f"1. nvcc {nvcc.version} compiles {' '.join(n for n in names if n.endswith('.cu'))} for {ARCHITECTURES}"):
+        kernels = compile_kernels(nvcc, compiler)
+    failure = None
+    try:
+        report_kernels(kernels, nvcc)
+    except Failure as spills:  # the library is none the less to be seen
+        failure = spills
+    with step("2a. a CUDA build of torch"):
+        try:
+            torch = cuda_torch()
+        except Failure as missing:
+            torch = environments_torch()
+            skipped.append(f"no link against a CUDA build of torch, but against torch {torch.version}: {missing}")
+            say(f"    SKIPPED: {missing}")
+        say(f"    torch {torch.version}, CUDA {torch.cuda}")
+    with step("2b. the binding compiles and links against it"):
+        library = link(kernels, torch, nvcc, compiler)
+    with step("3. the library loads into this environment's torch"):
+        print(run([sys.executable, "-c", LOADS, library]), end="", flush=True)
+    if failure:
+        raise failure
+    return skipped
+
+
+def main() -> int:
+    started = time.monotonic()
+    try:
+        skipped = check()
+    except (Failure, _build.BuildUnavailable) as error:
+        todo = f"; {error.todo}" if isinstance(error, _build.BuildUnavailable) and error.todo else ""
+        print(f"cuda-check: FAILED: {error}{todo}", file=sys.stderr)
+        return 1
+    finally:
+        if os.environ.get("CUDA_CHECK_KEEP") != "1":
+            for folder in ("wheel", "download"):
+                shutil.rmtree(OUT / folder, ignore_errors=True)
+    for line in skipped:
+        print(f"cuda-check: NOT CHECKED: {line}", file=sys.stderr)
+    if skipped and os.environ.get("CUDA_CHECK_OFFLINE") != "1":
+        print("cuda-check: FAILED: see above; CUDA_CHECK_OFFLINE=1 lets this pass", file=sys.stderr)
+        return 1
+    say(f"{'what could be checked holds' if skipped else 'all holds'}, {time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
