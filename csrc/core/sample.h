@@ -76,6 +76,7 @@ SINPE_HD bool is_open(double v) {
 struct InDouble {
   using Real = float;
   static constexpr int kBits = 54;  // a frequency below 2^-74
+  static constexpr bool kByPosition = false;
 
   SINPE_HD static Sample<float> at(const Plan&, const Oscillator&, Position, uint128 phase, const Amplitude& amplitude,
                                    bool* open) {
@@ -85,10 +86,8 @@ struct InDouble {
     double t = static_cast<double>(rest) * 0x1p-64;
     // Of 53 bits or more the low half of the phase could only move the last.
     if (static_cast<uint32_t>((rest >> 32) + (1 << 21)) < 1u << 22) {
-      const uint64_t low = static_cast<uint64_t>(phase);
-      t = fma(static_cast<double>(low), 0x1p-128, t);
-      if ((rest | static_cast<int64_t>(low)) == 0) return on_axis(quarter, amplitude);
-      *open = *open || (rest >= -8 && rest < 8);  // perhaps no normal float
+      t = fma(static_cast<double>(static_cast<uint64_t>(phase)), 0x1p-128, t);
+      *open = *open || (rest >= -8 && rest < 8);  // an exact zero, or perhaps no normal float
     }
     double s, c;
     sincos_fast(t, &s, &c);
@@ -97,13 +96,6 @@ struct InDouble {
     *open = *open || is_open(s) || is_open(c);
     return turned<float>(quarter, {static_cast<float>(s), static_cast<float>(c)});
   }
-
-  // Where the phase is a whole number of quarters. A zero has the amplitude's sign, not the quarter's.
-  SINPE_HD static Sample<float> on_axis(uint32_t quarter, const Amplitude& amplitude) {
-    const float zero = static_cast<float>(amplitude.whole * 0.0), one = static_cast<float>(amplitude.whole);
-    const Sample<float> v = turned<float>(quarter, {0.0f, one});
-    return {v.s == 0.0f ? zero : v.s, v.c == 0.0f ? zero : v.c};
-  }
 };
 
 // float32 by float arithmetic.
@@ -111,11 +103,11 @@ struct InDouble {
 struct InSingle {
   using Real = float;
   static constexpr int kBits = 36;  // a frequency below 2^-92: relative error 2^-37
+  static constexpr bool kByPosition = false;
 
   SINPE_HD static Sample<float> at(const Plan&, const Oscillator&, Position, uint128 phase, const Amplitude& amplitude,
                                    bool* open) {
     const SingleAngle angle = single_angle(phase, open);
-    if (angle.y.hi == 0.0f) return InDouble::on_axis(angle.quarter, amplitude);
     FloatFloat s, c;
     sincos_single(angle.y, &s, &c);
     return turned<float>(angle.quarter, {scaled_sum(s, amplitude.parts), scaled_sum(c, amplitude.parts)});
@@ -127,6 +119,7 @@ struct InSingle {
 struct InFull {
   using Real = double;
   static constexpr int kBits = 0;
+  static constexpr bool kByPosition = true;
 
   SINPE_HD static Sample<double> at(const Plan& plan, const Oscillator& o, Position p, uint128,
                                     const Amplitude& amplitude, bool* open) {
@@ -150,6 +143,14 @@ SINPE_HD Sample<double> exact_sample(double, const Plan& plan, const Frequency& 
   return {exact_double(p, f, 0, plan.amplitude), exact_double(p, f, 1, plan.amplitude)};
 }
 
+// Where the phase is a whole number of quarters. A zero has the amplitude's sign, not the quarter's.
+template <class Real>
+SINPE_HD Sample<Real> on_axis(uint128 phase, double amplitude) {
+  const Real zero = static_cast<Real>(amplitude * 0.0);
+  const Sample<Real> v = turned<Real>(static_cast<uint32_t>(phase >> 126), {Real{0}, static_cast<Real>(amplitude)});
+  return {v.s == Real{0} ? zero : v.s, v.c == Real{0} ? zero : v.c};
+}
+
 // The sample of any finite position, settled.
 //   Error: that of Arithmetic
 template <class Arithmetic>
@@ -158,7 +159,9 @@ SINPE_HD_RARE Sample<typename Arithmetic::Real> settled(const Plan& plan, int64_
   const Frequency f = plan.frequency(osc);
   bool open = is_below_phase(plan, o, p, Arithmetic::kBits);
   if (!open) {
-    const auto v = Arithmetic::at(plan, o, p, integer_phase(p, f), amplitude_of(plan.amplitude), &open);
+    const uint128 phase = integer_phase(p, f);
+    if (Arithmetic::kBits != 0 && phase << 2 == 0) return on_axis<typename Arithmetic::Real>(phase, plan.amplitude);
+    const auto v = Arithmetic::at(plan, o, p, phase, amplitude_of(plan.amplitude), &open);
     if (!open) return v;
   }
   return exact_sample(typename Arithmetic::Real{}, plan, f, p);

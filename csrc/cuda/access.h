@@ -126,32 +126,32 @@ struct Raw {
 };
 
 // Elements of a row whose channels lie `step` apart, from channel `first` on: 16 bytes at a time where all N exist, side by
-// side and aligned. What does not exist is 0.
-template <class T, int N>
+// side and aligned, as kPlain promises. What does not exist is 0.
+template <class T, int N, bool kPlain = false>
 SINPE_HD void load(const T* row, int64_t first, int64_t step, Range range, Raw<T, N>* raw) {
   constexpr int kEach = Raw<T, N>::kEach;
-  const T* p = row + first * step;
-  if (range.from == 0 && range.to == N && step == 1 && is_aligned(p)) {
+  const T* p = row + (kPlain ? first : first * step);
+  if (kPlain || (range.from == 0 && range.to == N && step == 1 && is_aligned(p))) {
     SINPE_UNROLLED
     for (int k = 0; k < N / kEach; ++k) raw->b[k] = reinterpret_cast<const Bytes16*>(p)[k];
-    return;
+  } else if constexpr (!kPlain) {
+    SINPE_UNROLLED
+    for (int k = 0; k < N; ++k) raw->set(k, k >= range.from && k < range.to ? p[k * step] : T{});
   }
-  SINPE_UNROLLED
-  for (int k = 0; k < N; ++k) raw->set(k, k >= range.from && k < range.to ? p[k * step] : T{});
 }
 
-template <class T, int N>
+template <class T, int N, bool kPlain = false>
 SINPE_HD void store(T* row, int64_t first, int64_t step, Range range, const accumulate_t<T>* v) {
   constexpr int kEach = 16 / static_cast<int>(sizeof(T));
-  T* p = row + first * step;
-  if (range.from == 0 && range.to == N && step == 1 && is_aligned(p)) {
+  T* p = row + (kPlain ? first : first * step);
+  if (kPlain || (range.from == 0 && range.to == N && step == 1 && is_aligned(p))) {
     SINPE_UNROLLED
     for (int k = 0; k < N / kEach; ++k) reinterpret_cast<Bytes16*>(p)[k] = pack16<T>(v + k * kEach);
-    return;
-  }
-  SINPE_UNROLLED
-  for (int k = 0; k < N; ++k) {
-    if (k >= range.from && k < range.to) round_store(p + k * step, v[k]);
+  } else if constexpr (!kPlain) {
+    SINPE_UNROLLED
+    for (int k = 0; k < N; ++k) {
+      if (k >= range.from && k < range.to) round_store(p + k * step, v[k]);
+    }
   }
 }
 

@@ -38,9 +38,18 @@ struct Data {
   // Slices of one call: batch * middle, or middle alone where tiles count rows over the batch.
   int64_t middle, slices;
   int32_t parts;   // blocks that share a tile's slices
-  int64_t part;    // slices of each
-  bool askew;      // some row does not begin where a group may
+  int64_t part;    // slices of each, kMostSlices at most
+  bool askew;      // some row of the result does not begin where a group may
+  bool plain;      // all rows, of whatever kind, begin and end where 16 bytes do
   Divisor groups;  // of a tile's row
+};
+
+constexpr int kMostSlices = 64;
+
+// Where a row of a tile, or a slice, lies: offsets that add up.
+struct Place {
+  int64_t x, out, ids, mask;
+  uint64_t element;
 };
 
 SINPE_HD double value_of(const void* number, sinpe_dtype dtype) {
@@ -93,6 +102,7 @@ struct Apply {
 
   struct Shared {
     TileRows<Arithmetic> rows;
+    Place row[kTileRows], slice[kMostSlices];
     Real alpha;
     uint64_t seed;
   };
@@ -107,141 +117,157 @@ struct Apply {
     const uint32_t parts = static_cast<uint32_t>(s.parts);
     const uint32_t index = parts == 1 ? block : block / parts, part = parts == 1 ? 0 : block - index * parts;
     const Tile tile = tile_at(tiling, index);
+    const int64_t first = static_cast<int64_t>(part) * s.part;
+    const int32_t slices = static_cast<int32_t>(first + s.part < s.slices ? s.part : s.slices - first);
     if constexpr (kPhase == 0) {
       shared.rows.begin(plan, tiling, positions, tile, thread);
+      const int at = thread - kThreads / 2;
+      if (thread < tile.height)
+        shared.row[thread] = row_place(tile, shared.rows.batch[thread], shared.rows.row[thread]);
+      if (at >= 0 && at < slices) shared.slice[at] = slice_place(first + at);
       if (thread != kThreads - 1) return;
       const double alpha = s.scalars.alpha == nullptr ? s.alpha : value_of(s.scalars.alpha, s.scalars.alpha_dtype);
       shared.alpha = static_cast<Real>(alpha);
       shared.seed = s.scalars.seed == nullptr ? s.seed : static_cast<uint64_t>(*s.scalars.seed);
     } else if constexpr (kPhase == 1) {
       shared.rows.fill(positions, tile, shared.alpha, thread);
+    } else if (s.plain) {
+      stream<true>(tile, slices, thread, shared);
     } else {
-      stream(tile, part, thread, shared);
+      stream<false>(tile, slices, thread, shared);
     }
   }
 
  private:
-  // Of a slice; batch is its first dimension, which tiles that count rows over the batch have already.
-  SINPE_HD int64_t slice_offset(const Strides& t, int64_t batch, int64_t slice) const {
-    if (s.dims == 0) return 0;
-    if (tiling.by_sample) return batch * t.slice[0] + offset_at(s.sizes + 1, t.slice + 1, s.dims - 1, slice);
-    return s.dims == 1 ? slice * t.slice[0] : offset_at(s.sizes, t.slice, s.dims, slice);
+  // Tiles that count rows over the batch have the first dimension in their rows, others in their slices.
+  SINPE_HD Place row_place(const Tile& tile, int64_t batch, int64_t row) const {
+    const int64_t lead = tiling.by_sample ? batch : 0;
+    const auto offset = [&](const Strides& t) { return lead * t.slice[0] + row * t.row + tile.channel * t.channel; };
+    return {offset(s.of_x), offset(s.of_out), offset(s.of_ids), lead * s.mask_strides[0] + row * s.mask_strides[1],
+            s.first_element + static_cast<uint64_t>(offset(s.of_elements))};
+  }
+  SINPE_HD Place slice_place(int64_t slice) const {
+    const int skip = tiling.by_sample ? 1 : 0;
+    const auto offset = [&](const Strides& t) {
+      return offset_at(s.sizes + skip, t.slice + skip, s.dims - skip, slice);
+    };
+    return {offset(s.of_x), offset(s.of_out), offset(s.of_ids),
+            tiling.by_sample ? 0 : slice / s.middle * s.mask_strides[0], static_cast<uint64_t>(offset(s.of_elements))};
   }
 
-  SINPE_HD void stream(const Tile& tile, uint32_t part, int thread, const Shared& shared) const {
-    const int64_t from = static_cast<int64_t>(part) * s.part;
-    const int64_t to = from + s.part < s.slices ? from + s.part : s.slices;
+  template <bool kPlain>
+  SINPE_HD void stream(const Tile& tile, int32_t slices, int thread, const Shared& shared) const {
     const uint32_t groups = s.groups.d * static_cast<uint32_t>(tile.height);
     SINPE_ROLLED
-    for (uint32_t g = static_cast<uint32_t>(thread); g < groups && from < to; g += kThreads) {
+    for (uint32_t g = static_cast<uint32_t>(thread); g < groups; g += kThreads) {
       const uint32_t r = s.groups.quotient(g), u = g - r * s.groups.d;
-      group(tile, static_cast<int32_t>(r), static_cast<int32_t>(u), shared.rows.batch[r], shared.rows.row[r], from, to,
-            shared);
+      group<kPlain>(tile, static_cast<int32_t>(r), static_cast<int32_t>(u * kGroup), slices, shared);
     }
   }
 
-  // One group of channels of a row, in all slices [from, to).
-  SINPE_HD void group(const Tile& tile, int32_t r, int32_t u, int64_t batch, int64_t row, int64_t from, int64_t to,
-                      const Shared& shared) const {
+  // One group of channels of a row, from channel c of the tile on, in all slices.
+  template <bool kPlain>
+  SINPE_HD void group(const Tile& tile, int32_t r, int32_t c, int32_t slices, const Shared& shared) const {
+    const Place& row = shared.row[r];
+    T* out = static_cast<T*>(s.out) + row.out;
     // Where rows lie askew in memory, groups begin where 16 bytes do: a short one first, and one at the end.
-    int32_t c = u * kGroup;
-    if (s.askew) {
-      const T* first = out_at(batch, from, row) + tile.channel;
-      c -= static_cast<int32_t>(reinterpret_cast<uintptr_t>(first) / sizeof(T)) & (kGroup - 1);
+    if (!kPlain && s.askew) {
+      const uintptr_t first = reinterpret_cast<uintptr_t>(out + shared.slice[0].out);
+      c -= static_cast<int32_t>(first / sizeof(T)) & (kGroup - 1);
     }
-    const Range range{c < 0 ? -c : 0, tile.width - c < kGroup ? tile.width - c : kGroup};
+    Range range{0, c < tile.width ? kGroup : 0};
+    if (!kPlain) range = {c < 0 ? -c : 0, tile.width - c < kGroup ? tile.width - c : kGroup};
     if (range.from >= range.to) return;
     const Real* encoding = kEncoded ? shared.rows.pe + r * tile.width + c : nullptr;
     if constexpr (kSource == Source::kNone) {
       Real pe[kGroup];
-      load_encoding(encoding, range, pe);
-      store<T, kGroup>(out_at(batch, from, row), tile.channel + c, s.of_out.channel, range, pe);
+      load_encoding<kPlain>(encoding, range, pe);
+      put<kPlain>(out + shared.slice[0].out, c, range, pe);
     } else {
       SINPE_ROLLED
-      for (int64_t slice = from; slice < to; slice += kFlight) {
+      for (int32_t slice = 0; slice < slices; slice += kFlight) {
         Draw drawn[kFlight];
         Raw<T, kGroup> raw[kFlight];
         bool exists[kFlight];
         SINPE_UNROLLED
         for (int k = 0; k < kFlight && kDrop; ++k) {
-          if (slice + k < to) drawn[k] = draw_of(tile, c, batch, slice + k, row, shared.seed);
+          if (slice + k < slices) drawn[k] = draw_of(row, shared.slice[slice + k], c, shared.seed);
         }
         SINPE_UNROLLED
         for (int k = 0; k < kFlight; ++k) {
-          if (slice + k < to) exists[k] = load_data(tile, c, range, batch, slice + k, row, &raw[k]);
+          if (slice + k < slices) exists[k] = get<kPlain>(row, shared.slice[slice + k], c, range, &raw[k]);
         }
         Real pe[kGroup];
-        if constexpr (kEncoded) load_encoding(encoding, range, pe);
+        if constexpr (kEncoded) load_encoding<kPlain>(encoding, range, pe);
         SINPE_UNROLLED
         for (int k = 0; k < kFlight; ++k) {
-          if (slice + k < to) finish(tile, c, range, batch, slice + k, row, exists[k], pe, raw[k], drawn[k]);
+          if (slice + k >= slices) continue;
+          const Place& at = shared.slice[slice + k];
+          const bool padded = s.padding_mask != nullptr && s.padding_mask[row.mask + at.mask] != 0;
+          Real v[kGroup];
+          combine(padded, exists[k], pe, raw[k], drawn[k], v);
+          put<kPlain>(out + at.out, c, range, v);
         }
       }
     }
   }
 
-  SINPE_HD Draw draw_of(const Tile& tile, int32_t c, int64_t batch, int64_t slice, int64_t row, uint64_t seed) const {
-    const int64_t number = slice_offset(s.of_elements, batch, slice) + row * s.of_elements.row +
-                           (tile.channel + c) * s.of_elements.channel;
+  SINPE_HD Draw draw_of(const Place& row, const Place& slice, int32_t c, uint64_t seed) const {
     const uint64_t step = static_cast<uint64_t>(s.of_elements.channel);
-    return draw(s.first_element + static_cast<uint64_t>(number), step, seed);
+    return draw(row.element + slice.element + static_cast<uint64_t>(c * s.of_elements.channel), step, seed);
   }
 
+  template <bool kPlain>
   SINPE_HD void load_encoding(const Real* from, Range range, Real* pe) const {
-    if (range.from == 0 && range.to == kGroup && is_aligned(from)) {
-      constexpr int kEach = 16 / static_cast<int>(sizeof(Real));
+    constexpr int kEach = 16 / static_cast<int>(sizeof(Real));
+    if (kPlain || (range.from == 0 && range.to == kGroup && is_aligned(from))) {
+      SINPE_UNROLLED
       for (int k = 0; k < kGroup / kEach; ++k) {
         unpack16<Real>(reinterpret_cast<const Bytes16*>(from)[k], pe + k * kEach);
       }
-      return;
+    } else if constexpr (!kPlain) {
+      SINPE_UNROLLED
+      for (int k = 0; k < kGroup; ++k) pe[k] = k >= range.from && k < range.to ? from[k] : Real{0};
     }
-    SINPE_UNROLLED
-    for (int k = 0; k < kGroup; ++k) pe[k] = k >= range.from && k < range.to ? from[k] : Real{0};
   }
 
-  SINPE_HD T* out_at(int64_t batch, int64_t slice, int64_t row) const {
-    return static_cast<T*>(s.out) + slice_offset(s.of_out, batch, slice) + row * s.of_out.row;
-  }
-
-  // False for an id that is no row of the weight: nothing is read then.
-  SINPE_HD bool load_data(const Tile& tile, int32_t c, Range range, int64_t batch, int64_t slice, int64_t row,
-                          Raw<T, kGroup>* raw) const {
+  // Data into registers; false for an id that is no row of the weight: nothing is read then.
+  template <bool kPlain>
+  SINPE_HD bool get(const Place& row, const Place& slice, int32_t c, Range range, Raw<T, kGroup>* raw) const {
     const T* x = static_cast<const T*>(s.x);
     int64_t step = s.of_x.channel;
     if constexpr (kSource == Source::kRows) {
-      const int64_t id = s.ids[slice_offset(s.of_ids, batch, slice) + row * s.of_ids.row];
+      const int64_t id = s.ids[row.ids + slice.ids];
       if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(s.num_embeddings)) {
         *raw = {};
         return false;
       }
-      x += id * s.weight_stride;
+      x += id * s.weight_stride + row.x;
       step = 1;
     } else {
-      x += slice_offset(s.of_x, batch, slice) + row * s.of_x.row;
+      x += row.x + slice.x;
     }
-    load<T, kGroup>(x, tile.channel + c, step, range, raw);
+    load<T, kGroup, kPlain>(x, c, step, range, raw);
     return true;
   }
 
-  SINPE_HD void finish(const Tile& tile, int32_t c, Range range, int64_t batch, int64_t slice, int64_t row, bool exists,
-                       const Real* pe, const Raw<T, kGroup>& raw, const Draw& drawn) const {
-    Real v[kGroup];
+  template <bool kPlain>
+  SINPE_HD void put(T* row, int32_t c, Range range, const Real* v) const {
+    store<T, kGroup, kPlain>(row, c, s.of_out.channel, range, v);
+  }
+
+  // round(scale*x) + round(alpha*PE), then dropout.
+  SINPE_HD void combine(bool padded, bool exists, const Real* pe, const Raw<T, kGroup>& raw, const Draw& drawn,
+                        Real* v) const {
+    const Real scale = static_cast<Real>(s.scale), kept = static_cast<Real>(s.kept_scale);
     raw.values(v);
-    const Real scale = static_cast<Real>(s.scale);
-    const int64_t sample = tiling.by_sample ? batch : (s.middle == 1 ? slice : slice / s.middle);
-    const bool padded =
-        s.padding_mask != nullptr && s.padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
     SINPE_UNROLLED
     for (int k = 0; k < kGroup; ++k) {
       v[k] = scale * v[k];
       if constexpr (kEncoded) v[k] = padded ? v[k] : v[k] + pe[k];
-      if (!exists) v[k] = static_cast<Real>(quiet_nan());
+      if constexpr (kDrop) v[k] = drawn.lane(k) >= s.drop ? v[k] * kept : Real{0};
+      if constexpr (kSource == Source::kRows) v[k] = exists ? v[k] : static_cast<Real>(quiet_nan());
     }
-    if constexpr (kDrop) {
-      const Real kept = static_cast<Real>(s.kept_scale);
-      for (int k = 0; k < kGroup; ++k) v[k] = !exists || drawn.lane(k) >= s.drop ? v[k] * kept : Real{0};
-    }
-    store<T, kGroup>(out_at(batch, slice, row), tile.channel + c, s.of_out.channel, range, v);
   }
 };
 

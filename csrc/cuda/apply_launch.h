@@ -57,12 +57,22 @@ inline sinpe_status check(const DevicePlan& plan, const sinpe_add_arguments& a, 
   return a.positions == nullptr || is_position_type(a.position_dtype) ? SINPE_OK : SINPE_BAD_ARGUMENT;
 }
 
-// Whether each row of `t` begins where a group of elements may.
-template <class T, int kGroup>
-bool rows_begin_groups(const void* base, const Strides& t, int dims) {
-  bool even = reinterpret_cast<uintptr_t>(base) / sizeof(T) % kGroup == 0 && t.row % kGroup == 0;
-  for (int d = 0; d < dims; ++d) even = even && t.slice[d] % kGroup == 0;
+// Whether each row of `t` begins at a multiple of `elements` of them, its channels side by side.
+template <class T>
+bool rows_begin_at(const void* base, const Strides& t, int dims, int64_t elements) {
+  bool even = reinterpret_cast<uintptr_t>(base) % (sizeof(T) * static_cast<uint64_t>(elements)) == 0;
+  even = even && t.row % elements == 0 && t.channel == 1;
+  for (int d = 0; d < dims; ++d) even = even && t.slice[d] % elements == 0;
   return even;
+}
+
+// Whether data lie in whole 16 bytes.
+template <class T, Source kSource>
+bool is_even_source(const Data& s) {
+  constexpr int64_t kEach = 16 / static_cast<int64_t>(sizeof(T));
+  if (kSource == Source::kNone) return true;
+  if (kSource == Source::kStrided) return rows_begin_at<T>(s.x, s.of_x, s.dims, kEach);
+  return reinterpret_cast<uintptr_t>(s.x) % 16 == 0 && s.weight_stride % kEach == 0;
 }
 
 template <class T, class Arithmetic, Source kSource, bool kDrop>
@@ -76,10 +86,13 @@ sinpe_status launch_apply(const DevicePlan& plan, const sinpe_add_arguments& a, 
   if (by_sample) rows *= shape.batch;
   const Tiling tiling(rows, shape.dim, by_sample);
   const int64_t tiles = tiling.tiles(), wanted = (wanted_blocks() + tiles - 1) / tiles;
-  const int64_t parts = s.slices < wanted ? s.slices : wanted;
-  s.part = (s.slices + parts - 1) / parts;
+  const int64_t parts = s.slices < wanted ? s.slices : wanted, part = (s.slices + parts - 1) / parts;
+  s.part = part < kMostSlices ? part : kMostSlices;
+  if ((s.slices + s.part - 1) / s.part > kMaxBlocks) return launch_failed("more slices than a grid can have blocks");
   s.parts = static_cast<int32_t>((s.slices + s.part - 1) / s.part);
-  s.askew = s.of_out.channel == 1 && !rows_begin_groups<T, Body::kGroup>(s.out, s.of_out, s.dims);
+  const bool even = rows_begin_at<T>(s.out, s.of_out, s.dims, Body::kGroup);
+  s.askew = s.of_out.channel == 1 && !even;
+  s.plain = even && shape.dim % Body::kGroup == 0 && is_even_source<T, kSource>(s);
   s.groups = Divisor(
       static_cast<uint32_t>((tiling.width + (s.askew ? Body::kGroup - 1 : 0) + Body::kGroup - 1) / Body::kGroup));
   return launch(Body{plan, positions_of(a), tiling, s}, tiles * s.parts, stream);

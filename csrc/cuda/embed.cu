@@ -18,5 +18,7 @@ sinpe_status sinpe::cuda::embed(const DevicePlan& plan, const sinpe_embed_argume
   s.weight_stride = e.weight_stride;
   for (int d = 0; d < s.dims; ++d) s.of_ids.slice[d] = e.id_strides[d];
   s.of_ids.row = e.id_strides[a.rank - 2];
+  s.of_x = Strides{};  // rows of the weight: their channels alone
+  s.of_x.channel = 1;
   return apply<Source::kRows>(plan, a, s, stream);
 }

@@ -14,7 +14,7 @@ template <class T, class Arithmetic, bool kDrop>
 struct RowDots {
   using Real = typename Arithmetic::Real;
   static constexpr int kPhases = 4, kThreads = cuda::kThreads;
-  static constexpr int kBlocks = 2;
+  static constexpr int kBlocks = std::is_same<Real, double>::value ? 1 : 2;
 
   struct Shared {
     TileRows<Arithmetic> rows;
@@ -79,8 +79,8 @@ struct RowDots {
       SINPE_UNROLLED
       for (int k = 0; k < kSumsEach; ++k) {
         if (k >= range.to) continue;
-        const Real pe = tile.width <= kTile ? shared.rows.pe[r * tile.width + c + k]
-                                            : shared.rows.entry(tile, positions.are_fractional(), r, c + k);
+        const Real pe =
+            tile.width <= kTile ? shared.rows.pe[r * tile.width + c + k] : shared.rows.entry(tile, r, c + k);
         double product = static_cast<double>(v[k]) * static_cast<double>(pe);
         if (slopes != nullptr) product = product * slopes[c + k];
         total[k] += !kDrop || drawn.lane(k) >= s.drop ? product : 0.0;

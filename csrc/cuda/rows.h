@@ -107,7 +107,7 @@ struct TileRows {
   alignas(16) Real pe[kTile];  // a tile's rows, `width` apart
   Plan plan;
   Amplitude amplitude;
-  bool usable;
+  bool usable, overflows, are_fractional;    // overflows: implicit positions, beyond int64
   int64_t batch[kTileRows], row[kTileRows];  // of the tile's rows
   int64_t integer[kTileRows];                // their positions: these, or the next
   double fractional[kTileRows];
@@ -119,6 +119,9 @@ struct TileRows {
     if (thread == kThreads - 1) {
       usable = decode_plan(words.words, words.n_words, &plan) && plan.dim == words.dim;
       amplitude = amplitude_of(usable ? plan.amplitude : 1.0);
+      are_fractional = positions.are_fractional();
+      Position last;
+      overflows = positions.positions == nullptr && !positions.at(words, 0, positions.rows - 1, &last);
     }
     if (thread >= tile.height) return;
     place_row(tiling, positions, tile, thread, &batch[thread], &row[thread]);
@@ -131,7 +134,7 @@ struct TileRows {
   // By all, thereafter: one tile of alpha * PE. Threads take oscillators (channels where each has its own), and walk down
   // some of the rows.
   SINPE_HD void fill(const RowPositions& positions, const Tile& tile, Real alpha, int thread) {
-    const bool pairs = usable && plan.shared && plan.q0 != plan.q1 && tile.width == plan.dim;
+    const bool pairs = usable && plan.shared && plan.q0 != plan.q1 && tile.width == plan.dim && plan.n_osc > 0;
     const int32_t items = pairs ? static_cast<int32_t>(plan.n_osc) : tile.width;
     const int32_t lanes = items < kThreads ? kThreads / items : 1, lane = items < kThreads ? thread / items : 0;
     const int32_t depth = (tile.height + lanes - 1) / lanes, from = lane * depth;
@@ -143,9 +146,14 @@ struct TileRows {
         SINPE_ROLLED
         for (int32_t r = from; r < to; ++r)
           pe[r * tile.width + item] = usable ? Real{0} : static_cast<Real>(quiet_nan());
-      } else if (positions.are_fractional() || !walk(feed, from, to, tile.width, alpha)) {
-        walk_with_care(feed, positions.are_fractional(), from, to, tile.width, alpha);
+        continue;
       }
+      const Oscillator o = oscillator_of(plan, feed.osc);
+      bool open = are_fractional || overflows || is_below_phase(o, Arithmetic::kBits);
+      if (!open)
+        open = positions.positions == nullptr ? walk<true>(o, feed, from, to, tile.width, alpha)
+                                              : walk<false>(o, feed, from, to, tile.width, alpha);
+      if (open) walk_with_care(feed, from, to, tile.width, alpha);
     }
     const int32_t used = pairs ? static_cast<int32_t>(plan.n0 + plan.n1) : tile.width, zeros = tile.width - used;
     SINPE_ROLLED
@@ -156,12 +164,11 @@ struct TileRows {
   }
 
   // alpha = 1 times one entry of the tile's r-th row, for who cannot wait for a whole tile.
-  SINPE_HD Real entry(const Tile& tile, bool are_fractional, int32_t r, int64_t at) const {
+  SINPE_HD Real entry(const Tile& tile, int32_t r, int64_t at) const {
     const Feed feed = channel(tile, static_cast<int32_t>(at - tile.channel));
     if (feed.osc < 0 && usable) return Real{0};
     if (!usable || !exists[r]) return static_cast<Real>(quiet_nan());
-    const Position p = are_fractional ? float_position(fractional[r]) : integer_position(integer[r]);
-    const Sample<Real> v = settled<Arithmetic>(plan, feed.osc, p);
+    const Sample<Real> v = settled<Arithmetic>(plan, feed.osc, position(r));
     return feed.sine >= 0 ? v.s : v.c;
   }
 
@@ -187,39 +194,46 @@ struct TileRows {
     return {plan.oscillator(second ? 1 : 0, i), cosine ? -1 : item, cosine ? item : -1};
   }
 
-  SINPE_HD void put(const Feed& feed, int32_t at, bool is_number, Sample<Real> v, Real alpha) {
-    const Real nan = static_cast<Real>(quiet_nan());
-    if (feed.sine >= 0) pe[at + feed.sine] = is_number ? alpha * v.s : nan;
-    if (feed.cosine >= 0) pe[at + feed.cosine] = is_number ? alpha * v.c : nan;
-  }
-
-  // Rows [from, to) of a feed's columns, at integer positions; false where a sample was left open.
-  SINPE_HD bool walk(const Feed& feed, int32_t from, int32_t to, int32_t width, Real alpha) {
-    const Oscillator o = oscillator_of(plan, feed.osc);
-    bool open = is_below_phase(o, Arithmetic::kBits);
-    uint128 phase = 0;
+  // Rows [from, to) of a feed's columns, at integer positions; true where a sample was left open. Consecutive positions
+  // step, exactly.
+  template <bool kConsecutive>
+  SINPE_HD bool walk(const Oscillator& o, const Feed& feed, int32_t from, int32_t to, int32_t width, Real alpha) {
+    // Who feeds one column writes it twice: cheaper than to ask each time.
+    const bool feeds_sine = feed.sine >= 0, feeds_cosine = feed.cosine >= 0;
+    Real* sine = pe + from * width + (feeds_sine ? feed.sine : feed.cosine);
+    Real* cosine = pe + from * width + (feeds_cosine ? feed.cosine : feed.sine);
+    uint128 phase = kConsecutive && from < to ? integer_phase(o, integer[from]) : 0;
+    const Amplitude a = amplitude;  // a copy that no store can alias
+    bool open = false;
     SINPE_ROLLED
     for (int32_t r = from; r < to; ++r) {
-      const int64_t p = integer[r];
-      // Consecutive positions step, exactly.
-      const bool steps = r > from && static_cast<uint64_t>(p) - static_cast<uint64_t>(integer[r - 1]) == 1;
-      phase = steps ? phase + o.step : integer_phase(o, p);
-      put(feed, r * width, exists[r], Arithmetic::at(plan, o, integer_position(p), phase, amplitude, &open), alpha);
-    }
-    return !open;
-  }
-
-  SINPE_HD void walk_with_care(const Feed& feed, bool are_fractional, int32_t from, int32_t to, int32_t width,
-                               Real alpha) {
-    SINPE_ROLLED
-    for (int32_t r = from; r < to; ++r) {
-      Sample<Real> v{};
-      if (exists[r]) {
-        v = settled<Arithmetic>(plan, feed.osc,
-                                are_fractional ? float_position(fractional[r]) : integer_position(integer[r]));
+      if (!kConsecutive) {
+        phase = integer_phase(o, integer[r]);
+        open = open || !exists[r];
       }
-      put(feed, r * width, exists[r], v, alpha);
+      const Position p = integer_position(Arithmetic::kByPosition ? integer[r] : 0);
+      const Sample<Real> v = Arithmetic::at(plan, o, p, phase, a, &open);
+      *sine = alpha * (feeds_sine ? v.s : v.c);
+      *cosine = alpha * (feeds_cosine ? v.c : v.s);
+      sine += width;
+      cosine += width;
+      if (kConsecutive) phase += o.step;
     }
+    return open;
+  }
+
+  SINPE_HD void walk_with_care(const Feed& feed, int32_t from, int32_t to, int32_t width, Real alpha) {
+    SINPE_ROLLED
+    for (int32_t r = from; r < to; ++r) {
+      Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
+      if (exists[r]) v = settled<Arithmetic>(plan, feed.osc, position(r));
+      if (feed.sine >= 0) pe[r * width + feed.sine] = alpha * v.s;
+      if (feed.cosine >= 0) pe[r * width + feed.cosine] = alpha * v.c;
+    }
+  }
+
+  SINPE_HD Position position(int32_t r) const {
+    return are_fractional ? float_position(fractional[r]) : integer_position(integer[r]);
   }
 };
 
