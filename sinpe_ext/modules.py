@@ -302,6 +302,7 @@ def _is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start:
         and positions is None
         and padding_mask is None
         and type(start) is int
+        and abs(start) < 4611686018427387904  # 2**62; a CUDA kernel has no way to refuse rows beyond int64
         and not (differentiated.requires_grad and _grad_enabled())
         and forward_ad._current_level < 0
         and not is_traced()

@@ -7,7 +7,8 @@
 namespace sinpe {
 
 // 2*pi = kTwoPi.hi + kTwoPi.lo with an error below 2^-108.
-constexpr DD kTwoPi = {0x1.921fb54442d18p+2, 0x1.1a62633145c07p-52};
+constexpr double kTwoPiHigh = 0x1.921fb54442d18p+2;
+constexpr DD kTwoPi = {kTwoPiHigh, 0x1.1a62633145c07p-52};
 
 // Minimax coefficients of sin(y)/y and cos(y) on [-pi/4, pi/4] (the fdlibm set): both polynomials are within 2^-58.
 constexpr double kS1 = -0x1.5555555555549p-3, kS2 = 0x1.111111110f8a6p-7, kS3 = -0x1.a01a019c161d5p-13;
@@ -15,21 +16,38 @@ constexpr double kS4 = 0x1.71de357b1fe7dp-19, kS5 = -0x1.ae5e68a2b9cebp-26, kS6 
 constexpr double kC1 = 0x1.555555555554cp-5, kC2 = -0x1.6c16c16c15177p-10, kC3 = 0x1.a01a019cb1590p-16;
 constexpr double kC4 = -0x1.27e4f809c52adp-22, kC5 = 0x1.1ee9ebdb4b1c4p-29, kC6 = -0x1.8fae9be8838d4p-37;
 
+// The same where a GPU's instruction finds them: a double that is written out costs two instructions more, which is what the
+// compiler makes of a const array.
+#if defined(__CUDACC__)
+static __constant__ double kSinCos[] = {kS1, kS2, kS3, kS4, kS5, kS6, kC1, kC2, kC3, kC4, kC5, kC6, kTwoPiHigh};
+#endif
+#if defined(__CUDA_ARCH__)
+#define SINPE_SIN(k) kSinCos[k - 1]
+#define SINPE_COS(k) kSinCos[k + 5]
+#define SINPE_TWO_PI kSinCos[12]
+#else
+#define SINPE_SIN(k) kS##k
+#define SINPE_COS(k) kC##k
+#define SINPE_TWO_PI kTwoPiHigh
+#endif
+
 // (sin(y) - y) / y^3 and (cos(y) - 1 + y^2/2) / y^4 from z = y*y.
 template <class V>
 SINPE_HD V sin_tail(V z) {
-  return fma(z, fma(z, fma(z, fma(z, fma(z, kS6, kS5), kS4), kS3), kS2), kS1);
+  return fma(z, fma(z, fma(z, fma(z, fma(z, SINPE_SIN(6), SINPE_SIN(5)), SINPE_SIN(4)), SINPE_SIN(3)), SINPE_SIN(2)),
+             SINPE_SIN(1));
 }
 template <class V>
 SINPE_HD V cos_tail(V z) {
-  return fma(z, fma(z, fma(z, fma(z, fma(z, kC6, kC5), kC4), kC3), kC2), kC1);
+  return fma(z, fma(z, fma(z, fma(z, fma(z, SINPE_COS(6), SINPE_COS(5)), SINPE_COS(4)), SINPE_COS(3)), SINPE_COS(2)),
+             SINPE_COS(1));
 }
 
 // sin and cos of 2*pi*t.
 //   Types: V   Max error: kFastError relative (sin), absolute (cos)   Valid range: |t| <= 0.1251
 template <class V>
 SINPE_HD void sincos_fast(V t, V* s, V* c) {
-  const V y = t * kTwoPi.hi;
+  const V y = t * SINPE_TWO_PI;
   const V z = y * y;
   *s = fma(y * z, sin_tail(z), y);
   *c = fma(z, fma(z, cos_tail(z), -0.5), 1.0);

@@ -145,7 +145,7 @@ struct TileRows {
       if (feed.osc < 0) {
         SINPE_ROLLED
         for (int32_t r = from; r < to; ++r)
-          pe[r * tile.width + item] = usable ? Real{0} : static_cast<Real>(quiet_nan());
+          pe[r * tile.width + item] = usable ? alpha * Real{0} : static_cast<Real>(quiet_nan());
         continue;
       }
       const Oscillator o = oscillator_of(plan, feed.osc);
@@ -159,7 +159,7 @@ struct TileRows {
     SINPE_ROLLED
     for (int32_t i = thread; i < zeros * tile.height; i += kThreads) {
       const int32_t r = i / zeros;
-      pe[r * tile.width + used + (i - r * zeros)] = Real{0};
+      pe[r * tile.width + used + (i - r * zeros)] = alpha * Real{0};
     }
   }
 
