@@ -23,6 +23,7 @@ class BackendInfo:
     setting: str  # auto | compiled | eager
     devices: tuple[DeviceBackend, ...]
     instruction_set: str | None  # the CPU kernels' choice; None where none are loaded
+    cuda_arithmetic: str | None  # of the CUDA kernels' float32 rows: double or single; None where none are loaded
     threads: int
     cache_dir: str
     core: bool  # the torch-free pybind11 module behind sinpe_ext.numpy
@@ -54,6 +55,8 @@ class BackendInfo:
             if found.todo and found.backend != "compiled":
                 lines.append(f"    to get the compiled backend: {found.todo}")
         lines.append(f"instruction set: {self.instruction_set or 'none loaded'}")
+        if self.cuda_arithmetic:
+            lines.append(f"CUDA arithmetic of float32 rows: {self.cuda_arithmetic}")
         lines.append(f"NumPy core: {'_core' if self.core else 'plain NumPy'} ({_indented(self.core_reason)})")
         lines.append(f"JIT cache: {self.cache_dir}")
         return "\n".join(lines)
@@ -86,6 +89,7 @@ def collect() -> BackendInfo:
         setting=setting,
         devices=tuple(devices),
         instruction_set=_instruction_set(devices[0], core),
+        cuda_arithmetic=_cuda_arithmetic(devices[1]),
         threads=_threads(),
         cache_dir=str(_jit.cache_directory()),
         core=core is not None,
@@ -114,6 +118,14 @@ def _instruction_set(cpu: DeviceBackend, core: Any) -> str | None:
 
         return str(torch.ops.sinpe_ext.cpu_isa.default())
     return str(core.isa()) if core is not None else None
+
+
+def _cuda_arithmetic(cuda: DeviceBackend) -> str | None:
+    if cuda.backend != "compiled":
+        return None
+    import torch
+
+    return str(torch.ops.sinpe_ext.cuda_arithmetic.default())
 
 
 def _threads() -> int:

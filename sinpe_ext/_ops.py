@@ -71,6 +71,7 @@ _library.define("plan_slopes(Tensor plan, int dim) -> Tensor", tags=_TAGS)
 # `like` is a tensor of its own for each draw: two draws with equal arguments would be merged into one in a graph.
 _library.define("draw_seed(Tensor like) -> Tensor", tags=(*_TAGS, torch.Tag.nondeterministic_seeded))
 _library.define("cpu_isa() -> str")
+_library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
 
 
 def _first(plan, start, rows):

@@ -40,7 +40,7 @@ struct Data {
   int32_t parts;   // blocks that share a tile's slices
   int64_t part;    // slices of each, kMostSlices at most
   bool askew;      // some row of the result does not begin where a group may
-  bool plain;      // all rows, of whatever kind, begin and end where 16 bytes do
+  bool plain;      // all rows, of whatever kind, begin and end where 16 bytes (and a draw's eight elements) do
   Divisor groups;  // of a tile's row
 };
 
@@ -78,12 +78,16 @@ SINPE_HD_RARE Draw draw_one_by_one(uint64_t e, uint64_t step, uint64_t seed) {
            static_cast<uint32_t>(half[1] >> 32)}};
 }
 
-// Of the elements e, e + step, ...: one call of Philox where they are a counter's own.
-SINPE_HD Draw draw(uint64_t e, uint64_t step, uint64_t seed) {
-  if (step != 1 || (e & 7) != 0) return draw_one_by_one(e, step, seed);
+// Of the elements e, e + 1, ... that are a counter's own: one call of Philox.
+SINPE_HD Draw draw_counter(uint64_t e, uint64_t seed) {
   const PhiloxBlock<uint64_t> x = philox_counted<uint64_t>(e >> 3, seed);
   return {{static_cast<uint32_t>(x.x0), static_cast<uint32_t>(x.x1), static_cast<uint32_t>(x.x2),
            static_cast<uint32_t>(x.x3)}};
+}
+
+// Of the elements e, e + step, ...
+SINPE_HD Draw draw(uint64_t e, uint64_t step, uint64_t seed) {
+  return step == 1 && (e & 7) == 0 ? draw_counter(e, seed) : draw_one_by_one(e, step, seed);
 }
 
 template <class T, class Arithmetic, Source kSource, bool kDrop>
@@ -92,13 +96,14 @@ struct Apply {
   static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
   static constexpr int kPhases = 3;
   static constexpr int kThreads = cuda::kThreads;
-  static constexpr int kBlocks = std::is_same<Real, double>::value ? 2 : (kDrop ? 3 : 4);
+  // Registers for what a multiprocessor should hold of these: 64 for each thread, more where that would spill.
+  static constexpr int kBlocks = std::is_same<Real, double>::value ? 2 : (kDrop || kSource == Source::kNone ? 3 : 4);
   // Neighbouring channels that a thread handles at once: 16 bytes, or the eight elements of one draw.
   static constexpr int kGroup = kDrop || sizeof(T) == 2 ? 8 : 16 / static_cast<int>(sizeof(T));
 
   static constexpr bool kEncoded = TileRows<Arithmetic>::kEncoded;
   // Slices that a thread handles at once, so that two loads of 16 bytes are on the way together.
-  static constexpr int kFlight = kGroup * sizeof(T) > 16 ? 1 : 2;
+  static constexpr int kMostFlight = kGroup * sizeof(T) > 16 ? 1 : 2;
 
   struct Shared {
     TileRows<Arithmetic> rows;
@@ -184,6 +189,7 @@ struct Apply {
       load_encoding<kPlain>(encoding, range, pe);
       put<kPlain>(out + shared.slice[0].out, c, range, pe);
     } else {
+      constexpr int kFlight = kPlain || !kDrop ? kMostFlight : 1;
       SINPE_ROLLED
       for (int32_t slice = 0; slice < slices; slice += kFlight) {
         Draw drawn[kFlight];
@@ -191,7 +197,7 @@ struct Apply {
         bool exists[kFlight];
         SINPE_UNROLLED
         for (int k = 0; k < kFlight && kDrop; ++k) {
-          if (slice + k < slices) drawn[k] = draw_of(row, shared.slice[slice + k], c, shared.seed);
+          if (slice + k < slices) drawn[k] = draw_of<kPlain>(row, shared.slice[slice + k], c, shared.seed);
         }
         SINPE_UNROLLED
         for (int k = 0; k < kFlight; ++k) {
@@ -212,9 +218,12 @@ struct Apply {
     }
   }
 
+  template <bool kPlain>
   SINPE_HD Draw draw_of(const Place& row, const Place& slice, int32_t c, uint64_t seed) const {
+    const uint64_t first = row.element + slice.element;
+    if constexpr (kPlain) return draw_counter(first + static_cast<uint64_t>(c), seed);
     const uint64_t step = static_cast<uint64_t>(s.of_elements.channel);
-    return draw(row.element + slice.element + static_cast<uint64_t>(c * s.of_elements.channel), step, seed);
+    return draw(first + static_cast<uint64_t>(c) * step, step, seed);
   }
 
   template <bool kPlain>

@@ -75,6 +75,13 @@ bool is_even_source(const Data& s) {
   return reinterpret_cast<uintptr_t>(s.x) % 16 == 0 && s.weight_stride % kEach == 0;
 }
 
+// Whether each row's elements begin a counter of their own (core/philox.h).
+inline bool rows_begin_counters(const Data& s) {
+  bool even = s.first_element % kLanesPerCounter == 0 && s.of_elements.row % kLanesPerCounter == 0;
+  for (int d = 0; d < s.dims; ++d) even = even && s.of_elements.slice[d] % kLanesPerCounter == 0;
+  return even && s.of_elements.channel == 1;
+}
+
 template <class T, class Arithmetic, Source kSource, bool kDrop>
 sinpe_status launch_apply(const DevicePlan& plan, const sinpe_add_arguments& a, Data s, Stream stream) {
   using Body = Apply<T, Arithmetic, kSource, kDrop>;
@@ -92,7 +99,8 @@ sinpe_status launch_apply(const DevicePlan& plan, const sinpe_add_arguments& a, 
   s.parts = static_cast<int32_t>((s.slices + s.part - 1) / s.part);
   const bool even = rows_begin_at<T>(s.out, s.of_out, s.dims, Body::kGroup);
   s.askew = s.of_out.channel == 1 && !even;
-  s.plain = even && shape.dim % Body::kGroup == 0 && is_even_source<T, kSource>(s);
+  s.plain =
+      even && shape.dim % Body::kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s));
   s.groups = Divisor(
       static_cast<uint32_t>((tiling.width + (s.askew ? Body::kGroup - 1 : 0) + Body::kGroup - 1) / Body::kGroup));
   return launch(Body{plan, positions_of(a), tiling, s}, tiles * s.parts, stream);

@@ -53,6 +53,8 @@ void add_out(const Tensor& x, const Tensor& plan, Optional positions, Optional p
   launched(cuda::add(plan_of(call, plan, dim_of(a)), a, {}, call.stream));
 }
 
+std::string cuda_arithmetic() { return cuda::arithmetic(); }
+
 #ifdef SINPE_EMULATED
 std::string cpu_isa() { return "emulated"; }
 #endif
@@ -67,6 +69,9 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, SINPE_CUDA_KEY, m) {
   m.impl("add_out", TORCH_BOX(&add_out));
 }
 
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
+  m.impl("cuda_arithmetic", TORCH_BOX(&cuda_arithmetic));
 #ifdef SINPE_EMULATED
-STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }
+  m.impl("cpu_isa", TORCH_BOX(&cpu_isa));
 #endif
+}
