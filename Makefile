@@ -21,7 +21,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test bench train build cpp cuda-check lint format clean distclean
+.PHONY: help demo test bench train build cpp asan cuda-check lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -30,6 +30,7 @@ help:
 	@echo "make train   set up, then a small language model with these layers and with torch's   TRAIN_ARGS=\"--steps 1000\""
 	@echo "make build   set up alone: environment, torch, compiled libraries"
 	@echo "make cpp     the C++ library and its tests, without Python or torch             CXX_STANDARD=20 CMAKE_ARGS="
+	@echo "make asan    the same under AddressSanitizer and UBSan, CUDA kernels as plain C++ among them"
 	@echo "make cuda-check   what can be known of the CUDA library without a device; needs nvcc    CUDA_TORCH_WHEEL=FILE"
 	@echo "make lint    ruff and clang-format, checking only; make format applies both"
 	@echo "make clean   remove what was built; make distclean removes .venv as well"
@@ -65,6 +66,9 @@ cpp:
 # How it is done, what it downloads and how to go without: tools/cuda_check.py.
 cuda-check:
 	@$(call environment,test) && exec $$py tools/cuda_check.py
+
+asan:
+	@$(MAKE) cpp BUILD=build/asan CMAKE_ARGS="$(CMAKE_ARGS) -DSINPE_SANITIZE=ON -DSINPE_BUILD_EXAMPLES=OFF"
 
 lint:
 	@$(call environment,lint) && tools/lint.sh

@@ -186,10 +186,11 @@ struct TileRows {
   }
 
   SINPE_HD Feed channel(const Tile& tile, int32_t item) const {
+    if (!usable) return {-1, item, -1};
     const int64_t at = tile.channel + item;
     const bool second = plan.interleaved ? (at & 1) != 0 : at >= plan.n0;
     const int64_t i = plan.interleaved ? at >> 1 : (second ? at - plan.n0 : at);
-    if (!usable || i >= (second ? plan.n1 : plan.n0)) return {-1, item, -1};
+    if (i >= (second ? plan.n1 : plan.n0)) return {-1, item, -1};
     const bool cosine = (second ? plan.q1 : plan.q0) != 0;
     return {plan.oscillator(second ? 1 : 0, i), cosine ? -1 : item, cosine ? item : -1};
   }
