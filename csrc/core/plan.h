@@ -45,19 +45,22 @@ struct Plan {
 // Reads `words` into `plan`; false when the words are not a plan of this version. Every count that a kernel later trusts
 // is checked here.
 SINPE_HD bool decode_plan(const int64_t* words, int64_t n_words, Plan* plan) {
-  if (words == nullptr || n_words < kPlanHeaderWords || words[0] != kPlanMagic || words[1] != n_words) return false;
-  const int64_t flags = words[5];
-  *plan = Plan{words[2],
-               words[3],
-               words[4],
-               words[7],
-               words[8],
+  if (words == nullptr || n_words < kPlanHeaderWords) return false;
+  int64_t header[kPlanHeaderWords];  // read at once: on a device one wait instead of one for each condition
+  for (int64_t k = 0; k < kPlanHeaderWords; ++k) header[k] = words[k];
+  if (header[0] != kPlanMagic || header[1] != n_words) return false;
+  const int64_t flags = header[5];
+  *plan = Plan{header[2],
+               header[3],
+               header[4],
+               header[7],
+               header[8],
                (flags & 1) != 0,
                (flags & 2) != 0,
                static_cast<int>(flags >> 2 & 1),
                static_cast<int>(flags >> 3 & 1),
-               bit_cast<double>(words[6]),
-               bit_cast<double>(words[10]),
+               bit_cast<double>(header[6]),
+               bit_cast<double>(header[10]),
                nullptr,
                nullptr,
                nullptr,

@@ -1,5 +1,6 @@
-// The kernel behind table, encode, add, dropout and embed: a tile of the encoding is made in shared memory, then every slice
-// of the data that needs its rows streams past it, read once and written once.
+// The kernel behind table, encode, add, dropout and embed: a tile of the encoding is made in shared memory, then slices of
+// the data that need its rows stream past it, read once and written once. Blocks share a tile's slices where there are too
+// few tiles for the device, and each makes the tile for itself.
 #pragma once
 
 #include "cuda/rows.h"
@@ -67,6 +68,13 @@ struct Draw {
   SINPE_HD uint32_t lane(int k) const { return words[k >> 1] >> (k & 1) * 16 & 0xffff; }
 };
 
+// Of the elements e, e + 1, ... that are a counter's own: one call of Philox.
+SINPE_HD Draw draw_counter(uint64_t e, uint64_t seed) {
+  const PhiloxBlock<uint64_t> x = philox_counted<uint64_t>(e >> 3, seed);
+  return {{static_cast<uint32_t>(x.x0), static_cast<uint32_t>(x.x1), static_cast<uint32_t>(x.x2),
+           static_cast<uint32_t>(x.x3)}};
+}
+
 SINPE_HD_RARE Draw draw_one_by_one(uint64_t e, uint64_t step, uint64_t seed) {
   uint64_t half[2] = {0, 0};
   SINPE_ROLLED
@@ -78,16 +86,26 @@ SINPE_HD_RARE Draw draw_one_by_one(uint64_t e, uint64_t step, uint64_t seed) {
            static_cast<uint32_t>(half[1] >> 32)}};
 }
 
-// Of the elements e, e + 1, ... that are a counter's own: one call of Philox.
-SINPE_HD Draw draw_counter(uint64_t e, uint64_t seed) {
-  const PhiloxBlock<uint64_t> x = philox_counted<uint64_t>(e >> 3, seed);
-  return {{static_cast<uint32_t>(x.x0), static_cast<uint32_t>(x.x1), static_cast<uint32_t>(x.x2),
-           static_cast<uint32_t>(x.x3)}};
+// Of the elements e, e + 1, ...: the end of one counter's and the beginning of the next one's.
+SINPE_HD_RARE Draw draw_across(uint64_t e, uint64_t seed) {
+  const Draw low = draw_counter(e, seed), high = draw_counter(e + 8, seed);
+  uint32_t w[8] = {low.words[0],  low.words[1],  low.words[2],  low.words[3],
+                   high.words[0], high.words[1], high.words[2], high.words[3]};
+  const uint32_t first = static_cast<uint32_t>(e >> 1) & 3;
+  SINPE_UNROLLED
+  for (int k = 0; k < 6; ++k) w[k] = (first & 2) != 0 ? w[k + 2] : w[k];
+  SINPE_UNROLLED
+  for (int k = 0; k < 5; ++k) w[k] = (first & 1) != 0 ? w[k + 1] : w[k];
+  Draw d;
+  SINPE_UNROLLED
+  for (int k = 0; k < 4; ++k) d.words[k] = (e & 1) != 0 ? w[k] >> 16 | w[k + 1] << 16 : w[k];
+  return d;
 }
 
 // Of the elements e, e + step, ...
 SINPE_HD Draw draw(uint64_t e, uint64_t step, uint64_t seed) {
-  return step == 1 && (e & 7) == 0 ? draw_counter(e, seed) : draw_one_by_one(e, step, seed);
+  if (step != 1) return draw_one_by_one(e, step, seed);
+  return (e & 7) == 0 ? draw_counter(e, seed) : draw_across(e, seed);
 }
 
 template <class T, class Arithmetic, Source kSource, bool kDrop>
@@ -232,7 +250,9 @@ struct Apply {
     if (kPlain || (range.from == 0 && range.to == kGroup && is_aligned(from))) {
       SINPE_UNROLLED
       for (int k = 0; k < kGroup / kEach; ++k) {
-        unpack16<Real>(reinterpret_cast<const Bytes16*>(from)[k], pe + k * kEach);
+        const Bytes16 b =
+            reinterpret_cast<const Bytes16*>(from)[k];  // a copy: by reference it would be read word by word
+        unpack16<Real>(b, pe + k * kEach);
       }
     } else if constexpr (!kPlain) {
       SINPE_UNROLLED

@@ -7,8 +7,12 @@
 namespace sinpe {
 namespace cuda {
 
-// Blocks that a device should be given where there is work for them: enough that the last ones do not matter.
-inline int64_t wanted_blocks() { return int64_t{16} * multiprocessors(); }
+// Blocks that a device should be given where there is work for them: twice what it holds, so that the last ones do not
+// matter. More would make tiles of the encoding again that one block could have used for all of its slices.
+template <class Body>
+int64_t wanted_blocks() {
+  return int64_t{2} * Body::kBlocks * multiprocessors();
+}
 
 inline Strides strides_of(const int64_t* strides, int rank) {
   Strides t{};
@@ -92,7 +96,7 @@ sinpe_status launch_apply(const DevicePlan& plan, const sinpe_add_arguments& a, 
   s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
   if (by_sample) rows *= shape.batch;
   const Tiling tiling(rows, shape.dim, by_sample);
-  const int64_t tiles = tiling.tiles(), wanted = (wanted_blocks() + tiles - 1) / tiles;
+  const int64_t tiles = tiling.tiles(), wanted = (wanted_blocks<Body>() + tiles - 1) / tiles;
   const int64_t parts = s.slices < wanted ? s.slices : wanted, part = (s.slices + parts - 1) / parts;
   s.part = part < kMostSlices ? part : kMostSlices;
   if ((s.slices + s.part - 1) / s.part > kMaxBlocks) return launch_failed("more slices than a grid can have blocks");

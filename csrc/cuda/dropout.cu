@@ -5,6 +5,15 @@ namespace sinpe {
 namespace cuda {
 namespace {
 
+// Rows that a run of n elements is cut into; 1 where none divides it. As slices they share a block, which has two of their
+// loads on the way at once.
+int64_t cut(int64_t n) {
+  for (const int64_t width : {2048, 1536, 1024, 768, 512}) {
+    if (n % width == 0) return n / width;
+  }
+  return 1;
+}
+
 // The arguments with neighbouring dimensions merged, at least two of them.
 sinpe_add_arguments merged(const sinpe_add_arguments& a, int64_t* elements) {
   const Elements numbers(a.dropout, a.sizes, a.rank);
@@ -21,6 +30,22 @@ sinpe_add_arguments merged(const sinpe_add_arguments& a, int64_t* elements) {
     b.x_strides[d + lead] = m.x[d];
     b.out_strides[d + lead] = m.out[d];
     elements[1 + d + lead] = m.elements[d];
+  }
+  const int64_t slices = lead == 1 ? cut(b.sizes[1]) : 1;
+  if (slices > 1) {
+    b.rank = 3;
+    const int64_t width = b.sizes[1] / slices;
+    const auto split = [&](int64_t* of, int64_t step) {  // (slices, 1, width)
+      of[0] = width * step;
+      of[1] = 0;
+      of[2] = step;
+    };
+    split(b.x_strides, m.x[0]);
+    split(b.out_strides, m.out[0]);
+    split(elements + 1, m.elements[0]);
+    b.sizes[0] = slices;
+    b.sizes[1] = 1;
+    b.sizes[2] = width;
   }
   b.dropout.elements = elements;
   b.positions = nullptr;

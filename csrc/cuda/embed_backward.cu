@@ -15,7 +15,7 @@ struct EmbedBackward {
   static constexpr int kPhases = 1, kThreads = cuda::kThreads;
   static constexpr int kBlocks = std::is_same<Real, double>::value ? 2 : 3;
   struct Shared {};
-  // Tokens whose loads are on the way together: 64 bytes.
+  // Tokens whose loads are on the way together: 64 bytes of them, one token with dropout, whose draw needs the registers.
   static constexpr int kTokensAhead = kDrop || sizeof(T) == 8 ? 1 : 8 / static_cast<int>(sizeof(T));
 
   const T* grad;

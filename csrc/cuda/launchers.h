@@ -1,6 +1,6 @@
 // What the CUDA half offers to its binding (torch/cuda_ops.cpp): raw pointers and a stream in, a status out. Every pointer
 // is device memory, the plan's words included. Nothing here synchronises or allocates, and nothing but the kernels reads
-// what the pointers point to: a plan that is none, and a position or an id out of range, give rows of NaN.
+// what the pointers point to: a plan that is none, and a position or an id out of range, give rows of NaN (zero channels of an encoding stay 0).
 //
 // The same sources compile as plain C++, where "device memory" is memory and a launch is a loop (cuda/launch.h): so the
 // kernels are tested without a card.

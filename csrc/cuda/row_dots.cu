@@ -18,7 +18,7 @@ struct RowDots {
 
   struct Shared {
     TileRows<Arithmetic> rows;
-    double sums[kDots][kSums];
+    double sums[kDots][kSums + 1];  // one more: neighbours' sums lie in different banks
     uint64_t seed;
   };
 
@@ -41,14 +41,15 @@ struct RowDots {
     } else if constexpr (kPhase == 1) {
       if (tile.width <= kTile) shared.rows.fill(positions, tile, Real{1}, thread);
     } else if constexpr (kPhase == 2) {
-      const int dot = thread / 2, r = dot % tile.height;
-      const int64_t slice = first + dot / tile.height;
-      if (slice >= s.slices || slice >= first + s.part) return;
+      // Neighbours share a row, which then is read once for all of them.
+      const int dot = thread / 2, r = dot / static_cast<int>(s.part);
+      const int64_t slice = first + dot % static_cast<int>(s.part);
+      if (r >= tile.height || slice >= s.slices) return;
       sum(tile, shared, r, slice, (thread & 1) * kSumsEach, shared.sums[dot] + (thread & 1) * kSumsEach);
     } else {
-      const int r = thread % tile.height;
-      const int64_t slice = first + thread / tile.height;
-      if (thread >= kDots || slice >= s.slices || slice >= first + s.part) return;
+      const int r = thread / static_cast<int>(s.part);
+      const int64_t slice = first + thread % static_cast<int>(s.part);
+      if (thread >= kDots || r >= tile.height || slice >= s.slices) return;
       finish(shared, r, slice, shared.sums[thread]);
     }
   }
@@ -107,6 +108,7 @@ template <class T, class Arithmetic>
 sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes, Data s,
                          Stream stream) {
   const Shape shape(a);
+  if (shape.dim > INT32_MAX - kSums) return launch_failed("more channels than row_dots can count");
   const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
   s.middle = shape.middle;
   s.slices = by_sample ? shape.middle : shape.batch * shape.middle;

@@ -29,7 +29,9 @@ struct Tiling {
         columns(static_cast<int32_t>((n_dim + kTile - 1) / kTile)),
         by_sample(per_sample) {
     const int64_t fit = n_dim < kTile ? kTile / n_dim : 1, most = fit < kTileRows ? fit : kTileRows;
-    height = static_cast<int32_t>(n_rows < most ? n_rows : most);
+    // Few rows: lower tiles, so that each multiprocessor gets one.
+    const int64_t share = n_rows / multiprocessors(), low = share < most ? (share > 0 ? share : 1) : most;
+    height = static_cast<int32_t>(n_rows < low ? n_rows : low);
   }
   int64_t tiles() const { return (rows + height - 1) / height * columns; }
 };
@@ -134,14 +136,15 @@ struct TileRows {
   // By all, thereafter: one tile of alpha * PE. Threads take oscillators (channels where each has its own), and walk down
   // some of the rows.
   SINPE_HD void fill(const RowPositions& positions, const Tile& tile, Real alpha, int thread) {
-    const bool pairs = usable && plan.shared && plan.q0 != plan.q1 && tile.width == plan.dim && plan.n_osc > 0;
-    const int32_t items = pairs ? static_cast<int32_t>(plan.n_osc) : tile.width;
+    const bool whole = tile.width == plan.dim;
+    const bool pairs = usable && plan.shared && plan.q0 != plan.q1 && plan.n_osc > 0 && (whole || plan.interleaved);
+    const int32_t items = !pairs ? tile.width : (whole ? static_cast<int32_t>(plan.n_osc) : (tile.width + 1) / 2);
     const int32_t lanes = items < kThreads ? kThreads / items : 1, lane = items < kThreads ? thread / items : 0;
     const int32_t depth = (tile.height + lanes - 1) / lanes, from = lane * depth;
     const int32_t to = from + depth < tile.height ? from + depth : tile.height;
     SINPE_ROLLED
     for (int32_t item = thread - lane * items; item < items && lane < lanes; item += kThreads) {
-      const Feed feed = pairs ? pair(item) : channel(tile, item);
+      const Feed feed = pairs ? pair(tile, item) : channel(tile, item);
       if (feed.osc < 0) {
         SINPE_ROLLED
         for (int32_t r = from; r < to; ++r)
@@ -155,7 +158,10 @@ struct TileRows {
                                               : walk<false>(o, feed, from, to, tile.width, alpha);
       if (open) walk_with_care(feed, from, to, tile.width, alpha);
     }
-    const int32_t used = pairs ? static_cast<int32_t>(plan.n0 + plan.n1) : tile.width, zeros = tile.width - used;
+    // Channels that no oscillator feeds, at the end of the row.
+    const int64_t fed = usable ? plan.n0 + plan.n1 - tile.channel : tile.width;
+    const int32_t used = !pairs || fed > tile.width ? tile.width : (fed < 0 ? 0 : static_cast<int32_t>(fed));
+    const int32_t zeros = tile.width - used;
     SINPE_ROLLED
     for (int32_t i = thread; i < zeros * tile.height; i += kThreads) {
       const int32_t r = i / zeros;
@@ -179,10 +185,13 @@ struct TileRows {
     int32_t sine, cosine;
   };
 
-  SINPE_HD Feed pair(int32_t item) const {
+  // Of a whole row, or of a part of an interleaved one.
+  SINPE_HD Feed pair(const Tile& tile, int32_t item) const {
+    const int64_t osc = tile.channel / 2 + item;
     const int32_t step = plan.interleaved ? 2 : 1, second_at = plan.interleaved ? 1 : static_cast<int32_t>(plan.n0);
-    const int32_t first = item < plan.n0 ? item * step : -1, second = item < plan.n1 ? second_at + item * step : -1;
-    return {item, plan.q0 == 0 ? first : second, plan.q0 == 0 ? second : first};
+    const int32_t first = osc < plan.n0 ? item * step : -1, second = osc < plan.n1 ? second_at + item * step : -1;
+    if (first < 0 && second < 0) return {-1, item, -1};
+    return {osc, plan.q0 == 0 ? first : second, plan.q0 == 0 ? second : first};
   }
 
   SINPE_HD Feed channel(const Tile& tile, int32_t item) const {
