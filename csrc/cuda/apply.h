@@ -115,7 +115,7 @@ struct Apply {
   static constexpr int kPhases = 3;
   static constexpr int kThreads = cuda::kThreads;
   // Registers for what a multiprocessor should hold of these: 64 for each thread, more where that would spill.
-  static constexpr int kBlocks = std::is_same<Real, double>::value ? 2 : (kDrop || kSource == Source::kNone ? 3 : 4);
+  static constexpr int kBlocks = std::is_same<Real, double>::value ? 2 : (kDrop || kSource != Source::kStrided ? 3 : 4);
   // Neighbouring channels that a thread handles at once: 16 bytes, or the eight elements of one draw.
   static constexpr int kGroup = kDrop || sizeof(T) == 2 ? 8 : 16 / static_cast<int>(sizeof(T));
 
@@ -217,9 +217,23 @@ struct Apply {
         for (int k = 0; k < kFlight && kDrop; ++k) {
           if (slice + k < slices) drawn[k] = draw_of<kPlain>(row, shared.slice[slice + k], c, shared.seed);
         }
+        // Ids first, all of them: a row of the weight waits for its own. (With dropout there are no registers for that.)
+        constexpr bool kIdsFirst = kSource == Source::kRows && !kDrop;
+        const T* from[kFlight];
+        SINPE_UNROLLED
+        for (int k = 0; k < kFlight && kIdsFirst; ++k) {
+          if (slice + k < slices) from[k] = source(row, shared.slice[slice + k]);
+        }
         SINPE_UNROLLED
         for (int k = 0; k < kFlight; ++k) {
-          if (slice + k < slices) exists[k] = get<kPlain>(row, shared.slice[slice + k], c, range, &raw[k]);
+          if (slice + k >= slices) continue;
+          if (!kIdsFirst) from[k] = source(row, shared.slice[slice + k]);
+          exists[k] = from[k] != nullptr;
+          if (exists[k]) {
+            load<T, kGroup, kPlain>(from[k], c, s.of_x.channel, range, &raw[k]);
+          } else {
+            raw[k] = {};
+          }
         }
         Real pe[kGroup];
         if constexpr (kEncoded) load_encoding<kPlain>(encoding, range, pe);
@@ -260,24 +274,16 @@ struct Apply {
     }
   }
 
-  // Data into registers; false for an id that is no row of the weight: nothing is read then.
-  template <bool kPlain>
-  SINPE_HD bool get(const Place& row, const Place& slice, int32_t c, Range range, Raw<T, kGroup>* raw) const {
-    const T* x = static_cast<const T*>(s.x);
-    int64_t step = s.of_x.channel;
+  // Where a row of data begins; null for an id that is no row of the weight: nothing is read then.
+  SINPE_HD const T* source(const Place& row, const Place& slice) const {
+    const T* x = static_cast<const T*>(s.x) + row.x;
     if constexpr (kSource == Source::kRows) {
       const int64_t id = s.ids[row.ids + slice.ids];
-      if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(s.num_embeddings)) {
-        *raw = {};
-        return false;
-      }
-      x += id * s.weight_stride + row.x;
-      step = 1;
+      const bool exists = static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings);
+      return exists ? x + id * s.weight_stride : nullptr;
     } else {
-      x += row.x + slice.x;
+      return x + slice.x;
     }
-    load<T, kGroup, kPlain>(x, c, step, range, raw);
-    return true;
   }
 
   template <bool kPlain>
