@@ -61,7 +61,7 @@ cpp:
 	  echo "cpp: no C++ compiler, so the C++ tests are skipped; install g++ or clang++, or set CXX"; exit 0; fi; \
 	if ! command -v cmake >/dev/null; then echo "cpp: cmake was not found: pip install cmake"; exit 1; fi; \
 	mkdir -p build; cmake -S . -B $(BUILD) -DCMAKE_CXX_STANDARD=$(CXX_STANDARD) $(CMAKE_ARGS) >build/cmake.log || { cat build/cmake.log; exit 1; }; \
-	cmake --build $(BUILD) --parallel $$(nproc 2>/dev/null || echo 2) && ctest --test-dir $(BUILD) --output-on-failure
+	cmake --build $(BUILD) --parallel $${CMAKE_BUILD_PARALLEL_LEVEL:-$$(nproc 2>/dev/null || echo 2)} && ctest --test-dir $(BUILD) --output-on-failure
 
 # How it is done, what it downloads and how to go without: tools/cuda_check.py.
 cuda-check:

@@ -1,6 +1,7 @@
 """Each CUDA kernel a few times, on shapes with heads, tails and misaligned rows: what compute-sanitizer watches.
 
-`python benchmarks/sanitizer_subset.py [cpu]`; small, because a sanitizer slows everything ten to a hundred times.
+`python benchmarks/sanitizer_subset.py [cpu | --count]`; small, because a sanitizer slows everything ten to a hundred
+times. --count: without a sanitizer, how many kernels of ours it launches; 1 where that is none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import torch
 
 import sinpe_ext as sinpe
 
-device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
+counting = "--count" in sys.argv
+device = torch.device(next((name for name in sys.argv[1:] if not name.startswith("-")), "cuda"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
@@ -42,8 +44,28 @@ def run(dtype: torch.dtype, width: int) -> list[torch.Tensor]:
     return results
 
 
-for dtype in DTYPES:
-    for width in (1, 8, 33, 66):
-        for result in run(dtype, width):
-            result.detach().cpu()
+def run_all() -> None:
+    for dtype in DTYPES:
+        for width in (1, 8, 33, 66):
+            for result in run(dtype, width):
+                result.detach().cpu()
+
+
+def count() -> int:
+    """Print how many launches of how many kernels of ours there are; the exit code."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run_all()
+        torch.cuda.synchronize()
+    names = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    ours = [name for name in names if "sinpe" in name]
+    if not names:
+        print("sanitizer subset: the profiler sees no kernels on this machine, ours were not counted")
+        return 0
+    print(f"sanitizer subset: {len(ours)} launches of {len(set(ours))} kernels of ours, {len(names)} launches in all")
+    return 0 if ours else 1
+
+
+if counting:
+    sys.exit(count())
+run_all()
 print(f"sanitizer subset: {len(DTYPES) * 4} rounds done on {device}")

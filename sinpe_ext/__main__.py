@@ -64,6 +64,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--tag", help="the machine's name in the file name (default: made from the CPU's)")
 
     command = add(commands, build, "compile the kernels now (for containers and clusters)")
+    text = "only this device's (default: the CPU's, and CUDA's where a device is visible or TORCH_CUDA_ARCH_LIST set)"
+    command.add_argument("--device", choices=("cpu", "cuda"), help=text)
     command.add_argument("--verbose", action="store_true", help="show the compiler's output")
 
     command = add(commands, export, "write an encoding's constants as a C header")
@@ -149,13 +151,14 @@ def bench(options: argparse.Namespace) -> int:
 def build(options: argparse.Namespace) -> int:
     from . import _backend
 
-    try:
-        path = _backend.build("cpu", verbose=options.verbose)
-    except _backend.BackendUnavailableError as error:
-        print(f"python -m sinpe_ext build: {error}", file=sys.stderr)
-        return 1
-    print(path)
-    return 0
+    code = 0
+    for device in [options.device] if options.device else _backend.buildable():
+        try:
+            print(_backend.build(device, verbose=options.verbose))
+        except _backend.BackendUnavailableError as error:
+            print(f"python -m sinpe_ext build: {error}", file=sys.stderr)
+            code = 1
+    return code
 
 
 def export(options: argparse.Namespace) -> int:

@@ -171,6 +171,7 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
         missing = _nvcc.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
         if missing:
             return DeviceBackend(device, "eager", missing.reason, todo=missing.todo)
+        _check_arithmetic()
     try:
         return _load_prebuilt(device)
     except BuildUnavailable as error:
@@ -180,7 +181,7 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
         reason = f"{no_prebuilt}; compiling on first use is switched off (SINPE_EXT_JIT=0)"
         tools = "nvcc" if device == "cuda" else "a C++ compiler"
         return DeviceBackend(device, "eager", reason, todo=f"unset SINPE_EXT_JIT or reinstall with {tools}")
-    if device == "cuda" and not os.environ.get("TORCH_CUDA_ARCH_LIST") and not torch.cuda.is_available():
+    if device == "cuda" and not _names_architectures() and not torch.cuda.is_available():
         reason = f"{no_prebuilt}; no CUDA device is visible, and TORCH_CUDA_ARCH_LIST names none to compile for"
         return DeviceBackend(device, "eager", reason, todo="make a device visible or set TORCH_CUDA_ARCH_LIST")
     from . import _jit
@@ -191,6 +192,18 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
         _note(device, error)
         return DeviceBackend(device, "eager", f"{no_prebuilt}; compiling on first use: {error.reason}", todo=error.todo)
     return DeviceBackend(device, "compiled", f"{no_prebuilt}; compiled on first use", "jit", str(path), build=facts)
+
+
+def _names_architectures() -> bool:
+    """Whether TORCH_CUDA_ARCH_LIST says what to compile for; blanks and separators say nothing."""
+    return bool(os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip(" \t\n,;"))
+
+
+def _check_arithmetic() -> None:
+    """Before the library, which takes what it does not know for the device's own choice."""
+    chosen = os.environ.get("SINPE_EXT_CUDA_ARITHMETIC", "")
+    if chosen not in ("", "single", "double"):
+        raise ValueError(f"SINPE_EXT_CUDA_ARITHMETIC: expected single, double or nothing, got {chosen!r}; unset it")
 
 
 def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
@@ -274,6 +287,16 @@ def build(device: str = "cpu", verbose: bool = False) -> str:
             _choices.pop(device, None)
         _demand(device)
         return str(resolve(device).library)
+
+
+def buildable() -> list[str]:
+    """The devices that are worth a build here: the CPU, and CUDA where torch has it and it is known for what."""
+    try:
+        import torch
+    except ImportError:
+        return ["cpu"]
+    has_cuda = torch.version.cuda is not None and (_names_architectures() or torch.cuda.is_available())
+    return ["cpu", "cuda"] if has_cuda else ["cpu"]
 
 
 def found() -> dict[str, DeviceBackend]:

@@ -44,7 +44,7 @@ def main(options: argparse.Namespace) -> int:
         return 2
     on_cuda = options.device != "cpu" and (not asked or any(name.startswith("cuda_") for name in asked))
     missing = _bench_cuda.missing() if on_cuda else ""
-    if missing and options.device == "cuda":
+    if missing and (options.device == "cuda" or any(name.startswith("cuda_") for name in asked)):
         print(f"device: expected CUDA kernels, got none: {missing}", file=sys.stderr)
         return 1
     on_cpu = options.device != "cuda"
@@ -67,29 +67,29 @@ def main(options: argparse.Namespace) -> int:
         print(report(results))
     if extras:
         print(report_processes(extras))
-    cuda = _bench_cuda.run(asked, QUICK_ROUNDS if options.quick else ROUNDS) if on_cuda and not missing else None
-    if cuda:
+    path = destination(options, facts, complete=not (asked or options.quick or options.best or not on_cpu))
+    found = {"machine": facts, "statistic": "best" if options.best else "median", "rows": results, "processes": extras}
+    write(path, {**found, "cuda": None})
+    cuda = None
+    if on_cuda and not missing:
+        rounds = QUICK_ROUNDS if options.quick else ROUNDS
+        cuda = _bench_cuda.run(asked, rounds, lambda measured: write(path, {**found, "cuda": measured}))
+        write(path, {**found, "cuda": cuda})
         print(_bench_cuda.report(cuda))
     elif on_cuda and not options.quick:
         print(f"\nnothing measured on CUDA: {missing}")
-    path = destination(options, facts, complete=not (asked or options.quick or options.best or not on_cpu))
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            json.dumps(
-                {
-                    "machine": facts,
-                    "statistic": "best" if options.best else "median",
-                    "rows": results,
-                    "processes": extras,
-                    "cuda": cuda,
-                },
-                indent=1,
-            )
-            + "\n"
-        )
         print(f"written: {path}")
     return 1 if any("error" in entry for entry in [*results, *extras, *(cuda["rows"] if cuda else [])]) else 0
+
+
+def write(path: Path | None, found: dict[str, Any]) -> None:
+    """The JSON, in place at once: who stops a run keeps a whole file."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = path.with_name(f"{path.name}.part")
+        whole.write_text(json.dumps(found, indent=1) + "\n")
+        whole.replace(path)
 
 
 def destination(options: argparse.Namespace, facts: dict[str, Any], *, complete: bool) -> Path | None:

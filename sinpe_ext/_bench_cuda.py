@@ -6,7 +6,6 @@ bound by what the CPU does to launch it, and its row says so by its floor.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,11 @@ from typing import Any
 import torch
 
 from ._backend import resolve
-from ._bench_cuda_cases import ELEMENTS, ROWS, CudaRow, Place
+from ._bench_cuda_cases import ELEMENTS, CudaRow, Place
+from ._bench_cuda_cases import ROWS as INFERENCE_ROWS
+from ._bench_cuda_training import TRAINING_ROWS
 
+ROWS = (*INFERENCE_ROWS, *TRAINING_ROWS)
 SAMPLE_SECONDS = 0.01
 SMALL_MEMORY = 20 * 2**30  # below this the tensors are a quarter of the size: some eight of them live at once
 
@@ -30,19 +32,35 @@ def missing() -> str:
     return "" if found.backend == "compiled" else found.reason
 
 
-def run(asked: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Measure the rows asked for, all if none; the facts and the results."""
+def run(asked: Sequence[str], rounds: int, after: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+    """Measure the rows asked for, all if none; the facts and the results.
+
+    after: is given both after each row, so that nothing is lost where a run is stopped.
+    """
     device = torch.device("cuda", torch.cuda.current_device())
     memory = torch.cuda.get_device_properties(device).total_memory
     place = Place(device, ELEMENTS if memory >= SMALL_MEMORY else ELEMENTS // 4)
-    results = []
+    results: list[dict[str, Any]] = []
+    measured = {"facts": facts(device), "elements": place.elements, "rows": results}
     for row in ROWS:
         if not asked or row.name in asked:
             print(f"... {row.title}", file=sys.stderr, flush=True)
             results.append(measure(row, place, rounds))
+            print(f"    {brief(results[-1])}", file=sys.stderr, flush=True)
+            if after is not None:
+                after(measured)
             torch._dynamo.reset()  # the compiled peers keep their tensors
             torch.cuda.empty_cache()
-    return {"facts": facts(device), "elements": place.elements, "rows": results}
+    return measured
+
+
+def brief(entry: Mapping[str, Any]) -> str:
+    """One row's result in short, for who watches."""
+    if "error" in entry:
+        return f"FAILED, {entry['error']}"
+    peers = "".join(f", {peer['name']} {peer['ratio']:.2f}x" for peer in entry["peers"])
+    met = {None: "", True: ", met", False: ", MISSED"}[entry["met"]]
+    return f"{entry['ours_ms']:.4f} ms, {100 * entry['fraction']:.0f} % of {entry['floor']}{met}{peers}"
 
 
 def timed(calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:
@@ -113,6 +131,7 @@ def measure(row: CudaRow, place: Place, rounds: int) -> dict[str, Any]:
         "ours_ms": 1e3 * ours,
         "floor_ms": 1e3 * floor,
         "gigabytes_a_second": work.moved / ours / 1e9,
+        "floor_gigabytes_a_second": work.moved / floor / 1e9,
         "fraction": floor / ours,
         "met": met,
         "peers": against,
@@ -130,7 +149,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "l2_bytes": getattr(p, "L2_cache_size", None),
         "cuda": torch.version.cuda,
         "how": found.how,
-        "arithmetic": os.environ.get("SINPE_EXT_CUDA_ARITHMETIC") or "the device's own",
+        "arithmetic": str(torch.ops.sinpe_ext.cuda_arithmetic.default()),
     }
 
 
@@ -141,6 +160,10 @@ def report(measured: Mapping[str, Any]) -> str:
     known = measured["facts"]
     about = f"{known['device']} (capability {known['capability']}), CUDA {known['cuda']}, {known['how']} kernels, "
     about += f"arithmetic: {known['arithmetic']}"
+    rooflines = [entry for entry in measured["rows"] if entry["title"].startswith("roofline: ") and "ours_ms" in entry]
+    if rooflines:
+        each = (f"{entry['title'][10:]} {entry['floor_gigabytes_a_second']:.0f} GB/s" for entry in rooflines)
+        about += "\nwhat torch's own calls reach, floors of the rows below: " + ", ".join(each)
     head = (
         "case",
         "floor",

@@ -22,6 +22,7 @@ from ._bench_cases import CHECK_ROWS, ROUNDING
 
 P = 0.1
 LENGTH, DIM, VOCABULARY = 4096, 1024, 32000
+ENCODED = 1_000_000  # positions
 ELEMENTS = 2**27  # of x: 512 MiB in float32, 256 MiB in 16 bits
 
 
@@ -65,9 +66,12 @@ class CudaRow:
     peers: dict[str, float | None] = field(default_factory=dict)
 
 
-def rows_agree(name: str, got: Tensor, want: Tensor, dtype: torch.dtype, size: float = 1.0) -> None:
-    """Values up to `size` that were rounded to dtype, from rows of one ULP."""
-    peer.agree(name, got.detach().cpu(), want.cpu(), size * 8 * ROUNDING[dtype])
+def rows_agree(
+    name: str, got: Tensor, want: Tensor, dtype: torch.dtype, size: float = 1.0, farthest: float = 0.0
+) -> None:
+    """Values up to `size` that were rounded to dtype, from rows of one ULP; positions up to `farthest` cost the
+    comparison itself some of float64's digits."""
+    peer.agree(name, got.detach().cpu(), want.cpu(), size * 8 * ROUNDING[dtype] + farthest * 2.0**-51)
 
 
 def table(place: Place, dtype: torch.dtype) -> Work:
@@ -94,6 +98,52 @@ def table(place: Place, dtype: torch.dtype) -> Work:
     )
 
 
+def roofline(place: Place, dtype: torch.dtype, *, copy: bool) -> Work:
+    """The floors themselves: what torch's own copy and fill reach here. "Ours" is the floor once more: its spread."""
+    x = torch.zeros(place.elements, device=place.device, dtype=dtype)
+    y = torch.empty_like(x)
+    call: Callable[[], object] = (lambda: y.copy_(x)) if copy else (lambda: y.fill_(1))
+    return Work(call, call, (2 if copy else 1) * x.numel() * x.element_size())
+
+
+def encode(place: Place, dtype: torch.dtype) -> Work:
+    """Rows of positions in no order."""
+    dim = 128
+    count = min(ENCODED, place.elements // dim)
+    encoding, out = sinpe.Encoding(dim), torch.empty(count, dim, device=place.device, dtype=dtype)
+    at = torch.randint(2**20, (count,), generator=torch.Generator().manual_seed(0)).to(place.device)
+    frequency = torch.exp(peer.usual_parts(1, dim)[1].to(place.device) * (-math.log(peer.BASE) / dim))
+
+    def ours() -> Tensor:
+        return sinpe.encode(at, encoding, dtype=dtype)
+
+    def usual() -> Tensor:
+        angle = at[:, None].float() * frequency
+        return torch.stack([torch.sin(angle), torch.cos(angle)], -1).flatten(1).to(dtype)
+
+    def check() -> None:
+        rows = torch.linspace(0, count - 1, CHECK_ROWS).long()
+        rows_agree("encode", ours().cpu()[rows], peer.exact_rows(at.cpu()[rows], dim), dtype)
+
+    moved = out.numel() * out.element_size() + 8 * count
+    return Work(ours, lambda: out.fill_(1), moved, {"usual formula": usual}, check)
+
+
+def add_inplace(place: Place, dtype: torch.dtype) -> Work:
+    batch, length, dim = place.shape()
+    encoding, x = sinpe.Encoding(dim), place.randn(batch, length, dim, dtype=dtype)
+    pe = sinpe.table(length, encoding, dtype=dtype, device=place.device)
+    y = torch.zeros_like(x)  # sums of many calls stay below 3000: no infinity, the speed is the same
+
+    def check() -> None:
+        got = sinpe.add_(x[-1:].clone(), encoding)
+        want = x[-1].double().cpu() + peer.exact_rows(torch.arange(length), dim)
+        rows_agree("add_", got[0], want, dtype, 8.0)
+
+    moved = 2 * x.numel() * x.element_size()
+    return Work(lambda: sinpe.add_(y, encoding), lambda: y.mul_(1.0), moved, {"eager": lambda: x.add_(pe)}, check)
+
+
 def add(place: Place, dtype: torch.dtype, *, positions: bool = False) -> Work:
     batch, length, dim = place.shape()
     encoding, x = sinpe.Encoding(dim), place.randn(batch, length, dim, dtype=dtype)
@@ -112,7 +162,7 @@ def add(place: Place, dtype: torch.dtype, *, positions: bool = False) -> Work:
     def check() -> None:
         rows = torch.arange(length) if at is None else at[-1].cpu()
         want = x[-1].double().cpu() + peer.exact_rows(rows, dim)
-        rows_agree("add", ours()[-1], want, dtype, 8.0)
+        rows_agree("add", ours()[-1], want, dtype, 8.0, length)
 
     compiled = torch.compile(pure)
     peers = {"eager": eager, "torch.compile": lambda: compiled(x)}
@@ -233,8 +283,13 @@ def decode(place: Place, dtype: torch.dtype) -> Work:
 
 
 # fmt: off
-ROWS = tuple(
-    row
+ROWS = (
+    *(CudaRow(f"cuda_{name}_{s}", f"roofline: {name} {s}", partial(roofline, dtype=dtype, copy=name == "copy"),
+              "itself")
+      for dtype, s in ((torch.float32, "f32"), (torch.bfloat16, "bf16")) for name in ("copy", "fill")),
+    CudaRow("cuda_add_f64", "add f64", partial(add, dtype=torch.float64), "y.copy_(x)", None, None,
+            {"eager": None, "torch.compile": None}),
+    *(row
     for dtype, s, narrow in ((torch.float32, "f32", 0), (torch.bfloat16, "bf16", 1), (torch.float16, "f16", 1))
     for row in (
         # name, title, calls, floor, target of the fraction, targets of the peers
@@ -256,6 +311,10 @@ ROWS = tuple(
         CudaRow(f"cuda_timesteps_{s}", f"encode 8 timesteps {s}", partial(timesteps, dtype=dtype), "fill_ of one",
                 None, 1.2, {"diffusers": 5.0}),
         CudaRow(f"cuda_decode_{s}", f"decode step {s}", partial(decode, dtype=dtype), "x + pe[i:i+1]", None, 1.0),
-    )
+        CudaRow(f"cuda_add_inplace_{s}", f"add_ {s}", partial(add_inplace, dtype=dtype), "y.mul_(1.0)",
+                None, None, {"eager": None}),
+        CudaRow(f"cuda_encode_{s}", f"encode 1M positions x 128 {s}", partial(encode, dtype=dtype), "out.fill_(1)",
+                None, None, {"usual formula": None}),
+    )),
 )
 # fmt: on

@@ -12,7 +12,14 @@ KEPT = 512  # copies; a base that changes with every sequence must not fill the 
 
 _copies: dict[tuple[Any, torch.device], Tensor] = {}  # the oldest first
 _captured: dict[int, Tensor] = {}  # those whose address a CUDA graph has: kept for good
-_is_capturing = torch.cuda.is_current_stream_capturing
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of this device, which need not be the current device, is being captured."""
+    if device.index == torch.cuda.current_device():
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def on_device(
@@ -29,7 +36,7 @@ def on_device(
     copy = _copies.get((key, device))
     if copy is None:
         return _new(key, device, make, note)
-    if _is_capturing():
+    if _is_capturing(device):
         _captured[id(copy)] = copy
     return copy
 
@@ -39,14 +46,16 @@ def _new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Calla
         return make()
     if device.index is None:
         return on_device(key, torch.device("cuda", torch.cuda.current_device()), make, note)
-    if _is_capturing():
+    if _is_capturing(device):
         raise RuntimeError(
             f"encoding: expected to be used once on {device} before a graph is captured, got its first use inside of "
             "the capture, where its constants cannot be copied there; make the same call once before, as a warm-up"
         )
     if len(_copies) >= KEPT:
-        torch.cuda.synchronize()  # kernels of any stream may still read what is dropped
-        for old in list(_copies)[: KEPT // 2]:
+        dropped = list(_copies)[: KEPT // 2]
+        for place in {old[1] for old in dropped}:
+            torch.cuda.synchronize(place)  # kernels of any stream may still read what is dropped
+        for old in dropped:
             _copies.pop(old, None)
     with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch.inference_mode(False):
         copy = make().to(device)

@@ -104,8 +104,13 @@ def write_small_sources(root: Path) -> Path:
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """This process's environment without the project's own variables, then the changes; None removes."""
+    """This process's environment without the project's own variables, then the changes; None removes.
+
+    No CUDA device is visible and none is named, so that a fresh cache on a machine with one costs no CUDA build.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SINPE_EXT_")}
+    kept.pop("TORCH_CUDA_ARCH_LIST", None)
+    kept["CUDA_VISIBLE_DEVICES"] = ""
     kept["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     for name, value in changes.items():
         if value is None:

@@ -6,11 +6,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-# A first use may compile, and machines differ: time is no property of the code under test.
-settings.register_profile("sinpe_ext", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sinpe_ext"))
+try:  # the tests that a card needs do without
+    from hypothesis import HealthCheck, settings
+except ImportError:
+    pass
+else:
+    # A first use may compile, and machines differ: time is no property of the code under test.
+    settings.register_profile("sinpe_ext", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sinpe_ext"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +32,11 @@ def _missing(backend: str) -> str:
 
     if backend == "eager":
         return ""
+    if backend == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():  # a library that loads says nothing of a card
+            return "no CUDA device is visible"
     found = _backend.resolve("cuda" if backend == "cuda" else "cpu")
     return "" if found.backend == "compiled" else found.reason
 

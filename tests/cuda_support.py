@@ -1,7 +1,7 @@
 """What the tests of the CUDA kernels share: the device to test, what to compare with, and how near it must be.
 
 `device` is the CPU (kernels against the eager twin) and every kind of device with kernels here; a test that takes it
-runs everywhere. `cuda` is a CUDA device or a skip, which `--require-backend=cuda` turns into a failure at the start.
+runs everywhere. `cuda` is a CUDA device or a skip, which `--require-backend=cuda` turns into a failure.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ def why_no_cuda() -> str:
 
 
 @pytest.fixture
-def cuda() -> torch.device:
+def cuda(request: pytest.FixtureRequest) -> torch.device:
     """The current CUDA device."""
     if reason := why_no_cuda():
+        if request.config.getoption("--require-backend") == "cuda":
+            pytest.fail(f"--require-backend=cuda: {reason}")
         pytest.skip(reason)
     return torch.device("cuda", torch.cuda.current_device())
 

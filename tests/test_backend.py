@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from build_support import PREAMBLE, environment, needs_compiler, run, write_script, write_small_sources
 
-from sinpe_ext import _backend, _build
+from sinpe_ext import _backend, _build, _nvcc
 from sinpe_ext._backend import BackendUnavailableError, DeviceBackend, use_backend
 
 REPORT = """
@@ -83,6 +83,14 @@ def test_use_backend_is_a_setter_and_a_context_manager(monkeypatch):
 def test_use_backend_refuses_an_unknown_name():
     with pytest.raises(ValueError, match="name: expected one of auto, compiled, eager, got 'native'"):
         use_backend("native")
+
+
+def test_unknown_cuda_arithmetic_is_refused(monkeypatch):
+    """Where the CUDA library would be loaded; it reads the variable itself and knows no error."""
+    monkeypatch.setattr(_nvcc, "no_cuda_torch", lambda *torch: None)
+    monkeypatch.setenv("SINPE_EXT_CUDA_ARITHMETIC", "half")
+    with pytest.raises(ValueError, match="^SINPE_EXT_CUDA_ARITHMETIC: expected single, double or nothing, got 'half'"):
+        _backend._load("cuda")
 
 
 def test_environment_variable_chooses_and_use_backend_wins(monkeypatch):

@@ -195,7 +195,7 @@ def build_by(hook: str, project: Path, out: Path, **env: str | None) -> subproce
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=project,
-        env=environment(**env),
+        env=environment(**{"CUDACXX": "/nonexistent/nvcc", **env}),  # the CPU's libraries alone
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -19,12 +19,14 @@ COMMANDS = ("info", "demo", "plot", "bench", "build", "export")
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """On the CPU: nothing here is to build CUDA kernels on a machine with a card."""
+    kept = {name: value for name, value in os.environ.items() if name != "TORCH_CUDA_ARCH_LIST"}
     return subprocess.run(
         [sys.executable, "-m", "sinpe_ext", *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, **environment},
+        env={**kept, "CUDA_VISIBLE_DEVICES": "", **environment},
         timeout=300,
     )
 
@@ -125,6 +127,45 @@ def test_bad_usage(arguments: list[str], words: str, capsys: pytest.CaptureFixtu
     assert code == 2
     assert words in message
     assert "Traceback" not in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cuda", "listed", "devices"),
+    [
+        ([], "12.8", "9.0", ["cpu", "cuda"]),
+        ([], "12.8", " ; ", ["cpu"]),
+        ([], None, "9.0", ["cpu"]),
+        (["--device", "cuda"], None, "", ["cuda"]),
+        (["--device", "cpu"], "12.8", "9.0", ["cpu"]),
+    ],
+)
+def test_build(
+    arguments: list[str],
+    cuda: str | None,
+    listed: str,
+    devices: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import torch
+
+    from sinpe_ext import _backend
+
+    def build(device: str, verbose: bool) -> str:
+        if device == "cuda" and cuda is None:
+            raise _backend.BackendUnavailableError("torch is a CPU build")
+        return f"/{device}.so"
+
+    monkeypatch.setattr(_backend, "build", build)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", listed)
+    code = cli.main(["build", *arguments])
+    shown = capsys.readouterr()
+    if cuda is None and "cuda" in devices:
+        assert code == 1 and shown.err == "python -m sinpe_ext build: torch is a CPU build\n"
+    else:
+        assert code == 0 and shown.out.split() == [f"/{device}.so" for device in devices]
 
 
 def test_demo(tmp_path: Path) -> None:

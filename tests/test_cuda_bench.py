@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from sinpe_ext import _bench_cuda, _bench_cuda_cases
-from sinpe_ext._bench_cuda_cases import ROWS, CudaRow, Place, Work
+from sinpe_ext import _bench, _bench_cuda, _bench_cuda_cases
+from sinpe_ext._bench_cuda import ROWS
+from sinpe_ext._bench_cuda_cases import CudaRow, Place, Work
 
 SMALL = Place(torch.device("cpu"), 2**14)
 
@@ -57,11 +59,13 @@ def test_report() -> None:
         entry(title="step", fraction=0.5, fraction_target=None, ratio_target=1.2, met=False),
         entry(title="none", met=None, fraction_target=None, peer_errors={"torch.compile": "no triton"}),
         {"title": "broken", "error": "RuntimeError: no"},
+        entry(title="roofline: copy f32", floor_gigabytes_a_second=4321.0),
     ]
     facts = {"device": "a card", "capability": "9.0", "cuda": "13.0", "how": "jit", "arithmetic": "double"}
     text = _bench_cuda.report({"facts": facts, "rows": rows})
     lines = text.splitlines()
     assert "96 %" in text and ">= 0.95 met" in text and ">= 1    MISSED" in text
+    assert "what torch's own calls reach, floors of the rows below: copy f32 4321 GB/s" in lines
     assert any("step" in line and "2.00x" in line and "<= 1.2  MISSED" in line for line in lines)
     assert "none: torch.compile cannot run here, no triton" in lines and "broken: FAILED, RuntimeError: no" in lines
 
@@ -69,9 +73,20 @@ def test_report() -> None:
 def test_the_command_says_what_is_missing() -> None:
     if not _bench_cuda.missing():
         pytest.skip("there is a CUDA device with kernels")
-    command = [sys.executable, "-m", "sinpe_ext", "bench", "--device", "cuda", "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "device: expected CUDA kernels, got none: " in done.stderr
+    for named in (["--device", "cuda"], ["--rows", "cuda_add_f32"]):
+        command = [sys.executable, "-m", "sinpe_ext", "bench", "--quick", *named]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1 and "device: expected CUDA kernels, got none: " in done.stderr
+
+
+def test_a_stopped_run_keeps_what_it_measured(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "result.json"
+    _bench.write(path, {"cuda": {"rows": [1]}})
+    _bench.write(path, {"cuda": {"rows": [1, 2]}})
+    assert json.loads(path.read_text()) == {"cuda": {"rows": [1, 2]}} and len(list(path.parent.iterdir())) == 1
+    assert _bench_cuda.brief({"error": "RuntimeError: no"}) == "FAILED, RuntimeError: no"
+    peers = [{"name": "eager", "ratio": 0.77}]
+    assert _bench_cuda.brief(entry(peers=peers)) == "0.2600 ms, 96 % of y.copy_(x), met, eager 0.77x"
 
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "gpu_check.sh"
@@ -87,14 +102,23 @@ esac
 
 
 def gpu_check(out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    settings = {**os.environ, "OUT": str(out), **environment}
+    own = ("STEPS", "LIMIT", "BUILD", "WHEELS", "DRY_RUN", "OUT", "PYTHON", "SINPE_EXT_CUDA_ARITHMETIC")
+    settings = {name: value for name, value in os.environ.items() if name not in own}
+    settings |= {"OUT": str(out), **environment}
     return subprocess.run([str(SCRIPT)], capture_output=True, text=True, timeout=120, env=settings)
+
+
+def results_of(summary: str) -> dict[str, str]:
+    """Step -> the first word of its result."""
+    steps = "build info tests single memcheck racecheck initcheck bench_double bench_single suite".split()
+    lines = [line.split() for line in summary.splitlines()]
+    return {words[0]: words[1] for words in lines if words and words[0] in steps}
 
 
 @pytest.mark.skipif(not SCRIPT.is_file() or shutil.which("bash") is None, reason="needs a checkout and bash")
 def test_gpu_check(tmp_path: Path) -> None:
     """A failed step costs no other one; the table and the exit code tell."""
-    planned = gpu_check(tmp_path, DRY_RUN="1")
+    planned = gpu_check(tmp_path, DRY_RUN="1")  # takes none of its settings from the environment of this run
     assert planned.returncode == 0 and "--require-backend" not in planned.stdout
     assert [line.split(",")[0] for line in planned.stdout.splitlines()][:3] == ["[build", "[info", "[tests"]
     stub = tmp_path / "python"
@@ -102,9 +126,29 @@ def test_gpu_check(tmp_path: Path) -> None:
     stub.chmod(0o755)
     done = gpu_check(tmp_path, PYTHON=str(stub))
     summary = (tmp_path / "summary.txt").read_text()
-    results = dict(line.split()[:2] for line in summary.splitlines()[4:])
+    results = results_of(summary)
     assert done.returncode == 1 and results["tests"] == "FAIL" and "2 failed" in summary
     assert {name: result for name, result in results.items() if name not in ("tests", "memcheck")} == dict.fromkeys(
         ("build", "info", "single", "bench_double", "bench_single", "suite"), "PASS"
     ) | {name: results[name] for name in ("racecheck", "initcheck")}
-    assert results["racecheck"] in ("PASS", "SKIP", "FAIL")  # the tool itself needs a device
+    assert results["racecheck"] in ("PASS", "NOT", "FAIL")  # the tool itself needs a device
+    # A later call adds to the summary, and says what it had no time for.
+    late = gpu_check(tmp_path, PYTHON=str(stub), STEPS="info,tests", LIMIT="0")
+    added = (tmp_path / "summary.txt").read_text()
+    assert late.returncode == 3 and added.startswith(summary) and "INCOMPLETE" in late.stdout
+    assert results_of(added[len(summary) :]) == {"info": "INCOMPLETE", "tests": "INCOMPLETE"}
+
+
+@pytest.mark.skipif(not SCRIPT.is_file() or shutil.which("bash") is None, reason="needs a checkout and bash")
+def test_gpu_check_refuses(tmp_path: Path) -> None:
+    """Before any time is spent: an unknown step, a LIMIT that is no number, a Python without pytest."""
+    done = gpu_check(tmp_path, STEPS="build,test")
+    assert done.returncode == 2 and "STEPS: expected some of build,info,tests," in done.stderr
+    assert gpu_check(tmp_path, LIMIT="ten").returncode == 2
+    stub = tmp_path / "python"
+    stub.write_text(STUB.replace("esac", "  *sortedcontainers*) echo pytest ;;\nesac"))
+    stub.chmod(0o755)
+    done = gpu_check(tmp_path, PYTHON=str(stub), STEPS="info,tests")
+    assert done.returncode == 2 and "missing Python modules: pytest (pass WHEELS=DIR)" in done.stdout
+    assert not (tmp_path / "summary.txt").exists()
+    assert gpu_check(tmp_path, PYTHON=str(stub), STEPS="info").returncode == 0

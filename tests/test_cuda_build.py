@@ -86,7 +86,7 @@ def small_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def env(small_sources: Path, tmp_path: Path) -> dict[str, str]:
     fresh = {"SMALL_SOURCES": str(small_sources), "SINPE_EXT_CACHE_DIR": str(tmp_path / "cache")}
-    return environment(**fresh, TORCH_CUDA_ARCH_LIST=None, CUDACXX=None, CUDA_VISIBLE_DEVICES="", NVCC_CCBIN=None)
+    return environment(**fresh, CUDACXX=None, NVCC_CCBIN=None)
 
 
 def report(env: dict[str, str], before: str = "") -> dict:
@@ -116,8 +116,9 @@ def test_rocm_build_of_torch(env):
 
 
 def test_no_device_and_no_list(env):
-    found = eager_report(env, cuda_torch())
-    assert "no CUDA device is visible" in found["reason"] and "TORCH_CUDA_ARCH_LIST" in found["todo"]
+    for listed in ({}, {"TORCH_CUDA_ARCH_LIST": " ; ,"}):  # a list of nothing is none
+        found = eager_report({**env, **listed}, cuda_torch())
+        assert "no CUDA device is visible" in found["reason"] and "TORCH_CUDA_ARCH_LIST" in found["todo"]
 
 
 def test_jit_switched_off(env):

@@ -224,13 +224,13 @@ def test_a_graph_made_for_another_machine_copies_its_plan(mode: FakeTensorMode) 
 def test_constants_are_copied_once_and_not_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keeping itself, with the CPU in the place of the device."""
     made: list[int] = []
-    waits: list[int] = []
+    waits: list[torch.device] = []
     monkeypatch.setattr(_device_constants, "_copies", {})
     monkeypatch.setattr(_device_constants, "_captured", {})
     monkeypatch.setattr(_device_constants, "KEPT", 8)
-    monkeypatch.setattr(_device_constants, "_is_capturing", lambda: False)
+    monkeypatch.setattr(_device_constants, "_is_capturing", lambda device: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
     place = torch.device("cpu", 0)
 
     def constant(key: int) -> Tensor:
@@ -238,15 +238,36 @@ def test_constants_are_copied_once_and_not_in_a_capture(monkeypatch: pytest.Monk
 
     first = constant(0)
     assert constant(0) is first and made == [0]
-    monkeypatch.setattr(_device_constants, "_is_capturing", lambda: True)
+    monkeypatch.setattr(_device_constants, "_is_capturing", lambda device: True)
     assert constant(0) is first and list(_device_constants._captured.values()) == [first]
     with pytest.raises(RuntimeError, match="encoding: expected to be used once on cpu:0 before a graph is captured"):
         constant(1)
-    monkeypatch.setattr(_device_constants, "_is_capturing", lambda: False)
+    monkeypatch.setattr(_device_constants, "_is_capturing", lambda device: False)
     for key in range(1, 9):
         constant(key)
-    assert waits == [1] and len(_device_constants._copies) == 5  # the oldest half went, after a wait
+    assert waits == [place] and len(_device_constants._copies) == 5  # the oldest half went, after a wait
     assert list(_device_constants._captured.values()) == [first]
+
+
+def test_the_capture_looked_for_is_the_tensors_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture on the second device while the first one is current, and the other way round."""
+    current = [0]
+
+    class Entered:
+        def __init__(self, device: torch.device) -> None:
+            self.index = device.index
+
+        def __enter__(self) -> None:
+            current.append(self.index)
+
+        def __exit__(self, *_: object) -> None:
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", Entered)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == 1)
+    assert [_device_constants._is_capturing(torch.device("cuda", index)) for index in (0, 1)] == [False, True]
+    assert current == [0]
 
 
 @pytest.mark.parametrize("encoding", [ENCODING, OWN, sinpe.Encoding(5), sinpe.Encoding(1)], ids=repr)

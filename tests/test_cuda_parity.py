@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from closest import CLOSEST
 from cuda_support import FLOATS, assert_rows, assert_sums, cuda, device, expected, moved, randn, ulps  # noqa: F401
 from torch import Tensor
-from ulp import CLOSEST
 
 import sinpe_ext as sinpe
 

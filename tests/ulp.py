@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import mpmath
 import numpy as np
 import torch
+from closest import CLOSEST as CLOSEST
 
 from sinpe_ext.encoding import Encoding
 
@@ -23,10 +24,6 @@ from sinpe_ext.encoding import Encoding
 TYPES = {"float32": (24, -149), "float64": (53, -1074), "bfloat16": (8, -133), "float16": (11, -24)}
 # Bits of the truth: 64 of the position, 40 of whole turns, 70 for an approach to a zero, 106 kept; the rest is room.
 PRECISION = 320
-
-# (dim, position, pair) where a sine or cosine comes closest to zero. A rotation in float64 alone is 3 to 60 float32 ULP
-# off there, a phase of 64 bits more than 1.
-CLOSEST = ((512, 7199, 35), (512, 81665, 13), (512, 408325, 77), (512, 3803902, 50), (768, 97253, 53))
 
 
 class Report(NamedTuple):
