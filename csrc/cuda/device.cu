@@ -61,6 +61,19 @@ int multiprocessors() {
 #endif
 }
 
+sinpe_status use_device(int device) {
+#if defined(__CUDACC__)
+  int current = -1;
+  if (cudaGetDevice(&current) == cudaSuccess && current == device) return SINPE_OK;
+  const cudaError_t error = cudaSetDevice(device);
+  if (error == cudaSuccess) return SINPE_OK;
+  forgotten();
+  return launch_failed(cudaGetErrorString(error));
+#else
+  return device >= 0 ? SINPE_OK : launch_failed("a device has a number from 0 on");
+#endif
+}
+
 bool in_double() {
   if (chosen_arithmetic() != Choice::kByDevice) return chosen_arithmetic() == Choice::kDouble;
 #if defined(__CUDACC__)

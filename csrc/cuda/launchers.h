@@ -46,6 +46,10 @@ sinpe_status embed(const DevicePlan& plan, const sinpe_embed_arguments& e, const
 sinpe_status embed_backward(const sinpe_embed_backward_arguments& a, const int64_t* sorted_ids,
                             const int64_t* sorted_tokens, const DeviceScalars& scalars, Stream stream);
 
+// Makes a device the current one for what follows on this thread. The CUDA runtime in this library is its own: it is told what
+// PyTorch's has been told.
+sinpe_status use_device(int device);
+
 // Of SINPE_LAUNCH_FAILED: what CUDA said. For this thread, until its next launch. Never null.
 const char* launch_error();
 

@@ -42,6 +42,11 @@ inline cuda::Stream current_stream(int32_t device_index) {
 
 #endif
 
+inline void launched(sinpe_status status) {
+  if (status == SINPE_LAUNCH_FAILED) refuse(sinpe::status_text(status), ": ", cuda::launch_error());
+  succeed(status);
+}
+
 // One call on the device of `t`, its first operand.
 struct Call {
   Device device;
@@ -49,7 +54,9 @@ struct Call {
   torch::stable::accelerator::DeviceGuard guard;
   cuda::Stream stream;
   Call(const char* name, const Tensor& t)
-      : device(cuda_device(name, t)), guard(device.index), stream(current_stream(device.index)) {}
+      : device(cuda_device(name, t)), guard(device.index), stream(current_stream(device.index)) {
+    launched(cuda::use_device(device.index));
+  }
 
  private:
   static Device cuda_device(const char* name, const Tensor& t) {
@@ -76,11 +83,6 @@ inline cuda::DeviceScalars scalars_of(const Call& call, const Optional& alpha, c
   scalars.alpha = alpha_of(call.device, alpha, &scalars.alpha_dtype);
   scalars.seed = seed_of(call.device, seed, drop);
   return scalars;
-}
-
-inline void launched(sinpe_status status) {
-  if (status == SINPE_LAUNCH_FAILED) refuse(sinpe::status_text(status), ": ", cuda::launch_error());
-  succeed(status);
 }
 
 }  // namespace sinpe_torch

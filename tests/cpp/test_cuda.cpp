@@ -159,6 +159,8 @@ void test_refused() {
     CHECK(sinpe::cuda::table(bad, 0, 5, SINPE_FLOAT32, out.data(), 6, nullptr) == SINPE_OK);
     for (const float v : out) CHECK(std::isnan(v));
   }
+  CHECK(sinpe::cuda::use_device(0) == SINPE_OK);
+  CHECK(sinpe::cuda::use_device(-1) == SINPE_LAUNCH_FAILED && std::strlen(sinpe::cuda::launch_error()) > 8);
   // Arguments that the host can see.
   a.positions = nullptr;
   CHECK(sinpe::cuda::add(on_device(plan), a, {}, nullptr) == SINPE_BAD_ARGUMENT);
