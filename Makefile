@@ -68,7 +68,7 @@ cuda-check:
 	@$(call environment,test) && exec $$py tools/cuda_check.py
 
 asan:
-	@$(MAKE) cpp BUILD=build/asan CMAKE_ARGS="$(CMAKE_ARGS) -DSINPE_SANITIZE=ON -DSINPE_BUILD_EXAMPLES=OFF"
+	@$(MAKE) cpp BUILD=build/asan CMAKE_ARGS="$(CMAKE_ARGS) -DSINPE_SANITIZE=ON -DSINPE_BUILD_EXAMPLES=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1"
 
 lint:
 	@$(call environment,lint) && tools/lint.sh

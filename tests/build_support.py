@@ -48,9 +48,13 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu
 #else
 int sinpe_launch(int*, void*);
 static void encode(StableIValue*, uint64_t, uint64_t) { sinpe_launch(nullptr, nullptr); }
+static std::string cuda_arithmetic() { return "small"; }
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CUDA, m) {
   m.impl("table", &table);
   m.impl("encode", &encode);
+}
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
+  m.impl("cuda_arithmetic", TORCH_BOX(&cuda_arithmetic));
 }
 #endif
 """
