@@ -143,7 +143,9 @@ def test_refused(case: Any, device: torch.device) -> None:
 @pytest.mark.parametrize("drop", [0, 65536])
 @pytest.mark.parametrize("name", ["dropout", "add_dropout", "embed", "embed_backward", "row_dots"])
 def test_no_seed_where_none_is_needed(name: str, drop: int, device: torch.device) -> None:
-    call(name, device, seed=None, drop=drop)
+    result = call(name, device, seed=None, drop=drop)
+    assert torch.equal(result, call(name, device, seed=torch.tensor(5, device=device), drop=drop))
+    assert drop == 0 or not bool(result.any())
 
 
 def no_plan(words: Tensor) -> Tensor:

@@ -43,6 +43,12 @@ struct Data {
   bool askew;      // some row of the result does not begin where a group may
   bool plain;      // all rows, of whatever kind, begin and end where 16 bytes (and a draw's eight elements) do
   Divisor groups;  // of a tile's row
+
+  // Where a slice lies. Tiles that count rows over the batch have its first dimension in their rows.
+  SINPE_HD int64_t slice_offset(const Strides& t, bool by_sample, int64_t slice) const {
+    const int skip = by_sample ? 1 : 0;
+    return offset_at(sizes + skip, t.slice + skip, dims - skip, slice);
+  }
 };
 
 constexpr int kMostSlices = 64;
@@ -162,7 +168,6 @@ struct Apply {
   }
 
  private:
-  // Tiles that count rows over the batch have the first dimension in their rows, others in their slices.
   SINPE_HD Place row_place(const Tile& tile, int64_t batch, int64_t row) const {
     const int64_t lead = tiling.by_sample ? batch : 0;
     const auto offset = [&](const Strides& t) { return lead * t.slice[0] + row * t.row + tile.channel * t.channel; };
@@ -170,10 +175,7 @@ struct Apply {
             s.first_element + static_cast<uint64_t>(offset(s.of_elements))};
   }
   SINPE_HD Place slice_place(int64_t slice) const {
-    const int skip = tiling.by_sample ? 1 : 0;
-    const auto offset = [&](const Strides& t) {
-      return offset_at(s.sizes + skip, t.slice + skip, s.dims - skip, slice);
-    };
+    const auto offset = [&](const Strides& t) { return s.slice_offset(t, tiling.by_sample, slice); };
     return {offset(s.of_x), offset(s.of_out), offset(s.of_ids),
             tiling.by_sample ? 0 : slice / s.middle * s.mask_strides[0], static_cast<uint64_t>(offset(s.of_elements))};
   }

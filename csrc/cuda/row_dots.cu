@@ -56,8 +56,7 @@ struct RowDots {
 
  private:
   SINPE_HD int64_t offset(const Strides& t, int64_t batch, int64_t slice) const {
-    if (tiling.by_sample) return batch * t.slice[0] + offset_at(s.sizes + 1, t.slice + 1, s.dims - 1, slice);
-    return offset_at(s.sizes, t.slice, s.dims, slice);
+    return (tiling.by_sample ? batch * t.slice[0] : 0) + s.slice_offset(t, tiling.by_sample, slice);
   }
 
   // Channels c, c + 1, ..., c + 7, and so on every sixteen, each to its own sum.

@@ -172,7 +172,7 @@ void test_refused() {
   CHECK(sinpe::cuda::table(on_device(plan), 0, 0, SINPE_FLOAT32, nullptr, 6, nullptr) == SINPE_OK);
 }
 
-// Sizes whose products or counts pass 2^31, by strides of 0 where memory would not do, and 100,000 rows.
+// 100,000 rows, and what no grid can have.
 void test_sizes() {
   const TestPlan plan = make_plan(2, 0, false);
   std::vector<float> got(200000), want(200000);
@@ -182,9 +182,15 @@ void test_sizes() {
   int64_t wrong = 0;
   for (size_t i = 0; i < got.size(); ++i) wrong += !agrees(got[i], want[i], 2.0);
   CHECK(wrong == 0);
-  CHECK(sinpe::cuda::table(on_device(plan), 0, int64_t{1} << 62, SINPE_FLOAT32, got.data(), 2, nullptr) ==
-            SINPE_BAD_ARGUMENT ||
-        std::strlen(sinpe::cuda::launch_error()) > 0);
+  // More elements than int64 counts, and more blocks than a grid can have: refused before anything is touched.
+  const auto rows = [&](int64_t length) {
+    return sinpe::cuda::table(on_device(plan), 0, length, SINPE_FLOAT32, got.data(), 2, nullptr);
+  };
+  CHECK(rows(int64_t{1} << 62) == SINPE_BAD_ARGUMENT);
+  CHECK(rows(int64_t{1} << 40) == SINPE_LAUNCH_FAILED);
+  CHECK(std::string(sinpe::cuda::launch_error()) == "more blocks than a grid can have");
+  for (size_t i = 0; i < got.size(); ++i) wrong += !agrees(got[i], want[i], 2.0);
+  CHECK(wrong == 0);
 }
 
 template <class T>
