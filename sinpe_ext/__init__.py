@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from ._catalogue import convention, conventions
     from .encoding import Encoding
     from .functional import add, add_, embed, encode, table
+    from .grid import GridEncoding
     from .modules import SinusoidalEmbedding, SinusoidalPositionalEncoding
+    from .timestep import TimestepEncoding
 
 # Public name -> the module that defines it.
 _HOMES = {
     "Encoding": "encoding",
+    "GridEncoding": "grid",
     "convention": "_catalogue",
     "conventions": "_catalogue",
     "table": "functional",
@@ -35,6 +38,7 @@ _HOMES = {
     "embed": "functional",
     "SinusoidalPositionalEncoding": "modules",
     "SinusoidalEmbedding": "modules",
+    "TimestepEncoding": "timestep",
     "backend_info": "_backend",
     "BackendInfo": "_backend_info",
     "use_backend": "_backend",
@@ -45,8 +49,10 @@ __all__ = [
     "BackendInfo",
     "BackendUnavailableError",
     "Encoding",
+    "GridEncoding",
     "SinusoidalEmbedding",
     "SinusoidalPositionalEncoding",
+    "TimestepEncoding",
     "__version__",
     "add",
     "add_",

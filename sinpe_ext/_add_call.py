@@ -14,6 +14,7 @@ from ._operator import ADD_DROPOUT, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
 from ._plan import plan as _plan_of
 from ._tiles import accumulation
+from .encoding import Encoding
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -90,23 +91,12 @@ class AddCall(RowsCall):
 
     def _fill(self, target: Tensor) -> None:
         x, target = self.view.detach(), target.detach()
-        mask, alpha = self.padding_mask, self.alpha
-        positions = None if self.positions is None else self.positions.detach()
         if self.encoding.angle != "exact":
             target.copy_(self.dropped(self.sum(x.to(self.acc))))
-        elif _backend.compiled(x.device.type):
-            words = plan_words(self.encoding, x.device)
-            factor = alpha.item() if isinstance(alpha, Tensor) else alpha
-            rows = self.start, self.are_starts, self.scale, factor
-            if self.drop:
-                seeded = mask, self.seed, *rows, self.drop, self.elements, target
-                torch.ops.sinpe_ext.add_dropout_out.default(x, words, positions, *seeded)
-            else:
-                torch.ops.sinpe_ext.add_out.default(x, words, positions, mask, *rows, target)
-        else:
-            plan, first = _plan_of(self.encoding), self.encoding.start + self.start
-            dropped: Any = {"seed": self.seed, "drop": self.drop, "elements": self.elements}
-            reference_apply.add(plan, x, positions, first, self.scale, alpha, mask, target, **dropped)
+            return
+        positions = None if self.positions is None else self.positions.detach()
+        rows = positions, self.start, self.are_starts, self.padding_mask
+        fill(self.encoding, x, target, *rows, self.scale, self.alpha, self.seed, self.drop, self.elements)
 
     def operands(self, words: Tensor) -> tuple[Any, ...]:
         """The arguments of the operator `add_dropout` after x."""
@@ -154,5 +144,44 @@ class AddCall(RowsCall):
         operands = self.operands(plan_words(self.encoding, self.device))
         return _grad.AddInPlace.apply(self.x, *operands, self.form, self._write)
 
+    def write_to(self, out: Tensor) -> Tensor:
+        """`add` with `out`, which has been checked."""
+        self.draw()
+        if _is_compiling():
+            return out.copy_(self.traced())
+        self.run(self.canonical(out))
+        torch.autograd.graph.increment_version(out)
+        return out
+
     def _write(self) -> None:
         self.run(self.canonical(self.x))
+
+
+def fill(
+    encoding: Encoding,
+    x: Tensor,
+    target: Tensor,
+    positions: Tensor | None,
+    start: int,
+    are_starts: bool,
+    mask: Tensor | None,
+    scale: float,
+    alpha: float | Tensor,
+    seed: Tensor | None,
+    drop: int,
+    elements: list[int],
+) -> None:
+    """target = dropout(scale * x + alpha * PE) of tensors in canonical form, by the kernels or the eager twin."""
+    if _backend.compiled(x.device.type):
+        words = plan_words(encoding, x.device)
+        factor = alpha.item() if isinstance(alpha, Tensor) else alpha
+        rows = start, are_starts, scale, factor
+        if drop:
+            seeded = mask, seed, *rows, drop, elements, target
+            torch.ops.sinpe_ext.add_dropout_out.default(x, words, positions, *seeded)
+        else:
+            torch.ops.sinpe_ext.add_out.default(x, words, positions, mask, *rows, target)
+    else:
+        dropped: Any = {"seed": seed, "drop": drop, "elements": elements}
+        rest = encoding.start + start, scale, alpha, mask, target
+        reference_apply.add(_plan_of(encoding), x, positions, *rest, **dropped)

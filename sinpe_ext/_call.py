@@ -72,7 +72,7 @@ class RowsCall:
         seed: Any,
     ) -> None:
         """Checks and keeps these arguments; `width` is the number of channels, given where `encoding` says none."""
-        self.given = (encoding, width)
+        self.given: _traced.Given = encoding, width, None
         self.encoding = _checks.encoding(encoding, width)
         self.scale = _checks.factor("scale", scale)
         if isinstance(alpha, Tensor):
@@ -159,18 +159,19 @@ class RowsCall:
             rows = rows.masked_fill(mask, -0.0)
         return x + rows
 
-    def dropped(self, total: Tensor) -> Tensor:
+    def dropped(self, total: Tensor, elements: list[int] | None = None) -> Tensor:
         """Dropout of a sum in acc and canonical form, differentiable; the mask is made by operations in torch.func."""
         drop, seed = self.drop, self.seed
+        elements = self.elements if elements is None else elements
         if not drop:
             return total
         if _is_compiling() and not is_functional():
-            return torch.ops.sinpe_ext.dropout.default(total, seed, drop, 1.0, self.elements)
+            return torch.ops.sinpe_ext.dropout.default(total, seed, drop, 1.0, elements)
         if not _is_compiling() and not is_transformed():
-            return DROPOUT(total, seed, drop, 1.0, self.elements)
+            return DROPOUT(total, seed, drop, 1.0, elements)
         if _is_compiling():
             ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
-            keep = torch.ops.sinpe_ext.dropout.default(ones, seed, drop, 1.0, self.elements) != 0
+            keep = torch.ops.sinpe_ext.dropout.default(ones, seed, drop, 1.0, elements) != 0
         else:
-            keep = _philox.keep(seed, drop, total.shape, self.elements, self.device)
+            keep = _philox.keep(seed, drop, total.shape, elements, self.device)
         return (total * _philox.kept_scale(drop)).masked_fill(~keep, 0.0)

@@ -1,80 +1,163 @@
-"""Conventions by name. A convention is a row of `CATALOGUE`: adding one is one entry and no other code."""
+"""Conventions by name. A convention is a row of `CATALOGUE` or `GRIDS`: adding one is one entry and no other code."""
 
 from __future__ import annotations
 
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
+from ._grid_catalogue import GRIDS, GridConvention
 from .encoding import MAX_DIM, Encoding, integer
+from .grid import MAX_AXES, GridEncoding
 
 
 class Convention(NamedTuple):
-    """What a name stands for; a field given as a function is computed from dim."""
+    """What a name stands for; a field given as a function is computed from dim.
+
+    formula: of channel values at position p, d = dim, h = d // 2, i the index of a pair.
+    code: what the code of a reader who needs this convention says.
+    arrangement: how several axes share the channels, for an encoding of points of several coordinates.
+    """
 
     description: str
     users: str
+    formula: str
+    code: str
     fields: Mapping[str, Any | Callable[[int], Any]]
+    arrangement: str | None = None
 
 
 _T2T = {"layout": "sin_cos", "shift": 1, "odd": "pad"}
 _ADM = {"layout": "cos_sin", "odd": "pad"}
+_OCTAVES = {"base": 0.5, "exponent_dim": 2}  # 0.5 ** -i = 2 ** i
 
 CATALOGUE: dict[str, Convention] = {
     "paper": Convention(
         "sin and cos alternate, frequency 10000^(-2i/d)",
         "Vaswani et al. 2017, the PyTorch tutorial, The Annotated Transformer, ESPnet, WeNet, SpeechBrain, KerasHub, "
         "xFormers, DistilBERT",
+        "[2i] = sin(p w_i), [2i+1] = cos(p w_i), w_i = 10000^(-2i/d)",
+        "torch.exp(torch.arange(0, d, 2) * (-math.log(10000.0) / d)); pe[:, 0::2] = sin, pe[:, 1::2] = cos",
         {},
     ),
     "paper_concat": Convention(
         "the paper's frequencies, all sin then all cos",
         "Marian and CTRL in Hugging Face transformers, x-transformers",
+        "[i] = sin(p w_i), [ceil(d/2)+i] = cos(p w_i), w_i = 10000^(-2i/d)",
+        "np.power(10000, 2 * (j // 2) / dim); out[:, :sentinel] = sin(pos[:, 0::2]), out[:, sentinel:] = cos",
         {"layout": "sin_cos"},
     ),
     "own_index": Convention(
         "sin and cos alternate, each channel j with its own frequency 10000^(-j/d)",
         "tutorials that use the odd index for the cos",
+        "[j] = sin(p w_j) for even j, cos(p w_j) for odd j, w_j = 10000^(-j/d)",
+        "np.power(10000, odd / d) with odd = np.arange(1, d, 2) under the cos",
         {"cos_frequency": "own"},
     ),
     "doubled_index": Convention(
         "sin and cos alternate, each channel j with its own frequency 10000^(-2j/exponent_dim)",
         "tutorials that double an index that already steps by two",
+        "[j] = sin(p w_j) for even j, cos(p w_j) for odd j, w_j = 10000^(-2j/exponent_dim)",
+        "torch.pow(10000, 2 * even_index / d) with even_index = torch.arange(0, n, 2)",
         {"cos_frequency": "own", "exponent_scale": 2},
     ),
     "t2t": Convention(
         "all sin then all cos, frequency 10000^(-i/(d/2-1)), odd d ends in a zero channel",
         "Tensor2Tensor, Whisper, AllenNLP, Texar, fairseq2, OpenNMT-py (SinusoidalConcat), Marian",
+        "[i] = sin(p w_i), [h+i] = cos(p w_i), w_i = 10000^(-i/(h-1))",
+        "math.log(10000) / (half_dim - 1); torch.cat([torch.sin(a), torch.cos(a)], dim=1)",
         _T2T,
     ),
     "fairseq": Convention(
         "t2t with the first position at 2 (padding_idx + 1)",
         "fairseq, M2M100, Speech2Text, FSMT",
+        "t2t at p = 2, 3, ...",
+        "embed_positions with self.offset = 2, or make_positions(ids, padding_idx) with padding_idx = 1",
         {**_T2T, "start": 2},
     ),
-    "ctranslate2": Convention("t2t with the first position at 1", "CTranslate2", {**_T2T, "start": 1}),
-    "musicgen": Convention("t2t with all cos before all sin", "MusicGen", {**_T2T, "layout": "cos_sin"}),
+    "ctranslate2": Convention(
+        "t2t with the first position at 1",
+        "CTranslate2",
+        "t2t at p = 1, 2, ...",
+        "positions[i] = i + 1 before log_timescale_increment",
+        {**_T2T, "start": 1},
+    ),
+    "musicgen": Convention(
+        "t2t with all cos before all sin",
+        "MusicGen",
+        "[i] = cos(p w_i), [h+i] = sin(p w_i), w_i = 10000^(-i/(h-1))",
+        "math.log(10000) / (half_dim - 1); torch.cat([torch.cos(a), torch.sin(a)], dim=1)",
+        {**_T2T, "layout": "cos_sin"},
+    ),
     "ddpm": Convention(
         "t2t's frequencies on diffusion timesteps: all sin then all cos",
         "DDPM, diffusers (flip_sin_to_cos=False, downscale_freq_shift=1)",
+        "[i] = sin(t w_i), [h+i] = cos(t w_i), w_i = 10000^(-i/(h-1))",
+        "get_timestep_embedding(t, d); SinusoidalPosEmb with math.log(10000) / (half_dim - 1)",
         _T2T,
     ),
     "adm": Convention(
         "all cos then all sin, frequency 10000^(-i/(d//2)), odd d ends in a zero channel",
         "guided-diffusion, DiT, diffusers (flip_sin_to_cos=True, downscale_freq_shift=0)",
+        "[i] = cos(t w_i), [h+i] = sin(t w_i), w_i = 10000^(-i/h)",
+        "timestep_embedding(t, d, max_period=10000); Timesteps(d, flip_sin_to_cos=True, downscale_freq_shift=0)",
         _ADM,
     ),
-    "flux": Convention("adm with timesteps in 0..1 times 1000", "FLUX", {**_ADM, "position_scale": 1000}),
+    "flux": Convention(
+        "adm with timesteps in 0..1 times 1000",
+        "FLUX",
+        "adm at p = 1000 t",
+        "timestep_embedding(t, d, time_factor=1000.0)",
+        {**_ADM, "position_scale": 1000},
+    ),
     "unit": Convention(
         "the paper's encoding divided by sqrt(d)",
         "NeMo (FixedPositionalEncoding)",
+        "paper / sqrt(d)",
+        "pos_enc.div_(math.sqrt(hidden_size))",
         {"amplitude": lambda dim: 1 / math.sqrt(dim)},
     ),
+    "nerf": Convention(
+        "sin and cos alternate, frequency 2^i, without the raw input; axes=3 for points (x, y, z)",
+        "NeRF's code and nerf-pytorch, torch-ngp (freqencoder)",
+        "[2i] = sin(2^i p), [2i+1] = cos(2^i p); of n coordinates side by side: sin of all, cos of all, for each i",
+        "freq_bands = 2. ** torch.linspace(0., max_freq, N_freqs); sin(x * freq), cos(x * freq) for each freq",
+        _OCTAVES,
+        "interleaved",
+    ),
+    "tcnn": Convention(
+        "sin and cos alternate, frequency 2^i pi; axes=3 for points, one coordinate after the other",
+        "tiny-cuda-nn (Frequency), the NeRF paper's formula",
+        "[2i] = sin(2^i pi p), [2i+1] = cos(2^i pi p); of n coordinates one after the other",
+        '"otype": "Frequency", "n_frequencies": d / 2',
+        {**_OCTAVES, "unit": "half_turn"},
+        "blocks",
+    ),
+    "multidim1d": Convention(
+        "paper, odd d as the first d channels of d + 1",
+        "positional-encodings (PositionalEncoding1D)",
+        "paper of 2 ceil(d/2) channels, the first d of them",
+        "PositionalEncoding1D(d); channels = int(np.ceil(channels / 2) * 2)",
+        {"odd": "round"},
+    ),
 }
+NAMES = (*CATALOGUE, *GRIDS)
 
 
-def convention(name: str, dim: int, **fields: Any) -> Encoding:
+_GridName = Literal[
+    "mae2d", "hf2d", "bigvision2d", "timm2d", "cogvideo3d", "t2t2d", "multidim2d", "multidim3d", "detr2d",
+    "fairseq2_2d", "fairseq2_3d", "monai2d", "monai3d",
+]  # fmt: skip
+
+
+@overload
+def convention(name: _GridName, dim: int, **fields: Any) -> GridEncoding: ...
+@overload
+def convention(name: str, dim: int, *, axes: int, **fields: Any) -> GridEncoding: ...
+@overload
+def convention(name: str, dim: int, **fields: Any) -> Encoding: ...
+def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding:
     """The encoding that a library or paper uses, by name.
 
     Equivalent to, for `convention("t2t", 512, start=3)`:
@@ -83,21 +166,29 @@ def convention(name: str, dim: int, **fields: Any) -> Encoding:
     Args:
         name: a key of `conventions()`; case and the difference between - and _ do not count.
         dim: number of channels.
-        fields: fields of `Encoding` that override the convention's.
+        fields: fields of `Encoding` that override the convention's; for a grid those of every axis, where a tuple gives
+            one value per axis. "nerf" and "tcnn" also take axes=n, for points of n coordinates.
+    Returns: an Encoding; for the names that describe a picture, a video or a volume, and for axes=n, a GridEncoding.
 
     Raises:
         TypeError: a name that is no string, or a field that Encoding lacks.
-        ValueError: an unknown name, or a field out of range.
+        ValueError: an unknown name, a field out of range, or a dim that the convention's library refuses.
     """
-    entry = CATALOGUE[resolve(name)]
+    key = resolve(name)
     dim = integer("dim", dim, 1, MAX_DIM, "pass the number of channels")
+    if key in GRIDS:
+        return grid_of(GRIDS[key], key, dim, fields)
+    entry = CATALOGUE[key]
+    if entry.arrangement and "axes" in fields:
+        return _points(entry, key, dim, dict(fields))
     own = {key: value(dim) if callable(value) else value for key, value in entry.fields.items()}
     return Encoding(dim, **{**own, **fields})
 
 
 def conventions() -> dict[str, str]:
     """Every name that `convention` knows, with one line on what it is and who uses it."""
-    return {name: f"{entry.description}; used by {entry.users}" for name, entry in CATALOGUE.items()}
+    entries: dict[str, Any] = {**CATALOGUE, **GRIDS}
+    return {name: f"{entry.description}; used by {entry.users}" for name, entry in entries.items()}
 
 
 def resolve(name: str) -> str:
@@ -105,12 +196,37 @@ def resolve(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"convention: expected a name, got {type(name).__name__}; pass one of {_all()}")
     key = name.lower().replace("-", "_")
-    if key not in CATALOGUE:
-        close = difflib.get_close_matches(key, CATALOGUE, n=3, cutoff=0.5)
+    if key not in NAMES:
+        close = difflib.get_close_matches(key, NAMES, n=3, cutoff=0.5)
         advice = f"did you mean {' or '.join(close)}? All" if close else "the"
         raise ValueError(f'convention: expected a known name, got "{name}"; {advice} names: {_all()}')
     return key
 
 
+def is_grid(name: str) -> bool:
+    """Whether a name that `resolve` knows is a grid's."""
+    return resolve(name) in GRIDS
+
+
+def grid_of(entry: GridConvention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
+    """The grid that an entry describes, its axes' fields overridden."""
+    grid = entry.build(name, dim)
+    return grid.with_axes(**fields) if fields else grid
+
+
+def _points(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
+    """One encoding for each of n coordinates."""
+    number = integer("axes", fields.pop("axes"), 1, MAX_AXES, "pass the number of coordinates of a point")
+    if dim % (2 * number):
+        raise ValueError(
+            f"dim: expected a multiple of {2 * number} for {name} of {number} coordinates, got {dim}; pass 2 * "
+            f"{number} * the number of frequencies"
+        )
+    own: dict[str, Any] = dict(entry.fields)
+    axes = (Encoding(dim // number, **own),) * number
+    grid = GridEncoding(axes, arrangement=entry.arrangement or "blocks")
+    return grid.with_axes(**fields) if fields else grid
+
+
 def _all() -> str:
-    return ", ".join(CATALOGUE)
+    return ", ".join(NAMES)

@@ -9,7 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ._catalogue import convention
+from ._catalogue import is_grid as grid_name
 from .encoding import Encoding, integer
+from .grid import GridEncoding
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +34,7 @@ class Target(NamedTuple):
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _encoding_of_dim = lru_cache(maxsize=64)(Encoding)
-_convention = lru_cache(maxsize=64)(convention)
+_convention: Callable[[str, int], Any] = lru_cache(maxsize=64)(convention)
 
 
 def constant_in_graph(function: _Function) -> _Function:
@@ -79,10 +81,21 @@ def position_range(first: int, rows: int) -> None:
 
 
 @constant_in_graph
-def encoding(value: Any, dim: int | None = None) -> Encoding:
-    """An Encoding from what callers may pass for one: an Encoding, or a dim; and with `dim` also a name or None."""
+def encoding(value: Any, dim: int | None = None, piece: int | None = None) -> Encoding:
+    """An Encoding from what callers may pass for one: an Encoding, or a dim; and with `dim` also a name or None.
+
+    piece: the number of a grid's piece, where `value` is a grid.
+    """
     if isinstance(value, Encoding):
         return value
+    if piece is not None:
+        return grid(value, dim).pieces[piece].encoding
+    if is_grid(value):
+        name = f'the grid "{value}"' if isinstance(value, str) else f"a GridEncoding of {value.ndim} axes"
+        raise TypeError(
+            f"encoding: expected an Encoding, a convention's name or an int (the dim), got {name}; here only "
+            "one-dimensional encodings are taken, use table, encode or add for grids"
+        )
     if value is None and dim is not None:
         return _encoding_of_dim(max(dim, 1))
     if isinstance(value, str):
@@ -100,6 +113,27 @@ def encoding(value: Any, dim: int | None = None) -> Encoding:
         f"encoding: expected an Encoding, a convention's name or an int (the dim), got {type(value).__name__}; "
         'pass Encoding(dim) or convention("paper", dim)'
     )
+
+
+@constant_in_graph
+def is_grid(value: Any) -> bool:
+    """Whether what a caller passes for an encoding is a GridEncoding or the name of one."""
+    return isinstance(value, GridEncoding) or (isinstance(value, str) and grid_name(value))
+
+
+@constant_in_graph
+def grid(value: Any, dim: int | None) -> GridEncoding:
+    """A GridEncoding, itself or by its name and dim; of what is no grid, a grid of one axis."""
+    if isinstance(value, GridEncoding):
+        return value
+    if not is_grid(value):
+        return GridEncoding((encoding(value, dim),))
+    if dim is None:
+        raise TypeError(
+            f'encoding: expected a GridEncoding, got the name "{value}" and no dim to go with it; pass '
+            f'convention("{value}", dim)'
+        )
+    return _convention(value, max(dim, 1))
 
 
 def _described(value: Any) -> str:

@@ -1,12 +1,19 @@
 """angle="float32_exp" and "float32_pow": the usual formulas with their float32 roundings, for trained checkpoints.
 
 Second to the exact encoding in every respect but one: the numbers are those that the model saw. PyTorch operations in
-PyTorch's own order, so a CPU gives the bits of the code that is imitated:
+the order of the code that is imitated, so that a CPU gives its bits. Which order is told by the fields:
 
-    float32_exp   div = exp(arange(0, dim, 2) * (-log(base) / dim));  angle = position * div
-    float32_pow   angle = position / pow(base, arange(0, dim, 2) / dim)
+    float32_exp   angle = position * exp(arange(0, dim, 2) * (-log(base) / dim))    the tutorial; with shift=1 fairseq,
+                                                                                    M2M100, MusicGen, Whisper
+      halves, shift not 1   angle = position * exp(-log(base) * arange(h) / (h - shift))  guided-diffusion, DiT, diffusers
+    float32_pow   angle = position / pow(base, arange(0, dim, 2) / dim)             documents 000 to 003, DETR
+      halves, or odd="round"   angle = position * (1 / pow(base, arange(0, dim, 2) / dim))  CTRL, timm, MONAI, big_vision,
+                                                                                    positional-encodings
 
-with the exponent's other factors (shift, exponent_scale, position_scale, unit) where the encoding has them.
+"halves" are the layouts in which sines stand apart from cosines. position_scale multiplies the position before anything
+else, as FLUX does; the exponent's other factors (shift, exponent_scale, unit) stand where the encoding has them. Where
+two libraries differ in their order but in no field, one of them is imitated and the other is close: `make test-peers`
+lists which, with the difference.
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ SINE, COSINE, ZERO = 0, 1, 2
 
 
 class Constants(NamedTuple):
-    """Per channel: angular frequency (float32_exp) or timescale (float32_pow) in float32, and SINE, COSINE or ZERO."""
+    """Per channel: angular frequency or, where not `multiplies`, timescale in float32, and SINE, COSINE or ZERO."""
 
     ladder: Tensor
     kinds: Tensor
@@ -57,7 +64,7 @@ def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
     """Per channel; 1 for a zero channel."""
     if encoding.frequencies is not None:
         angular = 2 * math.pi * torch.tensor(plan.channel_turns(), dtype=torch.float64)
-        return (angular if encoding.angle == "float32_exp" else 1.0 / angular).float()
+        return (angular if multiplies(encoding) else 1.0 / angular).float()
     sines, cosines, _ = _frequency.shape(encoding)
     pairs = max(sines, cosines)
     # Each in one piece, as the usual code does: PyTorch's pow rounds the last elements of a tensor differently.
@@ -73,29 +80,54 @@ def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
 
 def _steps(encoding: Encoding, index: Tensor) -> Tensor:
     """The ladder at the usual code's `2i` (2i + 1 for a cosine with a frequency of its own)."""
-    unit = _UNITS[encoding.unit] * float(encoding.position_scale)
+    unit = _UNITS[encoding.unit]
     width = float(_frequency.shape(encoding).exponent_dim) - 2.0 * float(encoding.shift)
     base, exponent_scale = float(encoding.base), float(encoding.exponent_scale)
     index = index.float()
+    if not width:
+        return torch.ones_like(index) * (unit if multiplies(encoding) else 1.0 / unit)
     if encoding.angle == "float32_exp":
-        ladder = torch.exp(index * (-(math.log(base) / width) * exponent_scale if width else 0.0))
+        if _in_halves(encoding) and encoding.shift != 1:
+            ladder = torch.exp(-math.log(base) * exponent_scale * (index / 2) / (width / 2))
+        else:
+            ladder = torch.exp(index * (-(math.log(base) / width) * exponent_scale))
         return ladder * unit if unit != 1.0 else ladder
-    ladder = torch.pow(base, index * exponent_scale / width) if width else torch.ones_like(index)
+    ladder = torch.pow(base, index * exponent_scale / width)
+    if multiplies(encoding):
+        return 1.0 / ladder * unit
     return ladder / unit if unit != 1.0 else ladder
+
+
+def _in_halves(encoding: Encoding) -> bool:
+    return encoding.layout != "interleaved"
+
+
+def multiplies(encoding: Encoding) -> bool:
+    """Whether a position is multiplied with the ladder, not divided by it."""
+    return encoding.angle == "float32_exp" or _in_halves(encoding) or encoding.odd == "round"
 
 
 def encode(encoding: Encoding, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """The encoding of `positions` with the angle rounded to float32, (*positions.shape, dim); differentiable."""
     ladder, kinds = constants_on(encoding, positions.device)
-    return rows(positions, ladder, kinds, encoding.angle == "float32_exp", encoding.amplitude, dtype)
+    position_scale = float(encoding.position_scale)
+    return rows(positions, ladder, kinds, multiplies(encoding), position_scale, encoding.amplitude, dtype)
 
 
 def rows(
-    positions: Tensor, ladder: Tensor, kinds: Tensor, by_exp: bool, amplitude: float, dtype: torch.dtype
+    positions: Tensor,
+    ladder: Tensor,
+    kinds: Tensor,
+    multiply: bool,
+    position_scale: float,
+    amplitude: float,
+    dtype: torch.dtype,
 ) -> Tensor:
     """`encode` from its constants, in operations that a compiler can trace."""
     ladder, kinds = ladder.to(positions.device), kinds.to(positions.device)
     position = positions.float().unsqueeze(-1)
-    angle = position * ladder if by_exp else position / ladder
+    if position_scale != 1.0:
+        position = position * position_scale
+    angle = position * ladder if multiply else position / ladder
     values = torch.where(kinds == COSINE, angle.cos(), angle.sin()).masked_fill(kinds == ZERO, 0.0)
     return (values * amplitude if amplitude != 1.0 else values).to(dtype)

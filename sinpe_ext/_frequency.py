@@ -44,7 +44,9 @@ def shape(encoding: Encoding) -> Shape:
     """Channel counts after the odd policy."""
     dim = encoding.dim
     sin, cos, ladder_dim = (dim + 1) // 2, dim // 2, dim
-    if dim % 2 and encoding.odd == "pad":
+    if encoding.layout in ("sin", "cos"):
+        sin, cos, ladder_dim = (dim, 0, 2 * dim) if encoding.layout == "sin" else (0, dim, 2 * dim)
+    elif dim % 2 and encoding.odd == "pad":
         sin, ladder_dim = dim // 2, dim - 1
     elif dim % 2 and encoding.odd == "round":
         ladder_dim = dim + 1

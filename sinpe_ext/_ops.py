@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import _seed, reference, reference_apply
+from . import _seed, reference, reference_apply, reference_grid
 from ._checks import position_range
 from ._plan_words import decoded, derivative_constants, host_words, partner, plan_tensor, plan_words, slopes
 
@@ -48,6 +48,12 @@ _library.define(
 _library.define(
     "add_dropout_out(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? seed, SymInt start, "
     "bool positions_are_starts, float scale, float alpha, int drop, SymInt[] elements, Tensor(a!) out) -> ()",
+    tags=_TAGS,
+)
+# `grid` are the int64 words of a grid and `values` the rows of its axes (`_grid_rows.py`), where x is.
+_library.define(
+    "add_grid_out(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, int drop, "
+    "SymInt[] elements, Tensor(a!) out) -> ()",
     tags=_TAGS,
 )
 _library.define(
@@ -130,6 +136,11 @@ def _eager_add_dropout_out(
     reference_apply.add(plan, x, positions, first, scale, alpha, padding_mask, out, **dropped)
 
 
+def _eager_add_grid_out(x, values, grid, padding_mask, seed, scale, drop, elements, out):
+    dropped = {"seed": seed, "drop": drop, "elements": elements}
+    reference_grid.add(values, grid, x, scale, padding_mask, out, **dropped)
+
+
 def _eager_row_dots(grad, words, positions, padding_mask, slopes, seed, start, positions_are_starts, drop, elements):
     plan = decoded(words)
     first = _first_of(plan, start, grad.shape[-2], positions)
@@ -162,6 +173,7 @@ EAGER: dict[str, Any] = {
     "dropout": _eager_dropout,
     "add_dropout": _eager_add_dropout,
     "add_dropout_out": _eager_add_dropout_out,
+    "add_grid_out": _eager_add_grid_out,
     "row_dots": _eager_row_dots,
     "embed": _eager_embed,
     "embed_backward": _eager_embed_backward,
@@ -181,6 +193,7 @@ _FAKES: dict[str, Any] = {
     "dropout": lambda x, *_: torch.empty_like(x),
     "add_dropout": lambda x, *_: torch.empty_like(x),
     "add_dropout_out": lambda *_: None,
+    "add_grid_out": lambda *_: None,
     "row_dots": lambda grad, *_: grad.new_empty(grad.shape[:-1], dtype=torch.float64),
     "embed": lambda ids, weight, *_: weight.new_empty((*ids.shape, weight.shape[1])),
     "embed_backward": lambda grad, ids, seed, rows, *_: grad.new_empty((rows, grad.shape[-1])),

@@ -88,7 +88,7 @@ def plan(encoding: Encoding) -> Plan:
     """The plan of an encoding (the exact one whatever `encoding.angle` is)."""
     sin, cos, _ = _frequency.shape(encoding)
     shared = encoding.cos_frequency == "shared"
-    cos_first = encoding.layout == "cos_sin"
+    cos_first = encoding.layout in ("cos_sin", "cos")
     n0, n1 = (cos, sin) if cos_first else (sin, cos)
     bits, values = _frequency.turns(encoding)
     if not shared:  # from channel-pair order to stream 0, then stream 1

@@ -20,13 +20,13 @@ from . import _backend, _checks, _float32_angle, _ops
 from ._checks import constant_in_graph
 from .encoding import Encoding
 
-Given: TypeAlias = tuple[Any, int | None]  # the arguments of _checks.encoding
-Constant: TypeAlias = Callable[[Any, int | None, torch.device], torch.Tensor]
+Given: TypeAlias = tuple[Any, int | None, int | None]  # the arguments of _checks.encoding
+Constant: TypeAlias = Callable[[Any, int | None, int | None, torch.device], torch.Tensor]
 
 
 def given(encoding: Any) -> Given:
     """An encoding as the caller gave it; a dim that is a symbol of the graph becomes a number."""
-    return (operator.index(encoding) if isinstance(encoding, int) else encoding), None
+    return (operator.index(encoding) if isinstance(encoding, int) else encoding), None, None
 
 
 SLOTS = 64  # constants of one kind that a graph tells apart
@@ -39,9 +39,9 @@ def _number(encoding: Encoding, device: torch.device) -> int:
 
 
 @constant_in_graph
-def slot(value: Any, dim: int | None, device: torch.device) -> int:
+def slot(value: Any, dim: int | None, piece: int | None, device: torch.device) -> int:
     """A number of an encoding's own on a device."""
-    return _number(_checks.encoding(value, dim), device)
+    return _number(_checks.encoding(value, dim, piece), device)
 
 
 def _by_slot(function: Constant) -> tuple[Constant, ...]:
@@ -59,25 +59,32 @@ def _by_slot(function: Constant) -> tuple[Constant, ...]:
 
 
 @_by_slot
-def _plan_words(value: Any, dim: int | None, device: torch.device) -> torch.Tensor:
+def _plan_words(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
     # Load the kernels before the graph runs; without them the operator is the eager twin.
     _backend.compiled(device.type if device.type == "cuda" else "cpu")
-    return _ops.plan_words(_checks.encoding(value, dim), device)
+    return _ops.plan_words(_checks.encoding(value, dim, piece), device)
 
 
 @_by_slot
-def _ladder(value: Any, dim: int | None, device: torch.device) -> torch.Tensor:
-    return _float32_angle.constants_on(_checks.encoding(value, dim), device).ladder
+def _ladder(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
+    return _float32_angle.constants_on(_checks.encoding(value, dim, piece), device).ladder
 
 
 @_by_slot
-def _kinds(value: Any, dim: int | None, device: torch.device) -> torch.Tensor:
-    return _float32_angle.constants_on(_checks.encoding(value, dim), device).kinds
+def _kinds(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
+    return _float32_angle.constants_on(_checks.encoding(value, dim, piece), device).kinds
 
 
-def plan_words(value: Any, dim: int | None, device: torch.device) -> torch.Tensor:
+@constant_in_graph
+def _order(value: Any, dim: int | None, piece: int | None) -> tuple[bool, float]:
+    """Whether the float32 angle is a product, and the factor of the positions."""
+    encoding = _checks.encoding(value, dim, piece)
+    return _float32_angle.multiplies(encoding), float(encoding.position_scale)
+
+
+def plan_words(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
     """The plan of an encoding as a constant of the graph, for tensors on `device`."""
-    words = _plan_words[slot(value, dim, device)](value, dim, device)
+    words = _plan_words[slot(value, dim, piece, device)](value, dim, piece, device)
     # A graph for CUDA that is made on a machine without it copies its constant there.
     return words.to(device) if device.type == "cuda" and words.device.type != "cuda" else words
 
@@ -99,7 +106,7 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
     if encoding.angle != "exact":
         number = slot(*given, device)
         ladder, kinds = _ladder[number](*given, device), _kinds[number](*given, device)
-        by_exp = encoding.angle == "float32_exp"
-        return _float32_angle.rows(positions, ladder, kinds, by_exp, encoding.amplitude, dtype)
+        multiply, factor = _order(*given)
+        return _float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
     words = plan_words(*given, device)
     return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, encoding.dim, dtype)

@@ -21,7 +21,8 @@ from . import _frequency
 # A float is taken at its exact value; Fraction and Decimal state values a float cannot.
 Number: TypeAlias = float | Fraction | Decimal
 
-LAYOUTS = ("interleaved", "sin_cos", "cos_sin")
+LAYOUTS = ("interleaved", "sin_cos", "cos_sin", "sin", "cos")
+HALVES = ("sin", "cos")  # layouts of one stream
 ODD_POLICIES = ("truncate", "pad", "round", "raise")
 COS_FREQUENCIES = ("shared", "own")
 UNITS = ("radian", "half_turn", "turn")
@@ -62,13 +63,15 @@ class Encoding:
     Args:
         dim: number of channels, 1 to 2**24.
         base: ratio between the longest and the shortest timescale, above 0.
-        layout: "interleaved" (sin, cos, sin, cos), "sin_cos" (all sin, then all cos) or "cos_sin".
+        layout: "interleaved" (sin, cos, sin, cos), "sin_cos" (all sin, then all cos), "cos_sin"; or "sin" or "cos", the
+            channels of that half alone, one frequency each, for which an odd dim is nothing special.
         shift: subtracted from exponent_dim / 2; 1 gives the tensor2tensor ladder.
         odd: what an odd dim does. "truncate": the last channel is a sin; "pad": the ladder of dim - 1, then a zero
             channel; "round": the ladder of dim + 1, last channel cut; "raise": ValueError.
         cos_frequency: "shared" with the sin of the pair, or "own": exponent index i + 1/2 in place of i.
         exponent_scale: factor on the exponent.
-        exponent_dim: the dim in the exponent; default dim (dim - 1 for odd="pad", dim + 1 for odd="round").
+        exponent_dim: the dim in the exponent; default dim (dim - 1 for odd="pad", dim + 1 for odd="round"; 2 * dim for
+            layout "sin" and "cos").
         frequencies: the frequencies outright, in `unit`: one per pair, or for cos_frequency="own" one per channel
             (sin 0, cos 0, sin 1, cos 1, ...). base, shift, exponent_scale and exponent_dim are then unused.
         unit: what a frequency of 1 means per position: "radian", "half_turn" (pi) or "turn" (2 pi).
@@ -124,7 +127,7 @@ class Encoding:
         choice("angle", self.angle, ANGLES)
         if self.base <= 0:
             raise ValueError(f"base: expected a number above 0, got {self.base!r}; the usual one is 10000")
-        if self.odd == "raise" and self.dim % 2:
+        if self.odd == "raise" and self.dim % 2 and self.layout not in HALVES:
             raise ValueError(
                 f'dim: expected an even number with odd="raise", got {self.dim}; '
                 'pass an even dim, or odd="truncate", "pad" or "round"'

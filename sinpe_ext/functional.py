@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
-from . import _backend, _checks, _grad, _memory, _rows, _traced
+from . import _backend, _checks, _grad, _grid_table, _memory, _rows, _traced
 from ._add_call import AddCall
 from ._embed_call import EmbedCall
+from ._grid_call import GridCall
 from ._operator import ENCODE, is_traced, is_transformed
 from ._ops import host_words, plan_words
 from .encoding import Encoding
+from .grid import GridEncoding
 
 _is_compiling = torch.compiler.is_compiling
 _POSITION_TYPES = (torch.float32, torch.int64, torch.float64)
 
 
 def table(
-    length: int,
-    encoding: Encoding | int,
+    length: int | Sequence[int],
+    encoding: Encoding | GridEncoding | int,
     *,
-    start: int = 0,
+    start: int | Sequence[int] = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
     out: torch.Tensor | None = None,
+    flatten: bool = False,
+    extra_tokens: int = 0,
 ) -> torch.Tensor:
     """Rows encoding.start + start, ..., + length - 1 of an encoding.
 
@@ -31,17 +38,23 @@ def table(
         out[:, 0::2], out[:, 1::2] = angle.sin(), angle.cos()
 
     Args:
-        length: number of rows, 0 or more.
-        encoding: an Encoding, or an int for Encoding(int).
-        start: added to encoding.start; every position must fit int64.
+        length: number of rows, 0 or more; for a grid the lengths of its axes, (H, W).
+        encoding: an Encoding, a GridEncoding, or an int for Encoding(int).
+        start: added to encoding.start; every position must fit int64. For a grid also one per axis: (top, left) of a
+            crop.
         dtype: float32, float64, bfloat16 or float16; of `out` where that is given.
         device: of the result; the default device where None.
-        out: (length, dim) to write into, of any strides; it is returned.
-    Returns: (length, dim).
+        out: of the result's shape, to write into, of any strides; it is returned.
+        flatten: give a grid's places, row-major, as one dimension.
+        extra_tokens: rows of zeros in front, say 1 for a class token; a grid is then flattened.
+    Returns: (length, dim); of a grid (*length, dim), or (extra_tokens + H * W, dim).
     Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError where `out` overlaps itself.
     Accuracy: float32 correctly rounded at every int64 position; float64 <= 1 ULP; 16-bit the float32 value, rounded.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
+    if extra_tokens or _checks.is_grid(encoding):
+        lengths = length if _checks.is_grid(encoding) else (length,)
+        return _grid_table.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
     given = _traced.given(encoding)
     encoding = _checks.encoding(*given)
     if not _is_compiling():
@@ -81,7 +94,7 @@ def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _trac
 
 def encode(
     positions: torch.Tensor,
-    encoding: Encoding | int,
+    encoding: Encoding | GridEncoding | int,
     *,
     dtype: torch.dtype = torch.float32,
     allow_16bit: bool = False,
@@ -94,11 +107,11 @@ def encode(
 
     Args:
         positions: any shape; integers of any width, float32 or float64 (taken at their exact value). Final:
-            encoding.start is not added.
-        encoding: an Encoding, or an int for Encoding(int).
+            encoding.start is not added. For a grid the last dimension holds the coordinates, one per axis.
+        encoding: an Encoding, a GridEncoding, or an int for Encoding(int).
         dtype: float32, float64, bfloat16 or float16.
         allow_16bit: take float16 and bfloat16 positions at their stored value instead of refusing them.
-    Returns: (*positions.shape, dim), on the device of `positions`; NaN where a position is NaN or infinite.
+    Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), on the device of `positions`; NaN where a position is NaN or infinite.
     Raises: TypeError, ValueError for arguments of the wrong type or value.
     Accuracy: float32 correctly rounded for every int64 and for float positions below 2^31 in size; float64 <= 1 ULP.
     Gradient: to float positions, of any order.
@@ -123,6 +136,8 @@ def encode(
             return ENCODE.direct_cuda(positions, plan_words(encoding, positions.device), encoding.dim, dtype)
         except (RuntimeError, TypeError):
             pass
+    if _checks.is_grid(encoding):
+        return _grid_table.encode(positions, encoding, dtype, allow_16bit)
     given = _traced.given(encoding)
     encoding = _checks.encoding(*given)
     positions = _checks.positions(positions, allow_16bit=allow_16bit)
@@ -134,10 +149,10 @@ def encode(
 
 def add(
     x: torch.Tensor,
-    encoding: Encoding | str | int | None = None,
+    encoding: Encoding | GridEncoding | str | int | None = None,
     *,
     positions: torch.Tensor | None = None,
-    start: int | torch.Tensor = 0,
+    start: int | Sequence[int] | torch.Tensor = 0,
     scale: float = 1.0,
     alpha: float | torch.Tensor = 1.0,
     dropout: float = 0.0,
@@ -145,6 +160,8 @@ def add(
     padding_mask: torch.Tensor | None = None,
     seq_dim: int = -2,
     channel_dim: int = -1,
+    grid_shape: Sequence[int] | None = None,
+    extra_tokens: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """dropout(scale * x + alpha * PE) in one pass: encoding and mask are made while x streams past, and not kept.
@@ -170,6 +187,13 @@ def add(
         padding_mask: (S,) or (B, S), bool; True = padding: those rows get no encoding.
         seq_dim, channel_dim: dimensions of x that hold the sequence and the channels. positions, start and padding_mask
             are batch-first whatever seq_dim is; the batch is x's first remaining dimension.
+        grid_shape: of a GridEncoding, the lengths of its axes, where the places are row-major in the sequence of x,
+            (B, H * W, C). None: they are dimensions of x, (B, H, W, C), or (B, C, H, W) with channel_dim=1. With a grid
+            `start` may be one int or 0-d tensor per axis (a crop's corner) or a tensor (axes,) or (B, axes), `positions`
+            has coordinates in one dimension more, (S, axes), (B, S, axes), or with H, W in place of S where x has them,
+            and padding_mask is (S,), (B, S), (H, W) or (B, H, W).
+        extra_tokens: rows in front of the sequence that get no encoding, say 1 for a class token; positions and
+            padding_mask speak of the others.
         out: like x; x itself is allowed.
     Returns: like x (its strides are those of torch.empty_like(x)).
     Raises: TypeError, ValueError, IndexError for arguments of the wrong type, value or shape; RuntimeError for devices
@@ -180,7 +204,7 @@ def add(
     Source: dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
-    call = AddCall(x, encoding, *arguments)
+    call = _call_of(x, encoding, arguments, grid_shape, extra_tokens)
     if out is None:
         return call.result()
     _memory.output(out, x)
@@ -189,20 +213,24 @@ def add(
             "out: expected no gradient to be needed, got an argument that requires it; leave out unset, or call under "
             "torch.no_grad()"
         )
-    call.draw()
-    if _is_compiling():
-        return out.copy_(call.traced())
-    call.run(call.canonical(out))
-    torch.autograd.graph.increment_version(out)
-    return out
+    return call.write_to(out)
+
+
+def _call_of(
+    x: Any, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra_tokens: Any
+) -> AddCall | GridCall:
+    """The checked call of `add`: of one dimension, or of a grid."""
+    if grid_shape is None and isinstance(extra_tokens, int) and extra_tokens == 0 and not _checks.is_grid(encoding):
+        return AddCall(x, encoding, *arguments)
+    return GridCall(x, encoding, *arguments, grid_shape, extra_tokens)
 
 
 def add_(
     x: torch.Tensor,
-    encoding: Encoding | str | int | None = None,
+    encoding: Encoding | GridEncoding | str | int | None = None,
     *,
     positions: torch.Tensor | None = None,
-    start: int | torch.Tensor = 0,
+    start: int | Sequence[int] | torch.Tensor = 0,
     scale: float = 1.0,
     alpha: float | torch.Tensor = 1.0,
     dropout: float = 0.0,
@@ -210,6 +238,8 @@ def add_(
     padding_mask: torch.Tensor | None = None,
     seq_dim: int = -2,
     channel_dim: int = -1,
+    grid_shape: Sequence[int] | None = None,
+    extra_tokens: int = 0,
 ) -> torch.Tensor:
     """`add` that writes into x and returns it. Arguments, accuracy and gradients as `add`.
 
@@ -219,7 +249,7 @@ def add_(
     Raises: as `add`; RuntimeError for an x whose elements share memory (expand) or a leaf that requires grad.
     """
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
-    call = AddCall(x, encoding, *arguments)
+    call = _call_of(x, encoding, arguments, grid_shape, extra_tokens)
     _memory.in_place(x)
     return call.result_in_place()
 

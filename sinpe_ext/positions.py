@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ._checks import INT64_MAX, dense_tensor, unreadable
+from . import _checks
+from ._checks import INT64_MAX, INT64_MIN, dense_tensor, unreadable
 from ._checks import length as _length
 from .encoding import integer
+
+# Sums are of int64, said before the sum: compilers have dropped the dtype argument of a sum of something else.
 
 
 def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
@@ -64,3 +71,166 @@ def relative(length: int, *, device: torch.device | str | None = None) -> Tensor
     """
     length = integer("length", length, 1, INT64_MAX // 2, "pass the number of tokens")
     return torch.arange(length - 1, -length, -1, device=device)
+
+
+def from_padding_mask(mask: Tensor) -> Tensor:
+    """Positions that count a sequence's tokens from 0 and pass over its padding, wherever that stands.
+
+    Equivalent to:
+        positions = attention_mask.long().cumsum(-1) - 1                      # attention_mask = ~mask
+        positions.masked_fill(attention_mask == 0, 0)
+
+    Args:
+        mask: (B, S) or (S,), bool; True = padding, as `padding_mask` of `add`.
+    Returns: like mask, int64; 0 at padding.
+    Raises: TypeError, ValueError for a mask of another dtype or shape.
+    Source: the position_ids of Hugging Face transformers, which fill another number in at padding.
+    """
+    _mask("mask", mask, (1, 2), "(S,) or (B, S)")
+    return ((~mask).long().cumsum(-1) - 1).masked_fill(mask, 0)
+
+
+def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -> tuple[Tensor, Tensor]:
+    """fairseq's positions, padding_idx + 1 at a sequence's first token, and the mask of its padding.
+
+    Equivalent to:
+        tokens = (ids != padding_idx).long()
+        positions = (tokens.cumsum(-1) + past) * tokens + padding_idx
+        padding_mask = ids == padding_idx
+
+    `embed(ids, weight, "t2t", positions=positions, padding_mask=padding_mask)` adds what fairseq adds, with no row at
+    padding. The convention "fairseq" starts at 2 for implicit positions; these are final.
+
+    Args:
+        ids: (B, S) or (S,), integers.
+        padding_idx: the id of padding, 1 in fairseq.
+        past: number of tokens that came before ids, padding not counted: an int, or an integer tensor, () or (B,).
+    Returns: (positions, padding_mask), like ids, int64 and bool; padding_idx and True at padding.
+    Raises: TypeError, ValueError for arguments of the wrong type, shape or value.
+    Source: fairseq, make_positions; Hugging Face transformers, create_position_ids_from_input_ids.
+    """
+    dense_tensor("ids", ids)
+    if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex() or ids.dim() not in (1, 2):
+        raise TypeError(
+            f"ids: expected integers of shape (S,) or (B, S), got {ids.dtype} of shape {tuple(ids.shape)}; pass the "
+            "token ids"
+        )
+    padding_idx = integer("padding_idx", padding_idx, 0, INT64_MAX, "pass the id of padding, 1 in fairseq")
+    if isinstance(past, Tensor):
+        earlier: int | Tensor = _past(past, ids)
+    else:
+        earlier = integer("past", past, 0, INT64_MAX, "pass the number of earlier tokens")
+    mask = ids == padding_idx
+    tokens = (~mask).long()
+    return (tokens.cumsum(-1) + earlier) * tokens + padding_idx, mask
+
+
+def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.device | str | None = None) -> Tensor:
+    """The coordinates of every cell of a grid, row-major.
+
+    Equivalent to:
+        torch.stack(torch.meshgrid(*(torch.arange(s, s + n) for s, n in zip(start, shape)), indexing="ij"), -1)
+
+    Args:
+        shape: length of each axis: (H, W), (T, H, W).
+        start: coordinate of the first cell, one for all axes or one for each.
+        device: of the result; the default device where None.
+    Returns: (*shape, number of axes), int64; the first coordinate is that of the first axis: rows of an image.
+        `encode` of it is the grid's table, and of a part of it the part's.
+    Raises: TypeError, ValueError for lengths that are none and for coordinates beyond int64.
+    """
+    if isinstance(shape, (int, str)) or not isinstance(shape, Sequence) or not shape:
+        raise TypeError(f"shape: expected a length for each axis, got {shape!r}; pass (H, W) or (T, H, W)")
+    traced = torch.compiler.is_compiling()  # checks would make numbers of symbols
+    lengths = list(shape) if traced else [_length(length, "shape") for length in shape]
+    starts = list(start) if isinstance(start, Sequence) else [start] * len(lengths)
+    if len(starts) != len(lengths):
+        raise ValueError(
+            f"start: expected an int or {len(lengths)} of them, one for each axis, got {len(starts)}; pass one for all"
+        )
+    axes = []
+    for first, length in zip(starts, lengths, strict=True):
+        if not traced:
+            first = integer("start", first, INT64_MIN, INT64_MAX, "pass the coordinate of the first cell")
+            _checks.position_range(first, length)
+        axes.append(torch.arange(length, device=device) + first)
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
+
+
+def from_mask_2d(
+    mask: Tensor,
+    *,
+    normalize: bool = False,
+    scale: float = 2 * math.pi,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """DETR's positions of the pixels of padded images: each counts the pixels of its column and of its row from 1.
+
+    Equivalent to:
+        y, x = (~mask).long().cumsum(-2), (~mask).long().cumsum(-1)
+        if normalize:
+            y = (y.to(dtype) + offset) / (y[..., -1:, :].to(dtype) + eps) * scale
+            x = (x.to(dtype) + offset) / (x[..., :, -1:].to(dtype) + eps) * scale
+        torch.stack([y, x], -1)
+
+    `encode(positions, convention("detr2d", channels))` is DETR's encoding, channels last.
+
+    Args:
+        mask: (B, H, W) or (H, W), bool; True = padding.
+        normalize: divide by the last position of the column or the row, so that an image's own size is `scale`.
+        scale: the largest position where normalised, 2 pi in DETR.
+        eps: added to what divides.
+        offset: added to the count before it is normalised, -0.5 in some of MMDetection's models.
+        dtype: of normalised positions, and of their arithmetic: float64, or float32 for DETR's own rounding.
+    Returns: (*mask.shape, 2), y first; int64, or dtype where normalised. Padding repeats the count before it.
+    Raises: TypeError, ValueError for arguments of the wrong type, shape or value.
+    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers"; MMDetection for offset.
+    """
+    _mask("mask", mask, (2, 3), "(H, W) or (B, H, W)")
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"dtype: expected torch.float32 or float64, got {dtype}; pass float64")
+    scale, eps, offset = _checks.factor("scale", scale), _checks.factor("eps", eps), _checks.factor("offset", offset)
+    if offset and not normalize:
+        raise ValueError(f"offset: expected 0 without normalize=True, got {offset}; pass normalize=True")
+    pixels = (~mask).long()
+    axes = []
+    for dim in (-2, -1):
+        count = pixels.cumsum(dim)
+        if normalize and mask.shape[dim]:
+            last = count.narrow(dim, mask.shape[dim] - 1, 1).to(dtype)
+            count = (count.to(dtype) + offset) / (last + eps) * scale
+        axes.append(count)
+    positions = torch.stack(axes, -1)
+    return positions.to(dtype) if normalize else positions
+
+
+def _mask(name: str, value: Any, ranks: tuple[int, ...], shapes: str) -> None:
+    """A bool tensor of one of these ranks."""
+    dense_tensor(name, value)
+    if value.dtype != torch.bool:
+        raise TypeError(
+            f"{name}: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that is 1 "
+            "on tokens"
+        )
+    if value.dim() not in ranks:
+        raise ValueError(f"{name}: expected shape {shapes}, got {tuple(value.shape)}; reshape it")
+
+
+def _past(past: Tensor, ids: Tensor) -> Tensor:
+    """`past` as a tensor, to be added to a sum over the last dimension of ids."""
+    dense_tensor("past", past)
+    if past.dtype == torch.bool or past.is_floating_point() or past.is_complex():
+        raise TypeError(f"past: expected an int or an integer tensor, got {past.dtype}; pass int64 counts")
+    if past.dim() and (ids.dim() == 1 or tuple(past.shape) not in ((1,), (ids.shape[0],))):
+        each = f" or ({ids.shape[0]},)" if ids.dim() == 2 else ""
+        raise ValueError(
+            f"past: expected shape (){each}, one for each sequence, got {tuple(past.shape)} for ids of shape "
+            f"{tuple(ids.shape)}; pass an int for all"
+        )
+    if past.device != ids.device:
+        raise RuntimeError(
+            f"past: expected the device of ids, {ids.device}, got {past.device}; move it with past.to(ids.device)"
+        )
+    return past.long().unsqueeze(-1) if past.dim() else past.long()

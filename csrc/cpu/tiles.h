@@ -86,36 +86,46 @@ class Padding {
   int64_t middle_;
 };
 
-// Calls work(first slice, last slice, row, n, pe) until every row of every slice has met its row of the encoding, times
-// alpha, once. `start` makes the work of one thread.
-template <class Real, class Start>
-sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha, const Start& start) {
-  const Shape shape(a);
-  const Positions positions(a, first);
-  const int64_t tile = std::min(shape.rows, tile_rows(shape.dim));
+// Calls work(first slice, last slice, row, n, pe) until every row of every slice has met its row of the encoding once.
+// rows() makes one thread's maker of rows, and maker(group, row, n, pe) makes n of them; `groups` of slices differ in
+// their rows. start() makes the work of one thread.
+template <class Real, class Rows, class Start>
+sinpe_status over_row_tiles(const Shape& shape, int64_t groups, int64_t tile, const Rows& rows, const Start& start) {
   const int64_t tiles = (shape.rows + tile - 1) / tile;
   // Slices of x that pass by one tile of the encoding; too few tiles for the threads: the slices are split as well.
-  const int64_t groups = positions.shared_by_batch() ? 1 : shape.batch;
   const int64_t slices = shape.batch * shape.middle / groups;
   const int64_t wanted = 4 * parallel_threads();
   const int64_t parts = std::max<int64_t>(1, std::min(slices, (wanted + groups * tiles - 1) / (groups * tiles)));
-  const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<Real, double>::value ? 0 : shape.rows);
   const int64_t cost = std::max<int64_t>(1, tile * shape.dim * ((slices + parts - 1) / parts));
 
   return parallel_status(groups * parts * tiles, std::max<int64_t>(1, kGrain / cost), [&](int64_t begin, int64_t end) {
-    RowMaker maker(plan, steps.get());
+    auto maker = rows();
     auto work = start();
     std::vector<Real> pe(static_cast<size_t>(tile * shape.dim));
     for (int64_t item = begin; item < end; ++item) {
       const int64_t row = item % tiles * tile, part = item / tiles % parts, group = item / tiles / parts;
       const int64_t n = std::min(tile, shape.rows - row);
-      positions.rows(maker, group, row, n, pe.data(), shape.dim);
-      if (alpha != Real{1}) {
-        for (int64_t i = 0; i < n * shape.dim; ++i) pe[static_cast<size_t>(i)] *= alpha;
-      }
+      maker(group, row, n, pe.data());
       work(group * slices + slices * part / parts, group * slices + slices * (part + 1) / parts, row, n, pe.data());
     }
   });
+}
+
+// over_row_tiles of a plan's rows, times alpha.
+template <class Real, class Start>
+sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha, const Start& start) {
+  const Shape shape(a);
+  const Positions positions(a, first);
+  const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<Real, double>::value ? 0 : shape.rows);
+  const auto rows = [&] {
+    return [&, maker = RowMaker(plan, steps.get())](int64_t group, int64_t row, int64_t n, Real* pe) mutable {
+      positions.rows(maker, group, row, n, pe, shape.dim);
+      if (alpha == Real{1}) return;
+      for (int64_t i = 0; i < n * shape.dim; ++i) pe[i] *= alpha;
+    };
+  };
+  const int64_t groups = positions.shared_by_batch() ? 1 : shape.batch;
+  return over_row_tiles<Real>(shape, groups, std::min(shape.rows, tile_rows(shape.dim)), rows, start);
 }
 
 // Checks what add or row_dots is given, then calls run(T{}, plan, shape, first position) with its element type.

@@ -137,7 +137,7 @@ struct Apply {
   };
 
   DevicePlan plan;
-  RowPositions positions;
+  typename TileRows<Arithmetic>::Operand positions;  // what rows are made of: positions; a grid's values
   Tiling tiling;
   Data s;
 

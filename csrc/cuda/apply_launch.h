@@ -87,7 +87,8 @@ inline bool rows_begin_counters(const Data& s) {
 }
 
 template <class T, class Arithmetic, Source kSource, bool kDrop>
-sinpe_status launch_apply(const DevicePlan& plan, const sinpe_add_arguments& a, Data s, Stream stream) {
+sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithmetic>::Operand& positions,
+                          const sinpe_add_arguments& a, Data s, Stream stream) {
   using Body = Apply<T, Arithmetic, kSource, kDrop>;
   const Shape shape(a);
   const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
@@ -107,27 +108,29 @@ sinpe_status launch_apply(const DevicePlan& plan, const sinpe_add_arguments& a, 
       even && shape.dim % Body::kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s));
   s.groups = Divisor(
       static_cast<uint32_t>((tiling.width + (s.askew ? Body::kGroup - 1 : 0) + Body::kGroup - 1) / Body::kGroup));
-  return launch(Body{plan, positions_of(a), tiling, s}, tiles * s.parts, stream);
+  return launch(Body{plan, positions, tiling, s}, tiles * s.parts, stream);
 }
 
 template <class T, class Arithmetic, Source kSource>
-sinpe_status choose_dropout(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, Stream stream) {
+sinpe_status choose_dropout(const DevicePlan& plan, const typename TileRows<Arithmetic>::Operand& positions,
+                            const sinpe_add_arguments& a, const Data& s, Stream stream) {
   if constexpr (kSource != Source::kNone) {
-    if (a.dropout.drop != 0) return launch_apply<T, Arithmetic, kSource, true>(plan, a, s, stream);
+    if (a.dropout.drop != 0) return launch_apply<T, Arithmetic, kSource, true>(plan, positions, a, s, stream);
   }
-  return launch_apply<T, Arithmetic, kSource, false>(plan, a, s, stream);
+  return launch_apply<T, Arithmetic, kSource, false>(plan, positions, a, s, stream);
 }
 
 // Runs the kernel for checked arguments that are not empty.
 template <Source kSource>
 sinpe_status apply(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, Stream stream) {
+  const RowPositions positions = positions_of(a);
   return with_type(a.dtype, [&](auto type) {
     using T = decltype(type);
     if constexpr (std::is_same<T, double>::value) {
-      return choose_dropout<T, InFull, kSource>(plan, a, s, stream);
+      return choose_dropout<T, InFull, kSource>(plan, positions, a, s, stream);
     } else {
-      if (in_double()) return choose_dropout<T, InDouble, kSource>(plan, a, s, stream);
-      return choose_dropout<T, InSingle, kSource>(plan, a, s, stream);
+      if (in_double()) return choose_dropout<T, InDouble, kSource>(plan, positions, a, s, stream);
+      return choose_dropout<T, InSingle, kSource>(plan, positions, a, s, stream);
     }
   });
 }

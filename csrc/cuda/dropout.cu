@@ -69,6 +69,6 @@ sinpe_status sinpe::cuda::dropout(const sinpe_add_arguments& a, const DeviceScal
   const Data s = data_of(b, scalars);
   return with_type(a.dtype, [&](auto type) {
     using T = decltype(type);
-    return choose_dropout<T, Unencoded<accumulate_t<T>>, Source::kStrided>(DevicePlan{}, b, s, stream);
+    return choose_dropout<T, Unencoded<accumulate_t<T>>, Source::kStrided>(DevicePlan{}, positions_of(b), b, s, stream);
   });
 }

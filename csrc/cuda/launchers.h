@@ -29,13 +29,15 @@ struct DeviceScalars {
   const int64_t* seed;      // null: the arguments' dropout.seed
 };
 
-// As sinpe_table, sinpe_encode, sinpe_add, sinpe_dropout, sinpe_row_dots and sinpe_embed, whose argument structures they
+// As sinpe_table, sinpe_encode, sinpe_add, sinpe_add_grid, sinpe_dropout, sinpe_row_dots and sinpe_embed, whose argument structures they
 // take; `elements`, sizes and strides are host memory as there. Of embed's arguments bad_id stays unset.
 sinpe_status table(const DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
                    int64_t row_stride, Stream stream);
 sinpe_status encode(const DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
                     sinpe_dtype dtype, void* out, int64_t row_stride, Stream stream);
 sinpe_status add(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars, Stream stream);
+sinpe_status add_grid(const DevicePlan& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a,
+                      const DeviceScalars& scalars, Stream stream);
 sinpe_status dropout(const sinpe_add_arguments& a, const DeviceScalars& scalars, Stream stream);
 sinpe_status row_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes,
                       const DeviceScalars& scalars, Stream stream);

@@ -105,6 +105,7 @@ SINPE_HD double quiet_nan() { return bit_cast<double>(uint64_t{0x7ff800000000000
 template <class Arithmetic>
 struct TileRows {
   using Real = typename Arithmetic::Real;
+  using Operand = RowPositions;
   static constexpr bool kEncoded = true;
   alignas(16) Real pe[kTile];  // a tile's rows, `width` apart
   Plan plan;
@@ -254,6 +255,7 @@ struct Unencoded {
 };
 template <class Number>
 struct TileRows<Unencoded<Number>> {
+  using Operand = RowPositions;
   static constexpr bool kEncoded = false;
   const Number* pe;
   int64_t batch[kTileRows], row[kTileRows];

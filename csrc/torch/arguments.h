@@ -149,6 +149,16 @@ inline const void* alpha_of(const Device& device, const Optional& alpha, sinpe_d
   return alpha->const_data_ptr();
 }
 
+// The axes' rows of a grid, in the accumulation type of x.
+inline const void* grid_values_of(const Device& device, const Tensor& values, sinpe_dtype x) {
+  device.expect("values", values);
+  const ScalarType wanted = x == SINPE_FLOAT64 ? ScalarType::Double : ScalarType::Float, type = values.scalar_type();
+  expect(type == wanted && values.dim() == 1 && values.is_contiguous(), "values: expected a contiguous row of ",
+         torch::headeronly::toString(wanted), ", got ", values.dim(), " dimensions of ",
+         torch::headeronly::toString(type));
+  return values.const_data_ptr();
+}
+
 // The factors of row_dots, one a channel; null where there are none.
 inline const double* slopes_of(const Device& device, const Optional& slopes, int64_t dim) {
   if (!slopes.has_value()) return nullptr;

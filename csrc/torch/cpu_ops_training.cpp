@@ -59,6 +59,17 @@ void add_dropout_out(const Tensor& x, const Tensor& plan, Optional positions, Op
   succeed(sinpe_add(words.data, words.size, &a));
 }
 
+void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Optional padding_mask, Optional seed,
+                  double scale, int64_t drop, Integers elements, Tensor out) {
+  const Device cpu = Device::cpu();
+  const Words words(cpu, grid);
+  sinpe_add_arguments a = arguments_of(cpu, x, out, scale, 0);
+  a.dropout = dropout_of(cpu, seed, drop, elements, x.dim());
+  set_rows(cpu, &a, std::nullopt, padding_mask, false);
+  const void* from = grid_values_of(cpu, values, a.dtype);
+  succeed(sinpe_add_grid(words.data, words.size, from, values.numel(), &a));
+}
+
 Tensor row_dots(const Tensor& grad, const Tensor& plan, Optional positions, Optional padding_mask, Optional slopes,
                 Optional seed, int64_t start, bool positions_are_starts, int64_t drop, Integers elements) {
   const Device cpu = Device::cpu();
@@ -114,6 +125,7 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) {
   m.impl("dropout", TORCH_BOX(&dropout));
   m.impl("add_dropout", TORCH_BOX(&add_dropout));
   m.impl("add_dropout_out", TORCH_BOX(&add_dropout_out));
+  m.impl("add_grid_out", TORCH_BOX(&add_grid_out));
   m.impl("row_dots", TORCH_BOX(&row_dots));
   m.impl("embed", TORCH_BOX(&embed));
   m.impl("embed_backward", TORCH_BOX(&embed_backward));

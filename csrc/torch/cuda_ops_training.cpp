@@ -41,6 +41,17 @@ void add_dropout_out(const Tensor& x, const Tensor& plan, Optional positions, Op
   launched(cuda::add(plan_of(call, plan, dim_of(a)), a, scalars, call.stream));
 }
 
+void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Optional padding_mask, Optional seed,
+                  double scale, int64_t drop, Integers elements, Tensor out) {
+  const Call call("x", x);
+  sinpe_add_arguments a = arguments_of(call.device, x, out, scale, 0);
+  a.dropout = dropout_of(drop, elements, x.dim());
+  set_rows(call.device, &a, std::nullopt, padding_mask, false);
+  const void* from = grid_values_of(call.device, values, a.dtype);
+  const cuda::DeviceScalars scalars = scalars_of(call, std::nullopt, seed, drop);
+  launched(cuda::add_grid(plan_of(call, grid, dim_of(a)), from, values.numel(), a, scalars, call.stream));
+}
+
 Tensor row_dots(const Tensor& grad, const Tensor& plan, Optional positions, Optional padding_mask, Optional slopes,
                 Optional seed, int64_t start, bool positions_are_starts, int64_t drop, Integers elements) {
   const Call call("grad", grad);
@@ -107,6 +118,7 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, SINPE_CUDA_KEY, m) {
   m.impl("dropout", TORCH_BOX(&dropout));
   m.impl("add_dropout", TORCH_BOX(&add_dropout));
   m.impl("add_dropout_out", TORCH_BOX(&add_dropout_out));
+  m.impl("add_grid_out", TORCH_BOX(&add_grid_out));
   m.impl("row_dots", TORCH_BOX(&row_dots));
   m.impl("embed", TORCH_BOX(&embed));
   m.impl("embed_backward", TORCH_BOX(&embed_backward));

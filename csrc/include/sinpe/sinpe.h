@@ -98,6 +98,15 @@ typedef struct {
 
 SINPE_API sinpe_status sinpe_add(const int64_t* plan, int64_t plan_words, const sinpe_add_arguments* arguments);
 
+/* out = dropout(scale * x + PE) for places of a grid, whose PE is put together from rows of its axes.
+ *   values: the axes' rows, times alpha: float32, float64 for float64
+ *   grid: int64 words that say which of them feed which channels of which place (csrc/core/grid.h)
+ *   arguments: as sinpe_add's, with the places, row-major, as the sequence; of a grid by channels, the channels stand in
+ *     place of the sequence and the places in place of the channels, and there is no padding mask. alpha, start and
+ *     positions are not read */
+SINPE_API sinpe_status sinpe_add_grid(const int64_t* grid, int64_t grid_words, const void* values, int64_t n_values,
+                                      const sinpe_add_arguments* arguments);
+
 /* out = dropout(scale * x), rounded as in sinpe_add, for any rank from 1 on. Of the arguments it reads rank, sizes,
  * strides, x, out, dtype, scale and dropout. It is its own adjoint: the gradient of sinpe_add with respect to x. */
 SINPE_API sinpe_status sinpe_dropout(const sinpe_add_arguments* arguments);

@@ -1,0 +1,91 @@
+// The grid: which row of which axis feeds which channels of a place. A channel of a grid depends on one coordinate only, so
+// the rows of every axis are made once, by the kernels that make any rows, and met here by all the places that share them.
+#pragma once
+
+#include "core/macros.h"
+
+namespace sinpe {
+
+constexpr int64_t kGridMagic = 0x53494E504547;  // "SINPEG"
+constexpr int64_t kGridHeaderWords = 8;
+constexpr int64_t kPieceWords = 5;
+constexpr int kMaxAxes = 8;
+constexpr int kMaxPieces = 64;
+
+// Channels that one axis feeds: its c-th is the grid's first + c * step. Their values, for each coordinate of the axis,
+// begin at `offset`: `width` of them side by side, or, of a grid by channels, one channel's coordinates side by side.
+struct GridPiece {
+  int64_t axis, first, step, width, offset;
+};
+
+// Packed by Python (sinpe_ext/_grid_rows.py):
+//   0 magic   1 number of words   2 1 for a grid by channels   3 n_axes   4 n_pieces   5 dim   6 n_values   7 zero
+// then the axes' lengths, then axis, first, step, width and offset of each piece.
+// By channels: rows are channels and columns are places, as a tensor with its channels before its axes has them.
+struct Grid {
+  bool by_channels;
+  int32_t n_axes, n_pieces;
+  int64_t dim;                                // channels
+  int64_t places;                             // product of the lengths
+  int64_t length[kMaxAxes], inner[kMaxAxes];  // places from one coordinate of an axis to the next
+  const int64_t* pieces;
+
+  SINPE_HD GridPiece piece(int k) const {
+    const int64_t* w = pieces + k * kPieceWords;
+    return {w[0], w[1], w[2], w[3], w[4]};
+  }
+  SINPE_HD int64_t coordinate(int64_t place, int64_t axis) const { return place / inner[axis] % length[axis]; }
+  // The piece that feeds a channel, and which of its channels that is; -1 for none, a channel of zeros.
+  SINPE_HD int feeding(int64_t channel, int64_t* of_piece) const {
+    SINPE_ROLLED
+    for (int k = 0; k < n_pieces; ++k) {
+      const GridPiece p = piece(k);
+      const int64_t c = (channel - p.first) / p.step;
+      if (channel >= p.first && c < p.width && p.first + c * p.step == channel) {
+        *of_piece = c;
+        return k;
+      }
+    }
+    return -1;
+  }
+  // Where the value of a piece's channel at a coordinate is.
+  SINPE_HD int64_t at(const GridPiece& p, int64_t coordinate, int64_t of_piece) const {
+    return p.offset + (by_channels ? of_piece * length[p.axis] + coordinate : coordinate * p.width + of_piece);
+  }
+};
+
+// Reads `words` into `grid`; false when they are none of this version, or speak of values beyond n_values. Every index that
+// a kernel later trusts is checked here.
+SINPE_HD bool decode_grid(const int64_t* words, int64_t n_words, int64_t n_values, Grid* grid) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  if (words == nullptr || n_words < kGridHeaderWords) return false;
+  int64_t header[kGridHeaderWords];
+  for (int64_t k = 0; k < kGridHeaderWords; ++k) header[k] = words[k];
+  if (header[0] != kGridMagic || header[1] != n_words || header[2] < 0 || header[2] > 1 || header[3] < 1 ||
+      header[3] > kMaxAxes || header[4] < 0 || header[4] > kMaxPieces || header[5] < 1 || header[5] > kMost ||
+      header[6] != n_values || n_words != kGridHeaderWords + header[3] + kPieceWords * header[4]) {
+    return false;
+  }
+  grid->by_channels = header[2] != 0;
+  grid->n_axes = static_cast<int32_t>(header[3]);
+  grid->n_pieces = static_cast<int32_t>(header[4]);
+  grid->dim = header[5];
+  grid->places = 1;
+  for (int a = grid->n_axes - 1; a >= 0; --a) {
+    const int64_t length = words[kGridHeaderWords + a];
+    if (length < 1 || length > kMost || grid->places > kMost / length) return false;
+    grid->length[a] = length;
+    grid->inner[a] = grid->places;
+    grid->places *= length;
+  }
+  grid->pieces = words + kGridHeaderWords + grid->n_axes;
+  for (int k = 0; k < grid->n_pieces; ++k) {
+    const GridPiece p = grid->piece(k);
+    if (p.axis < 0 || p.axis >= grid->n_axes || p.first < 0 || p.step < 1 || p.width < 1 || p.offset < 0) return false;
+    if (p.first >= grid->dim || p.width - 1 > (grid->dim - 1 - p.first) / p.step) return false;
+    if (p.offset > n_values || p.width > (n_values - p.offset) / grid->length[p.axis]) return false;
+  }
+  return true;
+}
+
+}  // namespace sinpe

@@ -1,0 +1,93 @@
+// What add and add_grid do with a tile of the encoding: out = round(scale*x) + the tile, with or without dropout.
+#pragma once
+
+#include "cpu/tiles.h"
+
+namespace sinpe {
+
+// One thread's work on a tile of rows: the encoding is in `pe`, and each slice of x passes by.
+template <class T>
+class TileAdder {
+ public:
+  using Real = accumulate_t<T>;
+  TileAdder(const sinpe_add_arguments& a, const Shape& shape)
+      : a_(a),
+        shape_(shape),
+        padding_(a, shape),
+        elements_(a.dropout, a.sizes, a.rank),
+        dropout_(dropout_of(a.dropout, elements_.steps[a.rank - 1])),
+        x_row_(a.x_strides[a.rank - 2]),
+        out_row_(a.out_strides[a.rank - 2]),
+        x_channel_(a.x_strides[a.rank - 1]),
+        out_channel_(a.out_strides[a.rank - 1]),
+        element_row_(elements_.steps[a.rank - 2]),
+        scale_(static_cast<Real>(a.scale)) {
+    const bool dense = shape.dim == 1 || (x_channel_ == 1 && out_channel_ == 1);
+    const bool rows_follow = element_row_ == shape.dim * elements_.steps[a.rank - 1];
+    whole_tile_ = dense && a.padding_mask == nullptr && x_row_ == shape.dim && out_row_ == shape.dim &&
+                  (a.dropout.drop == 0 || rows_follow);
+    if (!dense) gathered_.resize(static_cast<size_t>(2 * shape.dim));
+  }
+
+  void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
+    if (!whole_tile_) {
+      for (int64_t slice = first; slice < last; ++slice) row_by_row(slice, row, n, pe);
+      return;
+    }
+    const T* x[kAddSlices];
+    T* out[kAddSlices];
+    uint64_t element[kAddSlices];
+    for (int64_t slice = first; slice < last;) {
+      int count = 0;
+      for (; count < kAddSlices && slice < last; ++count, ++slice) {
+        x[count] = from(slice, row);
+        out[count] = to(slice, row);
+        element[count] = element_of(slice, row);
+      }
+      elementwise<T>().add(x, pe, out, count, n * shape_.dim, scale_, dropout_, element);
+    }
+  }
+
+ private:
+  const T* from(int64_t slice, int64_t row) const {
+    return static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice) + row * x_row_;
+  }
+  T* to(int64_t slice, int64_t row) const {
+    return static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row_;
+  }
+  uint64_t element_of(int64_t slice, int64_t row) const {
+    return elements_.base + static_cast<uint64_t>(slice_offset(a_, elements_.steps, slice) + row * element_row_);
+  }
+
+  void row_by_row(int64_t slice, int64_t row, int64_t n, const Real* pe) {
+    const T* x = from(slice, row);
+    T* out = to(slice, row);
+    const uint64_t element = element_of(slice, row);
+    for (int64_t r = 0; r < n; ++r) {
+      one_row(x + r * x_row_, padding_.at(slice, row + r) ? nullptr : pe + r * shape_.dim, out + r * out_row_,
+              element + static_cast<uint64_t>(r * element_row_));
+    }
+  }
+
+  void one_row(const T* x, const Real* pe, T* out, uint64_t element) {
+    const auto add = elementwise<T>().add;
+    if (gathered_.empty()) return add(&x, pe, &out, 1, shape_.dim, scale_, dropout_, &element);
+    const T* dense_x = gathered_.data();
+    T *gathered = gathered_.data(), *dense_out = gathered + shape_.dim;
+    for (int64_t c = 0; c < shape_.dim; ++c) gathered[c] = x[c * x_channel_];
+    add(&dense_x, pe, &dense_out, 1, shape_.dim, scale_, dropout_, &element);
+    for (int64_t c = 0; c < shape_.dim; ++c) out[c * out_channel_] = dense_out[c];
+  }
+
+  const sinpe_add_arguments& a_;
+  const Shape& shape_;
+  Padding padding_;
+  Elements elements_;
+  Dropout dropout_;
+  int64_t x_row_, out_row_, x_channel_, out_channel_, element_row_;
+  Real scale_;
+  bool whole_tile_;
+  std::vector<T> gathered_;
+};
+
+}  // namespace sinpe

@@ -1,0 +1,275 @@
+"""One call of `add` with a grid: its checked arguments, and the choice between kernel, eager twin and graph.
+
+Where all samples share the places' coordinates, the axes' rows are made once and the operator `add_grid_out` puts them
+together while x streams past. Where each place has coordinates of its own, each piece of the grid is an ordinary `add`
+on its channels. Dropout numbers the elements of x as it is, so neither way shows in the mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _add_call, _backend, _checks, _grid_checks, _grid_rows, _rows, _seed, reference_grid
+from ._call import RowsCall
+from ._grid_form import GridForm
+from ._operator import DROPOUT, is_recorded, is_transformed
+from ._ops import plan_words
+from ._tiles import accumulation, arranged
+from .grid import GridEncoding
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class GridCall(RowsCall):
+    """The arguments of `add` with a grid after every check.
+
+    Attributes:
+        x: as given.   form: how x is laid out.   grid.   shape: of x in canonical form, without extra tokens.
+        positions: None, or (1 or B, S, axes).   starts: one per axis, where positions is None.
+        front_elements: how the extra tokens count x's elements.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        encoding: Any,
+        positions: Any,
+        start: Any,
+        scale: Any,
+        alpha: Any,
+        padding_mask: Any,
+        seq_dim: Any,
+        channel_dim: Any,
+        dropout: Any,
+        seed: Any,
+        grid_shape: Any,
+        extra_tokens: Any,
+    ) -> None:
+        _checks.summand(x)
+        self.x: Tensor = x
+        self.device, self.acc = x.device, accumulation(x.dtype)
+        width = x.shape[_checks.axis("channel_dim", channel_dim, x.dim())]
+        self.grid_given = (encoding, int(width))
+        self.grid: GridEncoding = _checks.grid(*self.grid_given)
+        if not _checks.is_grid(encoding):  # one axis: the sequence
+            grid_shape = _sequence(x, grid_shape, extra_tokens, seq_dim)
+            positions = positions.unsqueeze(-1) if isinstance(positions, Tensor) else positions
+            start = start.unsqueeze(-1) if isinstance(start, Tensor) and start.dim() == 1 else start
+        _checks.channels(x, width, self.grid.dim)
+        self.scale = _checks.factor("scale", scale)
+        self.form = GridForm(x, self.grid, grid_shape, positions is not None, extra_tokens, seq_dim, channel_dim)
+        self.shape = torch.Size(self.form.canonical_shape)
+        of = _checks.Target("x", x.shape, x.device, self.form.batch, self.form.places)
+        if isinstance(alpha, Tensor):
+            _checks.alpha_tensor(alpha, of)
+            self.alpha: float | Tensor = alpha
+        else:
+            self.alpha = _checks.factor("alpha", alpha)
+        shapes = self.form.shapes()
+        self.padding_mask = None if padding_mask is None else _grid_checks.padding_mask(padding_mask, shapes, x)
+        self._set_places(positions, start, shapes)
+        self.drop = _checks.dropped(dropout)
+        self._given_seed = _seed.checked(seed, self.device)
+        self.seed: Tensor | None = None
+        self.elements = self.form.elements
+        self.front_elements = self._front_elements()
+
+    def _set_places(self, positions: Any, start: Any, shapes: list[tuple[int, ...]]) -> None:
+        axes = self.grid.ndim
+        self.positions: Tensor | None = None
+        self.starts: list[Any] = [0] * axes
+        if positions is not None:
+            if not isinstance(start, int) or start != 0:
+                raise ValueError(
+                    "start: expected 0 together with positions, which are final, got "
+                    f"{start if isinstance(start, int) else type(start).__name__}; add it to positions"
+                )
+            self.positions = _grid_checks.positions(positions, axes, shapes, self.x)
+            return
+        batch = self.form.batch if self.form.batch_at else None
+        found = _grid_checks.starts(start, self.grid, self.form.lengths, batch, self.device)
+        if isinstance(found, Tensor):
+            self.positions = self._coordinates() + found.unsqueeze(1)
+        else:
+            self.starts = found
+
+    def _coordinates(self) -> Tensor:
+        """Each place's coordinates at start 0, (1, S, axes) int64."""
+        axes = [
+            torch.arange(size, device=self.device) + axis.start
+            for size, axis in zip(self.form.lengths, self.grid.axes, strict=True)
+        ]
+        return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, self.grid.ndim)
+
+    def all_positions(self) -> Tensor:
+        """(1 or B, S, axes), also where they are implicit."""
+        if self.positions is not None:
+            return self.positions
+        starts = [torch.as_tensor(start, device=self.device) for start in self.starts]
+        return self._coordinates() + torch.stack(starts)
+
+    def _front_elements(self) -> list[int]:
+        steps = self.form.elements[1:]
+        at = [*self.form.batch_at, self.form.rows_at[-1], self.form.channels_at]
+        order = sorted(range(len(at)), key=lambda k: at[k])
+        return [0, *(steps[k] for k in order)]
+
+    # Without autograd.
+
+    def run(self, out: Tensor | None = None) -> Tensor:
+        """Computes; the result, or `out`, has x's form."""
+        with torch.no_grad():
+            if out is not None and out.is_neg():
+                return out.copy_(self.run())
+            target = torch.empty_like(self.x) if out is None else out
+            if not self.x.numel() or _rows.no_data(self.device):
+                return target
+            x, form = self.x.detach(), self.form
+            if not form.is_viewable(x):
+                x = x.contiguous()
+            to = target.detach() if form.is_viewable(target) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            if form.extra:
+                front = form.front(to)
+                front.copy_(DROPOUT.run(form.front(x), self.seed, self.drop, self.scale, self.front_elements))
+            if form.places:
+                fill = self._fill_shared if self.positions is None else self._fill_each
+                fill(form.canonical(x), form.canonical(to))
+            return target if to.data_ptr() == target.data_ptr() else target.copy_(to)
+
+    def _fill_shared(self, x: Tensor, target: Tensor) -> None:
+        """Places whose coordinates all samples share."""
+        by_channels = self.padding_mask is None and all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
+        elements = self.elements if self.drop else []
+        if by_channels:
+            x, target = x.transpose(-1, -2), target.transpose(-1, -2)
+            elements = [*elements[:-2], *elements[:-3:-1]]
+        lengths = tuple(self.form.lengths)
+        values = _grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
+        words = _grid_rows.words(self.grid, lengths, by_channels, self.device)
+        if _backend.compiled(self.device.type):
+            rest = self.padding_mask, self.seed, self.scale, self.drop, elements, target
+            torch.ops.sinpe_ext.add_grid_out.default(x, values, words, *rest)
+            return
+        dropped: Any = {"seed": self.seed, "drop": self.drop, "elements": elements}
+        reference_grid.add(values, words, x, self.scale, self.padding_mask, target, **dropped)
+
+    def _fill_each(self, x: Tensor, target: Tensor) -> None:
+        """Places with coordinates of their own: each piece on its channels."""
+        if not self._is_exact():
+            target.copy_(self.dropped(self.sum(x.to(self.acc))))
+            return
+        assert self.positions is not None
+        positions = self.positions.detach()
+        alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
+        fed = torch.zeros(self.grid.dim, dtype=torch.bool)
+        for piece in self.grid.pieces:
+            at = channels_of(piece.first, piece.step, piece.encoding.dim)
+            fed[at] = True
+            rows = positions[..., piece.axis], 0, False, self.padding_mask
+            rest = self.scale, alpha, self.seed, self.drop, self.elements_at(piece.first, piece.step)
+            _add_call.fill(piece.encoding, x[..., at], target[..., at], *rows, *rest)
+        first = self.grid.dim - int((~fed).sum())
+        if first < self.grid.dim:  # channels that no piece feeds are the last ones
+            zeros = slice(first, None)
+            rest = self.seed, self.drop, self.scale, self.elements_at(first, 1)
+            target[..., zeros] = DROPOUT.run(x[..., zeros], *rest)
+
+    def elements_at(self, first: int, step: int) -> list[int]:
+        """How channels first, first + step, ... count x's elements."""
+        base, *steps = self.elements
+        return [base + first * steps[-1], *steps[:-1], step * steps[-1]]
+
+    # In operations that autograd, a compiler and torch.func look into.
+
+    def rows(self) -> Tensor:
+        acc, device = self.acc, self.device
+        value, dim = self.grid_given
+        if self.positions is not None:
+            return arranged(_grid_rows.encode(value, dim, self.positions, acc), len(self.shape))
+        rows = _grid_rows.table(value, dim, self.form.lengths, self.starts, acc, device)
+        return rows.reshape(-1, dim)
+
+    def traced(self) -> Tensor:
+        """The whole of `add` in differentiable operations."""
+        form = self.form
+        body = self.dropped(self.sum(form.canonical(self.x).to(self.acc))).to(self.x.dtype)
+        if not form.extra:
+            return form.restored(body)
+        front = self.dropped(form.front(self.x).to(self.acc) * self.scale, self.front_elements).to(self.x.dtype)
+        return torch.cat([front, form.restored(body)], form.rows_at[0])
+
+    def draw(self) -> None:
+        """Takes or draws the seed."""
+        if 0 in self.x.shape:
+            self.drop = 0
+        if 0 < self.drop < _checks.DROP_UNIT:
+            self.seed = _seed.tensor(self._given_seed, self.device)
+
+    def _is_exact(self) -> bool:
+        return all(axis.angle == "exact" for axis in self.grid.axes)
+
+    def _is_formula(self) -> bool:
+        """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
+        return not self._is_exact() or 0 in self.x.shape or _rows.no_data(self.device)
+
+    def result(self) -> Tensor:
+        """`add`, differentiable."""
+        from . import _grid_grad
+
+        self.draw()
+        if _is_compiling() or is_transformed() or is_recorded():
+            return self.traced()
+        if not self.needs_grad(self.x):
+            return self.run()
+        if self._is_formula():
+            return self.traced()
+        return _grid_grad.GridAdd.apply(self.x, self.alpha_or_none(), self.positions, self, False)
+
+    def result_in_place(self) -> Tensor:
+        """`add_`, differentiable."""
+        from . import _grid_grad
+
+        self.draw()
+        if _is_compiling() or is_transformed() or is_recorded():
+            return self.x.copy_(self.traced())
+        if not self.needs_grad(self.x):
+            self.run(self.x)
+            torch.autograd.graph.increment_version(self.x)
+            return self.x
+        if self._is_formula():
+            return self.x.copy_(self.traced())
+        return _grid_grad.GridAdd.apply(self.x, self.alpha_or_none(), self.positions, self, True)
+
+    def write_to(self, out: Tensor) -> Tensor:
+        """`add` with `out`, which has been checked."""
+        self.draw()
+        if _is_compiling():
+            return out.copy_(self.traced())
+        self.run(out)
+        torch.autograd.graph.increment_version(out)
+        return out
+
+    def words_of(self, index: int) -> Tensor:
+        """The plan of a piece."""
+        return plan_words(self.grid.pieces[index].encoding, self.device)
+
+
+def _sequence(x: Tensor, grid_shape: Any, extra_tokens: Any, seq_dim: Any) -> tuple[int]:
+    if grid_shape is not None:
+        raise ValueError(
+            f"grid_shape: expected None for an encoding of one dimension, got {grid_shape}; pass a GridEncoding, or "
+            "the name of one"
+        )
+    extra, rows = _grid_checks.extra(extra_tokens), x.shape[_checks.axis("seq_dim", seq_dim, x.dim())]
+    if extra > rows:
+        raise ValueError(
+            f"extra_tokens: expected at most {rows}, the sequence of x of shape {tuple(x.shape)}, got {extra}; lower it"
+        )
+    return (rows - extra,)
+
+
+def channels_of(first: int, step: int, count: int) -> slice:
+    return slice(first, first + (count - 1) * step + 1, step)

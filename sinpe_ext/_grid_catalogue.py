@@ -1,0 +1,176 @@
+"""Conventions of pictures, videos and volumes by name; `_catalogue.convention` is how they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .encoding import Encoding
+from .grid import GridEncoding
+
+
+class GridConvention(NamedTuple):
+    """What a grid's name stands for; `build` takes the name (for its errors) and the number of channels."""
+
+    description: str
+    users: str
+    formula: str
+    code: str
+    build: Callable[[str, int], GridEncoding]
+
+
+def _multiple(name: str, dim: int, of: int) -> int:
+    """dim / of, where the convention's library refuses what is no multiple."""
+    if dim % of:
+        raise ValueError(f"dim: expected a multiple of {of} for {name}, got {dim}; pass one, as the library asks for")
+    return dim // of
+
+
+def _equal(number: int, fields: dict[str, Any], **of_grid: Any) -> Callable[[str, int], GridEncoding]:
+    """Axes of one width, an even share of the channels each."""
+
+    def build(name: str, dim: int) -> GridEncoding:
+        width = 2 * _multiple(name, dim, 2 * number)
+        return GridEncoding((Encoding(width, **fields),) * number, **of_grid)
+
+    return build
+
+
+def _rounded(number: int) -> Callable[[str, int], GridEncoding]:
+    """positional-encodings: each axis as wide as an even share rounded up; what is too much is cut."""
+
+    def build(name: str, dim: int) -> GridEncoding:
+        width = 2 * -(-dim // (2 * number))
+        return GridEncoding((Encoding(width),) * number, dim=dim)
+
+    return build
+
+
+def _t2t(number: int) -> Callable[[str, int], GridEncoding]:
+    """add_timing_signal_nd: each axis as wide as an even share rounded down; what is left is zero."""
+
+    def build(name: str, dim: int) -> GridEncoding:
+        width = 2 * (dim // (2 * number))
+        if not width:
+            raise ValueError(f"dim: expected at least {2 * number} for {name}, got {dim}; pass more channels")
+        return GridEncoding((Encoding(width, layout="sin_cos", shift=1),) * number, dim=dim)
+
+    return build
+
+
+def _cogvideo(name: str, dim: int) -> GridEncoding:
+    quarter = 4 * _multiple(name, dim, 16)
+    time, place = Encoding(quarter, layout="sin_cos"), Encoding(3 * quarter // 2, layout="sin_cos")
+    return GridEncoding((time, place, place), order=(0, 2, 1))
+
+
+def _fairseq2(*shares: int) -> Callable[[str, int], GridEncoding]:
+    """fairseq2: an axis of share k has 2 ceil(C/k) channels; what is too much is cut from the last axis' cos."""
+
+    def build(name: str, dim: int) -> GridEncoding:
+        widths = [2 * -(-dim // share) for share in shares]
+        if dim % 2 or any(dim - sum(widths[:k]) < width // 2 for k, width in enumerate(widths)):
+            raise ValueError(
+                f"dim: expected an even number that leaves each axis all of its sines for {name}, got {dim}; the "
+                "library refuses odd ones and writes past its table for the others, pass a multiple of 8"
+            )
+        return GridEncoding((Encoding(width, layout="sin_cos") for width in widths), dim=dim)
+
+    return build
+
+
+_HALVES = {"layout": "sin_cos"}
+
+GRIDS: dict[str, GridConvention] = {
+    "mae2d": GridConvention(
+        "columns first then rows, each all sin then all cos, frequency 10000^(-i/(C/4))",
+        "MAE, DiT, diffusers (get_2d_sincos_pos_embed), PixArt, SD3",
+        "[sin_x | cos_x | sin_y | cos_y], w_i = 10000^(-i/(C/4)), x the column",
+        "get_2d_sincos_pos_embed; grid = np.meshgrid(grid_w, grid_h)  # here w goes first",
+        _equal(2, _HALVES, order=(1, 0)),
+    ),
+    "hf2d": GridConvention(
+        "rows first then columns, each all sin then all cos, frequency 10000^(-i/(C/4))",
+        "Hugging Face transformers (build_2d_sinusoidal_position_embedding), timm (interleave_sin_cos=True)",
+        "[sin_y | cos_y | sin_x | cos_x], w_i = 10000^(-i/(C/4)), y the row",
+        "torch.cat([out_h.sin(), out_h.cos(), out_w.sin(), out_w.cos()], dim=1)",
+        _equal(2, _HALVES),
+    ),
+    "bigvision2d": GridConvention(
+        "columns first then rows, each all sin then all cos, frequency 10000^(-i/(C/4-1))",
+        "big_vision and vit-pytorch (posemb_sincos_2d), MoCo v3",
+        "[sin_x | cos_x | sin_y | cos_y], w_i = 10000^(-i/(C/4-1)), x the column",
+        "omega = jnp.arange(width // 4) / (width // 4 - 1)",
+        _equal(2, {**_HALVES, "shift": 1}, order=(1, 0)),
+    ),
+    "timm2d": GridConvention(
+        "sin of rows, sin of columns, cos of rows, cos of columns, frequency 10000^(-i/(C/4))",
+        "timm (build_sincos2d_pos_embed)",
+        "[sin_y | sin_x | cos_y | cos_x], w_i = 10000^(-i/(C/4)), y the row",
+        "torch.cat([torch.sin(pos2), torch.cos(pos2)], dim=1) of pos2 = grid * bands",
+        _equal(2, _HALVES, arrangement="grouped"),
+    ),
+    "cogvideo3d": GridConvention(
+        "a quarter of the channels for time, the rest mae2d, each all sin then all cos",
+        "CogVideoX, diffusers (get_3d_sincos_pos_embed)",
+        "[sin_t | cos_t] of C/4 channels, then mae2d of 3C/4",
+        "embed_dim_spatial = 3 * embed_dim // 4; embed_dim_temporal = embed_dim // 4",
+        _cogvideo,
+    ),
+    "t2t2d": GridConvention(
+        "rows then columns, each all sin then all cos, frequency 10000^(-i/(C//4-1)); channels left over are zero",
+        "Tensor2Tensor (add_timing_signal_nd)",
+        "[sin_y | cos_y | sin_x | cos_x | 0], w_i = 10000^(-i/(K-1)), K = C // 4",
+        "num_timescales = channels // (num_dims * 2)",
+        _t2t(2),
+    ),
+    "multidim2d": GridConvention(
+        "first axis then second, sin and cos alternate, frequency 10000^(-2i/c), c = 2 ceil(C/4); cut to C",
+        "positional-encodings (PositionalEncoding2D)",
+        "[sin_y cos_y ... | sin_x cos_x ...], w_i = 10000^(-2i/c), c = 2 ceil(C/4) for each axis, the first C channels",
+        "channels = int(np.ceil(org_channels / 4) * 2)",
+        _rounded(2),
+    ),
+    "multidim3d": GridConvention(
+        "three axes in turn, sin and cos alternate, frequency 10000^(-2i/c), c = 2 ceil(C/6); cut to C",
+        "positional-encodings (PositionalEncoding3D)",
+        "[sin_0 cos_0 ... | sin_1 cos_1 ... | sin_2 cos_2 ...], w_i = 10000^(-2i/c), c = 2 ceil(C/6), cut to C",
+        "channels = int(np.ceil(org_channels / 6) * 2)",
+        _rounded(3),
+    ),
+    "detr2d": GridConvention(
+        "rows then columns counted from 1, sin and cos alternate, frequency 10000^(-2i/(C/2))",
+        "DETR and its descendants (PositionEmbeddingSine), mmdetection, SAM",
+        "[sin_y cos_y ... | sin_x cos_x ...], w_i = 10000^(-2i/(C/2)), y and x from 1 (cumsum of the mask)",
+        "y_embed = not_mask.cumsum(1); dim_t = temperature ** (2 * (dim_t // 2) / num_pos_feats)",
+        _equal(2, {"start": 1}),
+    ),
+    "fairseq2_2d": GridConvention(
+        "rows then columns, each all sin then all cos, 2 ceil(C/4) channels an axis, cut to C",
+        "fairseq2 (Sinusoidal2dPositionEncoder)",
+        "[sin_y | cos_y | sin_x | cos_x], w_i = 10000^(-2i/c), c = 2 ceil(C/4) for each axis, the first C channels",
+        "Sinusoidal2dPositionEncoder(model_dim, grid_dims)",
+        _fairseq2(4, 4),
+    ),
+    "fairseq2_3d": GridConvention(
+        "depth, rows, columns, each all sin then all cos, half of the channels for depth, cut to C",
+        "fairseq2 (Sinusoidal3dPositionEncoder)",
+        "[sin_d | cos_d | sin_y | cos_y | sin_x | cos_x], w_i = 10000^(-2i/c), c = 2 ceil(C/4), then 2 ceil(C/8) twice",
+        "Sinusoidal3dPositionEncoder(model_dim, grid_dims)",
+        _fairseq2(4, 8, 8),
+    ),
+    "monai2d": GridConvention(
+        "columns first then rows, each all sin then all cos: the numbers of mae2d",
+        "MONAI (build_sincos_position_embedding, spatial_dims=2)",
+        "[sin_x | cos_x | sin_y | cos_y], w_i = 10000^(-i/(C/4)), x the second axis",
+        "build_sincos_position_embedding(grid_size, embed_dim, spatial_dims=2)",
+        _equal(2, _HALVES, order=(1, 0)),
+    ),
+    "monai3d": GridConvention(
+        "second axis, first, third, each all sin then all cos, frequency 10000^(-i/(C/6))",
+        "MONAI (build_sincos_position_embedding, spatial_dims=3)",
+        "[sin_1 | cos_1 | sin_0 | cos_0 | sin_2 | cos_2], w_i = 10000^(-i/(C/6)), axes 0, 1, 2 of the grid",
+        "build_sincos_position_embedding(grid_size, embed_dim, spatial_dims=3)",
+        _equal(3, _HALVES, order=(1, 0, 2)),
+    ),
+}

@@ -1,0 +1,134 @@
+"""Checks of what grids are given besides the arguments of one dimension: one place for each message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from ._checks import INT64_MAX
+from .encoding import integer
+from .grid import GridEncoding
+
+_is_compiling = torch.compiler.is_compiling
+
+
+def lengths(name: str, value: Any, axes: int) -> tuple[int, ...]:
+    """The lengths of a grid's axes."""
+    if not isinstance(value, (tuple, list, torch.Size)):
+        raise TypeError(
+            f"{name}: expected {axes} ints, the grid's lengths, got {type(value).__name__}; pass a tuple such as "
+            f"({', '.join(['14'] * axes)})"
+        )
+    if len(value) != axes:
+        raise ValueError(
+            f"{name}: expected {axes} lengths, one per axis of the grid, got {tuple(value)}; pass one each"
+        )
+    if _is_compiling():  # may be symbols of the graph
+        return tuple(value)
+    return tuple(_checks.length(item, name) for item in value)
+
+
+def extra(value: Any) -> int:
+    """`extra_tokens`."""
+    if _is_compiling() and not isinstance(value, int):
+        return value
+    return integer("extra_tokens", value, 0, INT64_MAX, "pass the number of tokens in front, 1 for a class token")
+
+
+def starts(value: Any, grid: GridEncoding, sizes: Sequence[int] | None, batch: int | None, device: Any) -> Any:
+    """`start` of a grid: a list with one int or 0-d tensor per axis; or an int64 tensor (B, axes), one for each sample.
+
+    sizes: lengths of the axes, where they are known.   batch: None where nothing has samples.
+    """
+    axes = grid.ndim
+    if isinstance(value, Tensor):
+        return _start_tensor(value, axes, batch, device)
+    if isinstance(value, (tuple, list)):
+        if len(value) != axes:
+            raise ValueError(
+                f"start: expected an int or {axes} of them, one per axis of the grid, got {len(value)}; pass one each"
+            )
+        items = list(value)
+    else:
+        items = [value] * axes
+    if _is_compiling():
+        return items
+    found = [_checks.start(item) for item in items]
+    for k, first in enumerate(found):
+        _checks.position_range(grid.axes[k].start + first, sizes[k] if sizes is not None else 1)
+    return found
+
+
+def _start_tensor(value: Tensor, axes: int, batch: int | None, device: Any) -> Any:
+    _checks.dense_tensor("start", value)
+    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
+        raise TypeError(f"start: expected ints or an integer tensor, got {value.dtype}; pass int64 starts")
+    if value.device != device:
+        raise RuntimeError(
+            f"start: expected the device of x, {device}, got {value.device}; move it with start.to(x.device)"
+        )
+    value = _checks.positions(value)
+    if value.dim() == 0:
+        return [value] * axes
+    allowed = [(axes,)] + ([(1, axes), (batch, axes)] if batch is not None else [])
+    if tuple(value.shape) not in allowed:
+        samples = f" or ({batch}, {axes}), one for each sample" if batch is not None else ""
+        raise ValueError(
+            f"start: expected shape () or ({axes},), one per axis{samples}, got {tuple(value.shape)}; pass one of these"
+        )
+    if value.dim() == 2 and value.shape[0] == 1:
+        value = value[0]
+    return list(value.unbind()) if value.dim() == 1 else value
+
+
+def positions(value: Any, axes: int, shapes: Sequence[tuple[int, ...]], x: Tensor) -> Tensor:
+    """Positions of a grid's places, one of `shapes` and then the axes, as (1 or B, S, axes)."""
+    value = _checks.positions(value)
+    if value.device != x.device:
+        raise RuntimeError(
+            f"positions: expected the device of x, {x.device}, got {value.device}; move it with positions.to(x.device)"
+        )
+    wanted = [(*shape, axes) for shape in shapes]
+    if tuple(value.shape) not in wanted:
+        raise ValueError(
+            f"positions: expected shape {_either(wanted)}, coordinates in the last dimension, got {tuple(value.shape)} "
+            f"for x of shape {tuple(x.shape)}; stack the coordinates of the axes there"
+        )
+    return _by_sample(value, shapes[0], 1)
+
+
+def padding_mask(value: Any, shapes: Sequence[tuple[int, ...]], x: Tensor) -> Tensor:
+    """A bool mask of a grid's places, True = padding, as (1 or B, S)."""
+    _checks.dense_tensor("padding_mask", value)
+    if value.dtype != torch.bool:
+        raise TypeError(
+            f"padding_mask: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that "
+            "is 1 on tokens"
+        )
+    if value.device != x.device:
+        raise RuntimeError(
+            f"padding_mask: expected the device of x, {x.device}, got {value.device}; move it with .to(x.device)"
+        )
+    if tuple(value.shape) not in [tuple(shape) for shape in shapes]:
+        raise ValueError(
+            f"padding_mask: expected shape {_either(shapes)}, got {tuple(value.shape)} for x of shape "
+            f"{tuple(x.shape)}; it speaks of the places of the grid, not of extra_tokens"
+        )
+    return _by_sample(value, shapes[0], 0)
+
+
+def _by_sample(value: Tensor, places: Sequence[int], kept: int) -> Tensor:
+    """(*places, *kept) or (B, *places, *kept) as (1 or B, S, *kept)."""
+    rest = value.shape[value.dim() - kept :] if kept else ()
+    leading = value.shape[0] if value.dim() > len(places) + kept else 1
+    return value.reshape(leading, math.prod(places), *rest)
+
+
+def _either(shapes: Sequence[Sequence[int]]) -> str:
+    unique = list(dict.fromkeys(f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})" for shape in shapes))
+    return " or ".join(unique)

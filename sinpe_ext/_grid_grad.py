@@ -1,0 +1,61 @@
+"""The derivative of `add` with a grid: that of `_grad.py` for each piece on its channels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import _grad
+from ._grid_form import GridForm
+from ._operator import ROW_DOTS
+
+if TYPE_CHECKING:
+    from ._grid_call import GridCall
+
+
+class GridAdd(torch.autograd.Function):
+    """`add` of x, alpha (a tensor or None) and positions ((1 or B, S, axes) or None) of a call; into x or new."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, alpha: Tensor | None, positions: Tensor | None, call: GridCall, into_x: bool
+    ) -> Tensor:
+        ctx.form, ctx.scale, ctx.drop = call.form, call.scale, call.drop
+        ctx.pieces = [(p.axis, p.first, p.step, p.encoding.dim) for p in call.grid.pieces]
+        ctx.words = [call.words_of(k) for k in range(len(ctx.pieces))]
+        ctx.elements = [call.elements_at(p.first, p.step) for p in call.grid.pieces]
+        every = call.all_positions() if ctx.needs_input_grad[1] or ctx.needs_input_grad[2] else None
+        ctx.save_for_backward(every if positions is None else positions, call.padding_mask, alpha, call.seed)
+        if into_x:
+            ctx.mark_dirty(x)
+            return call.run(x)
+        return call.run()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        positions, mask, alpha, seed = ctx.saved_tensors
+        (grad,) = grads
+        form: GridForm = ctx.form
+        to_x = to_alpha = to_positions = None
+        if ctx.needs_input_grad[0]:
+            to_x = _grad.scaled(grad, seed, ctx.scale, ctx.drop, [])
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            places = form.canonical(grad)
+            of_axes: list[Any] = [None] * positions.shape[-1]
+            for (axis, first, step, count), words, elements in zip(ctx.pieces, ctx.words, ctx.elements, strict=True):
+                part = places[..., first : first + (count - 1) * step + 1 : step]
+                at, rest = positions[..., axis], (seed, 0, False, ctx.drop, elements)
+                if ctx.needs_input_grad[1]:
+                    dots = ROW_DOTS(part, words, at, mask, None, *rest).sum()
+                    to_alpha = dots if to_alpha is None else to_alpha + dots
+                if ctx.needs_input_grad[2]:
+                    one = _grad.position_gradient(part, words, at, mask, alpha, rest)
+                    of_axes[axis] = one if of_axes[axis] is None else of_axes[axis] + one
+            if to_alpha is not None:
+                to_alpha = to_alpha.reshape(alpha.shape).to(alpha.dtype)
+            if ctx.needs_input_grad[2]:
+                zero = torch.zeros(positions.shape[:-1], dtype=positions.dtype, device=positions.device)
+                to_positions = torch.stack([zero if one is None else one for one in of_axes], -1)
+        return to_x, to_alpha, to_positions, None, None

@@ -1,0 +1,129 @@
+"""Rows of a grid from rows of its axes: whole tables for `table` and `encode`, the operands of `add_grid_out`.
+
+The operator has the axes' rows, `values`, and int64 words that say where they go (layout: `csrc/core/grid.h`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import _checks, _grad, _rows, _traced
+from ._checks import constant_in_graph
+from ._device_constants import on_device
+from .reference_grid import HEADER_WORDS, MAGIC
+
+if TYPE_CHECKING:
+    from .grid import GridEncoding
+
+_is_compiling = torch.compiler.is_compiling
+
+
+@constant_in_graph
+def layout(value: Any, dim: int | None) -> tuple[tuple[int, int, int, int, int], ...]:
+    """(axis, first, step, number of channels, start) of each piece of a grid."""
+    pieces = _checks.grid(value, dim).pieces
+    return tuple((p.axis, p.first, p.step, p.encoding.dim, p.encoding.start) for p in pieces)
+
+
+def rows_of(given: _traced.Given, length: int, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Rows encoding.start + start, ... of one piece; start may be a 0-d tensor."""
+    if isinstance(start, Tensor):
+        encoding = _checks.encoding(*given)
+        return encoded(given, torch.arange(length, device=device) + (start + encoding.start), dtype)
+    if _is_compiling():
+        return _traced.table(given, length, start, dtype, device)
+    return _rows.table(_checks.encoding(*given), length, start, dtype, device)
+
+
+def encoded(given: _traced.Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of one piece at positions, differentiable."""
+    if _is_compiling():
+        return _traced.encode(given, positions, dtype)
+    return _grad.encode(positions, _checks.encoding(*given), dtype)
+
+
+def table(
+    value: Any, dim: int, lengths: Sequence[int], starts: Sequence[Any], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The whole grid, (*lengths, dim)."""
+    places = layout(value, dim)
+    parts = []
+    for k, (axis, _, _, width, _) in enumerate(places):
+        rows = rows_of((value, dim, k), lengths[axis], starts[axis], dtype, device)
+        shape = [1] * len(lengths)
+        shape[axis] = lengths[axis]
+        parts.append(rows.reshape(*shape, width).expand(*lengths, width))
+    return together(parts, places, lengths, dim, dtype, device)
+
+
+def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """The grid's encoding of positions (*shape, axes), (*shape, dim)."""
+    places = layout(value, dim)
+    parts = [encoded((value, dim, k), positions[..., place[0]], dtype) for k, place in enumerate(places)]
+    return together(parts, places, positions.shape[:-1], dim, dtype, positions.device)
+
+
+def together(
+    parts: list[Tensor], places: Any, shape: Sequence[int], dim: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The channels of the pieces where they belong, zeros where none is; differentiable."""
+    steps, filled = {step for _, _, step, _, _ in places}, sum(width for _, _, _, width, _ in places)
+    if len(parts) == 1 and filled == dim:
+        return parts[0].contiguous()
+    if steps == {1}:
+        if filled < dim:
+            parts = [*parts, torch.zeros((), dtype=dtype, device=device).expand(*shape, dim - filled)]
+        return torch.cat(parts, -1)
+    if len({width for _, _, _, width, _ in places}) == 1 and filled == dim and steps == {len(parts)}:
+        return torch.stack(parts, -1).flatten(-2)
+    out = torch.zeros((*shape, dim), dtype=dtype, device=device)
+    for part, (_, first, step, width, _) in zip(parts, places, strict=True):
+        out[..., first : first + (width - 1) * step + 1 : step] = part
+    return out
+
+
+def values(
+    grid: GridEncoding,
+    lengths: Sequence[int],
+    starts: Sequence[Any],
+    acc: torch.dtype,
+    device: torch.device,
+    alpha: float | Tensor,
+    by_channels: bool,
+) -> Tensor:
+    """alpha times the axes' rows in acc, one piece behind the other, for the operator."""
+    parts = []
+    for k, piece in enumerate(grid.pieces):
+        rows = rows_of((grid, None, k), lengths[piece.axis], starts[piece.axis], acc, device)
+        parts.append((rows.t() if by_channels else rows).reshape(-1))
+    if not parts:
+        return torch.zeros(0, dtype=acc, device=device)
+    all_values = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+    if isinstance(alpha, Tensor):
+        return all_values.mul_(alpha.detach().to(acc).reshape(()))
+    return all_values.mul_(alpha) if alpha != 1.0 else all_values
+
+
+@lru_cache(maxsize=256)
+def _host_words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool) -> Tensor:
+    pieces, at = [], 0
+    for piece in grid.pieces:
+        pieces += [piece.axis, piece.first, piece.step, piece.encoding.dim, at]
+        at += piece.encoding.dim * lengths[piece.axis]
+    size = HEADER_WORDS + len(lengths) + len(pieces)
+    header = [MAGIC, size, int(by_channels), len(lengths), len(grid.pieces), grid.dim, at, 0]
+    with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.device("cpu"):
+        return torch.tensor([*header, *lengths, *pieces], dtype=torch.int64)
+
+
+def words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, device: torch.device) -> Tensor:
+    """The words of a grid of these lengths, on CUDA for data there, else on the CPU."""
+    if device.type != "cuda":
+        return _host_words(grid, lengths, by_channels)
+    key = grid, lengths, by_channels
+    return on_device(key, device, lambda: _host_words(*key))

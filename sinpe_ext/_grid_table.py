@@ -1,0 +1,65 @@
+"""`table` and `encode` of a grid."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _checks, _grid_checks, _grid_rows, _memory
+
+_is_compiling = torch.compiler.is_compiling
+
+
+def table(
+    length: Any,
+    encoding: Any,
+    start: Any,
+    dtype: torch.dtype,
+    device: torch.device | str | None,
+    out: Tensor | None,
+    extra_tokens: int,
+    flatten: bool,
+) -> Tensor:
+    """`sinpe_ext.table` of a GridEncoding."""
+    grid = _checks.grid(encoding, None)
+    lengths = _grid_checks.lengths("length", length, grid.ndim)
+    extra = _grid_checks.extra(extra_tokens)
+    places = math.prod(lengths)
+    shape = (extra + places, grid.dim) if flatten or extra else (*lengths, grid.dim)
+    if out is not None:
+        _checks.dense_tensor("out", out)
+        _checks.float_dtype("out", out.dtype)
+        if tuple(out.shape) != shape:
+            raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
+        if out.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
+        dtype, where = out.dtype, out.device
+        _memory.writable("out", out)
+    else:
+        _checks.float_dtype("dtype", dtype)
+        # A compiler cannot trace torch.get_default_device.
+        default = torch.empty(0).device if _is_compiling() else torch.get_default_device()
+        where = default if device is None else torch.device(device)
+    starts = _grid_checks.starts(start, grid, lengths, None, where)
+    rows = _grid_rows.table(encoding, grid.dim, lengths, starts, dtype, where)
+    if flatten or extra:
+        rows = rows.reshape(places, grid.dim)
+    if extra:
+        rows = torch.cat([rows.new_zeros((extra, grid.dim)), rows])
+    return rows if out is None else out.copy_(rows)
+
+
+def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
+    """`sinpe_ext.encode` of a GridEncoding."""
+    grid = _checks.grid(encoding, None)
+    positions = _checks.positions(positions, allow_16bit=allow_16bit)
+    if positions.dim() < 1 or positions.shape[-1] != grid.ndim:
+        raise ValueError(
+            f"positions: expected {grid.ndim} coordinates, one per axis of the grid, in the last dimension, got shape "
+            f"{tuple(positions.shape)}; stack them with torch.stack(coordinates, -1)"
+        )
+    _checks.float_dtype("dtype", dtype)
+    return _grid_rows.encode(encoding, grid.dim, positions, dtype)

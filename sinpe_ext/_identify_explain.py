@@ -1,0 +1,156 @@
+"""From the four numbers of a wave to the fields of an `Encoding`, with the roundest numbers that the table allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from . import _frequency
+from ._identify_fit import COSINE, SINE, ZERO, Channels
+from ._identify_refine import Fit, Samples, Wave, solve
+from .encoding import Encoding
+
+UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
+FEW_DIGITS = 3
+MOST_DIGITS = 6  # of a number that nobody chose
+LENIENCE = 3e-7  # relative: what the usual float32 formula does to a round number
+
+
+class Reading(NamedTuple):
+    """Fields to override in a template so that it gives the wave, and how far-fetched that is (0: nothing to change)."""
+
+    fields: dict[str, Any]
+    cost: float
+
+
+@lru_cache(maxsize=512)
+def channels_of(encoding: Encoding) -> Channels:
+    """The kinds of an encoding's channels and their places on the ladder."""
+    sines, cosines, _ = _frequency.shape(encoding)
+    later = 0.5 if encoding.cos_frequency == "own" else 0.0
+    of_sin = [(SINE, float(k)) for k in range(sines)]
+    of_cos = [(COSINE, k + later) for k in range(cosines)]
+    if encoding.layout == "interleaved":
+        laid = [(of_cos if channel % 2 else of_sin)[channel // 2] for channel in range(sines + cosines)]
+    else:
+        laid = of_cos + of_sin if encoding.layout in ("cos_sin", "cos") else of_sin + of_cos
+    laid += [(ZERO, 0.0)] * (encoding.dim - len(laid))
+    return Channels(
+        torch.tensor([kind for kind, _ in laid]), torch.tensor([index for _, index in laid], dtype=torch.float64)
+    )
+
+
+def exponent(encoding: Encoding) -> float:
+    """Power of 1 / base from one ladder index to the next."""
+    half = _frequency.shape(encoding).exponent_dim / 2 - Fraction(encoding.shift)
+    return float(Fraction(encoding.exponent_scale) / half) if half else 0.0
+
+
+def wave_of(encoding: Encoding) -> Wave:
+    """The wave of an encoding without frequencies of its own."""
+    rate = float(encoding.position_scale) * UNITS[encoding.unit]
+    return Wave(rate, exponent(encoding) * math.log(encoding.base), float(encoding.start), encoding.amplitude)
+
+
+def readings(template: Encoding, fit: Fit, samples: Samples, noise: float) -> Iterator[Reading]:
+    """Ways to write the wave of a fit as fields of a template."""
+    channels = channels_of(template)
+    own = wave_of(template)
+    fields: dict[str, Any] = {}
+    cost = 0.0
+    start = round(fit.wave.start)
+    if start != template.start:
+        fields["start"], cost = start, 1.0
+    unit = UNITS[template.unit]
+    if abs(fit.wave.rate - own.rate) <= abs(own.rate) * max(fit.slack.rate, LENIENCE):
+        rate = own.rate
+    else:
+        value, digits = _scale(fit.wave.rate / unit, fit.slack.rate)
+        fields["position_scale"], rate = value, value * unit
+        cost += 2 + digits
+    fit = solve(samples, channels, fit.wave._replace(rate=rate), ("decay", "amplitude"), noise)
+    for of_ladder, price in _ladder_fields(template, fit.wave.decay, fit.slack.decay):
+        try:
+            decay = wave_of(template.replace(**of_ladder)).decay if of_ladder else own.decay
+        except (ValueError, OverflowError):
+            continue
+        last = solve(samples, channels, fit.wave._replace(decay=decay), ("amplitude",), noise)
+        of_size, worth = _amplitude(template, last.wave.amplitude, last.slack.amplitude)
+        yield Reading({**fields, **of_ladder, **of_size}, cost + price + worth)
+
+
+def _ladder_fields(template: Encoding, decay: float, slack: float) -> Iterator[tuple[dict[str, Any], float]]:
+    """base, shift, exponent_dim or exponent_scale, whichever is read as changed."""
+    index = channels_of(template).index
+    reach, step, log_base = float(index.max()), exponent(template), math.log(template.base)
+    if not reach or not step or abs(decay - step * log_base) <= max(slack, LENIENCE * abs(decay)):
+        yield {}, 0.0
+        return
+    log = decay / step
+    if abs(log) < 600:
+        value, digits = rounded(math.exp(log), slack / step)
+        yield {"base": value}, 2 + digits
+    if not log_base or not decay or decay * log_base < 0:
+        return
+    half = float(_frequency.shape(template).exponent_dim) / 2
+    wanted = float(template.exponent_scale) * log_base / decay  # half - shift
+    off = wanted * max(slack / abs(decay), LENIENCE)
+    shift = round(2 * (half - wanted)) / 2
+    if abs(half - wanted - shift) <= off and shift < half and shift != template.shift and abs(shift) < 100:
+        yield {"shift": shift}, 3 + _digits(shift)
+    dim = round(2 * (wanted + float(template.shift)))
+    if abs(2 * (wanted + float(template.shift)) - dim) <= 2 * off and dim > 0:
+        yield {"exponent_dim": dim}, 5 + min(_digits(dim), FEW_DIGITS)
+    scale = decay * (half - float(template.shift)) / log_base
+    value, digits = rounded(scale, slack / abs(decay))
+    if digits <= FEW_DIGITS:
+        yield {"exponent_scale": value}, 4 + digits
+
+
+def _amplitude(template: Encoding, amplitude: float, slack: float) -> tuple[dict[str, Any], float]:
+    own, relative = template.amplitude, slack / max(abs(amplitude), 1e-300)
+    lenient = max(relative, LENIENCE)
+    if abs(amplitude - own) <= abs(own) * lenient:
+        return {}, 0.0
+    value, digits = rounded(amplitude, relative)
+    if digits > FEW_DIGITS - 1:
+        root = math.sqrt(template.dim)
+        for size in (root, 1 / root, math.sqrt(2) / root, 1 / template.dim, math.sqrt(0.5)):
+            known = math.copysign(size, amplitude)
+            if abs(amplitude - known) <= abs(known) * lenient:
+                return {"amplitude": known}, 4.0
+    return {"amplitude": value}, 2.0 + digits
+
+
+def _scale(value: float, slack: float) -> tuple[float, float]:
+    """A position_scale: a short decimal, a small fraction, or either times pi."""
+    best, digits = rounded(value, slack)
+    if digits <= FEW_DIGITS:
+        return best, digits
+    lenient = max(slack, LENIENCE)
+    for factor, price in ((1.0, 3.0), (2 * math.pi, 3.5), (math.pi, 3.5)):
+        close = Fraction(value / factor).limit_denominator(512)
+        known = factor * close.numerator / close.denominator
+        if abs(close.numerator) <= 512 and abs(known - value) <= abs(value) * lenient:
+            return known, price
+    return best, digits
+
+
+def rounded(value: float, slack: float) -> tuple[float, int]:
+    """The decimal of fewest digits within a relative slack (a little more for very few digits), and their number."""
+    for digits in range(1, 17):
+        text = f"{value:.{digits - 1}e}"
+        close = float(text)
+        if abs(close - value) <= abs(value) * (max(slack, LENIENCE) if digits <= FEW_DIGITS else slack):
+            return close, min(_digits(close), MOST_DIGITS)
+    return value, MOST_DIGITS
+
+
+def _digits(value: float) -> int:
+    """Significant decimal digits of a number as Python writes it."""
+    return len(f"{float(value):.16e}".split("e")[0].replace(".", "").replace("-", "").rstrip("0")) if value else 1

@@ -1,0 +1,151 @@
+"""Least squares for the four numbers of a sinusoidal table: rate, decay, start and amplitude."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._identify_fit import COSINE, Channels, Ladder, first_position, ladders, measure
+
+ROWS, COLUMNS = 384, 128  # looked at in one step
+WINDOW = 256  # consecutive rows that frequencies are first measured on
+NAMES = ("rate", "decay", "start", "amplitude")
+
+
+class Wave(NamedTuple):
+    """amplitude * sin or cos of rate * exp(-decay * index) * (row + start)."""
+
+    rate: float
+    decay: float
+    start: float
+    amplitude: float
+
+    def ladder(self) -> Ladder:
+        return Ladder(self.rate, self.decay)
+
+    def at(self, rows: Tensor, channels: Channels) -> Tensor:
+        """The values of some rows (n,), (n, m); 0 in zero channels."""
+        angle = (rows[:, None] + self.start) * self.ladder().at(channels.index)
+        value = torch.where(channels.kinds == COSINE, angle.cos(), angle.sin())
+        return self.amplitude * value * (channels.kinds != 2)
+
+
+class Fit(NamedTuple):
+    """A wave, how far its rate (relative), decay, start and amplitude may be off, and the rms error."""
+
+    wave: Wave
+    slack: Wave
+    error: float
+
+
+class Samples(NamedTuple):
+    """Rows of a table by their number, ascending: (n,), (n, m)."""
+
+    rows: Tensor
+    values: Tensor
+
+
+def spread(number: int, most: int) -> Tensor:
+    """At most `most` of 0..number-1, evenly spaced, with both ends."""
+    return torch.linspace(0, number - 1, min(number, most), dtype=torch.float64).round().long().unique()
+
+
+def find(samples: Samples, channels: Channels, noise: float) -> list[Fit]:
+    """Waves that may be these samples, from nothing but the channels' kinds; best first."""
+    fits: list[Fit] = []
+    for begin, end in _windows(samples.rows):
+        columns = measure(samples.values[begin:end], channels, noise)
+        if columns is None:
+            continue
+        for ladder in ladders(columns):
+            window = samples.values[begin:end]
+            start, amplitude = first_position(window, channels, ladder, noise)
+            wave = Wave(*ladder, start - int(samples.rows[begin]), amplitude)
+            fit = _grown(samples, channels, wave, begin, end, noise)
+            if fit is not None:
+                fits.append(fit)
+        if fits and fits[0].error < 0.01 * abs(fits[0].wave.amplitude):
+            break
+    return sorted(fits, key=lambda fit: fit.error)
+
+
+def _windows(rows: Tensor) -> list[tuple[int, int]]:
+    """Runs of consecutive rows: the longest, then parts of it, should some rows be spoilt."""
+    breaks = ((rows[1:] - rows[:-1]) != 1).nonzero().flatten().add(1).tolist()
+    edges = [0, *breaks, len(rows)]
+    begin, end = max(zip(edges[:-1], edges[1:], strict=True), key=lambda run: run[1] - run[0])
+    length = min(WINDOW, end - begin)
+    if length < 3:
+        return []
+    windows = [(begin, begin + length)]
+    short = max(min(length // 2, 64), 8)
+    if length > short:
+        middle = begin + (end - begin - short) // 2
+        windows += [(middle, middle + short), (end - short, end), (begin, begin + short)]
+    return windows
+
+
+def _grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: int, noise: float) -> Fit | None:
+    """Fits on the window, then on ever more rows around it; None where the window itself does not fit."""
+    inside = Samples(samples.rows[begin:end], samples.values[begin:end])
+    fit = solve(inside, channels, wave, NAMES, noise)
+    rounded = fit.wave._replace(start=float(round(fit.wave.start)))
+    fit = solve(inside, channels, rounded, ("rate", "decay", "amplitude"), noise)
+    if fit.error > 0.3 * abs(fit.wave.amplitude):
+        return None
+    while end - begin < len(samples.rows):
+        begin, end = max(0, begin - 2 * (end - begin)), min(len(samples.rows), end + 2 * (end - begin))
+        inside = Samples(samples.rows[begin:end], samples.values[begin:end])
+        fit = solve(inside, channels, fit.wave, ("rate", "decay", "amplitude"), noise)
+    return fit
+
+
+def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str], noise: float, steps: int = 8) -> Fit:
+    """Gauss-Newton steps in the free numbers; rows that do not fit at all weigh little."""
+    live = channels.live()
+    columns, rows = live[spread(len(live), COLUMNS)], spread(len(samples.rows), ROWS)
+    t, x = samples.rows[rows].double()[:, None], samples.values[rows][:, columns]
+    index, cosine = channels.index[columns], channels.kinds[columns] == COSINE
+    reach = max(1.0, float(index.max()))
+    chosen = [NAMES.index(name) for name in free if name != "decay" or float(index.max() - index.min()) > 0]
+    for step in range(steps + 1):
+        w = wave.ladder().at(index)
+        angle = (t + wave.start) * w
+        sine, cos = angle.sin(), angle.cos()
+        value, slope = torch.where(cosine, cos, sine), wave.amplitude * torch.where(cosine, -sine, cos)
+        left = x - wave.amplitude * value
+        typical = max(float(left.abs().mean(1).median()), noise)
+        weight = 1 / (1 + (left.abs().mean(1, keepdim=True) / (4 * typical)).square())
+        rms = math.sqrt(float((left.square() * weight).mean() / weight.mean()))
+        if step == steps:
+            break
+        parts = (slope * angle, -slope * angle * (index / reach), slope * w, value)
+        basis = torch.stack([parts[k].flatten() for k in chosen], 1)
+        weighed = basis * weight.expand_as(left).reshape(-1, 1)
+        normal = weighed.T @ basis
+        scale = normal.diagonal().clamp_min(1e-300).sqrt()
+        inverse = torch.linalg.pinv(normal / scale / scale[:, None], rtol=1e-13) / scale / scale[:, None]
+        change = (inverse @ (weighed.T @ left.flatten())).tolist()
+        moved = dict(zip((NAMES[k] for k in chosen), change, strict=True))
+        new = Wave(
+            wave.rate * math.exp(max(-1.0, min(1.0, moved.get("rate", 0.0)))),
+            wave.decay + moved.get("decay", 0.0) / reach,
+            wave.start + moved.get("start", 0.0),
+            wave.amplitude + moved.get("amplitude", 0.0),
+        )
+        done = all(abs(a - b) <= 1e-15 * max(1.0, abs(a)) for a, b in zip(new, wave, strict=True))
+        wave = new
+        if done:
+            steps = step + 1
+            break
+    # Rounding errors of neighbouring rows are not independent: as many samples as there are columns.
+    sigma = max(rms, noise) * math.sqrt(len(rows))
+    slack = dict.fromkeys(NAMES, 0.0)
+    for place, k in enumerate(chosen):
+        slack[NAMES[k]] = 4 * sigma * math.sqrt(max(float(inverse[place, place]), 0.0))
+    slack["decay"] /= reach
+    return Fit(wave, Wave(**slack), rms)

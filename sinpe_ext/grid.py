@@ -1,0 +1,251 @@
+"""`GridEncoding`: the encoding of a place in a picture, a video or a volume, from one `Encoding` per axis.
+
+Every channel depends on one coordinate only. So a grid is nothing new below Python: `pieces` writes it as ordinary
+encodings, each with its axis and its channels, and each axis' rows are made once, however many places share them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from . import _frequency
+from .encoding import HALVES, MAX_DIM, Encoding, choice, integer, real, unknown_field
+
+ARRANGEMENTS = ("blocks", "grouped", "interleaved")
+MAX_AXES = 8
+
+
+class Piece(NamedTuple):
+    """Channels of a grid that one encoding makes from one coordinate: its channel c is the grid's first + c * step."""
+
+    axis: int
+    encoding: Encoding
+    first: int
+    step: int
+
+
+@dataclass(frozen=True)
+class GridEncoding:
+    """An n-dimensional sinusoidal positional encoding: one `Encoding` per axis, and how they share the channels.
+
+    Equivalent to, for two axes in blocks:
+        rows, columns = sinpe.table(H, axes[0]), sinpe.table(W, axes[1])
+        torch.cat([rows[:, None].expand(H, W, -1), columns[None].expand(H, W, -1)], -1)
+
+    Args:
+        axes: one Encoding per axis of the grid, 1 to 8: rows (H) then columns (W) of a picture; time first for a video.
+            start and position_scale of each are those of its own coordinate.
+        order: the axes in the order in which their channels stand, say (1, 0) for columns first; None: as given.
+        arrangement: "blocks": all channels of one axis, then all of the next; "grouped": the first half of every axis
+            (sin for layout "sin_cos"), then the second half of every axis; "interleaved": channel 0 of every axis, then
+            channel 1 of every axis, ...
+        dim: total number of channels; with more than the axes have, the last ones are zero; with fewer, the last ones
+            are cut. None: as many as the axes have.
+    Raises:
+        TypeError: a field of the wrong type, or an unknown field.
+        ValueError: a field out of range, or a combination without meaning.
+    """
+
+    axes: tuple[Encoding, ...]
+    _: KW_ONLY
+    order: tuple[int, ...] | None = None
+    arrangement: str = "blocks"
+    dim: int = 0  # None until __post_init__ has counted
+
+    def __init__(
+        self,
+        axes: Iterable[Encoding],
+        *,
+        order: Iterable[int] | None = None,
+        arrangement: str = "blocks",
+        dim: int | None = None,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "axes", _axes(axes))
+        number = len(self.axes)
+        given = None if order is None else _order(order, number)
+        put(self, "order", None if given == tuple(range(number)) else given)
+        choice("arrangement", arrangement, ARRANGEMENTS)
+        put(self, "arrangement", arrangement)
+        total = sum(axis.dim for axis in self.axes)
+        put(self, "dim", total if dim is None else integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))
+        if arrangement == "grouped" and any(
+            axis.layout not in ("sin_cos", "cos_sin") or axis.dim % 2 for axis in self.axes
+        ):
+            raise ValueError(
+                'arrangement: expected axes of an even dim and layout "sin_cos" or "cos_sin" for "grouped", got '
+                f"{', '.join(f'{axis.dim} {axis.layout}' for axis in self.axes)}; the halves are what is grouped"
+            )
+        if arrangement == "interleaved" and len({axis.dim for axis in self.axes}) > 1:
+            raise ValueError(
+                'arrangement: expected axes of one dim for "interleaved", got '
+                f'{", ".join(str(axis.dim) for axis in self.axes)}; use "blocks" or equal dims'
+            )
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.axes)
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The grid as ordinary encodings, by their first channel; a channel of no piece is zero."""
+        order = range(self.ndim) if self.order is None else self.order
+        if self.arrangement == "interleaved":
+            step = self.ndim
+            counts = [len(range(place, self.dim, step)) for place in range(step)]
+            laid = [Piece(a, e, k, step) for k, a in enumerate(order) for e in _first_channels(self.axes[a], counts[k])]
+            return tuple(laid)
+        if self.arrangement == "grouped":
+            parts = [(axis, half(self.axes[axis], second)) for second in (False, True) for axis in order]
+        else:
+            parts = [(axis, self.axes[axis]) for axis in order]
+        pieces, at = [], 0
+        for axis, encoding in parts:
+            for part in _first_channels(encoding, self.dim - at):
+                pieces.append(Piece(axis, part, at, 1))
+                at += part.dim
+        return tuple(pieces)
+
+    def replace(self, **fields: Any) -> GridEncoding:
+        """The same grid with some fields changed, validated again."""
+        current = self.__getstate__()
+        if self.dim == sum(axis.dim for axis in self.axes):
+            current["dim"] = None
+        for name in fields:
+            if name not in current:
+                raise TypeError(
+                    f"{name}: expected a field of GridEncoding ({', '.join(current)}), got a name it lacks; the axes' "
+                    "own fields are changed by with_axes"
+                )
+        return GridEncoding(**{**current, **fields})
+
+    def with_axes(self, **fields: Any) -> GridEncoding:
+        """The same grid with fields of every axis' Encoding replaced; a tuple gives one value per axis.
+
+        Equivalent to, for base=(10000, 100):
+            grid.replace(axes=(grid.axes[0].replace(base=10000), grid.axes[1].replace(base=100)))
+        """
+        return self.replace(
+            axes=tuple(axis.replace(**of_axis(fields, k, self.ndim)) for k, axis in enumerate(self.axes))
+        )
+
+    def interpolated(
+        self, lengths: Sequence[int], base_size: int | Sequence[int] | None = None, scale: Any = 1.0
+    ) -> GridEncoding:
+        """The grid stretched so that `lengths` places span the coordinates of `base_size`, divided by `scale`.
+
+        Equivalent to (diffusers):
+            coordinate = torch.arange(length) / (length / base_size) / interpolation_scale
+
+        Args:
+            lengths: of the axes.
+            base_size: length that the model was trained on, for each axis or all; None: that of `lengths`.
+            scale: diffusers' interpolation_scale, for each axis or all.
+        """
+        if len(lengths) != self.ndim:
+            raise ValueError(f"lengths: expected {self.ndim}, one per axis, got {len(lengths)}; pass the grid's shape")
+        factors = []
+        for k, length in enumerate(lengths):
+            length = integer("lengths", length, 1, 2**62, "pass the number of places along each axis")
+            size = length if base_size is None else _one("base_size", base_size, k, self.ndim)
+            by = Fraction(real("scale", _one("scale", scale, k, self.ndim)))
+            if by <= 0:
+                raise ValueError(f"scale: expected numbers above 0, got {scale}; 1 leaves the coordinates as they are")
+            factors.append(Fraction(real("base_size", size)) / length / by)
+        return self.with_axes(
+            position_scale=tuple(Fraction(a.position_scale) * f for a, f in zip(self.axes, factors, strict=True))
+        )
+
+    def __repr__(self) -> str:
+        axes = ", ".join(map(repr, self.axes)) + ("," if self.ndim == 1 else "")
+        shown = [f"({axes})"]
+        shown += [f"order={self.order}"] if self.order is not None else []
+        shown += [f"arrangement={self.arrangement!r}"] if self.arrangement != "blocks" else []
+        shown += [f"dim={self.dim}"] if self.dim != sum(axis.dim for axis in self.axes) else []
+        return f"GridEncoding({', '.join(shown)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("axes", "order", "arrangement", "dim")}
+
+
+def of_axis(fields: dict[str, Any], axis: int, number: int) -> dict[str, Any]:
+    """The fields of one axis' Encoding, where a tuple gives one value per axis."""
+    known = [field.name for field in dataclasses.fields(Encoding)]
+    for name in fields:
+        if name not in known:
+            raise TypeError(unknown_field(name, known))
+    return {name: value if name == "frequencies" else _one(name, value, axis, number) for name, value in fields.items()}
+
+
+def half(encoding: Encoding, second: bool) -> Encoding:
+    """The channels of the first or the second half of layout "sin_cos" or "cos_sin", as an encoding of their own."""
+    sines, cosines, exponent_dim = _frequency.shape(encoding)
+    cosine = second == (encoding.layout == "sin_cos")
+    return _stream(encoding, cosine, cosines if cosine else sines, exponent_dim)
+
+
+def _stream(encoding: Encoding, cosine: bool, count: int, exponent_dim: Fraction) -> Encoding:
+    given = encoding.frequencies
+    if given is not None:
+        given = given[cosine::2] if encoding.cos_frequency == "own" else given
+        given = given[:count]
+    layout = "cos" if cosine else "sin"
+    return encoding.replace(dim=count, layout=layout, exponent_dim=exponent_dim, frequencies=given, odd="truncate")
+
+
+def _first_channels(encoding: Encoding, count: int) -> tuple[Encoding, ...]:
+    """The first `count` channels of an encoding, as encodings that stand one behind the other."""
+    if count >= encoding.dim:
+        return (encoding,)
+    if count <= 0:
+        return ()
+    exponent_dim = _frequency.shape(encoding).exponent_dim
+    if encoding.layout in HALVES:
+        return (_stream(encoding, encoding.layout == "cos", count, exponent_dim),)
+    if encoding.layout == "interleaved":
+        own, given = encoding.cos_frequency == "own", encoding.frequencies
+        given = None if given is None else given[: count if own else (count + 1) // 2]
+        return (encoding.replace(dim=count, exponent_dim=exponent_dim, frequencies=given, odd="truncate"),)
+    first, second = half(encoding, False), half(encoding, True)
+    kept = min(count - first.dim, second.dim)
+    return (*_first_channels(first, count), *(_first_channels(second, kept) if kept > 0 else ()))
+
+
+def _axes(values: Any) -> tuple[Encoding, ...]:
+    if isinstance(values, Encoding) or not isinstance(values, Iterable):
+        raise TypeError(
+            f"axes: expected a sequence of Encoding, one per axis, got {type(values).__name__}; pass a tuple"
+        )
+    axes = tuple(values)
+    for axis in axes:
+        if not isinstance(axis, Encoding):
+            raise TypeError(
+                f"axes: expected a sequence of Encoding, got a {type(axis).__name__} in it; pass Encoding(...)"
+            )
+    if not 1 <= len(axes) <= MAX_AXES:
+        raise ValueError(f"axes: expected 1 to {MAX_AXES}, got {len(axes)}; pass one Encoding per axis")
+    return axes
+
+
+def _order(values: Iterable[int], number: int) -> tuple[int, ...]:
+    order = tuple(integer("order", value, 0, number - 1, "pass the indices of the axes") for value in values)
+    if sorted(order) != list(range(number)):
+        raise ValueError(f"order: expected each of 0 to {number - 1} once, got {order}; name every axis once")
+    return order
+
+
+def _one(name: str, value: Any, axis: int, number: int) -> Any:
+    """An axis' share of a field: of a tuple or list its own entry, anything else as it is."""
+    if not isinstance(value, (tuple, list)):
+        return value
+    if len(value) != number:
+        raise ValueError(
+            f"{name}: expected one value, or {number}, one per axis, got {len(value)}; pass {number} of them"
+        )
+    return value[axis]

@@ -1,0 +1,64 @@
+"""The eager twin of the operator `add_grid_out`: a grid's encoding added to data, in torch operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import _philox
+from .reference_apply import _combine, _drop_
+
+MAGIC = 0x53494E504547  # "SINPEG"
+HEADER_WORDS, PIECE_WORDS = 8, 5
+
+
+@torch.no_grad()
+def add(
+    values: Tensor,
+    words: Tensor,
+    x: Tensor,
+    scale: float,
+    padding_mask: Tensor | None,
+    out: Tensor,
+    *,
+    seed: Tensor | int | None = None,
+    drop: int = 0,
+    elements: Sequence[int] = (),
+) -> Tensor:
+    """dropout(scale * x + PE) into `out`, which is returned.
+
+    Args:
+        values, words: the axes' rows and where they go, see `_grid_rows`.
+        x: (*B, places, dim), or (*B, dim, places) of a grid by channels; out the same, or x itself.
+        padding_mask: (1 or B, places) bool, True = no encoding; or None.
+        seed, drop, elements: as in `reference_apply`.
+    """
+    if drop == _philox.DROP_ALL:
+        return out.zero_()
+    _combine(x, decoded(values, words), padding_mask, scale, drop, out)
+    return _drop_(out, seed, drop, elements)
+
+
+def decoded(values: Tensor, words: Tensor) -> Tensor:
+    """The whole grid that the operator's operands stand for: (places, dim), or (dim, places) of a grid by channels."""
+    numbers = words.tolist()
+    if len(numbers) < HEADER_WORDS or numbers[:2] != [MAGIC, len(numbers)] or numbers[6] != values.numel():
+        raise RuntimeError("grid: expected the words of a grid, got others; pass _grid_rows.words(...)")
+    by_channels, axes, count, dim = bool(numbers[2]), numbers[3], numbers[4], numbers[5]
+    lengths = numbers[HEADER_WORDS : HEADER_WORDS + axes]
+    channels_at = 0 if by_channels else axes
+    out = values.new_zeros((dim, *lengths) if by_channels else (*lengths, dim))
+    for k in range(count):
+        axis, first, step, width, offset = numbers[HEADER_WORDS + axes + k * PIECE_WORDS :][:PIECE_WORDS]
+        rows = values[offset : offset + width * lengths[axis]]
+        shape = [1] * axes
+        shape[axis] = lengths[axis]
+        shape.insert(channels_at, width)
+        rows = rows.view(width, lengths[axis]) if by_channels else rows.view(lengths[axis], width)
+        place = [slice(None)] * (axes + 1)
+        place[channels_at] = slice(first, first + (width - 1) * step + 1, step)
+        out[tuple(place)] = rows.reshape(shape)
+    return out.reshape(dim, -1) if by_channels else out.reshape(math.prod(lengths), dim)

@@ -1,0 +1,125 @@
+"""`TimestepEncoding`: the layer that diffusion models put before their timestep MLP."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _checks
+from ._catalogue import convention
+from .encoding import MAX_DIM, Encoding, integer
+from .functional import encode
+
+# What 998.39 becomes in a 16-bit dtype.
+_STORED = {torch.bfloat16: "1000", torch.float16: "998.5"}
+_warned = False
+
+
+class TimestepEncoding(nn.Module):
+    """The encoding of timesteps or noise levels, exact at every float: nothing to train, nothing in the state dict.
+
+    Equivalent to:
+        sinpe.encode(t, sinpe.convention(encoding, dim, **fields), dtype=dtype)
+
+    `TimestepEncoding(256)` is diffusers' `Timesteps(256, flip_sin_to_cos=False, downscale_freq_shift=1)`,
+    `TimestepEncoding(256, encoding="adm")` its `Timesteps(256, True, 0)`, `encoding="flux"` the same of 1000 * t.
+
+    Args:
+        dim: channels.
+        encoding: an Encoding or the name of a one-dimensional convention.
+        dtype: of the result: float32, float64, bfloat16 or float16, whatever the dtype of t and whatever the layer is
+            converted to. None: as a parameter's, torch's default dtype until `.half()`, `.to(torch.bfloat16)` or the
+            like of the layer or of the model around it, so that the next Linear gets what it computes in.
+        fields: fields of `Encoding` that override the encoding's, such as position_scale=1000 or base=...
+    Raises: TypeError, ValueError for arguments of the wrong type or value.
+    Accuracy: as `encode`. t times position_scale is exact, never rounded to a dtype.
+    Gradient: to a floating-point t, of any order.
+    Source: Ho et al. 2020, "Denoising Diffusion Probabilistic Models", appendix B.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        encoding: Encoding | str = "ddpm",
+        dtype: torch.dtype | None = torch.float32,
+        **fields: Any,
+    ):
+        super().__init__()
+        self.dim = integer("dim", dim, 1, MAX_DIM, "pass the number of channels")
+        self.encoding = _one_dimensional(encoding, self.dim, fields)
+        self.follows = dtype is None
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
+        _checks.float_dtype("dtype", self.dtype)
+
+    def forward(self, t: Tensor) -> Tensor:
+        """The rows of t.
+
+        Args:
+            t: any shape; float32, float64 or integers, taken at their exact value and final: encoding.start is not
+                added. bfloat16 and float16 are taken at their stored value, with one warning in a process.
+        Returns: (*t.shape, dim), on the device of t; NaN where t is NaN or infinite.
+        Raises: TypeError for a t that is no tensor of numbers.
+        """
+        return encode(_timesteps(t), self.encoding, dtype=self.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TimestepEncoding:
+        # What .half(), .to(...) and .bfloat16() do to a parameter: without one, an empty tensor tells the dtype.
+        if self.follows:
+            dtype = fn(torch.empty(0, dtype=self.dtype, device="cpu")).dtype
+            _checks.float_dtype("dtype", dtype)
+            self.dtype = dtype
+        super()._apply(fn, recurse)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self.encoding!r}, dtype={None if self.follows else self.dtype}"
+
+
+def _one_dimensional(encoding: Any, dim: int, fields: dict[str, Any]) -> Encoding:
+    """The encoding of a layer, with the caller's own fields."""
+    found = convention(encoding, dim, **fields) if isinstance(encoding, str) else encoding
+    if not isinstance(found, Encoding):
+        got = f'"{encoding}", a grid' if isinstance(encoding, str) else type(encoding).__name__
+        raise TypeError(
+            f"encoding: expected an Encoding or the name of a one-dimensional convention, got {got}; pass "
+            'convention("ddpm", dim) or its name'
+        )
+    if found.dim != dim:
+        raise ValueError(f"encoding: expected dim {dim}, that of the layer, got {found.dim}; make them agree")
+    return found if isinstance(encoding, str) or not fields else found.replace(**fields)
+
+
+def _timesteps(t: Any) -> Tensor:
+    """t as `encode` takes positions."""
+    if not isinstance(t, Tensor):
+        raise TypeError(
+            f"t: expected a torch.Tensor, got {type(t).__name__}; pass torch.tensor(t, device=...), the result is made "
+            "on its device"
+        )
+    if t.dtype in _STORED:
+        if not torch.compiler.is_compiling():
+            _warn_once(t.dtype)
+        return t.float()
+    if t.dtype == torch.bool or t.is_complex():
+        raise TypeError(
+            f"t: expected float32, float64 or an integer dtype, got {t.dtype}; convert it, say with float()"
+        )
+    return t
+
+
+def _warn_once(dtype: torch.dtype) -> None:
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    warnings.warn(
+        f"t: got {dtype}, which cannot hold most timesteps: 998.39 is stored as {_STORED[dtype]}. The stored values "
+        "are encoded as they are; compute t in float32 and leave it so, the result has the layer's dtype in any case. "
+        "This is said once in a process.",
+        stacklevel=6,  # the caller of the layer, beyond nn.Module.__call__ and what that calls
+    )

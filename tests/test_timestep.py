@@ -1,0 +1,224 @@
+"""`TimestepEncoding`: diffusers' timesteps at exact values, in the dtype that the caller chooses."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sinpe_ext as sinpe
+from sinpe_ext import TimestepEncoding, timestep
+
+D = 12
+FLOAT64 = 1e-12  # the float64 formula rounds a frequency and an angle of up to 1000: 1000 * 2**-52, a few times
+
+
+@pytest.fixture(autouse=True)
+def _said_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one warning of the process is of no test but its own."""
+    monkeypatch.setattr(timestep, "_warned", True)
+
+
+def diffusers(
+    t: Tensor, dim: int, flip: bool = False, shift: float = 1, scale: float = 1, max_period: int = 10000
+) -> Tensor:
+    """The formula of diffusers' get_timestep_embedding, in float64."""
+    half = dim // 2
+    w = torch.exp(-math.log(max_period) * torch.arange(half, dtype=torch.float64) / (half - shift))
+    angle = scale * t.double()[..., None] * w
+    parts = [angle.cos(), angle.sin()] if flip else [angle.sin(), angle.cos()]
+    return torch.cat([*parts, *([torch.zeros_like(angle[..., :1])] if dim % 2 else [])], -1)
+
+
+T = torch.tensor([0.0, 1.0, 37.5, 500.0, 998.39, 999.0])
+# Name: what the layer is given, what diffusers is, the timesteps.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Tensor]] = {
+    "ddpm": ({}, {}, T),
+    "adm": ({"encoding": "adm"}, {"flip": True, "shift": 0}, T),
+    "flux": ({"encoding": "flux"}, {"flip": True, "shift": 0, "scale": 1000}, T / 1000),
+    "scale": ({"position_scale": 1000}, {"scale": 1000}, T / 1000),
+    "base": ({"encoding": "adm", "base": 100}, {"flip": True, "shift": 0, "max_period": 100}, T),
+    "flip": ({"layout": "cos_sin"}, {"flip": True}, T),
+    "shift": ({"shift": 0}, {"shift": 0}, T),
+    "encoding": ({"encoding": lambda dim: sinpe.Encoding(dim, layout="sin_cos", odd="pad"), "shift": 1}, {}, T),
+    "int64": ({}, {}, torch.tensor([0, 1, 500, 999])),
+    "float64": ({}, {}, torch.tensor([998.39, 1e-7, 0.5], dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("dim", [D, D + 1, 256])
+def test_values(case: Any, dim: int, backend: str) -> None:
+    fields, same, t = case
+    fields = {name: value(dim) if callable(value) else value for name, value in fields.items()}
+    want = diffusers(t, dim, **same)
+    assert torch.allclose(TimestepEncoding(dim, dtype=torch.float64, **fields)(t), want, rtol=0, atol=FLOAT64)
+    single = TimestepEncoding(dim, **fields)(t)
+    assert single.dtype == torch.float32 and torch.allclose(single.double(), want, rtol=0, atol=2**-25 + FLOAT64)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3), (2, 3, 4), (0,), (2, 0)])
+def test_shapes(shape: tuple[int, ...], backend: str) -> None:
+    layer, t = TimestepEncoding(D), torch.arange(math.prod(shape)).reshape(shape)
+    assert layer(t).shape == (*shape, D)
+    assert torch.equal(layer(t), layer(t.reshape(-1)).reshape(*shape, D))
+    assert torch.equal(layer(t.expand(2, *shape)), layer(t).expand(2, *shape, D))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_dtype_is_the_callers(dtype: torch.dtype, backend: str) -> None:
+    layer = TimestepEncoding(D, dtype=dtype)
+    for t in (T, T.double(), T.long(), T.int(), T.to(torch.uint8), T.bfloat16(), T.half()):
+        rows = layer(t)
+        assert rows.dtype == dtype and torch.equal(rows, sinpe.encode(t, layer.encoding, dtype=dtype, allow_16bit=True))
+    for other in (layer.half(), layer.to(torch.bfloat16), layer.double()):  # what was asked for stays
+        assert other is layer and layer(T).dtype == dtype
+
+
+def test_a_layer_without_a_dtype_follows_the_model(backend: str) -> None:
+    model = nn.Sequential(TimestepEncoding(D, dtype=None), nn.Linear(D, 3))
+    for t in (T, T.long()):
+        assert model(t).dtype == torch.float32
+        for dtype in (torch.bfloat16, torch.float16, torch.float64):
+            assert copy.deepcopy(model).to(dtype)(t).dtype == dtype
+    assert model.half().float()(T).dtype == torch.float32
+    assert model.to("cpu")[0](T).dtype == torch.float32 and model.to("meta")[0](T).dtype == torch.float32
+    assert torch.equal(model.half()[0](T), sinpe.encode(T, model[0].encoding, dtype=torch.float16))
+    with pytest.raises(RuntimeError, match="dtype"):  # the complaint that this answers
+        nn.Sequential(TimestepEncoding(D), nn.Linear(D, 3)).half()(T)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert TimestepEncoding(D, dtype=None)(T).dtype == torch.float64 and TimestepEncoding(D)(T).dtype == T.dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def first_warning(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(timestep, "_warned", False)
+    yield
+
+
+@pytest.mark.parametrize("dtype, stored", [(torch.bfloat16, 1000.0), (torch.float16, 998.5)])
+def test_16_bit_timesteps_are_their_stored_value(
+    dtype: torch.dtype, stored: float, first_warning: None, backend: str
+) -> None:
+    layer, t = TimestepEncoding(D), torch.tensor([998.39], dtype=dtype)
+    with pytest.warns(UserWarning, match=f"got {dtype}.* 998.39 is stored as {stored:g}. .*in float32") as caught:
+        rows = layer(t)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert torch.equal(rows, layer(torch.tensor([stored]))) and not torch.equal(rows, layer(torch.tensor([998.39])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once in a process, for either dtype
+        layer(t), TimestepEncoding(D)(t.half()), layer(t.bfloat16())
+
+
+def test_compiled(first_warning: None, backend: str) -> None:
+    torch.compiler.reset()
+    model = nn.Sequential(TimestepEncoding(D, dtype=torch.float16), nn.SiLU())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # none from within a graph
+        for t in (T, T.double(), T.long(), T.half(), T.bfloat16(), T.reshape(2, 3), T[0]):
+            rows = sinpe.encode(t.double(), model[0].encoding, dtype=torch.float16)
+            assert torch.equal(compiled(t), nn.functional.silu(rows))
+    t = T.clone().requires_grad_()
+    compiled(t).float().sum().backward()
+    assert t.grad is not None and t.grad.shape == t.shape and bool(t.grad.ne(0).any())
+
+
+def test_meta_device() -> None:
+    layer = TimestepEncoding(D, dtype=torch.bfloat16)
+    for t in (torch.empty(3, device="meta"), torch.empty(3, device="meta", dtype=torch.float16)):
+        rows = layer(t)
+        assert rows.is_meta and rows.shape == (3, D) and rows.dtype == torch.bfloat16
+    with torch.device("meta"):
+        assert TimestepEncoding(D, dtype=None).to_empty(device="cpu")(T).device.type == "cpu"
+
+
+def test_gradient(backend: str) -> None:
+    layer = TimestepEncoding(D, encoding="flux", dtype=torch.float64)
+    t = (T.double() / 1000).requires_grad_()
+    assert torch.autograd.gradcheck(layer, t) and torch.autograd.gradgradcheck(layer, t)
+    half = (T / 1000).half().requires_grad_()
+    TimestepEncoding(D, encoding="flux")(half).sum().backward()
+    wide = half.detach().float().requires_grad_()
+    TimestepEncoding(D, encoding="flux")(wide).sum().backward()
+    assert half.grad.dtype == torch.float16 and torch.equal(half.grad, wide.grad.half())
+    assert not TimestepEncoding(D)(T).requires_grad
+
+
+def test_fractions_of_a_step_stay_apart(backend: str) -> None:
+    near = torch.tensor([0.5, 0.5 + 2**-24])  # the product with 1000 is not rounded to float32
+    rows = TimestepEncoding(256, encoding="flux", dtype=torch.float64)(near)
+    want = diffusers(near, 256, flip=True, shift=0, scale=1000)
+    assert torch.allclose(rows, want, rtol=0, atol=1e-12) and not torch.equal(rows[0], rows[1])
+
+
+def test_nothing_to_keep_and_copies() -> None:
+    layer = TimestepEncoding(D, encoding="flux", dtype=torch.float16, base=500)
+    assert not layer.state_dict() and not list(layer.parameters()) and not list(layer.buffers())
+    layer.load_state_dict({})
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)):
+        assert other.encoding == layer.encoding and torch.equal(other(T), layer(T))
+    assert repr(layer) == f"TimestepEncoding({layer.encoding!r}, dtype=torch.float16)"
+    assert "dtype=None" in repr(TimestepEncoding(D, dtype=None))
+    scripted = torch.export.export(nn.Sequential(layer), (T,)).module()
+    assert torch.equal(scripted(T), layer(T))
+
+
+def test_transforms(backend: str) -> None:
+    layer = TimestepEncoding(D)
+    assert torch.equal(torch.func.vmap(layer)(T), layer(T))
+    slopes = torch.func.vmap(torch.func.jacrev(layer))(T)
+    assert slopes.shape == (len(T), D) and torch.allclose(slopes[:, 0], T.cos(), atol=1e-6)
+
+
+ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
+    "float": (lambda: TimestepEncoding(D)(998.39), TypeError, r"t: expected a torch.Tensor, got float; pass torch.ten"),
+    "int": (lambda: TimestepEncoding(D)(7), TypeError, "t: expected a torch.Tensor, got int"),
+    "bool": (lambda: TimestepEncoding(D)(T > 1), TypeError, "t: expected float32, float64 or an integer .* torch.bool"),
+    "complex": (lambda: TimestepEncoding(D)(T + 1j), TypeError, "t: expected float32.* torch.complex64"),
+    "dim": (lambda: TimestepEncoding(0), ValueError, "dim: expected an int in 1"),
+    "dim twice": (lambda: TimestepEncoding(D, encoding=sinpe.Encoding(8)), ValueError, "encoding: expected dim 12.* 8"),
+    "name": (lambda: TimestepEncoding(D, encoding="ddmp"), ValueError, "did you mean ddpm"),
+    "no encoding": (
+        lambda: TimestepEncoding(D, encoding=None),
+        TypeError,
+        "encoding: expected an Encoding or the name",
+    ),
+    "a grid": (lambda: TimestepEncoding(D, encoding="mae2d"), TypeError, 'encoding: .* got "mae2d", a grid'),
+    "field": (lambda: TimestepEncoding(D, flip_sin_to_cos=True), TypeError, 'flip_sin_to_cos: .*layout="cos_sin"'),
+    "scale": (lambda: TimestepEncoding(D, scale=1000), TypeError, "scale: .*position_scale"),
+    "max_period": (lambda: TimestepEncoding(D, max_period=9), TypeError, "max_period: .*base"),
+    "dtype": (lambda: TimestepEncoding(D, dtype=torch.int64), TypeError, "dtype: expected torch.float32, float64"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
+def test_errors(case: Any) -> None:
+    call, kind, message = case
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_one_kernel_a_call(backend: str) -> None:
+    if backend == "eager":
+        pytest.skip("the eager twin is many operators")
+    layers = [TimestepEncoding(D, dtype=dtype) for dtype in (torch.float32, torch.float16)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for layer in layers:
+            layer(T), layer(T.reshape(2, 3)), layer(T[0])
+    names = {event.key for event in profile.key_averages()}
+    assert names <= {"aten::view", "aten::reshape", "aten::select", "aten::as_strided"}  # the kernel is not recorded

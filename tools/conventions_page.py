@@ -1,0 +1,255 @@
+"""Writes the generated parts of docs/conventions.md, and its pictures: python tools/conventions_page.py [--check]
+
+The parts come from the catalogue that `sinpe.convention` reads, and the printed numbers from running the printed lines.
+What stands outside of the marked parts is written by hand and kept. Needs matplotlib; takes some seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+import sinpe_ext as sinpe  # noqa: E402
+from sinpe_ext._catalogue import CATALOGUE, GRIDS, NAMES  # noqa: E402
+
+PAGE = ROOT / "docs" / "conventions.md"
+PICTURES = ROOT / "docs" / "images" / "conventions"
+PART = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+PRINTING: dict[str, Any] = {"precision": 4, "sci_mode": False, "linewidth": 100}  # as the page's first block sets
+
+TIMESTEPS = ("ddpm", "adm", "flux")
+POINTS = tuple(name for name, entry in CATALOGUE.items() if entry.arrangement)
+SEQUENCES = tuple(name for name in CATALOGUE if name not in (*TIMESTEPS, *POINTS))
+
+DIM = 8  # channels of the printed numbers, where a name asks for no other
+DIMS = {"cogvideo3d": 16, "t2t2d": 10, "multidim2d": 10, "multidim3d": 16, "monai3d": 12}
+FIELDS = {"doubled_index": {"exponent_dim": 2}}
+PLACES = 64  # rows of a picture
+UNIT = ("flux", *POINTS)  # drawn at 64 places of 0..1
+COLOURS = 48  # of a picture, for its size
+
+ODD = {
+    "truncate": "An odd dim ends in a sin; the exponent divides by the odd dim.",
+    "pad": "An odd dim is the even one below it and a zero channel.",
+    "round": "An odd dim is the even one above it without its last channel.",
+}
+
+
+def call(name: str, dim: int | str) -> str:
+    """The line that a reader writes."""
+    fields = "".join(f", {key}={value}" for key, value in FIELDS.get(name, {}).items())
+    return f'sinpe.convention("{name}", {dim}{fields})'
+
+
+def encoding(name: str, dim: int) -> Any:
+    return sinpe.convention(name, dim, **FIELDS.get(name, {}))
+
+
+def session(*lines: str) -> str:
+    """Lines of code with what they print, as a session."""
+    scope: dict[str, Any] = {"sinpe": sinpe, "torch": torch}
+    shown = []
+    for line in lines:
+        shown.append(">>> " + line)
+        try:
+            value = eval(compile(ast.parse(line, mode="eval"), "page", "eval"), scope)
+        except SyntaxError:
+            exec(line, scope)
+        else:
+            shown.append(repr(value))
+    return "```python\n" + "\n".join(shown) + "\n```\n"
+
+
+def lengths(name: str, size: int) -> tuple[int, ...]:
+    return (size,) * encoding(name, DIMS.get(name, DIM)).ndim
+
+
+def rows(name: str, dim: int) -> torch.Tensor:
+    """The (64, dim) values of a picture."""
+    found = sinpe.convention(name, dim)
+    if name in GRIDS:
+        return sinpe.table(lengths(name, round(PLACES ** (1 / found.ndim))), found, flatten=True)
+    if name in UNIT:
+        return sinpe.encode(torch.linspace(0, 1, PLACES), found)
+    return sinpe.table(PLACES, found)
+
+
+def accepted(name: str) -> list[int]:
+    """The dims up to 64 that a convention takes."""
+    found = []
+    for dim in range(1, 65):
+        try:
+            encoding(name, dim)
+        except ValueError:
+            continue
+        found.append(dim)
+    return found
+
+
+def dims_of(name: str) -> str:
+    """What a convention makes of a dim, in a sentence."""
+    dims = accepted(name)
+    if name not in GRIDS:
+        return ODD[encoding(name, 9).odd]
+    for step in range(1, dims[0] + 1):
+        if dims == list(range(dims[0], 65, step)) and dims[0] in (1, step):
+            return "Any number of channels." if step == 1 else f"The number of channels is a multiple of {step}."
+    if dims == list(range(dims[0], 65)):
+        return f"Any number of channels from {dims[0]}."
+    shown = ", ".join(map(str, dims[:8]))
+    return f"Numbers of channels that the library does not refuse: {shown}, ..."
+
+
+def same_numbers() -> dict[str, str]:
+    """Per name, the names whose tables are the same numbers, in a sentence."""
+
+    def group(names: tuple[str, ...], dim: int) -> dict[str, set[str]]:
+        tables = {name: rows(name, dim) for name in names if dim in accepted(name)}
+        alike: dict[str, set[str]] = {}
+        for name, table in tables.items():
+            alike[name] = {
+                o for o, t in tables.items() if o != name and t.shape == table.shape and torch.equal(t, table)
+            }
+        return alike
+
+    # A scale of the positions and a start of 1 or 2 show in `rows`; those of no picture are compared as sequences.
+    even, odd = group(tuple(NAMES), 48), group(tuple(CATALOGUE), 49)
+    sentences = {}
+    for name in NAMES:
+        always = sorted(o for o in even[name] if name in GRIDS or o in odd[name])
+        mostly = sorted(even[name] - set(always))
+        parts = [f"the same numbers as {_names(always)}"] if always else []
+        parts += [f"for an even dim the same numbers as {_names(mostly)}"] if mostly else []
+        text = "; ".join(parts)
+        sentences[name] = f"{text[0].upper()}{text[1:]}." if text else ""
+    return sentences
+
+
+def sentence(text: str) -> str:
+    """A description as a sentence; a name that it starts with stays one."""
+    first, _, rest = text.partition(" ")
+    return f"`{first}` {rest}." if first.strip(",") in NAMES else f"{text[0].upper()}{text[1:]}."
+
+
+def _names(names: list[str]) -> str:
+    return " and ".join(f"`{name}`" for name in names)
+
+
+def example(name: str) -> str:
+    dim = DIMS.get(name, DIM)
+    line = call(name, dim)
+    lines = [f"encoding = {line}", "encoding"]
+    if name in GRIDS:
+        shape = lengths(name, 2)
+        steps = "" if len(shape) == 2 else "[[0, 1, 2, 4]]"  # one step along each axis
+        lines.append(f"sinpe.table({shape}, encoding, flatten=True){steps}")
+    elif name in POINTS:
+        points = line.replace(str(dim), "12, axes=3")
+        lines += ["sinpe.encode(torch.tensor([0.0, 0.1]), encoding)"]
+        lines += [f"sinpe.encode(torch.tensor([[0.1, 0.2, 0.3]]), {points})"]
+    elif name in TIMESTEPS:
+        t = "[0.0, 0.99839]" if name == "flux" else "[0.0, 998.39]"
+        lines += [f'sinpe.TimestepEncoding({dim}, encoding="{name}")(torch.tensor({t}))']
+        lines += [f"sinpe.encode(torch.tensor(1.0), {call(name, 5)})"]
+    else:
+        lines += ["sinpe.table(3, encoding)", f"sinpe.table(2, {call(name, 5)})[1]"]
+    return session(*lines)
+
+
+def entries(names: tuple[str, ...]) -> str:
+    """One section a name."""
+    same = same_numbers()
+    sections = []
+    for name in names:
+        entry: Any = CATALOGUE.get(name) or GRIDS[name]
+        sections.append(
+            f"### {name}\n\n"
+            f"{sentence(entry.description)} Used by {entry.users}.\n\n"
+            f"```text\n{entry.formula}\n```\n\n"
+            f"![{name}](images/conventions/{name}.png)\n\n"
+            f"If your code says `{entry.code}`, use `{call(name, 'd')}`. "
+            f"{' '.join(filter(None, [dims_of(name), same[name]]))}\n\n"
+            f"{example(name)}"
+        )
+    return "\n" + "\n".join(sections) + "\n"
+
+
+def index() -> str:
+    """What the code says, and the name."""
+    head = "| if your code says | it is |\n|---|---|\n"
+    every: dict[str, Any] = {**CATALOGUE, **GRIDS}
+    lines = [f"| `{entry.code}` | [{name}](#{name}) |".replace("\\|", "|") for name, entry in every.items()]
+    assert not any("|" in entry.code for entry in every.values()), "a cell of a table cannot hold |"
+    return "\n" + head + "\n".join(lines) + "\n\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "index": index,
+    "sequences": lambda: entries(SEQUENCES),
+    "timesteps": lambda: entries(TIMESTEPS),
+    "points": lambda: entries(POINTS),
+    "grids": lambda: entries(tuple(GRIDS)),
+}
+
+
+def page(text: str) -> str:
+    """The page with its marked parts made anew."""
+    before = torch._tensor_str.PRINT_OPTS.__dict__.copy()
+    torch.set_printoptions(**PRINTING)
+    try:
+        return PART.sub(lambda part: part[1] + PARTS[part[2]]() + part[3], text)
+    finally:
+        torch._tensor_str.PRINT_OPTS.__dict__.update(before)
+
+
+def pictures(folder: Path) -> Iterator[Path]:
+    """Draws every name into a folder, the same bytes each time."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        dim = 16 if name in POINTS else next(dim for dim in (64, 60, 48) if dim in accepted(name))
+        figure = Figure(figsize=(4.2, 2.8), dpi=80, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        start = 0 if name in GRIDS else encoding(name, dim).start
+        ax = sinpe.plot.heatmap(rows(name, dim), start=start, ax=figure.add_subplot())
+        if name in (*UNIT, *GRIDS):
+            ax.set_ylabel("position times 63" if name in UNIT else "place, row by row")
+        canvas.draw()
+        path = folder / f"{name}.png"
+        image = Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
+        image.quantize(COLOURS).save(path, optimize=True)
+        yield path
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--check", action="store_true", help="write nothing; say whether the page is current")
+    check = arguments.parse_args().check
+    text = PAGE.read_text(encoding="utf-8")
+    made = page(text)
+    if check:
+        print("current" if made == text else f"{PAGE}: not current, run python tools/conventions_page.py")
+        return made != text
+    PAGE.write_text(made, encoding="utf-8")
+    drawn = list(pictures(PICTURES))
+    for old in set(PICTURES.glob("*.png")) - set(drawn):
+        old.unlink()
+    print(f"{PAGE}: {len(made)} characters, {len(drawn)} pictures, {sum(p.stat().st_size for p in drawn)} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
