@@ -136,6 +136,13 @@ def grid(value: Any, dim: int | None) -> GridEncoding:
     return _convention(value, max(dim, 1))
 
 
+@constant_in_graph
+def grid_outline(value: Any, dim: int | None) -> tuple[int, tuple[int, ...]]:
+    """What a graph may know of a grid: its channels, and the start of each axis."""
+    found = grid(value, dim)
+    return found.dim, tuple(axis.start for axis in found.axes)
+
+
 def _described(value: Any) -> str:
     """Shape and dtype of a tensor or array, the type of anything else."""
     shape = getattr(value, "shape", None)

@@ -7,6 +7,7 @@ on its channels. Dropout numbers the elements of x as it is, so neither way show
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ class GridCall(RowsCall):
     """The arguments of `add` with a grid after every check.
 
     Attributes:
-        x: as given.   form: how x is laid out.   grid.   shape: of x in canonical form, without extra tokens.
+        x: as given.   form: how x is laid out.   firsts: the axes' own starts.
+        shape: of x in canonical form, without extra tokens.
         positions: None, or (1 or B, S, axes).   starts: one per axis, where positions is None.
         front_elements: how the extra tokens count x's elements.
     """
@@ -36,6 +38,7 @@ class GridCall(RowsCall):
         self,
         x: Any,
         encoding: Any,
+        places: tuple[Any, Any],  # grid_shape, extra_tokens
         positions: Any,
         start: Any,
         scale: Any,
@@ -45,22 +48,21 @@ class GridCall(RowsCall):
         channel_dim: Any,
         dropout: Any,
         seed: Any,
-        grid_shape: Any,
-        extra_tokens: Any,
     ) -> None:
+        grid_shape, extra_tokens = places
         _checks.summand(x)
         self.x: Tensor = x
         self.device, self.acc = x.device, accumulation(x.dtype)
         width = x.shape[_checks.axis("channel_dim", channel_dim, x.dim())]
-        self.grid_given = (encoding, int(width))
-        self.grid: GridEncoding = _checks.grid(*self.grid_given)
+        self.grid_given = (encoding, operator.index(width))
+        dim, self.firsts = _checks.grid_outline(*self.grid_given)
         if not _checks.is_grid(encoding):  # one axis: the sequence
             grid_shape = _sequence(x, grid_shape, extra_tokens, seq_dim)
             positions = positions.unsqueeze(-1) if isinstance(positions, Tensor) else positions
             start = start.unsqueeze(-1) if isinstance(start, Tensor) and start.dim() == 1 else start
-        _checks.channels(x, width, self.grid.dim)
+        _checks.channels(x, width, dim)
         self.scale = _checks.factor("scale", scale)
-        self.form = GridForm(x, self.grid, grid_shape, positions is not None, extra_tokens, seq_dim, channel_dim)
+        self.form = GridForm(x, len(self.firsts), grid_shape, positions is not None, extra_tokens, seq_dim, channel_dim)
         self.shape = torch.Size(self.form.canonical_shape)
         of = _checks.Target("x", x.shape, x.device, self.form.batch, self.form.places)
         if isinstance(alpha, Tensor):
@@ -78,7 +80,7 @@ class GridCall(RowsCall):
         self.front_elements = self._front_elements()
 
     def _set_places(self, positions: Any, start: Any, shapes: list[tuple[int, ...]]) -> None:
-        axes = self.grid.ndim
+        axes = len(self.firsts)
         self.positions: Tensor | None = None
         self.starts: list[Any] = [0] * axes
         if positions is not None:
@@ -90,7 +92,7 @@ class GridCall(RowsCall):
             self.positions = _grid_checks.positions(positions, axes, shapes, self.x)
             return
         batch = self.form.batch if self.form.batch_at else None
-        found = _grid_checks.starts(start, self.grid, self.form.lengths, batch, self.device)
+        found = _grid_checks.starts(start, self.firsts, self.form.lengths, batch, self.device)
         if isinstance(found, Tensor):
             self.positions = self._coordinates() + found.unsqueeze(1)
         else:
@@ -99,10 +101,14 @@ class GridCall(RowsCall):
     def _coordinates(self) -> Tensor:
         """Each place's coordinates at start 0, (1, S, axes) int64."""
         axes = [
-            torch.arange(size, device=self.device) + axis.start
-            for size, axis in zip(self.form.lengths, self.grid.axes, strict=True)
+            torch.arange(size, device=self.device) + first
+            for size, first in zip(self.form.lengths, self.firsts, strict=True)
         ]
-        return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, self.grid.ndim)
+        return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
+
+    @property
+    def grid(self) -> GridEncoding:
+        return _checks.grid(*self.grid_given)
 
     def all_positions(self) -> Tensor:
         """(1 or B, S, axes), also where they are implicit."""
@@ -168,9 +174,9 @@ class GridCall(RowsCall):
         for piece in self.grid.pieces:
             at = channels_of(piece.first, piece.step, piece.encoding.dim)
             fed[at] = True
-            rows = positions[..., piece.axis], 0, False, self.padding_mask
-            rest = self.scale, alpha, self.seed, self.drop, self.elements_at(piece.first, piece.step)
-            _add_call.fill(piece.encoding, x[..., at], target[..., at], *rows, *rest)
+            rows = positions[..., piece.axis], 0, False, self.padding_mask, self.scale, alpha
+            elements = self.elements_at(piece.first, piece.step)
+            _add_call.fill(piece.encoding, x[..., at], target[..., at], *rows, self.seed, self.drop, elements)
         first = self.grid.dim - int((~fed).sum())
         if first < self.grid.dim:  # channels that no piece feeds are the last ones
             zeros = slice(first, None)

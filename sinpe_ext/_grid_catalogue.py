@@ -41,7 +41,7 @@ def _rounded(number: int) -> Callable[[str, int], GridEncoding]:
 
     def build(name: str, dim: int) -> GridEncoding:
         width = 2 * -(-dim // (2 * number))
-        return GridEncoding((Encoding(width),) * number, dim=dim)
+        return GridEncoding((Encoding(width, odd="round"),) * number, dim=dim)
 
     return build
 

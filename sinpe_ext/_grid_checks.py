@@ -12,7 +12,6 @@ from torch import Tensor
 from . import _checks
 from ._checks import INT64_MAX
 from .encoding import integer
-from .grid import GridEncoding
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -40,12 +39,12 @@ def extra(value: Any) -> int:
     return integer("extra_tokens", value, 0, INT64_MAX, "pass the number of tokens in front, 1 for a class token")
 
 
-def starts(value: Any, grid: GridEncoding, sizes: Sequence[int] | None, batch: int | None, device: Any) -> Any:
+def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
     """`start` of a grid: a list with one int or 0-d tensor per axis; or an int64 tensor (B, axes), one for each sample.
 
-    sizes: lengths of the axes, where they are known.   batch: None where nothing has samples.
+    firsts: the axes' own starts.   sizes: their lengths.   batch: None where nothing has samples.
     """
-    axes = grid.ndim
+    axes = len(firsts)
     if isinstance(value, Tensor):
         return _start_tensor(value, axes, batch, device)
     if isinstance(value, (tuple, list)):
@@ -60,7 +59,7 @@ def starts(value: Any, grid: GridEncoding, sizes: Sequence[int] | None, batch: i
         return items
     found = [_checks.start(item) for item in items]
     for k, first in enumerate(found):
-        _checks.position_range(grid.axes[k].start + first, sizes[k] if sizes is not None else 1)
+        _checks.position_range(firsts[k] + first, sizes[k])
     return found
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from . import _checks, _grid_checks, _philox
-from .grid import GridEncoding
 
 
 class GridForm:
@@ -26,14 +25,14 @@ class GridForm:
     def __init__(
         self,
         x: Tensor,
-        grid: GridEncoding,
+        axes: int,
         grid_shape: Any,
         has_positions: bool,
         extra: Any,
         seq_dim: Any,
         channel_dim: Any,
     ) -> None:
-        rank, axes = x.dim(), grid.ndim
+        rank = x.dim()
         self.extra = _grid_checks.extra(extra)
         self.channels_at = _checks.axis("channel_dim", channel_dim, rank)
         others = [d for d in range(rank) if d != self.channels_at]

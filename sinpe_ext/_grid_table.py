@@ -24,11 +24,11 @@ def table(
     flatten: bool,
 ) -> Tensor:
     """`sinpe_ext.table` of a GridEncoding."""
-    grid = _checks.grid(encoding, None)
-    lengths = _grid_checks.lengths("length", length, grid.ndim)
+    dim, firsts = _checks.grid_outline(encoding, None)
+    lengths = _grid_checks.lengths("length", length, len(firsts))
     extra = _grid_checks.extra(extra_tokens)
     places = math.prod(lengths)
-    shape = (extra + places, grid.dim) if flatten or extra else (*lengths, grid.dim)
+    shape = (extra + places, dim) if flatten or extra else (*lengths, dim)
     if out is not None:
         _checks.dense_tensor("out", out)
         _checks.float_dtype("out", out.dtype)
@@ -43,23 +43,23 @@ def table(
         # A compiler cannot trace torch.get_default_device.
         default = torch.empty(0).device if _is_compiling() else torch.get_default_device()
         where = default if device is None else torch.device(device)
-    starts = _grid_checks.starts(start, grid, lengths, None, where)
-    rows = _grid_rows.table(encoding, grid.dim, lengths, starts, dtype, where)
+    starts = _grid_checks.starts(start, firsts, lengths, None, where)
+    rows = _grid_rows.table(encoding, dim, lengths, starts, dtype, where)
     if flatten or extra:
-        rows = rows.reshape(places, grid.dim)
+        rows = rows.reshape(places, dim)
     if extra:
-        rows = torch.cat([rows.new_zeros((extra, grid.dim)), rows])
+        rows = torch.cat([rows.new_zeros((extra, dim)), rows])
     return rows if out is None else out.copy_(rows)
 
 
 def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
     """`sinpe_ext.encode` of a GridEncoding."""
-    grid = _checks.grid(encoding, None)
+    dim, firsts = _checks.grid_outline(encoding, None)
     positions = _checks.positions(positions, allow_16bit=allow_16bit)
-    if positions.dim() < 1 or positions.shape[-1] != grid.ndim:
+    if positions.dim() < 1 or positions.shape[-1] != len(firsts):
         raise ValueError(
-            f"positions: expected {grid.ndim} coordinates, one per axis of the grid, in the last dimension, got shape "
-            f"{tuple(positions.shape)}; stack them with torch.stack(coordinates, -1)"
+            f"positions: expected {len(firsts)} coordinates, one per axis of the grid, in the last dimension, got "
+            f"shape {tuple(positions.shape)}; stack them with torch.stack(coordinates, -1)"
         )
     _checks.float_dtype("dtype", dtype)
-    return _grid_rows.encode(encoding, grid.dim, positions, dtype)
+    return _grid_rows.encode(encoding, dim, positions, dtype)

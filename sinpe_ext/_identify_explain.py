@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -153,4 +154,4 @@ def rounded(value: float, slack: float) -> tuple[float, int]:
 
 def _digits(value: float) -> int:
     """Significant decimal digits of a number as Python writes it."""
-    return len(f"{float(value):.16e}".split("e")[0].replace(".", "").replace("-", "").rstrip("0")) if value else 1
+    return len(Decimal(repr(float(value))).normalize().as_tuple().digits)

@@ -57,17 +57,19 @@ def table(
         return _grid_table.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
     given = _traced.given(encoding)
     encoding = _checks.encoding(*given)
+    rows: Any = length  # ints, or symbols of a graph
+    first: Any = start
     if not _is_compiling():
-        length, start = _checks.length(length), _checks.start(start)
-        _checks.position_range(encoding.start + start, length)
+        rows, first = _checks.length(length), _checks.start(start)
+        _checks.position_range(encoding.start + first, rows)
     if out is not None:
-        return _table_into(out, length, encoding, given, start)
+        return _table_into(out, rows, encoding, given, first)
     _checks.float_dtype("dtype", dtype)
     if _is_compiling():  # which cannot trace torch.get_default_device
         device = torch.empty(0).device if device is None else torch.device(device)
-        return _traced.table(given, length, start, dtype, device)
+        return _traced.table(given, rows, first, dtype, device)
     device = torch.get_default_device() if device is None else torch.device(device)
-    return _rows.table(encoding, length, start, dtype, device)
+    return _rows.table(encoding, rows, first, dtype, device)
 
 
 def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _traced.Given, start: int) -> torch.Tensor:
@@ -222,7 +224,7 @@ def _call_of(
     """The checked call of `add`: of one dimension, or of a grid."""
     if grid_shape is None and isinstance(extra_tokens, int) and extra_tokens == 0 and not _checks.is_grid(encoding):
         return AddCall(x, encoding, *arguments)
-    return GridCall(x, encoding, *arguments, grid_shape, extra_tokens)
+    return GridCall(x, encoding, (grid_shape, extra_tokens), *arguments)
 
 
 def add_(

@@ -211,7 +211,8 @@ def _first_channels(encoding: Encoding, count: int) -> tuple[Encoding, ...]:
     if encoding.layout == "interleaved":
         own, given = encoding.cos_frequency == "own", encoding.frequencies
         given = None if given is None else given[: count if own else (count + 1) // 2]
-        return (encoding.replace(dim=count, exponent_dim=exponent_dim, frequencies=given, odd="truncate"),)
+        odd = "round" if encoding.odd == "round" and given is None else "truncate"
+        return (encoding.replace(dim=count, exponent_dim=exponent_dim, frequencies=given, odd=odd),)
     first, second = half(encoding, False), half(encoding, True)
     kept = min(count - first.dim, second.dim)
     return (*_first_channels(first, count), *(_first_channels(second, kept) if kept > 0 else ()))

@@ -187,7 +187,8 @@ def test_positions_from_masks_of_images(options: dict[str, float]) -> None:
     y = (count + full["offset"]) / (count[:, -1:, :] + full["eps"]) * full["scale"]
     single = sinpe.positions.from_mask_2d(IMAGES, normalize=True, dtype=torch.float32, **options)
     assert single.dtype == torch.float32 and torch.equal(single[..., 0], y)
-    for empty in (torch.zeros(2, 0, 3, dtype=torch.bool), torch.zeros(2, 3, 0, dtype=torch.bool)):
+    for shape in ((2, 0, 3), (2, 3, 0), (2, 0, 0), (0, 2, 3)):
+        empty = torch.zeros(shape, dtype=torch.bool)
         for normalize in (False, True):
             positions = sinpe.positions.from_mask_2d(empty, normalize=normalize)
             assert positions.shape == (*empty.shape, 2) and positions.is_floating_point() == normalize

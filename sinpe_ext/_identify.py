@@ -1,0 +1,179 @@
+"""`identify`: which convention made a table of positional encodings, from the values alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from . import _identify_grid, _identify_rows
+from ._identify_candidates import Found
+from ._identify_table import Refused, Table, as_rows
+from .encoding import Encoding, integer
+from .grid import GridEncoding
+
+MOST_SHAPES = 12
+
+
+@dataclass(frozen=True)
+class Match:
+    """A convention that reproduces a table.
+
+    Fields:
+        name: of the convention; "custom" for an encoding that has none.
+        aliases: names that give the same table (`alias_codes`: the line for each).
+        encoding: `sinpe.table(rows - extra_tokens, encoding)` is the table, below its first `extra_tokens` rows; for a
+            grid `sinpe.table(shape, encoding)`.
+        start: position of the first row that is not an extra token's; for a grid one per axis where they differ.
+        amplitude: factor on every value.
+        max_error: largest difference from the exact encoding.
+        code: the line that gives `encoding`.
+        rows, shape: of the table; shape is None for one that is no grid.
+        extra_tokens: rows of zeros before the first position (class tokens).
+        zero_rows: other rows that are zero where the encoding is not (a padding row).
+        float32_angle: "" for the exact values; "float32_exp" or "float32_pow" where the table has the rounding errors of
+            that formula; "other" where it has those of another one.
+        note: what else there is to know, in a sentence or two.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    encoding: Encoding | GridEncoding
+    start: int | tuple[int, ...]
+    amplitude: float
+    max_error: float
+    code: str
+    rows: int = 0
+    shape: tuple[int, ...] | None = None
+    extra_tokens: int = 0
+    zero_rows: tuple[int, ...] = ()
+    float32_angle: str = ""
+    alias_codes: tuple[str, ...] = ()
+    note: str = ""
+
+    def __str__(self) -> str:
+        also = f" (also {', '.join(self.aliases)})" if self.aliases else ""
+        of = f", grid {' x '.join(map(str, self.shape))}" if self.shape else f", {self.rows} rows"
+        note = f"\n    {self.note}" if self.note else ""
+        return f"{self.name}{also}{of}, start {self.start}, max error {self.max_error:.2g}\n    {self.code}{note}"
+
+
+class Matches(list[Match]):
+    """The matches of a table, best first. Empty where none fits: then `reason` says why.
+
+    closest: the encoding that comes nearest where none fits, if any is near; its max_error says how near.
+    """
+
+    def __init__(self, matches: Iterable[Match] = (), reason: str = "", closest: Match | None = None) -> None:
+        super().__init__(matches)
+        self.reason = reason
+        self.closest = closest
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) if self else f"no convention: {self.reason}"
+
+    def __repr__(self) -> str:
+        return f"Matches({super().__repr__()})" if self else f"Matches([], reason={self.reason!r})"
+
+
+def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) -> Matches:
+    """The conventions that reproduce a table of positional encodings, best first.
+
+    Example:
+        >>> found = sinpe.identify(state_dict["encoder.embed_positions.weight"])
+        >>> print(found[0])
+        fairseq (also t2t, ddpm), 1024 rows, start 2, max error 3e-08
+            sinpe.convention("fairseq", 512)
+
+    Nothing but the values is used: the layout, base, first position, amplitude and position_scale are found from them,
+    and every row is compared with the exact encoding. Rows of zeros (padding, class tokens) do not count.
+
+    Args:
+        table: a tensor or NumPy array of floating-point values, float16 to float64: (N, d), (1, N, d) or (N, 1, d);
+            a grid as (H, W, d), (T, H, W, d), (1, C, H, W), or flattened to (extra tokens + H * W, d).
+        shape: (H, W) or (T, H, W) of a flattened grid. None: rows of one coordinate, or else a picture of any H * W.
+        top: the most matches to return.
+    Returns: a list of `Match`; it is empty where no convention fits (a learned table, a rotary cache, noise), and its
+        `reason` and `closest` say what was found instead.
+    Raises:
+        TypeError: a table that is neither tensor nor array, a shape of no integers.
+        ValueError: a shape that the table cannot have.
+    """
+    top = integer("top", top, 1, 2**31, "pass the most matches that you want")
+    lengths = _lengths(shape)
+    try:
+        rows = as_rows(table)
+        if rows.dim() < 2 or not rows.numel():
+            raise Refused(f"its shape {tuple(rows.shape)} is not that of rows of channels")
+        found = _search(rows, lengths)
+    except Refused as refusal:
+        return Matches(reason=str(refusal))
+    matches = [_match(item) for item in found.fitting[:top]]
+    return Matches(matches, "" if matches else found.reason, _match(found.closest) if found.closest else None)
+
+
+def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
+    """Each way to read the shape, until one fits; else the most telling failure."""
+    best: Found | None = None
+    for flat, grid in _views(rows, lengths):
+        try:
+            table = Table(flat)
+            found = _identify_rows.search(table) if grid is None else _identify_grid.search(table, grid)
+        except Refused as refusal:
+            found = Found(reason=str(refusal))
+        if found.fitting:
+            return found
+        if best is None or (found.closest and not best.closest):
+            best = found
+    return best or Found(reason=f"its shape {tuple(rows.shape)} is not that of rows of channels")
+
+
+def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[tuple[Tensor, tuple[int, ...] | None]]:
+    """Ways to read a tensor: as rows (N, d), and as a grid of which lengths (None: rows of one coordinate)."""
+    kept = [length for length in rows.shape[:-1] if length != 1]
+    dim = rows.shape[-1]
+    flat = rows.reshape(-1, dim)
+    if lengths is not None:
+        size = math.prod(lengths)
+        channel_first = tuple(rows.shape[-len(lengths) :]) == lengths and len(kept) >= len(lengths)
+        last = tuple(rows.shape[-len(lengths) - 1 : -1]) == lengths
+        if channel_first and not last:
+            yield rows.reshape(-1, size).T, lengths
+            return
+        if len(flat) < size:
+            raise ValueError(
+                f"shape: expected one of at most {len(flat)} places (the rows of the table), got "
+                f"{' * '.join(map(str, lengths))} = {size}; pass the table's own (H, W) or (T, H, W)"
+            )
+        yield flat, lengths if len(lengths) > 1 else None
+        return
+    if len(kept) <= 1:
+        yield flat, None
+        for grid in _identify_grid.likely_shapes(flat)[:MOST_SHAPES]:
+            yield flat, grid
+    elif len(kept) <= 3:
+        yield flat, tuple(kept)
+        *_, first, second = rows.shape
+        yield rows.reshape(-1, first * second).T, (first, second)
+        if len(kept) == 3:
+            inner = tuple(rows.shape[-3:])
+            yield rows.reshape(-1, math.prod(inner)).T, inner
+
+
+def _lengths(shape: Any) -> tuple[int, ...] | None:
+    if shape is None:
+        return None
+    try:
+        values = tuple(shape)
+    except TypeError:
+        raise TypeError(f"shape: expected a sequence of ints, got {type(shape).__name__}; pass (H, W)") from None
+    if not 1 <= len(values) <= 4:
+        raise ValueError(f"shape: expected 1 to 4 lengths, got {len(values)}; pass (H, W) or (T, H, W)")
+    return tuple(integer("shape", value, 1, 2**31, "pass the lengths of the grid's axes") for value in values)
+
+
+def _match(item: Any) -> Match:
+    return Match(**item.facts())

@@ -1,0 +1,200 @@
+"""A table that somebody stored: how it was rounded, which rows are zero, whether it can be one of sinusoids at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._identify_fit import COSINE, ZERO, Channels
+from ._identify_refine import Samples, Wave, spread
+
+CHUNK = 2**21  # elements compared at once
+LOOKED_AT = 2**23  # elements that a fit may look at
+QUICK_ROWS, QUICK_COLUMNS = 256, 256
+# Largest relative error of storing a value, and the absolute one of what lies below the smallest normal number.
+STORED = {
+    torch.float64: (2.0**-24, 1e-7),  # the values may come from float32 arithmetic all the same
+    torch.float32: (2.0**-24, 1e-7),
+    torch.bfloat16: (2.0**-8, 1e-7),
+    torch.float16: (2.0**-10, 2.0**-24),
+}
+ANGLE_ERROR = 2.5 * 2.0**-23  # of a float32 angle, relative, for each e-fold of the ladder
+LARGEST_ANGLE_ERROR = 0.2
+SLACK = 1e-6
+IRREGULAR = 0.05  # share of the energy that three neighbouring rows of a sinusoid leave unexplained
+
+
+class Refused(Exception):
+    """The table is none of ours; the message says why."""
+
+
+class Part(NamedTuple):
+    """Columns of a table that follow one coordinate: where they are, what they are, and the values of the coordinate."""
+
+    columns: Tensor | slice
+    channels: Channels
+    wave: Wave
+    axis: int = 0
+
+
+class Verdict(NamedTuple):
+    """Errors of a table against an encoding, over the rows that count."""
+
+    error: float  # largest
+    rms: float
+    wrong: int  # rows outside the tolerance
+    where: tuple[int, ...]  # the first of them
+    error_elsewhere: float  # largest of the rows inside
+
+    @property
+    def fits(self) -> bool:
+        return not self.wrong
+
+
+class Table:
+    """Rows (n, d) of a stored tensor, with what is needed to compare them."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+        self.number, self.dim = rows.shape
+        sample = rows[: max(1, min(self.number, 2**18 // self.dim))]
+        if not bool(torch.isfinite(sample).all()):
+            raise Refused("it holds values that are NaN or infinite")
+        self.storage = _storage(sample)
+        self.precision = STORED[self.storage][0]
+
+    def look(self) -> None:
+        """Reads every row: which are zero. Raises Refused where the values are not finite or all zero."""
+        size = torch.cat([self.rows[at].abs().amax(1) for at in _chunks(self.number, self.dim)]).double()
+        if not bool(torch.isfinite(size).all()):
+            raise Refused("it holds values that are NaN or infinite")
+        self.live = (size > 0).nonzero().flatten()
+        if not len(self.live):
+            raise Refused("every value is zero")
+        self.size = float(size.median() if len(self.live) > self.number / 2 else size[self.live].median())
+        self.leading = int(self.live[0])
+        gone = (size == 0).nonzero().flatten()
+        self.zero_rows = tuple(gone.tolist())
+
+    def samples(self) -> Samples:
+        """The rows that a fit looks at, in float64."""
+        rows = self.live[: max(64, LOOKED_AT // self.dim)]
+        return Samples(rows, self.rows[rows].double())
+
+    def noise(self, size: float) -> float:
+        """The usual rounding error of a value of some size."""
+        return size * self.precision / 2 + 1e-12
+
+    def compare(self, parts: Sequence[Part], coordinates: Sequence[Tensor]) -> Verdict:
+        """The rows against waves: coordinates[axis][row] is the place of a row along an axis."""
+        relative, absolute = STORED[self.storage]
+        largest = inside = squares = 0.0
+        count = wrong = 0
+        where: list[int] = []
+        for at in _chunks(len(self.live), self.dim):
+            rows = self.live[at]
+            table = self.rows[rows].double()
+            expected, allowed = torch.zeros_like(table), torch.zeros_like(table)
+            for part in parts:
+                place = coordinates[part.axis][rows]
+                lowest = int(place.min())
+                along = torch.arange(lowest, int(place.max()) + 1, dtype=torch.float64)
+                value, angle_error = part.wave.at(along, part.channels), angle_errors(part.wave, along, part.channels)
+                whole = len(along) == len(place)
+                expected[:, part.columns] = value if whole else value[place - lowest]
+                allowed[:, part.columns] = angle_error if whole else angle_error[place - lowest]
+            allowed += expected.abs() * relative + absolute
+            off = (table - expected).abs()
+            bad = (off > allowed).any(1)
+            rowwise = off.amax(1)
+            largest = max(largest, float(rowwise.max()))
+            squares += float(off.square().sum())
+            count += off.numel()
+            wrong += int(bad.sum())
+            if len(where) < 8:
+                where += rows[bad][:8].tolist()
+            if not bool(bad.all()):
+                inside = max(inside, float(rowwise[~bad].max()))
+        return Verdict(largest, math.sqrt(squares / max(count, 1)), wrong, tuple(where[:8]), inside)
+
+
+def angle_errors(wave: Wave, along: Tensor, channels: Channels) -> Tensor:
+    """How far float32 angles may be off at some places, (n, m)."""
+    exponent = (wave.decay * channels.index).abs()
+    factor = wave.ladder().at(channels.index).abs() * (1 + exponent) * ANGLE_ERROR
+    angle = torch.outer((along + wave.start).abs(), factor * (channels.kinds != ZERO))
+    return abs(wave.amplitude) * (angle.clamp_max_(LARGEST_ANGLE_ERROR) + SLACK)
+
+
+def as_rows(table: Any) -> Tensor:
+    """A tensor on the CPU for a tensor or an array. Raises TypeError for anything else, Refused for other numbers."""
+    if isinstance(table, Tensor):
+        tensor = table.detach()
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+            raise Refused(f"a {tensor.device.type} tensor of layout {tensor.layout} has no rows to look at")
+        if tensor.dtype not in STORED:
+            raise Refused(_other(str(tensor.dtype).removeprefix("torch."), tensor.is_complex()))
+        return tensor.cpu().resolve_conj().resolve_neg()
+    if not hasattr(table, "__array_interface__"):
+        raise TypeError(
+            f"table: expected a tensor or a NumPy array, got {type(table).__name__}; pass the values, "
+            'state_dict["pe"], say'
+        )
+    kind = str(table.dtype)
+    if kind not in ("float16", "float32", "float64"):
+        raise Refused(_other(kind, kind.startswith("complex")))
+    return torch.from_numpy(table.astype(table.dtype.newbyteorder("="), order="C", copy=True))
+
+
+def _other(kind: str, is_complex: bool) -> str:
+    if is_complex:
+        return f"{kind} values are those of a rotary cache or a spectrum, not of an encoding that is added"
+    return f"{kind} values are no sines (positions or ids, perhaps)"
+
+
+def _storage(sample: Tensor) -> torch.dtype:
+    """The coarsest type that holds the values: a float32 tensor may have been bfloat16 once."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        if sample.dtype in (dtype, torch.bfloat16, torch.float16):
+            return sample.dtype
+        if bool((sample.to(dtype).to(sample.dtype) == sample).all()):
+            return dtype
+    return sample.dtype
+
+
+def _chunks(number: int, dim: int) -> list[slice]:
+    step = max(1, CHUNK // dim)
+    return [slice(first, min(first + step, number)) for first in range(0, number, step)]
+
+
+def regular(rows: Tensor) -> bool:
+    """Whether most columns go on as a sinusoid would: x[t + 1] + x[t - 1] = c x[t]. In milliseconds, for any table."""
+    sample = rows[:QUICK_ROWS][:, spread(rows.shape[1], QUICK_COLUMNS)].double()
+    sample = sample[sample.abs().amax(1) > 0]
+    if len(sample) < 6:
+        return True
+    blocks = sample[: len(sample) // 6 * 6] if len(sample) < 16 else sample[: len(sample) // 16 * 16]
+    blocks = blocks.reshape(-1, 6 if len(sample) < 16 else 16, sample.shape[1])
+    middle, outer = blocks[:, 1:-1], blocks[:, 2:] + blocks[:, :-2]
+    energy = middle.square().sum(1).clamp_min(1e-300)
+    factor = (middle * outer).sum(1) / energy
+    left = (outer - factor[:, None] * middle).square().sum(1) / (4 * energy)
+    return float(left.median()) < IRREGULAR
+
+
+def coordinates(lengths: Sequence[int], extra: int, number: int) -> list[Tensor]:
+    """Per axis the place of each row of a flattened grid behind `extra` rows of none."""
+    inside = torch.arange(number) - extra
+    places = []
+    for axis in range(len(lengths)):
+        after = math.prod(lengths[axis + 1 :])
+        places.append((inside // after % lengths[axis]).clamp_min(0))
+    return places
+
+
+def is_cosine(channels: Channels) -> Tensor:
+    return channels.kinds == COSINE

@@ -1,0 +1,102 @@
+"""How a library's own table is compared with ours, and the record of what was found.
+
+A library that computes angles in float32 is off by what that costs, growing with the position; ours is not. So two
+questions: is our exact encoding where the library's would be without that error, and does the float32-compatible mode
+give the library's very bits?
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LENGTH = 4097  # positions 0 to 4096
+
+# Error of an angle p * w computed in float32, w <= 1. The exponent x = -log(w) is the result of up to three roundings,
+# 3 |x| 2^-24 in all, which is a relative error of w; exp or pow adds 2^-23, the product with p 2^-24. The sum,
+# p * w * (3 |x| + 3) * 2^-24, is largest at w = 1: 3 p 2^-24. A division's rounding more makes 4.
+ANGLE = 2.0**-22
+# sin or cos of an angle, rounded to float32, by a library function good to one ULP: values up to 1.
+VALUE = 2.0**-23
+
+
+class Agreement(NamedTuple):
+    """One line of the report."""
+
+    library: str
+    what: str
+    convention: str
+    mode: str
+    entries: int
+    exact_difference: float  # largest |library - exact|
+    equal_bits: float  # share of entries of the mode that have the library's bits
+    difference: float  # largest |library - mode|
+
+
+RECORD: list[Agreement] = []
+
+
+def compare(
+    library: str,
+    what: str,
+    theirs: Tensor,
+    *,
+    convention: str,
+    exact: Tensor,
+    positions: Tensor | float,
+    compatible: Tensor | None = None,
+    mode: str = "exact",
+    same_bits: bool = True,
+    factor: float = 1.0,
+) -> None:
+    """Asserts both and records them.
+
+    theirs, exact, compatible: of one shape, the library's float32 values, ours in float64, and those of `mode`.
+    positions: broadcasts to that shape: the position (of a grid the largest coordinate) times the largest frequency, by
+        which the library's error grows; 0 for a library that computes in float64.
+    same_bits: False where the library's order of operations is none that we imitate; then the mode need only be as
+        close as the exact encoding.
+    factor: of the library's values, by which a rounding error grows too.
+    """
+    assert theirs.shape == exact.shape and theirs.dtype == torch.float32 and exact.dtype == torch.float64
+    bound = (torch.as_tensor(positions, dtype=torch.float64).abs() * ANGLE + VALUE) * factor
+    error = (theirs.double() - exact).abs()
+    ours = exact.float() if compatible is None else compatible
+    equal = ours.view(torch.int32) == theirs.contiguous().view(torch.int32)
+    difference = (ours.double() - theirs.double()).abs()
+    RECORD.append(
+        Agreement(
+            library,
+            what,
+            convention,
+            mode,
+            theirs.numel(),
+            float(error.max()),
+            float(equal.double().mean()),
+            float(difference.max()),
+        )
+    )
+    worst = (error / bound).max()
+    assert worst <= 1, f"{what}: {float(worst):.3g} times the error of float32 angles away from {convention}"
+    if same_bits:
+        # 0.0 and -0.0 are one value to every reader.
+        wrong = ~equal & (ours != theirs)
+        assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()} entries of {mode} have other bits"
+    assert (difference <= 2 * bound).all(), f"{what}: {mode} differs by up to {float(difference.max()):.3g}"
+
+
+def markdown() -> str:
+    """The record as a table."""
+    lines = [
+        "| library | function | convention | mode | entries | exact: max difference | mode: equal bits | mode: max difference |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for line in RECORD:
+        share = "all" if line.equal_bits == 1 else f"{100 * line.equal_bits:.2f} %"
+        lines.append(
+            f"| {line.library} | {line.what} | {line.convention} | {line.mode} | {line.entries} | "
+            f"{line.exact_difference:.2g} | {share} | {line.difference:.2g} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,67 @@
+"""timm: build_sincos2d_pos_embed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agreement import compare
+
+import sinpe_ext as sinpe
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
+    """The function, from timm's own file; timm itself imports torchvision, which this needs none of."""
+    spec = importlib.util.find_spec("timm")
+    if spec is None:
+        pytest.skip("timm is not installed: make test-peers installs it")
+    for name in ("timm", "timm.layers"):
+        package = importlib.util.find_spec(name) if name == "timm" else None
+        if package is None:
+            folder = f"{spec.submodule_search_locations[0]}/layers"
+            package = importlib.util.spec_from_file_location(
+                name, f"{folder}/__init__.py", submodule_search_locations=[folder]
+            )
+        monkeypatch.setitem(sys.modules, name, importlib.util.module_from_spec(package))
+    found = importlib.import_module("timm.layers.pos_embed_sincos").build_sincos2d_pos_embed
+    for name in [name for name in sys.modules if name.startswith("timm.")]:
+        monkeypatch.delitem(sys.modules, name)
+    return found
+
+
+@pytest.mark.parametrize("interleave", [False, True])
+@pytest.mark.parametrize("shape", [(14, 9), (4097, 2), (2, 4097)])
+def test_pictures(shape: tuple, interleave: bool, build: Callable, release: Callable) -> None:
+    name = "hf2d" if interleave else "timm2d"
+    for dim, base in ((16, 10000.0), (64, 10000.0), (64, 100.0)):
+        grid = sinpe.convention(name, dim, base=base)
+        compare(
+            release("timm"),
+            f"build_sincos2d_pos_embed({list(shape)}, {dim}, temperature={base:g}, interleave_sin_cos={interleave})",
+            build(list(shape), dim, temperature=base, interleave_sin_cos=interleave),
+            convention=name,
+            exact=sinpe.table(shape, grid, flatten=True, dtype=torch.float64),
+            positions=float(max(shape)),
+            compatible=sinpe.table(shape, grid.with_axes(angle="float32_pow"), flatten=True),
+            mode="float32_pow",
+        )
+
+
+def test_reversed_coordinates(build: Callable) -> None:
+    """reverse_coord turns the picture's shape around, nothing else."""
+    theirs = build([5, 3], 16, reverse_coord=True)
+    ours = sinpe.table((3, 5), sinpe.convention("timm2d", 16, angle="float32_pow"), flatten=True)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dim", [2, 6, 7, 10])
+def test_refused_by_both(dim: int, build: Callable) -> None:
+    with pytest.raises(AssertionError):
+        build([2, 2], dim)
+    with pytest.raises(ValueError, match="multiple of 4 for timm2d"):
+        sinpe.convention("timm2d", dim)
