@@ -11,6 +11,7 @@ from torch import Tensor
 from . import functional
 from ._catalogue import CATALOGUE, convention
 from .encoding import Encoding
+from .grid import GridEncoding
 
 if TYPE_CHECKING:
     from .modules import SinusoidalPositionalEncoding
@@ -24,8 +25,10 @@ ROWS_TO_RECOGNISE = 64
 
 def write_table(layer: SinusoidalPositionalEncoding, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
     """State-dict hook: adds `pe` where the layer was made with persistent_table=True."""
-    if layer.persistent_table and layer.max_len is not None:
-        table = functional.table(layer.max_len, layer.encoding, device="cpu")
+    places = layer.grid_shape if layer.max_len is None else layer.max_len
+    if layer.persistent_table and places is not None:
+        rest: Any = {"flatten": True} if layer.grid_shape is not None else {}
+        table = functional.table(places, layer.encoding, extra_tokens=layer.extra_tokens, device="cpu", **rest)
         state[prefix + "pe"] = table.unsqueeze(0 if layer.batch_first else 1)
 
 
@@ -34,7 +37,7 @@ def compare_table(layer: SinusoidalPositionalEncoding, state: dict[str, Any], pr
     pe = state.pop(prefix + "pe", None)
     if pe is None:
         return
-    problem = mismatch(pe, layer.encoding)
+    problem = mismatch(pe, layer.encoding, layer.grid_shape, layer.extra_tokens)
     if problem:
         warnings.warn(
             f"{prefix}pe: the checkpoint's table is not this layer's encoding, {layer.encoding!r}: {problem}. The "
@@ -44,7 +47,9 @@ def compare_table(layer: SinusoidalPositionalEncoding, state: dict[str, Any], pr
         )
 
 
-def mismatch(pe: Any, encoding: Encoding) -> str:
+def mismatch(
+    pe: Any, encoding: Encoding | GridEncoding, grid_shape: tuple[int, ...] | None = None, extra_tokens: int = 0
+) -> str:
     """How a checkpoint's table differs from an encoding beyond its own rounding, or "" when it does not."""
     if not isinstance(pe, Tensor):
         return f"it is a {type(pe).__name__}, not a tensor"
@@ -54,6 +59,9 @@ def mismatch(pe: Any, encoding: Encoding) -> str:
     if rows.device.type == "meta" or not rows.numel():
         return ""
     rows = rows.detach().to("cpu")
+    if isinstance(encoding, GridEncoding):
+        return _grid_mismatch(rows, encoding, grid_shape, extra_tokens)
+    rows = rows[extra_tokens:]
     differs, error = _different_rows(rows, encoding)
     if not bool(differs.any()):
         return ""
@@ -63,6 +71,27 @@ def mismatch(pe: Any, encoding: Encoding) -> str:
         return text
     known = [name for name in CATALOGUE if _is(rows[:ROWS_TO_RECOGNISE], name)]
     return f'{text}; it is convention("{known[0]}", {encoding.dim})' if known else text
+
+
+def _grid_mismatch(rows: Tensor, grid: GridEncoding, grid_shape: tuple[int, ...] | None, extra_tokens: int) -> str:
+    """The same of a grid; "" where nothing says what places the rows are of."""
+    if grid_shape is None:
+        return ""
+    ours = functional.table(
+        grid_shape, grid, dtype=torch.float64, device="cpu", flatten=True, extra_tokens=extra_tokens
+    )
+    if ours.shape != rows.shape:
+        return (
+            f"it has {len(rows)} rows, not the {len(ours)} of grid_shape {grid_shape} with extra_tokens {extra_tokens}"
+        )
+    furthest = max(abs(axis.start) + length for axis, length in zip(grid.axes, grid_shape, strict=True))
+    allowed = furthest * TABLE_ANGLE_ERROR + TABLE_ERROR + TABLE_ROUNDING.get(rows.dtype, 0.0)
+    error = (rows.to(torch.float64) - ours).abs().amax(1)
+    differs = ~(error <= allowed * max(1.0, *(abs(axis.amplitude) for axis in grid.axes)))
+    if not bool(differs.any()):
+        return ""
+    row = int(differs.nonzero()[0])
+    return f"row {row} differs by {float(error[row]):.3g}, and {int(differs.sum())} of {len(rows)} rows differ"
 
 
 def _different_rows(rows: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:

@@ -115,10 +115,12 @@ def encoding(value: Any, dim: int | None = None, piece: int | None = None) -> En
     )
 
 
-@constant_in_graph
+_is_grid_name = constant_in_graph(lambda name: grid_name(name))
+
+
 def is_grid(value: Any) -> bool:
     """Whether what a caller passes for an encoding is a GridEncoding or the name of one."""
-    return isinstance(value, GridEncoding) or (isinstance(value, str) and grid_name(value))
+    return isinstance(value, GridEncoding) or (isinstance(value, str) and _is_grid_name(value))
 
 
 @constant_in_graph

@@ -15,6 +15,7 @@ from torch import Tensor
 
 SINE, COSINE, ZERO = 0, 1, 2
 TAU = 2 * math.pi
+LOG2 = math.log(2)
 PAIRS_DIFFER = 0.2  # relative spread of sin^2 + cos^2 that no rounding explains
 FREQUENCY_ROUNDING = 3e-7  # relative, of the usual float32 formula
 MAX_START = 2**20
@@ -38,7 +39,7 @@ class Ladder(NamedTuple):
     decay: float
 
     def at(self, index: Tensor) -> Tensor:
-        return self.rate * torch.exp(-self.decay * index)
+        return self.rate * torch.exp2(-self.decay / LOG2 * index)  # exact for octaves
 
 
 class Columns(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._identify_fit import COSINE, Channels, Ladder, first_position, ladders, measure
+from ._identify_fit import COSINE, TAU, ZERO, Channels, Ladder, first_position, ladders, measure
 
 ROWS, COLUMNS = 384, 128  # looked at in one step
 WINDOW = 256  # consecutive rows that frequencies are first measured on
@@ -29,9 +29,10 @@ class Wave(NamedTuple):
 
     def at(self, rows: Tensor, channels: Channels) -> Tensor:
         """The values of some rows (n,), (n, m); 0 in zero channels."""
-        angle = (rows[:, None] + self.start) * self.ladder().at(channels.index)
+        turns = (rows[:, None] + self.start) * (self.ladder().at(channels.index) / TAU)
+        angle = turns.sub_(turns.round()).mul_(TAU)
         value = torch.where(channels.kinds == COSINE, angle.cos(), angle.sin())
-        return self.amplitude * value * (channels.kinds != 2)
+        return self.amplitude * value * (channels.kinds != ZERO)
 
 
 class Fit(NamedTuple):
@@ -54,7 +55,7 @@ def spread(number: int, most: int) -> Tensor:
     return torch.linspace(0, number - 1, min(number, most), dtype=torch.float64).round().long().unique()
 
 
-def find(samples: Samples, channels: Channels, noise: float) -> list[Fit]:
+def find(samples: Samples, channels: Channels, noise: float, rates: Sequence[float] = ()) -> list[Fit]:
     """Waves that may be these samples, from nothing but the channels' kinds; best first."""
     fits: list[Fit] = []
     for begin, end in _windows(samples.rows):

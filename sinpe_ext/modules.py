@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from . import _backend, _checkpoint, _checks, _embed_checks
+from . import _checkpoint, _checks, _embed_checks, _grid_checks, _layer
 from ._add_call import AddCall
-from ._call import RowsCall
 from ._embed_call import EmbedCall
-from ._operator import ADD, EMBED, is_traced
+from ._grid_call import GridCall
+from ._operator import ADD, EMBED
 from ._ops import host_words, plan_words
 from ._tiles import accumulation
 from .encoding import MAX_DIM, Encoding, integer
+from .grid import GridEncoding
 
-_grad_enabled = torch.is_grad_enabled
 _add, _embed, _add_cuda, _embed_cuda = ADD.direct, EMBED.direct, ADD.direct_cuda, EMBED.direct_cuda
 
 
@@ -36,17 +36,24 @@ class SinusoidalPositionalEncoding(nn.Module):
             an nn.Dropout that says how much and when: set its p, or switch it alone to training, as with any other.
         max_len: number of rows that a table would have: positions encoding.start to encoding.start + max_len - 1 are
             accepted; None: any.
-        encoding: an Encoding or a convention's name; None: the paper's.
+        encoding: an Encoding, a GridEncoding or a convention's name; None: the paper's.
         batch_first: x is (batch, sequence, channels), else (sequence, batch, channels); in either case also
             (sequence, channels).
         scale, alpha: factors of x and of the encoding.
         learned_alpha: make alpha a parameter of shape (1,), starting at `alpha`.
         persistent_table: write the table `pe` of max_len rows into the state dict, (1, max_len, d_model) or, for
             batch_first=False, (max_len, 1, d_model), for code that expects one.
+        grid_shape: of a GridEncoding, the lengths of its axes, for x of shape (batch, H * W, channels); None where x
+            has them as dimensions. In place of max_len it is what persistent_table has the rows of.
+        extra_tokens: rows in front that get no encoding, say 1 for a class token.
+        channel_dim: dimension of x that holds the channels, 1 for pictures of shape (batch, channels, H, W).
     Raises: TypeError, ValueError for arguments of the wrong type or value.
     """
 
     alpha: Any
+    grid_shape: tuple[int, ...] | None = None  # here too, for layers that were pickled without them
+    extra_tokens = 0
+    channel_dim = -1
 
     def __init__(
         self,
@@ -54,22 +61,41 @@ class SinusoidalPositionalEncoding(nn.Module):
         dropout: float = 0.1,
         max_len: int | None = None,
         *,
-        encoding: Encoding | str | None = None,
+        encoding: Encoding | GridEncoding | str | None = None,
         batch_first: bool = True,
         scale: float = 1.0,
         alpha: float = 1.0,
         learned_alpha: bool = False,
         persistent_table: bool = False,
+        grid_shape: Sequence[int] | None = None,
+        extra_tokens: int = 0,
+        channel_dim: int = -1,
     ):
         super().__init__()
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
-        self.encoding = _checks.encoding(encoding, self.d_model)
+        is_grid = _checks.is_grid(encoding)
+        self.encoding: Any
+        self.encoding = _checks.grid(encoding, self.d_model) if is_grid else _checks.encoding(encoding, self.d_model)
         if self.encoding.dim != self.d_model:
             raise ValueError(
                 f"encoding: expected dim {self.d_model}, that of d_model, got {self.encoding.dim}; make them agree"
             )
         self.max_len = None if max_len is None else _checks.length(max_len, "max_len")
-        if persistent_table and max_len is None:
+        if is_grid and (max_len is not None or (persistent_table and grid_shape is None)):
+            raise ValueError(
+                "max_len: expected None for a grid, whose table has the rows of grid_shape, got "
+                f"max_len={max_len} and grid_shape={grid_shape}; pass grid_shape"
+            )
+        if not is_grid and grid_shape is not None:
+            raise ValueError(
+                f"grid_shape: expected None for an encoding of one dimension, got {grid_shape}; pass encoding= a "
+                "GridEncoding, or the name of one"
+            )
+        if is_grid and grid_shape is not None:
+            self.grid_shape = _grid_checks.lengths("grid_shape", grid_shape, self.encoding.ndim)
+        self.extra_tokens = _grid_checks.extra(extra_tokens)
+        self.channel_dim = integer("channel_dim", channel_dim, -_checks.MAX_RANK, _checks.MAX_RANK, "pass a dimension")
+        if persistent_table and max_len is None and not is_grid:
             raise ValueError("persistent_table: expected max_len with it, the table's length, got None; pass max_len")
         self.batch_first = bool(batch_first)
         self.scale = _checks.factor("scale", scale)
@@ -94,13 +120,17 @@ class SinusoidalPositionalEncoding(nn.Module):
         start: int | Tensor = 0,  # int, [] or [B]
         padding_mask: Tensor | None = None,  # [S] or [B, S]
         seed: int | Tensor | torch.Generator | None = None,
+        grid_shape: Sequence[int] | None = None,
     ) -> Tensor:
         """The encoded x, in its own shape and dtype. Arguments as in `add`; positions etc. are batch-first.
 
+        grid_shape: in place of the layer's own, for pictures of another size.
         Raises: IndexError for a position outside of what max_len allows, where that is set; else as `add`.
         """
-        if _is_plain(self, x, x, positions, start, padding_mask) and (
-            self.max_len is None or (x.dim() > 1 and 0 <= start <= self.max_len - x.shape[-2])
+        if (
+            _layer.is_plain(self, x, x, positions, start, padding_mask)
+            and self._is_sequence(grid_shape)
+            and (self.max_len is None or (x.dim() > 1 and 0 <= start <= self.max_len - x.shape[-2]))
         ):
             # One token at a time costs microseconds: the operator checks what memory safety needs, and what it refuses
             # goes to the checker below for its message.
@@ -110,17 +140,30 @@ class SinusoidalPositionalEncoding(nn.Module):
                 return _add_cuda(x, plan_words(self.encoding, x.device), start, self.scale)
             except (RuntimeError, OverflowError):
                 pass
-        p, others = _rate(self.dropout)
+        p, others = _layer.rate(self.dropout)
         seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
-        rows = positions, start, self.scale, self.alpha, padding_mask
-        call = AddCall(x, self.encoding, *rows, seq_dim, -1, p, seed)
+        rows = positions, start, self.scale, self.alpha, padding_mask, seq_dim, self.channel_dim, p, seed
+        call: AddCall | GridCall
+        if type(self.encoding) is Encoding and self.extra_tokens == 0 and grid_shape is None:
+            call = AddCall(x, self.encoding, *rows)
+        else:
+            places = self.grid_shape if grid_shape is None else grid_shape
+            call = GridCall(x, self.encoding, (places, self.extra_tokens), *rows)
         if self.max_len is not None:
-            _check_limit(call, self.max_len)
+            _layer.check_limit(call, self.max_len)
         encoded = call.result()
         return encoded if others is None else others(encoded)
 
+    def _is_sequence(self, grid_shape: Any) -> bool:
+        """Whether x is (batch, sequence, channels), all of it to be encoded."""
+        return grid_shape is None and self.extra_tokens == 0 and self.channel_dim == -1
+
     def extra_repr(self) -> str:
-        return ", ".join([*_options(self), *(["persistent_table=True"] if self.persistent_table else [])])
+        parts = _layer.options(self)
+        parts += [f"grid_shape={self.grid_shape}"] if self.grid_shape is not None else []
+        parts += [f"extra_tokens={self.extra_tokens}"] if self.extra_tokens else []
+        parts += [f"channel_dim={self.channel_dim}"] if self.channel_dim != -1 else []
+        return ", ".join([*parts, *(["persistent_table=True"] if self.persistent_table else [])])
 
 
 class SinusoidalEmbedding(nn.Embedding):
@@ -174,7 +217,7 @@ class SinusoidalEmbedding(nn.Embedding):
         _embed_checks.padding_idx(padding_idx, num_embeddings)
         if padding_idx is None and not encode_padding:
             raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
-        _not_offered(max_norm, scale_grad_by_freq)
+        _layer.not_offered(max_norm, scale_grad_by_freq)
         _checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
@@ -233,9 +276,9 @@ class SinusoidalEmbedding(nn.Embedding):
 
         Raises: IndexError for an id that is no row of weight and for a position beyond max_len; else as `embed`.
         """
-        _not_offered(self.max_norm, self.scale_grad_by_freq)
+        _layer.not_offered(self.max_norm, self.scale_grad_by_freq)
         if (
-            _is_plain(self, ids, self.weight, positions, start, padding_mask)
+            _layer.is_plain(self, ids, self.weight, positions, start, padding_mask)
             and ids.dtype == torch.int64
             and (self.encode_padding or self.padding_idx is None)
             and type(self.weight) is nn.Parameter
@@ -250,101 +293,15 @@ class SinusoidalEmbedding(nn.Embedding):
                 return kernel(ids, self.weight, words, *none, start, False, self.scale, -1, False, 0, [])
             except (RuntimeError, OverflowError):
                 pass
-        p, others = _rate(self.dropout)
+        p, others = _layer.rate(self.dropout)
         rows = positions, start, self.scale, self.alpha, p, seed
         padding = self.padding_idx, padding_mask, self.sparse, self.encode_padding
         call = EmbedCall(ids, self.weight, self.encoding, *rows, *padding, -1 if self.batch_first else 0)
         if self.max_len is not None:
-            _check_limit(call, self.max_len)
+            _layer.check_limit(call, self.max_len)
         encoded = call.result()
         return encoded if others is None else others(encoded)
 
     def extra_repr(self) -> str:
         bare = [] if self.encode_padding else ["encode_padding=False"]
-        return ", ".join([super().extra_repr(), *_options(self), *bare])
-
-
-def _options(layer: Any) -> list[str]:
-    """What both layers print of themselves: the encoding, and what differs from its default."""
-    parts = [repr(layer.encoding)]
-    parts += [f"max_len={layer.max_len}"] if layer.max_len is not None else []
-    parts += ["batch_first=False"] if not layer.batch_first else []
-    parts += [f"scale={layer.scale:g}"] if layer.scale != 1.0 else []
-    parts += [f"alpha={layer._first_alpha:g}"] if layer._first_alpha != 1.0 else []
-    return [*parts, "learned_alpha=True"] if isinstance(layer.alpha, nn.Parameter) else parts
-
-
-def _not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
-    if max_norm is not None or scale_grad_by_freq:
-        raise ValueError(
-            f"max_norm, scale_grad_by_freq: expected None and False, got {max_norm} and {scale_grad_by_freq}; they are "
-            "nn.Embedding's alone, use it with SinusoidalPositionalEncoding"
-        )
-
-
-def _is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: Any, padding_mask: Any) -> bool:
-    """Whether a call is one that a kernel serves without any of the layers above it. Attributes may be set anew."""
-    dropout = layer._modules.get("dropout")
-    return (
-        type(t) is Tensor
-        and not layer.training
-        and layer.batch_first
-        and type(layer.scale) is float
-        and "alpha" in vars(layer)  # a parameter is elsewhere
-        and type(layer.alpha) is float
-        and layer.alpha == 1.0
-        and layer.encoding.angle == "exact"
-        and type(dropout) is nn.Dropout
-        and not dropout.training
-        and not dropout._forward_hooks
-        and not dropout._forward_pre_hooks
-        and (t.is_cpu or t.is_cuda)
-        and positions is None
-        and padding_mask is None
-        and type(start) is int
-        and abs(start) < 4611686018427387904  # 2**62; a CUDA kernel has no way to refuse rows beyond int64
-        and not (differentiated.requires_grad and _grad_enabled())
-        and forward_ad._current_level < 0
-        and not is_traced()
-        and not t.is_neg()
-        and not differentiated.is_neg()
-        and _backend.compiled("cpu" if t.is_cpu else "cuda")
-    )
-
-
-def _rate(dropout: nn.Module) -> tuple[float, nn.Module | None]:
-    """The probability to drop with in the fused pass, and what else a layer put in nn.Dropout's place has to do."""
-    if type(dropout) is nn.Dropout and not (dropout._forward_hooks or dropout._forward_pre_hooks):
-        return (dropout.p if dropout.training else 0.0), None
-    return 0.0, dropout
-
-
-def _check_limit(call: RowsCall, max_len: int) -> None:
-    """Rows 0 .. max_len - 1 of the encoding, as an index into a table of max_len rows would have it."""
-    rows, lowest = call.shape[-2], call.encoding.start
-    highest = lowest + max_len - 1
-    first: float
-    last: float
-    if call.positions is None:
-        first = lowest + call.start
-        last = first + rows - 1
-    elif not rows or not call.positions.numel() or call.device.type == "meta":
-        return
-    else:
-        p = call.positions
-        ahead = rows - 1 if call.are_starts else 0
-        if _checks.unreadable(p):
-            allowed = ((p >= lowest) & (p <= highest - ahead)).all()
-            torch._assert_async(allowed, _limit_message(lowest, highest, "others"))
-            return
-        first, last = torch.stack(p.aminmax()).tolist()  # on a device: the one wait
-        last += ahead
-    if rows and not (first >= lowest and last <= highest):
-        raise IndexError(_limit_message(lowest, highest, f"{last if first >= lowest else first}"))
-
-
-def _limit_message(lowest: int, highest: int, got: str) -> str:
-    return (
-        f"positions: expected {lowest} to {highest}, the rows that max_len allows, got {got}; raise max_len or leave "
-        "it unset, there is no table to outgrow"
-    )
+        return ", ".join([super().extra_repr(), *_layer.options(self), *bare])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ GOLDEN = Path(__file__).with_name("golden_conventions.json")
 
 
 def number(value: Any) -> Any:
-    """A position or a factor, at its exact value where it is an int or a float."""
-    return MP.mpf(value)
+    """A position at the exact value of an int or a float; a fraction to 50 digits."""
+    return MP.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else MP.mpf(value)
 
 
 def power(numerator: int, denominator: int) -> Any:

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -52,10 +53,12 @@ def sessions(page: str) -> str:
     return re.sub(r"^```.*$", "", page, flags=re.MULTILINE)
 
 
-def test_the_sessions(text: str, printing: None, backend: str) -> None:
+@pytest.mark.parametrize("kernels", ["as it is", "eager"])
+def test_the_sessions(text: str, printing: None, kernels: str) -> None:
     test = doctest.DocTestParser().get_doctest(sessions(text), {}, PAGE.name, str(PAGE), 0)
     said: list[str] = []
-    failed, tried = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF).run(test, out=said.append)
+    with sinpe.use_backend("eager") if kernels == "eager" else nullcontext():
+        failed, tried = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF).run(test, out=said.append)
     assert not failed, "".join(said)
     assert tried == text.count("\n>>> ") > 100
 
@@ -71,7 +74,7 @@ def test_a_wrong_number_would_be_found(text: str, printing: None) -> None:
 
 def test_the_generated_parts_are_the_catalogues(text: str, tool: ModuleType) -> None:
     assert tool.page(text) == text, "run python tools/conventions_page.py"
-    assert {part[1] for part in tool.PART.finditer(text)} == {"index", "sequences", "timesteps", "points", "grids"}
+    assert {part[2] for part in tool.PART.finditer(text)} == {"index", "sequences", "timesteps", "points", "grids"}
 
 
 def test_every_name_has_an_entry(text: str) -> None:

@@ -25,7 +25,7 @@ from sinpe_ext._catalogue import CATALOGUE, GRIDS, NAMES  # noqa: E402
 PAGE = ROOT / "docs" / "conventions.md"
 PICTURES = ROOT / "docs" / "images" / "conventions"
 PART = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
-PRINTING: dict[str, Any] = {"precision": 4, "sci_mode": False, "linewidth": 100}  # as the page's first block sets
+PRINTING: dict[str, Any] = {"precision": 4, "sci_mode": False, "linewidth": 140}  # as the page's first block sets
 
 TIMESTEPS = ("ddpm", "adm", "flux")
 POINTS = tuple(name for name, entry in CATALOGUE.items() if entry.arrangement)
@@ -36,10 +36,10 @@ DIMS = {"cogvideo3d": 16, "t2t2d": 10, "multidim2d": 10, "multidim3d": 16, "mona
 FIELDS = {"doubled_index": {"exponent_dim": 2}}
 PLACES = 64  # rows of a picture
 UNIT = ("flux", *POINTS)  # drawn at 64 places of 0..1
-COLOURS = 48  # of a picture, for its size
+COLOURS = 200  # of a picture, for its size
 
 ODD = {
-    "truncate": "An odd dim ends in a sin; the exponent divides by the odd dim.",
+    "truncate": "An odd dim ends in a sin.",
     "pad": "An odd dim is the even one below it and a zero channel.",
     "round": "An odd dim is the even one above it without its last channel.",
 }
@@ -100,7 +100,9 @@ def dims_of(name: str) -> str:
     """What a convention makes of a dim, in a sentence."""
     dims = accepted(name)
     if name not in GRIDS:
-        return ODD[encoding(name, 9).odd]
+        found = sinpe.convention(name, 9)
+        divided = " The exponent divides by the odd dim." if found.odd == "truncate" and not found.exponent_dim else ""
+        return ODD[found.odd] + divided
     for step in range(1, dims[0] + 1):
         if dims == list(range(dims[0], 65, step)) and dims[0] in (1, step):
             return "Any number of channels." if step == 1 else f"The number of channels is a multiple of {step}."

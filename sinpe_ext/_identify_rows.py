@@ -1,0 +1,226 @@
+"""The encoding of rows of one coordinate: names as they are, then any base, start, amplitude and scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _catalogue, _frequency
+from ._identify_candidates import Candidate, Found, Template, settle
+from ._identify_explain import LENIENCE, channels_of, readings, wave_of
+from ._identify_fit import COSINE, SINE, Channels
+from ._identify_refine import Fit, Samples, find, spread
+from ._identify_table import Refused, Table, angle_errors, regular
+from .encoding import COS_FREQUENCIES, LAYOUTS, Encoding
+
+STARTS = (0, 1, 2)
+FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four numbers
+WELL = 0.1  # error of a fit, relative to its amplitude, that is worth comparing
+LEAST_SWEEP = 3.0  # radians that a fast column passes, before a column alone is taken for a sinusoid
+PADDING = -0.5  # fairseq's own first position is 2, its table starts at 0
+
+
+def search(table: Table) -> Found:
+    """The encodings whose rows these are. Raises Refused for what cannot be rows of one."""
+    refuse_early(table)
+    table.look()
+    if table.number < 2:
+        raise Refused("one row does not tell which encoding it is")
+    samples = table.samples()
+    _refuse_constant(samples)
+    templates = templates_of(table.dim)
+    places = places_of(table)
+    found = settle(table, named(table, samples, templates), places, None)
+    if not found.fitting:
+        blind = settle(table, fitted(table, samples, templates), places, None)
+        if blind.fitting or not found.closest or (blind.closest and _nearer(blind, found)):
+            found = blind
+    if not found.fitting and not found.closest:
+        found.reason = "its columns are smooth, but no ladder of frequencies gives them (learned values, perhaps)"
+    return found
+
+
+def refuse_early(table: Table) -> None:
+    """In milliseconds, from the first rows."""
+    sample = table.rows[: min(table.number, 64)]
+    half = table.dim // 2
+    if table.dim >= 4 and table.dim % 2 == 0:
+        halves = torch.equal(sample[:, :half], sample[:, half:])
+        pairs = torch.equal(sample[:, 0::2], sample[:, 1::2])
+        if (halves or pairs) and bool((sample != sample[0]).any()):
+            raise Refused(
+                "every frequency stands twice with the same function: the cos or sin cache of a rotary encoding, which "
+                "multiplies queries and keys and is not added"
+            )
+    if not regular(table.rows):
+        raise Refused("its columns are no sinusoids: learned values, a weight or noise")
+
+
+def _refuse_constant(samples: Samples) -> None:
+    if bool((samples.values == samples.values[0]).all()):
+        raise Refused("all of its rows are equal")
+
+
+def _nearer(one: Found, other: Found) -> bool:
+    return bool(one.closest and other.closest and one.closest.verdict.rms < 0.5 * other.closest.verdict.rms)
+
+
+def places_of(table: Table) -> Callable[[int], list[Tensor]]:
+    """Positions of the rows, before start is added, behind some extra ones."""
+    return lambda extra: [torch.arange(table.number) - extra]
+
+
+def templates_of(dim: int) -> list[Template]:
+    """Every convention at a dim, then the family's other members as "custom"."""
+    found = []
+    for rank, name in enumerate(_catalogue.CATALOGUE):
+        try:
+            encoding = _catalogue.convention(name, dim)
+        except ValueError:
+            continue
+        found.append(Template(name, encoding, _builder(name, dim), rank))
+    known = {_key(template.encoding) for template in found}
+    odd = ("truncate", "pad", "round") if dim % 2 else ("truncate",)
+    for layout in LAYOUTS:
+        for own in COS_FREQUENCIES:
+            for policy in odd:
+                encoding = Encoding(dim, layout=layout, cos_frequency=own, odd=policy)
+                if _key(encoding) not in known:
+                    known.add(_key(encoding))
+                    found.append(Template("custom", encoding, encoding_builder(encoding), 100))
+    return found
+
+
+def _builder(name: str, dim: int) -> Callable[[dict[str, Any]], Any]:
+    return lambda fields: _catalogue.convention(name, dim, **fields)
+
+
+def encoding_builder(encoding: Encoding) -> Callable[[dict[str, Any]], Any]:
+    return lambda fields: encoding.replace(**fields)
+
+
+def _key(encoding: Encoding) -> tuple[Any, ...]:
+    """Equal for encodings whose channels have the same kinds and places on the ladder."""
+    return key_of(channels_of(encoding.replace(start=0, position_scale=1.0, amplitude=1.0)))
+
+
+def key_of(channels: Channels) -> tuple[Any, ...]:
+    return tuple(channels.kinds.tolist()), tuple(channels.index.tolist())
+
+
+def named(table: Table, samples: Samples, templates: list[Template]) -> list[Candidate]:
+    """Conventions as they are, from one of the usual first positions."""
+    rows = spread(len(samples.rows), 64)
+    t, values = samples.rows[rows].double(), samples.values[rows]
+    columns = spread(table.dim, 256)
+    values = values[:, columns]
+    tried: dict[tuple[Any, ...], bool] = {}
+    candidates = []
+    for template in templates:
+        if template.name == "custom" or not isinstance(template.encoding, Encoding):
+            continue
+        channels = channels_of(template.encoding)
+        channels = Channels(channels.kinds[columns], channels.index[columns])
+        wave = wave_of(template.encoding)
+        for start in dict.fromkeys((template.encoding.start, *STARTS)):
+            for extra in dict.fromkeys((0, table.leading)):
+                if extra and start == extra + (template.encoding.start or 0):
+                    continue
+                here = wave._replace(start=float(start - extra))
+                key = (here, _ends(channels))
+                if key not in tried:
+                    value = here.at(t, channels)
+                    allowed = angle_errors(here, t, channels) + value.abs() * 2 * table.precision
+                    tried[key] = bool((((values - value).abs() <= allowed).all(1)).double().mean() > 0.5)
+                if tried[key]:
+                    fields = {} if start == template.encoding.start else {"start": start}
+                    candidates.append(_candidate(table, template, fields, 1.0 * bool(fields), True, extra))
+    return [candidate for candidate in candidates if candidate is not None]
+
+
+def _ends(channels: Channels) -> tuple[Any, ...]:
+    return hash(tuple(channels.kinds.tolist())), hash(tuple(channels.index.tolist()))
+
+
+def _candidate(
+    table: Table, template: Template, fields: dict[str, Any], cost: float, sure: bool, extra: int
+) -> Candidate | None:
+    try:
+        encoding = template.build(fields)
+    except (ValueError, OverflowError):
+        return None
+    padded = template.name == "fairseq" and fields == {"start": 0} and len(table.zero_rows) == 1 and not extra
+    return Candidate(template, fields, encoding, PADDING if padded else cost, sure, extra)
+
+
+def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Candidate]:
+    """Any base, start, amplitude and scale, for each way that sin and cos may stand in the channels."""
+    if len(samples.rows) < FEWEST_ROWS or samples.values.numel() < FEWEST_VALUES:
+        return []
+    noise = table.noise(table.size)
+    structures: dict[tuple[Any, ...], list[Template]] = {}
+    for template in templates:
+        structures.setdefault(_key(template.encoding), []).append(template)  # type: ignore[arg-type]
+    results = []
+    for group in structures.values():
+        channels = channels_of(group[0].encoding)  # type: ignore[arg-type]
+        if not _possible(samples, channels):
+            continue
+        rates = {wave_of(template.encoding).rate for template in group}  # type: ignore[arg-type]
+        for fit in find(samples, channels, noise, sorted(rates))[:2]:
+            if fit.error < WELL * abs(fit.wave.amplitude) and _turns_enough(fit, channels, len(samples.rows)):
+                results.append((fit.error, group, fit))
+    results.sort(key=lambda result: result[0])
+    candidates = []
+    for error, group, fit in results:
+        if error > 3 * results[0][0] + noise:
+            break
+        for template in group:
+            candidates += _read(table, samples, template, fit, noise)
+    return candidates
+
+
+def _possible(samples: Samples, channels: Channels) -> bool:
+    """Whether the columns that must be zero are, and no other is."""
+    zero = (samples.values == 0).all(0)
+    return bool((zero == (channels.kinds > COSINE)).all()) or not bool((zero & (channels.kinds == COSINE)).any() | (~zero & (channels.kinds > COSINE)).any())
+
+
+def _turns_enough(fit: Fit, channels: Channels, rows: int) -> bool:
+    sweep = rows * float(fit.wave.ladder().at(channels.index).abs().max())
+    single = len({int(kind) for kind in channels.kinds.unique()} & {SINE, COSINE}) == 1
+    return sweep >= LEAST_SWEEP if single else sweep >= 0.02
+
+
+def _read(table: Table, samples: Samples, template: Template, fit: Fit, noise: float) -> list[Candidate]:
+    """The fit in the words of one template."""
+    encoding = template.encoding
+    assert isinstance(encoding, Encoding)
+    own = wave_of(encoding)
+    if own.decay * fit.wave.decay < 0 and template.name != "custom":
+        return []  # one ladder rises, the other falls: the name would mislead
+    extra = table.leading if fit.wave.start < 0 else 0
+    moved = Samples(samples.rows - extra, samples.values)
+    shifted = Fit(fit.wave._replace(start=fit.wave.start + extra), fit.slack, fit.error)
+    found = []
+    for reading in readings(encoding, shifted, moved, noise):
+        sure = certain(encoding, reading.fields, fit)
+        found.append(_candidate(table, template, reading.fields, reading.cost, sure, extra))
+    return [candidate for candidate in found if candidate is not None]
+
+
+def certain(template: Encoding, fields: dict[str, Any], fit: Fit) -> bool:
+    """Whether a round base is unlikely to lie so near by chance."""
+    ladder = [name for name in ("base", "shift", "exponent_dim", "exponent_scale") if name in fields]
+    if not ladder:
+        return True
+    if ladder[0] != "base":
+        return False
+    _, _, exponent_dim = _frequency.shape(template)
+    digits = len(f"{fields['base']:.15g}".replace(".", "").strip("0").split("e")[0])
+    step = max(float(exponent_dim) / 2, 1.0) * fit.slack.decay
+    return max(step, LENIENCE) * 10.0 ** min(digits, 12) < 0.05 and math.isfinite(step)

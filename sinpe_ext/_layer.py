@@ -1,0 +1,104 @@
+"""What the layers share: their fast path, their limit of rows, and what they print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from . import _backend, _checks
+from ._grid_call import GridCall
+from ._operator import is_traced
+from .encoding import Encoding
+
+_grad_enabled = torch.is_grad_enabled
+
+
+def options(layer: Any) -> list[str]:
+    """What both layers print of themselves: the encoding, and what differs from its default."""
+    parts = [repr(layer.encoding)]
+    parts += [f"max_len={layer.max_len}"] if layer.max_len is not None else []
+    parts += ["batch_first=False"] if not layer.batch_first else []
+    parts += [f"scale={layer.scale:g}"] if layer.scale != 1.0 else []
+    parts += [f"alpha={layer._first_alpha:g}"] if layer._first_alpha != 1.0 else []
+    return [*parts, "learned_alpha=True"] if isinstance(layer.alpha, nn.Parameter) else parts
+
+
+def not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
+    if max_norm is not None or scale_grad_by_freq:
+        raise ValueError(
+            f"max_norm, scale_grad_by_freq: expected None and False, got {max_norm} and {scale_grad_by_freq}; they are "
+            "nn.Embedding's alone, use it with SinusoidalPositionalEncoding"
+        )
+
+
+def is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: Any, padding_mask: Any) -> bool:
+    """Whether a call is one that a kernel serves without any of the layers above it. Attributes may be set anew."""
+    dropout = layer._modules.get("dropout")
+    return (
+        type(t) is Tensor
+        and not layer.training
+        and layer.batch_first
+        and type(layer.scale) is float
+        and "alpha" in vars(layer)  # a parameter is elsewhere
+        and type(layer.alpha) is float
+        and layer.alpha == 1.0
+        and type(layer.encoding) is Encoding
+        and layer.encoding.angle == "exact"
+        and type(dropout) is nn.Dropout
+        and not dropout.training
+        and not dropout._forward_hooks
+        and not dropout._forward_pre_hooks
+        and (t.is_cpu or t.is_cuda)
+        and positions is None
+        and padding_mask is None
+        and type(start) is int
+        and abs(start) < 4611686018427387904  # 2**62; a CUDA kernel has no way to refuse rows beyond int64
+        and not (differentiated.requires_grad and _grad_enabled())
+        and forward_ad._current_level < 0
+        and not is_traced()
+        and not t.is_neg()
+        and not differentiated.is_neg()
+        and _backend.compiled("cpu" if t.is_cpu else "cuda")
+    )
+
+
+def rate(dropout: nn.Module) -> tuple[float, nn.Module | None]:
+    """The probability to drop with in the fused pass, and what else a layer put in nn.Dropout's place has to do."""
+    if type(dropout) is nn.Dropout and not (dropout._forward_hooks or dropout._forward_pre_hooks):
+        return (dropout.p if dropout.training else 0.0), None
+    return 0.0, dropout
+
+
+def check_limit(call: Any, max_len: int) -> None:
+    """Rows 0 .. max_len - 1 of the encoding, as an index into a table of max_len rows would have it."""
+    one_axis = isinstance(call, GridCall)  # a sequence behind extra tokens
+    rows, lowest = call.shape[-2], call.firsts[0] if one_axis else call.encoding.start
+    highest = lowest + max_len - 1
+    first: float
+    last: float
+    if call.positions is None:
+        first = lowest + int(call.starts[0] if one_axis else call.start)
+        last = first + rows - 1
+    elif not rows or not call.positions.numel() or call.device.type == "meta":
+        return
+    else:
+        p = call.positions
+        ahead = rows - 1 if not one_axis and call.are_starts else 0
+        if _checks.unreadable(p):
+            allowed = ((p >= lowest) & (p <= highest - ahead)).all()
+            torch._assert_async(allowed, _limit_message(lowest, highest, "others"))
+            return
+        first, last = torch.stack(p.aminmax()).tolist()  # on a device: the one wait
+        last += ahead
+    if rows and not (first >= lowest and last <= highest):
+        raise IndexError(_limit_message(lowest, highest, f"{last if first >= lowest else first}"))
+
+
+def _limit_message(lowest: int, highest: int, got: str) -> str:
+    return (
+        f"positions: expected {lowest} to {highest}, the rows that max_len allows, got {got}; raise max_len or leave "
+        "it unset, there is no table to outgrow"
+    )
