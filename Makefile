@@ -14,18 +14,19 @@ TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 
 # An active environment is used unless VENV is given.
-export PYTHON TORCH TORCH_INDEX_URL VENV
+export PYTHON TORCH TORCH_INDEX_URL VENV PEERS_VENV
 
 # A line of shell: py is the environment's Python; its folder comes first on the PATH, for cmake, ninja, ruff from pip.
 define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test bench train build cpp asan cuda-check lint format clean distclean
+.PHONY: help demo test test-peers bench train build cpp asan cuda-check lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
 	@echo "make test    set up, then ctest and pytest                                      PYTEST_ARGS=\"-k add\""
+	@echo "make test-peers   the encodings against diffusers, transformers, timm and others themselves, which it installs"
 	@echo "make bench   set up, then the benchmarks                                        BENCH_ARGS="
 	@echo "make train   set up, then a small language model with these layers and with torch's   TRAIN_ARGS=\"--steps 1000\""
 	@echo "make build   set up alone: environment, torch, compiled libraries"
@@ -45,6 +46,10 @@ demo:
 
 test:
 	@$(call environment,test) && $(MAKE) cpp && exec $$py -m pytest $(PYTEST_ARGS)
+
+# In an environment of its own, .venv-peers, on top of the usual one. The table it prints is also build/peers.md.
+test-peers:
+	@py=$$(tools/setup_peers.sh) && SINPE_EXT_REQUIRE_PEERS=1 exec $$py -m pytest tests/peers --require-backend=compiled $(PYTEST_ARGS)
 
 bench:
 	@$(call environment,bench) && exec $$py -m sinpe_ext bench $(BENCH_ARGS)
@@ -82,4 +87,4 @@ clean:
 	find . -path './.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(if $(VENV),$(VENV),.venv)
+	rm -rf $(if $(VENV),$(VENV),.venv) $(if $(PEERS_VENV),$(PEERS_VENV),.venv-peers)

@@ -3,14 +3,16 @@
 Second to the exact encoding in every respect but one: the numbers are those that the model saw. PyTorch operations in
 the order of the code that is imitated, so that a CPU gives its bits. Which order is told by the fields:
 
-    float32_exp   angle = position * exp(arange(0, dim, 2) * (-log(base) / dim))    the tutorial; with shift=1 fairseq,
-                                                                                    M2M100, MusicGen, Whisper
-      halves, shift not 1   angle = position * exp(-log(base) * arange(h) / (h - shift))  guided-diffusion, DiT, diffusers
-    float32_pow   angle = position / pow(base, arange(0, dim, 2) / dim)             documents 000 to 003, DETR
-      halves, or odd="round"   angle = position * (1 / pow(base, arange(0, dim, 2) / dim))  CTRL, timm, MONAI, big_vision,
-                                                                                    positional-encodings
+    float32_exp   position * exp(arange(0, dim, 2) * (-log(base) / dim))
+                  the tutorial; with shift=1 fairseq, M2M100, MusicGen, Whisper
+      but         position * exp(-log(base) * arange(h) / (h - shift))
+                  in halves, where shift is not 1: guided-diffusion, DiT, diffusers
+    float32_pow   position / pow(base, arange(0, dim, 2) / dim)
+                  documents 000 to 003, DETR
+      but         position * (1 / pow(base, arange(0, dim, 2) / dim))
+                  in halves, or with odd="round": CTRL, timm, MONAI, big_vision, positional-encodings
 
-"halves" are the layouts in which sines stand apart from cosines. position_scale multiplies the position before anything
+"In halves" means a layout in which sines stand apart from cosines. position_scale multiplies the position before anything
 else, as FLUX does; the exponent's other factors (shift, exponent_scale, unit) stand where the encoding has them. Where
 two libraries differ in their order but in no field, one of them is imitated and the other is close: `make test-peers`
 lists which, with the difference.

@@ -133,7 +133,7 @@ def settle(
     errors = [float((value - sample).square().mean().sqrt()) for value, _ in values]
     if not errors:
         return Found()
-    limit = 1.5 * min(errors) + table.noise(table.size)
+    limit = 1.5 * min(errors) + table.noise().size
     order = sorted(
         range(len(values)),
         key=lambda k: (errors[k] > limit, candidates[k].cost, candidates[k].template.rank, errors[k]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -13,12 +13,14 @@ import torch
 
 from . import _frequency
 from ._identify_fit import COSINE, SINE, ZERO, Channels
-from ._identify_refine import Fit, Samples, Wave, solve
+from ._identify_refine import FINEST, Fit, Noise, Samples, Wave, solve
 from .encoding import Encoding
 
 UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 FEW_DIGITS = 3
 MOST_DIGITS = 6  # of a number that nobody chose
+WORSE = 0.03  # by which a rounder number may raise the error
+LARGEST_PART = 256  # of a fraction such as 14 / 24
 LENIENCE = 3e-7  # relative: what the usual float32 formula does to a round number
 
 
@@ -58,7 +60,7 @@ def wave_of(encoding: Encoding) -> Wave:
     return Wave(rate, exponent(encoding) * math.log(encoding.base), float(encoding.start), encoding.amplitude)
 
 
-def readings(template: Encoding, fit: Fit, samples: Samples, noise: float) -> Iterator[Reading]:
+def readings(template: Encoding, fit: Fit, samples: Samples, noise: Noise) -> Iterator[Reading]:
     """Ways to write the wave of a fit as fields of a template."""
     channels = channels_of(template)
     own = wave_of(template)
@@ -67,25 +69,49 @@ def readings(template: Encoding, fit: Fit, samples: Samples, noise: float) -> It
     start = round(fit.wave.start)
     if start != template.start:
         fields["start"], cost = start, 1.0
+    limit = fit.error * (1 + WORSE) + noise.size * WORSE * (FINEST if noise.relative else 1.0)
+
+    def with_rate(rate: float) -> Fit:
+        return solve(samples, channels, fit.wave._replace(rate=rate), ("decay", "amplitude"), noise, 3)
+
     unit = UNITS[template.unit]
-    if abs(fit.wave.rate - own.rate) <= abs(own.rate) * max(fit.slack.rate, LENIENCE):
+    if _near(fit.wave.rate, own.rate, fit.slack.rate):
         rate = own.rate
     else:
-        value, digits = _scale(fit.wave.rate / unit, fit.slack.rate)
+        value, digits = _scale(fit.wave.rate / unit, fit.slack.rate, lambda scale: with_rate(scale * unit).error <= limit)
         fields["position_scale"], rate = value, value * unit
         cost += 2 + digits
-    fit = solve(samples, channels, fit.wave._replace(rate=rate), ("decay", "amplitude"), noise)
-    for of_ladder, price in _ladder_fields(template, fit.wave.decay, fit.slack.decay):
+    fit = with_rate(rate)
+
+    def with_decay(decay: float) -> Fit:
+        return solve(samples, channels, fit.wave._replace(decay=decay), ("amplitude",), noise, 2)
+
+    def decay_of(changed: dict[str, Any]) -> float:
+        return wave_of(template.replace(**changed)).decay
+
+    def as_well(**changed: Any) -> bool:
         try:
-            decay = wave_of(template.replace(**of_ladder)).decay if of_ladder else own.decay
+            return with_decay(decay_of(changed)).error <= limit
         except (ValueError, OverflowError):
-            continue
-        last = solve(samples, channels, fit.wave._replace(decay=decay), ("amplitude",), noise)
-        of_size, worth = _amplitude(template, last.wave.amplitude, last.slack.amplitude)
+            return False
+
+    for of_ladder, price in _ladder_fields(template, fit.wave.decay, fit.slack.decay, as_well):
+        last = with_decay(decay_of(of_ladder))
+
+        def as_large(amplitude: float, wave: Wave = last.wave) -> bool:
+            return solve(samples, channels, wave._replace(amplitude=amplitude), (), noise, 0).error <= limit
+
+        of_size, worth = _amplitude(template, last.wave.amplitude, last.slack.amplitude, as_large)
         yield Reading({**fields, **of_ladder, **of_size}, cost + price + worth)
 
 
-def _ladder_fields(template: Encoding, decay: float, slack: float) -> Iterator[tuple[dict[str, Any], float]]:
+def _near(value: float, other: float, slack: float) -> bool:
+    return abs(value - other) <= abs(other) * max(slack, LENIENCE)
+
+
+def _ladder_fields(
+    template: Encoding, decay: float, slack: float, as_well: Callable[..., bool]
+) -> Iterator[tuple[dict[str, Any], float]]:
     """base, shift, exponent_dim or exponent_scale, whichever is read as changed."""
     index = channels_of(template).index
     reach, step, log_base = float(index.max()), exponent(template), math.log(template.base)
@@ -94,7 +120,7 @@ def _ladder_fields(template: Encoding, decay: float, slack: float) -> Iterator[t
         return
     log = decay / step
     if abs(log) < 600:
-        value, digits = rounded(math.exp(log), slack / step)
+        value, digits = rounded(math.exp(log), abs(slack / step), lambda base: as_well(base=base))
         yield {"base": value}, 2 + digits
     if not log_base or not decay or decay * log_base < 0:
         return
@@ -102,52 +128,54 @@ def _ladder_fields(template: Encoding, decay: float, slack: float) -> Iterator[t
     wanted = float(template.exponent_scale) * log_base / decay  # half - shift
     off = wanted * max(slack / abs(decay), LENIENCE)
     shift = round(2 * (half - wanted)) / 2
-    if abs(half - wanted - shift) <= off and shift < half and shift != template.shift and abs(shift) < 100:
+    near = abs(half - wanted - shift) <= off and shift < half and abs(shift) < 100
+    if near and shift != template.shift and as_well(shift=shift):
         yield {"shift": shift}, 3 + _digits(shift)
     dim = round(2 * (wanted + float(template.shift)))
-    if abs(2 * (wanted + float(template.shift)) - dim) <= 2 * off and dim > 0:
+    if dim > 0 and abs(2 * (wanted + float(template.shift)) - dim) <= 2 * off and as_well(exponent_dim=dim):
         yield {"exponent_dim": dim}, 5 + min(_digits(dim), FEW_DIGITS)
     scale = decay * (half - float(template.shift)) / log_base
-    value, digits = rounded(scale, slack / abs(decay))
+    value, digits = rounded(scale, slack / abs(decay), lambda by: as_well(exponent_scale=by))
     if digits <= FEW_DIGITS:
         yield {"exponent_scale": value}, 4 + digits
 
 
-def _amplitude(template: Encoding, amplitude: float, slack: float) -> tuple[dict[str, Any], float]:
+def _amplitude(
+    template: Encoding, amplitude: float, slack: float, as_well: Callable[[float], bool]
+) -> tuple[dict[str, Any], float]:
     own, relative = template.amplitude, slack / max(abs(amplitude), 1e-300)
-    lenient = max(relative, LENIENCE)
-    if abs(amplitude - own) <= abs(own) * lenient:
+    if _near(amplitude, own, relative):
         return {}, 0.0
-    value, digits = rounded(amplitude, relative)
+    value, digits = rounded(amplitude, relative, as_well)
     if digits > FEW_DIGITS - 1:
         root = math.sqrt(template.dim)
         for size in (root, 1 / root, math.sqrt(2) / root, 1 / template.dim, math.sqrt(0.5)):
             known = math.copysign(size, amplitude)
-            if abs(amplitude - known) <= abs(known) * lenient:
+            if _near(amplitude, known, relative):
                 return {"amplitude": known}, 4.0
     return {"amplitude": value}, 2.0 + digits
 
 
-def _scale(value: float, slack: float) -> tuple[float, float]:
+def _scale(value: float, slack: float, as_well: Callable[[float], bool]) -> tuple[float, float]:
     """A position_scale: a short decimal, a small fraction, or either times pi."""
-    best, digits = rounded(value, slack)
+    best, digits = rounded(value, slack, as_well)
     if digits <= FEW_DIGITS:
         return best, digits
-    lenient = max(slack, LENIENCE)
     for factor, price in ((1.0, 3.0), (2 * math.pi, 3.5), (math.pi, 3.5)):
-        close = Fraction(value / factor).limit_denominator(512)
+        close = Fraction(value / factor).limit_denominator(LARGEST_PART)
         known = factor * close.numerator / close.denominator
-        if abs(close.numerator) <= 512 and abs(known - value) <= abs(value) * lenient:
+        if abs(close.numerator) <= LARGEST_PART and _near(known, value, slack) and as_well(known):
             return known, price
     return best, digits
 
 
-def rounded(value: float, slack: float) -> tuple[float, int]:
-    """The decimal of fewest digits within a relative slack (a little more for very few digits), and their number."""
-    for digits in range(1, 17):
-        text = f"{value:.{digits - 1}e}"
-        close = float(text)
-        if abs(close - value) <= abs(value) * (max(slack, LENIENCE) if digits <= FEW_DIGITS else slack):
+def rounded(value: float, slack: float, as_well: Callable[[float], bool] | None = None) -> tuple[float, int]:
+    """The decimal of fewest digits within a relative slack that fits as well, and the number of its digits."""
+    for digits in range(1, 16):
+        close = float(f"{value:.{digits - 1}e}")
+        if abs(close - value) > abs(value) * (max(slack, LENIENCE) if digits <= FEW_DIGITS else slack):
+            continue
+        if as_well is None or as_well(close):
             return close, min(_digits(close), MOST_DIGITS)
     return value, MOST_DIGITS
 

@@ -8,6 +8,7 @@ x[t + L] + x[t - L] = 2 cos(L w_j) x[t]. Both are measured at growing lags L, so
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ TAU = 2 * math.pi
 LOG2 = math.log(2)
 PAIRS_DIFFER = 0.2  # relative spread of sin^2 + cos^2 that no rounding explains
 FREQUENCY_ROUNDING = 3e-7  # relative, of the usual float32 formula
+LEAST_AGREEMENT = 0.3  # of what a ladder foretells, weighed by how sharply
+LARGEST_DECAY = 16.0  # logarithm of the base, where it is scanned
 MAX_START = 2**20
 SCANNED = 48
 
@@ -116,8 +119,34 @@ def _recurrence(x: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     return best, error
 
 
-def ladders(columns: Columns) -> list[Ladder]:
-    """Ladders that pass through the measured frequencies, best first, at most three."""
+def ladders(columns: Columns, rates: Sequence[float] = ()) -> list[Ladder]:
+    """Ladders that pass through the measured frequencies, best first, at most three.
+
+    Two columns that turn less than pi a row give a ladder; where there are none, `rates` are tried as its first rung.
+    """
+    found = _drawn(columns)
+    for rate in rates:
+        if not found and abs(rate) > math.pi and columns.signed:
+            found = _scanned(columns, rate)
+    return found
+
+
+def _scanned(columns: Columns, rate: float) -> list[Ladder]:
+    """Ladders of a known rate, the decay tried in steps that no column turns far in."""
+    reach = max(float(columns.index.max()), 1.0)
+    some = torch.linspace(0, len(columns.index) - 1, min(len(columns.index), SCANNED)).round().long().unique()
+    decay = torch.arange(0.5, LARGEST_DECAY, 0.6 / abs(rate), dtype=torch.float64) / reach
+    frequency = rate * torch.exp(-decay[:, None] * columns.index[some])
+    score = (columns.turned[some] - frequency).cos_().sum(1)
+    found: list[Ladder] = []
+    for k in score.argsort(descending=True)[:4].tolist():
+        grown = _grow(columns, Ladder(rate, float(decay[k])), torch.full_like(columns.index, 0.25))
+        if grown:
+            found.append(grown)
+    return found[:3]
+
+
+def _drawn(columns: Columns) -> list[Ladder]:
     index, turned = columns.index, columns.turned
     relative = columns.error / turned.abs().clamp_min(1e-300)
     order = index.argsort()
@@ -143,9 +172,12 @@ def ladders(columns: Columns) -> list[Ladder]:
     expected = columns.error + frequency.abs() * (drift + FREQUENCY_ROUNDING)
     told = expected < 0.3
     hit = _distance(columns, frequency) < 5 * expected + 1e-9
-    score = torch.where(hit, (math.pi / (5 * expected + 1e-5)).log().clamp_min(0), -4.0).mul(told).sum(1)
+    worth = (math.pi / (5 * expected + 1e-5)).log().clamp_min(0) * told
+    score = torch.where(hit, worth, -4.0 * told).sum(1)
     found: list[Ladder] = []
-    for k in score.argsort(descending=True)[:12].tolist():
+    for k in score.argsort(descending=True)[:8].tolist():
+        if float(score[k]) < LEAST_AGREEMENT * float(worth[k].sum()):
+            continue
         grown = _grow(columns, Ladder(float(rate[k]), float(decay[k])), expected[k])
         if grown and not any(math.isclose(grown.decay, other.decay, rel_tol=1e-4) for other in found):
             found.append(grown)

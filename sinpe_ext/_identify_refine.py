@@ -12,7 +12,9 @@ from torch import Tensor
 from ._identify_fit import COSINE, TAU, ZERO, Channels, Ladder, first_position, ladders, measure
 
 ROWS, COLUMNS = 384, 128  # looked at in one step
+WELL = 0.1  # error of a fit, relative to its amplitude, that is worth comparing
 WINDOW = 256  # consecutive rows that frequencies are first measured on
+FINEST = 1 / 16  # relative to the largest value: below it nothing is gained
 NAMES = ("rate", "decay", "start", "amplitude")
 
 
@@ -43,6 +45,13 @@ class Fit(NamedTuple):
     error: float
 
 
+class Noise(NamedTuple):
+    """Rounding of stored values: the error of a large one, and whether it is relative to each (16-bit types)."""
+
+    size: float
+    relative: bool
+
+
 class Samples(NamedTuple):
     """Rows of a table by their number, ascending: (n,), (n, m)."""
 
@@ -55,26 +64,25 @@ def spread(number: int, most: int) -> Tensor:
     return torch.linspace(0, number - 1, min(number, most), dtype=torch.float64).round().long().unique()
 
 
-def find(samples: Samples, channels: Channels, noise: float, rates: Sequence[float] = ()) -> list[Fit]:
-    """Waves that may be these samples, from nothing but the channels' kinds; best first."""
-    fits: list[Fit] = []
-    for begin, end in _windows(samples.rows):
-        columns = measure(samples.values[begin:end], channels, noise)
-        if columns is None:
-            continue
-        for ladder in ladders(columns):
-            window = samples.values[begin:end]
-            start, amplitude = first_position(window, channels, ladder, noise)
-            wave = Wave(*ladder, start - int(samples.rows[begin]), amplitude)
-            fit = _grown(samples, channels, wave, begin, end, noise)
-            if fit is not None:
-                fits.append(fit)
-        if fits and fits[0].error < 0.01 * abs(fits[0].wave.amplitude):
+def find(
+    samples: Samples, channels: Channels, noise: Noise, window: tuple[int, int], rates: Sequence[float] = ()
+) -> Fit | None:
+    """The wave that these samples may be, from nothing but the channels' kinds; measured first on a window of rows."""
+    begin, end = window
+    best: Fit | None = None
+    columns = measure(samples.values[begin:end], channels, noise.size)
+    for ladder in ladders(columns, rates) if columns else ():
+        start, amplitude = first_position(samples.values[begin:end], channels, ladder, noise.size)
+        wave = Wave(*ladder, start - int(samples.rows[begin]), amplitude)
+        fit = _grown(samples, channels, wave, begin, end, noise)
+        if fit is not None and (best is None or fit.error < best.error):
+            best = fit
+        if best is not None and best.error < WELL * abs(best.wave.amplitude):
             break
-    return sorted(fits, key=lambda fit: fit.error)
+    return best
 
 
-def _windows(rows: Tensor) -> list[tuple[int, int]]:
+def windows(rows: Tensor) -> list[tuple[int, int]]:
     """Runs of consecutive rows: the longest, then parts of it, should some rows be spoilt."""
     breaks = ((rows[1:] - rows[:-1]) != 1).nonzero().flatten().add(1).tolist()
     edges = [0, *breaks, len(rows)]
@@ -90,7 +98,7 @@ def _windows(rows: Tensor) -> list[tuple[int, int]]:
     return windows
 
 
-def _grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: int, noise: float) -> Fit | None:
+def _grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: int, noise: Noise) -> Fit | None:
     """Fits on the window, then on ever more rows around it; None where the window itself does not fit."""
     inside = Samples(samples.rows[begin:end], samples.values[begin:end])
     fit = solve(inside, channels, wave, NAMES, noise)
@@ -105,29 +113,35 @@ def _grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: in
     return fit
 
 
-def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str], noise: float, steps: int = 8) -> Fit:
+def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str], noise: Noise, steps: int = 8) -> Fit:
     """Gauss-Newton steps in the free numbers; rows that do not fit at all weigh little."""
     live = channels.live()
     columns, rows = live[spread(len(live), COLUMNS)], spread(len(samples.rows), ROWS)
     t, x = samples.rows[rows].double()[:, None], samples.values[rows][:, columns]
     index, cosine = channels.index[columns], channels.kinds[columns] == COSINE
     reach = max(1.0, float(index.max()))
+    # A small value in 16 bits is known better than a large one.
+    fine = 1 / (x.abs() / x.abs().max().clamp_min(1e-300) + FINEST).square() if noise.relative else torch.ones_like(x)
+    fine /= fine.mean()
     chosen = [NAMES.index(name) for name in free if name != "decay" or float(index.max() - index.min()) > 0]
+    inverse = torch.zeros(len(chosen), len(chosen), dtype=torch.float64)
     for step in range(steps + 1):
         w = wave.ladder().at(index)
         angle = (t + wave.start) * w
         sine, cos = angle.sin(), angle.cos()
         value, slope = torch.where(cosine, cos, sine), wave.amplitude * torch.where(cosine, -sine, cos)
         left = x - wave.amplitude * value
-        typical = max(float(left.abs().mean(1).median()), noise)
-        weight = 1 / (1 + (left.abs().mean(1, keepdim=True) / (4 * typical)).square())
+        typical = max(float(left.abs().mean(1).median()), noise.size)
+        weight = fine / (1 + (left.abs().mean(1, keepdim=True) / (4 * typical)).square())
         rms = math.sqrt(float((left.square() * weight).mean() / weight.mean()))
-        if step == steps:
+        if step == steps or not chosen or not math.isfinite(rms):
             break
         parts = (slope * angle, -slope * angle * (index / reach), slope * w, value)
         basis = torch.stack([parts[k].flatten() for k in chosen], 1)
-        weighed = basis * weight.expand_as(left).reshape(-1, 1)
+        weighed = basis * weight.reshape(-1, 1)
         normal = weighed.T @ basis
+        if not bool(torch.isfinite(normal).all()):
+            return Fit(wave, Wave(0.0, 0.0, 0.0, 0.0), math.inf)
         scale = normal.diagonal().clamp_min(1e-300).sqrt()
         inverse = torch.linalg.pinv(normal / scale / scale[:, None], rtol=1e-13) / scale / scale[:, None]
         change = (inverse @ (weighed.T @ left.flatten())).tolist()
@@ -141,10 +155,9 @@ def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str],
         done = all(abs(a - b) <= 1e-15 * max(1.0, abs(a)) for a, b in zip(new, wave, strict=True))
         wave = new
         if done:
-            steps = step + 1
             break
     # Rounding errors of neighbouring rows are not independent: as many samples as there are columns.
-    sigma = max(rms, noise) * math.sqrt(len(rows))
+    sigma = max(rms, noise.size * (FINEST if noise.relative else 1.0)) * math.sqrt(len(rows))
     slack = dict.fromkeys(NAMES, 0.0)
     for place, k in enumerate(chosen):
         slack[NAMES[k]] = 4 * sigma * math.sqrt(max(float(inverse[place, place]), 0.0))

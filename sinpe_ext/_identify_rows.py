@@ -13,13 +13,12 @@ from . import _catalogue, _frequency
 from ._identify_candidates import Candidate, Found, Template, settle
 from ._identify_explain import LENIENCE, channels_of, readings, wave_of
 from ._identify_fit import COSINE, SINE, Channels
-from ._identify_refine import Fit, Samples, find, spread
-from ._identify_table import Refused, Table, angle_errors, regular
+from ._identify_refine import WELL, Fit, Noise, Samples, find, spread, windows
+from ._identify_table import SLACK, Refused, Table, angle_errors, regular
 from .encoding import COS_FREQUENCIES, LAYOUTS, Encoding
 
 STARTS = (0, 1, 2)
 FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four numbers
-WELL = 0.1  # error of a fit, relative to its amplitude, that is worth comparing
 LEAST_SWEEP = 3.0  # radians that a fast column passes, before a column alone is taken for a sinusoid
 PADDING = -0.5  # fairseq's own first position is 2, its table starts at 0
 
@@ -134,7 +133,7 @@ def named(table: Table, samples: Samples, templates: list[Template]) -> list[Can
                 key = (here, _ends(channels))
                 if key not in tried:
                     value = here.at(t, channels)
-                    allowed = angle_errors(here, t, channels) + value.abs() * 2 * table.precision
+                    allowed = angle_errors(here, t, channels) + table.size * (table.precision + SLACK)
                     tried[key] = bool((((values - value).abs() <= allowed).all(1)).double().mean() > 0.5)
                 if tried[key]:
                     fields = {} if start == template.encoding.start else {"start": start}
@@ -161,23 +160,27 @@ def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Ca
     """Any base, start, amplitude and scale, for each way that sin and cos may stand in the channels."""
     if len(samples.rows) < FEWEST_ROWS or samples.values.numel() < FEWEST_VALUES:
         return []
-    noise = table.noise(table.size)
+    noise = table.noise()
     structures: dict[tuple[Any, ...], list[Template]] = {}
     for template in templates:
         structures.setdefault(_key(template.encoding), []).append(template)  # type: ignore[arg-type]
-    results = []
-    for group in structures.values():
-        channels = channels_of(group[0].encoding)  # type: ignore[arg-type]
-        if not _possible(samples, channels):
-            continue
-        rates = {wave_of(template.encoding).rate for template in group}  # type: ignore[arg-type]
-        for fit in find(samples, channels, noise, sorted(rates))[:2]:
-            if fit.error < WELL * abs(fit.wave.amplitude) and _turns_enough(fit, channels, len(samples.rows)):
+    groups = [(channels_of(group[0].encoding), group) for group in structures.values()]  # type: ignore[arg-type]
+    groups = [(channels, group) for channels, group in groups if _possible(samples, channels)]
+    results: list[tuple[float, list[Template], Fit]] = []
+    for window in windows(samples.rows):
+        for channels, group in groups:
+            rates = {wave_of(template.encoding).rate for template in group}  # type: ignore[arg-type]
+            fit = find(samples, channels, noise, window, sorted(rates))
+            if fit and fit.error < WELL * abs(fit.wave.amplitude) and _turns_enough(fit, channels, len(samples.rows)):
                 results.append((fit.error, group, fit))
+                if fit.error < 2 * noise.size:
+                    break
+        if results:
+            break
     results.sort(key=lambda result: result[0])
     candidates = []
     for error, group, fit in results:
-        if error > 3 * results[0][0] + noise:
+        if error > 3 * results[0][0] + noise.size:
             break
         for template in group:
             candidates += _read(table, samples, template, fit, noise)
@@ -196,7 +199,7 @@ def _turns_enough(fit: Fit, channels: Channels, rows: int) -> bool:
     return sweep >= LEAST_SWEEP if single else sweep >= 0.02
 
 
-def _read(table: Table, samples: Samples, template: Template, fit: Fit, noise: float) -> list[Candidate]:
+def _read(table: Table, samples: Samples, template: Template, fit: Fit, noise: Noise) -> list[Candidate]:
     """The fit in the words of one template."""
     encoding = template.encoding
     assert isinstance(encoding, Encoding)

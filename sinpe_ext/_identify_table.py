@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from ._identify_fit import COSINE, ZERO, Channels
-from ._identify_refine import Samples, Wave, spread
+from ._identify_refine import Noise, Samples, Wave, spread
 
 CHUNK = 2**21  # elements compared at once
 LOOKED_AT = 2**23  # elements that a fit may look at
 QUICK_ROWS, QUICK_COLUMNS = 256, 256
-# Largest relative error of storing a value, and the absolute one of what lies below the smallest normal number.
+# Largest relative error of storing a value.
 STORED = {
-    torch.float64: (2.0**-24, 1e-7),  # the values may come from float32 arithmetic all the same
-    torch.float32: (2.0**-24, 1e-7),
-    torch.bfloat16: (2.0**-8, 1e-7),
-    torch.float16: (2.0**-10, 2.0**-24),
+    torch.float64: 2.0**-24,  # the values may come from float32 arithmetic all the same
+    torch.float32: 2.0**-24,
+    torch.bfloat16: 2.0**-8,
+    torch.float16: 2.0**-11,
 }
 ANGLE_ERROR = 2.5 * 2.0**-23  # of a float32 angle, relative, for each e-fold of the ladder
 LARGEST_ANGLE_ERROR = 0.2
@@ -65,7 +65,7 @@ class Table:
         if not bool(torch.isfinite(sample).all()):
             raise Refused("it holds values that are NaN or infinite")
         self.storage = _storage(sample)
-        self.precision = STORED[self.storage][0]
+        self.precision = STORED[self.storage]
 
     def look(self) -> None:
         """Reads every row: which are zero. Raises Refused where the values are not finite or all zero."""
@@ -85,13 +85,13 @@ class Table:
         rows = self.live[: max(64, LOOKED_AT // self.dim)]
         return Samples(rows, self.rows[rows].double())
 
-    def noise(self, size: float) -> float:
-        """The usual rounding error of a value of some size."""
-        return size * self.precision / 2 + 1e-12
+    def noise(self) -> Noise:
+        """The usual rounding error of the largest values."""
+        return Noise(self.size * self.precision / 2 + 1e-300, self.storage in (torch.bfloat16, torch.float16))
 
     def compare(self, parts: Sequence[Part], coordinates: Sequence[Tensor]) -> Verdict:
         """The rows against waves: coordinates[axis][row] is the place of a row along an axis."""
-        relative, absolute = STORED[self.storage]
+        relative = self.precision  # allowed twice: a product may have been rounded as well
         largest = inside = squares = 0.0
         count = wrong = 0
         where: list[int] = []
@@ -107,7 +107,7 @@ class Table:
                 whole = len(along) == len(place)
                 expected[:, part.columns] = value if whole else value[place - lowest]
                 allowed[:, part.columns] = angle_error if whole else angle_error[place - lowest]
-            allowed += expected.abs() * relative + absolute
+            allowed += expected.abs() * (2 * relative) + (relative / 8 + SLACK) * self.size
             off = (table - expected).abs()
             bad = (off > allowed).any(1)
             rowwise = off.amax(1)
@@ -127,7 +127,7 @@ def angle_errors(wave: Wave, along: Tensor, channels: Channels) -> Tensor:
     exponent = (wave.decay * channels.index).abs()
     factor = wave.ladder().at(channels.index).abs() * (1 + exponent) * ANGLE_ERROR
     angle = torch.outer((along + wave.start).abs(), factor * (channels.kinds != ZERO))
-    return abs(wave.amplitude) * (angle.clamp_max_(LARGEST_ANGLE_ERROR) + SLACK)
+    return abs(wave.amplitude) * angle.clamp_max_(LARGEST_ANGLE_ERROR)
 
 
 def as_rows(table: Any) -> Tensor:

@@ -187,14 +187,9 @@ def half(encoding: Encoding, second: bool) -> Encoding:
     """The channels of the first or the second half of layout "sin_cos" or "cos_sin", as an encoding of their own."""
     sines, cosines, exponent_dim = _frequency.shape(encoding)
     cosine = second == (encoding.layout == "sin_cos")
-    return _stream(encoding, cosine, cosines if cosine else sines, exponent_dim)
-
-
-def _stream(encoding: Encoding, cosine: bool, count: int, exponent_dim: Fraction) -> Encoding:
-    given = encoding.frequencies
+    count, given = cosines if cosine else sines, encoding.frequencies
     if given is not None:
-        given = given[cosine::2] if encoding.cos_frequency == "own" else given
-        given = given[:count]
+        given = (given[cosine::2] if encoding.cos_frequency == "own" else given)[:count]
     layout = "cos" if cosine else "sin"
     return encoding.replace(dim=count, layout=layout, exponent_dim=exponent_dim, frequencies=given, odd="truncate")
 
@@ -205,12 +200,10 @@ def _first_channels(encoding: Encoding, count: int) -> tuple[Encoding, ...]:
         return (encoding,)
     if count <= 0:
         return ()
-    exponent_dim = _frequency.shape(encoding).exponent_dim
-    if encoding.layout in HALVES:
-        return (_stream(encoding, encoding.layout == "cos", count, exponent_dim),)
-    if encoding.layout == "interleaved":
-        own, given = encoding.cos_frequency == "own", encoding.frequencies
-        given = None if given is None else given[: count if own else (count + 1) // 2]
+    if encoding.layout in HALVES or encoding.layout == "interleaved":
+        one_each = encoding.layout in HALVES or encoding.cos_frequency == "own"  # of the frequencies, a channel
+        exponent_dim, given = _frequency.shape(encoding).exponent_dim, encoding.frequencies
+        given = None if given is None else given[: count if one_each else (count + 1) // 2]
         odd = "round" if encoding.odd == "round" and given is None else "truncate"
         return (encoding.replace(dim=count, exponent_dim=exponent_dim, frequencies=given, odd=odd),)
     first, second = half(encoding, False), half(encoding, True)

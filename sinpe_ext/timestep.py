@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from . import _checks
-from ._catalogue import convention
 from .encoding import MAX_DIM, Encoding, integer
 from .functional import encode
 
+_EXACT = (torch.float32, torch.int64, torch.float64)
 # What 998.39 becomes in a 16-bit dtype.
 _STORED = {torch.bfloat16: "1000", torch.float16: "998.5"}
 _warned = False
@@ -82,20 +82,21 @@ class TimestepEncoding(nn.Module):
 
 def _one_dimensional(encoding: Any, dim: int, fields: dict[str, Any]) -> Encoding:
     """The encoding of a layer, with the caller's own fields."""
-    found = convention(encoding, dim, **fields) if isinstance(encoding, str) else encoding
-    if not isinstance(found, Encoding):
-        got = f'"{encoding}", a grid' if isinstance(encoding, str) else type(encoding).__name__
+    if not isinstance(encoding, (str, Encoding)) and not _checks.is_grid(encoding):
         raise TypeError(
-            f"encoding: expected an Encoding or the name of a one-dimensional convention, got {got}; pass "
-            'convention("ddpm", dim) or its name'
+            f"encoding: expected an Encoding or a convention's name, got {type(encoding).__name__}; pass "
+            'encoding="ddpm" or convention("ddpm", dim)'
         )
+    found = _checks.encoding(encoding, dim)  # refuses grids
     if found.dim != dim:
         raise ValueError(f"encoding: expected dim {dim}, that of the layer, got {found.dim}; make them agree")
-    return found if isinstance(encoding, str) or not fields else found.replace(**fields)
+    return found.replace(**fields) if fields else found
 
 
 def _timesteps(t: Any) -> Tensor:
     """t as `encode` takes positions."""
+    if type(t) is Tensor and t.dtype in _EXACT:
+        return t
     if not isinstance(t, Tensor):
         raise TypeError(
             f"t: expected a torch.Tensor, got {type(t).__name__}; pass torch.tensor(t, device=...), the result is made "

@@ -1,7 +1,7 @@
-"""Every named convention written once more, from the libraries that use it: plain loops, one channel at a time, 50 digits.
+"""Every named convention written once more, from the libraries that use it: plain loops, one channel at a time.
 
-Nothing of sinpe_ext takes part, so an error in its catalogue or its plans cannot hide here. `row(name, position, dim)`
-is what the library of that name would give without rounding; a dim that the library refuses raises ValueError. Run as a
+To 50 digits, and nothing of sinpe_ext takes part, so an error in its catalogue or its plans cannot hide here.
+`row(name, position, dim)` is what the library of that name would give without rounding; a dim that the library refuses raises ValueError. Run as a
 program with --write it renews golden_conventions.json, which catches a change made on both sides.
 """
 
@@ -186,7 +186,7 @@ def cogvideo3d(at: Sequence[Any], dim: int) -> Row:
 
 
 def t2t2d(at: Sequence[Any], dim: int) -> Row:
-    """add_timing_signal_nd: signal of axis a padded by a * 2 * K in front and with zeros behind, K = channels // (2 n)."""
+    """add_timing_signal_nd: the signal of axis a stands behind a * 2 * K zeros, K = channels // (2 n)."""
     timescales = dim // (2 * len(at))
     need(timescales > 0, "not a single timescale: nothing would be added")
     row = [MP.mpf(0)] * dim
@@ -225,7 +225,7 @@ def detr2d(at: Sequence[Any], dim: int) -> Row:
 
 
 def fairseq2(at: Sequence[Any], dim: int, widths: Sequence[int]) -> Row:
-    """_fill_sin_freq_table with correction=0 on slices of one table; the last slice may be too short for its cosines."""
+    """_fill_sin_freq_table, correction=0, on slices of one table; the last may be too short for its cosines."""
     need(dim % 2 == 0, "encoding_dim must be even")
     row: Row = []
     for coordinate, width in zip(at, widths, strict=True):

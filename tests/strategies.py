@@ -26,7 +26,7 @@ def encodings(draw: st.DrawFn, max_dim: int = 40) -> Encoding:
     """Any encoding with exact angles, but for the largest and smallest frequencies."""
     dim = draw(st.one_of(st.integers(1, max_dim), st.sampled_from((8, 16, 32, 33))))
     fields: dict[str, Any] = {
-        "layout": draw(st.sampled_from(("interleaved", "sin_cos", "cos_sin"))),
+        "layout": draw(st.sampled_from(("interleaved", "sin_cos", "cos_sin", "sin", "cos"))),
         "odd": draw(st.sampled_from(("truncate", "pad", "round"))),
         "cos_frequency": draw(st.sampled_from(("shared", "own"))),
         "unit": draw(st.sampled_from(("radian", "half_turn", "turn"))),
@@ -37,6 +37,7 @@ def encodings(draw: st.DrawFn, max_dim: int = 40) -> Encoding:
     kind = draw(st.sampled_from(("ladder", "ladder", "ladder", "explicit")))
     if kind == "explicit":
         width = dim + {"pad": -1, "round": 1}.get(fields["odd"], 0) * (dim % 2)
+        width = 2 * dim if fields["layout"] in ("sin", "cos") else width
         count = dim if fields["cos_frequency"] == "own" else (width + 1) // 2
         fields["frequencies"] = tuple(draw(st.lists(st.sampled_from(FREQUENCIES), min_size=count, max_size=count)))
     else:

@@ -1,4 +1,4 @@
-"""Every named convention against its library's formula in 50 digits, in values, in what is refused, in every form of use."""
+"""Every named convention against its library's formula in 50 digits: values, what is refused, every form of use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import random
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import convention_formulas as formulas
@@ -56,7 +56,7 @@ def positions_of(name: str) -> list[Any]:
     return [tuple(line[(k + 7 * axis * k) % len(line)] for axis in range(coordinates)) for k in range(len(line))]
 
 
-@lru_cache(maxsize=None)
+@cache
 def row_of(name: str, dim: int, position: Any) -> tuple[Any, ...]:
     return tuple(formulas.row(name, position, dim))
 
@@ -85,8 +85,8 @@ def assert_float32(got: torch.Tensor, name: str, positions: list[Any]) -> None:
     if len(wrong):
         at, channel = wrong[0]
         pytest.fail(
-            f"{name}, dim {dim}, seed {SEED}: {len(wrong)} of {want.size} values are not the formula's rounded once; "
-            f"first at position {positions[at]}, channel {channel}: {rows[at, channel]!r}, expected {want[at, channel]!r}"
+            f"{name}, dim {dim}, seed {SEED}: {len(wrong)} of {want.size} values are not the formula's rounded once; at "
+            f"position {positions[at]}, channel {channel}: {rows[at, channel]!r}, expected {want[at, channel]!r}"
         )
 
 
@@ -215,7 +215,9 @@ def test_every_form_of_use(name: str, dim: int, backend: str) -> None:
     assert torch.equal(sinpe.add(x[:, :7], name, positions=relative), x[:, :7] + want)
 
 
-@pytest.mark.parametrize(("name", "dim"), [("mae2d", 12), ("timm2d", 8), ("t2t2d", 11), ("detr2d", 12), ("monai3d", 12)])
+@pytest.mark.parametrize(
+    ("name", "dim"), [("mae2d", 12), ("timm2d", 8), ("t2t2d", 11), ("detr2d", 12), ("monai3d", 12)]
+)
 def test_every_form_of_a_grid(name: str, dim: int, backend: str) -> None:
     """Channels last, channels first, flattened behind class tokens, cropped, at coordinates of one's own, scaled."""
     shape = (4, 5, 2)[: FORMULAS[name][1]]

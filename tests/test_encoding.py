@@ -31,6 +31,8 @@ def exact(value: Any) -> mpmath.mpf:
 
 def channel_counts(e: Encoding) -> tuple[int, int, int]:
     """sin channels, cos channels, dim of the ladder: written from the documentation, not from the code."""
+    if e.layout in ("sin", "cos"):
+        return (e.dim, 0, 2 * e.dim) if e.layout == "sin" else (0, e.dim, 2 * e.dim)
     if e.dim % 2 == 0 or e.odd == "truncate":
         return (e.dim + 1) // 2, e.dim // 2, e.dim
     if e.odd == "pad":
@@ -323,3 +325,4 @@ def test_every_choice_is_accepted() -> None:
         for odd in ODD_POLICIES[:-1]:
             assert len(plan(Encoding(7, layout=layout, odd=odd)).channels()) == 7
     assert Encoding(8, odd="raise").odd == "raise"
+    assert Encoding(7, layout="sin", odd="raise").dim == 7  # no half to be odd

@@ -196,9 +196,14 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "no encoding": (
         lambda: TimestepEncoding(D, encoding=None),
         TypeError,
-        "encoding: expected an Encoding or the name",
+        "encoding: expected an Encoding or a conv.* NoneType",
     ),
-    "a grid": (lambda: TimestepEncoding(D, encoding="mae2d"), TypeError, 'encoding: .* got "mae2d", a grid'),
+    "a grid": (lambda: TimestepEncoding(D, encoding="mae2d"), TypeError, 'encoding: .* got the grid "mae2d"'),
+    "a grid itself": (
+        lambda: TimestepEncoding(D, encoding=sinpe.convention("mae2d", D), base=7),
+        TypeError,
+        "encoding: .* got a GridEncoding of 2 axes",
+    ),
     "field": (lambda: TimestepEncoding(D, flip_sin_to_cos=True), TypeError, 'flip_sin_to_cos: .*layout="cos_sin"'),
     "scale": (lambda: TimestepEncoding(D, scale=1000), TypeError, "scale: .*position_scale"),
     "max_period": (lambda: TimestepEncoding(D, max_period=9), TypeError, "max_period: .*base"),

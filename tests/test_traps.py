@@ -46,7 +46,7 @@ def test_a_grid_of_a_single_timescale(name: str, dim: int, backend: str) -> None
 
 
 def test_min_timescale_multiplies(backend: str) -> None:
-    """tensor2tensor: inv_timescales = min_timescale * exp(-i * log(max / min) / (h - 1)): the first is min, not 1 / min."""
+    """tensor2tensor: inv_timescales = min_timescale * exp(-i * log(max / min) / (h - 1)), so the first is min."""
     low, high, half = 4.0, 1e4, 5
     encoding = sinpe.convention("t2t", 2 * half, base=high / low, position_scale=low)
     increment = math.log(high / low) / (half - 1)

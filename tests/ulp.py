@@ -94,16 +94,18 @@ def _mpf(value: Any) -> mpmath.mpf:
 
 def _formula(e: Encoding) -> Iterable[tuple[int, mpmath.mpf]]:
     """(0 for a sin or 1 for a cos, frequency) per channel; radians, or half turns where the unit is one of turns."""
-    width = e.dim + {"pad": -1, "round": 1}.get(e.odd, 0) * (e.dim % 2)
+    halves = e.layout in ("sin", "cos")
+    width = 2 * e.dim if halves else e.dim + {"pad": -1, "round": 1}.get(e.odd, 0) * (e.dim % 2)
     sines, cosines = ([(kind, i) for i in range((width + 1 - kind) // 2)] for kind in (0, 1))
     alternating = [(c % 2, c // 2) for c in range(width)]
-    order = {"interleaved": alternating, "sin_cos": sines + cosines, "cos_sin": cosines + sines}[e.layout]
+    orders = {"interleaved": alternating, "sin_cos": sines + cosines, "cos_sin": cosines + sines}
+    order = {**orders, "sin": sines, "cos": cosines}[e.layout]
     steps = _mpf(width if e.exponent_dim is None else e.exponent_dim) / 2 - _mpf(e.shift)
     scale = _mpf(e.position_scale) * {"radian": 1, "half_turn": 1, "turn": 2}[e.unit]
     for kind, i in order[: e.dim]:
         own = e.cos_frequency == "own"
         if e.frequencies is not None:
-            frequency = _mpf(e.frequencies[2 * i + kind if own else i])
+            frequency = _mpf(e.frequencies[2 * i + kind if own and not halves else i])
         else:
             index = i + mpmath.mpf(kind) / 2 if own else mpmath.mpf(i)
             frequency = _mpf(e.base) ** (-_mpf(e.exponent_scale) * index / steps) if steps else mpmath.mpf(1)

@@ -2,7 +2,7 @@
 // the rows of every axis are made once, by the kernels that make any rows, and met here by all the places that share them.
 #pragma once
 
-#include "core/macros.h"
+#include "core/phase.h"
 
 namespace sinpe {
 
@@ -11,6 +11,8 @@ constexpr int64_t kGridHeaderWords = 8;
 constexpr int64_t kPieceWords = 5;
 constexpr int kMaxAxes = 8;
 constexpr int kMaxPieces = 64;
+constexpr int64_t kMaxLength = 0x7fffffff;         // coordinates of an axis
+constexpr int64_t kMaxPlaces = int64_t{1} << 40;  // and channels
 
 // Channels that one axis feeds: its c-th is the grid's first + c * step. Their values, for each coordinate of the axis,
 // begin at `offset`: `width` of them side by side, or, of a grid by channels, one channel's coordinates side by side.
@@ -35,13 +37,14 @@ struct Grid {
     return {w[0], w[1], w[2], w[3], w[4]};
   }
   SINPE_HD int64_t coordinate(int64_t place, int64_t axis) const { return place / inner[axis] % length[axis]; }
-  // The piece that feeds a channel, and which of its channels that is; -1 for none, a channel of zeros.
+  // The piece that feeds a channel, the last if several do, and which of its channels that is; -1 for none, a channel of
+  // zeros.
   SINPE_HD int feeding(int64_t channel, int64_t* of_piece) const {
     SINPE_ROLLED
-    for (int k = 0; k < n_pieces; ++k) {
+    for (int k = n_pieces - 1; k >= 0; --k) {
       const GridPiece p = piece(k);
-      const int64_t c = (channel - p.first) / p.step;
-      if (channel >= p.first && c < p.width && p.first + c * p.step == channel) {
+      const int64_t past = channel - p.first, c = p.step == 1 ? past : past / p.step;
+      if (past >= 0 && c < p.width && c * p.step == past) {
         *of_piece = c;
         return k;
       }
@@ -54,16 +57,20 @@ struct Grid {
   }
 };
 
+// Whether a * b <= most, of numbers that are not negative.
+SINPE_HD bool is_product_within(int64_t a, int64_t b, int64_t most) {
+  return static_cast<uint128>(a) * static_cast<uint64_t>(b) <= static_cast<uint128>(most);
+}
+
 // Reads `words` into `grid`; false when they are none of this version, or speak of values beyond n_values. Every index that
-// a kernel later trusts is checked here.
+// a kernel later trusts is checked here, without a division: on a device one thread does it while the others wait.
 SINPE_HD bool decode_grid(const int64_t* words, int64_t n_words, int64_t n_values, Grid* grid) {
-  constexpr int64_t kMost = int64_t{1} << 40;
   if (words == nullptr || n_words < kGridHeaderWords) return false;
   int64_t header[kGridHeaderWords];
   for (int64_t k = 0; k < kGridHeaderWords; ++k) header[k] = words[k];
   if (header[0] != kGridMagic || header[1] != n_words || header[2] < 0 || header[2] > 1 || header[3] < 1 ||
-      header[3] > kMaxAxes || header[4] < 0 || header[4] > kMaxPieces || header[5] < 1 || header[5] > kMost ||
-      header[6] != n_values || n_words != kGridHeaderWords + header[3] + kPieceWords * header[4]) {
+      header[3] > kMaxAxes || header[4] < 0 || header[4] > kMaxPieces || header[5] < 1 || header[5] > kMaxPlaces ||
+      header[6] != n_values || header[7] != 0 || n_words != kGridHeaderWords + header[3] + kPieceWords * header[4]) {
     return false;
   }
   grid->by_channels = header[2] != 0;
@@ -71,19 +78,21 @@ SINPE_HD bool decode_grid(const int64_t* words, int64_t n_words, int64_t n_value
   grid->n_pieces = static_cast<int32_t>(header[4]);
   grid->dim = header[5];
   grid->places = 1;
+  SINPE_ROLLED
   for (int a = grid->n_axes - 1; a >= 0; --a) {
     const int64_t length = words[kGridHeaderWords + a];
-    if (length < 1 || length > kMost || grid->places > kMost / length) return false;
+    if (length < 1 || length > kMaxLength || !is_product_within(length, grid->places, kMaxPlaces)) return false;
     grid->length[a] = length;
     grid->inner[a] = grid->places;
     grid->places *= length;
   }
   grid->pieces = words + kGridHeaderWords + grid->n_axes;
+  SINPE_ROLLED
   for (int k = 0; k < grid->n_pieces; ++k) {
     const GridPiece p = grid->piece(k);
     if (p.axis < 0 || p.axis >= grid->n_axes || p.first < 0 || p.step < 1 || p.width < 1 || p.offset < 0) return false;
-    if (p.first >= grid->dim || p.width - 1 > (grid->dim - 1 - p.first) / p.step) return false;
-    if (p.offset > n_values || p.width > (n_values - p.offset) / grid->length[p.axis]) return false;
+    if (p.first >= grid->dim || !is_product_within(p.width - 1, p.step, grid->dim - 1 - p.first)) return false;
+    if (p.offset > n_values || !is_product_within(p.width, grid->length[p.axis], n_values - p.offset)) return false;
   }
   return true;
 }

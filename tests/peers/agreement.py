@@ -7,7 +7,7 @@ give the library's very bits?
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,20 +22,18 @@ ANGLE = 2.0**-22
 VALUE = 2.0**-23
 
 
-class Agreement(NamedTuple):
-    """One line of the report."""
+@dataclass
+class Agreement:
+    """One line of the report, over every table that was compared under its name."""
 
-    library: str
-    what: str
-    convention: str
-    mode: str
-    entries: int
-    exact_difference: float  # largest |library - exact|
-    equal_bits: float  # share of entries of the mode that have the library's bits
-    difference: float  # largest |library - mode|
+    entries: int = 0
+    exact: float = 0.0  # largest |library - exact|
+    equal: int = 0  # entries of the mode that have the library's bits
+    difference: float = 0.0  # largest |library - mode|
+    ulp: float = 0.0  # the same in ULP of the largest float32 angle of its row
 
 
-RECORD: list[Agreement] = []
+RECORD: dict[tuple[str, str, str, str], Agreement] = {}  # by library, function, convention, mode
 
 
 def compare(
@@ -54,49 +52,43 @@ def compare(
     """Asserts both and records them.
 
     theirs, exact, compatible: of one shape, the library's float32 values, ours in float64, and those of `mode`.
-    positions: broadcasts to that shape: the position (of a grid the largest coordinate) times the largest frequency, by
-        which the library's error grows; 0 for a library that computes in float64.
+    positions: broadcasts to that shape: the largest angle, which the library's error grows with; 0 for a library that
+        computes in float64.
     same_bits: False where the library's order of operations is none that we imitate; then the mode need only be as
-        close as the exact encoding.
+        close as the exact encoding is.
     factor: of the library's values, by which a rounding error grows too.
     """
     assert theirs.shape == exact.shape and theirs.dtype == torch.float32 and exact.dtype == torch.float64
-    bound = (torch.as_tensor(positions, dtype=torch.float64).abs() * ANGLE + VALUE) * factor
+    angles = torch.as_tensor(positions, dtype=torch.float64).abs().expand(exact.shape)
+    bound = (angles * ANGLE + VALUE) * factor
     error = (theirs.double() - exact).abs()
     ours = exact.float() if compatible is None else compatible
     equal = ours.view(torch.int32) == theirs.contiguous().view(torch.int32)
     difference = (ours.double() - theirs.double()).abs()
-    RECORD.append(
-        Agreement(
-            library,
-            what,
-            convention,
-            mode,
-            theirs.numel(),
-            float(error.max()),
-            float(equal.double().mean()),
-            float(difference.max()),
-        )
-    )
-    worst = (error / bound).max()
-    assert worst <= 1, f"{what}: {float(worst):.3g} times the error of float32 angles away from {convention}"
+    ulp = torch.ldexp(torch.ones(()).double(), torch.frexp(angles.clamp_min(2.0**-100)).exponent - 24) * factor
+
+    line = RECORD.setdefault((library, what, convention, mode), Agreement())
+    line.entries += theirs.numel()
+    line.exact = max(line.exact, float(error.max()))
+    line.equal += int(equal.sum())
+    line.difference = max(line.difference, float(difference.max()))
+    line.ulp = max(line.ulp, float((difference / ulp).masked_fill(difference == 0, 0).max()))
+
+    worst = float((error / bound).max())
+    assert worst <= 1, f"{what}: {worst:.3g} times the error of float32 angles away from {convention}"
     if same_bits:
-        # 0.0 and -0.0 are one value to every reader.
-        wrong = ~equal & (ours != theirs)
+        wrong = ~equal & (ours != theirs)  # 0.0 and -0.0 are one value to every reader
         assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()} entries of {mode} have other bits"
     assert (difference <= 2 * bound).all(), f"{what}: {mode} differs by up to {float(difference.max()):.3g}"
 
 
 def markdown() -> str:
     """The record as a table."""
-    lines = [
-        "| library | function | convention | mode | entries | exact: max difference | mode: equal bits | mode: max difference |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for line in RECORD:
-        share = "all" if line.equal_bits == 1 else f"{100 * line.equal_bits:.2f} %"
-        lines.append(
-            f"| {line.library} | {line.what} | {line.convention} | {line.mode} | {line.entries} | "
-            f"{line.exact_difference:.2g} | {share} | {line.difference:.2g} |"
-        )
-    return "\n".join(lines)
+    heads = ["library", "function", "convention", "entries", "exact, largest difference"]
+    heads += ["mode", "equal bits", "largest difference", "in ULP of the angle"]
+    rows = [heads, ["---"] * len(heads)]
+    for (library, what, convention, mode), line in RECORD.items():
+        share = "all" if line.equal == line.entries else f"{100 * line.equal / line.entries:.2f} %"
+        rows.append([library, what, convention, str(line.entries), f"{line.exact:.2g}"])
+        rows[-1] += [mode, share, f"{line.difference:.2g}", f"{line.ulp:.2g}"]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,16 +18,31 @@ REPORT = Path(__file__).parents[2] / "build" / "peers.md"
 Peer = Callable[..., Any]
 
 
+def installed(library: str) -> ModuleSpec:
+    """Skips a test where a library is missing; with SINPE_EXT_REQUIRE_PEERS fails it."""
+    spec = importlib.util.find_spec(library)
+    if spec is None:
+        if os.environ.get("SINPE_EXT_REQUIRE_PEERS"):
+            pytest.fail(f"{library} is not installed")
+        pytest.skip(f"{library} is not installed: make test-peers installs it")
+    return spec
+
+
 @pytest.fixture
 def peer() -> Peer:
-    """peer(module): the module, or a skip where its library is not installed or does not work here."""
+    """peer(module): the module, or a skip where its library is not installed."""
 
     def load(name: str) -> Any:
-        library = name.partition(".")[0]
-        pytest.importorskip(library, reason=f"{library} is not installed: make test-peers installs it")
+        installed(name.partition(".")[0])
         return importlib.import_module(name)
 
     return load
+
+
+@pytest.fixture
+def timm() -> ModuleSpec:
+    """Where timm lies, unimported: it would import torchvision."""
+    return installed("timm")
 
 
 @pytest.fixture(scope="session")
@@ -34,8 +52,8 @@ def release() -> Callable[[str], str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if not agreement.RECORD:
-        return
+    if all(library.startswith("torch ") for library, *_ in agreement.RECORD):
+        return  # nothing is installed
     text = agreement.markdown()
     terminalreporter.section("agreement with other libraries")
     terminalreporter.write_line(text)

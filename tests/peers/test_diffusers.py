@@ -36,7 +36,7 @@ def test_timesteps(
         assert torch.equal(theirs, module.Timesteps(dim, flip, shift)(t))
         compare(
             release("diffusers"),
-            f"get_timestep_embedding(dim={dim}, flip={flip}, shift={shift:g})",
+            f"get_timestep_embedding(flip_sin_to_cos={flip}, downscale_freq_shift={shift:g})",
             theirs,
             convention=f"{name} {fields or ''}".strip(),
             exact=sinpe.encode(t, encoding, dtype=torch.float64),
@@ -56,7 +56,7 @@ def test_timestep_scale_and_period(peer: Any, release: Callable) -> None:
         encoding = sinpe.convention("adm", dim, position_scale=scale, base=period)
         compare(
             release("diffusers"),
-            f"get_timestep_embedding(dim={dim}, scale={scale}, max_period={period})",
+            f"get_timestep_embedding(scale={scale}, max_period={period})",
             theirs,
             convention=f"adm, position_scale={scale}" if scale != 1000 else "flux",
             exact=sinpe.encode(t, encoding, dtype=torch.float64),
@@ -71,7 +71,7 @@ def test_timestep_scale_and_period(peer: Any, release: Callable) -> None:
     encoding = sinpe.convention("flux", 256)
     compare(
         release("diffusers"),
-        "get_timestep_embedding(t * 1000, 256, True, 0)",
+        "get_timestep_embedding(t * 1000)",
         theirs,
         convention="flux",
         exact=sinpe.encode(t, encoding, dtype=torch.float64),
@@ -97,7 +97,7 @@ def test_sequence(peer: Any, release: Callable) -> None:
         encoding = sinpe.Encoding(dim)
         compare(
             release("diffusers"),
-            f"SinusoidalPositionalEmbedding({dim})",
+            "SinusoidalPositionalEmbedding",
             layer.pe[0],
             convention="paper",
             exact=sinpe.table(LENGTH, encoding, dtype=torch.float64),
@@ -126,6 +126,7 @@ def test_pictures(
     shape: tuple, base_size: int | None, scale: float, cls_token: bool, extra: int, peer: Any, release: Callable
 ) -> None:
     module, dim = peer(MODULE), 32
+    whole = base_size is None or all((base_size / length / scale).is_integer() for length in shape)
     if base_size is None:  # whole coordinates on both axes: made from the coordinates themselves
         h, w = (torch.arange(length, dtype=torch.float32) for length in shape)
         coordinates = torch.stack(torch.meshgrid(w, h, indexing="xy"))
@@ -139,16 +140,18 @@ def test_pictures(
         grid = grid.interpolated(shape, base_size=base_size, scale=scale)
     exact = sinpe.table(shape, grid, extra_tokens=extra if cls_token else 0, flatten=True, dtype=torch.float64)
     assert theirs.dtype == torch.float64
-    assert torch.equal(exact[: exact.shape[0] - shape[0] * shape[1]], torch.zeros(extra if cls_token else 0, dim).double())
+    assert torch.equal(
+        exact[: exact.shape[0] - shape[0] * shape[1]], torch.zeros(extra if cls_token else 0, dim).double()
+    )
     compare(
         release("diffusers"),
-        f"get_2d_sincos_pos_embed({dim}, {shape}, base_size={base_size}, interpolation_scale={scale:g})",
+        "get_2d_sincos_pos_embed" + ("" if whole else ", interpolated"),
         theirs.float(),
         convention="mae2d",
         exact=exact,
         # The coordinates are rounded to float32 twice; nothing else is.
-        positions=0.0 if base_size is None else max(shape) * 1.0,
-        same_bits=base_size in (None, 16) and scale in (0.5, 1.0) and shape != (12, 8),
+        positions=0.0 if whole else base_size / scale,
+        same_bits=whole,
     )
 
 
@@ -172,7 +175,7 @@ def test_videos(space_scale: float, peer: Any, release: Callable) -> None:
     exact = sinpe.table((frames, height, width), grid, dtype=torch.float64)
     compare(
         release("diffusers"),
-        f"get_3d_sincos_pos_embed({dim}, ({width}, {height}), {frames}, {space_scale:g}, 0.5)",
+        "get_3d_sincos_pos_embed" + ("" if space_scale == 1.0 else ", interpolated"),
         theirs.float().reshape(frames, height, width, dim),
         convention="cogvideo3d",
         exact=exact,

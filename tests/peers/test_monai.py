@@ -24,7 +24,7 @@ def test_tables(number: int, channels: int, base: float, peer: Any, release: Cal
         theirs = module.build_sincos_position_embedding(list(shape), dim, number, temperature=base)
         compare(
             release("monai"),
-            f"build_sincos_position_embedding({list(shape)}, {dim}, {number}, temperature={base:g})",
+            f"build_sincos_position_embedding(spatial_dims={number})",
             theirs.detach()[0],
             convention=f"monai{number}d",
             exact=sinpe.table(shape, grid, flatten=True, dtype=torch.float64),

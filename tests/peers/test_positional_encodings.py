@@ -28,7 +28,7 @@ def test_tables(number: int, dim: int, peer: Any, release: Callable) -> None:
         where = shape[0] if number == 1 else shape
         compare(
             release("positional-encodings"),
-            f"PositionalEncoding{number}D({dim}) on {shape}",
+            f"PositionalEncoding{number}D",
             theirs.contiguous(),
             convention=f"multidim{number}d",
             exact=sinpe.table(where, encoding, dtype=torch.float64),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,21 +17,14 @@ import sinpe_ext as sinpe
 
 
 @pytest.fixture
-def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
-    """The function, from timm's own file; timm itself imports torchvision, which this needs none of."""
-    spec = importlib.util.find_spec("timm")
-    if spec is None:
-        pytest.skip("timm is not installed: make test-peers installs it")
-    for name in ("timm", "timm.layers"):
-        package = importlib.util.find_spec(name) if name == "timm" else None
-        if package is None:
-            folder = f"{spec.submodule_search_locations[0]}/layers"
-            package = importlib.util.spec_from_file_location(
-                name, f"{folder}/__init__.py", submodule_search_locations=[folder]
-            )
-        monkeypatch.setitem(sys.modules, name, importlib.util.module_from_spec(package))
+def build(timm: ModuleSpec, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
+    """The function, from timm's own file, its packages left empty: they would import torchvision."""
+    folder = Path(timm.origin).parent
+    for name, init in (("timm", folder / "__init__.py"), ("timm.layers", folder / "layers" / "__init__.py")):
+        spec = spec_from_file_location(name, init, submodule_search_locations=[str(init.parent)])
+        monkeypatch.setitem(sys.modules, name, module_from_spec(spec))
     found = importlib.import_module("timm.layers.pos_embed_sincos").build_sincos2d_pos_embed
-    for name in [name for name in sys.modules if name.startswith("timm.")]:
+    for name in [name for name in sys.modules if name.startswith("timm.layers.")]:
         monkeypatch.delitem(sys.modules, name)
     return found
 
@@ -42,7 +37,7 @@ def test_pictures(shape: tuple, interleave: bool, build: Callable, release: Call
         grid = sinpe.convention(name, dim, base=base)
         compare(
             release("timm"),
-            f"build_sincos2d_pos_embed({list(shape)}, {dim}, temperature={base:g}, interleave_sin_cos={interleave})",
+            f"build_sincos2d_pos_embed(interleave_sin_cos={interleave})",
             build(list(shape), dim, temperature=base, interleave_sin_cos=interleave),
             convention=name,
             exact=sinpe.table(shape, grid, flatten=True, dtype=torch.float64),

@@ -73,7 +73,7 @@ def test_tables(
         theirs = table_of(model, dim, peer)
         compare(
             release("transformers"),
-            f"{model}, dim {dim}",
+            model,
             theirs,
             convention=name,
             exact=sinpe.table(LENGTH, encoding, dtype=torch.float64),
@@ -129,7 +129,7 @@ def test_pictures(model: str, peer: Any, release: Callable) -> None:
             exact = sinpe.table((height, width), grid, extra_tokens=int(cls_token), flatten=True, dtype=torch.float64)
             compare(
                 release("transformers"),
-                f"{model} build_2d_sinusoidal_position_embedding({height}, {width}, {dim})",
+                f"{model} build_2d_sinusoidal_position_embedding",
                 theirs,
                 convention="hf2d",
                 exact=exact,
@@ -179,7 +179,7 @@ def test_detr(normalize: bool, peer: Any, release: Callable) -> None:
         rounded = sinpe.positions.from_mask_2d(padding, normalize=normalize, dtype=torch.float32)
         compare(
             release("transformers"),
-            f"detr, normalize={normalize}, mask={mask is not None}",
+            f"detr DetrSinePositionEmbedding(normalize={normalize})",
             theirs.permute(0, 2, 3, 1).contiguous(),
             convention="detr2d",
             exact=sinpe.encode(positions, grid, dtype=torch.float64),

@@ -22,7 +22,7 @@ def test_the_tutorial(dim: int) -> None:
     encoding = sinpe.Encoding(dim)
     compare(
         f"torch {version('torch')}",
-        f"the tutorial's PositionalEncoding({dim})",
+        "the tutorial's PositionalEncoding",
         pe,
         convention="paper",
         exact=sinpe.table(LENGTH, encoding, dtype=torch.float64),

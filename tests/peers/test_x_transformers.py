@@ -23,7 +23,7 @@ def test_table(dim: int, peer: Any, release: Callable) -> None:
         encoding = sinpe.convention("paper_concat", dim, amplitude=scale)
         compare(
             release("x-transformers"),
-            f"ScaledSinusoidalEmbedding({dim})",
+            "ScaledSinusoidalEmbedding",
             theirs,
             convention="paper_concat, amplitude d^-0.5",
             exact=sinpe.table(LENGTH, encoding, dtype=torch.float64),

@@ -1,0 +1,141 @@
+"""`GridEncoding`: what it holds, what it refuses, and how its channels are laid out."""
+
+from __future__ import annotations
+
+import pickle
+from fractions import Fraction
+
+import pytest
+import torch
+from grids import EXAMPLES, truth
+
+import sinpe_ext as sinpe
+from sinpe_ext import Encoding, GridEncoding, convention
+from sinpe_ext.grid import Piece
+
+HALVES = Encoding(4, layout="sin_cos")
+LAYOUTS = [  # arrangement, order, dim, axes -> what each channel is: axis, sin or cos, pair; - for zero
+    ("blocks", None, None, (Encoding(4), Encoding(4)), "0s0 0c0 0s1 0c1 1s0 1c0 1s1 1c1"),
+    ("blocks", (1, 0), None, (HALVES, HALVES), "1s0 1s1 1c0 1c1 0s0 0s1 0c0 0c1"),
+    ("blocks", None, 7, (HALVES, HALVES), "0s0 0s1 0c0 0c1 1s0 1s1 1c0"),
+    ("blocks", None, 5, (HALVES, HALVES), "0s0 0s1 0c0 0c1 1s0"),
+    ("blocks", None, 3, (HALVES, HALVES), "0s0 0s1 0c0"),
+    ("blocks", None, 6, (Encoding(4), Encoding(4)), "0s0 0c0 0s1 0c1 1s0 1c0"),
+    ("blocks", None, 5, (Encoding(4), Encoding(4)), "0s0 0c0 0s1 0c1 1s0"),
+    ("blocks", None, 10, (HALVES, HALVES), "0s0 0s1 0c0 0c1 1s0 1s1 1c0 1c1 - -"),
+    ("grouped", None, None, (HALVES, HALVES), "0s0 0s1 1s0 1s1 0c0 0c1 1c0 1c1"),
+    ("grouped", (1, 0), 7, (HALVES, HALVES), "1s0 1s1 0s0 0s1 1c0 1c1 0c0"),
+    ("interleaved", None, None, (Encoding(4), Encoding(4)), "0s0 1s0 0c0 1c0 0s1 1s1 0c1 1c1"),
+    ("interleaved", (1, 0), 7, (Encoding(4), Encoding(4)), "1s0 0s0 1c0 0c0 1s1 0s1 1c1"),
+]
+
+
+def described(grid: GridEncoding) -> str:
+    """The channels of a grid whose axes have base 10 and 100, told by their values at one place."""
+    values = truth(grid, (3, 4), dtype=torch.float64)[2, 3].tolist()
+    names = {}
+    for axis, (position, encoding) in enumerate(zip((2, 3), grid.axes, strict=True)):
+        for pair, w in enumerate(encoding.frequencies_radians()):
+            names[round(float(torch.tensor(position * w, dtype=torch.float64).sin()), 12)] = f"{axis}s{pair}"
+            names[round(float(torch.tensor(position * w, dtype=torch.float64).cos()), 12)] = f"{axis}c{pair}"
+    return " ".join(names.get(round(value, 12), "-" if value == 0 else "?") for value in values)
+
+
+@pytest.mark.parametrize(("arrangement", "order", "dim", "axes", "expected"), LAYOUTS)
+def test_layout(arrangement: str, order: tuple, dim: int | None, axes: tuple, expected: str) -> None:
+    axes = (axes[0].replace(base=10), axes[1].replace(base=100))
+    grid = GridEncoding(axes, order=order, arrangement=arrangement, dim=dim)
+    assert grid.dim == len(expected.split())
+    assert described(grid) == expected
+
+
+def test_a_cut_of_every_kind_of_axis() -> None:
+    """The first channels of an axis are those of the whole: given frequencies, own cosines, pads, single halves."""
+    axes = [
+        Encoding(6, frequencies=(0.1, 0.2, 0.3)),
+        Encoding(6, layout="cos_sin", frequencies=(0.1, 0.2, 0.3)),
+        Encoding(6, cos_frequency="own"),
+        Encoding(6, cos_frequency="own", layout="sin_cos"),
+        Encoding(6, cos_frequency="own", layout="sin_cos", frequencies=(1, 2, 3, 4, 5, 6)),
+        Encoding(7, layout="sin_cos", odd="pad", shift=1),
+        Encoding(7, layout="cos_sin", odd="round"),
+        Encoding(7, odd="round", exponent_scale=2, unit="turn"),
+        Encoding(6, layout="sin"),
+        Encoding(6, layout="cos", cos_frequency="own"),
+    ]
+    for axis in axes:
+        whole = sinpe.table(9, axis, dtype=torch.float64)
+        for dim in range(1, axis.dim):
+            cut = sinpe.table((9,), GridEncoding((axis,), dim=dim), dtype=torch.float64)
+            assert torch.equal(cut, whole[:, :dim]), (axis, dim)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_is_a_value(name: str) -> None:
+    grid = EXAMPLES[name]
+    names = {"GridEncoding": GridEncoding, "Encoding": Encoding, "Fraction": Fraction}
+    assert eval(repr(grid), names) == grid
+    copy = pickle.loads(pickle.dumps(grid))
+    assert copy == grid and hash(copy) == hash(grid) and copy.pieces == grid.pieces
+    assert grid.replace() == grid and grid.with_axes() == grid
+    assert grid.with_axes(start=9) != grid
+    fed = [piece.first + c * piece.step for piece in grid.pieces for c in range(piece.encoding.dim)]
+    assert len(set(fed)) == len(fed) and max(fed) < grid.dim
+
+
+def test_fields_of_the_axes() -> None:
+    grid = convention("mae2d", 8, base=(100, 10), start=3)
+    assert [axis.base for axis in grid.axes] == [100, 10] and [axis.start for axis in grid.axes] == [3, 3]
+    assert convention("mae2d", 8).with_axes(base=(100, 10), start=3) == grid
+    assert convention("detr2d", 8).axes[0].start == 1
+    assert grid.replace(axes=(Encoding(2), Encoding(6))).dim == 8
+    assert grid.pieces[0] == Piece(1, grid.axes[1], 0, 1)
+    assert GridEncoding((HALVES, HALVES), order=(0, 1)) == GridEncoding((HALVES, HALVES))
+
+
+def test_interpolated() -> None:
+    """diffusers: np.arange(n) / (n / base_size) / interpolation_scale."""
+    grid = convention("mae2d", 8).interpolated((6, 10), 4, 2.0)
+    assert [axis.position_scale for axis in grid.axes] == [Fraction(1, 3), Fraction(1, 5)]
+    rows = sinpe.table((6, 10), grid, dtype=torch.float64)
+    places = torch.stack(torch.meshgrid(torch.arange(6).double() / 3, torch.arange(10).double() / 5, indexing="ij"), -1)
+    assert torch.allclose(rows, sinpe.encode(places, convention("mae2d", 8), dtype=torch.float64), rtol=0, atol=1e-14)
+    assert convention("mae2d", 8).interpolated((6, 10)) == convention("mae2d", 8)
+    per_axis = convention("mae2d", 8).interpolated((6, 10), (3, 5), (1, 2))
+    assert [axis.position_scale for axis in per_axis.axes] == [0.5, 0.25]
+    twice = convention("mae2d", 8, position_scale=3).interpolated((6, 6), 2)
+    assert twice.axes[0].position_scale == 1
+
+
+ERRORS = [
+    (lambda: GridEncoding(Encoding(4)), TypeError, "axes: expected a sequence of Encoding, one per axis, got Encoding"),
+    (lambda: GridEncoding((4, 4)), TypeError, "axes: expected a sequence of Encoding, got a int in it"),
+    (lambda: GridEncoding(()), ValueError, "axes: expected 1 to 8, got 0"),
+    (lambda: GridEncoding((HALVES,) * 9), ValueError, "axes: expected 1 to 8, got 9"),
+    (lambda: GridEncoding((HALVES,) * 2, order=(0, 0)), ValueError, "order: expected each of 0 to 1 once"),
+    (lambda: GridEncoding((HALVES,) * 2, order=(0, 2)), ValueError, "order: expected an int in 0..1, got 2"),
+    (lambda: GridEncoding((HALVES,) * 2, arrangement="groupd"), ValueError, 'did you mean "grouped"?'),
+    (lambda: GridEncoding((Encoding(4),) * 2, arrangement="grouped"), ValueError, "4 interleaved"),
+    (lambda: GridEncoding((Encoding(4), Encoding(2)), arrangement="interleaved"), ValueError, "one dim"),
+    (lambda: GridEncoding((HALVES,), dim=0), ValueError, "dim: expected an int in 1"),
+    (lambda: GridEncoding((HALVES,)).replace(base=3), TypeError, "base: expected a field of GridEncoding"),
+    (lambda: GridEncoding((HALVES,)).with_axes(temperature=3), TypeError, "base=..."),
+    (lambda: GridEncoding((HALVES,)).with_axes(base=(1, 2)), ValueError, "base: expected one value, or 1"),
+    (lambda: convention("mae2d", 8).interpolated((3,)), ValueError, "lengths: expected 2"),
+    (lambda: convention("mae2d", 8).interpolated((3, 4), scale=0), ValueError, "scale: expected numbers above 0"),
+    (lambda: convention("mae2d", 6), ValueError, "dim: expected a multiple of 4 for mae2d, got 6"),
+    (lambda: convention("cogvideo3d", 24), ValueError, "dim: expected a multiple of 16"),
+    (lambda: convention("monai3d", 8), ValueError, "dim: expected a multiple of 6"),
+    (lambda: convention("t2t2d", 3), ValueError, "dim: expected at least 4"),
+    (lambda: convention("fairseq2_2d", 7), ValueError, "dim: expected an even number"),
+    (lambda: convention("fairseq2_3d", 10), ValueError, "dim: expected an even number"),
+    (lambda: convention("nerf", 10, axes=3), ValueError, "dim: expected a multiple of 6 for nerf of 3 coordinates"),
+    (lambda: convention("paper", 10, axes=3), TypeError, "axes: expected a field of Encoding"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "message"), ERRORS)
+def test_errors(make, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        make()
+    assert type(caught.value) is error and message in str(caught.value)
