@@ -12,8 +12,8 @@ the order of the code that is imitated, so that a CPU gives its bits. Which orde
       but         position * (1 / pow(base, arange(0, dim, 2) / dim))
                   in halves, or with odd="round": CTRL, timm, MONAI, big_vision, positional-encodings
 
-"In halves" means a layout in which sines stand apart from cosines. position_scale multiplies the position before anything
-else, as FLUX does; the exponent's other factors (shift, exponent_scale, unit) stand where the encoding has them. Where
+"In halves" means a layout in which sines stand apart from cosines. position_scale multiplies the position before
+anything else, as FLUX does; the other factors (shift, exponent_scale, unit) stand where the encoding has them. Where
 two libraries differ in their order but in no field, one of them is imitated and the other is close: `make test-peers`
 lists which, with the difference.
 """

@@ -54,6 +54,14 @@ class Columns(NamedTuple):
     signed: bool
 
 
+def scattered(number: int, most: int) -> Tensor:
+    """At most `most` of 0..number-1 with no pattern, so that no kind of channel is left out; always the same."""
+    if number <= most:
+        return torch.arange(number)
+    golden = (torch.arange(number, dtype=torch.float64) * 0.6180339887498949).frac()
+    return golden.argsort()[:most].sort().values
+
+
 def pairs(channels: Channels) -> tuple[Tensor, Tensor]:
     """Columns of sin and of cos that share a frequency."""
     sines = {float(channels.index[k]): k for k in range(len(channels.kinds)) if channels.kinds[k] == SINE}
@@ -124,7 +132,7 @@ def ladders(columns: Columns, rates: Sequence[float] = ()) -> list[Ladder]:
 
     Two columns that turn less than pi a row give a ladder; where there are none, `rates` are tried as its first rung.
     """
-    found = _drawn(columns)
+    found = _drawn(columns, rates)
     for rate in rates:
         if not found and abs(rate) > math.pi and columns.signed:
             found = _scanned(columns, rate)
@@ -140,13 +148,13 @@ def _scanned(columns: Columns, rate: float) -> list[Ladder]:
     score = (columns.turned[some] - frequency).cos_().sum(1)
     found: list[Ladder] = []
     for k in score.argsort(descending=True)[:4].tolist():
-        grown = _grow(columns, Ladder(rate, float(decay[k])), torch.full_like(columns.index, 0.25))
+        grown = _grow(columns, Ladder(rate, float(decay[k])), torch.full_like(columns.index, 0.25), (rate,))
         if grown:
             found.append(grown)
     return found[:3]
 
 
-def _drawn(columns: Columns) -> list[Ladder]:
+def _drawn(columns: Columns, rates: Sequence[float]) -> list[Ladder]:
     index, turned = columns.index, columns.turned
     relative = columns.error / turned.abs().clamp_min(1e-300)
     order = index.argsort()
@@ -178,7 +186,7 @@ def _drawn(columns: Columns) -> list[Ladder]:
     for k in score.argsort(descending=True)[:8].tolist():
         if float(score[k]) < LEAST_AGREEMENT * float(worth[k].sum()):
             continue
-        grown = _grow(columns, Ladder(float(rate[k]), float(decay[k])), expected[k])
+        grown = _grow(columns, Ladder(float(rate[k]), float(decay[k])), expected[k], rates)
         if grown and not any(math.isclose(grown.decay, other.decay, rel_tol=1e-4) for other in found):
             found.append(grown)
         if len(found) == 3:
@@ -205,9 +213,9 @@ def _wrapped(angle: Tensor) -> Tensor:
     return angle - TAU * torch.round(angle / TAU)
 
 
-def _grow(columns: Columns, ladder: Ladder, expected: Tensor) -> Ladder | None:
+def _grow(columns: Columns, ladder: Ladder, expected: Tensor, rates: Sequence[float]) -> Ladder | None:
     """Fits the ladder to ever more columns: each fit says how many turns the next ones have lost."""
-    index, used = columns.index, torch.zeros(0)
+    index, used, doubt = columns.index, torch.zeros(0), 0.0
     for _ in range(16):
         frequency = ladder.at(index)
         away = _wrapped(columns.turned - frequency)
@@ -230,17 +238,27 @@ def _grow(columns: Columns, ladder: Ladder, expected: Tensor) -> Ladder | None:
         if float(torch.linalg.cond(normal)) > 1e15:
             return None
         solution = torch.linalg.solve(normal, scaled.T @ target)
-        spread = torch.einsum("ij,jk,ik->i", basis, torch.linalg.inv(normal), basis).clamp_min(0).sqrt()
+        covariance = torch.linalg.inv(normal)
+        spread = torch.einsum("ij,jk,ik->i", basis, covariance, basis).clamp_min(0).sqrt()
+        doubt = 3 * math.sqrt(max(float(covariance[0, 0]), 0.0)) + FREQUENCY_ROUNDING
         ladder = Ladder(math.copysign(math.exp(min(float(solution[0]), 690.0)), ladder.rate), float(solution[1]))
         expected = columns.error + ladder.at(index).abs() * (3 * spread + FREQUENCY_ROUNDING)
     share = float(used.float().sum()) / max(1, int((expected < 0.5).sum()))
-    return ladder if share > 0.5 else None
+    if share <= 0.5:
+        return None
+    # A ladder as it is usually written starts at 1: no need to measure what can be known.
+    known = next((rate for rate in rates if abs(ladder.rate / rate - 1) < doubt), None)
+    if known is not None and float(basis[:, 1].abs().max()) > 0:
+        weight = (basis[inside, 1] / relative).square()
+        slope = (math.log(abs(known)) - resolved[inside].abs().log()) / -basis[inside, 1].clamp_max(-1e-9)
+        ladder = Ladder(known, float((slope * weight).sum() / weight.sum().clamp_min(1e-300)))
+    return ladder
 
 
 def first_position(rows: Tensor, channels: Channels, ladder: Ladder, noise: float) -> tuple[int, float]:
     """The position of row 0, and the amplitude with its sign, from the phases of columns of known frequency."""
     live = channels.live()
-    live = live[torch.linspace(0, len(live) - 1, min(len(live), 2 * SCANNED)).round().long().unique()]
+    live = live[scattered(len(live), 2 * SCANNED)]
     w, cosine = ladder.at(channels.index[live]), channels.kinds[live] == COSINE
     angle = torch.arange(len(rows), dtype=torch.float64)[:, None] * w
     c, s, x = angle.cos(), angle.sin(), rows[:, live]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._identify_fit import COSINE, TAU, ZERO, Channels, Ladder, first_position, ladders, measure
+from ._identify_fit import COSINE, TAU, ZERO, Channels, Ladder, first_position, ladders, measure, scattered
 
 ROWS, COLUMNS = 384, 128  # looked at in one step
 WELL = 0.1  # error of a fit, relative to its amplitude, that is worth comparing
@@ -116,7 +116,7 @@ def _grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: in
 def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str], noise: Noise, steps: int = 8) -> Fit:
     """Gauss-Newton steps in the free numbers; rows that do not fit at all weigh little."""
     live = channels.live()
-    columns, rows = live[spread(len(live), COLUMNS)], spread(len(samples.rows), ROWS)
+    columns, rows = live[scattered(len(live), COLUMNS)], spread(len(samples.rows), ROWS)
     t, x = samples.rows[rows].double()[:, None], samples.values[rows][:, columns]
     index, cosine = channels.index[columns], channels.kinds[columns] == COSINE
     reach = max(1.0, float(index.max()))

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import _catalogue, _frequency
 from ._identify_candidates import Candidate, Found, Template, settle
 from ._identify_explain import LENIENCE, channels_of, readings, wave_of
-from ._identify_fit import COSINE, SINE, Channels
+from ._identify_fit import COSINE, SINE, Channels, scattered
 from ._identify_refine import WELL, Fit, Noise, Samples, find, spread, windows
 from ._identify_table import SLACK, Refused, Table, angle_errors, regular
 from .encoding import COS_FREQUENCIES, LAYOUTS, Encoding
@@ -20,6 +20,7 @@ from .encoding import COS_FREQUENCIES, LAYOUTS, Encoding
 STARTS = (0, 1, 2)
 FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four numbers
 LEAST_SWEEP = 3.0  # radians that a fast column passes, before a column alone is taken for a sinusoid
+FEW_CHANNELS = 8  # up to here other ways to read them may fit as well
 PADDING = -0.5  # fairseq's own first position is 2, its table starts at 0
 
 
@@ -115,7 +116,7 @@ def named(table: Table, samples: Samples, templates: list[Template]) -> list[Can
     """Conventions as they are, from one of the usual first positions."""
     rows = spread(len(samples.rows), 64)
     t, values = samples.rows[rows].double(), samples.values[rows]
-    columns = spread(table.dim, 256)
+    columns = scattered(table.dim, 256)
     values = values[:, columns]
     tried: dict[tuple[Any, ...], bool] = {}
     candidates = []
@@ -173,7 +174,7 @@ def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Ca
             fit = find(samples, channels, noise, window, sorted(rates))
             if fit and fit.error < WELL * abs(fit.wave.amplitude) and _turns_enough(fit, channels, len(samples.rows)):
                 results.append((fit.error, group, fit))
-                if fit.error < 2 * noise.size:
+                if fit.error < 2 * noise.size and table.dim > FEW_CHANNELS:
                     break
         if results:
             break

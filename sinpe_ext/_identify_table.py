@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._identify_fit import COSINE, ZERO, Channels
-from ._identify_refine import Noise, Samples, Wave, spread
+from ._identify_fit import COSINE, ZERO, Channels, scattered
+from ._identify_refine import Noise, Samples, Wave
 
 CHUNK = 2**21  # elements compared at once
 LOOKED_AT = 2**23  # elements that a fit may look at
@@ -173,7 +173,7 @@ def _chunks(number: int, dim: int) -> list[slice]:
 
 def regular(rows: Tensor) -> bool:
     """Whether most columns go on as a sinusoid would: x[t + 1] + x[t - 1] = c x[t]. In milliseconds, for any table."""
-    sample = rows[:QUICK_ROWS][:, spread(rows.shape[1], QUICK_COLUMNS)].double()
+    sample = rows[:QUICK_ROWS][:, scattered(rows.shape[1], QUICK_COLUMNS)].double()
     sample = sample[sample.abs().amax(1) > 0]
     if len(sample) < 6:
         return True

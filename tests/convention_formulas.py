@@ -1,8 +1,9 @@
 """Every named convention written once more, from the libraries that use it: plain loops, one channel at a time.
 
 To 50 digits, and nothing of sinpe_ext takes part, so an error in its catalogue or its plans cannot hide here.
-`row(name, position, dim)` is what the library of that name would give without rounding; a dim that the library refuses raises ValueError. Run as a
-program with --write it renews golden_conventions.json, which catches a change made on both sides.
+`row(name, position, dim)` is what the library of that name would give without rounding; a dim that the library refuses
+raises ValueError. Run as a program with --write it renews golden_conventions.json, which catches a change made on both
+sides.
 """
 
 from __future__ import annotations

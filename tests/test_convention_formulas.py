@@ -85,8 +85,8 @@ def assert_float32(got: torch.Tensor, name: str, positions: list[Any]) -> None:
     if len(wrong):
         at, channel = wrong[0]
         pytest.fail(
-            f"{name}, dim {dim}, seed {SEED}: {len(wrong)} of {want.size} values are not the formula's rounded once; at "
-            f"position {positions[at]}, channel {channel}: {rows[at, channel]!r}, expected {want[at, channel]!r}"
+            f"{name}, dim {dim}, seed {SEED}: {len(wrong)} of {want.size} values are not the formula's rounded once; "
+            f"at {positions[at]}, channel {channel}: {rows[at, channel]!r}, expected {want[at, channel]!r}"
         )
 
 

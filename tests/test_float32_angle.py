@@ -50,6 +50,54 @@ def fairseq_form(dim: int, position: Tensor) -> Tensor:
     return torch.cat([rows, torch.zeros(len(rows), 1)], dim=1) if dim % 2 else rows
 
 
+def halves(angle: Tensor, dim: int, cosines_first: bool = False) -> Tensor:
+    rows = [angle.cos(), angle.sin()] if cosines_first else [angle.sin(), angle.cos()]
+    return torch.cat([*rows, torch.zeros(len(angle), dim % 2)], dim=1)
+
+
+def guided_diffusion_form(dim: int, t: Tensor, period: float = 10000.0, shift: float = 0.0) -> Tensor:
+    """The product stands before the division: other bits than exp(i * (-log(period) / half)) unless half is 2^k."""
+    half = dim // 2
+    frequencies = torch.exp(-math.log(period) * torch.arange(half, dtype=torch.float32) / (half - shift))
+    return halves(t[:, None].float() * frequencies[None], dim, cosines_first=True)
+
+
+def reciprocal_form(dim: int, position: Tensor, base: float = 10000.0) -> Tensor:
+    """CTRL, timm, MONAI, positional-encodings: 1 / pow is rounded, then the product."""
+    return position.float().unsqueeze(1) * (1.0 / (base ** (torch.arange(0, dim, 2).float() / dim)))
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_forms_in_halves(dim: int, backend: str) -> None:
+    position = torch.arange(LENGTH)
+    adm = sinpe.convention("adm", dim, angle="float32_exp")
+    assert torch.equal(sinpe.table(LENGTH, adm), guided_diffusion_form(dim, position))
+    t = torch.rand(200, generator=torch.Generator().manual_seed(1)) * 1000
+    assert torch.equal(sinpe.encode(t, adm), guided_diffusion_form(dim, t))
+    if dim > 3:
+        got = sinpe.encode(t, adm.replace(shift=0.5, base=300))
+        assert torch.equal(got, guided_diffusion_form(dim, t, 300.0, 0.5))
+    flux = sinpe.convention("flux", dim, angle="float32_exp")
+    assert torch.equal(sinpe.encode(t / 1000, flux), guided_diffusion_form(dim, (t / 1000) * 1000))
+    if dim % 2 == 0:
+        concat = sinpe.convention("paper_concat", dim, angle="float32_pow", base=500)
+        assert torch.equal(sinpe.table(LENGTH, concat), halves(reciprocal_form(dim, position, 500.0), dim))
+    rounded = sinpe.convention("multidim1d", dim, angle="float32_pow")
+    width = dim + dim % 2
+    angle = reciprocal_form(width, position)
+    assert torch.equal(sinpe.table(LENGTH, rounded), interleaved(angle, angle, width)[:, :dim])
+    if dim > 100:  # the two orders are two sets of bits
+        assert not torch.equal(sinpe.table(LENGTH, rounded), pow_form(dim, position))
+
+
+def test_octaves_are_exact(backend: str) -> None:
+    """Powers of two have no rounding: NeRF's own 2.0 ** k * x."""
+    x = torch.rand(50, generator=torch.Generator().manual_seed(2)) * 2 - 1
+    angle = x[:, None] * 2.0 ** torch.arange(10)
+    got = sinpe.encode(x, sinpe.convention("nerf", 20, angle="float32_pow"))
+    assert torch.equal(got, interleaved(angle, angle, 20))
+
+
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_usual_formulas(dim: int, backend: str) -> None:
     position = torch.arange(LENGTH)

@@ -3,13 +3,16 @@
 #include "cuda/grid_rows.h"
 
 sinpe_status sinpe::cuda::add_grid(const DevicePlan& grid, const void* values, int64_t n_values,
-                                   const sinpe_add_arguments& a, const DeviceScalars& scalars, Stream stream) {
+                                   const sinpe_add_arguments& arguments, const DeviceScalars& scalars, Stream stream) {
+  sinpe_add_arguments a = arguments;
+  a.positions = nullptr;
+  a.positions_are_starts = 0;
   bool empty;
   const sinpe_status status = check(grid, a, &empty);
   if (status != SINPE_OK || empty) return status;
   if (a.x == nullptr || n_values < 0 || (n_values > 0 && values == nullptr)) return SINPE_BAD_ARGUMENT;
   const Data s = data_of(a, scalars);
-  const GridValues from{values, n_values, a.sizes[a.rank - 2]};
+  const GridValues from{values, n_values, a.sizes[a.rank - 2], a.padding_mask != nullptr};
   return with_type(a.dtype, [&](auto type) {
     using T = decltype(type);
     return choose_dropout<T, Gathered<accumulate_t<T>>, Source::kStrided>(grid, from, a, s, stream);

@@ -12,7 +12,34 @@ namespace cuda {
 struct GridValues {
   const void* values;
   int64_t n_values;
-  int64_t rows;  // places, or channels of a grid by channels
+  int64_t rows;    // places, or channels of a grid by channels
+  bool is_masked;  // which a grid by channels may not be
+};
+
+// The coordinate on one axis of places that lie `step` apart: once divided, then added to.
+struct Walk {
+  int64_t inner, length;                 // places from one coordinate to the next; coordinates
+  int64_t coordinate, within;            // of the place; how many places it is beyond the coordinate's first
+  int64_t step_coordinate, step_within;  // of a step
+
+  Walk() = default;
+  SINPE_HD Walk(const Grid& grid, int64_t axis, int64_t place, int64_t step)
+      : inner(grid.inner[axis]), length(grid.length[axis]) {
+    const int64_t passed = place / inner, stepped = step / inner;
+    within = place - passed * inner;
+    coordinate = passed % length;
+    step_within = step - stepped * inner;
+    step_coordinate = stepped % length;
+  }
+  SINPE_HD void next() {
+    within += step_within;
+    coordinate += step_coordinate;
+    if (within >= inner) {
+      within -= inner;
+      ++coordinate;
+    }
+    if (coordinate >= length) coordinate -= length;
+  }
 };
 
 template <class Number>
@@ -25,77 +52,115 @@ struct TileRows<Gathered<Number>> {
   using Real = Number;
   using Operand = GridValues;
   static constexpr bool kEncoded = true;
+  static constexpr int kFlight = 4;  // values that a thread waits for at once
   alignas(16) Real pe[kTile];
   Grid grid;
   bool usable;
   int64_t batch[kTileRows], row[kTileRows];
+  int32_t coordinates[kMaxAxes][kTileRows];  // of the tile's rows where these are places
 
-  // By all: the grid, checked. `words` are the grid's.
+  // By all: the grid, checked, and the rows' coordinates. `words` are the grid's.
   SINPE_HD void begin(const DevicePlan& words, const Tiling&, const GridValues& from, const Tile& tile, int thread) {
     if (thread == kThreads - 1) {
       usable = decode_grid(words.words, words.n_words, from.n_values, &grid) &&
                words.dim == (grid.by_channels ? grid.places : grid.dim) &&
-               from.rows == (grid.by_channels ? grid.dim : grid.places);
+               from.rows == (grid.by_channels ? grid.dim : grid.places) && !(grid.by_channels && from.is_masked);
     }
     if (thread >= tile.height) return;
     batch[thread] = 0;
     row[thread] = tile.row + thread;
+    // Beside the check, not after it: lengths that it will refuse are left.
+    const int64_t axes = words.n_words < kGridHeaderWords ? 0 : words.words[3];
+    if (axes > kMaxAxes || words.n_words < kGridHeaderWords + axes) return;
+    int64_t place = row[thread];
+    SINPE_ROLLED
+    for (int64_t a = axes - 1; a >= 0; --a) {
+      const int64_t length = words.words[kGridHeaderWords + a];
+      if (length < 1) return;
+      const int64_t passed = place / length;
+      coordinates[a][thread] = static_cast<int32_t>(place - passed * length);
+      place = passed;
+    }
   }
 
   // By all, thereafter. Threads take columns, and walk down some of the rows.
-  SINPE_HD void fill(const GridValues& from, const Tile& tile, Real alpha, int thread) {
-    const Real* values = static_cast<const Real*>(from.values);
+  SINPE_HD void fill(const GridValues& from, const Tile& tile, Real, int thread) {
     const int32_t lanes = tile.width < kThreads ? kThreads / tile.width : 1;
     const int32_t lane = tile.width < kThreads ? thread / tile.width : 0;
     const int32_t depth = (tile.height + lanes - 1) / lanes, first = lane * depth;
     const int32_t last = first + depth < tile.height ? first + depth : tile.height;
     if (lane >= lanes) return;
-    SINPE_ROLLED
-    for (int32_t item = thread - lane * tile.width; item < tile.width; item += kThreads) {
-      const Real nothing = usable ? alpha * Real{0} : static_cast<Real>(quiet_nan());
-      SINPE_ROLLED
-      for (int32_t r = first; r < last; ++r) pe[r * tile.width + item] = nothing;
-      if (!usable) continue;
-      if (grid.by_channels) {
-        down_channels(values, tile, item, first, last, alpha);
-      } else {
-        down_places(values, tile, item, first, last, alpha);
-      }
+    const Real* values = static_cast<const Real*>(from.values);
+    const int32_t item = thread - lane * tile.width;
+    if (usable && grid.by_channels) {
+      fill_channels(values, tile, item, first, last);
+    } else {
+      fill_places(values, tile, item, first, last);
     }
   }
 
  private:
-  // One channel at the places of some rows.
-  SINPE_HD void down_places(const Real* values, const Tile& tile, int32_t item, int32_t first, int32_t last,
-                            Real alpha) {
-    int64_t c;
-    const int k = grid.feeding(tile.channel + item, &c);
-    if (k < 0 || first >= last) return;
-    const GridPiece p = grid.piece(k);
-    const int64_t inner = grid.inner[p.axis], length = grid.length[p.axis], place = tile.row + first;
-    int64_t coordinate = grid.coordinate(place, p.axis), left = inner - place % inner;
+  // Columns are channels: `item` and those kThreads further on, at the places of some rows.
+  SINPE_HD void fill_places(const Real* values, const Tile& tile, int32_t item, int32_t first, int32_t last) {
     SINPE_ROLLED
-    for (int32_t r = first; r < last; ++r) {
-      pe[r * tile.width + item] = alpha * values[grid.at(p, coordinate, c)];
-      if (--left != 0) continue;
-      left = inner;
-      coordinate = coordinate + 1 == length ? 0 : coordinate + 1;
+    for (; item < tile.width; item += kThreads) {
+      int64_t c = 0;
+      const int k = usable ? grid.feeding(tile.channel + item, &c) : -1;
+      Real* to = pe + first * tile.width + item;
+      if (k < 0) {
+        const Real nothing = usable ? Real{0} : static_cast<Real>(quiet_nan());
+        SINPE_ROLLED
+        for (int32_t r = first; r < last; ++r, to += tile.width) *to = nothing;
+        continue;
+      }
+      const GridPiece p = grid.piece(k);
+      const int32_t* coordinate = coordinates[p.axis];
+      const Real* column = values + p.offset + c;
+      SINPE_ROLLED
+      for (int32_t r = first; r < last; r += kFlight) {
+        Real v[kFlight];
+        SINPE_UNROLLED
+        for (int i = 0; i < kFlight; ++i) v[i] = r + i < last ? column[coordinate[r + i] * p.width] : Real{0};
+        SINPE_UNROLLED
+        for (int i = 0; i < kFlight; ++i, to += tile.width) {
+          if (r + i < last) *to = v[i];
+        }
+      }
     }
   }
 
-  // One place at the channels of some rows.
-  SINPE_HD void down_channels(const Real* values, const Tile& tile, int32_t item, int32_t first, int32_t last,
-                              Real alpha) {
-    const int64_t low = tile.row + first, high = tile.row + last;
+  // Columns are places: `item` and those kThreads further on, at the channels of some rows.
+  SINPE_HD void fill_channels(const Real* values, const Tile& tile, int32_t item, int32_t first, int32_t last) {
+    Walk start;
+    int64_t axis = -1;
     SINPE_ROLLED
-    for (int k = 0; k < grid.n_pieces; ++k) {
+    for (int32_t r = first; r < last; ++r) {
+      Real* to = pe + r * tile.width;
+      int64_t c = 0;
+      const int k = grid.feeding(tile.row + r, &c);
+      if (k < 0) {
+        SINPE_ROLLED
+        for (int32_t i = item; i < tile.width; i += kThreads) to[i] = Real{0};
+        continue;
+      }
       const GridPiece p = grid.piece(k);
-      const int64_t coordinate = grid.coordinate(tile.channel + item, p.axis);
-      const int64_t skipped = low > p.first ? (low - p.first + p.step - 1) / p.step : 0;
+      if (p.axis != axis) {
+        axis = p.axis;
+        start = Walk(grid, axis, tile.channel + item, kThreads);
+      }
+      const Real* channel = values + p.offset + c * start.length;
+      Walk walk = start;
       SINPE_ROLLED
-      for (int64_t c = skipped; c < p.width && p.first + c * p.step < high; ++c) {
-        const int32_t r = static_cast<int32_t>(p.first + c * p.step - tile.row);
-        pe[r * tile.width + item] = alpha * values[grid.at(p, coordinate, c)];
+      for (int32_t i = item; i < tile.width; i += kFlight * kThreads) {
+        Real v[kFlight];
+        SINPE_UNROLLED
+        for (int j = 0; j < kFlight; ++j, walk.next()) {
+          v[j] = i + j * kThreads < tile.width ? channel[walk.coordinate] : Real{0};
+        }
+        SINPE_UNROLLED
+        for (int j = 0; j < kFlight; ++j) {
+          if (i + j * kThreads < tile.width) to[i + j * kThreads] = v[j];
+        }
       }
     }
   }

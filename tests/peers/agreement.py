@@ -65,7 +65,7 @@ def compare(
     ours = exact.float() if compatible is None else compatible
     equal = ours.view(torch.int32) == theirs.contiguous().view(torch.int32)
     difference = (ours.double() - theirs.double()).abs()
-    ulp = torch.ldexp(torch.ones(()).double(), torch.frexp(angles.clamp_min(2.0**-100)).exponent - 24) * factor
+    ulp = torch.ldexp(torch.ones_like(angles), torch.frexp(angles.clamp_min(2.0**-100)).exponent - 24) * factor
 
     line = RECORD.setdefault((library, what, convention, mode), Agreement())
     line.entries += theirs.numel()

@@ -14,6 +14,7 @@ import sinpe_ext as sinpe
 SHAPES = {2: [(14, 9), (4097, 2), (2, 4097)], 3: [(4, 6, 5), (4097, 1, 2), (1, 2, 4097)]}
 
 
+@pytest.mark.filterwarnings("ignore:torch.meshgrid")
 @pytest.mark.parametrize("number", [2, 3])
 @pytest.mark.parametrize(("channels", "base"), [(4, 10000.0), (16, 10000.0), (16, 50.0)])
 def test_tables(number: int, channels: int, base: float, peer: Any, release: Callable) -> None:
