@@ -84,12 +84,13 @@ def position_range(first: int, rows: int) -> None:
 def encoding(value: Any, dim: int | None = None, piece: int | None = None) -> Encoding:
     """An Encoding from what callers may pass for one: an Encoding, or a dim; and with `dim` also a name or None.
 
-    piece: the number of a grid's piece, where `value` is a grid.
+    piece: where `value` is a grid, the number of its piece, or -1 for the encoding that all its axes have.
     """
     if isinstance(value, Encoding):
         return value
     if piece is not None:
-        return grid(value, dim).pieces[piece].encoding
+        found = grid(value, dim)
+        return found.axes[0] if piece < 0 else found.pieces[piece].encoding
     if is_grid(value):
         name = f'the grid "{value}"' if isinstance(value, str) else f"a GridEncoding of {value.ndim} axes"
         raise TypeError(

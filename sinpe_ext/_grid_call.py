@@ -170,6 +170,8 @@ class GridCall(RowsCall):
         assert self.positions is not None
         positions = self.positions.detach()
         alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
+        if self._fill_as_one(x, target, positions, alpha):
+            return
         fed = torch.zeros(self.grid.dim, dtype=torch.bool)
         for piece in self.grid.pieces:
             at = channels_of(piece.first, piece.step, piece.encoding.dim)
@@ -182,6 +184,26 @@ class GridCall(RowsCall):
             zeros = slice(first, None)
             rest = self.seed, self.drop, self.scale, self.elements_at(first, 1)
             target[..., zeros] = DROPOUT.run(x[..., zeros], *rest)
+
+    def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor, alpha: float | Tensor) -> bool:
+        """Where all axes have the same channels in blocks: each axis' part of a place is a row of its own."""
+        shared, axes = _grid_rows.alike(*self.grid_given), len(self.firsts)
+        if (
+            shared is None
+            or shared[0] != "blocks"
+            or any(t.stride(-2) != t.shape[-1] * t.stride(-1) for t in (x, target))
+        ):
+            return False
+        encoding = self.grid.axes[0]
+        x, target = (t.unflatten(-1, (axes, encoding.dim)).flatten(-3, -2) for t in (x, target))
+        positions = _grid_rows.ordered(positions, shared[1]).flatten(-2)
+        mask = None if self.padding_mask is None else self.padding_mask.repeat_interleave(axes, -1)
+        elements = [*self.elements[:-2], encoding.dim * self.elements[-1], self.elements[-1]]
+        rest = self.seed, self.drop, elements if self.drop else []
+        if self.drop and self.elements[-2] != self.grid.dim * self.elements[-1]:
+            return False
+        _add_call.fill(encoding, x, target, positions, 0, False, mask, self.scale, alpha, *rest)
+        return True
 
     def elements_at(self, first: int, step: int) -> list[int]:
         """How channels first, first + step, ... count x's elements."""

@@ -30,6 +30,15 @@ def layout(value: Any, dim: int | None) -> tuple[tuple[int, int, int, int, int],
     return tuple((p.axis, p.first, p.step, p.encoding.dim, p.encoding.start) for p in pieces)
 
 
+@constant_in_graph
+def alike(value: Any, dim: int | None) -> tuple[str, tuple[int, ...]] | None:
+    """Arrangement and order of a grid whose axes all have the same channels, all of them; None of another."""
+    grid = _checks.grid(value, dim)
+    if len({axis.replace(start=0) for axis in grid.axes}) > 1 or grid.dim != sum(axis.dim for axis in grid.axes):
+        return None
+    return grid.arrangement, tuple(range(grid.ndim)) if grid.order is None else grid.order
+
+
 def rows_of(given: _traced.Given, length: int, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows encoding.start + start, ... of one piece; start may be a 0-d tensor."""
     if isinstance(start, Tensor):
@@ -63,9 +72,25 @@ def table(
 
 def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """The grid's encoding of positions (*shape, axes), (*shape, dim)."""
+    shared = alike(value, dim)
+    if shared is not None:  # every coordinate is a position of one encoding
+        arrangement, order = shared
+        rows = encoded((value, dim, -1), ordered(positions, order), dtype)
+        if arrangement == "interleaved":
+            rows = rows.transpose(-1, -2)
+        elif arrangement == "grouped":
+            rows = rows.unflatten(-1, (2, rows.shape[-1] // 2)).transpose(-3, -2).flatten(-2)
+        return rows.flatten(-2)
     places = layout(value, dim)
     parts = [encoded((value, dim, k), positions[..., place[0]], dtype) for k, place in enumerate(places)]
     return together(parts, places, positions.shape[:-1], dim, dtype, positions.device)
+
+
+def ordered(positions: Tensor, order: Sequence[int]) -> Tensor:
+    """The coordinates in the order in which their channels stand."""
+    if tuple(order) == tuple(range(len(order))):
+        return positions
+    return torch.stack([positions[..., axis] for axis in order], -1)
 
 
 def together(

@@ -19,6 +19,7 @@ from .grid import GridEncoding, Piece
 ANGLES = ("float32_exp", "float32_pow")
 EXACT = 2.0**-22  # relative to the amplitude: a table below this error has no error of its angles
 ANGLE_ROWS = 1024
+PLAIN_BASES = (10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
 MOST_COMPARED = 4
 NEAR = 0.3  # rms error, relative to the size of the values, of an encoding worth naming
 
@@ -154,7 +155,7 @@ def settle(
         item.aliases = [
             candidates[k]
             for k in group[1:]
-            if not candidates[k].borrowed and (candidates[k].cost <= first.cost + 1 or not first.sure)
+            if not candidates[k].borrowed and (candidates[k].cost <= first.cost + 1 or not first.sure or _plain(candidates[k]))
         ]
         if verdict.fits:
             finish(item, places(first.extra))
@@ -169,6 +170,12 @@ def settle(
     elif found.closest is not None:
         found.reason = near_miss(found.closest)
     return found
+
+
+def _plain(candidate: Candidate) -> bool:
+    """Whether a base such as 1000 is all that differs from the name."""
+    base = candidate.fields.get("base", 0)
+    return set(candidate.fields) <= {"start", "base"} and base in PLAIN_BASES
 
 
 def _values(candidate: Candidate, places: list[Tensor], rows: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from .encoding import Encoding
 
 UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 FEW_DIGITS = 3
-MOST_DIGITS = 6  # of a number that nobody chose
+MOST_DIGITS = 8  # of a number that nobody chose
 WORSE = 0.03  # by which a rounder number may raise the error
 LARGEST_PART = 256  # of a fraction such as 14 / 24
 LENIENCE = 3e-7  # relative: what the usual float32 formula does to a round number

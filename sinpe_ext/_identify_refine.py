@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._identify_fit import COSINE, TAU, ZERO, Channels, Ladder, first_position, ladders, measure, scattered
 
-ROWS, COLUMNS = 384, 128  # looked at in one step
+ROWS, COLUMNS = 256, 112  # looked at in one step: few enough for one thread
 WELL = 0.1  # error of a fit, relative to its amplitude, that is worth comparing
 WINDOW = 256  # consecutive rows that frequencies are first measured on
 FINEST = 1 / 16  # relative to the largest value: below it nothing is gained

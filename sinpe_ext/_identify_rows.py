@@ -12,7 +12,7 @@ from torch import Tensor
 from . import _catalogue, _frequency
 from ._identify_candidates import Candidate, Found, Template, settle
 from ._identify_explain import LENIENCE, channels_of, readings, wave_of
-from ._identify_fit import COSINE, SINE, Channels, scattered
+from ._identify_fit import COSINE, SINE, ZERO, Channels, scattered
 from ._identify_refine import WELL, Fit, Noise, Samples, find, spread, windows
 from ._identify_table import SLACK, Refused, Table, angle_errors, regular
 from .encoding import COS_FREQUENCIES, LAYOUTS, Encoding
@@ -166,7 +166,9 @@ def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Ca
     for template in templates:
         structures.setdefault(_key(template.encoding), []).append(template)  # type: ignore[arg-type]
     groups = [(channels_of(group[0].encoding), group) for group in structures.values()]  # type: ignore[arg-type]
-    groups = [(channels, group) for channels, group in groups if _possible(samples, channels)]
+    zero = (samples.values == 0).all(0)
+    exact = [item for item in groups if bool((zero == (item[0].kinds == ZERO)).all())]
+    groups = exact or [item for item in groups if bool((zero | (item[0].kinds != ZERO)).all())]
     results: list[tuple[float, list[Template], Fit]] = []
     for window in windows(samples.rows):
         for channels, group in groups:
@@ -186,12 +188,6 @@ def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Ca
         for template in group:
             candidates += _read(table, samples, template, fit, noise)
     return candidates
-
-
-def _possible(samples: Samples, channels: Channels) -> bool:
-    """Whether the columns that must be zero are, and no other is."""
-    zero = (samples.values == 0).all(0)
-    return bool((zero == (channels.kinds > COSINE)).all()) or not bool((zero & (channels.kinds == COSINE)).any() | (~zero & (channels.kinds > COSINE)).any())
 
 
 def _turns_enough(fit: Fit, channels: Channels, rows: int) -> bool:

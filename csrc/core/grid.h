@@ -11,7 +11,7 @@ constexpr int64_t kGridHeaderWords = 8;
 constexpr int64_t kPieceWords = 5;
 constexpr int kMaxAxes = 8;
 constexpr int kMaxPieces = 64;
-constexpr int64_t kMaxLength = 0x7fffffff;         // coordinates of an axis
+constexpr int64_t kMaxLength = 0x7fffffff;        // coordinates of an axis
 constexpr int64_t kMaxPlaces = int64_t{1} << 40;  // and channels
 
 // Channels that one axis feeds: its c-th is the grid's first + c * step. Their values, for each coordinate of the axis,
