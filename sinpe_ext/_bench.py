@@ -18,11 +18,12 @@ from typing import Any
 from . import _bench_cuda
 from ._bench_cases import ROWS as INFERENCE_ROWS
 from ._bench_cases import Row
+from ._bench_grid import GRID_ROWS
 from ._bench_process import PROCESSES, Process, Skipped
 from ._bench_timing import interleaved, load, summary, warning
 from ._bench_training import TRAINING_ROWS
 
-ROWS = (*INFERENCE_ROWS, *TRAINING_ROWS)
+ROWS = (*INFERENCE_ROWS, *GRID_ROWS, *TRAINING_ROWS)
 ROUNDS = 15
 QUICK_ROUNDS = 3
 ROOT = Path(__file__).resolve().parent.parent

@@ -173,9 +173,8 @@ def settle(
 
 
 def _plain(candidate: Candidate) -> bool:
-    """Whether a base such as 1000 is all that differs from the name."""
-    base = candidate.fields.get("base", 0)
-    return set(candidate.fields) <= {"start", "base"} and base in PLAIN_BASES
+    """Whether a base such as 1000 is all of the ladder that differs from the name."""
+    return candidate.fields.get("base", 0) in PLAIN_BASES
 
 
 def _values(candidate: Candidate, places: list[Tensor], rows: Tensor) -> Tensor:

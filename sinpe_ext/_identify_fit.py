@@ -8,7 +8,7 @@ x[t + L] + x[t - L] = 2 cos(L w_j) x[t]. Both are measured at growing lags L, so
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -268,8 +268,11 @@ def _grow(columns: Columns, ladder: Ladder, expected: Tensor, rates: Sequence[fl
     return ladder
 
 
-def first_position(rows: Tensor, channels: Channels, ladder: Ladder, noise: float) -> tuple[int, float]:
-    """The position of row 0, and the amplitude with its sign, from the phases of columns of known frequency."""
+def first_positions(rows: Tensor, channels: Channels, ladder: Ladder, noise: float) -> Iterator[tuple[int, float]]:
+    """The position of row 0, and the amplitude with its sign, from the phases of columns of known frequency.
+
+    The best of few positions around 0, then of ever more, where that is better.
+    """
     live = channels.live()
     live = live[scattered(len(live), 2 * SCANNED)]
     w, cosine = ladder.at(channels.index[live]), channels.kinds[live] == COSINE
@@ -282,20 +285,16 @@ def first_position(rows: Tensor, channels: Channels, ladder: Ladder, noise: floa
     phase = torch.where(cosine, torch.complex(of_cos, -of_sin), torch.complex(of_sin, of_cos))
     variance = (cc + ss) / determinant * noise**2
     weight = 1 / (variance + 1e-2 * phase.abs().square().median() + 1e-30)
-    target, total = weight * phase.conj(), float((weight * phase.abs()).sum())
-    enough = max(1e-4, 40 * noise**2 / max(float(phase.abs().median()), 1e-30) ** 2)
-    best, best_score = 0, 0.0
+    target = weight * phase.conj()
+    size = float((weight * phase.abs()).sum() / weight.sum())
+    one = torch.ones(1, dtype=torch.float64)
+    best = 0.0
     for reach in (64, 4096, 2**15, MAX_START):
         step = max(16, int(math.sqrt(2 * reach)))
         coarse = torch.arange(-reach, reach + 1, step, dtype=torch.float64)
         fine = torch.arange(step, dtype=torch.float64)
-        turning = torch.polar(torch.ones(1, dtype=torch.float64), coarse[:, None] * w)
-        score = ((turning * target) @ torch.polar(torch.ones(1, dtype=torch.float64), fine[:, None] * w).T).real
-        flat = score.flatten()
-        k = int(flat.abs().argmax())
-        if abs(float(flat[k])) > abs(best_score) * (1 + 1e-9):
-            best, best_score = int(coarse[k // step]) + k % step, float(flat[k])
-        if 1 - abs(best_score) / total < enough:
-            break
-    size = float((weight * phase.abs()).sum() / weight.sum())
-    return best, math.copysign(size, best_score)
+        score = ((torch.polar(one, coarse[:, None] * w) * target) @ torch.polar(one, fine[:, None] * w).T).real.flatten()
+        k = int(score.abs().argmax())
+        if abs(float(score[k])) > best * (1 + 1e-9):
+            best = abs(float(score[k]))
+            yield int(coarse[k // step]) + k % step, math.copysign(size, float(score[k]))

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._identify_fit import COSINE, TAU, ZERO, Channels, Ladder, first_position, ladders, measure, scattered
+from ._identify_fit import COSINE, TAU, ZERO, Channels, Ladder, first_positions, ladders, measure, scattered
 
 ROWS, COLUMNS = 256, 112  # looked at in one step: few enough for one thread
 WELL = 0.1  # error of a fit, relative to its amplitude, that is worth comparing
+EXACTLY = 1e-4  # as WELL, of a fit that needs no other
 WINDOW = 256  # consecutive rows that frequencies are first measured on
 FINEST = 1 / 16  # relative to the largest value: below it nothing is gained
 NAMES = ("rate", "decay", "start", "amplitude")
@@ -72,13 +73,13 @@ def find(
     best: Fit | None = None
     columns = measure(samples.values[begin:end], channels, noise.size)
     for ladder in ladders(columns, rates) if columns else ():
-        start, amplitude = first_position(samples.values[begin:end], channels, ladder, noise.size)
-        wave = Wave(*ladder, start - int(samples.rows[begin]), amplitude)
-        fit = _grown(samples, channels, wave, begin, end, noise)
-        if fit is not None and (best is None or fit.error < best.error):
-            best = fit
-        if best is not None and best.error < WELL * abs(best.wave.amplitude):
-            break
+        for start, amplitude in first_positions(samples.values[begin:end], channels, ladder, noise.size):
+            wave = Wave(*ladder, start - int(samples.rows[begin]), amplitude)
+            fit = _grown(samples, channels, wave, begin, end, noise)
+            if fit is not None and (best is None or fit.error < best.error):
+                best = fit
+            if best is not None and best.error < max(3 * noise.size, EXACTLY * abs(best.wave.amplitude)):
+                return best
     return best
 
 
