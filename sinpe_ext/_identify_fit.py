@@ -273,18 +273,8 @@ def first_positions(rows: Tensor, channels: Channels, ladder: Ladder, noise: flo
 
     The best of few positions around 0, then of ever more, where that is better.
     """
-    live = channels.live()
-    live = live[scattered(len(live), 2 * SCANNED)]
-    w, cosine = ladder.at(channels.index[live]), channels.kinds[live] == COSINE
-    angle = torch.arange(len(rows), dtype=torch.float64)[:, None] * w
-    c, s, x = angle.cos(), angle.sin(), rows[:, live]
-    cc, ss, cs = c.square().sum(0), s.square().sum(0), (c * s).sum(0)
-    determinant = (cc * ss - cs * cs).clamp_min(1e-30)
-    xc, xs = (x * c).sum(0), (x * s).sum(0)
-    of_cos, of_sin = (ss * xc - cs * xs) / determinant, (cc * xs - cs * xc) / determinant
-    phase = torch.where(cosine, torch.complex(of_cos, -of_sin), torch.complex(of_sin, of_cos))
-    variance = (cc + ss) / determinant * noise**2
-    weight = 1 / (variance + 1e-2 * phase.abs().square().median() + 1e-30)
+    w, phase, variance = _phases(rows, channels, ladder)
+    weight = 1 / (variance * noise**2 + 1e-2 * phase.abs().square().median() + 1e-30)
     target = weight * phase.conj()
     size = float((weight * phase.abs()).sum() / weight.sum())
     one = torch.ones(1, dtype=torch.float64)
@@ -298,3 +288,26 @@ def first_positions(rows: Tensor, channels: Channels, ladder: Ladder, noise: flo
         if abs(float(score[k])) > best * (1 + 1e-9):
             best = abs(float(score[k]))
             yield int(coarse[k // step]) + k % step, math.copysign(size, float(score[k]))
+
+
+def _phases(rows: Tensor, channels: Channels, ladder: Ladder) -> tuple[Tensor, Tensor, Tensor]:
+    """Frequencies of some columns, amplitude * exp(i w start) of each, and its variance for values of variance 1."""
+    place = torch.arange(len(rows), dtype=torch.float64)[:, None]
+    sines, cosines = pairs(channels)
+    if len(sines):
+        some = scattered(len(sines), SCANNED)
+        w = ladder.at(channels.index[sines[some]])
+        z = torch.complex(rows[:, cosines[some]], rows[:, sines[some]])
+        back = torch.polar(torch.ones(1, dtype=torch.float64), -place * w)
+        return w, (z * back).mean(0), torch.full_like(w, 1 / len(rows))
+    live = channels.live()
+    live = live[scattered(len(live), 2 * SCANNED)]
+    w, x = ladder.at(channels.index[live]), rows[:, live]
+    c, s = (place * w).cos(), (place * w).sin()
+    cc, ss, cs = c.square().sum(0), s.square().sum(0), (c * s).sum(0)
+    determinant = (cc * ss - cs * cs).clamp_min(1e-30)
+    xc, xs = (x * c).sum(0), (x * s).sum(0)
+    of_cos, of_sin = (ss * xc - cs * xs) / determinant, (cc * xs - cs * xc) / determinant
+    cosine = channels.kinds[live] == COSINE
+    phase = torch.where(cosine, torch.complex(of_cos, -of_sin), torch.complex(of_sin, of_cos))
+    return w, phase, (cc + ss) / determinant

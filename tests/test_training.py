@@ -1,9 +1,8 @@
-"""Training with these layers and with torch's: the example, step by step, and the README's lines."""
+"""Training with these layers and with torch's: the example, step by step."""
 
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -44,11 +43,3 @@ def test_the_example_runs(example: ModuleType, monkeypatch: pytest.MonkeyPatch, 
     printed = capsys.readouterr().out
     assert printed.count("held-out loss") == 4 and "over 2 seeds" in printed
     assert ("NOT within noise" in printed) == (status == 1)
-
-
-def test_the_readme_trains() -> None:
-    readme = (ROOT / "README.md").read_text()
-    section = readme[readme.index("## Training") :]
-    code = re.search(r"```python\n(.*?)```", section, re.S)
-    assert code is not None
-    exec(compile("import torch\nimport sinpe_ext as sinpe\n" + code.group(1), "README.md", "exec"), {})
