@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple, overload
 
 from ._grid_catalogue import GRIDS, GridConvention
@@ -116,7 +116,7 @@ CATALOGUE: dict[str, Convention] = {
         "NeMo (FixedPositionalEncoding)",
         "paper / sqrt(d)",
         "pos_enc.div_(math.sqrt(hidden_size))",
-        {"amplitude": lambda dim: 1 / math.sqrt(dim)},
+        {"amplitude": lambda dim: float(1 / Decimal(dim).sqrt())},  # rounded once; 1 / math.sqrt(dim) is rounded twice
     ),
     "nerf": Convention(
         "sin and cos alternate, frequency 2^i, without the raw input; axes=3 for points (x, y, z)",

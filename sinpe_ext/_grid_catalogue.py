@@ -107,7 +107,7 @@ GRIDS: dict[str, GridConvention] = {
         "sin of rows, sin of columns, cos of rows, cos of columns, frequency 10000^(-i/(C/4))",
         "timm (build_sincos2d_pos_embed)",
         "[sin_y | sin_x | cos_y | cos_x], w_i = 10000^(-i/(C/4)), y the row",
-        "torch.cat([torch.sin(pos2), torch.cos(pos2)], dim=1) of pos2 = grid * bands",
+        "build_sincos2d_pos_embed; torch.stack([sin(pos2), cos(pos2)], dim=0 or 2).flatten(1) of pos2 = grid * bands",
         _equal(2, _HALVES, arrangement="grouped"),
     ),
     "cogvideo3d": GridConvention(

@@ -12,24 +12,16 @@ from torch import Tensor
 from . import _checks
 from ._checks import INT64_MAX
 from .encoding import integer
+from .grid import lengths_of
 
 _is_compiling = torch.compiler.is_compiling
 
 
 def lengths(name: str, value: Any, axes: int) -> tuple[int, ...]:
     """The lengths of a grid's axes."""
-    if not isinstance(value, (tuple, list, torch.Size)):
-        raise TypeError(
-            f"{name}: expected {axes} ints, the grid's lengths, got {type(value).__name__}; pass a tuple such as "
-            f"({', '.join(['14'] * axes)})"
-        )
-    if len(value) != axes:
-        raise ValueError(
-            f"{name}: expected {axes} lengths, one per axis of the grid, got {tuple(value)}; pass one each"
-        )
-    if _is_compiling():  # may be symbols of the graph
-        return tuple(value)
-    return tuple(_checks.length(item, name) for item in value)
+    if _is_compiling() and isinstance(value, (tuple, list)) and len(value) == axes:
+        return tuple(value)  # may be symbols of the graph
+    return lengths_of(name, value, axes)
 
 
 def extra(value: Any) -> int:

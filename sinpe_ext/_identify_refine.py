@@ -14,6 +14,7 @@ from ._identify_fit import COSINE, TAU, ZERO, Channels, Ladder, first_positions,
 ROWS, COLUMNS = 256, 112  # looked at in one step: few enough for one thread
 WELL = 0.1  # error of a fit, relative to its amplitude, that is worth comparing
 EXACTLY = 1e-4  # as WELL, of a fit that needs no other
+LARGEST_LOG = 300.0  # between the first frequency and the last
 WINDOW = 256  # consecutive rows that frequencies are first measured on
 FINEST = 1 / 16  # relative to the largest value: below it nothing is gained
 NAMES = ("rate", "decay", "start", "amplitude")
@@ -127,6 +128,8 @@ def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str],
     chosen = [NAMES.index(name) for name in free if name != "decay" or float(index.max() - index.min()) > 0]
     inverse = torch.zeros(len(chosen), len(chosen), dtype=torch.float64)
     for step in range(steps + 1):
+        if abs(wave.decay) * reach > LARGEST_LOG:
+            return Fit(wave, Wave(0.0, 0.0, 0.0, 0.0), math.inf)
         w = wave.ladder().at(index)
         angle = (t + wave.start) * w
         sine, cos = angle.sin(), angle.cos()
@@ -135,7 +138,9 @@ def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str],
         typical = max(float(left.abs().mean(1).median()), noise.size)
         weight = fine / (1 + (left.abs().mean(1, keepdim=True) / (4 * typical)).square())
         rms = math.sqrt(float((left.square() * weight).mean() / weight.mean()))
-        if step == steps or not chosen or not math.isfinite(rms):
+        if not math.isfinite(rms):
+            return Fit(wave, Wave(0.0, 0.0, 0.0, 0.0), math.inf)
+        if step == steps or not chosen:
             break
         parts = (slope * angle, -slope * angle * (index / reach), slope * w, value)
         basis = torch.stack([parts[k].flatten() for k in chosen], 1)

@@ -21,6 +21,8 @@ STARTS = (0, 1, 2)
 FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four numbers
 LEAST_SWEEP = 3.0  # radians that a fast column passes, before a column alone is taken for a sinusoid
 FEW_CHANNELS = 8  # up to here other ways to read them may fit as well
+RATES = (1.0, math.pi)  # of the ladders that are usual, in radians a row
+SCANNED_RATES = (1000.0,)  # where every column turns more than pi a row
 PADDING = -0.5  # fairseq's own first position is 2, its table starts at 0
 
 
@@ -170,10 +172,10 @@ def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Ca
     exact = [item for item in groups if bool((zero == (item[0].kinds == ZERO)).all())]
     groups = exact or [item for item in groups if bool((zero | (item[0].kinds != ZERO)).all())]
     results: list[tuple[float, list[Template], Fit]] = []
-    for window in windows(samples.rows):
+    tries = [(window, RATES) for window in windows(samples.rows)]
+    for window, rates in [*tries, *((window, SCANNED_RATES) for window, _ in tries[:1])]:
         for channels, group in groups:
-            rates = {wave_of(template.encoding).rate for template in group}  # type: ignore[arg-type]
-            fit = find(samples, channels, noise, window, sorted(rates))
+            fit = find(samples, channels, noise, window, rates)
             if fit and fit.error < WELL * abs(fit.wave.amplitude) and _turns_enough(fit, channels, len(samples.rows)):
                 results.append((fit.error, group, fit))
                 if fit.error < 2 * noise.size and table.dim > FEW_CHANNELS:

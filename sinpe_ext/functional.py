@@ -113,7 +113,8 @@ def encode(
         encoding: an Encoding, a GridEncoding, or an int for Encoding(int).
         dtype: float32, float64, bfloat16 or float16.
         allow_16bit: take float16 and bfloat16 positions at their stored value instead of refusing them.
-    Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), on the device of `positions`; NaN where a position is NaN or infinite.
+    Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), on the device of `positions`; NaN where a
+        position is NaN or infinite.
     Raises: TypeError, ValueError for arguments of the wrong type or value.
     Accuracy: float32 correctly rounded for every int64 and for float positions below 2^31 in size; float64 <= 1 ULP.
     Gradient: to float positions, of any order.
@@ -191,9 +192,9 @@ def add(
             are batch-first whatever seq_dim is; the batch is x's first remaining dimension.
         grid_shape: of a GridEncoding, the lengths of its axes, where the places are row-major in the sequence of x,
             (B, H * W, C). None: they are dimensions of x, (B, H, W, C), or (B, C, H, W) with channel_dim=1. With a grid
-            `start` may be one int or 0-d tensor per axis (a crop's corner) or a tensor (axes,) or (B, axes), `positions`
-            has coordinates in one dimension more, (S, axes), (B, S, axes), or with H, W in place of S where x has them,
-            and padding_mask is (S,), (B, S), (H, W) or (B, H, W).
+            `start` may be one int per axis (a crop's corner) or a tensor (axes,) or (B, axes), `positions` has
+            coordinates in one dimension more, (S, axes), (B, S, axes), or with H, W in place of S where x has them, and
+            padding_mask is (S,), (B, S), (H, W) or (B, H, W).
         extra_tokens: rows in front of the sequence that get no encoding, say 1 for a class token; positions and
             padding_mask speak of the others.
         out: like x; x itself is allowed.

@@ -174,6 +174,20 @@ class GridEncoding:
         return {name: getattr(self, name) for name in ("axes", "order", "arrangement", "dim")}
 
 
+def lengths_of(name: str, value: Any, axes: int) -> tuple[int, ...]:
+    """The lengths of a grid's axes."""
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(
+            f"{name}: expected {axes} ints, the grid's lengths, got {type(value).__name__}; pass a tuple such as "
+            f"({', '.join(['14'] * axes)})"
+        )
+    if len(value) != axes:
+        raise ValueError(
+            f"{name}: expected {axes} lengths, one per axis of the grid, got {tuple(value)}; pass one each"
+        )
+    return tuple(integer(name, item, 0, 2**63 - 1, "pass the number of places along each axis") for item in value)
+
+
 def of_axis(fields: dict[str, Any], axis: int, number: int) -> dict[str, Any]:
     """The fields of one axis' Encoding, where a tuple gives one value per axis."""
     known = [field.name for field in dataclasses.fields(Encoding)]

@@ -5,28 +5,30 @@ The compiled module `_core` does the work where it was built; otherwise NumPy do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import _backend, _checks, reference
+from . import _backend, _checks, _numpy_grid, reference
 from ._catalogue import convention, conventions
 from ._plan import Plan
 from ._plan import plan as _plan
 from .encoding import Encoding
+from .grid import GridEncoding
 
-__all__ = ["table", "encode", "Encoding", "convention", "conventions"]
+__all__ = ["table", "encode", "Encoding", "GridEncoding", "convention", "conventions"]
 
 DTYPES = ("float32", "float64", "float16")
 
 
 def table(
-    length: int,
-    encoding: Encoding | int,
+    length: int | Sequence[int],
+    encoding: Encoding | GridEncoding | int,
     *,
-    start: int = 0,
+    start: int | Sequence[int] = 0,
     dtype: DTypeLike = np.float32,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
@@ -38,17 +40,24 @@ def table(
     with real arithmetic in place of floats.
 
     Args:
-        length: number of rows, 0 or more.
-        encoding: an Encoding, or an int for Encoding(int).
-        start: added to encoding.start.
+        length: number of rows, 0 or more; for a grid the lengths of its axes.
+        encoding: an Encoding, a GridEncoding, or an int for Encoding(int).
+        start: added to encoding.start; for a grid also one per axis.
         dtype: float32, float64 or float16.
-        out: array of shape (length, dim) and of `dtype` to write into, of any strides; it is returned.
-    Returns: (length, dim), of `dtype`.
+        out: array of the result's shape and of `dtype` to write into, of any strides; it is returned.
+    Returns: (length, dim), for a grid (*length, dim), of `dtype`.
     Raises: TypeError, ValueError for arguments of the wrong type, out of range, or positions beyond int64.
     Accuracy: float32 correctly rounded at every position; float64 <= 1 ULP; float16 the float32 value rounded again.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
+    if isinstance(encoding, GridEncoding):
+        made = _numpy_grid.table(table, length, encoding, start, _dtype(dtype))
+        if out is None:
+            return made
+        _check_out(out, made.shape, _dtype(dtype))
+        out[...] = made
+        return out
     plan, name = _constants(encoding), _dtype(dtype)
     rows = _checks.length(length)
     first = plan.start + _checks.start(start)
@@ -66,7 +75,9 @@ def table(
     return out
 
 
-def encode(positions: ArrayLike, encoding: Encoding | int, *, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+def encode(
+    positions: ArrayLike, encoding: Encoding | GridEncoding | int, *, dtype: DTypeLike = np.float32
+) -> NDArray[Any]:
     """The encoding of any positions, whole or fractional.
 
     Equivalent to (default encoding):
@@ -76,13 +87,16 @@ def encode(positions: ArrayLike, encoding: Encoding | int, *, dtype: DTypeLike =
 
     Args:
         positions: any shape; integers of any width, float32 or float64 (taken at their exact value). Final:
-            encoding.start is not added.
-        encoding: an Encoding, or an int for Encoding(int).
+            encoding.start is not added. For a grid the last dimension holds the coordinates, one per axis.
+        encoding: an Encoding, a GridEncoding, or an int for Encoding(int).
         dtype: float32, float64 or float16.
-    Returns: (*positions.shape, dim), of `dtype`; NaN where a position is NaN or infinite.
+    Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), of `dtype`; NaN where a
+        position is NaN or infinite.
     Raises: TypeError, ValueError for arguments of the wrong type or out of range.
     Accuracy: as `table`.
     """
+    if isinstance(encoding, GridEncoding):
+        return _numpy_grid.encode(encode, _positions(positions), encoding, _dtype(dtype))
     plan, name = _constants(encoding), _dtype(dtype)
     checked = _positions(positions)
     core = _core()
@@ -112,7 +126,7 @@ def _dtype(dtype: Any) -> str:
     raise TypeError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {name}{why}")
 
 
-def _check_out(out: Any, shape: tuple[int, int], name: str) -> None:
+def _check_out(out: Any, shape: tuple[int, ...], name: str) -> None:
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out: expected a numpy.ndarray, got {type(out).__name__}; pass np.empty({shape}, np.{name})")
     if out.shape != shape:

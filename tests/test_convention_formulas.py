@@ -40,8 +40,8 @@ DIMS: dict[str, tuple[int, ...]] = {
     "monai2d": (4, 8, 12, 64),
     "monai3d": (6, 12, 18, 48),
 }
-# The amplitude 1 / sqrt(dim) has two roundings of its own, together up to one ULP, before the product's one.
-FLOAT64_ULP = {"unit": 2.0}
+# The amplitude 1 / sqrt(dim) is itself rounded to float64, by up to half an ULP, before the product is.
+FLOAT64_ULP = {"unit": 1.5}
 
 
 def positions_of(name: str) -> list[Any]:

@@ -74,6 +74,19 @@ def test_encode(backend: str, name: str) -> None:
     assert int(marked.sum()) == fed and int(marked[(-1,) * grid.ndim].sum()) == fed
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_numpy(name: str) -> None:
+    pytest.importorskip("numpy")
+    grid = EXAMPLES[name]
+    lengths, starts = lengths_of(grid), (5, -3, 2**40, 7)[: grid.ndim]
+    pe = truth(grid, lengths)
+    assert torch.equal(torch.from_numpy(sinpe.numpy.table(lengths, grid)), pe)
+    assert torch.equal(torch.from_numpy(sinpe.numpy.encode(positions_of(grid, lengths).numpy(), grid)), pe)
+    out = torch.full_like(truth(grid, lengths, starts), float("nan")).numpy()
+    assert sinpe.numpy.table(lengths, grid, start=starts, out=out) is out
+    assert torch.equal(torch.from_numpy(out), truth(grid, lengths, starts))
+
+
 def forms(x: Tensor, grid: GridEncoding) -> dict[str, tuple[Tensor, dict[str, Any], Any]]:
     """x of shape (B, *lengths, C) in other forms: (tensor, arguments, what brings it back)."""
     lengths, n = tuple(x.shape[1:-1]), grid.ndim

@@ -65,7 +65,9 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: sinpe.embed(FLAT[..., 0].long(), torch.zeros(4, 8), "mae2d"), TypeError, 'got the grid "mae2d"'),
     (lambda: sinpe.TimestepEncoding(8, encoding="mae2d"), (TypeError, ValueError), "encoding"),
     (lambda: sinpe.SinusoidalEmbedding(9, 8, encoding="mae2d"), TypeError, "one-dimensional encodings"),
-    (lambda: sinpe.numpy.table(5, GRID), TypeError, "one-dimensional encodings"),
+    (lambda: sinpe.numpy.table(5, GRID), TypeError, "length: expected 2 ints, the grid's lengths, got int"),
+    (lambda: sinpe.numpy.table((5, 6), GRID, start=(1,)), ValueError, "start: expected an int or 2 of them"),
+    (lambda: sinpe.numpy.encode([1.0, 2.0, 3.0], GRID), ValueError, "positions: expected 2 coordinates"),
 ]
 
 
@@ -74,6 +76,12 @@ def test_errors(backend: str, call: Callable[[], Any], error: type[Exception], m
     with pytest.raises(error) as caught:
         call()
     assert message in str(caught.value)
+
+
+def test_numpy_out() -> None:
+    numpy = pytest.importorskip("numpy")
+    with sinpe.use_backend("eager"), pytest.raises(ValueError, match=r"out: expected shape \(2, 3, 8\)"):
+        sinpe.numpy.table((2, 3), GRID, out=numpy.zeros((6, 8), "float32"))
 
 
 def test_nothing_is_written_and_nothing_drawn_by_a_refused_call(backend: str) -> None:
