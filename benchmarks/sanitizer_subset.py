@@ -31,6 +31,13 @@ def run(dtype: torch.dtype, width: int) -> list[torch.Tensor]:
         sinpe.add(x.mT.contiguous().mT, positions=positions, padding_mask=mask, scale=2.0, dropout=0.3, seed=1),
         sinpe.add_(x.clone(), alpha=torch.ones(1, device=device)),
     ]
+    grid = sinpe.GridEncoding((sinpe.Encoding(width // 2 + 1), sinpe.Encoding(width)), dim=width)
+    image, masked = torch.randn(3, 4, 5, width, device=device).to(dtype), torch.arange(20, device=device) > 17
+    results += [
+        sinpe.add(image, grid, start=(2, 3), padding_mask=masked.view(4, 5)),
+        sinpe.add(image.movedim(-1, 1).contiguous(), grid, channel_dim=1, dropout=0.3, seed=1),
+        sinpe.add(image.flatten(1, 2), grid, grid_shape=(2, 9), extra_tokens=2, dropout=0.3, seed=1),
+    ]
     given, alpha = x.requires_grad_(), torch.ones(1, device=device, requires_grad=True)
     at = (positions / 3).requires_grad_()
     total = sinpe.add(given, alpha=alpha, positions=at, dropout=0.3, seed=2)

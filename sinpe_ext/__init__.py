@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ._backend import BackendUnavailableError, backend_info, use_backend
     from ._backend_info import BackendInfo
     from ._catalogue import convention, conventions
+    from ._identify import Match, Matches, identify
     from .encoding import Encoding
     from .functional import add, add_, embed, encode, table
     from .grid import GridEncoding
@@ -31,6 +32,9 @@ _HOMES = {
     "GridEncoding": "grid",
     "convention": "_catalogue",
     "conventions": "_catalogue",
+    "identify": "_identify",
+    "Match": "_identify",
+    "Matches": "_identify",
     "table": "functional",
     "encode": "functional",
     "add": "functional",
@@ -50,6 +54,8 @@ __all__ = [
     "BackendUnavailableError",
     "Encoding",
     "GridEncoding",
+    "Match",
+    "Matches",
     "SinusoidalEmbedding",
     "SinusoidalPositionalEncoding",
     "TimestepEncoding",
@@ -61,6 +67,7 @@ __all__ = [
     "conventions",
     "embed",
     "encode",
+    "identify",
     "table",
     "use_backend",
 ]

@@ -1,4 +1,4 @@
-"""The command line: ``python -m sinpe_ext info | demo | plot | bench | build | export``."""
+"""The command line: ``python -m sinpe_ext info | demo | plot | bench | build | export | identify``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from . import _identify_cli
 
 PLOTS = ("heatmap", "curves", "similarity", "error")
 
@@ -76,6 +78,9 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "-o", "--output", metavar="FILE", required=True, help="the header's file; - for standard output"
     )
+
+    command = add(commands, identify, "find the tables of positional encodings in a checkpoint, and what made them")
+    _identify_cli.options(command)
     return top
 
 
@@ -178,6 +183,14 @@ def export(options: argparse.Namespace) -> int:
         raise UsageError(f"output: expected a file to write to, got {options.output} ({error.strerror})") from None
     print(options.output)
     return 0
+
+
+def identify(options: argparse.Namespace) -> int:
+    need_torch()
+    try:
+        return _identify_cli.main(options)
+    except _identify_cli.IdentifyError as error:
+        raise UsageError(error) from None
 
 
 def plot(options: argparse.Namespace) -> int:

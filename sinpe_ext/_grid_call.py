@@ -172,18 +172,18 @@ class GridCall(RowsCall):
         alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
         if self._fill_as_one(x, target, positions, alpha):
             return
-        fed = torch.zeros(self.grid.dim, dtype=torch.bool)
+        first = 0  # of the channels that no piece feeds: the last ones
         for piece in self.grid.pieces:
-            at = channels_of(piece.first, piece.step, piece.encoding.dim)
-            fed[at] = True
-            rows = positions[..., piece.axis], 0, False, self.padding_mask, self.scale, alpha
+            at = piece.first, piece.step, piece.encoding.dim
+            first = max(first, piece.first + (piece.encoding.dim - 1) * piece.step + 1)
+            rows: Any = positions.select(-1, piece.axis), 0, False, self.padding_mask, self.scale, alpha
             elements = self.elements_at(piece.first, piece.step)
-            _add_call.fill(piece.encoding, x[..., at], target[..., at], *rows, self.seed, self.drop, elements)
-        first = self.grid.dim - int((~fed).sum())
-        if first < self.grid.dim:  # channels that no piece feeds are the last ones
-            zeros = slice(first, None)
+            parts = channels_of(x, *at), channels_of(target, *at)
+            _add_call.fill(piece.encoding, *parts, *rows, self.seed, self.drop, elements)
+        if first < self.grid.dim:
+            zeros = first, 1, self.grid.dim - first
             rest = self.seed, self.drop, self.scale, self.elements_at(first, 1)
-            target[..., zeros] = DROPOUT.run(x[..., zeros], *rest)
+            channels_of(target, *zeros).copy_(DROPOUT.run(channels_of(x, *zeros), *rest))
 
     def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor, alpha: float | Tensor) -> bool:
         """Where all axes have the same channels in blocks: each axis' part of a place is a row of its own."""
@@ -299,5 +299,7 @@ def _sequence(x: Tensor, grid_shape: Any, extra_tokens: Any, seq_dim: Any) -> tu
     return (rows - extra,)
 
 
-def channels_of(first: int, step: int, count: int) -> slice:
-    return slice(first, first + (count - 1) * step + 1, step)
+def channels_of(t: Tensor, first: int, step: int, count: int) -> Tensor:
+    """Channels first, first + step, ... of (..., C): a view."""
+    t = t.narrow(-1, first, (count - 1) * step + 1)
+    return t if step == 1 else t[..., ::step]

@@ -140,7 +140,7 @@ GRIDS: dict[str, GridConvention] = {
     ),
     "detr2d": GridConvention(
         "rows then columns counted from 1, sin and cos alternate, frequency 10000^(-2i/(C/2))",
-        "DETR and its descendants (PositionEmbeddingSine), mmdetection, SAM",
+        "DETR and its descendants (PositionEmbeddingSine), mmdetection, SAM 2",
         "[sin_y cos_y ... | sin_x cos_x ...], w_i = 10000^(-2i/(C/2)), y and x from 1 (cumsum of the mask)",
         "y_embed = not_mask.cumsum(1); dim_t = temperature ** (2 * (dim_t // 2) / num_pos_feats)",
         _equal(2, {"start": 1}),

@@ -82,7 +82,7 @@ def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tenso
             rows = rows.unflatten(-1, (2, rows.shape[-1] // 2)).transpose(-3, -2).flatten(-2)
         return rows.flatten(-2)
     places = layout(value, dim)
-    parts = [encoded((value, dim, k), positions[..., place[0]], dtype) for k, place in enumerate(places)]
+    parts = [encoded((value, dim, k), positions.select(-1, place[0]), dtype) for k, place in enumerate(places)]
     return together(parts, places, positions.shape[:-1], dim, dtype, positions.device)
 
 
@@ -90,7 +90,7 @@ def ordered(positions: Tensor, order: Sequence[int]) -> Tensor:
     """The coordinates in the order in which their channels stand."""
     if tuple(order) == tuple(range(len(order))):
         return positions
-    return torch.stack([positions[..., axis] for axis in order], -1)
+    return torch.stack([positions.select(-1, axis) for axis in order], -1)
 
 
 def together(

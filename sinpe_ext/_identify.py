@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import _identify_grid, _identify_rows
@@ -34,8 +36,8 @@ class Match:
         rows, shape: of the table; shape is None for one that is no grid.
         extra_tokens: rows of zeros before the first position (class tokens).
         zero_rows: other rows that are zero where the encoding is not (a padding row).
-        float32_angle: "" for the exact values; "float32_exp" or "float32_pow" where the table has the rounding errors of
-            that formula; "other" where it has those of another one.
+        float32_angle: "" for the exact values; "float32_exp" or "float32_pow" where the table has the rounding errors
+            of that formula; "other" where it has those of another one.
         note: what else there is to know, in a sentence or two.
     """
 
@@ -83,10 +85,12 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
     """The conventions that reproduce a table of positional encodings, best first.
 
     Example:
-        >>> found = sinpe.identify(state_dict["encoder.embed_positions.weight"])
-        >>> print(found[0])
-        fairseq (also t2t, ddpm), 1024 rows, start 2, max error 3e-08
-            sinpe.convention("fairseq", 512)
+        >>> import torch
+        >>> import sinpe_ext as sinpe
+        >>> angle = torch.arange(2, 66)[:, None] / 10000 ** (torch.arange(32, dtype=torch.float64) / 31)
+        >>> print(sinpe.identify(torch.cat([angle.sin(), angle.cos()], 1).float()))
+        fairseq (also t2t, ddpm), 64 rows, start 2, max error 3e-08
+            sinpe.convention("fairseq", 64)
 
     Nothing but the values is used: the layout, base, first position, amplitude and position_scale are found from them,
     and every row is compared with the exact encoding. Rows of zeros (padding, class tokens) do not count.
@@ -104,13 +108,15 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
     """
     top = integer("top", top, 1, 2**31, "pass the most matches that you want")
     lengths = _lengths(shape)
-    try:
-        rows = as_rows(table)
-        if rows.dim() < 2 or not rows.numel():
-            raise Refused(f"its shape {tuple(rows.shape)} is not that of rows of channels")
-        found = _search(rows, lengths)
-    except Refused as refusal:
-        return Matches(reason=str(refusal))
+    elsewhere = torch.get_default_device().type != "cpu"
+    with torch.no_grad(), torch.device("cpu") if elsewhere else contextlib.nullcontext():
+        try:
+            rows = as_rows(table)
+            if rows.dim() < 2 or not rows.numel():
+                raise Refused(f"its shape {tuple(rows.shape)} is not that of rows of channels")
+            found = _search(rows, lengths)
+        except Refused as refusal:
+            return Matches(reason=str(refusal))
     matches = [_match(item) for item in found.fitting[:top]]
     return Matches(matches, "" if matches else found.reason, _match(found.closest) if found.closest else None)
 
@@ -151,9 +157,11 @@ def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[tuple[Tens
         yield flat, lengths if len(lengths) > 1 else None
         return
     if len(kept) <= 1:
-        yield flat, None
         for grid in _identify_grid.likely_shapes(flat)[:MOST_SHAPES]:
             yield flat, grid
+        yield flat, None
+    elif len(kept) == 2 and _repeated(rows):
+        yield flat[: kept[1]], None
     elif len(kept) <= 3:
         yield flat, tuple(kept)
         *_, first, second = rows.shape
@@ -161,6 +169,12 @@ def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[tuple[Tens
         if len(kept) == 3:
             inner = tuple(rows.shape[-3:])
             yield rows.reshape(-1, math.prod(inner)).T, inner
+
+
+def _repeated(rows: Tensor) -> bool:
+    """Whether a three-dimensional tensor is one table, once per sample of a batch."""
+    samples = rows.reshape(-1, *[length for length in rows.shape[:-1] if length != 1][1:], rows.shape[-1])
+    return bool((samples == samples[:1]).all()) if torch.equal(samples[0], samples[-1]) else False
 
 
 def _lengths(shape: Any) -> tuple[int, ...] | None:

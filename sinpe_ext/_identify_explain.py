@@ -20,12 +20,14 @@ UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 FEW_DIGITS = 3
 MOST_DIGITS = 8  # of a number that nobody chose
 WORSE = 0.03  # by which a rounder number may raise the error
+SHIFTS = (0.0, 0.5, 1.0)
 LARGEST_PART = 256  # of a fraction such as 14 / 24
+BY_CHANCE = 0.1  # of the fractions up to this one, so many come as near
 LENIENCE = 3e-7  # relative: what the usual float32 formula does to a round number
 
 
 class Reading(NamedTuple):
-    """Fields to override in a template so that it gives the wave, and how far-fetched that is (0: nothing to change)."""
+    """Fields to override in a template so that it gives the wave, and how far-fetched that is (0: none needed)."""
 
     fields: dict[str, Any]
     cost: float
@@ -60,9 +62,11 @@ def wave_of(encoding: Encoding) -> Wave:
     return Wave(rate, exponent(encoding) * math.log(encoding.base), float(encoding.start), encoding.amplitude)
 
 
-def readings(template: Encoding, fit: Fit, samples: Samples, noise: Noise) -> Iterator[Reading]:
-    """Ways to write the wave of a fit as fields of a template."""
-    channels = channels_of(template)
+def readings(
+    template: Encoding, fit: Fit, samples: Samples, noise: Noise, channels: Channels | None = None
+) -> Iterator[Reading]:
+    """Ways to write the wave of a fit as fields of a template; channels of the samples where they are not its own."""
+    channels = channels or channels_of(template)
     own = wave_of(template)
     fields: dict[str, Any] = {}
     cost = 0.0
@@ -78,7 +82,9 @@ def readings(template: Encoding, fit: Fit, samples: Samples, noise: Noise) -> It
     if _near(fit.wave.rate, own.rate, fit.slack.rate):
         rate = own.rate
     else:
-        value, digits = _scale(fit.wave.rate / unit, fit.slack.rate, lambda scale: with_rate(scale * unit).error <= limit)
+        value, digits = _scale(
+            fit.wave.rate / unit, fit.slack.rate, lambda scale: with_rate(scale * unit).error <= limit
+        )
         fields["position_scale"], rate = value, value * unit
         cost += 2 + digits
     fit = with_rate(rate)
@@ -95,7 +101,9 @@ def readings(template: Encoding, fit: Fit, samples: Samples, noise: Noise) -> It
         except (ValueError, OverflowError):
             return False
 
-    for of_ladder, price in _ladder_fields(template, fit.wave.decay, fit.slack.decay, as_well):
+    for of_ladder, price in _ladder_fields(
+        template, fit.wave.decay, fit.slack.decay, float(channels.rungs.max()), as_well
+    ):
         last = with_decay(decay_of(of_ladder))
 
         def as_large(amplitude: float, wave: Wave = last.wave) -> bool:
@@ -110,11 +118,10 @@ def _near(value: float, other: float, slack: float) -> bool:
 
 
 def _ladder_fields(
-    template: Encoding, decay: float, slack: float, as_well: Callable[..., bool]
+    template: Encoding, decay: float, slack: float, reach: float, as_well: Callable[..., bool]
 ) -> Iterator[tuple[dict[str, Any], float]]:
     """base, shift, exponent_dim or exponent_scale, whichever is read as changed."""
-    index = channels_of(template).index
-    reach, step, log_base = float(index.max()), exponent(template), math.log(template.base)
+    step, log_base = exponent(template), math.log(template.base)
     if not reach or not step or abs(decay - step * log_base) <= max(slack, LENIENCE * abs(decay)):
         yield {}, 0.0
         return
@@ -133,11 +140,28 @@ def _ladder_fields(
         yield {"shift": shift}, 3 + _digits(shift)
     dim = round(2 * (wanted + float(template.shift)))
     if dim > 0 and abs(2 * (wanted + float(template.shift)) - dim) <= 2 * off and as_well(exponent_dim=dim):
-        yield {"exponent_dim": dim}, 5 + min(_digits(dim), FEW_DIGITS)
+        yield {"exponent_dim": dim}, 4.0 if off < BY_CHANCE / 10 and dim % 8 == 0 else 8.0
+    yield from _base_and_shift(template, decay, slack, as_well)
     scale = decay * (half - float(template.shift)) / log_base
     value, digits = rounded(scale, slack / abs(decay), lambda by: as_well(exponent_scale=by))
     if digits <= FEW_DIGITS:
         yield {"exponent_scale": value}, 4 + digits
+
+
+def _base_and_shift(
+    template: Encoding, decay: float, slack: float, as_well: Callable[..., bool]
+) -> Iterator[tuple[dict[str, Any], float]]:
+    """Both of them changed, where that makes the base round and no chance does."""
+    for shift in SHIFTS:
+        if shift == template.shift or 2 * shift >= _frequency.shape(template).exponent_dim:
+            continue
+        step = exponent(template.replace(shift=shift))
+        relative = abs(slack / step)
+        if abs(decay / step) > 300 or max(relative, LENIENCE) * 10**FEW_DIGITS > BY_CHANCE:
+            continue
+        value, digits = rounded(math.exp(decay / step), relative)
+        if digits < FEW_DIGITS and value != template.base and as_well(shift=shift, base=value):
+            yield {"shift": shift, "base": value}, 3 + _digits(shift) + digits
 
 
 def _amplitude(
@@ -164,7 +188,8 @@ def _scale(value: float, slack: float, as_well: Callable[[float], bool]) -> tupl
     for factor, price in ((1.0, 3.0), (2 * math.pi, 3.5), (math.pi, 3.5)):
         close = Fraction(value / factor).limit_denominator(LARGEST_PART)
         known = factor * close.numerator / close.denominator
-        if abs(close.numerator) <= LARGEST_PART and _near(known, value, slack) and as_well(known):
+        telling = max(slack, LENIENCE) * max(close.denominator, abs(close.numerator)) ** 2 < BY_CHANCE
+        if telling and _near(known, value, slack) and as_well(known):
             return known, price
     return best, digits
 

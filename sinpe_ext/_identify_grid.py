@@ -1,6 +1,294 @@
+"""The encoding of a grid: every channel follows one axis, so each axis is identified from a line of places along it."""
+
 from __future__ import annotations
-from ._identify_candidates import Found
-def search(table, lengths):
-    return Found(reason="grid")
-def likely_shapes(flat):
-    return []
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _catalogue, _identify_rows
+from ._grid_catalogue import GRIDS
+from ._identify_candidates import Candidate, Found, Template
+from ._identify_explain import channels_of, readings, wave_of
+from ._identify_fit import Channels, scattered
+from ._identify_refine import WELL, Fit, Noise, Samples, find, windows
+from ._identify_settle import settle
+from ._identify_table import SLACK, Refused, Table, angle_errors, coordinates
+from .encoding import Encoding
+from .grid import GridEncoding
+
+STARTS = (0, 1, 2)
+NO_AXIS = -1
+OPTIONS = 3  # readings of one axis that are combined with those of the others
+MOST_CHANNELS = 0.75  # that must follow one axis, of those that change
+QUICK_ROWS, QUICK_COLUMNS = 64, 256
+MOST_FACTORS = 64
+SHORTEST = 3  # places along an axis, to fit what is not known
+COMMON = ("base", "position_scale", "amplitude", "start", "shift", "exponent_dim", "exponent_scale")
+
+
+class Lines(NamedTuple):
+    """Places along each axis through the first place of the others, (L, d), and the axis that each channel follows."""
+
+    values: list[Tensor]
+    axis: Tensor  # NO_AXIS where a channel hardly changes
+
+
+class Option(NamedTuple):
+    """Fields for one axis."""
+
+    fields: dict[str, Any]
+    cost: float
+    sure: bool
+
+
+def search(table: Table, lengths: tuple[int, ...]) -> Found:
+    """The encodings whose grid of `lengths` this is, behind rows of zeros. Raises Refused for what can be none."""
+    extra = table.number - math.prod(lengths)
+    if extra and bool(table.rows[:extra].any()):
+        first = "first row is" if extra == 1 else f"first {extra} rows are"
+        raise Refused(
+            f"its {first} not zero, but a grid of {' x '.join(map(str, lengths))} leaves {extra} of {table.number} "
+            "rows for class tokens; pass the rows of the grid alone"
+        )
+    lines = lines_of(table.rows[extra:], lengths, table.precision)
+    if lines is None:
+        raise Refused(f"its channels do not follow one axis each of a grid of {' x '.join(map(str, lengths))}")
+    table.look()
+    places = coordinates(lengths, extra, table.number)
+    templates = templates_of(table.dim, len(lengths))
+    found = settle(table, list(_candidates(table, lines, templates, extra)), lambda _: places, lengths)
+    if not found.fitting:
+        custom = _custom(table, lines, extra)
+        other = settle(table, [custom] if custom else [], lambda _: places, lengths)
+        if other.fitting or not found.closest:
+            found = other
+    if not found.fitting and not found.closest:
+        found.reason = (
+            f"each channel follows one axis of a grid of {' x '.join(map(str, lengths))}, but no ladder of frequencies "
+            "gives them"
+        )
+    return found
+
+
+def templates_of(dim: int, number: int) -> list[Template]:
+    """Every grid convention of a number of axes at a dim."""
+    found = []
+    names = [*GRIDS, *(name for name, entry in _catalogue.CATALOGUE.items() if entry.arrangement)]
+    for rank, name in enumerate(names):
+        own = {} if name in GRIDS else {"axes": number}
+        try:
+            encoding = _catalogue.convention(name, dim, **own)
+        except ValueError:
+            continue
+        if isinstance(encoding, GridEncoding) and encoding.ndim == number:
+            found.append(Template(name, encoding, _builder(name, dim, own), rank, tuple(own.items())))
+    return found
+
+
+def _builder(name: str, dim: int, own: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    return lambda fields: _catalogue.convention(name, dim, **own, **fields)
+
+
+def lines_of(body: Tensor, lengths: Sequence[int], precision: float) -> Lines | None:
+    """The lines of a flattened grid, None where most channels follow no single axis; from few rows."""
+    strides = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
+    last = sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
+    near, ranges, moved = [], [], []
+    for length, stride in zip(lengths, strides, strict=True):
+        along = torch.arange(length) * stride
+        near.append(body[along].double())
+        far = body[along + last - (length - 1) * stride].double()
+        moved.append((near[-1] - far).abs().amax(0))
+        ranges.append(near[-1].amax(0) - near[-1].amin(0))
+    size = max(float(line.abs().max()) for line in near)
+    still = size * max(1e-6, 2 * precision)
+    spread = torch.stack(ranges)
+    changes = spread > still
+    axis = torch.where(changes.any(0), spread.argmax(0), NO_AXIS)
+    one = changes.sum(0) == 1
+    own = torch.stack(moved).gather(0, axis.clamp_min(0)[None])[0] <= still
+    follows = (one & own)[axis != NO_AXIS]
+    every = all(length == 1 or bool((axis == k).any()) for k, length in enumerate(lengths))
+    if not every or float(follows.double().mean()) < MOST_CHANNELS:
+        return None
+    return Lines(near, axis)
+
+
+def likely_shapes(flat: Tensor) -> list[tuple[int, int]]:
+    """Pictures H * W that a flattened table may be, below its leading rows of zeros; the squarest first."""
+    number = len(flat)
+    extra = next((k for k in range(min(number, 16)) if bool(flat[k].any())), 0)
+    body, left = flat[extra:], number - extra
+    factors = [width for width in range(2, math.isqrt(left) + 1) if left % width == 0]
+    shapes = [shape for width in factors[-MOST_FACTORS:] for shape in {(left // width, width), (width, left // width)}]
+    shapes.sort(key=lambda shape: (abs(math.log(shape[0] / shape[1])), shape))
+    found = []
+    columns = scattered(flat.shape[1], QUICK_COLUMNS)
+    for height, width in shapes:
+        # Two rows of the picture decide nearly always: the same columns, or the same value along a row.
+        begin = min(width, QUICK_ROWS)
+        first, second = (body[at : at + begin][:, columns].float() for at in (0, width))
+        size = float(first.abs().max())
+        same = (first - second).abs().amax(0) <= 1e-2 * size
+        level = (first[:1] - first).abs().amax(0) <= 1e-2 * size
+        changing = ~(same & level)
+        if (
+            float((same | level)[changing].double().mean()) >= MOST_CHANNELS
+            and lines_of(body, (height, width), 2.0**-8) is not None
+        ):
+            found.append((height, width))
+    return found
+
+
+def _candidates(table: Table, lines: Lines, templates: list[Template], extra: int) -> Iterator[Candidate]:
+    """Each convention with every axis as it is, or else with what fits it."""
+    noise = table.noise()
+    fits: dict[Any, list[Fit]] = {}
+    for template in templates:
+        grid = template.encoding
+        assert isinstance(grid, GridEncoding)
+        if not _follows(grid, lines):
+            continue
+        options = []
+        for axis in range(grid.ndim):
+            columns, channels = _columns(grid, axis)
+            samples = Samples(torch.arange(len(lines.values[axis])), lines.values[axis][:, columns])
+            options.append(list(_options(table, grid.axes[axis], channels, samples, noise, fits, (axis, columns))))
+        best = [sorted(of_axis, key=lambda option: option.cost)[:OPTIONS] for of_axis in options]
+        for chosen in itertools.product(*best):
+            for fields, cost in _joined(grid, chosen, lines):
+                try:
+                    encoding = template.build(fields)
+                except (ValueError, OverflowError):
+                    continue
+                yield Candidate(template, fields, encoding, cost, all(option.sure for option in chosen), extra)
+
+
+def _follows(grid: GridEncoding, lines: Lines) -> bool:
+    """Whether the channels that change do so along the axis that the grid says."""
+    axis = torch.full((grid.dim,), NO_AXIS)
+    for piece in grid.pieces:
+        axis[piece.first : piece.first + (piece.encoding.dim - 1) * piece.step + 1 : piece.step] = piece.axis
+    return bool(((lines.axis == axis) | (lines.axis == NO_AXIS)).all())
+
+
+def _columns(grid: GridEncoding, axis: int) -> tuple[tuple[int, ...], Channels]:
+    """The columns that follow an axis, and what they are."""
+    columns: list[int] = []
+    kinds, index = [], []
+    for piece in grid.pieces:
+        if piece.axis == axis:
+            columns += [piece.first + channel * piece.step for channel in range(piece.encoding.dim)]
+            channels = channels_of(piece.encoding)
+            kinds.append(channels.kinds)
+            index.append(channels.rungs)
+    return tuple(columns), Channels(torch.cat(kinds), torch.cat(index))
+
+
+def _options(
+    table: Table,
+    template: Encoding,
+    channels: Channels,
+    samples: Samples,
+    noise: Noise,
+    fits: dict[Any, list[Fit]],
+    where: tuple[int, tuple[int, ...]],
+) -> Iterator[Option]:
+    """How one axis' Encoding may be meant: as it is, from another start, or with what is fitted to its line."""
+    wave, t = wave_of(template), samples.rows.double()
+    known = False
+    for start in dict.fromkeys((template.start, *STARTS)):
+        here = wave._replace(start=float(start))
+        allowed = angle_errors(here, t, channels) + table.size * (table.precision + SLACK)
+        if bool(((samples.values - here.at(t, channels)).abs() <= allowed).all()):
+            known = True
+            yield Option({} if start == template.start else {"start": start}, float(start != template.start), True)
+    if known or len(samples.rows) < SHORTEST:
+        return
+    key = (where, _identify_rows.key_of(channels))
+    if key not in fits:
+        found = (find(samples, channels, noise, window, _identify_rows.RATES) for window in windows(samples)[:1])
+        fits[key] = [fit for fit in found if fit and fit.error < WELL * abs(fit.wave.amplitude)]
+    for fit in fits[key]:
+        if wave.decay * fit.wave.decay >= 0:
+            for reading in readings(template, fit, samples, noise, channels):
+                yield Option(reading.fields, reading.cost, _identify_rows.certain(template, reading.fields, fit))
+
+
+def _joined(grid: GridEncoding, chosen: tuple[Option, ...], lines: Lines) -> Iterator[tuple[dict[str, Any], float]]:
+    """The axes' fields as fields of the grid: one value where they agree, or may agree, else one per axis."""
+    longest = max(range(grid.ndim), key=lambda axis: len(lines.values[axis]))
+    names = [name for name in COMMON if any(name in option.fields for option in chosen)]
+    apart: dict[str, Any] = {}
+    together: dict[str, Any] = {}
+    for name in names:
+        values = tuple(
+            option.fields.get(name, getattr(axis, name)) for option, axis in zip(chosen, grid.axes, strict=True)
+        )
+        apart[name] = values[0] if len(set(values)) == 1 else values
+        near = None not in values and all(math.isclose(value, values[longest], rel_tol=0.05) for value in values)
+        together[name] = values[longest] if near else apart[name]
+    costs = [option.cost for option in chosen]
+    yield apart, max(costs) + sum(isinstance(value, tuple) for value in apart.values())
+    if together != apart:
+        yield together, max(costs)
+
+
+def _custom(table: Table, lines: Lines, extra: int) -> Candidate | None:
+    """A grid of no convention: axes in blocks, in halves or side by side, each an encoding of its own."""
+    number = len(lines.values)
+    for arrangement, order, columns in _arrangements(table, lines.axis, number):
+        axes: list[Encoding] = []
+        for axis in range(number):
+            line = lines.values[axis][:, columns[axis]]
+            try:
+                found = _identify_rows.search(Table(line.to(table.storage)))
+            except Refused:
+                break
+            if not found.fitting or not isinstance(found.fitting[0].candidate.encoding, Encoding):
+                break
+            axes.append(found.fitting[0].candidate.encoding)
+        if len(axes) < number:
+            continue
+        try:
+            grid = GridEncoding(axes, order=order, arrangement=arrangement, dim=table.dim)
+        except ValueError:
+            continue
+        return Candidate(Template("custom", grid, partial(_with_axes, grid)), {}, grid, 0.0, True, extra)
+    return None
+
+
+def _with_axes(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
+    return grid.with_axes(**fields)
+
+
+def _arrangements(table: Table, axis: Tensor, number: int) -> Iterator[tuple[str, tuple[int, ...], list[list[int]]]]:
+    """Ways that axes may share the channels, read off the axis that each channel follows; with each axis' columns."""
+    used = table.dim
+    sample = table.rows[table.live[:64]]
+    while used and not bool(sample[:, used - 1].any()):
+        used -= 1
+    first = axis[:number].tolist()
+    if used % number == 0 and sorted(first) == list(range(number)):
+        yield "interleaved", tuple(first), [list(range(first.index(k), used, number)) for k in range(number)]
+    runs: list[tuple[int, int]] = []  # axis, first channel: a channel that hardly changes belongs to the run before it
+    for channel, follows in enumerate(axis[:used].tolist()):
+        if follows != NO_AXIS and (not runs or runs[-1][0] != follows):
+            runs.append((follows, channel if runs else 0))
+    ends = [begin for _, begin in runs[1:]] + [used]
+    order = tuple(follows for follows, _ in runs[:number])
+    if sorted(order) != list(range(number)):
+        return
+    columns: list[list[int]] = [[] for _ in range(number)]
+    for (follows, begin), end in zip(runs, ends, strict=True):
+        columns[follows] += range(begin, end)
+    if len(runs) == number:
+        yield "blocks", order, columns
+    elif len(runs) == 2 * number:
+        yield "grouped", order, columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,12 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._identify_fit import COSINE, TAU, ZERO, Channels, Ladder, first_positions, ladders, measure, scattered
+from ._identify_fit import COSINE, TAU, ZERO, Channels, measure, scattered
+from ._identify_ladder import Ladder, first_positions, ladders
 
 ROWS, COLUMNS = 256, 112  # looked at in one step: few enough for one thread
 WELL = 0.1  # error of a fit, relative to its amplitude, that is worth comparing
 EXACTLY = 1e-4  # as WELL, of a fit that needs no other
 LARGEST_LOG = 300.0  # between the first frequency and the last
+SPOILT = 1.5
 WINDOW = 256  # consecutive rows that frequencies are first measured on
 FINEST = 1 / 16  # relative to the largest value: below it nothing is gained
 NAMES = ("rate", "decay", "start", "amplitude")
@@ -33,7 +36,7 @@ class Wave(NamedTuple):
 
     def at(self, rows: Tensor, channels: Channels) -> Tensor:
         """The values of some rows (n,), (n, m); 0 in zero channels."""
-        turns = (rows[:, None] + self.start) * (self.ladder().at(channels.index) / TAU)
+        turns = (rows[:, None] + self.start) * (self.ladder().at(channels.rungs) / TAU)
         angle = turns.sub_(turns.round()).mul_(TAU)
         value = torch.where(channels.kinds == COSINE, angle.cos(), angle.sin())
         return self.amplitude * value * (channels.kinds != ZERO)
@@ -84,20 +87,22 @@ def find(
     return best
 
 
-def windows(rows: Tensor) -> list[tuple[int, int]]:
-    """Runs of consecutive rows: the longest, then parts of it, should some rows be spoilt."""
+def windows(samples: Samples) -> list[tuple[int, int]]:
+    """Runs of consecutive rows: the longest; parts of it as well where some rows are far from their neighbours."""
+    rows = samples.rows
     breaks = ((rows[1:] - rows[:-1]) != 1).nonzero().flatten().add(1).tolist()
     edges = [0, *breaks, len(rows)]
-    begin, end = max(zip(edges[:-1], edges[1:], strict=True), key=lambda run: run[1] - run[0])
+    begin, end = max(itertools.pairwise(edges), key=lambda run: run[1] - run[0])
     length = min(WINDOW, end - begin)
     if length < 3:
         return []
-    windows = [(begin, begin + length)]
-    short = max(min(length // 2, 64), 8)
-    if length > short:
+    found = [(begin, begin + length)]
+    steps = (samples.values[begin + 1 : begin + length] - samples.values[begin : begin + length - 1]).norm(dim=1)
+    if float(steps.max()) > SPOILT * float(steps.median()):  # the rows of an encoding are equally far apart
+        short = max(min(length // 2, 64), 8)
         middle = begin + (end - begin - short) // 2
-        windows += [(middle, middle + short), (end - short, end), (begin, begin + short)]
-    return windows
+        found += [(middle, middle + short), (end - short, end), (begin, begin + short)]
+    return found
 
 
 def _grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: int, noise: Noise) -> Fit | None:
@@ -120,7 +125,7 @@ def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str],
     live = channels.live()
     columns, rows = live[scattered(len(live), COLUMNS)], spread(len(samples.rows), ROWS)
     t, x = samples.rows[rows].double()[:, None], samples.values[rows][:, columns]
-    index, cosine = channels.index[columns], channels.kinds[columns] == COSINE
+    index, cosine = channels.rungs[columns], channels.kinds[columns] == COSINE
     reach = max(1.0, float(index.max()))
     # A small value in 16 bits is known better than a large one.
     fine = 1 / (x.abs() / x.abs().max().clamp_min(1e-300) + FINEST).square() if noise.relative else torch.ones_like(x)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from . import _catalogue, _frequency
-from ._identify_candidates import Candidate, Found, Template, settle
+from ._identify_candidates import Candidate, Found, Template
 from ._identify_explain import LENIENCE, channels_of, readings, wave_of
 from ._identify_fit import COSINE, SINE, ZERO, Channels, scattered
 from ._identify_refine import WELL, Fit, Noise, Samples, find, spread, windows
+from ._identify_settle import LADDER_FIELDS, settle
 from ._identify_table import SLACK, Refused, Table, angle_errors, regular
 from .encoding import COS_FREQUENCIES, LAYOUTS, Encoding
 
@@ -23,11 +24,12 @@ LEAST_SWEEP = 3.0  # radians that a fast column passes, before a column alone is
 FEW_CHANNELS = 8  # up to here other ways to read them may fit as well
 RATES = (1.0, math.pi)  # of the ladders that are usual, in radians a row
 SCANNED_RATES = (1000.0,)  # where every column turns more than pi a row
-PADDING = -0.5  # fairseq's own first position is 2, its table starts at 0
+RISING = 3.0  # what a ladder that rises costs a name that stands for one that falls
+PADDING = 1.5  # what makes fairseq out of t2t: its own first position is 2, its table starts at 0
 
 
-def search(table: Table) -> Found:
-    """The encodings whose rows these are. Raises Refused for what cannot be rows of one."""
+def search(table: Table, *, exchanged: bool = False) -> Found:
+    """The encodings whose rows these are (`exchanged`: sin and cos were). Raises Refused for what cannot be rows."""
     refuse_early(table)
     table.look()
     if table.number < 2:
@@ -42,8 +44,31 @@ def search(table: Table) -> Found:
         if blind.fitting or not found.closest or (blind.closest and _nearer(blind, found)):
             found = blind
     if not found.fitting and not found.closest:
-        found.reason = "its columns are smooth, but no ladder of frequencies gives them (learned values, perhaps)"
+        found.reason = (not exchanged and _exchanged(table, samples)) or (
+            f"{len(samples.rows)} rows are too few to fit one, and no convention as it is gives them"
+            if len(samples.rows) < FEWEST_ROWS
+            else "its columns are smooth, but no ladder of frequencies gives them (learned values, perhaps)"
+        )
     return found
+
+
+def _exchanged(table: Table, samples: Samples) -> str:
+    """What to say of cos, sin, cos, sin, ..., an order that no encoding has; "" for anything else."""
+    if table.dim % 2 or table.dim < 4 or len(samples.rows) < FEWEST_ROWS:
+        return ""
+    exchange = torch.arange(table.dim) ^ 1
+    channels, noise = channels_of(Encoding(table.dim)), table.noise()
+    exchanged = Samples(samples.rows, samples.values[:, exchange])
+    for window in windows(exchanged)[:1]:
+        fit = find(exchanged, channels, noise, window, RATES)
+        if fit and fit.error < WELL * abs(fit.wave.amplitude):
+            found = search(Table(table.rows[:, exchange]), exchanged=True)
+            if found.fitting:
+                return (
+                    "cos stands before sin in each pair of channels, an order that no Encoding has; with the channels "
+                    f"of each pair exchanged it is {found.fitting[0].candidate.code}"
+                )
+    return ""
 
 
 def refuse_early(table: Table) -> None:
@@ -85,7 +110,7 @@ def templates_of(dim: int) -> list[Template]:
         except ValueError:
             continue
         found.append(Template(name, encoding, _builder(name, dim), rank))
-    known = {_key(template.encoding) for template in found}
+    known = {_key(axis_of(template)) for template in found}
     odd = ("truncate", "pad", "round") if dim % 2 else ("truncate",)
     for layout in LAYOUTS:
         for own in COS_FREQUENCIES:
@@ -95,6 +120,12 @@ def templates_of(dim: int) -> list[Template]:
                     known.add(_key(encoding))
                     found.append(Template("custom", encoding, encoding_builder(encoding), 100))
     return found
+
+
+def axis_of(template: Template) -> Encoding:
+    """The encoding of a template for rows."""
+    assert isinstance(template.encoding, Encoding)
+    return template.encoding
 
 
 def _builder(name: str, dim: int) -> Callable[[dict[str, Any]], Any]:
@@ -111,7 +142,7 @@ def _key(encoding: Encoding) -> tuple[Any, ...]:
 
 
 def key_of(channels: Channels) -> tuple[Any, ...]:
-    return tuple(channels.kinds.tolist()), tuple(channels.index.tolist())
+    return tuple(channels.kinds.tolist()), tuple(channels.rungs.tolist())
 
 
 def named(table: Table, samples: Samples, templates: list[Template]) -> list[Candidate]:
@@ -123,14 +154,15 @@ def named(table: Table, samples: Samples, templates: list[Template]) -> list[Can
     tried: dict[tuple[Any, ...], bool] = {}
     candidates = []
     for template in templates:
-        if template.name == "custom" or not isinstance(template.encoding, Encoding):
+        if template.name == "custom":
             continue
-        channels = channels_of(template.encoding)
-        channels = Channels(channels.kinds[columns], channels.index[columns])
-        wave = wave_of(template.encoding)
-        for start in dict.fromkeys((template.encoding.start, *STARTS)):
+        own = axis_of(template)
+        channels = channels_of(own)
+        channels = Channels(channels.kinds[columns], channels.rungs[columns])
+        wave = wave_of(own)
+        for start in dict.fromkeys((own.start, *STARTS)):
             for extra in dict.fromkeys((0, table.leading)):
-                if extra and start == extra + (template.encoding.start or 0):
+                if extra and start == extra + (own.start or 0):
                     continue
                 here = wave._replace(start=float(start - extra))
                 key = (here, _ends(channels))
@@ -139,13 +171,13 @@ def named(table: Table, samples: Samples, templates: list[Template]) -> list[Can
                     allowed = angle_errors(here, t, channels) + table.size * (table.precision + SLACK)
                     tried[key] = bool((((values - value).abs() <= allowed).all(1)).double().mean() > 0.5)
                 if tried[key]:
-                    fields = {} if start == template.encoding.start else {"start": start}
+                    fields = {} if start == own.start else {"start": start}
                     candidates.append(_candidate(table, template, fields, 1.0 * bool(fields), True, extra))
     return [candidate for candidate in candidates if candidate is not None]
 
 
 def _ends(channels: Channels) -> tuple[Any, ...]:
-    return hash(tuple(channels.kinds.tolist())), hash(tuple(channels.index.tolist()))
+    return hash(tuple(channels.kinds.tolist())), hash(tuple(channels.rungs.tolist()))
 
 
 def _candidate(
@@ -155,8 +187,14 @@ def _candidate(
         encoding = template.build(fields)
     except (ValueError, OverflowError):
         return None
-    padded = template.name == "fairseq" and fields == {"start": 0} and len(table.zero_rows) == 1 and not extra
-    return Candidate(template, fields, encoding, PADDING if padded else cost, sure, extra)
+    padded = (
+        template.name == "fairseq"
+        and "start" in fields
+        and fields["start"] == 0
+        and len(table.zero_rows) == 1
+        and not extra
+    )
+    return Candidate(template, fields, encoding, cost - PADDING * padded, sure, extra)
 
 
 def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Candidate]:
@@ -166,13 +204,13 @@ def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Ca
     noise = table.noise()
     structures: dict[tuple[Any, ...], list[Template]] = {}
     for template in templates:
-        structures.setdefault(_key(template.encoding), []).append(template)  # type: ignore[arg-type]
-    groups = [(channels_of(group[0].encoding), group) for group in structures.values()]  # type: ignore[arg-type]
+        structures.setdefault(_key(axis_of(template)), []).append(template)
+    groups = [(channels_of(axis_of(group[0])), group) for group in structures.values()]
     zero = (samples.values == 0).all(0)
     exact = [item for item in groups if bool((zero == (item[0].kinds == ZERO)).all())]
     groups = exact or [item for item in groups if bool((zero | (item[0].kinds != ZERO)).all())]
     results: list[tuple[float, list[Template], Fit]] = []
-    tries = [(window, RATES) for window in windows(samples.rows)]
+    tries = [(window, RATES) for window in windows(samples)]
     for window, rates in [*tries, *((window, SCANNED_RATES) for window, _ in tries[:1])]:
         for channels, group in groups:
             fit = find(samples, channels, noise, window, rates)
@@ -193,36 +231,34 @@ def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Ca
 
 
 def _turns_enough(fit: Fit, channels: Channels, rows: int) -> bool:
-    sweep = rows * float(fit.wave.ladder().at(channels.index).abs().max())
+    sweep = rows * float(fit.wave.ladder().at(channels.rungs).abs().max())
     single = len({int(kind) for kind in channels.kinds.unique()} & {SINE, COSINE}) == 1
     return sweep >= LEAST_SWEEP if single else sweep >= 0.02
 
 
 def _read(table: Table, samples: Samples, template: Template, fit: Fit, noise: Noise) -> list[Candidate]:
     """The fit in the words of one template."""
-    encoding = template.encoding
-    assert isinstance(encoding, Encoding)
+    encoding = axis_of(template)
     own = wave_of(encoding)
-    if own.decay * fit.wave.decay < 0 and template.name != "custom":
-        return []  # one ladder rises, the other falls: the name would mislead
+    if own.decay < 0 < fit.wave.decay:
+        return []  # the name stands for a ladder that rises
     extra = table.leading if fit.wave.start < 0 else 0
     moved = Samples(samples.rows - extra, samples.values)
     shifted = Fit(fit.wave._replace(start=fit.wave.start + extra), fit.slack, fit.error)
     found = []
     for reading in readings(encoding, shifted, moved, noise):
         sure = certain(encoding, reading.fields, fit)
-        found.append(_candidate(table, template, reading.fields, reading.cost, sure, extra))
+        cost = reading.cost + RISING * (own.decay * fit.wave.decay < 0)
+        found.append(_candidate(table, template, reading.fields, cost, sure, extra))
     return [candidate for candidate in found if candidate is not None]
 
 
 def certain(template: Encoding, fields: dict[str, Any], fit: Fit) -> bool:
     """Whether a round base is unlikely to lie so near by chance."""
-    ladder = [name for name in ("base", "shift", "exponent_dim", "exponent_scale") if name in fields]
+    ladder = [name for name in LADDER_FIELDS if name in fields]
     if not ladder:
         return True
-    if ladder[0] != "base":
-        return False
     _, _, exponent_dim = _frequency.shape(template)
-    digits = len(f"{fields['base']:.15g}".replace(".", "").strip("0").split("e")[0])
+    digits = len(f"{fields['base']:.15g}".replace(".", "").strip("0").split("e")[0]) if "base" in fields else 3
     step = max(float(exponent_dim) / 2, 1.0) * fit.slack.decay
     return max(step, LENIENCE) * 10.0 ** min(digits, 12) < 0.05 and math.isfinite(step)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._identify_fit import COSINE, ZERO, Channels, scattered
+from ._identify_fit import ZERO, Channels, scattered
 from ._identify_refine import Noise, Samples, Wave
 
 CHUNK = 2**21  # elements compared at once
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 class Part(NamedTuple):
-    """Columns of a table that follow one coordinate: where they are, what they are, and the values of the coordinate."""
+    """Columns of a table that follow one coordinate: where they are, and what."""
 
     columns: Tensor | slice
     channels: Channels
@@ -124,8 +124,8 @@ class Table:
 
 def angle_errors(wave: Wave, along: Tensor, channels: Channels) -> Tensor:
     """How far float32 angles may be off at some places, (n, m)."""
-    exponent = (wave.decay * channels.index).abs()
-    factor = wave.ladder().at(channels.index).abs() * (1 + exponent) * ANGLE_ERROR
+    exponent = (wave.decay * channels.rungs).abs()
+    factor = wave.ladder().at(channels.rungs).abs() * (1 + exponent) * ANGLE_ERROR
     angle = torch.outer((along + wave.start).abs(), factor * (channels.kinds != ZERO))
     return abs(wave.amplitude) * angle.clamp_max_(LARGEST_ANGLE_ERROR)
 
@@ -144,7 +144,7 @@ def as_rows(table: Any) -> Tensor:
             f"table: expected a tensor or a NumPy array, got {type(table).__name__}; pass the values, "
             'state_dict["pe"], say'
         )
-    kind = str(table.dtype)
+    kind = table.dtype.name
     if kind not in ("float16", "float32", "float64"):
         raise Refused(_other(kind, kind.startswith("complex")))
     return torch.from_numpy(table.astype(table.dtype.newbyteorder("="), order="C", copy=True))
@@ -158,6 +158,8 @@ def _other(kind: str, is_complex: bool) -> str:
 
 def _storage(sample: Tensor) -> torch.dtype:
     """The coarsest type that holds the values: a float32 tensor may have been bfloat16 once."""
+    if bool(((sample == 0) | (sample.abs() == 1)).all()):  # which every type holds
+        return sample.dtype
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         if sample.dtype in (dtype, torch.bfloat16, torch.float16):
             return sample.dtype
@@ -194,7 +196,3 @@ def coordinates(lengths: Sequence[int], extra: int, number: int) -> list[Tensor]
         after = math.prod(lengths[axis + 1 :])
         places.append((inside // after % lengths[axis]).clamp_min(0))
     return places
-
-
-def is_cosine(channels: Channels) -> Tensor:
-    return channels.kinds == COSINE

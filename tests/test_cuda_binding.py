@@ -13,9 +13,10 @@ from cuda_support import cuda, device  # noqa: F401
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext import _ops
+from sinpe_ext import _grid_rows, _ops
 
 B, S, D, ROWS = 2, 3, 8, 5
+GRID = sinpe.GridEncoding((sinpe.Encoding(D),))
 KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
 OTHER = {"cpu": "meta", "cuda": "cpu"}  # a device that a binding refuses
 
@@ -32,6 +33,8 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         "grad": x,
         "out": torch.zeros(S, D, device=device) if name == "table_out" else torch.zeros_like(x),
         "plan": _ops.plan_words(sinpe.convention("fairseq", D)).to(device),
+        "grid": _grid_rows.words(GRID, (S,), False, device),
+        "values": torch.zeros(S * D, device=device),
         "ids": torch.zeros(B, S, dtype=torch.int64, device=device),
         "weight": torch.zeros(ROWS, D, device=device),
         "positions": torch.zeros(1, S, dtype=torch.int64, device=device),
@@ -96,6 +99,25 @@ REFUSED: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, what is 
     "length": ("table", {"length": -1}, "length: expected 0 or more, got -1$"),
     "dim": ("table", {"dim": 0}, "dim: expected "),
     "dtype": ("encode", {"dtype": torch.int64}, "dtype: expected a floating-point type, got Long$"),
+    "grid int32": ("add_grid_out", {"grid": Tensor.int}, "grid: expected int64 words, got Int$"),
+    "grid strided": (
+        "add_grid_out",
+        {"grid": lambda t: twice(t)[::2]},
+        "grid: expected contiguous words, .* pass grid",
+    ),
+    "grid empty": ("add_grid_out", {"grid": lambda t: t[:0]}, "grid: expected the words of a grid, got none$"),
+    "values dtype": ("add_grid_out", {"values": Tensor.double}, "values: .* row of Float, got 1 dimensions of Double$"),
+    "values of float64": (
+        "add_grid_out",
+        {"x": Tensor.double, "out": Tensor.double},
+        "values: .* row of Double, got 1 dimensions of Float$",
+    ),
+    "values strided": (
+        "add_grid_out",
+        {"values": lambda t: twice(t)[::2]},
+        "values: expected a contiguous row of Float",
+    ),
+    "values rank": ("add_grid_out", {"values": lambda t: t[None]}, "values: .* of Float, got 2 dimensions of Float$"),
     "positions strided": ("encode", {"positions": lambda t: twice(t)[:, ::2]}, "positions: expected a contiguous"),
     "positions rank": ("add_out", {"positions": lambda t: t[0]}, "positions: expected 2 dimensions, .* got 1$"),
     "positions shape": (
@@ -170,6 +192,35 @@ def test_a_plan_that_does_not_fit(name: str, case: Any, device: torch.device) ->
             call(name, device, **changed)
     else:
         assert call(name, device, **changed).isnan().all()
+
+
+NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # what the CPU refuses and CUDA answers with NaN
+    "no grid": ({"grid": no_plan}, "grid: expected the words of a grid over 24 values, got others; pass"),
+    "a plan": ({"grid": lambda t: _ops.plan_words(sinpe.Encoding(D)).to(t.device)}, "grid: expected the words"),
+    "fewer values": ({"values": lambda t: t[1:]}, "grid: expected the words of a grid over 23 values"),
+    "more values": ({"values": twice}, "grid: expected the words of a grid over 48 values"),
+    "other lengths": (
+        {
+            "grid": lambda t: _grid_rows.words(GRID, (S + 1,), False, t.device),
+            "values": lambda t: t.new_zeros((S + 1) * D),
+        },
+        "x: expected the places and channels of the grid",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_GRID.values(), ids=NO_GRID)
+def test_a_grid_that_does_not_fit(case: Any, device: torch.device) -> None:
+    changed, message = case
+    out = torch.zeros(B, S, D, device=device)
+    changed = changed | {"out": out, "padding_mask": None, "drop": 0}
+    if device.type == "cpu" and not emulated():
+        with pytest.raises(RuntimeError, match=f"^{message}"):
+            call("add_grid_out", device, **changed)
+        assert not out.any()
+    else:
+        call("add_grid_out", device, **changed)
+        assert out.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -21,11 +21,18 @@ from sinpe_ext._plan import plan
 
 B, S, D, V = 2, 3, 8, 9
 ENCODING = sinpe.convention("fairseq", D)
+GRID = sinpe.GridEncoding((sinpe.Encoding(3), sinpe.Encoding(4)), dim=D)
+FULL = sinpe.GridEncoding((sinpe.Encoding(4), sinpe.Encoding(4)))
 OWN = sinpe.Encoding(7, cos_frequency="own", layout="cos_sin", odd="pad")
 
 
 # copy_ asks for the device's own support even where nothing is copied.
-COPIES = {"fake": {"table out"}, "as if": {"add alpha out", "add_ alpha", "float32 angle"}}
+COPIES = {
+    "fake": {"table out"},
+    "as if": {
+        "add alpha out", "add_ alpha", "float32 angle", "grid positions alpha", "grid tokens", "grid encode",
+    },
+}  # fmt: skip
 
 
 def skip_copies(name: str, kind: str) -> None:
@@ -41,6 +48,10 @@ def mode() -> Iterator[FakeTensorMode]:
 
 def whole(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.long, device="cuda")
+
+
+def image(x: Tensor) -> Tensor:
+    return x.new_empty(B, S, 2, D)
 
 
 CALLS: dict[str, Callable[[Tensor], Any]] = {
@@ -65,6 +76,22 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
         whole(B, S), torch.empty(V, D, device="cuda"), dropout=0.1, padding_idx=1, encode_padding=False, start=whole(B)
     ),
     "float32 angle": lambda x: sinpe.add(x, sinpe.Encoding(D, angle="float32_pow"), padding_mask=whole(S).bool()),
+    "grid": lambda x: sinpe.add(image(x), GRID, scale=2.0),
+    "grid dropout": lambda x: sinpe.add(image(x), GRID, start=(2, 5), dropout=0.1),
+    "grid channels first": lambda x: sinpe.add(x.new_empty(B, D, S, 2), GRID, channel_dim=1, dropout=0.1),
+    "grid alpha": lambda x: sinpe.add(image(x), GRID, alpha=torch.ones(1, device="cuda")),
+    "grid padding": lambda x: sinpe.add(image(x), GRID, padding_mask=whole(B, S, 2).bool()),
+    "grid starts": lambda x: sinpe.add(image(x), FULL, start=whole(B, 2), dropout=0.1),
+    "grid start": lambda x: sinpe.add(image(x), GRID, start=whole(2)),
+    "grid positions": lambda x: sinpe.add(image(x), FULL, positions=whole(S, 2, 2).float()),
+    "grid positions alpha": lambda x: sinpe.add(
+        image(x), FULL, positions=whole(S, 2, 2), alpha=torch.ones(1, device="cuda"), dropout=0.1
+    ),
+    "grid tokens": lambda x: sinpe.add(x, GRID, grid_shape=(1, 2), extra_tokens=1),
+    "grid_": lambda x: sinpe.add_(image(x), GRID, seed=5, dropout=0.1),
+    "grid out": lambda x: sinpe.add(image(x), GRID, out=torch.empty(B, S, 2, D, device="cuda")),
+    "grid table": lambda x: sinpe.table((S, 2), GRID, device="cuda"),
+    "grid encode": lambda x: sinpe.encode(whole(B, 2).double(), GRID),
     "layer": lambda x: sinpe.SinusoidalPositionalEncoding(D, 0.1)(x),
     "layer in eval": lambda x: sinpe.SinusoidalPositionalEncoding(D, 0.1).eval()(x, start=whole(B)),
 }
@@ -144,10 +171,11 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return constants[key]
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        from sinpe_ext import _float32_angle
+        from sinpe_ext import _float32_angle, _grid_rows
 
         monkeypatch.setattr(_plan_words, "on_device", on_device)
         monkeypatch.setattr(_float32_angle, "on_device", on_device)
+        monkeypatch.setattr(_grid_rows, "on_device", on_device)
         monkeypatch.setattr(_rows, "no_data", lambda device: False)
         monkeypatch.setattr(_checks, "unreadable", lambda value: False)
         monkeypatch.setattr(_seed, "unreadable", lambda value: False)

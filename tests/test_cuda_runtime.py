@@ -49,6 +49,20 @@ def trained(t: dict[str, Tensor], _: Any) -> Any:
     return torch.autograd.grad(out, (x, alpha, positions), t["grad"])
 
 
+def image(t: dict[str, Tensor]) -> Tensor:
+    return t["x"].view(B, 8, 8, D)
+
+
+def places(t: dict[str, Tensor]) -> Tensor:
+    return torch.stack([t["positions"] % 8, t["positions"] // 8], -1)
+
+
+def trained_grid(t: dict[str, Tensor], _: Any) -> Any:
+    x, alpha = image(t).detach().requires_grad_(), t["alpha"].detach().requires_grad_()
+    out = sinpe.add(x, "mae2d", alpha=alpha, dropout=P, seed=t["seed"])
+    return torch.autograd.grad(out, (x, alpha), t["grad"].view_as(x))
+
+
 def embedded(t: dict[str, Tensor], _: Any) -> Any:
     weight = t["weight"].detach().requires_grad_()
     out = sinpe.embed(t["ids"], weight, scale=2.0, dropout=P, seed=3, padding_idx=0, encode_padding=False)
@@ -69,6 +83,12 @@ CASES: dict[str, Case] = {
     "add CPU seed": case_of(lambda t, d: sinpe.add(t["x"], dropout=P, seed=torch.tensor(5))),
     "add_": case_of(lambda t, d: sinpe.add_(t["x"].clone(), dropout=P, seed=5)),
     "float32 angle": case_of(lambda t, d: sinpe.add(t["x"], sinpe.Encoding(D, angle="float32_exp"))),
+    "grid": case_of(lambda t, d: sinpe.add(image(t), "mae2d", dropout=P, seed=5)),
+    "grid channels first": case_of(lambda t, d: sinpe.add(t["x"].view(B, D, 8, 8), "mae2d", channel_dim=1)),
+    "grid alpha": case_of(lambda t, d: sinpe.add(image(t), "mae2d", alpha=t["alpha"])),
+    "grid starts": case_of(lambda t, d: sinpe.add(image(t), "mae2d", start=t["starts"].unsqueeze(1).expand(B, 2))),
+    "grid positions": case_of(lambda t, d: sinpe.add(t["x"], "mae2d", positions=places(t), alpha=t["alpha"])),
+    "grid trained": case_of(trained_grid),
     "trained": case_of(trained),
     "embed": case_of(lambda t, d: sinpe.embed(t["ids"], t["weight"])),
     "embedded": case_of(embedded),

@@ -97,8 +97,8 @@ def test_words_that_are_no_grid(words: Any) -> None:
     """The operator by itself trusts nothing that it is given."""
     from sinpe_ext import _grid_rows
 
-    if sinpe.backend_info().device("cpu").backend != "compiled":
-        pytest.skip("the kernel's own checks")
+    if sinpe.backend_info().device("cpu").backend != "compiled" or torch.ops.sinpe_ext.cpu_isa() == "emulated":
+        pytest.skip("the CPU kernel's own checks; CUDA's answer is NaN, see test_cuda_binding.py")
     good = _grid_rows.words(GRID, (3, 4), False, torch.device("cpu"))
     values = torch.zeros(3 * 4 + 4 * 4)
     bad = torch.tensor(words) if isinstance(words, list) else good.clone()

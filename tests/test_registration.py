@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sinpe_ext as sinpe
-from sinpe_ext import _ops
+from sinpe_ext import _grid_rows, _ops
 from sinpe_ext._plan import plan
 
 B, S, D = 2, 3, 8
@@ -34,6 +34,10 @@ SCHEMAS = {
     "add_dropout_out": (
         f"(Tensor x, Tensor plan, {ROWS}, Tensor? seed, {START}, float scale, float alpha, {DROPPED}, Tensor(a!) out)"
         " -> ()"
+    ),
+    "add_grid_out": (
+        f"(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, {DROPPED}, "
+        "Tensor(a!) out) -> ()"
     ),
     "row_dots": f"(Tensor grad, Tensor plan, {ROWS}, Tensor? slopes, Tensor? seed, {START}, {DROPPED}) -> Tensor",
     "embed": (
@@ -65,6 +69,14 @@ def x(dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
     return torch.randn(B, S, D, dtype=dtype, requires_grad=grad)
 
 
+def grid(by_channels: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and words of a grid of (S, 2) places and D channels, the last one zero."""
+    of = sinpe.GridEncoding((sinpe.Encoding(4), sinpe.Encoding(3)), dim=D)
+    cpu = torch.device("cpu")
+    values = _grid_rows.values(of, (S, 2), (0, 0), torch.float32, cpu, 1.0, by_channels)
+    return values, _grid_rows.words(of, (S, 2), by_channels, cpu)
+
+
 def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
     words = _ops.plan_words(ENCODING)
     shared, whole, mask = (
@@ -77,6 +89,8 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
     weight = torch.randn(4, D, requires_grad=grad)
     ids, sequences = torch.tensor([[0, 3, 1], [1, 1, 2]]), torch.tensor([2, 0, 1])
     shard = [24, 2 * S * D, D, 1]
+    places, channels, image = grid(False), grid(True), torch.randn(B, 2 * S, D, requires_grad=grad)
+    last = torch.tensor([[False] * (2 * S - 1) + [True]])
     return {
         "table": ("table", (words, 3, S, D, torch.float32)),
         "table bf16": ("table", (words, -3, 0, D, torch.bfloat16)),
@@ -117,6 +131,13 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
         "add_dropout_out": (
             "add_dropout_out",
             (x(grad=grad), words, whole, mask, seed, 0, False, 2.0, 0.5, 9000, [], torch.empty(B, S, D)),
+        ),
+        "add_grid_out": ("add_grid_out", (image, *places, None, None, 2.0, 0, [], torch.empty(B, 2 * S, D))),
+        "add_grid_out all": (
+            "add_grid_out", (image, *places, last, seed, 2.0, 9000, [7, 2 * S * D, D, 1], torch.empty(B, 2 * S, D)),
+        ),
+        "add_grid_out channels": (
+            "add_grid_out", (image.mT, *channels, None, seed, 1.0, 9000, [], torch.empty(B, D, 2 * S)),
         ),
         "row_dots": ("row_dots", (x(grad=grad), words, None, None, None, seed, 5, False, 9000, [])),
         "row_dots all": ("row_dots", (x(torch.float64, grad), words, many, mask, slopes, seed, 0, False, 9000, shard)),
@@ -252,6 +273,7 @@ def test_words_that_are_no_plan(words: list[int]) -> None:
         op("table")(given, 0, S, D, torch.float32)
 
 
+PLAIN = None, None, 1.0, 0, []  # padding_mask, seed, scale, drop, elements
 MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # what C++ refuses by itself, whoever calls
     "dim": ("table", (_ops.plan_words(ENCODING), 0, S, D + 1, torch.float32)),
     "length": ("table", (_ops.plan_words(ENCODING), 0, -1, D, torch.float32)),
@@ -262,6 +284,11 @@ MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # what C++ refuses by itself
     "x dtype": ("add", (torch.ones(S, D, dtype=torch.int64), _ops.plan_words(ENCODING), 0, 1.0)),
     "out": ("table_out", (_ops.plan_words(ENCODING), 0, torch.empty(S, D + 1))),
     "out layout": ("table_out", (_ops.plan_words(ENCODING), 0, torch.empty(D, S).t())),
+    "grid words": ("add_grid_out", (torch.ones(6, D), torch.ones(6), _ops.plan_words(ENCODING), *PLAIN, torch.ones(6, D))),
+    "grid channels": ("add_grid_out", (torch.ones(6, D + 1), *grid(False), *PLAIN, torch.ones(6, D + 1))),
+    "grid places": ("add_grid_out", (torch.ones(7, D), *grid(False), *PLAIN, torch.ones(7, D))),
+    "grid values": ("add_grid_out", (torch.ones(6, D), grid(False)[0][1:], grid(False)[1], *PLAIN, torch.ones(6, D))),
+    "grid dtype": ("add_grid_out", (torch.ones(6, D).double(), *grid(False), *PLAIN, torch.ones(6, D).double())),
     "positions": ("encode", (torch.ones(3, dtype=torch.int32), _ops.plan_words(ENCODING), D, torch.float32)),
 }  # fmt: skip
 

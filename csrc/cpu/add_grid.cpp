@@ -22,7 +22,7 @@ class PlaceRows {
       Real* row = pe + p.first;
       for (int64_t r = 0; r < n; ++r, row += grid_.dim) {
         const Real* from = values_ + grid_.at(p, coordinate, 0);
-        if (p.step == 1) {
+        if (p.step == 1 && p.width >= 16) {
           std::memcpy(row, from, static_cast<size_t>(p.width) * sizeof(Real));
         } else {
           for (int64_t c = 0; c < p.width; ++c) row[c * p.step] = from[c];
@@ -39,51 +39,92 @@ class PlaceRows {
   const Real* values_;
 };
 
-// The same of a grid by channels: a row is one channel at all places.
+// The same of a grid by channels: a row is a channel at some of the places, at `width` of them from a multiple of that on.
 template <class Real>
 class ChannelRows {
  public:
-  ChannelRows(const Grid& grid, const Real* values) : grid_(grid), values_(values) {}
+  ChannelRows(const Grid& grid, const Real* values, int64_t width)
+      : grid_(grid), values_(values), width_(width), parts_(grid.places / width) {}
 
-  void operator()(int64_t, int64_t channel, int64_t n, Real* pe) const {
-    for (int64_t r = 0; r < n; ++r, pe += grid_.places) {
+  void operator()(int64_t, int64_t row, int64_t n, Real* pe) const {
+    for (int64_t r = row; r < row + n; ++r, pe += width_) {
       int64_t c;
-      const int k = grid_.feeding(channel + r, &c);
+      const int k = grid_.feeding(r / parts_, &c);
       if (k < 0) {
-        std::fill(pe, pe + grid_.places, Real{0});
-        continue;
-      }
-      const GridPiece p = grid_.piece(k);
-      const int64_t inner = grid_.inner[p.axis], length = grid_.length[p.axis];
-      const Real* from = values_ + grid_.at(p, 0, c);
-      for (int64_t place = 0; place < grid_.places;) {
-        if (inner == 1) {
-          std::memcpy(pe + place, from, static_cast<size_t>(length) * sizeof(Real));
-          place += length;
-          continue;
-        }
-        for (int64_t coordinate = 0; coordinate < length; ++coordinate, place += inner) {
-          std::fill(pe + place, pe + place + inner, from[coordinate]);
-        }
+        std::fill(pe, pe + width_, Real{0});
+      } else {
+        part_of_row(grid_.piece(k), c, r % parts_ * width_, pe);
       }
     }
   }
 
  private:
+  // Either all at one coordinate, or at every coordinate as often as another.
+  void part_of_row(const GridPiece& p, int64_t c, int64_t place, Real* pe) const {
+    const int64_t inner = grid_.inner[p.axis], length = grid_.length[p.axis];
+    const Real* from = values_ + grid_.at(p, 0, c);
+    Real* const end = pe + width_;
+    if (inner >= width_) return std::fill(pe, end, from[grid_.coordinate(place, p.axis)]);
+    while (pe < end) {
+      if (inner == 1) {
+        std::memcpy(pe, from, static_cast<size_t>(length) * sizeof(Real));
+        pe += length;
+        continue;
+      }
+      for (int64_t coordinate = 0; coordinate < length; ++coordinate, pe += inner) {
+        std::fill(pe, pe + inner, from[coordinate]);
+      }
+    }
+  }
+
   const Grid& grid_;
   const Real* values_;
+  int64_t width_, parts_;
 };
 
+constexpr int64_t kTileValues = 16384;  // of a tile, so that it stays in the cache while slices pass by
+
+// The arguments of a call by channels whose rows are cut into parts, where they follow one another in memory, so that a
+// tile of them need not hold all places: the last axes together, as many as fit.
+struct Parts {
+  sinpe_add_arguments a;
+  int64_t elements[1 + SINPE_MAX_RANK];
+
+  Parts(const Grid& grid, const sinpe_add_arguments& arguments) : a(arguments) {
+    const int row = a.rank - 2, column = a.rank - 1;
+    const auto follow = [&](const int64_t* strides) { return strides[row] == a.sizes[column] * strides[column]; };
+    const bool numbered = a.dropout.elements != nullptr;
+    if (!follow(a.x_strides) || !follow(a.out_strides) || (numbered && !follow(a.dropout.elements + 1))) return;
+    int axis = 0;
+    while (axis + 1 < grid.n_axes && grid.inner[axis] > kTileValues) ++axis;
+    const int64_t width = grid.inner[axis];
+    if (grid.places <= kTileValues || width < 64) return;
+    a.sizes[row] *= grid.places / width;
+    a.sizes[column] = width;
+    a.x_strides[row] = width * a.x_strides[column];
+    a.out_strides[row] = width * a.out_strides[column];
+    if (!numbered) return;
+    std::copy(a.dropout.elements, a.dropout.elements + 1 + a.rank, elements);
+    elements[1 + row] = width * elements[1 + column];
+    a.dropout.elements = elements;
+  }
+};
+
+template <class T, class Rows>
+sinpe_status run(const sinpe_add_arguments& a, const Rows& rows) {
+  const Shape shape(a);
+  const int64_t tile = std::max<int64_t>(1, std::min<int64_t>(64, kTileValues / shape.dim));
+  const auto start = [&] { return TileAdder<T>(a, shape); };
+  return over_row_tiles<accumulate_t<T>>(shape, 1, std::min(shape.rows, tile), rows, start);
+}
+
 template <class T>
-sinpe_status run(const Grid& grid, const void* values, const sinpe_add_arguments& a, const Shape& shape) {
+sinpe_status run(const Grid& grid, const void* values, const sinpe_add_arguments& a) {
   using Real = accumulate_t<T>;
   const Real* from = static_cast<const Real*>(values);
-  const int64_t tile = std::min(shape.rows, std::max<int64_t>(1, std::min<int64_t>(64, 65536 / shape.dim)));
-  const auto start = [&] { return TileAdder<T>(a, shape); };
-  if (grid.by_channels) {
-    return over_row_tiles<Real>(shape, 1, tile, [&] { return ChannelRows<Real>(grid, from); }, start);
-  }
-  return over_row_tiles<Real>(shape, 1, tile, [&] { return PlaceRows<Real>(grid, from); }, start);
+  if (!grid.by_channels) return run<T>(a, [&] { return PlaceRows<Real>(grid, from); });
+  const Parts parts(grid, a);
+  return run<T>(parts.a, [&] { return ChannelRows<Real>(grid, from, parts.a.sizes[a.rank - 1]); });
 }
 
 }  // namespace
@@ -107,5 +148,5 @@ extern "C" sinpe_status sinpe_add_grid(const int64_t* words, int64_t n_words, co
     return SINPE_BAD_ARGUMENT;
   }
   return or_no_memory(
-      [&] { return with_type(a->dtype, [&](auto type) { return run<decltype(type)>(grid, values, *a, shape); }); });
+      [&] { return with_type(a->dtype, [&](auto type) { return run<decltype(type)>(grid, values, *a); }); });
 }

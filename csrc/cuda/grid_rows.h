@@ -71,7 +71,7 @@ struct TileRows<Gathered<Number>> {
     row[thread] = tile.row + thread;
     // Beside the check, not after it: lengths that it will refuse are left.
     const int64_t axes = words.n_words < kGridHeaderWords ? 0 : words.words[3];
-    if (axes > kMaxAxes || words.n_words < kGridHeaderWords + axes) return;
+    if (axes < 1 || axes > kMaxAxes || words.n_words < kGridHeaderWords + axes) return;
     int64_t place = row[thread];
     SINPE_ROLLED
     for (int64_t a = axes - 1; a >= 0; --a) {

@@ -6,17 +6,17 @@
 
 namespace sinpe_torch {
 
-// A plan's words, of which only a binding whose tensors are host memory may read any.
+// The words of a plan or a grid, of which only a binding whose tensors are host memory may read any.
 struct Words {
   const int64_t* data;
   int64_t size;
-  Words(const Device& device, const Tensor& plan) : data(nullptr), size(plan.numel()) {
-    device.expect("plan", plan);
-    const ScalarType type = plan.scalar_type();
-    expect(type == ScalarType::Long, "plan: expected int64 words, got ", torch::headeronly::toString(type));
-    expect(size > 0, "plan: expected the words of a plan, got none");
-    expect(plan.is_contiguous(), "plan: expected contiguous words, got strides; pass plan.contiguous()");
-    data = static_cast<const int64_t*>(plan.const_data_ptr());
+  Words(const Device& device, const Tensor& words, const char* name = "plan") : data(nullptr), size(words.numel()) {
+    device.expect(name, words);
+    const ScalarType type = words.scalar_type();
+    expect(type == ScalarType::Long, name, ": expected int64 words, got ", torch::headeronly::toString(type));
+    expect(size > 0, name, ": expected the words of a ", name, ", got none");
+    expect(words.is_contiguous(), name, ": expected contiguous words, got strides; pass ", name, ".contiguous()");
+    data = static_cast<const int64_t*>(words.const_data_ptr());
   }
 };
 

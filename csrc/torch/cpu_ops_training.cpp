@@ -62,12 +62,17 @@ void add_dropout_out(const Tensor& x, const Tensor& plan, Optional positions, Op
 void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Optional padding_mask, Optional seed,
                   double scale, int64_t drop, Integers elements, Tensor out) {
   const Device cpu = Device::cpu();
-  const Words words(cpu, grid);
+  const Words words(cpu, grid, "grid");
   sinpe_add_arguments a = arguments_of(cpu, x, out, scale, 0);
   a.dropout = dropout_of(cpu, seed, drop, elements, x.dim());
   set_rows(cpu, &a, std::nullopt, padding_mask, false);
   const void* from = grid_values_of(cpu, values, a.dtype);
-  succeed(sinpe_add_grid(words.data, words.size, from, values.numel(), &a));
+  const sinpe_status status = sinpe_add_grid(words.data, words.size, from, values.numel(), &a);
+  expect(status != SINPE_BAD_PLAN, "grid: expected the words of a grid over ", values.numel(),
+         " values, got others; pass those of sinpe_ext._grid_rows.words");
+  expect(status != SINPE_BAD_ARGUMENT, "x: expected the places and channels of the grid, without a padding_mask where ",
+         "it is one by channels, got other sizes");
+  succeed(status);
 }
 
 Tensor row_dots(const Tensor& grad, const Tensor& plan, Optional positions, Optional padding_mask, Optional slopes,

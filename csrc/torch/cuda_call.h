@@ -73,8 +73,8 @@ struct Call {
 };
 
 // `dim`: the channels of the rows to be made, as the plan's are checked on the device.
-inline cuda::DevicePlan plan_of(const Call& call, const Tensor& plan, int64_t dim) {
-  const Words words(call.device, plan);
+inline cuda::DevicePlan plan_of(const Call& call, const Tensor& plan, int64_t dim, const char* name = "plan") {
+  const Words words(call.device, plan, name);
   return {words.data, words.size, dim};
 }
 

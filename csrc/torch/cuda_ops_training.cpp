@@ -49,7 +49,7 @@ void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Opt
   set_rows(call.device, &a, std::nullopt, padding_mask, false);
   const void* from = grid_values_of(call.device, values, a.dtype);
   const cuda::DeviceScalars scalars = scalars_of(call, std::nullopt, seed, drop);
-  launched(cuda::add_grid(plan_of(call, grid, dim_of(a)), from, values.numel(), a, scalars, call.stream));
+  launched(cuda::add_grid(plan_of(call, grid, dim_of(a), "grid"), from, values.numel(), a, scalars, call.stream));
 }
 
 Tensor row_dots(const Tensor& grad, const Tensor& plan, Optional positions, Optional padding_mask, Optional slopes,

@@ -43,25 +43,25 @@ inline TestGrid make_grid(bool by_channels, const std::vector<int64_t>& lengths,
   return g;
 }
 
-// Where in `values` the channel of a place is, -1 for a channel of zeros: words that are known to be a grid's, read anew.
-inline int64_t value_at(const std::vector<int64_t>& words, int64_t place, int64_t channel) {
-  const size_t axes = static_cast<size_t>(words[3]);
-  std::vector<int64_t> coordinates(axes);
-  for (size_t a = axes; a-- > 0;) {
-    const int64_t length = words[kGridHeader + a];
-    coordinates[a] = place % length;
-    place /= length;
-  }
-  int64_t found = -1;
-  for (size_t k = 0; k < static_cast<size_t>(words[4]); ++k) {
-    const int64_t* p = words.data() + kGridHeader + axes + 5 * k;
-    const int64_t axis = p[0], width = p[3], at = coordinates[static_cast<size_t>(axis)];
-    for (int64_t c = 0, of = p[1]; c < width && of <= channel; ++c, of += p[2]) {
-      if (of != channel) continue;
-      found = p[4] + (words[2] != 0 ? c * words[static_cast<size_t>(kGridHeader + axis)] + at : at * width + c);
+// Where in `values` each channel of each place is, place by place, -1 for a channel of zeros. Of two pieces that feed a
+// channel the last does. `w` are known to be a grid's words.
+inline std::vector<int64_t> value_indices(const std::vector<int64_t>& w) {
+  const size_t axes = static_cast<size_t>(w[3]), dim = static_cast<size_t>(w[5]);
+  const int64_t *lengths = w.data() + kGridHeader, *pieces = lengths + axes;
+  std::vector<int64_t> coordinates(axes, 0), found;
+  for (;;) {
+    std::vector<int64_t> of_place(dim, -1);
+    for (const int64_t* p = pieces; p < pieces + 5 * w[4]; p += 5) {
+      const int64_t at = coordinates[static_cast<size_t>(p[0])], length = lengths[p[0]];
+      for (int64_t c = 0; c < p[3]; ++c) {
+        of_place[static_cast<size_t>(p[1] + c * p[2])] = p[4] + (w[2] != 0 ? c * length + at : at * p[3] + c);
+      }
     }
+    found.insert(found.end(), of_place.begin(), of_place.end());
+    size_t a = axes;
+    while (a > 0 && ++coordinates[a - 1] == lengths[a - 1]) coordinates[--a] = 0;
+    if (a == 0) return found;
   }
-  return found;
 }
 
 // As conventions make them (blocks, sines of all before cosines of all, interleaved), and in any other order, with gaps.
@@ -95,6 +95,13 @@ inline TestGrid random_grid(check::Random& random) {
   return make_grid(by_channels, lengths, dim, pieces);
 }
 
+// By channels, with more places than a tile holds values: of which all axes but one, some or none fit.
+inline TestGrid random_volume(check::Random& random) {
+  const std::vector<int64_t> volumes[] = {{5, 60, 70}, {300, 64}, {2, 129, 130}, {20001}, {1, 17000, 2}};
+  const std::vector<int64_t> lengths = one_of(random, volumes);
+  return make_grid(true, lengths, 3, {{static_cast<int64_t>(lengths.size()) - 1, 0, 1, 1}, {0, 2, 1, 1}});
+}
+
 template <class T>
 struct GridCase {
   using Real = sinpe::accumulate_t<T>;
@@ -106,7 +113,9 @@ struct GridCase {
   std::vector<uint8_t> mask;
   bool in_place;
 
-  explicit GridCase(check::Random& random) : grid(random_grid(random)), in_place(below(random, 4) == 0) {
+  explicit GridCase(check::Random& random) : GridCase(random, random_grid(random)) {}
+
+  GridCase(check::Random& random, const TestGrid& of) : grid(of), in_place(below(random, 4) == 0) {
     a.rank = 2 + static_cast<int32_t>(below(random, 4));
     a.sizes[a.rank - 2] = grid.by_channels ? grid.dim : grid.places;
     a.sizes[a.rank - 1] = grid.by_channels ? grid.places : grid.dim;
@@ -149,6 +158,7 @@ struct GridCase {
   // The whole memory of the result; what no stride leads to stays.
   Buffer<T> expected() const {
     Buffer<T> want = out;
+    const std::vector<int64_t> indices = value_indices(grid.words);
     const int rank = a.rank;
     int64_t count = 1;
     for (int d = 0; d < rank; ++d) count *= a.sizes[d];
@@ -162,7 +172,8 @@ struct GridCase {
         if (!elements.empty()) number += at[d] * elements[static_cast<size_t>(1 + d)];
       }
       const int64_t row = at[rank - 2], column = at[rank - 1], batch = rank > 2 ? at[0] : 0;
-      const int64_t value = grid.by_channels ? value_at(grid.words, column, row) : value_at(grid.words, row, column);
+      const int64_t channel = grid.by_channels ? row : column, place = grid.by_channels ? column : row;
+      const int64_t value = indices[static_cast<size_t>(place * grid.dim + channel)];
       const Real product =
           sinpe::to_float(x.storage[static_cast<size_t>(x.offset + from)]) * static_cast<Real>(a.scale);
       const bool padded = !mask.empty() && mask[static_cast<size_t>(batch * a.mask_strides[0] + row)] != 0;
@@ -191,6 +202,8 @@ struct GridCase {
     for (int d = 0; d < a.rank; ++d) {
       elements.push_back(d + 1 == a.rank && below(random, 2) == 0 ? 1 : below(random, 5000));
     }
+    // Half of them row after row, as torch's tensors by channels have them.
+    if (below(random, 2) == 0) elements[static_cast<size_t>(a.rank - 1)] = a.sizes[a.rank - 1] * elements.back();
     a.dropout.elements = elements.data();
   }
 };

@@ -1,0 +1,99 @@
+"""What there is to say of a table beside the convention: zero rows, storage, the rounding of its angles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _float32_angle
+from ._identify_candidates import Candidate, Identified, axes_of, parts_of, pieces_of, values_of
+from ._identify_refine import spread
+from ._identify_table import Table
+
+ANGLES = ("float32_exp", "float32_pow")
+EXACT = 2.0**-22  # relative to the amplitude: a table below this error has no error of its angles
+ANGLE_ROWS = 1024
+
+
+def near_miss(item: Identified) -> str:
+    """How an encoding fails to be the table."""
+    verdict, total = item.verdict, len(item.table.live)
+    if verdict.wrong == total:
+        return (
+            f"the nearest encoding, {item.candidate.code}, differs in every row, by up to {verdict.error:.2g} (a table "
+            "trained further, or of other frequencies)"
+        )
+    rows = ", ".join(map(str, verdict.where)) + (", ..." if verdict.wrong > len(verdict.where) else "")
+    return (
+        f"{item.candidate.code} differs in {verdict.wrong} of {total} rows ({rows}), by up to {verdict.error:.2g}; the "
+        f"others agree within {verdict.error_elsewhere:.2g}"
+    )
+
+
+def finish(item: Identified, places: list[Tensor]) -> None:
+    """Notes on a match: the rounding of its angles, the rows of zeros, how it was stored."""
+    table, candidate = item.table, item.candidate
+    notes = []
+    at_zero = _zero_by_itself(candidate, places, table.zero_rows)
+    item.zero_rows = tuple(row for row in table.zero_rows if row >= candidate.extra and row not in at_zero)
+    if candidate.extra:
+        first = "row is" if candidate.extra == 1 else f"{candidate.extra} rows are"
+        notes.append(f"the first {first} zero, as for class tokens: extra_tokens={candidate.extra}")
+    if item.zero_rows:
+        shown = ", ".join(map(str, item.zero_rows[:6])) + (", ..." if len(item.zero_rows) > 6 else "")
+        notes.append(
+            f"zero where the encoding is not: row {shown}" + (" (the padding row)" if len(item.zero_rows) == 1 else "")
+        )
+    dtype = table.rows.dtype
+    if table.storage not in (dtype, torch.float32) or dtype in (torch.bfloat16, torch.float16):
+        notes.append(f"rounded to {str(table.storage).removeprefix('torch.')}")
+    item.float32_angle = _angle(item, places)
+    if item.float32_angle in ANGLES:
+        notes.append(
+            f"it has the float32 angle errors of the usual formula, up to {item.verdict.error:.2g}: the encoding "
+            f'above is exact; angle="{item.float32_angle}" repeats them'
+        )
+    elif item.float32_angle:
+        notes.append(f"it has angle errors of up to {item.verdict.error:.2g}, as float32 arithmetic makes them")
+    if {axis.layout for axis in axes_of(candidate.encoding)} <= {"sin", "cos"}:
+        notes.append("every channel is of one kind: one half of a rotary cache looks like this, too")
+    item.note = "; ".join([item.note, *notes] if item.note else notes)
+
+
+def _zero_by_itself(candidate: Candidate, places: list[Tensor], rows: tuple[int, ...]) -> set[int]:
+    """Rows that are zero in the encoding as well (sin at position 0)."""
+    if not rows or {axis.layout for axis in axes_of(candidate.encoding)} != {"sin"}:
+        return set()
+    at = torch.tensor(rows)
+    return set(at[values_of(candidate, places, at).abs().amax(1) < 1e-12].tolist())
+
+
+def _angle(item: Identified, places: list[Tensor]) -> str:
+    """Whether a float32 formula's errors explain the table better than the exact values do."""
+    table, candidate = item.table, item.candidate
+    rows = table.live[spread(len(table.live), ANGLE_ROWS)]
+    sample = table.rows[rows].double()
+    exact = values_of(candidate, places, rows)
+    size = max(abs(axis.amplitude) for axis in axes_of(candidate.encoding))
+    errors = {"": _badness(sample, exact, table)}
+    if table.storage in (torch.float32, torch.float64) and errors[""] <= EXACT * size:
+        return ""
+    for angle in ANGLES:
+        value = torch.zeros_like(sample)
+        for piece, part in zip(pieces_of(candidate.encoding), parts_of(candidate.encoding), strict=True):
+            position = places[piece.axis][rows] + piece.encoding.start
+            value[:, part.columns] = _float32_angle.encode(
+                piece.encoding.replace(angle=angle), position, torch.float32
+            ).double()
+        errors[angle] = _badness(sample, value, table)
+    best = min(errors, key=lambda angle: errors[angle])
+    if best and errors[best] <= 0.5 * errors[""]:
+        return best
+    return "other" if table.storage in (torch.float32, torch.float64) else ""
+
+
+def _badness(sample: Tensor, value: Tensor, table: Table) -> float:
+    """The largest error; of a table in 16 bits the share of values that round to others."""
+    if table.storage in (torch.float32, torch.float64):
+        return float((sample - value).abs().max())
+    return float((sample != value.float().to(table.storage).double()).double().mean())

@@ -1,0 +1,110 @@
+"""Grids on CUDA against the CPU, value by value: axes, layouts, forms, dtypes, gradients.
+
+As in `test_cuda_parity.py` every test also runs on the CPU, the kernels against the eager twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cuda_support import FLOATS, assert_sums, cuda, device, expected, moved, randn  # noqa: F401
+from torch import Tensor
+
+import sinpe_ext as sinpe
+
+P = 0.3
+
+GRIDS: dict[str, sinpe.GridEncoding] = {
+    "mae2d": sinpe.convention("mae2d", 48),
+    "wide": sinpe.convention("mae2d", 2052),
+    "interleaved": sinpe.GridEncoding((sinpe.Encoding(5), sinpe.Encoding(5)), arrangement="interleaved", dim=11),
+    "grouped": sinpe.convention("monai2d", 24),
+    "uneven": sinpe.GridEncoding((sinpe.Encoding(4, start=3), sinpe.Encoding(3, layout="cos_sin")), order=(1, 0)),
+}
+IMAGES: dict[str, Callable[[Tensor], Tensor]] = {  # of (B, H, W, C)
+    "channels last": lambda x: x,
+    "channels first": lambda x: x.movedim(-1, 1).contiguous().movedim(1, -1),
+    "misaligned": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+    "window": lambda x: torch.cat([x, x], -2)[..., 1 : 1 + x.shape[-2], :],
+    "expanded": lambda x: x[:1].expand(x.shape),
+}
+GRID_FORMS: dict[str, dict[str, Any]] = {
+    "implicit": {},
+    "start": {"start": (7, -2), "scale": 0.5, "alpha": -0.3},
+    "starts": {"start": torch.tensor([[4, 0], [0, 9], [-9, 1]])},
+    "a start": {"start": torch.tensor([5, 6])},
+    "masked": {"padding_mask": torch.arange(3 * 4 * 5).reshape(3, 4, 5) % 3 == 1, "scale": 3.7},
+    "positions": {"positions": torch.arange(40.0).reshape(4, 5, 2) / 3},
+    "alpha": {"alpha": torch.tensor([0.7]), "scale": 1.5},
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", GRIDS)
+def test_grid(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+    """By places and by channels, in every form, with and without dropout."""
+    grid = GRIDS[name]
+    x = randn(3, 4, 5, grid.dim, dtype=dtype)
+    for form in ("implicit", "masked") if name == "wide" else GRID_FORMS:
+        for layout in IMAGES:
+            for drop in (0.0, P):
+
+                def run(d: torch.device) -> Tensor:
+                    named = moved(GRID_FORMS[form], d)  # noqa: B023
+                    return sinpe.add(IMAGES[layout](x.to(d)), grid, dropout=drop, seed=11, **named)  # noqa: B023
+
+                assert_sums(device, run(device), expected(device, run), 40.0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_grid_into(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+    """Images whose places are many tiles of the kernel's, in place and into an out, channels before and after them."""
+    for shape in ((2, 7, 60, 70), (1, 130, 3, 5), (70, 9, 7, 7)):
+        grid = sinpe.convention("mae2d", 4).replace(dim=shape[1])
+        x = randn(*shape, dtype=dtype)
+        for drop in (0.0, P):
+            run = lambda d: sinpe.add(x.to(d), grid, channel_dim=1, scale=2.0, dropout=drop, seed=5)  # noqa: B023, E731
+            want = expected(device, run)
+            assert_sums(device, run(device), want, 40.0)
+            for memory in (torch.contiguous_format, torch.channels_last):
+                out = torch.full_like(x, torch.nan, device=device, memory_format=memory)
+                named = {"channel_dim": 1, "scale": 2.0, "dropout": drop, "seed": 5}
+                assert sinpe.add(x.to(device), grid, out=out, **named) is out
+                assert_sums(device, out, want, 40.0)
+                given = x.to(device).clone(memory_format=memory)
+                assert sinpe.add_(given, grid, **named) is given
+                assert_sums(device, given, want, 40.0)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_grid_after_extra_tokens(axes: int, device: torch.device) -> None:  # noqa: F811
+    grid = sinpe.GridEncoding((sinpe.Encoding(8),) * axes, dim=30)
+    lengths = (3, 4, 5)[:axes]
+    for extra in (0, 1, 5):
+        x = randn(2, extra + int(torch.tensor(lengths).prod()), 30)
+        named = {"grid_shape": lengths, "extra_tokens": extra, "dropout": P, "seed": 3}
+        run = lambda d: sinpe.add(x.to(d), grid, **named)  # noqa: B023, E731
+        assert_sums(device, run(device), expected(device, run), 10.0)
+
+
+def test_gradients_of_a_grid(device: torch.device) -> None:  # noqa: F811
+    grid = sinpe.convention("mae2d", 16)
+    x, grad = randn(3, 4, 5, 16), randn(3, 4, 5, 16, seed=6)
+    places = torch.stack(torch.meshgrid(torch.arange(4.0), torch.arange(5.0), indexing="ij"), -1) / 3
+    for named in ({}, {"positions": places}):
+
+        def run(d: torch.device) -> tuple[Tensor, ...]:
+            given = x.to(d).requires_grad_()
+            alpha = torch.tensor([0.7], device=d, requires_grad=True)
+            at = {name: t.to(d).requires_grad_() for name, t in named.items()}  # noqa: B023
+            out = sinpe.add(given, grid, alpha=alpha, scale=1.5, dropout=P, seed=4, **at)
+            return torch.autograd.grad(out, (given, alpha, *at.values()), grad.to(d))
+
+        got, want = run(device), expected(device, run)
+        assert torch.equal(got[0].cpu(), want[0])
+        for mine, theirs in zip(got[1:], want[1:], strict=True):
+            # float32 rows of 1 ULP, summed over fewer than 1024 products below 8 in size
+            torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,178 @@
+"""`python -m sinpe_ext identify`: every kind of file, what is shown, and what a bad file is answered."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import sinpe_ext as sinpe
+from sinpe_ext import __main__ as cli
+
+PAPER = sinpe.table(100, 64)[None]
+MAE = sinpe.table((14, 14), sinpe.convention("mae2d", 64), extra_tokens=1)[None]
+SHORT = 0.1  # seconds; a table of 50000 * 4096 values takes as long to copy
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 0.02
+
+
+CHECKPOINT = {
+    "model": {
+        "embed.weight": noise(1000, 64),
+        "pe": PAPER,
+        "vit": [{"w": noise(64, 64)}, {"pos_embed": MAE}],
+        "bias": torch.zeros(64),
+        "ids": torch.arange(100)[None],
+    },
+    "epoch": 3,
+    "tuned": sinpe.table(100, sinpe.convention("t2t", 64)) + noise(100, 64),
+}
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    code = cli.main(["identify", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out if code != 2 else captured.err
+
+
+def torch_file(path: Path) -> Path:
+    torch.save(CHECKPOINT, path)
+    return path
+
+
+def test_every_tensor_of_a_checkpoint_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, torch_file(tmp_path / "model.pt"))
+    assert code == 0
+    assert "model.pe (1, 100, 64) float32\n    paper (also multidim1d), 100 rows, start 0, max error 3e-08\n" in out
+    assert '        sinpe.convention("paper", 64)\n' in out
+    assert "model.vit.1.pos_embed (1, 197, 64) float32\n    mae2d (also monai2d), grid 14 x 14, start 0" in out
+    assert (
+        'tuned (100, 64) float32\n    no convention: the nearest encoding, sinpe.convention("t2t", 64), differs' in out
+    )
+    assert out.splitlines()[-1].startswith("4 other tensors are no table (2 of them: ")
+    assert "embed.weight" not in out
+
+
+def write(path: Path) -> None:
+    if path.suffix == ".npy":
+        numpy.save(path, PAPER.numpy())
+    elif path.suffix == ".npz":
+        numpy.savez(path, model=PAPER.numpy(), w=noise(9, 9).numpy())
+    elif path.suffix == ".safetensors":
+        pytest.importorskip("safetensors.torch").save_file({"model": PAPER.contiguous(), "w": noise(9, 9)}, path)
+    else:
+        torch.save({"model": torch.nn.Parameter(PAPER)}, path, _use_new_zipfile_serialization=path.suffix != ".old")
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.pth", "a.bin", "a.old", "a.npy", "a.npz", "a.safetensors", "wrong.npy.pt"])
+def test_every_kind_of_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    if name == "wrong.npy.pt":  # told by what is in it
+        write(tmp_path / "a.npy")
+        (tmp_path / "a.npy").rename(path)
+    else:
+        write(path)
+    code, out = run(capsys, path)
+    assert code == 0 and 'sinpe.convention("paper", 64)' in out
+    key = path.name if name.endswith(("npy", "npy.pt")) else "model"
+    assert out.startswith(f"{key} (1, 100, 64) float32\n")
+
+
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, torch_file(tmp_path / "model.pt"), "--json")
+    facts: dict[str, Any] = json.loads(out)
+    assert code == 0 and facts["file"].endswith("model.pt")
+    by_key = {tensor["key"]: tensor for tensor in facts["tensors"]}
+    assert set(by_key) == {"model.pe", "model.vit.1.pos_embed", "tuned"}
+    assert by_key["model.pe"]["matches"][0]["code"] == 'sinpe.convention("paper", 64)'
+    assert by_key["model.vit.1.pos_embed"]["matches"][0]["extra_tokens"] == 1
+    assert by_key["tuned"]["matches"] == [] and by_key["tuned"]["closest"]["name"] == "t2t"
+    assert sum(facts["others"].values()) == 4
+
+
+def test_key_and_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = torch_file(tmp_path / "model.pt")
+    code, out = run(capsys, path, "--key", "pos_embed", "--shape", 14, 14)
+    assert code == 0 and out.count("float32") == 1 and "mae2d" in out
+    code, out = run(capsys, path, "--key", "embed.weight")
+    assert code == 1 and "no convention" in out
+    code, err = run(capsys, path, "--key", "pos_embed", "--shape", 15, 14)
+    assert code == 2 and "shape: expected one of at most 197 places" in err
+    code, err = run(capsys, path, "--key", "model.pos")
+    assert code == 2 and "--key" in err and "model.pe" in err
+    video = sinpe.table((3, 4, 5), sinpe.convention("cogvideo3d", 64), flatten=True)
+    numpy.save(tmp_path / "video.npy", video.numpy())
+    code, out = run(capsys, tmp_path / "video.npy", "--shape", 3, 4, 5)
+    assert code == 0 and "cogvideo3d, grid 3 x 4 x 5" in out
+
+
+def test_nothing_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"w": noise(64, 64)}, tmp_path / "none.pt")
+    code, out = run(capsys, tmp_path / "none.pt")
+    assert code == 1 and out.startswith("1 other tensor is no table (")
+    torch.save({}, tmp_path / "empty.pt")
+    assert run(capsys, tmp_path / "empty.pt") == (1, "empty.pt: no tensors\n")
+
+
+def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(name: str, content: bytes | None = None) -> str:
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        code, err = run(capsys, path)
+        assert code == 2 and len(err.splitlines()) == 1 and "expected" in err
+        return err
+
+    assert "No such file" in answer("missing.pt")
+    assert "got none of them" in answer("junk.pt", b"no checkpoint at all")
+    assert "got none of them" in answer("empty.pt", b"")
+    assert "none of them" in answer("cut.pt", torch_file(tmp_path / "whole.pt").read_bytes()[:3000])
+    numpy.save(tmp_path / "objects.npy", numpy.array([{}, 1], dtype=object), allow_pickle=True)
+    assert "allow_pickle" in answer("objects.npy")
+    torch.save({"layer": torch.nn.Linear(2, 2)}, tmp_path / "module.pt")
+    assert "got one that holds torch.nn.modules.linear.Linear" in answer("module.pt")
+
+
+def test_safetensors_missing_or_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes((64).to_bytes(8, "little") + b'{"broken' + bytes(64))
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "safetensors", None)
+        code, err = run(capsys, path)
+        assert code == 2 and "pip install safetensors" in err
+    pytest.importorskip("safetensors")
+    code, err = run(capsys, path)
+    assert code == 2 and "expected a safetensors file" in err
+
+
+def test_large_weights_are_dismissed_at_once() -> None:
+    weight = noise(20000, 4096)
+    sinpe.identify(weight[:64])  # what is made once
+    began = time.perf_counter()
+    assert not sinpe.identify(weight)
+    assert time.perf_counter() - began < SHORT
+
+
+def test_in_a_process_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    write(path)
+    done = subprocess.run(
+        [sys.executable, "-m", "sinpe_ext", "identify", str(path)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'sinpe.convention("paper", 64)' in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "sinpe_ext", "identify", "-h"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0 and "--shape" in done.stdout
