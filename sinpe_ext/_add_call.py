@@ -175,8 +175,8 @@ def fill(
     if _backend.compiled(x.device.type):
         words = plan_words(encoding, x.device)
         if isinstance(alpha, Tensor) and x.device.type != "cpu":  # looking at the number would wait for the device
-            rest = start, are_starts, scale, drop, elements
-            target.copy_(ADD_DROPOUT.run(x, words, positions, mask, alpha, seed, *rest))
+            seeded_call = mask, alpha, seed, start, are_starts, scale, drop, elements
+            target.copy_(ADD_DROPOUT.run(x, words, positions, *seeded_call))
             return
         factor = alpha.item() if isinstance(alpha, Tensor) else alpha
         rows = start, are_starts, scale, factor

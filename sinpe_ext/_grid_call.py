@@ -147,8 +147,20 @@ class GridCall(RowsCall):
 
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
         """Places whose coordinates all samples share."""
-        by_channels = self.padding_mask is None and all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
+        by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
         elements = self.elements if self.drop else []
+        if by_channels and self.padding_mask is not None:  # a kernel by channels has no mask; by places it would crawl
+            bare = DROPOUT.run(x, self.seed, self.drop, self.scale, elements)
+            self._fill_rows(x, target, True, None, elements)
+            mask = arranged(self.padding_mask.unsqueeze(-1), x.dim())
+            target.copy_(torch.where(mask, bare, target))
+            return
+        self._fill_rows(x, target, by_channels, self.padding_mask, elements)
+
+    def _fill_rows(
+        self, x: Tensor, target: Tensor, by_channels: bool, mask: Tensor | None, elements: list[int]
+    ) -> None:
+        """By the kernel or the eager twin, by places or by channels."""
         if by_channels:
             x, target = x.transpose(-1, -2), target.transpose(-1, -2)
             elements = [*elements[:-2], *elements[:-3:-1]]
@@ -156,11 +168,11 @@ class GridCall(RowsCall):
         values = _grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
         words = _grid_rows.words(self.grid, lengths, by_channels, self.device)
         if _backend.compiled(self.device.type):
-            rest = self.padding_mask, self.seed, self.scale, self.drop, elements, target
+            rest = mask, self.seed, self.scale, self.drop, elements, target
             torch.ops.sinpe_ext.add_grid_out.default(x, values, words, *rest)
             return
         dropped: Any = {"seed": self.seed, "drop": self.drop, "elements": elements}
-        reference_grid.add(values, words, x, self.scale, self.padding_mask, target, **dropped)
+        reference_grid.add(values, words, x, self.scale, mask, target, **dropped)
 
     def _fill_each(self, x: Tensor, target: Tensor) -> None:
         """Places with coordinates of their own: each piece on its channels."""
@@ -176,10 +188,9 @@ class GridCall(RowsCall):
         for piece in self.grid.pieces:
             at = piece.first, piece.step, piece.encoding.dim
             first = max(first, piece.first + (piece.encoding.dim - 1) * piece.step + 1)
-            rows: Any = positions.select(-1, piece.axis), 0, False, self.padding_mask, self.scale, alpha
-            elements = self.elements_at(piece.first, piece.step)
-            parts = channels_of(x, *at), channels_of(target, *at)
-            _add_call.fill(piece.encoding, *parts, *rows, self.seed, self.drop, elements)
+            rows = positions.select(-1, piece.axis), 0, False, self.padding_mask, self.scale, alpha
+            seeded = self.seed, self.drop, self.elements_at(piece.first, piece.step)
+            _add_call.fill(piece.encoding, channels_of(x, *at), channels_of(target, *at), *rows, *seeded)
         if first < self.grid.dim:
             zeros = first, 1, self.grid.dim - first
             rest = self.seed, self.drop, self.scale, self.elements_at(first, 1)

@@ -284,7 +284,9 @@ MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # what C++ refuses by itself
     "x dtype": ("add", (torch.ones(S, D, dtype=torch.int64), _ops.plan_words(ENCODING), 0, 1.0)),
     "out": ("table_out", (_ops.plan_words(ENCODING), 0, torch.empty(S, D + 1))),
     "out layout": ("table_out", (_ops.plan_words(ENCODING), 0, torch.empty(D, S).t())),
-    "grid words": ("add_grid_out", (torch.ones(6, D), torch.ones(6), _ops.plan_words(ENCODING), *PLAIN, torch.ones(6, D))),
+    "grid words": (
+        "add_grid_out", (torch.ones(6, D), torch.ones(6), _ops.plan_words(ENCODING), *PLAIN, torch.ones(6, D)),
+    ),
     "grid channels": ("add_grid_out", (torch.ones(6, D + 1), *grid(False), *PLAIN, torch.ones(6, D + 1))),
     "grid places": ("add_grid_out", (torch.ones(7, D), *grid(False), *PLAIN, torch.ones(7, D))),
     "grid values": ("add_grid_out", (torch.ones(6, D), grid(False)[0][1:], grid(False)[1], *PLAIN, torch.ones(6, D))),

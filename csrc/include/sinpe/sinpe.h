@@ -34,7 +34,7 @@ typedef enum {
 
 typedef enum {
   SINPE_OK = 0,
-  SINPE_BAD_PLAN = 1,     /* the words are not a plan of this version */
+  SINPE_BAD_PLAN = 1,     /* the words are not a plan, or a grid, of this version */
   SINPE_BAD_ARGUMENT = 2, /* a null pointer, a negative size, an unknown type, a size that does not fit the plan */
   SINPE_OUT_OF_RANGE = 3, /* a position beyond int64 */
   SINPE_NO_MEMORY = 4,
