@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -144,7 +142,7 @@ def identified(length: int, dim: int) -> Subjects:
 
     def check() -> None:
         best = sinpe.identify(table)[0]
-        if best.name != "paper" or not math.isclose(float(best.encoding.base), BASE):
+        if best.encoding != sinpe.Encoding(dim):
             raise AssertionError(f"identify: expected paper with base 10000, got {best}")
 
     return Subjects(lambda: sinpe.identify(table), check=check)

@@ -149,21 +149,25 @@ class GridCall(RowsCall):
         """Places whose coordinates all samples share."""
         by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
         elements = self.elements if self.drop else []
-        if by_channels and self.padding_mask is not None:  # a kernel by channels has no mask; by places it would crawl
-            bare = DROPOUT.run(x, self.seed, self.drop, self.scale, elements)
-            self._fill_rows(x, target, True, None, elements)
-            mask = arranged(self.padding_mask.unsqueeze(-1), x.dim())
-            target.copy_(torch.where(mask, bare, target))
+        if not by_channels:
+            self._fill_rows(x, target, False, self.padding_mask, elements)
             return
-        self._fill_rows(x, target, by_channels, self.padding_mask, elements)
+        x, target = x.transpose(-1, -2), target.transpose(-1, -2)
+        elements = [*elements[:-2], *elements[:-3:-1]]
+        if self.padding_mask is None:
+            self._fill_rows(x, target, True, None, elements)
+            return
+        # A kernel by channels has no mask, and by places it would step through memory channel by channel.
+        plain = self.drop == 0 and self.scale == 1.0 and x.data_ptr() != target.data_ptr()
+        bare = x if plain else DROPOUT.run(x, self.seed, self.drop, self.scale, elements)
+        self._fill_rows(x, target, True, None, elements)
+        mask = arranged(self.padding_mask.unsqueeze(-2), x.dim())
+        torch.where(mask, bare, target, out=target)
 
     def _fill_rows(
         self, x: Tensor, target: Tensor, by_channels: bool, mask: Tensor | None, elements: list[int]
     ) -> None:
-        """By the kernel or the eager twin, by places or by channels."""
-        if by_channels:
-            x, target = x.transpose(-1, -2), target.transpose(-1, -2)
-            elements = [*elements[:-2], *elements[:-3:-1]]
+        """By the kernel or the eager twin: (*B, S, C), or by channels (*B, C, S)."""
         lengths = tuple(self.form.lengths)
         values = _grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
         words = _grid_rows.words(self.grid, lengths, by_channels, self.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,8 +108,7 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
     """
     top = integer("top", top, 1, 2**31, "pass the most matches that you want")
     lengths = _lengths(shape)
-    elsewhere = torch.get_default_device().type != "cpu"
-    with torch.no_grad(), torch.device("cpu") if elsewhere else contextlib.nullcontext():
+    with torch.no_grad(), _plain_cpu():
         try:
             rows = as_rows(table)
             if rows.dim() < 2 or not rows.numel():
@@ -119,6 +118,23 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
             return Matches(reason=str(refusal))
     matches = [_match(item) for item in found.fitting[:top]]
     return Matches(matches, "" if matches else found.reason, _match(found.closest) if found.closest else None)
+
+
+@contextlib.contextmanager
+def _plain_cpu() -> Iterator[None]:
+    """One thread of the CPU, whatever the defaults are.
+
+    A search is thousands of small operations: threads that wait for each other cost more than they save, on a busy
+    machine tenfold. PyTorch keeps the number for the calling thread.
+    """
+    threads = torch.get_num_threads()
+    elsewhere = torch.get_default_device().type != "cpu"
+    try:
+        torch.set_num_threads(1)
+        with torch.device("cpu") if elsewhere else contextlib.nullcontext():
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:

@@ -25,6 +25,7 @@ FEW_CHANNELS = 8  # up to here other ways to read them may fit as well
 RATES = (1.0, math.pi)  # of the ladders that are usual, in radians a row
 SCANNED_RATES = (1000.0,)  # where every column turns more than pi a row
 RISING = 3.0  # what a ladder that rises costs a name that stands for one that falls
+FAR = 64
 PADDING = 1.5  # what makes fairseq out of t2t: its own first position is 2, its table starts at 0
 
 
@@ -231,6 +232,8 @@ def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Ca
 
 
 def _turns_enough(fit: Fit, channels: Channels, rows: int) -> bool:
+    if len(channels.live()) <= 2 and abs(fit.wave.start) > FAR:
+        return False  # one frequency has any phase at some position
     sweep = rows * float(fit.wave.ladder().at(channels.rungs).abs().max())
     single = len({int(kind) for kind in channels.kinds.unique()} & {SINE, COSINE}) == 1
     return sweep >= LEAST_SWEEP if single else sweep >= 0.02

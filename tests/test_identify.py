@@ -281,6 +281,23 @@ def test_storage_and_shapes() -> None:
     assert "meta" in sinpe.identify(held.to("meta")).reason
 
 
+def test_threads_and_gradients_are_left_as_they_were() -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert sinpe.identify(table(Encoding(64)))
+        assert not sinpe.identify(learned())
+        assert torch.get_num_threads() == 3 and torch.is_grad_enabled()
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_sinusoid_of_any_phase_is_no_encoding(seed: int) -> None:
+    draw = torch.rand(2, generator=torch.Generator().manual_seed(seed))
+    assert list(sinpe.identify(torch.cos(3 * draw[0] * torch.arange(30.0) + 6 * draw[1])[:, None])) == []
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(TypeError, match="table: expected a tensor or a NumPy array, got list"):
         sinpe.identify([1.0])
