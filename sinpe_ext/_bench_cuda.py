@@ -17,9 +17,10 @@ import torch
 from ._backend import resolve
 from ._bench_cuda_cases import ELEMENTS, CudaRow, Place
 from ._bench_cuda_cases import ROWS as INFERENCE_ROWS
+from ._bench_cuda_grid import GRID_ROWS
 from ._bench_cuda_training import TRAINING_ROWS
 
-ROWS = (*INFERENCE_ROWS, *TRAINING_ROWS)
+ROWS = (*INFERENCE_ROWS, *GRID_ROWS, *TRAINING_ROWS)
 SAMPLE_SECONDS = 0.01
 SMALL_MEMORY = 20 * 2**30  # below this the tensors are a quarter of the size: some eight of them live at once
 

@@ -25,7 +25,7 @@ FEW_CHANNELS = 8  # up to here other ways to read them may fit as well
 RATES = (1.0, math.pi)  # of the ladders that are usual, in radians a row
 SCANNED_RATES = (1000.0,)  # where every column turns more than pi a row
 RISING = 3.0  # what a ladder that rises costs a name that stands for one that falls
-FAR = 64
+FEW_LIVE, FAR = 4, 64  # see _credible
 PADDING = 1.5  # what makes fairseq out of t2t: its own first position is 2, its table starts at 0
 
 
@@ -215,7 +215,11 @@ def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Ca
     for window, rates in [*tries, *((window, SCANNED_RATES) for window, _ in tries[:1])]:
         for channels, group in groups:
             fit = find(samples, channels, noise, window, rates)
-            if fit and fit.error < WELL * abs(fit.wave.amplitude) and _turns_enough(fit, channels, len(samples.rows)):
+            if (
+                fit
+                and fit.error < WELL * abs(fit.wave.amplitude)
+                and _credible(fit, channels, len(samples.rows), noise)
+            ):
                 results.append((fit.error, group, fit))
                 if fit.error < 2 * noise.size and table.dim > FEW_CHANNELS:
                     break
@@ -231,9 +235,12 @@ def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Ca
     return candidates
 
 
-def _turns_enough(fit: Fit, channels: Channels, rows: int) -> bool:
-    if len(channels.live()) <= 2 and abs(fit.wave.start) > FAR:
-        return False  # one frequency has any phase at some position
+def _credible(fit: Fit, channels: Channels, rows: int, noise: Noise) -> bool:
+    """Whether so few columns, or so short a stretch of them, could not be anything."""
+    live = len(channels.live())
+    if live <= FEW_LIVE and abs(fit.wave.start) > FAR:  # one frequency has any phase at some position, two nearly
+        if live <= 2 or fit.error > max(3 * noise.size, 1e-6 * abs(fit.wave.amplitude)):
+            return False
     sweep = rows * float(fit.wave.ladder().at(channels.rungs).abs().max())
     single = len({int(kind) for kind in channels.kinds.unique()} & {SINE, COSINE}) == 1
     return sweep >= LEAST_SWEEP if single else sweep >= 0.02

@@ -15,7 +15,7 @@ import pytest
 from sinpe_ext import __main__ as cli
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("info", "demo", "plot", "bench", "build", "export")
+COMMANDS = ("info", "demo", "plot", "bench", "build", "export", "identify")
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
