@@ -56,9 +56,9 @@ CATALOGUE: dict[str, Convention] = {
         {"cos_frequency": "own"},
     ),
     "doubled_index": Convention(
-        "sin and cos alternate, each channel j with its own frequency 10000^(-2j/exponent_dim)",
+        "sin and cos alternate, each channel j with its own frequency 10000^(-2j/d); exponent_dim for another d",
         "tutorials that double an index that already steps by two",
-        "[j] = sin(p w_j) for even j, cos(p w_j) for odd j, w_j = 10000^(-2j/exponent_dim)",
+        "[j] = sin(p w_j) for even j, cos(p w_j) for odd j, w_j = 10000^(-2j/d), or with exponent_dim in place of d",
         "torch.pow(10000, 2 * even_index / d) with even_index = torch.arange(0, n, 2)",
         {"cos_frequency": "own", "exponent_scale": 2},
     ),

@@ -15,7 +15,7 @@ the order of the code that is imitated, so that a CPU gives its bits. Which orde
 "In halves" means a layout in which sines stand apart from cosines. position_scale multiplies the position before
 anything else, as FLUX does; the other factors (shift, exponent_scale, unit) stand where the encoding has them. Where
 two libraries differ in their order but in no field, one of them is imitated and the other is close: `make test-peers`
-lists which, with the difference.
+lists which, with the difference. A compiler makes its own code of these operations, and other bits.
 """
 
 from __future__ import annotations

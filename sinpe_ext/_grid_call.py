@@ -55,7 +55,7 @@ class GridCall(RowsCall):
         self.device, self.acc = x.device, accumulation(x.dtype)
         width = x.shape[_checks.axis("channel_dim", channel_dim, x.dim())]
         self.grid_given = (encoding, operator.index(width))
-        dim, self.firsts = _checks.grid_outline(*self.grid_given)
+        dim, self.firsts = _outline(x, channel_dim, *self.grid_given)
         if not _checks.is_grid(encoding):  # one axis: the sequence
             grid_shape = _sequence(x, grid_shape, extra_tokens, seq_dim)
             positions = positions.unsqueeze(-1) if isinstance(positions, Tensor) else positions
@@ -298,6 +298,19 @@ class GridCall(RowsCall):
     def words_of(self, index: int) -> Tensor:
         """The plan of a piece."""
         return plan_words(self.grid.pieces[index].encoding, self.device)
+
+
+def _outline(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> tuple[int, tuple[int, ...]]:
+    """`_checks.grid_outline`; where a name does not take x's channels, they may be another dimension's."""
+    if _is_compiling() or not isinstance(encoding, str):
+        return _checks.grid_outline(encoding, width)
+    try:
+        return _checks.grid_outline(encoding, width)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} (x of shape {tuple(x.shape)} has {width} channels in its dimension {channel_dim}; channel_dim "
+            "says where they are)"
+        ) from None
 
 
 def _sequence(x: Tensor, grid_shape: Any, extra_tokens: Any, seq_dim: Any) -> tuple[int]:

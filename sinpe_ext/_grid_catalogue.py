@@ -91,14 +91,14 @@ GRIDS: dict[str, GridConvention] = {
     ),
     "hf2d": GridConvention(
         "rows first then columns, each all sin then all cos, frequency 10000^(-i/(C/4))",
-        "Hugging Face transformers (build_2d_sinusoidal_position_embedding), timm (interleave_sin_cos=True)",
+        "Hugging Face transformers (build_2d_sinusoidal_position_embedding), timm (interleave_sin_cos=True), MoCo v3",
         "[sin_y | cos_y | sin_x | cos_x], w_i = 10000^(-i/(C/4)), y the row",
         "torch.cat([out_h.sin(), out_h.cos(), out_w.sin(), out_w.cos()], dim=1)",
         _equal(2, _HALVES),
     ),
     "bigvision2d": GridConvention(
         "columns first then rows, each all sin then all cos, frequency 10000^(-i/(C/4-1))",
-        "big_vision and vit-pytorch (posemb_sincos_2d), MoCo v3",
+        "big_vision and vit-pytorch (posemb_sincos_2d)",
         "[sin_x | cos_x | sin_y | cos_y], w_i = 10000^(-i/(C/4-1)), x the column",
         "omega = jnp.arange(width // 4) / (width // 4 - 1)",
         _equal(2, {**_HALVES, "shift": 1}, order=(1, 0)),
@@ -107,7 +107,7 @@ GRIDS: dict[str, GridConvention] = {
         "sin of rows, sin of columns, cos of rows, cos of columns, frequency 10000^(-i/(C/4))",
         "timm (build_sincos2d_pos_embed)",
         "[sin_y | sin_x | cos_y | cos_x], w_i = 10000^(-i/(C/4)), y the row",
-        "build_sincos2d_pos_embed; torch.stack([sin(pos2), cos(pos2)], dim=0 or 2).flatten(1) of pos2 = grid * bands",
+        "build_sincos2d_pos_embed without interleave_sin_cos; torch.stack([sin(pos2), cos(pos2)], dim=1).flatten(1)",
         _equal(2, _HALVES, arrangement="grouped"),
     ),
     "cogvideo3d": GridConvention(

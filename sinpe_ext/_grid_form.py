@@ -65,7 +65,8 @@ class GridForm:
             why = f"extra_tokens={self.extra}" if self.extra else f"x of {rank} dimensions and a grid of {axes} axes"
             raise ValueError(
                 f"grid_shape: expected the grid's lengths for {why}, got None with x of shape {shape}; pass "
-                f"grid_shape=({', '.join('HWD'[:axes] if axes < 4 else ['...'])}), whose places are the sequence of x"
+                f"grid_shape=({', '.join('HWD'[:axes] if axes < 4 else ['...'])}), of places in the sequence of x, or "
+                "of dimensions of an x without batch; for channels first also channel_dim"
             )
         rows_at = _checks.axis("seq_dim", seq_dim, rank)
         if rows_at != self.channels_at and x.shape[rows_at] == self.extra + math.prod(given):

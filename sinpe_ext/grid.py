@@ -157,7 +157,10 @@ class GridEncoding:
             by = Fraction(real("scale", _one("scale", scale, k, self.ndim)))
             if by <= 0:
                 raise ValueError(f"scale: expected numbers above 0, got {scale}; 1 leaves the coordinates as they are")
-            factors.append(Fraction(real("base_size", size)) / length / by)
+            spanned = Fraction(real("base_size", size))
+            if spanned <= 0:
+                raise ValueError(f"base_size: expected numbers above 0, got {base_size}; None leaves the lengths")
+            factors.append(spanned / length / by)
         return self.with_axes(
             position_scale=tuple(Fraction(a.position_scale) * f for a, f in zip(self.axes, factors, strict=True))
         )

@@ -106,7 +106,7 @@ def _timesteps(t: Any) -> Tensor:
         if not torch.compiler.is_compiling():
             _warn_once(t.dtype)
         return t.float()
-    if t.dtype == torch.bool or t.is_complex():
+    if t.dtype == torch.bool or t.is_complex() or (t.is_floating_point() and t.dtype not in _EXACT):
         raise TypeError(
             f"t: expected float32, float64 or an integer dtype, got {t.dtype}; convert it, say with float()"
         )

@@ -1,94 +1,29 @@
-"""Conventions by name against formulas written here from the libraries, and plans exported as C headers."""
+"""Conventions by name (their values: test_convention_formulas.py), and plans exported as C headers."""
 
 from __future__ import annotations
 
 import math
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sinpe_ext import _exact
-from sinpe_ext._catalogue import CATALOGUE, convention, conventions
+from sinpe_ext._catalogue import CATALOGUE, GRIDS, NAMES, convention, conventions
 from sinpe_ext._export import export_header
 from sinpe_ext._plan import plan
 from sinpe_ext.encoding import Encoding
 
 FORMULA_ERROR = 1e-13  # of the float64 formulas below at positions up to 1000
-Row = Callable[[float, int], list[float]]
-
-
-def t2t_frequencies(dim: int, shift: int = 1) -> list[float]:
-    half = dim // 2
-    return [10000.0 ** (-i / max(half - shift, 1)) for i in range(half)]
 
 
 def padded(row: list[float], dim: int) -> list[float]:
     return row + [0.0] * (dim - len(row))
 
 
-def paper(p: float, dim: int) -> list[float]:
-    return [(math.cos if j % 2 else math.sin)(p * 10000.0 ** (-(j - j % 2) / dim)) for j in range(dim)]
-
-
-def paper_concat(p: float, dim: int) -> list[float]:
-    angles = [p * 10000.0 ** (-2 * i / dim) for i in range((dim + 1) // 2)]
-    return [math.sin(a) for a in angles] + [math.cos(a) for a in angles[: dim // 2]]
-
-
-def own_index(p: float, dim: int) -> list[float]:
-    return [(math.cos if j % 2 else math.sin)(p * 10000.0 ** (-j / dim)) for j in range(dim)]
-
-
-def doubled_index(p: float, dim: int) -> list[float]:
-    return [(math.cos if j % 2 else math.sin)(p * 10000.0 ** (-2 * j / dim)) for j in range(dim)]
-
-
-def t2t(p: float, dim: int) -> list[float]:
-    angles = [p * w for w in t2t_frequencies(dim)]
-    return padded([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dim)
-
-
-def musicgen(p: float, dim: int) -> list[float]:
-    angles = [p * w for w in t2t_frequencies(dim)]
-    return padded([math.cos(a) for a in angles] + [math.sin(a) for a in angles], dim)
-
-
-def adm(p: float, dim: int) -> list[float]:
-    angles = [p * w for w in t2t_frequencies(dim, shift=0)]
-    return padded([math.cos(a) for a in angles] + [math.sin(a) for a in angles], dim)
-
-
-FORMULAS: dict[str, tuple[Row, int]] = {  # row at a position, first position
-    "paper": (paper, 0),
-    "paper_concat": (paper_concat, 0),
-    "own_index": (own_index, 0),
-    "doubled_index": (doubled_index, 0),
-    "t2t": (t2t, 0),
-    "fairseq": (t2t, 2),
-    "ctranslate2": (t2t, 1),
-    "musicgen": (musicgen, 0),
-    "ddpm": (t2t, 0),
-    "adm": (adm, 0),
-    "flux": (lambda p, dim: adm(1000 * p, dim), 0),
-    "unit": (lambda p, dim: [value / math.sqrt(dim) for value in paper(p, dim)], 0),
-}
-
-
 def row(encoding: Encoding, position: float) -> list[float]:
     return [_exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
-
-
-@pytest.mark.parametrize("dim", [2, 3, 4, 7, 64])
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_formula(name: str, dim: int) -> None:
-    formula, start = FORMULAS[name]
-    encoding = convention(name, dim)
-    assert encoding.start == start
-    for position in (0, 1, 2, 0.5, 0.99):
-        assert row(encoding, position) == pytest.approx(formula(position, dim), rel=0, abs=1000 * FORMULA_ERROR)
 
 
 def test_diffusers_timestep_embedding() -> None:
@@ -117,7 +52,7 @@ def test_document_001a() -> None:
 
 def test_conventions_lists_every_name() -> None:
     listed = conventions()
-    assert list(listed) == list(CATALOGUE) == list(FORMULAS)
+    assert tuple(listed) == NAMES == (*CATALOGUE, *GRIDS)
     assert all("\n" not in line and "; used by " in line for line in listed.values())
 
 

@@ -122,6 +122,7 @@ ERRORS = [
     (lambda: GridEncoding((HALVES,)).with_axes(temperature=3), TypeError, "base=..."),
     (lambda: GridEncoding((HALVES,)).with_axes(base=(1, 2)), ValueError, "base: expected one value, or 1"),
     (lambda: convention("mae2d", 8).interpolated((3,)), ValueError, "lengths: expected 2"),
+    (lambda: convention("mae2d", 8).interpolated((3, 4), 0), ValueError, "base_size: expected numbers above 0"),
     (lambda: convention("mae2d", 8).interpolated((3, 4), scale=0), ValueError, "scale: expected numbers above 0"),
     (lambda: convention("mae2d", 6), ValueError, "dim: expected a multiple of 4 for mae2d, got 6"),
     (lambda: convention("cogvideo3d", 24), ValueError, "dim: expected a multiple of 16"),

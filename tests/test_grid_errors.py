@@ -29,6 +29,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: add(FLAT, GRID, grid_shape=(3, 4), extra_tokens=-1), ValueError, "extra_tokens: expected an int in 0"),
     (lambda: add(X[..., :7], GRID), ValueError, "x: expected 8 channels, those of the encoding, got 7"),
     (lambda: add(X[..., :6], "mae2d"), ValueError, "dim: expected a multiple of 4 for mae2d, got 6"),
+    (lambda: add(X[..., :6], "mae2d"), ValueError, "channel_dim says where they are"),
+    (lambda: add(X[0], GRID), ValueError, "or of dimensions of an x without batch"),
     (lambda: add(X, GRID, channel_dim=1), ValueError, "x: expected 8 channels"),
     (lambda: add(X.movedim(-1, 2), GRID, channel_dim=2), ValueError, "channel_dim: expected the channels before or"),
     (lambda: add(X.long(), GRID), TypeError, "x: expected torch.float32"),

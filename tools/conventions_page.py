@@ -33,26 +33,24 @@ SEQUENCES = tuple(name for name in CATALOGUE if name not in (*TIMESTEPS, *POINTS
 
 DIM = 8  # channels of the printed numbers, where a name asks for no other
 DIMS = {"cogvideo3d": 16, "t2t2d": 10, "multidim2d": 10, "multidim3d": 16, "monai3d": 12}
-FIELDS = {"doubled_index": {"exponent_dim": 2}}
 PLACES = 64  # rows of a picture
 UNIT = ("flux", *POINTS)  # drawn at 64 places of 0..1
 COLOURS = 200  # of a picture, for its size
 
 ODD = {
-    "truncate": "An odd dim ends in a sin.",
-    "pad": "An odd dim is the even one below it and a zero channel.",
+    "truncate": "An odd dim ends in a sin; code that does not cut the cosines, as the PyTorch tutorial's, refuses it.",
+    "pad": "An odd dim is the even one below it and a zero channel; some of the users, Whisper say, refuse one.",
     "round": "An odd dim is the even one above it without its last channel.",
 }
 
 
 def call(name: str, dim: int | str) -> str:
     """The line that a reader writes."""
-    fields = "".join(f", {key}={value}" for key, value in FIELDS.get(name, {}).items())
-    return f'sinpe.convention("{name}", {dim}{fields})'
+    return f'sinpe.convention("{name}", {dim})'
 
 
 def encoding(name: str, dim: int) -> Any:
-    return sinpe.convention(name, dim, **FIELDS.get(name, {}))
+    return sinpe.convention(name, dim)
 
 
 def session(*lines: str) -> str:
@@ -187,12 +185,22 @@ def entries(names: tuple[str, ...]) -> str:
 
 
 def index() -> str:
-    """What the code says, and the name."""
-    head = "| if your code says | it is |\n|---|---|\n"
+    """What the code says, the name, and what it is, kind by kind."""
     every: dict[str, Any] = {**CATALOGUE, **GRIDS}
-    lines = [f"| `{entry.code}` | [{name}](#{name}) |".replace("\\|", "|") for name, entry in every.items()]
-    assert not any("|" in entry.code for entry in every.values()), "a cell of a table cannot hold |"
-    return "\n" + head + "\n".join(lines) + "\n\n"
+    assert not any("|" in entry.code + entry.description for entry in every.values()), "a cell cannot hold |"
+    kinds = {
+        "Sequences": SEQUENCES,
+        "Timesteps": TIMESTEPS,
+        "Pictures": tuple(name for name in GRIDS if name.endswith("2d")),
+        "Videos and volumes": tuple(name for name in GRIDS if name.endswith("3d")),
+        "Points": POINTS,
+    }
+    assert sorted(name for names in kinds.values() for name in names) == sorted(every)
+    tables = []
+    for kind, names in kinds.items():
+        lines = [f"| `{every[name].code}` | [{name}](#{name}) | {every[name].description} |" for name in names]
+        tables.append(f"{kind}:\n\n| if your code says | it is | that is |\n|---|---|---|\n" + "\n".join(lines))
+    return "\n" + "\n\n".join(tables) + "\n\n"
 
 
 PARTS: dict[str, Callable[[], str]] = {
