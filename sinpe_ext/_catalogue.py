@@ -167,7 +167,8 @@ def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding:
         name: a key of `conventions()`; case and the difference between - and _ do not count.
         dim: number of channels.
         fields: fields of `Encoding` that override the convention's; for a grid those of every axis, where a tuple gives
-            one value per axis. "nerf" and "tcnn" also take axes=n, for points of n coordinates.
+            one value per axis, and its own order and arrangement. "nerf" and "tcnn" also take axes=n, for points of n
+            coordinates.
     Returns: an Encoding; for the names that describe a picture, a video or a volume, and for axes=n, a GridEncoding.
 
     Raises:
@@ -210,8 +211,15 @@ def is_grid(name: str) -> bool:
 
 def grid_of(entry: GridConvention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
     """The grid that an entry describes, its axes' fields overridden."""
-    grid = entry.build(name, dim)
-    return grid.with_axes(**fields) if fields else grid
+    return _changed(entry.build(name, dim), fields)
+
+
+def _changed(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
+    """A grid with some of its own fields and of its axes' changed."""
+    own = {name: fields[name] for name in ("order", "arrangement") if name in fields}
+    axes = {name: value for name, value in fields.items() if name not in own}
+    grid = grid.replace(**own) if own else grid
+    return grid.with_axes(**axes) if axes else grid
 
 
 def _points(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
@@ -224,8 +232,7 @@ def _points(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> G
         )
     own: dict[str, Any] = dict(entry.fields)
     axes = (Encoding(dim // number, **own),) * number
-    grid = GridEncoding(axes, arrangement=entry.arrangement or "blocks")
-    return grid.with_axes(**fields) if fields else grid
+    return _changed(GridEncoding(axes, arrangement=entry.arrangement or "blocks"), fields)
 
 
 def _all() -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import functional
-from ._catalogue import CATALOGUE, convention
+from ._catalogue import CATALOGUE, GRIDS, convention
 from .encoding import Encoding
 from .grid import GridEncoding
 
@@ -84,14 +84,34 @@ def _grid_mismatch(rows: Tensor, grid: GridEncoding, grid_shape: tuple[int, ...]
         return (
             f"it has {len(rows)} rows, not the {len(ours)} of grid_shape {grid_shape} with extra_tokens {extra_tokens}"
         )
-    furthest = max(abs(axis.start) + length for axis, length in zip(grid.axes, grid_shape, strict=True))
-    allowed = furthest * TABLE_ANGLE_ERROR + TABLE_ERROR + TABLE_ROUNDING.get(rows.dtype, 0.0)
     error = (rows.to(torch.float64) - ours).abs().amax(1)
-    differs = ~(error <= allowed * max(1.0, *(abs(axis.amplitude) for axis in grid.axes)))
+    differs = ~(error <= _allowed(rows, grid, grid_shape))
     if not bool(differs.any()):
         return ""
     row = int(differs.nonzero()[0])
-    return f"row {row} differs by {float(error[row]):.3g}, and {int(differs.sum())} of {len(rows)} rows differ"
+    text = f"row {row} differs by {float(error[row]):.3g}, and {int(differs.sum())} of {len(rows)} rows differ"
+    for name in GRIDS:
+        try:
+            other = convention(name, grid.dim)
+        except ValueError:  # a dim that the library refuses
+            continue
+        if isinstance(other, GridEncoding) and other.ndim == grid.ndim:
+            theirs = functional.table(
+                grid_shape, other, dtype=torch.float64, device="cpu", flatten=True, extra_tokens=extra_tokens
+            )
+            if float((rows.to(torch.float64) - theirs).abs().max()) <= _allowed(rows, other, grid_shape):
+                return f'{text}; it is convention("{name}", {grid.dim})'
+    return text
+
+
+def _allowed(rows: Tensor, grid: GridEncoding, grid_shape: tuple[int, ...]) -> float:
+    """What a table's own roundings may differ from a grid by."""
+    furthest = max(
+        (abs(axis.start) + length) * max(1.0, abs(float(axis.position_scale)))
+        for axis, length in zip(grid.axes, grid_shape, strict=True)
+    )
+    allowed = furthest * TABLE_ANGLE_ERROR + TABLE_ERROR + TABLE_ROUNDING.get(rows.dtype, 0.0)
+    return allowed * max(1.0, *(abs(axis.amplitude) for axis in grid.axes))
 
 
 def _different_rows(rows: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
@@ -99,6 +119,7 @@ def _different_rows(rows: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
     ours = functional.table(len(rows), encoding, dtype=torch.float64, device="cpu")
     error = (rows.to(torch.float64) - ours).abs().amax(1)
     positions = (torch.arange(len(rows), dtype=torch.float64) + encoding.start).abs()
+    positions *= max(1.0, abs(float(encoding.position_scale)))
     allowed = positions * TABLE_ANGLE_ERROR + TABLE_ERROR + TABLE_ROUNDING.get(rows.dtype, 0.0)
     return ~(error <= allowed * max(1.0, abs(encoding.amplitude))), error
 

@@ -8,6 +8,7 @@ on its channels. Dropout numbers the elements of x as it is, so neither way show
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ._grid_form import GridForm
 from ._operator import DROPOUT, is_recorded, is_transformed
 from ._ops import plan_words
 from ._tiles import accumulation, arranged
+from .encoding import Encoding
 from .grid import GridEncoding
 
 _is_compiling = torch.compiler.is_compiling
@@ -56,13 +58,15 @@ class GridCall(RowsCall):
         width = x.shape[_checks.axis("channel_dim", channel_dim, x.dim())]
         self.grid_given = (encoding, operator.index(width))
         dim, self.firsts = _outline(x, channel_dim, *self.grid_given)
-        if not _checks.is_grid(encoding):  # one axis: the sequence
-            grid_shape = _sequence(x, grid_shape, extra_tokens, seq_dim)
-            positions = positions.unsqueeze(-1) if isinstance(positions, Tensor) else positions
-            start = start.unsqueeze(-1) if isinstance(start, Tensor) and start.dim() == 1 else start
+        is_grid = _checks.is_grid(encoding)
+        if not is_grid and grid_shape is not None:
+            raise ValueError(
+                f"grid_shape: expected None for an encoding of one dimension, got {grid_shape}; pass a GridEncoding, "
+                "or the name of one"
+            )
         _checks.channels(x, width, dim)
         self.scale = _checks.factor("scale", scale)
-        self.form = GridForm(x, len(self.firsts), grid_shape, positions is not None, extra_tokens, seq_dim, channel_dim)
+        self.form = GridForm(x, len(self.firsts), grid_shape, positions, extra_tokens, seq_dim, channel_dim)
         self.shape = torch.Size(self.form.canonical_shape)
         of = _checks.Target("x", x.shape, x.device, self.form.batch, self.form.places)
         if isinstance(alpha, Tensor):
@@ -70,39 +74,53 @@ class GridCall(RowsCall):
             self.alpha: float | Tensor = alpha
         else:
             self.alpha = _checks.factor("alpha", alpha)
-        shapes = self.form.shapes()
-        self.padding_mask = None if padding_mask is None else _grid_checks.padding_mask(padding_mask, shapes, x)
-        self._set_places(positions, start, shapes)
+        if is_grid:
+            self._set_places(positions, start, padding_mask)
+        else:
+            self._set_sequence(of, positions, start, padding_mask)
         self.drop = _checks.dropped(dropout)
         self._given_seed = _seed.checked(seed, self.device)
         self.seed: Tensor | None = None
         self.elements = self.form.elements
         self.front_elements = self._front_elements()
 
-    def _set_places(self, positions: Any, start: Any, shapes: list[tuple[int, ...]]) -> None:
-        axes = len(self.firsts)
+    def _set_sequence(self, of: _checks.Target, positions: Any, start: Any, padding_mask: Any) -> None:
+        """Of an encoding of one dimension, behind extra tokens: checked as without them."""
+        self.encoding = _checks.encoding(*self.grid_given)
+        self._set_positions(of, positions, start)
+        self.padding_mask = None if padding_mask is None else _checks.padding_mask(padding_mask, of)
+        self.starts: list[Any] = [self.start]
+        if self.positions is not None:
+            at = self.positions + torch.arange(of.rows, device=of.device) if self.are_starts else self.positions
+            self.positions = at.unsqueeze(-1)
+
+    def _set_places(self, positions: Any, start: Any, padding_mask: Any) -> None:
+        axes, places = len(self.firsts), self.form.places
+        shapes = self.form.shapes() if positions is not None or padding_mask is not None else []
+        mask = padding_mask
+        self.padding_mask = None if mask is None else _grid_checks.padding_mask(mask, shapes, places, self.x)
         self.positions: Tensor | None = None
-        self.starts: list[Any] = [0] * axes
+        self.starts = [0] * axes
         if positions is not None:
             if not isinstance(start, int) or start != 0:
                 raise ValueError(
                     "start: expected 0 together with positions, which are final, got "
                     f"{start if isinstance(start, int) else type(start).__name__}; add it to positions"
                 )
-            self.positions = _grid_checks.positions(positions, axes, shapes, self.x)
+            self.positions = _grid_checks.positions(positions, axes, shapes, places, self.x)
             return
         batch = self.form.batch if self.form.batch_at else None
         found = _grid_checks.starts(start, self.firsts, self.form.lengths, batch, self.device)
         if isinstance(found, Tensor):
-            self.positions = self._coordinates() + found.unsqueeze(1)
+            self.positions = self._coordinates([0] * axes) + found.unsqueeze(1)
         else:
             self.starts = found
 
-    def _coordinates(self) -> Tensor:
-        """Each place's coordinates at start 0, (1, S, axes) int64."""
+    def _coordinates(self, starts: list[Any]) -> Tensor:
+        """Each place's coordinates, (1, S, axes) int64."""
         axes = [
-            torch.arange(size, device=self.device) + first
-            for size, first in zip(self.form.lengths, self.firsts, strict=True)
+            torch.arange(size, device=self.device) + (first + start)
+            for size, first, start in zip(self.form.lengths, self.firsts, starts, strict=True)
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
 
@@ -114,8 +132,7 @@ class GridCall(RowsCall):
         """(1 or B, S, axes), also where they are implicit."""
         if self.positions is not None:
             return self.positions
-        starts = [torch.as_tensor(start, device=self.device) for start in self.starts]
-        return self._coordinates() + torch.stack(starts)
+        return self._coordinates(self.starts)
 
     def _front_elements(self) -> list[int]:
         steps = self.form.elements[1:]
@@ -147,6 +164,16 @@ class GridCall(RowsCall):
 
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
         """Places whose coordinates all samples share."""
+        if len(self.firsts) == 1 and len(self.grid.pieces) == 1 and self.grid.pieces[0].encoding.dim == self.grid.dim:
+            # One axis: its rows are the table, which no one shall make.
+            encoding, first = self.grid.pieces[0].encoding, self.starts[0]
+            are_starts = isinstance(first, Tensor)
+            at = (first + encoding.start).reshape(1, 1) if are_starts else None
+            if encoding.angle == "exact":
+                alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
+                rows = at, 0 if are_starts else first, are_starts, self.padding_mask, self.scale, alpha
+                _add_call.fill(encoding, x, target, *rows, self.seed, self.drop, self.elements if self.drop else [])
+                return
         by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
         elements = self.elements if self.drop else []
         if not by_channels:
@@ -197,8 +224,9 @@ class GridCall(RowsCall):
             _add_call.fill(piece.encoding, channels_of(x, *at), channels_of(target, *at), *rows, *seeded)
         if first < self.grid.dim:
             zeros = first, 1, self.grid.dim - first
-            rest = self.seed, self.drop, self.scale, self.elements_at(first, 1)
-            channels_of(target, *zeros).copy_(DROPOUT.run(channels_of(x, *zeros), *rest))
+            here, to, elements = channels_of(x, *zeros), channels_of(target, *zeros), self.elements_at(first, 1)
+            more = 0, False, self.padding_mask, self.scale, alpha
+            _add_call.fill(nothing(self.grid.dim - first), here, to, None, *more, self.seed, self.drop, elements)
 
     def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor, alpha: float | Tensor) -> bool:
         """Where all axes have the same channels in blocks: each axis' part of a place is a row of its own."""
@@ -313,18 +341,10 @@ def _outline(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> tuple[in
         ) from None
 
 
-def _sequence(x: Tensor, grid_shape: Any, extra_tokens: Any, seq_dim: Any) -> tuple[int]:
-    if grid_shape is not None:
-        raise ValueError(
-            f"grid_shape: expected None for an encoding of one dimension, got {grid_shape}; pass a GridEncoding, or "
-            "the name of one"
-        )
-    extra, rows = _grid_checks.extra(extra_tokens), x.shape[_checks.axis("seq_dim", seq_dim, x.dim())]
-    if extra > rows:
-        raise ValueError(
-            f"extra_tokens: expected at most {rows}, the sequence of x of shape {tuple(x.shape)}, got {extra}; lower it"
-        )
-    return (rows - extra,)
+@lru_cache(maxsize=64)
+def nothing(count: int) -> Encoding:
+    """Channels that are zero, to be added like any others: what is -0 becomes +0."""
+    return Encoding(count, layout="sin", frequencies=(0.0,) * count, amplitude=0.0)
 
 
 def channels_of(t: Tensor, first: int, step: int, count: int) -> Tensor:

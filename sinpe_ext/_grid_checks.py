@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,19 +13,26 @@ from ._checks import INT64_MAX
 from .encoding import integer
 from .grid import lengths_of
 
+Shapes: TypeAlias = Sequence[tuple[tuple[int, ...], bool]]  # and whether each begins with samples
+
 _is_compiling = torch.compiler.is_compiling
 
 
 def lengths(name: str, value: Any, axes: int) -> tuple[int, ...]:
     """The lengths of a grid's axes."""
-    if _is_compiling() and isinstance(value, (tuple, list)) and len(value) == axes:
+    if _is_compiling() and isinstance(value, (tuple, list)) and len(value) == axes and all(map(_is_whole, value)):
         return tuple(value)  # may be symbols of the graph
     return lengths_of(name, value, axes)
 
 
+def _is_whole(value: Any) -> bool:
+    """An int, or a symbol for one."""
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
 def extra(value: Any) -> int:
     """`extra_tokens`."""
-    if _is_compiling() and not isinstance(value, int):
+    if _is_compiling() and _is_whole(value):
         return value
     return integer("extra_tokens", value, 0, INT64_MAX, "pass the number of tokens in front, 1 for a class token")
 
@@ -38,7 +44,7 @@ def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int |
     """
     axes = len(firsts)
     if isinstance(value, Tensor):
-        return _start_tensor(value, axes, batch, device)
+        return _start_tensor(value, firsts, sizes, batch, device)
     if isinstance(value, (tuple, list)):
         if len(value) != axes:
             raise ValueError(
@@ -47,7 +53,7 @@ def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int |
         items = list(value)
     else:
         items = [value] * axes
-    if _is_compiling():
+    if _is_compiling() and all(map(_is_whole, items)):
         return items
     found = [_checks.start(item) for item in items]
     for k, first in enumerate(found):
@@ -55,16 +61,18 @@ def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int |
     return found
 
 
-def _start_tensor(value: Tensor, axes: int, batch: int | None, device: Any) -> Any:
+def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
+    axes = len(firsts)
     _checks.dense_tensor("start", value)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
         raise TypeError(f"start: expected ints or an integer tensor, got {value.dtype}; pass int64 starts")
     if value.device != device:
         raise RuntimeError(
-            f"start: expected the device of x, {device}, got {value.device}; move it with start.to(x.device)"
+            f"start: expected the device of the data, {device}, got {value.device}; move it with start.to(...)"
         )
     value = _checks.positions(value)
     if value.dim() == 0:
+        _check_starts(value.expand(axes), firsts, sizes)
         return [value] * axes
     allowed = [(axes,)] + ([(1, axes), (batch, axes)] if batch is not None else [])
     if tuple(value.shape) not in allowed:
@@ -72,28 +80,39 @@ def _start_tensor(value: Tensor, axes: int, batch: int | None, device: Any) -> A
         raise ValueError(
             f"start: expected shape () or ({axes},), one per axis{samples}, got {tuple(value.shape)}; pass one of these"
         )
+    _check_starts(value, firsts, sizes)
     if value.dim() == 2 and value.shape[0] == 1:
         value = value[0]
     return list(value.unbind()) if value.dim() == 1 else value
 
 
-def positions(value: Any, axes: int, shapes: Sequence[tuple[int, ...]], x: Tensor) -> Tensor:
+def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> None:
+    if not value.numel() or not _checks.looked_at(value):
+        return
+    low, high = torch.stack(value.reshape(-1, len(firsts)).aminmax(dim=0)).tolist()
+    for extremes in (low, high):
+        for first, size, extreme in zip(firsts, sizes, extremes, strict=True):
+            _checks.position_range(first + extreme, size)
+
+
+def positions(value: Any, axes: int, shapes: Shapes, places: int, x: Tensor) -> Tensor:
     """Positions of a grid's places, one of `shapes` and then the axes, as (1 or B, S, axes)."""
     value = _checks.positions(value)
     if value.device != x.device:
         raise RuntimeError(
             f"positions: expected the device of x, {x.device}, got {value.device}; move it with positions.to(x.device)"
         )
-    wanted = [(*shape, axes) for shape in shapes]
-    if tuple(value.shape) not in wanted:
+    wanted = [(*shape, axes) for shape, _ in shapes]
+    sampled = _sampled(tuple(value.shape[:-1]), shapes) if value.dim() and value.shape[-1] == axes else None
+    if sampled is None:
         raise ValueError(
             f"positions: expected shape {_either(wanted)}, coordinates in the last dimension, got {tuple(value.shape)} "
             f"for x of shape {tuple(x.shape)}; stack the coordinates of the axes there"
         )
-    return _by_sample(value, shapes[0], 1)
+    return value.reshape(value.shape[0] if sampled else 1, places, axes)
 
 
-def padding_mask(value: Any, shapes: Sequence[tuple[int, ...]], x: Tensor) -> Tensor:
+def padding_mask(value: Any, shapes: Shapes, places: int, x: Tensor) -> Tensor:
     """A bool mask of a grid's places, True = padding, as (1 or B, S)."""
     _checks.dense_tensor("padding_mask", value)
     if value.dtype != torch.bool:
@@ -105,19 +124,21 @@ def padding_mask(value: Any, shapes: Sequence[tuple[int, ...]], x: Tensor) -> Te
         raise RuntimeError(
             f"padding_mask: expected the device of x, {x.device}, got {value.device}; move it with .to(x.device)"
         )
-    if tuple(value.shape) not in [tuple(shape) for shape in shapes]:
+    sampled = _sampled(tuple(value.shape), shapes)
+    if sampled is None:
         raise ValueError(
-            f"padding_mask: expected shape {_either(shapes)}, got {tuple(value.shape)} for x of shape "
-            f"{tuple(x.shape)}; it speaks of the places of the grid, not of extra_tokens"
+            f"padding_mask: expected shape {_either([shape for shape, _ in shapes])}, got {tuple(value.shape)} for x of "
+            f"shape {tuple(x.shape)}; it speaks of the places of the grid, not of extra_tokens"
         )
-    return _by_sample(value, shapes[0], 0)
+    return value.reshape(value.shape[0] if sampled else 1, places)
 
 
-def _by_sample(value: Tensor, places: Sequence[int], kept: int) -> Tensor:
-    """(*places, *kept) or (B, *places, *kept) as (1 or B, S, *kept)."""
-    rest = value.shape[value.dim() - kept :] if kept else ()
-    leading = value.shape[0] if value.dim() > len(places) + kept else 1
-    return value.reshape(leading, math.prod(places), *rest)
+def _sampled(found: tuple[int, ...], shapes: Shapes) -> bool | None:
+    """Whether a shape begins with samples; None for one that is none of them."""
+    for shape, has_samples in shapes:
+        if len(shape) == len(found) and shape == found:
+            return has_samples
+    return None
 
 
 def _either(shapes: Sequence[Sequence[int]]) -> str:

@@ -27,7 +27,7 @@ class GridForm:
         x: Tensor,
         axes: int,
         grid_shape: Any,
-        has_positions: bool,
+        positions: Any,
         extra: Any,
         seq_dim: Any,
         channel_dim: Any,
@@ -37,12 +37,27 @@ class GridForm:
         self.channels_at = _checks.axis("channel_dim", channel_dim, rank)
         others = [d for d in range(rank) if d != self.channels_at]
         given = None if grid_shape is None else _grid_checks.lengths("grid_shape", grid_shape, axes)
-        self.is_flat = self._decide(x, given, has_positions, others, axes, seq_dim)
+        rows_at = _checks.axis("seq_dim", seq_dim, rank)
+        if axes == 1 and seq_dim == -2 and rows_at == self.channels_at and others:
+            rows_at = others[-1]  # channels first
+        self.is_flat = axes == 1 or self._decide(x, given, positions, others, axes, rows_at)
         if self.is_flat:
-            self.rows_at = [_checks.axis("seq_dim", seq_dim, rank)]
-            size = x.shape[self.rows_at[0]] - self.extra
+            if rows_at == self.channels_at:
+                raise ValueError(
+                    f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are "
+                    "one; pass different ones"
+                )
+            self.rows_at = [rows_at]
+            size = x.shape[rows_at] - self.extra
+            if size < 0 or (given is not None and size != math.prod(given)):
+                self._refuse(x, given)
             self.lengths: tuple[int, ...] = (size,) if given is None else given
         else:
+            if rows_at != rank - 2:
+                raise ValueError(
+                    f"seq_dim: expected -2, its default, where the grid's axes are dimensions of x, got {seq_dim}; use "
+                    "x.movedim to bring the axes to the end"
+                )
             self.rows_at = others[len(others) - axes :]
             self.lengths = tuple(x.shape[d] for d in self.rows_at)
         self.batch_at = [d for d in others if d not in self.rows_at]
@@ -53,12 +68,18 @@ class GridForm:
         self.elements = [self.extra * steps[self.rows_at[0]] if self.is_flat else 0]
         self.elements += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
 
-    def _decide(self, x: Tensor, given: Any, has_positions: bool, others: list[int], axes: int, seq_dim: Any) -> bool:
+    def _decide(self, x: Tensor, given: Any, positions: Any, others: list[int], axes: int, rows_at: int) -> bool:
         """Whether the places are row-major in the sequence."""
         rank, shape = x.dim(), tuple(x.shape)
+        at = others[len(others) - axes :]
         if given is None:
+            has_positions = isinstance(positions, Tensor) and positions.dim() > 1
             if rank > axes + 1 and not self.extra:
-                self._between(others[len(others) - axes :])
+                if has_positions and positions.dim() <= 3 and positions.shape[-2] == x.shape[rows_at]:
+                    dims = tuple(x.shape[d] for d in at)
+                    if tuple(positions.shape[:-1])[-axes:] != dims:  # a place for each of the sequence
+                        return True
+                self._between(at)
                 return False
             if has_positions:
                 return True
@@ -68,13 +89,21 @@ class GridForm:
                 f"grid_shape=({', '.join('HWD'[:axes] if axes < 4 else ['...'])}), of places in the sequence of x, or "
                 "of dimensions of an x without batch; for channels first also channel_dim"
             )
-        rows_at = _checks.axis("seq_dim", seq_dim, rank)
         if rows_at != self.channels_at and x.shape[rows_at] == self.extra + math.prod(given):
             return True
-        at = others[len(others) - axes :]
         if len(others) >= axes and tuple(x.shape[d] for d in at) == given and not self.extra:
             self._between(at)
             return False
+        self._refuse(x, given)
+        return True
+
+    def _refuse(self, x: Tensor, given: Any) -> None:
+        shape = tuple(x.shape)
+        if given is None:
+            raise ValueError(
+                f"extra_tokens: expected at most {x.shape[self.rows_at[0]]}, the sequence of x of shape {shape}, got "
+                f"{self.extra}; lower it"
+            )
         raise ValueError(
             f"grid_shape: expected a sequence of {self.extra + math.prod(given)} (extra_tokens + places) or the "
             f"dimensions {given} in x, got x of shape {shape}; pass its own grid_shape, seq_dim and channel_dim"
@@ -87,10 +116,12 @@ class GridForm:
                 f"{self.channels_at}, which lies between them; use x.movedim(channel_dim, -1)"
             )
 
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Those that positions (less the coordinates) and padding_mask may have."""
-        dims = tuple(self.lengths) if not self.is_flat else (self.places,)
-        every = [dims, (1, *dims), (self.batch, *dims)] if self.batch_at else [dims]
+    def shapes(self) -> list[tuple[tuple[int, ...], bool]]:
+        """Those that positions (less the coordinates) and padding_mask may have; whether samples come first."""
+        every: list[tuple[tuple[int, ...], bool]] = []
+        for dims in ((self.places,), tuple(self.lengths)) if self.is_flat else (tuple(self.lengths),):
+            every += [(dims, False)]
+            every += [((1, *dims), True), ((self.batch, *dims), True)] if self.batch_at else []
         return every
 
     def is_viewable(self, t: Tensor) -> bool:

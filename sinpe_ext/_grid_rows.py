@@ -106,10 +106,12 @@ def together(
         return torch.cat(parts, -1)
     if len({width for _, _, _, width, _ in places}) == 1 and filled == dim and steps == {len(parts)}:
         return torch.stack(parts, -1).flatten(-2)
-    out = torch.zeros((*shape, dim), dtype=dtype, device=device)
-    for part, (_, first, step, width, _) in zip(parts, places, strict=True):
-        out[..., first : first + (width - 1) * step + 1 : step] = part
-    return out
+    at = [filled] * dim  # of each channel among the pieces' own, one behind the other and then a zero
+    for k, (_, first, step, width, _) in enumerate(places):
+        before = sum(place[3] for place in places[:k])
+        at[first : first + (width - 1) * step + 1 : step] = range(before, before + width)
+    zero = torch.zeros((), dtype=dtype, device=device).expand(*shape, 1)
+    return torch.cat([*parts, zero], -1).index_select(-1, torch.tensor(at, device=device))
 
 
 def values(

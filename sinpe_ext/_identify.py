@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _identify_grid, _identify_rows
 from ._identify_candidates import Found
-from ._identify_table import Refused, Table, as_rows
+from ._identify_partial import View, search
+from ._identify_shapes import shapes_of
+from ._identify_table import Refused, as_rows
 from .encoding import Encoding, integer
 from .grid import GridEncoding
-
-MOST_SHAPES = 12
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,12 @@ class Match:
         max_error: largest difference from the exact encoding.
         code: the line that gives `encoding`.
         rows, shape: of the table; shape is None for one that is no grid.
-        extra_tokens: rows of zeros before the first position (class tokens).
+        extra_tokens: rows before the first position: zeros, or before a grid learned ones (class tokens).
         zero_rows: other rows that are zero where the encoding is not (a padding row).
         float32_angle: "" for the exact values; "float32_exp" or "float32_pow" where the table has the rounding errors
             of that formula; "other" where it has those of another one.
         note: what else there is to know, in a sentence or two.
+        zero_columns: columns of zeros that were set aside; `encoding` and `max_error` speak of the others.
     """
 
     name: str
@@ -55,12 +55,23 @@ class Match:
     float32_angle: str = ""
     alias_codes: tuple[str, ...] = ()
     note: str = ""
+    zero_columns: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        also = f" (also {', '.join(self.aliases)})" if self.aliases else ""
+        lines = list(zip(self.aliases, self.alias_codes, strict=True))
+        alike = [name for name, code in lines if _fields(code) == _fields(self.code)]
+        others = "".join(f"\n    also {code}" for name, code in lines if name not in alike)
+        also = f" (also {', '.join(alike)})" if alike else ""
         of = f", grid {' x '.join(map(str, self.shape))}" if self.shape else f", {self.rows} rows"
         note = f"\n    {self.note}" if self.note else ""
-        return f"{self.name}{also}{of}, start {self.start}, max error {self.max_error:.2g}\n    {self.code}{note}"
+        return (
+            f"{self.name}{also}{of}, start {self.start}, max error {self.max_error:.2g}\n    {self.code}{others}{note}"
+        )
+
+
+def _fields(code: str) -> set[str]:
+    """The fields that a line sets, save for start, which the first line of a match tells."""
+    return {part.rstrip(")") for part in code.split(", ")[2:] if not part.startswith(("start=", "axes="))}
 
 
 class Matches(list[Match]):
@@ -98,7 +109,7 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
     Args:
         table: a tensor or NumPy array of floating-point values, float16 to float64: (N, d), (1, N, d) or (N, 1, d);
             a grid as (H, W, d), (T, H, W, d), (1, C, H, W), or flattened to (extra tokens + H * W, d).
-        shape: (H, W) or (T, H, W) of a flattened grid. None: rows of one coordinate, or else a picture of any H * W.
+        shape: (H, W) or (T, H, W) of a flattened grid. None: rows of one coordinate, or else the shape is read off.
         top: the most matches to return.
     Returns: a list of `Match`; it is empty where no convention fits (a learned table, a rotary cache, noise), and its
         `reason` and `closest` say what was found instead.
@@ -107,7 +118,7 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
         ValueError: a shape that the table cannot have.
     """
     top = integer("top", top, 1, 2**31, "pass the most matches that you want")
-    lengths = _lengths(shape)
+    lengths = lengths_of(shape)
     with torch.no_grad(), _plain_cpu():
         try:
             rows = as_rows(table)
@@ -140,20 +151,16 @@ def _plain_cpu() -> Iterator[None]:
 def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
     """Each way to read the shape, until one fits; else the most telling failure."""
     best: Found | None = None
-    for flat, grid in _views(rows, lengths):
-        try:
-            table = Table(flat)
-            found = _identify_rows.search(table) if grid is None else _identify_grid.search(table, grid)
-        except Refused as refusal:
-            found = Found(reason=str(refusal))
+    for view in _views(rows, lengths):
+        found = search(view)
         if found.fitting:
             return found
-        if best is None or (found.closest and not best.closest):
+        if not view.known and (best is None or (found.closest and not best.closest)):
             best = found
     return best or Found(reason=f"its shape {tuple(rows.shape)} is not that of rows of channels")
 
 
-def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[tuple[Tensor, tuple[int, ...] | None]]:
+def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[View]:
     """Ways to read a tensor: as rows (N, d), and as a grid of which lengths (None: rows of one coordinate)."""
     kept = [length for length in rows.shape[:-1] if length != 1]
     dim = rows.shape[-1]
@@ -163,28 +170,31 @@ def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[tuple[Tens
         channel_first = tuple(rows.shape[-len(lengths) :]) == lengths and len(kept) >= len(lengths)
         last = tuple(rows.shape[-len(lengths) - 1 : -1]) == lengths
         if channel_first and not last:
-            yield rows.reshape(-1, size).T, lengths
+            yield View(rows.reshape(-1, size).T, lengths)
             return
         if len(flat) < size:
             raise ValueError(
                 f"shape: expected one of at most {len(flat)} places (the rows of the table), got "
                 f"{' * '.join(map(str, lengths))} = {size}; pass the table's own (H, W) or (T, H, W)"
             )
-        yield flat, lengths if len(lengths) > 1 else None
+        yield View(flat, lengths if len(lengths) > 1 else None)
         return
     if len(kept) <= 1:
-        for grid in _identify_grid.likely_shapes(flat)[:MOST_SHAPES]:
-            yield flat, grid
-        yield flat, None
+        yield View(flat, None, known=True)
+        shapes, sure = shapes_of(flat)
+        for grid in shapes:
+            yield View(flat, grid)
+        if not sure:
+            yield View(flat, None)
     elif len(kept) == 2 and _repeated(rows):
-        yield flat[: kept[1]], None
+        yield View(flat[: kept[1]], None)
     elif len(kept) <= 3:
-        yield flat, tuple(kept)
+        yield View(flat, tuple(kept))
         *_, first, second = rows.shape
-        yield rows.reshape(-1, first * second).T, (first, second)
+        yield View(rows.reshape(-1, first * second).T, (first, second))
         if len(kept) == 3:
             inner = tuple(rows.shape[-3:])
-            yield rows.reshape(-1, math.prod(inner)).T, inner
+            yield View(rows.reshape(-1, math.prod(inner)).T, inner)
 
 
 def _repeated(rows: Tensor) -> bool:
@@ -193,7 +203,8 @@ def _repeated(rows: Tensor) -> bool:
     return bool((samples == samples[:1]).all()) if torch.equal(samples[0], samples[-1]) else False
 
 
-def _lengths(shape: Any) -> tuple[int, ...] | None:
+def lengths_of(shape: Any) -> tuple[int, ...] | None:
+    """The shape as a tuple of lengths. Raises TypeError, ValueError."""
     if shape is None:
         return None
     try:

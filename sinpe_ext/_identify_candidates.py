@@ -61,6 +61,9 @@ class Identified:
     float32_angle: str = ""
     zero_rows: tuple[int, ...] = ()
     note: str = ""
+    offset: int = 0  # rows that were set aside before the first
+    zero_columns: tuple[int, ...] = ()
+    rows: int = 0  # of the table that was given, where some were set aside
 
     def facts(self) -> dict[str, Any]:
         """The fields of a Match."""
@@ -74,10 +77,11 @@ class Identified:
             "amplitude": axes[0].amplitude,
             "max_error": self.verdict.error,
             "code": self.candidate.code,
-            "rows": self.table.number,
+            "rows": self.rows or self.table.number,
             "shape": self.shape,
-            "extra_tokens": self.candidate.extra,
+            "extra_tokens": self.candidate.extra + self.offset,
             "zero_rows": self.zero_rows,
+            "zero_columns": self.zero_columns,
             "float32_angle": self.float32_angle,
             "alias_codes": tuple(alias.code for alias in self.aliases),
             "note": self.note,

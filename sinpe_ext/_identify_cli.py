@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ._identify import Match, Matches
 
 NEAREST_KEYS = 8
+NAMED = 5  # tensors that are no table and might have been
+HEAD = 32  # bytes that tell what a file is
+LFS = b"version https://git-lfs"
 MOST_AXES = 5
 
 
@@ -37,14 +40,19 @@ def options(command: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Runs the subcommand: 0 where a table was found, 1 where none was. Raises IdentifyError for a bad file or key."""
-    from ._identify import identify
+    from ._identify import identify, lengths_of
 
+    try:
+        lengths_of(arguments.shape)
+    except ValueError as error:
+        raise IdentifyError(f"--{error}") from None
     path = Path(arguments.file)
     tensors = list(_tensors(path))
     if arguments.key is not None:
         tensors = _chosen(tensors, arguments.key)
     found: list[tuple[str, Any, Matches]] = []
     others: dict[str, int] = {}
+    missed: list[tuple[bool, str]] = []
     for key, load in tensors:
         tensor = load()
         if arguments.key is None and not _may_be_table(tensor):
@@ -60,14 +68,16 @@ def main(arguments: argparse.Namespace) -> int:
             found.append((key, tensor, matches))
         else:
             others[matches.reason] = others.get(matches.reason, 0) + 1
+            missed.append(("no sinusoids" in matches.reason, key or path.name))
+    near = [key for _, key in sorted(missed, key=lambda item: item[0])]
     if arguments.json:
-        print(json.dumps(_as_json(path, found, others), indent=2))
+        print(json.dumps(_as_json(path, found, others, near), indent=2))
     else:
-        _show(path, found, others)
+        _show(path, found, others, near)
     return 0 if any(matches for _, _, matches in found) else 1
 
 
-def _show(path: Path, found: list[tuple[str, Any, Matches]], others: dict[str, int]) -> None:
+def _show(path: Path, found: list[tuple[str, Any, Matches]], others: dict[str, int], near: list[str]) -> None:
     for key, tensor, matches in found:
         dtype = str(tensor.dtype).removeprefix("torch.")
         print(f"{key or path.name} {tuple(tensor.shape)} {dtype}")
@@ -76,12 +86,22 @@ def _show(path: Path, found: list[tuple[str, Any, Matches]], others: dict[str, i
     if number:
         most = max(others, key=lambda reason: others[reason])
         rest = f"{others[most]} of them: {most}" if others[most] < number else most
-        print(f"{number} other tensor{'s are' if number > 1 else ' is'} no table ({rest})")
+        print(f"{number} other tensor{'s are' if number > 1 else ' is'} no table ({rest}){_named(near)}")
     if not found and not number:
         print(f"{path.name}: no tensors")
 
 
-def _as_json(path: Path, found: list[tuple[str, Any, Matches]], others: dict[str, int]) -> dict[str, Any]:
+def _named(near: list[str]) -> str:
+    """Which tensors have the shape of a table, and how to hear more of one."""
+    if not near:
+        return ""
+    more = f" and {len(near) - NAMED} more" if len(near) > NAMED else ""
+    return f"; of the shape of one: {', '.join(near[:NAMED])}{more} (--key NAME says why each is none)"
+
+
+def _as_json(
+    path: Path, found: list[tuple[str, Any, Matches]], others: dict[str, int], near: list[str]
+) -> dict[str, Any]:
     return {
         "file": str(path),
         "tensors": [
@@ -96,6 +116,7 @@ def _as_json(path: Path, found: list[tuple[str, Any, Matches]], others: dict[str
             for key, tensor, matches in found
         ],
         "others": others,
+        "others_shaped_like_tables": near,
     }
 
 
@@ -128,14 +149,25 @@ def _tensors(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """(name, how to read it) for each tensor of a file, whatever its name ends in."""
     try:
         with path.open("rb") as file:
-            head = file.read(16)
+            head = file.read(HEAD)
     except OSError as error:
         raise IdentifyError(f"file: expected one to read, got {path} ({error.strerror}); pass its path") from None
+    if not head:
+        raise IdentifyError(f"{path.name}: expected a checkpoint or an array, got an empty file; fetch it again")
+    if head.startswith(LFS):
+        raise IdentifyError(
+            f"{path.name}: expected a checkpoint or an array, got a git-lfs pointer, not the file: run git lfs pull"
+        )
+    if head.startswith(b"PK") and not zipfile.is_zipfile(path):
+        raise IdentifyError(
+            f"{path.name}: expected a whole file, got one that was cut short (its archive has no end); fetch it again"
+        )
     if head.startswith(b"\x93NUMPY"):
         return _of_numpy(path)
     if head.startswith(b"PK") and _is_npz(path):
         return _of_numpy(path)
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32:
+    named_so = path.suffix == ".safetensors" and not head.startswith((b"PK", b"\x80"))
+    if named_so or (head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32):
         return _of_safetensors(path)
     return _of_torch(path)
 
@@ -176,7 +208,7 @@ def _of_safetensors(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         file = safe_open(
             path, framework="pt", device="cpu"
         ).__enter__()  # open for as long as a tensor may be asked for
-    except SafetensorError as error:
+    except (SafetensorError, OSError, ValueError, TypeError, MemoryError, OverflowError) as error:
         raise IdentifyError(
             f"{path.name}: expected a safetensors file, got one that its library refuses ({_line(error)}); save it "
             "again"
@@ -186,8 +218,6 @@ def _of_safetensors(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _of_torch(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    import pickle
-
     import torch
 
     try:
@@ -195,7 +225,7 @@ def _of_torch(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError:  # the format of PyTorch before 1.6 cannot be mapped
             loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError) as error:
+    except Exception as error:  # what an unpickler makes of bytes that are none: nearly any
         holds = re.search(r"GLOBAL (\S+)", str(error))
         if holds:
             raise IdentifyError(

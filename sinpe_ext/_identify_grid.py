@@ -18,7 +18,7 @@ from ._identify_explain import channels_of, readings, wave_of
 from ._identify_fit import Channels, scattered
 from ._identify_refine import WELL, Fit, Noise, Samples, find, windows
 from ._identify_settle import settle
-from ._identify_table import SLACK, Refused, Table, angle_errors, coordinates
+from ._identify_table import Refused, Table, angle_errors, coordinates
 from .encoding import Encoding
 from .grid import GridEncoding
 
@@ -56,7 +56,7 @@ def search(table: Table, lengths: tuple[int, ...]) -> Found:
             f"its {first} not zero, but a grid of {' x '.join(map(str, lengths))} leaves {extra} of {table.number} "
             "rows for class tokens; pass the rows of the grid alone"
         )
-    lines = lines_of(table.rows[extra:], lengths, table.precision)
+    lines = lines_of(table.rows[extra:], lengths, table.relative)
     if lines is None:
         raise Refused(f"its channels do not follow one axis each of a grid of {' x '.join(map(str, lengths))}")
     table.look()
@@ -102,10 +102,13 @@ def lines_of(body: Tensor, lengths: Sequence[int], precision: float) -> Lines | 
     near, ranges, moved = [], [], []
     for length, stride in zip(lengths, strides, strict=True):
         along = torch.arange(length) * stride
-        near.append(body[along].double())
-        far = body[along + last - (length - 1) * stride].double()
-        moved.append((near[-1] - far).abs().amax(0))
-        ranges.append(near[-1].amax(0) - near[-1].amin(0))
+        line, far = body[along].double(), body[along + last - (length - 1) * stride].double()
+        whole = line.any(1) & far.any(1)
+        whole |= ~whole.any()
+        ranges.append(line[whole].amax(0) - line[whole].amin(0))
+        line = torch.where(line.any(1, keepdim=True), line, far)  # a place that was zeroed
+        near.append(line)
+        moved.append(((line - far).abs() * whole[:, None]).amax(0))
     size = max(float(line.abs().max()) for line in near)
     still = size * max(1e-6, 2 * precision)
     spread = torch.stack(ranges)
@@ -205,7 +208,7 @@ def _options(
     known = False
     for start in dict.fromkeys((template.start, *STARTS)):
         here = wave._replace(start=float(start))
-        allowed = angle_errors(here, t, channels) + table.size * (table.precision + SLACK)
+        allowed = angle_errors(here, t, channels) + table.tolerance()
         if bool(((samples.values - here.at(t, channels)).abs() <= allowed).all()):
             known = True
             yield Option({} if start == template.start else {"start": start}, float(start != template.start), True)
@@ -243,6 +246,8 @@ def _joined(grid: GridEncoding, chosen: tuple[Option, ...], lines: Lines) -> Ite
 def _custom(table: Table, lines: Lines, extra: int) -> Candidate | None:
     """A grid of no convention: axes in blocks, in halves or side by side, each an encoding of its own."""
     number = len(lines.values)
+    if min(map(len, lines.values)) < 2:
+        return None
     for arrangement, order, columns in _arrangements(table, lines.axis, number):
         axes: list[Encoding] = []
         for axis in range(number):

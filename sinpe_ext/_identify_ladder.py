@@ -138,10 +138,10 @@ def _grow(columns: Columns, ladder: Ladder, expected: Tensor, rates: Sequence[fl
         basis = torch.stack([torch.ones_like(index), -index], 1)
         scaled, target = basis[inside] / relative[:, None], resolved[inside].abs().log() / relative
         normal = scaled.T @ scaled
-        if float(torch.linalg.cond(normal)) > 1e15:
+        covariance, singular = torch.linalg.inv_ex(normal)
+        if int(singular) or not float(torch.linalg.cond(normal)) <= 1e15:
             return None
-        solution = torch.linalg.solve(normal, scaled.T @ target)
-        covariance = torch.linalg.inv(normal)
+        solution = torch.linalg.solve_ex(normal, scaled.T @ target)[0]
         spread = torch.einsum("ij,jk,ik->i", basis, covariance, basis).clamp_min(0).sqrt()
         doubt = 3 * math.sqrt(max(float(covariance[0, 0]), 0.0)) + FREQUENCY_ROUNDING
         ladder = Ladder(math.copysign(math.exp(min(float(solution[0]), 690.0)), ladder.rate), float(solution[1]))

@@ -9,6 +9,7 @@ from . import _float32_angle
 from ._identify_candidates import Candidate, Identified, axes_of, parts_of, pieces_of, values_of
 from ._identify_refine import spread
 from ._identify_table import Table
+from .encoding import Encoding
 
 ANGLES = ("float32_exp", "float32_pow")
 EXACT = 2.0**-22  # relative to the amplitude: a table below this error has no error of its angles
@@ -40,14 +41,20 @@ def finish(item: Identified, places: list[Tensor]) -> None:
         first = "row is" if candidate.extra == 1 else f"{candidate.extra} rows are"
         notes.append(f"the first {first} zero, as for class tokens: extra_tokens={candidate.extra}")
     if item.zero_rows:
+        padded = len(item.zero_rows) == 1 and item.shape is None
         shown = ", ".join(map(str, item.zero_rows[:6])) + (", ..." if len(item.zero_rows) > 6 else "")
-        notes.append(
-            f"zero where the encoding is not: row {shown}" + (" (the padding row)" if len(item.zero_rows) == 1 else "")
-        )
+        notes.append(f"zero where the encoding is not: row {shown}" + (" (the padding row)" if padded else ""))
+        if candidate.template.name == "fairseq" and item.zero_rows == table.zero_rows and len(item.zero_rows) == 1:
+            first = item.zero_rows[0] + 1
+            notes.append(
+                f"the model's tokens start at padding_idx + 1: encode them with start={first}, not with the table's 0"
+            )
     dtype = table.rows.dtype
     if table.storage not in (dtype, torch.float32) or dtype in (torch.bfloat16, torch.float16):
         notes.append(f"rounded to {str(table.storage).removeprefix('torch.')}")
-    item.float32_angle = _angle(item, places)
+    if table.printed:
+        notes.append(f"rounded to {table.printed}")
+    item.float32_angle = "" if table.printed else _angle(item, places)
     if item.float32_angle in ANGLES:
         notes.append(
             f"it has the float32 angle errors of the usual formula, up to {item.verdict.error:.2g}: the encoding "
@@ -55,14 +62,22 @@ def finish(item: Identified, places: list[Tensor]) -> None:
         )
     elif item.float32_angle:
         notes.append(f"it has angle errors of up to {item.verdict.error:.2g}, as float32 arithmetic makes them")
+    if isinstance(candidate.encoding, Encoding) and _rotary(candidate.encoding):
+        notes.append(f"equals a rotary cache cos|sin (cos_sin_cache) of base {candidate.encoding.base:g}")
     if {axis.layout for axis in axes_of(candidate.encoding)} <= {"sin", "cos"}:
         notes.append("every channel is of one kind: one half of a rotary cache looks like this, too")
     item.note = "; ".join([item.note, *notes] if item.note else notes)
 
 
+def _rotary(encoding: Encoding) -> bool:
+    """Whether an encoding is all cos, then all sin of the angles that rotate dim channels."""
+    plain = Encoding(encoding.dim, layout="cos_sin", base=encoding.base)
+    return encoding.dim > 2 and encoding.dim % 2 == 0 and encoding.replace(odd=plain.odd) == plain
+
+
 def _zero_by_itself(candidate: Candidate, places: list[Tensor], rows: tuple[int, ...]) -> set[int]:
     """Rows that are zero in the encoding as well (sin at position 0)."""
-    if not rows or {axis.layout for axis in axes_of(candidate.encoding)} != {"sin"}:
+    if not rows:
         return set()
     at = torch.tensor(rows)
     return set(at[values_of(candidate, places, at).abs().amax(1) < 1e-12].tolist())

@@ -15,7 +15,7 @@ from ._identify_explain import LENIENCE, channels_of, readings, wave_of
 from ._identify_fit import COSINE, SINE, ZERO, Channels, scattered
 from ._identify_refine import WELL, Fit, Noise, Samples, find, spread, windows
 from ._identify_settle import LADDER_FIELDS, settle
-from ._identify_table import SLACK, Refused, Table, angle_errors, regular
+from ._identify_table import Refused, Table, angle_errors, regular
 from .encoding import COS_FREQUENCIES, LAYOUTS, Encoding
 
 STARTS = (0, 1, 2)
@@ -26,11 +26,16 @@ RATES = (1.0, math.pi)  # of the ladders that are usual, in radians a row
 SCANNED_RATES = (1000.0,)  # where every column turns more than pi a row
 RISING = 3.0  # what a ladder that rises costs a name that stands for one that falls
 FEW_LIVE, FAR = 4, 64  # see _credible
+VARIANTS: dict[str, list[dict[str, Any]]] = {"doubled_index": [{"exponent_dim": 2}]}  # in use under one name
 PADDING = 1.5  # what makes fairseq out of t2t: its own first position is 2, its table starts at 0
 
 
-def search(table: Table, *, exchanged: bool = False) -> Found:
-    """The encodings whose rows these are (`exchanged`: sin and cos were). Raises Refused for what cannot be rows."""
+def search(table: Table, *, known: bool = False, strict: bool = False, exchanged: bool = False) -> Found:
+    """The encodings whose rows these are. Raises Refused for what cannot be rows.
+
+    known: only conventions as they are. strict: columns of zeros have to be those of the layout.
+    exchanged: sin and cos were.
+    """
     refuse_early(table)
     table.look()
     if table.number < 2:
@@ -40,15 +45,18 @@ def search(table: Table, *, exchanged: bool = False) -> Found:
     templates = templates_of(table.dim)
     places = places_of(table)
     found = settle(table, named(table, samples, templates), places, None)
+    if known:
+        return found
     if not found.fitting:
-        blind = settle(table, fitted(table, samples, templates), places, None)
+        blind = settle(table, fitted(table, samples, templates, strict), places, None)
         if blind.fitting or not found.closest or (blind.closest and _nearer(blind, found)):
             found = blind
     if not found.fitting and not found.closest:
-        found.reason = (not exchanged and _exchanged(table, samples)) or (
+        found.reason = (not exchanged and not strict and _exchanged(table, samples)) or (
             f"{len(samples.rows)} rows are too few to fit one, and no convention as it is gives them"
             if len(samples.rows) < FEWEST_ROWS
-            else "its columns are smooth, but no ladder of frequencies gives them (learned values, perhaps)"
+            else "its columns are smooth, but no ladder of frequencies gives them (learned values, perhaps, or a "
+            "flattened grid: pass shape=(H, W) or (T, H, W))"
         )
     return found
 
@@ -111,6 +119,10 @@ def templates_of(dim: int) -> list[Template]:
         except ValueError:
             continue
         found.append(Template(name, encoding, _builder(name, dim), rank))
+        for own in VARIANTS.get(name, ()):
+            build = _builder(name, dim, own)
+            if build({}) != encoding:
+                found.append(Template(name, build({}), build, rank, tuple(own.items())))
     known = {_key(axis_of(template)) for template in found}
     odd = ("truncate", "pad", "round") if dim % 2 else ("truncate",)
     for layout in LAYOUTS:
@@ -129,8 +141,8 @@ def axis_of(template: Template) -> Encoding:
     return template.encoding
 
 
-def _builder(name: str, dim: int) -> Callable[[dict[str, Any]], Any]:
-    return lambda fields: _catalogue.convention(name, dim, **fields)
+def _builder(name: str, dim: int, own: dict[str, Any] | None = None) -> Callable[[dict[str, Any]], Any]:
+    return lambda fields: _catalogue.convention(name, dim, **{**(own or {}), **fields})
 
 
 def encoding_builder(encoding: Encoding) -> Callable[[dict[str, Any]], Any]:
@@ -169,11 +181,12 @@ def named(table: Table, samples: Samples, templates: list[Template]) -> list[Can
                 key = (here, _ends(channels))
                 if key not in tried:
                     value = here.at(t, channels)
-                    allowed = angle_errors(here, t, channels) + table.size * (table.precision + SLACK)
+                    allowed = angle_errors(here, t, channels) + table.tolerance()
                     tried[key] = bool((((values - value).abs() <= allowed).all(1)).double().mean() > 0.5)
                 if tried[key]:
                     fields = {} if start == own.start else {"start": start}
-                    candidates.append(_candidate(table, template, fields, 1.0 * bool(fields), True, extra))
+                    cost = 1.0 * (len(fields) + len(template.own))
+                    candidates.append(_candidate(table, template, fields, cost, True, extra))
     return [candidate for candidate in candidates if candidate is not None]
 
 
@@ -198,7 +211,7 @@ def _candidate(
     return Candidate(template, fields, encoding, cost - PADDING * padded, sure, extra)
 
 
-def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Candidate]:
+def fitted(table: Table, samples: Samples, templates: list[Template], strict: bool = False) -> list[Candidate]:
     """Any base, start, amplitude and scale, for each way that sin and cos may stand in the channels."""
     if len(samples.rows) < FEWEST_ROWS or samples.values.numel() < FEWEST_VALUES:
         return []
@@ -209,6 +222,8 @@ def fitted(table: Table, samples: Samples, templates: list[Template]) -> list[Ca
     groups = [(channels_of(axis_of(group[0])), group) for group in structures.values()]
     zero = (samples.values == 0).all(0)
     exact = [item for item in groups if bool((zero == (item[0].kinds == ZERO)).all())]
+    if strict and not exact:
+        return []
     groups = exact or [item for item in groups if bool((zero | (item[0].kinds != ZERO)).all())]
     results: list[tuple[float, list[Template], Fit]] = []
     tries = [(window, RATES) for window in windows(samples)]

@@ -32,7 +32,7 @@ def settle(
         range(len(values)),
         key=lambda k: (errors[k] > limit, candidates[k].cost, candidates[k].template.rank, errors[k]),
     )
-    same = table.size * max(1e-6, 2 * table.precision)
+    same = table.size * max(1e-6, 2 * table.relative)
     groups: list[list[int]] = []
     for k in order:
         home = next((g for g in groups if float((values[g[0]][0] - values[k][0]).abs().max()) <= same), None)

@@ -24,6 +24,8 @@ STORED = {
 }
 ANGLE_ERROR = 2.5 * 2.0**-23  # of a float32 angle, relative, for each e-fold of the ladder
 LARGEST_ANGLE_ERROR = 0.2
+FEWEST_DECIMALS, MOST_DECIMALS = 3, 7  # of printed values that can be told from stored ones
+PRINTED = 2**13  # values looked at for that
 SLACK = 1e-6
 IRREGULAR = 0.05  # share of the energy that three neighbouring rows of a sinusoid leave unexplained
 
@@ -66,6 +68,24 @@ class Table:
             raise Refused("it holds values that are NaN or infinite")
         self.storage = _storage(sample)
         self.precision = STORED[self.storage]
+        self.printed, self.step = "", 0.0  # of values that were printed: how, and the absolute error of that
+        if self.storage in (torch.float32, torch.float64):
+            self._look_for_decimals(sample.flatten()[:PRINTED].double())
+        # Relative to the largest value, whatever made the error.
+        self.relative = max(self.precision, self.step / (float(sample.abs().max().double()) or 1.0))
+
+    def _look_for_decimals(self, values: Tensor) -> None:
+        """Whether the values were printed: with a number of decimals, or of significant digits."""
+        held = 2.0**-23 if self.storage is torch.float32 else 2.0**-50
+        values = values[values != 0].abs()
+        exponent = torch.floor(torch.log10(values * (1 + held)))
+        decimals = decimals_of(values, held)
+        digits = decimals_of(values / 10**exponent, held)
+        if decimals and (not digits or decimals <= digits + 1):
+            self.printed, self.step = f"{decimals} decimals", 0.5 * 10.0**-decimals
+        elif digits:
+            self.printed = f"{digits + 1} significant digits"
+            self.precision = max(self.precision, 0.5 * 10.0**-digits)
 
     def look(self) -> None:
         """Reads every row: which are zero. Raises Refused where the values are not finite or all zero."""
@@ -87,7 +107,12 @@ class Table:
 
     def noise(self) -> Noise:
         """The usual rounding error of the largest values."""
-        return Noise(self.size * self.precision / 2 + 1e-300, self.storage in (torch.bfloat16, torch.float16))
+        relative = self.precision > STORED[torch.float32]
+        return Noise((self.size * self.precision + self.step) / 2 + 1e-300, relative)
+
+    def tolerance(self) -> float:
+        """Error of a stored value of the usual size."""
+        return self.size * (self.precision + SLACK) + self.step
 
     def compare(self, parts: Sequence[Part], coordinates: Sequence[Tensor]) -> Verdict:
         """The rows against waves: coordinates[axis][row] is the place of a row along an axis."""
@@ -107,7 +132,7 @@ class Table:
                 whole = len(along) == len(place)
                 expected[:, part.columns] = value if whole else value[place - lowest]
                 allowed[:, part.columns] = angle_error if whole else angle_error[place - lowest]
-            allowed += expected.abs() * (2 * relative) + (relative / 8 + SLACK) * self.size
+            allowed += expected.abs() * (2 * relative) + (relative / 8 + SLACK) * self.size + self.step
             off = (table - expected).abs()
             bad = (off > allowed).any(1)
             rowwise = off.amax(1)
@@ -166,6 +191,20 @@ def _storage(sample: Tensor) -> torch.dtype:
         if bool((sample.to(dtype).to(sample.dtype) == sample).all()):
             return dtype
     return sample.dtype
+
+
+def decimals_of(values: Tensor, held: float) -> int:
+    """The fewest decimals that give these values, held with a relative error; 0 where none do, or any would."""
+    if len(values) < 16:
+        return 0
+    for decimals in range(MOST_DECIMALS + 1):
+        scaled = values * 10.0**decimals
+        off = (scaled - scaled.round()).abs()
+        if float((scaled * held).median()) > 0.15:
+            return 0
+        if bool((off <= scaled * held + 1e-9).all()):
+            return decimals if decimals >= FEWEST_DECIMALS else 0
+    return 0
 
 
 def _chunks(number: int, dim: int) -> list[slice]:

@@ -29,11 +29,11 @@ def given(encoding: Any) -> Given:
     return (operator.index(encoding) if isinstance(encoding, int) else encoding), None, None
 
 
-SLOTS = 64  # constants of one kind that a graph tells apart
+SLOTS = 256  # constants of one kind that a graph tells apart
 _numbers = itertools.count()
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # no more than SLOTS
 def _number(encoding: Encoding, device: torch.device) -> int:
     return next(_numbers) % SLOTS
 

@@ -97,9 +97,12 @@ class GridEncoding:
         """The grid as ordinary encodings, by their first channel; a channel of no piece is zero."""
         order = range(self.ndim) if self.order is None else self.order
         if self.arrangement == "interleaved":
-            step = self.ndim
-            counts = [len(range(place, self.dim, step)) for place in range(step)]
-            laid = [Piece(a, e, k, step) for k, a in enumerate(order) for e in _first_channels(self.axes[a], counts[k])]
+            step, laid = self.ndim, []
+            for place, axis in enumerate(order):
+                at = place
+                for part in _first_channels(self.axes[axis], len(range(place, self.dim, step))):
+                    laid.append(Piece(axis, part, at, step))
+                    at += part.dim * step
             return tuple(laid)
         if self.arrangement == "grouped":
             parts = [(axis, half(self.axes[axis], second)) for second in (False, True) for axis in order]

@@ -42,7 +42,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         scale, alpha: factors of x and of the encoding.
         learned_alpha: make alpha a parameter of shape (1,), starting at `alpha`.
         persistent_table: write the table `pe` of max_len rows into the state dict, (1, max_len, d_model) or, for
-            batch_first=False, (max_len, 1, d_model), for code that expects one.
+            batch_first=False, (max_len, 1, d_model), for code that expects one; extra_tokens rows more with those.
         grid_shape: of a GridEncoding, the lengths of its axes, for x of shape (batch, H * W, channels); None where x
             has them as dimensions. In place of max_len it is what persistent_table has the rows of.
         extra_tokens: rows in front that get no encoding, say 1 for a class token.
@@ -117,7 +117,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         x: Tensor,  # [B, S, D], [S, B, D] or [S, D]
         *,
         positions: Tensor | None = None,  # [S] or [B, S]
-        start: int | Tensor = 0,  # int, [] or [B]
+        start: int | Sequence[int] | Tensor = 0,  # int, [] or [B]
         padding_mask: Tensor | None = None,  # [S] or [B, S]
         seed: int | Tensor | torch.Generator | None = None,
         grid_shape: Sequence[int] | None = None,
@@ -127,21 +127,24 @@ class SinusoidalPositionalEncoding(nn.Module):
         grid_shape: in place of the layer's own, for pictures of another size.
         Raises: IndexError for a position outside of what max_len allows, where that is set; else as `add`.
         """
+        first: Any = start
         if (
             _layer.is_plain(self, x, x, positions, start, padding_mask)
             and self._is_sequence(grid_shape)
-            and (self.max_len is None or (x.dim() > 1 and 0 <= start <= self.max_len - x.shape[-2]))
+            and (self.max_len is None or (x.dim() > 1 and 0 <= first <= self.max_len - x.shape[-2]))
         ):
             # One token at a time costs microseconds: the operator checks what memory safety needs, and what it refuses
             # goes to the checker below for its message.
             try:
                 if x.is_cpu:
-                    return _add(x, host_words(self.encoding), start, self.scale)
-                return _add_cuda(x, plan_words(self.encoding, x.device), start, self.scale)
+                    return _add(x, host_words(self.encoding), first, self.scale)
+                return _add_cuda(x, plan_words(self.encoding, x.device), first, self.scale)
             except (RuntimeError, OverflowError):
                 pass
         p, others = _layer.rate(self.dropout)
         seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
+        if self.channel_dim != -1 and isinstance(x, Tensor) and self.channel_dim % max(x.dim(), 1) == x.dim() - 2:
+            seq_dim = -1  # (batch, channels, sequence)
         rows = positions, start, self.scale, self.alpha, padding_mask, seq_dim, self.channel_dim, p, seed
         call: AddCall | GridCall
         if type(self.encoding) is Encoding and self.extra_tokens == 0 and grid_shape is None:

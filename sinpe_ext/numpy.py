@@ -51,8 +51,8 @@ def table(
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
-    if isinstance(encoding, GridEncoding):
-        made = _numpy_grid.table(table, length, encoding, start, _dtype(dtype))
+    if _checks.is_grid(encoding):
+        made = _numpy_grid.table(table, length, _checks.grid(encoding, None), start, _dtype(dtype))
         if out is None:
             return made
         _check_out(out, made.shape, _dtype(dtype))
@@ -95,8 +95,8 @@ def encode(
     Raises: TypeError, ValueError for arguments of the wrong type or out of range.
     Accuracy: as `table`.
     """
-    if isinstance(encoding, GridEncoding):
-        return _numpy_grid.encode(encode, _positions(positions), encoding, _dtype(dtype))
+    if _checks.is_grid(encoding):
+        return _numpy_grid.encode(encode, _positions(positions), _checks.grid(encoding, None), _dtype(dtype))
     plan, name = _constants(encoding), _dtype(dtype)
     checked = _positions(positions)
     core = _core()

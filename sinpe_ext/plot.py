@@ -91,6 +91,7 @@ def curves(
     Raises:
         IndexError: a position lies outside a table.
     """
+    _refuse_grid(table)
     ax = _axes(ax)
     wanted = list(positions)
     if _is_encoding(table):
@@ -247,9 +248,22 @@ def _evaluate(positions: Any, encoding: Encoding, dtype: Any = "float64") -> np.
     )
 
 
+def _refuse_grid(table: Any) -> None:
+    from .grid import GridEncoding
+
+    if isinstance(table, (str, GridEncoding)):
+        got = f'the name "{table}"' if isinstance(table, str) else f"a GridEncoding of {table.ndim} axes"
+        raise TypeError(
+            f"table: expected an Encoding, a tensor or an array of rows, got {got}; pass convention(name, dim), and for a "
+            "grid sinpe_ext.table((H, W), grid, flatten=True)"
+        )
+
+
 def _rows(table: Any, length: int | None, start: int) -> tuple[np.ndarray, int]:
     """A table as a 2-D float64 array, and the position of its first row."""
     import numpy as np
+
+    _refuse_grid(table)
 
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
         raise ValueError(

@@ -1,0 +1,113 @@
+"""A search of what a table holds beside its encoding: columns of zeros, and rows around a grid."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _identify_grid, _identify_rows
+from ._identify_candidates import Found
+from ._identify_table import Refused, Table
+
+FIRST_ROWS = 64
+
+
+class View(NamedTuple):
+    """Rows (n, d), as a grid of which lengths (None: of one coordinate); known: only conventions as they are."""
+
+    rows: Tensor
+    grid: tuple[int, ...] | None = None
+    known: bool = False
+
+
+def search(view: View) -> Found:
+    """The encodings of a view, without the rows around a grid and the columns of zeros that no encoding explains."""
+    rows, grid = view.rows, view.grid
+    extra = len(rows) - math.prod(grid) if grid else 0
+    if not extra or not bool(rows[:extra].any()):
+        return _columns(view)
+    trailing = not bool(rows[-extra:].any())
+    found = _columns(view._replace(rows=rows[:-extra] if trailing else rows[extra:]))
+    named = _numbers(range(len(rows) - extra, len(rows)) if trailing else range(extra))
+    one = extra == 1
+    if trailing:
+        note = f"the last {'row is' if one else f'{extra} rows are'} zero ({named}), no part of the grid"
+    else:
+        note = (
+            f"the first {'row is' if one else f'{extra} rows are'} not zero ({named}) and no part of the grid, as a "
+            "learned class token"
+        )
+    for item in found.fitting:
+        item.rows = len(rows)
+        if trailing:
+            item.zero_rows += tuple(range(len(rows) - extra, len(rows)))
+        else:
+            item.offset = extra
+            item.zero_rows = tuple(row + extra for row in item.zero_rows)
+        item.note = f"{note}; {item.note}" if item.note else note
+    if not found.fitting:
+        found.reason = f"{note}; without {'it' if one else 'them'}: {found.reason}"
+    return found
+
+
+def _columns(view: View) -> Found:
+    gone = zero_columns(view.rows)
+    if not len(gone):
+        return _whole(view)
+    found = _whole(view, strict=True)
+    if found.fitting and found.fitting[0].candidate.template.name != "custom":
+        return found
+    kept = torch.ones(view.rows.shape[1], dtype=torch.bool)
+    kept[gone] = False
+    rest = _whole(view._replace(rows=view.rows[:, kept]))
+    note = f"{columns_named(gone.tolist())} zero: sinpe.table({{}}, encoding) gives the other {int(kept.sum())}"
+    for item in (*rest.fitting, *([rest.closest] if rest.closest else [])):
+        item.zero_columns = tuple(gone.tolist())
+        of = view.grid or item.table.number - item.candidate.extra
+        item.note = "; ".join(filter(None, [note.format(of), item.note]))
+    if found.fitting and (not rest.fitting or rest.fitting[0].candidate.template.name == "custom"):
+        return found
+    if rest.fitting or view.known:
+        return rest
+    block = int(gone[-1] - gone[0]) + 1 == len(gone) and (not kept[0] or not kept[-1])
+    if view.grid is None and not block:  # sines of whole turns are columns of zeros as well
+        found = _whole(view)
+    if found.fitting or found.closest or not rest.reason:
+        return found
+    rest.reason = f"{columns_named(gone.tolist())} zero; of the others: {rest.reason}"
+    return rest
+
+
+def _whole(view: View, *, strict: bool = False) -> Found:
+    try:
+        table = Table(view.rows)
+        if view.grid is not None:
+            return _identify_grid.search(table, view.grid)
+        return _identify_rows.search(table, known=view.known, strict=strict)
+    except Refused as refusal:
+        return Found(reason=str(refusal))
+
+
+def zero_columns(rows: Tensor) -> Tensor:
+    """Columns that are zero in every row; none where all are."""
+    gone = (~rows[:FIRST_ROWS].any(0)).nonzero().flatten()
+    if len(gone) and len(rows) > FIRST_ROWS:
+        gone = gone[~rows[:, gone].any(0)]
+    return gone if len(gone) < rows.shape[1] else gone[:0]
+
+
+def columns_named(columns: list[int]) -> str:
+    """ "column 5 is", "columns 2 to 9 are" or "columns 1, 3, 5 are"."""
+    return f"column {columns[0]} is" if len(columns) == 1 else f"columns {_numbers(columns)} are"
+
+
+def _numbers(numbers: range | list[int]) -> str:
+    listed = list(numbers)
+    if len(listed) > 2 and listed[-1] - listed[0] + 1 == len(listed) or len(listed) == 2:
+        return (
+            f"{listed[0]} to {listed[-1]}" if listed[-1] - listed[0] + 1 == len(listed) else f"{listed[0]}, {listed[1]}"
+        )
+    return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")
