@@ -8,7 +8,6 @@ on its channels. Dropout numbers the elements of x as it is, so neither way show
 from __future__ import annotations
 
 import operator
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from ._grid_form import GridForm
 from ._operator import DROPOUT, is_recorded, is_transformed
 from ._ops import plan_words
 from ._tiles import accumulation, arranged
-from .encoding import Encoding
 from .grid import GridEncoding
 
 _is_compiling = torch.compiler.is_compiling
@@ -221,12 +219,20 @@ class GridCall(RowsCall):
             first = max(first, piece.first + (piece.encoding.dim - 1) * piece.step + 1)
             rows = positions.select(-1, piece.axis), 0, False, self.padding_mask, self.scale, alpha
             seeded = self.seed, self.drop, self.elements_at(piece.first, piece.step)
-            _add_call.fill(piece.encoding, channels_of(x, *at), channels_of(target, *at), *rows, *seeded)
+            _add_call.fill(
+                piece.encoding, _grid_rows.channels_of(x, *at), _grid_rows.channels_of(target, *at), *rows, *seeded
+            )
         if first < self.grid.dim:
             zeros = first, 1, self.grid.dim - first
-            here, to, elements = channels_of(x, *zeros), channels_of(target, *zeros), self.elements_at(first, 1)
+            here, to, elements = (
+                _grid_rows.channels_of(x, *zeros),
+                _grid_rows.channels_of(target, *zeros),
+                self.elements_at(first, 1),
+            )
             more = 0, False, self.padding_mask, self.scale, alpha
-            _add_call.fill(nothing(self.grid.dim - first), here, to, None, *more, self.seed, self.drop, elements)
+            _add_call.fill(
+                _grid_rows.nothing(self.grid.dim - first), here, to, None, *more, self.seed, self.drop, elements
+            )
 
     def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor, alpha: float | Tensor) -> bool:
         """Where all axes have the same channels in blocks: each axis' part of a place is a row of its own."""
@@ -339,15 +345,3 @@ def _outline(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> tuple[in
             f"{error} (x of shape {tuple(x.shape)} has {width} channels in its dimension {channel_dim}; channel_dim "
             "says where they are)"
         ) from None
-
-
-@lru_cache(maxsize=64)
-def nothing(count: int) -> Encoding:
-    """Channels that are zero, to be added like any others: what is -0 becomes +0."""
-    return Encoding(count, layout="sin", frequencies=(0.0,) * count, amplitude=0.0)
-
-
-def channels_of(t: Tensor, first: int, step: int, count: int) -> Tensor:
-    """Channels first, first + step, ... of (..., C): a view."""
-    t = t.narrow(-1, first, (count - 1) * step + 1)
-    return t if step == 1 else t[..., ::step]

@@ -15,6 +15,7 @@ from torch import Tensor
 from . import _checks, _grad, _rows, _traced
 from ._checks import constant_in_graph
 from ._device_constants import on_device
+from .encoding import Encoding
 from .reference_grid import HEADER_WORDS, MAGIC
 
 if TYPE_CHECKING:
@@ -154,3 +155,15 @@ def words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, devic
         return _host_words(grid, lengths, by_channels)
     key = grid, lengths, by_channels
     return on_device(key, device, lambda: _host_words(*key))
+
+
+@lru_cache(maxsize=64)
+def nothing(count: int) -> Encoding:
+    """Channels that are zero, to be added like any others: what is -0 becomes +0."""
+    return Encoding(count, layout="sin", frequencies=(0.0,) * count, amplitude=0.0)
+
+
+def channels_of(t: Tensor, first: int, step: int, count: int) -> Tensor:
+    """Channels first, first + step, ... of (..., C): a view."""
+    t = t.narrow(-1, first, (count - 1) * step + 1)
+    return t if step == 1 else t[..., ::step]

@@ -104,7 +104,8 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
             sinpe.convention("fairseq", 64)
 
     Nothing but the values is used: the layout, base, first position, amplitude and position_scale are found from them,
-    and every row is compared with the exact encoding. Rows of zeros (padding, class tokens) do not count.
+    and every row is compared with the exact encoding. Rows of zeros (padding, class tokens) and
+    columns of zeros do not count; values may be rounded to 16 bits, or to the decimals of a printed table.
 
     Args:
         table: a tensor or NumPy array of floating-point values, float16 to float64: (N, d), (1, N, d) or (N, 1, d);

@@ -24,7 +24,9 @@ def near_miss(item: Identified) -> str:
             f"the nearest encoding, {item.candidate.code}, differs in every row, by up to {verdict.error:.2g} (a table "
             "trained further, or of other frequencies)"
         )
-    rows = ", ".join(map(str, verdict.where)) + (", ..." if verdict.wrong > len(verdict.where) else "")
+    rows = ", ".join(str(row + item.table.offset) for row in verdict.where) + (
+        ", ..." if verdict.wrong > len(verdict.where) else ""
+    )
     return (
         f"{item.candidate.code} differs in {verdict.wrong} of {total} rows ({rows}), by up to {verdict.error:.2g}; the "
         f"others agree within {verdict.error_elsewhere:.2g}"
@@ -42,12 +44,14 @@ def finish(item: Identified, places: list[Tensor]) -> None:
         notes.append(f"the first {first} zero, as for class tokens: extra_tokens={candidate.extra}")
     if item.zero_rows:
         padded = len(item.zero_rows) == 1 and item.shape is None
-        shown = ", ".join(map(str, item.zero_rows[:6])) + (", ..." if len(item.zero_rows) > 6 else "")
+        shown = ", ".join(str(row + table.offset) for row in item.zero_rows[:6]) + (
+            ", ..." if len(item.zero_rows) > 6 else ""
+        )
         notes.append(f"zero where the encoding is not: row {shown}" + (" (the padding row)" if padded else ""))
         if candidate.template.name == "fairseq" and item.zero_rows == table.zero_rows and len(item.zero_rows) == 1:
-            first = item.zero_rows[0] + 1
+            begin = item.zero_rows[0] + 1
             notes.append(
-                f"the model's tokens start at padding_idx + 1: encode them with start={first}, not with the table's 0"
+                f"the model's tokens start at padding_idx + 1: encode them with start={begin}, not with the table's 0"
             )
     dtype = table.rows.dtype
     if table.storage not in (dtype, torch.float32) or dtype in (torch.bfloat16, torch.float16):

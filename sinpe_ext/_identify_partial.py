@@ -16,11 +16,15 @@ FIRST_ROWS = 64
 
 
 class View(NamedTuple):
-    """Rows (n, d), as a grid of which lengths (None: of one coordinate); known: only conventions as they are."""
+    """Rows (n, d), as a grid of which lengths (None: of one coordinate).
+
+    known: only conventions as they are. offset: the number of the first row.
+    """
 
     rows: Tensor
     grid: tuple[int, ...] | None = None
     known: bool = False
+    offset: int = 0
 
 
 def search(view: View) -> Found:
@@ -29,28 +33,33 @@ def search(view: View) -> Found:
     extra = len(rows) - math.prod(grid) if grid else 0
     if not extra or not bool(rows[:extra].any()):
         return _columns(view)
-    trailing = not bool(rows[-extra:].any())
-    found = _columns(view._replace(rows=rows[:-extra] if trailing else rows[extra:]))
-    named = _numbers(range(len(rows) - extra, len(rows)) if trailing else range(extra))
-    one = extra == 1
-    if trailing:
-        note = f"the last {'row is' if one else f'{extra} rows are'} zero ({named}), no part of the grid"
-    else:
-        note = (
-            f"the first {'row is' if one else f'{extra} rows are'} not zero ({named}) and no part of the grid, as a "
-            "learned class token"
-        )
+    if not bool(rows[-extra:].any()):
+        found = _columns(view._replace(rows=rows[:-extra]))
+        which = _rows_named(extra, len(rows) - extra)
+        if found.fitting:
+            for item in found.fitting:
+                item.zero_rows += tuple(range(len(rows) - extra, len(rows)))
+            return _noted(found, len(rows), f"the last {which} zero, no part of the grid")
+    found = _columns(view._replace(rows=rows[extra:], offset=extra))
     for item in found.fitting:
-        item.rows = len(rows)
-        if trailing:
-            item.zero_rows += tuple(range(len(rows) - extra, len(rows)))
-        else:
-            item.offset = extra
-            item.zero_rows = tuple(row + extra for row in item.zero_rows)
-        item.note = f"{note}; {item.note}" if item.note else note
+        item.offset = extra
+        item.zero_rows = tuple(row + extra for row in item.zero_rows)
+    which = _rows_named(extra, 0)
+    return _noted(found, len(rows), f"the first {which} not zero and no part of the grid, as a learned class token")
+
+
+def _noted(found: Found, number: int, note: str) -> Found:
+    """A search of some rows as one of them all."""
+    for item in found.fitting:
+        item.rows = number
+        item.note = "; ".join(filter(None, [note, item.note]))
     if not found.fitting:
-        found.reason = f"{note}; without {'it' if one else 'them'}: {found.reason}"
+        found.reason = f"{note}; without that: {found.reason}"
     return found
+
+
+def _rows_named(number: int, first: int) -> str:
+    return f"row ({first}) is" if number == 1 else f"{number} rows ({first} to {first + number - 1}) are"
 
 
 def _columns(view: View) -> Found:
@@ -84,6 +93,7 @@ def _columns(view: View) -> Found:
 def _whole(view: View, *, strict: bool = False) -> Found:
     try:
         table = Table(view.rows)
+        table.offset = view.offset
         if view.grid is not None:
             return _identify_grid.search(table, view.grid)
         return _identify_rows.search(table, known=view.known, strict=strict)
@@ -106,8 +116,6 @@ def columns_named(columns: list[int]) -> str:
 
 def _numbers(numbers: range | list[int]) -> str:
     listed = list(numbers)
-    if len(listed) > 2 and listed[-1] - listed[0] + 1 == len(listed) or len(listed) == 2:
-        return (
-            f"{listed[0]} to {listed[-1]}" if listed[-1] - listed[0] + 1 == len(listed) else f"{listed[0]}, {listed[1]}"
-        )
+    if len(listed) > 1 and listed[-1] - listed[0] + 1 == len(listed):
+        return f"{listed[0]} to {listed[-1]}"
     return ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")

@@ -119,10 +119,10 @@ def templates_of(dim: int) -> list[Template]:
         except ValueError:
             continue
         found.append(Template(name, encoding, _builder(name, dim), rank))
-        for own in VARIANTS.get(name, ()):
-            build = _builder(name, dim, own)
+        for given in VARIANTS.get(name, ()):
+            build = _builder(name, dim, given)
             if build({}) != encoding:
-                found.append(Template(name, build({}), build, rank, tuple(own.items())))
+                found.append(Template(name, build({}), build, rank, tuple(given.items())))
     known = {_key(axis_of(template)) for template in found}
     odd = ("truncate", "pad", "round") if dim % 2 else ("truncate",)
     for layout in LAYOUTS:

@@ -13,7 +13,7 @@ from ._identify_fit import scattered
 from ._identify_grid import likely_shapes, lines_of
 
 COLUMNS, VALUES = 256, 2**21  # looked at
-MOST_PERIODS = 8
+MOST_PERIODS = 12
 MOST_SHAPES = 4
 MOST_EXTRA = 16  # rows of zeros around a grid
 LEVEL = 0.2  # share of columns that never change, from which an axis has length 1
@@ -32,7 +32,7 @@ def inside(flat: Tensor) -> Tensor:
 def shapes_of(flat: Tensor) -> tuple[list[tuple[int, ...]], bool]:
     """Shapes that a flattened grid may have, likeliest first, and whether it can be nothing but a grid."""
     body = inside(flat)
-    for rows in (body, flat, body[1:]):  # the last: behind a learned class token
+    for rows in (body, flat, body[1:], flat[1:]):  # the last two: behind a learned class token
         found = _read(rows)
         if found:
             sure = len(rows) >= FEWEST_PLACES and all(min(shape) > 1 for shape in found)
@@ -65,6 +65,7 @@ def _read(body: Tensor) -> list[tuple[int, ...]]:
     found.sort(key=lambda shape: (-len(shape), abs(math.log(shape[-1] / shape[-2]))))
     if len(first) > counts[number] >= LEVEL * len(first):  # an axis of one place
         flat = [shape for shape in found if len(shape) == 2]
-        found = [(*shape[:at], 1, *shape[at:]) for shape in flat for at in range(3)] + found
+        videos = found[: len(found) - len(flat)][:MOST_SHAPES]
+        found = [*videos, *((*shape[:at], 1, *shape[at:]) for shape in flat for at in range(3)), *flat]
         found = found or [(1, number), (number, 1)]
     return found[: 2 * MOST_SHAPES]

@@ -63,6 +63,7 @@ class Table:
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
         self.number, self.dim = rows.shape
+        self.offset = 0  # number of the first row, in what is said of rows
         sample = rows[: max(1, min(self.number, 2**18 // self.dim))]
         if not bool(torch.isfinite(sample).all()):
             raise Refused("it holds values that are NaN or infinite")

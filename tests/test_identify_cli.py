@@ -59,7 +59,7 @@ def test_every_tensor_of_a_checkpoint_is_looked_at(tmp_path: Path, capsys: pytes
         'tuned (100, 64) float32\n    no convention: the nearest encoding, sinpe.convention("t2t", 64), differs' in out
     )
     assert out.splitlines()[-1].startswith("4 other tensors are no table (2 of them: ")
-    assert "embed.weight" not in out
+    assert "embed.weight (" not in out
 
 
 def write(path: Path) -> None:
@@ -134,8 +134,11 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     assert "No such file" in answer("missing.pt")
     assert "got none of them" in answer("junk.pt", b"no checkpoint at all")
-    assert "got none of them" in answer("empty.pt", b"")
-    assert "none of them" in answer("cut.pt", torch_file(tmp_path / "whole.pt").read_bytes()[:3000])
+    assert "got an empty file" in answer("empty.pt", b"")
+    assert "run git lfs pull" in answer(
+        "pointer.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0"
+    )
+    assert "got one that was cut short" in answer("cut.pt", torch_file(tmp_path / "whole.pt").read_bytes()[:3000])
     numpy.save(tmp_path / "objects.npy", numpy.array([{}, 1], dtype=object), allow_pickle=True)
     assert "allow_pickle" in answer("objects.npy")
     torch.save({"layer": torch.nn.Linear(2, 2)}, tmp_path / "module.pt")
@@ -152,8 +155,33 @@ def test_safetensors_missing_or_broken(
         code, err = run(capsys, path)
         assert code == 2 and "pip install safetensors" in err
     pytest.importorskip("safetensors")
-    code, err = run(capsys, path)
-    assert code == 2 and "expected a safetensors file" in err
+    for content in (
+        path.read_bytes(),
+        (2**60).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"[]",
+        (64).to_bytes(8, "little") + b"{",
+    ):
+        path.write_bytes(content)
+        code, err = run(capsys, path)
+        assert code == 2 and "expected a safetensors file" in err and len(err.splitlines()) == 1
+        (tmp_path / "a.bin").write_bytes(content)
+        code, err = run(capsys, tmp_path / "a.bin")
+        assert code == 2 and "expected a" in err and len(err.splitlines()) == 1
+
+
+def test_tensors_that_might_have_been_tables_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    walk = noise(64, 64).cumsum(0)
+    torch.save({**{f"w{k}": noise(9, 9) for k in range(6)}, "walk": walk, "bias": noise(9)}, tmp_path / "a.pt")
+    code, out = run(capsys, tmp_path / "a.pt")
+    assert code == 1 and "8 other tensors are no table" in out
+    assert "walk, w0, w1, w2, w3 and 2 more (--key NAME says why each is none)" in out
+    facts = json.loads(run(capsys, tmp_path / "a.pt", "--json")[1])
+    assert facts["others_shaped_like_tables"] == ["walk", "w0", "w1", "w2", "w3", "w4", "w5"]
+
+
+def test_bad_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = run(capsys, torch_file(tmp_path / "model.pt"), "--shape", 0, 14)
+    assert code == 2 and "--shape: expected an int in 1..2147483648, got 0" in err
 
 
 def test_large_weights_are_dismissed_at_once() -> None:
