@@ -128,7 +128,8 @@ def padding_mask(value: Any, shapes: Shapes, places: int, x: Tensor) -> Tensor:
     if sampled is None:
         wanted = _either([shape for shape, _ in shapes])
         raise ValueError(
-            f"padding_mask: expected shape {wanted}, got {tuple(value.shape)} for x of shape {tuple(x.shape)}; it speaks of the places of the grid, not of extra_tokens"
+            f"padding_mask: expected shape {wanted}, got {tuple(value.shape)} for x of shape {tuple(x.shape)}; it "
+            "speaks of the places of the grid, not of extra_tokens"
         )
     return value.reshape(value.shape[0] if sampled else 1, places)
 

@@ -254,8 +254,8 @@ def _refuse_grid(table: Any) -> None:
     if isinstance(table, (str, GridEncoding)):
         got = f'the name "{table}"' if isinstance(table, str) else f"a GridEncoding of {table.ndim} axes"
         raise TypeError(
-            f"table: expected an Encoding, a tensor or an array of rows, got {got}; pass convention(name, dim), and for "
-            "a grid sinpe_ext.table((H, W), grid, flatten=True)"
+            f"table: expected an Encoding, a tensor or an array of rows, got {got}; pass convention(name, dim), "
+            "and for a grid sinpe_ext.table((H, W), grid, flatten=True)"
         )
 
 
