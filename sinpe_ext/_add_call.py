@@ -19,7 +19,65 @@ from .encoding import Encoding
 _is_compiling = torch.compiler.is_compiling
 
 
-class AddCall(RowsCall):
+class SumCall(RowsCall):
+    """`add`, `add_` and `add` with `out` of checked arguments: which of the ways below one of them takes.
+
+    Attributes:
+        x: as given.
+    """
+
+    x: Tensor
+
+    def run(self, out: Tensor | None = None) -> Tensor:
+        """Computes, without autograd."""
+        raise NotImplementedError
+
+    def run_into(self, out: Tensor) -> None:
+        """Computes into a tensor of x's form, without autograd."""
+        raise NotImplementedError
+
+    def traced(self) -> Tensor:
+        """In operations that a compiler and torch.func look into."""
+        raise NotImplementedError
+
+    def differentiable(self, in_place: bool) -> Tensor:
+        """By the kernels, below an autograd function."""
+        raise NotImplementedError
+
+    def _is_formula(self) -> bool:
+        raise NotImplementedError
+
+    def result(self) -> Tensor:
+        """`add`, differentiable."""
+        self.draw()
+        if _is_compiling() or is_transformed() or is_recorded():
+            return self.traced()
+        if not self.needs_grad(self.x):
+            return self.run()
+        return self.traced() if self._is_formula() else self.differentiable(in_place=False)
+
+    def result_in_place(self) -> Tensor:
+        """`add_`, differentiable."""
+        self.draw()
+        if _is_compiling() or is_transformed() or is_recorded():
+            return self.x.copy_(self.traced())
+        if not self.needs_grad(self.x):
+            self.run_into(self.x)
+            torch.autograd.graph.increment_version(self.x)
+            return self.x
+        return self.x.copy_(self.traced()) if self._is_formula() else self.differentiable(in_place=True)
+
+    def write_to(self, out: Tensor) -> Tensor:
+        """`add` with `out`, which has been checked."""
+        self.draw()
+        if _is_compiling():
+            return out.copy_(self.traced())
+        self.run_into(out)
+        torch.autograd.graph.increment_version(out)
+        return out
+
+
+class AddCall(SumCall):
     """The arguments of `add` after every check.
 
     Attributes:
@@ -115,46 +173,21 @@ class AddCall(RowsCall):
             return self.restored(torch.ops.sinpe_ext.add_dropout.default(self.view, *self.operands(words)))
         return self.restored(self.dropped(self.sum(self.view.to(self.acc))).to(self.x.dtype))
 
-    def result(self) -> Tensor:
-        """`add`, differentiable."""
-        self.draw()
-        if _is_compiling() or is_transformed() or is_recorded():
-            return self.traced()
-        if not self.needs_grad(self.x):
-            return self.run()
-        if self._is_formula():
-            return self.traced()
-        return self.restored(ADD_DROPOUT(self.view, *self.operands(plan_words(self.encoding, self.device))))
-
     def _is_formula(self) -> bool:
         """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
         return self.encoding.angle != "exact" or 0 in self.shape or _rows.no_data(self.device)
 
-    def result_in_place(self) -> Tensor:
-        """`add_`, differentiable."""
-        self.draw()
-        if _is_compiling() or is_transformed() or is_recorded():
-            return self.x.copy_(self.traced())
-        if not self.needs_grad(self.x):
-            self.run(self.canonical(self.x))
-            torch.autograd.graph.increment_version(self.x)
-            return self.x
-        if self._is_formula():
-            return self.x.copy_(self.traced())
+    def differentiable(self, in_place: bool) -> Tensor:
         operands = self.operands(plan_words(self.encoding, self.device))
-        return _grad.AddInPlace.apply(self.x, *operands, self.form, self._write)
+        if in_place:
+            return _grad.AddInPlace.apply(self.x, *operands, self.form, self._write)
+        return self.restored(ADD_DROPOUT(self.view, *operands))
 
-    def write_to(self, out: Tensor) -> Tensor:
-        """`add` with `out`, which has been checked."""
-        self.draw()
-        if _is_compiling():
-            return out.copy_(self.traced())
+    def run_into(self, out: Tensor) -> None:
         self.run(self.canonical(out))
-        torch.autograd.graph.increment_version(out)
-        return out
 
     def _write(self) -> None:
-        self.run(self.canonical(self.x))
+        self.run_into(self.x)
 
 
 def fill(

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from . import _add_call, _backend, _checks, _grid_checks, _grid_rows, _rows, _seed, reference_grid
-from ._call import RowsCall
+from ._add_call import SumCall
 from ._grid_form import GridForm
-from ._operator import DROPOUT, is_recorded, is_transformed
+from ._operator import DROPOUT
 from ._ops import plan_words
 from ._tiles import accumulation, arranged
 from .grid import GridEncoding
@@ -24,7 +24,7 @@ from .grid import GridEncoding
 _is_compiling = torch.compiler.is_compiling
 
 
-class GridCall(RowsCall):
+class GridCall(SumCall):
     """The arguments of `add` with a grid after every check.
 
     Attributes:
@@ -292,42 +292,13 @@ class GridCall(RowsCall):
         """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
         return not self._is_exact() or 0 in self.x.shape or _rows.no_data(self.device)
 
-    def result(self) -> Tensor:
-        """`add`, differentiable."""
+    def differentiable(self, in_place: bool) -> Tensor:
         from . import _grid_grad
 
-        self.draw()
-        if _is_compiling() or is_transformed() or is_recorded():
-            return self.traced()
-        if not self.needs_grad(self.x):
-            return self.run()
-        if self._is_formula():
-            return self.traced()
-        return _grid_grad.GridAdd.apply(self.x, self.alpha_or_none(), self.positions, self, False)
+        return _grid_grad.GridAdd.apply(self.x, self.alpha_or_none(), self.positions, self, in_place)
 
-    def result_in_place(self) -> Tensor:
-        """`add_`, differentiable."""
-        from . import _grid_grad
-
-        self.draw()
-        if _is_compiling() or is_transformed() or is_recorded():
-            return self.x.copy_(self.traced())
-        if not self.needs_grad(self.x):
-            self.run(self.x)
-            torch.autograd.graph.increment_version(self.x)
-            return self.x
-        if self._is_formula():
-            return self.x.copy_(self.traced())
-        return _grid_grad.GridAdd.apply(self.x, self.alpha_or_none(), self.positions, self, True)
-
-    def write_to(self, out: Tensor) -> Tensor:
-        """`add` with `out`, which has been checked."""
-        self.draw()
-        if _is_compiling():
-            return out.copy_(self.traced())
+    def run_into(self, out: Tensor) -> None:
         self.run(out)
-        torch.autograd.graph.increment_version(out)
-        return out
 
     def words_of(self, index: int) -> Tensor:
         """The plan of a piece."""
