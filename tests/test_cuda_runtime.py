@@ -1,4 +1,7 @@
-"""How the CUDA kernels behave among other work: streams, graphs, devices, memory, determinism, compilers."""
+"""How the CUDA kernels behave among other work: streams, graphs, devices, memory, determinism, compilers.
+
+One table of cases serves every test here; that is why the file is longer than most.
+"""
 
 from __future__ import annotations
 
