@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from . import _checks, _grad, _rows, _traced
-from ._checks import constant_in_graph
 from ._device_constants import on_device
 from .encoding import Encoding
+from ._traced import constant_in_graph
 from .reference_grid import HEADER_WORDS, MAGIC
 
 if TYPE_CHECKING:

@@ -145,7 +145,8 @@ def test_add(backend: str, name: str, form: str) -> None:
         dropped = sinpe.add(given, grid, **arguments, **FORMULA, dropout=0.3, seed=5)
         ones = torch.ones(given.shape, dtype=dtype)
         kept = sinpe.add(ones, Encoding(given.shape[-1], amplitude=0), dropout=0.3, seed=5) != 0
-        assert torch.equal(dropped != 0, kept & (got != 0))
+        seen = got != 0  # a sum may round to 0 in 16 bits, and not to 0 once it is scaled
+        assert torch.equal(dropped[seen] != 0, kept[seen]) and not dropped[~kept].any()
         scale = 65536 / (65536 - round(0.3 * 65536))
         acc = accumulation(dtype)
         if acc == dtype:
