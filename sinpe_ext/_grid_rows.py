@@ -14,8 +14,8 @@ from torch import Tensor
 
 from . import _checks, _grad, _rows, _traced
 from ._device_constants import on_device
-from .encoding import Encoding
 from ._traced import constant_in_graph
+from .encoding import Encoding
 from .reference_grid import HEADER_WORDS, MAGIC
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         backend = config.getoption("--require-backend")
         if backend not in ("compiled", "eager", "cuda"):
             raise pytest.UsageError("--feature-report: name the backend, --require-backend=compiled, eager or cuda")
-        config.pluginmanager.register(feature_report.FeatureReport(Path(path), backend))
+        config.pluginmanager.register(feature_report.FeatureReport(config, Path(path), backend))
 
 
 def _missing(backend: str) -> str:

@@ -1,4 +1,4 @@
-"""``pytest --feature-report=FILE``: what came of the tests marked ``feature(name)``, as JSON for tools/compatibility.py.
+"""``pytest --feature-report=FILE``: what came of the tests marked ``feature(name)``, for tools/compatibility.py.
 
 One run is about one backend, that of --require-backend: a case that is about another one is left out of it.
 """
@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 
+MARK = re.compile(r"""\bfeature\(\s*["']([^"']+)["']""")
+
 
 def options(parser: pytest.Parser) -> None:
     parser.addoption(
         "--feature-report",
         metavar="FILE",
-        help="run the tests of features alone, with the backend of --require-backend, and write what came of them as JSON",
+        help="run the tests of features alone, with the backend of --require-backend; write what came of them as JSON",
     )
 
 
@@ -31,6 +33,8 @@ def about(item: pytest.Item) -> set[str]:
     parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     if parameters.get("device") == "cuda" or "cuda" in getattr(item, "fixturenames", ()):
         return {"cuda"}
+    if "device" in parameters:  # of tests/cuda_support.py: a device's own kernels
+        return {"compiled"}
     named = {parameters.get(name) for name in ("backend", "front")} & {"compiled", "eager"}
     return named or {"compiled", "eager"}
 
@@ -38,8 +42,8 @@ def about(item: pytest.Item) -> set[str]:
 class FeatureReport:
     """Collects the outcomes of one run; registered only where --feature-report is given."""
 
-    def __init__(self, path: Path, backend: str):
-        self.path, self.backend = path, backend
+    def __init__(self, config: pytest.Config, path: Path, backend: str):
+        self.path, self.backend, self.root = path, backend, config.rootpath
         self.begun = time.monotonic()
         self.names: dict[str, list[str]] = {}  # test -> its features
         self.features: dict[str, dict[str, Any]] = {}
@@ -55,15 +59,21 @@ class FeatureReport:
             else:
                 left_out.append(item)
         for name in sorted({name for names in self.names.values() for name in names}):
-            self.features[name] = {"passed": 0, "failed": [], "skipped": Counter()}
+            self._of(name)
         items[:] = kept
         if left_out:
             config.hook.pytest_deselected(items=left_out)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be imported or is skipped whole is no row, but must not pass for a run without it."""
-        if report.failed:
-            self._of("files that cannot be imported")["failed"].append(report.nodeid)
+        """A file that cannot be imported fails its features, and one that is skipped whole skips them."""
+        if report.passed or not report.nodeid.endswith(".py"):
+            return
+        for name in sorted(features_of(self.root / report.nodeid)):
+            found = self._of(name)
+            if report.failed:
+                found["failed"].append(report.nodeid)
+            else:
+                found["skipped"][reason(report)] += 1
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name in self.names.get(report.nodeid, ()):
@@ -77,12 +87,15 @@ class FeatureReport:
             elif report.when == "call":
                 found["passed"] += 1
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return  # stopped half-way: no report is better than half of one
         import torch
 
         from sinpe_ext import _backend
 
         served = _backend.resolve("cuda" if self.backend == "cuda" else "cpu")
+        device = torch.cuda.get_device_name() if self.backend == "cuda" else ""
         library = served.build.get("torch", "") if self.backend != "eager" else ""
         self.path.write_text(
             json.dumps(
@@ -91,7 +104,7 @@ class FeatureReport:
                     "torch": str(torch.__version__),
                     "python": platform.python_version(),
                     "platform": f"{platform.system()} {platform.machine()}",
-                    "device": torch.cuda.get_device_name() if self.backend == "cuda" else _backend.backend_info().instruction_set,
+                    "device": device,
                     "library": f"built with torch {library}" if library else "",
                     "commit": os.environ.get("SINPE_EXT_COMMIT", ""),
                     "date": datetime.date.today().isoformat(),
@@ -108,7 +121,12 @@ class FeatureReport:
         return self.features.setdefault(name, {"passed": 0, "failed": [], "skipped": Counter()})
 
 
-def reason(report: pytest.TestReport) -> str:
+def features_of(path: Path) -> set[str]:
+    """The features that a test file names."""
+    return set(MARK.findall(path.read_text(encoding="utf-8")))
+
+
+def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     """Why a test was skipped or is expected to fail, without the places of this machine."""
     if hasattr(report, "wasxfail"):
         return f"expected to fail: {report.wasxfail.removeprefix('reason: ')}"

@@ -134,6 +134,7 @@ class Seeded(nn.Module):
         return self.layer(given, seed=3)
 
 
+@pytest.mark.feature("AOTInductor")
 @needs_inductor
 @pytest.mark.parametrize("name", EXPORTED)
 def test_ahead_of_time(name: str, tmp_path: Path) -> None:

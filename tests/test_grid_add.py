@@ -30,6 +30,7 @@ def poisoned_like(x: Tensor) -> Tensor:
     return torch.full_like(x, float("nan"))
 
 
+@pytest.mark.feature("grids")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_table(backend: str, name: str) -> None:
     grid = EXAMPLES[name]
@@ -153,6 +154,7 @@ def test_add(backend: str, name: str, form: str) -> None:
             assert torch.equal(dropped, torch.where(kept, got * torch.tensor(scale, dtype=acc), 0.0))
 
 
+@pytest.mark.feature("grids")
 @pytest.mark.parametrize("name", ["mae2d", "timm2d", "t2t2d zeros", "cogvideo3d", "nerf", "one axis"])
 def test_places_of_their_own(backend: str, name: str) -> None:
     """Explicit positions and starts of each sample give what the same coordinates give implicitly."""

@@ -1,12 +1,13 @@
 """Runs the tests of features under several versions of torch, and writes the tables of docs/compatibility.md:
 
-    python tools/compatibility.py                          # environments of its own, build/matrix/torch-<version>
-    python tools/compatibility.py --python env/bin/python  # this one, with what pyproject's [test] lists; may be repeated
-    python tools/compatibility.py --page                   # runs nothing: the tables from docs/compatibility/*.json
+    python tools/compatibility.py                       # environments of its own, build/matrix/torch-<version>
+    python tools/compatibility.py --python env/bin/python   # this one, which has what pyproject's [test] lists
+    python tools/compatibility.py --page                # runs nothing: the tables from docs/compatibility/*.json
 
-Every environment gets a copy of the sources and builds the library there, with its own torch; then pytest runs the tests
-marked feature(name), once a backend. What cannot be run says why. --torch names other versions than the oldest, the pinned
-and the newest; PYTHON is what makes their environments, TORCH_INDEX_URL where torch comes from. Standard library alone.
+Every environment gets a copy of the sources and builds the library there, with its own torch; then pytest runs the
+tests marked feature(name), once a backend. What cannot be run says why. --torch names other versions than the oldest,
+the pinned and the newest; PYTHON makes their environments, TORCH_INDEX_URL is where torch comes from. The tables are
+compatibility_page.py's. Standard library alone.
 """
 
 from __future__ import annotations
@@ -18,20 +19,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "compatibility.md"
-RESULTS = ROOT / "docs" / "compatibility"
+sys.path.insert(0, str(ROOT / "tools"))
+
+import compatibility_page  # noqa: E402
+from compatibility_page import BACKENDS, PAGE, RESULTS  # noqa: E402
+
 MATRIX = ROOT / "build" / "matrix"
-PART = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
-MARK = re.compile(r"""\bfeature\(\s*["']([^"']+)["']""")
 OLDEST, PINNED = "2.11.0", "2.13.0"  # what the kernels promise; what the environment of `make test` has
-BACKENDS = ("compiled", "eager", "cuda")
 LIMIT = 1800  # seconds of one run of pytest
-NO_TEST = "this run had no test of it"
 
 
 def say(text: str) -> None:
@@ -40,12 +39,6 @@ def say(text: str) -> None:
 
 class CannotRun(RuntimeError):
     """An environment that cannot be used, and why: a column of the table."""
-
-
-def marked() -> dict[Path, set[str]]:
-    """The test files that have tests of features, and which."""
-    found = {path: set(MARK.findall(path.read_text(encoding="utf-8"))) for path in (ROOT / "tests").rglob("test_*.py")}
-    return {path: names for path, names in sorted(found.items()) if names}
 
 
 # ---------------------------------------------------------------------------------------------------- environments
@@ -81,7 +74,7 @@ def newest() -> str:
 
 
 def sources(folder: Path) -> Path:
-    """A copy of what git knows and does not ignore; an unchanged file keeps its time, so that nothing is built twice."""
+    """A copy of what git knows and does not ignore; an unchanged file keeps its time: nothing is built twice."""
     listed = output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT).split("\0")
     wanted = {name for name in listed if name and (ROOT / name).is_file()}
     for name in wanted:
@@ -174,7 +167,7 @@ class Environment:
             "SINPE_EXT_COMMIT": commit,
             "SINPE_EXT_OTHER_LIBRARIES": os.pathsep.join(map(str, others)),
         }
-        files = [path.relative_to(ROOT).as_posix() for path in marked()]
+        files = [path.relative_to(ROOT).as_posix() for path in compatibility_page.marked()]
         command = [str(self.python), "-m", "pytest", "-q", "-m", "feature", "--continue-on-collection-errors"]
         command += ["-p", "no:cacheprovider", f"--require-backend={backend}", f"--feature-report={report}", *files]
         log = self.folder / f"{backend}.log"
@@ -207,91 +200,6 @@ def commit() -> str:
     return head + ("+" if changed else "")
 
 
-# ------------------------------------------------------------------------------------------------------------ page
-
-
-def results() -> list[dict[str, Any]]:
-    """What was run, the oldest torch first."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json")]
-    return sorted(found, key=lambda r: ([int(n) for n in re.findall(r"\d+", f"{r['torch']} {r['python']}")], r["torch"]))
-
-
-def rows(text: str) -> list[str]:
-    """The features in the order of the page's own table of what their tests show."""
-    table = re.search(r"^\| feature \| what its tests show \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE)
-    assert table is not None, f"{PAGE}: no table of features"
-    return [line.split(" | ")[0].removeprefix("| ") for line in table[1].splitlines()]
-
-
-class Notes:
-    """Reasons, each once, numbered in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def __call__(self, why: str) -> str:
-        if why not in self.found:
-            self.found.append(why)
-        return f"[{self.found.index(why) + 1}]"
-
-    def __iter__(self) -> Iterator[str]:
-        return (f"{number}. {why}" for number, why in enumerate(self.found, 1))
-
-
-def cell(run: dict[str, Any], feature: str, note: Notes) -> str:
-    if "not_run" in run:
-        return f"not run {note(run['not_run'])}"
-    found = run["features"].get(feature)
-    if found is None:
-        return f"not run {note(NO_TEST)}"
-    parts = [str(found["passed"])] if found["passed"] else []
-    parts += [f"**failed: {len(found['failed'])}**"] if found["failed"] else []
-    if found["skipped"]:
-        number = sum(found["skipped"].values())
-        parts.append(f"skipped{f': {number}' if parts else ''} {' '.join(map(note, found['skipped']))}")
-    return ", ".join(parts) or f"not run {note(NO_TEST)}"
-
-
-def name_of(result: dict[str, Any], every: list[dict[str, Any]]) -> str:
-    alike = [other for other in every if other["torch"] == result["torch"]]
-    return result["torch"] + (f", Python {result['python']}" if len(alike) > 1 else "")
-
-
-def matrix(text: str, found: list[dict[str, Any]]) -> str:
-    note = Notes()
-    columns = [(backend, result) for backend in BACKENDS for result in found]
-    titles = [f"{'CUDA' if backend == 'cuda' else backend} {name_of(result, found)}" for backend, result in columns]
-    lines = [f"| feature | {' | '.join(titles)} |", "|---|" + "---|" * len(columns)]
-    extra = sorted({f for r in found for run in r["runs"].values() for f in run.get("features", ())} - set(rows(text)))
-    for feature in [*rows(text), *extra]:
-        cells = [cell(result["runs"][backend], feature, note) for backend, result in columns]
-        lines.append(f"| {feature} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *note]) + "\n"
-
-
-def environments(text: str, found: list[dict[str, Any]]) -> str:
-    lines = ["| torch | Python | platform | backend | library | tests | seconds | run |", "|---|---|---|---|---|---|---|---|"]
-    for result in found:
-        for backend in BACKENDS:
-            run = result["runs"][backend]
-            if "not_run" in run:
-                continue
-            passed = sum(feature["passed"] for feature in run["features"].values())
-            facts = [run["torch"], run["python"], run["platform"], "CUDA" if backend == "cuda" else backend]
-            facts += [", ".join(filter(None, [run["library"], run["device"]])) or "none", f"{passed} passed", run["seconds"]]
-            lines.append("| " + " | ".join(map(str, [*facts, f"{run['commit']}, {run['date']}"])) + " |")
-    return "\n".join(lines) + "\n"
-
-
-PARTS = {"matrix": matrix, "environments": environments}
-
-
-def page(text: str) -> str:
-    """The page with its marked parts made anew."""
-    found = results()
-    return PART.sub(lambda part: part[1] + PARTS[part[2]](text, found) + part[3], text)
-
-
 # ------------------------------------------------------------------------------------------------------------ main
 
 
@@ -315,7 +223,9 @@ def main() -> int:
     parser.add_argument("--python", action="append", type=Path, metavar="PATH", help="an environment that is there")
     parser.add_argument("--torch", action="append", metavar="VERSION", help="make an environment with this release")
     parser.add_argument("--page", action="store_true", help="run nothing; write the tables of the committed results")
-    parser.add_argument("--check", action="store_true", help="run nothing, write nothing; say whether the page is current")
+    parser.add_argument(
+        "--check", action="store_true", help="run nothing, write nothing; say whether the page is current"
+    )
     arguments = parser.parse_args()
     if not (arguments.page or arguments.check):
         if arguments.python:
@@ -326,12 +236,17 @@ def main() -> int:
             for old in set(RESULTS.glob("*.json")) - set(written):
                 old.unlink()
     text = PAGE.read_text(encoding="utf-8")
-    made = page(text)
+    made = compatibility_page.page(text)
     if arguments.check:
         print("current" if made == text else f"{PAGE.name}: not current, run python tools/compatibility.py --page")
         return made != text
     PAGE.write_text(made, encoding="utf-8")
-    failed = sum(len(f["failed"]) for r in results() for run in r["runs"].values() for f in run.get("features", {}).values())
+    failed = sum(
+        len(f["failed"])
+        for r in compatibility_page.results()
+        for run in r["runs"].values()
+        for f in run.get("features", {}).values()
+    )
     print(f"{PAGE.relative_to(ROOT)}: {failed} failed" if failed else f"{PAGE.relative_to(ROOT)}: nothing failed")
     return bool(failed)
 
