@@ -212,7 +212,9 @@ def run_all(made: list[Environment], what: str) -> list[Path]:
         runs = {backend: environment.run(backend, others, what) for backend in BACKENDS}
         result = {"torch": environment.torch or "unknown", "python": environment.version, "runs": runs}
         minor = ".".join(environment.version.split(".")[:2])
-        path = RESULTS / f"torch-{result['torch']}{f'-python-{minor}' if minor else ''}.json"
+        unknown = RESULTS / f"torch-{result['torch']}.json"  # of an environment that could not say its Python
+        path = unknown.with_name(f"{unknown.stem}-python-{minor}.json") if minor else unknown
+        unknown.unlink(missing_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         written.append(path)
     return written
@@ -234,7 +236,7 @@ def main() -> int:
         else:
             versions = arguments.torch or list(dict.fromkeys([OLDEST, PINNED, newest()]))
             written = run_all([Environment(torch=version) for version in versions], what)
-            for old in set(RESULTS.glob("*.json")) - set(written):
+            for old in set(RESULTS.glob("*.json")) - set(written) if not arguments.torch else ():
                 old.unlink()
     text = PAGE.read_text(encoding="utf-8")
     made = compatibility_page.page(text)
