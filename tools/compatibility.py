@@ -167,15 +167,14 @@ class Environment:
             "SINPE_EXT_COMMIT": commit,
             "SINPE_EXT_OTHER_LIBRARIES": os.pathsep.join(map(str, others)),
         }
-        files = [path.relative_to(ROOT).as_posix() for path in compatibility_page.marked()]
+        source = self.folder / "source"
+        files = [path.relative_to(source).as_posix() for path in compatibility_page.marked(source)]
         command = [str(self.python), "-m", "pytest", "-q", "-m", "feature", "--continue-on-collection-errors"]
         command += ["-p", "no:cacheprovider", f"--require-backend={backend}", f"--feature-report={report}", *files]
         log = self.folder / f"{backend}.log"
         try:
             with log.open("w") as stream:
-                done = subprocess.run(
-                    command, cwd=self.folder / "source", env=settings, timeout=LIMIT, stdout=stream, stderr=stream
-                )
+                done = subprocess.run(command, cwd=source, env=settings, timeout=LIMIT, stdout=stream, stderr=stream)
         except subprocess.TimeoutExpired:
             return {"not_run": f"pytest took more than {LIMIT} s"}
         if not report.is_file():
