@@ -20,8 +20,9 @@ from . import _backend, _checks, _float32_angle, _ops
 from ._checks import constant_in_graph
 from .encoding import Encoding
 
-Given: TypeAlias = tuple[Any, int | None, int | None]  # the arguments of _checks.encoding
-Constant: TypeAlias = Callable[[Any, int | None, int | None, torch.device], torch.Tensor]
+Piece: TypeAlias = int | tuple[int, int] | None
+Given: TypeAlias = tuple[Any, int | None, Piece]  # the arguments of _checks.encoding
+Constant: TypeAlias = Callable[[Any, int | None, Piece, torch.device], torch.Tensor]
 
 
 def given(encoding: Any) -> Given:
@@ -39,7 +40,7 @@ def _number(encoding: Encoding, device: torch.device) -> int:
 
 
 @constant_in_graph
-def slot(value: Any, dim: int | None, piece: int | None, device: torch.device) -> int:
+def slot(value: Any, dim: int | None, piece: Piece, device: torch.device) -> int:
     """A number of an encoding's own on a device."""
     return _number(_checks.encoding(value, dim, piece), device)
 
@@ -59,30 +60,30 @@ def _by_slot(function: Constant) -> tuple[Constant, ...]:
 
 
 @_by_slot
-def _plan_words(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
+def _plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     # Load the kernels before the graph runs; without them the operator is the eager twin.
     _backend.compiled(device.type if device.type == "cuda" else "cpu")
     return _ops.plan_words(_checks.encoding(value, dim, piece), device)
 
 
 @_by_slot
-def _ladder(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
+def _ladder(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     return _float32_angle.constants_on(_checks.encoding(value, dim, piece), device).ladder
 
 
 @_by_slot
-def _kinds(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
+def _kinds(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     return _float32_angle.constants_on(_checks.encoding(value, dim, piece), device).kinds
 
 
 @constant_in_graph
-def _order(value: Any, dim: int | None, piece: int | None) -> tuple[bool, float]:
+def _order(value: Any, dim: int | None, piece: Piece) -> tuple[bool, float]:
     """Whether the float32 angle is a product, and the factor of the positions."""
     encoding = _checks.encoding(value, dim, piece)
     return _float32_angle.multiplies(encoding), float(encoding.position_scale)
 
 
-def plan_words(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
+def plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     """The plan of an encoding as a constant of the graph, for tensors on `device`."""
     words = _plan_words[slot(value, dim, piece, device)](value, dim, piece, device)
     # A graph for CUDA that is made on a machine without it copies its constant there.
