@@ -12,6 +12,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
+COMPATIBILITY_ARGS ?=
 
 # An active environment is used unless VENV is given.
 export PYTHON TORCH TORCH_INDEX_URL VENV PEERS_VENV
@@ -21,12 +22,13 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test test-peers bench train build cpp asan cuda-check lint format clean distclean
+.PHONY: help demo test test-peers compatibility bench train build cpp asan cuda-check lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
 	@echo "make test    set up, then ctest and pytest                                      PYTEST_ARGS=\"-k add\""
 	@echo "make test-peers   the encodings against diffusers, transformers, timm and others themselves, which it installs"
+	@echo "make compatibility   the tests of features under torch 2.11, 2.13 and the newest, which it installs: docs/compatibility.md"
 	@echo "make bench   set up, then the benchmarks                                        BENCH_ARGS="
 	@echo "make train   set up, then a small language model with these layers and with torch's   TRAIN_ARGS=\"--steps 1000\""
 	@echo "make build   set up alone: environment, torch, compiled libraries"
@@ -50,6 +52,10 @@ test:
 # In an environment of its own, .venv-peers, on top of the usual one. The table it prints is also build/peers.md.
 test-peers:
 	@py=$$(tools/setup_peers.sh) && SINPE_EXT_REQUIRE_PEERS=1 exec $$py -m pytest tests/peers --require-backend=compiled $(PYTEST_ARGS)
+
+# In environments of its own, build/matrix. COMPATIBILITY_ARGS="--python PATH": in one that is there; see the tool's head.
+compatibility:
+	@exec $(PYTHON) tools/compatibility.py $(COMPATIBILITY_ARGS)
 
 bench:
 	@$(call environment,bench) && exec $$py -m sinpe_ext bench $(BENCH_ARGS)

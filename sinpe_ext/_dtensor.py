@@ -113,7 +113,7 @@ def _each_rank(function: Any) -> Any:
     """Under torch's simulation of many ranks in one process, the function for each of them."""
     simulation = sys.modules.get("torch.distributed._local_tensor")
     decorated = getattr(simulation, "maybe_run_for_local_tensor", None)
-    return function if decorated is None else decorated(function)
+    return function if decorated is None or torch.compiler.is_compiling() else decorated(function)
 
 
 def plain_shards(t: DTensor) -> DTensor:
@@ -144,7 +144,14 @@ def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Any:
         return seed.full_tensor()
     if seed is not None and not isinstance(seed, torch.Generator):
         return seed
-    return distribute_tensor(_seed.tensor(seed, device), mesh, [Replicate()] * mesh.ndim).to_local()
+    drawn = _seed.tensor(seed, device)
+    if not torch.compiler.is_compiling():
+        return distribute_tensor(drawn, mesh, [Replicate()] * mesh.ndim).to_local()
+    # distribute_tensor does not go into a graph; a sum over the ranks does.
+    coordinate = mesh.get_coordinate()
+    mine = drawn if coordinate is None or not any(coordinate) else torch.zeros_like(drawn)
+    pending = DTensor.from_local(mine, mesh, [Partial()] * mesh.ndim, run_check=False)
+    return pending.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
 
 
 def rows_along(value: Any, of: _checks.Target, batch_at: int | None, rows_at: int) -> dict[int, int]:

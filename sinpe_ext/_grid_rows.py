@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from . import _checks, _grad, _rows, _traced
-from ._checks import constant_in_graph
 from ._device_constants import on_device
+from ._traced import constant_in_graph
 from .encoding import Encoding
 from .reference_grid import HEADER_WORDS, MAGIC
 

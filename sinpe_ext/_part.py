@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ._graph import constant_in_graph
@@ -20,17 +19,10 @@ class Part(NamedTuple):
     first: tuple[int, ...]
 
 
-@constant_in_graph
-@lru_cache
-def _is_dtensor_class(kind: Any) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and issubclass(kind, module.DTensor)
-
-
 def is_dtensor(value: Any) -> bool:
     """Whether a value is a DTensor, without the import of torch.distributed where nobody else did."""
-    kind: Any = type(value)
-    return _is_dtensor_class(kind)
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
 
 
 @constant_in_graph

@@ -24,6 +24,8 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key after each round
 LOW32, HIGH29 = 0xFFFFFFFF, 0x1FFFFFFF  # the halves of a counter, which has 61 bits
 SIGNS = -0x7FFF7FFF7FFF8000  # the top bit of each 16-bit lane: turns their unsigned order into the signed one
+# Whether vmap has a rule for a view of another dtype, which torch 2.11 lacks: there, each lane is cut out by itself.
+VIEWS_ARE_BATCHED = torch._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 Keys = list[tuple[Tensor, Tensor]]
@@ -72,7 +74,8 @@ def keep(
         order = sorted(range(len(sizes)), key=lambda d: (steps[d], sizes[d]), reverse=True)
         if 0 in shape:
             return torch.empty(shape, dtype=torch.bool, device=device)
-        if _is_dense([sizes[d] for d in order], [steps[d] for d in order]):
+        whole_words = VIEWS_ARE_BATCHED or not torch._C._are_functorch_transforms_active()
+        if whole_words and _is_dense([sizes[d] for d in order], [steps[d] for d in order]):
             flat = _run(seed, drop, base, math.prod(sizes))
             mask = flat.reshape([sizes[d] for d in order]).permute([order.index(d) for d in range(len(order))])
         else:

@@ -13,7 +13,8 @@ from .encoding import integer
 
 def checked(seed: Any, device: torch.device) -> Any:
     """What callers may pass for a seed of a result on `device`: an int becomes one in range, anything else stays."""
-    if seed is None or isinstance(seed, torch.Generator):
+    # Asked of what is no tensor: since torch 2.15 a compiler does not trace this question about one.
+    if seed is None or (not isinstance(seed, Tensor) and isinstance(seed, torch.Generator)):
         return seed
     if torch.compiler.is_compiling() and isinstance(seed, (int, torch.SymInt)) and not isinstance(seed, bool):
         return seed  # may be a symbol of the graph
@@ -37,7 +38,7 @@ def tensor(seed: Any, device: torch.device) -> Tensor:
             return draw(device)
         # In a graph an operator of our own: torch.randint would become another random stream there.
         return torch.ops.sinpe_ext.draw_seed.default(torch.empty((), dtype=torch.int64, device=device))
-    if isinstance(seed, torch.Generator):
+    if not isinstance(seed, Tensor) and isinstance(seed, torch.Generator):
         seed = draw(seed.device, seed)
         if seed.device == device:
             return seed

@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from . import _backend, _checks, _float32_angle, _ops
-from ._checks import constant_in_graph
+from . import _backend, _checks, _float32_angle, _handle, _ops
 from .encoding import Encoding
+
+constant_in_graph = _handle.constant_in_graph()
 
 Piece: TypeAlias = int | tuple[int, int] | None
 Given: TypeAlias = tuple[Any, int | None, Piece]  # the arguments of _checks.encoding

@@ -17,6 +17,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from . import _frequency
+from ._handle import with_handle
 
 # A float is taken at its exact value; Fraction and Decimal state values a float cannot.
 Number: TypeAlias = float | Fraction | Decimal
@@ -111,7 +112,7 @@ class Encoding:
         for name in fields:
             if name not in known:
                 raise TypeError(unknown_field(name, known))
-        return super().__new__(cls)
+        return with_handle(super().__new__(cls))
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -150,7 +151,7 @@ class Encoding:
 
     def __getstate__(self) -> dict[str, Any]:
         # String hashes differ between processes, so the kept hash must not travel.
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_handle")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

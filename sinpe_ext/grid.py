@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from . import _frequency
+from ._handle import with_handle
 from .encoding import HALVES, MAX_DIM, Encoding, choice, integer, real, unknown_field
 
 ARRANGEMENTS = ("blocks", "grouped", "interleaved")
@@ -56,6 +57,9 @@ class GridEncoding:
     order: tuple[int, ...] | None = None
     arrangement: str = "blocks"
     dim: int = 0  # None until __post_init__ has counted
+
+    def __new__(cls, *args: Any, **fields: Any) -> GridEncoding:
+        return with_handle(super().__new__(cls))
 
     def __init__(
         self,

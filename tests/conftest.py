@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
+import feature_report
 import pytest
 
 try:  # the tests that a card needs do without
@@ -24,6 +26,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail instead of skipping where this backend is missing; eager: test eager PyTorch alone; "
         "emulated: the CUDA kernels, compiled as C++, in the place of the CPU library",
     )
+    feature_report.options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if path := config.getoption("--feature-report"):
+        backend = config.getoption("--require-backend")
+        if backend not in ("compiled", "eager", "cuda"):
+            raise pytest.UsageError("--feature-report: name the backend, --require-backend=compiled, eager or cuda")
+        config.pluginmanager.register(feature_report.FeatureReport(config, Path(path), backend))
 
 
 def _missing(backend: str) -> str:

@@ -130,6 +130,7 @@ def test_whole_positions(backend: str, name: str, made: str) -> None:
         check(f"{dtype}, whole positions, {backend}", found, limit)
 
 
+@pytest.mark.feature("table")
 def test_every_position_below_65536(backend: str) -> None:
     """All entries of 64 channels by `encode`, where each row is made on its own."""
     truth, positions = ulp.PaperTruth(64), torch.arange(2**16)
@@ -156,6 +157,7 @@ def test_the_judge_of_long_tables_agrees_with_mpmath() -> None:
         assert found.worst <= 8, found  # float64 units: 2**-50 relative
 
 
+@pytest.mark.feature("table")
 @pytest.mark.parametrize("made", MADE)
 def test_the_ends_of_int64(backend: str, made: str) -> None:
     """The frequency's 128 bits leave 2**-66 of a turn there."""
@@ -230,6 +232,7 @@ FRACTIONAL = {
 }
 
 
+@pytest.mark.feature("encode")
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", FRACTIONAL)
 def test_fractional_positions(backend: str, name: str, wide: torch.dtype) -> None:

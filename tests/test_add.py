@@ -65,6 +65,7 @@ FORMS: dict[str, tuple[dict[str, Any], Tensor]] = {  # arguments, final position
 }
 
 
+@pytest.mark.feature("add")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
 def test_positions_and_rounding(form: str, dtype: torch.dtype, backend: str) -> None:
@@ -98,6 +99,7 @@ def test_two_dimensions(form: str, backend: str) -> None:
     assert torch.equal(sinpe.add(x.t(), FAIRSEQ, seq_dim=1, channel_dim=0, **arguments), (x + rows).t())
 
 
+@pytest.mark.feature("add")
 @pytest.mark.parametrize("rank", [2, 3, 4, 5])
 def test_the_sequence_and_the_channels_may_be_any_dimension(rank: int, backend: str) -> None:
     """positions, start and mask stay batch-first: the batch is the first dimension that is neither."""
@@ -192,6 +194,7 @@ def test_the_result_is_never_x(call: Callable[[Tensor], Tensor], backend: str) -
     assert torch.equal(x, before) and x._version == 0
 
 
+@pytest.mark.feature("add")
 def test_version_counters(backend: str) -> None:
     """Autograd learns of every write, and refuses a backward that saved what was overwritten."""
     x = randn(B, S, D)

@@ -131,6 +131,7 @@ INDUCED = [
 ]  # fmt: skip
 
 
+@pytest.mark.feature("torch.compile")
 @needs_inductor
 @pytest.mark.parametrize("name", INDUCED)
 def test_inductor(name: str) -> None:
@@ -173,6 +174,7 @@ FREE = Layer(D).eval()
 WEIGHT = torch.randn(2, D, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
 
+@pytest.mark.feature("torch.compile")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_second_graph_serves_every_size_and_start(name: str) -> None:
     """The first has fixed numbers; the second, made when they change, has symbols in their place."""
@@ -230,6 +232,7 @@ def test_refusals_in_a_graph() -> None:
             torch.compile(call, backend="eager")(x())
 
 
+@pytest.mark.feature("torch.export")
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict: bool) -> None:
     length = torch.export.Dim("length")

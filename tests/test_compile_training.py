@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
+from sinpe_ext import _build
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures(fresh.__name__)]
 
@@ -134,8 +135,17 @@ class Seeded(nn.Module):
         return self.layer(given, seed=3)
 
 
+@pytest.mark.feature("AOTInductor")
+# In torch 2.11 a package hands its operators the dtype as another: float32 arrives at `table` as float64.
+loses_dtypes = pytest.mark.xfail(
+    _build.parse_version(str(torch.__version__)) < (2, 12),
+    reason="an AOTInductor package of torch 2.11 hands an operator the wrong dtype",
+    strict=True,
+)
+
+
 @needs_inductor
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", [pytest.param("layer", marks=loses_dtypes), *list(EXPORTED)[1:]])
 def test_ahead_of_time(name: str, tmp_path: Path) -> None:
     """torch.export, and AOTInductor's package of it, at sizes that the example did not have."""
     model = EXPORTED[name]()

@@ -32,6 +32,7 @@ STARTS = [0, -3, 2**24 - 5, 2**31 - 7, 2**40, -(2**62), 2**63 - 1 - 67]
 P = 0.3
 
 
+@pytest.mark.feature("table")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_table(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
@@ -87,6 +88,7 @@ POSITIONS: dict[str, Callable[[], Tensor]] = {
 }
 
 
+@pytest.mark.feature("encode")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", POSITIONS)
 def test_encode(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
@@ -127,6 +129,7 @@ def sums(x: Tensor, named: dict[str, Any], layout: str, **more: Any) -> Callable
     return lambda d: sinpe.add(LAYOUTS[layout](x.to(d)), **moved(named, d), **more)
 
 
+@pytest.mark.feature("add")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
 def test_add(form: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
@@ -182,6 +185,7 @@ def test_nothing(shape: tuple[int, ...], device: torch.device) -> None:  # noqa:
     assert sinpe.encode(torch.empty(0, 2, device=device), 8).shape == (0, 2, 8)
 
 
+@pytest.mark.feature("dropout")
 def test_masks_are_the_same(device: torch.device) -> None:  # noqa: F811
     """One seed, one mask, on every device; also where rows begin inside of a group of eight."""
     for shape in ((3, 5, 11), (2, 4, 64), (1, 1, 1), (5, 1000, 13)):
@@ -202,6 +206,7 @@ EMBED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.feature("embed")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", EMBED)
 def test_embed(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
@@ -236,6 +241,7 @@ def test_embed_backward_of_many_tokens(ids: str, device: torch.device) -> None: 
     assert torch.equal(run(device).cpu(), expected(device, run))
 
 
+@pytest.mark.feature("gradients")
 def test_gradients_of_add(device: torch.device) -> None:  # noqa: F811
     """x exactly; alpha and positions from float64 sums, which differ in their order alone."""
     x, grad = randn(3, S, 34), randn(3, S, 34, seed=6)

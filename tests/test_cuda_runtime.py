@@ -281,6 +281,7 @@ def test_backward_gives_the_same_bits_every_time(cuda: torch.device) -> None:  #
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.feature("torch.compile")
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_torch_compile(mode: str, cuda: torch.device) -> None:  # noqa: F811
     pytest.importorskip("triton")
@@ -320,6 +321,7 @@ def test_torch_compile_backward(mode: str, cuda: torch.device) -> None:  # noqa:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.feature("autocast")
 def test_autocast_changes_nothing(cuda: torch.device) -> None:  # noqa: F811
     x, positions = randn(B, S, D).to(cuda), torch.arange(S, device=cuda) + 100_000
     want = sinpe.add(x, positions=positions)
@@ -328,6 +330,7 @@ def test_autocast_changes_nothing(cuda: torch.device) -> None:  # noqa: F811
         assert sinpe.encode(positions.double(), D).dtype == torch.float32
 
 
+@pytest.mark.feature("layers")
 def test_modules_move(cuda: torch.device) -> None:  # noqa: F811
     layer = sinpe.SinusoidalPositionalEncoding(D, 0.0, learned_alpha=True).to("cuda")
     x = randn(B, S, D)
@@ -342,6 +345,7 @@ def test_modules_move(cuda: torch.device) -> None:  # noqa: F811
         assert sinpe.table(5, D).is_cuda
 
 
+@pytest.mark.feature("torch.func")
 def test_torch_func(cuda: torch.device) -> None:  # noqa: F811
     x = randn(B, S, D).to(cuda)
     got = torch.func.vmap(lambda x: sinpe.add(x, dropout=P, seed=3))(x)

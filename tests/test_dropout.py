@@ -33,6 +33,7 @@ def mask_of(**arguments: Any) -> Tensor:
     return sinpe.add(2 * ones(), dropout=P, **arguments) != 0
 
 
+@pytest.mark.feature("dropout")
 @pytest.mark.parametrize("seed", [0, 1, -1, SEED, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("p", [P, 0.5, 1e-9, 1 - 1e-9])
 def test_the_mask_is_philox_of_the_row_major_index(p: float, seed: int, backend: str) -> None:
@@ -44,6 +45,7 @@ def test_the_mask_is_philox_of_the_row_major_index(p: float, seed: int, backend:
     assert torch.equal(got, torch.where(want, (2 + sinpe.table(S, D)) * scale, 0.0))
 
 
+@pytest.mark.feature("dropout")
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_order_of_rounding(dtype: torch.dtype, backend: str) -> None:
     """Products, sum and kept scale in acc, then one rounding; padded rows are scale * x under the same mask."""
@@ -171,6 +173,7 @@ def test_no_randomness_is_consumed(call: Callable[[], object], backend: str) -> 
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.feature("dropout")
 def test_torchs_generator_governs(backend: str) -> None:
     torch.manual_seed(5)
     first, second = mask_of(), mask_of()
@@ -229,6 +232,7 @@ def test_refusals(case: Any, backend: str) -> None:
         sinpe.embed(torch.zeros(S, dtype=torch.long), torch.ones(3, D), **{"dropout": P, **arguments})
 
 
+@pytest.mark.feature("activation checkpointing")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(reentrant: bool, backend: str) -> None:
     """The recomputed forward pass draws the same mask, and so the gradients are those without checkpointing."""
@@ -303,6 +307,7 @@ def test_other_angles_drop_the_same_elements(angle: str, backend: str) -> None:
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.where(keep, scale, 0.0))
 
 
+@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_torch_func(backend: str) -> None:
     """A seed names one mask for each sample; drawn seeds obey vmap's own rule."""

@@ -43,6 +43,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.feature("embed")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
 def test_is_add_of_the_looked_up_rows(form: str, dtype: torch.dtype, backend: str) -> None:
@@ -53,6 +54,7 @@ def test_is_add_of_the_looked_up_rows(form: str, dtype: torch.dtype, backend: st
     assert got.dtype == dtype and got.is_contiguous()
 
 
+@pytest.mark.feature("embed")
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
 def test_ids_of_any_form(dtype: torch.dtype, backend: str) -> None:
     weight = table()
@@ -114,6 +116,7 @@ def test_the_short_cut_of_inference_gives_the_same_bits(dtype: torch.dtype, back
                 free(tokens(), start=wrong)
 
 
+@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_torch_func(backend: str) -> None:
     weight, ids = table(), tokens(4, B, S)

@@ -27,6 +27,7 @@ def tokens() -> Tensor:
     return torch.randint(0, V, (B, S), generator=torch.Generator().manual_seed(4))
 
 
+@pytest.mark.feature("layers")
 def test_drop_in_for_nn_embedding(backend: str) -> None:
     torch.manual_seed(1)
     theirs = nn.Embedding(V, D, 3)

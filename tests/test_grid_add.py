@@ -30,6 +30,7 @@ def poisoned_like(x: Tensor) -> Tensor:
     return torch.full_like(x, float("nan"))
 
 
+@pytest.mark.feature("grids")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_table(backend: str, name: str) -> None:
     grid = EXAMPLES[name]
@@ -145,13 +146,15 @@ def test_add(backend: str, name: str, form: str) -> None:
         dropped = sinpe.add(given, grid, **arguments, **FORMULA, dropout=0.3, seed=5)
         ones = torch.ones(given.shape, dtype=dtype)
         kept = sinpe.add(ones, Encoding(given.shape[-1], amplitude=0), dropout=0.3, seed=5) != 0
-        assert torch.equal(dropped != 0, kept & (got != 0))
+        seen = got != 0  # a sum may round to 0 in 16 bits, and not to 0 once it is scaled
+        assert torch.equal(dropped[seen] != 0, kept[seen]) and not dropped[~kept].any()
         scale = 65536 / (65536 - round(0.3 * 65536))
         acc = accumulation(dtype)
         if acc == dtype:
             assert torch.equal(dropped, torch.where(kept, got * torch.tensor(scale, dtype=acc), 0.0))
 
 
+@pytest.mark.feature("grids")
 @pytest.mark.parametrize("name", ["mae2d", "timm2d", "t2t2d zeros", "cogvideo3d", "nerf", "one axis"])
 def test_places_of_their_own(backend: str, name: str) -> None:
     """Explicit positions and starts of each sample give what the same coordinates give implicitly."""

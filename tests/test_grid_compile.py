@@ -68,6 +68,7 @@ def test_dynamic_shapes(backend: str) -> None:
     assert counted.frame_count == 1
 
 
+@pytest.mark.feature("torch.compile")
 def test_gradients(backend: str) -> None:
     torch._dynamo.reset()
 
@@ -85,6 +86,7 @@ class Patches(torch.nn.Module):
         return sinpe.add(x, GRID)
 
 
+@pytest.mark.feature("torch.export")
 def test_export(backend: str) -> None:
     x = operands()[0]
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("height"), 2: torch.export.Dim("width")}

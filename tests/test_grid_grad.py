@@ -23,6 +23,7 @@ def inputs(name: str) -> tuple[Any, ...]:
     return grid, lengths, x, alpha, places.expand(2, *places.shape).contiguous().requires_grad_()
 
 
+@pytest.mark.feature("gradients")
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "dropout"])
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients(backend: str, name: str, options: dict[str, Any]) -> None:
@@ -80,6 +81,7 @@ def test_alpha_of_other_types(backend: str, dtype: torch.dtype) -> None:
     assert float(alpha.grad) == pytest.approx(float(2 * pe.sum()), rel=1e-5)
 
 
+@pytest.mark.feature("torch.func")
 def test_torch_func(backend: str) -> None:
     grid, lengths, x, *_ = inputs("mae2d")
     x = x.detach()

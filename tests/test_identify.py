@@ -93,6 +93,7 @@ def test_blind(seed: int) -> None:
         assert name in names(match), (encoding, match)
 
 
+@pytest.mark.feature("identify")
 @pytest.mark.parametrize(
     ("encoding", "code"),
     [
@@ -122,6 +123,7 @@ def test_round_numbers_come_back_as_written(encoding: Encoding, code: str | None
     check_code(match)
 
 
+@pytest.mark.feature("identify")
 def test_names_of_the_same_table_stand_together() -> None:
     matches = sinpe.identify(table(sinpe.convention("fairseq", 64)))
     assert len(matches) == 1
@@ -174,6 +176,7 @@ def usual(length: int, dim: int, form: str) -> torch.Tensor:
     return pe
 
 
+@pytest.mark.feature("identify")
 @pytest.mark.parametrize("storage", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", ["float32_exp", "float32_pow"])
 @pytest.mark.parametrize("length", [64, 5000])

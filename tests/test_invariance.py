@@ -54,6 +54,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.feature("table")
 @pytest.mark.parametrize("name", CHECKED)
 def test_any_number_of_threads(backend: str, threads: None, name: str) -> None:
     torch.set_num_threads(1)
@@ -63,6 +64,7 @@ def test_any_number_of_threads(backend: str, threads: None, name: str) -> None:
         assert differing(one, everything(CHECKED[name])) == []
 
 
+@pytest.mark.feature("encode")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CHECKED)
 def test_any_split(backend: str, name: str, dtype: torch.dtype) -> None:

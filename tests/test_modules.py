@@ -43,6 +43,7 @@ class Tutorial(nn.Module):
         self.register_buffer("pe", usual_table(max_len, d_model).reshape(shape).to(dtype))
 
 
+@pytest.mark.feature("layers")
 def test_tutorial_arguments(backend: str) -> None:
     layer = Layer(512, 0.1, 5000)
     assert layer.dropout.p == 0.1 and layer.max_len == 5000 and layer.d_model == 512
@@ -63,6 +64,7 @@ def test_the_documents_ways(backend: str) -> None:
     assert torch.equal(Layer(256, 0.0)(batch), batch + sinpe.table(128, 256))
 
 
+@pytest.mark.feature("layers")
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_options(dtype: torch.dtype, backend: str) -> None:
     x, starts = randn(B, S, D, dtype=dtype), torch.tensor([0, 5, -3])
@@ -144,6 +146,7 @@ def test_nothing_in_the_state_dict() -> None:
 SHAPES = [(1, 50, D), (50, 1, D), (50, D)]
 
 
+@pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_old_checkpoint_loads_silently(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -180,6 +183,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
 def test_another_encodings_table_warns_once(case: Any) -> None:
     table, pattern = case
@@ -201,6 +205,7 @@ def test_a_table_of_the_layers_own_convention_is_right(name: str) -> None:
         Layer(D).load_state_dict({"pe": torch.empty(1, 50, D, device="meta")})
 
 
+@pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("batch_first, shape", [(True, (1, 20, D)), (False, (20, 1, D))])
 def test_a_persistent_table(batch_first: bool, shape: tuple[int, ...]) -> None:
     layer = Layer(D, 0.1, 20, batch_first=batch_first, persistent_table=True)
@@ -233,6 +238,7 @@ def test_a_learned_alpha(backend: str) -> None:
     assert layer.alpha.item() == 0.5
 
 
+@pytest.mark.feature("layers")
 @pytest.mark.parametrize("learned", [False, True])
 def test_copies(learned: bool, backend: str) -> None:
     layer, x = Layer(D, 0.0, 50, encoding="fairseq", scale=3.0, alpha=0.5, learned_alpha=learned), randn(B, S, D)

@@ -36,6 +36,7 @@ def front(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.mark.feature("NumPy")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, "float32"])
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=repr)
 def test_table_is_encode_at_its_positions(front: str, encoding: Encoding, dtype) -> None:
@@ -133,6 +134,7 @@ def test_a_demanded_compiled_module_that_is_missing_raises(monkeypatch: pytest.M
     assert sinpe.table(3, 8).shape == (3, 8)
 
 
+@pytest.mark.feature("NumPy")
 @pytest.mark.parametrize("setting", ["auto", "eager"])
 def test_torch_is_not_imported(setting: str) -> None:
     code = (

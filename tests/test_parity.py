@@ -243,6 +243,7 @@ def test_the_page_shows_this_sha256() -> None:
     assert SHA256 in page.read_text(encoding="utf-8"), "run python tools/accuracy_table.py --write"
 
 
+@pytest.mark.feature("table")
 def test_published_sha256(backend: str) -> None:
     table = sinpe.table(65536, 512).numpy()
     assert hashlib.sha256(table.astype("<f4", copy=False).data).hexdigest() == SHA256

@@ -58,6 +58,7 @@ def op(name: str) -> Any:
     return getattr(torch.ops.sinpe_ext, name).default
 
 
+@pytest.mark.feature("opcheck")
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_schema(name: str) -> None:
     """Libraries built against these exist; a change needs a new name."""
@@ -155,6 +156,7 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
     }  # fmt: skip
 
 
+@pytest.mark.feature("opcheck")
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "requires_grad"])
 @pytest.mark.parametrize("case", samples(False))
 def test_opcheck(case: str, grad: bool) -> None:

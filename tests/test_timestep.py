@@ -54,6 +54,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Tensor]] = {
 }
 
 
+@pytest.mark.feature("timesteps")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("dim", [D, D + 1, 256])
 def test_values(case: Any, dim: int, backend: str) -> None:
@@ -73,6 +74,7 @@ def test_shapes(shape: tuple[int, ...], backend: str) -> None:
     assert torch.equal(layer(t.expand(2, *shape)), layer(t).expand(2, *shape, D))
 
 
+@pytest.mark.feature("timesteps")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_the_dtype_is_the_callers(dtype: torch.dtype, backend: str) -> None:
     layer = TimestepEncoding(D, dtype=dtype)
