@@ -135,7 +135,6 @@ class Seeded(nn.Module):
         return self.layer(given, seed=3)
 
 
-@pytest.mark.feature("AOTInductor")
 # In torch 2.11 a package hands its operators the dtype as another: float32 arrives at `table` as float64.
 loses_dtypes = pytest.mark.xfail(
     _build.parse_version(str(torch.__version__)) < (2, 12),
@@ -144,6 +143,7 @@ loses_dtypes = pytest.mark.xfail(
 )
 
 
+@pytest.mark.feature("AOTInductor")
 @needs_inductor
 @pytest.mark.parametrize("name", [pytest.param("layer", marks=loses_dtypes), *list(EXPORTED)[1:]])
 def test_ahead_of_time(name: str, tmp_path: Path) -> None:

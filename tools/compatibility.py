@@ -203,10 +203,10 @@ def commit() -> str:
 # ------------------------------------------------------------------------------------------------------------ main
 
 
-def run_all(made: list[Environment]) -> list[Path]:
+def run_all(made: list[Environment], what: str) -> list[Path]:
     """Every backend in every environment; the libraries are all there before the first run, which loads the others'."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    written, what = [], commit()
+    written = []
     for environment in made:
         others = [other.package for other in made if other is not environment and not other.problem]
         runs = {backend: environment.run(backend, others, what) for backend in BACKENDS}
@@ -228,11 +228,12 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if not (arguments.page or arguments.check):
+        what = commit()  # before the copies are made
         if arguments.python:
-            run_all([Environment(python=path) for path in arguments.python])
+            run_all([Environment(python=path) for path in arguments.python], what)
         else:
             versions = arguments.torch or list(dict.fromkeys([OLDEST, PINNED, newest()]))
-            written = run_all([Environment(torch=version) for version in versions])
+            written = run_all([Environment(torch=version) for version in versions], what)
             for old in set(RESULTS.glob("*.json")) - set(written):
                 old.unlink()
     text = PAGE.read_text(encoding="utf-8")
