@@ -1,104 +1,19 @@
-"""What tests/test_dtensor.py runs in several processes: each case is a function of a mesh that asserts.
-
-Every rank knows the whole and compares the gathered result with what one process computes. Gradients are whole numbers,
-so that sums over ranks are exact in any order, where the encoding is not part of them.
-"""
+"""DTensors in the functions, on each rank of a mesh: see distributed_support.py."""
 
 from __future__ import annotations
 
-import os
-import traceback
-from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from distributed_support import SUM, case, compared, refused, same, spread
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 import sinpe_ext as sinpe
 
-CASES: dict[str, Callable[[DeviceMesh], None]] = {}
 SHAPES = ((4, 6, 8), (3, 7, 10), (1, 3, 5))  # even, uneven, fewer than ranks
-WAIT = timedelta(seconds=60)  # for another rank, which may have failed
-SUM = 1e-5  # relative: a float32 sum of a few hundred products in another order
-
-
-def case(function: Callable[[DeviceMesh], None]) -> Callable[[DeviceMesh], None]:
-    CASES[function.__name__] = function
-    return function
-
-
-def run(rank: int, world: int, port: int, backend: str, names: Sequence[str], results: Any) -> None:
-    """Cases in one of `world` processes; `results` is told of each, with what went wrong."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=WAIT)
-    try:
-        with sinpe.use_backend(backend):
-            mesh = init_device_mesh("cpu", (world,))
-            for name in names:
-                torch.manual_seed(0)
-                wrong = ""
-                try:
-                    CASES[name](mesh)
-                except Exception:
-                    wrong = traceback.format_exc()
-                results.put((name, wrong))
-                # One that failed on one rank alone leaves others waiting: no rank goes on before all are done.
-                dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-def spread(t: Tensor, mesh: DeviceMesh, placements: Placement | Sequence[Placement]) -> DTensor:
-    """A leaf with the numbers of t, cut up."""
-    placements = [placements] if isinstance(placements, Placement) else list(placements)
-    return distribute_tensor(t.detach(), mesh, placements).detach().requires_grad_(t.is_floating_point())
-
-
-def same(actual: Tensor, expected: Tensor, what: Any = "") -> None:
-    assert isinstance(actual, DTensor), what
-    assert actual.shape == expected.shape and actual.dtype == expected.dtype, what
-    whole = actual.full_tensor()
-    assert torch.equal(whole.view(torch.uint8), expected.contiguous().view(torch.uint8)), what
-
-
-def compared(
-    function: Callable[..., Tensor],
-    data: Tensor,
-    placement: Placement | Sequence[Placement],
-    mesh: DeviceMesh,
-    what: Any,
-    result: Placement | Sequence[Placement] | None = None,
-    **arguments: Any,
-) -> None:
-    """function(data, **arguments) of one process and of all ranks: result, gradient of data, that of alpha."""
-    one, many = data.detach().clone(), spread(data, mesh, placement)
-    one.requires_grad_(data.is_floating_point())
-    sides = []
-    for x in (one, many):
-        given = dict(arguments)
-        if isinstance(given.get("alpha"), Tensor):
-            given["alpha"] = given["alpha"].clone().requires_grad_()
-        y = function(x, **given)
-        sides.append((x, given, y))
-    (x1, given1, y1), (xn, givenn, yn) = sides
-    places = placement if result is None else result
-    assert list(yn.placements) == ([places] if isinstance(places, Placement) else list(places)), (what, yn.placements)
-    same(yn, y1, what)
-    grad = torch.randint(-4, 5, y1.shape).to(y1.dtype)
-    if y1.requires_grad:
-        y1.backward(grad)
-        yn.backward(distribute_tensor(grad, mesh, yn.placements))
-    if x1.requires_grad:
-        same(xn.grad, x1.grad, what)
-    if "alpha" in given1 and isinstance(given1["alpha"], Tensor):
-        expected, actual = given1["alpha"].grad, givenn["alpha"].grad
-        # Of -0.6 to 0.6 a term: what cancels leaves an error of the largest partial sum.
-        torch.testing.assert_close(actual, expected, rtol=SUM, atol=SUM * y1.numel() ** 0.5)
 
 
 def calls(b: int, s: int, d: int) -> dict[str, dict[str, Any]]:
@@ -378,12 +293,7 @@ def layers(mesh: DeviceMesh) -> None:
         y.sum().backward()
         torch.testing.assert_close(many.alpha.grad.full_tensor(), grad, rtol=SUM, atol=1e-4)
         many.alpha.grad = None
-    try:
-        many(distribute_tensor(torch.randn(2, 17, 8), mesh, [Shard(1)]))
-    except IndexError as error:
-        assert "0 to 15" in str(error)
-    else:
-        raise AssertionError("max_len")
+    refused(IndexError, "expected 0 to 15", many, distribute_tensor(torch.randn(2, 17, 8), mesh, [Shard(1)]))
 
 
 @case
@@ -396,28 +306,18 @@ def refusals(mesh: DeviceMesh) -> None:
     elsewhere = distribute_tensor(torch.arange(7), other, [Replicate()] * 2)
     positions, across = distribute_tensor(torch.arange(7), mesh, [Shard(0)]), distribute_tensor(plain, mesh, [Shard(0)])
     short = torch.zeros(3, 4, dtype=torch.bool)
-    on: dict[str, Any] = {"device_mesh": mesh}
-    wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-        (ValueError, "positions", lambda: sinpe.add(x, positions=torch.arange(4))),
-        (ValueError, "padding_mask", lambda: sinpe.add(x, padding_mask=short)),
-        (ValueError, "start", lambda: sinpe.add(x, start=torch.arange(2))),
-        (ValueError, "start", lambda: sinpe.add(x, start=2**63 - 3)),
-        (ValueError, "x: expected 8 channels", lambda: sinpe.add(x, 8)),
-        (TypeError, "positions", lambda: sinpe.add(x, positions=torch.arange(7).bfloat16())),
-        (ValueError, "mesh of the data", lambda: sinpe.add(x, positions=elsewhere)),
-        (TypeError, "out: expected a DTensor", lambda: sinpe.add(x, out=torch.empty(3, 7, 10))),
-        (ValueError, "out: expected placements", lambda: sinpe.add(x, out=across)),
-        (ValueError, "sparse", lambda: sinpe.embed(ids, torch.ones(3, 4), sparse=True)),
-        (TypeError, "positions: expected an ordinary tensor", lambda: sinpe.add(plain, positions=positions)),
-        (TypeError, "padding_mask: expected an ordinary tensor", lambda: sinpe.add(plain, padding_mask=positions > 3)),
-        (ValueError, "placements", lambda: sinpe.table(4, 6, placements=[Partial()], **on)),
-        (ValueError, "placements", lambda: sinpe.table(4, 6, placements=[Shard(0)] * 3, **on)),
-        (ValueError, "device_mesh", lambda: sinpe.table(4, 6, device="cpu", **on)),
-    ]
-    for kind, words, call in wrong:
-        try:
-            call()
-        except kind as error:
-            assert words in str(error), (words, str(error))
-        else:
-            raise AssertionError(f"{words}: not refused")
+    refused(ValueError, "positions", sinpe.add, x, positions=torch.arange(4))
+    refused(ValueError, "padding_mask", sinpe.add, x, padding_mask=short)
+    refused(ValueError, "start", sinpe.add, x, start=torch.arange(2))
+    refused(ValueError, "start", sinpe.add, x, start=2**63 - 3)
+    refused(ValueError, "x: expected 8 channels", sinpe.add, x, 8)
+    refused(TypeError, "positions", sinpe.add, x, positions=torch.arange(7).bfloat16())
+    refused(ValueError, "mesh of the data", sinpe.add, x, positions=elsewhere)
+    refused(TypeError, "out: expected a DTensor", sinpe.add, x, out=torch.empty(3, 7, 10))
+    refused(ValueError, "out: expected placements", sinpe.add, x, out=across)
+    refused(ValueError, "sparse", sinpe.embed, ids, torch.ones(3, 4), sparse=True)
+    refused(TypeError, "positions: expected an ordinary tensor", sinpe.add, plain, positions=positions)
+    refused(TypeError, "padding_mask: expected an ordinary tensor", sinpe.add, plain, padding_mask=positions > 3)
+    refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=[Partial()])
+    refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=[Shard(0)] * 3)
+    refused(ValueError, "device_mesh", sinpe.table, 4, 6, device_mesh=mesh, device="cpu")
