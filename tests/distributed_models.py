@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -194,3 +196,17 @@ def compiled(mesh: DeviceMesh) -> None:
     total = kept.clone()
     dist.all_reduce(total)
     assert torch.equal(total, kept * mesh.size())
+
+
+@case
+def page(mesh: DeviceMesh) -> None:
+    """The blocks of docs/distributed.md that say so run on every rank."""
+    text = (Path(__file__).parent.parent / "docs" / "distributed.md").read_text()
+    blocks = re.findall(r"<!-- runs on every rank in the tests -->\n```python\n(.*?)```", text, re.S)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "distributed.md", "exec"), names)
+    first = names["distributed"].shard_start(7, mesh)
+    expected = sinpe.add(names["x"])[:, first : first + names["part"].shape[1]]
+    assert torch.equal(names["layer"].eval()(names["part"], positions=names["positions"]), expected)
