@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 
 import sinpe_ext as sinpe
@@ -12,6 +13,7 @@ B, S, D = 3, 5, 11
 P, SEED = 0.3, 1234567890123
 
 
+@pytest.mark.feature("autocast")
 def test_autocast_leaves_the_dtypes(backend: str) -> None:
     """Positions stay exact and x keeps its dtype; only what the model's own layers make is narrow."""
     x = torch.ones(B, S, D, requires_grad=True)

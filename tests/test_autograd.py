@@ -249,6 +249,7 @@ def test_what_backward_keeps(backend: str) -> None:
         y.sum().backward()
 
 
+@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_torch_func(backend: str) -> None:
     encoding = ENCODINGS["t2t"]
@@ -279,6 +280,7 @@ def test_torch_func(backend: str) -> None:
     assert torch.equal(value, sinpe.add(x.double(), encoding, positions=p[0])) and tangent.shape == value.shape
 
 
+@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_forward_mode(backend: str) -> None:
     x, p = torch.randn(B, S, D), torch.rand(S, dtype=torch.float64)

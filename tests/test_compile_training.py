@@ -31,6 +31,7 @@ from sinpe_ext import SinusoidalPositionalEncoding as Layer
 pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures(fresh.__name__)]
 
 
+@pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
 def test_two_encodings_in_one_graph(backend_name: str) -> None:
     """Each is a constant of the graph, under a name of its own."""
@@ -49,6 +50,7 @@ def test_two_encodings_in_one_graph(backend_name: str) -> None:
         assert torch.allclose(mine.grad, theirs.grad, **GRADIENT)
 
 
+@pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
 def test_gradients(backend_name: str, dtype: torch.dtype) -> None:
@@ -69,6 +71,7 @@ def test_gradients(backend_name: str, dtype: torch.dtype) -> None:
                 assert torch.allclose(mine, theirs, **GRADIENT)
 
 
+@pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
 def test_gradients_under_dropout(backend_name: str) -> None:
     """The backward graph makes the mask again from the seed that the forward graph drew."""
@@ -89,6 +92,7 @@ def test_gradients_under_dropout(backend_name: str) -> None:
             assert torch.allclose(mine, theirs, **GRADIENT)
 
 
+@pytest.mark.feature("torch.compile, dropout mask")
 def test_a_model_trains_as_it_does_without() -> None:
     torch.manual_seed(0)
     front = sinpe.SinusoidalEmbedding(9, D, 0, dropout=0.2, learned_alpha=True)
@@ -104,6 +108,7 @@ def test_a_model_trains_as_it_does_without() -> None:
         assert torch.allclose(got.grad, expected, **GRADIENT)
 
 
+@pytest.mark.feature("torch.func")
 def test_gradients_by_torch_func_in_a_graph() -> None:
     weight = x()[0]
 
@@ -134,6 +139,8 @@ class Seeded(nn.Module):
         return self.layer(given, seed=3)
 
 
+@pytest.mark.feature("AOTInductor")
+@pytest.mark.feature("torch.export, dynamic shapes")
 @needs_inductor
 @pytest.mark.parametrize("name", EXPORTED)
 def test_ahead_of_time(name: str, tmp_path: Path) -> None:
