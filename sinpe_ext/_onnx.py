@@ -85,10 +85,10 @@ def encode(plan: Plan, positions: Tensor, dtype: torch.dtype) -> Tensor:
     angle = rest * turn
     sine, cosine = angle.sin(), angle.cos()
     quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
-    odd, high = (quadrant == 1.0) | (quadrant == 3.0), quadrant >= 2.0
+    odd = (quadrant == 1.0) | (quadrant == 3.0)
     sines, cosines = torch.where(odd, cosine, sine), torch.where(odd, sine, cosine)
-    sines = torch.where(high, -sines, sines) * amplitude
-    cosines = torch.where(high != odd, -cosines, cosines) * amplitude
+    sines = torch.where(quadrant >= 2.0, -sines, sines) * amplitude
+    cosines = torch.where((quadrant == 1.0) | (quadrant == 2.0), -cosines, cosines) * amplitude
     rows = _channels(plan, cosines, sines) if plan.q0 else _channels(plan, sines, cosines)
     return rows if dtype == torch.float64 else rows.to(torch.float32).to(dtype)
 

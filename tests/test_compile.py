@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +38,10 @@ FLOAT32_ANGLES = {"rtol": 0.0, "atol": 2.0**-22}
 needs_inductor = pytest.mark.skipif(
     not any(map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))),
     reason="Inductor needs a C++ compiler",
+)
+needs_aoti_dtypes = pytest.mark.skipif(
+    not (Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch/generated_enum_converters.h").exists(),
+    reason="this torch's AOTInductor reads a dtype argument as another (pytorch#169157)",
 )
 EVERY_BACKEND = ["aot_eager", pytest.param("inductor", marks=needs_inductor)]
 

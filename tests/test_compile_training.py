@@ -20,6 +20,7 @@ from test_compile import (
     B,
     D,
     fresh,
+    needs_aoti_dtypes,
     needs_inductor,
     x,
 )
@@ -142,7 +143,7 @@ class Seeded(nn.Module):
 @pytest.mark.feature("AOTInductor")
 @pytest.mark.feature("torch.export, dynamic shapes")
 @needs_inductor
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=needs_aoti_dtypes if n == "layer" else ()) for n in EXPORTED])
 def test_ahead_of_time(name: str, tmp_path: Path) -> None:
     """torch.export, and AOTInductor's package of it, at sizes that the example did not have."""
     model = EXPORTED[name]()
