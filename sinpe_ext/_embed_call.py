@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import _checks, _embed_checks, _rows, _traced
+from . import _checks, _embed_checks, _onnx, _rows, _traced
 from ._call import Form, RowsCall
 from ._operator import EMBED, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
@@ -140,7 +140,7 @@ class EmbedCall(RowsCall):
         order, and a mask of its own making is slow: then the operator is better."""
         self.draw()
         learns = self.weight.requires_grad and torch.is_grad_enabled()
-        if not (self.drop or learns) or not self._is_exact() or is_functional():
+        if not (self.drop or learns) or not self._is_exact() or is_functional() or _onnx.is_exporting():
             return self.traced()
         operands = self.operands(_traced.plan_words(*self.given, self.device))
         return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))

@@ -85,6 +85,17 @@ def rate(dropout: nn.Module) -> tuple[float, nn.Module | None]:
     return 0.0, dropout
 
 
+def symbolic(layer: nn.Module, given: Any, **options: Any) -> Any:
+    """The node of a call under torch.fx.symbolic_trace, whose layers see no tensors; None elsewhere.
+
+    A layer is then a leaf, as torch.nn's own are; which layers are, a tracer decides by the names of their modules.
+    """
+    if isinstance(given, Tensor) or not isinstance(given, torch.fx.Proxy):
+        return None
+    tracer: Any = given.tracer
+    return tracer.create_proxy("call_module", tracer.path_of_module(layer), (given,), options)
+
+
 def check_limit(call: Any, max_len: int) -> None:
     """Rows 0 .. max_len - 1 of the encoding, as an index into a table of max_len rows would have it."""
     call = getattr(call, "local", call)  # of a DTensor

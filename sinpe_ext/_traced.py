@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from . import _backend, _checks, _float32_angle, _handle, _ops
+from . import _backend, _checks, _float32_angle, _handle, _onnx, _ops
+from ._plan import plan as _plan_of
 from .encoding import Encoding
 
 constant_in_graph = _handle.constant_in_graph()
@@ -98,6 +99,8 @@ def table(given: Given, length: int, start: int, dtype: torch.dtype, device: tor
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact":
         return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
+    if _onnx.is_exporting():
+        return _onnx.table(_plan_of(encoding), length, start, dtype, device)
     rows = torch.ops.sinpe_ext.table.default(plan_words(*given, device), start, length, encoding.dim, dtype)
     return rows if rows.device.type == device.type else rows.to(device)
 
@@ -110,5 +113,7 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
         ladder, kinds = _ladder[number](*given, device), _kinds[number](*given, device)
         multiply, factor = _order(*given)
         return _float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
+    if _onnx.is_exporting():
+        return _onnx.encode(_plan_of(encoding), positions, dtype)
     words = plan_words(*given, device)
     return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, encoding.dim, dtype)
