@@ -1,0 +1,166 @@
+"""Which modules of a model are swapped, tried on twins before any of them is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _swap_dropin, _swap_measure
+from ._catalogue import CATALOGUE, GRIDS, convention
+from ._swap_detr import pictures_of
+from ._swap_diffusers import diffusion_of
+from ._swap_dropin import DropIn
+from ._swap_families import MODES, Candidate, Left
+from ._swap_plain import plain_of
+from ._swap_transformers import rows_of
+from .encoding import Encoding
+from .grid import GridEncoding
+
+ALREADY = "it is swapped already"
+
+
+@dataclass
+class Plan:
+    """What becomes of one module: `tried` is its swapped twin, None where it is left alone."""
+
+    module: nn.Module
+    name: str
+    left: str = ""
+    encoding: Any = None
+    tried: Any = None
+    form: str = ""
+    difference: float = float("nan")
+
+
+def plans(model: nn.Module, angle: str, skip: Sequence[str], options: dict[str, Any]) -> list[Plan]:
+    """A plan for every module that looks sinusoidal."""
+    found = []
+    for name, module in model.named_modules():
+        if any(fnmatchcase(name, pattern) for pattern in skip):
+            continue
+        plan = _plan(module, name, angle, options)
+        if plan is not None:
+            found.append(plan)
+    return found
+
+
+def _plan(module: nn.Module, name: str, angle: str, options: dict[str, Any]) -> Plan | None:
+    if isinstance(module, DropIn):
+        return Plan(module, name, ALREADY, module._sinpe_encoding)
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
+    try:
+        found = _recognised(module, name)
+    except ValueError as refused:  # a width that the convention's library refuses as well
+        return Plan(module, name, str(refused))
+    if found is None:
+        return None
+    if isinstance(found, Left):
+        return Plan(module, name, found.reason, found.encoding)
+    problem = _untouchable(module)
+    if problem:
+        return Plan(module, name, problem, found[0].encoding)
+    first: Plan | None = None
+    for candidate in found:
+        plan = _tried(module, name, candidate, angle, options)
+        if plan.tried is not None:
+            return plan
+        first = first or plan
+    return first
+
+
+def _recognised(module: nn.Module, name: str) -> list[Candidate] | Left | None:
+    ways: tuple[Callable[[nn.Module], list[Candidate] | Left | None], ...] = (rows_of, pictures_of, diffusion_of)
+    for of in ways:
+        found = of(module)
+        if found is not None:
+            return found
+    return plain_of(module, name)
+
+
+def _untouchable(module: nn.Module) -> str:
+    """Why the class of a module cannot be changed, or would not be asked."""
+    if "forward" in vars(module):
+        return "its forward is replaced in the instance (offloading hooks do that): swap before they are attached"
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    if any(tensor is not None and tensor.is_meta for tensor in tensors):
+        return "its tensors are on the meta device: load the weights first"
+    return ""
+
+
+def _tried(module: nn.Module, name: str, candidate: Candidate, angle: str, options: dict[str, Any]) -> Plan:
+    """The plan of one candidate: with angle="float32" the nearest of all modes."""
+    best: Plan | None = None
+    for mode in MODES if angle == "float32" else (angle,):
+        plan = _measured(module, name, candidate, mode, options)
+        if best is None or plan.difference < best.difference or best.tried is None:
+            best = plan
+        if best.difference == 0.0:
+            break
+    assert best is not None
+    return best
+
+
+def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, options: dict[str, Any]) -> Plan:
+    encoding = with_angle(candidate.encoding, mode)
+    plan = Plan(module, name, encoding=encoding, form=candidate.form)
+    try:
+        with _swap_measure.quiet():
+            tried = _swap_dropin.trial(
+                module, candidate.mixin, encoding, candidate.tables, {**candidate.options, **options}
+            )
+            apart = [0.0]
+            for key in candidate.tables:
+                apart.append(_table(module, tried, key, encoding))
+            old = _swap_dropin.twin(module)
+        apart += [_swap_measure.compare(old, tried, probe, encoding) for probe in candidate.probes]
+    except _swap_measure.Differs as problem:
+        plan.left = str(problem)
+    else:
+        plan.tried, plan.difference = tried, max(apart)
+    return plan
+
+
+def _table(module: nn.Module, tried: Any, key: str, encoding: Any) -> float:
+    """How far a module's table is from the encoding's. Raises Differs beyond what float32 angles explain."""
+    held, rows = _swap_dropin.tensor_of(module, key), _swap_dropin.tensor_of(tried, key)
+    assert held is not None and rows is not None
+    apart = _swap_measure.difference(held, rows)
+    limit = _swap_measure.table_limit(rows, encoding, held.dtype)
+    if not apart <= limit:
+        raise _swap_measure.Differs(
+            f"its table `{key}` differs by up to {apart:.2g}, where float32 angles explain {limit:.2g}: it was "
+            "trained, or is another convention's"
+        )
+    return apart
+
+
+def with_angle(encoding: Encoding | GridEncoding, mode: str) -> Encoding | GridEncoding:
+    return encoding.with_axes(angle=mode) if isinstance(encoding, GridEncoding) else encoding.replace(angle=mode)
+
+
+def carry_out(plan: Plan) -> None:
+    _swap_dropin.settle(plan.module, plan.tried)
+
+
+def name_of(encoding: Encoding | GridEncoding | None) -> str:
+    """The catalogue's name of an encoding, with the fields that differ; its repr where there is none."""
+    if encoding is None:
+        return ""
+    plain = with_angle(encoding, "exact")
+    known = GRIDS if isinstance(encoding, GridEncoding) else CATALOGUE
+    for name in known:
+        try:
+            entry: Any = convention(name, encoding.dim)
+            if entry == plain:
+                return name
+            if isinstance(plain, Encoding) and entry == plain.replace(start=entry.start):
+                return f"{name}, start {plain.start}"
+        except ValueError:
+            continue
+    return repr(plain)
