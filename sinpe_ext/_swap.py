@@ -152,15 +152,43 @@ def name_of(encoding: Encoding | GridEncoding | None) -> str:
     """The catalogue's name of an encoding, with the fields that differ; its repr where there is none."""
     if encoding is None:
         return ""
-    plain = with_angle(encoding, "exact")
-    known = GRIDS if isinstance(encoding, GridEncoding) else CATALOGUE
-    for name in known:
+    plain: Any = with_angle(encoding, "exact")
+    if isinstance(plain, GridEncoding):
+        found = [(_other_fields(plain.axes, entry.axes), name) for name, entry in _known(GRIDS, plain)]
+    else:
+        found = [(_other_fields((plain,), (entry,)), name) for name, entry in _known(CATALOGUE, plain)]
+    fitting = [(len(fields), position) for position, (fields, _) in enumerate(found) if fields is not None]
+    if not fitting:
+        return repr(plain)
+    fields, name = found[min(fitting)[1]]
+    return ", ".join([name, *(fields or ())])
+
+
+def _known(names: Any, plain: Any) -> list[tuple[str, Any]]:
+    """The conventions of its width and, for a grid, of its arrangement."""
+    found = []
+    for name in names:
         try:
-            entry: Any = convention(name, encoding.dim)
-            if entry == plain:
-                return name
-            if isinstance(plain, Encoding) and entry == plain.replace(start=entry.start):
-                return f"{name}, start {plain.start}"
-        except ValueError:
+            entry: Any = convention(name, plain.dim)
+        except ValueError:  # a width that the convention's library refuses
             continue
-    return repr(plain)
+        if not isinstance(plain, GridEncoding) or (
+            len(entry.axes) == len(plain.axes) and entry == plain.replace(axes=entry.axes)
+        ):
+            found.append((name, entry))
+    return found
+
+
+def _other_fields(axes: tuple[Encoding, ...], known: tuple[Encoding, ...]) -> list[str] | None:
+    """What has to be said beside a convention's name; None where it is another one."""
+    free = ("start", "position_scale", "base", "amplitude")
+    same = zip(axes, known, strict=True)
+    if any(axis.replace(**{name: getattr(entry, name) for name in free}) != entry for axis, entry in same):
+        return None
+    said = []
+    for name in free:
+        values = [getattr(axis, name) for axis in axes]
+        if values != [getattr(entry, name) for entry in known]:
+            shown = ", ".join(f"{float(value):.6g}" for value in dict.fromkeys(values))
+            said.append(f"{name} {shown if len(set(values)) == 1 else f'({shown})'}")
+    return said

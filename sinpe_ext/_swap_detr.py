@@ -79,17 +79,19 @@ def pictures_of(module: Any) -> list[Candidate] | Left | None:
     for offset in (0.0, -0.5) if normalize else (0.0,):
         options = {"_sinpe_normalize": bool(normalize), "_sinpe_scale": float(scale), "_sinpe_offset": offset}
         furthest, slack = (float(scale), NORMALISED) if normalize else (13.0, 1.0)
-        probes = [Probe(args, {}, furthest, slack) for args in _arguments(mixin, int(features))]
+        probes = [Probe(args, {}, furthest, slack) for args in _arguments(mixin, int(features), offset)]
         found.append(Candidate(mixin, grid, (), probes, options, "places of a feature map"))
     return found
 
 
-def _arguments(mixin: type[PictureRows], features: int) -> list[tuple[Any, ...]]:
+def _arguments(mixin: type[PictureRows], features: int, offset: float) -> list[tuple[Any, ...]]:
     """A feature map, whole and padded."""
     height, width = 9, 13
     whole = torch.ones(3, height, width, dtype=torch.bool)
     padded = whole.clone()
     padded[1, 6:], padded[1, :, 10:], padded[2, :, 4:] = False, False, False
+    if offset:  # the last count of a row divides: of padding alone it is eps, and the position millions
+        padded[:, 0], padded[:, :, 0] = True, True
     if mixin is MaskRows:
         pixels = torch.zeros(3, 3, height, width)
         return [(pixels, whole), (pixels, padded), (pixels, padded.long())]

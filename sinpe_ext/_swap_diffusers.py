@@ -161,11 +161,16 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
         odd="pad",
         position_scale=scale,
     )
-    steps = torch.arange(1001.0) / max(1.0, abs(float(scale)))
-    fractions = torch.tensor([0.0, 0.5, 1.0, 1.75, 3.0])
-    probes = [Probe((fractions / max(1.0, abs(float(scale))),), {}, 3.0), Probe((steps,), {}, float(steps.max()))]
-    probes += [Probe((fractions.to(dtype),), {}, 3.0) for dtype in (torch.bfloat16, torch.float16, torch.float64)]
-    probes += [Probe((torch.tensor([0, 1, 17, 999]),), {}, 999.0)]
+    # As far as models go: 1000 steps, or 0 to 1 for those that have a scale.
+    most = max(1.0, abs(float(scale)))
+    fractions = torch.tensor([0.0, 0.5, 1.0, 1.75, 3.0]) / most
+    steps = torch.arange(1001.0) / most
+    probes = [Probe((fractions,), {}, 3.0 / most), Probe((steps,), {}, 1000.0 / most)]
+    # 16 bits at their stored values, which are a little larger than 3 / most here and there.
+    probes += [
+        Probe((fractions.to(dtype),), {}, 4.0 / most) for dtype in (torch.bfloat16, torch.float16, torch.float64)
+    ]
+    probes += [Probe((steps[::111].long(),), {}, 1000.0 / most)]
     return [Candidate(TimestepRows, encoding, (), probes, {}, "rows of timesteps")]
 
 

@@ -1,0 +1,314 @@
+"""`integrations.swap` on transformers' models of tiny random configurations: outputs, checkpoints, training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import swapping
+import torch
+from torch import Tensor, nn
+
+import sinpe_ext as sinpe
+
+pytestmark = pytest.mark.feature("integrations.swap (transformers)")
+PAD = 1
+SIZES = {
+    "vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 37, "decoder_ffn_dim": 37, "pad_token_id": PAD, "bos_token_id": 0,
+    "eos_token_id": 2, "decoder_start_token_id": 2, "dropout": 0.1,
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """A model, its inputs, how many modules are swapped and how far positions go."""
+
+    model: nn.Module
+    inputs: dict[str, Tensor]
+    swapped: int
+    position: float
+
+    def run(self, model: nn.Module) -> Tensor:
+        dtype = next(model.parameters()).dtype
+        given = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.inputs.items() if k != "labels"}
+        out = model(**given)
+        return out.logits if "logits" in out else out.last_hidden_state
+
+    def loss(self, model: nn.Module) -> Tensor:
+        out = model(**self.inputs)
+        if out.get("loss") is not None:
+            return out["loss"]
+        return (out.logits if "logits" in out else out.last_hidden_state).float().square().mean()
+
+
+def ids(*shape: int) -> Tensor:
+    found = torch.randint(3, 99, shape, generator=torch.Generator().manual_seed(len(shape)))
+    found[0, -3:] = PAD
+    return found
+
+
+def _seq2seq(T: Any, model: str, config: str, **more: Any) -> tuple[nn.Module, dict[str, Tensor]]:
+    built = getattr(T, model)(getattr(T, config)(**SIZES, **more))
+    tokens = ids(3, 11)
+    decoder = ids(3, 7)
+    return built, {"input_ids": tokens, "attention_mask": (tokens != PAD).long(), "decoder_input_ids": decoder}
+
+
+def marian(T: Any) -> Case:
+    return Case(*_seq2seq(T, "MarianMTModel", "MarianConfig", max_position_embeddings=64), 2, 0)
+
+
+def pegasus(T: Any) -> Case:
+    return Case(*_seq2seq(T, "PegasusForConditionalGeneration", "PegasusConfig", max_position_embeddings=64), 2, 0)
+
+
+def m2m_100(T: Any) -> Case:
+    built, inputs = _seq2seq(T, "M2M100ForConditionalGeneration", "M2M100Config", max_position_embeddings=64)
+    return Case(built, inputs, 2, 66)
+
+
+def nllb_moe(T: Any) -> Case:
+    more = {"max_position_embeddings": 64, "num_experts": 2, "expert_capacity": 32}
+    return Case(*_seq2seq(T, "NllbMoeModel", "NllbMoeConfig", **more), 2, 66)
+
+
+def xglm(T: Any) -> Case:
+    config = T.XGLMConfig(vocab_size=99, d_model=32, num_layers=2, attention_heads=2, ffn_dim=37, pad_token_id=PAD)
+    return Case(T.XGLMForCausalLM(config), {"input_ids": ids(3, 11)}, 1, 2050)
+
+
+def whisper(T: Any) -> Case:
+    sizes = {"max_source_positions": 60, "max_target_positions": 40, "num_mel_bins": 8}
+    built = T.WhisperForConditionalGeneration(T.WhisperConfig(**SIZES, **sizes))
+    return Case(built, {"input_features": torch.randn(2, 8, 120), "decoder_input_ids": ids(2, 7)}, 1, 60)
+
+
+def speech_to_text(T: Any) -> Case:
+    sizes = {"max_source_positions": 80, "max_target_positions": 50, "conv_channels": 16, "input_feat_per_channel": 8}
+    built = T.Speech2TextForConditionalGeneration(T.Speech2TextConfig(**SIZES, **sizes, input_channels=1))
+    mask = torch.ones(2, 50, dtype=torch.long)
+    mask[1, 30:] = 0
+    features = torch.randn(2, 50, 8)
+    return Case(built, {"input_features": features, "attention_mask": mask, "decoder_input_ids": ids(2, 7)}, 2, 82)
+
+
+def musicgen(T: Any) -> Case:
+    config = T.MusicgenDecoderConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=37, num_codebooks=4,
+        max_position_embeddings=64, pad_token_id=98, bos_token_id=98,
+    )  # fmt: skip
+    return Case(T.MusicgenForCausalLM(config), {"input_ids": torch.randint(0, 98, (2 * 4, 13))}, 1, 64)
+
+
+def speecht5(T: Any) -> Case:
+    config = T.SpeechT5Config(
+        vocab_size=99, hidden_size=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=37, decoder_ffn_dim=37, max_speech_positions=60,
+        max_text_positions=50, speech_decoder_prenet_units=16, speech_decoder_prenet_dropout=0.0,
+        speech_decoder_postnet_units=16, num_mel_bins=8, pad_token_id=PAD,
+    )  # fmt: skip
+    values = {"input_ids": ids(2, 9), "decoder_input_values": torch.randn(2, 6, 8)}
+    return Case(SpectrogramOnly(T.SpeechT5ForTextToSpeech(config)), values, 2, 60)
+
+
+class SpectrogramOnly(nn.Module):
+    """A text-to-speech model that answers with the spectrogram alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Tensor) -> Any:
+        found = self.model(**inputs, return_dict=True)
+        return type(found)({"last_hidden_state": found.spectrogram})
+
+
+def frozen_distilbert(T: Any) -> Case:
+    config = T.DistilBertConfig(vocab_size=99, dim=32, n_layers=2, n_heads=2, hidden_dim=37, sinusoidal_pos_embds=True)
+    model = T.DistilBertModel(config)
+    model.embeddings.position_embeddings.requires_grad_(False)  # this release leaves it trained
+    return Case(model, {"input_ids": ids(3, 11)}, 1, 0)
+
+
+def detr(T: Any) -> Case:
+    backbone = T.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], out_features=["stage4"], num_channels=3
+    )
+    config = T.DetrConfig(
+        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, num_queries=5,
+        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=37, decoder_ffn_dim=37, num_labels=4,
+    )  # fmt: skip
+    mask = torch.ones(2, 192, 160, dtype=torch.long)
+    mask[1, 100:], mask[1, :, 70:] = 0, 0
+    return Case(
+        T.DetrForObjectDetection(config), {"pixel_values": torch.randn(2, 3, 192, 160), "pixel_mask": mask}, 1, 26
+    )
+
+
+MODELS: list[Callable[[Any], Case]] = [
+    marian, pegasus, m2m_100, nllb_moe, xglm, whisper, speech_to_text, musicgen, speecht5, frozen_distilbert, detr,
+]  # fmt: skip
+
+
+@pytest.fixture(params=MODELS, ids=lambda build: build.__name__)
+def case(request: Any, peer: Any) -> Case:
+    torch.manual_seed(0)
+    return request.param(peer("transformers"))
+
+
+def test_model(case: Case) -> None:
+    swapped = swapping.outputs(case.model, case.run, case.position)
+    assert len(swapping.drop_ins(swapped)) == case.swapped
+    swapping.checkpoints(case.model, swapped, case.run, case.position)
+    swapping.copies(swapped, case.run)
+    with torch.no_grad():
+        for half in (torch.bfloat16, torch.float64):
+            assert case.run(swapped.to(half)).dtype == half
+
+
+def test_training_step(case: Case) -> None:
+    swapped = sinpe.integrations.swap(case.model, inplace=False, strict=True).model
+    swapping.step(case.model, swapped, case.loss, case.position)
+
+
+@pytest.mark.parametrize("build", [marian, m2m_100, whisper, musicgen, xglm], ids=lambda build: build.__name__)
+def test_generation_with_a_cache(build: Callable[[Any], Case], peer: Any) -> None:
+    """Positions that go on from past_key_values: the same tokens from the same bits."""
+    torch.manual_seed(0)
+    case = build(peer("transformers"))
+    model = case.model.eval()
+    given = {name: value for name, value in case.inputs.items() if name != "decoder_input_ids"}
+    options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": PAD}
+    before = model.generate(**given, **options)
+    sinpe.integrations.swap(model, strict=True, angle="float32")
+    assert torch.equal(model.generate(**given, **options), before)
+
+
+@pytest.mark.parametrize("build", [marian, m2m_100, whisper, musicgen, detr], ids=lambda build: build.__name__)
+def test_save_pretrained(build: Callable[[Any], Case], peer: Any, tmp_path: Any) -> None:
+    """A swapped model's checkpoint is the library's: from_pretrained gives its own class, which swaps again."""
+    torch.manual_seed(0)
+    case = build(peer("transformers"))
+    model = case.model.eval()
+    with torch.no_grad():
+        before = case.run(model)
+        sinpe.integrations.swap(model, strict=True)
+        after = case.run(model)
+        model.save_pretrained(tmp_path)
+        loaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+        assert not swapping.drop_ins(loaded)
+        assert float((case.run(loaded.eval()) - before).abs().max()) <= swapping.bound(case.position)
+        sinpe.integrations.swap(loaded, strict=True)
+        assert torch.equal(case.run(loaded), after)
+
+
+def test_longer_than_the_table(peer: Any) -> None:
+    """The old modules grow a table, or fail; there is none to outgrow, and nothing is set during a forward."""
+    T = peer("transformers")
+    for build in (m2m_100, musicgen, marian):
+        model = build(T).model.eval()
+        for entry in sinpe.integrations.swap(model, strict=True):
+            module = model.get_submodule(entry.name)
+            rows = sinpe.table(500, module._sinpe_encoding)
+            if build is m2m_100:
+                got = module(torch.full((1, 400), 7))[0]
+                assert torch.equal(got, rows[2:402]) and module.weights.shape[0] == 66
+            elif build is musicgen:
+                assert torch.equal(module(torch.zeros(1, 4, 400), 10), rows[10:410])
+            else:
+                assert torch.equal(module(torch.Size((1, 400)), 10), rows[10:410])
+
+
+def test_classes_and_weight_initialisation(peer: Any) -> None:
+    """isinstance, and what the libraries' own code does with the modules, `_init_weights` among it."""
+    T = peer("transformers")
+    for build, library in ((marian, "marian"), (m2m_100, "m2m_100"), (musicgen, "musicgen"), (whisper, "whisper")):
+        model = build(T).model
+        kinds = [type(model.get_submodule(e.name)) for e in sinpe.integrations.swap(model, inplace=False)]
+        report = sinpe.integrations.swap(model)
+        for entry, kind in zip(report, kinds, strict=True):
+            module = model.get_submodule(entry.name)
+            assert isinstance(module, kind) and type(module).__module__ == kind.__module__, library
+            tables = {name: getattr(module, name).clone() for name in module._sinpe_tables}
+            model._init_weights(module) if library != "whisper" else model._init_weights(model.model.encoder)
+            for name, table in tables.items():
+                limit = 66 * swapping.ANGLE + swapping.VALUE if library == "whisper" else 0.0
+                assert float((getattr(module, name) - table).abs().max()) <= limit
+        assert entry.old_class.rpartition(".")[2] in ("Embedding", kind.__name__)
+
+
+def test_compiled(peer: Any) -> None:
+    """fullgraph, with padding, past and positions; the numbers are those of eager."""
+    T = peer("transformers")
+    calls = {
+        marian: [((torch.Size((2, 7)), 3), {}), ((torch.Size((2, 3)),), {"position_ids": torch.tensor([4, 0, 9])})],
+        m2m_100: [((ids(3, 9),), {"past_key_values_length": 4}), ((), {"inputs_embeds": torch.zeros(2, 5, 32)})],
+        whisper: [((torch.arange(60),), {})],
+        musicgen: [((torch.zeros(2, 4, 9), 5), {})],
+        detr: [
+            ((torch.Size((2, 32, 6, 5)), "cpu", torch.float32), {}),
+            ((torch.Size((2, 32, 6, 5)), "cpu", torch.float32, torch.ones(2, 6, 5, dtype=torch.bool)), {}),
+        ],
+    }
+    for build, arguments in calls.items():
+        model = build(T).model.eval()
+        entry = sinpe.integrations.swap(model, strict=True)[0]
+        module = model.get_submodule(entry.name)
+        torch.compiler.reset()
+        compiled = torch.compile(module, fullgraph=True)
+        for args, kwargs in arguments:
+            assert torch.equal(compiled(*args, **kwargs), module(*args, **kwargs)), build.__name__
+
+
+def test_half_precision_modules(peer: Any) -> None:
+    """Swapped as float16 and bfloat16: rows rounded once from the exact ones, in the table's dtype."""
+    T = peer("transformers")
+    for dtype in (torch.float16, torch.bfloat16):
+        for build in (marian, m2m_100, musicgen, whisper):
+            model = build(T).model.to(dtype)
+            for entry in sinpe.integrations.swap(model, strict=True):
+                module = model.get_submodule(entry.name)
+                rows = sinpe.table(12, module._sinpe_encoding, dtype=dtype)
+                table = getattr(module, module._sinpe_tables[0])
+                assert torch.equal(table[2:12], rows[2:12]) and table.dtype == dtype
+
+
+def test_what_is_left_alone(peer: Any) -> None:
+    """Learned positions are not named; trained or fused tables are, with the reason, and stay as they are."""
+    T = peer("transformers")
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 37}
+    assert not sinpe.integrations.swap(T.BertModel(T.BertConfig(vocab_size=99, **small)))
+    distilbert = frozen_distilbert(T).model
+    distilbert.embeddings.position_embeddings.requires_grad_(True)
+    (entry,) = sinpe.integrations.swap(distilbert)
+    assert not entry.swapped and "requires_grad=True" in entry.reason and entry.convention == "paper"
+    videomae = T.VideoMAEModel(T.VideoMAEConfig(image_size=32, patch_size=16, num_frames=8, **small))
+    (entry,) = sinpe.integrations.swap(videomae)
+    assert not entry.swapped and "layers of its own" in entry.reason
+    with pytest.raises(ValueError, match="strict=False"):
+        sinpe.integrations.swap(videomae, strict=True)
+    model = marian(T).model
+    with torch.no_grad():
+        model.model.encoder.embed_positions.weight[5] += 0.25  # was trained after all
+    kept = model.model.encoder.embed_positions.weight.clone()
+    report = sinpe.integrations.swap(model)
+    assert [entry.name for entry in report.left] == ["model.encoder.embed_positions"]
+    assert "differs by up to 0.25" in report.left[0].reason
+    assert torch.equal(model.model.encoder.embed_positions.weight, kept)
+    (entry,) = report.swapped
+    assert entry.name == "model.decoder.embed_positions"
+
+
+def test_a_checkpoint_with_another_table_warns(peer: Any) -> None:
+    T = peer("transformers")
+    model = marian(T).model.eval()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    state["model.encoder.embed_positions.weight"] += 0.25
+    sinpe.integrations.swap(model, strict=True)
+    rows = model.model.encoder.embed_positions.weight.clone()
+    with pytest.warns(UserWarning, match="model.encoder.embed_positions.weight: the checkpoint's table is not"):
+        model.load_state_dict(state)
+    assert torch.equal(model.model.encoder.embed_positions.weight, rows)
