@@ -40,22 +40,25 @@ class Plan:
 def plans(model: nn.Module, angle: str, skip: Sequence[str], options: dict[str, Any]) -> list[Plan]:
     """A plan for every module that looks sinusoidal."""
     found = []
-    for name, module in model.named_modules():
+    every = dict(model.named_modules())
+    for name, module in every.items():
         if any(fnmatchcase(name, pattern) for pattern in skip):
             continue
-        plan = _plan(module, name, angle, options)
+        steps = name.split(".") if name else []
+        above = [every[".".join(steps[:k])] for k in range(len(steps))]  # from the model down
+        plan = _plan(module, name, above, angle, options)
         if plan is not None:
             found.append(plan)
     return found
 
 
-def _plan(module: nn.Module, name: str, angle: str, options: dict[str, Any]) -> Plan | None:
+def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, options: dict[str, Any]) -> Plan | None:
     if isinstance(module, DropIn):
         return Plan(module, name, ALREADY, module._sinpe_encoding)
     if isinstance(module, torch.jit.ScriptModule):
         return None
     try:
-        found = _recognised(module, name)
+        found = _recognised(module, name, above)
     except ValueError as refused:  # a width that the convention's library refuses as well
         return Plan(module, name, str(refused))
     if found is None:
@@ -74,13 +77,13 @@ def _plan(module: nn.Module, name: str, angle: str, options: dict[str, Any]) -> 
     return first
 
 
-def _recognised(module: nn.Module, name: str) -> list[Candidate] | Left | None:
+def _recognised(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
     ways: tuple[Callable[[nn.Module], list[Candidate] | Left | None], ...] = (rows_of, pictures_of, diffusion_of)
     for of in ways:
         found = of(module)
         if found is not None:
             return found
-    return plain_of(module, name)
+    return plain_of(module, name, above)
 
 
 def _untouchable(module: nn.Module) -> str:

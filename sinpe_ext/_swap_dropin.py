@@ -32,6 +32,7 @@ class DropIn:
     _sinpe_encoding: Any
     _sinpe_tables: tuple[str, ...] = ()
     _sinpe_any_signature = False
+    _sinpe_freeze = False
 
     def _sinpe_rows(self, name: str, like: Tensor) -> Tensor:
         """The values of a table: of the shape, dtype and device of `like`."""
@@ -134,6 +135,8 @@ def settle(module: nn.Module, tried: Any) -> None:
         rows = tensor_of(tried, name)
         if rows is not None:
             write(module, name, rows.detach(), in_place=True)
+        if tried._sinpe_freeze:
+            module._parameters[name].requires_grad_(False)  # type: ignore[union-attr]
     module.__class__ = type(tried)
 
 

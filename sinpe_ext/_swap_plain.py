@@ -7,6 +7,7 @@ factor of x, with a dropout of 1 where the dropout stands. What is found is then
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,13 +27,13 @@ POSITIONAL = re.compile(
 ROTARY = re.compile(r"rotary|rope|inv_freq", re.I)
 
 
-def plain_of(module: nn.Module, name: str) -> list[Candidate] | Left | None:
+def plain_of(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
     """Candidates for a module by the values of its table; None where it owns none that looks positional."""
     kind = type(module).__name__
     if ROTARY.search(kind):
         return None
     if owner(module) is nn.Embedding:
-        return _embedding(module, name.rpartition(".")[2])
+        return _embedding(module, name.rpartition(".")[2], above)
     by_class = bool(POSITIONAL.search(kind) or SINUSOIDAL.search(kind))
     left: Left | None = None
     for key, table in _tables(module):
@@ -57,7 +58,7 @@ def _tables(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _embedding(module: Any, last: str) -> list[Candidate] | Left | None:
+def _embedding(module: Any, last: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
     if not POSITIONAL.search(last):
         return None
     matches = identify(module.weight)
@@ -66,7 +67,8 @@ def _embedding(module: Any, last: str) -> list[Candidate] | Left | None:
     match: Any = matches[0]
     rows = module.weight.shape[0]
     problem = _unserved(match)
-    if module.weight.requires_grad:
+    fixed = module.weight.requires_grad and _fixed(above)
+    if module.weight.requires_grad and not fixed:
         problem = f"its weight has the rows of {match.code} but is trained (requires_grad=True): freeze it first"
     elif module.max_norm is not None:
         problem = "it has a max_norm"
@@ -79,12 +81,23 @@ def _embedding(module: Any, last: str) -> list[Candidate] | Left | None:
         zero, encoding = 0, encoding.replace(start=encoding.start - 1)
     elif match.extra_tokens:
         return Left(f"the first {match.extra_tokens} rows of its table are no encoding", match.encoding)
+    form = "rows of positions" + ("; weight frozen, as the model means it" if fixed else "")
     ids = torch.arange(min(rows, 4096), device=module.weight.device)
     probes = [
         Probe((ids,), {}, abs(encoding.start) + rows),
         Probe((ids[-6:].reshape(2, -1),), {}, abs(encoding.start) + rows),
     ]
-    return [Candidate(EmbeddingRows, encoding, ("weight",), probes, {"_sinpe_zero_row": zero}, "rows of positions")]
+    return [
+        Candidate(EmbeddingRows, encoding, ("weight",), probes, {"_sinpe_zero_row": zero, "_sinpe_freeze": fixed}, form)
+    ]
+
+
+def _fixed(above: Sequence[nn.Module]) -> bool:
+    """Whether a library freezes this embedding itself: from_pretrained of some releases forgets it."""
+    configs = [getattr(module, "config", None) for module in above]
+    flags = ("sinusoidal_pos_embds", "sinusoidal_embeddings")  # DistilBERT; XLM and FlauBERT
+    by_config = any(getattr(config, flag, False) is True for config in configs for flag in flags)
+    return by_config or any(type(module).__name__ == "WhisperEncoder" for module in above[-1:])
 
 
 def _unserved(match: Any) -> str:

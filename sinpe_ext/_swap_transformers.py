@@ -190,9 +190,8 @@ def rows_of(module: nn.Module) -> list[Candidate] | Left | None:
     ]
 
 
-def _marian(module: nn.Embedding) -> list[Candidate] | Left:
-    if module.weight.requires_grad:
-        return Left("its weight is trained (requires_grad=True): freeze it first if it is not")
+def _marian(module: nn.Embedding) -> list[Candidate]:
+    # from_pretrained may say requires_grad=True; the forward is one without gradients all the same.
     rows, dim = module.weight.shape
     length = max(1, min(rows - 1, LONGEST // dim))
     probes = [
