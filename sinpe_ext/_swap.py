@@ -15,7 +15,7 @@ from ._catalogue import CATALOGUE, GRIDS, convention
 from ._swap_detr import pictures_of
 from ._swap_diffusers import diffusion_of
 from ._swap_dropin import DropIn
-from ._swap_families import MODES, Candidate, Left
+from ._swap_families import MODES, REPLACED, Candidate, Left
 from ._swap_plain import plain_of
 from ._swap_transformers import rows_of
 from .encoding import Encoding
@@ -89,7 +89,7 @@ def _recognised(module: nn.Module, name: str, above: Sequence[nn.Module]) -> lis
 def _untouchable(module: nn.Module) -> str:
     """Why the class of a module cannot be changed, or would not be asked."""
     if "forward" in vars(module):
-        return "its forward is replaced in the instance (offloading hooks do that): swap before they are attached"
+        return REPLACED
     tensors = (*module._parameters.values(), *module._buffers.values())
     if any(tensor is not None and tensor.is_meta for tensor in tensors):
         return "its tensors are on the meta device: load the weights first"
@@ -121,7 +121,9 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
             for key in candidate.tables:
                 apart.append(_table(module, tried, key, encoding))
             old = _swap_dropin.twin(module)
-        apart += [_swap_measure.compare(old, tried, probe, encoding) for probe in candidate.probes]
+        for probe in candidate.probes:
+            difference = _swap_measure.compare(old, tried, probe, encoding)
+            apart.append(difference if probe.reported else 0.0)
     except _swap_measure.Differs as problem:
         plan.left = str(problem)
     else:

@@ -13,6 +13,7 @@ from ._swap_dropin import DropIn
 from ._swap_measure import Probe
 
 SINUSOIDAL = re.compile(r"sinus|sin_?cos|sine_?pos|pos\w*sine", re.IGNORECASE)
+REPLACED = "its forward is replaced in the instance (offloading hooks do that): swap before they are attached"
 # The angle modes by what they imitate, for angle="float32": the first that is nearest is taken.
 MODES = ("float32_exp", "float32_pow", "exact")
 

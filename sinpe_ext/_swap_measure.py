@@ -25,6 +25,7 @@ CHUNK = 2**22  # entries that are compared at a time
 class Probe:
     """A call of a module: its arguments, and the largest position that it asks for.
 
+    reported: whether its difference is told; not where 16 bits are what it measures.
     slack: factor of the allowed error, where the old code rounds more than an angle (normalised positions).
     """
 
@@ -32,6 +33,7 @@ class Probe:
     kwargs: dict[str, Any] = field(default_factory=dict)
     position: float = 0.0
     slack: float = 1.0
+    reported: bool = True
 
 
 class Differs(Exception):
@@ -112,8 +114,8 @@ def compare(old: Any, new: Any, probe: Probe, encoding: Encoding | GridEncoding)
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No gradients, no autocast, and torch's generators as they were."""
-    with torch.no_grad(), contextlib.ExitStack() as stack:
+    """Neither gradients, inference mode nor autocast, and torch's generators as they were."""
+    with torch.inference_mode(False), torch.no_grad(), contextlib.ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ._identify import identify
 from ._swap_dropin import tensor_of
-from ._swap_families import SINUSOIDAL, Candidate, Left, owner, parameters
+from ._swap_families import REPLACED, SINUSOIDAL, Candidate, Left, owner, parameters
 from ._swap_measure import Probe
 from ._swap_plain_forms import form_of
 from ._swap_transformers import EmbeddingRows
@@ -24,6 +24,7 @@ from .encoding import Encoding
 POSITIONAL = re.compile(
     r"(^|_)(pe|pes|p_?enc|pos|posemb|posenc)(_|\d|$)|posi|pos_?e|sinus|sin_?cos|encoding|timing", re.I
 )
+META = "its table is on the meta device: load the weights first"
 ROTARY = re.compile(r"rotary|rope|inv_freq", re.I)
 
 
@@ -54,13 +55,19 @@ def _tables(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [
         (key, value)
         for key, value in named.items()
-        if isinstance(value, Tensor) and value.is_floating_point() and 2 <= value.dim() <= 4 and value.shape[-1] > 1
+        if type(value) in (Tensor, nn.Parameter)
+        and value.is_floating_point()
+        and value.layout == torch.strided
+        and 2 <= value.dim() <= 4
+        and value.shape[-1] > 1
     ]
 
 
 def _embedding(module: Any, last: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
     if not POSITIONAL.search(last):
         return None
+    if type(module.weight) is not nn.Parameter or module.weight.is_meta:
+        return None if module.weight.requires_grad else Left(META)
     matches = identify(module.weight)
     if not matches:
         return None  # a learned one
@@ -110,6 +117,8 @@ def _unserved(match: Any) -> str:
 
 
 def _of_table(module: nn.Module, key: str, table: Tensor) -> list[Candidate] | Left | None:
+    if table.is_meta:
+        return None if table.requires_grad else Left(META)
     matches = identify(table)
     if not matches:
         if (
@@ -136,6 +145,8 @@ def _of_table(module: nn.Module, key: str, table: Tensor) -> list[Candidate] | L
         problem = (
             f"{recognised}, but its forward takes {', '.join(parameters(module)) or 'nothing'}, not one tensor alone"
         )
+    if "forward" in vars(module):
+        problem = REPLACED
     if problem:
         return Left(problem, match.encoding)
     assert tensor_of(module, key) is not None

@@ -203,7 +203,7 @@ def _shapes(ranks: list[int], sequence: int, rows: Tensor) -> list[tuple[int, ..
 
 def _noise(shape: tuple[int, ...], dtype: torch.dtype, held: Tensor, rows: int) -> Probe:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 0.5
-    return Probe((x.to(device=held.device, dtype=dtype),), {}, float(rows), 2.0)
+    return Probe((x.to(device=held.device, dtype=dtype),), {}, float(rows), 2.0, dtype == held.dtype)
 
 
 def _run(tried: Any, x: Tensor) -> tuple[Tensor | None, str]:

@@ -250,7 +250,7 @@ def test_patches(height: int, width: int, more: dict, peer: Any) -> None:
         for size in ((height, width), (20, 12), (6, 40), (2, 2)):
             x = torch.randn(2, 4, *size)
             assert float((new(x) - old(x)).abs().max()) <= limit
-            assert float((compiled(x) - new(x)).abs().max()) <= 2 * swapping.VALUE
+            assert float((compiled(x) - new(x)).abs().max()) <= 8 * swapping.VALUE  # its own convolution and norm
             if "pos_embed_max_size" in more:
                 crop = new.cropped_pos_embed(*size)
                 assert float((crop - old.cropped_pos_embed(*size)).abs().max()) <= limit
