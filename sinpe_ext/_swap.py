@@ -40,15 +40,16 @@ class Plan:
 def plans(model: nn.Module, angle: str, skip: Sequence[str], options: dict[str, Any]) -> list[Plan]:
     """A plan for every module that looks sinusoidal."""
     found = []
-    every = dict(model.named_modules())
-    for name, module in every.items():
-        if any(fnmatchcase(name, pattern) for pattern in skip):
-            continue
-        steps = name.split(".") if name else []
-        above = [every[".".join(steps[:k])] for k in range(len(steps))]  # from the model down
-        plan = _plan(module, name, above, angle, options)
-        if plan is not None:
-            found.append(plan)
+    every = dict(model.named_modules(remove_duplicate=False))
+    with torch.device("cpu"):  # for what trials make; a module's own device is named where it counts
+        for name, module in model.named_modules():
+            if any(fnmatchcase(name, pattern) for pattern in skip):
+                continue
+            steps = name.split(".") if name else []
+            above = [every[".".join(steps[:k])] for k in range(len(steps))]  # from the model down
+            plan = _plan(module, name, above, angle, options)
+            if plan is not None:
+                found.append(plan)
     return found
 
 
@@ -61,13 +62,19 @@ def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, 
         found = _recognised(module, name, above)
     except ValueError as refused:  # a width that the convention's library refuses as well
         return Plan(module, name, str(refused))
+    except (
+        TypeError,
+        RuntimeError,
+        AttributeError,
+    ) as problem:  # a dtype or layout that cannot be read
+        return Plan(module, name, f"it could not be looked at: {type(problem).__name__}: {str(problem)[:160]}")
     if found is None:
         return None
     if isinstance(found, Left):
         return Plan(module, name, found.reason, found.encoding)
-    problem = _untouchable(module)
-    if problem:
-        return Plan(module, name, problem, found[0].encoding)
+    reason = _untouchable(module)
+    if reason:
+        return Plan(module, name, reason, found[0].encoding)
     first: Plan | None = None
     for candidate in found:
         plan = _tried(module, name, candidate, angle, options)
@@ -126,6 +133,8 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
             apart.append(difference if probe.reported else 0.0)
     except _swap_measure.Differs as problem:
         plan.left = str(problem)
+    except (TypeError, RuntimeError, ValueError) as problem:  # a class of another layout, a dtype without a table
+        plan.left = f"it could not be tried: {type(problem).__name__}: {str(problem)[:160]}"
     else:
         plan.tried, plan.difference = tried, max(apart)
     return plan

@@ -13,7 +13,7 @@ from ._catalogue import convention
 from ._swap_dropin import DropIn
 from ._swap_families import Candidate, Left, has, number, parameters
 from ._swap_measure import Probe
-from .functional import encode
+from .functional import encode, table
 
 # A normalised position is at most `scale`, after three roundings of its own.
 NORMALISED = 4.0
@@ -57,11 +57,24 @@ class MaskRows(PictureRows):
         return self._sinpe_places(~pixel_mask.to(torch.bool), torch.float32)
 
 
+class GridRows(DropIn):
+    """[1, H W, C] of a feature map's cells: RT-DETR, D-FINE and theirs."""
+
+    def forward(self, width: int, height: int, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+        rows = table((int(height), int(width)), self._sinpe_encoding, flatten=True, dtype=dtype, device=device)
+        return rows.unsqueeze(0)
+
+
 def pictures_of(module: Any) -> list[Candidate] | Left | None:
     """Candidates for a sine position embedding of pictures; None for any other module."""
     names = parameters(module)
     if not has(module, "temperature"):
         return None
+    if names == ("width", "height", "device", "dtype") and number(getattr(module, "embed_dim", None)):
+        cells = convention("hf2d", module.embed_dim, base=module.temperature)
+        calls = [((13, 9, torch.device("cpu"), dtype), 13.0) for dtype in (torch.float32, torch.float64)]
+        probes = [Probe(args, {}, furthest) for args, furthest in calls]
+        return [Candidate(GridRows, cells, (), probes, {}, "cells of a feature map")]
     mixin: type[PictureRows]
     if names == ("shape", "device", "dtype", "mask") and has(module, "num_position_features"):
         mixin, features = ShapeRows, module.num_position_features

@@ -61,7 +61,8 @@ class DropIn:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made at run time; what it is made of can be imported.
-        return _rebuild, (_mixin_of(type(self)), type(self).__bases__[-1]), self.__dict__.copy()
+        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__.copy()
+        return _rebuild, type(self).__bases__, state
 
     def extra_repr(self) -> str:
         own: str = super().extra_repr()  # type: ignore[misc]
@@ -86,22 +87,18 @@ def _class_of(mixin: Any, base: Any) -> Any:
     return types.new_class(f"Sinpe{base.__name__}", (mixin, base), {}, fill)
 
 
-def _mixin_of(swapped: type) -> type:
-    return swapped.__bases__[0]
-
-
-def _rebuild(mixin: type[DropIn], base: type) -> Any:
+def _rebuild(mixin: Any, base: Any) -> Any:
     made = class_of(mixin, base)
     return made.__new__(made)
 
 
-def twin(module: Any, made: Any = None) -> Any:
+def twin(module: Any) -> Any:
     """A module with dictionaries and children of its own and the same tensors, in evaluation mode and without hooks.
 
     Code can be tried on it: what it sets, it sets on the twin.
     """
-    made = made or type(module)
-    copy = made.__new__(made)
+    kind: Any = type(module)
+    copy = kind.__new__(kind)
     copy.__dict__ = dict(module.__dict__)
     for name in ("_parameters", "_buffers", "_non_persistent_buffers_set"):
         copy.__dict__[name] = type(copy.__dict__[name])(copy.__dict__[name])
@@ -117,7 +114,8 @@ def trial(
     module: nn.Module, mixin: type[DropIn], encoding: Any, tables: tuple[str, ...], options: dict[str, Any]
 ) -> Any:
     """A twin that is swapped already, with tables of its own."""
-    copy = twin(module, class_of(mixin, type(module)))
+    copy = twin(module)
+    copy.__class__ = class_of(mixin, type(module))
     copy.__dict__.update(_sinpe_encoding=encoding, _sinpe_tables=tables, **options)
     copy._sinpe_ready()
     for name in tables:
@@ -154,9 +152,12 @@ def write(module: Any, name: str, rows: Tensor, *, in_place: bool) -> None:
     """Puts values into a table, or a new table into the place of the old one."""
     own = tensor_of(module, name)
     if in_place and own is not None:
-        with torch.inference_mode(own.is_inference()), torch.no_grad():
-            own.copy_(rows)
-        return
+        try:
+            with torch.inference_mode(own.is_inference()), torch.no_grad():
+                own.copy_(rows)
+            return
+        except RuntimeError:  # an expanded tensor cannot be written to
+            pass
     for place in ("_parameters", "_buffers"):
         if name in module.__dict__[place]:
             module.__dict__[place][name] = nn.Parameter(rows, requires_grad=False) if place == "_parameters" else rows

@@ -113,13 +113,14 @@ def compare(old: Any, new: Any, probe: Probe, encoding: Encoding | GridEncoding)
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Neither gradients, inference mode nor autocast, and torch's generators as they were."""
+def quiet(place: torch.device | None = None) -> Iterator[None]:
+    """Neither gradients, inference mode nor autocast; the generators of the CPU and of `place` stay as they were."""
     with torch.inference_mode(False), torch.no_grad(), contextlib.ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
-        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
+        devices = [place] if place is not None and place.type == "cuda" else []
+        stack.enter_context(torch.random.fork_rng(devices=devices))
         yield
 
 

@@ -100,7 +100,7 @@ def form_of(
     module: nn.Module, key: str, held: Tensor, encoding: Encoding, learned: str | None, recognised: str
 ) -> list[Candidate] | Left:
     """The candidate for a module of one table, or why there is none."""
-    with quiet():
+    with quiet(held.device):
         tried = twin(module)
         try:
             return _form(tried, key, held, encoding, learned)

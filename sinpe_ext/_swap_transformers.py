@@ -65,6 +65,19 @@ class MarianRows(Rows):
         return encode(position_ids, self._sinpe_encoding, dtype=self.weight.dtype)
 
 
+class PaddedRows(Rows):
+    """fairseq's positions in an embedding, with what came before added at padding too: FSMT."""
+
+    weight: Tensor
+    padding_idx: int
+
+    def forward(self, input: Tensor, *, past_key_values_length: int | Tensor = 0) -> Tensor:
+        positions, _ = _positions.from_padding_idx(input, self.padding_idx)
+        positions = positions + past_key_values_length
+        rows = encode(positions, self._sinpe_encoding, dtype=self.weight.dtype)
+        return rows.masked_fill((positions == self.padding_idx).unsqueeze(-1), 0.0)
+
+
 class BufferRows(Rows):
     """What the modules with a buffer `weights` share."""
 
@@ -169,6 +182,8 @@ def rows_of(module: nn.Module) -> list[Candidate] | Left | None:
     if isinstance(module, nn.Embedding):
         if names[:2] == ("input_ids_shape", "past_key_values_length") and names[2:] in ((), ("position_ids",)):
             return _marian(module)
+        if names == ("input", "past_key_values_length") and module.padding_idx is not None:
+            return _fsmt(module)
         return None
     weights = tensor_of(module, "weights")
     if weights is None or weights.dim() != 2 or not weights.is_floating_point():
@@ -202,6 +217,14 @@ def _marian(module: nn.Embedding) -> list[Candidate]:
         ids = torch.arange(0, length, device=module.weight.device).flip(0)
         probes.append(Probe((torch.Size((2, length)),), {"position_ids": ids}, length))
     return [Candidate(MarianRows, convention("paper_concat", dim), ("weight",), probes, {}, "rows of positions")]
+
+
+def _fsmt(module: Any) -> list[Candidate]:
+    """Its forward lets gradients through, its description says that it is not trained."""
+    rows, dim = module.weight.shape
+    probes = _probes(TokenRows, module, rows, dim, module.weight)
+    options = {"_sinpe_zero_row": module.padding_idx, "_sinpe_freeze": module.weight.requires_grad}
+    return [Candidate(PaddedRows, convention("t2t", dim), ("weight",), probes, options, "rows of tokens")]
 
 
 def _probes(mixin: type[BufferRows], module: nn.Module, rows: int, dim: int, weights: Tensor) -> list[Probe]:

@@ -81,6 +81,16 @@ def xglm(T: Any) -> Case:
     return Case(T.XGLMForCausalLM(config), {"input_ids": ids(3, 11)}, 1, 2050)
 
 
+def fsmt(T: Any) -> Case:
+    sizes = {name: value for name, value in SIZES.items() if name != "vocab_size"}
+    more = {"src_vocab_size": 99, "tgt_vocab_size": 99, "max_position_embeddings": 64, "langs": ["en", "de"]}
+    model = T.FSMTForConditionalGeneration(T.FSMTConfig(**sizes, **more))
+    for module in model.modules():  # its library means them not to be trained, which the swap sees to
+        if type(module).__name__ == "SinusoidalPositionalEmbedding":
+            module.weight.requires_grad_(False)
+    return Case(model, {"input_ids": ids(3, 11), "decoder_input_ids": ids(3, 7)}, 2, 66)
+
+
 def whisper(T: Any) -> Case:
     sizes = {"max_source_positions": 60, "max_target_positions": 40, "num_mel_bins": 8}
     built = T.WhisperForConditionalGeneration(T.WhisperConfig(**SIZES, **sizes))
@@ -151,7 +161,8 @@ def detr(T: Any) -> Case:
 
 
 MODELS: list[Callable[[Any], Case]] = [
-    marian, pegasus, m2m_100, nllb_moe, xglm, whisper, speech_to_text, musicgen, speecht5, frozen_distilbert, detr,
+    marian, pegasus, m2m_100, nllb_moe, xglm, fsmt, whisper, speech_to_text, musicgen, speecht5, frozen_distilbert,
+    detr,
 ]  # fmt: skip
 
 
@@ -175,7 +186,7 @@ def test_training_step(case: Case) -> None:
     swapping.step(case.model, swapped, case.loss, case.position)
 
 
-@pytest.mark.parametrize("build", [marian, m2m_100, whisper, xglm], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", [marian, m2m_100, fsmt, whisper, xglm], ids=lambda build: build.__name__)
 def test_generation_with_a_cache(build: Callable[[Any], Case], peer: Any) -> None:
     """Positions that go on from past_key_values: the same tokens from the same bits."""
     torch.manual_seed(0)
@@ -292,6 +303,48 @@ def test_half_precision_modules(peer: Any) -> None:
                 rows = sinpe.table(12, module._sinpe_encoding, dtype=dtype)
                 table = getattr(module, module._sinpe_tables[0])
                 assert torch.equal(table[2:12], rows[2:12]) and table.dtype == dtype
+
+
+PICTURES = [
+    ("conditional_detr", "ConditionalDetr", {"normalize": True, "scale": 3.0}),
+    ("deformable_detr", "DeformableDetr", {"normalize": True}),
+    ("deformable_detr", "DeformableDetr", {"temperature": 20}),
+    ("mask2former", "Mask2Former", {"normalize": True}),
+    ("sam2", "Sam2", {"normalize": True, "temperature": 500}),
+    ("table_transformer", "TableTransformer", {"normalize": True}),
+    ("table_transformer", "TableTransformer", {}),
+    ("rt_detr", "RTDetr", {}),
+    ("d_fine", "DFine", {"temperature": 77}),
+]
+
+
+@pytest.mark.parametrize(("model", "prefix", "fields"), PICTURES)
+def test_pictures(model: str, prefix: str, fields: dict, peer: Any) -> None:
+    """The sine embeddings of DETR's descendants, whatever their forward is asked with."""
+    made = getattr(peer(f"transformers.models.{model}.modeling_{model}"), f"{prefix}SinePositionEmbedding")
+    old, new = made(16, **fields), made(16, **fields)
+    (entry,) = sinpe.integrations.swap(new, strict=True)
+    valid = torch.ones(2, 7, 11, dtype=torch.bool)
+    valid[1, :, 6:], valid[1, 5:] = False, False
+    cpu = torch.device("cpu")
+    if "RT" in prefix or "DF" in prefix:
+        calls: list[tuple] = [(11, 7, cpu, torch.float32), (1, 5, cpu, torch.float64)]
+    elif prefix == "TableTransformer":
+        calls = [(torch.zeros(2, 3, 7, 11), valid.long())]
+    else:
+        shape = torch.Size((2, 32, 7, 11))
+        calls = [(shape, cpu, torch.float32), (shape, cpu, torch.float32, valid)]
+    for args in calls:
+        before, after = old(*args), new(*args)
+        assert before.shape == after.shape and before.dtype == after.dtype
+        if prefix == "DeformableDetr" and len(args) == 4 and fields.get("normalize"):
+            # Half a pixel before nothing, over eps: what it says of padded rows and columns is noise.
+            before, after = before[0], after[0]
+        assert float((after - before).abs().max()) <= 4 * 11 * swapping.ANGLE + swapping.VALUE
+    imitated = sinpe.integrations.swap(made(16, **fields), strict=True, angle="float32")
+    # Those of cells are computed in float64, of which the last bits differ where float64 is asked for.
+    assert imitated.difference <= (2.0**-50 if torch.float64 in calls[-1] else 0.0)
+    assert entry.convention.startswith("hf2d" if len(calls[0]) == 4 else "detr2d")
 
 
 def test_what_is_left_alone(peer: Any) -> None:
