@@ -127,8 +127,8 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
             apart = [0.0]
             for key in candidate.tables:
                 apart.append(_table(module, tried, key, encoding))
-            old = _swap_dropin.twin(module)
         for probe in candidate.probes:
+            old = _swap_dropin.twin(module)  # a new one each time: some convert or replace their table as they go
             difference = _swap_measure.compare(old, tried, probe, encoding)
             apart.append(difference if probe.reported else 0.0)
     except _swap_measure.Differs as problem:
@@ -143,7 +143,8 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
 def _table(module: nn.Module, tried: Any, key: str, encoding: Any) -> float:
     """How far a module's table is from the encoding's. Raises Differs beyond what float32 angles explain."""
     held, rows = _swap_dropin.tensor_of(module, key), _swap_dropin.tensor_of(tried, key)
-    assert held is not None and rows is not None
+    if held is None or rows is None:
+        raise _swap_measure.Differs(f"its table `{key}` is no tensor of its own: it is parametrised, or pruned")
     apart = _swap_measure.difference(held, rows)
     limit = _swap_measure.table_limit(rows, encoding, held.dtype)
     if not apart <= limit:

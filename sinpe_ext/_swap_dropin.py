@@ -92,10 +92,10 @@ def _rebuild(mixin: Any, base: Any) -> Any:
     return made.__new__(made)
 
 
-def twin(module: Any) -> Any:
+def twin(module: Any, as_it_is: bool = False) -> Any:
     """A module with dictionaries and children of its own and the same tensors, in evaluation mode and without hooks.
 
-    Code can be tried on it: what it sets, it sets on the twin.
+    Code can be tried on it: what it sets, it sets on the twin. as_it_is: in the mode that the module is in.
     """
     kind: Any = type(module)
     copy = kind.__new__(kind)
@@ -105,8 +105,10 @@ def twin(module: Any) -> Any:
     for name in _HOOKS:
         copy.__dict__[name] = type(copy.__dict__[name])()
     children = module.__dict__["_modules"]
-    copy.__dict__["_modules"] = {name: None if child is None else twin(child) for name, child in children.items()}
-    copy.__dict__["training"] = False
+    copy.__dict__["_modules"] = {
+        name: None if child is None else twin(child, as_it_is) for name, child in children.items()
+    }
+    copy.__dict__["training"] = as_it_is and module.training
     return copy
 
 

@@ -208,7 +208,7 @@ def _noise(shape: tuple[int, ...], dtype: torch.dtype, held: Tensor, rows: int) 
 
 def _run(tried: Any, x: Tensor) -> tuple[Tensor | None, str]:
     try:
-        out = tried.forward(x.clone())
+        out = twin(tried, as_it_is=True).forward(x.clone())  # which may convert or replace its table
     except Exception as problem:
         return None, f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
     return (out, "") if isinstance(out, Tensor) else (None, f"it gives {type(out).__name__}")

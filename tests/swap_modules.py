@@ -133,6 +133,22 @@ class Another(nn.Module):
         return x + self.pos_enc[:, : x.size(1)]
 
 
+class Grows(nn.Module):
+    """ESPnet's: a plain attribute that is made as long as x needs it, in the dtype of x."""
+
+    def __init__(self, d_model: int = DIM, dropout_rate: float = 0.1) -> None:
+        super().__init__()
+        self.xscale = math.sqrt(d_model)
+        self.dropout = nn.Dropout(p=dropout_rate)
+        self.pe = usual(ROWS, d_model)[None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.pe.size(1) < x.size(1):
+            self.pe = usual(x.size(1), x.size(2))[None]
+        self.pe = self.pe.to(x)
+        return self.dropout(x * self.xscale + self.pe[:, : x.size(1)])
+
+
 # --------------------------------------------------------------------------------------------- to be left alone
 
 

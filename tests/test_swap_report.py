@@ -22,6 +22,7 @@ from swap_modules import (
     SequenceFirst,
     SinusoidalNoise,
     Trained,
+    usual,
 )  # fmt: skip
 from torch import nn
 
@@ -118,6 +119,9 @@ def test_where_values_cannot_be_looked_at() -> None:
     hooked.forward = hooked.forward
     reasons = [entry.reason for entry in swap(nn.Sequential(meta, hooked))]
     assert "meta device" in reasons[0] and "replaced in the instance" in reasons[1]
+    parametrised = nn.ModuleDict({"positions": nn.Embedding.from_pretrained(usual())})
+    torch.nn.utils.parametrize.register_parametrization(parametrised.positions, "weight", nn.Identity())
+    assert not swap(parametrised).swapped
     assert not swap(nn.Sequential(nn.LazyLinear(3), nn.BatchNorm1d(3), nn.MultiheadAttention(8, 2)))
 
 
