@@ -167,15 +167,14 @@ class Environment:
             "SINPE_EXT_COMMIT": commit,
             "SINPE_EXT_OTHER_LIBRARIES": os.pathsep.join(map(str, others)),
         }
-        files = [path.relative_to(ROOT).as_posix() for path in compatibility_page.marked()]
+        source = self.folder / "source"
+        files = [path.relative_to(source).as_posix() for path in compatibility_page.marked(source)]
         command = [str(self.python), "-m", "pytest", "-q", "-m", "feature", "--continue-on-collection-errors"]
         command += ["-p", "no:cacheprovider", f"--require-backend={backend}", f"--feature-report={report}", *files]
         log = self.folder / f"{backend}.log"
         try:
             with log.open("w") as stream:
-                done = subprocess.run(
-                    command, cwd=self.folder / "source", env=settings, timeout=LIMIT, stdout=stream, stderr=stream
-                )
+                done = subprocess.run(command, cwd=source, env=settings, timeout=LIMIT, stdout=stream, stderr=stream)
         except subprocess.TimeoutExpired:
             return {"not_run": f"pytest took more than {LIMIT} s"}
         if not report.is_file():
@@ -212,7 +211,9 @@ def run_all(made: list[Environment], what: str) -> list[Path]:
         runs = {backend: environment.run(backend, others, what) for backend in BACKENDS}
         result = {"torch": environment.torch or "unknown", "python": environment.version, "runs": runs}
         minor = ".".join(environment.version.split(".")[:2])
-        path = RESULTS / f"torch-{result['torch']}{f'-python-{minor}' if minor else ''}.json"
+        unknown = RESULTS / f"torch-{result['torch']}.json"  # of an environment that could not say its Python
+        path = unknown.with_name(f"{unknown.stem}-python-{minor}.json") if minor else unknown
+        unknown.unlink(missing_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         written.append(path)
     return written
@@ -234,7 +235,7 @@ def main() -> int:
         else:
             versions = arguments.torch or list(dict.fromkeys([OLDEST, PINNED, newest()]))
             written = run_all([Environment(torch=version) for version in versions], what)
-            for old in set(RESULTS.glob("*.json")) - set(written):
+            for old in set(RESULTS.glob("*.json")) - set(written) if not arguments.torch else ():
                 old.unlink()
     text = PAGE.read_text(encoding="utf-8")
     made = compatibility_page.page(text)

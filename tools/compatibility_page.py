@@ -17,9 +17,9 @@ BACKENDS = ("compiled", "eager", "cuda")
 NO_TEST = "this run had no test of it"
 
 
-def marked() -> dict[Path, set[str]]:
+def marked(root: Path = ROOT) -> dict[Path, set[str]]:
     """The test files that have tests of features, and which."""
-    found = {path: set(MARK.findall(path.read_text(encoding="utf-8"))) for path in (ROOT / "tests").rglob("test_*.py")}
+    found = {path: set(MARK.findall(path.read_text(encoding="utf-8"))) for path in (root / "tests").rglob("test_*.py")}
     return {path: names for path, names in sorted(found.items()) if names}
 
 
