@@ -59,6 +59,16 @@ class DropIn:
             # With assign=True the tensor is the checkpoint's own, which is not ours to write to.
             write(self, name, rows, in_place=not metadata.get("assign_to_params_buffers", False))
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # .half().float() would leave 16-bit rows in a float32 table, and to_empty none.
+        super()._apply(fn, recurse)  # type: ignore[misc]
+        with torch.no_grad():
+            for name in self._sinpe_tables:
+                own = tensor_of(self, name)
+                if own is not None and not own.is_meta and type(own) in (Tensor, nn.Parameter):
+                    write(self, name, self._sinpe_rows(name, own), in_place=True)
+        return self
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made at run time; what it is made of can be imported.
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__.copy()

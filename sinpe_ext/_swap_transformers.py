@@ -32,6 +32,16 @@ class Rows(DropIn):
             rows[self._sinpe_zero_row] = 0
         return rows
 
+    def _sinpe_at(self, positions: Tensor, beyond: Any = None) -> Tensor:
+        """The rows of positions below `beyond`, where that is known: out of the table, which holds them as exactly."""
+        held = getattr(self, self._sinpe_tables[0]).detach()
+        if isinstance(beyond, (int, torch.SymInt)) and beyond <= held.shape[0]:
+            return held.index_select(0, positions.reshape(-1)).view(*positions.shape, held.shape[1])
+        rows = encode(positions, self._sinpe_encoding, dtype=held.dtype)
+        if self._sinpe_zero_row is None:
+            return rows
+        return rows.masked_fill((positions == self._sinpe_zero_row).unsqueeze(-1), 0.0)
+
 
 class EmbeddingRows(Rows):
     """nn.Embedding with a frozen sinusoidal weight: Whisper's encoder, DistilBERT, XLM, FlauBERT."""
@@ -60,9 +70,11 @@ class MarianRows(Rows):
         past_key_values_length: int | Tensor = 0,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        if position_ids is None:
-            position_ids = torch.arange(input_ids_shape[1], device=self.weight.device) + past_key_values_length
-        return encode(position_ids, self._sinpe_encoding, dtype=self.weight.dtype)
+        if position_ids is not None:
+            return self._sinpe_at(position_ids)
+        length = input_ids_shape[1]
+        positions = torch.arange(length, device=self.weight.device) + past_key_values_length
+        return self._sinpe_at(positions, length + past_key_values_length)
 
 
 class PaddedRows(Rows):
@@ -73,9 +85,8 @@ class PaddedRows(Rows):
 
     def forward(self, input: Tensor, *, past_key_values_length: int | Tensor = 0) -> Tensor:
         positions, _ = _positions.from_padding_idx(input, self.padding_idx)
-        positions = positions + past_key_values_length
-        rows = encode(positions, self._sinpe_encoding, dtype=self.weight.dtype)
-        return rows.masked_fill((positions == self.padding_idx).unsqueeze(-1), 0.0)
+        beyond = self.padding_idx + 1 + input.shape[-1] + past_key_values_length
+        return self._sinpe_at(positions + past_key_values_length, beyond)
 
 
 class BufferRows(Rows):
@@ -87,11 +98,8 @@ class BufferRows(Rows):
         """What `_init_weights` and `make_weights` fill the buffer with."""
         return self._sinpe_rows("weights", torch.empty(num_embeddings, embedding_dim))
 
-    def _sinpe_encode(self, positions: Tensor) -> Tensor:
-        return encode(positions, self._sinpe_encoding, dtype=self.weights.dtype)
-
     def _sinpe_count(self, length: int, first: int | Tensor, like: Tensor) -> Tensor:
-        return torch.arange(length, device=like.device) + first
+        return self._sinpe_at(torch.arange(length, device=like.device) + first, length + first)
 
 
 class TokenRows(BufferRows):
@@ -100,8 +108,8 @@ class TokenRows(BufferRows):
     padding_idx: int
 
     def forward(self, input_ids: Tensor, past_key_values_length: int | Tensor = 0) -> Tensor:
-        positions, mask = _positions.from_padding_idx(input_ids, self.padding_idx, past=past_key_values_length)
-        return self._sinpe_encode(positions).masked_fill(mask.unsqueeze(-1), 0.0)
+        positions, _ = _positions.from_padding_idx(input_ids, self.padding_idx, past=past_key_values_length)
+        return self._sinpe_at(positions, self.padding_idx + 1 + input_ids.shape[-1] + past_key_values_length)
 
 
 class TokenOrEmbeddingRows(TokenRows):
@@ -117,8 +125,8 @@ class TokenOrEmbeddingRows(TokenRows):
             return super().forward(input_ids, past_key_values_length)
         assert inputs_embeds is not None
         batch, length = inputs_embeds.shape[:-1]
-        positions = self._sinpe_count(length, past_key_values_length + self.padding_idx + 1, inputs_embeds)
-        return self._sinpe_encode(positions).expand(batch, length, -1).contiguous()
+        rows = self._sinpe_count(length, past_key_values_length + self.padding_idx + 1, inputs_embeds)
+        return rows.expand(batch, length, -1).contiguous()
 
 
 class GivenOrTokenRows(TokenOrEmbeddingRows):
@@ -133,11 +141,11 @@ class GivenOrTokenRows(TokenOrEmbeddingRows):
     ) -> Tensor:
         if position_ids is None:
             return super().forward(input_ids, inputs_embeds, past_key_values_length)
-        rows = self._sinpe_encode(position_ids)
+        rows = self._sinpe_at(position_ids)
         given = input_ids if input_ids is not None else inputs_embeds
         assert given is not None
         batch, length = given.shape[:2]
-        return rows.masked_fill((position_ids == self.padding_idx).unsqueeze(-1), 0.0).view(batch, length, -1)
+        return rows.view(batch, length, -1)
 
 
 class GivenRows(BufferRows):
@@ -147,25 +155,21 @@ class GivenRows(BufferRows):
 
     def forward(self, position_ids: Tensor | None = None, past_key_values_length: int | Tensor = 0) -> Tensor:
         assert position_ids is not None
-        position_ids = position_ids + self.offset
-        rows = self._sinpe_encode(position_ids)
-        if self._sinpe_zero_row is None:
-            return rows
-        return rows.masked_fill((position_ids == self._sinpe_zero_row).unsqueeze(-1), 0.0)
+        return self._sinpe_at(position_ids + self.offset)
 
 
 class CodebookRows(BufferRows):
     """Positions past, past + 1, ... of (batch, codebooks, sequence), one row for all of a step: MusicGen."""
 
     def forward(self, input_ids: Tensor, past_key_values_length: int | Tensor = 0) -> Tensor:
-        return self._sinpe_encode(self._sinpe_count(input_ids.shape[-1], past_key_values_length, input_ids))
+        return self._sinpe_count(input_ids.shape[-1], past_key_values_length, input_ids)
 
 
 class StepRows(BufferRows):
     """The same of (batch, sequence, channels): MusicGen Melody."""
 
     def forward(self, inputs_embeds: Tensor, past_key_values_length: int | Tensor = 0) -> Tensor:
-        return self._sinpe_encode(self._sinpe_count(inputs_embeds.shape[1], past_key_values_length, inputs_embeds))
+        return self._sinpe_count(inputs_embeds.shape[1], past_key_values_length, inputs_embeds)
 
 
 BUFFERED: dict[tuple[str, ...], type[BufferRows]] = {

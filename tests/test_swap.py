@@ -132,6 +132,9 @@ def test_copies_and_conversions(kind: Any, form: str, shape: tuple, convention: 
         other = copy.deepcopy(new).to(dtype)
         assert other(x.to(dtype)).dtype == old(x.to(dtype)).dtype
     assert "Encoding(16" in repr(new)
+    state = {name: value.clone() for name, value in new.state_dict().items()}
+    new.half().float()  # the tables are made again
+    assert all(torch.equal(value, state[name]) for name, value in new.state_dict().items() if name != "alpha")
 
 
 @ids

@@ -56,9 +56,8 @@ def _halve(module: Any) -> None:
     module.__dict__["_sinpe_encoding"] = change(amplitude=0.5)
     module._sinpe_ready()
     for name in module._sinpe_tables:
-        if name == "pos_embedding":  # read by the library's own forward
-            table = module._buffers[name]
-            table.copy_(module._sinpe_rows(name, table))
+        table = getattr(module, name)
+        table.copy_(module._sinpe_rows(name, table))
 
 
 def checkpoints(model: nn.Module, swapped: nn.Module, run: Run, position: float) -> None:

@@ -104,6 +104,11 @@ def test_longer_than_the_table(peer: Any) -> None:
         for entry in sinpe.integrations.swap(model, strict=True):
             module = model.get_submodule(entry.name)
             rows = sinpe.table(500, module._sinpe_encoding)
+            if build is not musicgen:  # from the table and from the encoding, across the table's end
+                call = (lambda n, m=module: m(torch.full((1, n), 7))[0]) if build is m2m_100 else (
+                    lambda n, m=module: m(torch.Size((1, n)))
+                )  # fmt: skip
+                assert torch.equal(call(40), call(400)[:40])
             if build is m2m_100:
                 got = module(torch.full((1, 400), 7))[0]
                 assert torch.equal(got, rows[2:402]) and module.weights.shape[0] == 66
