@@ -141,9 +141,9 @@ class SinusoidalPositionalEncoding(nn.Module):
                 return _add_cuda(x, plan_words(self.encoding, x.device), first, self.scale)
             except (RuntimeError, OverflowError):
                 pass
-        options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
-        if (node := _layer.symbolic(self, x, grid_shape=grid_shape, **options)) is not None:
-            return node
+        if _layer.is_symbolic(x):
+            options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
+            return _layer.symbolic(self, x, grid_shape=grid_shape, **options)
         p, others = _layer.rate(self.dropout)
         seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
         if self.channel_dim != -1 and isinstance(x, Tensor) and self.channel_dim % max(x.dim(), 1) == x.dim() - 2:
@@ -299,9 +299,9 @@ class SinusoidalEmbedding(nn.Embedding):
                 return kernel(ids, self.weight, words, *none, start, False, self.scale, -1, False, 0, [])
             except (RuntimeError, OverflowError):
                 pass
-        options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
-        if (node := _layer.symbolic(self, ids, **options)) is not None:
-            return node
+        if _layer.is_symbolic(ids):
+            options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
+            return _layer.symbolic(self, ids, **options)
         p, others = _layer.rate(self.dropout)
         rows = positions, start, self.scale, self.alpha, p, seed
         padding = self.padding_idx, padding_mask, self.sparse, self.encode_padding
