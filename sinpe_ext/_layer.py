@@ -85,15 +85,14 @@ def rate(dropout: nn.Module) -> tuple[float, nn.Module | None]:
     return 0.0, dropout
 
 
-def symbolic(layer: nn.Module, given: Any, **options: Any) -> Any:
-    """The node of a call under torch.fx.symbolic_trace, whose layers see no tensors; None elsewhere.
+def is_symbolic(given: Any) -> bool:
+    """Whether a layer is called under torch.fx.symbolic_trace, with what stands for a tensor."""
+    return not isinstance(given, Tensor) and isinstance(given, torch.fx.Proxy)
 
-    A layer is then a leaf, as torch.nn's own are; which layers are, a tracer decides by the names of their modules.
-    """
-    if isinstance(given, Tensor) or not isinstance(given, torch.fx.Proxy):
-        return None
-    tracer: Any = given.tracer
-    return tracer.create_proxy("call_module", tracer.path_of_module(layer), (given,), options)
+
+def symbolic(layer: nn.Module, given: Any, **options: Any) -> Any:
+    """The node of such a call: a layer is a leaf, as torch.nn's are; a tracer knows those by their names alone."""
+    return given.tracer.create_proxy("call_module", given.tracer.path_of_module(layer), (given,), options)
 
 
 def check_limit(call: Any, max_len: int) -> None:

@@ -144,9 +144,9 @@ class SinusoidalPositionalEncoding(nn.Module):
                 return _add_cuda(x, plan_words(self.encoding, x.device), first, self.scale)
             except (RuntimeError, OverflowError):
                 pass
-        options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
-        if (node := _layer.symbolic(self, x, grid_shape=grid_shape, **options)) is not None:
-            return node
+        if _layer.is_symbolic(x):
+            options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
+            return _layer.symbolic(self, x, grid_shape=grid_shape, **options)
         _layer.check_positions(self, x, positions)
         p, others = _layer.rate(self.dropout)
         seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
@@ -302,9 +302,9 @@ class SinusoidalEmbedding(nn.Embedding):
                 return kernel(ids, self.weight, words, *none, start, False, self.scale, -1, False, 0, [])
             except (RuntimeError, OverflowError):
                 pass
-        options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
-        if (node := _layer.symbolic(self, ids, **options)) is not None:
-            return node
+        if _layer.is_symbolic(ids):
+            options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
+            return _layer.symbolic(self, ids, **options)
         _layer.check_positions(self, ids, positions)
         p, others = _layer.rate(self.dropout)
         rows = positions, start, self.scale, self.alpha, p, seed

@@ -65,8 +65,8 @@ class TimestepEncoding(nn.Module):
         Returns: (*t.shape, dim), on the device of t; NaN where t is NaN or infinite.
         Raises: TypeError for a t that is no tensor of numbers.
         """
-        if (node := _layer.symbolic(self, t)) is not None:
-            return node
+        if _layer.is_symbolic(t):
+            return _layer.symbolic(self, t)
         return encode(_timesteps(t), self.encoding, dtype=self.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TimestepEncoding:
