@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from . import _checks, _seed
-from ._dtensor_simulation import each_rank
+from ._dtensor_simulation import each_rank, to_local
 from ._part import Part
 
 
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
             sums = at is None and isinstance(placement, Shard)
             gradient.append(Partial() if sums else wanted[-1])
         spread = on_mesh(name, value, self.mesh).redistribute(placements=wanted)
-        return spread.to_local(grad_placements=gradient)
+        return to_local(spread, gradient)
 
 
 def _join(
@@ -75,7 +75,7 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
-        return grad.redistribute(placements=ctx.placements).to_local(), None, None, None, None
+        return to_local(grad.redistribute(placements=ctx.placements), ctx.placements), None, None, None, None
 
 
 def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> Layout:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from . import _checks, _dtensor, _embed_checks
 from ._add_call import AddCall
-from ._dtensor_simulation import call_of_each_rank
+from ._dtensor_simulation import call_of_each_rank, to_local
 from ._embed_call import EmbedCall
 from ._grid_call import GridCall
 
@@ -30,7 +30,7 @@ class ShardedAdd:
         self.given = x
         self.x = _dtensor.plain_shards(x)
         self.layout = _dtensor.layout(x.device_mesh, self.x.placements, x.shape)
-        self.part = self.x.to_local(grad_placements=self.x.placements)
+        self.part = to_local(self.x, self.x.placements)
         is_plain = grid_shape is None and isinstance(extra, int) and extra == 0 and not _checks.is_grid(encoding)
         make = self._sequence if is_plain else self._grid
         self.local = make(encoding, arguments, grid_shape, extra)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from . import _checks, _dtensor, _grid_checks, functional
 from ._columns import columns
-from ._dtensor_simulation import each_rank, each_rank_with_grad
+from ._dtensor_simulation import each_rank, each_rank_with_grad, to_local
 from .encoding import integer
 
 
@@ -85,7 +85,7 @@ def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool)
         wanted = [Replicate() if isinstance(p, Shard) and p.dim == last else p for p in positions.placements]
         positions = positions.redistribute(placements=wanted)
     local = each_rank_with_grad(functional.encode)(
-        positions.to_local(grad_placements=positions.placements), encoding, dtype=dtype, allow_16bit=allow_16bit
+        to_local(positions, positions.placements), encoding, dtype=dtype, allow_16bit=allow_16bit
     )
     outer = positions.shape[:-1] if _checks.is_grid(encoding) else positions.shape
     layout = _dtensor.layout(positions.device_mesh, positions.placements, positions.shape)

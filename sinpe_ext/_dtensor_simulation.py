@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement
 from torch.utils import _pytree as pytree
 
 from . import _memory
@@ -22,9 +23,7 @@ from . import _memory
 
 def _active() -> Any:
     """The simulation that is at work. It has no public names: where they have changed, there is none."""
-    module = sys.modules.get("torch.distributed._local_tensor")
-    if module is None or torch.compiler.is_compiling():
-        return None
+    module = None if torch.compiler.is_compiling() else sys.modules.get("torch.distributed._local_tensor")
     enabled = getattr(module, "enabled_local_tensor_mode", None)
     return None if enabled is None or not hasattr(module, "_map_to_rank_local_val") else enabled()
 
@@ -45,6 +44,30 @@ def each_rank_with_grad(function: Callable[..., Tensor]) -> Callable[..., Tensor
 def call_of_each_rank(make: Callable[..., Any]) -> Callable[..., Any]:
     """What makes a rank's call of `add` or `embed`, for each rank."""
     return make if _active() is None else partial(_Calls, make)
+
+
+def to_local(t: DTensor, gradient: Sequence[Placement]) -> Tensor:
+    """t.to_local(grad_placements=gradient)."""
+    if _active() is None:
+        return t.to_local(grad_placements=gradient)
+    local: Tensor = _ToLocal.apply(t, gradient)
+    return local
+
+
+class _ToLocal(torch.autograd.Function):
+    """torch's own derives the strides of the whole from those of the gradient's part, which here may differ by rank."""
+
+    @staticmethod
+    def forward(ctx: Any, t: DTensor, gradient: Sequence[Placement]) -> Tensor:
+        ctx.where = t.device_mesh, gradient
+        ctx.whole = t.shape, t.stride()
+        local = t.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        shape, stride = ctx.whole
+        return DTensor.from_local(grads[0], *ctx.where, run_check=False, shape=shape, stride=stride), None
 
 
 class _Calls:
