@@ -7,7 +7,6 @@ from_local. What a part adds is where it lies: its first position, its first cha
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from . import _checks, _seed
+from ._dtensor_simulation import each_rank, to_local
 from ._part import Part
 
 
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
             sums = at is None and isinstance(placement, Shard)
             gradient.append(Partial() if sums else wanted[-1])
         spread = on_mesh(name, value, self.mesh).redistribute(placements=wanted)
-        return spread.to_local(grad_placements=gradient)
+        return to_local(spread, gradient)
 
 
 def _join(
@@ -75,7 +75,7 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
-        return grad.redistribute(placements=ctx.placements).to_local(), None, None, None, None
+        return to_local(grad.redistribute(placements=ctx.placements), ctx.placements), None, None, None, None
 
 
 def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> Layout:
@@ -87,7 +87,7 @@ def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[in
             d = placement.dim
             # A process that is not part of the mesh has nothing.
             rank = mesh.size(k) if coordinate is None else coordinate[k]
-            at, sizes[d] = _each_rank(chunk)(sizes[d], mesh.size(k), rank)
+            at, sizes[d] = each_rank(chunk)(sizes[d], mesh.size(k), rank)
             first[d] += at
     return Layout(mesh, tuple(placements), Part(tuple(shape), tuple(first)), tuple(sizes))
 
@@ -107,13 +107,6 @@ def smallest(t: DTensor) -> list[int]:
             ranks = t.device_mesh.size(k)
             sizes[placement.dim] = chunk(sizes[placement.dim], ranks, ranks - 1)[1]
     return sizes
-
-
-def _each_rank(function: Any) -> Any:
-    """Under torch's simulation of many ranks in one process, the function for each of them."""
-    simulation = sys.modules.get("torch.distributed._local_tensor")
-    decorated = getattr(simulation, "maybe_run_for_local_tensor", None)
-    return function if decorated is None or torch.compiler.is_compiling() else decorated(function)
 
 
 def plain_shards(t: DTensor) -> DTensor:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from . import _checks, _dtensor, _embed_checks
 from ._add_call import AddCall
+from ._dtensor_simulation import call_of_each_rank, to_local
 from ._embed_call import EmbedCall
 from ._grid_call import GridCall
 
@@ -29,7 +30,7 @@ class ShardedAdd:
         self.given = x
         self.x = _dtensor.plain_shards(x)
         self.layout = _dtensor.layout(x.device_mesh, self.x.placements, x.shape)
-        self.part = self.x.to_local(grad_placements=self.x.placements)
+        self.part = to_local(self.x, self.x.placements)
         is_plain = grid_shape is None and isinstance(extra, int) and extra == 0 and not _checks.is_grid(encoding)
         make = self._sequence if is_plain else self._grid
         self.local = make(encoding, arguments, grid_shape, extra)
@@ -44,7 +45,7 @@ class ShardedAdd:
         with_x = _dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
         positions, start, alpha, padding_mask = with_x
         rows = positions, start, scale, alpha, padding_mask, rows_at, channels_at, dropout, seed
-        return AddCall(self.part, encoding, *rows, part=self.layout.part)
+        return call_of_each_rank(AddCall)(self.part, encoding, *rows, part=self.layout.part)
 
     def _grid(self, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra: Any) -> GridCall:
         from ._dtensor_grid import local_call
@@ -88,8 +89,7 @@ class ShardedAdd:
         if out.shape != self.x.shape:
             raise ValueError(f"out: expected shape {tuple(self.x.shape)}, got {tuple(out.shape)}; pass empty_like(x)")
         self._same_places("out", out)
-        local: Tensor = out.to_local()
-        return local, self.local.x
+        return self.local.written(out.to_local())
 
     def _same_places(self, name: str, t: DTensor) -> None:
         if t.device_mesh != self.x.device_mesh or tuple(t.placements) != self.layout.placements:
@@ -144,7 +144,7 @@ class ShardedEmbed:
         part = self.layout.local("weight", weight, {rank: 1})
         of_rows = positions, start, scale, alpha, dropout, self.seed
         others: Any = (*of_rows, padding_idx, padding_mask, sparse, encode_padding, rows_at, self.layout.part)
-        self.local = EmbedCall(ids.to_local(), part, encoding, *others)
+        self.local = call_of_each_rank(EmbedCall)(ids.to_local(), part, encoding, *others)
 
     def result(self) -> Tensor:
         """`embed`, differentiable."""

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from . import _checks, _dtensor, _grid_checks, functional
 from ._columns import columns
+from ._dtensor_simulation import each_rank, each_rank_with_grad, to_local
 from .encoding import integer
 
 
@@ -42,21 +43,23 @@ def table(
     is_flat = bool(extra) or flatten
     shape = (extra + math.prod(lengths), dim) if is_flat else (*lengths, dim)
     layout = _dtensor.layout(mesh, _placements(placements, mesh, len(shape)), shape)
-    first, sizes = layout.part.first, layout.sizes
-    if is_flat:
-        whole: Any = functional.table(
-            length, encoding, start=start, dtype=dtype, device=device, flatten=True, extra_tokens=extra
-        )
-        local = whole[first[0] : first[0] + sizes[0]]
-    else:
-        local_starts = [begin + at for begin, at in zip(starts, first, strict=False)]
-        if is_grid:
-            local = functional.table(sizes[:-1], encoding, start=local_starts, dtype=dtype, device=device)
+
+    def part(first: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        if is_flat:
+            whole: Any = functional.table(
+                length, encoding, start=start, dtype=dtype, device=device, flatten=True, extra_tokens=extra
+            )
+            rows = whole[first[0] : first[0] + sizes[0]]
         else:
-            some = columns(one, min(first[-1], dim - 1), max(sizes[-1], 1))
-            local = functional.table(sizes[0], some, start=local_starts[0], dtype=dtype, device=device)
-            return layout.result(local.narrow(-1, 0, sizes[-1]), shape)
-    return layout.result(local.narrow(-1, first[-1], sizes[-1]).contiguous(), shape)
+            local_starts = [begin + at for begin, at in zip(starts, first, strict=False)]
+            if not is_grid:
+                some = columns(one, min(first[-1], dim - 1), max(sizes[-1], 1))
+                few = functional.table(sizes[0], some, start=local_starts[0], dtype=dtype, device=device)
+                return few.narrow(-1, 0, sizes[-1])
+            rows = functional.table(sizes[:-1], encoding, start=local_starts, dtype=dtype, device=device)
+        return rows.narrow(-1, first[-1], sizes[-1]).contiguous()
+
+    return layout.result(each_rank(part)(layout.part.first, layout.sizes), shape)
 
 
 def _placements(placements: Any, mesh: DeviceMesh, rank: int) -> list[Placement]:
@@ -81,8 +84,8 @@ def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool)
     if _checks.is_grid(encoding):  # all coordinates of a place together
         wanted = [Replicate() if isinstance(p, Shard) and p.dim == last else p for p in positions.placements]
         positions = positions.redistribute(placements=wanted)
-    local: Tensor = functional.encode(
-        positions.to_local(grad_placements=positions.placements), encoding, dtype=dtype, allow_16bit=allow_16bit
+    local = each_rank_with_grad(functional.encode)(
+        to_local(positions, positions.placements), encoding, dtype=dtype, allow_16bit=allow_16bit
     )
     outer = positions.shape[:-1] if _checks.is_grid(encoding) else positions.shape
     layout = _dtensor.layout(positions.device_mesh, positions.placements, positions.shape)
