@@ -22,7 +22,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test test-peers compatibility bench train build cpp asan cuda-check lint format clean distclean
+.PHONY: help demo test train-distributed test-peers compatibility bench train build cpp asan cuda-check lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -31,6 +31,7 @@ help:
 	@echo "make compatibility   the tests of features under torch 2.11, 2.13 and the newest, which it installs: docs/compatibility.md"
 	@echo "make bench   set up, then the benchmarks                                        BENCH_ARGS="
 	@echo "make train   set up, then a small language model with these layers and with torch's   TRAIN_ARGS=\"--steps 1000\""
+	@echo "make train-distributed   the same loss from one process and from FSDP2 + sequence parallel   RANKS=4"
 	@echo "make build   set up alone: environment, torch, compiled libraries"
 	@echo "make cpp     the C++ library and its tests, without Python or torch             CXX_STANDARD=20 CMAKE_ARGS="
 	@echo "make asan    the same under AddressSanitizer and UBSan, CUDA kernels as plain C++ among them"
@@ -59,6 +60,10 @@ compatibility:
 
 bench:
 	@$(call environment,bench) && exec $$py -m sinpe_ext bench $(BENCH_ARGS)
+
+RANKS ?= 4
+train-distributed:
+	@$(call environment,bench) && exec $$py -m torch.distributed.run --nproc-per-node $(RANKS) examples/train_distributed.py $(TRAIN_ARGS)
 
 train:
 	@$(call environment,bench) && exec $$py examples/train_language_model.py $(TRAIN_ARGS)

@@ -72,7 +72,7 @@ __all__ = [
     "use_backend",
 ]
 
-_SUBMODULES = ("functional", "modules", "numpy", "plot", "positions", "reference")
+_SUBMODULES = ("distributed", "functional", "integrations", "modules", "numpy", "plot", "positions", "reference")
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from . import _backend, _checks, _grad, _rows, _traced, reference_apply
 from ._call import Form, RowsCall
 from ._operator import ADD_DROPOUT, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
+from ._part import Part
 from ._plan import plan as _plan_of
 from ._tiles import accumulation
 from .encoding import Encoding
@@ -67,6 +67,10 @@ class SumCall(RowsCall):
             return self.x
         return self.x.copy_(self.traced()) if self._is_formula() else self.differentiable(in_place=True)
 
+    def written(self, out: Any) -> tuple[Any, Tensor]:
+        """`out` and x as they lie in memory, to be checked."""
+        return out, self.x
+
     def write_to(self, out: Tensor) -> Tensor:
         """`add` with `out`, which has been checked."""
         self.draw()
@@ -82,6 +86,7 @@ class AddCall(SumCall):
 
     Attributes:
         x: as given.   form: how x is laid out.   view: x in canonical form.
+    With `part` x is one of a larger tensor: its rows and channels are some of the encoding's, and so are its elements.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class AddCall(SumCall):
         channel_dim: Any,
         dropout: Any = 0.0,
         seed: Any = None,
+        part: Part | None = None,
     ):
         _checks.summand(x)
         rank = x.dim()
@@ -112,12 +118,12 @@ class AddCall(SumCall):
         self.form = Form((rows_at, channels_at), rank)
         self.view = self.canonical(x)
         self.shape = self.view.shape
-        rows, width = x.shape[rows_at], operator.index(x.shape[channels_at])
-        of = _checks.Target("x", x.shape, x.device, self.shape[0] if rank > 2 else 1, rows)
+        _, width = self._set_part(part, rows_at, channels_at, x.shape)
+        of = _checks.Target("x", x.shape, x.device, self.shape[0] if rank > 2 else 1, x.shape[rows_at])
         self.set_rows(of, encoding, width, positions, start, scale, alpha, padding_mask, dropout, seed)
         if encoding is not None or width:
-            _checks.channels(x, width, self.encoding.dim)
-        self.elements = self.form.elements(x.shape) if self.drop else []
+            _checks.channels(x, width, self.whole_dim())
+        self.elements = self.form.elements(x.shape, part) if self.drop else []
 
     def canonical(self, t: Tensor) -> Tensor:
         """A tensor of x's shape as (batch, *middle, sequence, channels)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,26 +139,37 @@ def eager_dropout(shape: tuple[int, int, int]) -> Subjects:
     return Subjects(ours, lambda: functional.dropout(x + pe, P), {}, lambda: check_dropout(ours(), x + pe))
 
 
-def compiled_chain(batch: int, length: int, dim: int) -> Subjects:
-    """torch.compile of embedding -> scale, PE, dropout -> LayerNorm, against the same with a ready table."""
+def compiled_chain(batch: int, length: int, dim: int, p: float = P, backward: bool = False) -> Subjects:
+    """torch.compile of embedding -> scale, PE, dropout -> LayerNorm, against the same with a ready table.
+
+    With `backward` the gradients of the weights as well.
+    """
     encoding, pe, scale = sinpe.Encoding(dim), sinpe.table(length, dim), math.sqrt(dim)
     weight, ids, norm = torch.randn(VOCABULARY, dim), torch.randint(VOCABULARY, (batch, length)), nn.LayerNorm(dim)
+    weight.requires_grad_(backward)
+    gradient = torch.randn(batch, length, dim)
 
     def ours(ids: Tensor) -> Tensor:
-        return norm(sinpe.embed(ids, weight, encoding, scale=scale, dropout=P))
+        return norm(sinpe.embed(ids, weight, encoding, scale=scale, dropout=p))
 
     def ready(ids: Tensor) -> Tensor:
-        return norm(functional.dropout(functional.embedding(ids, weight) * scale + pe, P))
+        return norm(functional.dropout(functional.embedding(ids, weight) * scale + pe, p))
 
     ours_compiled, ready_compiled = torch.compile(ours), torch.compile(ready)
+
+    def timed(call: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
+        if not backward:
+            return lambda: call(ids)
+        return lambda: torch.autograd.grad(call(ids), (weight, *norm.parameters()), gradient)
 
     def check() -> None:
         torch.manual_seed(0)
         want = ours(ids)
         torch.manual_seed(0)
-        peer.agree("torch.compile", ours_compiled(ids), want, 1e-4)  # LayerNorm sums in another order
+        # LayerNorm sums in another order
+        peer.agree("torch.compile", ours_compiled(ids).detach(), want.detach(), 1e-4)
 
-    return Subjects(lambda: ours_compiled(ids), lambda: ready_compiled(ids), {"eager": lambda: ready(ids)}, check)
+    return Subjects(timed(ours_compiled), timed(ready_compiled), {"eager": timed(ready)}, check)
 
 
 def example() -> Any:
@@ -223,6 +235,10 @@ TRAINING_ROWS: tuple[Row, ...] = (
         backend="eager"),
     Row("compile_dropout", "compiled embed, PE, dropout, LayerNorm", lambda: compiled_chain(*WIDE), "ready table", 1.0,
         {"eager": None}, slow=True),
+    Row("compile_train", "the same (16,512,1024), backward", lambda: compiled_chain(*TRAINED, backward=True),
+        "ready table", 1.0, {"eager": None}, grad=True, slow=True),
+    Row("compile_train_plain", "the same without dropout", lambda: compiled_chain(*TRAINED, 0.0, backward=True),
+        "ready table", 1.05, {"eager": None}, grad=True, slow=True),
     Row("train_step", "training step, small language model", training_step, "torch layers", grad=True, slow=True),
     Row("train_step_compiled", "the same under torch.compile", lambda: training_step(compiled=True), "torch layers",
         grad=True, slow=True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from . import _checks, _grad, _philox, _rows, _seed, _traced
 from ._checks import Target
 from ._operator import DROPOUT, is_functional, is_transformed
+from ._part import Part, no_context_parallel
 from ._tiles import arranged
 
 _is_compiling = torch.compiler.is_compiling
@@ -28,11 +31,16 @@ class Form:
     def restored(self, t: Tensor) -> Tensor:
         return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
 
-    def elements(self, shape: torch.Size) -> list[int]:
-        """How the canonical form counts the row-major elements of `shape`; empty where it is its own.
+    def elements(self, shape: Sequence[int], part: Part | None = None) -> list[int]:
+        """How the canonical form counts the row-major elements of `shape`, or of the whole that `part` is one of; empty
+        where it is its own.
 
         Never empty in a graph: AOTInductor reads an empty list back as None.
         """
+        if part is not None:
+            steps = _philox.row_major(part.shape)
+            first = sum(at * step for at, step in zip(part.first, steps, strict=True))
+            return [first, *(steps[d] for d in self.order)]
         if self.is_canonical and not _is_compiling():
             return []
         steps = _philox.row_major(shape)
@@ -51,7 +59,13 @@ class RowsCall:
         alpha: float or tensor.   padding_mask: None or (1 or B, S) bool.
         drop: 65536ths that dropout drops.   seed: int64 tensor, or None where nothing is drawn.
         elements: how the canonical form counts the elements for the mask; empty: row-major.
+        columns: first channel and number of channels, where the encoding has more of them than the data.
+        row_offset, whole_rows: where the data's rows begin among those of the whole, and how many that has.
     """
+
+    columns: tuple[int, int] | None = None
+    row_offset = 0
+    whole_rows: int
 
     shape: torch.Size
     device: torch.device
@@ -72,8 +86,8 @@ class RowsCall:
         seed: Any,
     ) -> None:
         """Checks and keeps these arguments; `width` is the number of channels, given where `encoding` says none."""
-        self.given: _traced.Given = encoding, width, None
-        self.encoding = _checks.encoding(encoding, width)
+        self.given: _traced.Given = encoding, width, self.columns
+        self.encoding = _checks.encoding(*self.given)
         self.scale = _checks.factor("scale", scale)
         if isinstance(alpha, Tensor):
             _checks.alpha_tensor(alpha, of)
@@ -85,6 +99,22 @@ class RowsCall:
         self.drop = _checks.dropped(dropout)
         self._given_seed = _seed.checked(seed, of.device)
         self.seed: Tensor | None = None
+
+    def whole_dim(self) -> int:
+        """Channels of the encoding, of which the data may have some."""
+        return _checks.encoding(*self.given[:2]).dim if self.columns is not None else self.encoding.dim
+
+    def _set_part(self, part: Part | None, rows_at: int, channels_at: int, shape: Sequence[int]) -> tuple[int, int]:
+        """Keeps what a part has to know of the whole, of data of `shape`; rows and channels of the whole."""
+        if part is None:
+            self.whole_rows = shape[rows_at]
+            return self.whole_rows, operator.index(shape[channels_at])
+        self.row_offset, self.whole_rows = part.first[rows_at], part.shape[rows_at]
+        width, count = operator.index(part.shape[channels_at]), operator.index(shape[channels_at])
+        if width != count:
+            first = operator.index(part.first[channels_at])
+            self.columns = min(first, width - 1), max(count, 1)  # a row of one channel broadcasts to one of none
+        return self.whole_rows, width
 
     def _set_positions(self, of: Target, positions: Any, start: Any) -> None:
         self.positions: Tensor | None = None
@@ -99,14 +129,17 @@ class RowsCall:
             positions = _checks.positions(positions)
             _checks.same_device("positions", positions, of)
             self.positions = _checks.companion("positions", positions, of)
-        elif isinstance(start, Tensor):
-            self.positions = _checks.start_tensor(start, of, self.encoding.start)
+            return
+        no_context_parallel()
+        if isinstance(start, Tensor):
+            self.positions = _checks.start_tensor(start, of, self.encoding.start + self.row_offset)
             self.are_starts = True
         elif _is_compiling() and isinstance(start, (int, torch.SymInt)):
-            self.start = start  # may be a symbol of the graph; the operator checks the range
+            self.start = start + self.row_offset  # may be a symbol of the graph; the operator checks the range
         else:
-            self.start = _checks.start(start)
-            _checks.position_range(self.encoding.start + self.start, of.rows)
+            first = _checks.start(start)
+            _checks.position_range(self.encoding.start + first, self.whole_rows)
+            self.start = first + self.row_offset
 
     def draw(self) -> None:
         """Takes or draws the seed; after every check, so that a refused call leaves the generator as it was."""

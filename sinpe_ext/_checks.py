@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numbers
 import os
+import sys
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._catalogue import convention
 from ._catalogue import is_grid as grid_name
+from ._columns import columns
+from ._graph import constant_in_graph
+from ._part import is_dtensor
 from .encoding import Encoding, integer
 from .grid import GridEncoding
 
@@ -32,18 +36,8 @@ class Target(NamedTuple):
     rows: int
 
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _encoding_of_dim = lru_cache(maxsize=64)(Encoding)
 _convention: Callable[[str, int], Any] = lru_cache(maxsize=64)(convention)
-
-
-def constant_in_graph(function: _Function) -> _Function:
-    """Has torch.compile call a function while it traces, and keep the result as a constant of the graph.
-
-    torch.compiler.assume_constant_result without its import of the compiler, which takes a second.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 def length(value: Any, name: str = "length") -> int:
@@ -81,11 +75,14 @@ def position_range(first: int, rows: int) -> None:
 
 
 @constant_in_graph
-def encoding(value: Any, dim: int | None = None, piece: int | None = None) -> Encoding:
+def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | None = None) -> Encoding:
     """An Encoding from what callers may pass for one: an Encoding, or a dim; and with `dim` also a name or None.
 
-    piece: where `value` is a grid, the number of its piece, or -1 for the encoding that all its axes have.
+    piece: where `value` is a grid, the number of its piece, or -1 for the encoding that all its axes have; where it is
+        none, the first channel and the number of channels that a part of the data has, `dim` being those of the whole.
     """
+    if isinstance(piece, tuple):
+        return columns(encoding(value, dim), *piece)
     if isinstance(value, Encoding):
         return value
     if piece is not None:
@@ -163,12 +160,17 @@ def float_dtype(name: str, value: Any) -> None:
         )
 
 
-def dense_tensor(name: str, value: Any) -> None:
+def dense_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> None:
     """An ordinary strided tensor."""
     import torch
 
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}; pass torch.as_tensor(...)")
+    if type(value) is not torch.Tensor and not may_be_dtensor and is_dtensor(value):
+        raise TypeError(
+            f"{name}: expected an ordinary tensor, as the data is, got a DTensor; pass the data as a DTensor of the "
+            f"same mesh, or {name}.full_tensor()"
+        )
     if value.layout != torch.strided or value.is_nested or value.is_quantized:
         kind = "a nested tensor" if value.is_nested else value.dtype if value.is_quantized else f"layout {value.layout}"
         raise TypeError(f"{name}: expected a dense strided tensor, got {kind}; convert it to a dense one first")
@@ -190,6 +192,8 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
             return value.float()
         largest = 256 if dtype == torch.bfloat16 else 2048
         other = "" if allow_16bit is None else ", or allow_16bit=True to take the stored values as they are"
+        if "torch.distributed.fsdp" in sys.modules:
+            other += "; fully_shard casts float inputs so, unless MixedPrecisionPolicy has cast_forward_inputs=False"
         raise TypeError(
             f"positions: expected int64, int32 or float32/float64, got {dtype}; {str(dtype)[6:]} cannot hold integers "
             f"above {largest} exactly, pass int64 positions{other}"
@@ -227,7 +231,7 @@ def summand(x: Any) -> None:
     """x of `add`: a dense floating-point tensor of two dimensions or more."""
     import torch
 
-    dense_tensor("x", x)
+    dense_tensor("x", x, may_be_dtensor=True)
     if x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         raise TypeError(
             f"x: expected torch.float32, float64, bfloat16 or float16, got {x.dtype}; convert it, say with x.float()"
@@ -281,16 +285,20 @@ def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
         raise TypeError(f"start: expected an int or an integer tensor, got {value.dtype}; pass int64 starts")
     same_device("start", value, of)
-    if value.dim() > 1 or (value.dim() == 1 and value.shape[0] not in (1, of.batch)):
-        raise ValueError(
-            f"start: expected shape () or ({of.batch},), one for each sample, got {tuple(value.shape)} for {of.name} "
-            f"of shape {tuple(of.shape)}; pass positions for one a row"
-        )
+    start_shape(value, of)
     value = positions(value).reshape(-1, 1)
     if value.numel() and of.rows and looked_at(value):
         for extreme in torch.stack(value.aminmax()).tolist():
             position_range(first + extreme, of.rows)
     return value + first if first else value
+
+
+def start_shape(value: torch.Tensor, of: Target) -> None:
+    if value.dim() > 1 or (value.dim() == 1 and value.shape[0] not in (1, of.batch)):
+        raise ValueError(
+            f"start: expected shape () or ({of.batch},), one for each sample, got {tuple(value.shape)} for {of.name} "
+            f"of shape {tuple(of.shape)}; pass positions for one a row"
+        )
 
 
 def factor(name: str, value: Any) -> float:

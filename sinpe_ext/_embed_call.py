@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import _checks, _embed_checks, _rows, _traced
+from . import _checks, _embed_checks, _onnx, _rows, _traced
 from ._call import Form, RowsCall
 from ._operator import EMBED, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
+from ._part import Part
 from ._tiles import accumulation
 
 _is_compiling = torch.compiler.is_compiling
@@ -44,6 +45,7 @@ class EmbedCall(RowsCall):
         sparse: Any,
         encode_padding: Any,
         seq_dim: Any = -1,
+        part: Part | None = None,  # of the result
     ):
         self.weight: Tensor = _embed_checks.weight(weight)
         given = _embed_checks.ids(ids, weight)
@@ -54,28 +56,24 @@ class EmbedCall(RowsCall):
         rows, self.num_embeddings = self.ids.shape[-1], weight.shape[0]
         self.device = weight.device
         self.acc = accumulation(weight.dtype)
-        width = operator.index(weight.shape[1])
-        self.shape = torch.Size((*self.ids.shape, width))
+        result = torch.Size((*given.shape, operator.index(weight.shape[1])))
+        self.shape = torch.Size((*self.ids.shape, result[-1]))
+        _, width = self._set_part(part, rows_at, rank, result)
         self.padding_idx = _embed_checks.padding_idx(padding_idx, self.num_embeddings)
         batch = self.ids.shape[0] if self.ids.dim() > 1 else 1
         of = _checks.Target("ids", given.shape, self.device, batch, rows)
         self.set_rows(of, encoding, width, positions, start, scale, alpha, padding_mask, dropout, seed)
         if encoding is not None or width:
-            _embed_checks.weight_channels(weight, self.encoding.dim)
-        self.elements = self.form.elements(torch.Size((*given.shape, width)))
+            _embed_checks.weight_channels(weight, width, self.whole_dim())
+        self.elements = self.form.elements(result, part)
         self.sparse = bool(sparse)
         if not encode_padding:
             self._mask_padding()
 
     def _mask_padding(self) -> None:
-        if self.padding_idx < 0:
-            raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
-        if self.ids.dim() > 2:
-            raise ValueError(
-                f"encode_padding: expected ids of shape (sequence,) or (batch, sequence) with encode_padding=False, "
-                f"got {tuple(self.ids.shape)}; flatten the dimensions between them"
-            )
-        mask = (self.ids == self.padding_idx).reshape(-1, self.ids.shape[-1])
+        _embed_checks.masks_padding(self.padding_idx, self.ids)
+        mask = self.ids == self.padding_idx
+        mask = mask if mask.dim() == 2 else mask.unsqueeze(0)
         self.padding_mask = mask if self.padding_mask is None else self.padding_mask | mask
 
     def operands(self, words: Tensor) -> tuple[Any, ...]:
@@ -142,7 +140,7 @@ class EmbedCall(RowsCall):
         order, and a mask of its own making is slow: then the operator is better."""
         self.draw()
         learns = self.weight.requires_grad and torch.is_grad_enabled()
-        if not (self.drop or learns) or not self._is_exact() or is_functional():
+        if not (self.drop or learns) or not self._is_exact() or is_functional() or _onnx.is_exporting():
             return self.traced()
         operands = self.operands(_traced.plan_words(*self.given, self.device))
         return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))

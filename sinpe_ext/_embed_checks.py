@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def weight(value: Any) -> torch.Tensor:
     """`weight` of `embed`: a dense floating-point tensor of shape (num_embeddings, channels)."""
-    dense_tensor("weight", value)
+    dense_tensor("weight", value, may_be_dtensor=True)
     float_dtype("weight", value.dtype)
     if value.dim() != 2:
         raise ValueError(
@@ -23,11 +23,12 @@ def weight(value: Any) -> torch.Tensor:
     return value
 
 
-def weight_channels(value: torch.Tensor, dim: int) -> None:
-    if value.shape[1] != dim:
+def weight_channels(value: torch.Tensor, width: int, dim: int) -> None:
+    """`width`: the channels of weight, or of the whole of which it is a part."""
+    if width != dim:
         raise ValueError(
             f"weight: expected {dim} channels, those of the encoding, got shape {tuple(value.shape)}; pass an encoding "
-            f"of dim {value.shape[1]}"
+            f"of dim {width}"
         )
 
 
@@ -35,7 +36,7 @@ def ids(value: Any, weight: torch.Tensor) -> torch.Tensor:
     """Token ids as int64, with a sequence dimension; their range is `id_range`'s matter."""
     import torch
 
-    dense_tensor("ids", value)
+    dense_tensor("ids", value, may_be_dtensor=True)
     if value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         raise TypeError(f"ids: expected an integer tensor, got {value.dtype}; pass int64 ids")
     if not 1 <= value.dim() < MAX_RANK:
@@ -72,6 +73,17 @@ def bad_ids(value: torch.Tensor, num_embeddings: int) -> IndexError | None:
         f"ids: expected 0 to {num_embeddings - 1}, rows of weight, got {wrong} (weight has {num_embeddings} rows); "
         "check the tokenizer's vocabulary, or enlarge the embedding"
     )
+
+
+def masks_padding(padding_idx: int, ids: torch.Tensor) -> None:
+    """That `encode_padding=False` has a padding_idx, -1 for none, and ids that a mask can be made of."""
+    if padding_idx < 0:
+        raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
+    if ids.dim() > 2:
+        raise ValueError(
+            f"encode_padding: expected ids of shape (sequence,) or (batch, sequence) with encode_padding=False, "
+            f"got {tuple(ids.shape)}; flatten the dimensions between them"
+        )
 
 
 def padding_idx(value: Any, num_embeddings: int) -> int:

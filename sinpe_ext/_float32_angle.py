@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from . import _frequency
+from ._columns import Columns
 from ._device_constants import on_device
 from ._plan import Plan
 from ._plan import plan as _plan_of
@@ -55,6 +56,9 @@ def constants_on(encoding: Encoding, device: torch.device) -> Constants:
 
 @lru_cache(maxsize=64)
 def constants(encoding: Encoding) -> Constants:
+    if isinstance(encoding, Columns):
+        of_whole, at = constants(encoding.whole), slice(encoding.first, encoding.first + encoding.dim)
+        return Constants(of_whole.ladder[at], of_whole.kinds[at])
     plan = _plan_of(encoding)
     entries = [plan.channel(channel) for channel in range(plan.dim)]
     kinds = [ZERO if entry is None else COSINE if entry[1] else SINE for entry in entries]

@@ -18,6 +18,7 @@ from ._add_call import SumCall
 from ._grid_form import GridForm
 from ._operator import DROPOUT
 from ._ops import plan_words
+from ._part import Part, no_context_parallel
 from ._tiles import accumulation, arranged
 from .grid import GridEncoding
 
@@ -32,7 +33,10 @@ class GridCall(SumCall):
         shape: of x in canonical form, without extra tokens.
         positions: None, or (1 or B, S, axes).   starts: one per axis, where positions is None.
         front_elements: how the extra tokens count x's elements.
+    With `part` x is one of a larger tensor, positions and padding_mask are canonical and start is one per axis.
     """
+
+    starts: list[Any]
 
     def __init__(
         self,
@@ -48,12 +52,18 @@ class GridCall(SumCall):
         channel_dim: Any,
         dropout: Any,
         seed: Any,
+        *,
+        part: Part | None = None,
+        is_flat: bool | None = None,
     ) -> None:
         grid_shape, extra_tokens = places
         _checks.summand(x)
         self.x: Tensor = x
         self.device, self.acc = x.device, accumulation(x.dtype)
-        width = x.shape[_checks.axis("channel_dim", channel_dim, x.dim())]
+        channels_at = _checks.axis("channel_dim", channel_dim, x.dim())
+        width = x.shape[channels_at] if part is None else part.shape[channels_at]
+        if part is not None and width != x.shape[channels_at]:
+            self.columns = part.first[channels_at], x.shape[channels_at]
         self.grid_given = (encoding, operator.index(width))
         dim, self.firsts = _outline(x, channel_dim, *self.grid_given)
         is_grid = _checks.is_grid(encoding)
@@ -64,7 +74,9 @@ class GridCall(SumCall):
             )
         _checks.channels(x, width, dim)
         self.scale = _checks.factor("scale", scale)
-        self.form = GridForm(x, len(self.firsts), grid_shape, positions, extra_tokens, seq_dim, channel_dim)
+        layout = extra_tokens, seq_dim, channel_dim, part, is_flat
+        self.form = GridForm(x, len(self.firsts), grid_shape, positions, *layout)
+        self.whole_rows, self.is_whole = self.form.places, part is None
         self.shape = torch.Size(self.form.canonical_shape)
         of = _checks.Target("x", x.shape, x.device, self.form.batch, self.form.places)
         if isinstance(alpha, Tensor):
@@ -72,7 +84,9 @@ class GridCall(SumCall):
             self.alpha: float | Tensor = alpha
         else:
             self.alpha = _checks.factor("alpha", alpha)
-        if is_grid:
+        if part is not None:  # checked, and in canonical form
+            self._set_canonical(positions, start, padding_mask)
+        elif is_grid:
             self._set_places(positions, start, padding_mask)
         else:
             self._set_sequence(of, positions, start, padding_mask)
@@ -82,12 +96,15 @@ class GridCall(SumCall):
         self.elements = self.form.elements
         self.front_elements = self._front_elements()
 
+    def _set_canonical(self, positions: Tensor | None, starts: list[Any], padding_mask: Tensor | None) -> None:
+        self.positions, self.starts, self.padding_mask = positions, starts, padding_mask
+
     def _set_sequence(self, of: _checks.Target, positions: Any, start: Any, padding_mask: Any) -> None:
         """Of an encoding of one dimension, behind extra tokens: checked as without them."""
         self.encoding = _checks.encoding(*self.grid_given)
         self._set_positions(of, positions, start)
         self.padding_mask = None if padding_mask is None else _checks.padding_mask(padding_mask, of)
-        self.starts: list[Any] = [self.start]
+        self.starts = [self.start]
         if self.positions is not None:
             at = self.positions + torch.arange(of.rows, device=of.device) if self.are_starts else self.positions
             self.positions = at.unsqueeze(-1)
@@ -107,6 +124,7 @@ class GridCall(SumCall):
                 )
             self.positions = _grid_checks.positions(positions, axes, shapes, places, self.x)
             return
+        no_context_parallel()
         batch = self.form.batch if self.form.batch_at else None
         found = _grid_checks.starts(start, self.firsts, self.form.lengths, batch, self.device)
         if isinstance(found, Tensor):
@@ -136,7 +154,7 @@ class GridCall(SumCall):
         steps = self.form.elements[1:]
         at = [*self.form.batch_at, self.form.rows_at[-1], self.form.channels_at]
         order = sorted(range(len(at)), key=lambda k: at[k])
-        return [0, *(steps[k] for k in order)]
+        return [self.form.first, *(steps[k] for k in order)]
 
     # Without autograd.
 
@@ -152,6 +170,8 @@ class GridCall(SumCall):
             if not form.is_viewable(x):
                 x = x.contiguous()
             to = target.detach() if form.is_viewable(target) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            if self._is_cut():
+                return target.copy_(self.traced())
             if form.extra:
                 front = form.front(to)
                 front.copy_(DROPOUT.run(form.front(x), self.seed, self.drop, self.scale, self.front_elements))
@@ -265,13 +285,17 @@ class GridCall(SumCall):
         acc, device = self.acc, self.device
         value, dim = self.grid_given
         if self.positions is not None:
-            return arranged(_grid_rows.encode(value, dim, self.positions, acc), len(self.shape))
-        rows = _grid_rows.table(value, dim, self.form.lengths, self.starts, acc, device)
-        return rows.reshape(-1, dim)
+            rows = arranged(_grid_rows.encode(value, dim, self.positions, acc), len(self.shape))
+        else:
+            rows = _grid_rows.table(value, dim, self.form.lengths, self.starts, acc, device).reshape(-1, dim)
+        return rows if self.columns is None else rows.narrow(-1, *self.columns)
 
     def traced(self) -> Tensor:
         """The whole of `add` in differentiable operations."""
         form = self.form
+        if not form.is_run:
+            total = form.restored(self.sum(form.canonical(self.x).to(self.acc)))
+            return self.dropped(total, form.numbers).to(self.x.dtype)
         body = self.dropped(self.sum(form.canonical(self.x).to(self.acc))).to(self.x.dtype)
         if not form.extra:
             return form.restored(body)
@@ -288,9 +312,13 @@ class GridCall(SumCall):
     def _is_exact(self) -> bool:
         return all(axis.angle == "exact" for axis in self.grid.axes)
 
+    def _is_cut(self) -> bool:
+        """Whether x is a part that no kernel serves: some of a row's channels, or elements counted with gaps."""
+        return self.columns is not None or (self.drop > 0 and not self.form.is_run)
+
     def _is_formula(self) -> bool:
         """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
-        return not self._is_exact() or 0 in self.x.shape or _rows.no_data(self.device)
+        return self._is_cut() or not self._is_exact() or 0 in self.x.shape or _rows.no_data(self.device)
 
     def differentiable(self, in_place: bool) -> Tensor:
         from . import _grid_grad

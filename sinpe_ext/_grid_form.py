@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from . import _checks, _grid_checks, _philox
+from ._part import Part
 
 
 class GridForm:
@@ -19,7 +20,10 @@ class GridForm:
         lengths: of the axes; (S,) where x has a sequence of places and no `grid_shape` was given.
         extra: places in front of the sequence that are none of the grid's.
         canonical_shape: (*B, S, C), without the extra ones.
-        elements: how the canonical form counts x's row-major elements.
+        elements: how the canonical form counts x's row-major elements, or those of the whole that x is a part of.
+        numbers: the same of x as it is; its first entry, `first`, is the number of x's first element.
+        is_run: whether the places of a sample are counted in steps of one length; a box cut out of a grid has rows with
+            gaps between them, and then `elements` is wrong.
     """
 
     def __init__(
@@ -31,6 +35,8 @@ class GridForm:
         extra: Any,
         seq_dim: Any,
         channel_dim: Any,
+        part: Part | None = None,
+        is_flat: bool | None = None,
     ) -> None:
         rank = x.dim()
         self.extra = _grid_checks.extra(extra)
@@ -40,7 +46,9 @@ class GridForm:
         rows_at = _checks.axis("seq_dim", seq_dim, rank)
         if axes == 1 and seq_dim == -2 and rows_at == self.channels_at and others:
             rows_at = others[-1]  # channels first
-        self.is_flat = axes == 1 or self._decide(x, given, positions, others, axes, rows_at)
+        if is_flat is None:
+            is_flat = axes == 1 or self._decide(x, given, positions, others, axes, rows_at)
+        self.is_flat = is_flat
         if self.is_flat:
             if rows_at == self.channels_at:
                 raise ValueError(
@@ -64,8 +72,11 @@ class GridForm:
         self.batch = x.shape[self.batch_at[0]] if self.batch_at else 1
         self.places = math.prod(self.lengths)
         self.canonical_shape = (*(x.shape[d] for d in self.batch_at), self.places, x.shape[self.channels_at])
-        steps = _philox.row_major(x.shape)
-        self.elements = [self.extra * steps[self.rows_at[0]] if self.is_flat else 0]
+        steps = _philox.row_major(x.shape if part is None else part.shape)
+        self.first = 0 if part is None else sum(at * step for at, step in zip(part.first, steps, strict=True))
+        self.numbers = [self.first, *steps]
+        self.is_run = all(steps[a] == x.shape[b] * steps[b] for a, b in itertools.pairwise(self.rows_at))
+        self.elements = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
         self.elements += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
 
     def _decide(self, x: Tensor, given: Any, positions: Any, others: list[int], axes: int, rows_at: int) -> bool:

@@ -25,6 +25,7 @@ class GridAdd(torch.autograd.Function):
         ctx.form, ctx.scale, ctx.drop = call.form, call.scale, call.drop
         ctx.pieces = [(p.axis, p.first, p.step, p.encoding.dim) for p in call.grid.pieces]
         ctx.words = [call.words_of(k) for k in range(len(ctx.pieces))]
+        ctx.numbers = [] if call.is_whole else call.form.numbers
         ctx.elements = [call.elements_at(p.first, p.step) for p in call.grid.pieces]
         every = call.all_positions() if ctx.needs_input_grad[1] or ctx.needs_input_grad[2] else None
         ctx.save_for_backward(every if positions is None else positions, call.padding_mask, alpha, call.seed)
@@ -40,7 +41,7 @@ class GridAdd(torch.autograd.Function):
         form: GridForm = ctx.form
         to_x = to_alpha = to_positions = None
         if ctx.needs_input_grad[0]:
-            to_x = _grad.scaled(grad, seed, ctx.scale, ctx.drop, [])
+            to_x = _grad.scaled(grad, seed, ctx.scale, ctx.drop, ctx.numbers)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             places = form.canonical(grad)
             of_axes: list[Any] = [None] * positions.shape[-1]

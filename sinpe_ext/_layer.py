@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from . import _backend, _checks
 from ._grid_call import GridCall
 from ._operator import is_traced
+from ._part import in_context_parallel, is_dtensor
 from .encoding import Encoding
 
 _grad_enabled = torch.is_grad_enabled
@@ -20,6 +21,7 @@ def options(layer: Any) -> list[str]:
     """What both layers print of themselves: the encoding, and what differs from its default."""
     parts = [repr(layer.encoding)]
     parts += [f"max_len={layer.max_len}"] if layer.max_len is not None else []
+    parts += ["require_positions=True"] if layer.require_positions else []
     parts += ["batch_first=False"] if not layer.batch_first else []
     parts += [f"scale={layer.scale:g}"] if layer.scale != 1.0 else []
     parts += [f"alpha={layer._first_alpha:g}"] if layer._first_alpha != 1.0 else []
@@ -40,6 +42,7 @@ def is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: 
     return (
         type(t) is Tensor
         and not layer.training
+        and not layer.require_positions
         and layer.batch_first
         and type(layer.scale) is float
         and "alpha" in vars(layer)  # a parameter is elsewhere
@@ -59,10 +62,20 @@ def is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: 
         and not (differentiated.requires_grad and _grad_enabled())
         and forward_ad._current_level < 0
         and not is_traced()
+        and not in_context_parallel()
         and not t.is_neg()
         and not differentiated.is_neg()
         and _backend.compiled("cpu" if t.is_cpu else "cuda")
     )
+
+
+def check_positions(layer: Any, t: Any, positions: Any) -> None:
+    """`require_positions` of a layer."""
+    if layer.require_positions and positions is None and not is_dtensor(t):
+        raise ValueError(
+            "positions: expected the positions of these rows, as the layer's require_positions=True says, got none; "
+            "pass those of this part of the sequence, see sinpe_ext.distributed.shard_positions, or DTensors"
+        )
 
 
 def rate(dropout: nn.Module) -> tuple[float, nn.Module | None]:
@@ -72,15 +85,30 @@ def rate(dropout: nn.Module) -> tuple[float, nn.Module | None]:
     return 0.0, dropout
 
 
+def is_symbolic(given: Any) -> bool:
+    """Whether a layer is called under torch.fx.symbolic_trace, with what stands for a tensor."""
+    return not isinstance(given, Tensor) and isinstance(given, torch.fx.Proxy)
+
+
+def symbolic(layer: nn.Module, given: Any, **options: Any) -> Any:
+    """The node of such a call: a layer is a leaf, as torch.nn's are; a tracer knows those by their names alone."""
+    return given.tracer.create_proxy("call_module", given.tracer.path_of_module(layer), (given,), options)
+
+
 def check_limit(call: Any, max_len: int) -> None:
     """Rows 0 .. max_len - 1 of the encoding, as an index into a table of max_len rows would have it."""
+    call = getattr(call, "local", call)  # of a DTensor
+    if hasattr(call, "each"):  # of many ranks that are simulated
+        call.each(lambda one: check_limit(one, max_len))
+        return
     one_axis = isinstance(call, GridCall)  # a sequence behind extra tokens
     rows, lowest = call.shape[-2], call.firsts[0] if one_axis else call.encoding.start
     highest = lowest + max_len - 1
     first: float
     last: float
     if call.positions is None:
-        first = lowest + int(call.starts[0] if one_axis else call.start)
+        rows = call.whole_rows
+        first = lowest + int(call.starts[0] if one_axis else call.start) - call.row_offset
         last = first + rows - 1
     elif not rows or not call.positions.numel() or call.device.type == "meta":
         return

@@ -18,9 +18,10 @@ import math
 from array import array
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import _frequency
+from ._columns import Columns
 
 if TYPE_CHECKING:
     from .encoding import Encoding
@@ -62,6 +63,10 @@ class Plan:
         """The same frequencies per channel with sin and cos exchanged: the derivative, up to sign and 2 pi f."""
         return _partner(self)
 
+    def columns(self, first: int, count: int) -> Plan:
+        """The plan of channels first .. first + count - 1 alone: the same oscillators, so the same bits."""
+        return _columns(self, first, count)
+
     def channel(self, index: int) -> tuple[int, int] | None:
         """(oscillator, q) of a channel, None for a zero channel."""
         if self.interleaved:
@@ -86,6 +91,8 @@ class Plan:
 @lru_cache(maxsize=256)
 def plan(encoding: Encoding) -> Plan:
     """The plan of an encoding (the exact one whatever `encoding.angle` is)."""
+    if isinstance(encoding, Columns):
+        return plan(encoding.whole).columns(encoding.first, encoding.dim)
     sin, cos, _ = _frequency.shape(encoding)
     shared = encoding.cos_frequency == "shared"
     cos_first = encoding.layout in ("cos_sin", "cos")
@@ -98,24 +105,7 @@ def plan(encoding: Encoding) -> Plan:
         values = cosines + sines if cos_first else sines + cosines
     whole, fractions = _split(bits, values)
     turns_hi, turns_lo = _double_double(bits, values)
-    flags = (
-        FLAG_INTERLEAVED * (encoding.layout == "interleaved")
-        | FLAG_SHARED * shared
-        | FLAG_Q0 * cos_first
-        | FLAG_Q1 * (not cos_first)
-    )
-    header = array("q", [MAGIC, HEADER_WORDS + ARRAYS * len(values), encoding.dim, n0, n1, flags])
-    header += _as_words(array("d", [encoding.amplitude]))
-    header += array("q", [len(values), encoding.start, 0])
-    header += _as_words(array("d", [max(map(abs, turns_hi), default=0.0)]))
-    header += array("q", [0] * (HEADER_WORDS - len(header)))
-    words = header
-    words += _as_words(array("Q", [fraction >> 64 for fraction in fractions]))
-    words += _as_words(array("Q", [fraction & _MASK64 for fraction in fractions]))
-    words += array("q", whole)
-    words += _as_words(array("d", turns_hi))
-    words += _as_words(array("d", turns_lo))
-    return Plan(
+    return _packed(
         dim=encoding.dim,
         n0=n0,
         n1=n1,
@@ -125,12 +115,69 @@ def plan(encoding: Encoding) -> Plan:
         q1=int(not cos_first),
         amplitude=encoding.amplitude,
         start=encoding.start,
-        n_osc=len(values),
         fractions=tuple(fractions),
         whole=tuple(whole),
         turns_hi=tuple(turns_hi),
         turns_lo=tuple(turns_lo),
-        words=words,
+    )
+
+
+def _packed(
+    *,
+    fractions: tuple[int, ...],
+    whole: tuple[int, ...],
+    turns_hi: tuple[float, ...],
+    turns_lo: tuple[float, ...],
+    **header: Any,
+) -> Plan:
+    """A plan of its fields, with its words."""
+    flags = (
+        FLAG_INTERLEAVED * header["interleaved"]
+        | FLAG_SHARED * header["shared"]
+        | FLAG_Q0 * header["q0"]
+        | FLAG_Q1 * header["q1"]
+    )
+    n_osc = len(whole)
+    words = array("q", [MAGIC, HEADER_WORDS + ARRAYS * n_osc, header["dim"], header["n0"], header["n1"], flags])
+    words += _as_words(array("d", [header["amplitude"]]))
+    words += array("q", [n_osc, header["start"], 0])
+    words += _as_words(array("d", [max(map(abs, turns_hi), default=0.0)]))
+    words += array("q", [0] * (HEADER_WORDS - len(words)))
+    words += _as_words(array("Q", [fraction >> 64 for fraction in fractions]))
+    words += _as_words(array("Q", [fraction & _MASK64 for fraction in fractions]))
+    words += array("q", whole)
+    words += _as_words(array("d", turns_hi))
+    words += _as_words(array("d", turns_lo))
+    return Plan(
+        n_osc=n_osc, words=words, fractions=fractions, whole=whole, turns_hi=turns_hi, turns_lo=turns_lo, **header
+    )
+
+
+@lru_cache(maxsize=256)
+def _columns(plan: Plan, first: int, count: int) -> Plan:
+    entries = plan.channels()[first : first + count]
+    if plan.interleaved:
+        streams, swapped = (entries[0::2], entries[1::2]), bool(first % 2)
+    else:
+        streams, swapped = (entries[: max(plan.n0 - first, 0)], entries[max(plan.n0 - first, 0) :]), False
+    own = [[entry[0] for entry in stream if entry is not None] for stream in streams]
+    longer, shorter = sorted(own, key=len, reverse=True)
+    shared = longer[: len(shorter)] == shorter
+    order = longer if shared else own[0] + own[1]
+    return _packed(
+        dim=count,
+        n0=len(own[0]),
+        n1=len(own[1]),
+        interleaved=plan.interleaved,
+        shared=shared,
+        q0=plan.q1 if swapped else plan.q0,
+        q1=plan.q0 if swapped else plan.q1,
+        amplitude=plan.amplitude,
+        start=plan.start,
+        fractions=tuple(plan.fractions[k] for k in order),
+        whole=tuple(plan.whole[k] for k in order),
+        turns_hi=tuple(plan.turns_hi[k] for k in order),
+        turns_lo=tuple(plan.turns_lo[k] for k in order),
     )
 
 

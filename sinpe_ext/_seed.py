@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _onnx
 from ._checks import INT64_MAX, INT64_MIN, dense_tensor, unreadable
 from .encoding import integer
 
@@ -33,6 +34,8 @@ def checked(seed: Any, device: torch.device) -> Any:
 
 def tensor(seed: Any, device: torch.device) -> Tensor:
     """A checked seed as an int64 tensor of shape () on `device`; None is drawn from torch's generator of the device."""
+    if torch.compiler.is_compiling() and _onnx.is_exporting():
+        _onnx.refuse_dropout()
     if seed is None:
         if not torch.compiler.is_compiling():
             return draw(device)

@@ -16,13 +16,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from . import _backend, _checks, _float32_angle, _handle, _ops
+from . import _backend, _checks, _float32_angle, _handle, _onnx, _ops
+from ._plan import plan as _plan_of
 from .encoding import Encoding
 
 constant_in_graph = _handle.constant_in_graph()
 
-Given: TypeAlias = tuple[Any, int | None, int | None]  # the arguments of _checks.encoding
-Constant: TypeAlias = Callable[[Any, int | None, int | None, torch.device], torch.Tensor]
+Piece: TypeAlias = int | tuple[int, int] | None
+Given: TypeAlias = tuple[Any, int | None, Piece]  # the arguments of _checks.encoding
+Constant: TypeAlias = Callable[[Any, int | None, Piece, torch.device], torch.Tensor]
 
 
 def given(encoding: Any) -> Given:
@@ -40,7 +42,7 @@ def _number(encoding: Encoding, device: torch.device) -> int:
 
 
 @constant_in_graph
-def slot(value: Any, dim: int | None, piece: int | None, device: torch.device) -> int:
+def slot(value: Any, dim: int | None, piece: Piece, device: torch.device) -> int:
     """A number of an encoding's own on a device."""
     return _number(_checks.encoding(value, dim, piece), device)
 
@@ -60,30 +62,30 @@ def _by_slot(function: Constant) -> tuple[Constant, ...]:
 
 
 @_by_slot
-def _plan_words(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
+def _plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     # Load the kernels before the graph runs; without them the operator is the eager twin.
     _backend.compiled(device.type if device.type == "cuda" else "cpu")
     return _ops.plan_words(_checks.encoding(value, dim, piece), device)
 
 
 @_by_slot
-def _ladder(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
+def _ladder(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     return _float32_angle.constants_on(_checks.encoding(value, dim, piece), device).ladder
 
 
 @_by_slot
-def _kinds(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
+def _kinds(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     return _float32_angle.constants_on(_checks.encoding(value, dim, piece), device).kinds
 
 
 @constant_in_graph
-def _order(value: Any, dim: int | None, piece: int | None) -> tuple[bool, float]:
+def _order(value: Any, dim: int | None, piece: Piece) -> tuple[bool, float]:
     """Whether the float32 angle is a product, and the factor of the positions."""
     encoding = _checks.encoding(value, dim, piece)
     return _float32_angle.multiplies(encoding), float(encoding.position_scale)
 
 
-def plan_words(value: Any, dim: int | None, piece: int | None, device: torch.device) -> torch.Tensor:
+def plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     """The plan of an encoding as a constant of the graph, for tensors on `device`."""
     words = _plan_words[slot(value, dim, piece, device)](value, dim, piece, device)
     # A graph for CUDA that is made on a machine without it copies its constant there.
@@ -97,6 +99,8 @@ def table(given: Given, length: int, start: int, dtype: torch.dtype, device: tor
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact":
         return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
+    if _onnx.is_exporting():
+        return _onnx.table(_plan_of(encoding), length, start, dtype, device)
     rows = torch.ops.sinpe_ext.table.default(plan_words(*given, device), start, length, encoding.dim, dtype)
     return rows if rows.device.type == device.type else rows.to(device)
 
@@ -109,5 +113,7 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
         ladder, kinds = _ladder[number](*given, device), _kinds[number](*given, device)
         multiply, factor = _order(*given)
         return _float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
+    if _onnx.is_exporting():
+        return _onnx.encode(_plan_of(encoding), positions, dtype)
     words = plan_words(*given, device)
     return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, encoding.dim, dtype)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import _backend, _checks, _grad, _grid_table, _memory, _rows, _traced
-from ._add_call import AddCall
-from ._embed_call import EmbedCall
-from ._grid_call import GridCall
+from ._calls import add_call, embed_call
 from ._operator import ENCODE, is_traced, is_transformed
 from ._ops import host_words, plan_words
+from ._part import is_dtensor
 from .encoding import Encoding
 from .grid import GridEncoding
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
 
 _is_compiling = torch.compiler.is_compiling
 _POSITION_TYPES = (torch.float32, torch.int64, torch.float64)
@@ -30,6 +33,8 @@ def table(
     out: torch.Tensor | None = None,
     flatten: bool = False,
     extra_tokens: int = 0,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
 ) -> torch.Tensor:
     """Rows encoding.start + start, ..., + length - 1 of an encoding.
 
@@ -47,11 +52,19 @@ def table(
         out: of the result's shape, to write into, of any strides; it is returned.
         flatten: give a grid's places, row-major, as one dimension.
         extra_tokens: rows of zeros in front, say 1 for a class token; a grid is then flattened.
+        device_mesh: give a DTensor on this mesh, of which each rank makes its own part; device and out stay None.
+        placements: Shard or Replicate, one for each dimension of the mesh; None: Replicate.
     Returns: (length, dim); of a grid (*length, dim), or (extra_tokens + H * W, dim).
     Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError where `out` overlaps itself.
     Accuracy: float32 correctly rounded at every int64 position; float64 <= 1 ULP; 16-bit the float32 value, rounded.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
+    if device_mesh is not None or placements is not None:
+        if device is not None or out is not None:
+            raise ValueError("device_mesh: expected device and out to stay None with it, got one of them; leave it out")
+        from . import _dtensor_rows
+
+        return _dtensor_rows.table(length, encoding, start, dtype, device_mesh, placements, flatten, extra_tokens)
     if extra_tokens or _checks.is_grid(encoding):
         lengths = length if _checks.is_grid(encoding) else (length,)
         return _grid_table.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
@@ -139,6 +152,10 @@ def encode(
             return ENCODE.direct_cuda(positions, plan_words(encoding, positions.device), encoding.dim, dtype)
         except (RuntimeError, TypeError):
             pass
+    if is_dtensor(positions):
+        from . import _dtensor_rows
+
+        return _dtensor_rows.encode(positions, encoding, dtype, allow_16bit)
     if _checks.is_grid(encoding):
         return _grid_table.encode(positions, encoding, dtype, allow_16bit)
     given = _traced.given(encoding)
@@ -207,25 +224,16 @@ def add(
     Source: dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
-    call = _call_of(x, encoding, arguments, grid_shape, extra_tokens)
+    call = add_call(x, encoding, arguments, grid_shape, extra_tokens)
     if out is None:
         return call.result()
-    _memory.output(out, x)
+    _memory.output(*call.written(out))
     if torch.is_grad_enabled() and (call.needs_grad(x) or out.requires_grad):
         raise RuntimeError(
             "out: expected no gradient to be needed, got an argument that requires it; leave out unset, or call under "
             "torch.no_grad()"
         )
     return call.write_to(out)
-
-
-def _call_of(
-    x: Any, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra_tokens: Any
-) -> AddCall | GridCall:
-    """The checked call of `add`: of one dimension, or of a grid."""
-    if grid_shape is None and isinstance(extra_tokens, int) and extra_tokens == 0 and not _checks.is_grid(encoding):
-        return AddCall(x, encoding, *arguments)
-    return GridCall(x, encoding, (grid_shape, extra_tokens), *arguments)
 
 
 def add_(
@@ -252,7 +260,7 @@ def add_(
     Raises: as `add`; RuntimeError for an x whose elements share memory (expand) or a leaf that requires grad.
     """
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
-    call = _call_of(x, encoding, arguments, grid_shape, extra_tokens)
+    call = add_call(x, encoding, arguments, grid_shape, extra_tokens)
     _memory.in_place(x)
     return call.result_in_place()
 
@@ -300,4 +308,4 @@ def embed(
     """
     rows = positions, start, scale, alpha, dropout, seed
     padding = padding_idx, padding_mask, sparse, encode_padding
-    return EmbedCall(ids, weight, encoding, *rows, *padding, seq_dim).result()
+    return embed_call(ids, weight, encoding, rows, padding, seq_dim).result()

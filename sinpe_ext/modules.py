@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _checkpoint, _checks, _embed_checks, _grid_checks, _layer
-from ._add_call import AddCall
-from ._embed_call import EmbedCall
-from ._grid_call import GridCall
+from ._calls import add_call, embed_call
 from ._operator import ADD, EMBED
 from ._ops import host_words, plan_words
 from ._tiles import accumulation
@@ -47,6 +45,8 @@ class SinusoidalPositionalEncoding(nn.Module):
             has them as dimensions. In place of max_len it is what persistent_table has the rows of.
         extra_tokens: rows in front that get no encoding, say 1 for a class token.
         channel_dim: dimension of x that holds the channels, 1 for pictures of shape (batch, channels, H, W).
+        require_positions: refuse a call without `positions`, for models whose sequence may be cut over processes: a
+            part of it looks like any tensor, and would be counted from 0. A DTensor knows its place and needs none.
     Raises: TypeError, ValueError for arguments of the wrong type or value.
     """
 
@@ -54,6 +54,7 @@ class SinusoidalPositionalEncoding(nn.Module):
     grid_shape: tuple[int, ...] | None = None  # here too, for layers that were pickled without them
     extra_tokens = 0
     channel_dim = -1
+    require_positions = False
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         grid_shape: Sequence[int] | None = None,
         extra_tokens: int = 0,
         channel_dim: int = -1,
+        require_positions: bool = False,
     ):
         super().__init__()
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
@@ -98,6 +100,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         if persistent_table and max_len is None and not is_grid:
             raise ValueError("persistent_table: expected max_len with it, the table's length, got None; pass max_len")
         self.batch_first = bool(batch_first)
+        self.require_positions = bool(require_positions)
         self.scale = _checks.factor("scale", scale)
         self.persistent_table = bool(persistent_table)
         hint = "max_len is the third argument, pass max_len=... by name"
@@ -141,17 +144,17 @@ class SinusoidalPositionalEncoding(nn.Module):
                 return _add_cuda(x, plan_words(self.encoding, x.device), first, self.scale)
             except (RuntimeError, OverflowError):
                 pass
+        if _layer.is_symbolic(x):
+            options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
+            return _layer.symbolic(self, x, grid_shape=grid_shape, **options)
+        _layer.check_positions(self, x, positions)
         p, others = _layer.rate(self.dropout)
         seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
         if self.channel_dim != -1 and isinstance(x, Tensor) and self.channel_dim % max(x.dim(), 1) == x.dim() - 2:
             seq_dim = -1  # (batch, channels, sequence)
         rows = positions, start, self.scale, self.alpha, padding_mask, seq_dim, self.channel_dim, p, seed
-        call: AddCall | GridCall
-        if type(self.encoding) is Encoding and self.extra_tokens == 0 and grid_shape is None:
-            call = AddCall(x, self.encoding, *rows)
-        else:
-            places = self.grid_shape if grid_shape is None else grid_shape
-            call = GridCall(x, self.encoding, (places, self.extra_tokens), *rows)
+        places = self.grid_shape if grid_shape is None else grid_shape
+        call = add_call(x, self.encoding, rows, places, self.extra_tokens)
         if self.max_len is not None:
             _layer.check_limit(call, self.max_len)
         encoded = call.result()
@@ -187,11 +190,12 @@ class SinusoidalEmbedding(nn.Embedding):
         learned_alpha: make alpha a parameter of shape (1,), starting at `alpha`.
         encode_padding: False: tokens equal to padding_idx get no encoding.
         batch_first: ids are (batch, ..., sequence), else (sequence, batch, ...).
-        max_len: as SinusoidalPositionalEncoding.
+        require_positions, max_len: as SinusoidalPositionalEncoding.
     Raises: TypeError, ValueError for arguments of the wrong type or value.
     """
 
     alpha: Any
+    require_positions = False  # here too, for layers that were pickled without it
 
     def __init__(
         self,
@@ -208,6 +212,7 @@ class SinusoidalEmbedding(nn.Embedding):
         encode_padding: bool = True,
         batch_first: bool = True,
         max_len: int | None = None,
+        require_positions: bool = False,
         max_norm: None = None,
         scale_grad_by_freq: bool = False,
         device: torch.device | str | None = None,
@@ -237,6 +242,7 @@ class SinusoidalEmbedding(nn.Embedding):
         self.scale = _checks.factor("scale", scale)
         self.encode_padding = bool(encode_padding)
         self.batch_first = bool(batch_first)
+        self.require_positions = bool(require_positions)
         self.dropout = nn.Dropout(_checks.probability("dropout", dropout))
         self._first_alpha = _checks.factor("alpha", alpha)
         self.alpha = self._first_alpha
@@ -296,10 +302,14 @@ class SinusoidalEmbedding(nn.Embedding):
                 return kernel(ids, self.weight, words, *none, start, False, self.scale, -1, False, 0, [])
             except (RuntimeError, OverflowError):
                 pass
+        if _layer.is_symbolic(ids):
+            options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
+            return _layer.symbolic(self, ids, **options)
+        _layer.check_positions(self, ids, positions)
         p, others = _layer.rate(self.dropout)
         rows = positions, start, self.scale, self.alpha, p, seed
         padding = self.padding_idx, padding_mask, self.sparse, self.encode_padding
-        call = EmbedCall(ids, self.weight, self.encoding, *rows, *padding, -1 if self.batch_first else 0)
+        call = embed_call(ids, self.weight, self.encoding, rows, padding, -1 if self.batch_first else 0)
         if self.max_len is not None:
             _layer.check_limit(call, self.max_len)
         encoded = call.result()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _checks
+from . import _checks, _layer
 from .encoding import MAX_DIM, Encoding, integer
 from .functional import encode
 
@@ -65,6 +65,8 @@ class TimestepEncoding(nn.Module):
         Returns: (*t.shape, dim), on the device of t; NaN where t is NaN or infinite.
         Raises: TypeError for a t that is no tensor of numbers.
         """
+        if _layer.is_symbolic(t):
+            return _layer.symbolic(self, t)
         return encode(_timesteps(t), self.encoding, dtype=self.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TimestepEncoding:

@@ -250,6 +250,7 @@ def test_backend_info_is_plain_data_and_readable():
         assert line in str(info)
 
 
+@pytest.mark.feature("threads at the first call")
 def test_eight_threads_at_first_use_load_once(env):
     code = """
 calls = []

@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +38,10 @@ FLOAT32_ANGLES = {"rtol": 0.0, "atol": 2.0**-22}
 needs_inductor = pytest.mark.skipif(
     not any(map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))),
     reason="Inductor needs a C++ compiler",
+)
+needs_aoti_dtypes = pytest.mark.skipif(
+    not (Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch/generated_enum_converters.h").exists(),
+    reason="this torch's AOTInductor reads a dtype argument as another (pytorch#169157)",
 )
 EVERY_BACKEND = ["aot_eager", pytest.param("inductor", marks=needs_inductor)]
 
@@ -112,6 +117,8 @@ def seeded(call: Callable[[], Tensor]) -> Tensor:
     return call()
 
 
+@pytest.mark.feature("torch.compile, one graph")
+@pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.parametrize("name", CALLS)
 def test_one_graph_with_the_same_numbers(name: str) -> None:
     call = CALLS[name]
@@ -131,7 +138,8 @@ INDUCED = [
 ]  # fmt: skip
 
 
-@pytest.mark.feature("torch.compile")
+@pytest.mark.feature("torch.compile, one graph")
+@pytest.mark.feature("torch.compile, dropout mask")
 @needs_inductor
 @pytest.mark.parametrize("name", INDUCED)
 def test_inductor(name: str) -> None:
@@ -174,7 +182,7 @@ FREE = Layer(D).eval()
 WEIGHT = torch.randn(2, D, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
 
-@pytest.mark.feature("torch.compile")
+@pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_second_graph_serves_every_size_and_start(name: str) -> None:
     """The first has fixed numbers; the second, made when they change, has symbols in their place."""
@@ -186,6 +194,7 @@ def test_a_second_graph_serves_every_size_and_start(name: str) -> None:
     assert counter.frame_count == 2
 
 
+@pytest.mark.feature("torch.compile, no recompile")
 def test_decoding_makes_two_graphs() -> None:
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(LAYER, fullgraph=True, backend=counter)
@@ -232,7 +241,7 @@ def test_refusals_in_a_graph() -> None:
             torch.compile(call, backend="eager")(x())
 
 
-@pytest.mark.feature("torch.export")
+@pytest.mark.feature("torch.export, dynamic shapes")
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict: bool) -> None:
     length = torch.export.Dim("length")
@@ -245,6 +254,7 @@ def test_export(strict: bool) -> None:
             assert torch.equal(exported.module()(given), FREE(given))
 
 
+@pytest.mark.feature("torch.func")
 def test_transforms_in_a_graph() -> None:
     batch, positions = x(3, B, S, D), torch.rand(3, S)
 

@@ -20,6 +20,7 @@ from test_compile import (
     B,
     D,
     fresh,
+    needs_aoti_dtypes,
     needs_inductor,
     x,
 )
@@ -27,11 +28,11 @@ from torch import Tensor, nn
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
-from sinpe_ext import _build
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures(fresh.__name__)]
 
 
+@pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
 def test_two_encodings_in_one_graph(backend_name: str) -> None:
     """Each is a constant of the graph, under a name of its own."""
@@ -50,6 +51,7 @@ def test_two_encodings_in_one_graph(backend_name: str) -> None:
         assert torch.allclose(mine.grad, theirs.grad, **GRADIENT)
 
 
+@pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
 def test_gradients(backend_name: str, dtype: torch.dtype) -> None:
@@ -70,6 +72,7 @@ def test_gradients(backend_name: str, dtype: torch.dtype) -> None:
                 assert torch.allclose(mine, theirs, **GRADIENT)
 
 
+@pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
 def test_gradients_under_dropout(backend_name: str) -> None:
     """The backward graph makes the mask again from the seed that the forward graph drew."""
@@ -90,6 +93,7 @@ def test_gradients_under_dropout(backend_name: str) -> None:
             assert torch.allclose(mine, theirs, **GRADIENT)
 
 
+@pytest.mark.feature("torch.compile, dropout mask")
 def test_a_model_trains_as_it_does_without() -> None:
     torch.manual_seed(0)
     front = sinpe.SinusoidalEmbedding(9, D, 0, dropout=0.2, learned_alpha=True)
@@ -105,6 +109,7 @@ def test_a_model_trains_as_it_does_without() -> None:
         assert torch.allclose(got.grad, expected, **GRADIENT)
 
 
+@pytest.mark.feature("torch.func")
 def test_gradients_by_torch_func_in_a_graph() -> None:
     weight = x()[0]
 
@@ -135,17 +140,10 @@ class Seeded(nn.Module):
         return self.layer(given, seed=3)
 
 
-# In torch 2.11 a package hands its operators the dtype as another: float32 arrives at `table` as float64.
-loses_dtypes = pytest.mark.xfail(
-    _build.parse_version(str(torch.__version__)) < (2, 12),
-    reason="an AOTInductor package of torch 2.11 hands an operator the wrong dtype",
-    strict=True,
-)
-
-
 @pytest.mark.feature("AOTInductor")
+@pytest.mark.feature("torch.export, dynamic shapes")
 @needs_inductor
-@pytest.mark.parametrize("name", [pytest.param("layer", marks=loses_dtypes), *list(EXPORTED)[1:]])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=needs_aoti_dtypes if n == "layer" else ()) for n in EXPORTED])
 def test_ahead_of_time(name: str, tmp_path: Path) -> None:
     """torch.export, and AOTInductor's package of it, at sizes that the example did not have."""
     model = EXPORTED[name]()

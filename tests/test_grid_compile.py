@@ -46,6 +46,8 @@ def operands() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, p, torch.rand(2, 3, 5, generator=generator) < 0.5, torch.tensor([[4, 7], [1, 2]])
 
 
+@pytest.mark.feature("torch.compile, one graph")
+@pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 @pytest.mark.parametrize("case", CASES)
 def test_full_graph(backend: str, case: str, compiler: str) -> None:
@@ -58,6 +60,7 @@ def test_full_graph(backend: str, case: str, compiler: str) -> None:
         assert torch.equal(graph(*operands()), function(*operands()))
 
 
+@pytest.mark.feature("torch.compile, no recompile")
 def test_dynamic_shapes(backend: str) -> None:
     torch._dynamo.reset()
     counted = torch._dynamo.testing.CompileCounter()
@@ -86,7 +89,7 @@ class Patches(torch.nn.Module):
         return sinpe.add(x, GRID)
 
 
-@pytest.mark.feature("torch.export")
+@pytest.mark.feature("torch.export, dynamic shapes")
 def test_export(backend: str) -> None:
     x = operands()[0]
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
@@ -95,6 +98,7 @@ def test_export(backend: str) -> None:
     assert torch.equal(program.module()(other), sinpe.add(other, GRID))
 
 
+@pytest.mark.feature("meta, to_empty")
 def test_shapes_alone(backend: str) -> None:
     x, p, _, _ = (t.to("meta") for t in operands())
     assert sinpe.add(x, GRID).device.type == "meta" and sinpe.add(x, GRID).shape == x.shape

@@ -118,6 +118,7 @@ def test_negative_views(backend: str) -> None:
     assert torch.equal(dropped, sinpe.add(-x, dropout=0.5, seed=3))
 
 
+@pytest.mark.feature("torch.jit.trace")
 @pytest.mark.filterwarnings("ignore")  # torch.jit's own deprecation, and its notes on sizes
 @pytest.mark.parametrize("grad", [False, True])
 def test_torch_jit_trace(grad: bool) -> None:

@@ -238,7 +238,7 @@ def test_a_learned_alpha(backend: str) -> None:
     assert layer.alpha.item() == 0.5
 
 
-@pytest.mark.feature("layers")
+@pytest.mark.feature("deepcopy, pickle, torch.save")
 @pytest.mark.parametrize("learned", [False, True])
 def test_copies(learned: bool, backend: str) -> None:
     layer, x = Layer(D, 0.0, 50, encoding="fairseq", scale=3.0, alpha=0.5, learned_alpha=learned), randn(B, S, D)
@@ -254,6 +254,7 @@ def test_copies(learned: bool, backend: str) -> None:
             made.load_state_dict({**layer.state_dict(), "pe": torch.zeros(3, D)})
 
 
+@pytest.mark.feature("half, bfloat16, double")
 @pytest.mark.parametrize("learned", [False, True])
 def test_casts_do_not_reach_the_encoding(learned: bool, backend: str) -> None:
     """A table in a model that is cast to bfloat16 loses its positions; here there is none to cast."""

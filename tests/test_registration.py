@@ -191,6 +191,7 @@ BATCHED = [
 ]
 
 
+@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @pytest.mark.parametrize("case", BATCHED)
 def test_vmap_is_one_call_a_sample(case: str) -> None:
@@ -209,6 +210,7 @@ def test_vmap_is_one_call_a_sample(case: str) -> None:
     assert torch.equal(got, torch.stack(one_by_one))
 
 
+@pytest.mark.feature("meta, to_empty")
 def test_functions_under_a_fake_mode(backend: str) -> None:
     layer = sinpe.SinusoidalPositionalEncoding(D, max_len=50).eval()
     with FakeTensorMode():

@@ -85,6 +85,7 @@ def test_the_dtype_is_the_callers(dtype: torch.dtype, backend: str) -> None:
         assert other is layer and layer(T).dtype == dtype
 
 
+@pytest.mark.feature("half, bfloat16, double")
 def test_a_layer_without_a_dtype_follows_the_model(backend: str) -> None:
     model = nn.Sequential(TimestepEncoding(D, dtype=None), nn.Linear(D, 3))
     for t in (T, T.long()):
@@ -123,6 +124,7 @@ def test_16_bit_timesteps_are_their_stored_value(
         layer(t), TimestepEncoding(D)(t.half()), layer(t.bfloat16())
 
 
+@pytest.mark.feature("torch.compile, one graph")
 def test_compiled(first_warning: None, backend: str) -> None:
     torch.compiler.reset()
     model = nn.Sequential(TimestepEncoding(D, dtype=torch.float16), nn.SiLU())
@@ -137,6 +139,7 @@ def test_compiled(first_warning: None, backend: str) -> None:
     assert t.grad is not None and t.grad.shape == t.shape and bool(t.grad.ne(0).any())
 
 
+@pytest.mark.feature("meta, to_empty")
 def test_meta_device() -> None:
     layer = TimestepEncoding(D, dtype=torch.bfloat16)
     for t in (torch.empty(3, device="meta"), torch.empty(3, device="meta", dtype=torch.float16)):
@@ -165,6 +168,7 @@ def test_fractions_of_a_step_stay_apart(backend: str) -> None:
     assert torch.allclose(rows, want, rtol=0, atol=1e-12) and not torch.equal(rows[0], rows[1])
 
 
+@pytest.mark.feature("deepcopy, pickle, torch.save")
 def test_nothing_to_keep_and_copies() -> None:
     layer = TimestepEncoding(D, encoding="flux", dtype=torch.float16, base=500)
     assert not layer.state_dict() and not list(layer.parameters()) and not list(layer.buffers())
@@ -180,6 +184,7 @@ def test_nothing_to_keep_and_copies() -> None:
     assert torch.equal(scripted(T), layer(T))
 
 
+@pytest.mark.feature("torch.func")
 def test_transforms(backend: str) -> None:
     layer = TimestepEncoding(D)
     assert torch.equal(torch.func.vmap(layer)(T), layer(T))

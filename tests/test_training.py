@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -43,3 +46,18 @@ def test_the_example_runs(example: ModuleType, monkeypatch: pytest.MonkeyPatch, 
     printed = capsys.readouterr().out
     assert printed.count("held-out loss") == 4 and "over 2 seeds" in printed
     assert ("NOT within noise" in printed) == (status == 1)
+
+
+@pytest.mark.feature("FSDP2 + sequence parallel, example")
+def test_the_distributed_example(tmp_path: Path) -> None:
+    """Two groups of samples would be four processes; here two share the rows."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += [str(ROOT / "examples" / "train_distributed.py"), "--samples", "1", "--steps", "3"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.search(r"largest difference \S+: the same", run.stdout)
+    assert "2 ranks: 1 group(s) of samples x 2 part(s) of rows, dropout 0.1" in run.stdout

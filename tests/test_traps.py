@@ -170,6 +170,7 @@ def test_timesteps_of_any_type(backend: str) -> None:
     assert torch.equal(exact, sinpe.encode(torch.tensor(998.39), encoding).bfloat16())
 
 
+@pytest.mark.feature("autocast")
 def test_autocast_narrows_no_position(backend: str) -> None:
     """More: test_autocast.py."""
     x, p = pixels(8), torch.rand(*LATTICE, 2, dtype=torch.float64) * 5000

@@ -1,0 +1,192 @@
+"""A small language model, trained by one process and by many (FSDP2 and sequence parallel): the same loss?
+
+    make train-distributed, or, with the package installed or PYTHONPATH=.:
+    torchrun --nproc-per-node 4 examples/train_distributed.py             # 2 groups of samples x 2 parts of rows
+    torchrun --nproc-per-node 2 examples/train_distributed.py --samples 1 # sequence and tensor parallel alone
+
+Every rank trains the whole model by itself first, then its part of the same model with the others: the same weights,
+the same batches, the same dropout seeds. The encoding stands behind an embedding whose weight is sharded by rows of the
+vocabulary and whose result is sharded along the sequence; no rank is told where its part of the sequence begins.
+What is printed: both losses at each step, and their largest difference. The exit status is 1 where that is more than
+float32 sums in another order explain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn import functional
+
+import sinpe_ext as sinpe
+
+WIDTH, HEADS, LAYERS, LENGTH, SAMPLES, RATE = 64, 4, 2, 96, 4, 3e-3
+TOLERANCE = 1e-4  # of a loss of 2 to 6: sums in another order, grown by the optimizer over some tens of steps
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (layer(x).unflatten(-1, (-1, WIDTH // HEADS)) for layer in (self.query, self.key, self.value))
+        mixed = functional.scaled_dot_product_attention(*(h.transpose(1, 2) for h in heads), is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), Attention()
+        self.feed_norm = nn.LayerNorm(WIDTH)
+        self.feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x))
+        return x + self.feed(self.feed_norm(x))
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, vocabulary: int, dropout: float) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, WIDTH)
+        nn.init.normal_(self.embedding.weight, std=WIDTH**-0.5)
+        self.encoding = sinpe.SinusoidalPositionalEncoding(WIDTH, dropout, scale=WIDTH**0.5, learned_alpha=True)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, vocabulary)
+
+    def forward(self, ids: Tensor, seed: int) -> Tensor:
+        x = self.encoding(self.embedding(ids), seed=seed)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def distributed(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
+    """The model cut up: "rows" of activations and weights over one dimension of the mesh, all of it over the other."""
+    gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    plan = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "encoding": SequenceParallel(use_local_output=True),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    of_block = {
+        "norm": SequenceParallel(),
+        "attention": gathered,
+        **{f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
+        "attention.out": RowwiseParallel(output_layouts=Shard(1)),
+        "feed_norm": SequenceParallel(),
+        "feed": gathered,
+        "feed.0": ColwiseParallel(),
+        "feed.2": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    parallelize_module(model, mesh["rows"], plan)
+    for block in model.blocks:
+        parallelize_module(block, mesh["rows"], of_block)
+        fully_shard(block, mesh=mesh["samples"])
+    return fully_shard(model, mesh=mesh["samples"])
+
+
+def batch(data: Tensor, step: int, group: int) -> tuple[Tensor, Tensor]:
+    """The windows that one group of ranks sees at a step, and each shifted by one."""
+    generator = torch.Generator().manual_seed(1000 * step + group)
+    begin = torch.randint(len(data) - LENGTH - 1, (SAMPLES, 1), generator=generator)
+    window = data[begin + torch.arange(LENGTH + 1)]
+    return window[:, :-1], window[:, 1:]
+
+
+def seed_of(step: int, group: int) -> int:
+    return 1000 * step + group
+
+
+def loss_of(model: LanguageModel, data: Tensor, step: int, group: int) -> Tensor:
+    ids, targets = batch(data, step, group)
+    return functional.cross_entropy(model(ids, seed_of(step, group)).flatten(0, 1), targets.flatten())
+
+
+def train(model: LanguageModel, data: Tensor, steps: int, groups: list[int]) -> list[Tensor]:
+    """The loss at each step, a mean over these groups of samples."""
+    optimizer = torch.optim.AdamW(model.parameters(), RATE)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for group in groups:
+            loss = loss_of(model, data, step, group) / len(groups)
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+def read_text() -> str:
+    """The language reference that comes with Python."""
+    from pydoc_data import topics
+
+    return "\n".join(topics.topics[name] for name in sorted(topics.topics))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--samples", type=int, default=2, help="groups of samples; the other ranks share the rows")
+    options = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.error("run it by torchrun: torchrun --nproc-per-node 4 examples/train_distributed.py")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    ranks = dist.get_world_size()
+    if ranks % options.samples:
+        parser.error(f"--samples {options.samples}: expected a divisor of the {ranks} ranks")
+    shape = (options.samples, ranks // options.samples)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("samples", "rows"))
+    text = read_text()
+    alphabet = sorted(set(text))
+    # A multiple of the ranks: torch's own lookup wants rows of the vocabulary on each of them.
+    vocabulary = -(-len(alphabet) // ranks) * ranks
+    index = {character: number for number, character in enumerate(alphabet)}
+    data = torch.tensor([index[character] for character in text])
+
+    torch.manual_seed(0)
+    one = LanguageModel(vocabulary, options.dropout)
+    many = distributed(copy.deepcopy(one), mesh)
+    alone = train(one, data, options.steps, list(range(options.samples)))
+    shared = torch.stack(train(many, data, options.steps, [mesh["samples"].get_local_rank()]))
+    dist.all_reduce(shared, group=mesh["samples"].get_group())  # the others of a group have the same
+    shared /= options.samples
+    difference = (torch.stack(alone) - shared).abs()
+    alpha = many.encoding.alpha.full_tensor().item(), one.encoding.alpha.item()
+    if dist.get_rank() == 0:
+        print(f"{ranks} ranks: {shape[0]} group(s) of samples x {shape[1]} part(s) of rows, dropout {options.dropout}")
+        print("step   one process   distributed   difference")
+        for step in sorted({*range(0, options.steps, 5), options.steps - 1}):
+            print(f"{step:4}   {alone[step]:11.6f}   {shared[step]:11.6f}   {difference[step]:.1e}")
+        print(f"learned alpha: {alpha[1]:.6f} and {alpha[0]:.6f}")
+        verdict = "the same" if difference.max() <= TOLERANCE else f"NOT the same: more than {TOLERANCE:g}"
+        print(f"largest difference {difference.max():.1e}: {verdict}")
+    dist.destroy_process_group()
+    return int(difference.max() > TOLERANCE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

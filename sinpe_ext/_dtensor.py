@@ -1,0 +1,190 @@
+"""`add`, `embed`, `encode` and `table` of DTensors: every rank makes its own part, as a `Part` of the whole.
+
+torch's DTensor is the engine: what is sent, and when, is its redistribute; how gradients are summed, its to_local and
+from_local. What a part adds is where it lies: its first position, its first channel, the number of its first element
+(which decides the dropout mask). So the result has the bits of one process, whatever the sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+from . import _checks, _seed
+from ._dtensor_simulation import each_rank, to_local
+from ._part import Part
+
+
+class Layout(NamedTuple):
+    """Where this rank's part of a DTensor lies.
+
+    Attributes:
+        mesh.   placements: Shard or Replicate, one for each dimension of the mesh.   part: of the whole.
+        sizes: of the part.
+    """
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    part: Part
+    sizes: tuple[int, ...]
+
+    def result(self, local: Tensor, shape: Sequence[int]) -> DTensor:
+        """The DTensor of `shape` that has `local` as this rank's part."""
+        join = _join if torch.compiler.is_compiling() or not local.requires_grad else _Join.apply
+        return join(local, self.mesh, self.placements, torch.Size(shape), _dense_stride(local, shape))
+
+    def local(self, name: str, value: Any, along: Mapping[int, int]) -> Any:
+        """This rank's part of what goes with the data: of a DTensor, or of a tensor that all ranks have.
+
+        along: a dimension of the data -> the one of `value` that goes with it. Where neither is sharded, the gradient
+            of `value` is a sum over the ranks whose parts of the data differ.
+        """
+        if not isinstance(value, Tensor):
+            return value
+        wanted: list[Placement] = []
+        gradient: list[Placement] = []
+        for placement in self.placements:
+            at = along.get(placement.dim) if isinstance(placement, Shard) else None
+            wanted.append(Replicate() if at is None else Shard(at))
+            sums = at is None and isinstance(placement, Shard)
+            gradient.append(Partial() if sums else wanted[-1])
+        spread = on_mesh(name, value, self.mesh).redistribute(placements=wanted)
+        return to_local(spread, gradient)
+
+
+def _join(
+    local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: torch.Size, stride: tuple[int, ...]
+) -> DTensor:
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+class _Join(torch.autograd.Function):
+    """from_local with a derivative of its derivative: torch's own redistributes a gradient that comes otherwise sharded
+    (as it does where a dimension is shorter than its ranks) in a way that autograd does not see."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, *where: Any) -> DTensor:
+        _, ctx.placements, *_ = where
+        return _join(local.detach(), *where)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        return to_local(grad.redistribute(placements=ctx.placements), ctx.placements), None, None, None, None
+
+
+def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> Layout:
+    """The part that this rank has of a tensor of `shape`: along each dimension what torch.chunk gives it."""
+    first, sizes = [0] * len(shape), list(shape)
+    coordinate = mesh.get_coordinate()
+    for k, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            d = placement.dim
+            # A process that is not part of the mesh has nothing.
+            rank = mesh.size(k) if coordinate is None else coordinate[k]
+            at, sizes[d] = each_rank(chunk)(sizes[d], mesh.size(k), rank)
+            first[d] += at
+    return Layout(mesh, tuple(placements), Part(tuple(shape), tuple(first)), tuple(sizes))
+
+
+def chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
+    """First and number of the rows that a rank has of `length`, as torch.chunk deals them out."""
+    piece = -(-length // ranks)
+    first = min(piece * rank, length)
+    return first, min(piece, length - first)
+
+
+def smallest(t: DTensor) -> list[int]:
+    """The sizes of the part that has least, the last one."""
+    sizes = list(t.shape)
+    for k, placement in enumerate(t.placements):
+        if isinstance(placement, Shard):
+            ranks = t.device_mesh.size(k)
+            sizes[placement.dim] = chunk(sizes[placement.dim], ranks, ranks - 1)[1]
+    return sizes
+
+
+def plain_shards(t: DTensor) -> DTensor:
+    """The same values in shards and copies alone: sums that are pending are made, other orders undone."""
+    wanted = [p if type(p) is Shard else Replicate() for p in t.placements]
+    return t if list(t.placements) == wanted else t.redistribute(placements=wanted)
+
+
+def on_mesh(name: str, value: Tensor, mesh: DeviceMesh) -> DTensor:
+    """A DTensor as it is; of a tensor, which all ranks have alike, copies."""
+    if not isinstance(value, DTensor):
+        if value.device.type != mesh.device_type:
+            raise RuntimeError(
+                f"{name}: expected the device of the mesh, {mesh.device_type}, got {value.device}; move it there"
+            )
+        return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    if value.device_mesh != mesh:
+        raise ValueError(
+            f"{name}: expected a DTensor on the mesh of the data, {mesh}, got one on {value.device_mesh}; redistribute "
+            "it, or pass full_tensor()"
+        )
+    return value
+
+
+def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Any:
+    """A seed that is the same on all ranks of a mesh: what is drawn, the first rank draws for all."""
+    if isinstance(seed, DTensor):
+        return seed.full_tensor()
+    if seed is not None and not isinstance(seed, torch.Generator):
+        return seed
+    drawn = _seed.tensor(seed, device)
+    if not torch.compiler.is_compiling():
+        return distribute_tensor(drawn, mesh, [Replicate()] * mesh.ndim).to_local()
+    # distribute_tensor does not go into a graph; a sum over the ranks does.
+    coordinate = mesh.get_coordinate()
+    mine = drawn if coordinate is None or not any(coordinate) else torch.zeros_like(drawn)
+    pending = DTensor.from_local(mine, mesh, [Partial()] * mesh.ndim, run_check=False)
+    return pending.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
+
+
+def rows_along(value: Any, of: _checks.Target, batch_at: int | None, rows_at: int) -> dict[int, int]:
+    """Which dimensions of (1 or B, S), or of (B,) starts, go with those of the data."""
+    along = {} if value.dim() < 2 else {rows_at: 1}
+    if batch_at is not None and value.dim() and value.shape[0] == of.batch and of.batch != 1:
+        along[batch_at] = 0
+    return along
+
+
+def companions(
+    layout: Layout,
+    of: _checks.Target,
+    batch_at: int | None,
+    rows_at: int,
+    positions: Any,
+    start: Any,
+    alpha: Any,
+    padding_mask: Any,
+) -> tuple[Any, Any, Any, Any]:
+    """This rank's part of each, after the checks of their shapes that only the whole allows."""
+    found = []
+    for name, value in (("positions", positions), ("padding_mask", padding_mask)):
+        if isinstance(value, Tensor):
+            value = _checks.companion(name, on_mesh(name, value, layout.mesh), of)
+            value = layout.local(name, value, rows_along(value, of, batch_at, rows_at))
+        found.append(value)
+    if isinstance(start, Tensor):
+        _checks.start_shape(start, of)
+        start = layout.local("start", start, rows_along(start, of, batch_at, rows_at))
+    return found[0], start, layout.local("alpha", alpha, {}), found[1]
+
+
+def _dense_stride(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a whole of `shape` without gaps, its dimensions in the order in which the part has them."""
+    order = list(range(len(shape)))
+    if not local.is_contiguous():
+        order.sort(key=local.stride, reverse=True)
+    stride, step = [0] * len(shape), 1
+    for d in reversed(order):
+        stride[d] = step
+        step *= max(shape[d], 1)
+    return tuple(stride)

@@ -1,0 +1,181 @@
+"""One call of `add` or `embed` with DTensors: the same call of this rank's part, and its result put in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.nn import functional
+
+from . import _checks, _dtensor, _embed_checks
+from ._add_call import AddCall
+from ._dtensor_simulation import call_of_each_rank, to_local
+from ._embed_call import EmbedCall
+from ._grid_call import GridCall
+
+
+class ShardedAdd:
+    """`add` of a DTensor: what a SumCall offers.
+
+    Attributes:
+        x: Shard and Replicate alone.   local: the call of this rank's part.
+    """
+
+    local: AddCall | GridCall
+
+    def __init__(self, x: DTensor, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra: Any) -> None:
+        _checks.summand(x)
+        self.given = x
+        self.x = _dtensor.plain_shards(x)
+        self.layout = _dtensor.layout(x.device_mesh, self.x.placements, x.shape)
+        self.part = to_local(self.x, self.x.placements)
+        is_plain = grid_shape is None and isinstance(extra, int) and extra == 0 and not _checks.is_grid(encoding)
+        make = self._sequence if is_plain else self._grid
+        self.local = make(encoding, arguments, grid_shape, extra)
+        self.seed = arguments[-1]
+
+    def _sequence(self, encoding: Any, arguments: tuple[Any, ...], *_: Any) -> AddCall:
+        positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed = arguments
+        x, rank = self.x, self.x.dim()
+        rows_at, channels_at = _checks.axis("seq_dim", seq_dim, rank), _checks.axis("channel_dim", channel_dim, rank)
+        batch_at = next((d for d in range(rank) if d not in (rows_at, channels_at)), None)
+        of = _checks.Target("x", x.shape, x.device, 1 if batch_at is None else x.shape[batch_at], x.shape[rows_at])
+        with_x = _dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
+        positions, start, alpha, padding_mask = with_x
+        rows = positions, start, scale, alpha, padding_mask, rows_at, channels_at, dropout, seed
+        return call_of_each_rank(AddCall)(self.part, encoding, *rows, part=self.layout.part)
+
+    def _grid(self, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra: Any) -> GridCall:
+        from ._dtensor_grid import local_call
+
+        return local_call(self.x, self.part, self.layout, encoding, arguments, grid_shape, extra)
+
+    def agree(self) -> None:
+        """Has all ranks drop by one seed, where something is random."""
+        if 0 < self.local.drop < _checks.DROP_UNIT and 0 not in self.x.shape:
+            self.local._given_seed = _dtensor.agreed_seed(self.seed, self.layout.mesh, self.local.device)
+
+    def result(self) -> Tensor:
+        """`add`, differentiable."""
+        self.agree()
+        return self.layout.result(self.local.result(), self.x.shape)
+
+    def needs_grad(self, *others: Tensor) -> bool:
+        return self.local.needs_grad(*others)
+
+    def result_in_place(self) -> Tensor:
+        """`add_`, differentiable."""
+        self._same_places("x", self.given)
+        if self.needs_grad(self.given):
+            return self.given.copy_(self.result())
+        self.agree()
+        with torch.no_grad():
+            self.local.write_to(self.local.x)
+        return self.given
+
+    def write_to(self, out: Any) -> Tensor:
+        """`add` with `out`, which has been checked."""
+        self.agree()
+        with torch.no_grad():
+            self.local.write_to(out.to_local())
+        return out
+
+    def written(self, out: Any) -> tuple[Tensor, Tensor]:
+        """This rank's parts of `out` and of x, to be checked."""
+        if not isinstance(out, DTensor):
+            raise TypeError(f"out: expected a DTensor, as x is, got {type(out).__name__}; pass torch.empty_like(x)")
+        if out.shape != self.x.shape:
+            raise ValueError(f"out: expected shape {tuple(self.x.shape)}, got {tuple(out.shape)}; pass empty_like(x)")
+        self._same_places("out", out)
+        return self.local.written(out.to_local())
+
+    def _same_places(self, name: str, t: DTensor) -> None:
+        if t.device_mesh != self.x.device_mesh or tuple(t.placements) != self.layout.placements:
+            raise ValueError(
+                f"{name}: expected placements {self.layout.placements} on the mesh of x to write to, got "
+                f"{tuple(t.placements)} on {t.device_mesh}; redistribute it first"
+            )
+
+
+class ShardedEmbed:
+    """`embed` of DTensors: what an EmbedCall offers.
+
+    ids may be sharded, weight by its channels; a mesh dimension that shards weight has copies of ids. Where weight is
+    sharded by its rows, torch's own lookup sums what the ranks find, along the sequence, and `add` does the rest.
+    """
+
+    local: EmbedCall | AddCall | GridCall
+
+    def __init__(self, ids: Any, weight: Any, encoding: Any, rows: Any, padding: Any) -> None:
+        positions, start, scale, alpha, dropout, self.seed, seq_dim = rows
+        padding_idx, padding_mask, sparse, encode_padding = padding
+        _embed_checks.weight(weight)
+        mesh = weight.device_mesh if isinstance(weight, DTensor) else ids.device_mesh
+        weight = _with_rows_each(_dtensor.plain_shards(_dtensor.on_mesh("weight", weight, mesh)))
+        ids = _dtensor.plain_shards(_dtensor.on_mesh("ids", _embed_checks.ids(ids, weight), mesh))
+        if sparse:
+            raise ValueError("sparse: expected False for DTensors, which have no sparse gradients, got True")
+        rank = ids.dim()
+        rows_at = _checks.axis("seq_dim", seq_dim, rank, "ids")
+        batch_at = next((d for d in range(rank) if d != rows_at), None)
+        ids = ids.redistribute(placements=[Replicate() if isinstance(w, Shard) else p for p, w in _both(ids, weight)])
+        self.by_rows: ShardedAdd | None = None
+        if any(isinstance(p, Shard) and p.dim == 0 for p in weight.placements):
+            idx = _embed_checks.padding_idx(padding_idx, weight.shape[0])
+            if not encode_padding:
+                padding_mask = _mask(ids, idx, padding_mask, rows_at)
+            looked = _looked_up(ids, weight, None if idx < 0 else idx, rows_at)
+            more = positions, start, scale, alpha, padding_mask, rows_at, rank, dropout, self.seed
+            self.by_rows = ShardedAdd(looked, encoding, more, None, 0)
+            self.local = self.by_rows.local
+            return
+        places: list[Placement] = [
+            Shard(rank) if isinstance(w, Shard) else p for p, w in zip(ids.placements, weight.placements, strict=True)
+        ]
+        shape = (*ids.shape, weight.shape[1])
+        self.layout = _dtensor.layout(mesh, places, shape)
+        of = _checks.Target(
+            "ids", ids.shape, ids.device, 1 if batch_at is None else ids.shape[batch_at], ids.shape[rows_at]
+        )
+        with_ids = _dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
+        positions, start, alpha, padding_mask = with_ids
+        part = self.layout.local("weight", weight, {rank: 1})
+        of_rows = positions, start, scale, alpha, dropout, self.seed
+        others: Any = (*of_rows, padding_idx, padding_mask, sparse, encode_padding, rows_at, self.layout.part)
+        self.local = call_of_each_rank(EmbedCall)(ids.to_local(), part, encoding, *others)
+
+    def result(self) -> Tensor:
+        """`embed`, differentiable."""
+        if self.by_rows is not None:
+            return self.by_rows.result()
+        if 0 < self.local.drop < _checks.DROP_UNIT and 0 not in self.layout.part.shape:
+            self.local._given_seed = _dtensor.agreed_seed(self.seed, self.layout.mesh, self.local.device)
+        return self.layout.result(self.local.result(), self.layout.part.shape)
+
+
+def _with_rows_each(weight: DTensor) -> DTensor:
+    """Copies of a weight that is sharded by rows, where a rank would have none: torch's lookup fails there."""
+    empty = _dtensor.smallest(weight)[0] == 0
+    wanted = [Replicate() if empty and isinstance(p, Shard) and p.dim == 0 else p for p in weight.placements]
+    return weight.redistribute(placements=wanted)
+
+
+def _both(ids: DTensor, weight: DTensor) -> list[tuple[Placement, Placement]]:
+    return list(zip(ids.placements, weight.placements, strict=True))
+
+
+def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: int) -> DTensor:
+    """Rows of a weight that is sharded by rows; the sum over its ranks is left sharded along the sequence."""
+    found: Any = functional.embedding(ids, weight, padding_idx)
+    wanted = [Shard(rows_at) if p.is_partial() else p for p in found.placements]
+    return found.redistribute(placements=wanted)
+
+
+def _mask(ids: DTensor, idx: int, padding_mask: Any, rows_at: int) -> Any:
+    """Tokens that are padding, (B, S), with the caller's own mask."""
+    _embed_checks.masks_padding(idx, ids)
+    mask = ids == idx
+    mask = mask.transpose(0, 1) if ids.dim() > 1 and rows_at == 0 else mask
+    return mask if padding_mask is None else mask | _dtensor.on_mesh("padding_mask", padding_mask, ids.device_mesh)

@@ -1,0 +1,92 @@
+"""`table` and `encode` as DTensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from . import _checks, _dtensor, _grid_checks, functional
+from ._columns import columns
+from ._dtensor_simulation import each_rank, each_rank_with_grad, to_local
+from .encoding import integer
+
+
+def table(
+    length: Any,
+    encoding: Any,
+    start: Any,
+    dtype: torch.dtype,
+    mesh: Any,
+    placements: Sequence[Placement] | None,
+    flatten: bool,
+    extra_tokens: int,
+) -> DTensor:
+    """`sinpe_ext.table` with `device_mesh`: each rank makes its own rows and channels."""
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"device_mesh: expected a DeviceMesh, got {type(mesh).__name__}; pass init_device_mesh(...)")
+    is_grid, extra = _checks.is_grid(encoding), _grid_checks.extra(extra_tokens)
+    device = torch.device(mesh.device_type)
+    if is_grid:
+        dim, firsts = _checks.grid_outline(encoding, None)
+        lengths = _grid_checks.lengths("length", length, len(firsts))
+        starts = _grid_checks.starts(start, firsts, lengths, None, device)
+    else:
+        one = _checks.encoding(encoding)
+        dim, lengths, starts = one.dim, (_checks.length(length),), [_checks.start(start)]
+        _checks.position_range(one.start + starts[0], lengths[0])
+    is_flat = bool(extra) or flatten
+    shape = (extra + math.prod(lengths), dim) if is_flat else (*lengths, dim)
+    layout = _dtensor.layout(mesh, _placements(placements, mesh, len(shape)), shape)
+
+    def part(first: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        if is_flat:
+            whole: Any = functional.table(
+                length, encoding, start=start, dtype=dtype, device=device, flatten=True, extra_tokens=extra
+            )
+            rows = whole[first[0] : first[0] + sizes[0]]
+        else:
+            local_starts = [begin + at for begin, at in zip(starts, first, strict=False)]
+            if not is_grid:
+                some = columns(one, min(first[-1], dim - 1), max(sizes[-1], 1))
+                few = functional.table(sizes[0], some, start=local_starts[0], dtype=dtype, device=device)
+                return few.narrow(-1, 0, sizes[-1])
+            rows = functional.table(sizes[:-1], encoding, start=local_starts, dtype=dtype, device=device)
+        return rows.narrow(-1, first[-1], sizes[-1]).contiguous()
+
+    return layout.result(each_rank(part)(layout.part.first, layout.sizes), shape)
+
+
+def _placements(placements: Any, mesh: DeviceMesh, rank: int) -> list[Placement]:
+    """One for each dimension of the mesh, with the dimensions counted from the front; None: copies."""
+    given = [Replicate()] * mesh.ndim if placements is None else list(placements)
+    if len(given) != mesh.ndim or not all(type(p) in (Shard, Replicate) for p in given):
+        raise ValueError(
+            f"placements: expected Shard or Replicate, {mesh.ndim} of them, one for each dimension of the mesh, got "
+            f"{placements}; pass for instance [Shard(0)]"
+        )
+    at = [
+        integer("placements", p.dim, -rank, rank - 1, "pass a dimension of the table") if isinstance(p, Shard) else None
+        for p in given
+    ]
+    return [Replicate() if d is None else Shard(d % rank) for d in at]
+
+
+def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool) -> DTensor:
+    """`sinpe_ext.encode` of positions that are sharded: each rank encodes its own."""
+    positions = _dtensor.plain_shards(positions)
+    last = positions.dim() - 1
+    if _checks.is_grid(encoding):  # all coordinates of a place together
+        wanted = [Replicate() if isinstance(p, Shard) and p.dim == last else p for p in positions.placements]
+        positions = positions.redistribute(placements=wanted)
+    local = each_rank_with_grad(functional.encode)(
+        to_local(positions, positions.placements), encoding, dtype=dtype, allow_16bit=allow_16bit
+    )
+    outer = positions.shape[:-1] if _checks.is_grid(encoding) else positions.shape
+    layout = _dtensor.layout(positions.device_mesh, positions.placements, positions.shape)
+    return layout.result(local, (*outer, local.shape[-1]))

@@ -1,0 +1,187 @@
+"""What ONNX sees: the encoding in standard operations, in place of operators that only this package runs.
+
+The eager twin decides a float32 rounding entry by entry, which no graph can; this is its arithmetic without that:
+phases of 130 bits, exact, then one sine and one cosine in float64. So a float32 entry is the correctly rounded one but
+for one in 2**24 that lies next to a tie, at every int64 position.
+
+Everything is float64 in limbs of 26 bits: ONNX promises nothing of an int64 product that overflows, shifts no signed
+integers, and runtimes divide integers slowly; a float64 product of limbs is exact everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ._checks import constant_in_graph
+from ._phase import TURN
+from ._plan import Plan
+
+BITS = 26
+BASE = 2.0**BITS
+LIMBS = 5  # of a frequency in turns: 130 bits
+LARGEST = 2.0**76  # float positions at and above it are NaN: three limbs hold no more
+# Below this frequency the 130 bits leave fewer than float64 has, and a product of float64 is better.
+SMALL_FREQUENCY = 2.0**-70
+
+
+_is_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)
+
+
+@contextmanager
+def standard_operators() -> Iterator[None]:
+    """Has torch.export.export, inside, make a program without our operators, for runtimes that lack them.
+
+    torch.onnx.export of a module needs no such thing. Equivalent to that, for a program that is kept or goes elsewhere:
+        with standard_operators():
+            program = torch.export.export(model, arguments)
+        torch.onnx.export(program, dynamo=True)
+
+    Accuracy: `encode` below. Dropout is refused.
+    """
+    token = _is_asked.set(True)
+    try:
+        yield
+    finally:
+        _is_asked.reset(token)
+
+
+@constant_in_graph
+def is_exporting() -> bool:
+    """Whether the graph in the making is to hold no operator of ours: torch.onnx.export, or `standard_operators`."""
+    return _is_asked.get() or torch.onnx.is_in_onnx_export()
+
+
+def _constant(values: Any, device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A constant of the graph: a tensor that no tracer saw being made."""
+    with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
+
+
+def table(plan: Plan, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Rows plan.start + start, ..., + length - 1; length and start may be symbols of the graph."""
+    return encode(plan, torch.arange(length, device=device) + (plan.start + start), dtype)
+
+
+def encode(plan: Plan, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """The encoding of int64, float32 or float64 positions, (*positions.shape, dim).
+
+    Accuracy: float32 within 1 ULP (0.5 + 2**-20) for every int64 and every float32 position below 2**76 in size, NaN
+        beyond; float64 within 4 ULP for int64 positions; 16-bit the float32 value, rounded.
+    """
+    if not plan.n_osc:
+        return torch.zeros((*positions.shape, plan.dim), dtype=dtype, device=positions.device)
+    quadrant, rest = _turns(plan, positions.unsqueeze(-1))
+    # As tensors: the exporter writes a Python number as float32.
+    turn, amplitude = (_constant(value, rest.device) for value in (TURN, plan.amplitude))
+    angle = rest * turn
+    sine, cosine = angle.sin(), angle.cos()
+    quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
+    odd = (quadrant == 1.0) | (quadrant == 3.0)
+    sines, cosines = torch.where(odd, cosine, sine), torch.where(odd, sine, cosine)
+    sines = torch.where(quadrant >= 2.0, -sines, sines) * amplitude
+    cosines = torch.where((quadrant == 1.0) | (quadrant == 2.0), -cosines, cosines) * amplitude
+    rows = _channels(plan, cosines, sines) if plan.q0 else _channels(plan, sines, cosines)
+    return rows if dtype == torch.float64 else rows.to(torch.float32).to(dtype)
+
+
+def _turns(plan: Plan, p: Tensor) -> tuple[Tensor, Tensor]:
+    """p * f in turns, p (..., 1): a count of quarters, to be taken mod 4, and the rest, at most 1/8 + 2**-50."""
+    fraction, constant = None, partial(_constant, device=p.device)
+    real = p.to(torch.float64)
+    if p.is_floating_point():
+        real = torch.where(real.abs() < LARGEST, real, math.nan)
+        third = torch.round(real * BASE**-2)
+        left = real - third * BASE**2
+        second = torch.round(left / BASE)
+        left = left - second * BASE
+        first = torch.round(left)
+        fraction = left - first
+    else:
+        mask = 2**BITS - 1
+        first, second, third = (limb.to(torch.float64) for limb in (p & mask, (p >> BITS) & mask, p >> 2 * BITS))
+
+    # Columns of the product that matter mod one turn; each stays below 2**53, so every operation is exact.
+    frequency = [constant(limb) for limb in zip(*map(_limbs, plan.fractions), strict=True)]
+    digits, carry = [], None
+    for k in range(LIMBS):
+        pairs = zip(frequency[max(0, k - 2) : k + 1], (first, second, third)[min(k, 2) :: -1], strict=True)
+        products = [f * limb for f, limb in pairs]
+        column = sum(products[1:], products[0]) if carry is None else sum(products, carry)
+        carry = torch.round(column / BASE)
+        digits.append(column - carry * BASE)
+    quadrant = torch.round(digits[4] * (4 / BASE))
+    top = (digits[4] - quadrant * (BASE / 4)) * BASE**-1 + digits[3] * BASE**-2
+    low = (digits[2] * BASE**-3 + digits[1] * BASE**-4) + digits[0] * BASE**-5
+    if fraction is not None:
+        more, top, low = _with_fraction(plan, fraction, top, low, constant)
+        quadrant = quadrant + more
+    rest = top + low
+    if any(0.0 < abs(turns) < SMALL_FREQUENCY for turns in plan.turns_hi):
+        product = real * constant(plan.turns_hi)
+        few = product.abs() < 0.125
+        quadrant, rest = torch.where(few, 0.0, quadrant), torch.where(few, product, rest)
+    return quadrant, rest
+
+
+def _limbs(fraction: int) -> list[float]:
+    """fraction / 2**128 mod 1 in limbs of [-2**25, 2**25], the least first."""
+    value, limbs = fraction << (LIMBS * BITS - 128), []
+    for _ in range(LIMBS):
+        limb = (value + 2 ** (BITS - 1)) % 2**BITS - 2 ** (BITS - 1)
+        limbs.append(float(limb))
+        value = (value - limb) >> BITS
+    return limbs
+
+
+def _with_fraction(
+    plan: Plan, r: Tensor, top: Tensor, low: Tensor, constant: Callable[[Any], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """top + low + r * f for |r| <= 1/2: quarters to add, and the new top and low. Error: 2**-79 max(f, 1) turns."""
+    splitter = 2.0**27 + 1
+    high = [f * splitter - (f * splitter - f) for f in plan.turns_hi]  # Dekker: 26 bits
+    turns_1 = constant(high)
+    turns_0 = constant([f - h for f, h in zip(plan.turns_hi, high, strict=True)])
+    turns_low = constant(plan.turns_lo)
+    r_1 = torch.round(r * BASE) / BASE
+    r_0 = r - r_1
+    product = r_1 * turns_1
+    low = low + (r_1 * turns_0 + (r_0 * (turns_1 + turns_0) + r * turns_low))
+    quarters = torch.round(product * 4.0)
+    product = product - quarters * 0.25
+    total = top + product
+    of_product = total - top
+    low = low + ((top - (total - of_product)) + (product - of_product))
+    more = torch.round(total * 4.0)
+    return quarters + more, total - more * 0.25, low
+
+
+def _channels(plan: Plan, first: Tensor, second: Tensor) -> Tensor:
+    """(..., dim) from the values of the two streams per oscillator; the channels left over are 0."""
+    n0, n1 = plan.n0, plan.n1
+    second = second if plan.shared else second[..., n0:]
+    first, second = first[..., :n0], second[..., :n1]
+    if plan.interleaved and n0 == n1:
+        rows = torch.stack([first, second], -1).flatten(-2)
+    else:
+        rows = torch.cat([first, second], -1)
+        if plan.interleaved:
+            order = [n0 * (channel & 1) + (channel >> 1) for channel in range(n0 + n1)]
+            rows = rows.index_select(-1, _constant(order, rows.device, torch.int64))
+    return functional.pad(rows, (0, plan.dim - n0 - n1)) if plan.dim > n0 + n1 else rows
+
+
+def refuse_dropout() -> None:
+    """A mask is drawn by an operator that ONNX lacks, and a file that drops at random is hardly meant."""
+    raise ValueError(
+        "dropout: expected none in a graph of standard operations, got a layer in training or dropout > 0; call "
+        "model.eval() before the export"
+    )

@@ -1,0 +1,209 @@
+"""Which modules of a model are swapped, tried on twins before any of them is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _swap_dropin, _swap_measure
+from ._catalogue import CATALOGUE, GRIDS, convention
+from ._swap_detr import pictures_of
+from ._swap_diffusers import diffusion_of
+from ._swap_dropin import DropIn
+from ._swap_families import MODES, REPLACED, Candidate, Left
+from ._swap_plain import plain_of
+from ._swap_transformers import rows_of
+from .encoding import Encoding
+from .grid import GridEncoding
+
+ALREADY = "it is swapped already"
+
+
+@dataclass
+class Plan:
+    """What becomes of one module: `tried` is its swapped twin, None where it is left alone."""
+
+    module: nn.Module
+    name: str
+    left: str = ""
+    encoding: Any = None
+    tried: Any = None
+    form: str = ""
+    difference: float = float("nan")
+
+
+def plans(model: nn.Module, angle: str, skip: Sequence[str], options: dict[str, Any]) -> list[Plan]:
+    """A plan for every module that looks sinusoidal."""
+    found = []
+    every = dict(model.named_modules(remove_duplicate=False))
+    with torch.device("cpu"):  # for what trials make; a module's own device is named where it counts
+        for name, module in model.named_modules():
+            if any(fnmatchcase(name, pattern) for pattern in skip):
+                continue
+            steps = name.split(".") if name else []
+            above = [every[".".join(steps[:k])] for k in range(len(steps))]  # from the model down
+            plan = _plan(module, name, above, angle, options)
+            if plan is not None:
+                found.append(plan)
+    return found
+
+
+def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, options: dict[str, Any]) -> Plan | None:
+    if isinstance(module, DropIn):
+        return Plan(module, name, ALREADY, module._sinpe_encoding)
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
+    try:
+        found = _recognised(module, name, above)
+    except ValueError as refused:  # a width that the convention's library refuses as well
+        return Plan(module, name, str(refused))
+    except (
+        TypeError,
+        RuntimeError,
+        AttributeError,
+    ) as problem:  # a dtype or layout that cannot be read
+        return Plan(module, name, f"it could not be looked at: {type(problem).__name__}: {str(problem)[:160]}")
+    if found is None:
+        return None
+    if isinstance(found, Left):
+        return Plan(module, name, found.reason, found.encoding)
+    reason = _untouchable(module)
+    if reason:
+        return Plan(module, name, reason, found[0].encoding)
+    first: Plan | None = None
+    for candidate in found:
+        plan = _tried(module, name, candidate, angle, options)
+        if plan.tried is not None:
+            return plan
+        first = first or plan
+    return first
+
+
+def _recognised(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
+    ways: tuple[Callable[[nn.Module], list[Candidate] | Left | None], ...] = (rows_of, pictures_of, diffusion_of)
+    for of in ways:
+        found = of(module)
+        if found is not None:
+            return found
+    return plain_of(module, name, above)
+
+
+def _untouchable(module: nn.Module) -> str:
+    """Why the class of a module cannot be changed, or would not be asked."""
+    if "forward" in vars(module):
+        return REPLACED
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    if any(tensor is not None and tensor.is_meta for tensor in tensors):
+        return "its tensors are on the meta device: load the weights first"
+    return ""
+
+
+def _tried(module: nn.Module, name: str, candidate: Candidate, angle: str, options: dict[str, Any]) -> Plan:
+    """The plan of one candidate: with angle="float32" the nearest of all modes."""
+    best: Plan | None = None
+    for mode in MODES if angle == "float32" else (angle,):
+        plan = _measured(module, name, candidate, mode, options)
+        if best is None or plan.difference < best.difference or best.tried is None:
+            best = plan
+        if best.difference == 0.0:
+            break
+    assert best is not None
+    return best
+
+
+def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, options: dict[str, Any]) -> Plan:
+    encoding = with_angle(candidate.encoding, mode)
+    plan = Plan(module, name, encoding=encoding, form=candidate.form)
+    try:
+        with _swap_measure.quiet():
+            tried = _swap_dropin.trial(
+                module, candidate.mixin, encoding, candidate.tables, {**candidate.options, **options}
+            )
+            apart = [0.0]
+            for key in candidate.tables:
+                apart.append(_table(module, tried, key, encoding))
+        for probe in candidate.probes:
+            old = _swap_dropin.twin(module)  # a new one each time: some convert or replace their table as they go
+            difference = _swap_measure.compare(old, tried, probe, encoding)
+            apart.append(difference if probe.reported else 0.0)
+    except _swap_measure.Differs as problem:
+        plan.left = str(problem)
+    except (TypeError, RuntimeError, ValueError) as problem:  # a class of another layout, a dtype without a table
+        plan.left = f"it could not be tried: {type(problem).__name__}: {str(problem)[:160]}"
+    else:
+        plan.tried, plan.difference = tried, max(apart)
+    return plan
+
+
+def _table(module: nn.Module, tried: Any, key: str, encoding: Any) -> float:
+    """How far a module's table is from the encoding's. Raises Differs beyond what float32 angles explain."""
+    held, rows = _swap_dropin.tensor_of(module, key), _swap_dropin.tensor_of(tried, key)
+    if held is None or rows is None:
+        raise _swap_measure.Differs(f"its table `{key}` is no tensor of its own: it is parametrised, or pruned")
+    apart = _swap_measure.difference(held, rows)
+    limit = _swap_measure.table_limit(rows, encoding, held.dtype)
+    if not apart <= limit:
+        raise _swap_measure.Differs(
+            f"its table `{key}` differs by up to {apart:.2g}, where float32 angles explain {limit:.2g}: it was "
+            "trained, or is another convention's"
+        )
+    return apart
+
+
+def with_angle(encoding: Encoding | GridEncoding, mode: str) -> Encoding | GridEncoding:
+    return encoding.with_axes(angle=mode) if isinstance(encoding, GridEncoding) else encoding.replace(angle=mode)
+
+
+def carry_out(plan: Plan) -> None:
+    _swap_dropin.settle(plan.module, plan.tried)
+
+
+def name_of(encoding: Encoding | GridEncoding | None) -> str:
+    """The catalogue's name of an encoding, with the fields that differ; its repr where there is none."""
+    if encoding is None:
+        return ""
+    plain: Any = with_angle(encoding, "exact")
+    if isinstance(plain, GridEncoding):
+        found = [(_other_fields(plain.axes, entry.axes), name) for name, entry in _known(GRIDS, plain)]
+    else:
+        found = [(_other_fields((plain,), (entry,)), name) for name, entry in _known(CATALOGUE, plain)]
+    fitting = [(len(fields), position) for position, (fields, _) in enumerate(found) if fields is not None]
+    if not fitting:
+        return repr(plain)
+    fields, name = found[min(fitting)[1]]
+    return ", ".join([name, *(fields or ())])
+
+
+def _known(names: Any, plain: Any) -> list[tuple[str, Any]]:
+    """The conventions of its width and, for a grid, of its arrangement."""
+    found = []
+    for name in names:
+        try:
+            entry: Any = convention(name, plain.dim)
+        except ValueError:  # a width that the convention's library refuses
+            continue
+        if not isinstance(plain, GridEncoding) or (
+            len(entry.axes) == len(plain.axes) and entry == plain.replace(axes=entry.axes)
+        ):
+            found.append((name, entry))
+    return found
+
+
+def _other_fields(axes: tuple[Encoding, ...], known: tuple[Encoding, ...]) -> list[str] | None:
+    """What has to be said beside a convention's name; None where it is another one."""
+    free = ("start", "position_scale", "base", "amplitude")
+    same = zip(axes, known, strict=True)
+    if any(axis.replace(**{name: getattr(entry, name) for name in free}) != entry for axis, entry in same):
+        return None
+    said = []
+    for name in free:
+        values = [getattr(axis, name) for axis in axes]
+        if values != [getattr(entry, name) for entry in known]:
+            shown = ", ".join(f"{float(value):.6g}" for value in dict.fromkeys(values))
+            said.append(f"{name} {shown if len(set(values)) == 1 else f'({shown})'}")
+    return said

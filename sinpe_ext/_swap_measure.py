@@ -1,0 +1,129 @@
+"""How far two outputs are apart, and how far the float32 error of an angle explains."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .encoding import Encoding
+from .grid import GridEncoding
+
+# An angle p * w computed in float32 from a frequency computed in float32: the exponent after three roundings, exp or
+# pow good to an ULP, the product and a division. At w = 1 that is p * 2^-22 (tests/peers/agreement.py has the sum).
+ANGLE = 2.0**-22
+VALUE = 2.0**-23  # sine and cosine of it, good to an ULP below 1
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+CHUNK = 2**22  # entries that are compared at a time
+
+
+@dataclass
+class Probe:
+    """A call of a module: its arguments, and the largest position that it asks for.
+
+    reported: whether its difference is told; not where 16 bits are what it measures.
+    slack: factor of the allowed error, where the old code rounds more than an angle (normalised positions).
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    position: float = 0.0
+    slack: float = 1.0
+    reported: bool = True
+
+
+class Differs(Exception):
+    """The two do not give the same: the message says how."""
+
+
+def steepest(encoding: Encoding | GridEncoding) -> float:
+    """The largest angle of a step of one position, in radians."""
+    axes = encoding.axes if isinstance(encoding, GridEncoding) else (encoding,)
+    return max(abs(w) for axis in axes for w in (*axis.frequencies_radians(), 0.0))
+
+
+def amplitude(encoding: Encoding | GridEncoding) -> float:
+    axes = encoding.axes if isinstance(encoding, GridEncoding) else (encoding,)
+    return max(abs(axis.amplitude) for axis in axes)
+
+
+def allowed(encoding: Encoding | GridEncoding, position: float, dtype: torch.dtype, size: float = 1.0) -> float:
+    """What float32 angles explain at a position, and the rounding of values of a size to a dtype."""
+    rounding = 4 * ROUNDING.get(dtype, 0.0) * size
+    return amplitude(encoding) * (abs(position) * steepest(encoding) * ANGLE + VALUE) + rounding
+
+
+def difference(old: Any, new: Any) -> float:
+    """The largest difference between two outputs. Raises Differs where they are not of one kind."""
+    if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+        raise Differs(f"its output is {type(old).__name__}, not a tensor")
+    for what in ("shape", "dtype", "device"):
+        if getattr(old, what) != getattr(new, what):
+            raise Differs(f"the {what} of the output would be {getattr(new, what)}, not {getattr(old, what)}")
+    if old.is_meta:
+        raise Differs("its tensors are on the meta device: load the weights first")
+    if not old.numel():
+        return 0.0
+    if old.dim() < 2 or old.numel() <= CHUNK:
+        return _largest(old, new)
+    rows = max(1, CHUNK * old.shape[0] // old.numel())
+    return max(_largest(*pair) for pair in zip(old.split(rows), new.split(rows), strict=True))
+
+
+def _largest(old: Tensor, new: Tensor) -> float:
+    apart = (old.detach().double() - new.detach().double()).abs()
+    # inf - inf and nan - nan: the same value is no difference.
+    return float(apart.masked_fill((old == new) | (old.isnan() & new.isnan()), 0.0).nan_to_num(nan=float("inf")).max())
+
+
+def is_table(given: Tensor, rows: Tensor, encoding: Encoding | GridEncoding) -> bool:
+    """Whether a table holds an encoding's rows, but for the float32 error of its angles."""
+    limit = table_limit(rows, encoding, given.dtype)
+    return difference(given.to(rows.dtype), rows) <= limit
+
+
+def table_limit(rows: Tensor, encoding: Encoding | GridEncoding, dtype: torch.dtype) -> float:
+    """What a table's own roundings explain."""
+    start = abs(encoding.start) if isinstance(encoding, Encoding) else max(abs(axis.start) for axis in encoding.axes)
+    length = rows.numel() // max(rows.shape[-1], 1)
+    return max(allowed(encoding, start + length, kind) for kind in (dtype, rows.dtype))
+
+
+def compare(old: Any, new: Any, probe: Probe, encoding: Encoding | GridEncoding) -> float:
+    """The largest difference between the outputs of two modules. Raises Differs beyond what is allowed."""
+    with quiet():
+        try:
+            before = old.forward(*probe.args, **probe.kwargs)
+        except Exception as problem:
+            raise Differs(f"its forward could not be run: {_line(problem)}") from problem
+        try:
+            after = new.forward(*probe.args, **probe.kwargs)
+        except Exception as problem:
+            raise Differs(f"the drop-in's forward could not be run: {_line(problem)}") from problem
+    apart = difference(before, after)
+    size = float(before.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if before.numel() else 0.0
+    limit = allowed(encoding, probe.position, before.dtype, max(size, 1.0)) * probe.slack
+    if not apart <= limit:
+        raise Differs(f"the output would differ by {apart:.2g}, where float32 angles explain {limit:.2g}")
+    return apart
+
+
+@contextlib.contextmanager
+def quiet(place: torch.device | None = None) -> Iterator[None]:
+    """Neither gradients, inference mode nor autocast; the generators of the CPU and of `place` stay as they were."""
+    with torch.inference_mode(False), torch.no_grad(), contextlib.ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        devices = [place] if place is not None and place.type == "cuda" else []
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        yield
+
+
+def _line(problem: BaseException) -> str:
+    text = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {text[0][:160]}" if text else type(problem).__name__

@@ -1,0 +1,168 @@
+"""Positions and seeds for tensors that are cut over many processes; torch's distributed engine does everything else.
+
+A DTensor needs none of this: `add`, `embed`, `encode`, `table` and the layers know where its parts lie. These helpers
+are for ordinary tensors of which a process has a part: no one can see that from the tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from ._part import in_context_parallel
+from .encoding import integer
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["agreed_seed", "context_parallel_positions", "in_context_parallel", "shard_positions", "shard_start"]
+
+
+def shard_start(length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None) -> int:
+    """The place in a sequence of the first row that this process has of it.
+
+    Equivalent to, as torch.chunk and DTensor's Shard cut:
+        min(math.ceil(length / ranks) * rank, length)
+
+    Args:
+        length: of the whole sequence.
+        mesh: the device mesh that it is cut over.
+        mesh_dim: the dimension of the mesh that it is cut over, a number or a name; None where there is one only.
+    Returns: 0 to length; `length` where nothing is left for this process.
+    Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError in a process that is not part
+        of the mesh.
+    """
+    return _run(_checks.length(length), mesh, mesh_dim)[0]
+
+
+def shard_positions(
+    length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None, *, start: int = 0, device: Any = None
+) -> Tensor:
+    """The positions of the rows that this process has of a sequence cut into neighbouring pieces.
+
+    Equivalent to:
+        distribute_tensor(start + torch.arange(length), mesh, [Shard(0)]).to_local()
+
+    Args:
+        length, mesh, mesh_dim: as `shard_start`.
+        start: position of the sequence's first row; positions are final, so encoding.start belongs in here as well.
+        device: of the result; the mesh's where None.
+    Returns: (rows of this process,) int64, for `positions=`.
+    Raises: as `shard_start`.
+    """
+    first, count = _run(_checks.length(length), mesh, mesh_dim)
+    begin = _checks.start(start) + first
+    _checks.position_range(begin, count)
+    return torch.arange(begin, begin + count, device=_device(mesh, device))
+
+
+def context_parallel_positions(
+    length: int,
+    mesh: DeviceMesh,
+    mesh_dim: int | str | None = None,
+    *,
+    load_balance: bool | None = None,
+    start: int = 0,
+    device: Any = None,
+) -> Tensor:
+    """The positions of the rows that this process has inside of torch's `context_parallel`.
+
+    It gives rank r of n the r-th of 2 n pieces and the r-th from the end, so that causal attention is equal work for
+    all (Llama 3, arXiv:2407.21783, section 3.3.2). No offset describes that.
+
+    Equivalent to:
+        positions = start + torch.arange(length)
+        with context_parallel(mesh, buffers=[positions], buffer_seq_dims=[0]):
+            return positions.clone()
+
+    Args:
+        length, mesh, mesh_dim: as `shard_start`; length is a multiple of the number of ranks.
+        load_balance: whether the sequence is dealt out so; None: where length is a multiple of 2 n, as torch decides.
+            False: neighbouring pieces.
+        start, device: as `shard_positions`.
+    Returns: (length / n,) int64, for `positions=`.
+    Raises: ValueError for a length that cannot be dealt out; else as `shard_start`.
+    """
+    length = _checks.length(length)
+    rank, ranks = _place(mesh, mesh_dim)
+    if length % ranks:
+        raise ValueError(
+            f"length: expected a multiple of {ranks}, the ranks of the mesh, got {length}; pad the sequence to one"
+        )
+    if load_balance is None:
+        load_balance = length % (2 * ranks) == 0
+    if load_balance and length % (2 * ranks):
+        raise ValueError(
+            f"length: expected a multiple of {2 * ranks}, twice the ranks of the mesh, for load_balance=True, got "
+            f"{length}; pad the sequence, or pass load_balance=False"
+        )
+    first = _checks.start(start)
+    _checks.position_range(first, length)
+    where = _device(mesh, device)
+    if not load_balance:
+        piece = length // ranks
+        return torch.arange(first + rank * piece, first + (rank + 1) * piece, device=where)
+    piece = length // (2 * ranks)
+    return torch.cat(
+        [torch.arange(first + k * piece, first + (k + 1) * piece, device=where) for k in (rank, 2 * ranks - 1 - rank)]
+    )
+
+
+def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = None, *, device: Any = None) -> Tensor:
+    """A seed for `seed=` that is the same in all processes of a mesh: what the first one has, or draws.
+
+    Two processes that hold copies of one tensor need one mask; each would draw its own. With DTensors `add` and `embed`
+    call this themselves where no seed is given.
+
+    Args:
+        mesh: all its processes must call.
+        seed: as in `add`; None: drawn from torch's generator of the device.
+        device: of the result; the mesh's where None.
+    Returns: () int64.
+    Raises: TypeError for a seed of the wrong type.
+    """
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    from . import _seed
+
+    where = _device(mesh, device)
+    drawn = _seed.tensor(_seed.checked(seed, where), where)
+    return distribute_tensor(drawn, mesh, [Replicate()] * mesh.ndim).to_local()
+
+
+def _place(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
+    """This process' place along a dimension of the mesh, and how many it has."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh: expected a DeviceMesh, got {type(mesh).__name__}; pass init_device_mesh(...)")
+    if mesh_dim is None:
+        if mesh.ndim != 1:
+            raise ValueError(f"mesh_dim: expected one of the {mesh.ndim} dimensions of the mesh, got None; pass it")
+        at = 0
+    elif isinstance(mesh_dim, str):
+        names = mesh.mesh_dim_names or ()
+        if mesh_dim not in names:
+            raise ValueError(f"mesh_dim: expected one of {names}, got {mesh_dim!r}; pass a name the mesh has")
+        at = names.index(mesh_dim)
+    else:
+        at = integer("mesh_dim", mesh_dim, -mesh.ndim, mesh.ndim - 1, "pass a dimension of the mesh") % mesh.ndim
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise RuntimeError("mesh: expected this process to be part of it, got one that is not; call it in the others")
+    return coordinate[at], mesh.size(at)
+
+
+def _run(length: int, mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
+    """First row and number of rows of this process, as torch.chunk deals them out."""
+    from ._dtensor import chunk
+
+    rank, ranks = _place(mesh, mesh_dim)
+    return chunk(length, ranks, rank)
+
+
+def _device(mesh: DeviceMesh, device: Any) -> torch.device:
+    return torch.device(mesh.device_type if device is None else device)

@@ -1,0 +1,189 @@
+"""Ways from and to other programs: `standard_operators` for exporters, and
+
+`swap`: the sinusoidal modules of an existing model, replaced by this library's, checkpoints and all.
+transformers and diffusers are never imported here: what a model has of them is told by its classes' names.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from . import _swap
+from ._onnx import standard_operators as standard_operators
+from .encoding import Encoding, choice
+from .grid import GridEncoding
+
+__all__ = ["Report", "Swap", "standard_operators", "swap"]
+
+ANGLES = ("exact", "float32", "float32_exp", "float32_pow")
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What became of one module.
+
+    Fields:
+        name: its qualified name, the first of them where it is shared; "" for the model itself.
+        old_class: its class before, with the module it is defined in.
+        swapped: whether it was replaced (with dry_run: whether it would be).
+        encoding: the encoding it has now; where it was left alone the one that was recognised, or None.
+        convention: the name of the encoding in `sinpe.conventions()`, or its fields.
+        form: what the module does with the rows.
+        difference: the largest difference between its output before and after, over calls of several lengths and
+            over its whole table; nan where it was left alone.
+        reason: why it was left alone, else "".
+    """
+
+    name: str
+    old_class: str
+    swapped: bool
+    encoding: Encoding | GridEncoding | None = None
+    convention: str = ""
+    form: str = ""
+    difference: float = float("nan")
+    reason: str = ""
+
+    def __str__(self) -> str:
+        where = self.name or "(the model itself)"
+        kind = self.old_class.rpartition(".")[2]
+        if not self.swapped:
+            found = f"\n    recognised: {self.convention}" if self.convention else ""
+            return f"left     {where}: {kind}\n    {self.reason}{found}"
+        angle = _angle_of(self.encoding)
+        return (
+            f"swapped  {where}: {kind}\n    {self.form}; {self.convention}"
+            f"{'' if angle == 'exact' else f', angle {angle}'}; differs by {self.difference:.2g}"
+        )
+
+
+class Report(list[Swap]):
+    """What `swap` did, one entry for each module that is or looks sinusoidal.
+
+    model: the swapped model, which is the one that was passed unless inplace=False.
+    """
+
+    def __init__(self, entries: Iterable[Swap] = (), model: nn.Module | None = None) -> None:
+        super().__init__(entries)
+        self.model = model
+
+    @property
+    def swapped(self) -> list[Swap]:
+        """The entries that were swapped."""
+        return [entry for entry in self if entry.swapped]
+
+    @property
+    def left(self) -> list[Swap]:
+        """The entries that look sinusoidal and were left alone."""
+        return [entry for entry in self if not entry.swapped]
+
+    @property
+    def difference(self) -> float:
+        """The largest difference of all that were swapped; 0 where none was."""
+        return max((entry.difference for entry in self.swapped), default=0.0)
+
+    def __str__(self) -> str:
+        if not self:
+            return "no module of this model looks sinusoidal"
+        head = f"{len(self.swapped)} swapped, {len(self.left)} left alone"
+        head += f", largest difference {self.difference:.2g}" if self.swapped else ""
+        return "\n".join([head, *map(str, self)])
+
+    def __repr__(self) -> str:
+        return f"Report({super().__repr__()})"
+
+
+def swap(
+    model: nn.Module,
+    *,
+    inplace: bool = True,
+    angle: str = "exact",
+    strict: bool = False,
+    skip: str | Sequence[str] = (),
+    fuse_dropout: bool = False,
+    dry_run: bool = False,
+) -> Report:
+    """Replaces the sinusoidal modules of a model that it recognises, and reports what it did.
+
+    Equivalent to, for each module whose output stays the same but for the float32 error of its angles:
+        module.__class__ = a subclass of its class, with a forward that is made of sinpe's functions
+
+    Example:
+        >>> from torch import nn
+        >>> import sinpe_ext as sinpe
+        >>> class PositionalEncoding(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.register_buffer("pe", sinpe.table(100, 16)[None])
+        ...
+        ...     def forward(self, x):
+        ...         return x + self.pe[:, : x.size(1)]
+        >>> print(sinpe.integrations.swap(nn.Sequential(nn.Linear(8, 16), PositionalEncoding())))
+        1 swapped, 0 left alone, largest difference 0
+        swapped  1: PositionalEncoding
+            x + rows, batch first; paper; differs by 0
+
+    Recognised: transformers' modules that look up rows of tokens, its frozen nn.Embedding (Whisper's encoder) and its
+    sine embeddings of pictures; diffusers' Timesteps, PatchEmbed and CogVideoXPatchEmbed; and modules of any origin
+    that add rows of a table, or give them, where `identify` knows the table. Each is tried on a copy first: it is
+    replaced only where tables and outputs agree, else the entry has the reason. Names in the state dict, parameters,
+    hooks, `isinstance`, signatures and every reference to a module stay; tables stay and get the encoding's values.
+
+    Args:
+        inplace: False: leave the model as it is and swap a deep copy, `report.model`.
+        angle: "exact"; "float32_exp" or "float32_pow" for the roundings of the usual float32 formula; "float32" for
+            whichever of all three is nearest to each module, often its very bits.
+        strict: raise instead, and swap nothing, where a module that looks sinusoidal would be left alone.
+        skip: names of modules to pass over, with * and ? as in fnmatch.
+        fuse_dropout: in plain modules, drop in the same pass as the sum. Faster, but the masks are this library's;
+            by default they are torch's, the ones that the old module would have drawn.
+        dry_run: report what would be done, and do nothing.
+    Returns: a `Report`, a list of `Swap`.
+    Raises:
+        TypeError: a model that is no nn.Module, an argument of the wrong type.
+        ValueError: an unknown angle; with strict, modules that would be left alone.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
+    choice("angle", angle, ANGLES)
+    patterns = (skip,) if isinstance(skip, str) else tuple(skip)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"skip: expected names of modules, got {patterns!r}; pass strings")
+    if not inplace and not dry_run:
+        model = copy.deepcopy(model)
+    plans = _swap.plans(model, angle, patterns, {"_sinpe_fused": bool(fuse_dropout)})
+    report = Report([_entry(plan) for plan in plans], model)
+    left = [entry for entry in report.left if entry.reason != _swap.ALREADY]
+    if strict and left:
+        raise ValueError(
+            f"model: expected every sinusoidal module to be served, got {len(left)} that are not; pass strict=False, "
+            "or name them in skip\n" + "\n".join(map(str, left))
+        )
+    if not dry_run:
+        for plan in plans:
+            if plan.tried is not None:
+                _swap.carry_out(plan)
+    return report
+
+
+def _entry(plan: _swap.Plan) -> Swap:
+    kind = type(plan.module)
+    return Swap(
+        name=plan.name,
+        old_class=f"{kind.__module__}.{kind.__qualname__}",
+        swapped=plan.tried is not None,
+        encoding=plan.encoding,
+        convention=_swap.name_of(plan.encoding),
+        form=plan.form,
+        difference=plan.difference,
+        reason=plan.left,
+    )
+
+
+def _angle_of(encoding: Any) -> str:
+    axis = encoding.axes[0] if isinstance(encoding, GridEncoding) else encoding
+    return str(axis.angle) if axis is not None else ""

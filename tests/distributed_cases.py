@@ -1,0 +1,323 @@
+"""DTensors in the functions, on each rank of a mesh: see distributed_support.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from distributed_support import SUM, case, compared, refused, same, spread
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+import sinpe_ext as sinpe
+
+SHAPES = ((4, 6, 8), (3, 7, 10), (1, 3, 5))  # even, uneven, fewer than ranks
+
+
+def calls(b: int, s: int, d: int) -> dict[str, dict[str, Any]]:
+    return {
+        "plain": {},
+        "start": {"start": 5, "encoding": "t2t"},
+        "far": {"start": 2**40, "encoding": sinpe.Encoding(d, layout="sin_cos")},
+        "starts": {"start": torch.arange(b) * 3},
+        "0-d start": {"start": torch.tensor(2**33)},
+        "positions": {"positions": torch.randint(0, 10**6, (s,)), "encoding": sinpe.Encoding(d, layout="cos_sin")},
+        "positions of samples": {"positions": torch.randint(-(10**9), 10**9, (b, s))},
+        "dropout": {"dropout": 0.3, "seed": 7},
+        "all": {
+            "alpha": torch.tensor([0.75]),
+            "scale": 2.0,
+            "padding_mask": torch.rand(b, s) > 0.5,
+            "dropout": 0.3,
+            "seed": torch.tensor(3),
+            "start": 9,
+        },
+    }
+
+
+@case
+def add(mesh: DeviceMesh) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for shape in SHAPES:
+            x = torch.randn(shape).to(dtype)
+            for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+                for name, arguments in calls(*shape).items():
+                    compared(sinpe.add, x, placement, mesh, (name, shape, placement, dtype), **arguments)
+
+
+@case
+def add_where_it_is_told(mesh: DeviceMesh) -> None:
+    """Sequence first, channels first, more dimensions, none for samples."""
+    for shape, dims in (((6, 3, 8), (0, 2)), ((3, 10, 7), (2, 1)), ((2, 3, 5, 4), (2, 3)), ((7, 6), (0, 1))):
+        x = torch.randn(shape)
+        for d in range(len(shape)):
+            arguments = {"seq_dim": dims[0], "channel_dim": dims[1], "dropout": 0.4, "seed": 1, "scale": 3.0}
+            compared(sinpe.add, x, Shard(d), mesh, (shape, d), **arguments)
+
+
+@case
+def float_positions(mesh: DeviceMesh) -> None:
+    """Gradients of positions that every rank has, and of positions that are sharded with x."""
+    x = torch.randn(4, 7, 8)
+    for shape in ((7,), (4, 7)):
+        p = torch.rand(shape) * 100
+        one = p.clone().requires_grad_()
+        sinpe.add(x, positions=one).square().sum().backward()
+        for placement in (Shard(0), Shard(1), Shard(2)):
+            for sharded in (False, True):
+                many = spread(p, mesh, Replicate()) if sharded else p.clone().requires_grad_()
+                y = sinpe.add(distribute_tensor(x, mesh, [placement]), positions=many)
+                y.square().sum().backward()
+                actual = many.grad.full_tensor() if sharded else many.grad
+                torch.testing.assert_close(actual, one.grad, rtol=SUM, atol=1e-4)
+
+
+@case
+def add_in_place(mesh: DeviceMesh) -> None:
+    x = torch.randn(3, 7, 10)
+    for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+        expected = sinpe.add(x, dropout=0.25, seed=5)
+        sharded = distribute_tensor(x.clone(), mesh, [placement])
+        assert sinpe.add_(sharded, dropout=0.25, seed=5) is sharded
+        same(sharded, expected, placement)
+        given, out = (
+            distribute_tensor(x, mesh, [placement]),
+            distribute_tensor(torch.full_like(x, torch.nan), mesh, [placement]),
+        )
+        assert sinpe.add(given, dropout=0.25, seed=5, out=out) is out
+        same(out, expected, placement)
+        many, one = spread(x, mesh, placement), x.clone().requires_grad_()
+        sinpe.add_(many * 2, scale=3.0).sum().backward()
+        sinpe.add_(one * 2, scale=3.0).sum().backward()
+        same(many.grad, one.grad, placement)
+
+
+@case
+def second_order(mesh: DeviceMesh) -> None:
+    x, p = torch.randn(2, 5, 6, dtype=torch.float64), torch.rand(2, 5, dtype=torch.float64)
+
+    def twice(x: Tensor, p: Tensor) -> Tensor:
+        (to_p,) = torch.autograd.grad(sinpe.add(x, positions=p, scale=2.0).square().sum(), p, create_graph=True)
+        return torch.autograd.grad(to_p.square().sum(), p)[0]
+
+    expected = twice(x, p.clone().requires_grad_())
+    for placement in (Shard(0), Shard(1)):
+        actual = twice(distribute_tensor(x, mesh, [placement]), spread(p, mesh, placement))
+        torch.testing.assert_close(actual.full_tensor(), expected)
+
+
+@case
+def sums_that_are_pending(mesh: DeviceMesh) -> None:
+    x = torch.randint(-8, 9, (2, 6, 4)).float()
+    parts = DTensor.from_local(x, mesh, [Partial()], run_check=False)
+    y = sinpe.add(parts, scale=0.5)
+    assert list(y.placements) == [Replicate()]
+    same(y, sinpe.add(x * mesh.size(), scale=0.5))
+
+
+@case
+def two_dimensions_of_mesh(mesh: DeviceMesh) -> None:
+    if mesh.size() < 4:
+        return
+    square = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("dp", "tp"))
+    for shape in ((4, 6, 8), (3, 7, 10)):
+        x = torch.randn(shape)
+        for a in (Shard(0), Shard(1), Shard(2), Replicate()):
+            for b in (Shard(0), Shard(1), Shard(2), Replicate()):
+                for name in ("plain", "positions of samples", "all"):
+                    compared(sinpe.add, x, [a, b], square, (name, shape, a, b), **calls(*shape)[name])
+
+
+@case
+def seeds(mesh: DeviceMesh) -> None:
+    """A seed that is drawn is the first rank's, on all of them, and of one process."""
+    rank = dist.get_rank()
+    x = torch.randn(4, 6, 8)
+    for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+        torch.manual_seed(100 + rank)
+        many = sinpe.add(distribute_tensor(x, mesh, [placement]), dropout=0.5)
+        torch.manual_seed(100)
+        same(many, sinpe.add(x, dropout=0.5), placement)
+    generator = torch.Generator().manual_seed(7 + rank)
+    many = sinpe.add(distribute_tensor(x, mesh, [Shard(1)]), dropout=0.5, seed=generator)
+    same(many, sinpe.add(x, dropout=0.5, seed=torch.Generator().manual_seed(7)))
+    before = torch.get_rng_state()
+    sinpe.add(distribute_tensor(x, mesh, [Shard(1)]), dropout=0.0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@case
+def table(mesh: DeviceMesh) -> None:
+    encodings = [
+        sinpe.Encoding(10),
+        sinpe.convention("t2t", 9),
+        sinpe.Encoding(7, cos_frequency="own", layout="cos_sin"),
+    ]
+    encodings += [sinpe.Encoding(11, odd="pad"), sinpe.Encoding(8, angle="float32_exp"), sinpe.Encoding(1)]
+    for encoding in encodings:
+        for length in (8, 7, 1, 0):
+            for placement in (Shard(0), Shard(1), Shard(-1), Replicate()):
+                for dtype in (torch.float32, torch.float64, torch.bfloat16):
+                    expected = sinpe.table(length, encoding, start=2**35, dtype=dtype)
+                    more = {"device_mesh": mesh, "placements": [placement], "dtype": dtype}
+                    same(sinpe.table(length, encoding, start=2**35, **more), expected, (encoding, length, placement))
+    grid = sinpe.convention("mae2d", 12)
+    for d in range(3):
+        more = {"device_mesh": mesh, "placements": [Shard(d)], "start": (3, 1)}
+        same(sinpe.table((5, 6), grid, **more), sinpe.table((5, 6), grid, start=(3, 1)), d)
+    for d in range(2):
+        more = {"device_mesh": mesh, "placements": [Shard(d)]}
+        same(sinpe.table((5, 6), grid, extra_tokens=2, **more), sinpe.table((5, 6), grid, extra_tokens=2), d)
+        same(sinpe.table((5, 6), grid, flatten=True, **more), sinpe.table((5, 6), grid, flatten=True), d)
+        same(sinpe.table(6, 10, extra_tokens=1, **more), sinpe.table(6, 10, extra_tokens=1), d)
+
+
+@case
+def encode(mesh: DeviceMesh) -> None:
+    grid = sinpe.convention("mae2d", 12)
+    for shape in ((4, 6), (3, 7), (5,)):
+        p = torch.randint(-(2**40), 2**40, shape)
+        f = torch.rand(shape) * 1000
+        for placement in (*(Shard(d) for d in range(len(shape))), Replicate()):
+            same(sinpe.encode(distribute_tensor(p, mesh, [placement]), sinpe.Encoding(10)), sinpe.encode(p, 10), shape)
+            compared(lambda t: sinpe.encode(t, sinpe.Encoding(6)) * 1.0, f, Replicate(), mesh, shape)
+            one, many = f.clone().requires_grad_(), spread(f, mesh, placement)
+            y, ys = sinpe.encode(one, sinpe.Encoding(6)), sinpe.encode(many, sinpe.Encoding(6))
+            same(ys, y, shape)
+            y.square().sum().backward()
+            ys.square().sum().backward()
+            same(many.grad, one.grad, (shape, placement))
+    at = torch.randint(0, 500, (3, 7, 2))
+    for d in range(3):
+        same(sinpe.encode(distribute_tensor(at, mesh, [Shard(d)]), grid), sinpe.encode(at, grid), d)
+
+
+@case
+def embed(mesh: DeviceMesh) -> None:
+    """ids cut by sample or sequence, or weight by channel or row."""
+    for (b, s), (rows, d) in (((4, 6), (8, 8)), ((3, 7), (9, 10)), ((2, 3), (3, 5))):
+        ids, weight = torch.randint(0, rows, (b, s)), torch.randn(rows, d)
+        calls = {
+            "plain": {},
+            "padding": {"padding_idx": 1, "encode_padding": False, "start": 4, "scale": 2.0},
+            "all": {"dropout": 0.3, "seed": 5, "alpha": torch.tensor([0.5]), "padding_mask": torch.rand(b, s) > 0.5},
+            "positions": {"positions": torch.randint(0, 10**6, (b, s)), "encoding": "t2t"},
+        }
+        places: list[tuple[Placement, Placement, Placement]] = [
+            (Shard(0), Replicate(), Shard(0)),
+            (Shard(1), Replicate(), Shard(1)),
+            (Replicate(), Shard(1), Shard(2)),
+            (Shard(0), Shard(1), Shard(2)),
+            (Replicate(), Shard(0), Shard(1)),
+            (Shard(0), Shard(0), Shard(1)),
+        ]
+        for name, arguments in calls.items():
+            for of_ids, of_weight, result in places:
+                what = name, (b, s), of_ids, of_weight
+                one, many = weight.clone().requires_grad_(), spread(weight, mesh, of_weight)
+                y = sinpe.embed(ids, one, **arguments)
+                ys = sinpe.embed(distribute_tensor(ids, mesh, [of_ids]), many, **arguments)
+                if of_weight != Shard(0) or rows > (mesh.size() - 1) * -(-rows // mesh.size()):  # every rank has rows
+                    assert list(ys.placements) == [result], (what, ys.placements)
+                same(ys, y, what)
+                grad = torch.randint(-4, 5, y.shape).float()
+                y.backward(grad)
+                ys.backward(distribute_tensor(grad, mesh, ys.placements))
+                if not arguments.get("dropout"):  # whole numbers: sums are exact
+                    assert torch.equal(many.grad.full_tensor(), one.grad), what
+                torch.testing.assert_close(many.grad.full_tensor(), one.grad, rtol=SUM, atol=1e-5)
+        one = weight.clone().requires_grad_()
+        y = sinpe.embed(ids, one)
+        many = weight.clone().requires_grad_()  # a tensor that every rank has
+        ys = sinpe.embed(distribute_tensor(ids, mesh, [Shard(1)]), many)
+        same(ys, y)
+        y.sum().backward()
+        ys.sum().backward()
+        assert torch.equal(many.grad, one.grad)
+
+
+@case
+def grids(mesh: DeviceMesh) -> None:
+    grid = sinpe.convention("mae2d", 12)
+    at = torch.randint(0, 100, (5, 6, 2))
+    mask = torch.rand(3, 5, 6) > 0.5
+    calls: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+        ((3, 5, 6, 12), {}),
+        ((3, 5, 6, 12), {"start": (7, 2), "dropout": 0.3, "seed": 3, "scale": 2.0}),
+        ((3, 5, 6, 12), {"start": torch.randint(0, 9, (3, 2)), "padding_mask": mask}),
+        ((3, 5, 6, 12), {"positions": at}),
+        ((3, 12, 5, 6), {"channel_dim": 1, "dropout": 0.3, "seed": 3}),
+        ((3, 30, 12), {"grid_shape": (5, 6)}),
+        (
+            (3, 32, 12),
+            {"grid_shape": (5, 6), "extra_tokens": 2, "dropout": 0.3, "seed": 3, "alpha": torch.tensor([0.5])},
+        ),
+        ((3, 31, 12), {"grid_shape": (5, 6), "extra_tokens": 1, "padding_mask": mask.flatten(1), "start": (1, 2)}),
+        ((3, 30, 12), {"positions": at.flatten(0, 1)}),
+    ]
+    for encoding in (grid, sinpe.convention("detr2d", 12)):
+        for shape, arguments in calls:
+            for d in range(len(shape)):
+                compared(
+                    sinpe.add,
+                    torch.randn(shape),
+                    Shard(d),
+                    mesh,
+                    (shape, list(arguments), d),
+                    encoding=encoding,
+                    **arguments,
+                )
+    behind: list[dict[str, Any]] = [{}, {"start": 5, "dropout": 0.3, "seed": 3}, {"start": torch.arange(3)}]
+    for more in (*behind, {"positions": torch.arange(6) * 7}):
+        for d in range(3):
+            compared(sinpe.add, torch.randn(3, 8, 10), Shard(d), mesh, (list(more), d), extra_tokens=2, **more)
+
+
+@case
+def layers(mesh: DeviceMesh) -> None:
+    """Modules as distribute_module and the parallel styles leave them: parameters that are DTensors."""
+    from torch.distributed.tensor import distribute_module
+
+    layer = sinpe.SinusoidalPositionalEncoding(8, 0.0, max_len=16, learned_alpha=True)
+    x = torch.randn(2, 7, 8)
+    expected = layer(x)
+    expected.sum().backward()
+    grad = layer.alpha.grad.clone()
+    layer.alpha.grad = None
+    many = distribute_module(layer, mesh)
+    for placement in (Shard(0), Shard(1), Shard(2)):
+        y = many(distribute_tensor(x, mesh, [placement]))
+        same(y, expected.detach())
+        y.sum().backward()
+        torch.testing.assert_close(many.alpha.grad.full_tensor(), grad, rtol=SUM, atol=1e-4)
+        many.alpha.grad = None
+    refused(IndexError, "expected 0 to 15", many, distribute_tensor(torch.randn(2, 17, 8), mesh, [Shard(1)]))
+
+
+@case
+def refusals(mesh: DeviceMesh) -> None:
+    """The same error on every rank, whatever its part of the data."""
+    plain = torch.randn(3, 7, 10)
+    x = distribute_tensor(plain, mesh, [Shard(1)])
+    ids = distribute_tensor(torch.zeros(2, 3).long(), mesh, [Shard(1)])
+    other = init_device_mesh("cpu", (1, mesh.size()))
+    elsewhere = distribute_tensor(torch.arange(7), other, [Replicate()] * 2)
+    positions, across = distribute_tensor(torch.arange(7), mesh, [Shard(0)]), distribute_tensor(plain, mesh, [Shard(0)])
+    short = torch.zeros(3, 4, dtype=torch.bool)
+    refused(ValueError, "positions", sinpe.add, x, positions=torch.arange(4))
+    refused(ValueError, "padding_mask", sinpe.add, x, padding_mask=short)
+    refused(ValueError, "start", sinpe.add, x, start=torch.arange(2))
+    refused(ValueError, "start", sinpe.add, x, start=2**63 - 3)
+    refused(ValueError, "x: expected 8 channels", sinpe.add, x, 8)
+    refused(TypeError, "positions", sinpe.add, x, positions=torch.arange(7).bfloat16())
+    refused(ValueError, "mesh of the data", sinpe.add, x, positions=elsewhere)
+    refused(TypeError, "out: expected a DTensor", sinpe.add, x, out=torch.empty(3, 7, 10))
+    refused(ValueError, "out: expected placements", sinpe.add, x, out=across)
+    refused(ValueError, "sparse", sinpe.embed, ids, torch.ones(3, 4), sparse=True)
+    refused(TypeError, "positions: expected an ordinary tensor", sinpe.add, plain, positions=positions)
+    refused(TypeError, "padding_mask: expected an ordinary tensor", sinpe.add, plain, padding_mask=positions > 3)
+    refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=[Partial()])
+    refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=[Shard(0)] * 3)
+    refused(ValueError, "device_mesh", sinpe.table, 4, 6, device_mesh=mesh, device="cpu")

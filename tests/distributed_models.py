@@ -1,0 +1,212 @@
+"""Layers in the ways that torch trains a model on many devices, on each rank of a mesh: see distributed_support.py."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from distributed_support import case, refused, same, spread
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import sinpe_ext as sinpe
+
+
+class Front(nn.Module):
+    """What stands before the blocks of a model, and a little behind it."""
+
+    def __init__(self, rows: int = 16, dim: int = 8, **options: Any) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(rows, dim)
+        self.encoding = sinpe.SinusoidalPositionalEncoding(dim, 0.0, learned_alpha=True, scale=dim**0.5, **options)
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, rows)
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        return self.head(self.norm(self.encoding(self.embedding(ids), positions=positions)))
+
+
+def same_gradients(one: nn.Module, many: nn.Module, factor: float = 1.0) -> None:
+    expected = dict(one.named_parameters())
+    for name, parameter in many.named_parameters():
+        grad = parameter.grad
+        grad = grad.full_tensor() if isinstance(grad, DTensor) else grad
+        close = {"rtol": 1e-4, "atol": 1e-5}  # sums over samples, in another order
+        torch.testing.assert_close({name: grad * factor}, {name: expected[name].grad}, **close)
+
+
+@case
+def parallel_styles(mesh: DeviceMesh) -> None:
+    """parallelize_module: sequence parallel layers behind an embedding that is sharded by rows or by channels."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    ids = torch.randint(0, 16, (2, 8))
+    for seed, style in enumerate((RowwiseParallel, ColwiseParallel)):
+        torch.manual_seed(seed)
+        one = Front()
+        many = copy.deepcopy(one)
+        plan = {
+            "embedding": style(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "encoding": SequenceParallel(),
+            "norm": SequenceParallel(),
+            "head": PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate()),
+        }
+        many.head = nn.Identity()
+        one.head = nn.Identity()
+        parallelize_module(many, mesh, plan)
+        expected, actual = one(ids), many(ids)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)  # the norm's own reductions
+        expected.square().sum().backward()
+        actual.square().sum().backward()
+        same_gradients(one, many)
+
+
+@case
+def embedding_styles(mesh: DeviceMesh) -> None:
+    """SinusoidalEmbedding takes the place of nn.Embedding in a tensor parallel plan."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    ids = torch.randint(0, 16, (2, 8))
+    for style in (RowwiseParallel, ColwiseParallel):
+        for result in (Replicate(), Shard(1)):
+            one = nn.Sequential(sinpe.SinusoidalEmbedding(16, 8, 0, dropout=0.0, scale=2.0))
+            many = copy.deepcopy(one)
+            layouts = {"input_layouts": Replicate(), "output_layouts": result, "use_local_output": False}
+            parallelize_module(many, mesh, {"0": style(**layouts)})
+            expected, actual = one(ids), many(ids)
+            same(actual, expected.detach(), (style, result))
+            expected.sum().backward()
+            actual.sum().backward()
+            assert torch.equal(many[0].weight.grad.full_tensor(), one[0].weight.grad), (style, result)
+
+
+@case
+def fsdp2(mesh: DeviceMesh) -> None:
+    """fully_shard: each rank has samples of its own; a learned alpha of one element is sharded like any parameter."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    ids = torch.randint(0, 16, (ranks, 6))
+    torch.manual_seed(1)
+    one = Front()
+    many = fully_shard(copy.deepcopy(one), mesh=mesh)
+    assert many.encoding.alpha.shape == (1,) and isinstance(many.encoding.alpha, DTensor)
+    expected, actual = one(ids), many(ids[rank : rank + 1])
+    assert torch.equal(actual, expected[rank : rank + 1])
+    expected.square().sum().backward()
+    actual.square().sum().backward()
+    same_gradients(one, many, factor=ranks)  # FSDP averages
+    # Mixed precision casts what is floating point: int64 positions stay, float ones become wrong and are refused.
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    many = fully_shard(copy.deepcopy(one), mesh=mesh, mp_policy=half)
+    at = torch.arange(6) + 100_003
+    cast = copy.deepcopy(one).bfloat16()
+    assert torch.equal(many(ids[rank : rank + 1], at), cast(ids[rank : rank + 1], at))
+    refused(TypeError, "cast_forward_inputs=False", many, ids[rank : rank + 1], at.float())
+    whole = MixedPrecisionPolicy(param_dtype=torch.bfloat16, cast_forward_inputs=False)
+    many = fully_shard(copy.deepcopy(one), mesh=mesh, mp_policy=whole)
+    assert torch.equal(many(ids[rank : rank + 1], at.float()), cast(ids[rank : rank + 1], at))
+
+
+@case
+def context_parallel(mesh: DeviceMesh) -> None:
+    """Head-tail load balancing: positions travel with the data; without them a call is refused."""
+    from torch.distributed.tensor.experimental import context_parallel
+
+    from sinpe_ext import distributed
+
+    for length in (8 * mesh.size(), 3 * mesh.size()):  # the second one cannot be balanced
+        x = torch.randn(2, length, 8)
+        expected = sinpe.add(x, start=5)
+        local, at, wanted = x.clone(), torch.arange(length) + 5, expected.clone()
+        layer = sinpe.SinusoidalPositionalEncoding(8).eval()
+        assert not distributed.in_context_parallel()
+        with context_parallel(mesh, buffers=[local, at, wanted], buffer_seq_dims=[1, 0, 1]):
+            assert distributed.in_context_parallel()
+            assert local.shape[1] == length // mesh.size()
+            assert torch.equal(sinpe.add(local, positions=at), wanted)
+            assert torch.equal(layer(local, positions=at), wanted)
+            assert torch.equal(distributed.context_parallel_positions(length, mesh, start=5), at)
+            words = "positions: expected the positions of these rows inside of context_parallel"
+            refused(ValueError, words, sinpe.add, local)
+            refused(ValueError, words, sinpe.add_, local.clone(), start=3)
+            refused(ValueError, words, layer, local)
+            refused(ValueError, words, sinpe.SinusoidalEmbedding(9, 8).eval(), torch.zeros(2, 4).long())
+            refused(ValueError, words, sinpe.add, local.unflatten(1, (-1, 1)), "mae2d")
+        assert not distributed.in_context_parallel()
+        assert torch.equal(sinpe.add(x, start=5), expected)
+
+
+@case
+def plain_shards(mesh: DeviceMesh) -> None:
+    """Ordinary tensors of which each rank has a part."""
+    from sinpe_ext import distributed
+
+    rank = mesh.get_local_rank()
+    for length in (8, 7, 3):
+        x = torch.randn(2, length, 8)
+        parts = list(x.chunk(mesh.size(), 1))
+        mine = parts[rank] if rank < len(parts) else x[:, :0]
+        first = distributed.shard_start(length, mesh)
+        at = distributed.shard_positions(length, mesh, start=9)
+        expected = sinpe.add(x, start=9)[:, first : first + mine.shape[1]]
+        assert torch.equal(sinpe.add(mine, start=9 + first), expected)
+        layer = sinpe.SinusoidalPositionalEncoding(8, require_positions=True).eval()
+        assert torch.equal(layer(mine, positions=at), expected)
+        refused(ValueError, "require_positions", layer, mine)
+        refused(ValueError, "require_positions", layer, mine, start=first)
+        same(layer(distribute_tensor(x, mesh, [Shard(1)])), sinpe.add(x))
+    torch.manual_seed(dist.get_rank())
+    seed = distributed.agreed_seed(mesh)
+    seeds = [torch.zeros_like(seed) for _ in range(mesh.size())]
+    dist.all_gather(seeds, seed)
+    assert len(set(map(int, seeds))) == 1
+
+
+@case
+def compiled(mesh: DeviceMesh) -> None:
+    """One graph, the same numbers and gradients."""
+    x = torch.randn(4, 6, 8)
+    for placement in (Shard(0), Shard(1), Shard(2)):
+        for arguments in ({}, {"dropout": 0.3, "seed": 5, "start": 4}, {"positions": torch.arange(6) * 7}):
+            torch.compiler.reset()
+            run = torch.compile(lambda t, a=arguments: sinpe.add(t, **a) * 2, backend="aot_eager", fullgraph=True)
+            one, many = x.clone().requires_grad_(), spread(x, mesh, placement)
+            y = sinpe.add(one, **arguments) * 2
+            ys = run(many)
+            same(ys, y, (placement, list(arguments)))
+            y.sum().backward()
+            ys.sum().backward()
+            same(many.grad, one.grad, (placement, list(arguments)))
+    torch.compiler.reset()
+    run = torch.compile(lambda t: sinpe.add(t, dropout=0.5), backend="aot_eager", fullgraph=True)
+    torch.manual_seed(dist.get_rank())  # the seed is the first rank's
+    kept = (run(distribute_tensor(torch.ones(4, 6, 8), mesh, [Replicate()])).to_local() != 0).float()
+    total = kept.clone()
+    dist.all_reduce(total)
+    assert torch.equal(total, kept * mesh.size())
+
+
+@case
+def page(mesh: DeviceMesh) -> None:
+    """The blocks of docs/distributed.md that say so run on every rank."""
+    text = (Path(__file__).parent.parent / "docs" / "distributed.md").read_text()
+    blocks = re.findall(r"<!-- runs on every rank in the tests -->\n```python\n(.*?)```", text, re.S)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "distributed.md", "exec"), names)
+    first = names["distributed"].shard_start(7, mesh)
+    expected = sinpe.add(names["x"])[:, first : first + names["part"].shape[1]]
+    assert torch.equal(names["layer"].eval()(names["part"], positions=names["positions"]), expected)

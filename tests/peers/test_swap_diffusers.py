@@ -1,0 +1,287 @@
+"""`integrations.swap` on diffusers' models of tiny random configurations: outputs, checkpoints, 16-bit timesteps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import swapping
+import torch
+from torch import Tensor, nn
+
+import sinpe_ext as sinpe
+
+pytestmark = pytest.mark.feature("integrations.swap (diffusers)")
+STEPS = 1000.0
+
+
+class Case(NamedTuple):
+    """A model, its inputs, what is swapped, and whether angle="float32" has the library's very bits."""
+
+    model: nn.Module
+    inputs: dict[str, Any]
+    swapped: list[str]
+    same_bits: bool = True
+
+    def run(self, model: nn.Module) -> Tensor:
+        dtype = next(model.parameters()).dtype
+        # FLUX's pipelines give timesteps in the dtype of the model, others in float32 or int64.
+        return model(**{name: _cast(value, dtype) for name, value in self.inputs.items()}).sample
+
+    def loss(self, model: nn.Module) -> Tensor:
+        return self.run(model).square().mean()
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def unet(D: Any) -> Case:
+    model = D.UNet2DConditionModel(
+        block_out_channels=(8, 16), layers_per_block=1, sample_size=16, norm_num_groups=2, cross_attention_dim=8,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), attention_head_dim=2,
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+    )  # fmt: skip
+    hidden = torch.randn(2, 5, 8)
+    inputs = {"sample": torch.randn(2, 4, 16, 16), "timestep": torch.tensor([3, 980]), "encoder_hidden_states": hidden}
+    return Case(model, inputs, ["time_proj"])
+
+
+def ddpm(D: Any) -> Case:
+    """downscale_freq_shift 1, whose order of operations is none that is imitated."""
+    model = D.UNet2DModel(
+        block_out_channels=(8, 16), layers_per_block=1, sample_size=16, norm_num_groups=2, in_channels=3,
+        out_channels=3, freq_shift=1, flip_sin_to_cos=False, attention_head_dim=2,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )  # fmt: skip
+    inputs = {"sample": torch.randn(2, 3, 16, 16), "timestep": torch.tensor([3, 980])}
+    return Case(model, inputs, ["time_proj"], same_bits=False)
+
+
+def flux(D: Any) -> Case:
+    model = D.FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 4, 8], guidance_embeds=True,
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(2, 16, 4), "encoder_hidden_states": torch.randn(2, 7, 32),
+        "pooled_projections": torch.randn(2, 32), "timestep": torch.tensor([0.25, 0.98]),
+        "guidance": torch.tensor([3.5, 3.5]), "txt_ids": torch.zeros(7, 3), "img_ids": torch.zeros(16, 3),
+    }  # fmt: skip
+    return Case(model, inputs, ["time_text_embed.time_proj"])
+
+
+def sd3(D: Any) -> Case:
+    """The crop of a larger table, whose interpolated coordinates diffusers rounds to float32."""
+    model = D.SD3Transformer2DModel(
+        sample_size=16, patch_size=2, in_channels=4, num_layers=1, attention_head_dim=8, num_attention_heads=4,
+        caption_projection_dim=32, joint_attention_dim=32, pooled_projection_dim=64, out_channels=4,
+        pos_embed_max_size=24,
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 20, 28), "encoder_hidden_states": torch.randn(2, 7, 32),
+        "pooled_projections": torch.randn(2, 64), "timestep": torch.tensor([3.0, 980.0]),
+    }  # fmt: skip
+    return Case(model, inputs, ["pos_embed", "time_text_embed.time_proj"], same_bits=False)
+
+
+def pixart(D: Any) -> Case:
+    model = D.PixArtTransformer2DModel(
+        sample_size=8, num_layers=1, patch_size=2, attention_head_dim=8, num_attention_heads=2, in_channels=4,
+        cross_attention_dim=16, out_channels=8, caption_channels=8, interpolation_scale=2,
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 8, 8), "encoder_hidden_states": torch.randn(2, 7, 8),
+        "timestep": torch.tensor([3, 980]), "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
+    }  # fmt: skip
+    return Case(model, inputs, ["pos_embed", "adaln_single.emb.time_proj"])
+
+
+def dit(D: Any) -> Case:
+    model = D.DiTTransformer2DModel(
+        sample_size=8, num_layers=2, patch_size=2, attention_head_dim=8, num_attention_heads=2, in_channels=4,
+        out_channels=8, num_embeds_ada_norm=8, norm_type="ada_norm_zero",
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 8, 8),
+        "timestep": torch.tensor([3, 980]),
+        "class_labels": torch.tensor([1, 2]),
+    }
+    names = ["pos_embed", *(f"transformer_blocks.{k}.norm1.emb.time_proj" for k in range(2))]
+    return Case(model, inputs, names, same_bits=False)
+
+
+def _cogvideo(D: Any, learned: bool) -> Case:
+    model = D.CogVideoXTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, time_embed_dim=8, num_layers=1,
+        text_embed_dim=8, sample_width=8, sample_height=8, sample_frames=9, patch_size=2, max_text_seq_length=8,
+        use_learned_positional_embeddings=learned, use_rotary_positional_embeddings=learned,
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(2, 3, 4, 8, 8), "encoder_hidden_states": torch.randn(2, 8, 8),
+        "timestep": torch.tensor([3, 980]),
+    }  # fmt: skip
+    return Case(model, inputs, ["patch_embed", "time_proj"], same_bits=False)
+
+
+def cogvideo(D: Any) -> Case:
+    return _cogvideo(D, learned=False)
+
+
+def cogvideo_in_the_checkpoint(D: Any) -> Case:
+    return _cogvideo(D, learned=True)
+
+
+MODELS: list[Callable[[Any], Case]] = [unet, ddpm, flux, sd3, pixart, dit, cogvideo, cogvideo_in_the_checkpoint]
+
+
+@pytest.fixture(params=MODELS, ids=lambda build: build.__name__)
+def case(request: Any, peer: Any) -> Case:
+    torch.manual_seed(0)
+    found = request.param(peer("diffusers"))
+    with torch.no_grad():  # blocks that begin as the identity would show nothing
+        for p in found.model.parameters():
+            if not bool(p.any()):
+                p.normal_(std=0.05)
+    return found
+
+
+def test_model(case: Case) -> None:
+    swapped = swapping.outputs(case.model, case.run, STEPS, same_bits=case.same_bits)
+    assert [entry.name for entry in sinpe.integrations.swap(swapped)] == case.swapped
+    swapping.checkpoints(case.model, swapped, case.run, STEPS)
+    swapping.copies(swapped, case.run)
+
+
+def test_training_step(case: Case) -> None:
+    swapped = sinpe.integrations.swap(case.model, inplace=False, strict=True).model
+    swapping.step(case.model, swapped, case.loss, STEPS)
+
+
+def test_save_pretrained(case: Case, tmp_path: Any) -> None:
+    model = case.model.eval()
+    with torch.no_grad():
+        before = case.run(model)
+        sinpe.integrations.swap(model, strict=True)
+        after = case.run(model)
+        model.save_pretrained(tmp_path)
+        loaded = type(model).from_pretrained(tmp_path).eval()
+        assert not swapping.drop_ins(loaded)
+        assert float((case.run(loaded) - before).abs().max()) <= swapping.bound(STEPS)
+        sinpe.integrations.swap(loaded, strict=True)
+        assert torch.equal(case.run(loaded), after)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("build", [flux, sd3, pixart], ids=lambda build: build.__name__)
+def test_sixteen_bits(build: Callable[[Any], Case], half: torch.dtype, peer: Any, recwarn: Any) -> None:
+    """A model in 16 bits with timesteps in 16 bits, as FLUX's pipelines call it: the rows of the stored values."""
+    torch.manual_seed(0)
+    case = build(peer("diffusers"))
+    model = case.model.to(half).eval()
+    other = copy.deepcopy(model)
+    report = sinpe.integrations.swap(other, strict=True)
+    with torch.no_grad():
+        old, new = case.run(model), case.run(other)
+        assert old.dtype == new.dtype == half
+        # Rows that are rounded to 16 bits after they differ by a little: one unit here and there, times the gain.
+        unit = torch.finfo(half).eps * max(1.0, float(old.abs().max()))
+        assert float((new.double() - old.double()).abs().max()) <= swapping.GAIN * unit
+    t = torch.tensor([0.25, 998.39, 3.0]).to(half)
+    for entry in report:
+        module = other.get_submodule(entry.name)
+        if entry.form == "rows of timesteps":
+            got = module(t)
+            assert got.dtype == torch.float32
+            assert torch.equal(got, sinpe.encode(t.float(), entry.encoding))
+            assert float((got - model.get_submodule(entry.name)(t)).abs().max()) <= STEPS * swapping.ANGLE
+    assert not [str(warning.message) for warning in recwarn if "timestep" in str(warning.message)]
+
+
+TIMESTEPS = [(flip, shift, scale) for flip in (False, True) for shift in (0, 1, 0.5) for scale in (1, 1000, 0.25)]
+
+
+@pytest.mark.parametrize(("flip", "shift", "scale"), TIMESTEPS)
+def test_timesteps(flip: bool, shift: float, scale: float, peer: Any) -> None:
+    """Every field of Timesteps, odd widths too: the exact rows, and the library's bits where they are imitated."""
+    module = peer("diffusers.models.embeddings")
+    for dim in (32, 33):
+        old = module.Timesteps(dim, flip, shift, scale)
+        exact = sinpe.integrations.swap(copy.deepcopy(old), strict=True).model
+        imitated = sinpe.integrations.swap(copy.deepcopy(old), strict=True, angle="float32")
+        for t in (torch.rand(50) * 1000 / max(scale, 1), torch.tensor([0.0, 0.5])):
+            reference = sinpe.encode(t.double(), exact._sinpe_encoding, dtype=torch.float64)
+            assert torch.equal(exact(t), reference.float())
+            assert float((old(t) - reference).abs().max()) <= 1000 * swapping.ANGLE + swapping.VALUE
+        assert exact(t).dtype == old(t).dtype == torch.float32
+        assert imitated[0].difference <= exact_difference(old)
+        if shift != 1 and scale != 1000:
+            assert imitated[0].difference == 0.0 and torch.equal(imitated.model(t), old(t))
+        for module_ in (old, exact):
+            with pytest.raises((AssertionError, ValueError)):
+                module_(torch.zeros(2, 3))
+
+
+def exact_difference(old: nn.Module) -> float:
+    return sinpe.integrations.swap(copy.deepcopy(old), dry_run=True).difference
+
+
+PATCHES = [
+    # height, width, arguments
+    (8, 8, {}),
+    (8, 8, {"layer_norm": True, "interpolation_scale": 2}),
+    (16, 16, {"pos_embed_max_size": 24}),
+    (16, 8, {"pos_embed_max_size": 24, "interpolation_scale": 0.5, "bias": False}),
+]
+
+
+@pytest.mark.parametrize(("height", "width", "more"), PATCHES)
+def test_patches(height: int, width: int, more: dict, peer: Any) -> None:
+    """Pictures of every size, square and not, eager and compiled; too large a one is refused by both."""
+    module = peer("diffusers.models.embeddings")
+    old = module.PatchEmbed(height, width, 2, 4, 16, **more)
+    new = sinpe.integrations.swap(copy.deepcopy(old), strict=True).model
+    torch.compiler.reset()
+    compiled = torch.compile(new, fullgraph=True)
+    limit = 4 * 24 * swapping.ANGLE + 8 * swapping.VALUE  # coordinates of float32, and a convolution's last bits
+    with torch.no_grad():
+        for size in ((height, width), (20, 12), (6, 40), (2, 2)):
+            x = torch.randn(2, 4, *size)
+            assert float((new(x) - old(x)).abs().max()) <= limit
+            assert float((compiled(x) - new(x)).abs().max()) <= 8 * swapping.VALUE  # its own convolution and norm
+            if "pos_embed_max_size" in more:
+                crop = new.cropped_pos_embed(*size)
+                assert float((crop - old.cropped_pos_embed(*size)).abs().max()) <= limit
+        if "pos_embed_max_size" in more:
+            for each in (old, new):
+                with pytest.raises(ValueError):
+                    each(torch.randn(1, 4, 64, 8))
+
+
+def test_compiled_timesteps(peer: Any) -> None:
+    module = peer("diffusers.models.embeddings")
+    new = sinpe.integrations.swap(module.Timesteps(32, True, 0), strict=True).model
+    compiled = torch.compile(new, fullgraph=True)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        t = torch.tensor([0.0, 17.0, 981.0]).to(dtype)
+        assert torch.equal(compiled(t), new(t))
+
+
+def test_what_is_left_alone(peer: Any) -> None:
+    module = peer("diffusers.models.embeddings")
+    model = nn.ModuleList([
+        module.PatchEmbed(8, 12, 2, 4, 16),  # 16 rows for 24 patches: its own forward fails at its own size
+        module.PatchEmbed(8, 8, 2, 4, 16, pos_embed_type=None),
+        module.Timesteps(2, False, 1),  # divides by zero
+        module.SinusoidalPositionalEmbedding(16, 32),
+    ])  # fmt: skip
+    trained = module.PatchEmbed(8, 8, 2, 4, 16)
+    trained.pos_embed += 0.5
+    model.append(trained)
+    report = sinpe.integrations.swap(model)
+    assert [entry.name for entry in report.swapped] == ["3"]
+    reasons = {entry.name: entry.reason for entry in report.left}
+    assert reasons.keys() == {"0", "2", "4"}
+    assert "square picture" in reasons["0"] and "would differ" in reasons["2"] and "trained" in reasons["4"]

@@ -1,0 +1,222 @@
+"""torch.onnx.export: a file of standard operations that onnxruntime runs with our numbers, at any position."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sinpe_ext as sinpe
+from sinpe_ext import _onnx
+from sinpe_ext._plan import plan
+
+onnx = pytest.importorskip("onnx", reason="ONNX export needs onnx")
+pytest.importorskip("onnxscript", reason="ONNX export needs onnxscript")
+runtime = pytest.importorskip("onnxruntime", reason="the file is run by onnxruntime")
+
+pytestmark = [
+    pytest.mark.feature("ONNX, onnxruntime"),
+    pytest.mark.filterwarnings("ignore"),  # the exporter's own, of its own making
+]
+
+# The graph computes in float64 and looks at no tie: one entry in 2**24 may be rounded to the other side.
+FLOAT32_ULP = 1
+# Of float64: the angle, the sine and the amplitude are rounded one after the other.
+FLOAT64_RELATIVE = 2.0**-50
+D = 16
+FAR = [0, -1, 2**31, -(2**31) - 1, 2**40 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**63)]
+ANY = torch.export.Dim.DYNAMIC
+BOTH = {0: ANY, 1: ANY}
+
+
+class Call(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Any) -> Tensor:
+        return self.function(*arguments)
+
+
+def x(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.randint(20, shape, generator=torch.Generator().manual_seed(3))
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(3)
+    return make().eval()
+
+
+LAYER = seeded(lambda: sinpe.SinusoidalPositionalEncoding(D, scale=3.0, alpha=0.7))
+LIMITED = seeded(lambda: sinpe.SinusoidalPositionalEncoding(D, 0.1, 500, learned_alpha=True, batch_first=False))
+EMBEDDING = seeded(lambda: sinpe.SinusoidalEmbedding(20, D, 0, scale=4.0, learned_alpha=True, encode_padding=False))
+TIMESTEPS = seeded(lambda: sinpe.TimestepEncoding(D))
+T2T = sinpe.convention("t2t", D, start=4)
+FLOAT32 = sinpe.Encoding(D, angle="float32_exp")
+START, STARTS = torch.tensor(3), torch.tensor([3, 9])
+MASK = torch.tensor([[True, False, False], [False, True, True]])
+HALVES = torch.tensor([0.5, -2.25, 998.3897, 2.0**31 + 256, -(2.0**75), 1e-20])
+STRANGE = torch.tensor([float("nan"), float("inf"), -float("inf"), 2.0**77])
+
+# A model, its example arguments, which of their sizes vary, and other arguments.
+CASES: dict[str, tuple[nn.Module, tuple[Any, ...], tuple[Any, ...], list[tuple[Any, ...]]]] = {
+    "layer": (LAYER, (x(2, 3, D),), (BOTH,), [(x(3, 300, D),), (x(1, 1, D),)]),
+    "layer, sequence first, max_len": (LIMITED, (x(3, 2, D),), (BOTH,), [(x(300, 3, D),)]),
+    "embedding": (EMBEDDING, (ids(2, 3),), (BOTH,), [(ids(4, 90),)]),
+    "timesteps": (TIMESTEPS, (torch.rand(3) * 1000,), ({0: ANY},), [(HALVES,), (torch.rand(1000) * 1e6,)]),
+    "whole timesteps": (TIMESTEPS, (torch.arange(3),), ({0: ANY},), [(torch.tensor(FAR),)]),
+    "add, start int": (
+        Call(lambda x, s: sinpe.add(x, T2T, start=s)), (x(2, 3, D), 3), (BOTH, ANY),
+        [(x(3, 9, D), 2**40), (x(1, 2, D), -(2**63)), (x(1, 1, D), -7)],
+    ),
+    "add, start fixed": (Call(lambda x: sinpe.add(x, start=2**40, scale=0.3)), (x(2, 3, D),), (BOTH,), [(x(1, 9, D),)]),
+    "add, start tensor": (
+        Call(lambda x, s: sinpe.add(x, start=s)), (x(2, 3, D), START), (BOTH, None),
+        [(x(3, 9, D), torch.tensor(s)) for s in FAR[:-2]],
+    ),
+    "add, a start each": (
+        Call(lambda x, s: sinpe.add(x, start=s)), (x(2, 3, D), STARTS), (BOTH, {0: ANY}),
+        [(x(3, 9, D), torch.tensor([2**40, -5, 0]))],
+    ),
+    "add, positions, mask": (
+        Call(lambda x, p, m: sinpe.add(x, positions=p, padding_mask=m)), (x(2, 3, D), ids(2, 3), MASK),
+        (BOTH, BOTH, BOTH), [(x(1, 9, D), torch.tensor([FAR]), torch.tensor([[True, False, False] * 3]))],
+    ),
+    "add_": (Call(lambda x: sinpe.add_(x * 2, "t2t")), (x(2, 3, D),), (BOTH,), [(x(1, 9, D),)]),
+    "add bfloat16 sum": (
+        Call(lambda x: sinpe.add(x.bfloat16(), "t2t").float()), (x(2, 3, D),), (BOTH,), [(x(1, 9, D),)]
+    ),
+    "table": (Call(lambda x: sinpe.table(x.shape[1], T2T, start=2**31)), (x(2, 3, D),), (BOTH,), [(x(1, 9, D),)]),
+    "table, odd": (Call(lambda x: sinpe.table(x.shape[1], 7)), (x(2, 3, D),), (BOTH,), [(x(1, 9, D),)]),
+    "table, fairseq": (
+        Call(lambda x: sinpe.table(x.shape[1], sinpe.convention("fairseq", 9))), (x(2, 3, D),), (BOTH,), [(x(1, 9, D),)]
+    ),
+    "encode": (Call(lambda p: sinpe.encode(p, T2T)), (ids(2, 3),), (BOTH,), [(torch.tensor([FAR]),)]),
+    "encode float64": (
+        Call(lambda p: sinpe.encode(p, T2T)), (x(2, 3).double(),), (BOTH,), [(x(2, 90).double() * 1e9,)]
+    ),
+    "encode, not finite": (Call(lambda p: sinpe.encode(p, T2T)), (STRANGE,), ({0: ANY},), [(STRANGE[:2],)]),
+    "grid": (
+        Call(lambda x: sinpe.add(x, "mae2d")), (x(2, 3, 4, D),), ({0: ANY, 1: ANY, 2: ANY},), [(x(1, 5, 2, D),)]
+    ),
+    "points": (
+        Call(lambda p: sinpe.encode(p, sinpe.convention("nerf", 18))), (torch.rand(4, 3),), ({0: ANY},),
+        [(torch.rand(90, 3) * 8 - 4,)],
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+
+
+def session(program: Any) -> Any:
+    """The runtime on an exported file; nothing but standard operations is in it."""
+    stored = io.BytesIO()
+    program.save(stored)
+    assert {node.domain for node in onnx.load_from_string(stored.getvalue()).graph.node} <= {""}
+    return runtime.InferenceSession(stored.getvalue(), providers=["CPUExecutionProvider"])
+
+
+def run(session: Any, arguments: tuple[Any, ...]) -> Tensor:
+    given = {put.name: torch.as_tensor(a).numpy() for put, a in zip(session.get_inputs(), arguments, strict=True)}
+    return torch.from_numpy(session.run(None, given)[0])
+
+
+def ulps(got: Tensor, want: Tensor) -> int:
+    """Largest distance in float32 values; NaN at the same places."""
+    assert got.dtype == want.dtype == torch.float32 and got.shape == want.shape
+    assert torch.equal(got.isnan(), want.isnan())
+
+    def order(t: Tensor) -> Tensor:
+        bits = t.contiguous().view(torch.int32).long()
+        return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+    return int((order(got) - order(want)).abs().masked_fill(want.isnan(), 0).max())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_onnxruntime_has_our_numbers(name: str) -> None:
+    model, arguments, sizes, others = CASES[name]
+    shapes = (sizes,) if isinstance(model, Call) else sizes
+    with torch.no_grad():
+        ready = session(torch.onnx.export(model, arguments, dynamo=True, dynamic_shapes=shapes, verbose=False))
+        for given in (arguments, *others):
+            want = model(*given)
+            if name == "encode, not finite" and len(given[0]) == 4:
+                want[3] = torch.nan  # ours goes on beyond 2**76
+            assert ulps(run(ready, given), want) <= FLOAT32_ULP, given
+
+
+@pytest.mark.parametrize("name", ["layer", "embedding", "timesteps", "add, start tensor", "grid"])
+def test_a_program_of_standard_operators(name: str) -> None:
+    """Made by torch.export, where our operators would stay."""
+    model, arguments, sizes, others = CASES[name]
+    shapes = (sizes,) if isinstance(model, Call) else sizes
+    assert "sinpe_ext" in str(torch.export.export(model, arguments, dynamic_shapes=shapes).graph)
+    with _onnx.standard_operators():
+        program = torch.export.export(model, arguments, dynamic_shapes=shapes)
+    assert "sinpe_ext" not in str(program.graph)
+    ready = session(torch.onnx.export(program, dynamo=True, verbose=False))
+    for given in (arguments, *others):
+        want = model(*given).detach()
+        assert ulps(program.module()(*given).detach(), want) <= FLOAT32_ULP
+        assert ulps(run(ready, given), want) <= FLOAT32_ULP
+    assert "sinpe_ext" in str(torch.export.export(model, arguments, dynamic_shapes=shapes).graph)
+
+
+def test_a_model_in_training_is_refused() -> None:
+    for layer in (sinpe.SinusoidalPositionalEncoding(D), sinpe.SinusoidalEmbedding(20, D)):
+        given = ids(2, 3) if isinstance(layer, nn.Embedding) else x(2, 3, D)
+        with pytest.raises(Exception, match="dropout: expected none in a graph of standard operations") as caught:
+            torch.onnx.export(layer.train(), (given,), dynamo=True, verbose=False)
+        assert "model.eval()" in str(caught.value)
+
+
+ENCODINGS = {
+    "paper": sinpe.Encoding(128),
+    "odd": sinpe.Encoding(7),
+    "t2t": sinpe.convention("t2t", 64),
+    "ddpm": sinpe.convention("ddpm", 96),
+    "fairseq": sinpe.convention("fairseq", 9),
+    "negative": sinpe.Encoding(6, frequencies=(1.5, -0.3, 2.0**-90), amplitude=0.3),
+    "none": sinpe.Encoding(2, layout="sin", frequencies=(0.0, 0.0), amplitude=2.0),
+}
+_generator = torch.Generator().manual_seed(1)
+POSITIONS = {
+    "int64": torch.randint(-(2**63), 2**63 - 1, (500,), generator=_generator),
+    "near": torch.arange(-300, 5000, 7),
+    "extremes": torch.tensor(FAR),
+    "float32": torch.rand(2000, generator=_generator) * 1000,
+    "large float32": torch.randn(500, generator=_generator) * 2.0**31,
+    "largest float32": torch.rand(300, generator=_generator) * 2.0**75,
+    "halves": torch.arange(2000) / 2 - 300,
+    "float64": torch.rand(500, generator=_generator, dtype=torch.float64) * 1e6,
+}
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_graphs_arithmetic(encoding: str, positions: str) -> None:
+    """What is written into a file, run by torch."""
+    found, at = ENCODINGS[encoding], POSITIONS[positions]
+    got = _onnx.encode(plan(found), at, torch.float32)
+    assert ulps(got, sinpe.encode(at, found)) <= FLOAT32_ULP
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(_onnx.encode(plan(found), at, dtype), got.to(dtype))
+    if not at.is_floating_point():
+        want = sinpe.encode(at, found, dtype=torch.float64)
+        wide = _onnx.encode(plan(found), at, torch.float64)
+        assert torch.allclose(wide, want, rtol=FLOAT64_RELATIVE, atol=0.0)

@@ -1,0 +1,146 @@
+"""`integrations.swap`: modules that are left alone, its arguments and its report."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from swap_modules import (
+    DIM,
+    ROWS,
+    BatchFirst,
+    Before,
+    Functional,
+    Layered,
+    Odd,
+    Offset,
+    Picture,
+    SequenceFirst,
+    SinusoidalNoise,
+    Trained,
+    usual,
+)  # fmt: skip
+from torch import nn
+
+import sinpe_ext as sinpe
+from sinpe_ext.integrations import Report, Swap, swap
+
+pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
+# The float32 error of the angle of the last row and of sine and cosine, then the rounding of sums below 8.
+LIMIT = ROWS * 2.0**-22 + 2.0**-23 + 2.0**-21
+
+
+def _wrong(change: str) -> Any:
+    forwards = {
+        "from the second row": lambda m, x: x + m.pe[:, 1 : 1 + x.size(1)],
+        "reversed": lambda m, x: x + m.pe[:, : x.size(1)].flip(1),
+        "subtracted from a multiple": lambda m, x: 3.3 * x + m.pe[:, : x.size(1)],
+        "squared": lambda m, x: x * x + m.pe[:, : x.size(1)],
+        "times the rows": lambda m, x: x * m.pe[:, : x.size(1)],
+        "by the batch's size": lambda m, x: x + m.pe[:, : x.size(1)] * x.size(0),
+        "the last rows": lambda m, x: x + m.pe[:, -x.size(1) :],
+        "normalised": lambda m, x: torch.nn.functional.layer_norm(x + m.pe[:, : x.size(1)], (DIM,)),
+        "cut at eight": lambda m, x: x + torch.cat([m.pe[:, : min(8, x.size(1))], m.pe[:, : max(x.size(1) - 8, 0)]], 1),
+        "without a gradient": lambda m, x: x.detach() + m.pe[:, : x.size(1)],
+        "two results": lambda m, x: (x + m.pe[:, : x.size(1)], x),
+        "broken": lambda m, x: x + undefined,  # noqa: F821
+        "always float64": lambda m, x: (x + m.pe[:, : x.size(1)]).double(),
+    }
+    return Odd(forwards[change])
+
+
+WRONG = [
+    "from the second row", "reversed", "subtracted from a multiple", "squared", "times the rows", "by the batch's size",
+    "the last rows", "normalised", "cut at eight", "without a gradient", "two results", "broken", "always float64",
+]  # fmt: skip
+LEFT = [
+    *((lambda change=change: _wrong(change), "is recognised|would differ") for change in WRONG),
+    (Layered, "layers of its own .*Linear proj"),
+    (Offset, "forward takes x, start"),
+    (Functional, "something else in training"),
+    (Before, "something else in training"),
+    (Trained, "trained .*freeze it first"),
+    (Picture, "a grid's rows"),
+    (SinusoidalNoise, "no convention that identify knows"),
+]
+
+
+@pytest.mark.parametrize(("build", "reason"), LEFT, ids=[*WRONG, *(row[0].__name__ for row in LEFT[len(WRONG) :])])
+def test_left_alone(build: Any, reason: str) -> None:
+    module = build()
+    kind, state = type(module), {name: value.clone() for name, value in module.state_dict().items()}
+    generator = torch.get_rng_state()
+    (entry,) = report = swap(nn.Sequential(module))
+    assert not entry.swapped and entry.name == "0" and entry.difference != entry.difference
+    assert re.search(reason, entry.reason), entry.reason
+    assert report.left == [entry] and not report.swapped and report.difference == 0.0
+    assert type(module) is kind and module.training and "_sinpe_encoding" not in vars(module)
+    assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    with pytest.raises(ValueError, match="1 that are not; pass strict=False"):
+        swap(module, strict=True)
+
+
+def test_arguments() -> None:
+    model = nn.Sequential(BatchFirst(), SequenceFirst())
+    report = swap(model, inplace=False)
+    assert report.model is not model and len(report.swapped) == 2
+    assert [type(module) for module in model] == [BatchFirst, SequenceFirst]
+    report = swap(model, dry_run=True, inplace=False)
+    assert report.model is model and len(report.swapped) == 2 and type(model[0]) is BatchFirst
+    assert [entry.name for entry in swap(model, skip="0")] == ["1"]
+    assert type(model[0]) is BatchFirst and type(model[1]) is not SequenceFirst
+    assert not swap(model, skip=["*"])
+    with pytest.raises(TypeError, match="model: expected a torch.nn.Module, got str"):
+        swap("model")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="skip: expected names"):
+        swap(model, skip=[1])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match='angle: expected one of "exact", "float32"'):
+        swap(model, angle="float")
+
+
+def test_nothing_is_done_in_part() -> None:
+    """strict looks at every module before it touches one."""
+    model = nn.Sequential(BatchFirst(), Layered())
+    with pytest.raises(ValueError, match="Linear proj"):
+        swap(model, strict=True)
+    assert type(model[0]) is BatchFirst and "_sinpe_encoding" not in vars(model[0])
+
+
+def test_where_values_cannot_be_looked_at() -> None:
+    """The meta device, and a forward replaced in the instance, as offloading does it."""
+    with torch.device("meta"):
+        meta = BatchFirst()
+    hooked = BatchFirst()
+    hooked.forward = hooked.forward
+    reasons = [entry.reason for entry in swap(nn.Sequential(meta, hooked))]
+    assert "meta device" in reasons[0] and "replaced in the instance" in reasons[1]
+    parametrised = nn.ModuleDict({"positions": nn.Embedding.from_pretrained(usual())})
+    torch.nn.utils.parametrize.register_parametrization(parametrised.positions, "weight", nn.Identity())
+    assert not swap(parametrised).swapped
+    assert not swap(nn.Sequential(nn.LazyLinear(3), nn.BatchNorm1d(3), nn.MultiheadAttention(8, 2)))
+
+
+def test_report() -> None:
+    report = swap(nn.Sequential(BatchFirst(0.0), Layered(), nn.Linear(2, 2)))
+    assert isinstance(report, Report) and isinstance(report, list) and all(isinstance(e, Swap) for e in report)
+    lines = str(report).splitlines()
+    assert lines[0].startswith("1 swapped, 1 left alone, largest difference ")
+    assert lines[1] == "swapped  0: BatchFirst" and "x + rows, batch first; paper; differs by" in lines[2]
+    assert lines[3] == "left     1: Layered" and "Linear proj" in lines[4] and "recognised: paper" in lines[5]
+    assert repr(report).startswith("Report([Swap(name='0'")
+    assert str(swap(nn.Linear(2, 2))) == "no module of this model looks sinusoidal"
+    assert "(the model itself)" in str(swap(BatchFirst()))
+
+
+def test_no_library_is_imported() -> None:
+    code = (
+        "import sys, torch, sinpe_ext.integrations as i; i.swap(torch.nn.Transformer(8, 1, 1, 1, 8));"
+        "assert not {'transformers', 'diffusers', 'timm', 'numpy.testing'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert sinpe.integrations.swap is swap and "integrations" in dir(sinpe)

@@ -1,0 +1,108 @@
+"""DataLoader workers by fork and spawn, and eight threads whose first call is the process's first."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+import sinpe_ext as sinpe
+from sinpe_ext import _backend
+
+S, D, ITEMS = 300, 64, 12
+TIMEOUT = 120  # seconds; a worker that hangs is an error, not a long test
+
+
+class Encoded(Dataset):  # type: ignore[type-arg]
+    """Every kind of call, in a worker."""
+
+    def __init__(self, setting: str) -> None:
+        self.setting = setting
+        self.layer = sinpe.SinusoidalPositionalEncoding(D, 0.1, scale=2.0).eval()
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> Tensor:
+        with _backend.use_backend(self.setting):
+            x = torch.full((S, D), float(index))
+            rows = sinpe.table(S, D, start=index) + sinpe.encode(torch.arange(S) * index, D)
+            return self.layer(x) + rows + sinpe.add(x, "t2t", start=index, dropout=0.2, seed=index)
+
+
+def collate(items: list[Tensor]) -> Tensor:
+    return sinpe.add(torch.stack(items), start=7)
+
+
+def want(data: Encoded) -> Tensor:
+    return torch.cat([collate([data[i] for i in range(first, first + 3)]) for first in range(0, ITEMS, 3)])
+
+
+@pytest.mark.feature("DataLoader, fork and spawn")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers(method: str, backend: str) -> None:
+    """After a parallel region here: a forked child has its threads' locks, but not the threads."""
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"{method}: not on this system")
+    data = Encoded(backend)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        sinpe.add(torch.zeros(64, 512, 256), dropout=0.1)  # large enough for every thread
+        expected = want(data)
+        loader = DataLoader(
+            data, batch_size=3, num_workers=2, collate_fn=collate, multiprocessing_context=method, timeout=TIMEOUT
+        )
+        for _ in range(2 if method == "fork" else 1):
+            assert torch.equal(torch.cat(list(loader)), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+RACE = """
+import threading, torch, sinpe_ext as sinpe
+from sinpe_ext import _backend
+start, found, failed = threading.Barrier(8), [None] * 8, []
+layers = [sinpe.SinusoidalPositionalEncoding(16).eval() for _ in range(8)]
+x, weight = torch.ones(2, 5, 16, requires_grad=True), torch.ones(4, 16, requires_grad=True)
+ids = torch.arange(10).reshape(2, 5) % 4
+def call(k):
+    start.wait()
+    try:
+        t2t = sinpe.convention("t2t", 16)
+        calls = [
+            lambda: sinpe.table(9, t2t), lambda: sinpe.add(x, dropout=0.5, seed=3), lambda: layers[k](x.detach()),
+            lambda: sinpe.encode(torch.rand(4, generator=torch.Generator().manual_seed(1)), t2t),
+            lambda: torch.autograd.grad(sinpe.embed(ids, weight, dropout=0.5, seed=1).sum(), weight)[0],
+        ]
+        found[k] = [calls[(k + i) % 5]() for i in range(5)]
+        found[k] = found[k][-k % 5:] + found[k][:-k % 5]
+    except BaseException as error:
+        failed.append(repr(error))
+threads = [threading.Thread(target=call, args=(k,)) for k in range(8)]
+[t.start() for t in threads]
+[t.join(200) for t in threads]
+assert not failed and not any(t.is_alive() for t in threads), failed
+for other in found[1:]:
+    assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
+assert torch.equal(found[0][0], sinpe.table(9, sinpe.convention("t2t", 16)))
+print("compiled" if _backend.compiled("cpu") else "eager")
+"""
+
+
+@pytest.mark.feature("threads at the first call")
+def test_eight_threads_race_the_first_call(backend: str) -> None:
+    """In a process of its own, with the library that is there already."""
+    here = str(Path(__file__).parents[1])
+    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "SINPE_EXT_BACKEND": backend, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", RACE], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [backend]
