@@ -15,13 +15,14 @@ import torch.multiprocessing as multiprocessing
 
 assert distributed_cases.case is distributed_models.case  # both have put theirs in
 CASES = distributed_support.CASES
+PARALLEL = pytest.mark.feature("tensor and sequence parallel")
 ROWS = {
-    "fsdp2": "FSDP2",
-    "context_parallel": "context_parallel",
-    "parallel_styles": "tensor and sequence parallel",
-    "embedding_styles": "tensor and sequence parallel",
-    "compiled": "DTensor, torch.compile",
-    "plain_shards": "require_positions, positions of shards",
+    "fsdp2": pytest.mark.feature("FSDP2"),
+    "context_parallel": pytest.mark.feature("context_parallel"),
+    "parallel_styles": PARALLEL,
+    "embedding_styles": PARALLEL,
+    "compiled": pytest.mark.feature("DTensor, torch.compile"),
+    "plain_shards": pytest.mark.feature("require_positions"),
 }
 SECONDS = 300  # all cases of one world; two cores may serve four processes and a compiler
 
@@ -48,7 +49,7 @@ def outcome(world: int, backend: str) -> dict[str, list[str]]:
 
 
 def named(name: str) -> Any:
-    return pytest.param(name, marks=pytest.mark.feature(ROWS.get(name, "DTensor")))
+    return pytest.param(name, marks=ROWS.get(name, pytest.mark.feature("DTensor")))
 
 
 @pytest.mark.parametrize("name", map(named, CASES))
