@@ -281,7 +281,7 @@ def test_backward_gives_the_same_bits_every_time(cuda: torch.device) -> None:  #
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.feature("torch.compile")
+@pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_torch_compile(mode: str, cuda: torch.device) -> None:  # noqa: F811
     pytest.importorskip("triton")

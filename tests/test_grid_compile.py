@@ -71,7 +71,7 @@ def test_dynamic_shapes(backend: str) -> None:
     assert counted.frame_count == 1
 
 
-@pytest.mark.feature("torch.compile")
+@pytest.mark.feature("torch.compile, one graph")
 def test_gradients(backend: str) -> None:
     torch._dynamo.reset()
 
