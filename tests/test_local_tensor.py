@@ -90,6 +90,29 @@ def test_gradients(shape: tuple[int, ...], dims: tuple[int | None, ...], backend
     compared(torch.randn(shape), dims, dropout=0.3, seed=1, scale=2.0)
 
 
+def test_generator_and_out(backend: str) -> None:
+    x = torch.randn(3, 7, 10)
+    expected = sinpe.add(x, dropout=0.5, seed=torch.Generator().manual_seed(7))
+    with simulation.LocalTensorMode(RANKS):
+        mesh = tensor.init_device_mesh("cpu", (RANKS,))
+        many, out = (tensor.distribute_tensor(t, mesh, [Shard(1)]) for t in (x, torch.full_like(x, torch.nan)))
+        assert sinpe.add(many, dropout=0.5, seed=torch.Generator().manual_seed(7), out=out) is out
+        assert torch.equal(whole(out), expected)
+        assert sinpe.add_(many, dropout=0.5, seed=torch.Generator().manual_seed(7)) is many
+        assert torch.equal(whole(many), expected)
+
+
+def test_backward_after_the_simulation(backend: str) -> None:
+    x = torch.randn(4, 8, 12)
+    with simulation.LocalTensorMode(RANKS):
+        mesh = tensor.init_device_mesh("cpu", (RANKS,))
+        many = tensor.distribute_tensor(x, mesh, [Shard(1)]).detach().requires_grad_()
+        total = sinpe.add(many, scale=3.0).sum()
+    total.backward()
+    with simulation.LocalTensorMode(RANKS):
+        assert torch.equal(whole(many.grad), torch.full_like(x, 3.0))
+
+
 GRID = sinpe.convention("mae2d", 12)
 GRIDS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "plain": ((3, 5, 6, 12), {}),
@@ -176,15 +199,14 @@ def test_rows_of_a_layer(backend: str) -> None:
             layer(many, positions=at)
 
 
-# Of tests/distributed_cases.py and distributed_models.py: those that do not ask for their own process' number (fsdp2,
-# plain_shards) or a compiler (whose symbols are ints of one rank), and that the tests above do not have.
+# Of tests/distributed_cases.py and distributed_models.py: those that do not ask for their own process' number (seeds,
+# fsdp2, plain_shards) or a compiler (whose symbols are ints of one rank), and that the tests above do not have.
 SHARED = (
     "add_where_it_is_told",
     "float_positions",
     "add_in_place",
     "second_order",
     "sums_that_are_pending",
-    "seeds",
     "embed",
     "layers",
     "refusals",
