@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Placement
 from torch.utils import _pytree as pytree
 
@@ -144,7 +145,7 @@ class _EachRank(torch.autograd.Function):
         ctx.function = function
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        with _one_by_one() as ranks:
+        with _one_by_one(*tensors) as ranks:
             found = {rank: function(rank, *(_own(t, rank).detach() for t in tensors)) for rank in ranks}
             count = len(next(iter(found.values())))
             joined = _module().LocalTensor
@@ -188,14 +189,21 @@ def _module() -> Any:
 
 def _own(value: Any, rank: int) -> Any:
     """One rank's own of tensors and ints, in any structure."""
-    return pytree.tree_map(lambda leaf: _module()._map_to_rank_local_val(leaf, rank), value)
+    module = _module()
+
+    def own(leaf: Any) -> Any:
+        leaf = leaf.wait() if isinstance(leaf, AsyncCollectiveTensor) else leaf
+        return module._map_to_rank_local_val(leaf, rank)
+
+    return pytree.tree_map(own, value)
 
 
 @contextlib.contextmanager
-def _one_by_one() -> Iterator[list[int]]:
-    """The ranks, with nothing of the simulation around the work of each."""
+def _one_by_one(*of: Any) -> Iterator[list[int]]:
+    """The ranks, with nothing of the simulation around the work of each; a backward pass may come after its end, then
+    the ranks are those of the tensors `of`."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     mode = _module().local_tensor_mode()
-    with mode.disable(), _disable_current_modes():
-        yield sorted(mode.ranks)
+    with contextlib.nullcontext() if mode is None else mode.disable(), _disable_current_modes():
+        yield sorted(of[0]._ranks if mode is None else mode.ranks)
