@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from pathlib import Path
@@ -132,7 +133,12 @@ def context_parallel(mesh: DeviceMesh) -> None:
         local, at, wanted = x.clone(), torch.arange(length) + 5, expected.clone()
         layer = sinpe.SinusoidalPositionalEncoding(8).eval()
         assert not distributed.in_context_parallel()
-        with context_parallel(mesh, buffers=[local, at, wanted], buffer_seq_dims=[1, 0, 1]):
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(context_parallel(mesh, buffers=[local, at, wanted], buffer_seq_dims=[1, 0, 1]))
+            except AssertionError:  # torch 2.11 has balanced parts alone
+                assert length % (2 * mesh.size())
+                continue
             assert distributed.in_context_parallel()
             assert local.shape[1] == length // mesh.size()
             assert torch.equal(sinpe.add(local, positions=at), wanted)

@@ -27,6 +27,10 @@ WAIT = timedelta(seconds=60)  # for another rank, which may have failed
 SUM = 1e-5  # relative: a float32 sum of a few hundred products in another order
 
 
+class Missing(Exception):
+    """What a case needs of torch, and this one has not."""
+
+
 def case(function: Case) -> Case:
     CASES[function.__name__] = function
     return function
@@ -45,6 +49,8 @@ def run(rank: int, world: int, port: int, backend: str, cases: dict[str, Case], 
                 wrong = ""
                 try:
                     function(mesh)
+                except Missing as reason:
+                    wrong = f"{Missing.__name__}: {reason}"
                 except Exception:
                     wrong = traceback.format_exc()
                 results.put((name, wrong))

@@ -60,4 +60,6 @@ def test_in_processes(name: str, world: int, backend: str) -> None:
     said = outcome(world, backend).get(name, [])
     assert len(said) == world, f"{len(said)} of {world} ranks came to the end of it"
     wrong = [text for text in said if text]
+    if wrong and all(text.startswith("Missing: ") for text in wrong):
+        pytest.skip(wrong[0].removeprefix("Missing: "))
     assert not wrong, "\n".join(wrong)
