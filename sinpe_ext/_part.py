@@ -29,7 +29,10 @@ def is_dtensor(value: Any) -> bool:
 def in_context_parallel() -> bool:
     """Whether torch.distributed.tensor.experimental.context_parallel is at work: it reorders the sequence of ordinary
     tensors, and has put its own function in the place of scaled_dot_product_attention."""
-    attention = sys.modules["torch.nn.functional"].scaled_dot_product_attention
+    torch = sys.modules["torch"]
+    attention = torch.nn.functional.scaled_dot_product_attention
+    if attention is torch._C._nn.scaled_dot_product_attention:  # the usual answer, in a tenth of a microsecond
+        return False
     return (getattr(attention, "__module__", None) or "").startswith("torch.distributed.tensor.experimental")
 
 
