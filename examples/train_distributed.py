@@ -2,7 +2,7 @@
 
     make train-distributed, or, with the package installed or PYTHONPATH=.:
     torchrun --nproc-per-node 4 examples/train_distributed.py             # 2 groups of samples x 2 parts of rows
-    torchrun --nproc-per-node 2 examples/train_distributed.py --samples 1 # sequence and tensor parallel alone
+    torchrun --nproc-per-node 2 examples/train_distributed.py             # sequence and tensor parallel alone
 
 Every rank trains the whole model by itself first, then its part of the same model with the others: the same weights,
 the same batches, the same dropout seeds. The encoding stands behind an embedding whose weight is sharded by rows of the
@@ -149,13 +149,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--samples", type=int, default=2, help="groups of samples; the other ranks share the rows")
+    of_samples = "groups of samples; the other ranks share the rows; 2 where there are 4 ranks or more, else 1"
+    parser.add_argument("--samples", type=int, help=of_samples)
     options = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("run it by torchrun: torchrun --nproc-per-node 4 examples/train_distributed.py")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ranks = dist.get_world_size()
+    options.samples = options.samples or (2 if ranks >= 4 else 1)
     if ranks % options.samples:
         parser.error(f"--samples {options.samples}: expected a divisor of the {ranks} ranks")
     shape = (options.samples, ranks // options.samples)

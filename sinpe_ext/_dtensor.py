@@ -33,10 +33,10 @@ class Layout(NamedTuple):
     part: Part
     sizes: tuple[int, ...]
 
-    def result(self, local: Tensor, shape: Sequence[int]) -> DTensor:
-        """The DTensor of `shape` that has `local` as this rank's part."""
+    def result(self, local: Tensor, shape: Sequence[int], like: Tensor | None = None) -> DTensor:
+        """The DTensor of `shape` that has `local` as this rank's part; with the strides of torch.empty_like(like)."""
         join = _join if torch.compiler.is_compiling() or not local.requires_grad else _Join.apply
-        return join(local, self.mesh, self.placements, torch.Size(shape), _dense_stride(local, shape))
+        return join(local, self.mesh, self.placements, torch.Size(shape), _dense_stride(shape, like))
 
     def local(self, name: str, value: Any, along: Mapping[int, int]) -> Any:
         """This rank's part of what goes with the data: of a DTensor, or of a tensor that all ranks have.
@@ -92,6 +92,24 @@ def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[in
     return Layout(mesh, tuple(placements), Part(tuple(shape), tuple(first)), tuple(sizes))
 
 
+def equal_in_graph(name: str, t: DTensor) -> None:
+    """Refuses parts of different sizes under torch.compile: a graph is made anew where the size of a part changes, not
+    where that of the whole does, and would go on with a first position and a mask of another whole."""
+    if not torch.compiler.is_compiling():
+        return
+    sizes = list(t.shape)
+    for k, placement in enumerate(t.placements):
+        if isinstance(placement, Shard):
+            ranks = t.device_mesh.size(k)
+            if sizes[placement.dim] % ranks:
+                raise ValueError(
+                    f"{name}: expected shards of one size under torch.compile, got dimension {placement.dim} of "
+                    f"{sizes[placement.dim]} over {ranks} ranks, where a graph cannot see that the whole has changed; "
+                    "pad it to a multiple, or call this layer outside of the compiled function"
+                )
+            sizes[placement.dim] //= ranks
+
+
 def chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
     """First and number of the rows that a rank has of `length`, as torch.chunk deals them out."""
     piece = -(-length // ranks)
@@ -131,15 +149,24 @@ def on_mesh(name: str, value: Tensor, mesh: DeviceMesh) -> DTensor:
     return value
 
 
-def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Any:
-    """A seed that is the same on all ranks of a mesh: what is drawn, the first rank draws for all."""
-    if isinstance(seed, DTensor):
-        return seed.full_tensor()
-    if seed is not None and not isinstance(seed, torch.Generator):
+def seed_of_all(seed: Any, dropout: Any, layout: Layout, device: torch.device) -> Any:
+    """What the ranks' calls take for a seed: drawn by the first rank where none was given and something is random.
+
+    Before any check that looks at a rank's own numbers: a rank that raises then leaves no other waiting.
+    """
+    seed = _seed.checked(seed, device)
+    is_drawn = seed is None or isinstance(seed, torch.Generator)
+    if not is_drawn or not 0 < _checks.dropped(dropout) < _checks.DROP_UNIT or 0 in layout.part.shape:
         return seed
+    return agreed_seed(seed, layout.mesh, device)
+
+
+def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
+    """The first rank's seed, given or drawn, on all ranks of a mesh."""
     drawn = _seed.tensor(seed, device)
     if not torch.compiler.is_compiling():
-        return distribute_tensor(drawn, mesh, [Replicate()] * mesh.ndim).to_local()
+        copies: Tensor = distribute_tensor(drawn, mesh, [Replicate()] * mesh.ndim).to_local()
+        return copies
     # distribute_tensor does not go into a graph; a sum over the ranks does.
     coordinate = mesh.get_coordinate()
     mine = drawn if coordinate is None or not any(coordinate) else torch.zeros_like(drawn)
@@ -169,7 +196,10 @@ def companions(
     found = []
     for name, value in (("positions", positions), ("padding_mask", padding_mask)):
         if isinstance(value, Tensor):
-            value = _checks.companion(name, on_mesh(name, value, layout.mesh), of)
+            try:
+                value = _checks.companion(name, on_mesh(name, value, layout.mesh), of)
+            except ValueError as error:
+                raise ValueError(f"{error}; with DTensors that is the whole, or a DTensor of its own") from None
             value = layout.local(name, value, rows_along(value, of, batch_at, rows_at))
         found.append(value)
     if isinstance(start, Tensor):
@@ -178,11 +208,11 @@ def companions(
     return found[0], start, layout.local("alpha", alpha, {}), found[1]
 
 
-def _dense_stride(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a whole of `shape` without gaps, its dimensions in the order in which the part has them."""
+def _dense_stride(shape: Sequence[int], like: Tensor | None) -> tuple[int, ...]:
+    """Strides of a whole of `shape` without gaps, its dimensions in the order in which another whole has them."""
     order = list(range(len(shape)))
-    if not local.is_contiguous():
-        order.sort(key=local.stride, reverse=True)
+    if like is not None and not like.is_contiguous():
+        order.sort(key=like.stride, reverse=True)
     stride, step = [0] * len(shape), 1
     for d in reversed(order):
         stride[d] = step

@@ -29,12 +29,12 @@ class ShardedAdd:
         _checks.summand(x)
         self.given = x
         self.x = _dtensor.plain_shards(x)
+        _dtensor.equal_in_graph("x", self.x)
         self.layout = _dtensor.layout(x.device_mesh, self.x.placements, x.shape)
         self.part = to_local(self.x, self.x.placements)
         is_plain = grid_shape is None and isinstance(extra, int) and extra == 0 and not _checks.is_grid(encoding)
         make = self._sequence if is_plain else self._grid
         self.local = make(encoding, arguments, grid_shape, extra)
-        self.seed = arguments[-1]
 
     def _sequence(self, encoding: Any, arguments: tuple[Any, ...], *_: Any) -> AddCall:
         positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed = arguments
@@ -44,6 +44,7 @@ class ShardedAdd:
         of = _checks.Target("x", x.shape, x.device, 1 if batch_at is None else x.shape[batch_at], x.shape[rows_at])
         with_x = _dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
         positions, start, alpha, padding_mask = with_x
+        seed = _dtensor.seed_of_all(seed, dropout, self.layout, self.part.device)
         rows = positions, start, scale, alpha, padding_mask, rows_at, channels_at, dropout, seed
         return call_of_each_rank(AddCall)(self.part, encoding, *rows, part=self.layout.part)
 
@@ -52,15 +53,9 @@ class ShardedAdd:
 
         return local_call(self.x, self.part, self.layout, encoding, arguments, grid_shape, extra)
 
-    def agree(self) -> None:
-        """Has all ranks drop by one seed, where something is random."""
-        if 0 < self.local.drop < _checks.DROP_UNIT and 0 not in self.x.shape:
-            self.local._given_seed = _dtensor.agreed_seed(self.seed, self.layout.mesh, self.local.device)
-
     def result(self) -> Tensor:
         """`add`, differentiable."""
-        self.agree()
-        return self.layout.result(self.local.result(), self.x.shape)
+        return self.layout.result(self.local.result(), self.x.shape, self.x)
 
     def needs_grad(self, *others: Tensor) -> bool:
         return self.local.needs_grad(*others)
@@ -70,17 +65,15 @@ class ShardedAdd:
         self._same_places("x", self.given)
         if self.needs_grad(self.given):
             return self.given.copy_(self.result())
-        self.agree()
         with torch.no_grad():
             self.local.write_to(self.local.x)
-        return self.given
+        return _written(self.given)
 
     def write_to(self, out: Any) -> Tensor:
         """`add` with `out`, which has been checked."""
-        self.agree()
         with torch.no_grad():
             self.local.write_to(out.to_local())
-        return out
+        return _written(out)
 
     def written(self, out: Any) -> tuple[Tensor, Tensor]:
         """This rank's parts of `out` and of x, to be checked."""
@@ -99,6 +92,13 @@ class ShardedAdd:
             )
 
 
+def _written(t: Tensor) -> Tensor:
+    """A DTensor whose part was written to: autograd is told, as of any other."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version(t)
+    return t
+
+
 class ShardedEmbed:
     """`embed` of DTensors: what an EmbedCall offers.
 
@@ -109,7 +109,7 @@ class ShardedEmbed:
     local: EmbedCall | AddCall | GridCall
 
     def __init__(self, ids: Any, weight: Any, encoding: Any, rows: Any, padding: Any) -> None:
-        positions, start, scale, alpha, dropout, self.seed, seq_dim = rows
+        positions, start, scale, alpha, dropout, seed, seq_dim = rows
         padding_idx, padding_mask, sparse, encode_padding = padding
         _embed_checks.weight(weight)
         mesh = weight.device_mesh if isinstance(weight, DTensor) else ids.device_mesh
@@ -127,7 +127,7 @@ class ShardedEmbed:
             if not encode_padding:
                 padding_mask = _mask(ids, idx, padding_mask, rows_at)
             looked = _looked_up(ids, weight, None if idx < 0 else idx, rows_at)
-            more = positions, start, scale, alpha, padding_mask, rows_at, rank, dropout, self.seed
+            more = positions, start, scale, alpha, padding_mask, rows_at, rank, dropout, seed
             self.by_rows = ShardedAdd(looked, encoding, more, None, 0)
             self.local = self.by_rows.local
             return
@@ -136,13 +136,15 @@ class ShardedEmbed:
         ]
         shape = (*ids.shape, weight.shape[1])
         self.layout = _dtensor.layout(mesh, places, shape)
+        _dtensor.equal_in_graph("ids", ids)
         of = _checks.Target(
             "ids", ids.shape, ids.device, 1 if batch_at is None else ids.shape[batch_at], ids.shape[rows_at]
         )
         with_ids = _dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
         positions, start, alpha, padding_mask = with_ids
         part = self.layout.local("weight", weight, {rank: 1})
-        of_rows = positions, start, scale, alpha, dropout, self.seed
+        seed = _dtensor.seed_of_all(seed, dropout, self.layout, part.device)
+        of_rows = positions, start, scale, alpha, dropout, seed
         others: Any = (*of_rows, padding_idx, padding_mask, sparse, encode_padding, rows_at, self.layout.part)
         self.local = call_of_each_rank(EmbedCall)(ids.to_local(), part, encoding, *others)
 
@@ -150,15 +152,15 @@ class ShardedEmbed:
         """`embed`, differentiable."""
         if self.by_rows is not None:
             return self.by_rows.result()
-        if 0 < self.local.drop < _checks.DROP_UNIT and 0 not in self.layout.part.shape:
-            self.local._given_seed = _dtensor.agreed_seed(self.seed, self.layout.mesh, self.local.device)
         return self.layout.result(self.local.result(), self.layout.part.shape)
 
 
 def _with_rows_each(weight: DTensor) -> DTensor:
-    """Copies of a weight that is sharded by rows, where a rank would have none: torch's lookup fails there."""
-    empty = _dtensor.smallest(weight)[0] == 0
-    wanted = [Replicate() if empty and isinstance(p, Shard) and p.dim == 0 else p for p in weight.placements]
+    """A weight that is sharded by rows over one dimension of the mesh at most, and copies where a rank would have none:
+    torch's lookup fails with more and with less."""
+    by_rows = [k for k, p in enumerate(weight.placements) if isinstance(p, Shard) and p.dim == 0]
+    gathered = by_rows if by_rows and _dtensor.smallest(weight)[0] == 0 else by_rows[:-1]
+    wanted = [Replicate() if k in gathered else p for k, p in enumerate(weight.placements)]
     return weight.redistribute(placements=wanted)
 
 
@@ -167,10 +169,19 @@ def _both(ids: DTensor, weight: DTensor) -> list[tuple[Placement, Placement]]:
 
 
 def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: int) -> DTensor:
-    """Rows of a weight that is sharded by rows; the sum over its ranks is left sharded along the sequence."""
+    """Rows of a weight that is sharded by rows; the sum over its ranks is left sharded along the sequence, unless ids
+    are so already: then they are gathered, which torch's lookup wants, and the result is sharded as they were."""
+    places = list(ids.placements)
+    along = [isinstance(p, Shard) and p.dim == rows_at for p in places]
+    if any(along):
+        ids = ids.redistribute(placements=[Replicate() if at else p for at, p in zip(along, places, strict=True)])
     found: Any = functional.embedding(ids, weight, padding_idx)
-    wanted = [Shard(rows_at) if p.is_partial() else p for p in found.placements]
-    return found.redistribute(placements=wanted)
+    summed: Placement = Replicate() if any(along) else Shard(rows_at)
+    found = found.redistribute(placements=[summed if p.is_partial() else p for p in found.placements])
+    if any(along):
+        ours = zip(along, places, found.placements, strict=True)
+        found = found.redistribute(placements=[old if at else new for at, old, new in ours])
+    return found
 
 
 def _mask(ids: DTensor, idx: int, padding_mask: Any, rows_at: int) -> Any:

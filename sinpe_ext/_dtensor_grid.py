@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ._dtensor import Layout
+from ._dtensor import Layout, seed_of_all
 from ._dtensor_simulation import call_of_each_rank
 from ._grid_call import GridCall
 from ._part import Part
@@ -23,6 +23,7 @@ def local_call(
     positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed = arguments
     named = {"positions": positions, "start": start, "alpha": alpha, "padding_mask": padding_mask}
     positions, start, alpha, padding_mask = (layout.local(name, value, {}) for name, value in named.items())
+    seed = seed_of_all(seed, dropout, layout, part.device)
     rest = seq_dim, channel_dim, dropout, seed
     whole = GridCall(x, encoding, (grid_shape, extra), positions, start, scale, alpha, padding_mask, *rest)
     form, at = whole.form, whole.positions

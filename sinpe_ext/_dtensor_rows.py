@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from . import _checks, _dtensor, _grid_checks, functional
-from ._columns import columns
+from . import _checks, _dtensor, _grid_checks, _traced, functional
 from ._dtensor_simulation import each_rank, each_rank_with_grad, to_local
 from .encoding import integer
 
@@ -53,19 +52,24 @@ def table(
         else:
             local_starts = [begin + at for begin, at in zip(starts, first, strict=False)]
             if not is_grid:
-                some = columns(one, min(first[-1], dim - 1), max(sizes[-1], 1))
-                few = functional.table(sizes[0], some, start=local_starts[0], dtype=dtype, device=device)
-                return few.narrow(-1, 0, sizes[-1])
+                given = encoding, None, (min(first[-1], dim - 1), max(sizes[-1], 1))
+                make = _traced.table if torch.compiler.is_compiling() else _rows_of
+                return make(given, sizes[0], local_starts[0], dtype, device).narrow(-1, 0, sizes[-1])
             rows = functional.table(sizes[:-1], encoding, start=local_starts, dtype=dtype, device=device)
         return rows.narrow(-1, first[-1], sizes[-1]).contiguous()
 
     return layout.result(each_rank(part)(layout.part.first, layout.sizes), shape)
 
 
+def _rows_of(given: Any, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return functional.table(length, _checks.encoding(*given), start=start, dtype=dtype, device=device)
+
+
 def _placements(placements: Any, mesh: DeviceMesh, rank: int) -> list[Placement]:
     """One for each dimension of the mesh, with the dimensions counted from the front; None: copies."""
-    given = [Replicate()] * mesh.ndim if placements is None else list(placements)
-    if len(given) != mesh.ndim or not all(type(p) in (Shard, Replicate) for p in given):
+    is_list = isinstance(placements, (list, tuple))
+    given = [Replicate()] * mesh.ndim if placements is None else list(placements) if is_list else []
+    if len(given) != mesh.ndim or not all(type(p) is Shard or type(p) is Replicate for p in given):
         raise ValueError(
             f"placements: expected Shard or Replicate, {mesh.ndim} of them, one for each dimension of the mesh, got "
             f"{placements}; pass for instance [Shard(0)]"

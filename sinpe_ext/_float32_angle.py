@@ -75,7 +75,7 @@ def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
     pairs = max(sines, cosines)
     # Each in one piece, as the usual code does: PyTorch's pow rounds the last elements of a tensor differently.
     of_sines = _steps(encoding, torch.arange(0, 2 * pairs, 2))
-    of_cosines = of_sines if plan.shared else _steps(encoding, torch.arange(1, 2 * cosines, 2))
+    of_cosines = of_sines if plan.shared else _steps(encoding, 2 * torch.arange(cosines) + 1)
     ladder = torch.ones(plan.dim)
     for channel, entry in enumerate(plan.channels()):
         if entry is not None:

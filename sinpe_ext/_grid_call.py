@@ -166,12 +166,12 @@ class GridCall(SumCall):
             target = torch.empty_like(self.x) if out is None else out
             if not self.x.numel() or _rows.no_data(self.device):
                 return target
+            if self._is_cut():
+                return target.copy_(self.traced())
             x, form = self.x.detach(), self.form
             if not form.is_viewable(x):
                 x = x.contiguous()
             to = target.detach() if form.is_viewable(target) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-            if self._is_cut():
-                return target.copy_(self.traced())
             if form.extra:
                 front = form.front(to)
                 front.copy_(DROPOUT.run(form.front(x), self.seed, self.drop, self.scale, self.front_elements))

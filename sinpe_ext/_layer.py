@@ -80,7 +80,8 @@ def check_positions(layer: Any, t: Any, positions: Any) -> None:
 
 def rate(dropout: nn.Module) -> tuple[float, nn.Module | None]:
     """The probability to drop with in the fused pass, and what else a layer put in nn.Dropout's place has to do."""
-    if type(dropout) is nn.Dropout and not (dropout._forward_hooks or dropout._forward_pre_hooks):
+    hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    if type(dropout) is nn.Dropout and not any(getattr(dropout, name) for name in hooks):
         return (dropout.p if dropout.training else 0.0), None
     return 0.0, dropout
 

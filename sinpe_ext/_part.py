@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
-from ._graph import constant_in_graph
-
 
 class Part(NamedTuple):
     """One shard of a tensor that has been cut along any of its dimensions.
@@ -25,7 +23,6 @@ def is_dtensor(value: Any) -> bool:
     return module is not None and isinstance(value, module.DTensor)
 
 
-@constant_in_graph
 def in_context_parallel() -> bool:
     """Whether torch.distributed.tensor.experimental.context_parallel is at work: it reorders the sequence of ordinary
     tensors, and has put its own function in the place of scaled_dot_product_attention."""

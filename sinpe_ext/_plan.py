@@ -119,6 +119,7 @@ def plan(encoding: Encoding) -> Plan:
         whole=tuple(whole),
         turns_hi=tuple(turns_hi),
         turns_lo=tuple(turns_lo),
+        largest=max(map(abs, turns_hi), default=0.0),
     )
 
 
@@ -128,9 +129,10 @@ def _packed(
     whole: tuple[int, ...],
     turns_hi: tuple[float, ...],
     turns_lo: tuple[float, ...],
+    largest: float,
     **header: Any,
 ) -> Plan:
-    """A plan of its fields, with its words."""
+    """A plan of its fields, with its words; `largest` is word 10."""
     flags = (
         FLAG_INTERLEAVED * header["interleaved"]
         | FLAG_SHARED * header["shared"]
@@ -141,7 +143,7 @@ def _packed(
     words = array("q", [MAGIC, HEADER_WORDS + ARRAYS * n_osc, header["dim"], header["n0"], header["n1"], flags])
     words += _as_words(array("d", [header["amplitude"]]))
     words += array("q", [n_osc, header["start"], 0])
-    words += _as_words(array("d", [max(map(abs, turns_hi), default=0.0)]))
+    words += _as_words(array("d", [largest]))
     words += array("q", [0] * (HEADER_WORDS - len(words)))
     words += _as_words(array("Q", [fraction >> 64 for fraction in fractions]))
     words += _as_words(array("Q", [fraction & _MASK64 for fraction in fractions]))
@@ -178,6 +180,8 @@ def _columns(plan: Plan, first: int, count: int) -> Plan:
         whole=tuple(plan.whole[k] for k in order),
         turns_hi=tuple(plan.turns_hi[k] for k in order),
         turns_lo=tuple(plan.turns_lo[k] for k in order),
+        # Of the whole: it chooses among ways of computing that may differ in float64's last bit.
+        largest=max(map(abs, plan.turns_hi), default=0.0),
     )
 
 

@@ -115,7 +115,7 @@ def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = 
     """A seed for `seed=` that is the same in all processes of a mesh: what the first one has, or draws.
 
     Two processes that hold copies of one tensor need one mask; each would draw its own. With DTensors `add` and `embed`
-    call this themselves where no seed is given.
+    do this themselves where no seed is given.
 
     Args:
         mesh: all its processes must call.
@@ -124,21 +124,16 @@ def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = 
     Returns: () int64.
     Raises: TypeError for a seed of the wrong type.
     """
-    from torch.distributed.tensor import Replicate, distribute_tensor
+    from . import _dtensor, _seed
 
-    from . import _seed
-
+    _mesh(mesh)
     where = _device(mesh, device)
-    drawn = _seed.tensor(_seed.checked(seed, where), where)
-    return distribute_tensor(drawn, mesh, [Replicate()] * mesh.ndim).to_local()
+    return _dtensor.agreed_seed(_seed.checked(seed, where), mesh, where)
 
 
 def _place(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
     """This process' place along a dimension of the mesh, and how many it has."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"mesh: expected a DeviceMesh, got {type(mesh).__name__}; pass init_device_mesh(...)")
+    _mesh(mesh)
     if mesh_dim is None:
         if mesh.ndim != 1:
             raise ValueError(f"mesh_dim: expected one of the {mesh.ndim} dimensions of the mesh, got None; pass it")
@@ -154,6 +149,13 @@ def _place(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
     if coordinate is None:
         raise RuntimeError("mesh: expected this process to be part of it, got one that is not; call it in the others")
     return coordinate[at], mesh.size(at)
+
+
+def _mesh(mesh: Any) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh: expected a DeviceMesh, got {type(mesh).__name__}; pass init_device_mesh(...)")
 
 
 def _run(length: int, mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:

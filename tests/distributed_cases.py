@@ -21,7 +21,7 @@ def calls(b: int, s: int, d: int) -> dict[str, dict[str, Any]]:
     return {
         "plain": {},
         "start": {"start": 5, "encoding": "t2t"},
-        "far": {"start": 2**40, "encoding": sinpe.Encoding(d, layout="sin_cos")},
+        "far": {"start": 10**15, "encoding": sinpe.Encoding(d, layout="sin_cos")},
         "starts": {"start": torch.arange(b) * 3},
         "0-d start": {"start": torch.tensor(2**33)},
         "positions": {"positions": torch.randint(0, 10**6, (s,)), "encoding": sinpe.Encoding(d, layout="cos_sin")},
@@ -46,6 +46,25 @@ def add(mesh: DeviceMesh) -> None:
             for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
                 for name, arguments in calls(*shape).items():
                     compared(sinpe.add, x, placement, mesh, (name, shape, placement, dtype), **arguments)
+
+
+@case
+def float64_channels(mesh: DeviceMesh) -> None:
+    """Many far rows: a part takes the ways of computing that the whole takes."""
+    x = torch.zeros(1, 2000, 64, dtype=torch.float64)
+    for placement in (Shard(1), Shard(2)):
+        for start in (10**15, 2**50 + 1):
+            same(sinpe.add(distribute_tensor(x, mesh, [placement]), start=start), sinpe.add(x, start=start), start)
+
+
+@case
+def strides(mesh: DeviceMesh) -> None:
+    """Those of empty_like(x), on every rank the same."""
+    for x in (torch.randn(4, 3, 8).transpose(1, 2), torch.randn(4, 5, 8)[:, :3], torch.randn(3, 4, 8).transpose(0, 1)):
+        for d in range(3):
+            y = sinpe.add(distribute_tensor(x, mesh, [Shard(d)]))
+            like = torch.empty_like(torch.empty_strided(x.shape, distribute_tensor(x, mesh, [Shard(d)]).stride()))
+            assert y.stride() == like.stride(), (x.stride(), d, y.stride())
 
 
 @case
@@ -89,6 +108,10 @@ def add_in_place(mesh: DeviceMesh) -> None:
         )
         assert sinpe.add(given, dropout=0.25, seed=5, out=out) is out
         same(out, expected, placement)
+        sharded, weight = distribute_tensor(x.clone(), mesh, [placement]), spread(x, mesh, placement)
+        total = (weight * sharded).sum()
+        sinpe.add_(sharded)  # which autograd has kept for the gradient of weight
+        refused(RuntimeError, "modified by an inplace operation", total.backward)
         many, one = spread(x, mesh, placement), x.clone().requires_grad_()
         sinpe.add_(many * 2, scale=3.0).sum().backward()
         sinpe.add_(one * 2, scale=3.0).sum().backward()
@@ -242,6 +265,26 @@ def embed(mesh: DeviceMesh) -> None:
 
 
 @case
+def embed_on_two_dimensions(mesh: DeviceMesh) -> None:
+    if mesh.size() < 4:
+        return
+    square = init_device_mesh("cpu", (2, mesh.size() // 2))
+    ids, weight = torch.randint(0, 8, (4, 6)), torch.randn(8, 4)
+    expected = sinpe.embed(ids, weight, dropout=0.3, seed=5)
+    places = [Replicate(), Shard(0), Shard(1)]
+    for of_weight in ([Shard(0), Replicate()], [Replicate(), Shard(0)], [Shard(0), Shard(0)], [Shard(0), Shard(1)]):
+        for a in places:
+            for b in places:
+                many = spread(weight, square, of_weight)
+                y = sinpe.embed(distribute_tensor(ids, square, [a, b]), many, dropout=0.3, seed=5)
+                same(y, expected, (of_weight, a, b))
+                one = weight.clone().requires_grad_()
+                sinpe.embed(ids, one, dropout=0.3, seed=5).sum().backward()
+                y.sum().backward()
+                torch.testing.assert_close(many.grad.full_tensor(), one.grad, rtol=SUM, atol=1e-5)
+
+
+@case
 def grids(mesh: DeviceMesh) -> None:
     grid = sinpe.convention("mae2d", 12)
     at = torch.randint(0, 100, (5, 6, 2))
@@ -323,4 +366,5 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(TypeError, "padding_mask: expected an ordinary tensor", sinpe.add, plain, padding_mask=positions > 3)
     refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=[Partial()])
     refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=[Shard(0)] * 3)
+    refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=Shard(0))
     refused(ValueError, "device_mesh", sinpe.table, 4, 6, device_mesh=mesh, device="cpu")

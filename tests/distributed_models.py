@@ -133,6 +133,8 @@ def context_parallel(mesh: DeviceMesh) -> None:
         local, at, wanted = x.clone(), torch.arange(length) + 5, expected.clone()
         layer = sinpe.SinusoidalPositionalEncoding(8).eval()
         assert not distributed.in_context_parallel()
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(x), layer(x))
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(context_parallel(mesh, buffers=[local, at, wanted], buffer_seq_dims=[1, 0, 1]))
@@ -148,6 +150,7 @@ def context_parallel(mesh: DeviceMesh) -> None:
             refused(ValueError, words, sinpe.add, local)
             refused(ValueError, words, sinpe.add_, local.clone(), start=3)
             refused(ValueError, words, layer, local)
+            refused(Exception, "positions: expected the positions of these rows", compiled, local)
             refused(ValueError, words, sinpe.SinusoidalEmbedding(9, 8).eval(), torch.zeros(2, 4).long())
             refused(ValueError, words, sinpe.add, local.unflatten(1, (-1, 1)), "mae2d")
         assert not distributed.in_context_parallel()
@@ -195,6 +198,18 @@ def compiled(mesh: DeviceMesh) -> None:
             y.sum().backward()
             ys.sum().backward()
             same(many.grad, one.grad, (placement, list(arguments)))
+    torch.compiler.reset()
+    run = torch.compile(lambda t: sinpe.add(t), backend="aot_eager", fullgraph=True)
+    uneven = distribute_tensor(torch.randn(2, 2 * mesh.size() + 1, 8), mesh, [Shard(1)])
+    refused(Exception, "expected shards of one size under torch.compile", run, uneven)
+    for length in (2 * mesh.size(), 5 * mesh.size(), 3 * mesh.size(), 2 * mesh.size()):
+        x = torch.randn(2, length, 8)
+        same(run(distribute_tensor(x, mesh, [Shard(1)])), sinpe.add(x), length)
+    for placement in (Shard(0), Shard(1), Replicate()):  # two shards of channels are two parts of one encoding
+        torch.compiler.reset()
+        more: Any = {"device_mesh": mesh, "placements": [placement]}
+        run = torch.compile(lambda k=more: sinpe.table(6, 8, **k) * 2, backend="aot_eager", fullgraph=True)
+        same(run(), sinpe.table(6, 8) * 2, placement)
     torch.compiler.reset()
     run = torch.compile(lambda t: sinpe.add(t, dropout=0.5), backend="aot_eager", fullgraph=True)
     torch.manual_seed(dist.get_rank())  # the seed is the first rank's
