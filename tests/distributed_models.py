@@ -186,9 +186,9 @@ def plain_shards(mesh: DeviceMesh) -> None:
 @case
 def compiled(mesh: DeviceMesh) -> None:
     """One graph, the same numbers and gradients."""
-    x = torch.randn(4, 6, 8)
+    x = torch.randn(4, 8, 8)
     for placement in (Shard(0), Shard(1), Shard(2)):
-        for arguments in ({}, {"dropout": 0.3, "seed": 5, "start": 4}, {"positions": torch.arange(6) * 7}):
+        for arguments in ({}, {"dropout": 0.3, "seed": 5, "start": 4}, {"positions": torch.arange(8) * 7}):
             torch.compiler.reset()
             run = torch.compile(lambda t, a=arguments: sinpe.add(t, **a) * 2, backend="aot_eager", fullgraph=True)
             one, many = x.clone().requires_grad_(), spread(x, mesh, placement)
