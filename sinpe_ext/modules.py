@@ -103,6 +103,10 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.require_positions = bool(require_positions)
         self.scale = _checks.factor("scale", scale)
         self.persistent_table = bool(persistent_table)
+        if isinstance(dropout, (str, Encoding, GridEncoding)):
+            raise TypeError(
+                f"dropout: expected a float, got {dropout!r}; dropout is the second argument, pass encoding={dropout!r}"
+            )
         hint = "max_len is the third argument, pass max_len=... by name"
         self.dropout = nn.Dropout(_checks.probability("dropout", dropout, hint))
         self._first_alpha = _checks.factor("alpha", alpha)

@@ -301,3 +301,9 @@ def test_repr() -> None:
     layer = Layer(D, 0.0, 9, batch_first=False, scale=2, alpha=0.5, learned_alpha=True, persistent_table=True)
     shown = "Encoding(8), max_len=9, batch_first=False, scale=2, alpha=0.5, learned_alpha=True, persistent_table=True"
     assert layer.extra_repr() == shown
+
+
+@pytest.mark.parametrize("encoding", ["t2t", sinpe.Encoding(D)])
+def test_an_encoding_in_the_place_of_dropout(encoding: Any) -> None:
+    with pytest.raises(TypeError, match=r"^dropout: expected a float, got .*pass encoding="):
+        Layer(D, encoding)
