@@ -250,7 +250,7 @@ def _shapes(ranks: list[int], sequence: int, rows: Tensor) -> list[tuple[int, ..
 def _noise(shape: tuple[int, ...], dtype: torch.dtype, held: Tensor, rows: int, size: float = 0.5) -> Probe:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * size
     reported = dtype == held.dtype and size <= 1
-    return Probe((x.to(device=held.device, dtype=dtype),), {}, float(rows), 2.0, reported)
+    return Probe((x.to(device=held.device, dtype=dtype),), {}, float(rows), 2.0, reported, dtype)
 
 
 def _factor(tried: Any, dim: int, got: Tensor, of: Tensor, what: str) -> float:
