@@ -17,6 +17,7 @@ from ._swap_diffusers import diffusion_of
 from ._swap_dropin import DropIn
 from ._swap_families import MODES, REPLACED, Candidate, Left
 from ._swap_plain import plain_of
+from ._swap_state import same
 from ._swap_transformers import rows_of
 from .encoding import Encoding
 from .grid import GridEncoding
@@ -130,6 +131,8 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
         for probe in candidate.probes:
             old = _swap_dropin.twin(module)  # a new one each time: some convert or replace their table as they go
             difference = _swap_measure.compare(old, tried, probe, encoding)
+            if candidate.stateless and not same(_swap_dropin.twin(module), old, candidate.tables):
+                raise _swap_measure.Differs("its forward changes the module: it keeps a state from call to call")
             apart.append(difference if probe.reported else 0.0)
     except _swap_measure.Differs as problem:
         plan.left = str(problem)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _swap_measure
+from . import _swap_measure, _swap_state
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -102,21 +102,25 @@ def _rebuild(mixin: Any, base: Any) -> Any:
     return made.__new__(made)
 
 
-def twin(module: Any, as_it_is: bool = False) -> Any:
-    """A module with dictionaries and children of its own and the same tensors, in evaluation mode and without hooks.
+def twin(module: Any, as_it_is: bool = False, memo: dict[int, Any] | None = None) -> Any:
+    """A module with tensors, containers and children of its own, in evaluation mode and without hooks.
 
-    Code can be tried on it: what it sets, it sets on the twin. as_it_is: in the mode that the module is in.
+    Code can be tried on it: what it sets or writes, it sets and writes on the twin. as_it_is: in the mode that the
+    module is in. memo: what was copied already, so that what is shared inside of it stays shared.
     """
     kind: Any = type(module)
     copy = kind.__new__(kind)
+    memo = {} if memo is None else memo
     copy.__dict__ = dict(module.__dict__)
-    for name in ("_parameters", "_buffers", "_non_persistent_buffers_set"):
-        copy.__dict__[name] = type(copy.__dict__[name])(copy.__dict__[name])
+    for name, value in module.__dict__.items():
+        if name in ("_parameters", "_buffers") or name not in _swap_state.INTERNAL:
+            copy.__dict__[name] = _swap_state.own(value, memo)
+    copy.__dict__["_non_persistent_buffers_set"] = set(module.__dict__["_non_persistent_buffers_set"])
     for name in _HOOKS:
         copy.__dict__[name] = type(copy.__dict__[name])()
     children = module.__dict__["_modules"]
     copy.__dict__["_modules"] = {
-        name: None if child is None else twin(child, as_it_is) for name, child in children.items()
+        name: None if child is None else twin(child, as_it_is, memo) for name, child in children.items()
     }
     copy.__dict__["training"] = as_it_is and module.training
     return copy

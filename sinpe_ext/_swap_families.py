@@ -28,6 +28,7 @@ class Candidate:
     probes: calls that must give the same.
     options: further attributes of the drop-in, their names beginning with _sinpe_.
     form: what the module does with the rows, in a few words.
+    stateless: no call may change the module, but for its tables, which some make longer or convert.
     """
 
     mixin: type[DropIn]
@@ -36,6 +37,7 @@ class Candidate:
     probes: list[Probe]
     options: dict[str, Any] = field(default_factory=dict)
     form: str = ""
+    stateless: bool = False
 
 
 @dataclass

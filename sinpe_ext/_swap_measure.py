@@ -27,6 +27,7 @@ class Probe:
 
     reported: whether its difference is told; not where 16 bits are what it measures.
     slack: factor of the allowed error, where the old code rounds more than an angle (normalised positions).
+    rounds: the dtype that the old code rounds products to, where its output has a wider one.
     """
 
     args: tuple[Any, ...] = ()
@@ -34,6 +35,7 @@ class Probe:
     position: float = 0.0
     slack: float = 1.0
     reported: bool = True
+    rounds: torch.dtype | None = None
 
 
 class Differs(Exception):
@@ -106,7 +108,8 @@ def compare(old: Any, new: Any, probe: Probe, encoding: Encoding | GridEncoding)
             raise Differs(f"the drop-in's forward could not be run: {_line(problem)}") from problem
     apart = difference(before, after)
     size = float(before.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if before.numel() else 0.0
-    limit = allowed(encoding, probe.position, before.dtype, max(size, 1.0)) * probe.slack
+    kinds = (before.dtype, before.dtype if probe.rounds is None else probe.rounds)
+    limit = max(allowed(encoding, probe.position, kind, max(size, 1.0)) for kind in kinds) * probe.slack
     if not apart <= limit:
         raise Differs(f"the output would differ by {apart:.2g}, where float32 angles explain {limit:.2g}")
     return apart

@@ -12,11 +12,26 @@ from . import _layer
 from ._swap_dropin import DropIn, twin
 from ._swap_families import Candidate, Left, number, parameters
 from ._swap_measure import Probe, quiet
+from ._swap_plain_trials import (
+    BATCH,
+    CLOSE,
+    LENGTH,
+    Factor,
+    Unclear,
+    fixed_inside,
+    inputs_of,
+    live,
+    must,
+    number_of,
+    run,
+    same_values,
+    stateless,
+)
+from ._swap_state import settings
 from .encoding import Encoding
 from .functional import add, table
 
-CLOSE = 1e-4  # relative: how well a factor is read off float32 values; the exact one stands in the module
-BATCH, LENGTH = 3, 5  # of the first trials; different, so that axes can be told apart
+LARGE = (100.0, 1e4)  # further sizes of x: code that clamps, or saturates, does so there
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -28,6 +43,8 @@ class PlainRows(DropIn):
         _sinpe_sequence: dimension of a three-dimensional input that the positions count.
         _sinpe_ranks: numbers of dimensions that the old forward takes.
         _sinpe_follows: the result has the dtype of x, not that of x + table.
+        _sinpe_settings: the module's plain attributes as they were when it was tried. Where one was changed since,
+            the module's own forward answers: what it does then is not known.
     """
 
     _sinpe_any_signature = True
@@ -36,9 +53,13 @@ class PlainRows(DropIn):
     _sinpe_ranks: tuple[int, ...] = (3,)
     _sinpe_follows: bool = False
     _sinpe_fused: bool = False
-    _sinpe_scale: float = 1.0
+    _sinpe_scale: Factor = 1.0
     _sinpe_factor: Any = 1.0  # of the rows; the name of a parameter where it is learned
     _sinpe_dropout: str | None = None
+    _sinpe_settings: tuple[tuple[str, Any], ...] = ()
+
+    def _sinpe_changed(self) -> bool:
+        return any(getattr(self, name, None) != value for name, value in self._sinpe_settings)
 
     def _sinpe_rows(self, name: str, like: Tensor) -> Tensor:
         length = like.numel() // like.shape[-1]
@@ -61,19 +82,26 @@ class PlainRows(DropIn):
 class AddRows(PlainRows):
     """dropout(scale * x + factor * rows): the tutorials' PositionalEncoding."""
 
-    def forward(self, *args: Any, **named: Any) -> Tensor:
+    def forward(self, *args: Any, **named: Any) -> Any:
+        if self._sinpe_changed():
+            return super(DropIn, self).forward(*args, **named)  # type: ignore[misc]
         x = self._sinpe_input(args, named)
         if not self._sinpe_follows:
             x = x.to(torch.promote_types(x.dtype, getattr(self, self._sinpe_tables[0]).dtype))
         factor = self._sinpe_factor
-        factor = getattr(self, factor) if isinstance(factor, str) else factor
+        factor = getattr(self, factor) if isinstance(factor, str) else number_of(self, factor)
         first = x.dim() == 3 and self._sinpe_sequence == 0
         dropout = getattr(self, self._sinpe_dropout) if self._sinpe_dropout else None
         p = 0.0
         if dropout is not None and self._sinpe_fused:
             p, dropout = _layer.rate(dropout)
         encoded = add(
-            x, self._sinpe_encoding, scale=self._sinpe_scale, alpha=factor, seq_dim=0 if first else -2, dropout=p
+            x,
+            self._sinpe_encoding,
+            scale=number_of(self, self._sinpe_scale),
+            alpha=factor,
+            seq_dim=0 if first else -2,
+            dropout=p,
         )
         return encoded if dropout is None else dropout(encoded)
 
@@ -83,11 +111,14 @@ class GiveRows(PlainRows):
 
     _sinpe_form: tuple[int, ...] = ()  # 0 for the batch, 1 for a 1, 2 for the length
 
-    def forward(self, *args: Any, **named: Any) -> Tensor:
+    def forward(self, *args: Any, **named: Any) -> Any:
+        if self._sinpe_changed():
+            return super(DropIn, self).forward(*args, **named)  # type: ignore[misc]
         x = self._sinpe_input(args, named)
         length = x.shape[self._sinpe_sequence]
         held = getattr(self, self._sinpe_tables[0])
-        rows = table(length, self._sinpe_encoding, dtype=held.dtype, device=held.device)
+        dtype = x.dtype if self._sinpe_follows else held.dtype
+        rows = table(length, self._sinpe_encoding, dtype=dtype, device=held.device)
         batch = x.shape[1 - self._sinpe_sequence]
         sizes = {0: batch, 1: 1, 2: length}
         lead = tuple(sizes[part] for part in self._sinpe_form)
@@ -104,35 +135,30 @@ def form_of(
         tried = twin(module)
         try:
             return _form(tried, key, held, encoding, learned)
-        except _Unclear as problem:
+        except Unclear as problem:
             return Left(f"{recognised}, but {problem}", encoding)
-
-
-class _Unclear(Exception):
-    """What the forward does is not what a drop-in can do."""
 
 
 def _form(tried: Any, key: str, held: Tensor, encoding: Encoding, learned: str | None) -> list[Candidate]:
     dim, rows = held.shape[-1], held.numel() // held.shape[-1]
     if rows < LENGTH:
-        raise _Unclear(f"it has only {rows} rows")
+        raise Unclear(f"it has only {rows} rows")
     zeros = torch.zeros(BATCH, LENGTH, dim, dtype=held.dtype, device=held.device)
-    at_zero, problem = _run(tried, zeros)
-    if at_zero is not None and at_zero.shape == zeros.shape and not _same(_run(tried, zeros + 1)[0], at_zero):
-        return _adding(tried, key, held, encoding, learned, at_zero)
-    if at_zero is not None and at_zero.shape != zeros.shape and learned is None:
-        return _giving(tried, key, held, encoding, zeros)
+    at_zero, problem = run(tried, zeros)
     if at_zero is None and learned is None:
         ids = torch.zeros(BATCH, LENGTH, dtype=torch.long, device=held.device)
-        if _run(tried, ids)[0] is not None:
+        if run(tried, ids)[0] is not None:
             return _giving(tried, key, held, encoding, ids)
-        flat, _ = _run(tried, zeros[0])
+        flat, _ = run(tried, zeros[0])
         if flat is not None and flat.shape == zeros[0].shape:
             return _adding(tried, key, held, encoding, learned, flat)
-        raise _Unclear(f"its forward could not be run on x of shape {tuple(zeros.shape)}: {problem}")
-    if at_zero is not None and at_zero.shape == zeros.shape and learned is None:
+        raise Unclear(f"its forward could not be run on x of shape {tuple(zeros.shape)}: {problem}")
+    if at_zero is not None and at_zero.shape == zeros.shape:
+        if not all(same_values(run(tried, x)[0], at_zero) for x in inputs_of(tried, zeros)):
+            return _adding(tried, key, held, encoding, learned, at_zero)
+    if at_zero is not None and learned is None:
         return _giving(tried, key, held, encoding, zeros)
-    raise _Unclear("its forward does something else with it")
+    raise Unclear("its forward does something else with it")
 
 
 def _adding(
@@ -142,52 +168,72 @@ def _adding(
     noise = torch.randn(at_zero.shape, generator=torch.Generator().manual_seed(0)).to(held) * 0.5
     sequence = 1
     if at_zero.dim() == 3:
-        by_batch, by_time = _same(at_zero[0], at_zero[1]), _same(at_zero[:, 0], at_zero[:, 1])
+        by_batch, by_time = same_values(at_zero[0], at_zero[1]), same_values(at_zero[:, 0], at_zero[:, 1])
         if by_batch == by_time:
-            raise _Unclear("it does not add one row to each token")
+            raise Unclear("it does not add one row to each token")
         sequence = 1 if by_batch else 0
     given = at_zero if at_zero.dim() == 2 else at_zero.select(1 - sequence, 0)
+    stateless(tried, noise)
+    fixed_inside(tried, noise, (key, learned))
     factor: Any = 1.0
     if learned is None:
         factor = _factor(tried, dim, given, rows[: len(given)], "rows")
-    scale = _factor(tried, dim, _must(tried, noise) - at_zero, noise, "x")
+    scale = _factor(tried, dim, must(tried, noise) - at_zero, noise, "x")
     if learned is not None:
         factor = _learned(tried, learned, given, rows[: len(given)], at_zero)
-    options: dict[str, Any] = {"_sinpe_sequence": sequence, "_sinpe_scale": scale, "_sinpe_factor": factor}
+    form = f"{_times(scale)}x + {_times(factor)}rows"
+    placed = rows[: len(given)] if at_zero.dim() == 2 else rows[: len(given)].unsqueeze(1 - sequence)
+    times, factor, named = live(tried, scale, factor, noise, placed)
+    options: dict[str, Any] = {"_sinpe_sequence": sequence, "_sinpe_scale": times, "_sinpe_factor": factor}
+    options["_sinpe_settings"] = settings(tried, named)
     options["_sinpe_argument"] = parameters(tried)[0]
     options["_sinpe_dropout"] = _dropout(tried, noise)
     options["_sinpe_follows"] = _follows(tried, noise, held)
     _differentiates(tried, noise)
     ranks = [3] if at_zero.dim() == 3 else [2]
-    flat, _ = _run(tried, torch.zeros(LENGTH, dim).to(held))
-    if flat is not None and ranks == [3] and flat.shape == (LENGTH, dim) and _same(flat, given[:LENGTH]):
+    flat, _ = run(tried, torch.zeros(LENGTH, dim).to(held))
+    if flat is not None and ranks == [3] and flat.shape == (LENGTH, dim) and same_values(flat, given[:LENGTH]):
         ranks = [2, 3]
     options["_sinpe_ranks"] = tuple(ranks)
-    probes = [_noise(shape, dtype, held, len(rows)) for dtype in DTYPES for shape in _shapes(ranks, sequence, rows)]
+    shapes = _shapes(ranks, sequence, rows)
+    probes = [_noise(shape, dtype, held, len(rows)) for dtype in DTYPES for shape in shapes]
+    probes += [_noise(shape, held.dtype, held, len(rows), size) for size in LARGE for shape in shapes]
     order = "batch first" if sequence else "sequence first"
-    form = f"{_times(scale)}x + {_times(factor)}rows, {order if 3 in ranks else 'one sequence'}"
-    return [Candidate(AddRows, encoding, (key,), probes, options, form)]
+    form = f"{form}, {order if 3 in ranks else 'one sequence'}"
+    return [Candidate(AddRows, encoding, (key,), probes, options, form, True)]
 
 
 def _giving(tried: Any, key: str, held: Tensor, encoding: Encoding, x: Tensor) -> list[Candidate]:
     """Rows for as many tokens as x has."""
     dim = held.shape[-1]
-    given = _must(tried, x)
+    given = must(tried, x)
     forms = {
         (LENGTH, dim): (2,), (1, LENGTH, dim): (1, 2), (LENGTH, 1, dim): (2, 1), (BATCH, LENGTH, dim): (0, 2),
         (BATCH, dim): (2,), (1, BATCH, dim): (1, 2), (BATCH, 1, dim): (2, 1),
     }  # fmt: skip
     if given.dtype != held.dtype or tuple(given.shape) not in forms:
-        raise _Unclear(f"its forward gives a tensor of shape {tuple(given.shape)} for one of {tuple(x.shape)}")
+        raise Unclear(f"its forward gives a tensor of shape {tuple(given.shape)} for one of {tuple(x.shape)}")
     sequence = 1 if LENGTH in given.shape[:-1] else 0
     options: dict[str, Any] = {"_sinpe_sequence": sequence, "_sinpe_form": forms[tuple(given.shape)]}
     options["_sinpe_ranks"] = (x.dim(),)
     options["_sinpe_argument"] = parameters(tried)[0]
-    options["_sinpe_dropout"] = _dropout(tried, x)
+    inputs = inputs_of(tried, x)
+    for other in inputs:
+        if not same_values(must(tried, other), given):
+            raise Unclear("its forward does something else with x than to give rows for its length")
+    stateless(tried, inputs[0])
+    fixed_inside(tried, inputs[0], (key, None))
+    options["_sinpe_dropout"] = _dropout(tried, inputs[0])
+    options["_sinpe_settings"] = settings(tried)
     rows = held.reshape(-1, dim)
     shapes = [shape[: x.dim()] for shape in _shapes([3], sequence, rows)]
-    probes = [Probe((torch.zeros(shape, dtype=x.dtype, device=x.device),), {}, len(rows)) for shape in shapes]
-    return [Candidate(GiveRows, encoding, (key,), probes, options, "rows for the length of x")]
+    if not x.is_floating_point():
+        most = [inputs_of(tried, torch.zeros(shape, dtype=x.dtype, device=x.device)) for shape in shapes]
+        probes = [Probe((other,), {}, len(rows)) for others in most for other in others]
+    else:
+        options["_sinpe_follows"] = _follows(tried, inputs[0], held, sums=False)
+        probes = [_noise(shape, dtype, held, len(rows)) for dtype in DTYPES for shape in shapes]
+    return [Candidate(GiveRows, encoding, (key,), probes, options, "rows for the length of x", True)]
 
 
 def _shapes(ranks: list[int], sequence: int, rows: Tensor) -> list[tuple[int, ...]]:
@@ -201,28 +247,10 @@ def _shapes(ranks: list[int], sequence: int, rows: Tensor) -> list[tuple[int, ..
     return shapes + ([(length, dim) for _, length in lengths] if 2 in ranks else [])
 
 
-def _noise(shape: tuple[int, ...], dtype: torch.dtype, held: Tensor, rows: int) -> Probe:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 0.5
-    return Probe((x.to(device=held.device, dtype=dtype),), {}, float(rows), 2.0, dtype == held.dtype)
-
-
-def _run(tried: Any, x: Tensor) -> tuple[Tensor | None, str]:
-    try:
-        out = twin(tried, as_it_is=True).forward(x.clone())  # which may convert or replace its table
-    except Exception as problem:
-        return None, f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
-    return (out, "") if isinstance(out, Tensor) else (None, f"it gives {type(out).__name__}")
-
-
-def _must(tried: Any, x: Tensor) -> Tensor:
-    out, problem = _run(tried, x)
-    if out is None:
-        raise _Unclear(f"its forward could not be run on x of shape {tuple(x.shape)}: {problem}")
-    return out
-
-
-def _same(a: Tensor | None, b: Tensor) -> bool:
-    return a is not None and a.shape == b.shape and torch.equal(a, b)
+def _noise(shape: tuple[int, ...], dtype: torch.dtype, held: Tensor, rows: int, size: float = 0.5) -> Probe:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * size
+    reported = dtype == held.dtype and size <= 1
+    return Probe((x.to(device=held.device, dtype=dtype),), {}, float(rows), 2.0, reported, dtype)
 
 
 def _factor(tried: Any, dim: int, got: Tensor, of: Tensor, what: str) -> float:
@@ -230,14 +258,14 @@ def _factor(tried: Any, dim: int, got: Tensor, of: Tensor, what: str) -> float:
     measured = float((got.double() * of.double()).sum() / of.double().square().sum())
     rounding = 1e-2 if got.dtype in (torch.bfloat16, torch.float16) else CLOSE
     if not float((got.double() - measured * of.double()).abs().max()) <= rounding * max(1.0, abs(measured)) * 4:
-        raise _Unclear(f"its output is not a multiple of {what} plus something constant")
+        raise Unclear(f"its output is not a multiple of {what} plus something constant")
     own = [float(value) for value in vars(tried).values() if number(value)]
     own += [float(value) for value in tried._buffers.values() if value is not None and value.numel() == 1]
     roots = [math.sqrt(value) for value in (*own, float(dim)) if value > 0]
     known = [1.0, *own, *roots, *(1 / root for root in roots)]
     nearest = min(known, key=lambda value: abs(value - measured))
     if not abs(nearest - measured) <= rounding * max(1.0, abs(measured)):
-        raise _Unclear(f"it multiplies {what} by {measured:.6g}, which no attribute explains")
+        raise Unclear(f"it multiplies {what} by {measured:.6g}, which no attribute explains")
     return nearest
 
 
@@ -247,11 +275,11 @@ def _learned(tried: Any, name: str, given: Tensor, rows: Tensor, zeros: Tensor) 
     held = other._parameters[name] = nn.Parameter(tried._parameters[name].detach() * 2 + 0.5)
     for value, got in ((float(tried._parameters[name]), given), (float(held), None)):
         if got is None:
-            changed = _must(other, torch.zeros_like(zeros))
+            changed = must(other, torch.zeros_like(zeros))
             got = changed.reshape(zeros.shape)
-            got = got if got.dim() == 2 else got[0] if _same(got[0], got[1]) else got[:, 0]
+            got = got if got.dim() == 2 else got[0] if same_values(got[0], got[1]) else got[:, 0]
         if not float((got.double() - value * rows.double()).abs().max()) <= CLOSE * (1 + abs(value)) * 4:
-            raise _Unclear(f"what its parameter `{name}` does is not clear")
+            raise Unclear(f"what its parameter `{name}` does is not clear")
     return name
 
 
@@ -259,37 +287,38 @@ def _dropout(tried: Any, x: Tensor) -> str | None:
     """The name of the child that drops from the result, None where nothing is dropped."""
     names = [name for name, child in tried._modules.items() if isinstance(child, nn.Dropout)]
     if len(names) > 1:
-        raise _Unclear(f"it has {len(names)} dropouts")
+        raise Unclear(f"it has {len(names)} dropouts")
     other = twin(tried)
     other.__dict__["training"] = True
     for name in names:
         other._modules[name].__dict__.update(training=True, p=1.0)
-    still, before = _must(other, x), _must(tried, x)
+    still, before = must(other, x), must(tried, x)
     if names and not bool(still.any()):
         return names[0]
-    if not _same(still, before) or not _same(_must(other, x), before):
-        raise _Unclear("it gives something else in training than dropout of the sum")
+    if not same_values(still, before) or not same_values(must(other, x), before):
+        raise Unclear("it gives something else in training than dropout of the sum")
     return None
 
 
-def _follows(tried: Any, x: Tensor, held: Tensor) -> bool:
-    """Whether the result has the dtype of x, whatever the table's."""
+def _follows(tried: Any, x: Tensor, held: Tensor, sums: bool = True) -> bool:
+    """Whether the result has the dtype of x, whatever the table's. sums: x is part of it."""
     kinds = {}
     for dtype in DTYPES:
-        out = _must(tried, x.to(dtype))
-        if out.dtype not in (dtype, torch.promote_types(dtype, held.dtype)):
-            raise _Unclear(f"it gives {out.dtype} for x of {dtype}")
-        if dtype != torch.promote_types(dtype, held.dtype):
+        out = must(tried, x.to(dtype))
+        usual = torch.promote_types(dtype, held.dtype) if sums else held.dtype
+        if out.dtype not in (dtype, usual):
+            raise Unclear(f"it gives {out.dtype} for x of {dtype}")
+        if dtype != usual:
             kinds[dtype] = out.dtype == dtype
     if len(set(kinds.values())) > 1:
-        raise _Unclear("the dtype of its result follows no rule")
+        raise Unclear("the dtype of its result follows no rule")
     return any(kinds.values())
 
 
 def _differentiates(tried: Any, x: Tensor) -> None:
     with torch.enable_grad():
-        if not _must(tried, x.detach().clone().requires_grad_()).requires_grad:
-            raise _Unclear("no gradient reaches x through it")
+        if not must(tried, x.detach().clone().requires_grad_()).requires_grad:
+            raise Unclear("no gradient reaches x through it")
 
 
 def _times(factor: Any) -> str:

@@ -1,0 +1,186 @@
+"""`integrations.swap` on forwards that only look like a sum or a lookup, and what its trials may touch."""
+
+from __future__ import annotations
+
+import re
+import types
+from typing import Any
+
+import pytest
+import torch
+from swap_modules import DIM, ROWS, BatchFirst, Odd, Scaled
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import sinpe_ext as sinpe
+from sinpe_ext.integrations import swap
+
+pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
+# The float32 error of the angle of the last row and of sine and cosine, then the rounding of sums below 8.
+LIMIT = ROWS * 2.0**-22 + 2.0**-23 + 2.0**-21
+
+
+def odd(forward: Any, **held: Any) -> Odd:
+    module = Odd(forward)
+    for name, value in held.items():
+        if type(value) is Tensor and name.startswith("b_"):
+            module.register_buffer(name, value)
+        else:
+            setattr(module, name, value)
+    return module.eval()
+
+
+def rows(m: Any, x: Tensor, start: int = 0) -> Tensor:
+    return m.pe[:, start : start + x.size(1)]
+
+
+def step(m: Any, x: Tensor) -> Tensor:
+    y = x + rows(m, x, m.step)
+    m.step += x.size(1)
+    return y
+
+
+def noted(what: Any) -> Any:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        what(m, x)
+        return x + rows(m, x)
+
+    return forward
+
+
+def ids(words: Any) -> Any:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        _, length = x.shape
+        return m.pe[0, :length] * (x != words(m)).unsqueeze(-1)
+
+    return forward
+
+
+STATE, INSIDE = "keeps a state", "which a drop-in would not follow"
+LEFT = {
+    # what the forward does with x: (module, reason)
+    "layer norm of x": (odd(lambda m, x: F.layer_norm(x, (DIM,)) + rows(m, x)), "not a multiple of x"),
+    "centred x": (odd(lambda m, x: x - x.mean(-1, keepdim=True) + rows(m, x)), "not a multiple of x"),
+    "x by its deviation": (odd(lambda m, x: x * x.std() + rows(m, x)), "multiplies x by|would differ"),
+    "no row of padding": (odd(ids(lambda m: 1)), "something else with x"),
+    "padding by an attribute": (odd(ids(lambda m: m.pad), pad=40404), "something else with x"),
+    "no row where x is zero": (odd(lambda m, x: rows(m, x)[..., :8] * (x[..., :1] != 0)), "is recognised"),
+    "a step": (odd(step, step=0), STATE),
+    "a step in a buffer": (odd(noted(lambda m, x: m.b_calls.add_(1)), b_calls=torch.zeros(1)), STATE),
+    "a step in training": (odd(noted(lambda m, x: setattr(m, "n", m.n + m.training)), n=0), STATE),
+    "a list": (odd(noted(lambda m, x: m.seen.append(1)), seen=[]), STATE),
+    "the longest so far": (odd(noted(lambda m, x: setattr(m, "most", max(m.most, x.size(1)))), most=5), STATE),
+    "its rows written to": (odd(noted(lambda m, x: m.pe.mul_(0.5))), STATE),
+    "clamped at 6": (odd(lambda m, x: (x + rows(m, x)).clamp(-6, 6)), "would differ"),
+    "clamped at 3000": (odd(lambda m, x: (x + rows(m, x)).clamp(-3000, 3000)), "would differ"),
+    "a factor in a buffer": (odd(lambda m, x: x * m.b_w + rows(m, x), b_w=torch.tensor(4.0)), f"b_w.*{INSIDE}"),
+    "a bias of zeros": (odd(lambda m, x: x + rows(m, x) + m.b, b=torch.zeros(DIM)), f"`b`.*{INSIDE}"),
+    "a configuration": (
+        odd(lambda m, x: m.config.w * x + rows(m, x), config=types.SimpleNamespace(w=1.0)),
+        rf"config\.w.*{INSIDE}",
+    ),
+    "a dictionary": (odd(lambda m, x: x + rows(m, x, m.at["at"]), at={"at": 0}), rf"at\.at.*{INSIDE}"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_alone(name: str) -> None:
+    module, reason = LEFT[name]
+    kind = type(module)
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    plain = {key: str(value) for key, value in vars(module).items() if key[0] != "_"}
+    for dry_run in (True, False):
+        (entry,) = swap(module, dry_run=dry_run)
+        assert not entry.swapped and re.search(reason, entry.reason), entry
+        assert type(module) is kind
+        assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+        assert {key: str(value) for key, value in vars(module).items() if key[0] != "_"} == plain
+
+
+def test_a_trial_writes_to_nothing_of_the_users() -> None:
+    """Also where it raises afterwards, and where what is written is a parameter or an object's."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        m.alpha.data.add_(1)
+        m.config.calls += 1
+        m.pe.add_(1)
+        raise RuntimeError("on purpose")
+
+    module = odd(forward, alpha=nn.Parameter(torch.ones(1)), config=types.SimpleNamespace(calls=0))
+    pe = module.pe.clone()
+    version = module.pe._version, module.alpha._version
+    assert not swap(module).swapped
+    assert (module.pe._version, module.alpha._version) == version
+    assert torch.equal(module.pe, pe) and float(module.alpha.detach()) == 1.0 and module.config.calls == 0
+
+
+CHANGED = {
+    # attributes, forward, what is changed afterwards, how add is called then (None: the module's own forward answers)
+    "factor of x": ({"w": 4.0}, lambda m, x: m.w * x + rows(m, x), {"w": 2.5}, {"scale": 2.5}),
+    "factor of x, 1": ({"w": 1.0}, lambda m, x: m.w * x + rows(m, x), {"w": 2.5}, {"scale": 2.5}),
+    "root of it": ({"width": 9}, lambda m, x: m.width**0.5 * x + rows(m, x), {"width": 4}, {"scale": 2.0}),
+    "of rows": ({"w": 0.5}, lambda m, x: x + m.w * rows(m, x), {"w": 2.0}, {"alpha": 2.0}),
+    "of both": ({"w": 2.0}, lambda m, x: m.w * (x + rows(m, x)), {"w": 0.5}, {"scale": 0.5, "alpha": 0.5}),
+    "two": (
+        {"a": 2.0, "b": 2.0},
+        lambda m, x: m.a * x + m.b * rows(m, x),
+        {"a": 3.0, "b": 5.0},
+        {"scale": 3.0, "alpha": 5.0},
+    ),
+    "offset": ({"offset": 0}, lambda m, x: x + rows(m, x, m.offset), {"offset": 7}, None),
+    "flag": ({"on": True}, lambda m, x: x + rows(m, x) * m.on, {"on": False}, None),
+    "word": ({"how": "sum"}, lambda m, x: x + rows(m, x) if m.how == "sum" else x, {"how": "none"}, None),
+    "bound": ({"most": 1e9}, lambda m, x: (x + rows(m, x)).clamp(max=m.most), {"most": 0.5}, None),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_attributes_are_read_when_it_is_called(name: str, backend: str) -> None:
+    held, forward, changes, arguments = CHANGED[name]
+    old, new = odd(forward, **held), odd(forward, **held)
+    swap(new, strict=True)
+    x = torch.randn(2, 9, DIM, generator=torch.Generator().manual_seed(5))
+    for module in (old, new):
+        for key, value in changes.items():
+            setattr(module, key, value)
+    assert torch.equal(new(x), sinpe.add(x, **arguments) if arguments else old(x)) or arguments is None
+    assert float((new(x) - old(x)).abs().max()) <= 5 * LIMIT  # factors of up to 5
+    for key, value in held.items():
+        setattr(new, key, value)
+    usual = odd(forward, **held)
+    swap(usual)
+    assert torch.equal(new(x), usual(x))  # and back
+
+
+def test_the_width_of_the_model_is_read_too() -> None:
+    new = Scaled().eval()
+    swap(new, strict=True)
+    new.d_model = 25
+    x = torch.randn(2, 9, DIM)
+    assert torch.equal(new(x), sinpe.add(x, scale=5.0))
+    new.drop.p = 0.7  # no attribute of the module's own
+    assert torch.equal(new(x), sinpe.add(x, scale=5.0))
+
+
+def test_rows_in_the_dtype_of_x() -> None:
+    old, new = (odd(lambda m, x: rows(m, x).to(x.dtype)) for _ in range(2))
+    swap(new, strict=True)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x = torch.zeros(2, 7, DIM, dtype=dtype)
+        assert new(x).dtype == old(x).dtype == dtype
+        assert torch.equal(new(x)[0], sinpe.table(7, DIM, dtype=dtype))
+
+
+def test_a_class_attribute_that_an_instance_overrides() -> None:
+    class Loud(BatchFirst):
+        loud = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + rows(self, x) * (2 if self.loud else 1)
+
+    new = Loud().eval()
+    swap(new, strict=True)
+    x = torch.randn(2, 9, DIM)
+    quiet = new(x)
+    new.loud = True
+    assert torch.equal(quiet, sinpe.add(x)) and torch.equal(new(x), x + 2 * new.pe[:, :9])
