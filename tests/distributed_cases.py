@@ -10,7 +10,7 @@ import torch.distributed as dist
 from distributed_support import SUM, Missing, case, compared, refused, same, spread
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import sinpe_ext as sinpe
 
@@ -221,70 +221,6 @@ def encode(mesh: DeviceMesh) -> None:
 
 
 @case
-def embed(mesh: DeviceMesh) -> None:
-    """ids cut by sample or sequence, or weight by channel or row."""
-    for (b, s), (rows, d) in (((4, 6), (8, 8)), ((3, 7), (9, 10)), ((2, 3), (3, 5))):
-        ids, weight = torch.randint(0, rows, (b, s)), torch.randn(rows, d)
-        calls = {
-            "plain": {},
-            "padding": {"padding_idx": 1, "encode_padding": False, "start": 4, "scale": 2.0},
-            "all": {"dropout": 0.3, "seed": 5, "alpha": torch.tensor([0.5]), "padding_mask": torch.rand(b, s) > 0.5},
-            "positions": {"positions": torch.randint(0, 10**6, (b, s)), "encoding": "t2t"},
-        }
-        places: list[tuple[Placement, Placement, Placement]] = [
-            (Shard(0), Replicate(), Shard(0)),
-            (Shard(1), Replicate(), Shard(1)),
-            (Replicate(), Shard(1), Shard(2)),
-            (Shard(0), Shard(1), Shard(2)),
-            (Replicate(), Shard(0), Shard(1)),
-            (Shard(0), Shard(0), Shard(1)),
-        ]
-        for name, arguments in calls.items():
-            for of_ids, of_weight, result in places:
-                what = name, (b, s), of_ids, of_weight
-                one, many = weight.clone().requires_grad_(), spread(weight, mesh, of_weight)
-                y = sinpe.embed(ids, one, **arguments)
-                ys = sinpe.embed(distribute_tensor(ids, mesh, [of_ids]), many, **arguments)
-                if of_weight != Shard(0) or rows > (mesh.size() - 1) * -(-rows // mesh.size()):  # every rank has rows
-                    assert list(ys.placements) == [result], (what, ys.placements)
-                same(ys, y, what)
-                grad = torch.randint(-4, 5, y.shape).float()
-                y.backward(grad)
-                ys.backward(distribute_tensor(grad, mesh, ys.placements))
-                if not arguments.get("dropout"):  # whole numbers: sums are exact
-                    assert torch.equal(many.grad.full_tensor(), one.grad), what
-                torch.testing.assert_close(many.grad.full_tensor(), one.grad, rtol=SUM, atol=1e-5)
-        one = weight.clone().requires_grad_()
-        y = sinpe.embed(ids, one)
-        many = weight.clone().requires_grad_()  # a tensor that every rank has
-        ys = sinpe.embed(distribute_tensor(ids, mesh, [Shard(1)]), many)
-        same(ys, y)
-        y.sum().backward()
-        ys.sum().backward()
-        assert torch.equal(many.grad, one.grad)
-
-
-@case
-def embed_on_two_dimensions(mesh: DeviceMesh) -> None:
-    if mesh.size() < 4:
-        return
-    square = init_device_mesh("cpu", (2, mesh.size() // 2))
-    ids, weight = torch.randint(0, 8, (4, 6)), torch.randn(8, 4)
-    expected = sinpe.embed(ids, weight, dropout=0.3, seed=5)
-    places = [Replicate(), Shard(0), Shard(1)]
-    for of_weight in ([Shard(0), Replicate()], [Replicate(), Shard(0)], [Shard(0), Shard(0)], [Shard(0), Shard(1)]):
-        for a in places:
-            for b in places:
-                many = spread(weight, square, of_weight)
-                y = sinpe.embed(distribute_tensor(ids, square, [a, b]), many, dropout=0.3, seed=5)
-                same(y, expected, (of_weight, a, b))
-                one = weight.clone().requires_grad_()
-                sinpe.embed(ids, one, dropout=0.3, seed=5).sum().backward()
-                y.sum().backward()
-                torch.testing.assert_close(many.grad.full_tensor(), one.grad, rtol=SUM, atol=1e-5)
-
-
-@case
 def grids(mesh: DeviceMesh) -> None:
     grid = sinpe.convention("mae2d", 12)
     at = torch.randint(0, 100, (5, 6, 2))
@@ -319,27 +255,6 @@ def grids(mesh: DeviceMesh) -> None:
     for more in (*behind, {"positions": torch.arange(6) * 7}):
         for d in range(3):
             compared(sinpe.add, torch.randn(3, 8, 10), Shard(d), mesh, (list(more), d), extra_tokens=2, **more)
-
-
-@case
-def layers(mesh: DeviceMesh) -> None:
-    """Modules as distribute_module and the parallel styles leave them: parameters that are DTensors."""
-    from torch.distributed.tensor import distribute_module
-
-    layer = sinpe.SinusoidalPositionalEncoding(8, 0.0, max_len=16, learned_alpha=True)
-    x = torch.randn(2, 7, 8)
-    expected = layer(x)
-    expected.sum().backward()
-    grad = layer.alpha.grad.clone()
-    layer.alpha.grad = None
-    many = distribute_module(layer, mesh)
-    for placement in (Shard(0), Shard(1), Shard(2)):
-        y = many(distribute_tensor(x, mesh, [placement]))
-        same(y, expected.detach())
-        y.sum().backward()
-        torch.testing.assert_close(many.alpha.grad.full_tensor(), grad, rtol=SUM, atol=1e-4)
-        many.alpha.grad = None
-    refused(IndexError, "expected 0 to 15", many, distribute_tensor(torch.randn(2, 17, 8), mesh, [Shard(1)]))
 
 
 @case
