@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from swap_modules import DIM, ROWS, BatchFirst, Odd, Scaled
+from swap_modules import DIM, ROWS, BatchFirst, Gives, Odd, Scaled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -184,3 +184,15 @@ def test_a_class_attribute_that_an_instance_overrides() -> None:
     quiet = new(x)
     new.loud = True
     assert torch.equal(quiet, sinpe.add(x)) and torch.equal(new(x), x + 2 * new.pe[:, :9])
+
+
+def test_rows_for_embedded_tokens_and_for_their_ids() -> None:
+    new = Gives().eval()
+    swap(new, strict=True)
+    assert torch.equal(new(torch.ones(2, 9, dtype=torch.long)), new(torch.ones(2, 9, DIM)))
+
+
+def test_a_factor_that_16_bits_round() -> None:
+    """The old code rounds 22.6 * x to bfloat16 before it adds float32 rows: that is no other formula."""
+    (entry,) = swap(Scaled(512))
+    assert entry.swapped and entry.form.startswith("22.6274 * x")
