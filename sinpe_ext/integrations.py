@@ -150,6 +150,8 @@ def swap(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
     choice("angle", angle, ANGLES)
+    if not isinstance(skip, (str, list, tuple, set)):
+        raise TypeError(f"skip: expected names of modules, got {type(skip).__name__}; pass a list of strings")
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(f"skip: expected names of modules, got {patterns!r}; pass strings")
