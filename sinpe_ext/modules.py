@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from . import _checkpoint, _checks, _embed_checks, _grid_checks, _layer
 from ._calls import add_call, embed_call
+from ._catalogue import conventions
 from ._operator import ADD, EMBED
 from ._ops import host_words, plan_words
 from ._tiles import accumulation
@@ -103,7 +104,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.require_positions = bool(require_positions)
         self.scale = _checks.factor("scale", scale)
         self.persistent_table = bool(persistent_table)
-        if isinstance(dropout, (str, Encoding, GridEncoding)):
+        if isinstance(dropout, (Encoding, GridEncoding)) or (isinstance(dropout, str) and dropout in conventions()):
             raise TypeError(
                 f"dropout: expected a float, got {dropout!r}; dropout is the second argument, pass encoding={dropout!r}"
             )
