@@ -38,7 +38,8 @@ def test_a_run_is_kept_with_what_it_said(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_table_has_a_line_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.json").write_text(
-        '{"command": "make a", "date": "2026-01-02", "commit": "abc+", "minutes": 1.5, "clean": false, "result": ["x", "y"]}'
+        '{"command": "make a", "date": "2026-01-02", "commit": "abc+", "minutes": 1.5, "clean": false, '
+        '"result": ["x", "y"]}'
     )
     monkeypatch.setattr(records, "RECORDS", tmp_path)
     made = records.page(f"head\n{records.BEGIN}\nold\n{records.END}\ntail\n")

@@ -1,11 +1,11 @@
-"""Runs a command of the Makefile, and keeps what it found, with the date and the commit, for docs/reliability.md:
+"""Runs commands of the Makefile, and keeps what they found, with date and commit, for docs/reliability.md:
 
     python tools/records.py asan exhaustive    # runs make asan, then make exhaustive: docs/reliability/<target>.json
     python tools/records.py --page             # runs nothing: the table of docs/reliability.md from those files
     python tools/records.py --check            # runs nothing, writes nothing: is the table current?
 
-A command says what it found on lines that begin with "result: ", and that it was clean by its exit code. A commit with a
-+ had files changed since. Standard library alone.
+A command says what it found on lines that begin with "result: ", and that it was clean by its exit code. A commit with
+a + had files changed since. Standard library alone.
 """
 
 from __future__ import annotations
