@@ -13,6 +13,9 @@ BENCH_ARGS ?=
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 COMPATIBILITY_ARGS ?=
+FUZZ_MINUTES ?= 60
+FUZZ_ARGS ?=
+JOBS ?= 0
 
 # An active environment is used unless VENV is given.
 export PYTHON TORCH TORCH_INDEX_URL VENV PEERS_VENV
@@ -22,7 +25,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test train-distributed test-peers compatibility bench train build cpp asan cuda-check record lint format clean distclean
+.PHONY: help demo test train-distributed test-peers compatibility bench train build cpp asan cuda-check fuzz record lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -36,6 +39,7 @@ help:
 	@echo "make cpp     the C++ library and its tests, without Python or torch             CXX_STANDARD=20 CMAKE_ARGS="
 	@echo "make asan    the same under AddressSanitizer and UBSan, CUDA kernels as plain C++ among them"
 	@echo "make cuda-check   what can be known of the CUDA library without a device; needs nvcc    CUDA_TORCH_WHEEL=FILE"
+	@echo "make fuzz    property-based tests with new examples for FUZZ_MINUTES=60, in JOBS processes; Ctrl-C ends it   FUZZ_ARGS="
 	@echo "make record OF=\"asan\"   runs such a command and keeps what it found in docs/reliability.md"
 	@echo "make lint    ruff and clang-format, checking only; make format applies both"
 	@echo "make clean   remove what was built; make distclean removes .venv as well"
@@ -86,6 +90,10 @@ cuda-check:
 
 asan:
 	@$(MAKE) cpp BUILD=build/asan CMAKE_ARGS="$(CMAKE_ARGS) -DSINPE_SANITIZE=ON -DSINPE_BUILD_EXAMPLES=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1"
+
+# FUZZ_ARGS go to pytest: --require-backend=emulated for the CUDA kernels as plain C++. How it is done: tools/fuzz.py.
+fuzz:
+	@$(call environment,test) && exec $$py tools/fuzz.py --minutes $(FUZZ_MINUTES) --jobs $(JOBS) -- $(FUZZ_ARGS)
 
 record:
 	@exec $(PYTHON) tools/records.py $(OF)

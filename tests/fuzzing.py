@@ -15,23 +15,30 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 MORE = int(os.environ.get("SINPE_EXT_FUZZ", "1"))
 LOG = os.environ.get("SINPE_EXT_FUZZ_LOG")
-DATABASE = os.environ.get("SINPE_EXT_FUZZ_DATABASE")
 
 PROMISED: dict[str, int] = {}  # examples by test, as declared
 _ran: Counter[str] = Counter()
 
 
 def _settings(examples: int, **more: Any) -> settings:
+    slow = [HealthCheck.too_slow]  # a first use may compile, and machines differ
     if MORE == 1:
-        return settings(max_examples=examples, derandomize=True, **more)
-    database = DirectoryBasedExampleDatabase(DATABASE) if DATABASE else None
-    return settings(max_examples=examples * MORE, derandomize=False, database=database, print_blob=True, **more)
+        return settings(max_examples=examples, derandomize=True, deadline=None, suppress_health_check=slow, **more)
+    chance = [*slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]  # it happens, in so many
+    return settings(
+        max_examples=examples * MORE,
+        derandomize=False,
+        database=None,
+        print_blob=True,
+        deadline=None,
+        suppress_health_check=chance,
+        **more,
+    )
 
 
 def fuzz(examples: int) -> Callable[[Any], Any]:

@@ -19,6 +19,8 @@ from oracles import (
     gradient_by_the_rule,
     kept_gradient,
     same,
+    slopes,
+    steepness,
     total_by_the_rule,
 )
 from strategies import DTYPES, encodings, fractional_positions, sprinkle, views
@@ -32,6 +34,7 @@ from sinpe_ext._grid_catalogue import GRIDS
 
 pytestmark = pytest.mark.usefixtures("need_kernels")
 BACKENDS = ("compiled", "eager")
+ALPHA = 0.75  # the same number in every dtype
 
 
 @st.composite
@@ -291,24 +294,49 @@ def test_add(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: 
 @fuzz(200)
 @given(grids(), st.data(), st.sampled_from(DTYPES), st.sampled_from(("add", "add_")))
 def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: str) -> None:
-    """The gradient of x by the bits of its rule, that of alpha by its formula."""
+    """The gradient of x by the bits of its rule, those of alpha and of coordinates by their formulas."""
     draw = data.draw
     form = draw(forms(grid, least=1))
     at, dropout, scale = draw(where(grid, form)), draw(dropouts()), draw(st.sampled_from(FACTORS[:8]))
     x, grad = draw(views(form.shape, dtype, expanded=False))[1], draw(gradients(form.shape, dtype))
-    found = {}
+    acc, found = acc_of(dtype), {}
+    given = at.arguments.get("positions", torch.zeros(0, dtype=torch.int64))
+    moves = given.is_floating_point() and bool((given.abs() < 2**20).all())
     for backend in BACKENDS:
         with sinpe.use_backend(backend):
             mine = x.detach().clone().requires_grad_()
-            alpha = torch.tensor([0.7], dtype=draw(st.sampled_from(DTYPES[::3])), requires_grad=True)
+            alpha = torch.tensor([ALPHA], dtype=draw(st.sampled_from(DTYPES[::3])), requires_grad=True)
             arguments = dict(form.arguments, scale=scale, alpha=alpha, **at.arguments, **dropout.arguments())
+            inputs = [mine, alpha]
+            if moves:
+                arguments["positions"] = given.clone().requires_grad_()
+                inputs.append(arguments["positions"])
             made = sinpe.add(mine, grid, **arguments) if call == "add" else sinpe.add_(mine * 1, grid, **arguments)
-            to_x, to_alpha = torch.autograd.grad(made, (mine, alpha), grad)
+            to_x, to_alpha, *to_positions = torch.autograd.grad(made, inputs, grad)
             assert same(to_x, gradient_by_the_rule(grad, scale, dropout.rate, dropout.seed))
             found[backend] = to_x
             wide = form.canonical(kept_gradient(grad, dropout.rate, dropout.seed))
             wide = wide if at.mask is None else torch.where(beside(at.mask.unsqueeze(-1), wide), 0.0, wide)
-            pe = truth(grid, at.at, acc_of(dtype)).double()
+            pe = truth(grid, at.at, acc).double()
             if not pe.isnan().any():
                 check_sum(to_alpha, wide * beside(pe, wide))
+            if moves:
+                check_coordinates(to_positions[0].reshape(at.at.shape), wide, grid, at.at, acc)
     assert same(found["compiled"], found["eager"])
+
+
+def check_coordinates(got: Tensor, wide: Tensor, grid: GridEncoding, at: Tensor, acc: torch.dtype) -> None:
+    """Of the first and the last place: ALPHA * sum(G * PE') for each axis."""
+    wide = wide.reshape(-1, *wide.shape[-2:]) if at.shape[0] == 1 else wide.reshape(len(at), -1, *wide.shape[-2:])
+    wide = wide.unsqueeze(0) if at.shape[0] == 1 else wide  # (1 or B, anything, S, C)
+    relative = 2.0**-22 if acc == torch.float32 else 2.0**-49
+    for sample, s in {(0, 0), (len(at) - 1, at.shape[1] - 1)}:
+        for k, axis in enumerate(grid.axes):
+            steep, slope = ([torch.zeros(a.dim, dtype=torch.float64) for a in grid.axes] for _ in range(2))
+            steep[k], slope[k] = steepness(axis), slopes(axis, [at[sample, s, k].item()])[0]
+            terms = wide[sample, :, s] * together(grid, slope) * ALPHA
+            size = float((wide[sample, :, s].abs() * together(grid, steep)).sum())
+            want, one = float(terms.sum()), float(got[sample, s, k])
+            if size < 1e30:
+                rounding = 2.0**-23 if got.dtype == torch.float32 else 2.0**-52
+                assert abs(one - want) <= (relative + 1e-12) * size + rounding * abs(want) + 1e-44, (one, want)
