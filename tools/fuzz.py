@@ -191,9 +191,7 @@ class Fuzz:
             return
         again = self.folder / f"{run.output.stem}-again.txt"
         with again.open("wb") as to:
-            shown = self.command(
-                f"{(ROOT / path).resolve()}::{which}", run.seed, "-s", "--hypothesis-verbosity=verbose"
-            )
+            shown = self.command(self.path(run, test), run.seed, "-s", "--hypothesis-verbosity=verbose")
             process = subprocess.Popen(
                 shown,
                 cwd=ROOT,
