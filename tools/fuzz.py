@@ -104,7 +104,12 @@ class Fuzz:
 
     def main(self) -> int:
         self.folder.mkdir(parents=True, exist_ok=True)
-        print(f"{len(self.files)} files, {self.jobs} at a time, {self.minutes:g} minutes, seeds from {self.first}")
+        for name in (signal.SIGINT, signal.SIGTERM):  # a shell in the background has the first one ignored
+            signal.signal(name, signal.default_int_handler)
+        print(
+            f"{len(self.files)} files, {self.jobs} at a time, {self.minutes:g} minutes, seeds from {self.first}",
+            flush=True,
+        )
         turn = 0
         try:
             while self.minutes_gone() < self.minutes and (self.files or self.running):
