@@ -13,6 +13,8 @@ BENCH_ARGS ?=
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 COMPATIBILITY_ARGS ?=
+MATRIX_ARGS ?=
+ASAN_ARGS ?=
 FUZZ_MINUTES ?= 60
 FUZZ_ARGS ?=
 JOBS ?= 0
@@ -25,19 +27,21 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test train-distributed test-peers compatibility bench train build cpp asan cuda-check fuzz record lint format clean distclean
+.PHONY: help demo test train-distributed test-peers compatibility test-matrix bench train build cpp asan asan-cpp cuda-check fuzz record lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
 	@echo "make test    set up, then ctest and pytest                                      PYTEST_ARGS=\"-k add\""
 	@echo "make test-peers   the encodings against diffusers, transformers, timm and others themselves, which it installs"
 	@echo "make compatibility   the tests of features under torch 2.11, 2.13 and the newest, which it installs: docs/compatibility.md"
+	@echo "make test-matrix   the whole suite under the same versions, and the library of each in the others"
 	@echo "make bench   set up, then the benchmarks                                        BENCH_ARGS="
 	@echo "make train   set up, then a small language model with these layers and with torch's   TRAIN_ARGS=\"--steps 1000\""
 	@echo "make train-distributed   the same loss from one process and from FSDP2 + sequence parallel   RANKS=4"
 	@echo "make build   set up alone: environment, torch, compiled libraries"
 	@echo "make cpp     the C++ library and its tests, without Python or torch             CXX_STANDARD=20 CMAKE_ARGS="
-	@echo "make asan    the same under AddressSanitizer and UBSan, CUDA kernels as plain C++ among them"
+	@echo "make asan    these, then pytest, under AddressSanitizer and UBSan, CUDA kernels as plain C++ among them"
+	@echo "make asan-cpp   the C++ tests alone"
 	@echo "make cuda-check   what can be known of the CUDA library without a device; needs nvcc    CUDA_TORCH_WHEEL=FILE"
 	@echo "make fuzz    property-based tests with new examples for FUZZ_MINUTES=60, in JOBS processes; Ctrl-C ends it   FUZZ_ARGS="
 	@echo "make record OF=\"asan\"   runs such a command and keeps what it found in docs/reliability.md"
@@ -62,6 +66,9 @@ test-peers:
 # In environments of its own, build/matrix. COMPATIBILITY_ARGS="--python PATH": in one that is there; see the tool's head.
 compatibility:
 	@exec $(PYTHON) tools/compatibility.py $(COMPATIBILITY_ARGS)
+
+test-matrix:
+	@exec $(PYTHON) tools/test_matrix.py $(MATRIX_ARGS)
 
 bench:
 	@$(call environment,bench) && exec $$py -m sinpe_ext bench $(BENCH_ARGS)
@@ -88,7 +95,10 @@ cpp:
 cuda-check:
 	@$(call environment,test) && exec $$py tools/cuda_check.py
 
-asan:
+asan: asan-cpp
+	@$(call environment,test) && exec $$py tools/asan.py $(ASAN_ARGS)
+
+asan-cpp:
 	@$(MAKE) cpp BUILD=build/asan CMAKE_ARGS="$(CMAKE_ARGS) -DSINPE_SANITIZE=ON -DSINPE_BUILD_EXAMPLES=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1"
 
 # FUZZ_ARGS go to pytest: --require-backend=emulated for the CUDA kernels as plain C++. How it is done: tools/fuzz.py.

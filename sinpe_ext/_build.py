@@ -113,11 +113,20 @@ def compile_flags(target: str) -> list[str]:
     flags = ["-O3", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-g0"]
     if target == "core":
         return [*flags, "-DSINPE_STANDALONE", "-pthread"]
-    emulated = ["-DSINPE_EMULATED"] if target == "emulated" else []
-    return [*flags, f"-DTORCH_TARGET_VERSION=0x{torch_target_version():016x}", *emulated]
+    flags += ["-DSINPE_EMULATED"] if target == "emulated" else []
+    return [*flags, f"-DTORCH_TARGET_VERSION=0x{torch_target_version():016x}", *_sanitizers(target)]
+
+
+def _sanitizers(target: str) -> list[str]:
+    """Of a library for tests, which loads only beside their runtimes (tools/asan.py)."""
+    if os.environ.get("SINPE_EXT_SANITIZE", "0") in ("", "0") or target not in ("cpu", "emulated"):
+        return []
+    return [*"-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined".split()]
 
 
 def link_flags(target: str) -> list[str]:
+    if _sanitizers(target):
+        return _sanitizers(target)
     flags = ["-Wl,-s", "-Wl,--as-needed"] if sys.platform.startswith("linux") else []
     return flags + (["-pthread"] if target == "core" and sys.platform != "darwin" else [])
 

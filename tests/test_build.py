@@ -38,6 +38,18 @@ def test_flags_keep_to_the_rounding_and_to_every_machine(target):
     assert not [f for f in flags if f.startswith(("-std", "-march", "-ffast-math", "-Ofast", "-funsafe"))]
 
 
+def test_sanitizers_are_for_tests_alone(monkeypatch):
+    plain = {
+        target: (_build.compile_flags(target), _build.link_flags(target)) for target in ("cpu", "core", "emulated")
+    }
+    assert not [f for flags in plain.values() for part in flags for f in part if "sanitize" in f]
+    monkeypatch.setenv("SINPE_EXT_SANITIZE", "1")
+    for target in ("cpu", "emulated"):  # what tools/asan.py runs; _core and CUDA have none
+        for flags in (_build.compile_flags(target), _build.link_flags(target)):
+            assert {"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"} <= set(flags)
+    assert (_build.compile_flags("core"), _build.link_flags("core")) == plain["core"]
+
+
 @pytest.mark.parametrize(
     "text, expected",
     [("2.13.0+cpu", (2, 13)), ("2.6", (2, 6)), ("2.14.0a0+gitabc", (2, 14)), ("3.0.0.dev2027", (3, 0))],

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-TOOL = ROOT / "tools" / "records.py"
+TOOLS = Path(__file__).resolve().parent.parent / "tools"
 
-if not TOOL.is_file():
+if not (TOOLS / "records.py").is_file():
     pytest.skip("tools/ is part of the repository alone", allow_module_level=True)
-spec = importlib.util.spec_from_file_location("records", TOOL)
-assert spec is not None and spec.loader is not None
-records = importlib.util.module_from_spec(spec)
-sys.modules["records"] = records
-spec.loader.exec_module(records)
+sys.path.insert(0, str(TOOLS))
+import environments  # noqa: E402
+import records  # noqa: E402
 
 
 def test_the_page_is_current() -> None:
@@ -45,3 +41,15 @@ def test_the_table_has_a_line_for_each_run(tmp_path: Path, monkeypatch: pytest.M
     made = records.page(f"head\n{records.BEGIN}\nold\n{records.END}\ntail\n")
     assert "| `make a` | 2026-01-02 | abc+ | 1.5 | **no** | x<br>y |" in made
     assert "old" not in made and made.startswith("head\n") and made.endswith("\ntail\n")
+
+
+def test_the_outcome_of_pytest_is_read(tmp_path: Path) -> None:
+    cases = ("/>", "><failure/></testcase>", "><error/></testcase>", "><skipped/></testcase>", "/>")
+    listed = "".join(f'<testcase classname="tests.test_{i}" name="n"{case}' for i, case in enumerate(cases))
+    (tmp_path / "a.xml").write_text(f"<testsuites><testsuite>{listed}</testsuite></testsuites>")
+    outcome = environments.Outcome()
+    for _ in range(2):
+        outcome.read(tmp_path / "a.xml")
+    assert str(outcome) == "4 passed, 2 skipped, 4 failed"
+    assert outcome.failed[:2] == ["tests.test_1::n", "tests.test_2::n"]
+    assert outcome.passed == {"tests.test_0", "tests.test_4"}

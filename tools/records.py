@@ -21,21 +21,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from environments import commit  # noqa: E402
+
 PAGE = ROOT / "docs" / "reliability.md"
 RECORDS = ROOT / "docs" / "reliability"
 BEGIN, END = "<!-- begin: python tools/records.py --page -->", "<!-- end -->"
 SAID = "result: "
-
-
-def git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, text=True, capture_output=True)
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def commit() -> str:
-    """What is run; with a + where files were changed since. Pages of results are no part of it."""
-    head = git("rev-parse", "--short=10", "HEAD")
-    return head + ("+" if git("status", "--porcelain", "--", ".", ":!docs") else "")
 
 
 def run(target: str) -> dict[str, object]:
