@@ -38,7 +38,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
             f"cu_seqlens: expected int32 or int64 of shape (sequences + 1,), got {cu_seqlens.dtype} of shape "
             f"{tuple(cu_seqlens.shape)}; pass torch.tensor([0, *lengths]).cumsum(0)"
         )
-    ends = cu_seqlens.long()
+    ends = cu_seqlens.long().contiguous()  # torch.searchsorted warns of others
     if total is None or (ends.device.type == "cpu" and not unreadable(ends)):
         if int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
             raise ValueError(

@@ -10,9 +10,10 @@ import feature_report
 import pytest
 
 try:  # the tests that a card needs do without
+    import fuzzing
     from hypothesis import HealthCheck, settings
 except ImportError:
-    pass
+    fuzzing = None  # type: ignore[assignment]
 else:
     # A first use may compile, and machines differ: time is no property of the code under test.
     settings.register_profile("sinpe_ext", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,6 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if fuzzing is not None and not config.pluginmanager.hasplugin("fuzzing"):
+        config.pluginmanager.register(fuzzing, "fuzzing")
     if path := config.getoption("--feature-report"):
         backend = config.getoption("--require-backend")
         if backend not in ("compiled", "eager", "cuda"):
@@ -106,3 +109,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
             pytest.skip(f"no compiled backend: {reason}")
     with _backend.use_backend(request.param):
         yield request.param
+
+
+@pytest.fixture(scope="module")
+def need_kernels(request: pytest.FixtureRequest) -> None:
+    """For tests that compare the backends themselves."""
+    if request.config.getoption("--require-backend") == "eager":
+        pytest.skip("--require-backend=eager")
+    if reason := _missing("compiled"):
+        pytest.skip(f"no compiled backend: {reason}")

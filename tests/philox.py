@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
+
+import numpy as np
 
 MASK32 = 2**32 - 1
 
 
-@cache
+@lru_cache(maxsize=2**16)
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
     """Ten rounds; words of 32 bits."""
     c0, c1, c2, c3 = counter
@@ -30,3 +32,21 @@ def lane(seed: int, element: int) -> int:
 def kept(seed: int, element: int, drop: int) -> bool:
     """Whether dropout of drop / 65536 keeps an element."""
     return lane(seed, element) >= drop
+
+
+def kept_mask(seed: int, count: int, drop: int) -> np.ndarray:
+    """`kept` of the elements 0 .. count - 1, by arrays of 64-bit words; (count,) bool."""
+    if drop in (0, 65536):
+        return np.full(count, drop == 0)
+    low32, shift = np.uint64(MASK32), np.uint64(32)
+    counters, seed = np.arange((count + 7) // 8, dtype=np.uint64), seed % 2**64
+    c0, c1 = counters & low32, counters >> shift
+    c2, c3 = np.zeros_like(counters), np.zeros_like(counters)
+    k0, k1 = seed & MASK32, seed >> 32
+    for _ in range(10):
+        first, second = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c2 = (second >> shift) ^ c1 ^ np.uint64(k0), (first >> shift) ^ c3 ^ np.uint64(k1)
+        c1, c3 = second & low32, first & low32
+        k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
+    halves = [(word >> np.uint64(bit)) & np.uint64(0xFFFF) for word in (c0, c1, c2, c3) for bit in (0, 16)]
+    return np.stack(halves, -1).reshape(-1)[:count] >= drop

@@ -100,17 +100,22 @@ def spread(x: torch.Tensor) -> torch.Tensor:
 
 @st.composite
 def views(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype, expanded: bool) -> tuple[Any, torch.Tensor]:
-    """(memory, view of that shape): dimensions in any order in memory, gaps, an offset, repeated ones (`expanded`)."""
+    """(memory, view of that shape): dimensions in any order in memory, gaps, an offset, repeated ones (`expanded`).
+
+    memory has one dimension and goes on before and behind the view.
+    """
     order = draw(st.permutations(range(len(shape))))
     steps = [draw(st.sampled_from((1, 1, 1, 2))) for _ in shape]
     repeated = [expanded and draw(st.integers(0, 7)) == 0 for _ in shape]
     held = [1 if r else n for n, r in zip(shape, repeated, strict=True)]
     sizes = [n * step + draw(st.integers(0, 1)) for n, step in zip(held, steps, strict=True)]
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    memory = torch.randn([sizes[d] for d in order], generator=generator, dtype=torch.float64).to(dtype)
+    first = draw(st.integers(0, 8))  # elements: every alignment that a dtype can have
+    memory = torch.randn(first + math.prod(sizes) + 9, generator=generator, dtype=torch.float64).to(dtype)
+    box = memory[first:-9].view([sizes[d] for d in order])
     inverse = [order.index(d) for d in range(len(shape))]
     cuts = tuple(slice(size - n * step, None, step) for n, step, size in zip(held, steps, sizes, strict=True))
-    return memory, memory.permute(inverse)[cuts].expand(shape)
+    return memory, box.permute(inverse)[cuts].expand(shape)
 
 
 def sprinkle(x: torch.Tensor, seed: int) -> None:

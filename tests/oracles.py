@@ -1,0 +1,153 @@
+"""What results are held against, and how: the rule of a sum, the mask of dropout, bits and gradients by formula."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mpmath
+import numpy as np
+import torch
+from philox import kept, kept_mask
+from torch import Tensor
+from ulp import PRECISION, bits, truth, units
+
+import sinpe_ext as sinpe
+from sinpe_ext import Encoding, _exact
+from sinpe_ext._plan import plan
+
+FLOAT64_ULP = 1.0  # of the exact value, from each backend
+SMALLEST_FLOAT64 = 2.0**-960  # below, double-double arithmetic runs out of exponents
+SUM_ORDER = 1e-12  # of the sum of sizes: float64 sums in different orders
+
+
+def on(backend: str, call: Callable[[], Any]) -> Any:
+    with sinpe.use_backend(backend):
+        return call()
+
+
+def acc_of(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that products and sums are rounded to."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def same(x: Any, y: Any) -> bool:
+    """Equal bits, or NaN in both."""
+    if x.shape != y.shape or str(x.dtype) != str(y.dtype):
+        return False
+    nans = [a.isnan().numpy() if isinstance(a, Tensor) else np.isnan(a) for a in (x.detach(), y.detach())]
+    return np.array_equal(*nans) and bool((nans[0] | (bits(x) == bits(y))).all())
+
+
+def close_float64(x: Tensor, y: Tensor) -> bool:
+    """float64 of two backends: each within its ULP of the exact value, the same NaN and the same zeros."""
+    gap = 2 * FLOAT64_ULP * units(y.nan_to_num().numpy(), 0.0, "float64") + SMALLEST_FLOAT64
+    zeros = (x == 0) | (y == 0)
+    return (
+        torch.equal(x.isnan(), y.isnan())
+        and bool(((x - y).abs().nan_to_num(0.0, 0.0).numpy() <= gap).all())
+        and torch.equal(x.signbit()[zeros], y.signbit()[zeros])
+    )
+
+
+def check_exact(encoding: Encoding, at: Sequence[Any], rows: Tensor, entries: list[int]) -> None:
+    """Some entries, by their index in `rows`, against integer arithmetic."""
+    p, limit = plan(encoding), FLOAT64_ULP
+    for index in entries if rows.numel() else ():
+        row, channel = divmod(index % rows.numel(), p.dim)
+        got = rows[row, channel]
+        if rows.dtype == torch.float64:
+            want = _exact.float64(p, at[row], channel)
+            if want == 0:
+                assert same(got, torch.tensor(want, dtype=torch.float64)), (at[row], channel)
+            elif abs(want) > SMALLEST_FLOAT64:
+                assert abs(float(got) - want) <= limit * units(np.float64(want), 0.0, "float64"), (at[row], channel)
+        else:
+            want = torch.tensor(_exact.float32(p, at[row], channel), dtype=torch.float32).to(rows.dtype)
+            assert same(got, want), (at[row], channel, float(got), float(want))
+
+
+def beside(t: Tensor, x: Tensor) -> Tensor:
+    """(1 or B, S, n) beside x in canonical form, (B, *M, S, D) or (S, D)."""
+    return t[0] if x.dim() == 2 else t.reshape(t.shape[0], *(1,) * (x.dim() - 3), *t.shape[1:])
+
+
+def total_by_the_rule(x: Tensor, rows: Tensor, scale: float, alpha: Any, mask: Tensor | None) -> Tensor:
+    """round(scale * x) + round(alpha * PE), rounded, in acc: x (B, *M, S, D), rows (1 or B, S, D), mask (1 or B, S)."""
+    acc = acc_of(x.dtype)
+    scaled = torch.as_tensor(scale, dtype=acc) * x.to(acc)
+    added = torch.as_tensor(alpha, dtype=torch.float64).detach().reshape(()).to(acc) * rows.to(acc)
+    total = scaled + beside(added, x)
+    return total if mask is None else torch.where(beside(mask.unsqueeze(-1), x), scaled, total)
+
+
+def drop_of(p: float) -> int:
+    """A probability in 65536ths, 0 and 65536 for 0 and 1 alone."""
+    return int(p) * 65536 if p in (0.0, 1.0) else min(max(round(p * 65536), 1), 65535)
+
+
+def mask_by_the_rule(shape: Sequence[int], p: float, seed: int) -> Tensor:
+    """Which elements of a result of that shape dropout keeps."""
+    count, drop = math.prod(shape), drop_of(p)
+    keep = kept_mask(seed, count, drop)
+    for element in {0, count // 3, count - 1} if 0 < drop < 65536 and count else ():
+        assert keep[element] == kept(seed, element, drop)
+    return torch.from_numpy(keep).reshape(tuple(shape))
+
+
+def drop_by_the_rule(total: Tensor, dtype: torch.dtype, p: float, seed: int) -> Tensor:
+    """Dropout of a sum in acc, in the result's own shape; +0 where dropped, then `dtype`."""
+    drop = drop_of(p)
+    if drop == 0:
+        return total.to(dtype)
+    scaled = total * torch.tensor(0.0 if drop == 65536 else 65536 / (65536 - drop), dtype=total.dtype)
+    return torch.where(mask_by_the_rule(total.shape, p, seed), scaled.to(dtype), torch.zeros((), dtype=dtype))
+
+
+def gradient_by_the_rule(grad: Tensor, scale: float, p: float, seed: int) -> Tensor:
+    """Of x, for a gradient of the result in the same shape."""
+    acc = acc_of(grad.dtype)
+    return drop_by_the_rule(torch.as_tensor(scale, dtype=acc) * grad.to(acc), grad.dtype, p, seed)
+
+
+def kept_gradient(grad: Tensor, p: float, seed: int) -> Tensor:
+    """The gradient of the sum in float64: what the other gradients are made of."""
+    drop = drop_of(p)
+    wide = grad.double() * (65536 / (65536 - drop) if drop < 65536 else 0.0)
+    return wide if drop == 0 else torch.where(mask_by_the_rule(grad.shape, p, seed), wide, 0.0)
+
+
+def check_sum(got: Tensor, terms: Tensor, relative: float = 0.0) -> None:
+    """A gradient of one element that is the sum of `terms`, each with that relative error."""
+    want, sizes = float(terms.sum()), float(terms.abs().sum())
+    if math.isfinite(sizes) and sizes < 1e30:
+        rounding = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}[got.dtype]
+        limit = (SUM_ORDER + relative) * sizes + rounding * abs(want) + 1e-44
+        assert abs(float(got) - want) <= limit, (float(got), want, sizes)
+
+
+def slope(encoding: Encoding, position: float, channel: int) -> float:
+    """The derivative of a channel with respect to the position."""
+    kind, frequency = truth(encoding)._formula[channel]
+    with mpmath.workprec(PRECISION):
+        exact = mpmath.mpf(position)
+        if encoding.unit == "radian":
+            angle, of_angle, sine, cosine = exact * frequency, frequency, mpmath.sin, mpmath.cos
+        else:
+            angle, of_angle, sine, cosine = exact * frequency, frequency * mpmath.pi, mpmath.sinpi, mpmath.cospi
+        value = -sine(angle) if kind else cosine(angle)
+        return float(mpmath.mpf(encoding.amplitude) * of_angle * value)
+
+
+def slopes(encoding: Encoding, positions: Sequence[float]) -> Tensor:
+    """(len(positions), dim), float64."""
+    every = [[slope(encoding, p, channel) for channel in range(encoding.dim)] for p in positions]
+    return torch.tensor(every, dtype=torch.float64).reshape(len(positions), encoding.dim)
+
+
+def steepness(encoding: Encoding) -> Tensor:
+    """The largest derivative of each channel, (dim,)."""
+    unit = 1.0 if encoding.unit == "radian" else math.pi
+    found = [abs(float(truth(encoding).frequency(channel))) for channel in range(encoding.dim)]
+    return torch.tensor(found, dtype=torch.float64) * unit * abs(encoding.amplitude)

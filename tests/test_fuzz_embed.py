@@ -1,0 +1,188 @@
+"""`embed` over drawn arguments: by the rule of `add` of the looked-up rows, forward and backward, on both backends."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from fuzzing import fuzz
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import (
+    acc_of,
+    beside,
+    check_sum,
+    drop_by_the_rule,
+    drop_of,
+    gradient_by_the_rule,
+    kept_gradient,
+    mask_by_the_rule,
+    same,
+    total_by_the_rule,
+)
+from strategies import DTYPES, encodings, spread, sprinkle, views
+from strategies_calls import FACTORS, alphas, dropouts, gradients, rows
+from torch import Tensor
+
+import sinpe_ext as sinpe
+from sinpe_ext import Encoding
+
+pytestmark = pytest.mark.usefixtures("need_kernels")
+BACKENDS = ("compiled", "eager")
+IDS = (torch.int64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class Tokens(NamedTuple):
+    ids: Tensor
+    seq_dim: int
+    order: list[int]  # of the result, to canonical form
+    batch: int
+    length: int
+
+    def back(self, canonical: Tensor) -> Tensor:
+        return canonical.permute([self.order.index(d) for d in range(len(self.order))])
+
+
+@st.composite
+def tokens(draw: st.DrawFn, vocabulary: int, least: int = 0) -> Tokens:
+    """ids of any shape, integer dtype and layout."""
+    rank = draw(st.integers(1, 3))
+    seq_dim = draw(st.integers(0, rank - 1))
+    shape = [draw(st.integers(least, 3)) for _ in range(rank)]
+    shape[seq_dim] = draw(st.sampled_from((0, 1, 2, 5, 13)).filter(lambda n: n >= least))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    few = draw(st.sampled_from((vocabulary, vocabulary, 1, 2)))
+    ids = torch.randint(min(few, vocabulary), shape, generator=generator).to(draw(st.sampled_from(IDS)))
+    layout = draw(st.sampled_from(("plain", "spread", "transposed", "expanded")))
+    if layout == "spread":
+        ids = spread(ids)
+    elif layout == "transposed":
+        ids = ids.movedim(0, -1).contiguous().movedim(-1, 0)
+    elif layout == "expanded" and shape[0]:
+        ids = ids[:1].expand(shape)
+    others = [d for d in range(rank) if d != seq_dim]
+    order = [*others, seq_dim, rank]
+    batch = shape[others[0]] if others else 1
+    return Tokens(ids, seq_dim - draw(st.sampled_from((0, rank))), order, batch, shape[seq_dim])
+
+
+class Padding(NamedTuple):
+    arguments: dict[str, Any]
+    row: int | None  # of weight without gradient
+
+
+@st.composite
+def paddings(draw: st.DrawFn, vocabulary: int, rank: int) -> Padding:
+    if draw(st.booleans()):
+        return Padding({}, None)
+    index = draw(st.integers(-vocabulary, vocabulary - 1))
+    arguments: dict[str, Any] = {"padding_idx": index}
+    if rank <= 2:
+        arguments["encode_padding"] = draw(st.booleans())
+    return Padding(arguments, index % vocabulary)
+
+
+def mask_of(of: Tokens, padding: Padding, mask: Tensor | None) -> Tensor | None:
+    """The rows without encoding, (1 or B, S)."""
+    if padding.arguments.get("encode_padding", True):
+        return mask
+    bare = (of.ids.permute(of.order[:-1]) == padding.row).reshape(of.batch, of.length)
+    return bare if mask is None else bare | mask
+
+
+def forward(case: Any, weight: Tensor, encoding: Encoding, alpha: Any) -> Tensor:
+    of, row, dropout, padding, scale, sparse = case
+    return sinpe.embed(
+        of.ids,
+        weight,
+        encoding,
+        scale=scale,
+        alpha=alpha,
+        seq_dim=of.seq_dim,
+        sparse=sparse,
+        **row.arguments,
+        **padding.arguments,
+        **dropout.arguments(),
+    )
+
+
+@fuzz(450)
+@given(encodings(24), st.data(), st.sampled_from(DTYPES))
+def test_embed(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:
+    draw, vocabulary = data.draw, data.draw(st.sampled_from((1, 2, 7, 100)))
+    memory, weight = draw(views((vocabulary, encoding.dim), dtype, expanded=True))
+    if 0 not in weight.stride():
+        sprinkle(weight, draw(st.integers(0, 2**20)))
+    of = draw(tokens(vocabulary))
+    padding = draw(paddings(vocabulary, of.ids.dim()))
+    row, dropout = draw(rows(encoding, of.batch, of.length)), draw(dropouts())
+    case = (of, row, dropout, padding, draw(st.sampled_from(FACTORS)), draw(st.booleans()))
+    alpha, before, results = draw(alphas()), memory.clone(), {}
+    for backend in BACKENDS:
+        with sinpe.use_backend(backend), torch.inference_mode(draw(st.booleans())):
+            pe = sinpe.encode(row.at, encoding, dtype=acc_of(dtype))
+            looked_up = weight[of.ids.long()].permute(of.order)
+            mask = mask_of(of, padding, row.mask)
+            total = of.back(total_by_the_rule(looked_up, pe, case[4], alpha, mask))
+            got = forward(case, weight, encoding, alpha)
+            assert same(got, drop_by_the_rule(total, dtype, dropout.rate, dropout.seed)), backend
+            results[backend] = got.clone()
+    assert same(memory, before), "weight was written to"
+    if dtype != torch.float64:
+        assert same(results["compiled"], results["eager"])
+
+
+@fuzz(350)
+@given(encodings(16), st.data(), st.sampled_from(DTYPES))
+def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:
+    """Dense gradients of weight by the bits of their rule, sparse ones row by row, alpha's by its formula."""
+    draw, vocabulary = data.draw, data.draw(st.sampled_from((1, 2, 7, 100)))
+    weight = draw(views((vocabulary, encoding.dim), dtype, expanded=False))[1]
+    of = draw(tokens(vocabulary, least=1))
+    padding, dropout = draw(paddings(vocabulary, of.ids.dim())), draw(dropouts())
+    row = draw(rows(encoding, of.batch, of.length))
+    case = (of, row, dropout, padding, draw(st.sampled_from(FACTORS[:8])), draw(st.booleans()))
+    grad = draw(gradients((*of.ids.shape, encoding.dim), dtype))
+    alpha = torch.tensor(draw(st.sampled_from((1.0, 0.3, -2.0))), dtype=draw(st.sampled_from(DTYPES[::3])))
+    results = {}
+    for backend in BACKENDS:
+        with sinpe.use_backend(backend):
+            mine, factor = weight.detach().clone().requires_grad_(), alpha.clone().requires_grad_()
+            to_weight, to_alpha = torch.autograd.grad(forward(case, mine, encoding, factor), (mine, factor), grad)
+            results[backend] = to_weight
+            assert to_weight.is_sparse == case[5] and to_weight.shape == weight.shape
+            check_weight(to_weight, grad, case)
+            wide = kept_gradient(grad, dropout.rate, dropout.seed).permute(of.order)
+            mask = mask_of(of, padding, row.mask)
+            wide = wide if mask is None else torch.where(beside(mask.unsqueeze(-1), wide), 0.0, wide)
+            pe = sinpe.encode(row.at, encoding, dtype=acc_of(dtype)).double()
+            if not pe.isnan().any():
+                check_sum(to_alpha, wide * beside(pe, wide))
+    if not case[5]:
+        assert same(results["compiled"], results["eager"])
+
+
+def check_weight(got: Tensor, grad: Tensor, case: Any) -> None:
+    of, _, dropout, padding, scale, sparse = case
+    flat = of.ids.permute(of.order[:-1]).flatten().tolist()
+    if sparse:
+        each = gradient_by_the_rule(grad, scale, dropout.rate, dropout.seed).permute(of.order)
+        each = each.reshape(-1, grad.shape[-1])
+        counted = [k for k, token in enumerate(flat) if token != padding.row]
+        assert got._indices().tolist() == [[flat[k] for k in counted]]
+        assert same(got._values(), each[counted])
+        return
+    # Summed in acc in the order of the tokens, times one factor, rounded once; a row without a token is +0.
+    drop, acc = drop_of(dropout.rate), acc_of(grad.dtype)
+    want = torch.zeros(got.shape, dtype=acc)
+    if drop < 65536:
+        keep = mask_by_the_rule(grad.shape, dropout.rate, dropout.seed)
+        each = torch.where(keep, grad.to(acc), 0.0).permute(of.order).reshape(-1, grad.shape[-1])
+        for token, one in zip(flat, each, strict=True):
+            want[token] += one
+        factor = torch.tensor(scale * (65536 / (65536 - drop)), dtype=torch.float64).to(acc)
+        named = sorted({token for token in flat if token != padding.row})
+        want[named] *= factor
+        want[[row for row in range(len(want)) if row not in named]] = 0.0
+    assert same(got, want.to(got.dtype))

@@ -1,0 +1,342 @@
+"""Grids over drawn axes, arrangements and forms of x, against the rows of each axis, put together by definition."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from fuzzing import fuzz
+from hypothesis import assume, given, reject
+from hypothesis import strategies as st
+from oracles import (
+    acc_of,
+    beside,
+    check_sum,
+    close_float64,
+    drop_by_the_rule,
+    gradient_by_the_rule,
+    kept_gradient,
+    same,
+    slopes,
+    steepness,
+    total_by_the_rule,
+)
+from strategies import DTYPES, encodings, fractional_positions, sprinkle, views
+from strategies_calls import FACTORS, alphas, dropouts, gradients, masks
+from torch import Tensor
+
+import sinpe_ext as sinpe
+import sinpe_ext.numpy as sinpe_numpy
+from sinpe_ext import GridEncoding
+from sinpe_ext._grid_catalogue import GRIDS
+
+pytestmark = pytest.mark.usefixtures("need_kernels")
+BACKENDS = ("compiled", "eager")
+ALPHA = 0.75  # the same number in every dtype
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> GridEncoding:
+    """Named grids, and any encodings in any arrangement, cut or with zeros behind."""
+    if draw(st.integers(0, 3)) == 0:
+        name, dim = draw(st.sampled_from(sorted(GRIDS))), draw(st.sampled_from((4, 8, 12, 16, 24, 48, 7, 22)))
+        try:
+            return sinpe.convention(name, dim)
+        except ValueError:  # a dim that the library refuses
+            reject()
+    arrangement = draw(st.sampled_from(("blocks", "blocks", "grouped", "interleaved")))
+    axes = [draw(encodings(7))]
+    alike = draw(st.booleans())
+    for _ in range(draw(st.integers(0, 3))):
+        axes.append(axes[0] if alike else draw(encodings(7)))
+    try:
+        if arrangement == "grouped":
+            layouts = ("sin_cos", "cos_sin")
+            dims = [axis.dim + axis.dim % 2 for axis in axes]
+            fields = [{"layout": draw(st.sampled_from(layouts)), "frequencies": None} for _ in axes]
+            axes = [axis.replace(dim=dim, **more) for axis, dim, more in zip(axes, dims, fields, strict=True)]
+        elif arrangement == "interleaved":
+            axes = [axis.replace(dim=axes[0].dim, frequencies=None) for axis in axes]
+        total = sum(axis.dim for axis in axes)
+        dim = draw(st.sampled_from((None, None, max(1, total - draw(st.integers(1, 6))), total + 3)))
+        order = draw(st.sampled_from((None, tuple(draw(st.permutations(range(len(axes))))))))
+        return GridEncoding(axes, arrangement=arrangement, order=order, dim=dim)
+    except (ValueError, OverflowError):  # an axis without meaning
+        reject()
+
+
+def together(grid: GridEncoding, rows: list[Tensor]) -> Tensor:
+    """The channels of a grid from the whole rows of each axis, (*places, axis.dim) each."""
+    ordered = [rows[axis] for axis in (grid.order or range(grid.ndim))]
+    if grid.arrangement == "interleaved":
+        made = torch.stack(ordered, -1).flatten(-2)
+    elif grid.arrangement == "grouped":
+        made = torch.cat([part for k in (0, 1) for part in (row.chunk(2, -1)[k] for row in ordered)], -1)
+    else:
+        made = torch.cat(ordered, -1)
+    zeros = made.new_zeros((*made.shape[:-1], max(0, grid.dim - made.shape[-1])))
+    return torch.cat([made[..., : grid.dim], zeros], -1)
+
+
+def truth(grid: GridEncoding, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of coordinates (*places, axes)."""
+    return together(grid, [sinpe.encode(places[..., k], axis, dtype=dtype) for k, axis in enumerate(grid.axes)])
+
+
+def implicit(grid: GridEncoding, lengths: tuple[int, ...], starts: list[int]) -> Tensor:
+    axes = [torch.arange(n) + s + axis.start for n, s, axis in zip(lengths, starts, grid.axes, strict=True)]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
+
+
+@st.composite
+def coordinates(draw: st.DrawFn, shape: tuple[int, ...]) -> Tensor:
+    """Of places, (*shape)."""
+    count = math.prod(shape)
+    if draw(st.booleans()):
+        values = draw(st.lists(st.integers(-(2**40), 2**40), min_size=min(count, 5), max_size=5)) or [0]
+        return torch.tensor(values, dtype=torch.int64).repeat(count // len(values) + 1)[:count].reshape(shape)
+    values = draw(st.lists(fractional_positions(32), min_size=3, max_size=9))
+    dtype = draw(st.sampled_from((torch.float32, torch.float64)))
+    return torch.tensor(values, dtype=dtype).repeat(count // len(values) + 1)[:count].reshape(shape)
+
+
+STARTS = st.integers(-(2**40), 2**40)
+
+
+@fuzz(250)
+@given(grids(), st.data(), st.sampled_from(DTYPES))
+def test_table_and_encode(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype) -> None:
+    draw, n = data.draw, grid.ndim
+    lengths = tuple(draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)))
+    starts = draw(st.lists(STARTS, min_size=n, max_size=n))
+    extra, flat = draw(st.sampled_from((0, 0, 1, 3))), draw(st.booleans())
+    shape = (extra + math.prod(lengths), grid.dim) if extra or flat else (*lengths, grid.dim)
+    memory, out = draw(views(shape, dtype, expanded=False))
+    before = memory.clone()
+    torch.as_strided(before, out.size(), out.stride(), out.storage_offset()).fill_(0)
+    places = draw(coordinates((*draw(st.lists(st.integers(0, 5), max_size=2)), n)))
+    results = {}
+    for backend in BACKENDS:
+        with sinpe.use_backend(backend):
+            want = truth(grid, implicit(grid, lengths, starts), dtype)
+            want = want.reshape(-1, grid.dim) if math.prod(lengths) else want.reshape(0, grid.dim)
+            want = torch.cat([want.new_zeros(extra, grid.dim), want]).reshape(shape)
+            got = sinpe.table(lengths, grid, start=starts, dtype=dtype, extra_tokens=extra, flatten=flat)
+            assert same(got, want), backend
+            out.fill_(math.nan)
+            assert sinpe.table(lengths, grid, start=starts, out=out, extra_tokens=extra, flatten=flat) is out
+            assert same(out, want)
+            out.fill_(0)
+            assert same(memory, before), "an element outside of the result was written to"
+            rows = sinpe.encode(places, grid, dtype=dtype)
+            assert same(rows, truth(grid, places, dtype))
+            results[backend] = got, rows
+    for compiled, eager in zip(results["compiled"], results["eager"], strict=True):
+        assert close_float64(compiled, eager) if dtype == torch.float64 else same(compiled, eager)
+    if dtype == torch.float32:
+        assert same(torch.from_numpy(sinpe_numpy.encode(places.numpy(), grid)), results["eager"][1])
+        if not extra:
+            table = sinpe_numpy.table(lengths, grid, start=starts)
+            assert same(torch.from_numpy(table).reshape(shape), results["eager"][0])
+
+
+class Form(NamedTuple):
+    """Where x has the places: `order` brings x to (*batches, *lengths or S, C)."""
+
+    shape: tuple[int, ...]
+    arguments: dict[str, Any]
+    order: list[int]
+    flat: bool
+    extra: int
+    lengths: tuple[int, ...]
+    batches: tuple[int, ...]
+
+    def canonical(self, t: Tensor) -> Tensor:
+        """(*batches, S, C), without the extra tokens."""
+        t = t.permute(self.order)
+        t = t.narrow(-2, self.extra, t.shape[-2] - self.extra) if self.flat else t
+        return t.reshape(*self.batches, math.prod(self.lengths), t.shape[-1])
+
+    def back(self, canonical: Tensor, front: Tensor) -> Tensor:
+        """x's form again; `front` are the extra tokens, (*batches, extra, C)."""
+        t = torch.cat([front, canonical], -2) if self.flat else canonical
+        t = t.reshape([self.shape[d] for d in self.order])
+        return t.permute([self.order.index(d) for d in range(len(self.order))])
+
+
+@st.composite
+def forms(draw: st.DrawFn, grid: GridEncoding, least: int = 0) -> Form:
+    n = grid.ndim
+    lengths = tuple(draw(st.lists(st.integers(least, 4), min_size=n, max_size=n)))
+    batches = tuple(draw(st.lists(st.integers(least, 3), max_size=2)))
+    places, flat = math.prod(lengths), n == 1 or draw(st.booleans())
+    extra = draw(st.sampled_from((0, 0, 1, 3))) if flat else 0
+    arguments: dict[str, Any] = {"extra_tokens": extra} if extra else {}
+    b = len(batches)
+    if flat:
+        arguments["grid_shape"] = draw(st.sampled_from((lengths, list(lengths))))
+        rank = b + 2
+        seq_dim, channel_dim = draw(
+            st.sampled_from(((rank - 2, rank - 1), tuple(draw(st.permutations(range(rank)))[:2])))
+        )
+        arguments |= {"seq_dim": seq_dim, "channel_dim": channel_dim}
+        order = [*(d for d in range(rank) if d not in (seq_dim, channel_dim)), seq_dim, channel_dim]
+        sizes = (*batches, extra + places, grid.dim)
+    else:
+        rank = b + n + 1
+        channel_dim = draw(st.sampled_from((rank - 1, *range(b + 1))))
+        arguments["channel_dim"] = channel_dim - draw(st.sampled_from((0, rank)))
+        order = [*(d for d in range(rank) if d != channel_dim), channel_dim]
+        sizes = (*batches, *lengths, grid.dim)
+    shape = [0] * rank
+    for d, size in zip(order, sizes, strict=True):
+        shape[d] = size
+    if not flat:
+        if not b or draw(st.booleans()):
+            arguments["grid_shape"] = lengths
+            assume(channel_dim == rank - 2 or shape[rank - 2] != places)  # else x may have the places in its sequence
+    return Form(tuple(shape), arguments, order, flat, extra, lengths, batches)
+
+
+class Places(NamedTuple):
+    arguments: dict[str, Any]
+    at: Tensor  # (1 or B, S, axes)
+    mask: Tensor | None  # (1 or B, S)
+
+
+@st.composite
+def where(draw: st.DrawFn, grid: GridEncoding, form: Form) -> Places:
+    """start of every kind or positions, and a mask or none, in every shape that they may have."""
+    n, places = grid.ndim, math.prod(form.lengths)
+    batch = form.batches[0] if form.batches else 1
+    allowed = [((places,), False), (form.lengths, False)] if form.flat else [(form.lengths, False)]
+    if form.batches:
+        allowed += [((k, *dims), True) for dims, _ in list(allowed) for k in (1, batch)]
+    arguments: dict[str, Any] = {}
+    kind = draw(st.sampled_from(("implicit", "int", "each", "0-d", "tensor", "per sample", "positions", "positions")))
+    starts = draw(st.lists(STARTS, min_size=n, max_size=n))
+    if kind == "positions":
+        shape, sampled = draw(st.sampled_from(allowed))
+        at = arguments["positions"] = draw(coordinates((*shape, n)))
+        at = at.reshape(shape[0] if sampled else 1, places, n)
+    elif kind == "per sample" and form.batches:
+        drawn = torch.tensor(starts * batch, dtype=torch.int64).reshape(batch, n)
+        arguments["start"] = drawn + torch.arange(batch).unsqueeze(1)
+        base = implicit(grid, form.lengths, [0] * n).reshape(1, places, n)
+        at = base + arguments["start"].unsqueeze(1)
+    else:
+        if kind == "implicit" or kind == "per sample":
+            starts = [0] * n
+        elif kind in ("int", "0-d"):
+            starts = [starts[0]] * n
+            arguments["start"] = starts[0] if kind == "int" else torch.tensor(starts[0])
+        else:
+            arguments["start"] = starts if kind == "each" else torch.tensor(starts, dtype=torch.int64)
+        at = implicit(grid, form.lengths, starts).reshape(1, places, n)
+    mask = None
+    if draw(st.booleans()):
+        shape, sampled = draw(st.sampled_from(allowed))
+        mask = arguments["padding_mask"] = draw(masks(shape))
+        mask = mask.reshape(shape[0] if sampled else 1, places)
+    return Places(arguments, at, mask)
+
+
+@fuzz(400)
+@given(grids(), st.data(), st.sampled_from(DTYPES), st.sampled_from(("add", "out", "out is x", "add_")))
+def test_add(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: str) -> None:
+    """Every form of `add`, on each backend, by the rule; and nothing but the result is written to."""
+    draw = data.draw
+    form = draw(forms(grid))
+    at, dropout = draw(where(grid, form)), draw(dropouts())
+    memory, x = draw(views(form.shape, dtype, expanded=call in ("add", "out")))
+    if x.numel() and 0 not in x.stride():
+        sprinkle(x, draw(st.integers(0, 2**20)))
+    scale, alpha, acc = draw(st.sampled_from(FACTORS)), draw(alphas()), acc_of(dtype)
+    results = {}
+    for backend in BACKENDS:
+        with sinpe.use_backend(backend), torch.inference_mode(draw(st.booleans())):
+            kept = memory.clone()
+            own = torch.as_strided(kept, x.size(), x.stride(), x.storage_offset())
+            into_memory, into = kept, own
+            if call == "out":
+                into_memory, into = draw(views(form.shape, dtype, expanded=False))
+                into_memory = into_memory.clone()
+                into = torch.as_strided(into_memory, into.size(), into.stride(), into.storage_offset())
+                into.fill_(math.nan)
+            before = into_memory.clone()
+            total = total_by_the_rule(form.canonical(own), truth(grid, at.at, acc), scale, alpha, at.mask)
+            front = torch.as_tensor(scale, dtype=acc) * own.permute(form.order).to(acc)[..., : form.extra, :]
+            want = drop_by_the_rule(form.back(total, front), dtype, dropout.rate, dropout.seed)
+            arguments = dict(form.arguments, scale=scale, alpha=alpha, **at.arguments, **dropout.arguments())
+            if call == "add":
+                got = sinpe.add(own, grid, **arguments)
+                assert got.stride() == torch.empty_like(own).stride()
+            elif call == "add_":
+                got = sinpe.add_(own, grid, **arguments)
+                assert got is own
+            else:
+                got = sinpe.add(own, grid, out=into, **arguments)
+                assert got is into
+            assert same(got, want), backend
+            results[backend] = got.clone()
+            if call != "add":
+                into.fill_(0)
+                torch.as_strided(before, into.size(), into.stride(), into.storage_offset()).fill_(0)
+                assert same(into_memory, before), "an element outside of the result was written to"
+            if call in ("add", "out"):
+                assert same(kept, memory), "x was written to"
+    if dtype != torch.float64:
+        assert same(results["compiled"], results["eager"])
+
+
+@fuzz(200)
+@given(grids(), st.data(), st.sampled_from(DTYPES), st.sampled_from(("add", "add_")))
+def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: str) -> None:
+    """The gradient of x by the bits of its rule, those of alpha and of coordinates by their formulas."""
+    draw = data.draw
+    form = draw(forms(grid, least=1))
+    at, dropout, scale = draw(where(grid, form)), draw(dropouts()), draw(st.sampled_from(FACTORS[:8]))
+    x, grad = draw(views(form.shape, dtype, expanded=False))[1], draw(gradients(form.shape, dtype))
+    acc, found = acc_of(dtype), {}
+    given = at.arguments.get("positions", torch.zeros(0, dtype=torch.int64))
+    moves = given.is_floating_point() and bool((given.abs() < 2**20).all())
+    for backend in BACKENDS:
+        with sinpe.use_backend(backend):
+            mine = x.detach().clone().requires_grad_()
+            alpha = torch.tensor([ALPHA], dtype=draw(st.sampled_from(DTYPES[::3])), requires_grad=True)
+            arguments = dict(form.arguments, scale=scale, alpha=alpha, **at.arguments, **dropout.arguments())
+            inputs = [mine, alpha]
+            if moves:
+                arguments["positions"] = given.clone().requires_grad_()
+                inputs.append(arguments["positions"])
+            made = sinpe.add(mine, grid, **arguments) if call == "add" else sinpe.add_(mine * 1, grid, **arguments)
+            to_x, to_alpha, *to_positions = torch.autograd.grad(made, inputs, grad)
+            assert same(to_x, gradient_by_the_rule(grad, scale, dropout.rate, dropout.seed))
+            found[backend] = to_x
+            wide = form.canonical(kept_gradient(grad, dropout.rate, dropout.seed))
+            wide = wide if at.mask is None else torch.where(beside(at.mask.unsqueeze(-1), wide), 0.0, wide)
+            pe = truth(grid, at.at, acc).double()
+            if not pe.isnan().any():
+                check_sum(to_alpha, wide * beside(pe, wide))
+            if moves:
+                check_coordinates(to_positions[0].reshape(at.at.shape), wide, grid, at.at, acc)
+    assert same(found["compiled"], found["eager"])
+
+
+def check_coordinates(got: Tensor, wide: Tensor, grid: GridEncoding, at: Tensor, acc: torch.dtype) -> None:
+    """Of the first and the last place: ALPHA * sum(G * PE') for each axis."""
+    wide = wide.reshape(-1, *wide.shape[-2:]) if at.shape[0] == 1 else wide.reshape(len(at), -1, *wide.shape[-2:])
+    wide = wide.unsqueeze(0) if at.shape[0] == 1 else wide  # (1 or B, anything, S, C)
+    relative = 2.0**-22 if acc == torch.float32 else 2.0**-49
+    for sample, s in {(0, 0), (len(at) - 1, at.shape[1] - 1)}:
+        for k, axis in enumerate(grid.axes):
+            steep, slope = ([torch.zeros(a.dim, dtype=torch.float64) for a in grid.axes] for _ in range(2))
+            steep[k], slope[k] = steepness(axis), slopes(axis, [at[sample, s, k].item()])[0]
+            terms = wide[sample, :, s] * together(grid, slope) * ALPHA
+            size = float((wide[sample, :, s].abs() * together(grid, steep)).sum())
+            want, one = float(terms.sum()), float(got[sample, s, k])
+            if size < 1e30:
+                rounding = 2.0**-23 if got.dtype == torch.float32 else 2.0**-52
+                assert abs(one - want) <= (relative + 1e-12) * size + rounding * abs(want) + 1e-44, (one, want)
