@@ -29,6 +29,7 @@ ENCODINGS = (
 RATES = st.sampled_from((0.0, 0.1, 0.5, 1.0))
 FLOATS = st.sampled_from((1.0, 1.0, 0.5, -2.0))
 SEEDS = st.integers(-(2**63), 2**63 - 1)
+STATES = st.tuples(st.booleans(), st.booleans(), st.booleans())  # training, batch_first, gradients
 
 
 def numbers(*shape: int) -> Tensor:
@@ -49,10 +50,12 @@ class Layer(RuleBasedStateMachine):
         self.backend.__exit__(None, None, None)
         super().teardown()
 
-    def make(self, layer: Any, encoding: Any, learned: bool, **model: Any) -> None:
-        self.layer = layer
-        self.model = {"encoding": encoding, "training": True, "drops": True, "scale": 1.0, "grad": True, **model}
-        self.model |= {"learned": learned, "batch_first": True, "alpha": torch.tensor([model["alpha"]])}
+    def make(self, layer: Any, state: tuple[bool, bool, bool], learned: bool, **model: Any) -> None:
+        training, first, grad = state
+        self.layer = layer.train(training)
+        self.layer.batch_first = first
+        self.model = {"drops": training, "batch_first": first, "grad": grad, "scale": 1.0, "learned": learned, **model}
+        self.model["alpha"] = torch.tensor([model["alpha"]])
 
     def rate(self) -> float:
         return self.model["p"] if self.model["drops"] else 0.0
@@ -121,14 +124,15 @@ class Layer(RuleBasedStateMachine):
 class PositionalEncoding(Layer):
     @initialize(
         encoding=st.sampled_from(ENCODINGS),
+        state=STATES,
         p=RATES,
         alpha=FLOATS,
         learned=st.booleans(),
         max_len=st.sampled_from((None, LENGTH + 5)),
     )
-    def begin(self, encoding: Any, p: float, alpha: float, learned: bool, max_len: int | None) -> None:
+    def begin(self, encoding: Any, state: Any, p: float, alpha: float, learned: bool, max_len: int | None) -> None:
         layer = SinusoidalPositionalEncoding(DIM, p, max_len, encoding=encoding, alpha=alpha, learned_alpha=learned)
-        self.make(layer, encoding, learned, p=p, alpha=alpha)
+        self.make(layer, state, learned, encoding=encoding, p=p, alpha=alpha)
 
     @rule(
         dtype=st.sampled_from(DTYPES),
@@ -171,19 +175,23 @@ class PositionalEncoding(Layer):
 class Embedding(Layer):
     @initialize(
         encoding=st.sampled_from(ENCODINGS),
+        state=STATES,
         p=RATES,
         alpha=FLOATS,
         learned=st.booleans(),
         padding_idx=st.sampled_from((None, 0, 4)),
         sparse=st.booleans(),
     )
-    def begin(self, encoding: Any, p: float, alpha: float, learned: bool, padding_idx: Any, sparse: bool) -> None:
+    def begin(
+        self, encoding: Any, state: Any, p: float, alpha: float, learned: bool, padding_idx: Any, sparse: bool
+    ) -> None:
         options: dict[str, Any] = {"sparse": sparse, "padding_idx": padding_idx}
         options["encode_padding"] = padding_idx != 4
         layer = SinusoidalEmbedding(
             VOCABULARY, DIM, dropout=p, encoding=encoding, alpha=alpha, learned_alpha=learned, **options
         )
-        self.make(layer, encoding, learned, p=p, alpha=alpha, options=options, weight=layer.weight.detach().clone())
+        weight = layer.weight.detach().clone()
+        self.make(layer, state, learned, encoding=encoding, p=p, alpha=alpha, options=options, weight=weight)
 
     @rule(dtype=st.sampled_from(DTYPES))
     def convert(self, dtype: torch.dtype) -> None:

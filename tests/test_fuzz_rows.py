@@ -72,6 +72,15 @@ def test_named_table(encoding: Encoding, length: int, start: int, dtype: torch.d
         judged(rows, encoding, list(range(first, first + length)))
 
 
+@pytest.mark.parametrize("odd", ["round", "truncate", "pad"])
+@pytest.mark.parametrize("layout", ["interleaved", "sin_cos", "cos_sin"])
+def test_frequencies_of_each_channel(layout: str, odd: str, backend: str) -> None:
+    """Given outright, in the order sin 0, cos 0, sin 1, ...: a channel that is cut, which may be a sin, has none."""
+    frequencies = tuple(0.1 * k for k in range(1, 6 - (odd == "pad")))
+    encoding = Encoding(5, layout=layout, odd=odd, cos_frequency="own", frequencies=frequencies)
+    judged(sinpe.table(20, encoding), encoding, list(range(20)))
+
+
 @fuzz(250)
 @given(named(), st.data(), st.sampled_from(DTYPES))
 def test_timesteps(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:

@@ -101,11 +101,12 @@ def _formula(e: Encoding) -> Iterable[tuple[int, mpmath.mpf]]:
     orders = {"interleaved": alternating, "sin_cos": sines + cosines, "cos_sin": cosines + sines}
     order = {**orders, "sin": sines, "cos": cosines}[e.layout]
     steps = _mpf(width if e.exponent_dim is None else e.exponent_dim) / 2 - _mpf(e.shift)
+    given = sorted(2 * i + kind for kind, i in order[: e.dim])  # one per channel, where each has its own
     scale = _mpf(e.position_scale) * {"radian": 1, "half_turn": 1, "turn": 2}[e.unit]
     for kind, i in order[: e.dim]:
         own = e.cos_frequency == "own"
         if e.frequencies is not None:
-            frequency = _mpf(e.frequencies[2 * i + kind if own and not halves else i])
+            frequency = _mpf(e.frequencies[given.index(2 * i + kind) if own and not halves else i])
         else:
             index = i + mpmath.mpf(kind) / 2 if own else mpmath.mpf(i)
             frequency = _mpf(e.base) ** (-_mpf(e.exponent_scale) * index / steps) if steps else mpmath.mpf(1)
