@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -246,21 +244,3 @@ def test_threads_of_python(backend: str) -> None:
     for index, got in results.items():
         assert torch.equal(got[1], sinpe.table(300, sinpe.Encoding(64, base=9000.0 + index // 2), start=index))
     assert len(results) == 8
-
-
-FORK = """
-import os, torch, sinpe_ext as sinpe
-want = sinpe.add(torch.zeros(4, 4000, 64))
-child = os.fork()
-if not child:
-    torch.set_num_threads(1)  # what DataLoader workers do: a forked child cannot use its parent's OpenMP threads
-    os._exit(0 if torch.equal(sinpe.add(torch.zeros(4, 4000, 64)), want) else 3)
-raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child() -> None:
-    """In a process of its own: here other threads may hold locks."""
-    done = subprocess.run([sys.executable, "-c", FORK], timeout=60, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
