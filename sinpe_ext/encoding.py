@@ -214,8 +214,9 @@ def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
         raise TypeError(f"{name}: expected int, got {type(value).__name__}; {advice}")
     try:
         number = int(value.__index__())
-    except TypeError:  # tensors and arrays have __index__, but only integer scalars answer it
-        raise TypeError(f"{name}: expected int, got {type(value).__name__} ({value!r}); {advice}") from None
+    except (TypeError, NotImplementedError):  # tensors and arrays have it too, but only integer scalars answer
+        got = f"{value.dtype} of shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+        raise TypeError(f"{name}: expected int, got {got}; {advice}") from None
     if not low <= number <= high:
         raise ValueError(f"{name}: expected an int in {low}..{high}, got {number}; {advice}")
     return number
