@@ -79,9 +79,14 @@ def test_the_page_has_every_scan(tool: ModuleType) -> None:
     entries = [sum(count for _, count, _ in scan.runs) * scan.encoding.dim for scan in tool.scans(20)]
     assert [int(row[2].replace(",", "")) for row in rows] == entries
     head = part.strip().splitlines()[0]
-    assert re.search(r"on \d{4}-\d\d-\d\d, commit [0-9a-f]{10}\+?: ", head), head
     assert f"{sum(entries):,} entries, all correctly rounded" in head
     assert "the same bits from table and encode on default" in head
+
+
+@pytest.mark.parametrize("command", ["make exhaustive", "python tools/accuracy_table.py"])
+def test_the_tables_say_of_which_commit_they_are(tool: ModuleType, command: str) -> None:
+    said = rf"^Produced by `{command}` on \d{{4}}-\d\d-\d\d, commit [0-9a-f]{{10}}\+?[,:] "
+    assert re.search(said, tool.PAGE.read_text(encoding="utf-8"), re.M), f"run {command}, which writes it"
 
 
 def test_ranges_stay_within_int64(tool: ModuleType) -> None:

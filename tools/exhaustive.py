@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 
 import numpy as np  # noqa: E402
-import records  # noqa: E402
 import truth_file  # noqa: E402
 import ulp  # noqa: E402
+from environments import commit  # noqa: E402
 
 from sinpe_ext import Encoding, convention  # noqa: E402
 
@@ -131,6 +131,7 @@ def main() -> int:
         parser.error(f"--bits: expected 10 to 24, got {arguments.bits}")
     if arguments.write and arguments.bits != 20:
         parser.error("--write: the page has the ranges of --bits 20, leave it out")
+    made_of = commit()
     build()
     begun, faults, sets, total, by_mpmath, worst, furthest = time.monotonic(), [], set(), 0, 0, 0.0, 0.0
     lines = [
@@ -178,9 +179,9 @@ def main() -> int:
     for fault in faults:
         print(f"exhaustive: {fault}")
     print(f"exhaustive: {minutes:.1f} minutes")
-    print(f"{records.SAID}{said}")
+    print(f"result: {said}")
     if arguments.write:
-        head = f"Produced by `make exhaustive` on {datetime.date.today()}, commit {records.commit()}: {said}."
+        head = f"Produced by `make exhaustive` on {datetime.date.today()}, commit {made_of}: {said}."
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
         text = "\n".join([before + BEGIN, head, "", *lines, END]) + rest.partition(END)[2]
         PAGE.write_text(text, encoding="utf-8")

@@ -56,8 +56,8 @@ def options(**more: object) -> dict[str, str]:
 
 def find() -> Tool | str:
     """The compiler, or why there is none."""
-    why = ["no compiler was found (looked for CXX, clang++, g++)"]
     chosen = os.environ.get("CXX", "").strip()
+    why = [f"CXX={chosen} was not found" if chosen else "no compiler was found (looked for clang++, g++)"]
     for name in [chosen] if chosen else COMPILERS:
         compiler = shutil.which(name)
         if compiler is None:
@@ -97,30 +97,31 @@ def main() -> int:
     if isinstance(tool, str):
         return fail(f"no ThreadSanitizer: {tool}; install clang++ or g++ with libtsan, or set CXX")
 
+    folder = BUILD / Path(tool.compiler).name  # CMake keeps to a compiler
     jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
     settings = ["-DSINPE_SANITIZE=thread", "-DSINPE_BUILD_EXAMPLES=OFF", "-DCMAKE_BUILD_TYPE=Debug"]
     settings += ["-DCMAKE_CXX_FLAGS=-O1", f"-DCMAKE_CXX_COMPILER={tool.compiler}"]
-    configure = ["cmake", "-S", str(ROOT), "-B", str(BUILD), *settings]
+    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), *settings]
     tests = CORE if core else TESTS
-    build = ["cmake", "--build", str(BUILD), "--parallel", jobs, "--target", *tests]
+    build = ["cmake", "--build", str(folder), "--parallel", jobs, "--target", *tests]
     for command in (configure, build):
         done = run(command)
         if done.returncode != 0:
             return fail(f"{' '.join(command[:2])} failed\n{done.stdout[-4000:]}")
 
-    for old in BUILD.glob("report.*"):
+    for old in folder.glob("report.*"):
         old.unlink()
     pattern = f"^({'|'.join(tests)})(_threads_[0-9]+)?$"
-    command = [*tool.prefix, "ctest", "--test-dir", str(BUILD), "--output-on-failure", "-R", pattern]
-    done = run(command, options(log_path=BUILD / "report"))
+    command = [*tool.prefix, "ctest", "--test-dir", str(folder), "--output-on-failure", "-R", pattern]
+    done = run(command, options(log_path=folder / "report"))
     print(done.stdout, end="")
-    reports = "".join(path.read_text(errors="replace") for path in sorted(BUILD.glob("report.*")))
+    reports = "".join(path.read_text(errors="replace") for path in sorted(folder.glob("report.*")))
     print(reports, end="")
     summary = re.search(r"(\d+) tests failed out of (\d+)", done.stdout)
-    failed, tests = map(int, summary.groups()) if summary else (-1, 0)
+    failed, count = map(int, summary.groups()) if summary else (-1, 0)
     found = reports.count(REPORT)
-    print(f"result: {tests} C++ tests under ThreadSanitizer ({tool.version}), {failed} failed, {found} reports")
-    return 0 if done.returncode == 0 and tests > 0 and failed == 0 and found == 0 else 1
+    print(f"result: {count} C++ tests under ThreadSanitizer ({tool.version}), {failed} failed, {found} reports")
+    return 0 if done.returncode == 0 and count > 0 and failed == 0 and found == 0 else 1
 
 
 if __name__ == "__main__":
