@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +16,8 @@ from . import _checks, _grad, _rows, _traced
 from ._device_constants import on_device
 from ._traced import constant_in_graph
 from .encoding import Encoding
+from .grid import GridEncoding, Piece
 from .reference_grid import HEADER_WORDS, MAGIC
-
-if TYPE_CHECKING:
-    from .grid import GridEncoding
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -115,6 +113,15 @@ def together(
     return torch.cat([*parts, zero], -1).index_select(-1, torch.tensor(at, device=device))
 
 
+def fed(grid: GridEncoding, lengths: Sequence[int]) -> tuple[Piece, ...]:
+    """The pieces, and one more for the zero channels behind them, if any, on the shortest axis."""
+    first = max((p.first + (p.encoding.dim - 1) * p.step + 1 for p in grid.pieces), default=0)
+    if first == grid.dim:
+        return grid.pieces
+    shortest = min(range(len(lengths)), key=lambda axis: lengths[axis])
+    return (*grid.pieces, Piece(shortest, nothing(grid.dim - first), first, 1))
+
+
 def values(
     grid: GridEncoding,
     lengths: Sequence[int],
@@ -126,8 +133,12 @@ def values(
 ) -> Tensor:
     """alpha times the axes' rows in acc, one piece behind the other, for the operator."""
     parts = []
-    for k, piece in enumerate(grid.pieces):
-        rows = rows_of((grid, None, k), lengths[piece.axis], starts[piece.axis], acc, device)
+    for k, piece in enumerate(fed(grid, lengths)):
+        length = lengths[piece.axis]
+        if k < len(grid.pieces):
+            rows = rows_of((grid, None, k), length, starts[piece.axis], acc, device)
+        else:
+            rows = torch.zeros(length, piece.encoding.dim, dtype=acc, device=device)
         parts.append((rows.t() if by_channels else rows).reshape(-1))
     if not parts:
         return torch.zeros(0, dtype=acc, device=device)
@@ -139,12 +150,12 @@ def values(
 
 @lru_cache(maxsize=256)
 def _host_words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool) -> Tensor:
-    pieces, at = [], 0
-    for piece in grid.pieces:
+    every, pieces, at = fed(grid, lengths), [], 0
+    for piece in every:
         pieces += [piece.axis, piece.first, piece.step, piece.encoding.dim, at]
         at += piece.encoding.dim * lengths[piece.axis]
     size = HEADER_WORDS + len(lengths) + len(pieces)
-    header = [MAGIC, size, int(by_channels), len(lengths), len(grid.pieces), grid.dim, at, 0]
+    header = [MAGIC, size, int(by_channels), len(lengths), len(every), grid.dim, at, 0]
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.device("cpu"):
         return torch.tensor([*header, *lengths, *pieces], dtype=torch.int64)
 
@@ -159,7 +170,7 @@ def words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, devic
 
 @lru_cache(maxsize=64)
 def nothing(count: int) -> Encoding:
-    """Channels that are zero, to be added like any others: what is -0 becomes +0."""
+    """Channels that are zero, to be added like any others: alpha times +0, whose sign shows in a sum of zeros."""
     return Encoding(count, layout="sin", frequencies=(0.0,) * count, amplitude=0.0)
 
 

@@ -213,7 +213,9 @@ def half(encoding: Encoding, second: bool) -> Encoding:
     cosine = second == (encoding.layout == "sin_cos")
     count, given = cosines if cosine else sines, encoding.frequencies
     if given is not None:
-        given = (given[cosine::2] if encoding.cos_frequency == "own" else given)[:count]
+        if encoding.cos_frequency == "own":  # sin 0, cos 0, sin 1, ...; what the odd policy cuts is not among them
+            given = tuple(w for w, k in zip(given, _frequency.indices(encoding), strict=True) if k % 2 == cosine)
+        given = given[:count]
     layout = "cos" if cosine else "sin"
     return encoding.replace(dim=count, layout=layout, exponent_dim=exponent_dim, frequencies=given, odd="truncate")
 

@@ -26,6 +26,42 @@ def test_cut_halves_side_by_side(backend: str, layout: str, dim: int) -> None:
     assert torch.equal(sinpe.add(x, grid), x + whole[..., :dim])
 
 
+@pytest.mark.parametrize(
+    "arrangement, odd, dim",
+    [
+        ("blocks", "round", 5),
+        ("blocks", "truncate", 5),
+        ("blocks", "pad", 5),
+        ("blocks", "round", 6),
+        ("grouped", "round", 6),
+    ],
+)
+def test_cut_halves_with_frequencies_of_each_channel(arrangement: str, odd: str, dim: int, backend: str) -> None:
+    """Where an odd dim has lost a sin, the list of frequencies, sin 0, cos 0, sin 1, ..., has none for it."""
+    given = tuple(0.1 * k for k in range(1, dim + 1 - (odd == "pad")))
+    axis = Encoding(dim, layout="cos_sin", odd=odd, cos_frequency="own", frequencies=given)
+    rows = sinpe.table(6, axis)
+    for kept in range(1, dim + 1):
+        assert torch.equal(sinpe.table((6,), GridEncoding((axis,), arrangement=arrangement, dim=kept)), rows[:, :kept])
+
+
+@pytest.mark.parametrize("arrangement", ["blocks", "interleaved"])
+@pytest.mark.parametrize("channel_dim", [-1, 1])
+def test_zero_channels_have_the_sign_of_alpha(backend: str, channel_dim: int, arrangement: str) -> None:
+    """alpha * 0 is added as in any other channel, and so by every way: in one pass, with gradients, by positions."""
+    grid = GridEncoding((Encoding(4), Encoding(4)), arrangement=arrangement, dim=11)
+    for alpha in (-1.0, 1.0):
+        for zero in (0.0, -0.0):
+            x = torch.full((2, 11, 3, 3) if channel_dim == 1 else (2, 3, 3, 11), zero)
+            ways = [sinpe.add(x, grid, alpha=alpha, channel_dim=channel_dim)]
+            ways.append(sinpe.add(x.clone().requires_grad_(), grid, alpha=alpha, channel_dim=channel_dim).detach())
+            places = sinpe.positions.grid((3, 3)).expand(2, 3, 3, 2)
+            ways.append(sinpe.add(x, grid, alpha=alpha, positions=places, channel_dim=channel_dim))
+            for way in ways:
+                zeros = way.movedim(channel_dim, -1)[..., 8:]
+                assert bool((zeros == 0).all()) and bool((zeros.signbit() == (alpha < 0 and str(zero) == "-0.0")).all())
+
+
 def test_the_sequence_of_one_axis(backend: str) -> None:
     x = torch.randn(5, 3, 8)
     one = GridEncoding((Encoding(8),))
