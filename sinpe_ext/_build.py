@@ -120,7 +120,7 @@ def compile_flags(target: str) -> list[str]:
 
 def link_flags(target: str) -> list[str]:
     flags = ["-Wl,-s", "-Wl,--as-needed"] if sys.platform.startswith("linux") else []
-    return flags + (["-pthread"] if target == "core" and sys.platform != "darwin" else [])
+    return flags + (["-pthread"] if target in ("cpu", "core") and sys.platform != "darwin" else [])
 
 
 # ---------------------------------------------------------------------------------------------- compiler, ninja, jobs
