@@ -129,7 +129,7 @@ def link_flags(target: str) -> list[str]:
     if _sanitizers(target):
         return _sanitizers(target)
     flags = ["-Wl,-s", "-Wl,--as-needed"] if sys.platform.startswith("linux") else []
-    return flags + (["-pthread"] if target == "core" and sys.platform != "darwin" else [])
+    return flags + (["-pthread"] if target in ("cpu", "core") and sys.platform != "darwin" else [])
 
 
 # ---------------------------------------------------------------------------------------------- compiler, ninja, jobs

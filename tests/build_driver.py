@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+
+import pytest
 from build_support import PREAMBLE
 
 DRIVER = (
@@ -84,3 +87,19 @@ def meet(step, action):
         return result
     setattr(owner, name, met)
 """
+
+
+def mounted(command: str) -> list[str]:
+    """A shell command with mounts of its own."""
+    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", command]
+
+
+def _no_mounts() -> str:
+    try:
+        done = subprocess.run(mounted("mount -t tmpfs tmpfs /mnt"), capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stderr if done.returncode else ""
+
+
+needs_mounts = pytest.mark.skipif(bool(_no_mounts()), reason=f"no mounts of its own: {_no_mounts()}")

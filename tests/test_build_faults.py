@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from build_driver import DRIVER, STEPS
+from build_driver import DRIVER, STEPS, mounted, needs_mounts
 from build_support import end, environment, finish, needs_compiler, run, start, write_script, write_small_sources
 
 LIMIT = 100  # seconds
@@ -195,22 +195,6 @@ assert child(right) == 0 and compiled_since() == 1
 
 
 # -------------------------------------------------------------------------------------------------------------- disks
-
-
-def mounted(command: str) -> list[str]:
-    """A shell command with mounts of its own."""
-    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", command]
-
-
-def _no_mounts() -> str:
-    try:
-        done = subprocess.run(mounted("mount -t tmpfs tmpfs /mnt"), capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return done.stderr if done.returncode else ""
-
-
-needs_mounts = pytest.mark.skipif(bool(_no_mounts()), reason=f"no mounts of its own: {_no_mounts()}")
 
 
 def run_mounted(mount: str, code: str, env: dict[str, str]) -> None:
