@@ -33,7 +33,8 @@ def test_the_page_is_current() -> None:
 def test_a_class_that_lost_its_test_is_found(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(
         'import pytest\nON = "eager", "meta"\n\n@pytest.mark.bad_input(1, *ON)\ndef test_one(): pass\n\n'
-        '@pytest.mark.bad_input(28, "moon")\ndef test_two(): pass\n\n@pytest.mark.bad_input(2)\ndef test_three(): pass\n'
+        '@pytest.mark.bad_input(28, "moon")\ndef test_two(): pass\n\n'
+        "@pytest.mark.bad_input(2)\ndef test_three(): pass\n"
     )
     found = bad_input.marks(tmp_path)
     assert found[0] == (1, ("eager", "meta"), "test_some.py::test_one")

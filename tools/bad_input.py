@@ -30,13 +30,24 @@ class Class(NamedTuple):
 
 CLASSES = {
     1: Class("position past a table's end", "generated exactly; `IndexError` past a `max_len` that was asked for"),
-    2: Class("negative position", "mirrored, sin(-p) = -sin(p); `IndexError` under `max_len`; never counted from the end"),
-    3: Class("start below 0 (left padding)", "those rows are defined; nothing stays unwritten", "timesteps have no start"),
+    2: Class(
+        "negative position", "mirrored, sin(-p) = -sin(p); `IndexError` under `max_len`; never counted from the end"
+    ),
+    3: Class(
+        "start below 0 (left padding)", "those rows are defined; nothing stays unwritten", "timesteps have no start"
+    ),
     4: Class("NaN and infinite positions, -0.0", "NaN in these rows alone; sin(±0) = +0, cos(±0) = 1"),
     5: Class("16-bit positions", "`TypeError` with the reason; taken as stored with `allow_16bit=True`"),
-    6: Class("position types", "integers widen to int64 first; bool, complex, fp8 `TypeError`; uint64 past int64 `ValueError`"),
-    7: Class("ends of int64", "every int64 is exact; rows beyond are a `ValueError`, no sum wraps", "a timestep has no row"),
-    8: Class("channels and bases", "1, odd and any width work; 0, negative, non-finite or zero bases are a `ValueError`"),
+    6: Class(
+        "position types",
+        "integers widen to int64 first; bool, complex, fp8 `TypeError`; uint64 past int64 `ValueError`",
+    ),
+    7: Class(
+        "ends of int64", "every int64 is exact; rows beyond are a `ValueError`, no sum wraps", "a timestep has no row"
+    ),
+    8: Class(
+        "channels and bases", "1, odd and any width work; 0, negative, non-finite or zero bases are a `ValueError`"
+    ),
     9: Class("zero sizes", "an empty result; nothing is launched"),
     10: Class("more than 2³¹ elements", "counted in 64 bits", "NumPy and the layers call the same kernels"),
     11: Class("strides, offsets, overlapping reads", "as of a contiguous copy", "timesteps: see positions"),
@@ -45,11 +56,16 @@ CLASSES = {
         "`RuntimeError` before anything is written; a write is counted, so that backward finds it",
         "layers write into nothing; NumPy has no autograd",
     ),
-    13: Class("a result that is its input", "never: not for dropout 0, alpha 0 or nothing to do", "no input is like the result"),
+    13: Class(
+        "a result that is its input",
+        "never: not for dropout 0, alpha 0 or nothing to do",
+        "no input is like the result",
+    ),
     14: Class("shapes that do not fit", "`ValueError` that names both shapes", "timesteps take any shape"),
     15: Class("devices that differ, meta", "`RuntimeError`; meta gives meta, no data is read", "NumPy has one device"),
     16: Class(
-        "types and layouts of x", "`TypeError`: integers, complex, fp8, sparse, nested, quantized, mkldnn, masked tensors"
+        "types and layouts of x",
+        "`TypeError`: integers, complex, fp8, sparse, nested, quantized, mkldnn, masked tensors",
     ),
     17: Class(
         "sizes no memory has, memory taken away",
@@ -57,19 +73,32 @@ CLASSES = {
         "timesteps: as positions",
     ),
     18: Class(
-        "dropout, scale, alpha", "`ValueError` outside 0 to 1; 1 gives zeros and a finite gradient; NaN and inf pass on",
+        "dropout, scale, alpha",
+        "`ValueError` outside 0 to 1; 1 gives zeros and a finite gradient; NaN and inf pass on",
         "NumPy and timesteps have none",
     ),
-    19: Class("derivatives", "checked to second order, any incoming gradient, torch.func, forward mode", "NumPy has none"),
-    20: Class("deterministic mode, threads, splits", "the same bits; every element is written", "NumPy: see accuracy.md"),
+    19: Class(
+        "derivatives", "checked to second order, any incoming gradient, torch.func, forward mode", "NumPy has none"
+    ),
+    20: Class(
+        "deterministic mode, threads, splits", "the same bits; every element is written", "NumPy: see accuracy.md"
+    ),
     21: Class("fork, spawn, workers", "completes, or says what to do", "a matter of processes, not of a front"),
     22: Class("threads of Python", "the same bits, one load, no deadlock", "a matter of processes, not of a front"),
     23: Class("streams, graph capture", "right on any stream; replays draw anew; no wait", "CUDA's alone"),
-    24: Class("meta, then `to_empty`", "nothing to rebuild; a learned alpha has `reset_parameters`", "functions have no state"),
-    25: Class("copies, pickles, casts, checkpoints, export", "the same bits; an old `pe` is compared", "functions have no state"),
-    26: Class("missing or foreign library", "eager, the same values, one warning", "a matter of the loader, not of a front"),
+    24: Class(
+        "meta, then `to_empty`", "nothing to rebuild; a learned alpha has `reset_parameters`", "functions have no state"
+    ),
+    25: Class(
+        "copies, pickles, casts, checkpoints, export",
+        "the same bits; an old `pe` is compared",
+        "functions have no state",
+    ),
+    26: Class(
+        "missing or foreign library", "eager, the same values, one warning", "a matter of the loader, not of a front"
+    ),
     27: Class("build flags", "no fast-math, threads are used", "a matter of the build"),
-}  # fmt: skip
+}
 
 
 class Shown(NamedTuple):
