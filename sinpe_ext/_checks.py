@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ._catalogue import convention
 from ._catalogue import is_grid as grid_name
 from ._columns import columns
-from ._dense import INT64_MAX, addressable, dense_tensor, described, device, flag, float_dtype, in_memory
+from ._dense import INT64_MAX, addressable, dense_tensor, described, device, flag, float_dtype, in_memory, shown
 from ._graph import constant_in_graph
 from .encoding import Encoding, integer
 from .grid import GridEncoding
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["INT64_MAX", "addressable", "dense_tensor", "described", "device", "flag", "float_dtype", "in_memory"]
+__all__ += ["shown"]
 
 DROP_UNIT = 65536  # dropout probabilities are multiples of 1 / DROP_UNIT
 INT64_MIN = -(2**63)
@@ -106,7 +107,8 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
         return _convention(value, max(dim, 1))
     if isinstance(value, int) and not isinstance(value, bool):
         return _encoding_of_dim(value)
-    if hasattr(value, "__index__") and not isinstance(value, bool) and getattr(value, "shape", ()) == ():
+    scalar = "shape ()" in described(value) or not hasattr(type(value), "shape")
+    if hasattr(value, "__index__") and not isinstance(value, bool) and scalar:
         return Encoding(value)
     raise TypeError(
         f"encoding: expected an Encoding, a convention's name or an int (the dim), got {type(value).__name__}; "
@@ -276,7 +278,9 @@ def factor(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{name}: expected a number that float64 can hold, got {value}; pass a smaller one") from None
+        raise ValueError(
+            f"{name}: expected a number that float64 can hold, got {shown(value)}; pass a smaller one"
+        ) from None
 
 
 def alpha_tensor(value: torch.Tensor, of: Target) -> None:

@@ -23,6 +23,14 @@ def described(value: Any) -> str:
     return type(value).__name__
 
 
+def shown(value: Any) -> str:
+    """What to print of a value: a number or a name in full, of anything else the kind."""
+    if isinstance(value, int) and value.bit_length() > 1024:  # Python refuses to print the longest
+        return f"an int of {value.bit_length()} bits"
+    plain = value is None or isinstance(value, (int, float, str, tuple))
+    return repr(value) if plain else described(value)
+
+
 def flag(name: str, value: Any) -> bool:
     """A yes or no: a bool, NumPy's, or the int 0 or 1."""
     if isinstance(value, bool):

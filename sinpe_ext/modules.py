@@ -84,15 +84,16 @@ class SinusoidalPositionalEncoding(nn.Module):
                 f"encoding: expected dim {self.d_model}, that of d_model, got {self.encoding.dim}; make them agree"
             )
         self.max_len = None if max_len is None else _checks.length(max_len, "max_len")
+        self.persistent_table = _checks.flag("persistent_table", persistent_table)
         if is_grid and (max_len is not None or (persistent_table and grid_shape is None)):
             raise ValueError(
                 "max_len: expected None for a grid, whose table has the rows of grid_shape, got "
-                f"max_len={max_len} and grid_shape={grid_shape}; pass grid_shape"
+                f"max_len={_checks.shown(max_len)} and grid_shape={_checks.shown(grid_shape)}; pass grid_shape"
             )
         if not is_grid and grid_shape is not None:
             raise ValueError(
-                f"grid_shape: expected None for an encoding of one dimension, got {grid_shape}; pass encoding= a "
-                "GridEncoding, or the name of one"
+                f"grid_shape: expected None for an encoding of one dimension, got {_checks.shown(grid_shape)}; pass "
+                "encoding= a GridEncoding, or the name of one"
             )
         if is_grid and grid_shape is not None:
             self.grid_shape = _grid_checks.lengths("grid_shape", grid_shape, self.encoding.ndim)
@@ -103,7 +104,6 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.batch_first = _checks.flag("batch_first", batch_first)
         self.require_positions = _checks.flag("require_positions", require_positions)
         self.scale = _checks.factor("scale", scale)
-        self.persistent_table = _checks.flag("persistent_table", persistent_table)
         if isinstance(dropout, (Encoding, GridEncoding)) or (isinstance(dropout, str) and dropout in conventions()):
             raise TypeError(
                 f"dropout: expected a float, got {dropout!r}; dropout is the second argument, pass encoding={dropout!r}"

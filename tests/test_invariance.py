@@ -55,6 +55,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.bad_input(20, "compiled", "eager")
 @pytest.mark.feature("table")
 @pytest.mark.parametrize("name", CHECKED)
 def test_any_number_of_threads(backend: str, threads: None, name: str) -> None:
@@ -65,6 +66,7 @@ def test_any_number_of_threads(backend: str, threads: None, name: str) -> None:
         assert differing(one, everything(CHECKED[name])) == []
 
 
+@pytest.mark.bad_input(20, "compiled", "eager")
 @pytest.mark.feature("encode")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CHECKED)
@@ -144,6 +146,7 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.bad_input(20, "compiled", "eager")
 @pytest.mark.parametrize("layout", ["interleaved", "sin_cos", "cos_sin"])
 @pytest.mark.parametrize("cos_frequency", ["shared", "own"])
 def test_every_element_is_written(backend: str, poisoned: None, layout: str, cos_frequency: str) -> None:

@@ -42,6 +42,7 @@ def want(data: Encoded) -> Tensor:
     return torch.cat([collate([data[i] for i in range(first, first + 3)]) for first in range(0, ITEMS, 3)])
 
 
+@pytest.mark.bad_input(21, "compiled", "eager")
 @pytest.mark.feature("DataLoader, fork and spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers(method: str, backend: str) -> None:
@@ -94,6 +95,7 @@ print("compiled" if _backend.compiled("cpu") else "eager")
 """
 
 
+@pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.feature("threads at the first call")
 def test_eight_threads_race_the_first_call(backend: str) -> None:
     """In a process of its own, with the library that is there already."""
