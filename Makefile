@@ -13,6 +13,8 @@ BENCH_ARGS ?=
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 COMPATIBILITY_ARGS ?=
+EXHAUSTIVE_ARGS ?=
+TSAN_ARGS ?=
 MATRIX_ARGS ?=
 ASAN_ARGS ?=
 FUZZ_MINUTES ?= 60
@@ -27,7 +29,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test train-distributed test-peers compatibility test-matrix bench train build cpp asan asan-cpp cuda-check fuzz record lint format clean distclean
+.PHONY: help demo test train-distributed test-peers compatibility test-matrix bench train build cpp asan asan-cpp tsan exhaustive fuzz cuda-check record lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -42,6 +44,8 @@ help:
 	@echo "make cpp     the C++ library and its tests, without Python or torch             CXX_STANDARD=20 CMAKE_ARGS="
 	@echo "make asan    these, then pytest, under AddressSanitizer and UBSan, CUDA kernels as plain C++ among them"
 	@echo "make asan-cpp   the C++ tests alone"
+	@echo "make tsan    the C++ tests under ThreadSanitizer, with std::thread                TSAN_ARGS=--core"
+	@echo "make exhaustive   every float32 entry of d=512, n < 2^20, and more, against double-doubles   EXHAUSTIVE_ARGS=--write"
 	@echo "make cuda-check   what can be known of the CUDA library without a device; needs nvcc    CUDA_TORCH_WHEEL=FILE"
 	@echo "make fuzz    property-based tests with new examples for FUZZ_MINUTES=60, in JOBS processes; Ctrl-C ends it   FUZZ_ARGS="
 	@echo "make record OF=\"asan\"   runs such a command and keeps what it found in docs/reliability.md"
@@ -100,6 +104,12 @@ asan: asan-cpp
 
 asan-cpp:
 	@$(MAKE) cpp BUILD=build/asan CMAKE_ARGS="$(CMAKE_ARGS) -DSINPE_SANITIZE=ON -DSINPE_BUILD_EXAMPLES=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1"
+
+tsan:
+	@exec $(PYTHON) tools/tsan.py $(TSAN_ARGS)
+
+exhaustive:
+	@$(call environment,test) && exec $$py tools/exhaustive.py $(EXHAUSTIVE_ARGS)
 
 # FUZZ_ARGS go to pytest: --require-backend=emulated for the CUDA kernels as plain C++. How it is done: tools/fuzz.py.
 fuzz:

@@ -216,6 +216,8 @@ def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
     path = package / built["file"]
     if not path.is_file():
         raise BuildUnavailable(f"the prebuilt library {path} is gone")
+    if _build.is_cut_short(path):
+        raise BuildUnavailable(f"the prebuilt library {path} is damaged: its end is missing")
     root = _build.source_root(package)
     if root is not None and _build.source_hash(device, root) != built["sources"]:
         raise BuildUnavailable("the prebuilt library is older than the sources")

@@ -7,8 +7,9 @@ import platform
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import _backend
+from . import _backend, _cache
 from ._backend import DeviceBackend
+from ._build import BuildUnavailable
 from ._version import __version__
 
 
@@ -75,8 +76,6 @@ def _indented(text: str) -> str:
 
 
 def collect() -> BackendInfo:
-    from . import _jit
-
     setting = _backend.setting()
     devices = [_under(setting, device) for device in ("cpu", "cuda")]
     devices += [found for name, found in _backend.found().items() if name not in ("cpu", "cuda")]
@@ -91,7 +90,7 @@ def collect() -> BackendInfo:
         instruction_set=_instruction_set(devices[0], core),
         cuda_arithmetic=_cuda_arithmetic(devices[1]),
         threads=_threads(),
-        cache_dir=str(_jit.cache_directory()),
+        cache_dir=_cache_directory(),
         core=core is not None,
         core_reason=core_reason,
     )
@@ -126,6 +125,13 @@ def _cuda_arithmetic(cuda: DeviceBackend) -> str | None:
     import torch
 
     return str(torch.ops.sinpe_ext.cuda_arithmetic.default())
+
+
+def _cache_directory() -> str:
+    try:
+        return str(_cache.directory())
+    except BuildUnavailable as error:
+        return f"none: {error.reason}; {error.todo}"
 
 
 def _threads() -> int:

@@ -14,6 +14,7 @@ import platform
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -128,7 +129,7 @@ def link_flags(target: str) -> list[str]:
     if _sanitizers(target):
         return _sanitizers(target)
     flags = ["-Wl,-s", "-Wl,--as-needed"] if sys.platform.startswith("linux") else []
-    return flags + (["-pthread"] if target == "core" and sys.platform != "darwin" else [])
+    return flags + (["-pthread"] if target in ("cpu", "core") and sys.platform != "darwin" else [])
 
 
 # ---------------------------------------------------------------------------------------------- compiler, ninja, jobs
@@ -233,6 +234,20 @@ def build_key(facts: Mapping[str, str]) -> str:
 
 def file_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def is_cut_short(path: Path) -> bool:
+    """Whether an ELF file ends before what it says is to be loaded: to load it would kill the process (SIGBUS)."""
+    content = path.read_bytes()
+    if content[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian; the loader itself looks at any other
+        return False
+    try:
+        (first,) = struct.unpack_from("<Q", content, 0x20)
+        size, count = struct.unpack_from("<HH", content, 0x36)
+        segments = [struct.unpack_from("<IIQQQQ", content, first + k * size) for k in range(count)]
+    except struct.error:
+        return True
+    return any(offset + length > len(content) for _, _, offset, _, _, length in segments)
 
 
 def read_json(path: Path) -> dict:

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ._catalogue import convention
 from ._catalogue import is_grid as grid_name
 from ._columns import columns
+from ._dense import INT64_MAX, addressable, dense_tensor, described, device, flag, float_dtype, in_memory, shown
 from ._graph import constant_in_graph
-from ._part import is_dtensor
 from .encoding import Encoding, integer
 from .grid import GridEncoding
 
 if TYPE_CHECKING:
     import torch
 
-INT64_MAX = 2**63 - 1
+__all__ = ["INT64_MAX", "addressable", "dense_tensor", "described", "device", "flag", "float_dtype", "in_memory"]
+__all__ += ["shown"]
+
 DROP_UNIT = 65536  # dropout probabilities are multiples of 1 / DROP_UNIT
 INT64_MIN = -(2**63)
 MAX_RANK = 16  # dimensions that the kernels count, csrc/include/sinpe/sinpe.h
@@ -105,7 +107,8 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
         return _convention(value, max(dim, 1))
     if isinstance(value, int) and not isinstance(value, bool):
         return _encoding_of_dim(value)
-    if hasattr(value, "__index__") and not isinstance(value, bool) and getattr(value, "shape", ()) == ():
+    scalar = "shape ()" in described(value) or not hasattr(type(value), "shape")
+    if hasattr(value, "__index__") and not isinstance(value, bool) and scalar:
         return Encoding(value)
     raise TypeError(
         f"encoding: expected an Encoding, a convention's name or an int (the dim), got {type(value).__name__}; "
@@ -143,39 +146,6 @@ def grid_outline(value: Any, dim: int | None) -> tuple[int, tuple[int, ...]]:
     return found.dim, tuple(axis.start for axis in found.axes)
 
 
-def _described(value: Any) -> str:
-    """Shape and dtype of a tensor or array, the type of anything else."""
-    shape = getattr(value, "shape", None)
-    return f"{value.dtype} of shape {tuple(shape)}" if shape is not None else type(value).__name__
-
-
-def float_dtype(name: str, value: Any) -> None:
-    """A dtype that results can have."""
-    import torch
-
-    if value not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        raise TypeError(
-            f"{name}: expected torch.float32, float64, bfloat16 or float16, got {value}; pass one of these and convert "
-            "the result"
-        )
-
-
-def dense_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> None:
-    """An ordinary strided tensor."""
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}; pass torch.as_tensor(...)")
-    if type(value) is not torch.Tensor and not may_be_dtensor and is_dtensor(value):
-        raise TypeError(
-            f"{name}: expected an ordinary tensor, as the data is, got a DTensor; pass the data as a DTensor of the "
-            f"same mesh, or {name}.full_tensor()"
-        )
-    if value.layout != torch.strided or value.is_nested or value.is_quantized:
-        kind = "a nested tensor" if value.is_nested else value.dtype if value.is_quantized else f"layout {value.layout}"
-        raise TypeError(f"{name}: expected a dense strided tensor, got {kind}; convert it to a dense one first")
-
-
 def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
     """Positions as int64, float32 or float64; narrower integers are widened before any arithmetic.
 
@@ -188,7 +158,7 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
     if dtype in (torch.int64, torch.float32, torch.float64):
         return value
     if dtype in (torch.float16, torch.bfloat16):
-        if allow_16bit:
+        if allow_16bit is not None and flag("allow_16bit", allow_16bit):
             return value.float()
         largest = 256 if dtype == torch.bfloat16 else 2048
         other = "" if allow_16bit is None else ", or allow_16bit=True to take the stored values as they are"
@@ -304,11 +274,13 @@ def start_shape(value: torch.Tensor, of: Target) -> None:
 def factor(name: str, value: Any) -> float:
     """`scale` or `alpha` as a float; inf and NaN are passed on."""
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
-        raise TypeError(f"{name}: expected a float, got {_described(value)}; pass a number")
+        raise TypeError(f"{name}: expected a float, got {described(value)}; pass a number")
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{name}: expected a number that float64 can hold, got {value}; pass a smaller one") from None
+        raise ValueError(
+            f"{name}: expected a number that float64 can hold, got {shown(value)}; pass a smaller one"
+        ) from None
 
 
 def alpha_tensor(value: torch.Tensor, of: Target) -> None:

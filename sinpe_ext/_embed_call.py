@@ -66,8 +66,8 @@ class EmbedCall(RowsCall):
         if encoding is not None or width:
             _embed_checks.weight_channels(weight, width, self.whole_dim())
         self.elements = self.form.elements(result, part)
-        self.sparse = bool(sparse)
-        if not encode_padding:
+        self.sparse = _checks.flag("sparse", sparse)
+        if not _checks.flag("encode_padding", encode_padding):
             self._mask_padding()
 
     def _mask_padding(self) -> None:

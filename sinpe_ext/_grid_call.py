@@ -69,12 +69,14 @@ class GridCall(SumCall):
         is_grid = _checks.is_grid(encoding)
         if not is_grid and grid_shape is not None:
             raise ValueError(
-                f"grid_shape: expected None for an encoding of one dimension, got {grid_shape}; pass a GridEncoding, "
-                "or the name of one"
+                f"grid_shape: expected None for an encoding of one dimension, got "
+                f"{_checks.shown(grid_shape)}; pass a GridEncoding, or the name of one"
             )
         _checks.channels(x, width, dim)
         self.scale = _checks.factor("scale", scale)
         layout = extra_tokens, seq_dim, channel_dim, part, is_flat
+        if positions is not None:
+            _checks.dense_tensor("positions", positions)
         self.form = GridForm(x, len(self.firsts), grid_shape, positions, *layout)
         self.whole_rows, self.is_whole = self.form.places, part is None
         self.shape = torch.Size(self.form.canonical_shape)

@@ -28,7 +28,7 @@ def table(
     lengths = _grid_checks.lengths("length", length, len(firsts))
     extra = _grid_checks.extra(extra_tokens)
     places = math.prod(lengths)
-    shape = (extra + places, dim) if flatten or extra else (*lengths, dim)
+    shape = (extra + places, dim) if _checks.flag("flatten", flatten) or extra else (*lengths, dim)
     if out is not None:
         _checks.dense_tensor("out", out)
         _checks.float_dtype("out", out.dtype)
@@ -42,7 +42,9 @@ def table(
         _checks.float_dtype("dtype", dtype)
         # A compiler cannot trace torch.get_default_device.
         default = torch.empty(0).device if _is_compiling() else torch.get_default_device()
-        where = default if device is None else torch.device(device)
+        where = default if device is None else torch.device(device) if _is_compiling() else _checks.device(device)
+        if not _is_compiling():
+            _checks.addressable("length", extra + places, dim, dtype.itemsize)
     starts = _grid_checks.starts(start, firsts, lengths, None, where)
     rows = _grid_rows.table(encoding, dim, lengths, starts, dtype, where)
     if flatten or extra:
@@ -62,4 +64,6 @@ def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool)
             f"shape {tuple(positions.shape)}; stack them with torch.stack(coordinates, -1)"
         )
     _checks.float_dtype("dtype", dtype)
+    if not _is_compiling():
+        _checks.addressable("positions", positions.numel(), dim, dtype.itemsize)
     return _grid_rows.encode(encoding, dim, positions, dtype)

@@ -13,7 +13,6 @@ import contextlib
 import os
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -21,46 +20,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import _build, _nvcc
+from . import _build, _cache, _nvcc
 from ._build import BuildUnavailable
 
-DONE = "done.json"
 _TITLES = {"cpu": "the CPU kernels", "cuda": "the CUDA kernels", "emulated": "the CUDA kernels as plain C++"}
 _QUIET_WAIT = 20.0  # seconds that another process's build is awaited before saying so
-
-
-def cache_directory() -> Path:
-    """Where JIT builds go: SINPE_EXT_CACHE_DIR, else sinpe_ext under XDG_CACHE_HOME or ~/.cache."""
-    chosen = os.environ.get("SINPE_EXT_CACHE_DIR")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base).absolute() / "sinpe_ext"
-
-
-def _checked_cache(create: bool) -> Path | None:
-    """The cache directory, safe to load code from; None where it does not exist and is not to be made."""
-    cache = cache_directory()
-    todo = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
-    try:
-        if create:
-            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        elif not cache.exists():
-            return None
-        cache = cache.resolve()
-        if not cache.is_dir():
-            raise NotADirectoryError(20, "not a directory", str(cache))
-        own = cache.stat()
-        # Whoever can write here can run code in this process.
-        if own.st_uid not in (os.geteuid(), 0):
-            raise BuildUnavailable(f"the cache {cache} belongs to another user (uid {own.st_uid})", todo)
-        for folder in (cache, *cache.parents):
-            mode = folder.stat().st_mode
-            if mode & stat.S_IWOTH and (folder == cache or not mode & stat.S_ISVTX):
-                raise BuildUnavailable(f"the cache {cache} is not safe: every user may write to {folder}", todo)
-    except OSError as error:
-        raise BuildUnavailable(f"the cache {cache} cannot be used: {error}", todo) from error
-    return cache
 
 
 def _torch_facts() -> dict[str, str]:
@@ -71,27 +35,6 @@ def _torch_facts() -> dict[str, str]:
         "torch_git": str(torch.version.git_version),
         "cuda": str(torch.version.cuda),
     }
-
-
-def _finished(folder: Path) -> Path | None:
-    """The library of a complete build: the marker exists and names a file of that content."""
-    done = _build.read_json(folder / DONE)
-    library = folder / str(done.get("file", ""))
-    try:
-        return library if done and _build.file_hash(library) == done.get("sha256") else None
-    except OSError:
-        return None
-
-
-def _finished_without_compiler(cache: Path, facts: dict[str, str]) -> Path | None:
-    """A build by any compiler that matches in all else: images are often built with one and run without."""
-    for marker in sorted(cache.glob(f"*/{DONE}")):
-        known = _build.read_json(marker).get("facts", {})
-        if {**known, **{name: "" for name in known if name.startswith(("compiler", "nvcc"))}} == facts:
-            library = _finished(marker.parent)
-            if library:
-                return library
-    return None
 
 
 @dataclass(frozen=True)
@@ -126,7 +69,10 @@ def device_capabilities() -> list[tuple[int, int]]:
 
 
 def _facts(target: str, root: Path, tools: _Tools | None) -> dict[str, str]:
-    facts = _build.build_facts(target, root, tools.compiler if tools else None, _torch_facts())
+    try:
+        facts = _build.build_facts(target, root, tools.compiler if tools else None, _torch_facts())
+    except OSError as error:
+        raise BuildUnavailable(f"the C++ sources cannot be read: {error}", "reinstall sinpe_ext") from error
     if target != "cuda":
         return facts
     architectures = tools.architectures if tools else _nvcc.cuda_architectures(None, device_capabilities())
@@ -145,24 +91,29 @@ def library(target: str, load: Callable[[Path], None], verbose: bool = False) ->
         tools = _tools(target)
     except BuildUnavailable:
         facts = _facts(target, root, None)
-        cache = _checked_cache(create=False)
-        found = _finished_without_compiler(cache, facts) if cache else None
+        cache = _cache.checked(create=False)
+        found = _cache.finished_without_compiler(cache, facts) if cache else None
         if found is None:
             raise
         _load_cached(found, load)
         return found, facts
     facts = _facts(target, root, tools)
-    cache = _checked_cache(create=True)
+    cache = _cache.checked(create=True)
     assert cache is not None
     folder = cache / _build.build_key(facts)
-    found = _finished(folder)
+    found = _cache.finished(folder)
     if found:
         with contextlib.suppress(OSError, BuildUnavailable):
             load(found)
             return found, facts
-        found.unlink(missing_ok=True)  # complete, and yet it does not load: build it once more
+        try:
+            found.unlink(missing_ok=True)  # complete, and yet it does not load: build it once more
+        except OSError as error:
+            raise BuildUnavailable(
+                f"{found} does not load and cannot be replaced: {error}", _cache.OWN_FOLDER
+            ) from error
     with _turn(cache, folder):
-        found = _finished(folder)  # another process may have built it while this one waited
+        found = _cache.finished(folder)  # another process may have built it while this one waited
         if found:
             _load_cached(found, load)
         else:
@@ -243,9 +194,11 @@ def _compile(
     outcome = "failed"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / DONE).unlink(missing_ok=True)
+        (folder / _cache.DONE).unlink(missing_ok=True)
         for stale in folder.glob("build-*"):  # left by killed builds: the lock says nobody is at work in them
             shutil.rmtree(stale, ignore_errors=True)
+        for scratch in folder.glob(f"{_cache.DONE}.*"):
+            scratch.unlink(missing_ok=True)
         work.mkdir(mode=0o700)
         with _build.build_environment(ninja, _single_command(tools.compiler, work)):
             link_flags = _build.link_flags(target)
@@ -265,10 +218,13 @@ def _compile(
             )
         (built,) = work.glob(f"{name}*.so")
         load(built)
-        os.replace(built, done)
-        record = {"file": done.name, "sha256": _build.file_hash(done), "facts": facts}
-        _build.write_json(folder / DONE, record)
-        outcome = "done"
+        try:
+            os.replace(built, done)
+            record = {"file": done.name, "sha256": _build.file_hash(done), "facts": facts}
+            _build.write_json(folder / _cache.DONE, record)
+            outcome = "done"
+        except OSError as error:  # this process has its library all the same
+            outcome = f"done, for this process alone ({error}),"
     except BuildUnavailable:
         raise
     except (Exception, SystemExit) as error:
@@ -307,8 +263,7 @@ def _forwarding_sources(target: str, root: Path, work: Path) -> list[str]:
 def _failure(error: BaseException) -> BuildUnavailable:
     """A folder that cannot be written to is no failed build, and deserves no warning; all else is."""
     if isinstance(error, OSError) and error.errno is not None:
-        todo = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
-        return BuildUnavailable(f"the cache cannot be written to: {error}", todo)
+        return BuildUnavailable(f"the cache cannot be written to: {error}", _cache.OWN_FOLDER)
     output = error.output if isinstance(error, subprocess.CalledProcessError) else None
     text = output.decode(errors="replace") if isinstance(output, bytes) else str(output or "")
     if isinstance(error, OSError) and error.__cause__:  # a library that does not load: torch keeps why in the cause

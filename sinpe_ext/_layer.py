@@ -29,10 +29,10 @@ def options(layer: Any) -> list[str]:
 
 
 def not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
-    if max_norm is not None or scale_grad_by_freq:
+    if max_norm is not None or _checks.flag("scale_grad_by_freq", scale_grad_by_freq):
         raise ValueError(
-            f"max_norm, scale_grad_by_freq: expected None and False, got {max_norm} and {scale_grad_by_freq}; they are "
-            "nn.Embedding's alone, use it with SinusoidalPositionalEncoding"
+            f"max_norm, scale_grad_by_freq: expected None and False, got {_checks.shown(max_norm)} and "
+            f"{scale_grad_by_freq}; they are nn.Embedding's alone, use it with SinusoidalPositionalEncoding"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ def table(rows: Rows, length: Any, grid: GridEncoding, start: Any, name: str) ->
         raise ValueError(
             f"start: expected an int or {grid.ndim} of them, one per axis of the grid, got {len(starts)}; pass one each"
         )
+    _checks.addressable("length", math.prod(lengths), grid.dim, np.dtype(name).itemsize)
     out = np.zeros((*lengths, grid.dim), name)
     for piece, channels in _places(grid, out):
         made = rows(lengths[piece.axis], piece.encoding, start=_checks.start(starts[piece.axis]), dtype=name)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _backend, _ops
+from . import _backend, _ops, _registration
 
 _is_compiling = torch.compiler.is_compiling
 _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -94,9 +94,11 @@ class Operator:
 
         Differentiable.backward = staticmethod(backward)  # type: ignore[method-assign]
         Differentiable.__name__ = Differentiable.__qualname__ = f"sinpe_ext_{self.name}"  # seen in an autograd graph
-        self.function = Differentiable
         name = f"{_ops.NAMESPACE}::{self.name}"
-        torch.library.register_autograd(name, backward, setup_context=setup_context, lib=_ops._library)
+        with _registration.interrupts_held():
+            if self.function is None:  # else it was registered by an import that was cut short further on
+                torch.library.register_autograd(name, backward, setup_context=setup_context, lib=_ops._library)
+            self.function = Differentiable
 
 
 TABLE, ENCODE, ADD = Operator("table"), Operator("encode"), Operator("add")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import _seed, reference, reference_apply, reference_grid
+from . import _registration, _seed, reference, reference_apply, reference_grid
 from ._checks import position_range
 from ._plan_words import decoded, derivative_constants, host_words, partner, plan_tensor, plan_words, slopes
 
@@ -21,63 +21,37 @@ __all__ += ["plan_words", "slopes"]
 
 NAMESPACE = "sinpe_ext"  # the only place where the operators' namespace is named
 
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_TAGS = (torch.Tag.pt2_compliant_tag,)
-
 # Tensors are in canonical form: x and grad (batch, *middle, sequence, channels) or (sequence, channels), ids the same
 # without channels, positions and padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `drop` counts
 # the 65536ths that dropout drops; `elements` (empty: row-major) are [first, *steps], the index in the whole tensor of
 # the first element and what a step along each dimension adds to it, which decide the mask (`_philox.py`).
 # `plan` is always the int64 words of `_plan.Plan`, in CUDA memory for CUDA tensors, else on the CPU; `dim` repeats its
 # width for the fake kernels, which see no data.
-_library.define("table(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor", tags=_TAGS)
-_library.define("table_out(Tensor plan, SymInt start, Tensor(a!) out) -> ()", tags=_TAGS)
-_library.define("encode(Tensor positions, Tensor plan, int dim, ScalarType dtype) -> Tensor", tags=_TAGS)
-_library.define("add(Tensor x, Tensor plan, SymInt start, float scale) -> Tensor", tags=_TAGS)
-_library.define(
+_SCHEMAS = (
+    "table(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor",
+    "table_out(Tensor plan, SymInt start, Tensor(a!) out) -> ()",
+    "encode(Tensor positions, Tensor plan, int dim, ScalarType dtype) -> Tensor",
+    "add(Tensor x, Tensor plan, SymInt start, float scale) -> Tensor",
     "add_out(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, SymInt start, bool positions_are_starts, "
     "float scale, float alpha, Tensor(a!) out) -> ()",
-    tags=_TAGS,
-)
-_library.define("dropout(Tensor x, Tensor? seed, int drop, float scale, SymInt[] elements) -> Tensor", tags=_TAGS)
-_library.define(
+    "dropout(Tensor x, Tensor? seed, int drop, float scale, SymInt[] elements) -> Tensor",
     "add_dropout(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, Tensor? seed, "
     "SymInt start, bool positions_are_starts, float scale, int drop, SymInt[] elements) -> Tensor",
-    tags=_TAGS,
-)
-_library.define(
     "add_dropout_out(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? seed, SymInt start, "
     "bool positions_are_starts, float scale, float alpha, int drop, SymInt[] elements, Tensor(a!) out) -> ()",
-    tags=_TAGS,
-)
-# `grid` are the int64 words of a grid and `values` the rows of its axes (`_grid_rows.py`), where x is.
-_library.define(
+    # `grid` are the int64 words of a grid and `values` the rows of its axes (`_grid_rows.py`), where x is.
     "add_grid_out(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, int drop, "
     "SymInt[] elements, Tensor(a!) out) -> ()",
-    tags=_TAGS,
-)
-_library.define(
     "row_dots(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? slopes, Tensor? seed, "
     "SymInt start, bool positions_are_starts, int drop, SymInt[] elements) -> Tensor",
-    tags=_TAGS,
-)
-_library.define(
     "embed(Tensor ids, Tensor weight, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, "
     "Tensor? seed, SymInt start, bool positions_are_starts, float scale, int padding_idx, bool sparse, int drop, "
     "SymInt[] elements) -> Tensor",
-    tags=_TAGS,
-)
-_library.define(
     "embed_backward(Tensor grad, Tensor ids, Tensor? seed, SymInt num_embeddings, int padding_idx, float scale, "
     "int drop, SymInt[] elements) -> Tensor",
-    tags=_TAGS,
+    "plan_partner(Tensor plan) -> Tensor",
+    "plan_slopes(Tensor plan, int dim) -> Tensor",
 )
-_library.define("plan_partner(Tensor plan) -> Tensor", tags=_TAGS)
-_library.define("plan_slopes(Tensor plan, int dim) -> Tensor", tags=_TAGS)
-# `like` is a tensor of its own for each draw: two draws with equal arguments would be merged into one in a graph.
-_library.define("draw_seed(Tensor like) -> Tensor", tags=(*_TAGS, torch.Tag.nondeterministic_seeded))
-_library.define("cpu_isa() -> str")
-_library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
 
 
 def _first(plan, start, rows):
@@ -181,9 +155,6 @@ EAGER: dict[str, Any] = {
     "plan_slopes": slopes,
     "draw_seed": lambda like: _seed.draw(like.device),
 }
-for _name, _function in EAGER.items():
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-
 _FAKES: dict[str, Any] = {
     "table": lambda plan, start, length, dim, dtype: plan.new_empty((length, dim), dtype=dtype),
     "table_out": lambda *_: None,
@@ -201,8 +172,6 @@ _FAKES: dict[str, Any] = {
     "plan_slopes": lambda plan, dim: plan.new_empty((dim,), dtype=torch.float64),
     "draw_seed": lambda like: like.new_empty((), dtype=torch.int64),
 }
-for _name, _function in _FAKES.items():
-    torch.library.register_fake(f"{NAMESPACE}::{_name}", _function, lib=_library)
 
 
 def _encode_batched(info, in_dims, positions, plan, dim, dtype):
@@ -237,5 +206,24 @@ _BATCHED: dict[str, Any] = {
     "add": _add_batched,
     **{name: _one_by_one(name) for name in ("dropout", "add_dropout", "row_dots", "embed", "embed_backward")},
 }
-for _name, _function in _BATCHED.items():
-    torch.library.register_vmap(f"{NAMESPACE}::{_name}", _function, lib=_library)
+
+
+def _register() -> torch.library.Library:
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    tags = (torch.Tag.pt2_compliant_tag,)
+    for schema in _SCHEMAS:
+        library.define(schema, tags=tags)
+    # `like` is a tensor of its own for each draw: two draws with equal arguments would be merged into one in a graph.
+    library.define("draw_seed(Tensor like) -> Tensor", tags=(*tags, torch.Tag.nondeterministic_seeded))
+    library.define("cpu_isa() -> str")
+    library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
+    for name, function in EAGER.items():
+        library.impl(name, function, "CompositeExplicitAutograd")
+    for name, function in _FAKES.items():
+        torch.library.register_fake(f"{NAMESPACE}::{name}", function, lib=library)
+    for name, function in _BATCHED.items():
+        torch.library.register_vmap(f"{NAMESPACE}::{name}", function, lib=library)
+    return library
+
+
+_library = _registration.library(_register)

@@ -17,6 +17,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from . import _frequency
+from ._dense import described, shown
 from ._handle import with_handle
 
 # A float is taken at its exact value; Fraction and Decimal state values a float cannot.
@@ -214,10 +215,12 @@ def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
         raise TypeError(f"{name}: expected int, got {type(value).__name__}; {advice}")
     try:
         number = int(value.__index__())
-    except TypeError:  # tensors and arrays have __index__, but only integer scalars answer it
-        raise TypeError(f"{name}: expected int, got {type(value).__name__} ({value!r}); {advice}") from None
+    except (TypeError, RuntimeError) as error:  # tensors and arrays have it too, but only integer scalars answer
+        kind, what = type(value).__name__, described(value)
+        got = kind if kind == what else f"{kind}, {what}"
+        raise TypeError(f"{name}: expected int, got {got}; {advice}") from error
     if not low <= number <= high:
-        raise ValueError(f"{name}: expected an int in {low}..{high}, got {number}; {advice}")
+        raise ValueError(f"{name}: expected an int in {low}..{high}, got {shown(number)}; {advice}")
     return number
 
 
@@ -234,7 +237,7 @@ def real(name: str, value: Any) -> float | Fraction:
     except OverflowError:
         nearest = math.inf
     if not math.isfinite(nearest):
-        raise ValueError(f"{name}: expected a finite number, got {value!r}; pass one that float64 can hold")
+        raise ValueError(f"{name}: expected a finite number, got {shown(value)}; pass one that float64 can hold")
     exact = Fraction(value) if isinstance(value, (numbers.Rational, Decimal)) else Fraction(nearest)
     if exact and not nearest:
         raise ValueError(f"{name}: expected 0 or a number that float64 can hold, got {value!r}; pass 0 or a larger one")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _backend, _checks, _grad, _grid_table, _memory, _rows, _traced
+from . import _backend, _checks, _grad, _grid_checks, _grid_table, _memory, _rows, _traced
 from ._calls import add_call, embed_call
 from ._operator import ENCODE, is_traced, is_transformed
 from ._ops import host_words, plan_words
@@ -65,11 +65,12 @@ def table(
         from . import _dtensor_rows
 
         return _dtensor_rows.table(length, encoding, start, dtype, device_mesh, placements, flatten, extra_tokens)
-    if extra_tokens or _checks.is_grid(encoding):
+    if _checks.is_grid(encoding) or _grid_checks.extra(extra_tokens):
         lengths = length if _checks.is_grid(encoding) else (length,)
         return _grid_table.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
     given = _traced.given(encoding)
     encoding = _checks.encoding(*given)
+    _checks.flag("flatten", flatten)
     rows: Any = length  # ints, or symbols of a graph
     first: Any = start
     if not _is_compiling():
@@ -81,7 +82,8 @@ def table(
     if _is_compiling():  # which cannot trace torch.get_default_device
         device = torch.empty(0).device if device is None else torch.device(device)
         return _traced.table(given, rows, first, dtype, device)
-    device = torch.get_default_device() if device is None else torch.device(device)
+    _checks.addressable("length", rows, encoding.dim, dtype.itemsize)
+    device = torch.get_default_device() if device is None else _checks.device(device)
     return _rows.table(encoding, rows, first, dtype, device)
 
 
@@ -164,6 +166,7 @@ def encode(
     _checks.float_dtype("dtype", dtype)
     if _is_compiling():
         return _traced.encode(given, positions, dtype)
+    _checks.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
     return _grad.encode(positions, encoding, dtype)
 
 

@@ -84,15 +84,16 @@ class SinusoidalPositionalEncoding(nn.Module):
                 f"encoding: expected dim {self.d_model}, that of d_model, got {self.encoding.dim}; make them agree"
             )
         self.max_len = None if max_len is None else _checks.length(max_len, "max_len")
+        self.persistent_table = _checks.flag("persistent_table", persistent_table)
         if is_grid and (max_len is not None or (persistent_table and grid_shape is None)):
             raise ValueError(
                 "max_len: expected None for a grid, whose table has the rows of grid_shape, got "
-                f"max_len={max_len} and grid_shape={grid_shape}; pass grid_shape"
+                f"max_len={_checks.shown(max_len)} and grid_shape={_checks.shown(grid_shape)}; pass grid_shape"
             )
         if not is_grid and grid_shape is not None:
             raise ValueError(
-                f"grid_shape: expected None for an encoding of one dimension, got {grid_shape}; pass encoding= a "
-                "GridEncoding, or the name of one"
+                f"grid_shape: expected None for an encoding of one dimension, got {_checks.shown(grid_shape)}; pass "
+                "encoding= a GridEncoding, or the name of one"
             )
         if is_grid and grid_shape is not None:
             self.grid_shape = _grid_checks.lengths("grid_shape", grid_shape, self.encoding.ndim)
@@ -100,10 +101,9 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.channel_dim = integer("channel_dim", channel_dim, -_checks.MAX_RANK, _checks.MAX_RANK, "pass a dimension")
         if persistent_table and max_len is None and not is_grid:
             raise ValueError("persistent_table: expected max_len with it, the table's length, got None; pass max_len")
-        self.batch_first = bool(batch_first)
-        self.require_positions = bool(require_positions)
+        self.batch_first = _checks.flag("batch_first", batch_first)
+        self.require_positions = _checks.flag("require_positions", require_positions)
         self.scale = _checks.factor("scale", scale)
-        self.persistent_table = bool(persistent_table)
         if isinstance(dropout, (Encoding, GridEncoding)) or (isinstance(dropout, str) and dropout in conventions()):
             raise TypeError(
                 f"dropout: expected a float, got {dropout!r}; dropout is the second argument, pass encoding={dropout!r}"
@@ -111,7 +111,8 @@ class SinusoidalPositionalEncoding(nn.Module):
         hint = "max_len is the third argument, pass max_len=... by name"
         self.dropout = nn.Dropout(_checks.probability("dropout", dropout, hint))
         self._first_alpha = _checks.factor("alpha", alpha)
-        self.alpha = nn.Parameter(torch.tensor([self._first_alpha])) if learned_alpha else self._first_alpha
+        learned = _checks.flag("learned_alpha", learned_alpha)
+        self.alpha = nn.Parameter(torch.tensor([self._first_alpha])) if learned else self._first_alpha
         self.register_state_dict_post_hook(_checkpoint.write_table)
         self.register_load_state_dict_pre_hook(_checkpoint.compare_table)
 
@@ -227,16 +228,20 @@ class SinusoidalEmbedding(nn.Embedding):
     ):
         num_embeddings = integer("num_embeddings", num_embeddings, 1, _checks.INT64_MAX, "pass the vocabulary's size")
         embedding_dim = integer("embedding_dim", embedding_dim, 1, MAX_DIM, "pass the number of channels")
-        _embed_checks.padding_idx(padding_idx, num_embeddings)
+        if padding_idx is not None:
+            padding_idx = _embed_checks.padding_idx(padding_idx, num_embeddings)
+        encode_padding, sparse = _checks.flag("encode_padding", encode_padding), _checks.flag("sparse", sparse)
         if padding_idx is None and not encode_padding:
             raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
         _layer.not_offered(max_norm, scale_grad_by_freq)
         _checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
-        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        where: dict[str, Any] = {"device": None if device is None else _checks.device(device), "dtype": dtype}
+        if _weight is not None:
+            _embed_checks.weight(_weight)
+        _checks.addressable("num_embeddings", num_embeddings, embedding_dim, 8)
         super().__init__(
-            num_embeddings, embedding_dim, padding_idx, sparse=bool(sparse), _weight=_weight, _freeze=_freeze, **where
+            num_embeddings, embedding_dim, padding_idx, sparse=sparse, _weight=_weight, _freeze=_freeze, **where
         )
-        _embed_checks.weight(self.weight)
         self.encoding = _checks.encoding(encoding, embedding_dim)
         if self.encoding.dim != embedding_dim:
             raise ValueError(
@@ -245,13 +250,13 @@ class SinusoidalEmbedding(nn.Embedding):
             )
         self.max_len = None if max_len is None else _checks.length(max_len, "max_len")
         self.scale = _checks.factor("scale", scale)
-        self.encode_padding = bool(encode_padding)
-        self.batch_first = bool(batch_first)
-        self.require_positions = bool(require_positions)
+        self.encode_padding = encode_padding
+        self.batch_first = _checks.flag("batch_first", batch_first)
+        self.require_positions = _checks.flag("require_positions", require_positions)
         self.dropout = nn.Dropout(_checks.probability("dropout", dropout))
         self._first_alpha = _checks.factor("alpha", alpha)
         self.alpha = self._first_alpha
-        if learned_alpha:
+        if _checks.flag("learned_alpha", learned_alpha):
             where["dtype"] = accumulation(self.weight.dtype)
             self.alpha = nn.Parameter(torch.tensor([self._first_alpha], **where))
 

@@ -62,6 +62,7 @@ def table(
     rows = _checks.length(length)
     first = plan.start + _checks.start(start)
     _checks.position_range(first, rows)
+    _checks.addressable("length", rows, plan.dim, np.dtype(name).itemsize)
     if out is not None:
         _check_out(out, (rows, plan.dim), name)
     core = _core()
@@ -99,6 +100,7 @@ def encode(
         return _numpy_grid.encode(encode, _positions(positions), _checks.grid(encoding, None), _dtype(dtype))
     plan, name = _constants(encoding), _dtype(dtype)
     checked = _positions(positions)
+    _checks.addressable("positions", checked.size, plan.dim, np.dtype(name).itemsize)
     core = _core()
     if core is not None:
         return core.encode(_words(plan), np.ascontiguousarray(checked).reshape(checked.shape), name)

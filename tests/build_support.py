@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,26 +127,39 @@ def environment(**changes: str | None) -> dict[str, str]:
     return kept
 
 
-def start(code: str, env: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+def library_environment(backend: str = "auto", **changes: str | None) -> dict[str, str]:
+    """This process's environment, with the library and the cache that it has."""
+    here = {name: value for name, value in os.environ.items() if name.startswith("SINPE_EXT_")}
+    return environment(**{**here, "SINPE_EXT_BACKEND": backend, **changes})
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """(stdout, stderr) of a process that must end well and in time."""
+def start(code: str, env: dict[str, str], **options: Any) -> subprocess.Popen[str]:
+    """A process, and a session of its own: all that it starts can be ended with it."""
+    command = [sys.executable, "-c", code]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes, **options)
+
+
+def end(process: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
+    """A signal to the process and to all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def finish(process: subprocess.Popen[str], limit: float = TIME_LIMIT, status: int = 0) -> tuple[str, str]:
+    """(stdout, stderr) of a process that must end in time and with this status."""
     try:
-        out, err = process.communicate(timeout=TIME_LIMIT)
+        out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        process.kill()
+        end(process)
         out, err = process.communicate()
-        pytest.fail(f"no end within {TIME_LIMIT} s\n{out}\n{err}")
-    assert process.returncode == 0, f"{out}\n{err}"
+        pytest.fail(f"no end within {limit} s\n{out}\n{err}")
+    assert process.returncode == status, f"status {process.returncode}\n{out}\n{err}"
     return out, err
 
 
-def run(code: str, env: dict[str, str]) -> tuple[str, str]:
-    return finish(start(code, env))
+def run(code: str, env: dict[str, str], limit: float = TIME_LIMIT, **options: Any) -> tuple[str, str]:
+    return finish(start(code, env, **options), limit)
 
 
 def write_nvcc(path: Path, compile: str = "exit 0", version: str = "12.8.61") -> Path:

@@ -101,19 +101,15 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs a test once per CPU backend; inside it, that backend is in use."""
     from sinpe_ext import _backend
 
-    required = request.config.getoption("--require-backend")
     if request.param == "compiled":
-        if required == "eager":
-            pytest.skip("--require-backend=eager")
-        if reason := _missing("compiled"):
-            pytest.skip(f"no compiled backend: {reason}")
+        request.getfixturevalue("compiled")
     with _backend.use_backend(request.param):
         yield request.param
 
 
 @pytest.fixture(scope="module")
 def need_kernels(request: pytest.FixtureRequest) -> None:
-    """For tests that compare the backends themselves."""
+    """Skips a test where the compiled backend is missing or not wanted."""
     if request.config.getoption("--require-backend") == "eager":
         pytest.skip("--require-backend=eager")
     if reason := _missing("compiled"):

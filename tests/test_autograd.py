@@ -102,6 +102,7 @@ ADD: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] =
 }
 
 
+@pytest.mark.bad_input(19, "compiled", "eager")
 @pytest.mark.feature("gradients")
 @pytest.mark.parametrize("name", ENCODINGS)
 @pytest.mark.parametrize("case", ADD.values(), ids=ADD)
@@ -135,6 +136,7 @@ GRADS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.bad_input(19, "compiled", "eager")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("grad", GRADS)
 @pytest.mark.parametrize("in_place", [False, True])
@@ -198,6 +200,7 @@ def test_no_node_where_no_gradient_is_needed(backend: str) -> None:
         assert layer(x).grad_fn is None
 
 
+@pytest.mark.bad_input(19, "compiled", "eager")
 def test_whole_positions_get_no_gradient(backend: str) -> None:
     x = torch.ones(B, S, D, requires_grad=True)
     whole = torch.arange(S)
@@ -218,6 +221,7 @@ def test_in_place_within_a_graph(backend: str) -> None:
     assert torch.allclose(alpha.grad, B * rows.sum().reshape(1))
 
 
+@pytest.mark.bad_input(19, "compiled", "eager")
 def test_padding_shields_from_what_it_covers(backend: str) -> None:
     """Selected, not multiplied by zero: infinities under the mask reach neither alpha nor the positions."""
     x, alpha = torch.ones(B, S, D, requires_grad=True), torch.ones(1, requires_grad=True)
@@ -250,6 +254,7 @@ def test_what_backward_keeps(backend: str) -> None:
         y.sum().backward()
 
 
+@pytest.mark.bad_input(19, "compiled", "eager")
 @pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_torch_func(backend: str) -> None:
@@ -281,6 +286,7 @@ def test_torch_func(backend: str) -> None:
     assert torch.equal(value, sinpe.add(x.double(), encoding, positions=p[0])) and tangent.shape == value.shape
 
 
+@pytest.mark.bad_input(19, "compiled", "eager")
 @pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_forward_mode(backend: str) -> None:

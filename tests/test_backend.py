@@ -48,6 +48,7 @@ def failing_report(env: dict[str, str], before: str = "") -> dict:
 # ------------------------------------------------------------------------------------------------------ the setting
 
 
+@pytest.mark.bad_input(26, "compiled", "eager")
 def test_import_loads_and_starts_nothing():
     code = """
 import sys
@@ -93,6 +94,7 @@ def test_unknown_cuda_arithmetic_is_refused(monkeypatch):
         _backend._load("cuda")
 
 
+@pytest.mark.bad_input(26, "compiled", "eager")
 def test_environment_variable_chooses_and_use_backend_wins(monkeypatch):
     monkeypatch.setattr(_backend, "_setting", None)
     monkeypatch.setattr(_backend, "_choices", {})
@@ -136,6 +138,7 @@ def test_device_without_kernels_is_eager_without_a_warning(device, monkeypatch, 
 # -------------------------------------------------------------------------------------- the compiled one is missing
 
 
+@pytest.mark.bad_input(26, "eager")
 def test_no_compiler_is_eager_with_the_same_numbers(env, tmp_path):
     code = """
 import sinpe_ext
@@ -185,6 +188,7 @@ def test_old_torch_runs_eager_and_says_so(env):
     assert found["warnings"] == []
 
 
+@pytest.mark.bad_input(26, "eager")
 @needs_compiler
 def test_failing_compiler_warns_once_with_its_last_lines(env, tmp_path):
     compiler = write_script(
@@ -250,6 +254,7 @@ def test_backend_info_is_plain_data_and_readable():
         assert line in str(info)
 
 
+@pytest.mark.bad_input(22, "compiled")
 @pytest.mark.feature("threads at the first call")
 def test_eight_threads_at_first_use_load_once(env):
     code = """
@@ -272,6 +277,7 @@ assert answers == [True] * 8 and len(calls) == 1, (answers, calls)
     run(PREAMBLE + code, env)
 
 
+@pytest.mark.bad_input(21, "compiled")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_child_forked_during_a_first_use_does_not_wait_for_it(env):
     code = """

@@ -54,6 +54,7 @@ IN_PLACE: dict[str, tuple[Callable[[], torch.Tensor], dict[str, Any], type[Excep
 }
 
 
+@pytest.mark.bad_input(12, "compiled", "eager")
 @pytest.mark.parametrize("case", IN_PLACE.values(), ids=IN_PLACE)
 def test_add_in_place_refuses_before_it_writes(case: Any, backend: str) -> None:
     make, arguments, error, pattern = case
@@ -86,6 +87,7 @@ OVERLAPS: dict[str, tuple[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Ten
 }
 
 
+@pytest.mark.bad_input(12, "compiled", "eager")
 @pytest.mark.parametrize("case", OVERLAPS.values(), ids=OVERLAPS)
 def test_out_may_be_x_or_apart_from_it(case: Any, backend: str) -> None:
     views, refused = case
@@ -115,6 +117,7 @@ def test_mixed_devices(case: str, x_on: str, other_on: str, backend: str) -> Non
         sinpe.add(x().to(x_on), **{case: other.to(other_on)})
 
 
+@pytest.mark.bad_input(17, "compiled", "eager")
 @pytest.mark.parametrize("length", [2**62, 2**45])
 def test_impossible_sizes(length: int, backend: str) -> None:
     """An allocator's error, and nothing broken afterwards."""

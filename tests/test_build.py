@@ -31,6 +31,7 @@ def test_target_version_is_2_11():
     assert "-DTORCH_TARGET_VERSION=0x020b000000000000" in _build.compile_flags("cpu")
 
 
+@pytest.mark.bad_input(27, "compiled", "CUDA")
 @pytest.mark.parametrize("target", ["cpu", "core", "cuda", "emulated"])
 def test_flags_keep_to_the_rounding_and_to_every_machine(target):
     flags = _build.compile_flags(target)
@@ -153,6 +154,7 @@ def test_damaged_json_counts_as_absent(tmp_path):
     assert _build.read_json(path) == {"a": 1} and [p.name for p in tmp_path.iterdir()] == ["done.json"]
 
 
+@pytest.mark.bad_input(26, "compiled", "eager")
 @pytest.mark.parametrize(
     "manifest, reason",
     [
@@ -175,6 +177,7 @@ def test_prebuilt_library_that_does_not_serve(manifest, reason, tmp_path):
         _backend._load_prebuilt("cpu", package)
 
 
+@pytest.mark.bad_input(27, "compiled", "NumPy")
 def test_built_libraries_link_only_what_they_should():
     manifest = _build.read_json(REPOSITORY / "sinpe_ext" / _build.MANIFEST)
     libraries = manifest.get("libraries", {})

@@ -97,6 +97,7 @@ def test_autocast_of_functions(name: str, dtype: torch.dtype, backend: str) -> N
         assert got.dtype == x.dtype and torch.equal(got, want)
 
 
+@pytest.mark.bad_input(25, "compiled", "eager", "layer", "embedding", "grid", "timestep")
 @pytest.mark.feature("half, bfloat16, double")
 @pytest.mark.parametrize("dtype", CASTS)
 @every_layer
@@ -139,6 +140,7 @@ def test_functional_call_and_ensembles(name: str, backend: str) -> None:
         assert torch.allclose(grads[key], parameter.grad, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.bad_input(19, "compiled", "eager", "layer", "embedding")
 @pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @every_layer
@@ -185,6 +187,7 @@ def test_inference_mode_first_and_training_later(name: str, backend: str) -> Non
         assert torch.equal(run(module, x.detach().clone()), first)
 
 
+@pytest.mark.bad_input(25, "compiled", "eager", "layer", "embedding", "grid", "timestep")
 @pytest.mark.feature("deepcopy, pickle, torch.save")
 @pytest.mark.parametrize("learned", [False, True])
 @every_layer
@@ -211,6 +214,7 @@ def test_copies(name: str, learned: bool, backend: str) -> None:
             assert found == encoding and hash(found) == hash(encoding)
 
 
+@pytest.mark.bad_input(24, "compiled", "eager", "meta", "layer", "embedding", "grid", "timestep")
 @pytest.mark.feature("meta, to_empty")
 @pytest.mark.parametrize("learned", [False, True])
 @every_layer
@@ -245,6 +249,7 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.bad_input(20, "compiled", "eager", "layer", "embedding", "grid", "timestep")
 @pytest.mark.feature("deterministic mode")
 @every_layer
 def test_deterministic_mode(name: str, deterministic: None, backend: str) -> None:

@@ -182,6 +182,7 @@ FREE = Layer(D).eval()
 WEIGHT = torch.randn(2, D, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
 
+@pytest.mark.bad_input(25, "compiled")
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_second_graph_serves_every_size_and_start(name: str) -> None:
@@ -241,6 +242,7 @@ def test_refusals_in_a_graph() -> None:
             torch.compile(call, backend="eager")(x())
 
 
+@pytest.mark.bad_input(25, "compiled", "layer")
 @pytest.mark.feature("torch.export, dynamic shapes")
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict: bool) -> None:

@@ -25,6 +25,7 @@ MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.bad_input(15, "CUDA")
 @pytest.mark.parametrize("name", MIXED)
 def test_tensors_of_another_device(name: str, cuda: torch.device) -> None:  # noqa: F811
     x, weight = torch.ones(2, 3, 8, device=cuda), torch.ones(5, 8, device=cuda)
@@ -35,6 +36,7 @@ def test_tensors_of_another_device(name: str, cuda: torch.device) -> None:  # no
 BAD = torch.tensor([[0, V, 1], [-1, 2**62, V - 1]])
 
 
+@pytest.mark.bad_input(1, "CUDA", "embedding")
 def test_a_bad_id_gives_a_row_of_nan_and_no_gradient(cuda: torch.device) -> None:  # noqa: F811
     ids, weight = BAD.to(cuda), randn(V, D).to(cuda).requires_grad_()
     bad = (BAD < 0) | (BAD >= V)
@@ -66,6 +68,7 @@ def test_checked_ids(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> Non
         sinpe.add(torch.ones(2, 3, 8, device=cuda), start=torch.tensor(2**63 - 1, device=cuda))
 
 
+@pytest.mark.bad_input(1, "CUDA", "layer")
 def test_max_len_without_an_assertion_on_the_device(cuda: torch.device) -> None:  # noqa: F811
     layer = sinpe.SinusoidalPositionalEncoding(8, 0.0, 10).to(cuda)
     x = torch.ones(2, 5, 8, device=cuda)

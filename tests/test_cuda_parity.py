@@ -168,6 +168,7 @@ def test_any_dimension_may_be_the_sequence(device: torch.device) -> None:  # noq
                 assert_sums(device, run(device), expected(device, run), 10.0)
 
 
+@pytest.mark.bad_input(10, "CUDA")
 @pytest.mark.parametrize("shape", [(100_000, 2, 8), (70_000, 1, 3), (1, 100_000, 34), (2, 65_537, 5)], ids=str)
 def test_many_rows_and_samples(shape: tuple[int, ...], device: torch.device) -> None:  # noqa: F811
     """More than one dimension of a grid holds."""
@@ -177,6 +178,7 @@ def test_many_rows_and_samples(shape: tuple[int, ...], device: torch.device) -> 
         assert_sums(device, run(device), expected(device, run), 12.0)
 
 
+@pytest.mark.bad_input(9, "CUDA")
 @pytest.mark.parametrize("shape", [(0, 3, 8), (2, 0, 8), (2, 3, 0), (0, 0)], ids=str)
 def test_nothing(shape: tuple[int, ...], device: torch.device) -> None:  # noqa: F811
     x = torch.empty(shape, device=device)
@@ -272,6 +274,7 @@ def test_second_derivatives(device: torch.device) -> None:  # noqa: F811
     )
 
 
+@pytest.mark.bad_input(10, "CUDA")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_more_than_2_to_31_elements(dtype: torch.dtype, cuda: torch.device) -> None:  # noqa: F811
     """Indices of 64 bits: the last rows are those of a call of their own."""

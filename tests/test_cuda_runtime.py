@@ -123,6 +123,7 @@ def test_a_case_repeats_itself_on_the_cpu(name: str) -> None:
     assert equal(run(), run())
 
 
+@pytest.mark.bad_input(23, "CUDA")
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_waits_for_the_device(name: str, cuda: torch.device) -> None:  # noqa: F811
     run = CASES[name](cuda)
@@ -132,6 +133,7 @@ def test_nothing_waits_for_the_device(name: str, cuda: torch.device) -> None:  #
     assert equal(got, want)
 
 
+@pytest.mark.bad_input(23, "CUDA")
 @pytest.mark.parametrize("name", CASES)
 def test_a_stream_of_ones_own(name: str, cuda: torch.device) -> None:  # noqa: F811
     """The kernels queue behind what the stream has to do first."""
@@ -151,6 +153,7 @@ def test_a_stream_of_ones_own(name: str, cuda: torch.device) -> None:  # noqa: F
     assert equal(got, want) and torch.equal(behind, sinpe.add(t["x"], scale=2.0))
 
 
+@pytest.mark.bad_input(23, "CUDA")
 @pytest.mark.parametrize("name", CASES)
 def test_a_captured_graph_replays(name: str, cuda: torch.device) -> None:  # noqa: F811
     run = CASES[name](cuda)
@@ -168,6 +171,7 @@ def test_a_captured_graph_replays(name: str, cuda: torch.device) -> None:  # noq
         assert equal(got, want)
 
 
+@pytest.mark.bad_input(23, "CUDA")
 def test_a_replay_sees_new_numbers_and_draws_a_new_mask(cuda: torch.device) -> None:  # noqa: F811
     x, alpha = torch.ones(B, S, D, device=cuda), torch.tensor([1.0], device=cuda)
     starts, seed = torch.zeros(B, dtype=torch.long, device=cuda), torch.tensor(1, device=cuda)
@@ -194,6 +198,7 @@ def test_a_replay_sees_new_numbers_and_draws_a_new_mask(cuda: torch.device) -> N
     assert torch.equal(got[2], sinpe.add(x, alpha=-0.5, start=torch.arange(B, device=cuda) * 7))
 
 
+@pytest.mark.bad_input(23, "CUDA")
 def test_the_first_use_inside_of_a_capture_says_what_to_do(cuda: torch.device) -> None:  # noqa: F811
     x, encoding = torch.ones(2, 3, 8, device=cuda), sinpe.Encoding(8, base=31.25)
     graph = torch.cuda.CUDAGraph()
@@ -218,6 +223,7 @@ def test_a_captured_encoding_is_kept(cuda: torch.device) -> None:  # noqa: F811
     assert torch.equal(got, want)
 
 
+@pytest.mark.bad_input(15, "CUDA")
 def test_the_second_device(cuda: torch.device) -> None:  # noqa: F811
     if torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device only")

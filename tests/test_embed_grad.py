@@ -65,6 +65,7 @@ GRADS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.bad_input(19, "compiled", "eager", "embedding")
 @pytest.mark.parametrize("grad", GRADS)
 @pytest.mark.parametrize("sparse", [False, True])
 def test_any_incoming_gradient(grad: str, sparse: bool, backend: str) -> None:
@@ -125,6 +126,7 @@ CHECKED: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]
 }  # fmt: skip
 
 
+@pytest.mark.bad_input(19, "compiled", "eager", "embedding")
 @pytest.mark.parametrize("case", CHECKED.values(), ids=CHECKED)
 def test_first_and_second_order(case: Any, backend: str) -> None:
     function, makers = case
@@ -166,6 +168,7 @@ def test_many_tokens_of_a_narrow_row(dtype: torch.dtype, backend: str) -> None:
         assert bool((grad[0] == want).all()) and bool((grad[1:] == 0).all())
 
 
+@pytest.mark.bad_input(9, "compiled", "eager", "embedding")
 def test_empty_inputs_have_gradients(backend: str) -> None:
     none, alpha = torch.zeros(0, dtype=torch.long), torch.ones(1, requires_grad=True)
     for shape, given in (

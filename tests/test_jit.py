@@ -101,6 +101,7 @@ def test_truncated_library_is_built_again(own_cache):
     assert library_of(out) == library and err.count("compiling") == 1
 
 
+@pytest.mark.bad_input(26, "compiled")
 def test_library_that_does_not_load_is_built_again(own_cache):
     env, library = own_cache
     library.write_bytes(b"not a library")
@@ -137,6 +138,7 @@ def test_killed_build_does_not_disturb_the_next(small_sources, tmp_path):
     assert not list(cache.glob("*/build-*/lock"))
 
 
+@pytest.mark.bad_input(26, "eager")
 def test_lock_held_too_long_gives_eager_with_the_reason(built, small_sources, tmp_path):
     from filelock import FileLock
 

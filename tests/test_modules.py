@@ -136,6 +136,7 @@ def test_max_len_counts_rows_of_any_layout(backend: str) -> None:
     assert Layer(D, max_len=2)(torch.empty(B, 2, D, device="meta"), positions=torch.empty(2, device="meta")).is_meta
 
 
+@pytest.mark.bad_input(25, "layer")
 def test_nothing_in_the_state_dict() -> None:
     layer = Layer(D, 0.1, 5000)
     assert not layer.state_dict() and not list(layer.parameters()) and not list(layer.buffers())
@@ -146,6 +147,7 @@ def test_nothing_in_the_state_dict() -> None:
 SHAPES = [(1, 50, D), (50, 1, D), (50, D)]
 
 
+@pytest.mark.bad_input(25, "layer")
 @pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -238,6 +240,7 @@ def test_a_learned_alpha(backend: str) -> None:
     assert layer.alpha.item() == 0.5
 
 
+@pytest.mark.bad_input(25, "compiled", "eager", "layer")
 @pytest.mark.feature("deepcopy, pickle, torch.save")
 @pytest.mark.parametrize("learned", [False, True])
 def test_copies(learned: bool, backend: str) -> None:
@@ -254,6 +257,7 @@ def test_copies(learned: bool, backend: str) -> None:
             made.load_state_dict({**layer.state_dict(), "pe": torch.zeros(3, D)})
 
 
+@pytest.mark.bad_input(25, "compiled", "eager", "layer")
 @pytest.mark.feature("half, bfloat16, double")
 @pytest.mark.parametrize("learned", [False, True])
 def test_casts_do_not_reach_the_encoding(learned: bool, backend: str) -> None:

@@ -84,12 +84,31 @@ def test_exact_zeros_have_the_sign_of_the_amplitude(backend: str, amplitude: flo
         assert (zeros == 0).all() and (zeros.signbit() == (amplitude < 0)).all(), turns
 
 
-def test_the_page_shows_this_sha256() -> None:
-    page = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
-    assert SHA256 in page.read_text(encoding="utf-8"), "run python tools/accuracy_table.py --write"
+@pytest.mark.parametrize("file", ["README.md", "docs/accuracy.md", "tests/cpp/test_sha256.cpp"])
+def test_this_sha256_is_the_published_one(file: str) -> None:
+    text = (Path(__file__).resolve().parent.parent / file).read_text(encoding="utf-8")
+    assert SHA256 in text, "run python tools/accuracy_table.py --write"
+
+
+def digest_of(table: np.ndarray) -> str:
+    return hashlib.sha256(table.astype("<f4", copy=False).data).hexdigest()
 
 
 @pytest.mark.feature("table")
-def test_published_sha256(backend: str) -> None:
-    table = sinpe.table(65536, 512).numpy()
-    assert hashlib.sha256(table.astype("<f4", copy=False).data).hexdigest() == SHA256
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_published_sha256(backend: str, threads: int) -> None:
+    """On each instruction set: test_invariance.py; by the C interface: tests/cpp/test_sha256.cpp."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert digest_of(sinpe.table(65536, 512).numpy()) == SHA256
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("core", ["auto", "eager"])
+def test_published_sha256_of_numpy(core: str) -> None:
+    """NumPy's own arithmetic where nothing was compiled, else the kernels without torch."""
+    if core == "auto" and not HAS_CORE:
+        pytest.skip("the NumPy module's kernels were not built")
+    assert digest_of(on(core, lambda: sinpe_numpy.table(65536, 512))) == SHA256

@@ -107,6 +107,7 @@ def test_detr_counts_from_1_and_has_rows_first(backend: str) -> None:
     assert sinpe.positions.from_mask_2d(mask)[0, 1, 3].tolist() == [0, 3]
 
 
+@pytest.mark.bad_input(9, "compiled", "eager", "grid", "timestep")
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
 def test_nothing_to_encode(shape: tuple[int, int], backend: str) -> None:
     """S = 0. One dimension: test_edge_input.py."""
@@ -124,6 +125,7 @@ def test_nothing_to_encode(shape: tuple[int, int], backend: str) -> None:
     assert sinpe.TimestepEncoding(6)(torch.empty(0)).shape == (0, 6)
 
 
+@pytest.mark.bad_input(11, "compiled", "eager", "grid")
 def test_strides_are_not_assumed(backend: str) -> None:
     """Transposed, sliced, expanded and channels-last x. One dimension: test_edge_input.py."""
     pe = sinpe.table(LATTICE, sinpe.convention("mae2d", 8))
@@ -205,6 +207,7 @@ def test_evaluation_drops_nothing_and_draws_nothing(backend: str) -> None:
     assert not torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.bad_input(19, "compiled", "eager", "grid")
 @pytest.mark.parametrize("name", ["mae2d", "timm2d", "detr2d", "multidim2d"])
 def test_double_backward(name: str, backend: str) -> None:
     """Through coordinates, x and alpha of a grid. One dimension: test_autograd.py."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from build_support import library_environment, run
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -45,6 +42,7 @@ def want(data: Encoded) -> Tensor:
     return torch.cat([collate([data[i] for i in range(first, first + 3)]) for first in range(0, ITEMS, 3)])
 
 
+@pytest.mark.bad_input(21, "compiled", "eager")
 @pytest.mark.feature("DataLoader, fork and spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers(method: str, backend: str) -> None:
@@ -88,7 +86,7 @@ def call(k):
         failed.append(repr(error))
 threads = [threading.Thread(target=call, args=(k,)) for k in range(8)]
 [t.start() for t in threads]
-[t.join(200) for t in threads]
+[t.join(100) for t in threads]
 assert not failed and not any(t.is_alive() for t in threads), failed
 for other in found[1:]:
     assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
@@ -97,12 +95,9 @@ print("compiled" if _backend.compiled("cpu") else "eager")
 """
 
 
+@pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.feature("threads at the first call")
 def test_eight_threads_race_the_first_call(backend: str) -> None:
     """In a process of its own, with the library that is there already."""
-    here = str(Path(__file__).parents[1])
-    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "SINPE_EXT_BACKEND": backend, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", RACE], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [backend]
+    out, _ = run(RACE, library_environment(backend))
+    assert out.split() == [backend]

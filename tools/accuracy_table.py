@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import ulp  # noqa: E402
+from environments import commit  # noqa: E402
 
 import sinpe_ext as sinpe  # noqa: E402
 from sinpe_ext._bench_peers import usual_parts, usual_table  # noqa: E402
@@ -118,7 +119,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy.md as well")
     write = parser.parse_args().write
     info = sinpe.backend_info()
-    facts = f"{datetime.date.today()}, torch {info.torch}, instruction set {info.instruction_set}, {DIM} channels."
+    facts = f"{datetime.date.today()}, commit {commit()}, torch {info.torch}, {DIM} channels, "
+    facts += f"instruction set {info.instruction_set}."
     text = "\n".join(
         [f"Produced by `python tools/accuracy_table.py` on {facts}", "", *table(), "", *digests()]
     ).rstrip()

@@ -27,8 +27,8 @@ from environments import ROOT, Outcome, environ, output, say, sources
 FOLDER = ROOT / "build" / "sanitized"
 REPORTS = FOLDER / "reports"
 LIMIT = 2400  # seconds of one file
-# Run with the kernels of the CUDA library in the place of the CPU's, as .ci/run does.
-EMULATED = ("parity", "add", "dropout", "embed", "embed_grad", "autograd", "grid_add", "grid_grad")
+# Run with the kernels of the CUDA library in the place of the CPU's as well, as .ci/run does.
+EMULATED = ROOT / "tests" / "emulated.txt"
 NOT_THERE = "not an_id_that_is_no_row"  # a row of NaN there by contract, no IndexError
 LEFT_OUT = "not slow"  # builds and installs: no kernel runs in them that does not run elsewhere
 
@@ -133,8 +133,7 @@ def main() -> int:
         return 1
     files = arguments.file or sorted(f"tests/{path.name}" for path in (source / "tests").glob("test_*.py"))
     runs = [(file, "compiled") for file in files]
-    emulated = [f"tests/test_{name}.py" for name in EMULATED]
-    runs += [(file, "emulated") for file in emulated if file in files]
+    runs += [(file, "emulated") for file in EMULATED.read_text().split() if file in files]
     total, bad, started = Outcome(), [], time.monotonic()
     output([sys.executable, "-m", "sinpe_ext", "build"], cwd=source, env=environment)  # the others find it then
     with ThreadPoolExecutor(max(1, arguments.jobs)) as pool:

@@ -118,7 +118,9 @@ struct Shape {
   int64_t batch, middle, rows, dim;
   explicit Shape(const sinpe_add_arguments& a)
       : batch(a.rank > 2 ? a.sizes[0] : 1), middle(1), rows(a.sizes[a.rank - 2]), dim(a.sizes[a.rank - 1]) {
-    for (int d = 1; d < a.rank - 2; ++d) middle *= a.sizes[d];
+    uint64_t slices = 1;  // which may wrap where another size is 0
+    for (int d = 1; d < a.rank - 2; ++d) slices *= static_cast<uint64_t>(a.sizes[d]);
+    middle = static_cast<int64_t>(slices);
   }
   bool empty() const { return batch == 0 || middle == 0 || rows == 0; }
 };

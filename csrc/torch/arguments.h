@@ -2,6 +2,10 @@
 // whose memory the host cannot read.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <utility>
+
 #include "torch/tensors.h"
 
 namespace sinpe_torch {
@@ -53,6 +57,11 @@ inline void expect_positions(const Device& device, const Tensor& positions) {
   expect(positions.is_contiguous(), "positions: expected a contiguous tensor, got strides; pass .contiguous()");
 }
 
+// A dimension of one element may have any stride, even one that no pointer may be moved by.
+inline int64_t stride_of(int64_t size, int64_t stride) {
+  return size > 1 || stride < (int64_t{1} << 40) ? stride : 0;
+}
+
 // x and out, which must be alike.
 inline sinpe_add_arguments arguments_of(const Device& device, const Tensor& x, const Tensor& out, double scale,
                                         int64_t start, int64_t least_rank = 2) {
@@ -70,8 +79,8 @@ inline sinpe_add_arguments arguments_of(const Device& device, const Tensor& x, c
     expect(out_sizes[k] == sizes[k], "out: expected the shape of x, whose size in dimension ", d, " is ", sizes[k],
            ", got ", out_sizes[k]);
     a.sizes[d] = sizes[k];
-    a.x_strides[d] = x_strides[k];
-    a.out_strides[d] = out_strides[k];
+    a.x_strides[d] = stride_of(sizes[k], x_strides[k]);
+    a.out_strides[d] = stride_of(sizes[k], out_strides[k]);
   }
   a.x = x.const_data_ptr();
   a.out = out.mutable_data_ptr();
@@ -79,6 +88,32 @@ inline sinpe_add_arguments arguments_of(const Device& device, const Tensor& x, c
   a.scale = scale;
   a.alpha = 1.0;
   a.start = start;
+  return a;
+}
+
+// That each element of an `out` has a place of its own, as sinpe_ext/_memory.py says it: two threads may write them.
+inline void expect_apart(const Tensor& out) {
+  if (out.numel() == 0) return;
+  const auto sizes = out.sizes(), strides = out.strides();
+  std::array<std::pair<int64_t, int64_t>, SINPE_MAX_RANK> steps;
+  size_t n = 0;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] > 1) steps[n++] = {strides[d], sizes[d]};
+  }
+  std::sort(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(n));
+  int64_t reach = 0;
+  for (size_t k = 0; k < n; ++k) {
+    expect(steps[k].first > reach, "out: expected one memory location for each element, got stride ", steps[k].first,
+           ", where more than one element refers to a single memory location; clone() it first");
+    reach += (steps[k].second - 1) * steps[k].first;
+  }
+}
+
+// The same of an out that the caller gave.
+inline sinpe_add_arguments written_arguments_of(const Device& device, const Tensor& x, const Tensor& out, double scale,
+                                                int64_t start) {
+  const sinpe_add_arguments a = arguments_of(device, x, out, scale, start);
+  expect_apart(out);
   return a;
 }
 
@@ -127,14 +162,21 @@ inline const int64_t* seed_of(const Device& device, const Optional& seed, int64_
   return static_cast<const int64_t*>(seed->const_data_ptr());
 }
 
-// All but the seed. `rank` is that of the tensor whose elements are numbered. `elements` must outlive the result.
-inline sinpe_dropout_arguments dropout_of(int64_t drop, const Integers& elements, int64_t rank) {
+// All but the seed. `sizes` are those of the tensor whose elements are numbered. `elements` must outlive the result.
+inline sinpe_dropout_arguments dropout_of(int64_t drop, const Integers& elements, const int64_t* sizes, int64_t rank) {
   sinpe_dropout_arguments d{};
   expect(drop >= 0 && drop <= 65536, "drop: expected 0 to 65536, got ", drop);
   d.drop = static_cast<int32_t>(drop);
   if (elements.empty()) return d;
   expect(static_cast<int64_t>(elements.size()) == 1 + rank, "elements: expected ", 1 + rank,
          " integers (base and a step for each dimension), got ", elements.size());
+  int64_t last = elements[0], reach;
+  bool counted = last >= 0;
+  for (int64_t k = 0; k < rank && counted; ++k) {
+    const int64_t step = elements[static_cast<size_t>(k) + 1];
+    counted = step >= 0 && !__builtin_mul_overflow(step, sizes[k], &reach) && !__builtin_add_overflow(last, reach, &last);
+  }
+  expect(counted, "elements: expected numbers from 0 on that int64 holds, got others; pass those of the whole tensor");
   d.elements = elements.data();
   return d;
 }
@@ -176,7 +218,7 @@ inline const int64_t* ids_of(const Device& device, const Tensor& ids, int64_t* s
   expect(type == ScalarType::Long, "ids: expected int64, got ", torch::headeronly::toString(type));
   expect(rank >= 1 && rank < SINPE_MAX_RANK, "ids: expected 1 to ", SINPE_MAX_RANK - 1, " dimensions, got ", rank);
   const auto from = ids.strides();
-  for (size_t d = 0; d < from.size(); ++d) strides[d] = from[d];
+  for (size_t d = 0; d < from.size(); ++d) strides[d] = stride_of(ids.size(static_cast<int64_t>(d)), from[d]);
   return static_cast<const int64_t*>(ids.const_data_ptr());
 }
 
@@ -213,7 +255,7 @@ inline sinpe_embed_backward_arguments embed_backward_arguments_of(const Device& 
     expect(d == rank - 1 || grad.size(d) == ids.size(d), "grad: expected the shape (*ids.shape, dim), got ",
            grad.size(d), " in dimension ", d);
     b.sizes[d] = grad.size(d);
-    b.grad_strides[d] = grad.stride(d);
+    b.grad_strides[d] = stride_of(grad.size(d), grad.stride(d));
   }
   b.dtype = float_type("grad", grad.scalar_type());
   b.grad = grad.const_data_ptr();

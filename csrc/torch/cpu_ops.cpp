@@ -52,7 +52,7 @@ void add_out(const Tensor& x, const Tensor& plan, Optional positions, Optional p
              bool positions_are_starts, double scale, double alpha, Tensor out) {
   const Device cpu = Device::cpu();
   const Words words(cpu, plan);
-  sinpe_add_arguments a = arguments_of(cpu, x, out, scale, start);
+  sinpe_add_arguments a = written_arguments_of(cpu, x, out, scale, start);
   a.alpha = alpha;
   set_rows(cpu, &a, positions, padding_mask, positions_are_starts);
   succeed(sinpe_add(words.data, words.size, &a));

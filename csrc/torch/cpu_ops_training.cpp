@@ -6,8 +6,8 @@ namespace {
 using namespace sinpe_torch;
 
 sinpe_dropout_arguments dropout_of(const Device& cpu, const Optional& seed, int64_t drop, const Integers& elements,
-                                   int64_t rank) {
-  sinpe_dropout_arguments d = sinpe_torch::dropout_of(drop, elements, rank);
+                                   const int64_t* sizes, int64_t rank) {
+  sinpe_dropout_arguments d = sinpe_torch::dropout_of(drop, elements, sizes, rank);
   if (const int64_t* value = seed_of(cpu, seed, drop)) d.seed = *value;
   return d;
 }
@@ -28,7 +28,7 @@ Tensor dropout(const Tensor& x, Optional seed, int64_t drop, double scale, Integ
   const Device cpu = Device::cpu();
   Tensor out = new_like(cpu, x);
   sinpe_add_arguments a = arguments_of(cpu, x, out, scale, 0, 1);
-  a.dropout = dropout_of(cpu, seed, drop, elements, x.dim());
+  a.dropout = dropout_of(cpu, seed, drop, elements, a.sizes, x.dim());
   succeed(sinpe_dropout(&a));
   return out;
 }
@@ -41,7 +41,7 @@ Tensor add_dropout(const Tensor& x, const Tensor& plan, Optional positions, Opti
   Tensor out = new_like(cpu, x);
   sinpe_add_arguments a = arguments_of(cpu, x, out, scale, start);
   a.alpha = value_of(cpu, alpha);
-  a.dropout = dropout_of(cpu, seed, drop, elements, x.dim());
+  a.dropout = dropout_of(cpu, seed, drop, elements, a.sizes, x.dim());
   set_rows(cpu, &a, positions, padding_mask, positions_are_starts);
   succeed(sinpe_add(words.data, words.size, &a));
   return out;
@@ -52,9 +52,9 @@ void add_dropout_out(const Tensor& x, const Tensor& plan, Optional positions, Op
                      Integers elements, Tensor out) {
   const Device cpu = Device::cpu();
   const Words words(cpu, plan);
-  sinpe_add_arguments a = arguments_of(cpu, x, out, scale, start);
+  sinpe_add_arguments a = written_arguments_of(cpu, x, out, scale, start);
   a.alpha = alpha;
-  a.dropout = dropout_of(cpu, seed, drop, elements, x.dim());
+  a.dropout = dropout_of(cpu, seed, drop, elements, a.sizes, x.dim());
   set_rows(cpu, &a, positions, padding_mask, positions_are_starts);
   succeed(sinpe_add(words.data, words.size, &a));
 }
@@ -63,8 +63,8 @@ void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Opt
                   double scale, int64_t drop, Integers elements, Tensor out) {
   const Device cpu = Device::cpu();
   const Words words(cpu, grid, "grid");
-  sinpe_add_arguments a = arguments_of(cpu, x, out, scale, 0);
-  a.dropout = dropout_of(cpu, seed, drop, elements, x.dim());
+  sinpe_add_arguments a = written_arguments_of(cpu, x, out, scale, 0);
+  a.dropout = dropout_of(cpu, seed, drop, elements, a.sizes, x.dim());
   set_rows(cpu, &a, std::nullopt, padding_mask, false);
   const void* from = grid_values_of(cpu, values, a.dtype);
   const sinpe_status status = sinpe_add_grid(words.data, words.size, from, values.numel(), &a);
@@ -82,7 +82,7 @@ Tensor row_dots(const Tensor& grad, const Tensor& plan, Optional positions, Opti
   sinpe_add_arguments a = arguments_of(cpu, grad, grad, 1.0, start);
   Tensor out = new_dense(cpu, Integers(a.sizes, a.sizes + a.rank - 1), SINPE_FLOAT64);
   a.out = out.mutable_data_ptr();
-  a.dropout = dropout_of(cpu, seed, drop, elements, grad.dim());
+  a.dropout = dropout_of(cpu, seed, drop, elements, a.sizes, grad.dim());
   set_rows(cpu, &a, positions, padding_mask, positions_are_starts);
   succeed(sinpe_row_dots(words.data, words.size, &a, slopes_of(cpu, slopes, plan_dim(words))));
   return out;
@@ -105,7 +105,7 @@ Tensor embed(const Tensor& ids, const Tensor& weight, const Tensor& plan, Option
   Tensor out = new_with_channels(cpu, ids, weight.size(1), float_type("weight", weight.scalar_type()));
   sinpe_embed_arguments e = embed_arguments_of(cpu, ids, weight, out, scale, start);
   e.add.alpha = value_of(cpu, alpha);
-  e.add.dropout = dropout_of(cpu, seed, drop, elements, out.dim());
+  e.add.dropout = dropout_of(cpu, seed, drop, elements, e.add.sizes, out.dim());
   set_rows(cpu, &e.add, positions, padding_mask, positions_are_starts);
   const sinpe_status status = sinpe_embed(words.data, words.size, &e);
   succeed_with_ids(status, e.bad_id, e.num_embeddings);
@@ -116,7 +116,7 @@ Tensor embed_backward(const Tensor& grad, const Tensor& ids, Optional seed, int6
                       double scale, int64_t drop, Integers elements) {
   const Device cpu = Device::cpu();
   sinpe_embed_backward_arguments b = embed_backward_arguments_of(cpu, grad, ids, num_embeddings, padding_idx, scale);
-  b.dropout = dropout_of(cpu, seed, drop, elements, grad.dim());
+  b.dropout = dropout_of(cpu, seed, drop, elements, b.sizes, grad.dim());
   Tensor out = new_dense(cpu, {num_embeddings, b.sizes[b.rank - 1]}, b.dtype);
   b.out = out.mutable_data_ptr();
   const sinpe_status status = sinpe_embed_backward(&b);

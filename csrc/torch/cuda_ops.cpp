@@ -47,7 +47,7 @@ Tensor add(const Tensor& x, const Tensor& plan, int64_t start, double scale) {
 void add_out(const Tensor& x, const Tensor& plan, Optional positions, Optional padding_mask, int64_t start,
              bool positions_are_starts, double scale, double alpha, Tensor out) {
   const Call call("x", x);
-  sinpe_add_arguments a = arguments_of(call.device, x, out, scale, start);
+  sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, start);
   a.alpha = alpha;
   set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
   launched(cuda::add(plan_of(call, plan, dim_of(a)), a, {}, call.stream));

@@ -11,7 +11,7 @@ Tensor dropout(const Tensor& x, Optional seed, int64_t drop, double scale, Integ
   const Call call("x", x);
   Tensor out = new_like(call.device, x);
   sinpe_add_arguments a = arguments_of(call.device, x, out, scale, 0, 1);
-  a.dropout = dropout_of(drop, elements, x.dim());
+  a.dropout = dropout_of(drop, elements, a.sizes, x.dim());
   launched(cuda::dropout(a, scalars_of(call, std::nullopt, seed, drop), call.stream));
   return out;
 }
@@ -22,7 +22,7 @@ Tensor add_dropout(const Tensor& x, const Tensor& plan, Optional positions, Opti
   const Call call("x", x);
   Tensor out = new_like(call.device, x);
   sinpe_add_arguments a = arguments_of(call.device, x, out, scale, start);
-  a.dropout = dropout_of(drop, elements, x.dim());
+  a.dropout = dropout_of(drop, elements, a.sizes, x.dim());
   set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
   const cuda::DeviceScalars scalars = scalars_of(call, alpha, seed, drop);
   launched(cuda::add(plan_of(call, plan, dim_of(a)), a, scalars, call.stream));
@@ -33,9 +33,9 @@ void add_dropout_out(const Tensor& x, const Tensor& plan, Optional positions, Op
                      int64_t start, bool positions_are_starts, double scale, double alpha, int64_t drop,
                      Integers elements, Tensor out) {
   const Call call("x", x);
-  sinpe_add_arguments a = arguments_of(call.device, x, out, scale, start);
+  sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, start);
   a.alpha = alpha;
-  a.dropout = dropout_of(drop, elements, x.dim());
+  a.dropout = dropout_of(drop, elements, a.sizes, x.dim());
   set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
   const cuda::DeviceScalars scalars = scalars_of(call, std::nullopt, seed, drop);
   launched(cuda::add(plan_of(call, plan, dim_of(a)), a, scalars, call.stream));
@@ -44,8 +44,8 @@ void add_dropout_out(const Tensor& x, const Tensor& plan, Optional positions, Op
 void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Optional padding_mask, Optional seed,
                   double scale, int64_t drop, Integers elements, Tensor out) {
   const Call call("x", x);
-  sinpe_add_arguments a = arguments_of(call.device, x, out, scale, 0);
-  a.dropout = dropout_of(drop, elements, x.dim());
+  sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, 0);
+  a.dropout = dropout_of(drop, elements, a.sizes, x.dim());
   set_rows(call.device, &a, std::nullopt, padding_mask, false);
   const void* from = grid_values_of(call.device, values, a.dtype);
   const cuda::DeviceScalars scalars = scalars_of(call, std::nullopt, seed, drop);
@@ -56,7 +56,7 @@ Tensor row_dots(const Tensor& grad, const Tensor& plan, Optional positions, Opti
                 Optional seed, int64_t start, bool positions_are_starts, int64_t drop, Integers elements) {
   const Call call("grad", grad);
   sinpe_add_arguments a = arguments_of(call.device, grad, grad, 1.0, start);
-  a.dropout = dropout_of(drop, elements, grad.dim());
+  a.dropout = dropout_of(drop, elements, a.sizes, grad.dim());
   set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
   const cuda::DeviceScalars scalars = scalars_of(call, std::nullopt, seed, drop);
   const double* factors = slopes_of(call.device, slopes, dim_of(a));
@@ -75,7 +75,7 @@ Tensor embed(const Tensor& ids, const Tensor& weight, const Tensor& plan, Option
   expect_weight(call.device, weight);
   Tensor out = new_with_channels(call.device, ids, weight.size(1), float_type("weight", weight.scalar_type()));
   sinpe_embed_arguments e = embed_arguments_of(call.device, ids, weight, out, scale, start);
-  e.add.dropout = dropout_of(drop, elements, out.dim());
+  e.add.dropout = dropout_of(drop, elements, e.add.sizes, out.dim());
   set_rows(call.device, &e.add, positions, padding_mask, positions_are_starts);
   const cuda::DeviceScalars scalars = scalars_of(call, alpha, seed, drop);
   launched(cuda::embed(plan_of(call, plan, dim_of(e.add)), e, scalars, call.stream));
@@ -102,7 +102,7 @@ Tensor embed_backward(const Tensor& grad, const Tensor& ids, Optional seed, int6
   const Call call("grad", grad);
   sinpe_embed_backward_arguments b =
       embed_backward_arguments_of(call.device, grad, ids, num_embeddings, padding_idx, scale);
-  b.dropout = dropout_of(drop, elements, grad.dim());
+  b.dropout = dropout_of(drop, elements, b.sizes, grad.dim());
   const cuda::DeviceScalars scalars = scalars_of(call, std::nullopt, seed, drop);
   Tensor out = new_dense(call.device, {num_embeddings, b.sizes[b.rank - 1]}, b.dtype);
   b.out = out.mutable_data_ptr();

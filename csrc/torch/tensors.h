@@ -42,6 +42,18 @@ inline void succeed(sinpe_status status) {
   if (status != SINPE_OK) refuse(sinpe::status_text(status));
 }
 
+// That a tensor's elements lie in its storage, which may have been resized under it; sinpe_ext/_dense.py says it alike.
+inline void expect_memory(const char* name, const Tensor& t) {
+  if (t.numel() == 0) return;
+  int64_t bytes, end = t.storage_offset() + 1;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(t.get(), &bytes));
+  const auto sizes = t.sizes(), strides = t.strides();
+  for (size_t d = 0; d < sizes.size(); ++d) end += (sizes[d] - 1) * strides[d];
+  const int64_t needed = end * static_cast<int64_t>(t.element_size());
+  expect(needed <= bytes, name, ": expected a tensor whose memory holds its elements, got ", bytes, " bytes where ",
+         needed, " are needed; it was freed or resized, use it where it is whole");
+}
+
 // A device that tensors are on. The CPU is one, whatever index its tensors tell.
 struct Device {
   int32_t type, index;
@@ -62,6 +74,7 @@ struct Device {
   }
   void expect(const char* name, const Tensor& t) const {
     if (!holds(t)) refuse(name, ": expected a tensor on ", text(), ", got one on ", of(t).text(), "; move it there");
+    expect_memory(name, t);
   }
   std::string text() const {
     if (type == aoti_torch_device_type_cpu()) return "cpu";
@@ -110,10 +123,16 @@ inline Tensor new_strided(const Device& device, const int64_t* sizes, const int6
 inline Tensor new_dense(const Device& device, const Integers& sizes, sinpe_dtype dtype) {
   Integers strides(sizes.size());
   int64_t stride = 1;
+  bool counted = true, empty = false;
   for (size_t d = sizes.size(); d-- > 0;) {
     strides[d] = stride;
-    stride *= sizes[d] > 1 ? sizes[d] : 1;
+    empty = empty || sizes[d] == 0;
+    int64_t next;
+    const bool fits = sizes[d] < 2 || !__builtin_mul_overflow(stride, sizes[d], &next);
+    if (fits && sizes[d] > 1) stride = next;
+    counted = counted && fits;
   }
+  expect(counted || empty, "out: expected a number of elements within int64, got more; ask for fewer");
   return new_strided(device, sizes.data(), strides.data(), static_cast<int64_t>(sizes.size()), dtype);
 }
 

@@ -1,23 +1,24 @@
 // The smallest of test frameworks: CHECK counts failures and shows the first few, finish() is the exit status.
 #pragma once
 
+#include <atomic>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 
 namespace check {
 
-inline int failures = 0;
-inline int64_t checks = 0;
+inline std::atomic<int> failures{0};
+inline std::atomic<int64_t> checks{0};
 
 inline void that(bool ok, const char* text, const char* file, int line) {
-  ++checks;
+  checks.fetch_add(1, std::memory_order_relaxed);
   if (ok) return;
   if (++failures <= 20) std::printf("FAILED %s:%d: %s\n", file, line, text);
 }
 
 inline int finish(const char* name) {
-  std::printf("%s: %" PRId64 " checks, %d failures\n", name, checks, failures);
+  std::printf("%s: %" PRId64 " checks, %d failures\n", name, checks.load(), failures.load());
   return failures == 0 && checks > 0 ? 0 : 1;
 }
 

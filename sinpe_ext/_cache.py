@@ -1,0 +1,87 @@
+"""The folder of JIT builds: where it is, whether code may be loaded from it, and which builds in it are complete."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from . import _build
+from ._build import BuildUnavailable
+
+DONE = "done.json"
+OWN_FOLDER = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
+
+
+def directory() -> Path:
+    """Where JIT builds go: SINPE_EXT_CACHE_DIR, else sinpe_ext under XDG_CACHE_HOME or ~/.cache; nowhere else.
+
+    Raises BuildUnavailable for a user without a home: a folder that others share would be no place for code.
+    """
+    chosen = os.environ.get("SINPE_EXT_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # to be ignored, says the XDG specification
+        base = os.path.join("~", ".cache")
+    path = os.path.expanduser(chosen or os.path.join(base, "sinpe_ext"))
+    if path.startswith("~"):
+        raise BuildUnavailable(f"there is no home directory for the cache {path}", OWN_FOLDER)
+    return Path(path).absolute()
+
+
+def checked(create: bool) -> Path | None:
+    """The cache directory, safe to load code from; None where it does not exist and is not to be made."""
+    cache = directory()
+    try:
+        if create:
+            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        elif not cache.exists():
+            return None
+        cache = cache.resolve()
+        if not cache.is_dir():
+            raise NotADirectoryError(20, "not a directory", str(cache))
+        own = cache.stat()
+        # Whoever can write here can run code in this process.
+        if own.st_uid not in (os.geteuid(), 0):
+            raise BuildUnavailable(f"the cache {cache} belongs to another user (uid {own.st_uid})", OWN_FOLDER)
+        for folder in (cache, *cache.parents):
+            mode = folder.stat().st_mode
+            if mode & stat.S_IWOTH and (folder == cache or not mode & stat.S_ISVTX):
+                raise BuildUnavailable(f"the cache {cache} is not safe: every user may write to {folder}", OWN_FOLDER)
+        if own.st_mode & stat.S_IWGRP and not _is_private(own.st_gid):
+            raise BuildUnavailable(f"the cache {cache} is not safe: a group may write to it", f"chmod g-w {cache}")
+    except OSError as error:
+        raise BuildUnavailable(f"the cache {cache} cannot be used: {error}", OWN_FOLDER) from error
+    return cache
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group is this user's alone: many systems give each user one, and a umask that lets it write."""
+    try:
+        import grp
+        import pwd
+
+        name, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except (ImportError, KeyError):
+        return False
+    return found.gr_name == name and set(found.gr_mem) <= {name}
+
+
+def finished(folder: Path) -> Path | None:
+    """The library of a complete build: the marker exists and names a file of that content."""
+    done = _build.read_json(folder / DONE)
+    library = folder / str(done.get("file", ""))
+    try:
+        return library if done and _build.file_hash(library) == done.get("sha256") else None
+    except OSError:
+        return None
+
+
+def finished_without_compiler(cache: Path, facts: dict[str, str]) -> Path | None:
+    """A build by any compiler that matches in all else: images are often built with one and run without."""
+    for marker in sorted(cache.glob(f"*/{DONE}")):
+        known = _build.read_json(marker).get("facts", {})
+        if {**known, **{name: "" for name in known if name.startswith(("compiler", "nvcc"))}} == facts:
+            library = finished(marker.parent)
+            if library:
+                return library
+    return None

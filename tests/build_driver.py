@@ -1,0 +1,105 @@
+"""Programs that build the small library many times over, in forked children, for test_build_faults.py."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from build_support import PREAMBLE
+
+DRIVER = (
+    PREAMBLE
+    + """
+import contextlib, json, shutil, signal, torch, warnings
+from torch.utils import cpp_extension
+from sinpe_ext import _cache, _ops
+compile_really = cpp_extension.load
+def compile_at_once(name, build_directory, **options):
+    time.sleep(float(os.environ.get("PAUSE", "0")))
+    shutil.copyfile(os.environ["BUILT"], f"{build_directory}/{name}.so")
+cpp_extension.load = compile_at_once
+cache = pathlib.Path(os.environ["SINPE_EXT_CACHE_DIR"])
+compilations = cache.parent / "compilations"
+say = _jit._say
+def counted(text):
+    if "compiling" in text:
+        with open(compilations, "a") as file:
+            file.write("x")
+    say(text)
+_jit._say = counted
+def compiled_since():
+    count = compilations.stat().st_size if compilations.exists() else 0
+    compilations.unlink(missing_ok=True)
+    return count
+def begin(work):
+    sys.stdout.flush()
+    process = os.fork()
+    if process:
+        return process
+    os.setsid()
+    try:
+        work()
+        sys.stdout.flush()
+        os._exit(0)
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        os._exit(1)
+def ended(process):
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+def child(work):
+    return ended(begin(work))
+def right():
+    found = _backend.resolve("cpu")
+    assert found.backend == "compiled", found
+    assert torch.ops.sinpe_ext.cpu_isa.default() == "small-7"
+def eager(*reasons):
+    found = _backend.resolve("cpu")
+    assert found.backend == "eager" and all(text in found.reason for text in reasons), found
+def library():
+    (found,) = cache.glob("*/*.so")
+    return found
+def seal(path):
+    marker = path.parent / "done.json"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "sha256": _build.file_hash(path)}))
+"""
+)
+
+# The moments of a build, and what makes something happen at one.
+STEPS = """
+STEPS = [  # owner, function, before or after its first or second call
+    (_cache, "checked", "before", 1), (_cache, "checked", "after", 1), (_jit, "_turn", "before", 1),
+    (_jit, "_compile", "before", 1), (_build, "find_ninja", "after", 1), (_jit, "_forwarding_sources", "before", 1),
+    (cpp_extension, "load", "before", 1), (cpp_extension, "load", "after", 1), (_backend, "_load_library", "after", 1),
+    (os, "replace", "before", 1), (os, "replace", "after", 1), (os, "replace", "before", 2),
+    (_build, "write_json", "after", 1), (shutil, "rmtree", "after", 1),
+]
+def meet(step, action):
+    owner, name, when, number = step
+    real, calls = getattr(owner, name), []
+    def met(*arguments, **options):
+        calls.append(name)
+        if when == "before" and len(calls) == number:
+            action()
+        result = real(*arguments, **options)
+        if when == "after" and len(calls) == number:
+            action()
+        return result
+    setattr(owner, name, met)
+"""
+
+
+def mounted(command: str) -> list[str]:
+    """A shell command with mounts of its own."""
+    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", command]
+
+
+def _no_mounts() -> str:
+    try:
+        done = subprocess.run(mounted("mount -t tmpfs tmpfs /mnt"), capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stderr if done.returncode else ""
+
+
+needs_mounts = pytest.mark.skipif(bool(_no_mounts()), reason=f"no mounts of its own: {_no_mounts()}")

@@ -1,0 +1,103 @@
+"""The surfaces that the bad-input catalogue is shown on, and what one call does on each of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from sinpe_ext import _backend
+
+# `argument: expected X, got Y; do Z`
+HOUSE_FORM = re.compile(r"^[a-z_]+(\[\d+\])?(, [a-z_]+)*: expected .+, got .+; .+", re.DOTALL)
+
+
+class Surface(NamedTuple):
+    """A backend and the device that its tensors are on."""
+
+    name: str
+    setting: str
+    device: str
+
+    @contextmanager
+    def in_use(self) -> Iterator[str]:
+        with _backend.use_backend(self.setting):  # type: ignore[arg-type]
+            yield self.device
+
+
+def surfaces(*, with_data: bool = False) -> list[Surface]:
+    """Those that can be tried here. with_data: without meta, for what depends on numbers."""
+    found = [Surface("eager", "eager", "cpu")]
+    if _backend.setting() != "eager":  # else --require-backend=eager
+        if _backend.resolve("cpu").backend == "compiled":
+            found.append(Surface("compiled", "compiled", "cpu"))
+        if torch.cuda.is_available() and _backend.resolve("cuda").backend == "compiled":
+            found.append(Surface("cuda", "compiled", "cuda:0"))
+    return found if with_data else [*found, Surface("meta", "auto", "meta")]
+
+
+def neutral(message: str, device: str) -> str:
+    """A message without the surface's own words."""
+    return message.replace(f"{device}", "DEVICE").replace("torch.", "")
+
+
+def refuse_alike(
+    error: type[Exception], pattern: str, *calls: Callable[[str], Any], with_data: bool = False, alike: bool = True
+) -> str:
+    """Asserts that every call is refused on every surface: the same error, the house form, one message (`alike`)."""
+    messages: dict[tuple[int, str], str] = {}
+    for surface in surfaces(with_data=with_data):
+        for number, call in enumerate(calls):
+            with surface.in_use() as device:
+                message = refusal(
+                    error, lambda call=call, device=device: call(device), f"{surface.name}, call {number}"
+                )
+            assert re.search(pattern, message, re.DOTALL), (surface.name, number, message)
+            messages[number, surface.name] = neutral(message, device)
+    for number in range(len(calls)):
+        one = {text for (of, _), text in messages.items() if of == number}
+        assert len(one) == 1, messages
+    assert not alike or len(set(messages.values())) == 1, messages
+    return next(iter(messages.values()))
+
+
+def refusal(error: type[Exception], call: Callable[[], Any], where: str = "") -> str:
+    """The message of a call that must be refused in the house form."""
+    try:
+        call()
+    except Exception as caught:
+        assert type(caught) is error, (where, repr(caught))
+        assert HOUSE_FORM.match(str(caught)), (where, str(caught))
+        return str(caught)
+    raise AssertionError(f"{where}: expected {error.__name__}, and nothing was raised")
+
+
+def same_bits(results: Iterable[tuple[str, torch.Tensor]]) -> torch.Tensor:
+    """Asserts that results of several surfaces are the same bits; they come back once."""
+    named = [(name, t.detach().cpu()) for name, t in results]
+    first = named[0][1]
+    for name, other in named[1:]:
+        assert other.shape == first.shape and other.dtype == first.dtype, name
+        if first.dtype == torch.float64:  # within 1 ULP, not one value
+            assert torch.allclose(other, first, rtol=0, atol=3e-16, equal_nan=True), name
+        else:
+            words = {4: torch.int32, 2: torch.int16}[first.element_size()]
+            same = other.view(words) == first.view(words)
+            assert bool((same | (other.isnan() & first.isnan())).all()), name
+    return first
+
+
+def everywhere(call: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    """One call on every surface that has numbers: the same bits; and on meta: their shape and dtype."""
+    results: list[tuple[str, torch.Tensor]] = []
+    for surface in surfaces(with_data=True):
+        with surface.in_use() as device:
+            results.append((surface.name, call(device)))
+    got = same_bits(results)
+    with _backend.use_backend("auto"):
+        shape = call("meta")
+    assert shape.is_meta and shape.shape == got.shape and shape.dtype == got.dtype
+    return got

@@ -1,0 +1,342 @@
+"""What a build on first use survives: kills at any moment, damage, full and read-only disks, clocks, removal.
+
+Each test is a process with a time limit, whose children, forked where torch is imported already, are the processes that
+build: `child(work)` is one, a session of its own. Most take a finished library for the compiler's work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from build_driver import DRIVER, STEPS, mounted, needs_mounts
+from build_support import end, environment, finish, needs_compiler, run, start, write_script, write_small_sources
+
+LIMIT = 100  # seconds
+pytestmark = [needs_compiler, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a driver, with a library that takes the place of the compiler's work."""
+    sources = write_small_sources(tmp_path_factory.mktemp("small"))
+    cache = tmp_path_factory.mktemp("built") / "cache"
+    env = environment(SMALL_SOURCES=str(sources), SINPE_EXT_CACHE_DIR=str(cache))
+    run(DRIVER + "cpp_extension.load = compile_really\nright()", env, LIMIT)
+    (library,) = cache.glob("*/*.so")
+    return {**env, "BUILT": str(library)}
+
+
+@pytest.fixture
+def env(built: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """An empty cache."""
+    (tmp_path / "home").mkdir(mode=0o700)
+    return {**built, "SINPE_EXT_CACHE_DIR": str(tmp_path / "home" / "cache")}
+
+
+# ------------------------------------------------------------------------------------------------------------- kills
+
+
+def test_killed_at_any_step(env: dict[str, str]) -> None:
+    code = """
+def die():
+    os.killpg(0, signal.SIGKILL)
+for step in STEPS:
+    assert child(lambda: (meet(step, die), right())) == -signal.SIGKILL, step
+    assert child(right) == 0, step
+    if step[1] != "write_json":  # once it is marked no one looks for wreckage
+        assert not list(cache.glob("*/build-*")) + list(cache.glob("*/done.json.*")), step
+    compiled_since()
+    assert child(right) == 0 and compiled_since() == 0, step
+    shutil.rmtree(cache)
+"""
+    run(DRIVER + STEPS + code, env, LIMIT)
+
+
+@pytest.mark.slow
+def test_killed_at_any_time_with_its_compilers(env: dict[str, str]) -> None:
+    """One cache, builds killed one after the other; the sources' clock is years ahead."""
+    code = """
+for path in pathlib.Path(os.environ["SMALL_SOURCES"]).rglob("*.*"):
+    os.utime(path, (4e9, 4e9))
+cpp_extension.load = compile_really
+for after in (0.05, 0.2, 0.5, 1.0, 1.8, 3.0):
+    process = begin(right)
+    time.sleep(after)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+    assert ended(process) in (-signal.SIGKILL, 0)
+assert child(right) == 0
+compiled_since()
+assert child(right) == 0 and compiled_since() == 0
+"""
+    run(DRIVER + code, env, LIMIT)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_compiler_that_hangs(env: dict[str, str], tmp_path: Path) -> None:
+    """No time limit is set to a compiler, which may be slow. Others wait for SINPE_EXT_LOCK_TIMEOUT and go eager."""
+    compiler = write_script(
+        tmp_path / "hanging-g++",
+        f'for a in "$@"; do [ "$a" = -c ] && {{ echo $$ >>{tmp_path}/pids; exec sleep 1000; }}; done; exec c++ "$@"',
+    )
+    code = """
+cpp_extension.load = compile_really
+try:
+    right()
+except KeyboardInterrupt:
+    assert not list(cache.glob("*/build-*"))
+    print("interrupted", flush=True)
+cpp_extension.load = compile_at_once
+right()
+"""
+    process = start(DRIVER + code, {**env, "CXX": str(compiler)})
+    try:
+        wait = f"for k in $(seq 600); do [ -s {tmp_path}/pids ] && break; sleep 0.1; done; sleep 0.3"
+        subprocess.run(["sh", "-c", wait], timeout=LIMIT, check=True)
+        end(process, 2)  # as a terminal does: SIGINT to the group
+        out, _ = finish(process, LIMIT)
+    finally:
+        end(process)
+        for pid in (tmp_path / "pids").read_text().split():  # ninja may be gone before it ends its compilers
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), 9)
+    assert out.split() == ["interrupted"]
+
+
+def test_eight_processes_build_once(env: dict[str, str]) -> None:
+    code = """
+processes = [begin(right) for _ in range(8)]
+assert [ended(process) for process in processes] == [0] * 8
+assert compiled_since() == 1
+"""
+    run(DRIVER + code, {**env, "PAUSE": "0.5"}, LIMIT)
+
+
+def test_a_lock_file_left_behind_locks_nothing(env: dict[str, str]) -> None:
+    code = """
+assert child(right) == 0
+(lock,) = cache.glob("*.lock")
+shutil.rmtree(library().parent)
+lock.write_text("4711")
+os.utime(lock, (0, 0))
+assert child(right) == 0
+"""
+    run(DRIVER + code, {**env, "SINPE_EXT_LOCK_TIMEOUT": "5"}, LIMIT)
+
+
+# ------------------------------------------------------------------------------------------------------------- damage
+
+
+def test_a_damaged_or_foreign_library_is_built_again(env: dict[str, str]) -> None:
+    """By its hash; sealed with the right hash, because it does not load, or holds no kernels."""
+    code = """
+import _ctypes
+assert child(right) == 0
+good = library().read_bytes()
+flipped = bytearray(good)
+flipped[len(good) // 2] ^= 1
+other_machine = bytearray(good)
+other_machine[18:20] = (183 if good[18] != 183 else 62).to_bytes(2, "little")  # e_machine: AArch64, or x86-64
+damaged = {
+    "empty": (b"", False), "one bit": (bytes(flipped), False), "half": (good[: len(good) // 2], False),
+    "another machine's": (bytes(other_machine), True), "text": (b"not a library", True),
+    "no kernels": (pathlib.Path(_ctypes.__file__).read_bytes(), True),
+}
+compiled_since()
+for name, (content, sealed) in damaged.items():
+    library().write_bytes(content)
+    if sealed:
+        seal(library())
+    assert child(right) == 0 and compiled_since() == 1, name
+    assert library().read_bytes() == good, name
+for text in ("", "{", "[]", '{"file": "gone.so", "sha256": ""}'):
+    (library().parent / "done.json").write_text(text)
+    assert child(right) == 0 and compiled_since() == 1, text
+"""
+    run(DRIVER + code, env, LIMIT)
+
+
+def test_a_build_for_another_torch_is_not_used(env: dict[str, str]) -> None:
+    code = """
+def other():
+    torch.__version__ = "2.99.0+cpu"
+def no_compiler(environ=None):
+    raise _build.BuildUnavailable("no C++ compiler was found")
+def without_compiler(*changes):
+    _build.find_compiler = no_compiler
+    for change in changes:
+        change()
+assert child(right) == 0 and compiled_since() == 1
+assert child(lambda: (without_compiler(), right())) == 0
+assert child(lambda: (without_compiler(other), eager("no C++ compiler"))) == 0
+assert child(lambda: (other(), right())) == 0 and compiled_since() == 1
+assert len(list(cache.glob("*/*.so"))) == 2
+"""
+    run(DRIVER + code, env, LIMIT)
+
+
+def test_sources_count_by_content_not_by_clock(env: dict[str, str], tmp_path: Path) -> None:
+    sources = shutil.copytree(env["SMALL_SOURCES"], tmp_path / "sources")
+    code = """
+source = pathlib.Path(os.environ["SMALL_SOURCES"]) / "cpu" / "table.cpp"
+assert child(right) == 0 and compiled_since() == 1
+os.utime(source, (4e9, 4e9))  # in 2096
+assert child(right) == 0 and compiled_since() == 0
+source.write_text(source.read_text() + "// changed")
+os.utime(source, (0, 0))  # and older than the build
+assert child(right) == 0 and compiled_since() == 1
+"""
+    run(DRIVER + code, {**env, "SMALL_SOURCES": str(sources)}, LIMIT)
+
+
+# -------------------------------------------------------------------------------------------------------------- disks
+
+
+def run_mounted(mount: str, code: str, env: dict[str, str]) -> None:
+    program = Path(env["SINPE_EXT_CACHE_DIR"]).parent / "program.py"
+    program.write_text(code)
+    command = mounted(f'{mount}; exec "$0" "$1"')
+    done = subprocess.run(
+        [*command, shutil.which("python") or "python3", str(program)],
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@needs_mounts
+def test_a_read_only_cache_serves_and_never_raises(env: dict[str, str]) -> None:
+    cache = env["SINPE_EXT_CACHE_DIR"]
+    run(DRIVER + "right()", env, LIMIT)
+    code = """
+compilations = pathlib.Path(os.environ["COMPILATIONS"])
+try:
+    (cache / "probe").write_text("")
+    raise SystemExit("the cache can be written to")
+except OSError:
+    pass
+assert child(right) == 0 and compiled_since() == 0
+def other():
+    torch.__version__ = "2.99.0+cpu"
+    eager("Read-only file system")
+assert child(other) == 0
+def damaged():
+    real = _backend._load_library
+    def load(path, device="cpu"):
+        raise OSError("it does not load")
+    _backend._load_library = load
+    eager("cannot be replaced", "Read-only file system")
+assert child(damaged) == 0
+"""
+    env["COMPILATIONS"] = f"{Path(cache).parent}/count"
+    run_mounted(f"mount --bind {cache} {cache}; mount -o remount,ro,bind {cache}", DRIVER + code, env)
+
+
+@needs_mounts
+@pytest.mark.slow
+def test_a_full_cache_is_eager_with_the_reason(env: dict[str, str]) -> None:
+    cache = env["SINPE_EXT_CACHE_DIR"]
+    Path(cache).mkdir(mode=0o700)
+    code = """
+compilations = pathlib.Path(os.environ["COMPILATIONS"])
+def full(compile):
+    cpp_extension.load = compile
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager("No space left on device")
+assert child(lambda: full(compile_at_once)) == 0
+assert child(lambda: full(compile_really)) == 0
+assert not list(cache.glob("*/build-*"))
+"""
+    env["COMPILATIONS"] = f"{Path(cache).parent}/count"
+    run_mounted(f"mount -t tmpfs -o size=16k,mode=700 tmpfs {cache}", DRIVER + code, env)
+
+
+def test_a_file_size_limit_and_a_disk_that_fills_up_last(env: dict[str, str]) -> None:
+    """Too small for the library: eager. Full when the library is loaded already: it serves this process."""
+    code = """
+import errno, resource
+def limited():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    eager("File too large")
+assert child(limited) == 0
+def full(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def filled():
+    _build.write_json = full
+    right()
+compiled_since()
+assert child(filled) == 0 and compiled_since() == 1
+assert child(right) == 0 and compiled_since() == 1
+assert child(right) == 0 and compiled_since() == 0
+"""
+    _, err = run(DRIVER + code, env, LIMIT)
+    assert "done, for this process alone" in err and "No space left on device" in err
+
+
+# ------------------------------------------------------------------------------------------------------------ removal
+
+
+def test_a_cache_removed_at_any_step(env: dict[str, str]) -> None:
+    """Compiled or eager with a reason, no exception; and the next process builds."""
+    code = """
+def remove():
+    shutil.rmtree(cache, ignore_errors=True)
+def either():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = _backend.resolve("cpu")
+    if found.backend == "compiled":
+        right()
+    else:
+        assert found.reason and found.todo, found
+real_rmtree = shutil.rmtree
+for step in STEPS:
+    if step[1] != "rmtree":
+        assert child(lambda: (meet(step, remove), either())) == 0, step
+        assert child(right) == 0, step
+def removed_in_use():
+    right()
+    remove()
+    right()
+assert child(removed_in_use) == 0
+"""
+    run(DRIVER + STEPS + code, env, LIMIT)
+
+
+def test_the_package_removed_in_use(env: dict[str, str], tmp_path: Path) -> None:
+    """As by pip uninstall: what is loaded goes on, what is not says what is missing."""
+    package = tmp_path / "site" / "sinpe_ext"
+    shutil.copytree(Path(_build_file()).parent, package, ignore=shutil.ignore_patterns("*.so", "_build.json", "__py*"))
+    shutil.copytree(env["SMALL_SOURCES"], package / "_csrc")
+    code = """
+import pathlib, shutil, sys, torch
+import sinpe_ext
+from sinpe_ext import _backend, _build, _jit, _cache
+rows = sinpe_ext.table(4, 6) if _backend.use_backend("eager") else None
+shutil.rmtree(pathlib.Path(sinpe_ext.__file__).parent)
+assert torch.equal(sinpe_ext.table(4, 6), rows)
+_backend.use_backend("auto")
+found = _backend.resolve("cpu")
+assert found.backend == "eager" and "the C++ sources are not installed" in found.reason, found
+try:
+    sinpe_ext.plot
+    raise SystemExit("no error")
+except ImportError as error:
+    assert "sinpe_ext.plot" in str(error)
+"""
+    run(code, {**env, "PYTHONPATH": str(tmp_path / "site")}, LIMIT, cwd=tmp_path)
+
+
+def _build_file() -> str:
+    from sinpe_ext import _build
+
+    return _build.__file__

@@ -1,0 +1,208 @@
+"""Where code is loaded from: a folder of the user's own, never one that others may write to, and nothing at import."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+from build_support import PREAMBLE, environment, needs_compiler, run, write_small_sources
+
+from sinpe_ext import _backend, _build, _cache
+from sinpe_ext._build import BuildUnavailable
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SINPE_EXT_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        ({"HOME": "/h"}, "/h/.cache/sinpe_ext"),
+        ({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, "/x/sinpe_ext"),
+        ({"HOME": "/h", "XDG_CACHE_HOME": "x"}, "/h/.cache/sinpe_ext"),
+        ({"HOME": "/h", "XDG_CACHE_HOME": "/x", "SINPE_EXT_CACHE_DIR": "~/c"}, "/h/c"),
+        ({"HOME": "/h", "SINPE_EXT_CACHE_DIR": "/c"}, "/c"),
+    ],
+)
+def test_where_it_is(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert _cache.directory() == Path(expected)
+
+
+@pytest.mark.parametrize("chosen", [None, "~nobody-of-that-name/cache"])
+def test_a_user_without_a_home_has_none(chosen: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a user number that the system does not know; no folder named ~ is made."""
+
+    def unknown(key: object) -> None:
+        raise KeyError(key)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    if chosen:
+        monkeypatch.setenv("SINPE_EXT_CACHE_DIR", chosen)
+    with pytest.raises(BuildUnavailable, match="there is no home directory for the cache ~") as caught:
+        _cache.checked(create=True)
+    assert caught.value.todo == _cache.OWN_FOLDER
+    assert _backend.backend_info().cache_dir.startswith("none: there is no home directory")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SINPE_EXT_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_it_is_private(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert _cache.checked(create=False) is None and not folder.exists()
+        assert _cache.checked(create=True) == folder and folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(
+    "mode, refused", [(0o777, "every user may write"), (0o1777, "every user may write"), (0o755, "")]
+)
+def test_a_folder_that_every_user_may_write_to(mode: int, refused: str, folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(mode)
+    if not refused:
+        assert _cache.checked(create=True) == folder
+        return
+    with pytest.raises(BuildUnavailable, match=refused):
+        _cache.checked(create=True)
+
+
+@pytest.mark.parametrize("mode, refused", [(0o777, True), (0o1777, False)])
+def test_a_parent_that_every_user_may_write_to(
+    mode: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the sticky bit, anyone may put another folder in its place."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(mode)
+    monkeypatch.setenv("SINPE_EXT_CACHE_DIR", str(tmp_path / "shared" / "cache"))
+    if refused:
+        with pytest.raises(BuildUnavailable, match="every user may write to .*/shared"):
+            _cache.checked(create=True)
+    else:
+        assert _cache.checked(create=True)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_folder_that_a_group_may_write_to(private: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    folder.chmod(0o770)
+    monkeypatch.setattr(_cache, "_is_private", lambda group: private)
+    if private:
+        assert _cache.checked(create=True) == folder
+    else:
+        with pytest.raises(BuildUnavailable, match="a group may write to it") as caught:
+            _cache.checked(create=True)
+        assert caught.value.todo == f"chmod g-w {folder}"
+
+
+def test_a_group_is_private_by_its_name_and_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    import grp
+
+    name = pwd.getpwuid(os.geteuid()).pw_name
+    for found, members, answer in (
+        (name, [], True),
+        (name, [name], True),
+        (name, ["eve"], False),
+        ("staff", [], False),
+    ):
+        group = grp.struct_group((found, "x", 7, members))
+        monkeypatch.setattr(grp, "getgrgid", lambda number, group=group: group)
+        assert _cache._is_private(7) is answer
+
+
+def test_a_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    if folder.stat().st_uid == 0:
+        pytest.skip("root's folders are accepted")
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(BuildUnavailable, match="belongs to another user"):
+        _cache.checked(create=True)
+
+
+def test_a_link_is_judged_by_what_it_leads_to(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    folder.symlink_to(target)
+    assert _cache.checked(create=True) == target
+    target.chmod(0o777)
+    with pytest.raises(BuildUnavailable, match="every user may write to .*/target"):
+        _cache.checked(create=True)
+    target.rmdir()
+    with pytest.raises(BuildUnavailable, match="cannot be used"):
+        _cache.checked(create=True)
+
+
+@needs_compiler
+def test_an_unwritable_home_leaves_nothing_elsewhere(tmp_path: Path) -> None:
+    """Neither in the folder for temporary files nor where the process runs."""
+    sources = write_small_sources(tmp_path / "small")
+    for name in ("temporary", "here"):
+        (tmp_path / name).mkdir()
+    env = environment(HOME="/proc/self/nowhere", XDG_CACHE_HOME=None, TMPDIR=str(tmp_path / "temporary"))
+    code = 'found = _backend.resolve("cpu")\nprint(found.backend, found.reason)'
+    out, err = run(PREAMBLE + code, {**env, "SMALL_SOURCES": str(sources)}, 60, cwd=tmp_path / "here")
+    assert out.startswith("eager") and "/proc/self/nowhere/.cache/sinpe_ext cannot be used" in out
+    assert "Warning" not in err and not list((tmp_path / "temporary").iterdir())
+    assert not list((tmp_path / "here").iterdir())
+
+
+def test_a_library_that_was_cut_short_is_not_loaded(tmp_path: Path) -> None:
+    """To load it would end the process by SIGBUS."""
+    import _ctypes
+    import json
+
+    content = Path(_ctypes.__file__).read_bytes()
+    whole, half = tmp_path / "whole.so", tmp_path / "half.so"
+    whole.write_bytes(content)
+    for length in (0, 3, 30, 70, len(content) // 20):
+        half.write_bytes(content[:length])
+        assert _build.is_cut_short(half) is (length > 6)
+    if content[:6] == b"\x7fELF\x02\x01":
+        assert not _build.is_cut_short(whole)
+        library = {"file": half.name, "sources": "any", "torch": "2.13"}
+        (tmp_path / _build.MANIFEST).write_text(json.dumps({"libraries": {"cpu": library}}))
+        with pytest.raises(BuildUnavailable, match="is damaged: its end is missing"):
+            _backend._load_prebuilt("cpu", tmp_path)
+
+
+AT_IMPORT = """
+import sys, os
+import torch, numpy
+seen = []
+FORBIDDEN = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system", "os.spawn",
+             "os.mkdir", "os.rename", "os.remove", "ctypes.dlopen", "socket.connect", "_thread.start_new_thread")
+def hook(event, arguments):
+    if event.startswith(FORBIDDEN) or event == "open" and isinstance(arguments[2], int) and arguments[2] & 3:
+        seen.append((event, str(arguments)[:200]))
+sys.addaudithook(hook)
+import sinpe_ext
+for name in dir(sinpe_ext):
+    if name != "plot":  # matplotlib
+        getattr(sinpe_ext, name)
+encoding = sinpe_ext.convention("t2t", 8)
+layers = [sinpe_ext.SinusoidalPositionalEncoding(8), sinpe_ext.SinusoidalEmbedding(5, 8)]
+assert not seen, seen
+from sinpe_ext import _backend
+assert not _backend.found()
+open(os.devnull, "w").close()
+os.system("true")
+assert [event for event, _ in seen] == ["open", "os.system"]
+"""
+
+
+def test_import_compiles_starts_and_writes_nothing() -> None:
+    """Nor does making an encoding or a layer."""
+    run(AT_IMPORT, environment(PYTHONDONTWRITEBYTECODE="1"), 60)

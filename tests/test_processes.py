@@ -1,0 +1,349 @@
+"""Fork, exit and interrupts: each in a process of its own with a time limit, where a hang is a failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+from build_support import finish, library_environment, run, start
+
+LIMIT = 60  # seconds
+
+# One result of each operation, large enough for two threads. NumPy makes x and looks at the bytes: torch would use its
+# threads for it, and hang in a forked child.
+RESULTS = """
+import hashlib, os, signal, sys, threading, time, numpy, torch
+x, weight = (torch.from_numpy(numpy.ones(shape, numpy.float32)) for shape in ((2, 1200, 64), (1200, 64)))
+alpha, ids = torch.ones(1, requires_grad=True), torch.arange(2400).reshape(2, 1200) % 1200
+weight.requires_grad_()
+def ones_like(y):
+    return torch.ones(()).expand_as(y)
+def digest():
+    import sinpe_ext as sinpe
+    t2t = sinpe.convention("t2t", 64)
+    scaled = sinpe.add(x, t2t, alpha=alpha, dropout=0.5, seed=1)
+    embedded = sinpe.embed(ids, weight, t2t, dropout=0.5, seed=1)
+    made = [sinpe.table(1200, t2t), sinpe.encode(torch.arange(1200), t2t), sinpe.add(x, start=3), scaled, embedded]
+    made += torch.autograd.grad(scaled, alpha, ones_like(scaled))
+    made += torch.autograd.grad(embedded, weight, ones_like(embedded))
+    return hashlib.sha256(b"".join(y.detach().numpy().tobytes() for y in made)).hexdigest()
+"""
+
+# threads_used(call): threads that the scheduler gave a tenth or more of what it gave the busiest one during a call.
+THREADS_USED = """
+def cpu_times():
+    found = {}
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/schedstat") as file:
+                found[int(thread)] = int(file.read().split()[0])
+        except OSError:
+            pass
+    return found
+def threads_used(call):
+    before, after, stop = cpu_times(), {}, threading.Event()
+    def watch():
+        while not stop.wait(0.0005):
+            after.update(cpu_times())
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    call()
+    stop.set()
+    watcher.join()
+    after.update(cpu_times())
+    spent = {thread: time - before.get(thread, 0) for thread, time in after.items() if thread != watcher.native_id}
+    return sum(time >= max(spent.values()) / 10 for time in spent.values())
+"""
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+needs_schedstat = pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no /proc/self/schedstat")
+
+# --------------------------------------------------------------------------------------------------------------- fork
+
+CHILD = """
+before, inside = os.environ["CASE"].split()
+import sinpe_ext
+if before == "sinpe_ext_ran":
+    digest()
+if before == "torch_ran":  # large enough for every thread; sinpe_ext is first used in the child
+    torch.sin(torch.zeros(1 << 22))
+reader, writer = os.pipe()
+if not os.fork():
+    signal.alarm(40)  # a child that waits for ever is ended
+    if inside == "1":
+        torch.set_num_threads(1)
+    os.write(writer, digest().encode())
+    os._exit(0)
+status = os.waitstatus_to_exitcode(os.wait()[1])
+assert status == 0, f"the child's status is {status}"
+assert os.read(reader, 100).decode() == digest()
+"""
+
+
+@needs_fork
+@pytest.mark.parametrize("inside", ["default", "1"])
+@pytest.mark.parametrize("before", ["nothing_ran", "sinpe_ext_ran", "torch_ran"])
+def test_a_forked_child(before: str, inside: str, backend: str) -> None:
+    """GNU's OpenMP hangs in a child of a parent that has used it: the kernels go without, torch's operations hang."""
+    if backend == "eager" and before != "nothing_ran" and inside == "default":
+        pytest.skip("torch's own operations hang there: torch.set_num_threads(1) in the child is for them")
+    run(RESULTS + CHILD, library_environment(backend, CASE=f"{before} {inside}"), LIMIT)
+
+
+FORKED_THREADS = """
+import sinpe_ext as sinpe
+torch.set_num_threads(3)
+rows = torch.empty(60000, 256)
+def work():  # one call: a child's threads live no longer
+    sinpe.table(60000, 256, out=rows)
+work()
+assert threads_used(work) == 3
+if not os.fork():
+    signal.alarm(40)
+    used = threads_used(work)
+    torch.set_num_threads(2)
+    os._exit(10 * used + threads_used(work))
+status = os.waitstatus_to_exitcode(os.wait()[1])
+assert status == 32, status
+if not os.fork():  # a thread that the child starts has torch's pool
+    signal.alarm(40)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(digest()))
+    thread.start()
+    thread.join()
+    os._exit(0 if found == [digest()] else 1)
+assert os.wait()[1] == 0
+"""
+
+
+@needs_fork
+@needs_schedstat
+def test_a_forked_child_has_its_threads(need_kernels: None) -> None:
+    run(RESULTS + THREADS_USED + FORKED_THREADS, library_environment("compiled"), LIMIT)
+
+
+# ------------------------------------------------------------------------------------------------------------ threads
+
+COUNTED = """
+import sinpe_ext as sinpe
+rows = torch.empty(4096, 256)
+def work():
+    for _ in range(int(os.environ["REPEAT"])):
+        sinpe.add_(rows)
+found = []
+for count in (1, 2, 3, 1):
+    torch.set_num_threads(count)
+    work()
+    found.append(threads_used(work))
+assert found == [1, 2, 3, 1], found
+"""
+
+
+@needs_schedstat
+def test_set_num_threads_is_obeyed(backend: str) -> None:
+    """More than one thread works where more are asked for, and one where one is."""
+    repeat = "60" if backend == "compiled" else "5"
+    run(RESULTS + THREADS_USED + COUNTED, library_environment(backend, REPEAT=repeat), LIMIT)
+
+
+CORE = """
+import os, threading, sys
+import numpy as np, sinpe_ext.numpy as sinpe
+def work():
+    for _ in range(10):
+        sinpe.table(20000, 256)
+found = threads_used(work)
+assert "torch" not in sys.modules and found == 2, found
+"""
+
+
+@needs_schedstat
+def test_threads_of_the_numpy_module() -> None:
+    _needs_core()
+    run(THREADS_USED + CORE, library_environment("compiled", OMP_NUM_THREADS="2"), LIMIT)
+
+
+ONE_RUNTIME = """
+import re, numpy, sinpe_ext.numpy
+numpy.linalg.inv(numpy.eye(300))
+digest()
+sinpe_ext.numpy.table(4000, 64)
+with open("/proc/self/maps") as file:
+    mapped = set(re.findall(r"/\\S*lib(?:gomp|omp|iomp5)\\b\\S*", file.read()))
+assert len(mapped) == 1, mapped
+from sinpe_ext import _backend
+print(_backend.core_module()[0] is not None)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no /proc/self/maps")
+def test_one_openmp_runtime_is_mapped(need_kernels: None) -> None:
+    """With torch, NumPy, and _core where it was built."""
+    run(RESULTS + ONE_RUNTIME, library_environment("auto"), LIMIT)
+
+
+def _needs_core() -> None:
+    from sinpe_ext import _backend
+
+    module, reason = _backend.core_module()
+    if module is None:
+        pytest.skip(f"no _core: {reason}")
+
+
+# --------------------------------------------------------------------------------------------------------------- exit
+
+AT_EXIT = """
+import atexit
+want = digest()
+def last():
+    assert digest() == want
+    print("right", flush=True)
+atexit.register(last)
+"""
+FIRST_AT_EXIT = "import atexit\natexit.register(lambda: print('right' if len(digest()) == 64 else 'wrong', flush=True))"
+IN_THREADS = """
+want = digest()
+def work():
+    for _ in range(5):
+        assert digest() == want
+    os.write(1, b"right\\n")
+threads = [threading.Thread(target=work) for _ in range(3)]
+[thread.start() for thread in threads]
+sys.exit()  # Python waits for threads that are not daemons
+"""
+
+
+@pytest.mark.parametrize(
+    "code, times", [(AT_EXIT, 1), (FIRST_AT_EXIT, 1), (IN_THREADS, 3)], ids=["at exit", "first at exit", "in threads"]
+)
+def test_interpreter_exit(code: str, times: int, backend: str) -> None:
+    out, err = run(RESULTS + code, library_environment(backend), LIMIT)
+    assert out.split() == ["right"] * times and "Error" not in err
+
+
+DAEMONS = """
+import sinpe_ext as sinpe
+call = eval(os.environ["CALL"])
+call()
+def work():
+    while True:
+        call()
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+print("right", flush=True)
+"""
+
+
+@pytest.mark.parametrize("call", ["lambda: sinpe.add(x)", "lambda: torch.sin(x)"], ids=["sinpe_ext", "torch"])
+def test_daemon_threads_at_exit(call: str, backend: str) -> None:
+    """The process ends at once. Before Python 3.14 it may do so by abort (SIGABRT), in torch's operations and in these:
+    Python ends a daemon thread by unwinding C++ that does not allow it."""
+    process = start(RESULTS + DAEMONS, library_environment(backend, CALL=call))
+    out, _ = process.communicate(timeout=LIMIT)
+    allowed = {0} if sys.version_info >= (3, 14) else {0, -signal.SIGABRT}
+    assert out.split() == ["right"] and process.returncode in allowed
+
+
+# ---------------------------------------------------------------------------------------------------------- interrupts
+
+INTERRUPTED = """
+import sinpe_ext as sinpe
+want, caught = digest(), 0
+rows = torch.zeros(4, 4096, 128)
+signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+for k in range(10):
+    signal.setitimer(signal.ITIMER_REAL, 0.01 + 0.002 * k)
+    try:
+        while True:
+            sinpe.add_(rows, dropout=0.1)
+    except KeyboardInterrupt:
+        caught += 1
+    assert k % 5 or digest() == want
+assert caught == 10 and digest() == want
+"""
+
+
+def test_ctrl_c_during_calls_leaves_the_process_usable(backend: str) -> None:
+    run(RESULTS + INTERRUPTED, library_environment(backend), LIMIT)
+
+
+# SIGINT at lines of a first call, import and registration of the operators included; a child for each.
+ANY_LINE = """
+import warnings
+warnings.simplefilter("error")
+lines, where = 0, ""
+def interrupted_at(target):
+    def trace(frame, event, arg):
+        global lines, where
+        if "/sinpe_ext/_" not in frame.f_code.co_filename:
+            return trace if "/sinpe_ext/" in frame.f_code.co_filename else None
+        name = os.path.basename(frame.f_code.co_filename)
+        if event == "line" and name in ("_ops.py", "_operator.py", "_grad.py", "_backend.py", "_registration.py"):
+            lines += 1
+            if lines == target:
+                where = f"{name}:{frame.f_lineno}"
+                signal.raise_signal(signal.SIGINT)
+                return None
+        return trace
+    sys.settrace(trace)
+    try:
+        digest()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+def in_child(work):
+    reader, writer = os.pipe()
+    if not os.fork():
+        signal.alarm(40)
+        try:
+            os.write(writer, str(work()).encode())
+        except BaseException as error:
+            os.write(writer, f"{where}: {error!r}".encode())
+        os._exit(0)
+    os.wait()
+    os.close(writer)
+    return os.read(reader, 4096).decode()
+torch.set_num_threads(1)
+total = int(in_child(lambda: (interrupted_at(-1), lines)[1]))
+want = in_child(digest)
+assert total > 500 and len(want) == 64, (total, want)
+def interrupted_then_right(line):
+    assert interrupted_at(line)
+    assert digest() == want
+    return "right"
+for line in range(1, total, total // 16):
+    found = in_child(lambda: interrupted_then_right(line))
+    assert found == "right", found
+"""
+
+
+@needs_fork
+@pytest.mark.slow
+def test_ctrl_c_at_any_line_of_the_first_call(need_kernels: None) -> None:
+    run(RESULTS + ANY_LINE, library_environment("compiled"), 110)
+
+
+# ----------------------------------------------------------------------------------------------------- subinterpreters
+
+SUBINTERPRETER = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+code = "import sinpe_ext, sinpe_ext.reference; assert sinpe_ext.Encoding(8).dim == 8; print('right', flush=True)"
+found = interpreters.create()
+failed = (interpreters.exec if hasattr(interpreters, "exec") else interpreters.run_string)(found, code)
+assert not failed, failed
+"""
+
+
+def test_a_subinterpreter_has_what_needs_no_torch() -> None:
+    """torch itself cannot be imported in one."""
+    process = start(SUBINTERPRETER, library_environment("eager"))
+    out, _ = finish(process, LIMIT)
+    assert out.split() == ["right"]

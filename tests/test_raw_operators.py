@@ -1,0 +1,195 @@
+"""The operators by themselves, past the Python checks: damaged operands are refused, and the process lives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sinpe_ext as sinpe
+from sinpe_ext import _backend, _ops
+
+B, S, D = 2, 5, 8
+ENCODING = sinpe.Encoding(D)
+MAX = 2**63 - 1
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> None:
+    if _backend.setting() == "eager" or _backend.resolve("cpu").backend != "compiled":
+        pytest.skip("the compiled backend is not in use")
+
+
+def op(name: str) -> Any:
+    return getattr(torch.ops.sinpe_ext, name).default
+
+
+def words() -> Tensor:
+    return _ops.plan_words(ENCODING)
+
+
+def x(*shape: int) -> Tensor:
+    return torch.ones(shape or (B, S, D))
+
+
+def whole(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def gone(t: Tensor) -> Tensor:
+    t.untyped_storage().resize_(t.untyped_storage().nbytes() // 2)
+    return t
+
+
+NONE = None, None
+ROWS = 0, False
+GONE: dict[str, tuple[str, Any]] = {  # the operand -> a call in which half of its memory is gone
+    "x": ("add", lambda: (gone(x()), words(), 0, 1.0)),
+    "plan": ("add", lambda: (x(), gone(words().clone()), 0, 1.0)),
+    "out": ("add_out", lambda: (x(), words(), *NONE, *ROWS, 1.0, 1.0, gone(x()))),
+    "out of table": ("table_out", lambda: (words(), 0, gone(x(S, D)))),
+    "positions": ("encode", lambda: (gone(whole(S)), words(), D, torch.float32)),
+    "positions of rows": ("add_out", lambda: (x(), words(), gone(whole(1, S)), None, *ROWS, 1.0, 1.0, x())),
+    "padding_mask": ("add_out", lambda: (x(), words(), None, gone(whole(1, S).bool()), *ROWS, 1.0, 1.0, x())),
+    "seed": ("dropout", lambda: (x(), gone(whole(2)[1:]), 9000, 1.0, [])),
+    "alpha": ("add_dropout", lambda: (x(), words(), *NONE, gone(x(2)[1:]), None, *ROWS, 1.0, 0, [])),
+    "slopes": ("row_dots", lambda: (x(), words(), *NONE, gone(x(D).double()), None, *ROWS, 0, [])),
+    "ids": ("embed_backward", lambda: (x(), gone(whole(B, S)), None, 3, -1, 1.0, 0, [])),
+    "grad": ("embed_backward", lambda: (gone(x()), whole(B, S), None, 3, -1, 1.0, 0, [])),
+    "weight": (
+        "embed",
+        lambda: (whole(S), gone(x(3, D)), words(), *NONE, None, None, *ROWS, 1.0, -1, False, 0, []),
+    ),
+}
+
+
+@pytest.mark.bad_input(17, "compiled")
+@pytest.mark.parametrize("operand", GONE)
+def test_memory_that_was_taken_away(operand: str) -> None:
+    name, make = GONE[operand]
+    wanted = (
+        f"^{operand.split()[0]}: expected a tensor whose memory holds its elements, got .*; it was freed or resized"
+    )
+    with pytest.raises(RuntimeError, match=wanted):
+        op(name)(*make())
+
+
+@pytest.mark.bad_input(12, "compiled")
+@pytest.mark.parametrize("name", ["add_out", "add_dropout_out", "table_out"])
+@pytest.mark.parametrize("view", ["expanded", "overlapping"])
+def test_an_out_whose_elements_share_memory(name: str, view: str) -> None:
+    """Two threads would write one place."""
+    out = x(1, S, D).expand(B, S, D) if view == "expanded" else torch.zeros(100).as_strided((B, S, D), (16, D, 1))
+    arguments: dict[str, tuple[Any, ...]] = {
+        "add_out": (x(), words(), *NONE, *ROWS, 1.0, 1.0, out),
+        "add_dropout_out": (x(), words(), *NONE, None, *ROWS, 1.0, 1.0, 0, [], out),
+        "table_out": (words(), 0, out[:, 0] if view == "expanded" else torch.zeros(99).as_strided((S, D), (D - 1, 1))),
+    }
+    with pytest.raises(RuntimeError, match="more than one element|does not fit"):
+        op(name)(*arguments[name])
+    assert not bool((out != (1 if view == "expanded" else 0)).any())
+
+
+@pytest.mark.bad_input(17, "compiled")
+def test_products_beyond_int64() -> None:
+    for arguments in ((2**62, D), (2**61, D), (MAX, D)):
+        with pytest.raises(RuntimeError, match="out: expected a number of elements within int64|overflow|allocate"):
+            op("table")(words(), -(2**62), arguments[0], arguments[1], torch.float32)
+    seed = torch.tensor(5)
+    for elements in (
+        [0, 1, 1, 2**62],
+        [0, MAX, 8, 1],
+        [MAX, 40, 8, 1],
+        [-1, 40, 8, 1],
+        [0, 40, -8, 1],
+        [0, 2**62, 2**62, 1],
+    ):
+        with pytest.raises(RuntimeError, match="elements: expected numbers from 0 on that int64 holds, got others"):
+            op("dropout")(x(), seed, 9000, 1.0, elements)
+    op("dropout")(x(), seed, 9000, 1.0, [2**62, 40, 8, 1])  # part of a very large tensor
+    assert op("encode")(torch.empty(0, 2**40, 2**20), words(), D, torch.float32).shape == (0, 2**40, 2**20, D)
+    none = torch.empty(0).as_strided((0, 2**31, 2**31, S, D), (1, 1, 1, 1, 1))
+    assert op("add")(none, words(), 0, 1.0).shape == none.shape
+
+
+ATTACK = """
+import random, sys, torch
+import sinpe_ext as sinpe
+from sinpe_ext import _ops
+draw = random.Random(int(sys.argv[1]))
+assert sinpe.backend_info().device("cpu").backend == "compiled"
+FAR = [0, 1, -1, 2, 7, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)]
+PLANS = [_ops.plan_words(e) for e in (sinpe.Encoding(8), sinpe.convention("fairseq", 8), sinpe.Encoding(7))]
+DTYPES = [torch.float32] * 5 + [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+
+def plan():
+    words = draw.choice(PLANS).clone()
+    for _ in range(draw.choice([0, 1, 1, 3])):
+        place = draw.randrange(20) if draw.random() < 0.7 else draw.randrange(len(words))
+        words[place] = draw.choice([*FAR, int(words[place]) ^ (1 << draw.randrange(63))])
+    return words[: draw.randrange(len(words))] if draw.random() < 0.1 else words
+
+def tensor(*shape, dtype=None):
+    shape = list(shape)
+    if draw.random() < 0.2:
+        shape[draw.randrange(len(shape))] = draw.choice([0, 1, 3, 9])
+    if draw.random() < 0.1:
+        shape.insert(0, 2)
+    dtype = draw.choice(DTYPES) if dtype is None or draw.random() < 0.1 else dtype
+    t = torch.zeros(4000).to(dtype)
+    if draw.random() < 0.5:
+        return torch.zeros(shape).to(dtype)
+    strides = [draw.choice([0, 1, 8, 40]) if n > 1 else draw.choice([0, 1, 2**62, 2**63 - 1]) for n in shape]
+    return t.as_strided(shape, strides, draw.choice([0, 1, 5]))
+
+def some(make):
+    return make() if draw.random() < 0.5 else None
+
+positions = lambda: tensor(draw.choice([1, 2]), draw.choice([1, 5]), dtype=draw.choice([torch.int64, torch.float32]))
+rows = lambda: (some(positions), some(lambda: tensor(2, 5, dtype=torch.bool)))
+alpha, seed = lambda: some(lambda: tensor(1, dtype=torch.float32)), lambda: some(lambda: tensor(1, dtype=torch.int64))
+start = lambda: (draw.choice(FAR), draw.random() < 0.3)
+elements = lambda: [draw.choice(FAR) for _ in range(4)] if draw.random() < 0.5 else []
+drop = lambda: (draw.choice([0, 9000, 65536, 65537, -1]), elements())
+far = lambda: draw.choice(FAR)
+x, ids = lambda: tensor(2, 5, 8), lambda: tensor(2, 5, dtype=torch.int64)
+CALLS = {
+    "table": lambda: (plan(), far(), draw.choice([0, 5, -1, 2**62]), draw.choice([8, 7, 0, -1]), torch.float32),
+    "table_out": lambda: (plan(), draw.choice(FAR), tensor(5, 8)),
+    "encode": lambda: (tensor(5, dtype=torch.int64), plan(), draw.choice([8, 7, 2**62]), draw.choice(DTYPES)),
+    "add": lambda: (x(), plan(), draw.choice(FAR), 1.0),
+    "add_out": lambda: (x(), plan(), *rows(), *start(), 1.0, 1.0, x()),
+    "dropout": lambda: (x(), seed(), drop()[0], 1.0, drop()[1]),
+    "add_dropout": lambda: (x(), plan(), *rows(), alpha(), seed(), *start(), 1.0, *drop()),
+    "add_dropout_out": lambda: (x(), plan(), *rows(), seed(), *start(), 1.0, 1.0, *drop(), x()),
+    "row_dots": lambda: (x(), plan(), *rows(), some(lambda: tensor(8, dtype=torch.float64)), seed(), *start(), *drop()),
+    "embed": lambda: (ids(), tensor(4, 8), plan(), *rows(), alpha(), seed(), *start(), 1.0, far(), False, *drop()),
+    "embed_backward": lambda: (x(), ids(), seed(), draw.choice([4, 0, -1, 2**62]), draw.choice(FAR), 1.0, *drop()),
+}
+done = refused = 0
+for _ in range(int(sys.argv[2])):
+    name = draw.choice(list(CALLS))
+    arguments = CALLS[name]()
+    print(name, [tuple(a.shape) + a.stride() if isinstance(a, torch.Tensor) else a for a in arguments], file=sys.stderr)
+    try:
+        getattr(torch.ops.sinpe_ext, name).default(*arguments)
+        done += 1
+    except (RuntimeError, ValueError, TypeError):
+        refused += 1
+print(done, refused)
+"""
+
+
+@pytest.mark.bad_input(14, "compiled")
+@pytest.mark.bad_input(16, "compiled")
+def test_random_damage() -> None:
+    """Plans with changed words, shapes, strides, types and numbers that do not fit: an error or a result, no crash."""
+    run = [sys.executable, "-W", "ignore", "-c", ATTACK, "0", "1500"]
+    done = subprocess.run(run, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-1500:]
+    passed, refused = map(int, done.stdout.split()[-2:])
+    assert passed > 50 and refused > 500  # both kinds were tried

@@ -1,0 +1,192 @@
+"""Compares every float32 entry of d=512, n < 2^20, and of ranges beyond, with double-doubles: make exhaustive.
+
+    python tools/exhaustive.py            # builds tests/cpp/exhaustive.cpp, runs it, checks its judge against mpmath
+    python tools/exhaustive.py --write    # the same, and puts the table into docs/accuracy.md
+    python tools/exhaustive.py --bits 23  # all ranges 8 times as long
+
+Needs cmake, a C++ compiler, mpmath; takes some minutes with two cores. Exits 1 if an entry is not correctly rounded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
+
+import numpy as np  # noqa: E402
+import truth_file  # noqa: E402
+import ulp  # noqa: E402
+from environments import commit  # noqa: E402
+
+from sinpe_ext import Encoding, convention  # noqa: E402
+
+PAGE = ROOT / "docs" / "accuracy.md"
+BEGIN, END = "<!-- begin: python tools/exhaustive.py --write -->", "<!-- end -->"
+BUILD = ROOT / "build" / "exhaustive"
+INSTRUCTION_SETS = ("default", "v3", "v4")
+PROGRAMS = BUILD / "tests" / "cpp"
+NAMED = ("worst", "nearest_tie", "smallest")  # entries that a scan tells
+RANDOM = 1000  # entries of each scan that mpmath computes as well, beside those that the scan names
+
+
+class Scan(NamedTuple):
+    name: str
+    encoding: Encoding
+    what: str
+    runs: list[tuple[int, int, int]]  # first, count, step
+
+
+def scans(bits: int) -> list[Scan]:
+    """All ranges; `bits` is 20 for those that the page tells, more for longer and fewer for shorter ones."""
+
+    def rows(log2: int) -> int:
+        return 1 << max(log2 + bits - 20, 6)
+
+    def below(log2: int, name: str, encoding: Encoding) -> Scan:
+        return Scan(name, encoding, f"0 to 2^{rows(log2).bit_length() - 1}", [(0, rows(log2), 1)])
+
+    paper, ends, stride = Encoding(512), rows(13), int(4098 * 2.0 ** (20 - bits)) | 1
+    powers = [(sign * 2**k - ends // 2, ends, 1) for k in range(20, 63) for sign in (1, -1)]
+    special = [(sign * 2**k - 64, 128, 1) for k in (40, 53, 62) for sign in (1, -1)]
+    at_ends = [(-(2**63), ends, 1), (2**63 - ends, ends, 1), *special]
+    closest: dict[int, list[tuple[int, int, int]]] = {}
+    for dim, position, _ in ulp.CLOSEST:
+        closest.setdefault(dim, []).append((position - 200, 400, 1))
+    made = [
+        below(20, "paper 512", paper),
+        Scan("paper 512", paper, f"each {stride:,}th to 2^31", [(0, 2**31 // stride + 1, stride)]),
+        Scan("paper 512", paper, f"last {rows(16):,} below 2^31", [(2**31 - rows(16), rows(16), 1)]),
+        Scan("paper 512", paper, f"{ends:,} around 2^20 .. 2^62, -2^20 .. -2^62", powers),
+        Scan("paper 512", paper, f"-{rows(16):,} to 0", [(-rows(16), rows(16), 1)]),
+        Scan("paper 512", paper, "ends of int64; around 2^40, 2^53, 2^62", at_ends),
+    ]
+    made += [Scan(f"paper {d}", Encoding(d), "closest to a zero", runs) for d, runs in closest.items()]
+    made += [below(18, f"paper {d}", Encoding(d)) for d in (64, 128, 256, 768, 1024)]
+    made += [below(16, f"base {base:,}", Encoding(512, base=base)) for base in (100, 500_000, 1_000_000)]
+    made += [below(16, f"{name} {d}", convention(name, d)) for name, d in (("t2t", 512), ("ddpm", 320))]
+    return [*made, below(16, "own frequencies 129", Encoding(129, cos_frequency="own", odd="pad"))]
+
+
+def build() -> None:
+    if shutil.which("cmake") is None:
+        sys.exit("exhaustive: cmake was not found: pip install cmake")
+    BUILD.mkdir(parents=True, exist_ok=True)
+    configure = ["cmake", "-S", str(ROOT), "-B", str(BUILD), "-DSINPE_BUILD_EXAMPLES=OFF", "-DCMAKE_BUILD_TYPE=Release"]
+    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+    compile_ = ["cmake", "--build", str(BUILD), "--parallel", jobs, "--target", "exhaustive", "judge"]
+    for command in (configure, compile_):
+        done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if done.returncode != 0:
+            sys.exit(f"{done.stdout}\nexhaustive: {' '.join(command[:2])} failed")
+
+
+def program(mode: str, truth: Path, scan: Scan, isa: str = "") -> dict[str, Any]:
+    """What the C++ program found. It has threads of its own, so the library gets one each."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "SINPE_EXT_CPU_ISA": isa}
+    command = [str(PROGRAMS / "exhaustive"), mode, str(truth), *(":".join(map(str, run)) for run in scan.runs)]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
+    if done.returncode not in (0, 1):
+        sys.exit(f"exhaustive: {' '.join(command)} ended with status {done.returncode}")
+    return {**json.loads(done.stdout), "right": done.returncode == 0}
+
+
+def checked_by_mpmath(scan: Scan, truth: Path, found: dict[str, Any]) -> tuple[float, int, int]:
+    """The judge's largest relative error, how many entries it is of, and roundings that mpmath finds wrong."""
+    named = [entry for kind in NAMED for entry in found[kind]]
+    formula, wrong = ulp.truth(scan.encoding), 0
+    for _, position, channel, got in named:
+        want = formula.entry(position, channel)
+        high = float(want)
+        unit = ulp.units(np.array(high), np.array(float(want - high)), "float32")
+        wrong += not abs(float.fromhex(got) - want) <= float(unit) / 2
+    draw, entries = random.Random(scan.what), [(position, channel) for _, position, channel, _ in named]
+    for _ in range(RANDOM):
+        first, count, step = draw.choice(scan.runs)
+        entries.append((first + step * draw.randrange(count), draw.randrange(scan.encoding.dim)))
+    return truth_file.judge_error(PROGRAMS / "judge", truth, scan.encoding, entries), len(entries), wrong
+
+
+def bits(x: float) -> str:
+    return f"2^{math.log2(x):.1f}" if x else "0"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy.md as well")
+    parser.add_argument("--bits", type=int, default=20, metavar="N", help="0 to 2^N; the other ranges likewise")
+    arguments = parser.parse_args()
+    if not 10 <= arguments.bits <= 24:
+        parser.error(f"--bits: expected 10 to 24, got {arguments.bits}")
+    if arguments.write and arguments.bits != 20:
+        parser.error("--write: the page has the ranges of --bits 20, leave it out")
+    made_of = commit()
+    build()
+    begun, faults, sets, total, by_mpmath, worst, furthest = time.monotonic(), [], set(), 0, 0, 0.0, 0.0
+    lines = [
+        "| encoding | positions | entries | largest error, ULP | not correctly rounded | above 1 ULP "
+        "| near ties, nearest | absolute | closest to 0 (position, channel) |",
+        "|---" * 9 + "|",
+    ]
+    print("\n".join(lines), flush=True)
+    for scan in scans(arguments.bits):
+        truth = BUILD / "scan.truth"
+        truth.write_text(truth_file.text(scan.encoding), encoding="ascii")
+        found = program("check", truth, scan)
+        error, compared, wrong = checked_by_mpmath(scan, truth, found)
+        name = f"{scan.name}, {scan.what}"
+        sets.add(found["isa"])
+        for isa in INSTRUCTION_SETS:
+            if isa == found["isa"]:
+                continue
+            other = program("digest", truth, scan, isa)
+            sets.add(other["isa"])  # one that this CPU lacks is not what runs
+            if other["digest"] != found["digest"] or not other["right"]:
+                faults.append(f"{name}: other bits on {other['isa']} than on {found['isa']}")
+        for kind in ("above_half", "above_one", "undecided", "rows_differ"):
+            if found[kind]:
+                faults.append(f"{name}: {kind} {found[kind]:,}, for instance {found['worst'][0]}")
+        if not found["right"] and not found["rows_differ"]:
+            faults.append(f"{name}: beyond 0.5001 ULP: {found['worst'][0]}")
+        if wrong or error > truth_file.JUDGE:
+            faults.append(f"{name}: mpmath finds {wrong} entries rounded wrongly, the judge off by {bits(error)}")
+        total, by_mpmath = total + found["entries"], by_mpmath + compared
+        most, nearest, small = -found["worst"][0][0], found["nearest_tie"][0], found["smallest"][0]
+        worst, furthest = max(worst, most), max(furthest, error)
+        lines.append(
+            f"| {scan.name} | {scan.what} | {found['entries']:,} | {most:.4f} | {found['above_half']:,} "
+            f"| {found['above_one']:,} | {found['ties']:,}, {nearest[0]:.1e} | {found['absolute']:.1e} "
+            f"| {small[0]:.1e} ({small[1]:,}, {small[2]}) |"
+        )
+        print(lines[-1], flush=True)
+    minutes = (time.monotonic() - begun) / 60
+    said = (
+        f"{total:,} entries, {'all correctly rounded' if not faults else 'NOT CLEAN'}, largest error {worst:.4f} ULP; "
+        f"the same bits from table and encode on {', '.join(sorted(sets))}; judge within {bits(furthest)} of mpmath "
+        f"over {by_mpmath:,} entries"
+    )
+    for fault in faults:
+        print(f"exhaustive: {fault}")
+    print(f"exhaustive: {minutes:.1f} minutes")
+    print(f"result: {said}")
+    if arguments.write:
+        head = f"Produced by `make exhaustive` on {datetime.date.today()}, commit {made_of}: {said}."
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        text = "\n".join([before + BEGIN, head, "", *lines, END]) + rest.partition(END)[2]
+        PAGE.write_text(text, encoding="utf-8")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
