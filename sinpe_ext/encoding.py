@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from . import _frequency
-from ._dense import described, shown
+from ._dense import dense_tensor, described, shown
 from ._handle import with_handle
 
 # A float is taken at its exact value; Fraction and Decimal state values a float cannot.
@@ -228,7 +228,9 @@ def real(name: str, value: Any) -> float | Fraction:
     """`value` as a float where a float holds it exactly, otherwise as a Fraction."""
     if type(value) is float and math.isfinite(value):  # nearly every call
         return value + 0.0
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a NumPy scalar or a 0-d tensor
+    if hasattr(value, "item") and described(value).endswith(" of shape ()"):  # a NumPy scalar or a 0-d tensor
+        if hasattr(value, "untyped_storage"):
+            dense_tensor(name, value)
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, Decimal)):
         raise TypeError(f"{name}: expected a real number, got {type(value).__name__}; pass an int or a float")
@@ -246,8 +248,15 @@ def real(name: str, value: Any) -> float | Fraction:
 
 def real_tuple(name: str, values: Any) -> tuple[float, ...]:
     """A one-dimensional sequence, array or tensor as a tuple of float."""
-    if hasattr(values, "tolist"):
-        values = values.tolist()
+    if hasattr(values, "tolist") and hasattr(values, "dtype"):
+        if hasattr(values, "untyped_storage"):
+            dense_tensor(name, values)
+        if len(values.shape) != 1 or values.shape[0] > MAX_DIM:
+            raise TypeError(f"{name}: expected a sequence of numbers, got {described(values)}; pass one dimension")
+        try:
+            values = values.tolist()
+        except RuntimeError as error:
+            raise TypeError(f"{name}: expected a sequence of numbers, got {described(values)}; pass floats") from error
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"{name}: expected a sequence of numbers, got {type(values).__name__}; pass a tuple of float")
     return tuple(float(real(f"{name}[{index}]", value)) for index, value in enumerate(values))

@@ -238,7 +238,7 @@ def _first_channels(encoding: Encoding, count: int) -> tuple[Encoding, ...]:
 
 
 def _axes(values: Any) -> tuple[Encoding, ...]:
-    if isinstance(values, Encoding) or not isinstance(values, Iterable):
+    if isinstance(values, Encoding) or not isinstance(values, Iterable) or hasattr(type(values), "dtype"):
         raise TypeError(
             f"axes: expected a sequence of Encoding, one per axis, got {type(values).__name__}; pass a tuple"
         )

@@ -236,8 +236,10 @@ class SinusoidalEmbedding(nn.Embedding):
         _layer.not_offered(max_norm, scale_grad_by_freq)
         _checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
         where: dict[str, Any] = {"device": None if device is None else _checks.device(device), "dtype": dtype}
-        if _weight is not None:
-            _embed_checks.weight(_weight)
+        if _weight is not None and tuple(_embed_checks.weight(_weight).shape) != (num_embeddings, embedding_dim):
+            raise ValueError(
+                f"_weight: expected shape ({num_embeddings}, {embedding_dim}), got {tuple(_weight.shape)}; pass that"
+            )
         _checks.addressable("num_embeddings", num_embeddings, embedding_dim, 8)
         super().__init__(
             num_embeddings, embedding_dim, padding_idx, sparse=sparse, _weight=_weight, _freeze=_freeze, **where

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _checks
-from ._checks import INT64_MAX, INT64_MIN, dense_tensor, unreadable
+from ._checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown, unreadable
 from ._checks import length as _length
 from .encoding import integer
 
@@ -51,7 +51,9 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
             raise ValueError(
                 f"total: expected {int(ends[-1])} or more, the last of cu_seqlens, got {total}; leave it unset"
             )
-    index = torch.arange(_length(total, "total"), device=ends.device)
+    rows = _length(total, "total")
+    addressable("total", rows, 1, 8)
+    index = torch.arange(rows, device=ends.device)
     return index - ends[torch.searchsorted(ends, index, right=True) - 1]
 
 
@@ -140,7 +142,7 @@ def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.
     Raises: TypeError, ValueError for lengths that are none and for coordinates beyond int64.
     """
     if isinstance(shape, (int, str)) or not isinstance(shape, Sequence) or not shape:
-        raise TypeError(f"shape: expected a length for each axis, got {shape!r}; pass (H, W) or (T, H, W)")
+        raise TypeError(f"shape: expected a length for each axis, got {shown(shape)}; pass (H, W) or (T, H, W)")
     traced = torch.compiler.is_compiling()  # checks would make numbers of symbols
     lengths = list(shape) if traced else [_length(length, "shape") for length in shape]
     starts = list(start) if isinstance(start, Sequence) else [start] * len(lengths)

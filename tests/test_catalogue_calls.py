@@ -273,3 +273,35 @@ def test_deterministic_mode_changes_no_bit() -> None:
         finally:
             torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) and not a.isnan().any() for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.bad_input(16, "compiled", "eager", "grid", "layer")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["nested", "sparse", "freed"])
+def test_tensors_where_numbers_belong(form: str) -> None:
+    """Named, never printed: to print a tensor whose memory was taken away ends the process."""
+
+    def make() -> Tensor:
+        if form != "freed":
+            return FORMS[form][0]()
+        gone = x("cpu")
+        gone.untyped_storage().resize_(0)
+        return gone
+
+    for name, call in (
+        ("base", lambda: sinpe.Encoding(D, base=make())),
+        ("frequencies", lambda: sinpe.Encoding(D, frequencies=make())),
+        ("axes", lambda: sinpe.GridEncoding(make())),
+        ("grid_shape", lambda: sinpe.add(x("cpu"), grid_shape=make())),
+        ("grid_shape", lambda: layer("cpu", grid_shape=make())),
+        ("shape", lambda: sinpe.positions.grid(make())),
+        ("alpha", lambda: layer("cpu", alpha=make())),
+    ):
+        error = (
+            ValueError
+            if name == "grid_shape"
+            else RuntimeError
+            if (name, form) == ("frequencies", "freed")
+            else TypeError
+        )
+        assert refusal(error, call, name).startswith(f"{name}: expected"), name
