@@ -102,7 +102,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     from sinpe_ext import _backend
 
     if request.param == "compiled":
-        request.getfixturevalue("compiled")
+        request.getfixturevalue("need_kernels")
     with _backend.use_backend(request.param):
         yield request.param
 
