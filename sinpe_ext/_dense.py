@@ -25,7 +25,7 @@ def described(value: Any) -> str:
 
 def shown(value: Any) -> str:
     """What to print of a value: a number or a name in full, of anything else the kind."""
-    if isinstance(value, int) and value.bit_length() > 1024:  # Python refuses to print the longest
+    if isinstance(value, int) and value.bit_length() > 10000:  # Python refuses to print the longest
         return f"an int of {value.bit_length()} bits"
     plain = value is None or isinstance(value, (int, float, str, tuple))
     return repr(value) if plain else described(value)
@@ -108,12 +108,12 @@ def in_memory(name: str, value: torch.Tensor) -> None:
         there = value.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):  # torch.func's and other tensors without a storage
         return
-    needed = value.numel()
-    if not needed:
+    reach: Any = value.numel()
+    if not reach:
         return
     if not value.is_contiguous():
-        needed = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    needed = (value.storage_offset() + needed) * value.element_size()
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    needed = (value.storage_offset() + reach) * value.element_size()
     if needed > there:
         raise RuntimeError(
             f"{name}: expected a tensor whose memory holds its elements, got {there} bytes where {needed} are needed; "

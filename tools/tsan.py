@@ -117,8 +117,9 @@ def main() -> int:
     print(done.stdout, end="")
     reports = "".join(path.read_text(errors="replace") for path in sorted(folder.glob("report.*")))
     print(reports, end="")
-    summary = re.search(r"(\d+) tests failed out of (\d+)", done.stdout)
-    failed, count = map(int, summary.groups()) if summary else (-1, 0)
+    # "100% tests passed out of 3", of older ones "100% tests passed, 0 tests failed out of 3".
+    summary = re.search(r"tests passed(?:, (\d+) tests? failed)? out of (\d+)", done.stdout)
+    failed, count = (int(summary[1] or 0), int(summary[2])) if summary else (-1, 0)
     found = reports.count(REPORT)
     print(f"result: {count} C++ tests under ThreadSanitizer ({tool.version}), {failed} failed, {found} reports")
     return 0 if done.returncode == 0 and count > 0 and failed == 0 and found == 0 else 1

@@ -58,9 +58,7 @@ inline void expect_positions(const Device& device, const Tensor& positions) {
 }
 
 // A dimension of one element may have any stride, even one that no pointer may be moved by.
-inline int64_t stride_of(int64_t size, int64_t stride) {
-  return size > 1 || stride < (int64_t{1} << 40) ? stride : 0;
-}
+inline int64_t stride_of(int64_t size, int64_t stride) { return size > 1 || stride < (int64_t{1} << 40) ? stride : 0; }
 
 // x and out, which must be alike.
 inline sinpe_add_arguments arguments_of(const Device& device, const Tensor& x, const Tensor& out, double scale,
@@ -174,7 +172,8 @@ inline sinpe_dropout_arguments dropout_of(int64_t drop, const Integers& elements
   bool counted = last >= 0;
   for (int64_t k = 0; k < rank && counted; ++k) {
     const int64_t step = elements[static_cast<size_t>(k) + 1];
-    counted = step >= 0 && !__builtin_mul_overflow(step, sizes[k], &reach) && !__builtin_add_overflow(last, reach, &last);
+    counted =
+        step >= 0 && !__builtin_mul_overflow(step, sizes[k], &reach) && !__builtin_add_overflow(last, reach, &last);
   }
   expect(counted, "elements: expected numbers from 0 on that int64 holds, got others; pass those of the whole tensor");
   d.elements = elements.data();
