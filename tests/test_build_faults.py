@@ -41,6 +41,7 @@ def env(built: dict[str, str], tmp_path: Path) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------------- kills
 
 
+@pytest.mark.bad_input(26, "compiled", "eager")
 def test_killed_at_any_step(env: dict[str, str]) -> None:
     code = """
 def die():
@@ -132,6 +133,7 @@ assert child(right) == 0
 # ------------------------------------------------------------------------------------------------------------- damage
 
 
+@pytest.mark.bad_input(26, "compiled", "eager")
 def test_a_damaged_or_foreign_library_is_built_again(env: dict[str, str]) -> None:
     """By its hash; sealed with the right hash, because it does not load, or holds no kernels."""
     code = """
@@ -161,6 +163,7 @@ for text in ("", "{", "[]", '{"file": "gone.so", "sha256": ""}'):
     run(DRIVER + code, env, LIMIT)
 
 
+@pytest.mark.bad_input(26, "compiled", "eager")
 def test_a_build_for_another_torch_is_not_used(env: dict[str, str]) -> None:
     code = """
 def other():
@@ -212,6 +215,7 @@ def run_mounted(mount: str, code: str, env: dict[str, str]) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.bad_input(26, "compiled", "eager")
 @needs_mounts
 def test_a_read_only_cache_serves_and_never_raises(env: dict[str, str]) -> None:
     cache = env["SINPE_EXT_CACHE_DIR"]
@@ -312,6 +316,7 @@ assert child(removed_in_use) == 0
     run(DRIVER + STEPS + code, env, LIMIT)
 
 
+@pytest.mark.bad_input(26, "compiled", "eager")
 def test_the_package_removed_in_use(env: dict[str, str], tmp_path: Path) -> None:
     """As by pip uninstall: what is loaded goes on, what is not says what is missing."""
     package = tmp_path / "site" / "sinpe_ext"

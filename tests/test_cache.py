@@ -159,6 +159,7 @@ def test_an_unwritable_home_leaves_nothing_elsewhere(tmp_path: Path) -> None:
     assert not list((tmp_path / "here").iterdir())
 
 
+@pytest.mark.bad_input(26, "compiled", "eager")
 def test_a_library_that_was_cut_short_is_not_loaded(tmp_path: Path) -> None:
     """To load it would end the process by SIGBUS."""
     import _ctypes

@@ -82,6 +82,7 @@ assert os.read(reader, 100).decode() == digest()
 """
 
 
+@pytest.mark.bad_input(21, "compiled", "eager")
 @needs_fork
 @pytest.mark.parametrize("inside", ["default", "1"])
 @pytest.mark.parametrize("before", ["nothing_ran", "sinpe_ext_ran", "torch_ran"])
@@ -118,6 +119,7 @@ assert os.wait()[1] == 0
 """
 
 
+@pytest.mark.bad_input(21, "compiled")
 @needs_fork
 @needs_schedstat
 def test_a_forked_child_has_its_threads(need_kernels: None) -> None:
@@ -141,6 +143,7 @@ assert found == [1, 2, 3, 1], found
 """
 
 
+@pytest.mark.bad_input(27, "compiled", "eager")
 @needs_schedstat
 def test_set_num_threads_is_obeyed(backend: str) -> None:
     """More than one thread works where more are asked for, and one where one is."""
@@ -215,6 +218,7 @@ sys.exit()  # Python waits for threads that are not daemons
 """
 
 
+@pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.parametrize(
     "code, times", [(AT_EXIT, 1), (FIRST_AT_EXIT, 1), (IN_THREADS, 3)], ids=["at exit", "first at exit", "in threads"]
 )
@@ -237,6 +241,7 @@ print("right", flush=True)
 """
 
 
+@pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.parametrize("call", ["lambda: sinpe.add(x)", "lambda: torch.sin(x)"], ids=["sinpe_ext", "torch"])
 def test_daemon_threads_at_exit(call: str, backend: str) -> None:
     """The process ends at once. Before Python 3.14 it may do so by abort (SIGABRT), in torch's operations and in these:
