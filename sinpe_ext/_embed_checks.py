@@ -49,9 +49,9 @@ def ids(value: Any, weight: torch.Tensor) -> torch.Tensor:
             f"ids: expected the device of weight, {weight.device}, got {value.device}; move it with "
             "ids.to(weight.device)"
         )
-    return (
-        value.clone() if value._is_zerotensor() else value.long()
-    )  # torch's own lookup ends the process on the former
+    if not torch.compiler.is_compiling() and value._is_zerotensor():
+        return value.clone().long()  # torch's own lookup ends the process on a tensor of zeros without memory
+    return value.long()
 
 
 def id_range(value: torch.Tensor, num_embeddings: int) -> None:

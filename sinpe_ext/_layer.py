@@ -50,6 +50,7 @@ def is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: 
         and layer.alpha == 1.0
         and type(layer.encoding) is Encoding
         and layer.encoding.angle == "exact"
+        and not differentiated.is_nested  # which has no shape
         and differentiated.dim() > 1
         and differentiated.shape[-1] == layer.encoding.dim  # a CUDA kernel could but answer NaN
         and type(dropout) is nn.Dropout

@@ -36,7 +36,7 @@ def writable(name: str, out: torch.Tensor) -> None:
             f"{name}: expected a tensor that may be written to, got an inference tensor outside of inference mode, "
             "where an in-place update is not allowed; clone() it first"
         )
-    if out._is_zerotensor():
+    if not torch.compiler.is_compiling() and out._is_zerotensor():
         raise RuntimeError(f"{name}: expected a tensor that may be written to, got an immutable zero; clone() it first")
     if 0 in out.shape:
         return
