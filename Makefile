@@ -29,7 +29,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test train-distributed test-peers compatibility test-matrix bench train build cpp asan asan-cpp tsan exhaustive fuzz cuda-check record lint format clean distclean
+.PHONY: help demo test train-distributed test-peers compatibility test-matrix bench train build cpp asan asan-cpp tsan exhaustive fuzz bad-input cuda-check record lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -48,6 +48,7 @@ help:
 	@echo "make exhaustive   every float32 entry of d=512, n < 2^20, and more, against double-doubles   EXHAUSTIVE_ARGS=--write"
 	@echo "make cuda-check   what can be known of the CUDA library without a device; needs nvcc    CUDA_TORCH_WHEEL=FILE"
 	@echo "make fuzz    property-based tests with new examples for FUZZ_MINUTES=60, in JOBS processes; Ctrl-C ends it   FUZZ_ARGS="
+	@echo "make bad-input   the tests of the bad-input catalogue alone, docs/reliability.md"
 	@echo "make record OF=\"asan\"   runs such a command and keeps what it found in docs/reliability.md"
 	@echo "make lint    ruff and clang-format, checking only; make format applies both"
 	@echo "make clean   remove what was built; make distclean removes .venv as well"
@@ -114,6 +115,9 @@ exhaustive:
 # FUZZ_ARGS go to pytest: --require-backend=emulated for the CUDA kernels as plain C++. How it is done: tools/fuzz.py.
 fuzz:
 	@$(call environment,test) && exec $$py tools/fuzz.py --minutes $(FUZZ_MINUTES) --jobs $(JOBS) -- $(FUZZ_ARGS)
+
+bad-input:
+	@$(call environment,test) && $$py -m pytest -q -m bad_input --require-backend=compiled && exec $$py tools/bad_input.py --check
 
 record:
 	@exec $(PYTHON) tools/records.py $(OF)
