@@ -36,13 +36,13 @@ help:
 	@echo "make test    set up, then ctest and pytest                                      PYTEST_ARGS=\"-k add\""
 	@echo "make test-peers   the encodings against diffusers, transformers, timm and others themselves, which it installs"
 	@echo "make compatibility   the tests of features under torch 2.11, 2.13 and the newest, which it installs: docs/compatibility.md"
-	@echo "make test-matrix   the whole suite under the same versions, and the library of each in the others"
+	@echo "make test-matrix   the whole suite under the same versions, and the library of each in the others   MATRIX_ARGS=--side-by-side"
 	@echo "make bench   set up, then the benchmarks                                        BENCH_ARGS="
 	@echo "make train   set up, then a small language model with these layers and with torch's   TRAIN_ARGS=\"--steps 1000\""
 	@echo "make train-distributed   the same loss from one process and from FSDP2 + sequence parallel   RANKS=4"
 	@echo "make build   set up alone: environment, torch, compiled libraries"
 	@echo "make cpp     the C++ library and its tests, without Python or torch             CXX_STANDARD=20 CMAKE_ARGS="
-	@echo "make asan    these, then pytest, under AddressSanitizer and UBSan, CUDA kernels as plain C++ among them"
+	@echo "make asan    these, then pytest, under AddressSanitizer and UBSan, CUDA kernels as plain C++ among them   ASAN_ARGS=\"--jobs 4\""
 	@echo "make asan-cpp   the C++ tests alone"
 	@echo "make tsan    the C++ tests under ThreadSanitizer, with std::thread                TSAN_ARGS=--core"
 	@echo "make exhaustive   every float32 entry of d=512, n < 2^20, and more, against double-doubles   EXHAUSTIVE_ARGS=--write"
@@ -107,7 +107,7 @@ asan-cpp:
 	@$(MAKE) cpp BUILD=build/asan CMAKE_ARGS="$(CMAKE_ARGS) -DSINPE_SANITIZE=ON -DSINPE_BUILD_EXAMPLES=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1"
 
 tsan:
-	@exec $(PYTHON) tools/tsan.py $(TSAN_ARGS)
+	@$(call environment,test) && exec $$py tools/tsan.py $(TSAN_ARGS)
 
 exhaustive:
 	@$(call environment,test) && exec $$py tools/exhaustive.py $(EXHAUSTIVE_ARGS)

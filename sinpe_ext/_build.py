@@ -113,22 +113,21 @@ def compile_flags(target: str) -> list[str]:
     every clone rounds alike. -fno-fast-math answers a CFLAGS of the user's that says otherwise."""
     flags = ["-O3", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-g0"]
     if target == "core":
-        return [*flags, "-DSINPE_STANDALONE", "-pthread"]
+        return [*flags, "-DSINPE_STANDALONE", "-pthread", *_sanitizers(target)]
     flags += ["-DSINPE_EMULATED"] if target == "emulated" else []
     return [*flags, f"-DTORCH_TARGET_VERSION=0x{torch_target_version():016x}", *_sanitizers(target)]
 
 
 def _sanitizers(target: str) -> list[str]:
     """Of a library for tests, which loads only beside their runtimes (tools/asan.py)."""
-    if os.environ.get("SINPE_EXT_SANITIZE", "0") in ("", "0") or target not in ("cpu", "emulated"):
+    if os.environ.get("SINPE_EXT_SANITIZE", "0") in ("", "0") or target == "cuda":
         return []
     return [*"-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined".split()]
 
 
 def link_flags(target: str) -> list[str]:
-    if _sanitizers(target):
-        return _sanitizers(target)
     flags = ["-Wl,-s", "-Wl,--as-needed"] if sys.platform.startswith("linux") else []
+    flags = _sanitizers(target) or flags
     return flags + (["-pthread"] if target in ("cpu", "core") and sys.platform != "darwin" else [])
 
 
@@ -149,7 +148,10 @@ def find_compiler(environ: Mapping[str, str] | None = None) -> Compiler:
     chosen = environ.get("CXX", "").strip()
     for candidate in [chosen] if chosen else ["c++", "g++", "clang++"]:
         whole = shutil.which(candidate, path=search)
-        command = (whole,) if whole else tuple(shlex.split(candidate))
+        try:
+            command = (whole,) if whole else tuple(shlex.split(candidate))
+        except ValueError as error:  # a quotation without its end
+            raise BuildUnavailable(f"CXX={chosen} cannot be read: {error}", "set CXX to a C++ compiler") from error
         path = shutil.which(command[0], path=search)
         if path:
             return Compiler((path, *command[1:]), os.path.realpath(path), _compiler_version((path, *command[1:])))

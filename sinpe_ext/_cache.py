@@ -39,19 +39,25 @@ def checked(create: bool) -> Path | None:
         cache = cache.resolve()
         if not cache.is_dir():
             raise NotADirectoryError(20, "not a directory", str(cache))
-        own = cache.stat()
-        # Whoever can write here can run code in this process.
-        if own.st_uid not in (os.geteuid(), 0):
-            raise BuildUnavailable(f"the cache {cache} belongs to another user (uid {own.st_uid})", OWN_FOLDER)
+        _only_ours(cache, f"the cache {cache}")
         for folder in (cache, *cache.parents):
             mode = folder.stat().st_mode
             if mode & stat.S_IWOTH and (folder == cache or not mode & stat.S_ISVTX):
                 raise BuildUnavailable(f"the cache {cache} is not safe: every user may write to {folder}", OWN_FOLDER)
-        if own.st_mode & stat.S_IWGRP and not _is_private(own.st_gid):
-            raise BuildUnavailable(f"the cache {cache} is not safe: a group may write to it", f"chmod g-w {cache}")
     except OSError as error:
         raise BuildUnavailable(f"the cache {cache} cannot be used: {error}", OWN_FOLDER) from error
     return cache
+
+
+def _only_ours(path: Path, title: str) -> None:
+    """Whoever can write there can run code in this process. Raises OSError where there is nothing."""
+    found = path.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        raise BuildUnavailable(f"{title} belongs to another user (uid {found.st_uid})", OWN_FOLDER)
+    if found.st_mode & stat.S_IWOTH:
+        raise BuildUnavailable(f"{title} is not safe: every user may write to {path}", OWN_FOLDER)
+    if found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid):
+        raise BuildUnavailable(f"{title} is not safe: a group may write to it", f"chmod g-w {path}")
 
 
 def _is_private(group: int) -> bool:
@@ -67,11 +73,20 @@ def _is_private(group: int) -> bool:
 
 
 def finished(folder: Path) -> Path | None:
-    """The library of a complete build: the marker exists and names a file of that content."""
+    """The library of a complete build: the marker exists and names a file of that content.
+
+    Raises BuildUnavailable where others may write to any of it.
+    """
     done = _build.read_json(folder / DONE)
     library = folder / str(done.get("file", ""))
     try:
-        return library if done and _build.file_hash(library) == done.get("sha256") else None
+        if not done or _build.file_hash(library) != done.get("sha256"):
+            return None
+        _only_ours(folder, f"the build {folder}")
+        if folder.stat().st_mode & 0o077:  # else nobody comes as far as the files
+            for path in (folder / DONE, library):  # the marker would vouch for whatever its writer put there
+                _only_ours(path, f"the build {folder}")
+        return library
     except OSError:
         return None
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import _backend
 from ._part import is_dtensor
 
 if TYPE_CHECKING:
     import torch
 
 INT64_MAX = 2**63 - 1
+_SEEN_BY_KERNELS = ("x", "weight")  # as they were given: their binding makes the same check, csrc/torch/tensors.h
 
 
 def described(value: Any) -> str:
@@ -98,18 +100,25 @@ def dense_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> None
     if value.layout != torch.strided or value.is_nested or value.is_quantized:
         kind = "a nested tensor" if value.is_nested else value.dtype if value.is_quantized else f"layout {value.layout}"
         raise TypeError(f"{name}: expected a dense strided tensor, got {kind}; convert it to a dense one first")
-    if type(value) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():
-        in_memory(name, value)
+    if torch.compiler.is_compiling() or (name in _SEEN_BY_KERNELS and _backend.compiled(value.device.type)):
+        return
+    in_memory(name, value)
 
 
 def in_memory(name: str, value: torch.Tensor) -> None:
     """That a tensor's elements lie in its storage, which may have been resized under it: torch itself does not look."""
+    import torch
+
+    if torch.compiler.is_compiling() or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return
+    if torch.jit.is_tracing() or torch._is_functional_tensor(value):
+        return
     try:
         there = value.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):  # torch.func's and other tensors without a storage
         return
     reach: Any = value.numel()
-    if not reach:
+    if type(reach) is not int or type(there) is not int or not reach:  # traced with symbols
         return
     if not value.is_contiguous():
         reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))

@@ -50,7 +50,7 @@ def ids(value: Any, weight: torch.Tensor) -> torch.Tensor:
             "ids.to(weight.device)"
         )
     if not torch.compiler.is_compiling() and value._is_zerotensor():
-        return value.clone().long()  # torch's own lookup ends the process on a tensor of zeros without memory
+        return value.clone().to(torch.int64)  # torch's own lookup ends the process on a tensor of zeros without memory
     return value.long()
 
 

@@ -58,6 +58,7 @@ class GridCall(SumCall):
     ) -> None:
         grid_shape, extra_tokens = places
         _checks.summand(x)
+        _checks.in_memory("x", x)  # views of it are made before a kernel could look
         self.x: Tensor = x
         self.device, self.acc = x.device, accumulation(x.dtype)
         channels_at = _checks.axis("channel_dim", channel_dim, x.dim())

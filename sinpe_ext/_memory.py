@@ -9,6 +9,8 @@ import torch
 from . import _rows
 from ._checks import dense_tensor, same_device
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 
 def output(out: Any, x: torch.Tensor) -> None:
     """`out` of `add`: like x, and either x itself in memory or apart from it."""
@@ -27,6 +29,27 @@ def output(out: Any, x: torch.Tensor) -> None:
             "out: expected memory apart from x, or exactly x's, got a tensor that shares some elements with x; "
             "clone() one of them"
         )
+
+
+def apart(out: torch.Tensor, **read: Any) -> None:
+    """The tensors among `read`, which steer the rows, and memory that is written: rows would read what others wrote.
+
+    Tensors whose memory ranges meet count as sharing.
+    """
+    if torch.compiler.is_compiling() or type(out) not in _PLAIN or _rows.no_data(out.device) or not out.numel():
+        return
+    for name, t in read.items():
+        if type(t) not in _PLAIN or t.device != out.device or not t.numel():
+            continue
+        try:
+            distance = t.data_ptr() - out.data_ptr()
+        except RuntimeError:  # torch.func's tensors have no memory to look at
+            continue
+        if -_span(t) * t.element_size() < distance < _span(out) * out.element_size():
+            raise RuntimeError(
+                f"{name}: expected memory apart from the tensor that is written to, got one that shares some with it; "
+                f"clone() {name} first"
+            )
 
 
 def writable(name: str, out: torch.Tensor) -> None:

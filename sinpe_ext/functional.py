@@ -56,7 +56,8 @@ def table(
         placements: Shard or Replicate, one for each dimension of the mesh; None: Replicate.
     Returns: (length, dim); of a grid (*length, dim), or (extra_tokens + H * W, dim).
     Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError where `out` overlaps itself.
-    Accuracy: float32 correctly rounded at every int64 position; float64 <= 1 ULP; 16-bit the float32 value, rounded.
+    Accuracy: float32 correctly rounded for abs(position) < 2^31 and, but for values that are all but 0, at every int64
+        (docs/accuracy.md); float64 <= 1 ULP; 16-bit the float32 value, rounded.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
     if device_mesh is not None or placements is not None:
@@ -131,7 +132,7 @@ def encode(
     Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), on the device of `positions`; NaN where a
         position is NaN or infinite.
     Raises: TypeError, ValueError for arguments of the wrong type or value.
-    Accuracy: float32 correctly rounded for every int64 and for float positions below 2^31 in size; float64 <= 1 ULP.
+    Accuracy: as `table`; float positions likewise, below 2^31 in size; float64 <= 1 ULP.
     Gradient: to float positions, of any order.
     """
     if (
@@ -220,7 +221,7 @@ def add(
         out: like x; x itself is allowed.
     Returns: like x (its strides are those of torch.empty_like(x)).
     Raises: TypeError, ValueError, IndexError for arguments of the wrong type, value or shape; RuntimeError for devices
-        that differ and for an `out` that overlaps itself or part of x.
+        that differ and for an `out` that overlaps itself, part of x, or another argument.
     Accuracy: the encoding as in `table`; each product, then the sum, then the kept sum times 1 / (1 - dropout) rounded
         to acc, then once to the dtype of x. A dropped element is +0 whatever it was; NaN and infinity stay where kept.
     Gradient: to x, alpha and float positions, of any order; the mask is made again, not stored.
@@ -231,6 +232,7 @@ def add(
     if out is None:
         return call.result()
     _memory.output(*call.written(out))
+    _memory.apart(out, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
     if torch.is_grad_enabled() and (call.needs_grad(x) or out.requires_grad):
         raise RuntimeError(
             "out: expected no gradient to be needed, got an argument that requires it; leave out unset, or call under "
@@ -260,11 +262,13 @@ def add_(
     Equivalent to:
         x.copy_(sinpe.add(x, encoding, ...))
 
-    Raises: as `add`; RuntimeError for an x whose elements share memory (expand) or a leaf that requires grad.
+    Raises: as `add`; RuntimeError for an x whose elements share memory (expand), an argument that shares memory with
+        x, or a leaf that requires grad.
     """
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
     call = add_call(x, encoding, arguments, grid_shape, extra_tokens)
     _memory.in_place(x)
+    _memory.apart(x, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
     return call.result_in_place()
 
 

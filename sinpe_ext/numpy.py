@@ -47,7 +47,7 @@ def table(
         out: array of the result's shape and of `dtype` to write into, of any strides; it is returned.
     Returns: (length, dim), for a grid (*length, dim), of `dtype`.
     Raises: TypeError, ValueError for arguments of the wrong type, out of range, or positions beyond int64.
-    Accuracy: float32 correctly rounded at every position; float64 <= 1 ULP; float16 the float32 value rounded again.
+    Accuracy: as functional.table; float16 the float32 value rounded again.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
@@ -137,6 +137,16 @@ def _check_out(out: Any, shape: tuple[int, ...], name: str) -> None:
         raise TypeError(f"out: expected {name}, got {out.dtype}; pass np.empty({shape}, np.{name}) or dtype=")
     if not out.flags.writeable:
         raise ValueError("out: expected a writeable array, got a read-only one; pass a copy")
+    reach = 0  # bytes that the smaller dimensions cover
+    for stride, size in sorted(
+        (abs(stride), size) for size, stride in zip(shape, out.strides, strict=True) if size > 1
+    ):
+        if stride < reach + out.itemsize and 0 not in shape:
+            raise ValueError(
+                f"out: expected one memory location for each element, got strides {out.strides} for shape {shape}; "
+                "pass a copy"
+            )
+        reach += (size - 1) * stride
 
 
 def _positions(positions: Any) -> NDArray[Any]:

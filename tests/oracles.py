@@ -52,11 +52,12 @@ def close_float64(x: Tensor, y: Tensor) -> bool:
 
 
 def check_exact(encoding: Encoding, at: Sequence[Any], rows: Tensor, entries: list[int]) -> None:
-    """Some entries, by their index in `rows`, against integer arithmetic."""
+    """Some entries, by their index in `rows`: against mpmath, and to the bit against integer arithmetic."""
     p, limit = plan(encoding), FLOAT64_ULP
     for index in entries if rows.numel() else ():
         row, channel = divmod(index % rows.numel(), p.dim)
         got = rows[row, channel]
+        check_truth(encoding, at[row], channel, got)
         if rows.dtype == torch.float64:
             want = _exact.float64(p, at[row], channel)
             if want == 0:
@@ -66,6 +67,19 @@ def check_exact(encoding: Encoding, at: Sequence[Any], rows: Tensor, entries: li
         else:
             want = torch.tensor(_exact.float32(p, at[row], channel), dtype=torch.float32).to(rows.dtype)
             assert same(got, want), (at[row], channel, float(got), float(want))
+
+
+def check_truth(encoding: Encoding, position: Any, channel: int, got: Tensor) -> None:
+    """One entry against mpmath, which knows the formula alone: the frequencies are judged with it."""
+    if not abs(position) < 2**31:  # NaN as well
+        return
+    want, dtype = truth(encoding).entry(position, channel), str(got.dtype).removeprefix("torch.")
+    with mpmath.workprec(PRECISION):
+        off = float(abs(mpmath.mpf(float(got)) - want))
+    limit = {"float64": FLOAT64_ULP, "float32": 0.5001}.get(dtype, 0.501)
+    near_zero = abs(encoding.amplitude) * abs(position) * 2.0**-125  # what the stored frequency lacks, in radians
+    allowed = limit * float(units(np.array(float(want)), 0.0, dtype)) + near_zero
+    assert off <= max(allowed, SMALLEST_FLOAT64), (position, channel, float(got), float(want))
 
 
 def beside(t: Tensor, x: Tensor) -> Tensor:

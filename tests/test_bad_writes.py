@@ -229,6 +229,39 @@ def test_layer_refuses_as_add_does(case: Any, max_len: int | None, backend: str)
     assert str(caught.value) == str(expected.value)
 
 
+# What steers the rows, from the memory that is written: of a (4, S, D) float32 tensor.
+STEERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "positions": lambda b: b.view(-1)[:S],
+    "start": lambda b: b.view(-1).view(torch.int64)[:4],
+    "padding_mask": lambda b: b.view(-1).view(torch.bool)[5 : 5 + S].expand(1, S),
+    "alpha": lambda b: b.view(-1)[S * D],
+    "seed": lambda b: b.view(-1).view(torch.int64)[-1:],
+}
+
+
+@pytest.mark.bad_input(12, "compiled", "eager", "grid")
+@pytest.mark.parametrize("name", STEERS)
+def test_what_steers_the_rows_lies_apart_from_what_is_written(name: str, backend: str) -> None:
+    """Else a row would be made from what the row before it wrote, in an order that the threads decide."""
+    buffer = torch.zeros(4, S, D)
+    steer = STEERS[name](buffer)
+    arguments: dict[str, Any] = {name: steer, "dropout": 0.5 if name == "seed" else 0.0}
+    calls = {
+        "add_": lambda: sinpe.add_(buffer, **arguments),
+        "out": lambda: sinpe.add(torch.ones(4, S, D), out=buffer, **arguments),
+    }
+    if name in ("padding_mask", "alpha", "seed"):
+        grid = buffer.view(4, 1, S, D)  # the rows of one line
+        calls["grid"] = lambda: sinpe.add_(grid, "mae2d", **arguments)
+    for where, call in calls.items():
+        with pytest.raises(RuntimeError, match=f"^{name}: expected memory apart from .* clone") as caught:
+            call()
+        assert HOUSE_FORM.match(str(caught.value)) and not buffer.any(), where
+    arguments[name] = steer.clone()
+    for call in calls.values():
+        call()  # beside its memory there is nothing wrong with it
+
+
 NUMPY: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "length": (lambda: sinpe_numpy.table(-1, D), ValueError, "length: expected an int in 0.."),
     "start": (lambda: sinpe_numpy.table(2, D, start=MAX), ValueError, "start: expected every position .* within int64"),
@@ -241,8 +274,20 @@ NUMPY: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "complex": (lambda: sinpe_numpy.encode(np.ones(2, complex), D), TypeError, "positions: .* got complex128"),
     "text": (lambda: sinpe_numpy.encode(["a"], D), TypeError, "positions: .* got <U1"),
     "uint64": (lambda: sinpe_numpy.encode(np.array([2**63], np.uint64), D), ValueError, "positions: .* within int64"),
+    "out shares": (
+        lambda: sinpe_numpy.table(3, D, out=np.lib.stride_tricks.as_strided(np.zeros(99, np.float32), (3, D), (4, 4))),
+        ValueError,
+        "out: expected one memory location for each element, got strides .4, 4.",
+    ),
     "out": (lambda: sinpe_numpy.table(2, D, out=np.ones((3, D), np.float32)), ValueError, "out: expected shape .2, 8."),
 }
+
+
+@pytest.mark.bad_input(12, "NumPy")
+def test_numpy_writes_into_any_layout_that_has_a_place_for_each_element() -> None:
+    want, memory = sinpe_numpy.table(5, D), np.zeros((9, 3 * D), np.float32)
+    for out in (memory[5:0:-1, ::2][:, :D], memory[::2, D : 2 * D], memory.T[:5, :D], memory[4:9, ::-1][:, :D]):
+        assert np.array_equal(sinpe_numpy.table(5, D, out=out), want)
 
 
 @pytest.mark.parametrize("case", NUMPY.values(), ids=NUMPY)

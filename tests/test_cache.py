@@ -132,6 +132,27 @@ def test_a_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch)
         _cache.checked(create=True)
 
 
+@pytest.mark.parametrize("which, mode", [("", 0o777), ("library", 0o666), ("done.json", 0o622), ("library", 0o600)])
+def test_a_build_that_others_may_write_to(which: str, mode: int, tmp_path: Path) -> None:
+    """Its hash says nothing: who may write the library may write done.json as well."""
+    folder = tmp_path / "key"
+    folder.mkdir(mode=0o755)
+    (folder / "library").write_bytes(b"x")
+    _build.write_json(folder / "done.json", {"file": "library", "sha256": _build.file_hash(folder / "library")})
+    for path in (folder, *folder.iterdir()):
+        path.chmod(path.stat().st_mode & 0o755)
+    assert _cache.finished(folder) == folder / "library"
+    (folder / which).chmod(mode)
+    if mode == 0o600:
+        assert _cache.finished(folder) == folder / "library"
+        return
+    with pytest.raises(BuildUnavailable, match="is not safe: every user may write"):
+        _cache.finished(folder)
+    if which:
+        folder.chmod(0o700)
+        assert _cache.finished(folder) == folder / "library"  # nobody else comes as far
+
+
 def test_a_link_is_judged_by_what_it_leads_to(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir(mode=0o700)

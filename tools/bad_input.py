@@ -43,7 +43,9 @@ CLASSES = {
         "integers widen to int64 first; bool, complex, fp8 `TypeError`; uint64 past int64 `ValueError`",
     ),
     7: Class(
-        "ends of int64", "every int64 is exact; rows beyond are a `ValueError`, no sum wraps", "a timestep has no row"
+        "ends of int64",
+        "every int64 is a position; rows beyond are a `ValueError`, no sum wraps",
+        "a timestep has no row",
     ),
     8: Class(
         "channels and bases", "1, odd and any width work; 0, negative, non-finite or zero bases are a `ValueError`"
@@ -52,9 +54,9 @@ CLASSES = {
     10: Class("more than 2³¹ elements", "counted in 64 bits", "NumPy and the layers call the same kernels"),
     11: Class("strides, offsets, overlapping reads", "as of a contiguous copy", "timesteps: see positions"),
     12: Class(
-        "writes: leaf, expanded, partly shared, inference tensor",
+        "writes: leaf, expanded, partly shared, shared with positions or a mask, inference tensor",
         "`RuntimeError` before anything is written; a write is counted, so that backward finds it",
-        "layers write into nothing; NumPy has no autograd",
+        "layers write into nothing",
     ),
     13: Class(
         "a result that is its input",
@@ -83,7 +85,11 @@ CLASSES = {
     20: Class(
         "deterministic mode, threads, splits", "the same bits; every element is written", "NumPy: see accuracy.md"
     ),
-    21: Class("fork, spawn, workers", "completes, or says what to do", "a matter of processes, not of a front"),
+    21: Class(
+        "fork, spawn, workers",
+        "completes; the eager twin as torch does, which hangs in a child unless `set_num_threads(1)` is called there",
+        "a matter of processes, not of a front",
+    ),
     22: Class("threads of Python", "the same bits, one load, no deadlock", "a matter of processes, not of a front"),
     23: Class("streams, graph capture", "right on any stream; replays draw anew; no wait", "CUDA's alone"),
     24: Class(

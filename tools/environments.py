@@ -69,9 +69,13 @@ def sources(folder: Path) -> Path:
             there.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, there)
             shutil.copymode(ROOT / name, there)
-    for area in ("tests", "sinpe_ext", "csrc"):
+    for area in ("tests", "sinpe_ext", "csrc", "docs", "tools", "examples"):
         for path in (folder / area).rglob("*"):
-            if path.suffix in (".py", ".h", ".cpp", ".cu") and path.relative_to(folder).as_posix() not in wanted:
+            if (
+                path.suffix in (".py", ".h", ".inc", ".cpp", ".cu", ".md", ".json")
+                and path.name != "_build.json"
+                and path.relative_to(folder).as_posix() not in wanted
+            ):
                 path.unlink()
     return folder
 

@@ -56,6 +56,7 @@ class Run:
 class Fuzz:
     def __init__(self, arguments: argparse.Namespace):
         self.files = [path.resolve() for path in arguments.files] or default_files()
+        self.named = list(self.files)
         self.minutes, self.jobs, self.more, self.limit = (
             arguments.minutes,
             arguments.jobs or os.cpu_count() or 1,
@@ -230,6 +231,9 @@ class Fuzz:
         total = sum(self.examples.values())
         seeds = f"seeds {self.first} to {self.next - 1}" if self.next > self.first else "no seed"
         extra = f" ({' '.join(self.to_pytest)})" if self.to_pytest else ""
+        idle = [file for file in self.named if not any(Path(file).stem in test for test in self.examples)]
+        if idle:
+            extra += f", none of {', '.join(Path(file).stem for file in idle)}"
         print(
             f"result: {total:,} examples of {len(self.examples)} tests{extra} in {self.minutes_gone():.1f} min, "
             f"{len(self.failures)} failures, {seeds}"

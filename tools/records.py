@@ -82,13 +82,14 @@ def main() -> int:
     arguments = parser.parse_args()
     if bool(arguments.target) == (arguments.page or arguments.check):
         parser.error("name targets, or --page, or --check")
-    if any(not re.fullmatch(r"[a-z][a-z-]*", target) for target in arguments.target):
-        parser.error(f"targets of the Makefile are small letters and dashes, got {arguments.target}")
-    RECORDS.mkdir(exist_ok=True)
     clean = True
+    known = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    if strangers := [target for target in arguments.target if target not in known]:
+        parser.error(f"the Makefile has no target {', '.join(strangers)}")
     for target in arguments.target:
         record = run(target)
         clean = clean and bool(record["clean"])
+        RECORDS.mkdir(exist_ok=True)
         (RECORDS / f"{target}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     text = PAGE.read_text(encoding="utf-8")
     made = page(text)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from environments import OLDEST, PINNED, Environment, Outcome, environ, newest, say
+from environments import OLDEST, PINNED, CannotRun, Environment, Outcome, environ, newest, say
 
 LIMIT = 7200  # seconds of a suite
 ABI = "tests.test_stable_abi"
@@ -71,7 +71,11 @@ def main() -> int:
     parser.add_argument("--side-by-side", action="store_true", help="all suites at once")
     arguments = parser.parse_args()
     made = [Environment(python=path) for path in arguments.python or ()]
-    versions = arguments.torch or ([] if made else list(dict.fromkeys([OLDEST, PINNED, newest()])))
+    try:
+        versions = arguments.torch or ([] if made else list(dict.fromkeys([OLDEST, PINNED, newest()])))
+    except CannotRun as problem:
+        print(f"result: the newest torch is not known: {problem}")
+        return 1
     made += [Environment(torch=version) for version in versions]
     usable = [environment for environment in made if not environment.problem]
     with ThreadPoolExecutor(len(made) if arguments.side_by_side else 1) as pool:
