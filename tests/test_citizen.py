@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
 
 import sinpe_ext as sinpe
@@ -345,12 +344,3 @@ def test_symbolic_trace(name: str, backend: str) -> None:
     assert torch.equal(run(traced, x), run(model, x))
     with pytest.raises(TypeError, match="expected a torch.Tensor, got Proxy"):
         torch.fx.symbolic_trace(lambda t: sinpe.add(t))
-
-
-@pytest.mark.parametrize("mode", ["real", "symbolic"])
-def test_functionalized_traces(mode: str, need_kernels: None) -> None:
-    """Tensors of torch.func whose sizes may be symbols: no check may look for their memory."""
-    x = torch.randn(2, 5, 8)
-    traced = make_fx(torch.func.functionalize(lambda y: sinpe.add(y, start=3)), tracing_mode=mode)(x)
-    assert traced(x).shape == x.shape
-    assert mode != "real" or torch.equal(traced(x), sinpe.add(x, start=3))
