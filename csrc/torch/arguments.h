@@ -168,14 +168,16 @@ inline sinpe_dropout_arguments dropout_of(int64_t drop, const Integers& elements
   if (elements.empty()) return d;
   expect(static_cast<int64_t>(elements.size()) == 1 + rank, "elements: expected ", 1 + rank,
          " integers (base and a step for each dimension), got ", elements.size());
-  int64_t last = elements[0], reach;
-  bool counted = last >= 0;
+  int64_t last = 0, reach;  // from the base on, which is unsigned and may wrap
+  bool counted = true;
   for (int64_t k = 0; k < rank && counted; ++k) {
     const int64_t step = elements[static_cast<size_t>(k) + 1];
     counted =
         step >= 0 && !__builtin_mul_overflow(step, sizes[k], &reach) && !__builtin_add_overflow(last, reach, &last);
   }
-  expect(counted, "elements: expected numbers from 0 on that int64 holds, got others; pass those of the whole tensor");
+  expect(
+      counted,
+      "elements: expected steps of 0 or more to numbers that int64 holds, got others; pass those of the whole tensor");
   d.elements = elements.data();
   return d;
 }
