@@ -59,7 +59,7 @@ def settings() -> dict[str, str]:
     # Without the leak check: Python keeps what it has at its end. PYTHONMALLOC: an allocation for each object.
     return environ(Path(sys.executable), FOLDER) | {
         "LD_PRELOAD": " ".join(runtimes),
-        "ASAN_OPTIONS": f"detect_leaks=0:protect_shadow_gap=0:log_path={REPORTS}/report",
+        "ASAN_OPTIONS": f"detect_leaks=0:protect_shadow_gap=0:allocator_may_return_null=1:log_path={REPORTS}/report",
         "UBSAN_OPTIONS": f"print_stacktrace=1:log_path={REPORTS}/report",
         "PYTHONMALLOC": "malloc",
         "SINPE_EXT_SANITIZE": "1",

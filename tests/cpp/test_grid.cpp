@@ -62,7 +62,7 @@ void test_lies() {
                            : random_grid(random);
     CHECK(is_grid(g.words, g.n_values));
     with_lies(g, [&](const std::vector<int64_t>& words) {
-      sinpe::Grid grid;
+      sinpe::Grid grid{};
       const bool fine = sinpe::decode_grid(words.data(), static_cast<int64_t>(words.size()), g.n_values, &grid);
       CHECK(fine == is_grid(words, g.n_values));
       fine ? ++taken : ++refused;
@@ -77,7 +77,7 @@ void test_lies() {
         CHECK(p.first + (p.width - 1) * p.step < grid.dim);
       }
     });
-    sinpe::Grid grid;
+    sinpe::Grid grid{};
     for (const int64_t other : {g.n_values - 1, g.n_values + 1, int64_t{-1}, INT64_MAX}) {
       CHECK(!sinpe::decode_grid(g.words.data(), g.n_words(), other, &grid));
     }
