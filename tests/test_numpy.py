@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -143,6 +144,7 @@ def test_torch_is_not_imported(setting: str) -> None:
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     environment = {"SINPE_EXT_BACKEND": setting, "PYTHONPATH": ":".join(filter(None, sys.path)), "PATH": ""}
+    environment |= {name: os.environ[name] for name in ("LD_PRELOAD", "ASAN_OPTIONS") if name in os.environ}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
