@@ -31,7 +31,7 @@ def digest():
     return hashlib.sha256(b"".join(y.detach().numpy().tobytes() for y in made)).hexdigest()
 """
 
-# threads_used(call, want): threads that the scheduler gave a tenth or more of what it gave the busiest one during a call.
+# threads_used(call, want): threads that the scheduler gave a tenth or more of what the busiest one had during a call.
 THREADS_USED = """
 def cpu_times():
     found = {}
