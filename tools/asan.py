@@ -94,7 +94,8 @@ def reported(log: Path | None = None) -> list[Path]:
     """The reports: AddressSanitizer's are files of their own; UBSan's are in what was printed, whatever is set."""
     logs = [log] if log else FOLDER.glob("*-*.log")
     printed = [path for path in logs if "runtime error: " in path.read_text(errors="replace")]
-    return sorted(REPORTS.iterdir()) + sorted(printed)
+    written = [path for path in REPORTS.iterdir() if "ERROR: " in path.read_text(errors="replace")]
+    return sorted(written) + sorted(printed)
 
 
 def run(file: str, backend: str, environment: dict[str, str]) -> tuple[str, Outcome, int]:
@@ -103,7 +104,7 @@ def run(file: str, backend: str, environment: dict[str, str]) -> tuple[str, Outc
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--require-backend={backend}"]
     command += ["-m", LEFT_OUT, "-k", NOT_OURS + (f" and {NOT_THERE}" if backend == "emulated" else "")]
-    command += [f"--junitxml={report}", file]
+    command += ["--capture=sys", f"--junitxml={report}", file]  # sys: what C++ prints goes to the log, also at an end
     started = time.monotonic()
     try:
         with log.open("w") as stream:

@@ -48,7 +48,10 @@ py::array table(const Words& words, int64_t start, int64_t length, const std::st
 
 py::array encode(const Words& words, const py::array& positions, const std::string& dtype) {
   const int64_t dim = dim_of(words);
-  if ((positions.flags() & py::array::c_style) == 0) throw py::value_error("positions: expected a C-contiguous array");
+  constexpr int kReadable = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+  if ((positions.flags() & kReadable) != kReadable) {
+    throw py::value_error("positions: expected a C-contiguous, aligned array");
+  }
   const sinpe_dtype type = dtype_of(dtype), position_type = dtype_of(py::str(positions.dtype().attr("name")));
   std::vector<py::ssize_t> shape(positions.shape(), positions.shape() + positions.ndim());
   shape.push_back(dim);
