@@ -324,6 +324,7 @@ def test_the_package_removed_in_use(env: dict[str, str], tmp_path: Path) -> None
     shutil.copytree(env["SMALL_SOURCES"], package / "_csrc")
     code = """
 import pathlib, shutil, sys, torch
+sys.meta_path[:] = [f for f in sys.meta_path if not getattr(f, "__module__", "").startswith("__editable__")]
 import sinpe_ext
 from sinpe_ext import _backend, _build, _jit, _cache
 rows = sinpe_ext.table(4, 6) if _backend.use_backend("eager") else None
