@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import _backend, _checks, _grad, _rows, _traced, reference_apply
 from ._call import Form, RowsCall
+from ._no_grad import no_grad
 from ._operator import ADD_DROPOUT, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
 from ._part import Part
@@ -28,6 +29,7 @@ class SumCall(RowsCall):
 
     x: Tensor
 
+    @no_grad
     def run(self, out: Tensor | None = None) -> Tensor:
         """Computes, without autograd."""
         raise NotImplementedError
@@ -133,19 +135,19 @@ class AddCall(SumCall):
         """The inverse of `canonical`."""
         return self.form.restored(t)
 
+    @no_grad
     def run(self, out: Tensor | None = None) -> Tensor:
         """Computes, without autograd; `out` in canonical form. The result is in x's own form where `out` is None."""
-        with torch.no_grad():
-            if out is not None and out.is_neg():  # its sign turns on reading; kernels write plain numbers
-                return out.copy_(self.canonical(self.run()))
-            has_data = self.view.numel() and not _rows.no_data(self.device)
-            if has_data and self._leaves_alpha():
-                result = ADD_DROPOUT.run(self.view, *self.operands(plan_words(self.encoding, self.device)))
-                return self.restored(result) if out is None else out.copy_(result)
-            target = self.canonical(torch.empty_like(self.x)) if out is None else out
-            if has_data:
-                self._fill(target)
-            return self.restored(target) if out is None else out
+        if out is not None and out.is_neg():  # its sign turns on reading; kernels write plain numbers
+            return out.copy_(self.canonical(self.run()))
+        has_data = self.view.numel() and not _rows.no_data(self.device)
+        if has_data and self._leaves_alpha():
+            result = ADD_DROPOUT.run(self.view, *self.operands(plan_words(self.encoding, self.device)))
+            return self.restored(result) if out is None else out.copy_(result)
+        target = self.canonical(torch.empty_like(self.x)) if out is None else out
+        if has_data:
+            self._fill(target)
+        return self.restored(target) if out is None else out
 
     def _leaves_alpha(self) -> bool:
         """Whether alpha is a tensor to be read where it lies, by an operator that makes its own result: looking at the

@@ -7,7 +7,7 @@ directly, the rest is here. Importing this module imports neither library.
 from __future__ import annotations
 
 from array import array
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -24,8 +24,11 @@ class TorchArrays:
         # and are few enough that waking the threads does not count.
         self.block = 2**17 * min(xp.get_num_threads(), 64) if self.device.type == "cpu" else 2**22
 
-    def quiet(self) -> AbstractContextManager[Any]:
-        return self.xp.no_grad()
+    def quiet(self, function: Callable[..., Array]) -> Callable[..., Array]:
+        """The function without autograd."""
+        from ._no_grad import no_grad
+
+        return no_grad(function)
 
     def words(self, words: array[int]) -> Array:
         return self.xp.frombuffer(words, dtype=self.xp.int64).to(self.device)
@@ -71,9 +74,10 @@ class NumpyArrays:
         self.device = None
         self.block = 2**16
 
-    def quiet(self) -> AbstractContextManager[Any]:
-        # Overflow to inf in a narrow dtype and the wrap of an integer phase are results here, not accidents.
-        return self.xp.errstate(all="ignore")
+    def quiet(self, function: Callable[..., Array]) -> Callable[..., Array]:
+        """The function without warnings: overflow to inf in a narrow dtype and the wrap of an integer phase are results
+        here, not accidents."""
+        return self.xp.errstate(all="ignore")(function)
 
     def words(self, words: array[int]) -> Array:
         return self.xp.frombuffer(words, dtype=self.xp.int64)

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ._catalogue import convention
 from ._catalogue import is_grid as grid_name
 from ._columns import columns
-from ._dense import INT64_MAX, addressable, dense_tensor, described, device, flag, float_dtype, in_memory, shown
+from ._dense import (
+    INT64_MAX,
+    addressable,
+    dense_tensor,
+    described,
+    device,
+    flag,
+    float_dtype,
+    in_memory,
+    is_scalar_array,
+    shown,
+)
 from ._graph import constant_in_graph
 from .encoding import Encoding, integer
 from .grid import GridEncoding
@@ -107,7 +118,7 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
         return _convention(value, max(dim, 1))
     if isinstance(value, int) and not isinstance(value, bool):
         return _encoding_of_dim(value)
-    scalar = "shape ()" in described(value) or not hasattr(type(value), "shape")
+    scalar = is_scalar_array(value) or not hasattr(type(value), "shape")
     if hasattr(value, "__index__") and not isinstance(value, bool) and scalar:
         return Encoding(value)
     raise TypeError(

@@ -14,15 +14,27 @@ INT64_MAX = 2**63 - 1
 _SEEN_BY_KERNELS = ("x", "weight")  # as they were given: their binding makes the same check, csrc/torch/tensors.h
 
 
+def array_shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor, array or NumPy scalar; None for anything else. A nested tensor raises RuntimeError."""
+    shape = getattr(value, "shape", None)
+    return tuple(shape) if isinstance(shape, tuple) and hasattr(value, "dtype") else None
+
+
+def is_scalar_array(value: Any) -> bool:
+    """Whether a value is a NumPy scalar or a tensor or array of no dimensions."""
+    try:
+        return array_shape(value) == ()
+    except RuntimeError:
+        return False
+
+
 def described(value: Any) -> str:
     """Shape and dtype of a tensor or array, the type of anything else."""
     try:
-        shape = getattr(value, "shape", None)
+        shape = array_shape(value)
     except RuntimeError:
         return "a nested tensor"
-    if isinstance(shape, tuple) and hasattr(value, "dtype"):
-        return f"{value.dtype} of shape {tuple(shape)}"
-    return type(value).__name__
+    return type(value).__name__ if shape is None else f"{value.dtype} of shape {shape}"
 
 
 def shown(value: Any) -> str:

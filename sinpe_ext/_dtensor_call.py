@@ -14,6 +14,7 @@ from ._add_call import AddCall
 from ._dtensor_simulation import call_of_each_rank, to_local
 from ._embed_call import EmbedCall
 from ._grid_call import GridCall
+from ._no_grad import no_grad
 
 
 class ShardedAdd:
@@ -65,15 +66,16 @@ class ShardedAdd:
         self._same_places("x", self.given)
         if self.needs_grad(self.given):
             return self.given.copy_(self.result())
-        with torch.no_grad():
-            self.local.write_to(self.local.x)
-        return _written(self.given)
+        return self._write(self.local.x, self.given)
 
     def write_to(self, out: Any) -> Tensor:
         """`add` with `out`, which has been checked."""
-        with torch.no_grad():
-            self.local.write_to(out.to_local())
-        return _written(out)
+        return self._write(out.to_local(), out)
+
+    @no_grad
+    def _write(self, part: Tensor, whole: Any) -> Tensor:
+        self.local.write_to(part)
+        return _written(whole)
 
     def written(self, out: Any) -> tuple[Tensor, Tensor]:
         """This rank's parts of `out` and of x, to be checked."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from . import _add_call, _backend, _checks, _grid_checks, _grid_rows, _rows, _seed, reference_grid
 from ._add_call import SumCall
 from ._grid_form import GridForm
+from ._no_grad import no_grad
 from ._operator import DROPOUT
 from ._ops import plan_words
 from ._part import Part, no_context_parallel
@@ -161,27 +162,27 @@ class GridCall(SumCall):
 
     # Without autograd.
 
+    @no_grad
     def run(self, out: Tensor | None = None) -> Tensor:
         """Computes; the result, or `out`, has x's form."""
-        with torch.no_grad():
-            if out is not None and out.is_neg():
-                return out.copy_(self.run())
-            target = torch.empty_like(self.x) if out is None else out
-            if not self.x.numel() or _rows.no_data(self.device):
-                return target
-            if self._is_cut():
-                return target.copy_(self.traced())
-            x, form = self.x.detach(), self.form
-            if not form.is_viewable(x):
-                x = x.contiguous()
-            to = target.detach() if form.is_viewable(target) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-            if form.extra:
-                front = form.front(to)
-                front.copy_(DROPOUT.run(form.front(x), self.seed, self.drop, self.scale, self.front_elements))
-            if form.places:
-                fill = self._fill_shared if self.positions is None else self._fill_each
-                fill(form.canonical(x), form.canonical(to))
-            return target if to.data_ptr() == target.data_ptr() else target.copy_(to)
+        if out is not None and out.is_neg():
+            return out.copy_(self.run())
+        target = torch.empty_like(self.x) if out is None else out
+        if not self.x.numel() or _rows.no_data(self.device):
+            return target
+        if self._is_cut():
+            return target.copy_(self.traced())
+        x, form = self.x.detach(), self.form
+        if not form.is_viewable(x):
+            x = x.contiguous()
+        to = target.detach() if form.is_viewable(target) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if form.extra:
+            front = form.front(to)
+            front.copy_(DROPOUT.run(form.front(x), self.seed, self.drop, self.scale, self.front_elements))
+        if form.places:
+            fill = self._fill_shared if self.positions is None else self._fill_each
+            fill(form.canonical(x), form.canonical(to))
+        return target if to.data_ptr() == target.data_ptr() else target.copy_(to)
 
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
         """Places whose coordinates all samples share."""

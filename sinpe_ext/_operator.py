@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _backend, _ops, _registration
+from ._no_grad import no_grad
 
 _is_compiling = torch.compiler.is_compiling
 _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -59,7 +60,7 @@ class Operator:
     def __init__(self, name: str) -> None:
         self.name = name
         self.op = getattr(torch.ops.sinpe_ext, name).default
-        self.eager = _ops.EAGER[name]
+        self.eager = no_grad(_ops.EAGER[name])
         redispatch = getattr(getattr(self.op, "_handle", None), "redispatch_boxed", self.op.redispatch)
         self.direct: Callable[..., Any] = partial(redispatch, _CPU_KERNEL)
         self.direct_cuda: Callable[..., Any] = partial(redispatch, _CUDA_KERNEL)
@@ -70,8 +71,7 @@ class Operator:
         if _backend.compiled(arguments[0].device.type):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op(*arguments)
-        with torch.no_grad():
-            return self.eager(*arguments)
+        return self.eager(*arguments)
 
     def __call__(self, *arguments: Any) -> Any:
         """With derivatives of any order, where `differentiable` gave them."""

@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from . import _frequency
-from ._dense import dense_tensor, described, shown
+from ._dense import dense_tensor, described, is_scalar_array, shown
 from ._handle import with_handle
 
 # A float is taken at its exact value; Fraction and Decimal state values a float cannot.
@@ -228,7 +228,7 @@ def real(name: str, value: Any) -> float | Fraction:
     """`value` as a float where a float holds it exactly, otherwise as a Fraction."""
     if type(value) is float and math.isfinite(value):  # nearly every call
         return value + 0.0
-    if hasattr(value, "item") and described(value).endswith(" of shape ()"):  # a NumPy scalar or a 0-d tensor
+    if hasattr(value, "item") and is_scalar_array(value):  # a NumPy scalar or a 0-d tensor
         if hasattr(value, "untyped_storage"):
             dense_tensor(name, value)
         value = value.item()

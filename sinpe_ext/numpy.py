@@ -103,7 +103,7 @@ def encode(
     _checks.addressable("positions", checked.size, plan.dim, np.dtype(name).itemsize)
     core = _core()
     if core is not None:
-        return core.encode(_words(plan), np.require(checked, requirements="CA").reshape(checked.shape), name)
+        return core.encode(_words(plan), np.require(checked, requirements=["C", "A"]).reshape(checked.shape), name)
     return reference.encode(plan, checked, np.dtype(name), xp=np)
 
 

@@ -45,21 +45,7 @@ def table(
     a = arrays(xp, device)
     if a.device is not None and a.device.type not in COMPUTED_HERE:
         return table(plan, length, start, dtype, "cpu", xp).to(a.device)
-    with a.quiet():
-        if not plan.n_osc:
-            return a.zeros((length, plan.dim), dtype)
-        out = a.empty((length, plan.dim), dtype)
-        if not length:
-            return out
-        if dtype != a.xp.float64:
-            _turned_rows(a, plan, start, out)
-            return out
-        osc = _phase.oscillators(a, plan)
-        rows = _rows_at_once(a, plan, dtype)
-        for first in range(0, length, rows):
-            last = min(length, first + rows)
-            _float64_rows(a, plan, osc, start + a.arange(first, last), out[first:last])
-        return out
+    return a.quiet(_table)(a, plan, length, start, dtype)
 
 
 def encode(plan: Plan, positions: Array, dtype: Any, xp: ModuleType | None = None) -> Array:
@@ -77,26 +63,46 @@ def encode(plan: Plan, positions: Array, dtype: Any, xp: ModuleType | None = Non
     a = arrays(xp, device)
     if a.device is not None and a.device.type not in COMPUTED_HERE:
         return encode(plan, positions.cpu(), dtype, xp).to(a.device)
-    with a.quiet():
-        flat = positions.reshape(-1)
-        if a.is_float(flat):
-            flat = a.cast(flat, a.xp.float64)
-        count = len(flat)
-        out = a.empty((count, plan.dim), dtype) if plan.n_osc else a.zeros((count, plan.dim), dtype)
-        if count and plan.n_osc:
-            osc = _phase.oscillators(a, plan)
-            fill = _float64_rows if dtype == a.xp.float64 else _float32_rows
-            rows = _rows_at_once(a, plan, dtype)
-            for first in range(0, count, rows):
-                block, target = flat[first : first + rows], out[first : first + rows]
-                if a.is_float(flat):
-                    finite = a.xp.isfinite(block)
-                    fill(a, plan, osc, a.xp.where(finite, block, 0.0), target)
-                    if not bool(finite.all()):
-                        target[:, : plan.n0 + plan.n1][~finite] = math.nan
-                else:
-                    fill(a, plan, osc, block, target)
-        return out.reshape(*positions.shape, plan.dim)
+    return a.quiet(_encode)(a, plan, positions, dtype)
+
+
+def _table(a: Arrays, plan: Plan, length: int, start: int, dtype: Any) -> Array:
+    if not plan.n_osc:
+        return a.zeros((length, plan.dim), dtype)
+    out = a.empty((length, plan.dim), dtype)
+    if not length:
+        return out
+    if dtype != a.xp.float64:
+        _turned_rows(a, plan, start, out)
+        return out
+    osc = _phase.oscillators(a, plan)
+    rows = _rows_at_once(a, plan, dtype)
+    for first in range(0, length, rows):
+        last = min(length, first + rows)
+        _float64_rows(a, plan, osc, start + a.arange(first, last), out[first:last])
+    return out
+
+
+def _encode(a: Arrays, plan: Plan, positions: Array, dtype: Any) -> Array:
+    flat = positions.reshape(-1)
+    if a.is_float(flat):
+        flat = a.cast(flat, a.xp.float64)
+    count = len(flat)
+    out = a.empty((count, plan.dim), dtype) if plan.n_osc else a.zeros((count, plan.dim), dtype)
+    if count and plan.n_osc:
+        osc = _phase.oscillators(a, plan)
+        fill = _float64_rows if dtype == a.xp.float64 else _float32_rows
+        rows = _rows_at_once(a, plan, dtype)
+        for first in range(0, count, rows):
+            block, target = flat[first : first + rows], out[first : first + rows]
+            if a.is_float(flat):
+                finite = a.xp.isfinite(block)
+                fill(a, plan, osc, a.xp.where(finite, block, 0.0), target)
+                if not bool(finite.all()):
+                    target[:, : plan.n0 + plan.n1][~finite] = math.nan
+            else:
+                fill(a, plan, osc, block, target)
+    return out.reshape(*positions.shape, plan.dim)
 
 
 def _rows_at_once(a: Arrays, plan: Plan, dtype: Any) -> int:

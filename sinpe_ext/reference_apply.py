@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from . import _embed_checks, _philox
+from ._no_grad import no_grad
 from ._plan import Plan
 from ._tiles import Rows, accumulation, arranged, block
 
 
-@torch.no_grad()
+@no_grad
 def add(
     plan: Plan,
     x: Tensor,
@@ -56,7 +57,7 @@ def add(
     return _drop_(out, seed, drop, elements)
 
 
-@torch.no_grad()
+@no_grad
 def dropout(
     x: Tensor,
     seed: Tensor | int | None,
@@ -83,7 +84,7 @@ def dropout(
     return _drop_(out, seed, drop, elements)
 
 
-@torch.no_grad()
+@no_grad
 def row_dots(
     plan: Plan,
     grad: Tensor,
@@ -127,7 +128,7 @@ def row_dots(
     return result.mul_(_philox.kept_scale(drop))
 
 
-@torch.no_grad()
+@no_grad
 def embed(
     plan: Plan,
     ids: Tensor,
@@ -170,7 +171,7 @@ def embed(
     return _drop_(out, seed, drop, elements)
 
 
-@torch.no_grad()
+@no_grad
 def embed_backward(
     grad: Tensor,
     ids: Tensor,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from . import _philox
+from ._no_grad import no_grad
 from .reference_apply import _combine, _drop_
 
 MAGIC = 0x53494E504547  # "SINPEG"
 HEADER_WORDS, PIECE_WORDS = 8, 5
 
 
-@torch.no_grad()
+@no_grad
 def add(
     values: Tensor,
     words: Tensor,

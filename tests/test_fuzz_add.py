@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from add_forms import BACKENDS, FORMS, check_form
 from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from oracles import (
     steepness,
     total_by_the_rule,
 )
-from strategies import DTYPES, encodings, sprinkle, views
+from strategies import DTYPES, encodings, views
 from strategies_calls import FACTORS, alphas, dropouts, gradients, rows
 from torch import Tensor
 
@@ -30,7 +31,6 @@ import sinpe_ext as sinpe
 from sinpe_ext import Encoding
 
 pytestmark = pytest.mark.usefixtures("need_kernels")
-BACKENDS = ("compiled", "eager")
 
 
 class Shape(NamedTuple):
@@ -62,58 +62,22 @@ def shapes(draw: st.DrawFn, dim: int, least: int = 0) -> Shape:
     return Shape(tuple(shape), seq_dim - signs[0], channel_dim - signs[1], order, batch, length)
 
 
-def own_copy(memory: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A copy of all the memory, and the same view of it."""
-    kept = memory.clone()
-    return kept, torch.as_strided(kept, x.size(), x.stride(), x.storage_offset())
-
-
 @fuzz(900)
-@given(encodings(24), st.data(), st.sampled_from(DTYPES), st.sampled_from(("add", "out", "out is x", "add_")))
+@given(encodings(24), st.data(), st.sampled_from(DTYPES), st.sampled_from(FORMS))
 def test_add(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, form: str) -> None:
     """Every form of `add`, on each backend, by the rule; and nothing but the result is written to."""
     draw = data.draw
     shape = draw(shapes(encoding.dim))
-    memory, x = draw(views(shape.shape, dtype, expanded=form in ("add", "out")))
-    if x.numel() and 0 not in x.stride():
-        sprinkle(x, draw(st.integers(0, 2**20)))
     scale, alpha = draw(st.sampled_from(FACTORS)), draw(alphas())
     row, dropout = draw(rows(encoding, shape.batch, shape.length)), draw(dropouts())
-    inference = draw(st.booleans())
     arguments = dict(row.arguments, scale=scale, alpha=alpha, **shape.arguments())
-    results = {}
-    for backend in BACKENDS:
-        with sinpe.use_backend(backend), torch.inference_mode(inference):
-            kept, own = own_copy(memory, x)
-            into_memory, into = kept, own
-            if form == "out":
-                into_memory, into = draw(views(shape.shape, dtype, expanded=False))
-                into_memory, into = own_copy(into_memory, into)
-                into.fill_(math.nan)
-            before = into_memory.clone()
-            pe = sinpe.encode(row.at, encoding, dtype=acc_of(dtype))
-            total = total_by_the_rule(own.permute(shape.order), pe, scale, alpha, row.mask)
-            want = drop_by_the_rule(shape.back(total), dtype, dropout.rate, dropout.seed)
-            arguments.update(dropout.arguments())
-            if form == "add":
-                got = sinpe.add(own, encoding, **arguments)
-                assert got.stride() == torch.empty_like(own).stride()
-            elif form == "add_":
-                got = sinpe.add_(own, encoding, **arguments)
-                assert got is own
-            else:
-                got = sinpe.add(own, encoding, out=into, **arguments)
-                assert got is into
-            assert same(got, want), backend
-            results[backend] = got.clone()
-            if form != "add":
-                into.fill_(0)
-                torch.as_strided(before, into.size(), into.stride(), into.storage_offset()).fill_(0)
-                assert same(into_memory, before), "an element outside of the result was written to"
-            if form in ("add", "out"):
-                assert same(kept, memory), "x was written to"
-    if dtype != torch.float64:
-        assert same(results["compiled"], results["eager"])
+
+    def want(x: Tensor) -> Tensor:
+        pe = sinpe.encode(row.at, encoding, dtype=acc_of(dtype))
+        total = total_by_the_rule(x.permute(shape.order), pe, scale, alpha, row.mask)
+        return drop_by_the_rule(shape.back(total), dtype, dropout.rate, dropout.seed)
+
+    check_form(draw, form, shape.shape, dtype, encoding, lambda: arguments | dropout.arguments(), want)
 
 
 @fuzz(450)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from add_forms import BACKENDS, FORMS, check_form
 from fuzzing import fuzz
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from oracles import (
     steepness,
     total_by_the_rule,
 )
-from strategies import DTYPES, encodings, fractional_positions, sprinkle, views
+from strategies import DTYPES, encodings, fractional_positions, views
 from strategies_calls import FACTORS, alphas, dropouts, gradients, masks
 from torch import Tensor
 
@@ -33,7 +34,6 @@ from sinpe_ext import GridEncoding
 from sinpe_ext._grid_catalogue import GRIDS
 
 pytestmark = pytest.mark.usefixtures("need_kernels")
-BACKENDS = ("compiled", "eager")
 ALPHA = 0.75  # the same number in every dtype
 
 
@@ -245,51 +245,21 @@ def where(draw: st.DrawFn, grid: GridEncoding, form: Form) -> Places:
 
 
 @fuzz(400)
-@given(grids(), st.data(), st.sampled_from(DTYPES), st.sampled_from(("add", "out", "out is x", "add_")))
+@given(grids(), st.data(), st.sampled_from(DTYPES), st.sampled_from(FORMS))
 def test_add(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: str) -> None:
     """Every form of `add`, on each backend, by the rule; and nothing but the result is written to."""
     draw = data.draw
     form = draw(forms(grid))
     at, dropout = draw(where(grid, form)), draw(dropouts())
-    memory, x = draw(views(form.shape, dtype, expanded=call in ("add", "out")))
-    if x.numel() and 0 not in x.stride():
-        sprinkle(x, draw(st.integers(0, 2**20)))
     scale, alpha, acc = draw(st.sampled_from(FACTORS)), draw(alphas()), acc_of(dtype)
-    results = {}
-    for backend in BACKENDS:
-        with sinpe.use_backend(backend), torch.inference_mode(draw(st.booleans())):
-            kept = memory.clone()
-            own = torch.as_strided(kept, x.size(), x.stride(), x.storage_offset())
-            into_memory, into = kept, own
-            if call == "out":
-                into_memory, into = draw(views(form.shape, dtype, expanded=False))
-                into_memory = into_memory.clone()
-                into = torch.as_strided(into_memory, into.size(), into.stride(), into.storage_offset())
-                into.fill_(math.nan)
-            before = into_memory.clone()
-            total = total_by_the_rule(form.canonical(own), truth(grid, at.at, acc), scale, alpha, at.mask)
-            front = torch.as_tensor(scale, dtype=acc) * own.permute(form.order).to(acc)[..., : form.extra, :]
-            want = drop_by_the_rule(form.back(total, front), dtype, dropout.rate, dropout.seed)
-            arguments = dict(form.arguments, scale=scale, alpha=alpha, **at.arguments, **dropout.arguments())
-            if call == "add":
-                got = sinpe.add(own, grid, **arguments)
-                assert got.stride() == torch.empty_like(own).stride()
-            elif call == "add_":
-                got = sinpe.add_(own, grid, **arguments)
-                assert got is own
-            else:
-                got = sinpe.add(own, grid, out=into, **arguments)
-                assert got is into
-            assert same(got, want), backend
-            results[backend] = got.clone()
-            if call != "add":
-                into.fill_(0)
-                torch.as_strided(before, into.size(), into.stride(), into.storage_offset()).fill_(0)
-                assert same(into_memory, before), "an element outside of the result was written to"
-            if call in ("add", "out"):
-                assert same(kept, memory), "x was written to"
-    if dtype != torch.float64:
-        assert same(results["compiled"], results["eager"])
+    arguments = dict(form.arguments, scale=scale, alpha=alpha, **at.arguments)
+
+    def want(x: Tensor) -> Tensor:
+        total = total_by_the_rule(form.canonical(x), truth(grid, at.at, acc), scale, alpha, at.mask)
+        front = torch.as_tensor(scale, dtype=acc) * x.permute(form.order).to(acc)[..., : form.extra, :]
+        return drop_by_the_rule(form.back(total, front), dtype, dropout.rate, dropout.seed)
+
+    check_form(draw, call, form.shape, dtype, grid, lambda: arguments | dropout.arguments(), want)
 
 
 @fuzz(200)

@@ -1,4 +1,4 @@
-"""Fork, exit and interrupts: each in a process of its own with a time limit, where a hang is a failure."""
+"""Fork, threads and exit: each in a process of its own with a time limit, where a hang is a failure."""
 
 from __future__ import annotations
 
@@ -8,28 +8,7 @@ import sys
 
 import pytest
 from build_support import finish, library_environment, run, start
-
-LIMIT = 300 if os.environ.get("SINPE_EXT_SANITIZE") else 60  # seconds
-
-# One result of each operation, large enough for two threads. NumPy makes x and looks at the bytes: torch would use its
-# threads for it, and hang in a forked child.
-RESULTS = """
-import hashlib, os, signal, sys, threading, time, numpy, torch
-x, weight = (torch.from_numpy(numpy.ones(shape, numpy.float32)) for shape in ((2, 1200, 64), (1200, 64)))
-alpha, ids = torch.ones(1, requires_grad=True), torch.arange(2400).reshape(2, 1200) % 1200
-weight.requires_grad_()
-def ones_like(y):
-    return torch.ones(()).expand_as(y)
-def digest():
-    import sinpe_ext as sinpe
-    t2t = sinpe.convention("t2t", 64)
-    scaled = sinpe.add(x, t2t, alpha=alpha, dropout=0.5, seed=1)
-    embedded = sinpe.embed(ids, weight, t2t, dropout=0.5, seed=1)
-    made = [sinpe.table(1200, t2t), sinpe.encode(torch.arange(1200), t2t), sinpe.add(x, start=3), scaled, embedded]
-    made += torch.autograd.grad(scaled, alpha, ones_like(scaled))
-    made += torch.autograd.grad(embedded, weight, ones_like(embedded))
-    return hashlib.sha256(b"".join(y.detach().numpy().tobytes() for y in made)).hexdigest()
-"""
+from process_support import LIMIT, RESULTS, needs_fork
 
 # threads_used(call, want): threads that the scheduler gave a tenth or more of what the busiest one had during a call.
 THREADS_USED = """
@@ -63,7 +42,6 @@ def threads_used_once(call):
     return sum(time >= max(spent.values()) / 10 for time in spent.values())
 """
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 needs_schedstat = pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no /proc/self/schedstat")
 
 # --------------------------------------------------------------------------------------------------------------- fork
@@ -160,9 +138,10 @@ def test_set_num_threads_is_obeyed(backend: str) -> None:
 CORE = """
 import os, threading, sys
 import numpy as np, sinpe_ext.numpy as sinpe
-def work():
-    for _ in range(10):
-        sinpe.table(20000, 256)
+rows = np.empty((200000, 256), np.float32)
+def work():  # one call: its threads live no longer, and the caller's own time adds up over calls
+    sinpe.table(200000, 256, out=rows)
+work()
 found = threads_used(work, 2)
 assert "torch" not in sys.modules and found == 2, found
 """
@@ -256,88 +235,6 @@ def test_daemon_threads_at_exit(call: str, backend: str) -> None:
     out, _ = process.communicate(timeout=LIMIT)
     allowed = {0} if sys.version_info >= (3, 14) else {0, -signal.SIGABRT}
     assert out.split() == ["right"] and process.returncode in allowed
-
-
-# ---------------------------------------------------------------------------------------------------------- interrupts
-
-INTERRUPTED = """
-import sinpe_ext as sinpe
-want, caught = digest(), 0
-rows = torch.zeros(4, 4096, 128)
-signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-for k in range(10):
-    signal.setitimer(signal.ITIMER_REAL, 0.01 + 0.002 * k, 2)  # again, where Python was in what ignores exceptions
-    try:
-        while True:
-            sinpe.add_(rows, dropout=0.1)
-    except KeyboardInterrupt:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        caught += 1
-    assert k % 5 or digest() == want
-assert caught == 10 and digest() == want
-"""
-
-
-def test_ctrl_c_during_calls_leaves_the_process_usable(backend: str) -> None:
-    run(RESULTS + INTERRUPTED, library_environment(backend), LIMIT)
-
-
-# SIGINT at lines of a first call, import and registration of the operators included; a child for each.
-ANY_LINE = """
-import warnings
-warnings.simplefilter("error")
-lines, where = 0, ""
-def interrupted_at(target):
-    def trace(frame, event, arg):
-        global lines, where
-        if "/sinpe_ext/_" not in frame.f_code.co_filename:
-            return trace if "/sinpe_ext/" in frame.f_code.co_filename else None
-        name = os.path.basename(frame.f_code.co_filename)
-        if event == "line" and name in ("_ops.py", "_operator.py", "_grad.py", "_backend.py", "_registration.py"):
-            lines += 1
-            if lines == target:
-                where = f"{name}:{frame.f_lineno}"
-                signal.raise_signal(signal.SIGINT)
-                return None
-        return trace
-    sys.settrace(trace)
-    try:
-        digest()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
-def in_child(work):
-    reader, writer = os.pipe()
-    if not os.fork():
-        signal.alarm(40)
-        try:
-            os.write(writer, str(work()).encode())
-        except BaseException as error:
-            os.write(writer, f"{where}: {error!r}".encode())
-        os._exit(0)
-    os.wait()
-    os.close(writer)
-    return os.read(reader, 4096).decode()
-torch.set_num_threads(1)
-total = int(in_child(lambda: (interrupted_at(-1), lines)[1]))
-want = in_child(digest)
-assert total > 500 and len(want) == 64, (total, want)
-def interrupted_then_right(line):
-    assert interrupted_at(line)
-    assert digest() == want
-    return "right"
-for line in range(1, total, total // 16):
-    found = in_child(lambda: interrupted_then_right(line))
-    assert found == "right", found
-"""
-
-
-@needs_fork
-@pytest.mark.slow
-def test_ctrl_c_at_any_line_of_the_first_call(need_kernels: None) -> None:
-    run(RESULTS + ANY_LINE, library_environment("compiled"), 110)
 
 
 # ----------------------------------------------------------------------------------------------------- subinterpreters

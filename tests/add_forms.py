@@ -1,0 +1,67 @@
+"""One call of `add` in each of its forms, on each backend, against its rule: what it returns and what it writes to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from oracles import same
+from strategies import sprinkle, views
+from torch import Tensor
+
+import sinpe_ext as sinpe
+
+BACKENDS = ("compiled", "eager")
+FORMS = ("add", "out", "out is x", "add_")
+
+
+def own_copy(memory: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A copy of all the memory, and the same view of it."""
+    kept = memory.clone()
+    return kept, torch.as_strided(kept, x.size(), x.stride(), x.storage_offset())
+
+
+def check_form(
+    draw: Callable[..., Any],
+    form: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    encoding: Any,
+    arguments: Callable[[], dict[str, Any]],
+    want: Callable[[Tensor], Tensor],
+) -> None:
+    """Draws x and where the result goes; `arguments` are made anew for each call, `want` is the rule's result for x."""
+    memory, x = draw(views(shape, dtype, expanded=form in ("add", "out")))
+    if x.numel() and 0 not in x.stride():
+        sprinkle(x, draw(st.integers(0, 2**20)))
+    inference, results = draw(st.booleans()), {}
+    for backend in BACKENDS:
+        with sinpe.use_backend(backend), torch.inference_mode(inference):
+            kept, own = own_copy(memory, x)
+            into_memory, into = kept, own
+            if form == "out":
+                into_memory, into = own_copy(*draw(views(shape, dtype, expanded=False)))
+                into.fill_(math.nan)
+            before, wanted = into_memory.clone(), want(own)
+            if form == "add":
+                got = sinpe.add(own, encoding, **arguments())
+                assert got.stride() == torch.empty_like(own).stride()
+            elif form == "add_":
+                got = sinpe.add_(own, encoding, **arguments())
+                assert got is own
+            else:
+                got = sinpe.add(own, encoding, out=into, **arguments())
+                assert got is into
+            assert same(got, wanted), backend
+            results[backend] = got.clone()
+            if form != "add":
+                into.fill_(0)
+                torch.as_strided(before, into.size(), into.stride(), into.storage_offset()).fill_(0)
+                assert same(into_memory, before), "an element outside of the result was written to"
+            if form in ("add", "out"):
+                assert same(kept, memory), "x was written to"
+    if dtype != torch.float64:
+        assert same(results["compiled"], results["eager"])

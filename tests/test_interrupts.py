@@ -1,0 +1,114 @@
+"""Ctrl-C in calls and in the first one: the process goes on, and its next result is right."""
+
+from __future__ import annotations
+
+import pytest
+from build_support import library_environment, run
+from process_support import LIMIT, RESULTS, needs_fork
+
+INTERRUPTED = """
+import sinpe_ext as sinpe
+want, caught = digest(), 0
+rows = torch.zeros(4, 4096, 128)
+signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+for k in range(10):
+    signal.setitimer(signal.ITIMER_REAL, 0.01 + 0.002 * k, 2)  # again, where Python was in what ignores exceptions
+    try:
+        while True:
+            sinpe.add_(rows, dropout=0.1)
+    except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        caught += 1
+    assert k % 5 or digest() == want
+assert caught == 10 and digest() == want
+"""
+
+
+def test_ctrl_c_during_calls_leaves_the_process_usable(backend: str) -> None:
+    run(RESULTS + INTERRUPTED, library_environment(backend), LIMIT)
+
+
+SMALL_CALLS = """
+import random
+import sinpe_ext as sinpe
+rows, few, table = torch.zeros(2, 4, 16), ids[:, :4], torch.zeros(4, 16)
+grid = sinpe.convention("detr2d", 16)
+image = torch.zeros(1, 3, 3, 16)
+calls = [lambda: sinpe.add_(rows, dropout=0.1), lambda: sinpe.add(rows), lambda: sinpe.table(4, 16)]
+calls += [lambda: sinpe.embed(few, table, 16), lambda: sinpe.add(image, grid), lambda: sinpe.encode(few, 16)]
+signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+for k, call in enumerate(calls):
+    call()
+    for _ in range(300):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 + 0.001 * random.random(), 0.5)
+            while True:
+                call()
+        except KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        assert torch.is_grad_enabled(), k
+assert digest() == digest()
+"""
+
+
+def test_ctrl_c_leaves_gradients_on(backend: str) -> None:
+    """1,800 interrupts in small calls: where torch.no_grad is used, one in 40 leaves it switched on."""
+    run(RESULTS + SMALL_CALLS, library_environment(backend), LIMIT)
+
+
+# SIGINT at lines of a first call, import and registration of the operators included; a child for each.
+ANY_LINE = """
+import warnings
+warnings.simplefilter("error")
+lines, where = 0, ""
+def interrupted_at(target):
+    def trace(frame, event, arg):
+        global lines, where
+        if "/sinpe_ext/_" not in frame.f_code.co_filename:
+            return trace if "/sinpe_ext/" in frame.f_code.co_filename else None
+        name = os.path.basename(frame.f_code.co_filename)
+        if event == "line" and name in ("_ops.py", "_operator.py", "_grad.py", "_backend.py", "_registration.py"):
+            lines += 1
+            if lines == target:
+                where = f"{name}:{frame.f_lineno}"
+                signal.raise_signal(signal.SIGINT)
+                return None
+        return trace
+    sys.settrace(trace)
+    try:
+        digest()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+def in_child(work):
+    reader, writer = os.pipe()
+    if not os.fork():
+        signal.alarm(40)
+        try:
+            os.write(writer, str(work()).encode())
+        except BaseException as error:
+            os.write(writer, f"{where}: {error!r}".encode())
+        os._exit(0)
+    os.wait()
+    os.close(writer)
+    return os.read(reader, 4096).decode()
+torch.set_num_threads(1)
+total = int(in_child(lambda: (interrupted_at(-1), lines)[1]))
+want = in_child(digest)
+assert total > 500 and len(want) == 64, (total, want)
+def interrupted_then_right(line):
+    assert interrupted_at(line)
+    assert digest() == want
+    return "right"
+for line in range(1, total, total // 16):
+    found = in_child(lambda: interrupted_then_right(line))
+    assert found == "right", found
+"""
+
+
+@needs_fork
+@pytest.mark.slow
+def test_ctrl_c_at_any_line_of_the_first_call(need_kernels: None) -> None:
+    run(RESULTS + ANY_LINE, library_environment("compiled"), 110)
