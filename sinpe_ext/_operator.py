@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _backend, _ops, _registration
+from . import _backend, _ops, _registration, _rows
 from ._no_grad import no_grad
 
 _is_compiling = torch.compiler.is_compiling
@@ -42,8 +42,8 @@ def is_traced() -> bool:
 
 
 def is_recorded() -> bool:
-    """Whether torch.jit.trace listens."""
-    return torch._C._get_tracing_state() is not None
+    """Whether torch.jit.trace or make_fx writes down the operations."""
+    return torch._C._get_tracing_state() is not None or _rows.is_written_down()
 
 
 class Operator:

@@ -9,22 +9,30 @@ from . import _backend, _float32_angle, _ops, reference
 from ._plan import plan as _plan_of
 from .encoding import Encoding
 
+_modes = torch._C._len_torch_dispatch_stack
+
 
 def no_data(device: torch.device) -> bool:
     """Whether tensors on a device have shapes only: on the meta device, or under a FakeTensorMode."""
     if device.type == "meta":
         return True
-    return torch._C._len_torch_dispatch_stack() > 0 and torch._guards.detect_fake_mode() is not None
+    return _modes() > 0 and torch._guards.detect_fake_mode() is not None
+
+
+def is_written_down() -> bool:
+    """Whether make_fx writes down the operations."""
+    return _modes() > 0 and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows encoding.start + start, ..., + length - 1."""
-    if no_data(device):
+    written_down = is_written_down()
+    if no_data(device) and not written_down:
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact":
         positions = torch.arange(length, device=device) + (encoding.start + start)
         return _float32_angle.encode(encoding, positions, dtype)
-    if _backend.compiled(device.type):
+    if written_down or _backend.compiled(device.type):
         words = _ops.plan_words(encoding, device)
         try:
             return torch.ops.sinpe_ext.table.default(words, start, length, encoding.dim, dtype)
@@ -38,9 +46,10 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
 
 def encode(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Rows at int64, float32 or float64 positions; `words` are those of an encoding's plan."""
-    if no_data(positions.device):
+    written_down = is_written_down()
+    if no_data(positions.device) and not written_down:
         return positions.new_empty((*positions.shape, dim), dtype=dtype)
-    if _backend.compiled(positions.device.type):
+    if written_down or _backend.compiled(positions.device.type):
         try:
             return torch.ops.sinpe_ext.encode.default(positions.detach().contiguous(), words, dim, dtype)
         except RuntimeError:

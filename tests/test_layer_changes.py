@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalEmbedding, SinusoidalPositionalEncoding, _backend
@@ -141,12 +140,3 @@ def test_torch_jit_trace(grad: bool) -> None:
         for ids, other in ((IDS, x), (IDS.flip(1), x + 1)):
             # Recorded sums of float32 may be rounded in another order.
             assert torch.allclose(traced(ids, other), model(ids, other), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("mode", ["real", "symbolic"])
-def test_functionalized_traces(mode: str, need_kernels: None) -> None:
-    """Tensors of torch.func whose sizes may be symbols: no check may look for their memory."""
-    x = torch.randn(2, 5, 8)
-    traced = make_fx(torch.func.functionalize(lambda y: sinpe.add(y, start=3)), tracing_mode=mode)(x)
-    assert traced(x).shape == x.shape
-    assert mode != "real" or torch.equal(traced(x), sinpe.add(x, start=3))

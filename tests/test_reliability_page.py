@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+MAKE = re.compile(r"`make ([a-z-]+)`")
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 
 if not (TOOLS / "records.py").is_file():
@@ -19,6 +22,15 @@ import records  # noqa: E402
 def test_the_page_is_current() -> None:
     text = records.PAGE.read_text(encoding="utf-8")
     assert records.page(text) == text, "run python tools/records.py --page"
+
+
+def test_every_command_of_the_readme_ran_clean() -> None:
+    text = (records.ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("## Reliable") :].split("\n## ")[0]
+    named = {command for line in table.splitlines() if line.startswith("| `make") for command in MAKE.findall(line)}
+    kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in records.RECORDS.glob("*.json")}
+    assert len(named) > 5 and named - {"test"} == set(kept)
+    assert [command for command, record in kept.items() if not record["clean"]] == []
 
 
 def test_a_run_is_kept_with_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

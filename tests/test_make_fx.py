@@ -1,0 +1,53 @@
+"""make_fx writes down what runs: a graph with the function's numbers or an error, never one that lacks the encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import sinpe_ext as sinpe
+
+D = 16
+X, WEIGHT, PLACES, POSITIONS = torch.randn(2, 8, D), torch.randn(20, D), torch.randn(2, 4, 4, D), torch.rand(8) * 100
+IDS = torch.arange(16).reshape(2, 8)
+LAYER = sinpe.SinusoidalPositionalEncoding(D).eval()
+CALLS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "table": (lambda x: x + sinpe.table(8, D), X),
+    "encode": (lambda p: sinpe.encode(p, D), POSITIONS),
+    "add": (lambda x: sinpe.add(x, start=3), X),
+    "add, dropout": (lambda x: sinpe.add(x, dropout=0.5, seed=3), X),
+    "add, positions": (lambda x: sinpe.add(x, positions=POSITIONS), X),
+    "add_": (lambda x: sinpe.add_(x.clone()), X),
+    "float32 angles": (lambda x: sinpe.add(x, sinpe.Encoding(D, angle="float32_exp")), X),
+    "grid": (lambda x: sinpe.add(x, "mae2d"), PLACES),
+    "embed": (lambda w: sinpe.embed(IDS, w), WEIGHT),
+    "embed, dropout": (lambda w: sinpe.embed(IDS, w, dropout=0.5, seed=3), WEIGHT),
+    "layer": (LAYER, X),
+}
+# What torch says of constants under fake tensors, and of autograd functions under functionalize.
+REFUSED = (
+    (AssertionError, "Please convert all Tensors to FakeTensors first"),
+    (RuntimeError, "NYI: Functionalize rule"),
+)
+
+
+@pytest.mark.parametrize("functional", [False, True], ids=["plain", "functionalize"])
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_graph_has_the_numbers(name: str, mode: str, functional: bool, backend: str) -> None:
+    call, given = CALLS[name]
+    want = call(given)
+    function = torch.func.functionalize(call) if functional else call
+    autograd_function = functional and name in ("encode", "add, positions")  # of float positions
+    for constants in (True, False):
+        try:
+            graph = make_fx(function, tracing_mode=mode, _allow_non_fake_inputs=constants)(given)
+        except (AssertionError, RuntimeError) as error:
+            assert any(type(error) is kind and text in str(error) for kind, text in REFUSED)
+            assert autograd_function or (mode != "real" and not constants)
+        else:
+            assert torch.equal(graph(given), want)
