@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # begun in a shell's background, which every child would inherit
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if fuzzing is not None and not config.pluginmanager.hasplugin("fuzzing"):
         config.pluginmanager.register(fuzzing, "fuzzing")
     if path := config.getoption("--feature-report"):
