@@ -4,6 +4,7 @@
                                               # plain C++ as well
     python tools/asan.py tests/test_add.py    # these files
     python tools/asan.py --jobs 4
+    python tools/asan.py --resume             # not the files that ended clean in the run before
 
 Each file is a run of pytest of its own, with the sanitizers' runtimes loaded first (they come with g++), so a report
 ends that run and no other; reports of child processes count too. First a planted overrun shows that the tool can see.
@@ -23,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from environments import ROOT, Outcome, environ, output, say, sources
+from environments import ROOT, Outcome, commit, environ, output, say, sources
 
 FOLDER = ROOT / "build" / "sanitized"
 REPORTS = FOLDER / "reports"
@@ -98,9 +99,19 @@ def reported(log: Path | None = None) -> list[Path]:
     return sorted(written) + sorted(printed)
 
 
+def clean_file(file: str, backend: str) -> Path:
+    """Where a run of a file that ended clean leaves the commit it was run at."""
+    return FOLDER / f"{Path(file).stem}-{backend}.clean"
+
+
 def run(file: str, backend: str, environment: dict[str, str]) -> tuple[str, Outcome, int]:
     name = f"{Path(file).stem}-{backend}"
-    report, log = FOLDER / f"{name}.xml", FOLDER / f"{name}.log"
+    report, log, clean = FOLDER / f"{name}.xml", FOLDER / f"{name}.log", clean_file(file, backend)
+    if clean.is_file():
+        outcome = Outcome()
+        if report.is_file():
+            outcome.read(report)
+        return name, outcome, 0
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--require-backend={backend}"]
     command += ["-m", LEFT_OUT, "-k", NOT_OURS + (f" and {NOT_THERE}" if backend == "emulated" else "")]
@@ -117,18 +128,25 @@ def run(file: str, backend: str, environment: dict[str, str]) -> tuple[str, Outc
     if report.is_file():
         outcome.read(report)
     say(f"{name}: {outcome}, exit code {status}, {time.monotonic() - started:.0f} s")
-    return name, outcome, 0 if status == 5 else status  # 5: no test of the file was wanted
+    if status in (0, 5):  # 5: no test of the file was wanted
+        clean.write_text(commit())
+        return name, outcome, 0
+    return name, outcome, status
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", nargs="*", help="test files (all)")
     parser.add_argument("--jobs", type=int, default=2, help="files at once (2)")
+    parser.add_argument("--resume", action="store_true", help="leave out what ended clean in the run before")
     arguments = parser.parse_args()
-    shutil.rmtree(REPORTS, ignore_errors=True)
-    REPORTS.mkdir(parents=True)
-    for log in FOLDER.glob("*.log"):
-        log.unlink()
+    if not arguments.resume:
+        shutil.rmtree(REPORTS, ignore_errors=True)
+        for path in (*FOLDER.glob("*-*.log"), *FOLDER.glob("*.clean")):
+            path.unlink()
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    if any(REPORTS.iterdir()):
+        parser.error("--resume: expected an earlier run without reports, and there are some; run it whole")
     source = sources(FOLDER / "source")
     environment = settings()
     if not sees(environment):
@@ -137,6 +155,7 @@ def main() -> int:
     files = arguments.file or sorted(f"tests/{path.name}" for path in (source / "tests").glob("test_*.py"))
     runs = [(file, "compiled") for file in files]
     runs += [(file, "emulated") for file in EMULATED.read_text().split() if file in files]
+    earlier = [path.read_text() for file, backend in runs if (path := clean_file(file, backend)).is_file()]
     total, bad, started = Outcome(), [], time.monotonic()
     say("building the library and the NumPy module (minutes)")
     build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
@@ -153,6 +172,7 @@ def main() -> int:
     print(
         f"result: pytest, ASan + UBSan: {len(runs)} runs of files, {total}, {len(reports)} reports (a planted overrun "
         f"and a planted overflow were seen); {(time.monotonic() - started) / 60:.0f} min"
+        + (f"; {len(earlier)} of the files in earlier runs, at {', '.join(sorted(set(earlier)))}" * bool(earlier))
         + (f"; not clean: {', '.join(bad)}" if bad else "")
     )
     return bool(bad or reports or not total.counts["passed"])
