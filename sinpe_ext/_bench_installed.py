@@ -252,6 +252,7 @@ def timesteps(count: int, dim: int, *, layer: bool) -> Subjects:
 
 
 def diffusers_picture(height: int, width: int, dim: int) -> Callable[[], Tensor]:
+    """Square ones: of another the library scales one axis to `base_size`."""
     build = load("diffusers", "diffusers.models.embeddings").get_2d_sincos_pos_embed
     return lambda: build(dim, (height, width), base_size=height).float()
 

@@ -15,7 +15,7 @@ from sinpe_ext._bench_installed import INSTALLED_ROWS, LIBRARIES
 from sinpe_ext._bench_process import Skipped
 
 MODULES = {name: name.replace("-", "_") for name in LIBRARIES}
-SMALL = {"LONG": (50, 64), "PICTURE": (6, 5, 64), "WIDE": (2, 50, 64)}
+SMALL = {"LONG": (50, 64), "PICTURE": (6, 6, 64), "WIDE": (2, 50, 64)}
 
 
 @pytest.fixture(autouse=True)
