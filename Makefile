@@ -29,7 +29,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test train-distributed test-peers compatibility test-matrix bench train build cpp asan asan-cpp tsan exhaustive fuzz bad-input cuda-check record lint format clean distclean
+.PHONY: help demo test train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp asan asan-cpp tsan exhaustive fuzz bad-input cuda-check record lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -38,6 +38,7 @@ help:
 	@echo "make compatibility   the tests of features under torch 2.11, 2.13 and the newest, which it installs: docs/compatibility.md"
 	@echo "make test-matrix   the whole suite under the same versions, and the library of each in the others   MATRIX_ARGS=--side-by-side"
 	@echo "make bench   set up, then the benchmarks                                        BENCH_ARGS="
+	@echo "make bench-peers   the same with the libraries of make test-peers beside ours"
 	@echo "make train   set up, then a small language model with these layers and with torch's   TRAIN_ARGS=\"--steps 1000\""
 	@echo "make train-distributed   the same loss from one process and from FSDP2 + sequence parallel   RANKS=4"
 	@echo "make build   set up alone: environment, torch, compiled libraries"
@@ -77,6 +78,9 @@ test-matrix:
 
 bench:
 	@$(call environment,bench) && exec $$py -m sinpe_ext bench $(BENCH_ARGS)
+
+bench-peers:
+	@py=$$(tools/setup_peers.sh) && exec $$py -m sinpe_ext bench $(BENCH_ARGS)
 
 RANKS ?= 4
 train-distributed:

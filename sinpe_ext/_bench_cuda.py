@@ -6,7 +6,6 @@ bound by what the CPU does to launch it, and its row says so by its floor.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -19,6 +18,8 @@ from ._bench_cuda_cases import ELEMENTS, CudaRow, Place
 from ._bench_cuda_cases import ROWS as INFERENCE_ROWS
 from ._bench_cuda_grid import GRID_ROWS
 from ._bench_cuda_training import TRAINING_ROWS
+from ._bench_progress import Progress
+from ._bench_report import aligned, number, verdict
 
 ROWS = (*INFERENCE_ROWS, *GRID_ROWS, *TRAINING_ROWS)
 SAMPLE_SECONDS = 0.01
@@ -33,8 +34,15 @@ def missing() -> str:
     return "" if found.backend == "compiled" else found.reason
 
 
-def run(asked: Sequence[str], rounds: int, after: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
-    """Measure the rows asked for, all if none; the facts and the results.
+def chosen(asked: Sequence[str]) -> list[CudaRow]:
+    """The rows asked for, all if none."""
+    return [row for row in ROWS if not asked or row.name in asked]
+
+
+def run(
+    rows: Sequence[CudaRow], rounds: int, progress: Progress, after: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Measure the rows; the facts and the results.
 
     after: is given both after each row, so that nothing is lost where a run is stopped.
     """
@@ -43,15 +51,13 @@ def run(asked: Sequence[str], rounds: int, after: Callable[[dict[str, Any]], Non
     place = Place(device, ELEMENTS if memory >= SMALL_MEMORY else ELEMENTS // 4)
     results: list[dict[str, Any]] = []
     measured = {"facts": facts(device), "elements": place.elements, "rows": results}
-    for row in ROWS:
-        if not asked or row.name in asked:
-            print(f"... {row.title}", file=sys.stderr, flush=True)
-            results.append(measure(row, place, rounds))
-            print(f"    {brief(results[-1])}", file=sys.stderr, flush=True)
-            if after is not None:
-                after(measured)
-            torch._dynamo.reset()  # the compiled peers keep their tensors
-            torch.cuda.empty_cache()
+    for row in rows:
+        progress.step(row.title)
+        results.append(measure(row, place, rounds))
+        progress.note(brief(results[-1]))
+        after(measured)
+        torch._dynamo.reset()  # the compiled peers keep their tensors
+        torch.cuda.empty_cache()
     return measured
 
 
@@ -156,8 +162,6 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 def report(measured: Mapping[str, Any]) -> str:
     """The device, then one line a row and one more for each further peer."""
-    from ._bench import aligned, number, verdict
-
     known = measured["facts"]
     about = f"{known['device']} (capability {known['capability']}), CUDA {known['cuda']}, {known['how']} kernels, "
     about += f"arithmetic: {known['arithmetic']}"

@@ -44,21 +44,9 @@ sinpe_ext.add, sinpe_ext.SinusoidalPositionalEncoding
 print(json.dumps(time.perf_counter() - begin))
 """
 
-# VmHWM is the peak of this program alone; ru_maxrss would start at the peak of the process that launched it.
-PEAK = """
-def peak():
-    try:
-        lines = open("/proc/self/status").read().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-    except OSError:
-        import resource
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-"""
-
-MEMORY = (
-    PEAK
-    + """
+MEMORY = """
 import json, sys, torch, sinpe_ext as sinpe
+from sinpe_ext._bench_memory import peak
 which, length, dim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 encoding = sinpe.Encoding(dim)
 small = torch.zeros(4, 256, dim)
@@ -84,13 +72,11 @@ results = {"add_": 0, "add": 1, "trained": 2, "eager trained": 2}[which]
 extra = peak() - before - results * x.nbytes
 print(json.dumps(extra / 2**20))
 """
-)
 
 # Peak of a training step of the example's language model beyond what was there before it was built.
-STEP = (
-    PEAK
-    + """
+STEP = """
 import json, sys, torch
+from sinpe_ext._bench_memory import peak
 from sinpe_ext import _backend, _bench_training
 _backend.compiled("cpu")
 lm, kind, compiled = _bench_training.example(), sys.argv[1], sys.argv[2] == "compiled"
@@ -107,7 +93,6 @@ for _ in range(3):
     optimizer.step()
 print(json.dumps((peak() - before) / 2**20))
 """
-)
 
 # Asks the JIT itself: a library built at install time would otherwise be taken, and nothing compiled.
 BUILD = """

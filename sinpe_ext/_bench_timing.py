@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from statistics import median
 
 SLOW_SECONDS = 1.0  # a subject slower than this is timed by one run only: its ratio is never a close call
@@ -36,13 +37,9 @@ def interleaved(
     Returns:
         name -> seconds per call, one entry a round (a single entry for a slow subject).
     """
-    import torch
     from torch.utils.benchmark import Timer
 
-    before = torch.get_num_threads()
-    count = threads or before
-    torch.set_num_threads(count)
-    try:
+    with on_threads(threads) as count:
         warm = {name: _once(call) for name, call in subjects.items()}
         # A first call may compile or fill a cache: a second one decides, except for what is hopelessly slow.
         estimate = {name: t if t > 4 * SLOW_SECONDS else _once(subjects[name]) for name, t in warm.items()}
@@ -57,14 +54,30 @@ def interleaved(
         for _ in range(rounds):
             for name, timer in timers.items():
                 samples[name].append(timer.timeit(numbers[name]).median)
-    finally:
-        torch.set_num_threads(before)
     return samples
 
 
 def summary(samples: Mapping[str, list[float]], *, best: bool = False) -> dict[str, float]:
     """name -> median seconds per call, or the fewest."""
     return {name: min(values) if best else median(values) for name, values in samples.items()}
+
+
+@contextmanager
+def on_threads(count: int | None) -> Iterator[int]:
+    """So many of torch's threads, the current number for None; yields the number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield count or before
+    finally:
+        torch.set_num_threads(before)
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line: its type and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _once(call: Callable[[], object]) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import torch
 from sinpe_ext import _bench, _bench_cuda, _bench_cuda_cases
 from sinpe_ext._bench_cuda import ROWS
 from sinpe_ext._bench_cuda_cases import CudaRow, Place, Work
+from sinpe_ext._bench_progress import Progress
 
 SMALL = Place(torch.device("cpu"), 2**14)
 
@@ -68,6 +71,19 @@ def test_report() -> None:
     assert "what torch's own calls reach, floors of the rows below: copy f32 4321 GB/s" in lines
     assert any("step" in line and "2.00x" in line and "<= 1.2  MISSED" in line for line in lines)
     assert "none: torch.compile cannot run here, no triton" in lines and "broken: FAILED, RuntimeError: no" in lines
+
+
+def test_rows_are_told_as_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**30))
+    monkeypatch.setattr(_bench_cuda, "facts", lambda device: {"device": "a card"})
+    monkeypatch.setattr(_bench_cuda, "measure", lambda row, place, rounds: entry(title=row.title))
+    log, kept = io.StringIO(), []
+    rows = _bench_cuda.chosen([ROWS[2].name, ROWS[0].name])
+    with Progress(len(rows), log) as progress:
+        found = _bench_cuda.run(rows, 1, progress, lambda measured: kept.append(len(measured["rows"])))
+    assert [row["title"] for row in found["rows"]] == [ROWS[0].title, ROWS[2].title] and kept == [1, 2]
+    assert log.getvalue().splitlines()[2:] == [f"... {ROWS[2].title}", "    0.2600 ms, 96 % of y.copy_(x), met"]
 
 
 def test_the_command_says_what_is_missing() -> None:

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import pytest
 import torch
 from agreement import compare
 
 import sinpe_ext as sinpe
+from sinpe_ext._bench_installed import timm_sincos2d
 
 
 @pytest.fixture
-def build(timm: ModuleSpec, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
-    """The function, from timm's own file, its packages left empty: they would import torchvision."""
-    folder = Path(timm.origin).parent
-    for name, init in (("timm", folder / "__init__.py"), ("timm.layers", folder / "layers" / "__init__.py")):
-        spec = spec_from_file_location(name, init, submodule_search_locations=[str(init.parent)])
-        monkeypatch.setitem(sys.modules, name, module_from_spec(spec))
-    found = importlib.import_module("timm.layers.pos_embed_sincos").build_sincos2d_pos_embed
-    for name in [name for name in sys.modules if name.startswith("timm.layers.")]:
-        monkeypatch.delitem(sys.modules, name)
-    return found
+def build(timm: ModuleSpec) -> Callable[..., torch.Tensor]:
+    """The function, from timm's own file."""
+    return timm_sincos2d()
 
 
 @pytest.mark.parametrize("interleave", [False, True])

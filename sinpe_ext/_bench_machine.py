@@ -1,0 +1,80 @@
+"""The machine that a benchmark ran on: the facts beside the figures, and the memory there is."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ._bench_timing import load, warning
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def machine() -> dict[str, Any]:
+    """The facts without which a figure means nothing (and no paths: the file is committed)."""
+    import torch
+
+    from ._backend import backend_info
+    from ._bench_installed import versions
+
+    info = backend_info()
+    cpu = info.device("cpu")
+    model, cores = cpu_model(), os.cpu_count() or 1
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "tag": re.sub(r"[^a-z0-9]+", "-", f"{model} {cores}c".lower()).strip("-"),
+        "cpu": model,
+        "cores": cores,
+        "load": load(),
+        "threads": torch.get_num_threads(),
+        "platform": info.platform,
+        "python": info.python,
+        "torch": info.torch,
+        "sinpe_ext": info.version,
+        "commit": commit(),
+        "backend": cpu.backend,
+        "how": cpu.how,
+        "instruction_set": info.instruction_set,
+        "compiler": cpu.build.get("compiler_version"),
+        "libraries": versions(),
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The checkout's commit, with "+changes" when files differ from it; None outside a checkout."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=30)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "--short=12", "HEAD") if (ROOT / ".git").exists() else None
+    return head and head + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def describe(facts: dict[str, Any]) -> str:
+    """One line about the machine above the report, and a warning where others use it too."""
+    isa = f" ({facts['instruction_set']})" if facts["instruction_set"] else ""
+    text = (
+        f"{facts['cpu']}, {facts['threads']} threads on {facts['cores']} cores, torch {facts['torch']}, "
+        f"Python {facts['python']}, backend {facts['backend']}{isa}"
+    )
+    return "\n".join(filter(None, [text, warning(facts["load"])]))

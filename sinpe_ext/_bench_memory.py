@@ -1,0 +1,68 @@
+"""How much memory a call takes beyond its result, and how much there is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+KIB = 1024
+CGROUP = Path("/sys/fs/cgroup")  # what a container may take, where it is less than what the machine has
+
+
+def peak() -> int:
+    """Most bytes that this program has held at once."""
+    try:
+        # ru_maxrss would start at the peak of the process that launched this one
+        return _status("VmHWM")
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def beyond(call: Callable[[], Any], kept: Sequence[Any]) -> int | None:
+    """Bytes that a call took at its peak beyond what was held before and a new result.
+
+    kept: tensors that were there before; a result in the memory of one is none of its own.
+    Returns: the bytes; None where the system does not let a peak be measured from here on (Linux does).
+    """
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status("VmRSS")
+        result = call()
+        most = _status("VmHWM")
+    except OSError:
+        return None
+    new = getattr(result, "nbytes", 0) if all(result.data_ptr() != tensor.data_ptr() for tensor in kept) else 0
+    return max(0, most - before - new)
+
+
+def available() -> int | None:
+    """Bytes that can be taken without swapping, where the system tells."""
+    found = []
+    try:
+        found.append(_field(Path("/proc/meminfo"), "MemAvailable"))
+    except OSError:
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:  # not what is free, but all there is
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    try:
+        limit, used = ((CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        if limit != "max":
+            found.append(max(0, int(limit) - int(used)))
+    except OSError:
+        pass
+    return min(found, default=None)
+
+
+def _status(name: str) -> int:
+    return _field(Path("/proc/self/status"), name)
+
+
+def _field(path: Path, name: str) -> int:
+    """Bytes, from a line such as "VmHWM: 1234 kB"."""
+    for line in path.read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * KIB
+    raise OSError(f"{path} has no {name}")

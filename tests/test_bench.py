@@ -1,0 +1,272 @@
+"""The benchmark's other parts: what a run consists of, its sizes, memory, progress and report. No time is asserted."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sinpe_ext import _bench, _bench_memory, _bench_report, _bench_sweep, _bench_timing
+from sinpe_ext.__main__ import main, parser
+from sinpe_ext._bench_cases import Row, Subjects
+from sinpe_ext._bench_process import Skipped
+from sinpe_ext._bench_progress import Progress
+from sinpe_ext._bench_sweep import CASES, COMPILED, DTYPES, FLOOR, OURS, SIZES, Point
+
+MIB = 2**20
+CASE = {case.name: case for case in CASES}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bench_timing, "SAMPLE_SECONDS", 1e-5)
+
+
+def options(*words: str) -> argparse.Namespace:
+    return parser().parse_args(["bench", *words])
+
+
+def kinds(plan: _bench.Plan) -> tuple[bool, bool, bool]:
+    return bool(plan.rows), bool(plan.processes), bool(plan.points)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "complete"),
+    [
+        ((), (True, True, True), True),
+        (("--quick",), (True, True, False), False),
+        (("--best",), (True, True, True), False),
+        (("--sizes",), (False, False, True), False),
+        (("--rows", "table"), (True, False, False), False),
+        (("--rows", "table,import", "--sizes", "512"), (True, True, True), False),
+    ],
+)
+def test_plan(words: tuple[str, ...], expected: tuple[bool, ...], complete: bool) -> None:
+    plan = _bench.plan(options(*words, *(["--device", "cpu"] if not words else [])))
+    assert kinds(plan) == expected and plan.complete is complete
+    assert len(plan) == len(plan.rows) + len(plan.processes) + len(plan.points) + len(plan.cuda)
+    assert len(plan.points) in (0, len(CASES) * len(DTYPES), len(CASES) * len(DTYPES) * len(SIZES))
+
+
+def test_plan_of_threads() -> None:
+    plan = _bench.plan(options("--rows", "table,decode", "--sizes", "512", "--threads", "3,1"))
+    assert [(row.name, count) for row, count in plan.rows] == [("table", 1), ("table", 3), ("decode", 1)]
+    assert {point.threads for point in plan.points} == {1, 3} and plan.several
+
+
+def test_a_row_runs_on_the_threads_asked_for() -> None:
+    seen = []
+    row = Row("r", "r", lambda: Subjects(lambda: seen.append(torch.get_num_threads())), floor="")
+    before = torch.get_num_threads()
+    assert _bench.measure(row, 1, threads=1)["threads"] == 1
+    assert set(seen) == {1} and torch.get_num_threads() == before
+
+
+def test_a_row_without_its_library_is_skipped_and_fails_nothing() -> None:
+    def build() -> Subjects:
+        raise Skipped("timm is not installed: pip install timm")
+
+    entry = _bench.measure(Row("r", "the row", build), 1)
+    assert entry["skipped"] == "timm is not installed: pip install timm" and "error" not in entry
+    assert _bench_report.report([entry, entry]).strip() == (
+        "skipped, timm is not installed: pip install timm: the row; the row"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", SIZES), ("2^9", (512,)), ("2**20, 512,2^9", (512, 2**20)), ("1024", (1024,)), ("2^36", (2**36,))],
+)
+def test_sizes(text: str, expected: tuple[int, ...]) -> None:
+    assert _bench_sweep.read_sizes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["256", "2^37", "513", "-512", "3^9", "2^", "big", "0"])
+def test_wrong_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^sizes: expected powers of two from 512 .* got "):
+        _bench_sweep.read_sizes(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sizes", "100"], "sizes: expected powers of two"),
+        (["--threads", "0"], "threads: expected numbers from 1"),
+        (["--threads", "1,two"], "threads: expected numbers from 1"),
+        (["--sizes", "--device", "cuda"], "sizes: they are measured on the CPU"),
+        (["--rows", "table", "--plot", "a.png"], "plot: expected sizes to draw"),
+        (["--replot", "no_such.json"], "replot: expected a result of"),
+    ],
+)
+def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if words[0] == "--replot" or "--plot" in words:
+        pytest.importorskip("matplotlib")
+    assert main(["bench", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", CASE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_points_are_right_before_they_are_timed(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **named: function)
+    monkeypatch.setattr(_bench_sweep, "LENGTH", 16)
+    for elements in (2**9, 2**15):  # one row, and 64 of them, which are four sequences
+        entry = _bench_sweep.measure(Point(CASE[name], dtype, 1, elements), 1)
+        assert "error" not in entry, entry["error"]
+        assert {FLOOR, OURS, COMPILED} < set(entry["ms"]) and all(ms > 0 for ms in entry["ms"].values())
+        assert entry["ratio"] == entry["ms"][OURS] / entry["ms"][FLOOR] and "memory_mib" not in entry
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bench_sweep.sinpe, "table", lambda rows, encoding, dtype, out: out.fill_(0.5))
+    entry = _bench_sweep.measure(Point(CASE["table"], "float32", 1, 512), 1, compile=False)
+    assert entry["error"].startswith("AssertionError: ours: expected values within") and "ms" not in entry
+
+
+def test_what_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*inputs: Any) -> None:
+        raise RuntimeError("no C++ compiler\nlong story")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **named: fail)
+    entry = _bench_sweep.measure(Point(CASE["add_out"], "float32", 1, 512), 1)
+    assert entry["peer_errors"] == {COMPILED: "RuntimeError: no C++ compiler"} and COMPILED not in entry["ms"]
+    assert "2^9 elements: torch.compile cannot run here, RuntimeError: no C++ compiler" in _bench_report.report_sizes(
+        [entry]
+    )
+
+
+def test_what_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bench_memory, "available", lambda: 3 * 2**30)
+    entry = _bench_sweep.measure(Point(CASE["add_out"], "float32", 1, 2**29), 1)
+    assert entry["skipped"] == "takes about 4.5 GiB, 3.0 are available"
+    assert "2^29 elements: skipped, takes about 4.5 GiB" in _bench_report.report_sizes([entry])
+
+
+def test_available_memory() -> None:
+    there = _bench_memory.available()
+    assert there is None or 2**20 < there < 2**50
+
+
+def test_memory_of_a_call() -> None:
+    kept = torch.zeros(48 * MIB, dtype=torch.uint8)
+    if _bench_memory.beyond(lambda: kept, [kept]) is None:
+        pytest.skip("this system lets no peak be measured")
+    found = [
+        _bench_memory.beyond(call, [kept])
+        for call in (lambda: kept.add_(1), lambda: kept + 1, lambda: (kept + 1) + 1, lambda: kept.view(-1))
+    ]
+    assert [round(each / MIB / 48) for each in found if each is not None] == [0, 0, 1, 0]
+
+
+def point(elements: int, floor: float, ours: float, **named: Any) -> dict[str, Any]:
+    entry = {"case": "table", "title": "table, out=", "floor": "out.fill_(1)", "dtype": "float32", "threads": 2}
+    ms = {"floor": floor, "ours": ours, "usual formula": 9 * ours}
+    return {**entry, "elements": elements, "ms": ms, "ratio": ours / floor, "peer_errors": {}, **named}
+
+
+def test_flatness() -> None:
+    sizes = [point(2**9, 1, 50), point(2**18, 1, 1.5), point(2**22, 10, 11), point(2**24, 100, 100)]
+    (line,) = _bench_report.flatness(sizes)
+    assert (line["least"], line["most"], line["factor"], line["met"]) == (1.0, 1.5, 1.5, False)
+    assert _bench_report.flatness(sizes[:2]) == []
+    assert _bench_report.flatness([{**entry, "dtype": "bfloat16"} for entry in sizes])[0]["met"] is None
+
+
+def test_report_of_sizes() -> None:
+    sizes = [
+        point(2**20, 2**20 / 1e6, 2**21 / 1e6),
+        point(2**24, 1.0, 1.0, memory_mib={"floor": 0.0, "ours": 0.0, "usual formula": 63.9}),
+        {**point(2**28, 1, 1), "error": "RuntimeError: no"},
+    ]
+    del sizes[2]["ms"]
+    text = _bench_report.report_sizes(sizes).splitlines()
+    assert "table, out= float32, 2 threads, floor out.fill_(1): nanoseconds an element" in text
+    (line,) = [line.split() for line in text if line.startswith("    2^20")]
+    assert line == ["2^20", "1.000", "2.000", "2.00", "18.0", "-", "-"]
+    assert any(line.startswith("    2^24") and line.endswith("63.9") for line in text)
+    assert "2^28 elements: FAILED, RuntimeError: no" in text
+    assert "ours/floor from 2^18 elements: 1.00 to 2.00, a factor of 2.00 <= 1.3  MISSED" in text
+
+
+def test_missed_targets() -> None:
+    peer = {"name": "eager", "ratio": 0.9, "target": 1.0, "met": False}
+    row = {"title": "add", "floor": "x.clone()", "ratio": 1.2, "target": 1.1, "met": False, "peers": [peer]}
+    fine = {"title": "fine", "floor": "x.clone()", "ratio": 1.0, "target": 1.1, "met": True, "peers": []}
+    import_time = {"title": "import", "value": 60.0, "unit": "ms", "target": 50.0, "met": False}
+    cuda = {"title": "copy", "floor": "y.copy_(x)", "fraction": 0.9, "fraction_target": 0.95, "met": False, "peers": []}
+    found: dict[str, Any] = {"rows": [row, fine, {"title": "no promise", "met": None}], "processes": [import_time]}
+    found |= {"flatness": _bench_report.flatness([point(2**18, 1, 2), point(2**20, 1, 1)]), "cuda": {"rows": [cuda]}}
+    assert _bench_report.missed(found).splitlines() == [
+        "",
+        "targets missed, 5 of 6:",
+        "  add: 1.20 x x.clone(), target <= 1.1",
+        "  add: eager takes 0.90 x ours, target >= 1",
+        "  import: 60.0 ms, target <= 50",
+        "  table, out= float32, 2 threads: ours/floor varies by 2.00 over the sizes, target <= 1.3",
+        "  CUDA, copy: 90 % of y.copy_(x), target >= 95 %",
+    ]
+    none = {"processes": [], "flatness": [], "cuda": None}
+    assert _bench_report.missed({"rows": [fine], **none}).strip() == "targets: all 1 met"
+    assert _bench_report.missed({"rows": [], **none}) == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_in_a_log() -> None:
+    log = io.StringIO()
+    with Progress(2, log) as progress:
+        progress.step("one")
+        progress.note("found")
+        progress.step("two")
+    assert log.getvalue() == "... one\n    found\n... two\n"
+
+
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tqdm")
+    screen = Terminal()
+    with Progress(2, screen) as progress:
+        progress.step("one")
+        progress.note("found")
+        progress.step("two")
+        assert progress.bar.n == 1 and "two" in str(progress.bar)
+    assert "    found\n" in screen.getvalue() and "..." not in screen.getvalue()
+
+
+def test_progress_on_a_terminal_without_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    screen = Terminal()
+    with Progress(1, screen) as progress:
+        progress.step("one")
+    assert screen.getvalue() == "... one\n"
+
+
+def test_the_command_measures_and_draws_again(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, "-m", "sinpe_ext", "bench", "--quick", "--sizes", "2^9,2^18,2^19", "--threads", "1"]
+    done = subprocess.run([*command, "-o", str(tmp_path / "r.json")], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"written: {tmp_path / 'r.json'}\ndrawn: {tmp_path / 'r.png'}" in done.stdout
+    assert "targets" in done.stdout and done.stderr.count("... ") == 18
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert len(found["sizes"]) == 18 and len(found["flatness"]) == 6 and found["rows"] == []
+    assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["bench", "--replot", str(tmp_path / "r.json"), "--plot", str(tmp_path / "again.svg")]) == 0
+    picture = (tmp_path / "again.svg").read_text()
+    assert picture.lstrip().startswith("<?xml")
+
+
+def test_a_result_without_sizes_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "r.json").write_text(json.dumps({"sizes": []}))
+    assert main(["bench", "--replot", str(tmp_path / "r.json")]) == 2
+    assert "replot: expected a result with sizes, got none" in capsys.readouterr().err
