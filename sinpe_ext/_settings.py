@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -29,14 +30,10 @@ SETTINGS = {
     "CPU_ISA": Setting(("default", "v3", "v4"), "ignored: the best that the CPU has is taken"),
     "CACHE_DIR": Setting(),
     "LOCK_TIMEOUT": Setting(("a number of seconds",), "compiling on first use raises ValueError", fatal=True),
-    # of the tests and tools
-    "COMMIT": Setting(),
-    "FUZZ": Setting(),
-    "FUZZ_LOG": Setting(),
-    "OTHER_LIBRARIES": Setting(),
-    "REQUIRE_PEERS": Setting(),
     "SANITIZE": Setting(("0", "1"), "taken as 1: libraries are built with sanitizers"),
 }
+_OF_TESTS = ("COMMIT", "FUZZ", "FUZZ_LOG", "OTHER_LIBRARIES", "REQUIRE_PEERS", "SANITIZE")
+SETTINGS |= {name: Setting() for name in _OF_TESTS if name not in SETTINGS}
 
 
 @dataclass(frozen=True)
@@ -77,12 +74,13 @@ def _accepts(name: str, known: Setting, value: str) -> bool:
 def _misspelt(name: str, value: str) -> list[Problem]:
     """A name of ours that is none, and one beside ours such as SINPE_JIT; other people's variables are theirs."""
     ours = name.startswith(PREFIX)
-    if not ours and not name.upper().startswith("SINPE"):
+    match = re.match(r"SINPE_?(?:EXT_?)?(.+)", name.upper())
+    if match is None:
         return []
-    close = difflib.get_close_matches(name.upper(), [PREFIX + known for known in SETTINGS], n=1, cutoff=0.75)
+    close = difflib.get_close_matches(match[1], SETTINGS, n=1)
     if close:
-        return [Problem(name, value, f"{name}={value} is read by nobody; did you mean {close[0]}?")]
-    known = ", ".join(PREFIX + each for each in list(SETTINGS)[:8])
+        return [Problem(name, value, f"{name}={value} is read by nobody; did you mean {PREFIX}{close[0]}?")]
+    known = ", ".join(PREFIX + each for each in SETTINGS if each not in _OF_TESTS)
     return [Problem(name, value, f"{name}={value} is read by nobody; expected one of {known}")] if ours else []
 
 
