@@ -28,7 +28,8 @@ def main(options: argparse.Namespace) -> int:
     refused = _settings.problems()
     with _settings.without(refused):
         for device in accelerators():
-            _backend.resolve(device)
+            if device not in _backend.DISPATCH_KEYS:  # those are in the account anyway
+                _backend.resolve(device)
         account = _backend.backend_info()
         facts = collect(account, refused)
     if options.json:
@@ -70,9 +71,17 @@ def collect(account: BackendInfo, refused: list[_settings.Problem]) -> dict[str,
         "environment": dict(sorted(told.items())),
         "executable": sys.executable,
         "package": str(_backend.PACKAGE),
-        "problems": [problem.text for problem in refused],
+        "problems": [problem.text for problem in refused] + other_kernels(account),
     }
     return {**facts, "todo": todo(facts)}
+
+
+def other_kernels(account: BackendInfo) -> list[str]:
+    """What is wrong with an instruction set that is asked for and not taken."""
+    asked = os.environ.get("SINPE_EXT_CPU_ISA", "")
+    if asked not in ("v3", "v4") or account.instruction_set in (None, asked):
+        return []
+    return [f"SINPE_EXT_CPU_ISA={asked}: this CPU lacks it; {account.instruction_set} is taken"]
 
 
 # ---------------------------------------------------------------------------------------------------------- the machine

@@ -105,6 +105,13 @@ def test_setting_that_does_nothing_is_named(name, value, words, scene, capsys):
     assert json.loads(capsys.readouterr().out)["problems"] == [problem.text]
 
 
+def test_instruction_set_that_the_cpu_lacks_is_named(scene, capsys):
+    scene(SINPE_EXT_CPU_ISA="v4")  # the scene's CPU takes v3
+    assert "warning: SINPE_EXT_CPU_ISA=v4: this CPU lacks it; v3 is taken\n" in printed(capsys)
+    scene(SINPE_EXT_CPU_ISA="v3")
+    assert "warning" not in printed(capsys)
+
+
 @pytest.mark.parametrize(
     "environ",
     [
@@ -247,6 +254,13 @@ def test_cpu_build_of_torch_beside_an_nvidia_driver(scene, capsys, monkeypatch):
     assert "device: an NVIDIA driver is loaded, and torch sees no CUDA device" in text
     assert "CUDA devices run eager PyTorch: torch is a CPU build." in text
     assert steps(text) == ["install a CUDA build of torch"]
+
+
+def test_other_accelerator_is_named_and_nothing_is_loaded_for_it(scene, capsys, monkeypatch):
+    scene()
+    monkeypatch.setattr(_info, "accelerators", lambda: ["xpu", "cuda"])
+    monkeypatch.setattr(_backend, "_load", lambda device, verbose=False: pytest.fail(f"{device} was loaded"))
+    assert "xpu: eager (there are no xpu kernels; eager PyTorch runs on the device)" in printed(capsys)
 
 
 @pytest.mark.parametrize("compiled", [True, False])

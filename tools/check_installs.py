@@ -3,7 +3,7 @@
     python tools/check_installs.py --python env/bin/python            # on top of an environment that has torch
     python tools/check_installs.py --python env/bin/python offline    # some of the ways
 
-That environment stays as it is. It has to have what pyproject.toml's build-system names, and the one that runs this the
+That environment stays as it is. It has to have pip and what pyproject.toml's build-system names, and the one that runs this the
 package `build`. The isolated way and [plot] ask pip's index. Standard library alone.
 """
 
@@ -43,6 +43,10 @@ class Way:
         return f"{set_here}pip install {' '.join(self.arguments)}" + ("" if self.compiler else ", no compiler")
 
 
+def site_of(folder: Path) -> Path:
+    return next((folder / "lib").glob("python*/site-packages"))
+
+
 def draw(python: Path) -> str:
     target = python.parent.parent / "pe.png"
     output(
@@ -52,7 +56,7 @@ def draw(python: Path) -> str:
 
 
 def uninstall(python: Path) -> str:
-    site = next((python.parent.parent / "lib").glob("python*/site-packages"))
+    site = site_of(python.parent.parent)
     output([str(python), "-m", "pip", "uninstall", "-y", "sinpe-ext"])
     left = [path.name for path in site.glob("*sinpe*")]
     return "; uninstalled, left: " + (", ".join(left) or "nothing")
@@ -80,16 +84,11 @@ def outcome(way: Way, place: Place, source: Path) -> str:
     folder = WORK / way.name
     shutil.rmtree(folder, ignore_errors=True)
     assert place.base is not None
-    output([str(place.base), "-m", "venv", str(folder)])
+    output([str(place.base), "-m", "venv", "--without-pip", str(folder)])  # pip and setuptools are the environment's
     python = folder / "bin" / "python"
-    site = next((folder / "lib").glob("python*/site-packages"))
-    (site / "zz_torch.pth").write_text(place.site + "\n", encoding="utf-8")
+    (site_of(folder) / "zz_torch.pth").write_text(place.site + "\n", encoding="utf-8")
     if way.name == "old-setuptools":
-        pip(python, "setuptools==65.5.0")
-    else:
-        output(
-            [str(python), "-m", "pip", "uninstall", "-y", "setuptools"]
-        )  # the environment's own, older than it has to be
+        pip(python, "--ignore-installed", "setuptools==65.5.0")
     empty = folder / "empty"
     empty.mkdir()
     path = os.pathsep.join([str(place.base.parent), os.environ["PATH"]]) if way.compiler else str(empty)
