@@ -133,6 +133,14 @@ def test_wheel_in_a_clean_environment(project, wheel):
     assert done.returncode == 1 and "| failed |" in done.stdout, done.stdout
 
 
+def test_wheel_that_is_tried_nowhere_is_no_success(project, wheel, tmp_path):
+    other = tmp_path / wheel.name.replace("py3-none", "cp30-cp30")
+    other.write_bytes(wheel.read_bytes())
+    command = [sys.executable, str(project / "tools" / "check_wheels.py"), str(other), "--python", sys.executable]
+    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=900)
+    assert done.returncode == 1 and "for no Python here, so not tried" in done.stdout, done.stdout + done.stderr
+
+
 def test_old_setuptools_is_named(project, tmp_path):
     """It would refuse pyproject.toml with words that name no cause."""
     code = "import setuptools; setuptools.__version__ = '65.5.0'\n"

@@ -3,8 +3,8 @@
     python tools/check_installs.py --python env/bin/python            # on top of an environment that has torch
     python tools/check_installs.py --python env/bin/python offline    # some of the ways
 
-That environment stays as it is. It has to have pip and what pyproject.toml's build-system names, and the one that runs this the
-package `build`. The isolated way and [plot] ask pip's index. Standard library alone.
+That environment stays as it is. It has to have pip and what pyproject.toml's build-system names, and the one that runs
+this the package `build`. The isolated way and [plot] ask pip's index. Standard library alone.
 """
 
 from __future__ import annotations

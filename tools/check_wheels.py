@@ -30,6 +30,7 @@ WORK = ROOT / "build" / "wheels"
 EAGER = "2.6.0"  # the oldest torch that eager PyTorch is tested with
 SMOKE = ROOT / "tools" / "wheel_smoke.py"
 TABLE = "0bd6b4b1dfc59ae6ab06fb89d6ef7bf2be812b44837dee370b4231f20574f60f"  # README: table(65536, 512)
+NOT_TRIED = "not tried"
 OPERATIONS = 10  # of wheel_smoke.calls
 
 
@@ -129,7 +130,7 @@ def check(wheel: Path, place: Place, bits: set[str]) -> tuple[str, bool]:
     """One row of the table, and whether all is well."""
     try:
         if not serves(wheel, place.base or Path(os.environ.get("PYTHON") or sys.executable)):
-            return f"| `{wheel.name}` | {place.torch} | - | not for this Python | |", True
+            return f"| `{wheel.name}` | {place.torch} | - | not for this Python | {NOT_TRIED} |", True
         say(f"{wheel.name}, {place.name}")
         python = place.environment(wheel)
         info = json.loads(run(python, "-m", "sinpe_ext", "info", "--json"))
@@ -166,10 +167,12 @@ def main() -> int:
         return 1
     places += [Place(torch=version) for version in versions]
     for wheel in arguments.wheels:
-        for place in places:
-            row, fine = check(wheel.absolute(), place, bits)
-            rows.append(row)
-            good = good and fine
+        answers = [check(wheel.absolute(), place, bits) for place in places]
+        rows += [row for row, _ in answers]
+        good = good and all(fine for _, fine in answers)
+        if all(NOT_TRIED in row for row, _ in answers):
+            print(f"result: {wheel.name}: for no Python here, so not tried; --python or PYTHON names another")
+            good = False
     print("\n| wheel | torch | CPU | why | result |\n|---|---|---|---|---|", *rows, sep="\n")
     return not good
 

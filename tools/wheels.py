@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -28,6 +29,7 @@ def build(folder: Path, out: Path, what: str, isolated: bool, **settings: str) -
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SINPE_EXT_") and k != "PYTHONPATH"}
     command = [sys.executable, "-m", "build", f"--{what}", "--outdir", str(out / "new"), str(folder)]
     command += [] if isolated else ["--no-isolation"]
+    shutil.rmtree(out / "new", ignore_errors=True)  # of a build that was ended
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
     output(command, env=kept | {"PATH": path, "SOURCE_DATE_EPOCH": epoch()} | settings, cwd=folder)
     (made,) = (out / "new").iterdir()
