@@ -19,6 +19,8 @@ MATRIX_ARGS ?=
 ASAN_ARGS ?=
 FUZZ_MINUTES ?= 60
 FUZZ_ARGS ?=
+WHEEL_ARGS ?=
+WHEEL_CHECK_ARGS ?=
 JOBS ?= 0
 
 # An active environment is used unless VENV is given.
@@ -29,7 +31,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp asan asan-cpp tsan exhaustive fuzz bad-input cuda-check record lint format clean distclean
+.PHONY: help demo test train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp asan asan-cpp tsan exhaustive fuzz bad-input cuda-check wheels check-wheels record lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -51,6 +53,8 @@ help:
 	@echo "make fuzz    property-based tests with new examples for FUZZ_MINUTES=60, in JOBS processes; Ctrl-C ends it   FUZZ_ARGS="
 	@echo "make bad-input   the tests of the bad-input catalogue alone, docs/reliability.md"
 	@echo "make record OF=\"asan\"   runs such a command and keeps what it found in docs/reliability.md"
+	@echo "make wheels  the source distribution, the pure and the CPU wheel in dist/         WHEEL_ARGS=\"--kinds none\""
+	@echo "make check-wheels   these in clean environments of torch 2.11, 2.13, the newest and 2.6   WHEEL_CHECK_ARGS=\"--python PATH\""
 	@echo "make lint    ruff and clang-format, checking only; make format applies both"
 	@echo "make clean   remove what was built; make distclean removes .venv as well"
 	@echo
@@ -122,6 +126,12 @@ fuzz:
 
 bad-input:
 	@$(call environment,test) && $$py -m pytest -q -m bad_input --require-backend=compiled && exec $$py tools/bad_input.py --check
+
+wheels:
+	@$(call environment,wheels) && exec $$py tools/wheels.py $(WHEEL_ARGS)
+
+check-wheels:
+	@exec $(PYTHON) tools/check_wheels.py dist/*.whl $(WHEEL_CHECK_ARGS)
 
 record:
 	@exec $(PYTHON) tools/records.py $(OF)

@@ -18,11 +18,18 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
+MIN_SETUPTOOLS = 77  # the first that reads pyproject.toml's license; older ones name no cause that a user could mend
+if int(setuptools.__version__.split(".")[0]) < MIN_SETUPTOOLS:
+    raise SystemExit(
+        f"sinpe_ext: setuptools {setuptools.__version__} is older than {MIN_SETUPTOOLS}; "
+        "run `pip install -U setuptools`, or leave --no-build-isolation away"
+    )
 
 
 def build_modules() -> list[types.ModuleType]:
@@ -77,10 +84,16 @@ def torch_extension(target: str) -> Extension:
         f"sinpe_ext.{_build.LIBRARY_NAMES[target]}",
         relative_sources(target),
         include_dirs=_build.include_directories(CSRC),
-        extra_compile_args=_build.compile_flags(target),
+        extra_compile_args=_build.compile_flags(target) + names_without_paths(torch),
         extra_link_args=_build.link_flags(target),
         py_limited_api=True,
     )
+
+
+def names_without_paths(torch: types.ModuleType) -> list[str]:
+    """Flags that make __FILE__ say the same on every machine. The manifest leaves them out, as they name folders."""
+    folders = {CSRC: "csrc", Path(torch.__file__).parent / "include": "torch"}
+    return [f"-ffile-prefix-map={folder}={name}" for folder, name in folders.items()]
 
 
 def find_cuda(torch: types.ModuleType) -> None:

@@ -80,6 +80,11 @@ def setting() -> str:
     return chosen
 
 
+def chosen_in_code() -> bool:
+    """Whether use_backend decides, and not SINPE_EXT_BACKEND."""
+    return _setting is not None
+
+
 class use_backend:
     """Choose the implementation for the whole process: "auto", "compiled" or "eager".
 

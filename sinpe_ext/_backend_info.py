@@ -100,7 +100,9 @@ def _under(setting: str, device: str) -> DeviceBackend:
     """Under "eager" nothing is loaded for the sake of a report."""
     if setting != "eager" or _torch_version() is None:
         return _backend.resolve(device)
-    return DeviceBackend(device, "eager", "chosen by use_backend or SINPE_EXT_BACKEND", todo='use_backend("auto")')
+    if _backend.chosen_in_code():
+        return DeviceBackend(device, "eager", 'chosen by use_backend("eager")', todo='use_backend("auto")')
+    return DeviceBackend(device, "eager", "chosen by SINPE_EXT_BACKEND=eager", todo="unset SINPE_EXT_BACKEND")
 
 
 def _torch_version() -> str | None:

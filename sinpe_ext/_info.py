@@ -3,56 +3,147 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
+import platform
+import re
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from . import _backend, _build, _nvcc
+from . import _backend, _build, _cache, _nvcc, _settings
+from ._backend_info import BackendInfo
+from ._build import BuildUnavailable
 
 OPTIONAL = ("numpy", "matplotlib", "mpmath", "ninja", "pybind11")
-PREFIX = "SINPE_EXT_"
+# Variables of others that decide what is found, compiled for and run.
+OTHERS = """CXX CUDACXX CUDA_HOME CUDA_PATH TORCH_CUDA_ARCH_LIST CUDA_VISIBLE_DEVICES MAX_JOBS OMP_NUM_THREADS
+XDG_CACHE_HOME""".split()
 
 
 def main(options: argparse.Namespace) -> int:
     """Print the account; 0 always: a missing compiler is a fact, not an error."""
-    facts = collect()
+    refused = _settings.problems()
+    with _settings.without(refused):
+        for device in accelerators():
+            if device not in _backend.DISPATCH_KEYS:  # those are in the account anyway
+                _backend.resolve(device)
+        account = _backend.backend_info()
+        facts = collect(account, refused)
     if options.json:
         print(json.dumps(facts, indent=1))
         return 0
-    print(_backend.backend_info())
+    print(account)
+    print(f"    {facts['cache']}")
+    for device in facts["hardware"]:
+        print(f"device: {device}")
     print(f"compiler: {facts['compiler']}")
     print(f"nvcc: {facts['nvcc']}")
     print(f"ninja: {facts['ninja'] or 'not found'}")
-    print(
-        "optional packages: " + ", ".join(f"{name} {found or 'missing'}" for name, found in facts["packages"].items())
-    )
-    print(
-        "environment: "
-        + (" ".join(f"{k}={v}" for k, v in facts["environment"].items()) or f"no {PREFIX}* variable set")
-    )
-    print(f"Python: {facts['executable']}")
-    print(f"\n{conclusion(facts)}")
+    found = ", ".join(f"{name} {version or 'missing'}" for name, version in facts["packages"].items())
+    print(f"optional packages: {found}")
+    settings = " ".join(f"{name}={value}" for name, value in facts["environment"].items())
+    print(f"environment: {settings or f'no {_settings.PREFIX}* variable set'}")
+    print(f"Python: {facts['executable']}; sinpe_ext: {facts['package']}")
+    print()
+    for problem in facts["problems"]:
+        print(f"warning: {problem}")
+    print(conclusion(facts, any(problem.fatal for problem in refused)))
+    for step in facts["todo"]:
+        print(f"  - {step}")
     return 0
 
 
-def collect() -> dict[str, Any]:
-    """backend_info() as a dictionary, with the tools and settings that decide it."""
-    try:
-        found = _build.find_compiler()
-        compiler = f"{found.path} ({found.version})"
-    except _build.BuildUnavailable as problem:
-        compiler = str(problem)
-    return {
-        **_backend.backend_info().as_dict(),
-        "compiler": compiler,
+def collect(account: BackendInfo, refused: list[_settings.Problem]) -> dict[str, Any]:
+    """backend_info() as a dictionary, with the tools and settings that decide it, and what to do."""
+    told = {name: value for name, value in os.environ.items() if name in OTHERS or name.startswith(_settings.PREFIX)}
+    told |= {problem.name: problem.value for problem in refused}
+    facts = {
+        **account.as_dict(),
+        "hardware": hardware(),
+        "cache": cache(),
+        "compiler": compiler(),
         "nvcc": nvcc(),
         "ninja": _build.find_ninja(),
         "packages": {name: package_version(name) for name in OPTIONAL},
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)},
+        "environment": dict(sorted(told.items())),
         "executable": sys.executable,
+        "package": str(_backend.PACKAGE),
+        "problems": [problem.text for problem in refused] + other_kernels(account),
     }
+    return {**facts, "todo": todo(facts)}
+
+
+def other_kernels(account: BackendInfo) -> list[str]:
+    """What is wrong with an instruction set that is asked for and not taken."""
+    asked = os.environ.get("SINPE_EXT_CPU_ISA", "")
+    if asked not in ("v3", "v4") or account.instruction_set in (None, asked):
+        return []
+    return [f"SINPE_EXT_CPU_ISA={asked}: this CPU lacks it; {account.instruction_set} is taken"]
+
+
+# ---------------------------------------------------------------------------------------------------------- the machine
+
+
+def accelerators() -> list[str]:
+    """The kind of device beside the CPU that torch has here, if any."""
+    try:
+        import torch
+
+        current = torch.accelerator.current_accelerator()
+        return [current.type] if current is not None and torch.accelerator.is_available() else []
+    except (ImportError, AttributeError, RuntimeError):
+        return []
+
+
+def hardware() -> list[str]:
+    """The processor and the visible CUDA devices, or an NVIDIA driver that torch makes nothing of."""
+    return [f"{processor()}, {cores()} cores", *cuda_devices()]
+
+
+def processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cuda_devices() -> list[str]:
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            named = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+            return [f"cuda:{k} {p.name}, compute capability {p.major}.{p.minor}" for k, p in enumerate(named)]
+    except ImportError:
+        pass
+    except RuntimeError as error:  # a driver that torch finds and cannot use
+        return [f"cuda: {str(error).splitlines()[0]}"]
+    return ["an NVIDIA driver is loaded, and torch sees no CUDA device"] if has_nvidia_driver() else []
+
+
+def has_nvidia_driver() -> bool:
+    return Path("/proc/driver/nvidia/version").exists()
+
+
+# -------------------------------------------------------------------------------------------------------- what compiles
+
+
+def compiler() -> str:
+    try:
+        found = _build.find_compiler()
+    except BuildUnavailable as problem:
+        return problem.reason
+    return f"{found.path} ({found.version})"
 
 
 def nvcc() -> str:
@@ -63,13 +154,23 @@ def nvcc() -> str:
         cuda = torch.version.cuda
     except ImportError:
         cuda = None
-    if not cuda:
-        return "not looked for (torch is no CUDA build)"
     try:
-        found = _nvcc.find_nvcc(str(cuda))
-    except _build.BuildUnavailable as problem:
-        return str(problem)
-    return f"{found.path} ({found.version})"
+        found = _nvcc.find_nvcc(cuda)
+    except BuildUnavailable as problem:
+        return problem.reason if cuda else "none, and torch is no CUDA build"
+    return f"{found.path} ({found.version})" + ("" if cuda else ", of no use: torch is no CUDA build")
+
+
+def cache() -> str:
+    """What the folder of first-use builds holds, and whether this process can build there."""
+    try:
+        folder = _cache.checked(create=False)
+    except BuildUnavailable as problem:
+        return problem.reason
+    if folder is None:
+        return "does not exist yet"
+    builds = sum(_build.read_json(marker) != {} for marker in folder.glob(f"*/{_cache.DONE}"))
+    return f"{builds} finished builds, {'writable' if os.access(folder, os.W_OK) else 'read-only'}"
 
 
 def package_version(name: str) -> str | None:
@@ -80,14 +181,55 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def conclusion(facts: dict[str, Any]) -> str:
-    """One sentence: do the CPU and a CUDA device run compiled kernels, and if not the CPU, what to do."""
+# ----------------------------------------------------------------------------------------------------------- what to do
+
+
+def conclusion(facts: dict[str, Any], refused: bool = False) -> str:
+    """What the CPU and the CUDA devices run; refused: once the settings that raise are mended."""
     cpu, cuda = facts["devices"]["cpu"], facts["devices"]["cuda"]
-    if cpu["backend"] == "compiled":
-        also = " and CUDA devices run" if cuda["backend"] == "compiled" else " runs"
-        return f"The CPU{also} the compiled kernels."
-    runs = "nothing (NumPy alone)" if cpu["backend"] == "none" else "eager PyTorch: the same values, slower"
-    return f"The CPU runs {runs}. {'To change that: ' + cpu['todo'] + '.' if cpu['todo'] else ''}".rstrip()
+    if facts["setting"] == "compiled" and cpu["backend"] != "compiled":
+        said = "Calls on the CPU raise BackendUnavailableError: the compiled backend is demanded and not to be had."
+    else:
+        runs = {"compiled": "the compiled kernels", "none": "nothing (NumPy alone)"}
+        said = f"The CPU runs {runs.get(cpu['backend'], 'eager PyTorch: the same values, slower')}."
+    if cuda["backend"] == "compiled":
+        said += " CUDA devices run the compiled kernels."
+    elif has_cuda(facts):
+        said += f" CUDA devices run eager PyTorch: {cuda['reason'].splitlines()[0]}."
+    said = f"Without what raises above: {said}" if refused else said
+    return said + (" To change that:" if facts["todo"] else "")
+
+
+def has_cuda(facts: dict[str, Any]) -> bool:
+    return any("cuda" in device.lower() for device in facts["hardware"])
+
+
+def todo(facts: dict[str, Any]) -> list[str]:
+    """The steps to the compiled backend, all at once: the first obstacle often hides another."""
+    steps: list[str] = []
+    cpu, cuda = facts["devices"]["cpu"], facts["devices"]["cuda"]
+    if cpu["backend"] != "compiled":
+        steps.append(cpu["todo"])
+        if cpu["backend"] == "eager" and not re.match("chosen by|torch .* is older", cpu["reason"]):
+            steps += obstacles()
+    if has_cuda(facts) and cuda["backend"] != "compiled":
+        steps.append(cuda["todo"])
+    return [step for step in dict.fromkeys(steps) if step]
+
+
+def obstacles() -> list[str]:
+    """What would stop a build on first use, each with its remedy."""
+    found = []
+    for look in (_build.find_compiler, lambda: _cache.checked(create=False)):
+        try:
+            look()
+        except BuildUnavailable as problem:
+            found.append(problem.todo)
+    if _build.find_ninja() is None:
+        found.append("pip install ninja")
+    if importlib.util.find_spec("setuptools") is None:
+        found.append("pip install setuptools")
+    return found
 
 
 def backend_lines() -> list[str]:

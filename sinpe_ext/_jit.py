@@ -161,7 +161,7 @@ def _turn(cache: Path, folder: Path) -> Iterator[None]:
 
 
 def _lock_timeout() -> float:
-    text = os.environ.get("SINPE_EXT_LOCK_TIMEOUT", "300")
+    text = os.environ.get("SINPE_EXT_LOCK_TIMEOUT") or "300"
     try:
         return max(0.0, float(text))
     except ValueError:

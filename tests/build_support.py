@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +178,36 @@ case "$*" in
   *) {compile};;
 esac"""
     return write_script(path, body)
+
+
+def copy_project(target: Path) -> Path:
+    """A copy of the project, so that builds leave nothing in the working tree."""
+    leave = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so", "_build.json", "__pycache__", "results")
+    shutil.copytree(REPOSITORY, target, ignore=leave)
+    return target
+
+
+def build_by(hook: str, project: Path, out: Path, **env: str | None) -> subprocess.CompletedProcess[str]:
+    """Call a build hook as pip does without isolation; seconds faster than pip, and without its network."""
+    code = f"from setuptools import build_meta; print(build_meta.{hook}({str(out)!r}))"
+    out.mkdir(exist_ok=True)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=project,
+        env=environment(**{"CUDACXX": "/nonexistent/nvcc", **env}),  # the CPU's libraries alone
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+
+
+def wheel_of(done: subprocess.CompletedProcess[str], out: Path) -> tuple[Path, zipfile.ZipFile, dict]:
+    """The one wheel that was built, opened, and its _build.json."""
+    assert done.returncode == 0, done.stdout
+    (wheel,) = out.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    return wheel, archive, json.loads(archive.read(f"sinpe_ext/{_build.MANIFEST}"))
 
 
 def write_script(path: Path, body: str) -> Path:

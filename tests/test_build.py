@@ -7,13 +7,20 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
-from build_support import REPOSITORY, TIME_LIMIT, environment, needs_compiler, write_script, write_small_sources
+from build_support import (
+    REPOSITORY,
+    TIME_LIMIT,
+    build_by,
+    copy_project,
+    needs_compiler,
+    wheel_of,
+    write_script,
+    write_small_sources,
+)
 
 from sinpe_ext import _backend, _build
 from sinpe_ext._build import BuildUnavailable
@@ -196,33 +203,7 @@ def test_built_libraries_link_only_what_they_should():
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project, so that builds leave nothing in the working tree."""
-    copy = tmp_path_factory.mktemp("project") / "sinpe"
-    leave = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so", "_build.json", "__pycache__", "results")
-    shutil.copytree(REPOSITORY, copy, ignore=leave)
-    return copy
-
-
-def build_by(hook: str, project: Path, out: Path, **env: str | None) -> subprocess.CompletedProcess[str]:
-    """Call a build hook as pip does without isolation; seconds faster than pip, and without its network."""
-    code = f"from setuptools import build_meta; print(build_meta.{hook}({str(out)!r}))"
-    out.mkdir(exist_ok=True)
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=project,
-        env=environment(**{"CUDACXX": "/nonexistent/nvcc", **env}),  # the CPU's libraries alone
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIME_LIMIT,
-    )
-
-
-def wheel_of(done: subprocess.CompletedProcess[str], out: Path) -> tuple[Path, zipfile.ZipFile, dict]:
-    assert done.returncode == 0, done.stdout
-    (wheel,) = out.glob("*.whl")
-    archive = zipfile.ZipFile(wheel)
-    return wheel, archive, json.loads(archive.read(f"sinpe_ext/{_build.MANIFEST}"))
+    return copy_project(tmp_path_factory.mktemp("project") / "sinpe")
 
 
 def test_wheel_without_libraries_carries_the_jit_sources(project, tmp_path):

@@ -1,0 +1,94 @@
+"""The environment variables that this library reads: what each takes, and which of those that are set make no sense."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+PREFIX = "SINPE_EXT_"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a variable takes; no values: anything."""
+
+    values: tuple[str, ...] = ()
+    otherwise: str = ""  # what another value does
+    fatal: bool = False  # another value is an error where the variable is read
+
+
+SETTINGS = {
+    "BACKEND": Setting(("auto", "compiled", "eager"), "every call raises ValueError", fatal=True),
+    "JIT": Setting(("0", "1"), "taken as 1: kernels are compiled on first use"),
+    "BUILD": Setting(("auto", "cpu", "cuda", "none"), "an installation refuses it"),
+    "CUDA_ARITHMETIC": Setting(("single", "double"), "the first call on CUDA raises ValueError", fatal=True),
+    "CHECK": Setting(("0", "1"), "taken as 1: numbers on a device are looked at"),
+    "CPU_ISA": Setting(("default", "v3", "v4"), "ignored: the best that the CPU has is taken"),
+    "CACHE_DIR": Setting(),
+    "LOCK_TIMEOUT": Setting(("a number of seconds",), "compiling on first use raises ValueError", fatal=True),
+    "SANITIZE": Setting(("0", "1"), "taken as 1: libraries are built with sanitizers"),
+}
+_OF_TESTS = ("COMMIT", "FUZZ", "FUZZ_LOG", "OTHER_LIBRARIES", "REQUIRE_PEERS", "SANITIZE")
+SETTINGS |= {name: Setting() for name in _OF_TESTS if name not in SETTINGS}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A variable that is set and does not do what it seems to."""
+
+    name: str
+    value: str
+    text: str
+    fatal: bool = False
+
+
+def problems(environ: Mapping[str, str] | None = None) -> list[Problem]:
+    """Values that are none of the variable's own, and names that are nobody's."""
+    environ = os.environ if environ is None else environ
+    found = []
+    for name, value in sorted(environ.items()):
+        known = SETTINGS.get(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
+        if known is None:
+            found += _misspelt(name, value)
+        elif value and not _accepts(name, known, value):
+            expected = ", ".join(known.values)
+            found.append(
+                Problem(name, value, f"{name}: expected {expected}, got {value!r}; {known.otherwise}", known.fatal)
+            )
+    return found
+
+
+def _accepts(name: str, known: Setting, value: str) -> bool:
+    if name != f"{PREFIX}LOCK_TIMEOUT":
+        return not known.values or value in known.values
+    with contextlib.suppress(ValueError):
+        float(value)
+        return True
+    return False
+
+
+def _misspelt(name: str, value: str) -> list[Problem]:
+    """A name of ours that is none, and one beside ours such as SINPE_JIT; other people's variables are theirs."""
+    ours = name.startswith(PREFIX)
+    match = re.match(r"SINPE_?(?:EXT_?)?(.+)", name.upper())
+    if match is None:
+        return []
+    close = difflib.get_close_matches(match[1], SETTINGS, n=1)
+    if close:
+        return [Problem(name, value, f"{name}={value} is read by nobody; did you mean {PREFIX}{close[0]}?")]
+    known = ", ".join(PREFIX + each for each in SETTINGS if each not in _OF_TESTS)
+    return [Problem(name, value, f"{name}={value} is read by nobody; expected one of {known}")] if ours else []
+
+
+@contextlib.contextmanager
+def without(refused: list[Problem]) -> Iterator[None]:
+    """The environment less the variables that would raise: a report is to be had all the same."""
+    kept = {problem.name: os.environ.pop(problem.name) for problem in refused if problem.fatal}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)

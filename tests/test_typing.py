@@ -1,0 +1,69 @@
+"""The annotations as a user sees them: a small program against the installed wheel, under `mypy --strict`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from build_support import REPOSITORY, build_by, copy_project, library_environment, wheel_of
+
+PROGRAM = REPOSITORY / "tests" / "typed_program.py"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the pure wheel, and the packages of this one."""
+    folder = tmp_path_factory.mktemp("typing")
+    out = folder / "out"
+    done = build_by("build_wheel", copy_project(folder / "sinpe"), out, SINPE_EXT_BUILD="none")
+    _, archive, _ = wheel_of(done, out)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True, timeout=300)
+    python = folder / "env" / "bin" / "python"
+    ask = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
+    archive.extractall(site)
+    (site / "zz_base.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return python
+
+
+@pytest.mark.slow
+def test_a_program_checks_by_mypy_strict(installed, tmp_path):
+    """It is accepted but for the lines that are marked, which are refused."""
+    pytest.importorskip("mypy", reason="mypy is not installed: pip install mypy")
+    text = PROGRAM.read_text(encoding="utf-8")
+    (tmp_path / PROGRAM.name).write_text(text, encoding="utf-8")  # elsewhere: the package beside it is not the wheel's
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "--config-file="]
+    done = subprocess.run(
+        [*command, "--python-executable", str(installed), PROGRAM.name],
+        cwd=tmp_path,
+        env=library_environment(PYTHONPATH=None),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    refused = dict(re.findall(r"^\w+\.py:(\d+): error: .*(\[[\w-]+\])$", done.stdout, re.MULTILINE))
+    marked = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        found = re.search(r"# error: (\[[\w-]+\])$", line)
+        if found:
+            marked[str(number)] = found[1]
+    assert refused == marked, done.stdout + done.stderr
+    assert len(marked) == 7 and "Found 7 errors in 1 file" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_program_runs(installed, tmp_path):
+    done = subprocess.run(
+        [str(installed), str(PROGRAM)],
+        cwd=tmp_path,
+        env=library_environment("eager", PYTHONPATH=None),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("19 32 (2, 3, 8) ")
