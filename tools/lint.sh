@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# ruff and clang-format over the repository; --fix applies what they would change.
+# ruff and clang-format over the repository, and whether docs/reliability.md has the runs that README names; --fix applies what
+# they would change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,6 +14,7 @@ else
   failed=0
   ruff check . || failed=1
   clang-format --dry-run -Werror "${cpp[@]}" || failed=1
+  python tools/records.py --check || failed=1
   [ "$failed" = 0 ] || { echo "lint: see above; make format applies what can be applied" >&2; exit 1; }
 fi
 echo "lint: ruff and clang-format have nothing to say (${#cpp[@]} C++ files)"
