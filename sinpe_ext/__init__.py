@@ -16,6 +16,14 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from . import distributed as distributed
+    from . import functional as functional
+    from . import integrations as integrations
+    from . import modules as modules
+    from . import numpy as numpy
+    from . import plot as plot
+    from . import positions as positions
+    from . import reference as reference
     from ._backend import BackendUnavailableError, backend_info, use_backend
     from ._backend_info import BackendInfo
     from ._catalogue import convention, conventions
@@ -75,16 +83,18 @@ __all__ = [
 _SUBMODULES = ("distributed", "functional", "integrations", "modules", "numpy", "plot", "positions", "reference")
 
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
+if not TYPE_CHECKING:  # to a type checker a name that is none shall be an error, not Any
 
-    if name in _HOMES:
-        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-        globals()[name] = value
-        return value
-    if name in _SUBMODULES:
-        return import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
+
+        if name in _HOMES:
+            value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+            globals()[name] = value
+            return value
+        if name in _SUBMODULES:
+            return import_module(f".{name}", __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
