@@ -1,4 +1,4 @@
-"""What a type checker knows of the public API: `mypy --strict` passes a program that uses it, and finds what is wrong."""
+"""What a type checker knows of the public API: `mypy --strict` passes a program that is right and none that is wrong."""
 
 from __future__ import annotations
 

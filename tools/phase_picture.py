@@ -156,7 +156,8 @@ def draw_rounding(ax: Any, facts: Rotation) -> None:
     reach = np.sort(distance)
     ax.loglog(reach, np.arange(1, reach.size + 1), color=OURS, label=f"{reach.size:,} values of {ROWS} rows")
     left = int((distance <= bound).sum())
-    ax.axvline(float(bound.min()), color="black", linestyle="--", linewidth=1, label="the bound, of values from 1/2 up")
+    widest = facts.bound * 2.0**24
+    ax.axvline(widest, color="black", linestyle="--", linewidth=1, label="the bound, for values from 1/2 up")
     ax.plot([], [], " ", label=f"left open: {left:,} values, which exact.h decides")
     ax.set(xlim=(1e-8, 0.5), ylim=(0.5, reach.size * 2), title="few roundings are left open")
     ax.set(xlabel="distance to the middle of two floats, in ULP", ylabel="values at most so near")
