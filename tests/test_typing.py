@@ -1,4 +1,4 @@
-"""What a type checker knows of the public API: `mypy --strict` passes a program that is right and none that is wrong."""
+"""What a type checker knows of the public API: a right program passes `mypy --strict`, a wrong one does not."""
 
 from __future__ import annotations
 
