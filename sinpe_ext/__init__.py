@@ -11,7 +11,7 @@ Importing the package imports neither torch nor NumPy: names are looked up when 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 
@@ -85,7 +85,7 @@ _SUBMODULES = ("distributed", "functional", "integrations", "modules", "numpy", 
 
 if not TYPE_CHECKING:  # a type checker knows the names from above, and is to see a misspelt one
 
-    def __getattr__(name):
+    def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         if name in _HOMES:

@@ -21,6 +21,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MIN_TORCH_COMPILED = (2, 11)
 MANIFEST = "_build.json"
@@ -252,7 +253,7 @@ def is_cut_short(path: Path) -> bool:
     return any(offset + length > len(content) for _, _, offset, _, _, length in segments)
 
 
-def read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where the file is missing or damaged, which is then treated as absent."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

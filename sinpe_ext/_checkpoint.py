@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from . import functional
-from ._catalogue import CATALOGUE, GRIDS, convention
+from ._catalogue import CATALOGUE, convention
+from ._grid_catalogue import GRIDS
 from .encoding import Encoding
 from .grid import GridEncoding
 

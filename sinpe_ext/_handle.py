@@ -47,10 +47,10 @@ def constant_in_graph() -> Callable[[_Function], _Function]:
     import torch
     from torch.utils import _pytree
 
-    from . import _build, _checks
+    from . import _build, _checks, _graph
 
     if _build.parse_version(str(torch.__version__)) >= (2, 12) or not hasattr(_pytree, "register_constant"):
-        return _checks.constant_in_graph
+        return _graph.constant_in_graph
     _pytree.register_constant(Handle)
     for name in ("encoding", "grid", "grid_outline"):
         setattr(_checks, name, by_handle(getattr(_checks, name)))

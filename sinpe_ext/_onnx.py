@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ._checks import constant_in_graph
+from ._graph import constant_in_graph
 from ._phase import TURN
 from ._plan import Plan
 

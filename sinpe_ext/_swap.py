@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from . import _swap_dropin, _swap_measure
-from ._catalogue import CATALOGUE, GRIDS, convention
+from ._catalogue import CATALOGUE, convention
+from ._grid_catalogue import GRIDS
 from ._swap_detr import pictures_of
 from ._swap_diffusers import diffusion_of
 from ._swap_dropin import DropIn

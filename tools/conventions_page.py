@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+import pictures as drawing  # noqa: E402
 import torch  # noqa: E402
 
 import sinpe_ext as sinpe  # noqa: E402
@@ -35,7 +36,6 @@ DIM = 8  # channels of the printed numbers, where a name asks for no other
 DIMS = {"cogvideo3d": 16, "t2t2d": 10, "multidim2d": 10, "multidim3d": 16, "monai3d": 12}
 PLACES = 64  # rows of a picture
 UNIT = ("flux", *POINTS)  # drawn at 64 places of 0..1
-COLOURS = 200  # of a picture, for its size
 
 ODD = {
     "truncate": "An odd dim ends in a sin; code that does not cut the cosines, as the PyTorch tutorial's, refuses it.",
@@ -224,23 +224,15 @@ def page(text: str) -> str:
 
 def pictures(folder: Path) -> Iterator[Path]:
     """Draws every name into a folder, the same bytes each time."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from PIL import Image
-
-    folder.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         dim = 16 if name in POINTS else next(dim for dim in (64, 60, 48) if dim in accepted(name))
-        figure = Figure(figsize=(4.2, 2.8), dpi=80, layout="constrained")
-        canvas = FigureCanvasAgg(figure)
+        canvas = drawing.canvas(4.2, 2.8, dpi=80)
         start = 0 if name in GRIDS else encoding(name, dim).start
-        ax = sinpe.plot.heatmap(rows(name, dim), start=start, ax=figure.add_subplot())
+        ax = sinpe.plot.heatmap(rows(name, dim), start=start, ax=canvas.figure.add_subplot())
         if name in (*UNIT, *GRIDS):
             ax.set_ylabel("position times 63" if name in UNIT else "place, row by row")
-        canvas.draw()
         path = folder / f"{name}.png"
-        image = Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
-        image.quantize(COLOURS).save(path, optimize=True)
+        drawing.save(canvas, path)
         yield path
 
 
