@@ -145,7 +145,7 @@ def main() -> int:
         for path in (*FOLDER.glob("*-*.log"), *FOLDER.glob("*.clean")):
             path.unlink()
     REPORTS.mkdir(parents=True, exist_ok=True)
-    if any(REPORTS.iterdir()):
+    if reported():
         parser.error("--resume: expected an earlier run without reports, and there are some; run it whole")
     source = sources(FOLDER / "source")
     environment = settings()
