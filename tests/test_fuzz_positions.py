@@ -96,11 +96,11 @@ def test_packed(lengths: list[int], more: int, dtype: torch.dtype) -> None:
 
 
 @fuzz(100)
-@given(st.integers(1, 200))
-def test_relative(length: int) -> None:
+@given(st.integers(1, 300), st.integers(1, 40))
+def test_relative(length: int, dim: int) -> None:
     got = sinpe.positions.relative(length)
     assert got.tolist() == list(range(length - 1, -length, -1)) and got.dtype == torch.int64
-    assert same(sinpe.encode(got, DIM).flip(0), sinpe.table(2 * length - 1, DIM, start=1 - length))
+    assert same(sinpe.encode(got, dim).flip(0), sinpe.table(2 * length - 1, dim, start=1 - length))
 
 
 @fuzz(100)
