@@ -32,6 +32,7 @@ from ._columns import Columns
 from ._device_constants import on_device
 from ._plan import Plan
 from ._plan import plan as _plan_of
+from ._settled import settle
 from .encoding import Encoding
 
 _UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
@@ -86,6 +87,7 @@ def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
 
 def _steps(encoding: Encoding, index: Tensor) -> Tensor:
     """The ladder at the usual code's `2i` (2i + 1 for a cosine with a frequency of its own)."""
+    settle()
     unit = _UNITS[encoding.unit]
     width = float(_frequency.shape(encoding).exponent_dim) - 2.0 * float(encoding.shift)
     base, exponent_scale = float(encoding.base), float(encoding.exponent_scale)

@@ -1,0 +1,22 @@
+"""MKL looks up a kernel at a function's first call, and gave a thread one of half the digits: one element is first."""
+
+from __future__ import annotations
+
+import pytest
+from build_support import library_environment, run
+
+FIRST = """
+import torch, sinpe_ext as sinpe
+sizes = []
+def counted(function):
+    return lambda x, *rest, **more: sizes.append(x.numel()) or function(x, *rest, **more)
+torch.sin, torch.cos, torch.exp = map(counted, (torch.sin, torch.cos, torch.exp))
+encoding = sinpe.Encoding(64, angle="ANGLE")
+sinpe.table(5000, encoding)
+assert sizes[:6] == [1] * 6 and sizes.count(1) == 6, sizes[:20]
+"""
+
+
+@pytest.mark.parametrize("angle", ["exact", "float32_exp"])
+def test_one_element_comes_before_threads(angle: str) -> None:
+    run(FIRST.replace("ANGLE", angle), library_environment("eager"))
