@@ -13,7 +13,7 @@ _done = False
 def settle() -> None:
     """Calls what torch hands to MKL once, with one element, before several threads do.
 
-    MKL before 2025.0 (torch 2.13 to 2.15 have 2024.2) looks up its kernel at a function's first call; where threads do
+    MKL before 2025.0 (torch 2.11 to 2.15 have 2024.2) looks up its kernel at a function's first call; where threads do
     that at once, one of them may get a kernel of half the digits for that call: pytorch/pytorch issue 188792.
     """
     global _done
