@@ -29,7 +29,6 @@ class SumCall(RowsCall):
 
     x: Tensor
 
-    @no_grad
     def run(self, out: Tensor | None = None) -> Tensor:
         """Computes, without autograd."""
         raise NotImplementedError
