@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from ._bench_timing import load, warning
+from ._info import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,7 +24,7 @@ def machine() -> dict[str, Any]:
 
     info = backend_info()
     cpu = info.device("cpu")
-    model, cores = cpu_model(), os.cpu_count() or 1
+    model, cores = processor(), os.cpu_count() or 1
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "tag": re.sub(r"[^a-z0-9]+", "-", f"{model} {cores}c".lower()).strip("-"),
@@ -43,17 +43,6 @@ def machine() -> dict[str, Any]:
         "compiler": cpu.build.get("compiler_version"),
         "libraries": versions(),
     }
-
-
-def cpu_model() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def commit() -> str | None:

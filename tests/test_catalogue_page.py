@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+from loading import module_at
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = ROOT / "tools" / "bad_input.py"
 
 if not TOOL.is_file():
     pytest.skip("tools/ is part of the repository alone", allow_module_level=True)
-spec = importlib.util.spec_from_file_location("bad_input", TOOL)
-assert spec is not None and spec.loader is not None
-bad_input = importlib.util.module_from_spec(spec)
-sys.modules["bad_input"] = bad_input
-spec.loader.exec_module(bad_input)
+bad_input = module_at(TOOL)
 
 
 def test_every_class_has_tests_and_no_mark_is_wrong() -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from loading import module_at
 
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "compatibility_page.py"
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compatibility_page", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(TOOL)
 
 
 def test_the_tables_are_those_of_the_committed_runs(tool: ModuleType) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from loading import module_at
 
 import sinpe_ext as sinpe
 
@@ -29,14 +28,8 @@ def text() -> str:
 
 
 @pytest.fixture(scope="module")
-def tool() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("conventions_page", ROOT / "tools" / "conventions_page.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    path = list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = path
-    yield module
+def tool() -> ModuleType:
+    return module_at(ROOT / "tools" / "conventions_page.py")
 
 
 @pytest.fixture

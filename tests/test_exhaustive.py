@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import truth_file
 from closest import CLOSEST
+from loading import module_at
 
 from sinpe_ext import Encoding, _build, convention
 
@@ -60,13 +59,9 @@ def test_the_judge_agrees_with_mpmath(judge: Path, name: str, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("exhaustive", TOOLS / "exhaustive.py")
-    if spec is None or spec.loader is None or not TOOLS.is_dir():
+    if not TOOLS.is_dir():
         pytest.skip("tools/ is part of the repository alone")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["exhaustive"] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_at(TOOLS / "exhaustive.py")
 
 
 def test_the_page_has_every_scan(tool: ModuleType) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from loading import module_at
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = ROOT / "tools" / "phase_picture.py"
@@ -22,14 +21,8 @@ np = pytest.importorskip("numpy")
 
 
 @pytest.fixture(scope="module")
-def tool() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("phase_picture", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    path = list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = path
-    yield module
+def tool() -> ModuleType:
+    return module_at(TOOL)
 
 
 @pytest.fixture(scope="module")

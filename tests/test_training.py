@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -12,16 +11,14 @@ from types import ModuleType
 
 import pytest
 import torch
+from loading import module_at
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("language_model", ROOT / "examples" / "train_language_model.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_at(ROOT / "examples" / "train_language_model.py")
     module.BATCH, module.LENGTH = 4, 32  # a test asks whether it trains, not how well
     return module
 
