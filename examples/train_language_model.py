@@ -64,9 +64,9 @@ class LanguageModel(nn.Module):
 
     mask: Tensor
 
-    def __init__(self, kind: str, vocabulary: int, dropout: float = 0.1) -> None:
+    def __init__(self, front: nn.Module, dropout: float = 0.1) -> None:
         super().__init__()
-        self.front = FRONTS[kind](vocabulary, WIDTH, dropout)
+        self.front = front
         nn.init.normal_(self.front.weight, std=WIDTH**-0.5)
         block = nn.TransformerEncoderLayer(
             WIDTH, HEADS, 4 * WIDTH, dropout, batch_first=True, norm_first=True, activation="gelu"
@@ -89,6 +89,12 @@ def read_text(path: str | None) -> tuple[str, str]:
     return "Python's language reference", "\n".join(topics.topics[name] for name in sorted(topics.topics))
 
 
+def numbered(text: str) -> tuple[Tensor, int]:
+    """The text as numbers of its characters, and how many different ones it has."""
+    index = {character: number for number, character in enumerate(sorted(set(text)))}
+    return torch.tensor([index[character] for character in text]), len(index)
+
+
 def batches(data: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """BATCH windows of the data, and each shifted by one."""
     begin = torch.randint(len(data) - LENGTH - 1, (BATCH, 1), generator=generator)
@@ -104,7 +110,7 @@ def loss_of(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
 def train(kind: str, data: Tensor, vocabulary: int, seed: int, steps: int, dropout: float) -> tuple[float, float]:
     """The held-out loss after training, and the median seconds of a step."""
     torch.manual_seed(seed)
-    model = LanguageModel(kind, vocabulary, dropout)
+    model = LanguageModel(FRONTS[kind](vocabulary, WIDTH, dropout), dropout)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=max(steps, 2))
     order = torch.Generator().manual_seed(seed)
@@ -133,14 +139,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     name, text = read_text(options.text)
-    alphabet = sorted(set(text))
-    index = {character: number for number, character in enumerate(alphabet)}
-    data = torch.tensor([index[character] for character in text])
-    print(f"{name}: {len(data)} characters, {len(alphabet)} different; {options.steps} steps of {BATCH} x {LENGTH}")
+    data, vocabulary = numbered(text)
+    print(f"{name}: {len(data)} characters, {vocabulary} different; {options.steps} steps of {BATCH} x {LENGTH}")
     losses: dict[str, list[float]] = {kind: [] for kind in FRONTS}
     for seed in options.seeds:
         for kind in FRONTS:
-            loss, seconds = train(kind, data, len(alphabet), seed, options.steps, options.dropout)
+            loss, seconds = train(kind, data, vocabulary, seed, options.steps, options.dropout)
             losses[kind].append(loss)
             print(f"seed {seed}  {kind:9}  held-out loss {loss:.4f}  {1e3 * seconds:.1f} ms a step", flush=True)
     for kind, found in losses.items():
