@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -14,6 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 from build_support import REPOSITORY, library_environment
+from loading import module_at
 from process_support import LIMIT
 
 EXAMPLES = REPOSITORY / "examples"
@@ -34,11 +34,7 @@ def run(name: str, *arguments: str, status: int = 0, first: Path | None = None) 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(EXAMPLES))  # as Python does for a script: one example imports another
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(EXAMPLES / f"{name}.py")
 
 
 def missing(library: str, folder: Path) -> Path:
