@@ -4,8 +4,9 @@
     python examples/diffusion_toy.py --quick             # seconds: fewer steps, samples and repetitions
     python examples/diffusion_toy.py --plot samples.png  # and a picture; needs matplotlib
 
-The data are two spirals with a little noise. The network predicts the noise in x at timestep t (cosine schedule) and
-sees t in one of three ways: "encoding" is TimestepEncoding with the convention of ADM and DiT, "number" t / 1000 as one
+The data are two spirals with a little noise. The network predicts v of x at timestep t (cosine schedule; Salimans and
+Ho 2022: of the noise alone, an error at the noisiest steps would be a hundred times as large in the sample) and sees t
+in one of three ways: "encoding" is TimestepEncoding with the convention of ADM and DiT, "number" t / 1000 as one
 more input, "none" not at all. Training draws fractional timesteps between 0 and 1000; samples are 50 steps of DDIM.
 
 How good they are: the energy distance of the samples to fresh data, beside that of fresh data to fresh data, which is
@@ -45,7 +46,7 @@ def signal(t: Tensor) -> Tensor:
 
 
 class Denoiser(nn.Module):
-    """The noise in x, (n, 2), at timesteps t, (n,)."""
+    """sqrt(s) noise - sqrt(1 - s) data, (n, 2), of x = sqrt(s) data + sqrt(1 - s) noise at timesteps t, (n,)."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -75,8 +76,8 @@ def train(kind: str, steps: int, seed: int) -> tuple[Denoiser, list[float]]:
     for _ in range(steps):
         x, noise = spirals(BATCH, order), torch.randn(BATCH, 2, generator=order)
         t = TIMESTEPS * torch.rand(BATCH, generator=order)
-        share = signal(t)
-        loss = (model(share.sqrt() * x + (1 - share).sqrt() * noise, t) - noise).square().mean()
+        kept, added = signal(t).sqrt(), (1 - signal(t)).sqrt()
+        loss = (model(kept * x + added * noise, t) - (kept * noise - added * x)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -91,9 +92,8 @@ def draw(model: Denoiser, count: int, seed: int) -> Tensor:
     x = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
     times = torch.linspace(TIMESTEPS, 0, SAMPLER_STEPS + 1)
     for now, then in pairwise(times):
-        noise = model(x, now.expand(count))
-        here, there = signal(now[None]), signal(then[None])
-        clean = ((x - (1 - here).sqrt() * noise) / here.sqrt()).clamp(-2, 2)
+        v, here, there = model(x, now.expand(count)), signal(now[None]), signal(then[None])
+        clean, noise = here.sqrt() * x - (1 - here).sqrt() * v, (1 - here).sqrt() * x + here.sqrt() * v
         x = there.sqrt() * clean + (1 - there).sqrt() * noise
     return x
 

@@ -169,6 +169,21 @@ def decode(dim: int, *, grad: bool) -> Subjects:
     return Subjects(lambda: ours(x, start=1234), lambda: usual(x, 1234), check=check)
 
 
+def decode_into(dim: int) -> Subjects:
+    """The same by the function, into memory that is there."""
+    x, pe = torch.randn(1, 1, dim), sinpe.table(4096, dim)
+    encoding, y = sinpe.Encoding(dim), torch.empty(1, 1, dim)
+
+    def ours() -> torch.Tensor:
+        return sinpe.add(x, encoding, start=1234, out=y)
+
+    def check() -> None:
+        exact = x.double() + peer.exact_rows(torch.tensor([1234]), dim)
+        peer.agree("decode", ours(), exact, 2.0**-22 + tolerance(torch.float32, 1234))
+
+    return Subjects(ours, lambda: torch.add(x, pe[1234:1235], out=y), check=check)
+
+
 def timesteps(count: int, dim: int) -> Subjects:
     """A diffusion model's float timesteps, against diffusers' formula."""
     encoding = sinpe.convention("ddpm", dim)
@@ -242,6 +257,7 @@ ROWS: tuple[Row, ...] = (
     Row("add_inplace", "add_ (32,512,1024)", lambda: add(WIDE, "inplace"), "x.mul_(1.0)", 1.10, {"x.add_(pe)": 1.0}),
     Row("encode", "encode 1M random int64 x 128", lambda: encode(1_000_000, 128), FULL, 1.5, {"float64 formula": 5.0}),
     Row("decode", "decode step (1,1,512)", lambda: decode(512, grad=False), "x + pe[i:i+1]", 1.2, threads=1),
+    Row("decode_out", "decode step, out=", lambda: decode_into(512), "out=y", threads=1),
     Row("decode_grad", "decode step, gradients", lambda: decode(512, grad=True), "x + pe[i:i+1]", threads=1, grad=True),
     Row("timesteps", "encode 8 timesteps x 320", lambda: timesteps(8, 320), "empty, fill_", 3.0, {"diffusers": 4.0}),
     Row("eager", "eager twin, table 4096x1024", lambda: eager_twin(4096, 1024), USUAL, 1.5, backend="eager"),

@@ -70,12 +70,18 @@ def draw(found: Mapping[str, Any], where: Path) -> Path:
     figure = Figure(figsize=(PANEL[0] * len(cases), PANEL[1] * len(kinds)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(kinds), len(cases), squeeze=False, sharex=True, sharey=True)
+    lines: dict[Any, Any] = {}  # by label; one legend for all panels, where it hides none of them
     for row, (dtype, threads) in enumerate(kinds):
         for column, case in enumerate(cases):
             if (case, dtype, threads) in keys:
-                plot.benchmark(found, case, dtype=dtype, threads=threads, ax=panels[row, column])
+                panel = plot.benchmark(found, case, dtype=dtype, threads=threads, ax=panels[row, column])
+                panel.label_outer()
+                lines.update((line.get_label(), line) for line in panel.get_lines())
+                if (own := panel.get_legend()) is not None:
+                    own.remove()
             else:
                 panels[row, column].set_axis_off()
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), fontsize="small")
     about = found["machine"]
     figure.suptitle(f"{about['cpu']}, {plural(about['cores'], 'core')}, torch {about['torch']}, {about['date'][:10]}")
     try:

@@ -6,15 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from . import _backend, _checks
+from . import _checks, _plain
 from ._grid_call import GridCall
 from ._operator import is_traced
-from ._part import in_context_parallel, is_dtensor
-from .encoding import Encoding
-
-_grad_enabled = torch.is_grad_enabled
+from ._part import is_dtensor
 
 
 def options(layer: Any) -> list[str]:
@@ -48,27 +44,14 @@ def is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: 
         and "alpha" in vars(layer)  # a parameter is elsewhere
         and type(layer.alpha) is float
         and layer.alpha == 1.0
-        and type(layer.encoding) is Encoding
-        and layer.encoding.angle == "exact"
-        and not differentiated.is_nested  # which has no shape
-        and differentiated.dim() > 1
-        and differentiated.shape[-1] == layer.encoding.dim  # a CUDA kernel could but answer NaN
         and type(dropout) is nn.Dropout
         and not dropout.training
         and not dropout._forward_hooks
         and not dropout._forward_pre_hooks
-        and (t.is_cpu or t.is_cuda)
         and positions is None
         and padding_mask is None
-        and type(start) is int
-        and abs(start) < 4611686018427387904  # 2**62; a CUDA kernel has no way to refuse rows beyond int64
-        and not (differentiated.requires_grad and _grad_enabled())
-        and forward_ad._current_level < 0
         and not is_traced()
-        and not in_context_parallel()
-        and not t.is_neg()
-        and not differentiated.is_neg()
-        and _backend.compiled("cpu" if t.is_cpu else "cuda")
+        and _plain.is_plain(t, differentiated, layer.encoding, start)
     )
 
 

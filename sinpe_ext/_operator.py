@@ -101,6 +101,6 @@ class Operator:
             self.function = Differentiable
 
 
-TABLE, ENCODE, ADD = Operator("table"), Operator("encode"), Operator("add")
+TABLE, ENCODE, ADD, ADD_OUT = Operator("table"), Operator("encode"), Operator("add"), Operator("add_out")
 DROPOUT, ADD_DROPOUT, ROW_DOTS = Operator("dropout"), Operator("add_dropout"), Operator("row_dots")
 EMBED, EMBED_BACKWARD = Operator("embed"), Operator("embed_backward")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _backend, _checks, _grad, _grid_checks, _grid_table, _memory, _rows, _traced
+from . import _backend, _checks, _grad, _grid_checks, _grid_table, _memory, _plain, _rows, _traced
 from ._calls import add_call, embed_call
 from ._operator import ENCODE, is_traced, is_transformed
 from ._ops import host_words, plan_words
@@ -228,6 +228,9 @@ def add(
     Source: dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
+    result = _plain.added(x, encoding, arguments, (grid_shape, extra_tokens), out)
+    if result is not None:
+        return result
     call = add_call(x, encoding, arguments, grid_shape, extra_tokens)
     if out is None:
         return call.result()
@@ -266,6 +269,9 @@ def add_(
         x, or a leaf that requires grad.
     """
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
+    result = _plain.added(x, encoding, arguments, (grid_shape, extra_tokens), x)
+    if result is not None:
+        return result
     call = add_call(x, encoding, arguments, grid_shape, extra_tokens)
     _memory.in_place(x)
     _memory.apart(x, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)

@@ -62,7 +62,7 @@ def commands() -> list[str]:
     for page in pages.PAGES:
         for block in pages.blocks(pages.text_of(page), "", "sh", "console"):
             lines = re.sub(r"\\\n\s*", " ", block.code).splitlines()
-            said = [re.match(r"(?:\$ )?(?:[A-Z_]+=\S* )*python -m sinpe_ext ([^#>]*)", line) for line in lines]
+            said = [re.match(r"(?:\$ )?(?:[A-Z_]+=\S* )*python -m sinpe_ext ([^#>|]*)", line) for line in lines]
             found += [match[1].strip() for match in said if match]
     return found
 

@@ -1,0 +1,152 @@
+"""The short way of `add` and `add_`, sinpe_ext/_plain.py: where all arguments are plain, with the same result."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sinpe_ext as sinpe
+from sinpe_ext import _backend, _plain, functional
+
+PE = sinpe.Encoding(8)
+MASK = torch.tensor([False, True, False])
+PLAIN = [
+    {},
+    {"encoding": PE},
+    {"encoding": "t2t"},
+    {"encoding": sinpe.Encoding(8, layout="sin_cos"), "start": 5},
+    {"start": -(2**61)},
+    {"scale": 2.5},
+    {"scale": float("nan")},
+]
+OTHERS = [
+    {"positions": torch.arange(3)},
+    {"start": torch.tensor(5)},
+    {"start": True},
+    {"start": 2**62},
+    {"scale": 2},
+    {"alpha": torch.tensor(0.5)},
+    {"padding_mask": MASK},
+    {"dropout": 0.5, "seed": 1},
+    {"dropout": 1.0},
+    {"seed": 1},
+    {"seq_dim": 0},
+    {"channel_dim": 1, "seq_dim": 2, "encoding": 3},
+    {"encoding": 8},
+    {"encoding": "mae2d", "grid_shape": (1, 3)},
+    {"extra_tokens": 1},
+    {"extra_tokens": False},
+    {"encoding": sinpe.Encoding(8, angle="float32_exp")},
+]
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> None:
+    if not _backend.compiled("cpu"):
+        pytest.skip("the short way is the kernels' alone")
+
+
+def some(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def long_way(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> torch.Tensor:
+    with monkeypatch.context() as patched:
+        patched.setattr(_plain, "added", lambda *_: None)
+        return sinpe.add(x, **arguments)
+
+
+def refused(*_: object) -> None:
+    raise AssertionError("the long way")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("arguments", PLAIN)
+def test_the_same_bits(arguments, dtype, monkeypatch) -> None:
+    x = some(dtype)
+    want = long_way(x, monkeypatch, **arguments)
+    scaled = long_way(x, monkeypatch, alpha=-0.25, **arguments)
+    monkeypatch.setattr(functional, "add_call", refused)
+    out, same = torch.full_like(x, float("nan")), x.clone()
+    assert sinpe.add(x, out=out, **arguments) is out and sinpe.add_(same, **arguments) is same
+    for got in (sinpe.add(x, **arguments), out, same):
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+    assert torch.equal(sinpe.add(x, alpha=-0.25, out=out, **arguments).view(torch.uint8), scaled.view(torch.uint8))
+    assert torch.equal(x, some(dtype))
+
+
+@pytest.mark.parametrize("arguments", OTHERS, ids=lambda arguments: "-".join(arguments))
+def test_other_arguments_take_the_long_way(arguments, monkeypatch) -> None:
+    monkeypatch.setattr(functional, "add_call", refused)
+    for call in (sinpe.add, sinpe.add_, lambda x, **rest: sinpe.add(x, out=x, **rest)):
+        with pytest.raises(AssertionError, match="the long way"):
+            call(some(), **arguments)
+
+
+def not_plain() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+    """x and out that the short way leaves alone."""
+    x, both = some(), torch.zeros(2 * 48)
+    with torch.inference_mode():
+        unwritable = torch.empty(2, 3, 8)
+    return {
+        "a gradient": (x.clone().requires_grad_(), None),
+        "an int": (x.long(), None),
+        "one dimension": (x[0, 0], None),
+        "other channels": (x[..., :6], None),
+        "a parameter": (torch.nn.Parameter(x, requires_grad=False), None),
+        "a negative bit": (torch._neg_view(x), None),
+        "a strided out": (x, torch.empty(2, 8, 3).transpose(1, 2)),
+        "another shape": (x, torch.empty(3, 2, 8)),
+        "another dtype": (x, torch.empty(2, 3, 8, dtype=torch.float64)),
+        "no tensor": (x, x.numpy()),
+        "an out with a gradient": (x, torch.empty(2, 3, 8, requires_grad=True)),
+        "shared memory": (both[:48].view(2, 3, 8), both[8:56].view(2, 3, 8)),
+        "an inference tensor": (x, unwritable),
+        "a zero": (x, torch._efficientzerotensor(2, 3, 8)),
+        "meta": (x.to("meta"), None),
+        "nested": (torch.nested.nested_tensor([x[0], x[1]]), None),
+    }
+
+
+@pytest.mark.parametrize("name", not_plain())
+def test_other_tensors_take_the_long_way(name: str) -> None:
+    x, out = not_plain()[name]
+    arguments = (None, 0, 1.0, 1.0, None, -2, -1, 0.0, None)
+    assert _plain.added(some(), PE, arguments, (None, 0)) is not None
+    assert _plain.added(x, PE, arguments, (None, 0), out) is None
+
+
+def test_whoever_looks_on_sees_it(monkeypatch) -> None:
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        sinpe.add(some(), PE)
+    assert any("sinpe_ext" in name for name in seen)
+    for encoding in (PE, None):
+        traced = torch.jit.trace(lambda x, encoding=encoding: sinpe.add(x, encoding), some(), check_trace=False)
+        assert torch.equal(traced(some() + 1), sinpe.add(some() + 1, PE))
+    assert torch.func.vmap(lambda x: sinpe.add(x, PE))(some()).shape == (2, 3, 8)
+
+
+def test_autograd_hears_of_what_is_written() -> None:
+    x = some().requires_grad_()
+    kept = some()
+    y = (x * kept).sum()  # needs kept in its backward pass
+    before = kept._version
+    sinpe.add_(kept, PE)
+    assert kept._version == before + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    out = torch.empty(2, 3, 8)
+    sinpe.add(some(), PE, out=out)
+    assert out._version == 1
+
+
+def test_an_unknown_name_is_refused_as_ever() -> None:
+    with pytest.raises(ValueError, match="papr"):
+        sinpe.add(some(), "papr")

@@ -1,0 +1,104 @@
+"""README's tables of the benchmark, from a file of results:
+
+    python tools/bench_page.py                                  # writes them anew from the file that README names
+    python tools/bench_page.py benchmarks/results/new.json      # from another, which README then names
+    python tools/bench_page.py --check                          # writes nothing; 1 where they are not of that file
+
+A table stands between two comments, <!-- begin: tools/bench_page.py GROUP FILE --> and <!-- end -->. GROUP is one of
+GROUPS, or "processes"; a row is the one on the largest number of threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from sinpe_ext._bench_cases import ROWS  # noqa: E402
+from sinpe_ext._bench_grid import GRID_ROWS  # noqa: E402
+from sinpe_ext._bench_installed import INSTALLED_ROWS  # noqa: E402
+from sinpe_ext._bench_report import number  # noqa: E402
+from sinpe_ext._bench_training import TRAINING_ROWS  # noqa: E402
+
+README = ROOT / "README.md"
+TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.S)
+GROUPS = {"tables": ROWS, "installed": INSTALLED_ROWS, "grids": GRID_ROWS, "training": TRAINING_ROWS}
+
+
+def verdict(flag: bool | None, target: float | None, sign: str) -> str:
+    return "" if flag is None else f"{sign} {target:g}, {'met' if flag else '**missed**'}"
+
+
+def rows(entries: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| case | ours, ms | floor, ms | ours / floor | target | peer / ours |"
+    yield "|---|---|---|---|---|---|"
+    for entry in entries:
+        title = re.sub(r", \d+ threads?$", "", entry["title"])
+        if "ours_ms" not in entry:
+            yield f"| {title} | {entry.get('skipped') or 'FAILED: ' + entry['error']} | | | | |"
+            continue
+        peers = []
+        for peer in entry["peers"]:
+            aim = verdict(peer["met"], peer["target"], ">=")
+            peers.append(f"{peer['ratio']:.3g} {peer['name']}" + (f" ({aim})" if aim else ""))
+        floor = f"{number(entry['floor_ms'])} `{entry['floor']}`" if "floor_ms" in entry else ""
+        ratio = f"{entry['ratio']:.2f}" if "ratio" in entry else ""
+        aim = verdict(entry.get("met"), entry["target"], "<=")
+        yield f"| {title} | {number(entry['ours_ms'])} | {floor} | {ratio} | {aim} | {'; '.join(peers)} |"
+
+
+def processes(entries: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| in a process of its own | value | target |"
+    yield "|---|---|---|"
+    for entry in entries:
+        value = f"{entry['value']:.1f} {entry['unit']}" if "value" in entry else entry.get("skipped") or entry["error"]
+        yield f"| {entry['title']} | {value} | {verdict(entry.get('met'), entry.get('target'), '<=')} |"
+
+
+def table(group: str, found: dict[str, Any]) -> str:
+    """One table, in Markdown."""
+    if group == "processes":
+        return "\n".join(processes(found["processes"])) + "\n"
+    most = {entry["name"]: entry for entry in sorted(found["rows"], key=lambda entry: entry.get("threads") or 0)}
+    return "\n".join(rows([most[row.name] for row in GROUPS[group] if row.name in most])) + "\n"
+
+
+def renewed(text: str, results: str = "") -> str:
+    """The page with the tables of these results, or of those that it names."""
+
+    def fresh(match: re.Match[str]) -> str:
+        head, group, named, _, end = match.groups()
+        path = results or named
+        found = json.loads((ROOT / path).read_text(encoding="utf-8"))
+        return head.replace(named, path) + table(group, found) + end
+
+    if not TABLE.search(text):
+        raise SystemExit("bench_page: README has no <!-- begin: tools/bench_page.py GROUP FILE --> ... <!-- end -->")
+    return TABLE.sub(fresh, text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", nargs="?", type=Path, help="a file of benchmarks/results")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(arguments)
+    results = options.results.resolve().relative_to(ROOT).as_posix() if options.results else ""
+    text = README.read_text(encoding="utf-8")
+    new = renewed(text, results)
+    if options.check:
+        if new != text:
+            print("bench_page: README's tables are not those of the results that it names: run tools/bench_page.py")
+        return int(new != text)
+    README.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
