@@ -1,7 +1,7 @@
-"""README's tables of the benchmark, from a file of results:
+"""The tables of the benchmark in README.md and benchmarks/README.md, from a file of results:
 
-    python tools/bench_page.py                                  # writes them anew from the file that README names
-    python tools/bench_page.py benchmarks/results/new.json      # from another, which README then names
+    python tools/bench_page.py                                  # writes them anew from the file that they name
+    python tools/bench_page.py benchmarks/results/new.json      # from another, which they then name
     python tools/bench_page.py --check                          # writes nothing; 1 where they are not of that file
 
 A table stands between two comments, <!-- begin: tools/bench_page.py GROUP FILE --> and <!-- end -->. GROUP is one of
@@ -27,7 +27,7 @@ from sinpe_ext._bench_installed import INSTALLED_ROWS  # noqa: E402
 from sinpe_ext._bench_report import number  # noqa: E402
 from sinpe_ext._bench_training import TRAINING_ROWS  # noqa: E402
 
-README = ROOT / "README.md"
+PAGES = ("README.md", "benchmarks/README.md")
 TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.S)
 GROUPS = {"tables": ROWS, "installed": INSTALLED_ROWS, "grids": GRID_ROWS, "training": TRAINING_ROWS}
 
@@ -79,8 +79,6 @@ def renewed(text: str, results: str = "") -> str:
         found = json.loads((ROOT / path).read_text(encoding="utf-8"))
         return head.replace(named, path) + table(group, found) + end
 
-    if not TABLE.search(text):
-        raise SystemExit("bench_page: README has no <!-- begin: tools/bench_page.py GROUP FILE --> ... <!-- end -->")
     return TABLE.sub(fresh, text)
 
 
@@ -90,14 +88,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(arguments)
     results = options.results.resolve().relative_to(ROOT).as_posix() if options.results else ""
-    text = README.read_text(encoding="utf-8")
-    new = renewed(text, results)
-    if options.check:
+    stale = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        new = renewed(text, results)
         if new != text:
-            print("bench_page: README's tables are not those of the results that it names: run tools/bench_page.py")
-        return int(new != text)
-    README.write_text(new, encoding="utf-8")
-    return 0
+            stale.append(page)
+            if not options.check:
+                (ROOT / page).write_text(new, encoding="utf-8")
+    if options.check and stale:
+        print(f"bench_page: {', '.join(stale)}: not the tables of the results that are named; run tools/bench_page.py")
+    return int(options.check and bool(stale))
 
 
 if __name__ == "__main__":
