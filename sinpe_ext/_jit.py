@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from . import _build, _cache, _nvcc
 from ._build import BuildUnavailable
@@ -204,18 +206,19 @@ def _compile(
             link_flags = _build.link_flags(target)
             if tools.nvcc:
                 kernels = _nvcc.compile_kernels(tools.nvcc, root, work, tools.architectures, tools.compiler)
-                # Relative to where ninja runs: torch does not quote these, and a cache may have spaces in its path.
+                # Relative to where ninja runs: torch quotes neither these nor its own folder, see _short_way_to_torch.
                 link_flags += _nvcc.link_flags(tools.nvcc, [path.relative_to(work) for path in kernels])
-            cpp_extension.load(
-                name=name,
-                sources=_forwarding_sources(target, root, work),
-                extra_cflags=_build.compile_flags(target),
-                extra_ldflags=link_flags,
-                extra_include_paths=_build.include_directories(root),
-                build_directory=str(work),
-                verbose=verbose,
-                is_python_module=False,
-            )
+            with _short_way_to_torch(cpp_extension, work):
+                cpp_extension.load(
+                    name=name,
+                    sources=_forwarding_sources(target, root, work),
+                    extra_cflags=_build.compile_flags(target),
+                    extra_ldflags=link_flags,
+                    extra_include_paths=_build.include_directories(root),
+                    build_directory=str(work),
+                    verbose=verbose,
+                    is_python_module=False,
+                )
         (built,) = work.glob(f"{name}*.so")
         load(built)
         try:
@@ -233,6 +236,23 @@ def _compile(
         shutil.rmtree(work, ignore_errors=True)
         _say(f" {outcome} in {time.monotonic() - started:.1f} s\n")
     return done
+
+
+@contextlib.contextmanager
+def _short_way_to_torch(cpp_extension: ModuleType, work: Path) -> Iterator[None]:
+    """Where torch's folder has a space in its path, a link to it from where ninja runs: torch (2.11 to 2.15) does not
+    quote that path in the linker's command."""
+    libraries = getattr(cpp_extension, "TORCH_LIB_PATH", "")
+    if " " not in libraries:
+        yield
+        return
+    link = work / "torch_lib"
+    link.symlink_to(libraries, target_is_directory=True)
+    cpp_extension.TORCH_LIB_PATH = link.name  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        cpp_extension.TORCH_LIB_PATH = libraries  # type: ignore[attr-defined]
 
 
 def _single_command(compiler: _build.Compiler, work: Path) -> str:
@@ -268,10 +288,22 @@ def _failure(error: BaseException) -> BuildUnavailable:
     text = output.decode(errors="replace") if isinstance(output, bytes) else str(output or "")
     if isinstance(error, OSError) and error.__cause__:  # a library that does not load: torch keeps why in the cause
         text = str(error.__cause__)
-    tail = _build.last_lines(str(error) + "\n" + text)
+    said = str(error)
+    tail = _build.last_lines(_without_commands(said if text in said else f"{said}\n{text}"))
     return BuildUnavailable(
         f"the build failed: {tail}", "read the compiler's last lines above; SINPE_EXT_JIT=0 stops trying", failed=True
     )
+
+
+def _without_commands(printed: str) -> str:
+    """What compilers say, of what ninja prints: not the commands that went well, nor the one that failed."""
+    kept, after_failed = [], False
+    for line in printed.splitlines():
+        shown = re.sub(r"\[\d+/\d+\] .*", "", line)
+        if (shown or not line) and not after_failed:
+            kept.append(shown)
+        after_failed = line.startswith("FAILED: ")
+    return "\n".join(kept)
 
 
 def _say(text: str) -> None:

@@ -180,6 +180,31 @@ print(sinpe_ext.table(300, 64, start=10**6).numpy().tobytes().hex())
     assert out.split()[-1] == expected.numpy().tobytes().hex()
 
 
+def test_a_torch_whose_path_has_a_space(small_sources, tmp_path):
+    link = """
+from torch.utils import cpp_extension
+spaced = pathlib.Path(os.environ["SPACED"]) / "with a space"
+spaced.symlink_to(cpp_extension.TORCH_LIB_PATH)
+cpp_extension.TORCH_LIB_PATH = str(spaced)
+"""
+    env = environment(
+        SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"), SPACED=str(tmp_path)
+    )
+    code = f"import pathlib\n{link}{USE}assert cpp_extension.TORCH_LIB_PATH == str(spaced)"
+    _, err = run(PREAMBLE + code, env)
+    assert " done in " in err
+
+
+def test_a_failed_build_says_what_the_compiler_said(small_sources, tmp_path):
+    root = tmp_path / "csrc"
+    shutil.copytree(small_sources, root)
+    (root / "cpu" / "table.cpp").write_text("int broken = missing_name;\n")
+    env = environment(SMALL_SOURCES=str(root), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"))
+    out, _ = run(PREAMBLE + 'assert not _backend.compiled("cpu")\nprint(_backend.resolve("cpu").reason)', env)
+    assert "missing_name" in out and "FAILED: " in out
+    assert "-fPIC" not in out and "-std=" not in out  # nor any other part of the commands
+
+
 def test_library_with_an_undefined_symbol_names_it(small_sources, tmp_path):
     root = tmp_path / "csrc"
     shutil.copytree(small_sources, root)
