@@ -115,12 +115,14 @@ def encode_text(name: str, text: str) -> None:
     print(f"embedded    nn.Embedding({len(vocabulary)}, {DIM})(ids) * sqrt({DIM})  ->  {tuple(x.shape)}, {x.dtype}")
     print(f"encoded     SinusoidalPositionalEncoding({DIM})(x)  ->  {tuple(encoded.shape)}, {encoded.dtype}")
     last = len(ids) - 1
+    shown = sorted({0, min(1, last), last})
+    added = sinpe.encode(torch.tensor(shown), DIM)
     print(f"\n{'position':>8}  {'token':<14}  {'channel':>7}  {'x':>10}  {'x + PE':>10}  {'PE':>10}")
-    for position in sorted({0, min(1, last), last}):
+    for row, position in zip(added, shown, strict=True):
         for channel in (0, 1):
-            before, after = float(x[0, position, channel]), float(encoded[0, position, channel])
+            before, after, pe = (float(t[channel]) for t in (x[0, position], encoded[0, position], row))
             token = vocabulary[ids[position]][:14]
-            print(f"{position:>8}  {token:<14}  {channel:>7}  {before:>10.6f}  {after:>10.6f}  {after - before:>10.6f}")
+            print(f"{position:>8}  {token:<14}  {channel:>7}  {before:>10.6f}  {after:>10.6f}  {pe:>10.6f}")
 
 
 # ---------------------------------------------------------------------------------------------------------- 3. accuracy

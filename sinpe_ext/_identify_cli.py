@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import re
+import textwrap
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -81,7 +82,10 @@ def _show(path: Path, found: list[tuple[str, Any, Matches]], others: dict[str, i
     for key, tensor, matches in found:
         dtype = str(tensor.dtype).removeprefix("torch.")
         print(f"{key or path.name} {tuple(tensor.shape)} {dtype}")
-        print("    " + str(matches).replace("\n", "\n    "))
+        for line in str(matches).split("\n"):
+            indent = "    " + " " * (len(line) - len(line.lstrip()))
+            print(textwrap.fill(line.strip(), 120, initial_indent=indent, subsequent_indent=indent + "  ",
+                                break_long_words=False, break_on_hyphens=False))  # fmt: skip
     number = sum(others.values())
     if number:
         most = max(others, key=lambda reason: others[reason])
