@@ -52,7 +52,7 @@ def tool() -> ModuleType:
 
 def test_the_pages_have_the_tables_of_their_results(tool: ModuleType) -> None:
     text = "".join(pages.text_of(page) for page in tool.PAGES)
-    assert sorted(match[2] for match in tool.TABLE.finditer(text)) == sorted([*tool.GROUPS, "processes"])
+    assert sorted(match[2] for match in tool.TABLE.finditer(text)) == sorted([*tool.GROUPS, *tool.OTHERS])
     assert len({match[3] for match in tool.TABLE.finditer(text)}) == 1, "tables of one run"
     assert tool.main(["--check"]) == 0, "run tools/bench_page.py"
 

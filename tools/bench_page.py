@@ -5,7 +5,7 @@
     python tools/bench_page.py --check                          # writes nothing; 1 where they are not of that file
 
 A table stands between two comments, <!-- begin: tools/bench_page.py GROUP FILE --> and <!-- end -->. GROUP is one of
-GROUPS, or "processes"; a row is the one on the largest number of threads.
+GROUPS or OTHERS; a row is the one on the largest number of threads.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ sys.path.insert(0, str(ROOT))
 from sinpe_ext._bench_cases import ROWS  # noqa: E402
 from sinpe_ext._bench_grid import GRID_ROWS  # noqa: E402
 from sinpe_ext._bench_installed import INSTALLED_ROWS  # noqa: E402
-from sinpe_ext._bench_report import number  # noqa: E402
+from sinpe_ext._bench_report import lines_of_sizes, nanoseconds, number, power  # noqa: E402
 from sinpe_ext._bench_training import TRAINING_ROWS  # noqa: E402
 
 PAGES = ("README.md", "benchmarks/README.md")
 TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.S)
 GROUPS = {"tables": ROWS, "installed": INSTALLED_ROWS, "grids": GRID_ROWS, "training": TRAINING_ROWS}
+SUMMARY = ("table", "table_long", "table_fresh", "fairseq", "transformers", "add", "add_out", "add_inplace", "encode")
+SUMMARY += ("decode", "decode_out", "timesteps", "dropout", "dropout_train", "embed", "embed_train", "train_step")
+OTHERS = ("summary", "processes", "sizes")
 
 
 def verdict(flag: bool | None, target: float | None, sign: str) -> str:
@@ -62,12 +65,35 @@ def processes(entries: list[dict[str, Any]]) -> Iterator[str]:
         yield f"| {entry['title']} | {value} | {verdict(entry.get('met'), entry.get('target'), '<=')} |"
 
 
+def sizes(entries: list[dict[str, Any]]) -> Iterator[str]:
+    most = max((entry["threads"] for entry in entries), default=0)
+    for (_, dtype, threads), points in lines_of_sizes(entries).items():
+        if threads != most:
+            continue
+        names = list(dict.fromkeys(name for point in points for name in point.get("ms", ()) if name != "floor"))
+        floor = f"floor `{points[0]['floor']}`"
+        yield f"| {points[0]['title']} {dtype}, elements | {floor} | {' | '.join(names)} | ours / floor | MiB |"
+        yield "|" + "---|" * (len(names) + 4)
+        for point in points:
+            size = power(point["elements"])
+            if "ms" not in point:
+                yield f"| {size} | {point.get('skipped') or point['error']} |" + " |" * (len(names) + 2)
+                continue
+            each, extra = nanoseconds(point), point.get("memory_mib", {})
+            cells = [number(each["floor"]), *(number(each.get(name)) for name in names), f"{point['ratio']:.2f}"]
+            yield f"| {size} | {' | '.join(cells)} | {', '.join(f'{extra[n]:.0f} {n}' for n in names if n in extra)} |"
+        yield ""
+
+
 def table(group: str, found: dict[str, Any]) -> str:
     """One table, in Markdown."""
     if group == "processes":
         return "\n".join(processes(found["processes"])) + "\n"
+    if group == "sizes":
+        return "\n".join(sizes(found["sizes"])) + "\n"
+    names = SUMMARY if group == "summary" else [row.name for row in GROUPS[group]]
     most = {entry["name"]: entry for entry in sorted(found["rows"], key=lambda entry: entry.get("threads") or 0)}
-    return "\n".join(rows([most[row.name] for row in GROUPS[group] if row.name in most])) + "\n"
+    return "\n".join(rows([most[name] for name in names if name in most])) + "\n"
 
 
 def renewed(text: str, results: str = "") -> str:
