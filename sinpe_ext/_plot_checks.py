@@ -247,12 +247,10 @@ def _listed(value: Any) -> np.ndarray:
         for one in given:
             if not isinstance(one, (int, float, np.number)):
                 raise TypeError(f"positions: expected numbers, got {_checks.shown(one)}; {advice}")
-            if isinstance(one, int) and (found.dtype.kind == "O" or float(one) != one):
-                beyond = [big for big in given if isinstance(big, int) and not -(2**63) <= big < 2**63]
-                got = _checks.shown(beyond[0] if beyond else one)
+            if isinstance(one, int) and (not -(2**63) <= one < 2**63 or float(one) != one):
                 raise ValueError(
-                    f"positions: expected whole numbers within int64, and within 2**53 beside fractions, got {got}; "
-                    "pass smaller ones"
+                    "positions: expected whole numbers within int64, and within 2**53 beside fractions, got "
+                    f"{_checks.shown(one)}; pass smaller ones"
                 )
     if found.dtype.kind in "US":
         raise TypeError(f"positions: expected numbers, got {_first_text(given)}; {advice}")
