@@ -7,12 +7,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from . import _identify_cli
-
-PLOTS = ("heatmap", "curves", "similarity", "error")
+from . import _identify_cli, _plot_cli
+from ._outputs import file_to_write, refused
+from ._version import __version__
 
 
 class UsageError(Exception):
@@ -24,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m sinpe_ext", description="Exact, fast sinusoidal positional encoding for PyTorch."
     )
+    top.add_argument("--version", action="version", version=f"sinpe_ext {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     command = add(commands, info, "which backend runs on which device, why, and how to get more")
@@ -38,19 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
     command = add(commands, plot, "draw an encoding into a PNG, PDF or SVG file")
     encoding_options(command)
-    command.add_argument("--convention", metavar="NAME", default="paper", help="name of a convention (default: paper)")
-    command.add_argument("--dim", type=int, default=100, help="number of channels (default: 100)")
-    command.add_argument("--kind", choices=PLOTS, default="heatmap", help="the picture (default: heatmap)")
-    command.add_argument(
-        "--length", type=int, default=200, help="number of positions (heatmap, similarity; default: 200)"
-    )
-    command.add_argument(
-        "--positions", metavar="P,P,...", help="positions (curves: default 5,6,50; error: default 1 to 10 million)"
-    )
-    command.add_argument("--transpose", action="store_true", help="positions along the x axis (heatmap)")
-    command.add_argument("--cmap", help="matplotlib colour map (heatmap; default: coolwarm)")
-    command.add_argument("--dpi", type=int, default=150, help="resolution (default: 150)")
-    command.add_argument("-o", "--output", metavar="FILE", required=True, help="the picture's file")
+    _plot_cli.options(command)
 
     command = add(commands, bench, "time ours, the floor and what others do, in one run")
     command.add_argument("--quick", action="store_true", help="few rounds, slow rows left out")
@@ -177,17 +165,18 @@ def export(options: argparse.Namespace) -> int:
 
     try:
         name = options.name or f"{options.convention}{options.dim}".replace("-", "_")
+        path = None if options.output == "-" else file_to_write("output", options.output)
         text = export_header(chosen_encoding(options), name)
     except (TypeError, ValueError) as error:
         raise UsageError(error) from None
-    if options.output == "-":
+    if path is None:
         print(text, end="")
         return 0
     try:
-        Path(options.output).write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"output: expected a file to write to, got {options.output} ({error.strerror})") from None
-    print(options.output)
+        raise UsageError(refused("output", path, error)) from None
+    print(path)
     return 0
 
 
@@ -200,43 +189,10 @@ def identify(options: argparse.Namespace) -> int:
 
 
 def plot(options: argparse.Namespace) -> int:
-    encoding = chosen_encoding(options)
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(
-            "plot: expected matplotlib, which is not installed; run `pip install sinpe-ext[plot]`"
-        ) from None
-    from . import plot as pictures
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    ax = figure.add_subplot()
-    positions = whole_numbers(options.positions) if options.positions else None
-    try:
-        if options.kind == "heatmap":
-            extra = {"cmap": options.cmap} if options.cmap else {}
-            pictures.heatmap(encoding, length=options.length, transpose=options.transpose, ax=ax, **extra)
-        elif options.kind == "curves":
-            pictures.curves(encoding, positions or (5, 6, 50), ax=ax)
-        elif options.kind == "similarity":
-            pictures.similarity(encoding, options.length, ax=ax)
-        else:
-            pictures.error(encoding, positions, ax=ax)
-        ax.set_title(f"{options.convention}, {encoding.dim} channels")
-        figure.savefig(options.output, dpi=options.dpi)
-    except (TypeError, ValueError, OSError) as error:
+        return _plot_cli.main(options, chosen_encoding(options))
+    except (ImportError, IndexError, TypeError, ValueError) as error:
         raise UsageError(error) from None
-    print(options.output)
-    return 0
-
-
-def whole_numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--positions: expected whole numbers with commas, got {text!r}; write 5,6,50, say") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,6 +27,7 @@ from ._bench_report import flatness, met, missed, plural, report, report_process
 from ._bench_sweep import Point
 from ._bench_timing import first_line, interleaved, on_threads, summary
 from ._bench_training import TRAINING_ROWS
+from ._outputs import file_to_write
 
 ROWS = (*INFERENCE_ROWS, *INSTALLED_ROWS, *GRID_ROWS, *TRAINING_ROWS)
 ROUNDS = 15
@@ -92,8 +93,7 @@ def plan(options: argparse.Namespace) -> Plan:
         sizes = _bench_sweep.SIZES
     if sizes and not on_cpu:
         raise Refused("sizes: they are measured on the CPU; leave --device cuda out")
-    if options.plot:
-        _bench_picture.check(bool(sizes))
+    check_outputs(options, bool(sizes))
     wants_cuda = any(name.startswith("cuda_") for name in asked)
     on_cuda = options.device != "cpu" and (everything or wants_cuda)
     missing = _bench_cuda.missing() if on_cuda else ""
@@ -121,6 +121,21 @@ def plan(options: argparse.Namespace) -> Plan:
         several=len(counts) > 1,
         complete=everything and on_cpu and not (options.quick or options.best),
     )
+
+
+def check_outputs(options: argparse.Namespace, sizes: bool) -> None:
+    """Before anything is measured: that the JSON and the picture can be written in the end."""
+    if options.json is not None:
+        try:
+            path = file_to_write("json", options.json, or_folder=True)
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        if options.plot is not None and path == Path(options.plot):
+            raise Refused(f"plot: expected another file than the JSON's, got {options.plot}; pass a .png")
+    if options.plot is not None:
+        if not sizes:
+            raise Refused("plot: expected sizes to draw, got a run without them; add --sizes")
+        _bench_picture.check(options.plot)
 
 
 def run(todo: Plan, options: argparse.Namespace) -> int:
@@ -179,7 +194,6 @@ def text(found: dict[str, Any]) -> str:
 def write(path: Path | None, found: dict[str, Any]) -> None:
     """The JSON, in place at once: who stops a run keeps a whole file."""
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         whole = path.with_name(f"{path.name}.part")
         whole.write_text(json.dumps(found, indent=1) + "\n")
         whole.replace(path)

@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from ._bench_report import lines_of_sizes, plural
+from ._outputs import picture_to_write, refused
+from ._plot_checks import matplotlib_installed, timings
 
 PANEL = (4.6, 3.4)  # inches
+ABOUT = {"cpu", "cores", "torch", "date"}  # what the title tells of the machine
 
 
 class Undrawn(Exception):
     """A picture that was asked for cannot be drawn, with what to do."""
 
 
-def check(sizes: bool) -> None:
-    """Before anything is measured: stop where --plot could not be done in the end."""
-    if not sizes:
-        raise Undrawn("plot: expected sizes to draw, got a run without them; add --sizes")
-    if not drawable():
-        raise Undrawn("plot: expected matplotlib, which is not installed; run `pip install sinpe-ext[plot]`")
+def check(where: str | Path) -> Path:
+    """Before anything is measured or read: stop where --plot could not be done in the end; the picture's path."""
+    try:
+        matplotlib_installed()
+        return picture_to_write("plot", str(where))
+    except (ImportError, ValueError) as error:
+        raise Undrawn(str(error)) from None
 
 
 def drawable() -> bool:
@@ -38,24 +42,29 @@ def after(found: Mapping[str, Any], path: Path | None, asked: str | None) -> str
     if where is None or not any("ms" in entry for entry in found["sizes"]):
         return ""
     if not drawable():
-        return "no picture: matplotlib is not installed; `pip install sinpe-ext[plot]`, then --replot the JSON"
+        return "no picture: matplotlib is not installed; `pip install matplotlib`, then --replot the JSON"
     return f"drawn: {draw(found, where)}"
 
 
 def again(source: str, asked: str | None) -> str:
     """Draw a kept result; what to print of it."""
-    check(sizes=True)
+    where = check(asked or Path(source).with_suffix(".png"))
+    kind = "a result of `python -m sinpe_ext bench --sizes -o FILE.json`"
     try:
         found = json.loads(Path(source).read_text(encoding="utf-8"))
-        good = any("ms" in entry for entry in found["sizes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Undrawn(
-            f"replot: expected a result of `python -m sinpe_ext bench --sizes -o FILE.json`, got {source}: "
-            f"{type(error).__name__}: {error}"
-        ) from None
+        good = timings(found)
+        about = found.get("machine")
+        if not isinstance(about, Mapping) or not ABOUT <= set(about) or not isinstance(about["cores"], int):
+            raise ValueError(f'results: expected "machine" with {", ".join(sorted(ABOUT))}, got another; measure again')
+    except OSError as error:
+        raise Undrawn(f"replot: expected {kind}, got {source} ({error.strerror or error}); pass another") from None
+    except (UnicodeDecodeError, RecursionError, json.JSONDecodeError) as error:
+        raise Undrawn(f"replot: expected {kind}, got {source}, which is no JSON ({error}); pass another") from None
+    except (TypeError, ValueError) as error:
+        raise Undrawn(f"replot: expected {kind}, got {source}: {error}") from None
     if not good:
         raise Undrawn(f"replot: expected a result with sizes, got none in {source}; measure with --sizes")
-    return f"drawn: {draw(found, Path(asked) if asked else Path(source).with_suffix('.png'))}"
+    return f"drawn: {draw(found, where)}"
 
 
 def draw(found: Mapping[str, Any], where: Path) -> Path:
@@ -65,7 +74,7 @@ def draw(found: Mapping[str, Any], where: Path) -> Path:
 
     from . import plot
 
-    keys = [key for key, entries in lines_of_sizes(found["sizes"]).items() if any("ms" in entry for entry in entries)]
+    keys = list(lines_of_sizes(timings(found)))
     cases, kinds = list(dict.fromkeys(key[0] for key in keys)), list(dict.fromkeys(key[1:] for key in keys))
     figure = Figure(figsize=(PANEL[0] * len(cases), PANEL[1] * len(kinds)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -85,8 +94,7 @@ def draw(found: Mapping[str, Any], where: Path) -> Path:
     about = found["machine"]
     figure.suptitle(f"{about['cpu']}, {plural(about['cores'], 'core')}, torch {about['torch']}, {about['date'][:10]}")
     try:
-        where.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(where, dpi=120)
-    except (OSError, ValueError) as error:
-        raise Undrawn(f"plot: expected a picture's file to write to, got {where}: {error}") from None
+    except OSError as error:
+        raise Undrawn(str(refused("plot", where, error))) from None
     return where

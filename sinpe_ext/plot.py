@@ -1,4 +1,4 @@
-"""Pictures of a positional encoding, with matplotlib (optional: ``pip install sinpe-ext[plot]``).
+"""Pictures of a positional encoding, with matplotlib (optional: ``pip install matplotlib``).
 
 Every function takes an ``Axes`` (default: the current one) and returns it, so the pictures can be combined and styled
 like any other. Tables may be torch tensors, NumPy arrays or nested lists; an ``Encoding`` is evaluated by
@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import _plot_checks as _checks
+from ._dense import flag
+from .encoding import Encoding
+
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
-
-    from .encoding import Encoding
 
 __all__ = ["benchmark", "curves", "error", "heatmap", "similarity"]
 
@@ -59,17 +61,20 @@ def heatmap(
     Returns:
         The Axes.
     """
-    ax = _axes(ax)
-    values, first = _rows(table, length, start)
+    _checks.axes(ax)
+    _checks.colour_map(cmap)
+    transpose, colorbar = flag("transpose", transpose), flag("colorbar", colorbar)
+    values, first = _rows("table", table, length, start)
     rows, channels = values.shape
     extent = (-0.5, channels - 0.5, first + rows - 0.5, first - 0.5)
     if transpose:
         values, extent = values.T, (first - 0.5, first + rows - 0.5, channels - 0.5, -0.5)
     options: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "extent": extent, "cmap": cmap, **imshow}
     if "norm" not in options:
-        peak = float(abs(values).max()) or 1.0
+        peak = _checks.finite_peak(values)
         options.setdefault("vmin", -peak)
         options.setdefault("vmax", peak)
+    ax = _checks.drawn_into(ax)
     image = ax.imshow(values, **options)
     ax.set_xlabel("position" if transpose else "channel")
     ax.set_ylabel("channel" if transpose else "position")
@@ -99,21 +104,23 @@ def curves(
     Raises:
         IndexError: a position lies outside a table.
     """
-    _refuse_grid(table)
-    ax = _axes(ax)
-    wanted = list(positions)
-    if _is_encoding(table):
+    _checks.axes(ax)
+    _checks.one_axis("table", table)
+    wanted = _checks.positions(positions)
+    if isinstance(table, Encoding):
+        _checks.drawable("positions", len(wanted), table.dim)
         values = _evaluate(wanted, table)
     else:
-        rows, first = _rows(table, None, start)
-        for position in wanted:
+        rows, first = _rows("table", table, None, start)
+        for position in wanted.tolist():
             if position != int(position) or not first <= position < first + len(rows):
                 raise IndexError(
                     f"positions: expected whole numbers from {first} to {first + len(rows) - 1}, the table's rows, "
                     f"got {position!r}; pass a longer table, or the Encoding itself"
                 )
-        values = rows[[int(position) - first for position in wanted]]
-    for position, row in zip(wanted, values, strict=True):
+        values = rows[[int(position) - first for position in wanted.tolist()]]
+    ax = _checks.drawn_into(ax)
+    for position, row in zip(wanted.tolist(), values, strict=True):
         ax.plot(row, **{"label": f"{position:g}" if isinstance(position, float) else str(position), **plot})
     ax.set_xlabel("channel")
     ax.set_ylabel("value")
@@ -142,9 +149,9 @@ def similarity(
     """
     import numpy as np
 
-    ax = _axes(ax)
-    values, _ = _rows(encoding, length, 0)
-    if normalize:
+    _checks.axes(ax)
+    values, _ = _rows("encoding", encoding, length, 0)
+    if flag("normalize", normalize):
         norms = np.linalg.norm(values, axis=1, keepdims=True)
         values = values / np.where(norms == 0, 1.0, norms)
     rows = len(values)
@@ -159,6 +166,7 @@ def similarity(
         lowest[reach] = np.minimum(lowest[reach], products)
         highest[reach] = np.maximum(highest[reach], products)
     distance = np.arange(rows)
+    ax = _checks.drawn_into(ax)
     (line,) = ax.plot(distance, total / count, **plot)
     ax.fill_between(distance, lowest, highest, color=line.get_color(), alpha=0.25, linewidth=0)
     ax.set_xlabel("distance between positions")
@@ -175,21 +183,22 @@ def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axe
 
     Args:
         encoding: an ``Encoding``.
-        positions: whole positions, default 128 from 1 to 10 million.
+        positions: whole positions from 1 on, default 128 of them up to 10 million.
         ax: Axes to draw into, default ``plt.gca()``.
     Returns:
         The Axes, with both scales logarithmic.
     """
     import numpy as np
 
-    if not _is_encoding(encoding):
-        raise TypeError(f"encoding: expected an Encoding, got {type(encoding).__name__}; pass sinpe_ext.Encoding(dim)")
-    ax = _axes(ax)
-    where = np.unique(np.round(np.geomspace(1, 1e7, 128))) if positions is None else np.asarray(positions)
-    where = where.astype(np.int64)
+    _checks.axes(ax)
+    _checks.encoding_alone(encoding)
+    where = _checks.whole_positions(np.round(np.geomspace(1, 1e7, 128)) if positions is None else positions)
+    where = np.unique(where) if positions is None else where
+    _checks.drawable("positions", len(where), encoding.dim)
     exact = _evaluate(where, encoding.replace(angle="exact"))
     ours = _evaluate(where, encoding, np.float32)
     usual = usual_float32(where, encoding)
+    ax = _checks.drawn_into(ax)
     ax.loglog(where, abs(usual - exact).max(axis=1), label="usual float32 formula")
     ax.loglog(where, abs(ours - exact).max(axis=1), label="sinpe_ext, float32")
     ax.axhline(HALF_ULP_AT_ONE * abs(encoding.amplitude), color="0.5", linestyle=":", label="rounding once: $2^{-25}$")
@@ -225,17 +234,17 @@ def benchmark(
     """
     from ._bench_report import lines_of_sizes, nanoseconds, plural
 
-    measured = [entry for entry in results.get("sizes", ()) if "ms" in entry]
-    groups = lines_of_sizes(measured)
+    _checks.axes(ax)
+    groups = lines_of_sizes(_checks.timings(results))
     if threads is None:
         threads = max((key[2] for key in groups if key[:2] == (case, dtype)), default=0)
-    if (case, dtype, threads) not in groups:
+    if (case, dtype, threads) not in list(groups):
         known = ", ".join(f"{name} {kind} on {plural(count, 'thread')}" for name, kind, count in groups) or "no sizes"
         raise ValueError(
             f"results: expected times of {case} {dtype} on {threads or 'any'} threads, got {known}; measure with "
             "`python -m sinpe_ext bench --sizes`"
         )
-    ax = _axes(ax)
+    ax = _checks.drawn_into(ax)
     entries = groups[case, dtype, threads]
     names = dict.fromkeys(name for entry in entries for name in entry["ms"])
     for name in names:
@@ -280,70 +289,22 @@ def usual_float32(positions: np.ndarray, encoding: Encoding) -> np.ndarray:
     return values
 
 
-def _axes(ax: Axes | None) -> Axes:
-    """The given Axes, else pyplot's current one."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as cause:
-        raise ImportError(
-            "sinpe_ext.plot: expected matplotlib, which is not installed; run `pip install sinpe-ext[plot]` or "
-            "`pip install matplotlib`"
-        ) from cause
-    return plt.gca() if ax is None else ax
-
-
-def _is_encoding(value: object) -> bool:
-    from .encoding import Encoding
-
-    return isinstance(value, Encoding)
-
-
-def _evaluate(positions: Any, encoding: Encoding, dtype: Any = "float64") -> np.ndarray:
+def _evaluate(positions: np.ndarray, encoding: Encoding, dtype: Any = "float64") -> np.ndarray:
     """(P, dim) rows of final positions."""
     import numpy as np
 
     from . import numpy as front
 
-    asked = np.asarray(positions)
-    return front.encode(
-        asked.astype(np.float64 if asked.dtype.kind == "f" else np.int64), encoding, dtype=np.dtype(dtype)
-    )
+    return front.encode(positions, encoding, dtype=np.dtype(dtype))
 
 
-def _refuse_grid(table: Any) -> None:
-    from .grid import GridEncoding
-
-    if isinstance(table, (str, GridEncoding)):
-        got = f'the name "{table}"' if isinstance(table, str) else f"a GridEncoding of {table.ndim} axes"
-        raise TypeError(
-            f"table: expected an Encoding, a tensor or an array of rows, got {got}; pass convention(name, dim), "
-            "and for a grid sinpe_ext.table((H, W), grid, flatten=True)"
-        )
-
-
-def _rows(table: Any, length: int | None, start: int) -> tuple[np.ndarray, int]:
+def _rows(name: str, table: Any, length: int | None, start: int) -> tuple[np.ndarray, int]:
     """A table as a 2-D float64 array, and the position of its first row."""
     import numpy as np
 
-    _refuse_grid(table)
-
-    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-        raise ValueError(
-            f"length: expected a whole number of at least 1, got {length!r}; pass the number of rows to draw"
-        )
-    if _is_encoding(table):
-        if length is None:
-            raise TypeError("length: expected a number of rows with an Encoding, got None; pass length=200, say")
-        first = table.start + start
-        return _evaluate(np.arange(first, first + length), table), first
-    if hasattr(table, "detach"):  # a torch tensor, recognised without importing torch; bfloat16 has no NumPy type
-        table = table.detach().cpu().double()
-    values = np.asarray(table, dtype=np.float64)
-    if values.ndim == 3 and 1 in (values.shape[0], values.shape[1]):
-        values = values.reshape(-1, values.shape[-1])  # a `pe` buffer: (1, length, dim) or (length, 1, dim)
-    if values.ndim != 2 or not values.size:
-        raise ValueError(
-            f"table: expected an Encoding or a table of shape (length, dim), got shape {tuple(values.shape)}; "
-            "select one table first"
-        )
-    return values[:length], start
+    if isinstance(table, Encoding):
+        rows = _checks.rows_asked(length, table) or 0
+        first = _checks.first_position(start, table.start, rows)
+        return _evaluate(np.arange(first, first + rows), table), first
+    values = _checks.table(name, table)[: _checks.rows_asked(length, None)]
+    return values, _checks.first_position(start, 0, len(values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,11 @@ def test_wrong_sizes(text: str) -> None:
         (["--threads", "1,two"], "threads: expected numbers from 1"),
         (["--sizes", "--device", "cuda"], "sizes: they are measured on the CPU"),
         (["--rows", "table", "--plot", "a.png"], "plot: expected sizes to draw"),
+        (["--sizes", "512", "--plot", "q.xyz"], 'got the format "xyz" in q.xyz; pass a .png'),
+        (["--sizes", "512", "--plot", "/nowhere/q.png"], "plot: expected a file to write to in a folder that exists"),
+        (["--sizes", "512", "--plot", "."], "plot: expected a file to write to, got the folder ."),
+        (["--sizes", "512", "-o", "/nowhere/x.json"], "json: expected a file to write to in a folder that exists"),
+        (["--sizes", "512", "-o", "x.svg", "--plot", "x.svg"], "plot: expected another file than the JSON's"),
         (["--replot", "no_such.json"], "replot: expected a result of"),
     ],
 )
@@ -265,8 +271,30 @@ def test_the_command_measures_and_draws_again(tmp_path: Path) -> None:
     assert picture.lstrip().startswith("<?xml")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "r.json, which is no JSON"),
+        ("[]", "results: expected what .* as a dict, got list"),
+        ('{"sizes": 3}', 'got "sizes" that are no list of dicts'),
+        ('{"sizes": [{"ms": {}}]}', 'got an entry of "sizes" with no "case"'),
+        ("{}", 'results: expected "machine" with cores, cpu, date, torch'),
+    ],
+)
+def test_what_is_no_result_is_not_drawn(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "r.json").write_text(content)
+    assert main(["bench", "--replot", str(tmp_path / "r.json")]) == 2
+    told = capsys.readouterr().err
+    assert re.search(rf"^replot: expected a result of .*{message}", told) and told.count("\n") == 1
+
+
 def test_a_result_without_sizes_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    (tmp_path / "r.json").write_text(json.dumps({"sizes": []}))
+    (tmp_path / "r.json").write_text(
+        json.dumps({"sizes": [], "machine": {"cpu": "", "cores": 1, "torch": "", "date": ""}})
+    )
     assert main(["bench", "--replot", str(tmp_path / "r.json")]) == 2
     assert "replot: expected a result with sizes, got none" in capsys.readouterr().err

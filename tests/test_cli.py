@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sinpe_ext import __main__ as cli
+from sinpe_ext._version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("info", "demo", "plot", "bench", "build", "export", "identify")
@@ -39,6 +40,12 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"python -m sinpe_ext {command}".strip() in capsys.readouterr().out
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"sinpe_ext {__version__}\n"
+
+
 def test_info() -> None:
     done = run("info", "--json")
     assert done.returncode == 0, done.stderr
@@ -59,8 +66,9 @@ def test_info_says_what_to_do_without_the_compiled_backend(capsys: pytest.Captur
 def test_plot(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"{kind}.png"
-    options = ["--length", "50", "--dim", "20", "--convention", "own_index", "--kind", kind, "-o", str(path)]
-    assert cli.main(["plot", *options]) == 0
+    options = ["--dim", "20", "--convention", "own_index", "--kind", kind, "-o", str(path)]
+    length = ["--length", "50"] if kind in ("heatmap", "similarity") else []
+    assert cli.main(["plot", *options, *length]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out.strip() == str(path)
 
@@ -106,11 +114,28 @@ def test_set(setting: str, value: object) -> None:
         (["export", "paper", "8", "--name", "1x", "-o", "-"], "name: expected a C identifier"),
         (["export", "paper", "8", "--set", "bas=3", "-o", "-"], "did you mean base"),
         (["export", "paper", "8", "--set", "base", "-o", "-"], "--set: expected FIELD=VALUE"),
-        (["export", "paper", "8", "-o", "/nowhere/plan.h"], "output: expected a file"),
+        (["export", "paper", "8", "-o", "/nowhere/plan.h"], "output: expected a file to write to in a folder"),
+        (["export", "paper", "8", "-o", "."], "output: expected a file to write to, got the folder ."),
         (["plot", "--dim", "x", "-o", "a.png"], "--dim"),
         (["plot", "--length", "0", "-o", "a.png"], "length: expected"),
         (["plot", "--kind", "curves", "--positions", "1;2", "-o", "a.png"], "--positions: expected whole numbers"),
-        (["plot", "-o", "a.nonsense"], "nonsense"),
+        (["plot", "-o", "a.nonsense"], "output: expected a name that ends in ."),
+        (["plot", "-o", "a"], "got no ending in a; pass a .png"),
+        (["plot", "-o", "."], "output: expected a file to write to, got the folder .; add a name"),
+        (["plot", "-o", "/nowhere/p.png"], "in a folder that exists, got /nowhere/p.png; make /nowhere first"),
+        (["plot", "-o", "nowhere/"], "make nowhere first"),
+        (["plot", "--kind", "curves", "--positions", "9" * 20, "-o", "a.png"], "positions: expected whole numbers"),
+        (["plot", "--kind", "curves", "--positions", "", "-o", "a.png"], "--positions: expected whole numbers"),
+        (["plot", "--kind", "error", "--positions", "0", "-o", "a.png"], "positions: expected 1 or more"),
+        (["plot", "--dpi", "100000", "-o", "a.png"], "dpi: expected an int in 1..2400, got 100000; pass 300"),
+        (["plot", "--dpi", "0", "-o", "a.png"], "dpi: expected an int in 1..2400, got 0"),
+        (["plot", "--length", "1000000000", "--dim", "1000000", "-o", "a.png"], "length: expected at most 67108864"),
+        (["plot", "--cmap", "virids", "-o", "a.png"], "did you mean viridis"),
+        (["plot", "--positions", "3", "-o", "a.png"], "--positions: expected it with --kind curves or error, got"),
+        (["plot", "--kind", "curves", "--transpose", "-o", "a.png"], "--transpose: expected it with --kind heatmap"),
+        (["plot", "--kind", "error", "--cmap", "viridis", "-o", "a.png"], "--cmap: expected it with --kind heatmap"),
+        (["plot", "--kind", "error", "--length", "3", "-o", "a.png"], "--length: expected it with --kind heatmap or"),
+        (["plot", "--convention", "mae2d", "--dim", "16", "-o", "a.png"], "convention: expected one of one axis"),
         (["bench", "--rows", "nonsense"], "rows: expected some of table,"),
         (["demo", "--text", "/nowhere.txt"], "text: expected a readable file"),
     ],

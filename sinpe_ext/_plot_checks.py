@@ -1,0 +1,269 @@
+"""What `plot` demands of its arguments, looked at before a figure is opened. Imports torch only where a tensor came."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import _checks
+from .encoding import Encoding, integer
+from .grid import GridEncoding
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+
+MAX_VALUES = 2**26  # of length * dim, half a GiB of float64: far more than any picture has pixels
+AXIS_LIMIT = 2**52  # positions whose halves float64, and so an axis, tells apart
+MAX_DPI = 2400  # 8 x 5 inches at this take a GiB
+TIMED = ("case", "title", "floor", "dtype", "threads", "elements", "ms")  # what an entry of a size needs to be drawn
+
+
+def matplotlib_installed() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"matplotlib: expected it to be installed, got {error}; run `pip install matplotlib`"
+        ) from error
+
+
+def axes(ax: Any) -> None:
+    """An Axes or None. The current one is taken by `drawn_into`, when nothing can be refused any more."""
+    matplotlib_installed()
+    from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
+
+    if ax is None or isinstance(ax, Axes):
+        return
+    advice = "pass plt.gca() or one of plt.subplots()"
+    if isinstance(ax, FigureBase):
+        advice = "pass figure.add_subplot()"
+    elif hasattr(ax, "__getitem__"):
+        advice = "pass one of its elements"
+    raise TypeError(f"ax: expected a matplotlib Axes, got {_checks.described(ax)}; {advice}")
+
+
+def drawn_into(ax: Axes | None) -> Axes:
+    """The given Axes, else pyplot's current one."""
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.gca()
+
+
+def colour_map(value: Any) -> None:
+    import matplotlib
+    from matplotlib.colors import Colormap
+
+    if value is None or isinstance(value, Colormap):
+        return
+    if not isinstance(value, str):
+        raise TypeError(f"cmap: expected the name of a matplotlib colour map, got {_checks.shown(value)}; pass one")
+    if value not in matplotlib.colormaps:
+        close = difflib.get_close_matches(value, list(matplotlib.colormaps), n=3)
+        advice = f"did you mean {' or '.join(close)}?" if close else "list(matplotlib.colormaps) has them, as viridis"
+        raise ValueError(f"cmap: expected the name of a matplotlib colour map, got {value!r}; {advice}")
+
+
+def dpi(value: int) -> int:
+    """Dots an inch of a picture in a file."""
+    return integer("dpi", value, 1, MAX_DPI, "pass 300, say, or write a .pdf or .svg, which have none")
+
+
+def one_axis(name: str, value: Any) -> None:
+    """That a table is not a grid or a name, which have no rows by themselves."""
+    if isinstance(value, (str, GridEncoding)):
+        got = f'the name "{value}"' if isinstance(value, str) else f"a GridEncoding of {value.ndim} axes"
+        raise TypeError(
+            f"{name}: expected an Encoding, a tensor or an array of rows, got {got}; pass convention(name, dim), "
+            "and for a grid sinpe_ext.table((H, W), grid, flatten=True)"
+        )
+
+
+def encoding_alone(value: Any) -> None:
+    if not isinstance(value, Encoding):
+        raise TypeError(f"encoding: expected an Encoding, got {_checks.described(value)}; pass sinpe_ext.Encoding(dim)")
+
+
+def drawable(name: str, rows: int, dim: int) -> None:
+    """That so many rows of an encoding are not more than a picture can show."""
+    if rows * dim > MAX_VALUES:
+        raise ValueError(
+            f"{name}: expected at most {MAX_VALUES} values (rows * dim) in a picture, got {rows} * {dim}; "
+            f"{'pass a smaller length' if name == 'length' else 'pass fewer'} or a smaller dim"
+        )
+
+
+def rows_asked(length: Any, encoding: Encoding | None) -> int | None:
+    """`length` as an int; None, where it is needed for nothing."""
+    if length is None:
+        if encoding is not None:
+            raise TypeError("length: expected a number of rows with an Encoding, got None; pass length=200, say")
+        return None
+    number = integer("length", length, 1, _checks.INT64_MAX, "pass the number of rows to draw")
+    if encoding is not None:
+        drawable("length", number, encoding.dim)
+    return number
+
+
+def first_position(start: Any, own: int, rows: int) -> int:
+    """The position of the first of so many rows, all of them within what an axis can show."""
+    first = own + _checks.start(start)
+    _checks.position_range(first, rows)
+    if first < -AXIS_LIMIT or first + rows > AXIS_LIMIT:
+        raise ValueError(
+            f"start: expected positions within 2**52, which an axis tells apart, got {first} to {first + rows - 1}; "
+            "lower start, or draw some of them with plot.curves"
+        )
+    return first
+
+
+def table(name: str, value: Any) -> np.ndarray:
+    """A table as a 2-D float64 array."""
+    import numpy as np
+
+    one_axis(name, value)
+    try:
+        if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
+            _checks.dense_tensor(name, value)
+            found = value.detach().cpu()
+            found = found.numpy() if found.is_complex() else found.double().numpy()  # NumPy has no bfloat16
+        else:
+            found = np.asarray(value)
+        if found.dtype.kind not in "cUSMm":
+            found = found.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if str(error).startswith(f"{name}: "):
+            raise
+        raise TypeError(
+            f"{name}: expected numbers in rows of one length, got {_checks.described(value)} of others; "
+            "pass a tensor, an array or equally long lists of numbers"
+        ) from error
+    if found.dtype.kind == "c":
+        raise TypeError(f"{name}: expected real numbers, got {_checks.described(value)}; pass its .real or .imag")
+    if found.dtype != np.float64:
+        raise TypeError(f"{name}: expected numbers, got {found.dtype} values; convert them to floats first")
+    if found.ndim == 3 and 1 in (found.shape[0], found.shape[1]):
+        found = found.reshape(-1, found.shape[-1])  # a `pe` buffer: (1, length, dim) or (length, 1, dim)
+    if found.ndim != 2 or not found.size:
+        got = f"shape {tuple(found.shape)}" if found.ndim else _checks.described(value)
+        raise ValueError(
+            f"{name}: expected an Encoding or a table of shape (length, dim), got {got}; select one table first"
+        )
+    return found
+
+
+def positions(value: Any) -> np.ndarray:
+    """One position or more, finite, as an int64 or float64 array."""
+    import numpy as np
+
+    from .numpy import _positions
+
+    if hasattr(value, "detach"):
+        found = _checks.positions(value).detach().cpu().numpy()
+    else:
+        found = _listed(value)
+    if found.ndim != 1 or not found.size:
+        raise ValueError(
+            f"positions: expected a sequence of numbers, one or more, got shape {tuple(found.shape)}; "
+            "pass [5, 6, 50], say"
+        )
+    checked = _positions(found)
+    if checked.dtype.kind == "f":
+        checked = checked.astype(np.float64)
+        if not np.isfinite(checked).all():
+            got = checked[~np.isfinite(checked)][0]
+            raise ValueError(f"positions: expected finite numbers, got {got}; leave it out")
+    return checked
+
+
+def whole_positions(value: Any) -> np.ndarray:
+    """Positions for a logarithmic axis: whole numbers from 1, as int64."""
+    import numpy as np
+
+    found = positions(value)
+    if found.dtype.kind == "f":
+        wrong = found[(found != np.floor(found)) | (abs(found) >= 2.0**63)]
+        if wrong.size:
+            raise ValueError(f"positions: expected whole numbers within int64, got {wrong[0]}; round them")
+    whole = found.astype(np.int64)
+    if whole.min() < 1:
+        raise ValueError(f"positions: expected 1 or more, for the axis is logarithmic, got {whole.min()}; leave it out")
+    return whole
+
+
+def timings(results: Any) -> list[dict[str, Any]]:
+    """The measured sizes among a benchmark's results."""
+    source = "what `python -m sinpe_ext bench --sizes -o FILE.json` writes"
+    if not isinstance(results, Mapping):
+        raise TypeError(
+            f"results: expected {source}, as a dict, got {_checks.described(results)}; pass json.load(open(FILE))"
+        )
+    sizes = results.get("sizes", ())
+    if not isinstance(sizes, (list, tuple)) or not all(isinstance(entry, Mapping) for entry in sizes):
+        raise ValueError(
+            f'results: expected {source}, got "sizes" that are no list of dicts; pass such a file, unchanged'
+        )
+    for entry in sizes:
+        missing = [name for name in TIMED if name not in entry] if "ms" in entry else []
+        if missing or not all(entry.get(name) for name in TIMED if "ms" in entry):
+            wrong = f'no "{missing[0]}"' if missing else "an empty one"
+            raise ValueError(
+                f'results: expected {source}, got an entry of "sizes" with {wrong}; pass such a file, unchanged'
+            )
+        if "ms" in entry and not _are_times(entry):
+            raise ValueError(
+                f'results: expected {source}, got an entry of "sizes" whose "ms" or "elements" are no numbers; '
+                "pass such a file, unchanged"
+            )
+    return [dict(entry) for entry in sizes if "ms" in entry]
+
+
+def _are_times(entry: Mapping[str, Any]) -> bool:
+    numbers = (
+        [*entry["ms"].values(), entry["elements"], entry["threads"]] if isinstance(entry["ms"], Mapping) else [None]
+    )
+    names = entry["case"], entry["dtype"], entry["title"], entry["floor"]
+    return all(isinstance(number, (int, float)) for number in numbers) and all(isinstance(name, str) for name in names)
+
+
+def _listed(value: Any) -> np.ndarray:
+    """A sequence of numbers as an array; what NumPy would round or take apart is refused."""
+    import numpy as np
+
+    advice = "pass [5, 6, 50], say"
+    try:
+        if isinstance(value, (str, bytes, Mapping)):
+            raise TypeError
+        given = list(value)
+        found = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"positions: expected a sequence of numbers, got {_checks.shown(value)}; {advice}") from error
+    if found.dtype.kind == "O" or (found.dtype.kind == "f" and found.ndim == 1):
+        for one in given:
+            if not isinstance(one, (int, float, np.number)):
+                raise TypeError(f"positions: expected numbers, got {_checks.shown(one)}; {advice}")
+            if isinstance(one, int) and (not -(2**63) <= one < 2**63 or float(one) != one):
+                raise ValueError(
+                    "positions: expected whole numbers within int64, and within 2**53 beside fractions, got "
+                    f"{_checks.shown(one)}; pass smaller ones"
+                )
+    if found.dtype.kind in "US":
+        raise TypeError(f"positions: expected numbers, got {_first_text(given)}; {advice}")
+    return found
+
+
+def _first_text(given: list[Any]) -> str:
+    return repr(next((one for one in given if isinstance(one, (str, bytes))), given[0]))
+
+
+def finite_peak(values: np.ndarray) -> float:
+    """The largest finite magnitude, 1 where there is none but 0: the symmetric limits of a heat map's colours."""
+    import numpy as np
+
+    peak = float(np.max(abs(values), where=np.isfinite(values), initial=0.0))
+    return peak if peak > 0 and math.isfinite(peak) else 1.0

@@ -1,0 +1,99 @@
+"""`python -m sinpe_ext plot`: an encoding's picture in a file."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+PLOTS = ("heatmap", "curves", "similarity", "error")
+OF_KINDS = {  # the options that some kinds alone have
+    "length": ("heatmap", "similarity"),
+    "positions": ("curves", "error"),
+    "transpose": ("heatmap",),
+    "cmap": ("heatmap",),
+}
+LENGTH = 200
+
+
+def options(command: argparse.ArgumentParser) -> None:
+    """The options, but for --set."""
+    command.add_argument("--convention", metavar="NAME", default="paper", help="name of a convention (default: paper)")
+    command.add_argument("--dim", type=int, default=100, help="number of channels (default: 100)")
+    command.add_argument("--kind", choices=PLOTS, default="heatmap", help="the picture (default: heatmap)")
+    text = f"number of positions (heatmap, similarity; default: {LENGTH})"
+    command.add_argument("--length", type=int, help=text)
+    text = "positions (curves: default 5,6,50; error: default 1 to 10 million)"
+    command.add_argument("--positions", metavar="P,P,...", help=text)
+    command.add_argument("--transpose", action="store_true", default=None, help="positions along the x axis (heatmap)")
+    command.add_argument("--cmap", help="matplotlib colour map (heatmap; default: coolwarm)")
+    command.add_argument("--dpi", type=int, default=150, help="resolution (default: 150)")
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="the picture's file")
+
+
+def main(options: argparse.Namespace, encoding: Any) -> int:
+    """Draw it.
+
+    Raises: ImportError without matplotlib; TypeError, ValueError for options that no picture can be drawn of.
+    """
+    from . import _plot_checks
+
+    _plot_checks.matplotlib_installed()
+    check(options, encoding)
+
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from . import plot as pictures
+    from ._outputs import picture_to_write, refused
+
+    path, dpi = picture_to_write("output", options.output), _plot_checks.dpi(options.dpi)
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    ax = figure.add_subplot()
+    length = LENGTH if options.length is None else options.length
+    positions = None if options.positions is None else whole_numbers(options.positions)
+    try:
+        if options.kind == "heatmap":
+            extra = {} if options.cmap is None else {"cmap": options.cmap}
+            pictures.heatmap(encoding, length=length, transpose=bool(options.transpose), ax=ax, **extra)
+        elif options.kind == "curves":
+            pictures.curves(encoding, positions or (5, 6, 50), ax=ax)
+        elif options.kind == "similarity":
+            pictures.similarity(encoding, length, ax=ax)
+        else:
+            pictures.error(encoding, positions, ax=ax)
+        ax.set_title(f"{options.convention}, {encoding.dim} channels")
+        figure.savefig(path, dpi=dpi)
+    except OSError as error:
+        raise refused("output", path, error) from None
+    except MemoryError:
+        raise ValueError(
+            f"dpi: expected a picture that fits into memory, got {dpi} dots an inch; lower it, --length or --dim"
+        ) from None
+    except RuntimeError as error:  # a format whose tool is not installed, as LaTeX for .pgf
+        raise ValueError(f"output: expected a format that can be written here, got {path} ({error})") from None
+    print(path)
+    return 0
+
+
+def check(options: argparse.Namespace, encoding: Any) -> None:
+    """That the encoding and the options go with the kind of picture."""
+    from .grid import GridEncoding
+
+    if isinstance(encoding, GridEncoding):
+        raise ValueError(
+            f"convention: expected one of one axis, got {options.convention}, a grid of {encoding.ndim}; give "
+            "sinpe_ext.table((H, W), grid, flatten=True) to sinpe_ext.plot.heatmap"
+        )
+    for name, kinds in OF_KINDS.items():
+        if getattr(options, name) is not None and options.kind not in kinds:
+            raise ValueError(
+                f"--{name}: expected it with --kind {' or '.join(kinds)}, got --kind {options.kind}; leave one out"
+            )
+
+
+def whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--positions: expected whole numbers with commas, got {text!r}; write 5,6,50, say") from None

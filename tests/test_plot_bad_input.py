@@ -1,0 +1,161 @@
+"""Pictures of what cannot be drawn: every refusal names the argument and what to do, and opens no figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sinpe_ext import plot
+from sinpe_ext._catalogue import convention
+from sinpe_ext.encoding import Encoding
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+E, GRID, TABLE = Encoding(8), convention("mae2d", 16), np.zeros((6, 4))
+TIME = {
+    "case": "table",
+    "title": "t",
+    "floor": "f",
+    "dtype": "float32",
+    "threads": 1,
+    "elements": 512,
+    "ms": {"ours": 1},
+}
+
+CASES: list[tuple[Any, type[Exception], str]] = [
+    (lambda: plot.heatmap("x"), TypeError, r'^table: expected an Encoding, .* got the name "x"'),
+    (lambda: plot.heatmap(E, length=5, start="a"), TypeError, "^start: expected int, got str"),
+    (lambda: plot.heatmap(E, length=3, start=2**63), ValueError, "^start: expected an int in"),
+    (lambda: plot.heatmap(Encoding(8, start=2), length=3, start=2**63 - 1), ValueError, "^start: .* within int64"),
+    (lambda: plot.heatmap(E, length=3, start=2**60), ValueError, r"^start: expected positions within 2\*\*52"),
+    (lambda: plot.heatmap(E, length=True), TypeError, "^length: expected int, got bool"),
+    (lambda: plot.heatmap(E, length=2**24), ValueError, "^length: expected at most 67108864 values .* smaller length"),
+    (lambda: plot.heatmap(E, length=5, cmap="nope nope"), ValueError, "^cmap: expected the name of a matplotlib"),
+    (lambda: plot.heatmap(E, length=5, cmap="virids"), ValueError, "did you mean viridis"),
+    (lambda: plot.heatmap(E, length=5, cmap=3), TypeError, "^cmap: expected the name .* got 3"),
+    (lambda: plot.heatmap([["a"]]), TypeError, "^table: expected numbers, got <U1 values"),
+    (lambda: plot.heatmap([[1, 2], [3]]), TypeError, "^table: expected numbers in rows of one length, got list"),
+    (lambda: plot.heatmap([[None, object()]]), TypeError, "^table: expected numbers in rows"),
+    (lambda: plot.heatmap(TABLE + 1j), TypeError, "^table: expected real numbers, got complex128"),
+    (lambda: plot.heatmap(3), ValueError, r"^table: .* \(length, dim\), got int"),
+    (lambda: plot.heatmap(TABLE, ax=3), TypeError, r"^ax: expected a matplotlib Axes, got int; pass plt.gca\(\)"),
+    (lambda: plot.heatmap(TABLE, ax=np.zeros(2, object)), TypeError, "^ax: .* pass one of its elements"),
+    (lambda: plot.heatmap(TABLE, transpose="no"), TypeError, "^transpose: expected bool"),
+    (lambda: plot.curves(E, 5), TypeError, r"^positions: expected a sequence of numbers, got 5; pass \[5, 6"),
+    (lambda: plot.curves(E, "5"), TypeError, "^positions: expected a sequence of numbers, got '5'"),
+    (lambda: plot.curves(E, ["a"]), TypeError, "^positions: expected numbers, got 'a'"),
+    (lambda: plot.curves(E, [None]), TypeError, "^positions: expected numbers, got None"),
+    (lambda: plot.curves(E, [2**70]), ValueError, "^positions: expected whole numbers within int64"),
+    (
+        lambda: plot.curves(E, [1, 2**63]),
+        ValueError,
+        "^positions: expected whole numbers within int64, .* got 9223372036854775808",
+    ),
+    (lambda: plot.curves(E, [2**53 + 1, 0.5]), ValueError, "^positions: .* beside fractions, got 9007199254740993"),
+    (lambda: plot.curves(E, [np.nan]), ValueError, "^positions: expected finite numbers, got nan"),
+    (lambda: plot.curves(TABLE, [np.nan]), ValueError, "^positions: expected finite numbers, got nan"),
+    (lambda: plot.curves(TABLE, []), ValueError, "^positions: expected a sequence of numbers, one or more"),
+    (lambda: plot.curves(TABLE, [7]), IndexError, "^positions: expected whole numbers from 0 to 5"),
+    (lambda: plot.curves(Encoding(2**24), [1, 2, 3, 4, 5]), ValueError, "^positions: expected at most 67108864 values"),
+    (lambda: plot.error(E, 5), TypeError, "^positions: expected a sequence of numbers, got 5"),
+    (lambda: plot.error(E, ["a"]), TypeError, "^positions: expected numbers, got 'a'"),
+    (lambda: plot.error(E, [[1, 2], [3, 4]]), ValueError, r"^positions: .* got shape \(2, 2\)"),
+    (lambda: plot.error(E, [0.5, 1.5]), ValueError, "^positions: expected whole numbers within int64, got 0.5"),
+    (lambda: plot.error(E, [1e30]), ValueError, r"^positions: expected whole numbers within int64, got 1e\+30"),
+    (lambda: plot.error(E, [np.nan]), ValueError, "^positions: expected finite numbers, got nan"),
+    (
+        lambda: plot.error(E, [-5, -1]),
+        ValueError,
+        "^positions: expected 1 or more, for the axis is logarithmic, got -5",
+    ),
+    (lambda: plot.error(E, []), ValueError, "^positions: expected a sequence of numbers, one or more"),
+    (lambda: plot.error("paper"), TypeError, "^encoding: expected an Encoding, got str"),
+    (lambda: plot.similarity(GRID, 10), TypeError, "^encoding: expected an Encoding, .* a GridEncoding of 2 axes"),
+    (lambda: plot.similarity("paper", 10), TypeError, '^encoding: expected an Encoding, .* got the name "paper"'),
+    (lambda: plot.similarity(E), TypeError, "^length: expected a number of rows"),
+    (lambda: plot.similarity([[1], [2, 3]]), TypeError, "^encoding: expected numbers in rows"),
+    (lambda: plot.benchmark("x.json"), TypeError, r"^results: .* as a dict, got str; pass json.load"),
+    (lambda: plot.benchmark(None), TypeError, "^results: .* as a dict, got NoneType"),
+    (lambda: plot.benchmark({"sizes": [{"ms": 1}]}), ValueError, '^results: .* "sizes" with no "case"'),
+    (lambda: plot.benchmark({"sizes": [3]}), ValueError, '^results: .* "sizes" that are no list of dicts'),
+    (
+        lambda: plot.benchmark({"sizes": [{**TIME, "ms": 1}]}),
+        ValueError,
+        '^results: .* "ms" or "elements" are no numbers',
+    ),
+    (lambda: plot.benchmark({"sizes": [{**TIME, "elements": 0}]}), ValueError, "^results: .* with an empty one"),
+    (lambda: plot.benchmark({"sizes": [TIME]}, "other"), ValueError, "^results: expected times of other"),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_figure() -> Any:
+    plt.close("all")
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize(("call", "error", "words"), CASES, ids=[words for _, _, words in CASES])
+def test_refused_before_a_figure_is_opened(call: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as refusal:
+        call()
+    assert ";" in str(refusal.value) and "\n" not in str(refusal.value)
+    assert plt.get_fignums() == []
+
+
+def test_a_figure_for_an_axes() -> None:
+    with pytest.raises(TypeError, match=r"^ax: .* got Figure; pass figure.add_subplot\(\)"):
+        plot.heatmap(TABLE, ax=matplotlib.figure.Figure())
+
+
+@pytest.mark.parametrize("name", ["complex", "meta", "sparse"])
+def test_tensors_that_are_no_table(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    tensor, words = {
+        "complex": (torch.zeros(3, 2, dtype=torch.complex64), "^table: expected real numbers, got torch.complex64"),
+        "meta": (torch.zeros(3, 2, device="meta"), "^table: expected numbers in rows of one length"),
+        "sparse": (torch.eye(3).to_sparse(), "^table: expected a dense strided tensor"),
+    }[name]
+    with pytest.raises(TypeError, match=words):
+        plot.heatmap(tensor)
+    assert plt.get_fignums() == []
+
+
+def test_numpy_integers_are_integers() -> None:
+    ax = plot.heatmap(E, length=np.int64(5), start=np.int32(2))
+    assert list(ax.get_images()[0].get_extent()) == [-0.5, 7.5, 6.5, 1.5]
+
+
+def test_positions_may_be_a_tensor_or_an_array() -> None:
+    torch = pytest.importorskip("torch")
+    for positions in (torch.tensor([5, 6]), np.array([5, 6], np.int16), (p for p in (5, 6))):
+        ax = plot.curves(E, positions, ax=plt.figure().add_subplot())
+        assert [text.get_text() for text in ax.get_legend().get_texts()] == ["5", "6"]
+
+
+def test_a_table_with_nan_keeps_its_colours() -> None:
+    ax = plot.heatmap([[np.nan, 2.0], [np.inf, -3.0]])
+    assert ax.get_images()[0].get_clim() == (-3.0, 3.0)
+
+
+def test_no_memory_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Any) -> None:
+    from sinpe_ext.__main__ import main
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", fail)
+    assert main(["plot", "--dim", "16", "-o", str(tmp_path / "q.png")]) == 2
+    assert "dpi: expected a picture that fits into memory" in capsys.readouterr().err
+
+
+def test_a_place_without_permission(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from sinpe_ext import _outputs
+
+    monkeypatch.setattr(_outputs.os, "access", lambda *_: False)
+    with pytest.raises(ValueError, match="^output: expected a file to write to, got .* is read-only; pass another"):
+        _outputs.file_to_write("output", str(tmp_path / "p.png"))
