@@ -130,6 +130,8 @@ def check_outputs(options: argparse.Namespace, sizes: bool) -> None:
             path = file_to_write("json", options.json, or_folder=True)
         except ValueError as error:
             raise Refused(str(error)) from None
+        if not path.is_dir() and path.suffix != ".json":  # beside which the picture goes
+            raise Refused(f"json: expected a folder, or a file whose name ends in .json, got {options.json}; rename it")
         if options.plot is not None and path == Path(options.plot):
             raise Refused(f"plot: expected another file than the JSON's, got {options.plot}; pass a .png")
     if options.plot is not None:

@@ -107,7 +107,8 @@ def test_wrong_sizes(text: str) -> None:
         (["--sizes", "512", "--plot", "/nowhere/q.png"], "plot: expected a file to write to in a folder that exists"),
         (["--sizes", "512", "--plot", "."], "plot: expected a file to write to, got the folder ."),
         (["--sizes", "512", "-o", "/nowhere/x.json"], "json: expected a file to write to in a folder that exists"),
-        (["--sizes", "512", "-o", "x.svg", "--plot", "x.svg"], "plot: expected another file than the JSON's"),
+        (["--sizes", "512", "-o", "x.json", "--plot", "x.json"], "plot: expected another file than the JSON's"),
+        (["--sizes", "512", "-o", "x.svg"], "json: expected a folder, or a file whose name ends in .json, got x.svg"),
         (["--replot", "no_such.json"], "replot: expected a result of"),
     ],
 )
