@@ -107,10 +107,15 @@ def loss_of(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def model_of(kind: str, vocabulary: int, dropout: float = 0.1) -> LanguageModel:
+    """With these layers or with torch's own, see FRONTS."""
+    return LanguageModel(FRONTS[kind](vocabulary, WIDTH, dropout), dropout)
+
+
 def train(kind: str, data: Tensor, vocabulary: int, seed: int, steps: int, dropout: float) -> tuple[float, float]:
     """The held-out loss after training, and the median seconds of a step."""
     torch.manual_seed(seed)
-    model = LanguageModel(FRONTS[kind](vocabulary, WIDTH, dropout), dropout)
+    model = model_of(kind, vocabulary, dropout)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=max(steps, 2))
     order = torch.Generator().manual_seed(seed)

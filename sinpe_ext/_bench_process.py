@@ -84,7 +84,7 @@ torch.manual_seed(0)
 data, order = torch.randint(90, (20_000,)), torch.Generator().manual_seed(0)
 torch.ones(64, 64) @ torch.ones(64, 64)
 before = peak()
-model = lm.LanguageModel(kind, 90)
+model = lm.model_of(kind, 90)
 run = torch.compile(model) if compiled else model
 optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
 for _ in range(3):

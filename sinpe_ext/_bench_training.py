@@ -191,7 +191,7 @@ def training_step(*, compiled: bool = False) -> Subjects:
 
     def step(kind: str) -> Any:
         torch.manual_seed(0)
-        model = lm.LanguageModel(kind, 90)
+        model = lm.model_of(kind, 90)
         run = torch.compile(model) if compiled else model
         optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
         order = torch.Generator().manual_seed(0)

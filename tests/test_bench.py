@@ -299,3 +299,11 @@ def test_a_result_without_sizes_is_not_drawn(tmp_path: Path, capsys: pytest.Capt
     )
     assert main(["bench", "--replot", str(tmp_path / "r.json")]) == 2
     assert "replot: expected a result with sizes, got none" in capsys.readouterr().err
+
+
+def test_a_training_step_of_the_example() -> None:
+    """The rows that use examples/train_language_model.py, and what their processes measure."""
+    (row,) = [row for row in _bench.ROWS if row.name == "train_step"]
+    assert _bench.measure(row, 1, threads=1)["ours_ms"] > 0
+    (memory,) = [process for process in _bench.PROCESSES if process.name == "step_memory"]
+    assert memory.measure() > 1
