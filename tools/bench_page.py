@@ -5,7 +5,8 @@
     python tools/bench_page.py --check                          # writes nothing; 1 where they are not of that file
 
 A table stands between two comments, <!-- begin: tools/bench_page.py GROUP FILE --> and <!-- end -->. GROUP is one of
-GROUPS or OTHERS; a row is the one on the largest number of threads.
+GROUPS or OTHERS; a row is the one on the largest number of threads. A run of rows alone, or of sizes alone, renews what
+it has.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def renewed(text: str, results: str = "") -> str:
         head, group, named, _, end = match.groups()
         path = results or named
         found = json.loads((ROOT / path).read_text(encoding="utf-8"))
+        if results and not found.get({"sizes": "sizes", "processes": "processes"}.get(group, "rows")):
+            return match[0]  # a run of rows alone, or of sizes alone
         return head.replace(named, path) + table(group, found) + end
 
     return TABLE.sub(fresh, text)
