@@ -196,6 +196,7 @@ def text(found: dict[str, Any]) -> str:
 def write(path: Path | None, found: dict[str, Any]) -> None:
     """The JSON, in place at once: who stops a run keeps a whole file."""
     if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)  # the default; a folder that is named has to be there
         whole = path.with_name(f"{path.name}.part")
         whole.write_text(json.dumps(found, indent=1) + "\n")
         whole.replace(path)

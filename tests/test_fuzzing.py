@@ -97,7 +97,7 @@ def test_a_failing_property_is_told_with_its_example(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_crash_is_told_with_its_example(tmp_path: Path) -> None:
     body = "\n    ".join(["if n > 1000:", "    os.kill(os.getpid(), signal.SIGSEGV)"])
-    code, said = tool(tmp_path, body, "--minutes", "0.15")
+    code, said = tool(tmp_path, body, "--minutes", "0.4")
     assert code == 1 and "test_planted dies of SIGSEGV with seed 7" in said, said
     example = (tmp_path / "kept" / "test_fuzz_planted-7-again.txt").read_text()
     assert int(re.search(r"n=(\d+)", example)[1]) > 1000  # type: ignore[index]
