@@ -13,7 +13,6 @@ import importlib
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import types
 from collections.abc import Iterator
@@ -93,10 +92,7 @@ def torch_extension(target: str) -> Extension:
 
 def names_without_paths(torch: types.ModuleType) -> list[str]:
     """Flags that make __FILE__ say the same on every machine. The manifest leaves them out, as they name folders."""
-    return without_paths({CSRC: "csrc", Path(torch.__file__).parent / "include": "torch"})
-
-
-def without_paths(folders: dict[Path, str]) -> list[str]:
+    folders = {CSRC: "csrc", Path(torch.__file__).parent / "include": "torch"}
     return [f"-ffile-prefix-map={folder}={name}" for folder, name in folders.items()]
 
 
@@ -114,13 +110,11 @@ def core_extension() -> Extension:
         import pybind11
     except ImportError as error:
         raise _build.BuildUnavailable(f"pybind11 cannot be imported at build time: {error}") from error
-    folders = {CSRC: "csrc", Path(pybind11.get_include()): "pybind11", Path(sysconfig.get_path("include")): "python"}
     return Extension(
         "sinpe_ext._core",
         relative_sources("core"),
         include_dirs=[*_build.include_directories(CSRC), pybind11.get_include()],
-        # Python's headers have assertions that name their file, from 3.13 on.
-        extra_compile_args=_build.compile_flags("core") + without_paths(folders),
+        extra_compile_args=_build.compile_flags("core"),
         extra_link_args=_build.link_flags("core"),
         language="c++",
     )
