@@ -24,7 +24,7 @@ _grad_enabled = torch.is_grad_enabled
 
 def is_plain(t: Any, data: Tensor, encoding: Any, start: Any) -> bool:
     """Whether a kernel may take an ordinary tensor t (x of `add`, ids of `embed`) and `data` (x again, weight) as they
-    are: no gradient, nobody who looks at the operators, and the channels of the encoding."""
+    are: no gradient, and the channels of the encoding. To be asked where `is_traced()` is false."""
     return (
         type(encoding) is Encoding
         and encoding.angle == "exact"
