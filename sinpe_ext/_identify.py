@@ -14,7 +14,7 @@ from torch import Tensor
 from ._identify_candidates import Found
 from ._identify_partial import View, search
 from ._identify_shapes import shapes_of
-from ._identify_table import Refused, as_rows
+from ._identify_table import Refused, as_rows, regular
 from .encoding import Encoding, integer
 from .grid import GridEncoding
 
@@ -39,6 +39,8 @@ class Match:
             of that formula; "other" where it has those of another one.
         note: what else there is to know, in a sentence or two.
         zero_columns: columns of zeros that were set aside; `encoding` and `max_error` speak of the others.
+        transposed: whether the table was given with the channels first, (d, N): `encoding`, `rows` and the other fields
+            speak of its transpose, (N, d).
     """
 
     name: str
@@ -56,6 +58,7 @@ class Match:
     alias_codes: tuple[str, ...] = ()
     note: str = ""
     zero_columns: tuple[int, ...] = ()
+    transposed: bool = False
 
     def __str__(self) -> str:
         lines = list(zip(self.aliases, self.alias_codes, strict=True))
@@ -109,7 +112,8 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
 
     Args:
         table: a tensor or NumPy array of floating-point values, float16 to float64: (N, d), (1, N, d) or (N, 1, d);
-            a grid as (H, W, d), (T, H, W, d), (1, C, H, W), or flattened to (extra tokens + H * W, d).
+            a grid as (H, W, d), (T, H, W, d), (1, C, H, W), or flattened to (extra tokens + H * W, d). Where nothing
+            fits it as it is, the transpose of (d, N) or (1, d, N) is tried: see `Match.transposed`.
         shape: (H, W) or (T, H, W) of a flattened grid. None: rows of one coordinate, or else the shape is read off.
         top: the most matches to return.
     Returns: a list of `Match`; it is empty where no convention fits (a learned table, a rotary cache, noise), and its
@@ -125,11 +129,12 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
             rows = as_rows(table)
             if rows.dim() < 2 or not rows.numel():
                 raise Refused(f"its shape {tuple(rows.shape)} is not that of rows of channels")
-            found = _search(rows, lengths)
+            found = _search_both(rows, lengths)
         except Refused as refusal:
             return Matches(reason=str(refusal))
-    matches = [_match(item) for item in found.fitting[:top]]
-    return Matches(matches, "" if matches else found.reason, _match(found.closest) if found.closest else None)
+    matches = [Match(**item.facts()) for item in found.fitting[:top]]
+    closest = Match(**found.closest.facts()) if found.closest else None
+    return Matches(matches, "" if matches else found.reason, closest)
 
 
 @contextlib.contextmanager
@@ -147,6 +152,41 @@ def _plain_cpu() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _search_both(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
+    """The table as it is given; where nothing fits it, its transpose."""
+    turned = _transpose(rows)
+    size = math.prod(lengths) if lengths else 0
+    if turned is not None and turned.shape[1] < size <= len(turned):  # too few rows for the shape, as it is given
+        found = Found(reason=f"it has {turned.shape[1]} rows, too few for the shape")
+    else:
+        found = _search(rows, lengths)
+    if found.fitting or turned is None:
+        return found
+    try:
+        other = _search(turned.contiguous(), lengths)
+    except Refused:
+        return found
+    if not other.fitting:
+        return found
+    number, dim = turned.shape
+    for item in other.fitting:
+        item.transposed = True
+        note = f"given with the channels first, ({dim}, {number}): its transpose is what the encoding gives"
+        item.note = "; ".join(filter(None, [note, item.note]))
+    return other
+
+
+def _transpose(rows: Tensor) -> Tensor | None:
+    """The rows (N, d) of a table (d, N), (1, d, N) or one of these per sample; None where they cannot be sinusoids."""
+    if sum(length != 1 for length in rows.shape) == 2:
+        flat = rows.squeeze()
+    elif rows.dim() == 3 and _repeated(rows):
+        flat = rows[0]
+    else:
+        return None
+    return flat.T if regular(flat.T) else None
 
 
 def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
@@ -215,7 +255,3 @@ def lengths_of(shape: Any) -> tuple[int, ...] | None:
     if not 1 <= len(values) <= 4:
         raise ValueError(f"shape: expected 1 to 4 lengths, got {len(values)}; pass (H, W) or (T, H, W)")
     return tuple(integer("shape", value, 1, 2**31, "pass the lengths of the grid's axes") for value in values)
-
-
-def _match(item: Any) -> Match:
-    return Match(**item.facts())

@@ -64,6 +64,7 @@ class Identified:
     offset: int = 0  # rows that were set aside before the first
     zero_columns: tuple[int, ...] = ()
     rows: int = 0  # of the table that was given, where some were set aside
+    transposed: bool = False  # the channels came first
 
     def facts(self) -> dict[str, Any]:
         """The fields of a Match."""
@@ -85,6 +86,7 @@ class Identified:
             "float32_angle": self.float32_angle,
             "alias_codes": tuple(alias.code for alias in self.aliases),
             "note": self.note,
+            "transposed": self.transposed,
         }
 
 

@@ -90,7 +90,9 @@ def _show(path: Path, found: list[tuple[str, Any, Matches]], others: dict[str, i
     if number:
         most = max(others, key=lambda reason: others[reason])
         rest = f"{others[most]} of them: {most}" if others[most] < number else most
-        print(f"{number} other tensor{'s are' if number > 1 else ' is'} no table ({rest}){_named(near)}")
+        which = "other tensor" if found else "tensor"
+        names = _named(near) if number > 1 or found else ""  # the reason for a tensor alone is the one shown
+        print(f"{number} {which}{'s are' if number > 1 else ' is'} no table ({rest}){names}")
     if not found and not number:
         print(f"{path.name}: no tensors")
 

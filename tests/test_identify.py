@@ -284,6 +284,47 @@ def test_storage_and_shapes() -> None:
     assert "meta" in sinpe.identify(held.to("meta")).reason
 
 
+def channels_first(dim: int = 16) -> dict[str, torch.Tensor]:
+    held = table(sinpe.convention("t2t", dim, base=777.0))
+    return {
+        "(d, N)": held.T,
+        "(1, d, N)": held.T[None],
+        "(d, 1, N)": held.T[:, None],
+        "(d, N, 1)": held.T[..., None],
+        "(B, d, N)": held.T.expand(3, -1, -1),
+        "contiguous": held.T.contiguous(),
+        "float16": held.T.half(),
+    }
+
+
+@pytest.mark.feature("identify")
+@pytest.mark.parametrize("dim", [16, ROWS, 128])
+@pytest.mark.parametrize("case", channels_first())
+def test_channels_first(case: str, dim: int) -> None:
+    match = sinpe.identify(channels_first(dim)[case])[0]
+    assert (match.transposed, match.rows) == (True, ROWS)
+    assert match.code == f'sinpe.convention("t2t", {dim}, base=777.0)'
+    assert f"the channels first, ({dim}, {ROWS})" in match.note and "transpose" in str(match)
+
+
+def test_channels_first_of_a_named_table() -> None:
+    for rows, dim in ((3, 64), (64, 64), (100, 2), (5000, 8)):
+        held = sinpe.table(rows, dim)
+        match = sinpe.identify(held.T)[0]
+        assert (match.name, match.encoding, match.transposed) == ("paper", Encoding(dim), True)
+        assert not sinpe.identify(held)[0].transposed  # as it is given comes first
+    held[1] = 0
+    assert sinpe.identify(held.T)[0].zero_rows == (1,)
+
+
+def test_neither_way_round() -> None:
+    noise = learned(64, 64, 0.01)
+    found = sinpe.identify(table(Encoding(64)).T + noise)
+    assert list(found) == [] and found.closest is None and found.reason
+    found = sinpe.identify(table(Encoding(64)) + noise)
+    assert found.closest is not None and not found.closest.transposed
+
+
 def test_threads_and_gradients_are_left_as_they_were() -> None:
     threads = torch.get_num_threads()
     try:

@@ -118,9 +118,43 @@ def test_key_and_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_nothing_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"w": noise(64, 64)}, tmp_path / "none.pt")
     code, out = run(capsys, tmp_path / "none.pt")
-    assert code == 1 and out.startswith("1 other tensor is no table (")
+    assert code == 1 and out.startswith("1 tensor is no table (its columns are no sinusoids") and "--key" not in out
     torch.save({}, tmp_path / "empty.pt")
     assert run(capsys, tmp_path / "empty.pt") == (1, "empty.pt: no tensors\n")
+
+
+@pytest.mark.parametrize(
+    ("tables", "others", "last"),
+    [
+        (0, 0, "a.pt: no tensors"),
+        (0, 1, "1 tensor is no table ("),
+        (0, 2, "2 tensors are no table ("),
+        (0, 5, "5 tensors are no table ("),
+        (1, 0, '        sinpe.convention("paper", 64)'),
+        (1, 1, "1 other tensor is no table ("),
+        (1, 2, "2 other tensors are no table ("),
+        (2, 0, '        sinpe.convention("paper", 64)'),
+        (2, 1, "1 other tensor is no table ("),
+    ],
+)
+def test_tensors_are_counted(
+    tables: int, others: int, last: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {f"pe{k}": PAPER for k in range(tables)} | {f"w{k}": noise(9, 9) for k in range(others)}
+    torch.save(content, tmp_path / "a.pt")
+    code, out = run(capsys, tmp_path / "a.pt")
+    assert code == (0 if tables else 1)
+    assert out.splitlines()[-1].startswith(last)
+    assert out.count("paper (also") == tables and out.count("other") == (1 if tables and others else 0)
+
+
+def test_channels_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"pe": PAPER.transpose(1, 2)}, tmp_path / "a.pt")
+    code, out = run(capsys, tmp_path / "a.pt")
+    assert code == 0 and out.startswith("pe (1, 64, 100) float32\n    paper")
+    assert "given with the channels first, (64, 100)" in out
+    facts = json.loads(run(capsys, tmp_path / "a.pt", "--json")[1])
+    assert facts["tensors"][0]["matches"][0]["transposed"] is True
 
 
 def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +207,7 @@ def test_tensors_that_might_have_been_tables_are_named(tmp_path: Path, capsys: p
     walk = noise(64, 64).cumsum(0)
     torch.save({**{f"w{k}": noise(9, 9) for k in range(6)}, "walk": walk, "bias": noise(9)}, tmp_path / "a.pt")
     code, out = run(capsys, tmp_path / "a.pt")
-    assert code == 1 and "8 other tensors are no table" in out
+    assert code == 1 and "8 tensors are no table" in out
     assert "walk, w0, w1, w2, w3 and 2 more (--key NAME says why each is none)" in out
     facts = json.loads(run(capsys, tmp_path / "a.pt", "--json")[1])
     assert facts["others_shaped_like_tables"] == ["walk", "w0", "w1", "w2", "w3", "w4", "w5"]

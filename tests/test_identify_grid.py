@@ -112,6 +112,14 @@ def test_channel_first() -> None:
         assert (match.name, match.shape) == ("detr2d", (8, 10))
 
 
+def test_channel_first_and_flattened() -> None:
+    flat = grid_table(sinpe.convention("detr2d", 64), (12, 16)).reshape(-1, 64)
+    for tensor, shape in ((flat.T, None), (flat.T[None], None), (flat.T, (12, 16)), (flat.T[None], (12, 16))):
+        match = sinpe.identify(tensor, shape=shape)[0]
+        assert (match.name, match.shape, match.transposed) == ("detr2d", (12, 16), True)
+    assert not sinpe.identify(flat)[0].transposed
+
+
 @pytest.mark.parametrize("arrangement", ["blocks", "grouped", "interleaved"])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_grid_of_no_name(arrangement: str, order: tuple[int, int]) -> None:
