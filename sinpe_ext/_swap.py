@@ -13,10 +13,11 @@ from torch import nn
 from . import _swap_dropin, _swap_measure
 from ._catalogue import CATALOGUE, convention
 from ._grid_catalogue import GRIDS
+from ._swap_computed import called_of, computed_of
 from ._swap_detr import pictures_of
 from ._swap_diffusers import diffusion_of
 from ._swap_dropin import DropIn
-from ._swap_families import MODES, REPLACED, Candidate, Left
+from ._swap_families import MODES, REPLACED, ROTARY, SINUSOIDAL, Candidate, Left
 from ._swap_plain import plain_of
 from ._swap_state import same
 from ._swap_transformers import rows_of
@@ -43,7 +44,8 @@ def plans(model: nn.Module, angle: str, skip: Sequence[str], options: dict[str, 
     """A plan for every module that looks sinusoidal."""
     found = []
     every = dict(model.named_modules(remove_duplicate=False))
-    with torch.device("cpu"):  # for what trials make; a module's own device is named where it counts
+    # For what trials make: a module's own device is named where it counts.
+    with torch.device("cpu"), _swap_measure.one_thread():
         for name, module in model.named_modules():
             if any(fnmatchcase(name, pattern) for pattern in skip):
                 continue
@@ -87,12 +89,27 @@ def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, 
 
 
 def _recognised(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
-    ways: tuple[Callable[[nn.Module], list[Candidate] | Left | None], ...] = (rows_of, pictures_of, diffusion_of)
+    """By the ways of a library first, then by the values of its tables, then by what it computes; names come last."""
+    ways: tuple[Callable[[nn.Module], list[Candidate] | Left | None], ...] = (
+        rows_of,
+        pictures_of,
+        diffusion_of,
+        computed_of,
+    )
     for of in ways:
         found = of(module)
         if found is not None:
             return found
-    return plain_of(module, name, above)
+    left = plain_of(module, name, above)
+    if isinstance(left, list) or (left is not None and left.encoding is not None):
+        return left
+    found = called_of(module)
+    if isinstance(found, list) or left is None:
+        left = found
+    kind = type(module).__name__
+    if left is None and SINUSOIDAL.search(kind) and not ROTARY.search(kind) and not list(module.children()):
+        return Left("it looks sinusoidal by its name; there is no drop-in for its class, and no table was recognised")
+    return left
 
 
 def _untouchable(module: nn.Module) -> str:

@@ -27,10 +27,13 @@ class DropIn:
         _sinpe_encoding: what it encodes with.
         _sinpe_tables: names of its tensors that hold rows of the encoding; kept, because checkpoints and other code
             read them, and rewritten with the encoding's own values.
+        _sinpe_replaces: the method of the module's class that is ours; where it is not `forward`, that stays.
+        _sinpe_any_signature: our forward is shown with the signature of the module's own.
     """
 
     _sinpe_encoding: Any
     _sinpe_tables: tuple[str, ...] = ()
+    _sinpe_replaces: str = "forward"
     _sinpe_any_signature = False
     _sinpe_freeze = False
 
@@ -72,33 +75,36 @@ class DropIn:
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made at run time; what it is made of can be imported.
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__.copy()
-        return _rebuild, type(self).__bases__, state
+        return _rebuild, (*type(self).__bases__, self._sinpe_replaces), state
 
     def extra_repr(self) -> str:
         own: str = super().extra_repr()  # type: ignore[misc]
         return ", ".join(part for part in (own, repr(self._sinpe_encoding)) if part)
 
 
-def class_of(mixin: Any, base: type) -> Any:
+def class_of(mixin: Any, base: type, replaces: str = "forward") -> Any:
     """The class of a swapped module whose class was `base`."""
-    return _class_of(mixin, base)
+    return _class_of(mixin, base, replaces)
 
 
 @cache
-def _class_of(mixin: Any, base: Any) -> Any:
+def _class_of(mixin: Any, base: Any, replaces: str) -> Any:
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(__module__=base.__module__, __doc__=base.__doc__)
-        if mixin._sinpe_any_signature:  # one forward for every name of its argument: shown under the module's own
+        if replaces != "forward":
+            namespace[replaces] = mixin._sinpe_method
+        elif mixin._sinpe_any_signature:  # one forward for every name of its arguments: shown under the module's own
             own = mixin.forward
-            shown: Any = types.FunctionType(own.__code__, own.__globals__, "forward", None, own.__closure__)
+            shown: Any = types.FunctionType(own.__code__, own.__globals__, "forward", own.__defaults__, own.__closure__)
+            shown.__kwdefaults__ = own.__kwdefaults__
             shown.__signature__ = inspect.signature(base.forward)
             namespace["forward"] = shown
 
     return types.new_class(f"Sinpe{base.__name__}", (mixin, base), {}, fill)
 
 
-def _rebuild(mixin: Any, base: Any) -> Any:
-    made = class_of(mixin, base)
+def _rebuild(mixin: Any, base: Any, replaces: str = "forward") -> Any:
+    made = class_of(mixin, base, replaces)
     return made.__new__(made)
 
 
@@ -131,7 +137,7 @@ def trial(
 ) -> Any:
     """A twin that is swapped already, with tables of its own."""
     copy = twin(module)
-    copy.__class__ = class_of(mixin, type(module))
+    copy.__class__ = class_of(mixin, type(module), options.get("_sinpe_replaces", "forward"))
     copy.__dict__.update(_sinpe_encoding=encoding, _sinpe_tables=tables, **options)
     copy._sinpe_ready()
     for name in tables:

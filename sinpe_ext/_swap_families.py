@@ -11,8 +11,10 @@ from torch import nn
 
 from ._swap_dropin import DropIn
 from ._swap_measure import Probe
+from .encoding import Encoding
 
 SINUSOIDAL = re.compile(r"sinus|sin_?cos|sine_?pos|pos\w*sine", re.IGNORECASE)
+ROTARY = re.compile(r"rotary|rope|inv_freq", re.IGNORECASE)
 REPLACED = "its forward is replaced in the instance (offloading hooks do that): swap before they are attached"
 # The angle modes by what they imitate, for angle="float32": the first that is nearest is taken.
 MODES = ("float32_exp", "float32_pow", "exact")
@@ -67,3 +69,8 @@ def has(module: nn.Module, *names: str) -> bool:
 
 def number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def half_rotary(match: Any) -> bool:
+    """Channels of one kind alone: mostly the cos or the sin cache of a rotary encoding, which nothing is added to."""
+    return isinstance(match.encoding, Encoding) and match.encoding.layout in ("sin", "cos")

@@ -91,7 +91,7 @@ def is_table(given: Tensor, rows: Tensor, encoding: Encoding | GridEncoding) -> 
 def table_limit(rows: Tensor, encoding: Encoding | GridEncoding, dtype: torch.dtype) -> float:
     """What a table's own roundings explain."""
     start = abs(encoding.start) if isinstance(encoding, Encoding) else max(abs(axis.start) for axis in encoding.axes)
-    length = rows.numel() // max(rows.shape[-1], 1)
+    length = rows.numel() // max(encoding.dim, 1)
     return max(allowed(encoding, start + length, kind) for kind in (dtype, rows.dtype))
 
 
@@ -125,6 +125,17 @@ def quiet(place: torch.device | None = None) -> Iterator[None]:
         devices = [place] if place is not None and place.type == "cuda" else []
         stack.enter_context(torch.random.fork_rng(devices=devices))
         yield
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread of the CPU: trials are many small operations, for which threads wait longer than they compute."""
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _line(problem: BaseException) -> str:

@@ -1,5 +1,7 @@
 """Modules of no library: those that own a table which `identify` recognises, and what their forward does with it.
 
+Every tensor of rows that a module holds is looked at, whatever it is called: a few rows of it tell in a fraction of a
+millisecond whether they can be sinusoids at all, which learned weights are not, and `identify` decides about the rest.
 A formula cannot be read off code, so the forward is tried: on zeros it shows the rows and their order, on noise the
 factor of x, with a dropout of 1 where the dropout stands. What is found is then measured like any other drop-in.
 """
@@ -13,40 +15,61 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._identify import identify
+from ._identify import Match, Matches, identify
 from ._swap_dropin import tensor_of
-from ._swap_families import REPLACED, SINUSOIDAL, Candidate, Left, owner, parameters
+from ._swap_families import REPLACED, ROTARY, SINUSOIDAL, Candidate, Left, half_rotary, owner, parameters
 from ._swap_measure import Probe
 from ._swap_plain_forms import form_of
 from ._swap_transformers import EmbeddingRows
 from .encoding import Encoding
 
+# A tensor under such a name is given to `identify` without being sampled first, and is worth a word where its values
+# cannot be looked at.
 POSITIONAL = re.compile(
     r"(^|_)(pe|pes|p_?enc|pos|posemb|posenc)(_|\d|$)|posi|pos_?e|sinus|sin_?cos|encoding|timing", re.I
 )
 META = "its table is on the meta device: load the weights first"
-ROTARY = re.compile(r"rotary|rope|inv_freq", re.I)
+
+SAMPLED, IN_A_ROW, COLUMNS = 8, 16, 32  # rows all over a tensor, successive ones, and columns of those
+FEWEST_CHANNELS, MOST_CHANNELS = 16, 2**14
+FEWEST_IN_A_ROW = 6
+# sin^2 + cos^2 = 1 in every pair, so the rows of a table have one length, but for the rounding of 16 bits. Those of a
+# learned weight vary by about d^-1/2. A channel without its partner (an odd d) makes up for at most 2/d of a row's
+# square; of three axes each may have one, and a base frequency of its own costs about as much.
+EVEN, ODD = 0.004, 6.0
+IRREGULAR = 0.05  # of the energy of a column, that x[t + 1] + x[t - 1] = c x[t] leaves over (as in `identify`)
 
 
 def plain_of(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
-    """Candidates for a module by the values of its table; None where it owns none that looks positional."""
-    kind = type(module).__name__
-    if ROTARY.search(kind):
-        return None
+    """Candidates for a module by the values of its tables; None where it holds none that is sinusoidal."""
     if owner(module) is nn.Embedding:
         return _embedding(module, name.rpartition(".")[2], above)
-    by_class = bool(POSITIONAL.search(kind) or SINUSOIDAL.search(kind))
-    left: Left | None = None
+    kind = type(module).__name__
+    rotary = bool(ROTARY.search(kind))
+    by_class = not rotary and bool(POSITIONAL.search(kind) or SINUSOIDAL.search(kind))
+    left: dict[str, Left] = {}
     for key, table in _tables(module):
-        if not (by_class or POSITIONAL.search(key)):
-            continue
-        found = _of_table(module, key, table)
+        by_name = by_class or (not rotary and bool(POSITIONAL.search(key)))
+        found = _of_table(module, key, table, by_name)
         if isinstance(found, list):
             return found
-        left = left or found
-    if left is None and SINUSOIDAL.search(kind) and not list(module.children()):
-        return Left("it looks sinusoidal by its name; there is no drop-in for its class, and no table was recognised")
-    return left
+        if found is not None and not rotary:
+            left[key] = found
+    return _joined(left)
+
+
+def _joined(left: dict[str, Left]) -> Left | None:
+    """What is said of a module: why its first recognised table is left alone, and which others it has."""
+    ordered = sorted(left.items(), key=lambda item: item[1].encoding is None)
+    if not ordered:
+        return None
+    (_, first), *others = ordered
+    more = [f"`{key}`" for key, other in others if other.encoding is not None]
+    if not more or first.encoding is None:
+        return first
+    return Left(
+        f"{first.reason}; {', '.join(more[:4])} {'are' if len(more) > 1 else 'is'} recognised, too", first.encoding
+    )
 
 
 def _tables(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -63,15 +86,95 @@ def _tables(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
+def _identified(table: Tensor, by_name: bool) -> tuple[Matches, Tensor, bool] | None:
+    """What `identify` says of a tensor, its rows, and whether the tensor has them as columns, (channels, positions).
+
+    None where a look at it, in both directions, rules out that it is a table.
+    """
+    lengths = [length for length in table.shape if length != 1]
+    flat = len(lengths) == 2 and lengths == list(table.shape[-2:])
+    columns = table.detach().reshape(lengths).T if flat else table
+    matches = None
+    if by_name or may_be_table(table):
+        matches = identify(table)
+        if matches and matches[0].transposed and flat:
+            return matches, columns, True
+        if matches and not matches[0].transposed:
+            return matches, table, False
+    if flat and may_be_table(columns):
+        turned = identify(columns)
+        if turned and not turned[0].transposed:
+            return turned, columns, True
+    return None if matches is None else (matches, table, False)
+
+
+@torch.no_grad()
+def may_be_table(table: Tensor) -> bool:
+    """Whether some rows of a tensor (..., channels) can be an encoding's.
+
+    What encodings have in common is asked for: rows of one length, or columns that go on as a sinusoid does. False is
+    certain but for tables of nothing but 0 and one other size, and grids of fewer than 16 channels of which some have
+    no partner.
+    """
+    channels = table.shape[-1]
+    number = table.numel() // max(channels, 1)
+    kernel = table.dim() > 2 and table.requires_grad and 1 not in table.shape[:2]  # of a convolution
+    if number < 2 or channels > MOST_CHANNELS or kernel or table.dtype.itemsize == 1:
+        return False
+    flat = table.detach()
+    flat = flat.reshape(-1, channels) if flat.dim() > 2 else flat
+    steps = min(SAMPLED, number)
+    where = [((2 * k + 1) * number) // (2 * steps) for k in range(steps)]
+    if _of_one_length(flat[torch.tensor(where, device=flat.device)].cpu()):
+        return True
+    line = table.shape[-2] if table.dim() > 2 and table.shape[-2] > 1 else number  # of a grid, its last axis
+    first = (number - 1) // 2 // line * line if line < number else max(0, number // 2 - IN_A_ROW // 2)
+    successive = flat[first : first + min(IN_A_ROW, line), :: max(1, channels // COLUMNS)]
+    return _goes_on(successive.cpu().double())
+
+
+def _trivial(rows: Tensor) -> bool:
+    """Whether rows are all alike, those of a mask, or not finite."""
+    size = rows.abs()
+    largest = size.max()
+    return not bool(torch.isfinite(largest)) or bool(((size == 0) | (size == largest)).all() | (rows == rows[0]).all())
+
+
+def _of_one_length(rows: Tensor) -> bool:
+    """Whether the rows that are not zero have one length."""
+    squares = rows.square().sum(1, dtype=torch.float32 if rows.dtype.itemsize <= 4 else torch.float64)
+    squares = squares[squares > 0]
+    if len(squares) < 2:
+        return False
+    channels = rows.shape[1]
+    spread = float((squares.max() - squares.min()) / squares.mean())
+    one = spread <= EVEN or (channels >= FEWEST_CHANNELS and spread <= EVEN + ODD / channels)
+    return one and not _trivial(rows)
+
+
+def _goes_on(rows: Tensor) -> bool:
+    """Whether most columns of successive rows satisfy x[t + 1] + x[t - 1] = c x[t]."""
+    columns = rows[rows.any(1)]
+    columns = columns[:, columns.any(0)]
+    if len(columns) < FEWEST_IN_A_ROW or not columns.numel():
+        return False
+    middle, outer = columns[1:-1], columns[2:] + columns[:-2]
+    energy = middle.square().sum(0).clamp_min(1e-300)
+    factor = (middle * outer).sum(0) / energy
+    rest = (outer - factor * middle).square().sum(0) / (4 * energy)
+    return float(rest.median()) < IRREGULAR and not _trivial(columns)
+
+
 def _embedding(module: Any, last: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
-    if not POSITIONAL.search(last):
-        return None
+    by_name = bool(POSITIONAL.search(last))
     if type(module.weight) is not nn.Parameter or module.weight.is_meta:
-        return None if module.weight.requires_grad else Left(META)
+        return Left(META) if by_name and not module.weight.requires_grad else None
+    if module.weight.layout != torch.strided or not (by_name or may_be_table(module.weight)):
+        return None
     matches = identify(module.weight)
-    if not matches:
-        return None  # a learned one
-    match: Any = matches[0]
+    if not matches or matches[0].transposed:
+        return None  # a learned one, or one of no rows
+    match = matches[0]
     rows = module.weight.shape[0]
     problem = _unserved(match)
     fixed = module.weight.requires_grad and _fixed(above)
@@ -83,7 +186,8 @@ def _embedding(module: Any, last: str, above: Sequence[nn.Module]) -> list[Candi
         problem = f"rows {match.zero_rows} of its table are zero"
     if problem:
         return Left(problem, match.encoding)
-    encoding, zero = match.encoding, match.zero_rows[0] if match.zero_rows else None
+    encoding: Any = match.encoding
+    zero = match.zero_rows[0] if match.zero_rows else None
     if match.extra_tokens == 1:  # row 0 is the padding's; the first position stands in row 1
         zero, encoding = 0, encoding.replace(start=encoding.start - 1)
     elif match.extra_tokens:
@@ -107,7 +211,7 @@ def _fixed(above: Sequence[nn.Module]) -> bool:
     return by_config or any(type(module).__name__ == "WhisperEncoder" for module in above[-1:])
 
 
-def _unserved(match: Any) -> str:
+def _unserved(match: Match) -> str:
     """Why the table alone rules a drop-in out."""
     if not isinstance(match.encoding, Encoding):
         return f"its table is recognised ({match.code}), but a grid's rows in a plain module are not served"
@@ -116,28 +220,41 @@ def _unserved(match: Any) -> str:
     return ""
 
 
-def _of_table(module: nn.Module, key: str, table: Tensor) -> list[Candidate] | Left | None:
+def _of_table(module: nn.Module, key: str, table: Tensor, by_name: bool) -> list[Candidate] | Left | None:
+    """Candidates for a module with this table. by_name: it is called as tables are."""
     if table.is_meta:
-        return None if table.requires_grad else Left(META)
-    matches = identify(table)
+        return Left(META) if by_name and not table.requires_grad else None
+    read = _identified(table, by_name)
+    if read is None:
+        return None
+    matches, rows, turned = read
     if not matches:
-        if (
-            table.requires_grad
-            or isinstance(table, nn.Parameter)
-            or not SINUSOIDAL.search(f"{type(module).__name__} {key}")
-        ):
-            return None
-        return Left(f"`{key}` is no convention that identify knows: {matches.reason}")
-    match: Any = matches[0]
+        return _not_known(module, key, table, matches)
+    match = matches[0]
+    found = _with_match(module, key, table, rows, turned, match)
+    return None if isinstance(found, Left) and half_rotary(match) and not by_name else found
+
+
+def _not_known(module: nn.Module, key: str, table: Tensor, matches: Matches) -> Left | None:
+    named = SINUSOIDAL.search(f"{type(module).__name__} {key}")
+    if table.requires_grad or isinstance(table, nn.Parameter) or not named:
+        return None
+    return Left(f"`{key}` is no convention that identify knows: {matches.reason}")
+
+
+def _with_match(
+    module: nn.Module, key: str, table: Tensor, rows: Tensor, turned: bool, match: Match
+) -> list[Candidate] | Left:
+    encoding: Any = match.encoding
     recognised = f"its table `{key}` is recognised ({match.code})"
     if table.requires_grad:
-        return Left(f"{recognised} but is trained (requires_grad=True): freeze it first", match.encoding)
+        return Left(f"{recognised} but is trained (requires_grad=True): freeze it first", encoding)
     inner = [f"{type(child).__name__} {name}" for name, child in module.named_children() if not _passes(child)]
     if inner:
-        return Left(f"{recognised}, but it has layers of its own ({', '.join(inner[:4])})", match.encoding)
+        return Left(f"{recognised}, but it has layers of its own ({', '.join(inner[:4])})", encoding)
     trained = [name for name, value in module._parameters.items() if value is not None and value is not table]
     if len(trained) > 1 or any(module._parameters[name].numel() > 1 for name in trained):  # type: ignore[union-attr]
-        return Left(f"{recognised}, but it has parameters of its own ({', '.join(trained[:4])})", match.encoding)
+        return Left(f"{recognised}, but it has parameters of its own ({', '.join(trained[:4])})", encoding)
     problem = _unserved(match)
     if not problem and (match.zero_rows or match.extra_tokens):
         problem = f"{recognised}, but rows of it are zero or learned"
@@ -148,9 +265,10 @@ def _of_table(module: nn.Module, key: str, table: Tensor) -> list[Candidate] | L
     if "forward" in vars(module):
         problem = REPLACED
     if problem:
-        return Left(problem, match.encoding)
+        return Left(problem, encoding)
     assert tensor_of(module, key) is not None
-    return form_of(module, key, table, match.encoding, trained[0] if trained else None, recognised)
+    flat = rows.detach().reshape(-1, rows.shape[-1])
+    return form_of(module, key, flat, turned, encoding, trained[0] if trained else None, recognised)
 
 
 def _passes(child: nn.Module) -> bool:

@@ -40,7 +40,9 @@ class PlainRows(DropIn):
 
     Attributes:
         _sinpe_argument: the name of forward's argument.
-        _sinpe_sequence: dimension of a three-dimensional input that the positions count.
+        _sinpe_sequence: dimension of a three-dimensional input that the positions count, channels last.
+        _sinpe_channels_first: x is (batch, channels, sequence), and so is the result.
+        _sinpe_turned: the table is (channels, positions), too.
         _sinpe_ranks: numbers of dimensions that the old forward takes.
         _sinpe_follows: the result has the dtype of x, not that of x + table.
         _sinpe_settings: the module's plain attributes as they were when it was tried. Where one was changed since,
@@ -50,6 +52,8 @@ class PlainRows(DropIn):
     _sinpe_any_signature = True
     _sinpe_argument: str = "x"
     _sinpe_sequence: int = 1
+    _sinpe_channels_first: bool = False
+    _sinpe_turned: bool = False
     _sinpe_ranks: tuple[int, ...] = (3,)
     _sinpe_follows: bool = False
     _sinpe_fused: bool = False
@@ -62,9 +66,9 @@ class PlainRows(DropIn):
         return any(getattr(self, name, None) != value for name, value in self._sinpe_settings)
 
     def _sinpe_rows(self, name: str, like: Tensor) -> Tensor:
-        length = like.numel() // like.shape[-1]
+        length = like.shape[-1] if self._sinpe_turned else like.numel() // like.shape[-1]
         rows = table(length, self._sinpe_encoding, dtype=like.dtype, device=like.device)
-        return rows.reshape(like.shape)
+        return (rows.T if self._sinpe_turned else rows).reshape(like.shape)
 
     def _sinpe_input(self, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
         given = (*args, *named.values())
@@ -100,7 +104,8 @@ class AddRows(PlainRows):
             self._sinpe_encoding,
             scale=number_of(self, self._sinpe_scale),
             alpha=factor,
-            seq_dim=0 if first else -2,
+            seq_dim=-1 if self._sinpe_channels_first else 0 if first else -2,
+            channel_dim=-2 if self._sinpe_channels_first else -1,
             dropout=p,
         )
         return encoded if dropout is None else dropout(encoded)
@@ -115,6 +120,7 @@ class GiveRows(PlainRows):
         if self._sinpe_changed():
             return super(DropIn, self).forward(*args, **named)  # type: ignore[misc]
         x = self._sinpe_input(args, named)
+        x = x.mT if self._sinpe_channels_first and x.is_floating_point() else x
         length = x.shape[self._sinpe_sequence]
         held = getattr(self, self._sinpe_tables[0])
         dtype = x.dtype if self._sinpe_follows else held.dtype
@@ -124,19 +130,52 @@ class GiveRows(PlainRows):
         lead = tuple(sizes[part] for part in self._sinpe_form)
         form = tuple(length if part == 2 else 1 for part in self._sinpe_form)
         encoded = rows.reshape(*form, -1).expand(*lead, -1)
+        encoded = encoded.mT if self._sinpe_channels_first else encoded
         return getattr(self, self._sinpe_dropout)(encoded) if self._sinpe_dropout else encoded
 
 
 def form_of(
-    module: nn.Module, key: str, held: Tensor, encoding: Encoding, learned: str | None, recognised: str
+    module: nn.Module, key: str, rows: Tensor, turned: bool, encoding: Encoding, learned: str | None, recognised: str
 ) -> list[Candidate] | Left:
-    """The candidate for a module of one table, or why there is none."""
-    with quiet(held.device):
-        tried = twin(module)
-        try:
-            return _form(tried, key, held, encoding, learned)
-        except Unclear as problem:
-            return Left(f"{recognised}, but {problem}", encoding)
+    """The candidate for a module of one table, or why there is none.
+
+    rows: of the table, (positions, channels); turned: the table itself is (channels, positions).
+    """
+    reasons = []
+    with quiet(rows.device):
+        for channels_first in (turned, not turned):
+            tried = twin(module)
+            if channels_first:
+                _turn(tried)
+            try:
+                (candidate,) = _form(tried, key, rows, encoding, learned)
+            except Unclear as problem:
+                reasons.append(str(problem))
+                continue
+            candidate.options["_sinpe_argument"] = parameters(module)[0]
+            candidate.options["_sinpe_turned"] = turned
+            if channels_first:
+                _turn_back(candidate)
+            return [candidate]
+    return Left(f"{recognised}, but {reasons[0]}", encoding)
+
+
+def _turn(tried: Any) -> None:
+    """Makes a twin whose x and result are (batch, channels, sequence) take and give (batch, sequence, channels)."""
+    kind: Any = type(tried)
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        out: Tensor = kind.forward(self, x.mT if x.is_floating_point() else x)
+        return out.mT
+
+    tried.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+
+
+def _turn_back(candidate: Candidate) -> None:
+    candidate.options["_sinpe_channels_first"] = True
+    candidate.form = candidate.form.replace("batch first", "channels first").replace("of x", "of x, channels first")
+    for probe in candidate.probes:
+        probe.args = tuple(x.mT.contiguous() if x.is_floating_point() else x for x in probe.args)
 
 
 def _form(tried: Any, key: str, held: Tensor, encoding: Encoding, learned: str | None) -> list[Candidate]:

@@ -1,7 +1,8 @@
-"""Hugging Face transformers: modules that give the rows of tokens, by the way they find their positions.
+"""transformers and fairseq: modules that give the rows of tokens, by the way they find their positions.
 
 The classes are copied from model to model under new names, so a family is told by its signature and attributes; each
-module is then measured against its own output. Source: transformers 5.23, the modeling files that are named below.
+module is then measured against its own output. Source: transformers 5.23, the modeling files that are named below;
+fairseq 0.12 and its main branch, modules/sinusoidal_positional_embedding.py.
 """
 
 from __future__ import annotations
@@ -158,6 +159,52 @@ class GivenRows(BufferRows):
         return self._sinpe_at(position_ids + self.offset)
 
 
+class FairseqRows(BufferRows):
+    """fairseq's own class, and copies of it: tokens counted from padding_idx + 1, or the row of one decoded step.
+
+    What only some copies take (positions, an ONNX trace, inputs that are no ids) the module's own forward answers.
+    """
+
+    padding_idx: int
+    onnx_trace: bool
+    _sinpe_any_signature = True
+
+    def forward(
+        self,
+        input: Tensor,
+        incremental_state: Any = None,
+        timestep: Tensor | None = None,
+        positions: Any = None,
+        **others: Any,
+    ) -> Tensor:
+        ids = not (input.is_floating_point() or input.is_complex() or input.dtype == torch.bool)
+        if positions is not None or others or not ids or input.dim() != 2 or getattr(self, "onnx_trace", False):
+            given = others if positions is None else {"positions": positions, **others}
+            own: Any = super(DropIn, self)
+            found: Tensor = own.forward(input, incremental_state, timestep, **given)
+            return found
+        batch, length = input.shape
+        if incremental_state is None:
+            places, _ = _positions.from_padding_idx(input, self.padding_idx)
+            return self._sinpe_found(places, self.padding_idx + 1 + length)
+        if timestep is None:
+            step = torch.full((1, 1), self.padding_idx + length, device=input.device)
+            return self._sinpe_found(step, self.padding_idx + length + 1).expand(batch, 1, -1)
+        step = (timestep.reshape(-1)[:1] + 1 + self.padding_idx).long().reshape(1, 1).to(input.device)
+        return self._sinpe_found(step).expand(batch, 1, -1)
+
+    def _sinpe_found(self, positions: Tensor, beyond: Any = None) -> Tensor:
+        """Older releases keep the table out of the buffers, and convert it to `_float_tensor` at each call."""
+        like = getattr(self, "_float_tensor", self.weights)
+        held = self.weights
+        if like.dtype == held.dtype and positions.device == held.device:
+            return self._sinpe_at(positions, beyond)
+        rows = encode(positions, self._sinpe_encoding, dtype=like.dtype)
+        if self._sinpe_zero_row is None:
+            return rows
+        return rows.masked_fill((positions == self._sinpe_zero_row).unsqueeze(-1), 0.0)
+
+
 class CodebookRows(BufferRows):
     """Positions past, past + 1, ... of (batch, codebooks, sequence), one row for all of a step: MusicGen."""
 
@@ -190,6 +237,8 @@ def rows_of(module: nn.Module) -> list[Candidate] | Left | None:
             return _fsmt(module)
         return None
     weights = tensor_of(module, "weights")
+    if weights is not None and names[:3] == ("input", "incremental_state", "timestep"):
+        return _fairseq(module, weights)
     if weights is None or weights.dim() != 2 or not weights.is_floating_point():
         return None
     mixin = BUFFERED.get(names)
@@ -229,6 +278,29 @@ def _fsmt(module: Any) -> list[Candidate]:
     probes = _probes(TokenRows, module, rows, dim, module.weight)
     options = {"_sinpe_zero_row": module.padding_idx, "_sinpe_freeze": module.weight.requires_grad}
     return [Candidate(PaddedRows, convention("t2t", dim), ("weight",), probes, options, "rows of tokens")]
+
+
+def _fairseq(module: Any, weights: Tensor) -> list[Candidate] | Left | None:
+    padding: Any = getattr(module, "padding_idx", None)
+    if weights.dim() != 2 or not weights.is_floating_point() or not number(padding):
+        return None
+    if weights.is_meta or weights.requires_grad:
+        return Left("its weights are on the meta device, or trained: load them first, and freeze them")
+    rows, dim = weights.shape
+    zero = padding if padding < rows and not bool(weights[padding].any()) else None
+    like = getattr(module, "_float_tensor", weights)  # whose device and dtype older releases give rows in
+    probes = _probes(TokenRows, module, rows, dim, like)[::2]  # without past_key_values_length
+    ids = torch.arange(padding + 1, padding + 13, device=like.device).reshape(2, 6)
+    probes += [Probe((ids[:, :length], {}), {}, padding + length) for length in (1, 6)]
+    probes += [
+        Probe((ids[:, :2], {}), {"timestep": torch.tensor([step], device=like.device)}, padding + 1 + step)
+        for step in (0, 3, max(0, min(rows, 999) - padding - 2))
+    ]
+    longer = torch.arange(padding + 1, padding + 4 + rows, device=like.device)[None]
+    if rows * dim <= LONGEST:
+        probes.append(Probe((longer,), {}, padding + 4 + rows))  # its table grows
+    options = {"_sinpe_zero_row": zero}
+    return [Candidate(FairseqRows, convention("t2t", dim), ("weights",), probes, options, "rows of tokens")]
 
 
 def _probes(mixin: type[BufferRows], module: nn.Module, rows: int, dim: int, weights: Tensor) -> list[Probe]:

@@ -62,7 +62,7 @@ class Swap:
 
 
 class Report(list[Swap]):
-    """What `swap` did, one entry for each module that is or looks sinusoidal.
+    """What `swap` did, one entry for each module that it recognised as sinusoidal. An empty one is no proof of absence.
 
     model: the swapped model, which is the one that was passed unless inplace=False.
     """
@@ -78,7 +78,7 @@ class Report(list[Swap]):
 
     @property
     def left(self) -> list[Swap]:
-        """The entries that look sinusoidal and were left alone."""
+        """The entries that were recognised, or look sinusoidal, and were left alone."""
         return [entry for entry in self if not entry.swapped]
 
     @property
@@ -88,7 +88,10 @@ class Report(list[Swap]):
 
     def __str__(self) -> str:
         if not self:
-            return "no module of this model looks sinusoidal"
+            return (
+                "none recognised: no tensor of this model holds a sinusoidal table, and no module computes one in a way "
+                "that swap knows"
+            )
         head = f"{len(self.swapped)} swapped, {len(self.left)} left alone"
         head += f", largest difference {self.difference:.2g}" if self.swapped else ""
         return "\n".join([head, *map(str, self)])
@@ -127,17 +130,19 @@ def swap(
         swapped  1: PositionalEncoding
             x + rows, batch first; paper; differs by 0
 
-    Recognised: transformers' modules that look up rows of tokens, its frozen nn.Embedding (Whisper's encoder) and its
-    sine embeddings of pictures; diffusers' Timesteps, PatchEmbed and CogVideoXPatchEmbed; and modules of any origin
-    that add rows of a table, or give them, where `identify` knows the table. Each is tried on a copy first: it is
-    replaced only where tables and outputs agree, else the entry has the reason. Names in the state dict, parameters,
-    hooks, `isinstance`, signatures and every reference to a module stay; tables stay and get the encoding's values.
+    Recognised: transformers' and fairseq's modules that look up rows of tokens, and transformers' sine embeddings of
+    pictures; diffusers' Timesteps, PatchEmbed and CogVideoXPatchEmbed; x-transformers' ScaledSinusoidalEmbedding and
+    positional-encodings' modules; and, of any origin and whatever they are called, a frozen nn.Embedding of sinusoids,
+    modules that add rows of a table, or give them, where `identify` knows the table, and modules that compute the rows
+    of timesteps, in their forward or in a method that it calls. Each is tried on a copy first: it is replaced only
+    where tables and outputs agree, else the entry has the reason. Names in the state dict, parameters, hooks,
+    `isinstance`, signatures and every reference to a module stay; tables stay and get the encoding's values.
 
     Args:
         inplace: False: leave the model as it is and swap a deep copy, `report.model`.
         angle: "exact"; "float32_exp" or "float32_pow" for the roundings of the usual float32 formula; "float32" for
             whichever of all three is nearest to each module, often its very bits.
-        strict: raise instead, and swap nothing, where a module that looks sinusoidal would be left alone.
+        strict: raise instead, and swap nothing, where a module that was recognised would be left alone.
         skip: names of modules to pass over, with * and ? as in fnmatch.
         fuse_dropout: in plain modules, drop in the same pass as the sum. Faster, but the masks are this library's;
             by default they are torch's, the ones that the old module would have drawn.
@@ -146,6 +151,7 @@ def swap(
     Raises:
         TypeError: a model that is no nn.Module, an argument of the wrong type.
         ValueError: an unknown angle; with strict, modules that would be left alone.
+    A model in which no module is recognised is no error, with strict neither: print the report.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")

@@ -149,6 +149,306 @@ class Grows(nn.Module):
         return self.dropout(x * self.xscale + self.pe[:, : x.size(1)])
 
 
+# ------------------------------------------------------------------------- whose names say nothing, and of libraries
+
+
+def halves(rows: int = ROWS, dim: int = DIM, shift: int = 1, start: int = 0) -> Tensor:
+    """All sines, then all cosines, of tensor2tensor's frequencies (shift=1), or of the paper's (shift=0)."""
+    half = dim // 2
+    angle = torch.arange(start, start + rows)[:, None] * torch.exp(
+        torch.arange(half) * -(math.log(10000) / (half - shift))
+    )
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+class Foo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", usual()[None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.cache[:, : x.size(1)]
+
+
+class Bar(nn.Module):
+    """The same of a frozen parameter, beside a trained one that is no table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(halves(), requires_grad=False)
+        self.gain = nn.Parameter(torch.tensor([0.7]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gain * self.weights[: x.size(1)]
+
+
+class Baz(nn.Module):
+    """A plain attribute, sequence first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = usual()[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table[: len(x)]
+
+
+class ChannelsFirst(nn.Module):
+    """x and the table are (batch, channels, time)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("buf", usual().T.contiguous()[None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.buf[:, :, : x.size(2)]
+
+
+class ChannelsFirstRows(nn.Module):
+    """x is (batch, channels, time), the table is not; the sum is weighted and dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.1)
+        self.register_buffer("buf", halves(shift=0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(4.0 * x + self.buf[: x.shape[-1]].T)
+
+
+class ChannelsFirstGives(ChannelsFirst):
+    """Rows alone, (1, channels, time)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.buf[..., : x.size(-1)]
+
+
+class GPT(nn.Module):
+    """Token and position embeddings, the latter a frozen table."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(40, table.shape[1])
+        self.wpe = nn.Embedding.from_pretrained(table)
+        self.ln = nn.LayerNorm(table.shape[1])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.ln(self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device)))
+
+
+class Conditioner(nn.Module):
+    """Like DiT's TimestepEmbedder: a static method gives the rows of timesteps, a small network has them."""
+
+    def __init__(self, width: int = 24, frequency_embedding_size: int = 32) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(frequency_embedding_size, width), nn.SiLU(), nn.Linear(width, width))
+        self.frequency_embedding_size = frequency_embedding_size
+
+    @staticmethod
+    def timestep_embedding(t: Tensor, dim: int, max_period: float = 10000) -> Tensor:
+        count = dim // 2
+        steps = torch.arange(count, dtype=torch.float32, device=t.device)
+        angle = t.float().unsqueeze(1) * torch.exp(steps * (-math.log(max_period) / count))
+        rows = torch.cat((angle.cos(), angle.sin()), 1)
+        return F.pad(rows, (0, 1)) if dim % 2 else rows
+
+    def forward(self, t: Tensor) -> Tensor:
+        rows = self.timestep_embedding(t, self.frequency_embedding_size)
+        return self.mlp(rows.to(self.mlp[0].weight.dtype))
+
+
+class Clock(nn.Module):
+    """The same under other names: an ordinary method, a keyword, and a layer in front of which it is normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width, self.period = 16, 500.0
+        self.inner = nn.Linear(16, 8)
+
+    def waves(self, when: Tensor, count: int, *, period: float) -> Tensor:
+        angle = when[:, None] * period ** -(torch.arange(count // 2, device=when.device) / (count // 2))
+        return torch.cat((torch.sin(angle), torch.cos(angle)), -1)
+
+    def forward(self, when: Tensor) -> Tensor:
+        return self.inner(self.waves(when, self.width, period=self.period).to(self.inner.weight)).tanh()
+
+
+class Sinusoids(nn.Module):
+    """Like lucidrains' SinusoidalPosEmb: rows of timesteps without a table."""
+
+    def __init__(self, dim: int = DIM, theta: float = 10000) -> None:
+        super().__init__()
+        self.dim, self.theta = dim, theta
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = self.dim // 2
+        frequency = torch.exp(torch.arange(half, device=x.device) * -(math.log(self.theta) / (half - 1)))
+        angle = x[:, None] * frequency[None]
+        return torch.cat((angle.sin(), angle.cos()), dim=-1)
+
+
+class Waves(nn.Module):
+    """The older one, without theta, under another name."""
+
+    def __init__(self, size: int = DIM) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, time: Tensor) -> Tensor:
+        half = self.size // 2
+        angle = time.unsqueeze(1) * torch.exp(torch.arange(half, device=time.device) * -(math.log(10000) / (half - 1)))
+        return torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
+
+
+class Columns(nn.Module):
+    """Timesteps as a column, and frequencies that are a buffer."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer("rates", 10000 ** -(torch.arange(0, dim, 2) / dim))
+
+    def forward(self, t: Tensor) -> Tensor:
+        angle = t * self.rates
+        return torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
+
+
+class Thousands(Sinusoids):
+    """Times in 0 .. 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(1000.0 * x)
+
+
+class Scales(nn.Module):
+    """Like x-transformers' ScaledSinusoidalEmbedding."""
+
+    def __init__(self, dim: int = DIM, theta: float = 10000) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1) * dim**-0.5)
+        self.register_buffer("inv_freq", theta ** -(torch.arange(dim // 2).float() / (dim // 2)), persistent=False)
+
+    def forward(
+        self, x: Tensor, pos: Tensor | None = None, seq_start_pos: Tensor | None = None, offset: int = 0
+    ) -> Tensor:
+        if pos is None:
+            pos = torch.arange(x.shape[1], device=x.device) + offset
+        if seq_start_pos is not None:
+            pos = pos - seq_start_pos[..., None]
+        angle = torch.einsum("i, j -> i j", pos, self.inv_freq)
+        return torch.cat((angle.sin(), angle.cos()), -1) * self.scale
+
+
+class Cached(nn.Module):
+    """Like positional-encodings' PositionalEncoding1D, 2D and 3D: rows for the shape of x, kept for the next call."""
+
+    def __init__(self, channels: int, axes: int = 1) -> None:
+        super().__init__()
+        self.axes, self.org_channels = axes, channels
+        self.channels = channels = math.ceil(channels / (2 * axes)) * 2
+        self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, channels, 2).float() / channels))
+        self.register_buffer("cached_penc", None, persistent=False)
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        if tensor.dim() != self.axes + 2:
+            raise RuntimeError(f"a tensor of {self.axes + 2} dimensions is expected")
+        if self.cached_penc is not None and self.cached_penc.shape == tensor.shape:
+            return self.cached_penc
+        batch, *shape, wanted = tensor.shape
+        rows = torch.zeros(*shape, self.axes * self.channels, dtype=tensor.dtype, device=tensor.device)
+        for axis, length in enumerate(shape):
+            angle = torch.arange(length, dtype=self.inv_freq.dtype, device=tensor.device)[:, None] * self.inv_freq
+            waves = torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
+            part = waves.reshape([length if k == axis else 1 for k in range(self.axes)] + [self.channels])
+            rows[..., axis * self.channels : (axis + 1) * self.channels] = part
+        self.cached_penc = rows[None, ..., :wanted].repeat(batch, *([1] * (self.axes + 1)))
+        return self.cached_penc
+
+
+class Permuted(nn.Module):
+    """Channels first around it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.penc = inner
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        return self.penc(tensor.movedim(1, -1)).movedim(-1, 1)
+
+
+class Sum(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.penc = inner
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        return tensor + self.penc(tensor)
+
+
+class Tokens(nn.Module):
+    """Like fairseq's SinusoidalPositionalEmbedding; old: the table is a plain attribute, converted at each call."""
+
+    def __init__(self, embedding_dim: int, padding_idx: int | None, init_size: int = ROWS, old: bool = False) -> None:
+        super().__init__()
+        self.embedding_dim, self.old = embedding_dim, old
+        self.padding_idx = 0 if padding_idx is None else padding_idx
+        made = self.get_embedding(init_size, embedding_dim, padding_idx)
+        if old:
+            self.weights = made
+            self.register_buffer("_float_tensor", torch.zeros(1))
+        else:
+            self.register_buffer("weights", made, persistent=False)
+        self.onnx_trace = False
+
+    @staticmethod
+    def get_embedding(number: int, dim: int, padding_idx: int | None = None) -> Tensor:
+        rows = F.pad(halves(number, dim), (0, dim % 2))
+        if padding_idx is not None:
+            rows[padding_idx] = 0
+        return rows
+
+    def forward(
+        self, input: Tensor, incremental_state: Any = None, timestep: Tensor | None = None, positions: Any = None
+    ) -> Tensor:
+        batch, length = input.shape
+        most = self.padding_idx + 1 + length
+        if most > len(self.weights):
+            self.weights = Tokens.get_embedding(most, self.embedding_dim, self.padding_idx).to(self.weights)
+        if self.old:
+            self.weights = self.weights.to(self._float_tensor)
+        if incremental_state is not None:
+            step = length if timestep is None else timestep.view(-1)[0] + 1
+            return self.weights[self.padding_idx + step].expand(batch, 1, -1)
+        there = input.ne(self.padding_idx).int()
+        places = (there.cumsum(1).type_as(there) * there).long() + self.padding_idx
+        return self.weights.index_select(0, places.view(-1)).view(batch, length, -1).detach()
+
+
+class Autoencoder(nn.Module):
+    """Like MAE: two frozen grids inside a forward that does a lot else."""
+
+    def __init__(self, dim: int = DIM, side: int = 6) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, dim, 4, 4)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.pos_embed = nn.Parameter(self.grid(dim, side), requires_grad=False)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(dim, 2, 32, batch_first=True) for _ in range(2))
+        self.decoder_pos_embed = nn.Parameter(self.grid(8, side), requires_grad=False)
+        self.head = nn.Linear(dim, 8)
+
+    @staticmethod
+    def grid(dim: int, side: int) -> Tensor:
+        line = halves(side, dim // 2, shift=0)
+        columns, rows = line[None].expand(side, side, -1), line[:, None].expand(side, side, -1)
+        return torch.cat([torch.zeros(1, dim), torch.cat([columns, rows], -1).reshape(-1, dim)])[None]
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).mT + self.pos_embed[:, 1:]
+        x = torch.cat([(self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1), x], 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x) + self.decoder_pos_embed
+
+
 # --------------------------------------------------------------------------------------------- to be left alone
 
 

@@ -201,7 +201,7 @@ class TimedEmbedding(nn.Module):
 
 
 def test_frozen_embeddings(backend: str) -> None:
-    """nn.Embedding with a frozen table, one with a row of zeros for padding; other embeddings are not named."""
+    """nn.Embedding with a frozen table, one with a row of zeros for padding; under any name."""
     model = TimedEmbedding(usual())
     swap(model, strict=True)
     where = torch.tensor([[0, 7], [ROWS - 1, 500]])
@@ -220,7 +220,7 @@ def test_frozen_embeddings(backend: str) -> None:
     assert torch.equal(model.embed_positions(torch.arange(9))[1:], sinpe.table(8, DIM))
     assert not model.embed_positions(torch.tensor([0])).any()
     assert not swap(TimedEmbedding(torch.randn(ROWS, DIM)))
-    assert not swap(nn.ModuleDict({"words": nn.Embedding.from_pretrained(usual())}))
+    assert swap(nn.ModuleDict({"words": nn.Embedding.from_pretrained(usual())}), strict=True).swapped
 
 
 def test_what_holds_a_module_still_does() -> None:

@@ -1,0 +1,585 @@
+"""Modules that hold no table and compute their rows at every call: timesteps, x-transformers, positional-encodings.
+
+What a call computes cannot be seen in a module's tensors. Only code that calls sine and cosine, in the forward or in
+what it calls, is run at all, on a twin: what comes back is rows, which `identify` knows or not. Sources, 2026: DiT,
+models.py; denoising-diffusion-pytorch, denoising_diffusion_pytorch.py; x-transformers 2.31, x_transformers.py;
+positional-encodings 6.0, torch_encodings.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._catalogue import convention
+from ._identify import identify
+from ._swap_dropin import DropIn, twin
+from ._swap_families import Candidate, Left, half_rotary, number, owner, parameters
+from ._swap_measure import Differs, Probe, allowed, difference, quiet
+from ._swap_plain_trials import Unclear, fixed_inside, must, run, same_values, stateless
+from ._swap_state import settings
+from .encoding import Encoding
+from .functional import encode, table
+from .grid import GridEncoding
+
+STEPS = 128  # rows that are given to identify
+SPACINGS = (1.0, 1e-3)  # of timesteps: in steps, or in 0 .. 1 for a module that multiplies them by 1000
+# Positions that 16 bits hold exactly, so far out that angles computed in 16 bits are off by radians.
+EXACT = (0.0, 1.0, 2.0, 3.0, 100.0, 996.0)
+EXACT_PARTS = (0.0, 0.25, 85 / 256, 1.0)  # the same for a module that multiplies them by 1000
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
+HELD = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+LARGEST = 2**26  # elements of a module that is copied for a trial
+CLOSE = 2.0**-20  # relative: float32 frequencies after the roundings of their formula
+GAIN = 16.0  # from the gain of a few random changes of the rows to that of any
+
+
+class ComputedRows(DropIn):
+    """What modules without a table share.
+
+    Attributes:
+        _sinpe_tables: names of the tensors that hold frequencies; not read, kept up for checkpoints and other code.
+        _sinpe_settings: the module's plain attributes as they were when it was tried. Where one was changed since, or
+            a call is of another kind than those tried, the module's own forward answers.
+    """
+
+    _sinpe_any_signature = True
+    _sinpe_settings: tuple[tuple[str, Any], ...] = ()
+
+    def _sinpe_rows(self, name: str, like: Tensor) -> Tensor:
+        return frequencies(self._sinpe_encoding, like)
+
+    def _sinpe_changed(self) -> bool:
+        return any(getattr(self, name, None) != value for name, value in self._sinpe_settings)
+
+    def _sinpe_held(self) -> torch.dtype | None:
+        return getattr(self, self._sinpe_tables[0]).dtype if self._sinpe_tables else None
+
+
+class GivenPositions(ComputedRows):
+    """Rows of the positions that are given.
+
+    Attributes:
+        _sinpe_rank: dimensions of the positions; 2: they are (batch, 1).
+        _sinpe_dtypes: (dtype of the frequencies or None, of the positions, of the rows), as the module has them.
+    """
+
+    _sinpe_rank: int = 1
+    _sinpe_dtypes: tuple[tuple[torch.dtype | None, torch.dtype, torch.dtype], ...] = ()
+
+    def _sinpe_encoded(self, positions: Any) -> Tensor | None:
+        """The rows; None where a call is none of those that were tried."""
+        if self._sinpe_changed() or type(positions) is not Tensor or positions.dim() != self._sinpe_rank:
+            return None
+        if self._sinpe_rank == 2 and positions.shape[1] != 1:
+            return None
+        held = self._sinpe_held()
+        kinds = [out for at, given, out in self._sinpe_dtypes if at == held and given == positions.dtype]
+        if not kinds:
+            return None
+        positions = positions.squeeze(1) if self._sinpe_rank == 2 else positions
+        # Exact for 16 bits. float64 positions are rounded where the module's own rows are float32.
+        narrow = positions.dtype.itemsize == 2 or (positions.dtype == torch.float64 and kinds[0] == torch.float32)
+        return encode(positions.float() if narrow else positions, self._sinpe_encoding, dtype=kinds[0])
+
+
+class PositionRows(GivenPositions):
+    """From the forward itself: lucidrains' SinusoidalPosEmb and its copies."""
+
+    _sinpe_argument: str = "x"
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        given = args if not named else (*args, *(named[key] for key in named if key == self._sinpe_argument))
+        rows = self._sinpe_encoded(given[0]) if len(given) == 1 == len(args) + len(named) else None
+        return super(DropIn, self).forward(*args, **named) if rows is None else rows  # type: ignore[misc]
+
+
+class MethodRows(GivenPositions):
+    """From a method that the module's own forward calls: DiT's TimestepEmbedder and its copies.
+
+    Attributes:
+        _sinpe_rest: the method's arguments behind the positions, as they were tried.
+    """
+
+    _sinpe_rest: tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]] = ((), ())
+
+    def _sinpe_method(self, *args: Any, **named: Any) -> Any:
+        rest, more = self._sinpe_rest
+        rows = self._sinpe_encoded(args[0]) if args and args[1:] == rest and tuple(named.items()) == more else None
+        return getattr(super(DropIn, self), self._sinpe_replaces)(*args, **named) if rows is None else rows
+
+
+class ScaledRows(ComputedRows):
+    """scale * rows of the length of x or of given positions: x-transformers' ScaledSinusoidalEmbedding."""
+
+    _sinpe_scale: str = "scale"
+
+    def forward(
+        self, x: Tensor, pos: Tensor | None = None, seq_start_pos: Tensor | None = None, offset: Any = 0
+    ) -> Tensor:
+        given = {} if type(offset) is int and offset == 0 else {"offset": offset}
+        own: Any = super(DropIn, self)
+        held = self._sinpe_held()
+        plain = pos is None or (pos.dim() == 1 and pos.dtype in (torch.int64, torch.int32, torch.float32))
+        if seq_start_pos is not None or type(offset) is not int or not plain or self._sinpe_changed() or held is None:
+            found: Tensor = own.forward(x, pos, seq_start_pos, **given)
+            return found
+        if pos is None:
+            rows = table(x.shape[1], self._sinpe_encoding, start=offset, dtype=held, device=x.device)
+        else:
+            wide = held if not pos.is_floating_point() else torch.promote_types(held, pos.dtype)
+            rows = encode(pos, self._sinpe_encoding, dtype=wide)
+        scaled: Tensor = rows * getattr(self, self._sinpe_scale)
+        return scaled
+
+
+class ShapedRows(ComputedRows):
+    """Rows in the shape of x, (batch, ..., channels), one to three axes: positional-encodings."""
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        x = args[0] if len(args) == 1 and not named else next(iter(named.values())) if len(named) == 1 else None
+        encoding = self._sinpe_encoding
+        axes = encoding.ndim if isinstance(encoding, GridEncoding) else 1
+        if (
+            not isinstance(x, Tensor)
+            or x.dim() != axes + 2
+            or x.shape[-1] != encoding.dim
+            or x.dtype not in HELD
+            or self._sinpe_changed()
+        ):
+            return super(DropIn, self).forward(*args, **named)  # type: ignore[misc]
+        lengths: Any = tuple(x.shape[1:-1])
+        rows = table(lengths if axes > 1 else lengths[0], encoding, dtype=x.dtype, device=x.device)
+        return rows.unsqueeze(0).repeat(x.shape[0], *([1] * (axes + 1)))
+
+
+def frequencies(encoding: Encoding | GridEncoding, like: Tensor) -> Tensor:
+    """The angular frequencies of an encoding, or of a grid's first axis, in the form of a tensor that holds them."""
+    axis = encoding.axes[0] if isinstance(encoding, GridEncoding) else encoding
+    values = torch.tensor(axis.frequencies_radians(), dtype=torch.float64)
+    return values.to(device=like.device, dtype=like.dtype).reshape(like.shape)
+
+
+def computed_of(module: nn.Module) -> list[Candidate] | Left | None:
+    """Candidates for x-transformers' and positional-encodings' modules, by their signature, tensors and attributes."""
+    names = parameters(module)
+    tensors = [key for key, value in module._buffers.items() if value is not None and value.dim() == 1]
+    if list(module.children()) or len(tensors) != 1 or not names:
+        return None
+    learned = [key for key, value in module._parameters.items() if value is not None]
+    if names[:2] == ("x", "pos") and set(names[2:]) <= {"seq_start_pos", "offset"}:
+        if len(learned) == 1 and module._parameters[learned[0]].numel() == 1:  # type: ignore[union-attr]
+            return _scaled(module, tensors[0], learned[0])
+        return None
+    if len(names) == 1 and not learned and number(getattr(module, "channels", None)):
+        return _shaped(module, tensors[0])
+    return None
+
+
+def _scaled(module: Any, key: str, scale: str) -> list[Candidate] | Left | None:
+    held = module._buffers[key]
+    if held.is_meta or not calls_sine(owner(module).forward, type(module)):
+        return None
+    dim, place = 2 * held.numel(), held.device
+    with quiet(place):
+        tried = twin(module)
+        tried._parameters[scale] = nn.Parameter(torch.ones_like(tried._parameters[scale]))
+        rows, problem = run(tried, torch.zeros(1, STEPS, dim, device=place))
+    encoding = _known(rows, (STEPS, dim))
+    if encoding is None:
+        return Left(f"its rows are no convention that identify knows{f': {problem}' if problem else ''}")
+    if not _holds(encoding, held):
+        return Left(f"its rows are recognised, but its buffer `{key}` holds other frequencies", encoding)
+    slack = max(1.0, abs(float(module._parameters[scale].detach())))
+    lengths = (1, 7, 2048)
+    probes = [Probe((torch.zeros(2, n, dim, device=place),), {}, float(n), slack) for n in lengths]
+    places = torch.tensor([5, 0, 999, 31], device=place)
+    probes += [Probe((probes[0].args[0],), {"pos": pos}, 1000.0, slack) for pos in (places, places + 0.25)]
+    if "offset" in parameters(module):
+        probes += [Probe((probes[1].args[0],), {"offset": 9}, 16.0, slack)]
+    options = {"_sinpe_scale": scale, "_sinpe_settings": _numbers(module)}
+    return [Candidate(ScaledRows, encoding, (key,), probes, options, f"{scale} * rows for the length of x")]
+
+
+def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
+    held = module._buffers[key]
+    if held.is_meta or not calls_sine(owner(module).forward, type(module)):
+        return None
+    place, wide = held.device, int(module.channels)
+    for axes, lengths in ((1, (STEPS,)), (2, (9, 14)), (3, (7, 8, 9))):
+        dim = int(getattr(module, "org_channels", axes * wide))
+        with quiet(place):
+            rows, _ = run(_without_cache(module), torch.zeros(1, *lengths, dim, device=place))
+        if rows is None or rows.shape != (1, *lengths, dim):
+            continue
+        encodings: list[Any] = [convention(f"multidim{axes}d", dim)]
+        if not _holds(encodings[0], held):  # another base
+            shape = lengths if axes > 1 else None
+            found = identify(rows[0], shape=shape)
+            encodings = [match.encoding for match in found if _holds(match.encoding, held)]
+        if not encodings:
+            return Left("its rows are no convention that identify knows")
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(3, *lengths, dim), (1, *([1] * axes), dim), (2, *(n + 5 for n in lengths), dim)]
+        probes = []
+        for dtype in HELD:
+            for shape in shapes:
+                x = torch.randn(shape, generator=generator).to(device=place, dtype=dtype)
+                probes.append(Probe((x,), {}, float(max(shape)), 1.0, dtype == held.dtype))
+        options = {"_sinpe_settings": _numbers(module)}
+        form = "rows for the length of x" if axes == 1 else f"rows for the {axes} axes of x"
+        return [Candidate(ShapedRows, encoding, (key,), probes, options, form) for encoding in encodings]
+    return None
+
+
+def _without_cache(module: nn.Module) -> Any:
+    """A twin that has kept nothing from an earlier call."""
+    tried = twin(module)
+    for held in (tried._buffers, tried.__dict__):
+        for key, value in held.items():
+            if isinstance(value, Tensor) and value.dim() > 2:
+                held[key] = None
+    return tried
+
+
+def called_of(module: nn.Module) -> list[Candidate] | Left | None:
+    """Candidates for a module that gives the rows of timesteps, or has a method that does; by trying it."""
+    kind: Any = type(module)
+    if kind.__module__.partition(".")[0] == "torch" or "forward" in vars(module):
+        return None
+    required = _required(owner(module).forward)
+    if required is None:
+        return None
+    tensors = [*module._parameters.values(), *module._buffers.values()]
+    if any(value is not None and value.is_meta for value in tensors):
+        return None
+    leaf = not list(module.children()) and all(value is None for value in module._parameters.values())
+    if leaf and required == 1 and calls_sine(owner(module).forward, kind):
+        return _guarded(module, lambda: _timesteps(module))
+    for name, function in _methods(kind):
+        if calls_sine(function, kind):
+            found = _guarded(module, lambda name=name: _through(module, name, required))  # type: ignore[misc]
+            if found is not None:
+                return found
+    return None
+
+
+def _guarded(module: nn.Module, trial: Callable[[], list[Candidate] | Left | None]) -> list[Candidate] | Left | None:
+    with quiet(_place(module)):
+        try:
+            return trial()
+        except Unclear as problem:
+            return Left(str(problem.args[0]), problem.args[1]) if len(problem.args) > 1 else None
+
+
+def _place(module: nn.Module) -> torch.device:
+    return next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+
+
+def _required(function: Any) -> int | None:
+    """The number of arguments behind self that have no default; None where that cannot be told."""
+    try:
+        given = list(inspect.signature(function).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return None
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if any(each.kind not in plain and each.default is each.empty and each.kind != each.VAR_KEYWORD for each in given):
+        return None
+    return sum(each.kind in plain and each.default is each.empty for each in given)
+
+
+def _timesteps(module: Any) -> list[Candidate] | Left | None:
+    """For a module without parameters whose forward gives rows for the positions that it is called with."""
+    place, tried = _place(module), twin(module)
+    steps = torch.arange(float(STEPS), device=place)
+    rank, rows = 1, run(tried, steps)[0]
+    if rows is None or rows.dim() != 2 or len(rows) != STEPS:
+        rank, rows = 2, run(tried, steps[:, None])[0]
+    if rows is None or rows.dim() != 2 or len(rows) != STEPS:
+        return None
+    found: list[Encoding] = []
+    for spacing in SPACINGS:  # far apart, the angles of neighbours tell little: the nearer ones come first
+        if found and found[0].position_scale == 1.0:
+            break
+        spaced = steps if spacing == 1.0 else steps.double() * spacing  # in float32 these would be rounded
+        given, _ = run(tried, _shape(spaced, rank))
+        encoding = _known(None if given is None else given.float(), tuple(rows.shape))
+        if encoding is not None:
+            found.insert(0, encoding.replace(position_scale=_rounded(float(encoding.position_scale) / spacing)))
+    if not found:
+        return None
+    encoding, reason = found[0], "its rows of timesteps are recognised, but "
+    try:
+        tables = tuple(key for key, value in _tensors(module) if _holds(encoding, value))
+        stateless(tried, _shape(steps, rank))
+        fixed_inside(tried, _shape(steps, rank), (*tables, None))
+        training = twin(tried)
+        training.__dict__["training"] = True
+        if not same_values(must(training, _shape(steps, rank)), must(tried, _shape(steps, rank))):
+            raise Unclear("it gives something else in training")
+    except Unclear as problem:
+        raise Unclear(reason + str(problem), encoding) from None
+    candidates = []
+    held_now = getattr(module, tables[0]).dtype if tables else None
+    for encoding in found:
+        dtypes = _dtypes(lambda t, held: must(_cast(tried, held), _shape(t, rank)), encoding, tables, place)
+        options = {
+            "_sinpe_rank": rank,
+            "_sinpe_dtypes": dtypes,
+            "_sinpe_argument": parameters(module)[0],
+            "_sinpe_settings": settings(module),
+        }
+        kinds = {given for held, given, _ in dtypes if held == held_now}
+        probes = [
+            Probe((_shape(t, rank),), {}, far, 1.0, t.dtype == torch.float32)
+            for t, far in _positions(encoding, place, kinds)
+        ]
+        candidates.append(Candidate(PositionRows, encoding, tables, probes, options, "rows of timesteps", True))
+    return candidates
+
+
+def _through(module: Any, name: str, required: int) -> list[Candidate] | Left | None:
+    """For a module whose forward calls a method of its own for the rows, and does what it likes with them."""
+    if required != 1 or sum(value.numel() for value in module.parameters()) > LARGEST:
+        return _alone(module, name)
+    place, tried = _place(module), twin(module)
+    seen: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
+    method = getattr(tried, name)
+
+    def recorded(*args: Any, **named: Any) -> Any:
+        out = method(*args, **named)
+        seen.append((args, named, out))
+        return out
+
+    tried.__dict__[name] = recorded
+    steps = torch.arange(float(STEPS), device=place)
+    before, problem = _called(tried, steps)
+    if not seen:
+        return _alone(module, name)
+    args, named, out = seen[0]
+    if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != STEPS or not args or type(args[0]) is not Tensor:
+        return None
+    rest = args[1:], tuple(named.items())
+    if not all(_simple(value) for value in (*rest[0], *named.values())) or args[0].dim() != 1:
+        return None
+
+    def rows_of(t: Tensor, held: Any = None) -> Tensor:
+        found: Tensor = method(t, *args[1:], **named)
+        return found
+
+    encoding = _known(rows_of(steps), tuple(out.shape))
+    if encoding is None:
+        return None
+    reason = f"its method `{name}` is recognised ({encoding!r}), but "
+    if before is None:
+        raise Unclear(f"{reason}its forward could not be run on timesteps: {problem}", encoding)
+    if len(seen) > 1:
+        raise Unclear(f"{reason}its forward calls it {len(seen)} times", encoding)
+    dtypes = _dtypes(rows_of, encoding, (), place)
+    kinds = {given for _, given, _ in dtypes}
+    if torch.float32 not in kinds:
+        raise Unclear(f"{reason}other rows are given for timesteps up to {EXACT[-1]:g}", encoding)
+    most = torch.arange(1000.0, device=place)
+    try:
+        apart = difference(rows_of(most), encode(most, encoding))
+        limit = allowed(encoding, float(most[-1]), torch.float32)
+    except Differs as differs:
+        raise Unclear(reason + str(differs), encoding) from None
+    if not apart <= limit:
+        raise Unclear(f"{reason}its rows differ by {apart:.2g}, where float32 angles explain {limit:.2g}", encoding)
+    slack = max(1.0, _gain(module, name, steps, place) * GAIN)
+    probes = [Probe((t,), {}, far, slack) for t, far in _positions(encoding, place, kinds & {torch.float32})]
+    options = {
+        "_sinpe_replaces": name,
+        "_sinpe_rest": rest,
+        "_sinpe_dtypes": dtypes,
+    }
+    return [Candidate(MethodRows, encoding, (), probes, options, f"rows of timesteps in `{name}`")]
+
+
+def _called(tried: Any, t: Tensor) -> tuple[Any, str]:
+    try:
+        return tried.forward(t), ""
+    except Exception as problem:
+        return None, f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+
+
+def _alone(module: Any, name: str) -> Left | None:
+    """A method that gives rows, of a module that cannot be tried as a whole: it is told, and stays."""
+    static = inspect.getattr_static(type(module), name)
+    if not isinstance(static, (staticmethod, classmethod)):
+        return None
+    try:
+        rows = getattr(type(module), name)(torch.arange(float(STEPS)), 64)
+    except Exception:
+        return None
+    encoding = _known(rows, (STEPS, 64)) if isinstance(rows, Tensor) else None
+    if encoding is None:
+        return None
+    asked = ", ".join(parameters(module)) or "nothing"
+    return Left(f"its method `{name}` is recognised, but its forward takes {asked}, not timesteps alone", encoding)
+
+
+def _gain(module: Any, name: str, steps: Tensor, place: torch.device) -> float:
+    """How much larger than a change of the rows that of the output may be."""
+    generator, largest, size = torch.Generator().manual_seed(3), 0.0, 2.0**-7
+    outs: list[Tensor] = []
+    for change in range(3):
+        tried = twin(module)
+        method = getattr(tried, name)
+
+        def changed(*args: Any, change: int = change, method: Any = method, **named: Any) -> Any:
+            rows = method(*args, **named)
+            signs = torch.randint(0, 2, rows.shape, generator=generator).to(rows) * 2 - 1
+            return rows + signs * (size * change)
+
+        tried.__dict__[name] = changed
+        out = tried.forward(steps)
+        if not isinstance(out, Tensor):
+            raise Unclear("its output is no tensor")
+        outs.append(out.double())
+        largest = max(largest, float((outs[-1] - outs[0]).abs().max()) / size / max(change, 1))
+    return largest
+
+
+def _dtypes(
+    rows_of: Callable[[Tensor, Any], Tensor], encoding: Encoding, tables: tuple[str, ...], place: torch.device
+) -> tuple[tuple[torch.dtype | None, torch.dtype, torch.dtype], ...]:
+    """What dtype the rows of positions of a dtype have; without those whose rows are others in the old code.
+
+    Where the module's own frequencies have 16 bits its rows are far off: they are given as they should be.
+    """
+    scale = max(1.0, abs(float(encoding.position_scale)))
+    exact = torch.tensor(EXACT, device=place) if scale == 1.0 else torch.tensor(EXACT_PARTS, device=place)
+    found = []
+    for held in HELD if tables else (None,):
+        for given in DTYPES:
+            if scale != 1.0 and not given.is_floating_point:
+                t = torch.tensor((0, 1, 2), device=place).to(given)
+            else:
+                t = exact.to(given)
+            try:
+                rows = rows_of(t, held)
+            except Exception:
+                continue
+            if rows.shape != (len(t), encoding.dim) or rows.dtype not in HELD:
+                continue
+            ours = encode(t.float() if t.is_floating_point() else t, encoding, dtype=rows.dtype)
+            limit = allowed(encoding, float(t.double().max()), rows.dtype)
+            if (held is not None and held.itemsize == 2) or difference(rows, ours) <= limit:
+                found.append((held, given, rows.dtype))
+    return tuple(found)
+
+
+def _positions(encoding: Encoding, place: torch.device, kinds: set[torch.dtype]) -> Iterator[tuple[Tensor, float]]:
+    """As far as models go: 1000 steps, or 0 to 1 for those that have a scale."""
+    most = max(1.0, abs(float(encoding.position_scale)))
+    fractions = torch.tensor([0.0, 0.5, 1.0, 1.75, 3.0], device=place) / most
+    yield torch.arange(1001.0, device=place) / most, 1000.0 / most
+    yield fractions, 3.0 / most
+    yield fractions[:1], 1.0
+    for dtype in DTYPES:
+        if dtype in kinds and dtype != torch.float32:
+            if dtype.is_floating_point:
+                yield fractions.to(dtype), 4.0 / most
+            elif most == 1.0:
+                yield torch.arange(0, 1001, 111, device=place).to(dtype), 1000.0
+
+
+def _known(rows: Tensor | None, shape: tuple[int, ...]) -> Encoding | None:
+    """The encoding of rows 0, 1, 2, ..., None where there is none."""
+    if rows is None or not rows.is_floating_point() or rows.numel() != shape[0] * shape[1] or shape[1] < 2:
+        return None
+    matches = identify(rows.detach().reshape(shape))
+    for match in matches[:1]:
+        whole = not (match.zero_rows or match.extra_tokens or match.zero_columns or match.transposed)
+        if whole and isinstance(match.encoding, Encoding) and match.encoding.start == 0:
+            return _round_base(match.encoding, rows.reshape(shape)) if not half_rotary(match) else None
+    return None
+
+
+def _round_base(encoding: Encoding, rows: Tensor) -> Encoding:
+    """With the roundest base that explains the rows as well: one fitted to float32 rows is off in its last digits."""
+    for digits in range(1, 7):
+        other = encoding.replace(base=float(f"{encoding.base:.{digits}g}"))
+        found = table(len(rows), other, dtype=rows.dtype, device=rows.device)
+        if difference(rows, found) <= allowed(other, float(len(rows)), rows.dtype):
+            return other
+    return encoding
+
+
+def _rounded(scale: float) -> Any:
+    """A whole number where a scale is all but one."""
+    return round(scale) if abs(scale - round(scale)) <= 1e-6 * abs(scale) else scale
+
+
+def _holds(encoding: Any, held: Tensor) -> bool:
+    """Whether a tensor holds an encoding's frequencies."""
+    axis = encoding.axes[0] if isinstance(encoding, GridEncoding) else encoding
+    values = axis.frequencies_radians()
+    if len(values) != held.numel() or not held.is_floating_point() or held.dtype.itemsize < 4:
+        return False
+    own = torch.tensor(values, dtype=torch.float64)
+    return bool(((held.detach().cpu().double().reshape(-1) - own).abs() <= CLOSE * own.abs()).all())
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    named = {**module._buffers, **{key: value for key, value in vars(module).items() if isinstance(value, Tensor)}}
+    return [(key, value) for key, value in named.items() if type(value) is Tensor and value.dim() > 0]
+
+
+def _cast(tried: Any, held: torch.dtype | None) -> Any:
+    return tried if held is None else twin(tried).to(held)
+
+
+def _shape(t: Tensor, rank: int) -> Tensor:
+    return t[:, None] if rank == 2 else t
+
+
+def _simple(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str, type(None), torch.dtype))
+
+
+def _numbers(module: nn.Module) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, value) for key, value in settings(module) if number(value))
+
+
+def _methods(kind: type) -> list[tuple[str, Any]]:
+    """The functions of a class and of those it is made from, below nn.Module, but for its forward."""
+    found: dict[str, Any] = {}
+    for made in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        for name, value in vars(made).items():
+            plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+            if isinstance(plain, types.FunctionType) and name != "forward" and not name.startswith("__"):
+                found.setdefault(name, plain)
+    return list(found.items())
+
+
+def calls_sine(function: Any, kind: type, depth: int = 3, seen: set[int] | None = None) -> bool:
+    """Whether code, or functions and methods that it names, calls both sine and cosine."""
+    seen = set() if seen is None else seen
+    return {"sin", "cos"} <= {name.rstrip("_") for name in _names(function, kind, depth, seen)}
+
+
+def _names(function: Any, kind: type, depth: int, seen: set[int]) -> Iterator[str]:
+    plain = inspect.unwrap(function) if callable(function) else function
+    if not isinstance(plain, types.FunctionType) or id(plain) in seen:
+        return
+    seen.add(id(plain))
+    codes, methods = [plain.__code__], dict(_methods(kind))
+    while codes:
+        code = codes.pop()
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for name in code.co_names:
+            yield name
+            below = [methods.get(name, plain.__globals__.get(name))]
+            if name == "forward":  # of super()
+                below = [vars(made).get(name) for made in kind.__mro__[: kind.__mro__.index(nn.Module)]]
+            for each in below:
+                if depth and isinstance(each, types.FunctionType) and not each.__module__.startswith("torch"):
+                    yield from _names(each, kind, depth - 1, seen)

@@ -1,0 +1,631 @@
+"""`integrations.swap` finds modules by what they hold and compute, whatever they are called."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from swap_modules import (
+    DIM,
+    GPT,
+    ROWS,
+    Autoencoder,
+    Bar,
+    Baz,
+    Cached,
+    ChannelsFirst,
+    ChannelsFirstGives,
+    ChannelsFirstRows,
+    Clock,
+    Columns,
+    Conditioner,
+    Foo,
+    Permuted,
+    Scales,
+    Sinusoids,
+    Sum,
+    Thousands,
+    Tokens,
+    Waves,
+    halves,
+    usual,
+)  # fmt: skip
+from torch import Tensor, nn
+
+import sinpe_ext as sinpe
+from sinpe_ext._swap_plain import may_be_table
+from sinpe_ext.integrations import swap
+
+pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
+HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+GENERATED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+def times(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).to(dtype)
+
+
+def limit(position: float, dtype: torch.dtype = torch.float32) -> float:
+    """The float32 error of an angle and of sine and cosine, then the roundings of sums below 8 to a dtype."""
+    return position * 2.0**-22 + 2.0**-23 + 2.0**-21 + 8 * HALF.get(dtype, 0.0)
+
+
+class Case(NamedTuple):
+    """A module, what is said of it, calls of it with the largest position, and what the swapped one gives exactly."""
+
+    build: Callable[[], nn.Module]
+    form: str
+    convention: str
+    calls: list[tuple[tuple[Any, ...], dict[str, Any], float]]
+    exact: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Tensor] | None
+    name: str = ""
+
+
+def lengths(make: Callable[..., Tensor], *given: Any) -> list[tuple[tuple[Any, ...], dict[str, Any], float]]:
+    """Calls with x of several lengths and dtypes; given: its shape, None where the length goes."""
+    return [
+        ((make(*(length if n is None else n for n in given), dtype=dtype),), {}, float(length))
+        for dtype in GENERATED
+        for length in (1, 2, 9, ROWS)
+    ]
+
+
+STEPS = [
+    ((times(*values, dtype=dtype),), {}, 1000.0)
+    for values in ((0.0,), (0.0, 1.0, 2.5, 17.0, 999.0), (3.0, 998.0))
+    for dtype in (torch.float32, torch.float64, torch.float16)
+] + [((torch.tensor([0, 7, 999]),), {}, 1000.0)]
+COLUMN = [((t[:, None],), {}, far) for (t,), _, far in STEPS]
+UNIT = [
+    ((times(*values, dtype=dtype),), {}, 1000.0) for values in ((0.25,), (0.0, 0.25, 1.0)) for dtype in GENERATED[:2]
+]
+IDS = torch.tensor([[5, 6, 7, 1, 1, 8], [1, 1, 9, 9, 9, 9], [2, 3, 4, 5, 6, 7]])
+TOKENS = [
+    ((IDS,), {}, 8.0),
+    ((IDS[:, :1],), {}, 3.0),
+    ((IDS.repeat(1, 20),), {}, 122.0),  # longer than the table
+    ((IDS, {}), {}, 8.0),  # one step: the row of its last token
+    ((IDS[:, :1], {}), {}, 3.0),
+    ((IDS[:, :1],), {"incremental_state": {}, "timestep": torch.tensor([41])}, 44.0),
+]
+
+
+def rows_of(convention: str, dtype: torch.dtype | None = None, **fields: Any) -> Callable[..., Tensor]:
+    def exact(module: Any, args: Any, named: Any) -> Tensor:
+        t = args[0].reshape(len(args[0]))
+        # As the old code has them: in float32, but for timesteps in float64.
+        kind = dtype or torch.promote_types(t.dtype, torch.float32)
+        t = t.float() if t.dtype == torch.float16 else t
+        return sinpe.encode(t, sinpe.convention(convention, DIM, **fields), dtype=kind)
+
+    return exact
+
+
+def tokens(module: Any, args: Any, named: Any) -> Tensor:
+    encoding = sinpe.convention("t2t", module.embedding_dim)
+    if len(args) > 1 or named:
+        step = int(named["timestep"]) + 1 if named else args[0].shape[1]
+        return sinpe.encode(torch.tensor([[1 + step]]), encoding).expand(len(args[0]), 1, -1)
+    places, padding = sinpe.positions.from_padding_idx(args[0], 1)
+    return sinpe.encode(places, encoding).masked_fill(padding[..., None], 0.0)
+
+
+def scaled(module: Any, args: Any, named: Any) -> Tensor:
+    places = named.get("pos", torch.arange(args[0].shape[1]) + named.get("offset", 0))
+    return sinpe.encode(places, sinpe.convention("paper_concat", DIM)) * module.scale
+
+
+def of_shape(convention: str) -> Callable[..., Tensor]:
+    def exact(module: Any, args: Any, named: Any) -> Tensor:
+        x = args[0]
+        shape = tuple(x.shape[1:-1])
+        encoding = sinpe.convention(convention, x.shape[-1])
+        rows = sinpe.table(shape if len(shape) > 1 else shape[0], encoding, dtype=x.dtype)
+        return rows.expand_as(x)
+
+    return exact
+
+
+def added(convention: str, **arguments: Any) -> Callable[..., Tensor]:
+    def exact(module: Any, args: Any, named: Any) -> Tensor:
+        given = {key: getattr(module, value) if isinstance(value, str) else value for key, value in arguments.items()}
+        x = args[0]
+        return sinpe.add(x.to(torch.promote_types(x.dtype, torch.float32)), sinpe.convention(convention, DIM), **given)
+
+    return exact
+
+
+def called(module: nn.Module, *shape: int) -> Callable[[], nn.Module]:
+    """The module after its first call, with what it keeps of it."""
+
+    def build() -> nn.Module:
+        made = copy.deepcopy(module)
+        made(noise(*shape))
+        return made
+
+    return build
+
+
+FIRST = {"seq_dim": -1, "channel_dim": -2}
+FOR_X = "rows for the length of x"
+AXES = [((noise(2, *shape, 10, dtype=dtype),), {}, 9.0) for shape in ((5, 7), (1, 9)) for dtype in GENERATED]
+SPACE = [((noise(2, *shape, 11),), {}, 9.0) for shape in ((5, 7, 4), (1, 9, 2))]
+SCALED = [
+    *(((noise(2, n, DIM),), {}, float(n)) for n in (1, 9, 4000)),
+    ((noise(2, 4, DIM),), {"offset": 900}, 904.0),
+    ((noise(2, 3, DIM),), {"pos": torch.tensor([8, 0, 999])}, 999.0),
+    ((noise(2, 3, DIM),), {"pos": torch.tensor([8.5, 0.0, 999.25])}, 1000.0),
+]
+CASES = {
+    "neutral names": Case(Foo, "x + rows, batch first", "paper", lengths(noise, 2, None, DIM), added("paper")),
+    "neutral names, a parameter": Case(
+        Bar, "x + gain * rows, batch first", "t2t", lengths(noise, 2, None, DIM), added("t2t", alpha="gain")
+    ),
+    "neutral names, an attribute": Case(
+        Baz, "x + rows, sequence first", "paper", lengths(noise, None, 2, DIM), added("paper", seq_dim=0)
+    ),
+    "channels first": Case(
+        ChannelsFirst, "x + rows, channels first", "paper", lengths(noise, 2, DIM, None), added("paper", **FIRST)
+    ),
+    "channels first, rows of a table": Case(
+        ChannelsFirstRows,
+        "4 * x + rows, channels first",
+        "paper_concat",
+        lengths(noise, 2, DIM, None),
+        added("paper_concat", scale=4.0, **FIRST),
+    ),
+    "channels first, rows alone": Case(
+        ChannelsFirstGives,
+        "rows for the length of x, channels first",
+        "paper",
+        lengths(noise, 2, DIM, None),
+        lambda module, args, named: sinpe.table(args[0].shape[-1], DIM).T[None],
+    ),
+    "wpe": Case(
+        lambda: GPT(usual()),
+        "rows of positions",
+        "paper",
+        [((torch.arange(2 * n).reshape(2, n) % 40,), {}, 16.0 * n) for n in (1, 9, ROWS)],  # behind a LayerNorm
+        None,
+        "wpe",
+    ),
+    "DiT": Case(Conditioner, "rows of timesteps in `timestep_embedding`", "adm", STEPS, None),
+    "DiT's under other names": Case(Clock, "rows of timesteps in `waves`", "paper_concat, base 500", STEPS[:3], None),
+    "fairseq": Case(lambda: Tokens(DIM, 1), "rows of tokens", "t2t", TOKENS, tokens),
+    "fairseq, older": Case(lambda: Tokens(DIM, 1, old=True), "rows of tokens", "t2t", TOKENS, tokens),
+    "fairseq, odd": Case(lambda: Tokens(9, 1), "rows of tokens", "t2t", TOKENS, tokens),
+    "fairseq, no padding": Case(lambda: Tokens(DIM, None), "rows of tokens", "t2t", TOKENS[2:], None),
+    "lucidrains": Case(Sinusoids, "rows of timesteps", "t2t", STEPS, rows_of("t2t")),
+    "lucidrains, theta": Case(
+        lambda: Sinusoids(theta=100.0), "rows of timesteps", "t2t, base 100", STEPS, rows_of("t2t", base=100.0)
+    ),
+    "lucidrains, older": Case(Waves, "rows of timesteps", "t2t", STEPS, rows_of("t2t")),
+    "lucidrains, times 1000": Case(
+        Thousands, "rows of timesteps", "t2t, position_scale 1000", UNIT, rows_of("t2t", position_scale=1000)
+    ),
+    "a column of timesteps": Case(Columns, "rows of timesteps", "paper", COLUMN, rows_of("paper")),
+    "x-transformers": Case(Scales, f"scale * {FOR_X}", "paper_concat", SCALED, scaled),
+    "positional-encodings": Case(
+        lambda: Cached(DIM), FOR_X, "multidim1d", lengths(noise, 2, None, DIM), of_shape("multidim1d")
+    ),
+    "positional-encodings, odd": Case(
+        lambda: Cached(9), FOR_X, "multidim1d", lengths(noise, 2, None, 9), of_shape("multidim1d")
+    ),
+    "positional-encodings after a call": Case(
+        called(Cached(DIM), 2, 9, DIM), FOR_X, "multidim1d", lengths(noise, 2, None, DIM), of_shape("multidim1d")
+    ),
+    "positional-encodings 2D": Case(
+        lambda: Cached(10, 2), "rows for the 2 axes of x", "multidim2d", AXES, of_shape("multidim2d")
+    ),
+    "positional-encodings 2D after a call": Case(
+        called(Cached(10, 2), 2, 5, 7, 10), "rows for the 2 axes of x", "multidim2d", AXES, of_shape("multidim2d")
+    ),
+    "positional-encodings 3D": Case(
+        lambda: Cached(11, 3), "rows for the 3 axes of x", "multidim3d", SPACE, of_shape("multidim3d")
+    ),
+    "positional-encodings 3D after a call": Case(
+        called(Cached(11, 3), 2, 5, 7, 4, 11), "rows for the 3 axes of x", "multidim3d", SPACE, of_shape("multidim3d")
+    ),
+    "positional-encodings, channels first": Case(
+        lambda: Permuted(Cached(DIM)),
+        FOR_X,
+        "multidim1d",
+        lengths(noise, 2, DIM, None),
+        lambda module, args, named: of_shape("multidim1d")(module, (args[0].mT,), named).mT,
+        "penc",
+    ),
+    "positional-encodings' sum": Case(
+        lambda: Sum(Cached(10, 2)),
+        "rows for the 2 axes of x",
+        "multidim2d",
+        AXES,
+        lambda module, args, named: args[0] + of_shape("multidim2d")(module, args, named),
+        "penc",
+    ),
+}
+cases = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+
+
+def both(case: Case) -> tuple[Any, Any, Any]:
+    """The old module, a swapped copy, and what is said of it."""
+    torch.manual_seed(7)
+    old = case.build().eval()
+    new = copy.deepcopy(old)
+    (entry,) = swap(new, strict=True)
+    return old, new, entry
+
+
+def fresh(module: nn.Module) -> Any:
+    """A copy that has kept nothing of an earlier call: a cache is given back whatever the dtype of the next one."""
+    made = copy.deepcopy(module)
+    for each in made.modules():
+        if "cached_penc" in each._buffers:
+            each.cached_penc = None
+    return made
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape and a.dtype == b.dtype
+    return float((a.detach().double() - b.detach().double()).abs().max())
+
+
+@cases
+def test_replaced(case: Case, backend: str) -> None:
+    old, new, entry = both(case)
+    assert (entry.swapped, entry.name, entry.form, entry.convention) == (True, case.name, case.form, case.convention)
+    assert (
+        0 <= entry.difference <= limit(4096.0)
+        and isinstance(new, type(old))
+        and type(old) is not type(new.get_submodule(case.name))
+    )
+    assert inspect.signature(new.forward) == inspect.signature(old.forward)
+    for args, named, far in case.calls:
+        before, after = fresh(old)(*args, **named), new(*args, **named)
+        assert apart(before, after) <= limit(far, before.dtype)
+        if case.exact is not None:
+            assert torch.equal(after, case.exact(new, args, named).to(after.dtype))
+
+
+@cases
+def test_a_replaced_module_is_exact(case: Case, backend: str) -> None:
+    """What is given is not the old module's rounding error but the encoding's own values."""
+    if case.exact is None:
+        pytest.skip("its output has more in it than rows")
+    _, new, _ = both(case)
+    args, named, _ = max(case.calls, key=lambda call: call[2])
+    exact = case.exact(new, args, named)
+    assert torch.equal(new(*args, **named), exact.to(new(*args, **named).dtype))
+    wrong = copy.deepcopy(new)
+    inside = wrong.get_submodule(case.name)
+    change = inside._sinpe_encoding
+    change = change.with_axes if isinstance(change, sinpe.GridEncoding) else change.replace
+    inside.__dict__["_sinpe_encoding"] = change(amplitude=0.5)
+    for name in inside._sinpe_tables:
+        getattr(inside, name).data.copy_(inside._sinpe_rows(name, getattr(inside, name)))
+    assert apart(wrong(*args, **named), new(*args, **named)) > limit(1000.0), "wrong rows would not be seen"
+
+
+@cases
+def test_checkpoints_and_copies(case: Case) -> None:
+    old, new, _ = both(case)
+    args, named, far = case.calls[0]
+    before, after = copy.deepcopy(old)(*args, **named), new(*args, **named)
+    state = {name: value.clone() for name, value in old.state_dict().items()}
+    assert list(state) == list(new.state_dict())
+    for assign in (False, True):
+        new.load_state_dict({name: value.clone() for name, value in state.items()}, strict=True, assign=assign)
+        assert torch.equal(new(*args, **named), after)
+    other = copy.deepcopy(old)
+    other.load_state_dict(new.state_dict(), strict=True)
+    assert apart(other(*args, **named), before) <= limit(far, before.dtype)
+    for other in (copy.deepcopy(new), pickle.loads(pickle.dumps(new))):
+        assert type(other.get_submodule(case.name)) is type(new.get_submodule(case.name))
+        assert torch.equal(other(*args, **named), after)
+    (again,) = swap(new, strict=True)
+    assert again.reason == "it is swapped already"
+
+
+@cases
+def test_hooks_and_conversion(case: Case) -> None:
+    old = case.build().eval()
+    seen: list[int] = []
+    old.get_submodule(case.name).register_forward_hook(lambda *_: seen.append(1))
+    new = copy.deepcopy(old)
+    swap(new, strict=True)
+    assert not seen
+    args, named, _ = case.calls[0]
+    after = new(*args, **named)
+    assert len(seen) == 1
+    state = {name: value.clone() for name, value in new.state_dict().items()}
+    new.get_submodule(case.name).half().float()  # rows and frequencies are made again
+    inside = new.get_submodule(case.name)
+    kept = [f"{case.name}.{name}".removeprefix(".") for name in inside._sinpe_tables]
+    assert all(torch.equal(new.state_dict()[name], state[name]) for name in kept if name in state)
+    assert new(*args, **named).dtype == after.dtype
+    for dtype in (torch.bfloat16, torch.float64):
+        x = tuple(a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+        assert copy.deepcopy(new).to(dtype)(*x, **named).dtype == copy.deepcopy(old).to(dtype)(*x, **named).dtype
+
+
+@cases
+def test_compiled(case: Case) -> None:
+    _, new, _ = both(case)
+    torch.compiler.reset()
+    compiled = torch.compile(new, fullgraph=True, backend="aot_eager")
+    for args, named, _ in (case.calls[0], case.calls[1]):
+        assert torch.equal(compiled(*args, **named), new(*args, **named))
+
+
+def test_calls_that_were_not_tried_are_answered_by_the_module_itself() -> None:
+    old, new, _ = both(CASES["lucidrains"])
+    odd = torch.tensor([[1.0, 2.0]])  # one angle of two timesteps: what the old code makes of it stays
+    for args in ((odd.expand(2, 2)[:, :1],), (torch.tensor([3], dtype=torch.int16),)):
+        assert torch.equal(old(*args), new(*args))
+    for module in (old, new):
+        module.theta = 50.0
+    t = times(1.0, 999.0)
+    assert torch.equal(old(t), new(t))
+    old, new, _ = both(CASES["lucidrains, times 1000"])
+    t = times(0.0, 0.332, 0.999, dtype=torch.bfloat16)  # the old product has 16 bits, and so has not its rows
+    assert torch.equal(old(t), new(t)) and apart(old(t), old(t.double()).float()) > 0.02
+    t = times(1.0, 999.0)
+    old, new, _ = both(CASES["DiT"])
+    assert torch.equal(old.timestep_embedding(t, 8, 77), new.timestep_embedding(t, 8, 77))
+    assert torch.equal(new.timestep_embedding(t, 32), sinpe.encode(t, sinpe.convention("adm", 32)))
+    old, new, _ = both(CASES["positional-encodings"])
+    x = noise(2, 5, 12)  # other channels than it was made for
+    assert 0 < apart(old(x), sinpe.table(5, 12).expand(2, 5, 12)) and apart(old(x), new(x)) <= limit(5.0)
+    with pytest.raises(RuntimeError, match="3 dimensions"):
+        new(noise(5, DIM))
+    old, new, _ = both(CASES["x-transformers"])
+    with pytest.raises(RuntimeError):
+        old(noise(2, 5, DIM), seq_start_pos=torch.tensor([1, 2]))
+    with pytest.raises(RuntimeError):
+        new(noise(2, 5, DIM), seq_start_pos=torch.tensor([1, 2]))
+    old, new, _ = both(CASES["fairseq"])
+    assert apart(old(IDS, positions=IDS), new(IDS, positions=IDS)) <= limit(8.0)
+    new.onnx_trace = True
+    assert apart(old(IDS), new(IDS)) <= limit(8.0)
+
+
+def test_gradients_reach_what_they_reached() -> None:
+    for name, args in (("DiT", (times(3.0, 500.0),)), ("x-transformers", (noise(2, 7, DIM),))):
+        old, new, _ = both(CASES[name])
+        for module in (old, new):
+            module(*args).square().sum().backward()
+        pairs = list(zip(old.parameters(), new.parameters(), strict=True))
+        assert pairs and all(a.grad is not None and b.grad is not None for a, b in pairs)
+        for a, b in pairs:
+            assert apart(a.grad, b.grad) <= 64 * limit(500.0) * max(1.0, float(a.grad.abs().max()))
+    _, new, _ = both(CASES["lucidrains"])
+    t = times(1.0, 2.0).requires_grad_()
+    new(t).sum().backward()
+    assert t.grad is not None and bool(t.grad.any())
+
+
+def test_a_checkpoint_with_other_frequencies_warns() -> None:
+    _, new, _ = both(CASES["positional-encodings"])
+    kept = new.inv_freq.clone()
+    with pytest.warns(UserWarning, match="inv_freq: the checkpoint's table is not"):
+        new.load_state_dict({"inv_freq": kept * 2})
+    assert torch.equal(new.inv_freq, kept)
+
+
+@pytest.mark.parametrize("angle", ["float32", "float32_exp"])
+def test_the_roundings_of_the_usual_formula(angle: str) -> None:
+    for name in ("neutral names", "channels first"):
+        new = CASES[name].build()
+        (entry,) = swap(new, angle=angle)
+        assert entry.difference == 0.0 and entry.encoding.angle == "float32_exp"
+
+
+# --------------------------------------------------------------------------------------------- reported, or passed over
+
+
+def test_a_parameter_inside_a_forward_is_reported() -> None:
+    model = Autoencoder()
+    kind = type(model)
+    (entry,) = swap(model)
+    assert not entry.swapped and type(model) is kind and entry.convention == "mae2d"
+    assert "`pos_embed` is recognised" in entry.reason and "layers of its own" in entry.reason
+    assert "`decoder_pos_embed` is recognised, too" in entry.reason
+    with pytest.raises(ValueError, match="1 that are not; pass strict=False"):
+        swap(model, strict=True)
+    renamed = Autoencoder()
+    renamed.a, renamed.b = renamed.pos_embed, renamed.decoder_pos_embed
+    del renamed.pos_embed, renamed.decoder_pos_embed
+    (entry,) = swap(renamed)
+    assert "`a` is recognised" in entry.reason and "`b` is recognised, too" in entry.reason
+
+
+class TwoArguments(Conditioner):
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        return super().forward(t) + y
+
+
+class Twice(Conditioner):
+    def forward(self, t: Tensor) -> Tensor:
+        return super().forward(t) + super().forward(2 * t)
+
+
+class ByTheClass(Conditioner):
+    """Asked on the class, where nothing of an instance can stand in."""
+
+    def forward(self, t: Tensor) -> Tensor:
+        return self.mlp(ByTheClass.timestep_embedding(t, 32))
+
+
+class Noisy(Sinusoids):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2.0 if self.training else 1.0)
+
+
+class Counts(Sinusoids):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class Shifted(Sinusoids):
+    """Further tensors that its rows depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("by", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.by)
+
+
+REPORTED = {
+    "a trained embedding": (
+        lambda: nn.ModuleDict({"wpe": nn.Embedding.from_pretrained(usual(), freeze=False)}),
+        "trained .*freeze it first",
+    ),
+    "another argument": (TwoArguments, "its method `timestep_embedding` is recognised, but its forward takes t, y"),
+    "twice": (Twice, "calls it 2 times"),
+    "by the class": (ByTheClass, "its forward takes t, not|calls it"),
+    "training": (Noisy, "something else in training"),
+    "counting": (Counts, "keeps a state"),
+    "another tensor": (Shifted, "depends on `by`"),
+}
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_reported(name: str) -> None:
+    build, reason = REPORTED[name]
+    module = build()
+    t = times(1.0, 900.0)
+    (entry,) = swap(module)
+    assert not entry.swapped and entry.encoding is not None
+    assert re.search(reason, entry.reason), entry.reason
+    assert not any("_sinpe_encoding" in vars(each) for each in module.modules()) and t is not None
+    with pytest.raises(ValueError, match="1 that are not"):
+        swap(module, strict=True)
+
+
+class Rotary(nn.Module):
+    """The halves of a rotary encoding, which nothing is added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angle = torch.arange(64)[:, None] * 10000 ** -(torch.arange(0, 32, 2) / 32)
+        self.register_buffer("c", angle.cos())
+        self.register_buffer("s", angle.sin())
+
+    def forward(self, q: Tensor) -> Tensor:
+        a, b = q.chunk(2, -1)
+        c, s = self.c[: q.shape[1]], self.s[: q.shape[1]]
+        return torch.cat([a * c - b * s, a * s + b * c], -1)
+
+
+class Fourier(nn.Module):
+    """Random frequencies, which are no ladder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("w", torch.randn(8, generator=torch.Generator().manual_seed(1)) * 16)
+
+    def forward(self, t: Tensor) -> Tensor:
+        angle = t[:, None] * self.w
+        return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+def test_what_is_none() -> None:
+    torch.manual_seed(0)
+    for model in (
+        nn.Linear(2, 2),
+        nn.Transformer(16, 2, 1, 1, 32),
+        nn.Sequential(nn.Conv1d(8, 8, 3), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.LSTM(8, 8)),
+        nn.Embedding.from_pretrained(torch.randn(ROWS, DIM)),
+        Rotary(),
+        Fourier(),
+    ):
+        for each in model.modules():
+            each.requires_grad_(False)
+        report = swap(model, strict=True)
+        assert not report and str(report).startswith("none recognised")
+
+
+# --------------------------------------------------------------------------------------------- the look at values
+
+
+def tables() -> list[tuple[str, Tensor]]:
+    found = []
+    for name in sinpe.conventions():
+        for dim in (16, 17, 30, 64, 252):
+            try:
+                encoding = sinpe.convention(name, dim)
+            except ValueError:
+                continue
+            if name == "tcnn":
+                continue  # 0, 1 and -1 alone at whole positions, which is what a mask has
+            axes = encoding.ndim if isinstance(encoding, sinpe.GridEncoding) else 1
+            for length in ((64,), (9, 14), (5, 6, 7))[axes - 1 : axes]:
+                shape = length if axes > 1 else length[0]
+                found.append((f"{name} {dim}", sinpe.table(shape, encoding)))
+                found.append((f"{name} {dim} flat", found[-1][1].reshape(1, -1, dim)))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_convention_passes_the_look(dtype: torch.dtype) -> None:
+    """Whatever identify knows has to be given to it: with padding rows, a class token, a factor, in 16 bits."""
+    for name, table in tables():
+        rows = table.to(dtype)
+        for form in (rows, 0.02 * rows, rows.repeat(2, *([1] * (rows.dim() - 1))) if rows.dim() == 3 else rows):
+            assert may_be_table(form) or not sinpe.identify(form), name
+        flat = rows.reshape(-1, rows.shape[-1])
+        padded = torch.cat([torch.zeros_like(flat[:1]), flat])
+        assert may_be_table(padded) or not sinpe.identify(padded), name
+        assert may_be_table(nn.Parameter(flat[None])) or not sinpe.identify(flat), name
+
+
+def test_learned_weights_do_not_pass_it() -> None:
+    """Few of them, so that identify's milliseconds are spent on few."""
+    generator = torch.Generator().manual_seed(5)
+    passed = 0
+    for shape in [(16, 16), (64, 16), (64, 64), (256, 64), (768, 256), (256, 768), (30, 100), (3, 3), (64, 8, 3, 3)]:
+        for _ in range(20):
+            for weight in (torch.randn(shape, generator=generator), torch.rand(shape, generator=generator) - 0.5):
+                passed += may_be_table(nn.Parameter(weight)) + may_be_table(nn.Parameter(weight).mT)
+    assert passed <= 7  # of 720
+    for trivial in (
+        torch.zeros(64, 32),
+        torch.ones(64, 32),
+        torch.eye(64),
+        torch.ones(64, 64).tril(),
+        -torch.ones(64, 64).triu() / 0,
+    ):
+        assert not may_be_table(trivial)
+
+
+def test_a_large_model_is_looked_through_quickly() -> None:
+    """Each weight costs a fraction of a millisecond, whatever its size: 40 M parameters here, in 60 tensors."""
+    model = nn.Sequential(*(nn.Linear(816, 816) for _ in range(60)))
+    assert not swap(model)
+    start = time.perf_counter()
+    assert not swap(model)
+    # About 15 ms on a quiet machine; identify on each of them takes half a second and more.
+    assert time.perf_counter() - start < 0.4
+
+
+def test_devices_threads_and_generators_stay() -> None:
+    model = nn.Sequential(Foo(), Sinusoids(), Conditioner())
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    assert len(swap(model).swapped) == 3
+    assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)
+    assert halves().shape == (ROWS, DIM)
