@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _backend, _checks, _grad, _rows, _traced, reference_apply
+from . import _backend, _checks, _grad, _onnx, _rows, _traced, reference_apply
 from ._call import Form, RowsCall
 from ._no_grad import no_grad
 from ._operator import ADD_DROPOUT, is_functional, is_recorded, is_transformed
@@ -75,7 +75,7 @@ class SumCall(RowsCall):
     def write_to(self, out: Tensor) -> Tensor:
         """`add` with `out`, which has been checked."""
         self.draw()
-        if _is_compiling():
+        if _is_compiling() or _checks.is_jit_traced():
             return out.copy_(self.traced())
         self.run_into(out)
         torch.autograd.graph.increment_version(out)
@@ -118,13 +118,13 @@ class AddCall(SumCall):
         self.acc = accumulation(x.dtype)
         self.form = Form((rows_at, channels_at), rank)
         self.view = self.canonical(x)
-        self.shape = self.view.shape
-        _, width = self._set_part(part, rows_at, channels_at, x.shape)
-        of = _checks.Target("x", x.shape, x.device, self.shape[0] if rank > 2 else 1, x.shape[rows_at])
+        self.shape, given = _checks.sizes(self.view), _checks.sizes(x)
+        _, width = self._set_part(part, rows_at, channels_at, given)
+        of = _checks.Target("x", given, x.device, self.shape[0] if rank > 2 else 1, given[rows_at])
         self.set_rows(of, encoding, width, positions, start, scale, alpha, padding_mask, dropout, seed)
         if encoding is not None or width:
             _checks.channels(x, width, self.whole_dim())
-        self.elements = self.form.elements(x.shape, part) if self.drop else []
+        self.elements = self.form.elements(given, part) if self.drop else []
 
     def canonical(self, t: Tensor) -> Tensor:
         """A tensor of x's shape as (batch, *middle, sequence, channels)."""
@@ -173,12 +173,21 @@ class AddCall(SumCall):
         """The whole of `add` in operations that a compiler fuses with their neighbours and torch.func looks into.
 
         With dropout a graph has the fused operator instead: generating the mask is most of the work, and a compiler's
-        own loops are several times slower at it.
+        own loops are several times slower at it. torch.jit.trace records the operator as well, since it follows the
+        length of x, where the mask's numbering does not keep a length.
         """
-        if self.drop and self.encoding.angle == "exact" and _is_compiling() and not is_functional():
+        recorded = _checks.is_jit_traced()
+        fused = self.drop and _is_compiling() if not recorded else not self.elements and not _onnx.is_exporting()
+        if fused and self.encoding.angle == "exact" and not is_functional():
             words = _traced.plan_words(*self.given, self.device)
             return self.restored(torch.ops.sinpe_ext.add_dropout.default(self.view, *self.operands(words)))
-        return self.restored(self.dropped(self.sum(self.view.to(self.acc))).to(self.x.dtype))
+        total = self.sum(self.view.to(self.acc))
+        if recorded:
+            return self.dropped(self.restored(total), []).to(self.x.dtype)
+        return self.restored(self.dropped(total).to(self.x.dtype))
+
+    def length(self) -> Any:
+        return self.view.shape[-2]
 
     def _is_formula(self) -> bool:
         """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""

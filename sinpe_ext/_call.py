@@ -160,12 +160,25 @@ class RowsCall:
             return self.alpha
         return None if self.alpha == 1.0 else torch.full((), self.alpha, dtype=torch.float64, device=self.device)
 
+    def depend_on(self, zero: Tensor) -> None:
+        """Adds 0 to the positions, for torch.jit.trace to record where it came from."""
+        zero = zero.to(self.device)
+        if self.positions is None:
+            self.positions, self.are_starts = (zero + (self.encoding.start + self.start)).reshape(1, 1), True
+            self.start = 0
+        else:
+            self.positions = self.positions + zero
+
+    def length(self) -> Any:
+        """The number of rows; under torch.jit.trace the tensor that follows it, where the call knows one."""
+        return self.shape[-2]
+
     def rows(self) -> Tensor:
         """The encoding in acc, broadcastable to `shape`; differentiable."""
-        length, acc, device, positions = self.shape[-2], self.acc, self.device, self.positions
+        length, acc, device, positions = self.length(), self.acc, self.device, self.positions
         if positions is not None and self.are_starts:
             positions = positions + torch.arange(length, device=device)
-        if _is_compiling():
+        if _is_compiling() or _checks.is_jit_traced():
             if positions is None:
                 rows = _traced.table(self.given, length, self.start, acc, device)
             else:

@@ -24,7 +24,7 @@ from ._dense import (
     is_scalar_array,
     shown,
 )
-from ._graph import constant_in_graph
+from ._graph import constant_in_graph, is_jit_traced, untraced
 from .encoding import Encoding, integer
 from .grid import GridEncoding
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["INT64_MAX", "addressable", "dense_tensor", "described", "device", "flag", "float_dtype", "in_memory"]
-__all__ += ["shown"]
+__all__ += ["is_jit_traced", "shown"]
 
 DROP_UNIT = 65536  # dropout probabilities are multiples of 1 / DROP_UNIT
 INT64_MIN = -(2**63)
@@ -235,10 +235,11 @@ def channels(x: torch.Tensor, width: int, dim: int) -> None:
 def companion(name: str, value: torch.Tensor, of: Target) -> torch.Tensor:
     """(S,) or (B, S) as a view of shape (1 or B, S)."""
     view = value.unsqueeze(0) if value.dim() == 1 else value
-    if view.dim() != 2 or view.shape[1] != of.rows or view.shape[0] not in (1, of.batch):
+    shape = sizes(value)
+    if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and shape[0] not in (1, of.batch)):
         raise ValueError(
             f"{name}: expected shape ({of.rows},) or ({of.batch}, {of.rows}), (sequence) or (batch, sequence) of "
-            f"{of.name}, got {tuple(value.shape)} for {of.name} of shape {tuple(of.shape)}; it is batch-first whatever "
+            f"{of.name}, got {tuple(shape)} for {of.name} of shape {tuple(of.shape)}; it is batch-first whatever "
             "seq_dim is"
         )
     return view
@@ -268,16 +269,17 @@ def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
     same_device("start", value, of)
     start_shape(value, of)
     value = positions(value).reshape(-1, 1)
-    if value.numel() and of.rows and looked_at(value):
+    if looked_at(value) and value.numel() and of.rows:
         for extreme in torch.stack(value.aminmax()).tolist():
             position_range(first + extreme, of.rows)
     return value + first if first else value
 
 
 def start_shape(value: torch.Tensor, of: Target) -> None:
-    if value.dim() > 1 or (value.dim() == 1 and value.shape[0] not in (1, of.batch)):
+    shape = sizes(value)
+    if len(shape) > 1 or (len(shape) == 1 and shape[0] not in (1, of.batch)):
         raise ValueError(
-            f"start: expected shape () or ({of.batch},), one for each sample, got {tuple(value.shape)} for {of.name} "
+            f"start: expected shape () or ({of.batch},), one for each sample, got {tuple(shape)} for {of.name} "
             f"of shape {tuple(of.shape)}; pass positions for one a row"
         )
 
@@ -299,7 +301,7 @@ def alpha_tensor(value: torch.Tensor, of: Target) -> None:
     dense_tensor("alpha", value)
     if value.dtype.is_complex or not value.dtype.is_floating_point:
         raise TypeError(f"alpha: expected a float or a floating-point tensor, got {value.dtype}; pass a float")
-    if tuple(value.shape) not in ((), (1,)):
+    if tuple(sizes(value)) not in ((), (1,)):
         raise ValueError(
             f"alpha: expected a float or a tensor of shape () or (1,), got shape {tuple(value.shape)}; multiply a "
             "table by one factor per row or channel"
@@ -307,11 +309,17 @@ def alpha_tensor(value: torch.Tensor, of: Target) -> None:
     same_device("alpha", value, of)
 
 
+@untraced
+def sizes(value: torch.Tensor) -> torch.Size:
+    """The shape of a tensor, to be checked: ints, also where torch.jit.trace records `value.shape`."""
+    return value.shape
+
+
 def unreadable(value: torch.Tensor) -> bool:
     """Whether a tensor's numbers cannot be looked at: meta and fake tensors, a graph in the making, torch.func."""
     import torch
 
-    if value.device.type == "meta" or torch.compiler.is_compiling():
+    if value.device.type == "meta" or torch.compiler.is_compiling() or is_jit_traced():
         return True
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0:
         return True

@@ -53,15 +53,16 @@ class EmbedCall(RowsCall):
         rows_at = _checks.axis("seq_dim", seq_dim, rank, "ids")
         self.ids = given if rows_at == rank - 1 else given.movedim(rows_at, -1)
         self.form = Form((rows_at, rank), rank + 1)
-        rows, self.num_embeddings = self.ids.shape[-1], weight.shape[0]
+        shape = _checks.sizes(self.ids)
+        self.num_embeddings, channels = _checks.sizes(weight)
         self.device = weight.device
         self.acc = accumulation(weight.dtype)
-        result = torch.Size((*given.shape, operator.index(weight.shape[1])))
-        self.shape = torch.Size((*self.ids.shape, result[-1]))
+        result = torch.Size((*_checks.sizes(given), operator.index(channels)))
+        self.shape = torch.Size((*shape, result[-1]))
         _, width = self._set_part(part, rows_at, rank, result)
         self.padding_idx = _embed_checks.padding_idx(padding_idx, self.num_embeddings)
-        batch = self.ids.shape[0] if self.ids.dim() > 1 else 1
-        of = _checks.Target("ids", given.shape, self.device, batch, rows)
+        batch = shape[0] if len(shape) > 1 else 1
+        of = _checks.Target("ids", result[:-1], self.device, batch, shape[-1])
         self.set_rows(of, encoding, width, positions, start, scale, alpha, padding_mask, dropout, seed)
         if encoding is not None or width:
             _embed_checks.weight_channels(weight, width, self.whole_dim())
@@ -109,12 +110,20 @@ class EmbedCall(RowsCall):
         gathered = functional.embedding(ids, weight, padding_idx, sparse=self.sparse)
         if of_none is not None:
             gathered = gathered.masked_fill(of_none, math.nan)
-        return self.form.restored(self.dropped(self.sum(gathered.to(self.acc))).to(self.weight.dtype))
+        total = self.sum(gathered.to(self.acc))
+        if _checks.is_jit_traced():  # the mask is numbered as the result is, so that no length is kept
+            return self.dropped(self.form.restored(total), []).to(self.weight.dtype)
+        return self.form.restored(self.dropped(total).to(self.weight.dtype))
+
+    def length(self) -> Any:
+        return self.ids.shape[-1]
 
     def result(self) -> Tensor:
         """`embed`, differentiable."""
         if _is_compiling():
             return self._in_graph()
+        if _checks.is_jit_traced():
+            return self._recorded()
         on_cpu = self.device.type == "cpu" and not _checks.unreadable(self.ids)
         by_operator = self._is_exact() and not (is_transformed() or is_recorded() or _rows.no_data(self.device))
         # Before a seed is drawn. Without dropout a CPU kernel looks itself; a device's never does.
@@ -134,6 +143,16 @@ class EmbedCall(RowsCall):
     def _is_exact(self) -> bool:
         """Whether the operator serves the encoding and has something to do."""
         return self.encoding.angle == "exact" and 0 not in self.shape
+
+    def _recorded(self) -> Tensor:
+        """What torch.jit.trace records: the operator, which follows the length of ids, unless the numbering of a mask
+        keeps one or a file for ONNX is made."""
+        self.draw()
+        keeps_length = self.drop and not self.form.is_canonical
+        if keeps_length or _onnx.is_exporting() or not self._is_exact() or is_functional():
+            return self.traced()
+        self.elements = []
+        return self.form.restored(EMBED.op(*self.operands(_traced.plan_words(*self.given, self.device))))
 
     def _in_graph(self) -> Tensor:
         """A graph may fuse a lookup with what follows. But a gradient of its own making would be summed in no fixed

@@ -30,6 +30,7 @@ from torch import Tensor
 from . import _frequency
 from ._columns import Columns
 from ._device_constants import on_device
+from ._graph import untraced
 from ._plan import Plan
 from ._plan import plan as _plan_of
 from ._settled import settle
@@ -46,6 +47,7 @@ class Constants(NamedTuple):
     kinds: Tensor
 
 
+@untraced
 def constants_on(encoding: Encoding, device: torch.device) -> Constants:
     """`constants` on a CUDA device, so that no call waits for a copy; for other devices on the CPU."""
     host = constants(encoding)

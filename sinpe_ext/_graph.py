@@ -1,9 +1,10 @@
-"""What torch.compile has to be told; imports no torch."""
+"""What torch.compile and torch.jit.trace have to be told; imports no torch by itself."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -15,3 +16,30 @@ def constant_in_graph(function: _Function) -> _Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def is_jit_traced() -> bool:
+    """Whether torch.jit.trace, or the exporter that is built on it, records the operations."""
+    import torch
+
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+
+def untraced(function: _Function) -> _Function:
+    """Decorator for checks and constants: what the function does is not recorded by torch.jit.trace, which else would
+    warn of every number that is looked at."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        if not is_jit_traced():
+            return function(*args, **named)
+        import torch
+
+        state = torch._C._get_tracing_state()
+        torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+        try:
+            return function(*args, **named)
+        finally:
+            torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
+
+    return cast(_Function, call)

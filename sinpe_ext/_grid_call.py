@@ -63,9 +63,10 @@ class GridCall(SumCall):
         self.x: Tensor = x
         self.device, self.acc = x.device, accumulation(x.dtype)
         channels_at = _checks.axis("channel_dim", channel_dim, x.dim())
-        width = x.shape[channels_at] if part is None else part.shape[channels_at]
-        if part is not None and width != x.shape[channels_at]:
-            self.columns = part.first[channels_at], x.shape[channels_at]
+        shape = _checks.sizes(x)
+        width = shape[channels_at] if part is None else part.shape[channels_at]
+        if part is not None and width != shape[channels_at]:
+            self.columns = part.first[channels_at], shape[channels_at]
         self.grid_given = (encoding, operator.index(width))
         dim, self.firsts = _outline(x, channel_dim, *self.grid_given)
         is_grid = _checks.is_grid(encoding)
@@ -82,7 +83,7 @@ class GridCall(SumCall):
         self.form = GridForm(x, len(self.firsts), grid_shape, positions, *layout)
         self.whole_rows, self.is_whole = self.form.places, part is None
         self.shape = torch.Size(self.form.canonical_shape)
-        of = _checks.Target("x", x.shape, x.device, self.form.batch, self.form.places)
+        of = _checks.Target("x", shape, x.device, self.form.batch, self.form.places)
         if isinstance(alpha, Tensor):
             _checks.alpha_tensor(alpha, of)
             self.alpha: float | Tensor = alpha
@@ -110,14 +111,15 @@ class GridCall(SumCall):
         self.padding_mask = None if padding_mask is None else _checks.padding_mask(padding_mask, of)
         self.starts = [self.start]
         if self.positions is not None:
-            at = self.positions + torch.arange(of.rows, device=of.device) if self.are_starts else self.positions
+            (rows,) = self.form.live(self.x)
+            at = self.positions + torch.arange(rows, device=of.device) if self.are_starts else self.positions
             self.positions = at.unsqueeze(-1)
 
     def _set_places(self, positions: Any, start: Any, padding_mask: Any) -> None:
-        axes, places = len(self.firsts), self.form.places
+        axes = len(self.firsts)
         shapes = self.form.shapes() if positions is not None or padding_mask is not None else []
         mask = padding_mask
-        self.padding_mask = None if mask is None else _grid_checks.padding_mask(mask, shapes, places, self.x)
+        self.padding_mask = None if mask is None else _grid_checks.padding_mask(mask, shapes, self.x)
         self.positions: Tensor | None = None
         self.starts = [0] * axes
         if positions is not None:
@@ -126,7 +128,7 @@ class GridCall(SumCall):
                     "start: expected 0 together with positions, which are final, got "
                     f"{start if isinstance(start, int) else type(start).__name__}; add it to positions"
                 )
-            self.positions = _grid_checks.positions(positions, axes, shapes, places, self.x)
+            self.positions = _grid_checks.positions(positions, axes, shapes, self.x)
             return
         no_context_parallel()
         batch = self.form.batch if self.form.batch_at else None
@@ -140,7 +142,7 @@ class GridCall(SumCall):
         """Each place's coordinates, (1, S, axes) int64."""
         axes = [
             torch.arange(size, device=self.device) + (first + start)
-            for size, first, start in zip(self.form.lengths, self.firsts, starts, strict=True)
+            for size, first, start in zip(self.form.live(self.x), self.firsts, starts, strict=True)
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
 
@@ -285,17 +287,23 @@ class GridCall(SumCall):
 
     # In operations that autograd, a compiler and torch.func look into.
 
+    def length(self) -> Any:
+        return self.form.live(self.x)[0] if len(self.firsts) == 1 else self.shape[-2]
+
     def rows(self) -> Tensor:
         acc, device = self.acc, self.device
         value, dim = self.grid_given
         if self.positions is not None:
             rows = arranged(_grid_rows.encode(value, dim, self.positions, acc), len(self.shape))
         else:
-            rows = _grid_rows.table(value, dim, self.form.lengths, self.starts, acc, device).reshape(-1, dim)
+            lengths = self.form.live(self.x)
+            rows = _grid_rows.table(value, dim, lengths, self.starts, acc, device).reshape(-1, dim)
         return rows if self.columns is None else rows.narrow(-1, *self.columns)
 
     def traced(self) -> Tensor:
         """The whole of `add` in differentiable operations."""
+        if _checks.is_jit_traced():
+            return self._recorded()
         form = self.form
         if not form.is_run:
             total = form.restored(self.sum(form.canonical(self.x).to(self.acc)))
@@ -306,9 +314,27 @@ class GridCall(SumCall):
         front = self.dropped(form.front(self.x).to(self.acc) * self.scale, self.front_elements).to(self.x.dtype)
         return torch.cat([front, form.restored(body)], form.rows_at[0])
 
+    def depend_on(self, zero: Tensor) -> None:
+        if self.positions is None:
+            self.starts = [start + zero.to(self.device) for start in self.starts]
+        else:
+            super().depend_on(zero)
+
+    def _recorded(self) -> Tensor:
+        """What torch.jit.trace records: the mask is numbered as x is, so that no length is kept but those of
+        grid_shape, which x then has to have."""
+        form, x = self.form, self.x
+        if form.is_fixed:
+            kept = dict(zip(form.rows_at, [form.extra + form.places] if form.is_flat else form.lengths, strict=True))
+            x = x.reshape([kept.get(d, x.shape[d]) for d in range(x.dim())])  # raises for an x of other lengths
+        total = form.restored(self.sum(form.canonical(x).to(self.acc)), x)
+        if form.extra:
+            total = torch.cat([form.front(x).to(self.acc) * self.scale, total], form.rows_at[0])
+        return self.dropped(total, []).to(x.dtype)
+
     def draw(self) -> None:
         """Takes or draws the seed."""
-        if 0 in self.x.shape:
+        if 0 in _checks.sizes(self.x):
             self.drop = 0
         if 0 < self.drop < _checks.DROP_UNIT:
             self.seed = _seed.tensor(self._given_seed, self.device)

@@ -75,19 +75,19 @@ def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], ba
         _check_starts(value.expand(axes), firsts, sizes)
         return [value] * axes
     allowed = [(axes,)] + ([(1, axes), (batch, axes)] if batch is not None else [])
-    if tuple(value.shape) not in allowed:
+    if tuple(_checks.sizes(value)) not in allowed:
         samples = f" or ({batch}, {axes}), one for each sample" if batch is not None else ""
         raise ValueError(
             f"start: expected shape () or ({axes},), one per axis{samples}, got {tuple(value.shape)}; pass one of these"
         )
     _check_starts(value, firsts, sizes)
-    if value.dim() == 2 and value.shape[0] == 1:
+    if value.dim() == 2 and _checks.sizes(value)[0] == 1:
         value = value[0]
     return list(value.unbind()) if value.dim() == 1 else value
 
 
 def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> None:
-    if not value.numel() or not _checks.looked_at(value):
+    if not _checks.looked_at(value) or not value.numel():
         return
     low, high = torch.stack(value.reshape(-1, len(firsts)).aminmax(dim=0)).tolist()
     for extremes in (low, high):
@@ -95,24 +95,24 @@ def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) ->
             _checks.position_range(first + extreme, size)
 
 
-def positions(value: Any, axes: int, shapes: Shapes, places: int, x: Tensor) -> Tensor:
+def positions(value: Any, axes: int, shapes: Shapes, x: Tensor) -> Tensor:
     """Positions of a grid's places, one of `shapes` and then the axes, as (1 or B, S, axes)."""
     value = _checks.positions(value)
     if value.device != x.device:
         raise RuntimeError(
             f"positions: expected the device of x, {x.device}, got {value.device}; move it with positions.to(x.device)"
         )
-    wanted = [(*shape, axes) for shape, _ in shapes]
-    sampled = _sampled(tuple(value.shape[:-1]), shapes) if value.dim() and value.shape[-1] == axes else None
+    wanted, given = [(*shape, axes) for shape, _ in shapes], tuple(_checks.sizes(value))
+    sampled = _sampled(given[:-1], shapes) if given and given[-1] == axes else None
     if sampled is None:
         raise ValueError(
-            f"positions: expected shape {_either(wanted)}, coordinates in the last dimension, got {tuple(value.shape)} "
-            f"for x of shape {tuple(x.shape)}; stack the coordinates of the axes there"
+            f"positions: expected shape {_either(wanted)}, coordinates in the last dimension, got {given} "
+            f"for x of shape {tuple(_checks.sizes(x))}; stack the coordinates of the axes there"
         )
-    return value.reshape(value.shape[0] if sampled else 1, places, axes)
+    return value.flatten(1, -2) if sampled else value.flatten(0, -2).unsqueeze(0)
 
 
-def padding_mask(value: Any, shapes: Shapes, places: int, x: Tensor) -> Tensor:
+def padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
     """A bool mask of a grid's places, True = padding, as (1 or B, S)."""
     _checks.dense_tensor("padding_mask", value)
     if value.dtype != torch.bool:
@@ -124,14 +124,15 @@ def padding_mask(value: Any, shapes: Shapes, places: int, x: Tensor) -> Tensor:
         raise RuntimeError(
             f"padding_mask: expected the device of x, {x.device}, got {value.device}; move it with .to(x.device)"
         )
-    sampled = _sampled(tuple(value.shape), shapes)
+    given = tuple(_checks.sizes(value))
+    sampled = _sampled(given, shapes)
     if sampled is None:
         wanted = _either([shape for shape, _ in shapes])
         raise ValueError(
-            f"padding_mask: expected shape {wanted}, got {tuple(value.shape)} for x of shape {tuple(x.shape)}; it "
+            f"padding_mask: expected shape {wanted}, got {given} for x of shape {tuple(_checks.sizes(x))}; it "
             "speaks of the places of the grid, not of extra_tokens"
         )
-    return value.reshape(value.shape[0] if sampled else 1, places)
+    return value.flatten(1) if sampled else value.flatten().unsqueeze(0)
 
 
 def _sampled(found: tuple[int, ...], shapes: Shapes) -> bool | None:

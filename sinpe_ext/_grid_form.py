@@ -38,7 +38,7 @@ class GridForm:
         part: Part | None = None,
         is_flat: bool | None = None,
     ) -> None:
-        rank = x.dim()
+        rank, shape = x.dim(), _checks.sizes(x)
         self.extra = _grid_checks.extra(extra)
         self.channels_at = _checks.axis("channel_dim", channel_dim, rank)
         others = [d for d in range(rank) if d != self.channels_at]
@@ -56,7 +56,7 @@ class GridForm:
                     "one; pass different ones"
                 )
             self.rows_at = [rows_at]
-            size = x.shape[rows_at] - self.extra
+            size = shape[rows_at] - self.extra
             if size < 0 or (given is not None and size != math.prod(given)):
                 self._refuse(x, given)
             self.lengths: tuple[int, ...] = (size,) if given is None else given
@@ -67,28 +67,29 @@ class GridForm:
                     "x.movedim to bring the axes to the end"
                 )
             self.rows_at = others[len(others) - axes :]
-            self.lengths = tuple(x.shape[d] for d in self.rows_at)
+            self.lengths = tuple(shape[d] for d in self.rows_at)
+        self.is_fixed = given is not None  # by grid_shape
         self.batch_at = [d for d in others if d not in self.rows_at]
-        self.batch = x.shape[self.batch_at[0]] if self.batch_at else 1
+        self.batch = shape[self.batch_at[0]] if self.batch_at else 1
         self.places = math.prod(self.lengths)
-        self.canonical_shape = (*(x.shape[d] for d in self.batch_at), self.places, x.shape[self.channels_at])
-        steps = _philox.row_major(x.shape if part is None else part.shape)
+        self.canonical_shape = (*(shape[d] for d in self.batch_at), self.places, shape[self.channels_at])
+        steps = _philox.row_major(shape if part is None else part.shape)
         self.first = 0 if part is None else sum(at * step for at, step in zip(part.first, steps, strict=True))
         self.numbers = [self.first, *steps]
-        self.is_run = all(steps[a] == x.shape[b] * steps[b] for a, b in itertools.pairwise(self.rows_at))
+        self.is_run = all(steps[a] == shape[b] * steps[b] for a, b in itertools.pairwise(self.rows_at))
         self.elements = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
         self.elements += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
 
     def _decide(self, x: Tensor, given: Any, positions: Any, others: list[int], axes: int, rows_at: int) -> bool:
         """Whether the places are row-major in the sequence."""
-        rank, shape = x.dim(), tuple(x.shape)
+        rank, shape = x.dim(), tuple(_checks.sizes(x))
         at = others[len(others) - axes :]
         if given is None:
             has_positions = isinstance(positions, Tensor) and positions.dim() > 1
             if rank > axes + 1 and not self.extra:
-                if has_positions and positions.dim() <= 3 and positions.shape[-2] == x.shape[rows_at]:
-                    dims = tuple(x.shape[d] for d in at)
-                    if tuple(positions.shape[:-1])[-axes:] != dims:  # a place for each of the sequence
+                if has_positions and positions.dim() <= 3 and _checks.sizes(positions)[-2] == shape[rows_at]:
+                    dims = tuple(shape[d] for d in at)
+                    if tuple(_checks.sizes(positions)[:-1])[-axes:] != dims:  # a place for each of the sequence
                         return True
                 self._between(at)
                 return False
@@ -100,19 +101,19 @@ class GridForm:
                 f"grid_shape=({', '.join('HWD'[:axes] if axes < 4 else ['...'])}), of places in the sequence of x, or "
                 "of dimensions of an x without batch; for channels first also channel_dim"
             )
-        if rows_at != self.channels_at and x.shape[rows_at] == self.extra + math.prod(given):
+        if rows_at != self.channels_at and shape[rows_at] == self.extra + math.prod(given):
             return True
-        if len(others) >= axes and tuple(x.shape[d] for d in at) == given and not self.extra:
+        if len(others) >= axes and tuple(shape[d] for d in at) == given and not self.extra:
             self._between(at)
             return False
         self._refuse(x, given)
         return True
 
     def _refuse(self, x: Tensor, given: Any) -> None:
-        shape = tuple(x.shape)
+        shape = tuple(_checks.sizes(x))
         if given is None:
             raise ValueError(
-                f"extra_tokens: expected at most {x.shape[self.rows_at[0]]}, the sequence of x of shape {shape}, got "
+                f"extra_tokens: expected at most {shape[self.rows_at[0]]}, the sequence of x of shape {shape}, got "
                 f"{self.extra}; lower it"
             )
         raise ValueError(
@@ -145,16 +146,22 @@ class GridForm:
         t = t.permute(*self.batch_at, *self.rows_at, self.channels_at)
         first = len(self.batch_at)
         if self.is_flat:
-            return t.narrow(first, self.extra, self.places) if self.extra else t
+            return t.narrow(first, self.extra, t.shape[first] - self.extra) if self.extra else t
         return t.flatten(first, first + len(self.rows_at) - 1) if len(self.rows_at) > 1 else t
 
     def front(self, t: Tensor) -> Tensor:
         """The extra places of a tensor of x's shape."""
         return t.narrow(self.rows_at[0], 0, self.extra)
 
-    def restored(self, canonical: Tensor) -> Tensor:
-        """The inverse of `canonical`, without the extra places."""
+    def live(self, x: Tensor) -> tuple[Any, ...]:
+        """`lengths`; where torch.jit.trace records and no grid_shape gave them, as tensors that follow x."""
+        if self.is_fixed or not _checks.is_jit_traced():
+            return self.lengths
+        return tuple(x.shape[d] - self.extra for d in self.rows_at)
+
+    def restored(self, canonical: Tensor, like: Tensor | None = None) -> Tensor:
+        """The inverse of `canonical`, without the extra places; `like` is x where torch.jit.trace may record."""
         first = len(self.batch_at)
-        t = canonical if self.is_flat else canonical.unflatten(first, self.lengths)
+        t = canonical if self.is_flat else canonical.unflatten(first, self.lengths if like is None else self.live(like))
         order = [*self.batch_at, *self.rows_at, self.channels_at]
         return t.permute(*(order.index(d) for d in range(len(order))))

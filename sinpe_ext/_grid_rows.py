@@ -43,14 +43,14 @@ def rows_of(given: _traced.Given, length: int, start: Any, dtype: torch.dtype, d
     if isinstance(start, Tensor):
         encoding = _checks.encoding(*given)
         return encoded(given, torch.arange(length, device=device) + (start + encoding.start), dtype)
-    if _is_compiling():
+    if _is_compiling() or _checks.is_jit_traced():
         return _traced.table(given, length, start, dtype, device)
     return _rows.table(_checks.encoding(*given), length, start, dtype, device)
 
 
 def encoded(given: _traced.Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of one piece at positions, differentiable."""
-    if _is_compiling():
+    if _is_compiling() or _checks.is_jit_traced():
         return _traced.encode(given, positions, dtype)
     return _grad.encode(positions, _checks.encoding(*given), dtype)
 

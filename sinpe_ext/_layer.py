@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _checks, _plain
+from . import _checks, _onnx, _plain, _traced
 from ._grid_call import GridCall
 from ._operator import is_traced
 from ._part import is_dtensor
@@ -97,17 +97,24 @@ def check_limit(call: Any, max_len: int) -> None:
         rows = call.whole_rows
         first = lowest + int(call.starts[0] if one_axis else call.start) - call.row_offset
         last = first + rows - 1
-    elif not rows or not call.positions.numel() or call.device.type == "meta":
+        if _checks.is_jit_traced() and not _onnx.is_exporting():  # ONNX has no assertions
+            within = first + call.length() - 1 <= highest
+            call.depend_on(_traced.zero_where(within, _limit_message(lowest, highest, "others")))
+    elif not rows or 0 in _checks.sizes(call.positions) or call.device.type == "meta":
         return
     else:
         p = call.positions
-        ahead = rows - 1 if not one_axis and call.are_starts else 0
+        by_start = not one_axis and call.are_starts
         if _checks.unreadable(p):
+            ahead = call.length() - 1 if by_start else 0
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()
-            torch._assert_async(allowed, _limit_message(lowest, highest, "others"))
+            if _checks.is_jit_traced() and not _onnx.is_exporting():
+                call.depend_on(_traced.zero_where(allowed, _limit_message(lowest, highest, "others")))
+            elif not _checks.is_jit_traced():
+                torch._assert_async(allowed, _limit_message(lowest, highest, "others"))
             return
         first, last = torch.stack(p.aminmax()).tolist()  # on a device: the one wait
-        last += ahead
+        last += rows - 1 if by_start else 0
     if rows and not (first >= lowest and last <= highest):
         raise IndexError(_limit_message(lowest, highest, f"{last if first >= lowest else first}"))
 

@@ -8,10 +8,12 @@ import torch
 
 from . import _rows
 from ._checks import dense_tensor, same_device
+from ._graph import untraced
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+@untraced
 def output(out: Any, x: torch.Tensor) -> None:
     """`out` of `add`: like x, and either x itself in memory or apart from it."""
     dense_tensor("out", out)
@@ -31,6 +33,7 @@ def output(out: Any, x: torch.Tensor) -> None:
         )
 
 
+@untraced
 def apart(out: torch.Tensor, **read: Any) -> None:
     """The tensors among `read`, which steer the rows, and memory that is written: rows would read what others wrote.
 
@@ -52,6 +55,7 @@ def apart(out: torch.Tensor, **read: Any) -> None:
             )
 
 
+@untraced
 def writable(name: str, out: torch.Tensor) -> None:
     """A tensor whose elements each have a place of their own in memory, and that may be written to at all."""
     if out.is_inference() and not torch.is_inference_mode_enabled():

@@ -106,8 +106,12 @@ def _turns(plan: Plan, p: Tensor) -> tuple[Tensor, Tensor]:
         first = torch.round(left)
         fraction = left - first
     else:
-        mask = 2**BITS - 1
-        first, second, third = (limb.to(torch.float64) for limb in (p & mask, (p >> BITS) & mask, p >> 2 * BITS))
+        # What is shifted out is 0 already: the older exporter writes a shift as a division, which rounds to zero.
+        mask, limbs = 2**BITS - 1, []
+        for _ in range(2):
+            limbs.append(p & mask)
+            p = (p - limbs[-1]) >> BITS
+        first, second, third = (limb.to(torch.float64) for limb in (*limbs, p))
 
     # Columns of the product that matter mod one turn; each stays below 2**53, so every operation is exact.
     frequency = [constant(limb) for limb in zip(*map(_limbs, plan.fractions), strict=True)]

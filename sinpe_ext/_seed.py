@@ -9,9 +9,11 @@ from torch import Tensor
 
 from . import _onnx
 from ._checks import INT64_MAX, INT64_MIN, dense_tensor, unreadable
+from ._graph import is_jit_traced, untraced
 from .encoding import integer
 
 
+@untraced
 def checked(seed: Any, device: torch.device) -> Any:
     """What callers may pass for a seed of a result on `device`: an int becomes one in range, anything else stays."""
     # Asked of what is no tensor: since torch 2.15 a compiler does not trace this question about one.
@@ -34,7 +36,7 @@ def checked(seed: Any, device: torch.device) -> Any:
 
 def tensor(seed: Any, device: torch.device) -> Tensor:
     """A checked seed as an int64 tensor of shape () on `device`; None is drawn from torch's generator of the device."""
-    if torch.compiler.is_compiling() and _onnx.is_exporting():
+    if (torch.compiler.is_compiling() or is_jit_traced()) and _onnx.is_exporting():
         _onnx.refuse_dropout()
     if seed is None:
         if not torch.compiler.is_compiling():
@@ -42,6 +44,11 @@ def tensor(seed: Any, device: torch.device) -> Tensor:
         # In a graph an operator of our own: torch.randint would become another random stream there.
         return torch.ops.sinpe_ext.draw_seed.default(torch.empty((), dtype=torch.int64, device=device))
     if not isinstance(seed, Tensor) and isinstance(seed, torch.Generator):
+        if is_jit_traced():
+            raise TypeError(
+                "seed: expected None, an int or an int64 tensor under torch.jit.trace, got a torch.Generator, which it "
+                "cannot record; pass None to draw from torch's generator in each run"
+            )
         seed = draw(seed.device, seed)
         if seed.device == device:
             return seed

@@ -1,5 +1,8 @@
 """What torch.compile sees: opaque `table` and `encode`, then arithmetic that it fuses with its neighbours.
 
+torch.jit.trace records the same, but rows of a length as those of counted positions: it would record an operator's
+length as a number, while `torch.arange` of a length that x gave follows x.
+
 A compiler must not look into an Encoding or a plan. The functions marked `constant_in_graph` run while it traces, and
 what they give is a constant of the graph. They take what the caller gave for an encoding, `Given`, because a constant
 of the graph cannot be handed to the next such function.
@@ -92,12 +95,19 @@ def plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) 
     return words.to(device) if device.type == "cuda" and words.device.type != "cuda" else words
 
 
-def table(given: Given, length: int, start: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def zero_where(condition: torch.Tensor, message: str) -> torch.Tensor:
+    """0 of shape () for a trace to add to positions; running it raises RuntimeError where the condition does not hold.
+    An assertion that no result depends on would be removed from the trace."""
+    zero = torch.zeros((), dtype=torch.int64, device=condition.device)
+    return torch.ops.aten._functional_assert_async.msg(condition, message, zero)
+
+
+def table(given: Given, length: Any, start: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Rows encoding.start + start, ..., + length - 1."""
     encoding = _checks.encoding(*given)
     if device.type == "meta":
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
-    if encoding.angle != "exact":
+    if encoding.angle != "exact" or _checks.is_jit_traced():
         return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
     if _onnx.is_exporting():
         return _onnx.table(_plan_of(encoding), length, start, dtype, device)

@@ -74,6 +74,8 @@ def table(
     _checks.flag("flatten", flatten)
     rows: Any = length  # ints, or symbols of a graph
     first: Any = start
+    if isinstance(length, torch.Tensor) and _checks.is_jit_traced():  # a size of some tensor, which the trace follows
+        return _followed(length, given, start, dtype, device, out)
     if not _is_compiling():
         rows, first = _checks.length(length), _checks.start(start)
         _checks.position_range(encoding.start + first, rows)
@@ -86,6 +88,19 @@ def table(
     _checks.addressable("length", rows, encoding.dim, dtype.itemsize)
     device = torch.get_default_device() if device is None else _checks.device(device)
     return _rows.table(encoding, rows, first, dtype, device)
+
+
+def _followed(
+    length: torch.Tensor, given: _traced.Given, start: Any, dtype: Any, device: Any, out: Any
+) -> torch.Tensor:
+    """The table of a length that torch.jit.trace records."""
+    if out is not None:
+        raise TypeError(
+            "out: expected None under torch.jit.trace with a length that follows a tensor, got a tensor; use the result"
+        )
+    _checks.float_dtype("dtype", dtype)
+    device = torch.get_default_device() if device is None else _checks.device(device)
+    return _traced.table(given, length, _checks.start(start), dtype, device)
 
 
 def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _traced.Given, start: int) -> torch.Tensor:
@@ -165,7 +180,7 @@ def encode(
     encoding = _checks.encoding(*given)
     positions = _checks.positions(positions, allow_16bit=allow_16bit)
     _checks.float_dtype("dtype", dtype)
-    if _is_compiling():
+    if _is_compiling() or _checks.is_jit_traced():
         return _traced.encode(given, positions, dtype)
     _checks.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
     return _grad.encode(positions, encoding, dtype)
