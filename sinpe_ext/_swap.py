@@ -206,11 +206,12 @@ def _known(names: Any, plain: Any) -> list[tuple[str, Any]]:
     for name in names:
         try:
             entry: Any = convention(name, plain.dim)
-        except ValueError:  # a width that the convention's library refuses
+            fits = not isinstance(plain, GridEncoding) or (
+                len(entry.axes) == len(plain.axes) and entry == plain.replace(axes=entry.axes)
+            )
+        except ValueError:  # a width that the convention's library refuses, axes that cannot be arranged so
             continue
-        if not isinstance(plain, GridEncoding) or (
-            len(entry.axes) == len(plain.axes) and entry == plain.replace(axes=entry.axes)
-        ):
+        if fits:
             found.append((name, entry))
     return found
 

@@ -21,6 +21,7 @@ from ._identify import identify
 from ._swap_dropin import DropIn, twin
 from ._swap_families import Candidate, Left, half_rotary, number, owner, parameters
 from ._swap_measure import Differs, Probe, allowed, difference, quiet
+from ._swap_plain_forms import form_of
 from ._swap_plain_trials import Unclear, fixed_inside, must, run, same_values, stateless
 from ._swap_state import settings
 from .encoding import Encoding
@@ -36,6 +37,8 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 HELD = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LARGEST = 2**26  # elements of a module that is copied for a trial
 CLOSE = 2.0**-20  # relative: float32 frequencies after the roundings of their formula
+LENGTHS = 2048  # rows of a sequence that a module computes, all of them compared
+LONGEST, MOST_WIDTHS = 2**12, 4  # widths that are looked for among a module's numbers
 GAIN = 16.0  # from the gain of a few random changes of the rows to that of any
 
 
@@ -258,11 +261,13 @@ def called_of(module: nn.Module) -> list[Candidate] | Left | None:
     tensors = [*module._parameters.values(), *module._buffers.values()]
     if any(value is not None and value.is_meta for value in tensors):
         return None
-    leaf = not list(module.children()) and all(value is None for value in module._parameters.values())
+    inner = list(module.children())
+    leaf = all(type(child) is nn.Dropout for child in inner) and not list(module.parameters())
     if leaf and required == 1 and calls_sine(owner(module).forward, kind):
-        return _guarded(module, lambda: _timesteps(module))
+        return _guarded(module, lambda: (None if inner else _timesteps(module)) or _lengths(module))
     for name, function in _methods(kind):
-        if calls_sine(function, kind):
+        # What it calls in turn, in a library's base classes, is the whole library: one step is followed.
+        if calls_sine(function, kind, depth=1):
             found = _guarded(module, lambda name=name: _through(module, name, required))  # type: ignore[misc]
             if found is not None:
                 return found
@@ -343,6 +348,25 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
     return candidates
 
 
+def _lengths(module: Any) -> list[Candidate] | Left | None:
+    """For a module without parameters whose forward computes a table for the length of x, and adds it or gives it."""
+    if len(parameters(module)) != 1:
+        return None
+    place, tried = _place(module), twin(module)
+    widths = {value: key for key, value in vars(module).items() if type(value) is int and 2 <= value <= LONGEST}
+    for width in list(widths)[:MOST_WIDTHS]:
+        for shape in ((1, LENGTHS, width), (LENGTHS, 1, width)):
+            rows, _ = run(tried, torch.zeros(shape, device=place))
+            if rows is None or not rows.is_floating_point() or rows.numel() != LENGTHS * width:
+                continue
+            rows = rows.reshape(LENGTHS, width)
+            encoding = _known(rows[:STEPS], (STEPS, width))
+            if encoding is not None:
+                recognised = f"the rows that it computes are recognised ({encoding!r})"
+                return form_of(module, None, rows, False, encoding, None, recognised)
+    return None
+
+
 def _through(module: Any, name: str, required: int) -> list[Candidate] | Left | None:
     """For a module whose forward calls a method of its own for the rows, and does what it likes with them."""
     if required != 1 or sum(value.numel() for value in module.parameters()) > LARGEST:
@@ -412,7 +436,7 @@ def _called(tried: Any, t: Tensor) -> tuple[Any, str]:
 def _alone(module: Any, name: str) -> Left | None:
     """A method that gives rows, of a module that cannot be tried as a whole: it is told, and stays."""
     static = inspect.getattr_static(type(module), name)
-    if not isinstance(static, (staticmethod, classmethod)):
+    if not isinstance(static, staticmethod) or len(inspect.signature(static.__func__).parameters) < 2:
         return None
     try:
         rows = getattr(type(module), name)(torch.arange(float(STEPS)), 64)
@@ -560,10 +584,9 @@ def _methods(kind: type) -> list[tuple[str, Any]]:
     return list(found.items())
 
 
-def calls_sine(function: Any, kind: type, depth: int = 3, seen: set[int] | None = None) -> bool:
+def calls_sine(function: Any, kind: type, depth: int = 3) -> bool:
     """Whether code, or functions and methods that it names, calls both sine and cosine."""
-    seen = set() if seen is None else seen
-    return {"sin", "cos"} <= {name.rstrip("_") for name in _names(function, kind, depth, seen)}
+    return {"sin", "cos"} <= {name.rstrip("_") for name in _names(function, kind, depth, set())}
 
 
 def _names(function: Any, kind: type, depth: int, seen: set[int]) -> Iterator[str]:
@@ -581,5 +604,5 @@ def _names(function: Any, kind: type, depth: int, seen: set[int]) -> Iterator[st
             if name == "forward":  # of super()
                 below = [vars(made).get(name) for made in kind.__mro__[: kind.__mro__.index(nn.Module)]]
             for each in below:
-                if depth and isinstance(each, types.FunctionType) and not each.__module__.startswith("torch"):
+                if depth and isinstance(each, types.FunctionType) and not str(each.__module__).startswith("torch"):
                     yield from _names(each, kind, depth - 1, seen)

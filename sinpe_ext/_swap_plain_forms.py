@@ -62,6 +62,13 @@ class PlainRows(DropIn):
     _sinpe_dropout: str | None = None
     _sinpe_settings: tuple[tuple[str, Any], ...] = ()
 
+    def _sinpe_held(self, x: Tensor) -> tuple[torch.dtype, torch.device]:
+        """The dtype and device of the table, or of the rows that a module without one computes."""
+        if not self._sinpe_tables:
+            return torch.float32, x.device
+        held = getattr(self, self._sinpe_tables[0])
+        return held.dtype, held.device
+
     def _sinpe_changed(self) -> bool:
         return any(getattr(self, name, None) != value for name, value in self._sinpe_settings)
 
@@ -91,7 +98,7 @@ class AddRows(PlainRows):
             return super(DropIn, self).forward(*args, **named)  # type: ignore[misc]
         x = self._sinpe_input(args, named)
         if not self._sinpe_follows:
-            x = x.to(torch.promote_types(x.dtype, getattr(self, self._sinpe_tables[0]).dtype))
+            x = x.to(torch.promote_types(x.dtype, self._sinpe_held(x)[0]))
         factor = self._sinpe_factor
         factor = getattr(self, factor) if isinstance(factor, str) else number_of(self, factor)
         first = x.dim() == 3 and self._sinpe_sequence == 0
@@ -122,9 +129,8 @@ class GiveRows(PlainRows):
         x = self._sinpe_input(args, named)
         x = x.mT if self._sinpe_channels_first and x.is_floating_point() else x
         length = x.shape[self._sinpe_sequence]
-        held = getattr(self, self._sinpe_tables[0])
-        dtype = x.dtype if self._sinpe_follows else held.dtype
-        rows = table(length, self._sinpe_encoding, dtype=dtype, device=held.device)
+        dtype, device = self._sinpe_held(x)
+        rows = table(length, self._sinpe_encoding, dtype=x.dtype if self._sinpe_follows else dtype, device=device)
         batch = x.shape[1 - self._sinpe_sequence]
         sizes = {0: batch, 1: 1, 2: length}
         lead = tuple(sizes[part] for part in self._sinpe_form)
@@ -135,10 +141,17 @@ class GiveRows(PlainRows):
 
 
 def form_of(
-    module: nn.Module, key: str, rows: Tensor, turned: bool, encoding: Encoding, learned: str | None, recognised: str
+    module: nn.Module,
+    key: str | None,
+    rows: Tensor,
+    turned: bool,
+    encoding: Encoding,
+    learned: str | None,
+    recognised: str,
 ) -> list[Candidate] | Left:
     """The candidate for a module of one table, or why there is none.
 
+    key: the name of the table; None for a module that computes its rows.
     rows: of the table, (positions, channels); turned: the table itself is (channels, positions).
     """
     reasons = []
@@ -178,7 +191,7 @@ def _turn_back(candidate: Candidate) -> None:
         probe.args = tuple(x.mT.contiguous() if x.is_floating_point() else x for x in probe.args)
 
 
-def _form(tried: Any, key: str, held: Tensor, encoding: Encoding, learned: str | None) -> list[Candidate]:
+def _form(tried: Any, key: str | None, held: Tensor, encoding: Encoding, learned: str | None) -> list[Candidate]:
     dim, rows = held.shape[-1], held.numel() // held.shape[-1]
     if rows < LENGTH:
         raise Unclear(f"it has only {rows} rows")
@@ -201,7 +214,7 @@ def _form(tried: Any, key: str, held: Tensor, encoding: Encoding, learned: str |
 
 
 def _adding(
-    tried: Any, key: str, held: Tensor, encoding: Encoding, learned: str | None, at_zero: Tensor
+    tried: Any, key: str | None, held: Tensor, encoding: Encoding, learned: str | None, at_zero: Tensor
 ) -> list[Candidate]:
     dim, rows = held.shape[-1], held.reshape(-1, held.shape[-1])
     noise = torch.randn(at_zero.shape, generator=torch.Generator().manual_seed(0)).to(held) * 0.5
@@ -239,10 +252,10 @@ def _adding(
     probes += [_noise(shape, held.dtype, held, len(rows), size) for size in LARGE for shape in shapes[2::4]]
     order = "batch first" if sequence else "sequence first"
     form = f"{form}, {order if 3 in ranks else 'one sequence'}"
-    return [Candidate(AddRows, encoding, (key,), probes, options, form, True)]
+    return [Candidate(AddRows, encoding, (key,) if key else (), probes, options, form, True)]
 
 
-def _giving(tried: Any, key: str, held: Tensor, encoding: Encoding, x: Tensor) -> list[Candidate]:
+def _giving(tried: Any, key: str | None, held: Tensor, encoding: Encoding, x: Tensor) -> list[Candidate]:
     """Rows for as many tokens as x has."""
     dim = held.shape[-1]
     given = must(tried, x)
@@ -277,7 +290,7 @@ def _giving(tried: Any, key: str, held: Tensor, encoding: Encoding, x: Tensor) -
         if sequence and not options["_sinpe_follows"] and all(same_values(out, given) for out in outs):
             options["_sinpe_ranks"] = (2, 3)  # BERT-pytorch calls it with token ids
             probes += [Probe((other,), {}, len(rows)) for other in ids]
-    return [Candidate(GiveRows, encoding, (key,), probes, options, "rows for the length of x", True)]
+    return [Candidate(GiveRows, encoding, (key,) if key else (), probes, options, "rows for the length of x", True)]
 
 
 def _shapes(ranks: list[int], sequence: int, rows: Tensor) -> list[tuple[int, ...]]:

@@ -89,8 +89,8 @@ class Report(list[Swap]):
     def __str__(self) -> str:
         if not self:
             return (
-                "none recognised: no tensor of this model holds a sinusoidal table, and no module computes one in a way "
-                "that swap knows"
+                "none recognised: no tensor of this model holds a sinusoidal table, and no module computes one in a "
+                "way that swap knows"
             )
         head = f"{len(self.swapped)} swapped, {len(self.left)} left alone"
         head += f", largest difference {self.difference:.2g}" if self.swapped else ""
@@ -142,7 +142,8 @@ def swap(
         inplace: False: leave the model as it is and swap a deep copy, `report.model`.
         angle: "exact"; "float32_exp" or "float32_pow" for the roundings of the usual float32 formula; "float32" for
             whichever of all three is nearest to each module, often its very bits.
-        strict: raise instead, and swap nothing, where a module that was recognised would be left alone.
+        strict: raise instead, and swap nothing, where a module that was recognised would be left alone. A model in
+            which none is recognised does not raise.
         skip: names of modules to pass over, with * and ? as in fnmatch.
         fuse_dropout: in plain modules, drop in the same pass as the sum. Faster, but the masks are this library's;
             by default they are torch's, the ones that the old module would have drawn.
@@ -151,7 +152,6 @@ def swap(
     Raises:
         TypeError: a model that is no nn.Module, an argument of the wrong type.
         ValueError: an unknown angle; with strict, modules that would be left alone.
-    A model in which no module is recognised is no error, with strict neither: print the report.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")

@@ -319,6 +319,31 @@ class Thousands(Sinusoids):
         return super().forward(1000.0 * x)
 
 
+class Computes(nn.Module):
+    """Without a table: the sum of x and rows that are made for its length."""
+
+    def __init__(self, d_model: int = DIM) -> None:
+        super().__init__()
+        self.d_model, self.dropout = d_model, nn.Dropout(0.1)
+
+    def rows(self, length: int, place: torch.device) -> Tensor:
+        return usual(length, self.d_model).to(place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(x + self.rows(x.size(1), x.device))
+
+
+class ComputesFirst(nn.Module):
+    """The same for (sequence, batch, channels), rows alone, and no dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = DIM
+
+    def forward(self, x: Tensor) -> Tensor:
+        return usual(len(x), self.width)[:, None]
+
+
 class Scales(nn.Module):
     """Like x-transformers' ScaledSinusoidalEmbedding."""
 

@@ -25,6 +25,8 @@ from swap_modules import (
     ChannelsFirstRows,
     Clock,
     Columns,
+    Computes,
+    ComputesFirst,
     Conditioner,
     Foo,
     Permuted,
@@ -191,6 +193,14 @@ CASES = {
         "paper",
         lengths(noise, 2, DIM, None),
         lambda module, args, named: sinpe.table(args[0].shape[-1], DIM).T[None],
+    ),
+    "no table": Case(Computes, "x + rows, batch first", "paper", lengths(noise, 2, None, DIM), added("paper")),
+    "no table, rows alone": Case(
+        ComputesFirst,
+        FOR_X,
+        "paper",
+        lengths(noise, None, 2, DIM),
+        lambda module, args, named: sinpe.table(len(args[0]), DIM)[:, None],
     ),
     "wpe": Case(
         lambda: GPT(usual()),
@@ -447,6 +457,21 @@ def test_a_parameter_inside_a_forward_is_reported() -> None:
     del renamed.pos_embed, renamed.decoder_pos_embed
     (entry,) = swap(renamed)
     assert "`a` is recognised" in entry.reason and "`b` is recognised, too" in entry.reason
+
+
+@pytest.mark.parametrize("name", ["mae2d", "hf2d", "bigvision2d", "timm2d", "t2t2d", "detr2d"])
+def test_a_grid_is_reported_by_its_name(name: str) -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("b", sinpe.table((9, 14), sinpe.convention(name, 32), flatten=True)[None])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.b
+
+    (entry,) = swap(Holds())
+    assert not entry.swapped and "a grid's rows in a plain module" in entry.reason
+    assert entry.convention == name and isinstance(entry.encoding, sinpe.GridEncoding)
 
 
 class TwoArguments(Conditioner):

@@ -7,16 +7,17 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 LIBRARIES="diffusers==0.42.1 transformers==5.23.0 positional-encodings==6.0.3 x-transformers==2.31.10 monai==1.6.1"
-TIMM=timm==1.0.31 # without what it asks for: one file is compared, and a torchvision would have to match this torch
+# Without what they ask for: one file of each is compared, and a torchvision would have to match this torch.
+FILES="timm==1.0.31 denoising-diffusion-pytorch==2.2.5"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
 log=build/setup-peers.log
 
 base=$(tools/setup_env.sh test)
 prefix=${PEERS_VENV:-.venv-peers}
 py=$prefix/bin/python
-wanted="$base $LIBRARIES $TIMM"
+wanted="$base $LIBRARIES $FILES"
 if [ ! -f "$prefix/.sinpe_ext.peers" ] || [ "$(cat "$prefix/.sinpe_ext.peers")" != "$wanted" ]; then
-  echo "setup: installing $LIBRARIES $TIMM into $prefix" >&2
+  echo "setup: installing $LIBRARIES $FILES into $prefix" >&2
   rm -rf "$prefix"
   # addsitedir, not a path alone: sinpe_ext itself stands there as an editable install.
   if ! {
@@ -30,7 +31,8 @@ EOF
       torch=$("$py" -c 'from importlib.metadata import version; print(version("torch"))') &&
       # shellcheck disable=SC2086
       "$py" -m pip install -q "torch==$torch" $LIBRARIES &&
-      "$py" -m pip install -q --no-deps "$TIMM"
+      # shellcheck disable=SC2086
+      "$py" -m pip install -q --no-deps $FILES
   } >"$log" 2>&1; then
     echo "setup: cannot install them: $(grep -m1 -E '^ *(ERROR|error):' "$log" || tail -n 1 "$log") (all of it: $log)" >&2
     exit 1
