@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple, overload
 
 from ._grid_catalogue import GRIDS, GridConvention
 from .encoding import MAX_DIM, Encoding, integer
-from .grid import MAX_AXES, GridEncoding
+from .grid import MAX_AXES, GridEncoding, of_axis
 
 
 class Convention(NamedTuple):
@@ -120,7 +121,8 @@ CATALOGUE: dict[str, Convention] = {
     ),
     "nerf": Convention(
         "sin and cos alternate, frequency 2^i, without the raw input; axes=3 for points (x, y, z)",
-        "NeRF's code and nerf-pytorch, torch-ngp (freqencoder)",
+        "NeRF's code and nerf-pytorch, torch-ngp (freqencoder), PyTorch3D (HarmonicEmbedding: layout=\"sin_cos\", "
+        'arrangement="grouped")',
         "[2i] = sin(2^i p), [2i+1] = cos(2^i p); of n coordinates side by side: sin of all, cos of all, for each i",
         "freq_bands = 2. ** torch.linspace(0., max_freq, N_freqs); sin(x * freq), cos(x * freq) for each freq",
         _OCTAVES,
@@ -198,10 +200,42 @@ def resolve(name: str) -> str:
         raise TypeError(f"convention: expected a name, got {type(name).__name__}; pass one of {_all()}")
     key = name.lower().replace("-", "_")
     if key not in NAMES:
-        close = difflib.get_close_matches(key, NAMES, n=3, cutoff=0.5)
-        advice = f"did you mean {' or '.join(close)}? All" if close else "the"
-        raise ValueError(f'convention: expected a known name, got "{name}"; {advice} names: {_all()}')
+        raise ValueError(f'convention: expected a known name, got "{name}"; {_advice(key)} names: {_all()}')
     return key
+
+
+# What names of models with rotary embeddings have in them.
+_ROTARY = ("rope", "rotary", "llama", "mistral", "mixtral", "qwen", "gemma", "gptj", "gpt_neox", "rotate_half")
+# Words in the names of users that tell no convention from another.
+_GENERIC = ("sinusoidal", "sine", "position", "positional", "encoding", "embedding", "encoder", "frequency", "code")
+
+
+def _advice(key: str) -> str:
+    """What to write for an unknown name: the conventions that it is a misspelling of, or that a library or model of
+    that name uses."""
+    if any(word in key for word in _ROTARY):
+        return "rotary embeddings are not here, this library adds to x or gives tables; the"
+    close = difflib.get_close_matches(key, NAMES, n=3, cutoff=0.7)
+    if close:
+        return f"did you mean {' or '.join(close)}? All"
+    for wanted in (re.sub(r"[^a-z0-9]", "", key), *re.split(r"[^a-z0-9]+", key)):
+        if len(wanted) < 3 or wanted in _GENERIC:
+            continue
+        used = [f'"{found}" is used by {user}' for found in NAMES if (user := _user(found, wanted))]
+        if used:
+            return f"{', '.join(used)}; all"
+    return "the"
+
+
+def _user(name: str, wanted: str) -> str:
+    """Who of a convention's users is called `wanted`, as the catalogue writes it; "" where none is."""
+    entry: Any = CATALOGUE.get(name) or GRIDS[name]
+    for user in re.split(r",(?![^(]*\))", entry.users):
+        for word in re.findall(r"\w+", user):
+            parts = {word.replace("_", ""), *re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]+", word)}
+            if {wanted, f"{wanted}s"} & {part.lower() for part in parts}:
+                return str(user.strip())
+    return ""
 
 
 def is_grid(name: str) -> bool:
@@ -215,11 +249,14 @@ def grid_of(entry: GridConvention, name: str, dim: int, fields: dict[str, Any]) 
 
 
 def _changed(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
-    """A grid with some of its own fields and of its axes' changed."""
+    """A grid with some of its own fields and of its axes' changed, in one step: one change may be valid only with the
+    other, as arrangement="grouped" is with layout="sin_cos"."""
+    if not fields:
+        return grid
     own = {name: fields[name] for name in ("order", "arrangement") if name in fields}
-    axes = {name: value for name, value in fields.items() if name not in own}
-    grid = grid.replace(**own) if own else grid
-    return grid.with_axes(**axes) if axes else grid
+    of_axes = {name: value for name, value in fields.items() if name not in own}
+    axes = (axis.replace(**of_axis(of_axes, k, grid.ndim)) for k, axis in enumerate(grid.axes))
+    return grid.replace(axes=tuple(axes), **own)
 
 
 def _points(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:

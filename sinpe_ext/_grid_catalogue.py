@@ -67,14 +67,21 @@ def _cogvideo(name: str, dim: int) -> GridEncoding:
 def _fairseq2(*shares: int) -> Callable[[str, int], GridEncoding]:
     """fairseq2: an axis of share k has 2 ceil(C/k) channels; what is too much is cut from the last axis' cos."""
 
+    def widths_of(dim: int) -> list[int]:
+        return [2 * -(-dim // share) for share in shares]
+
+    def fits(dim: int) -> bool:
+        widths = widths_of(dim)
+        return dim % 2 == 0 and all(dim - sum(widths[:k]) >= width // 2 for k, width in enumerate(widths))
+
     def build(name: str, dim: int) -> GridEncoding:
-        widths = [2 * -(-dim // share) for share in shares]
-        if dim % 2 or any(dim - sum(widths[:k]) < width // 2 for k, width in enumerate(widths)):
+        if not fits(dim):
+            remedy = next(larger for larger in range(dim, dim + 9) if fits(larger))  # a multiple of 8 always does
             raise ValueError(
-                f"dim: expected an even number that leaves each axis all of its sines for {name}, got {dim}; the "
-                "library refuses odd ones and writes past its table for the others, pass a multiple of 8"
+                f"dim: expected an even number that leaves each axis all of its sines for {name}, got {dim}, which the "
+                f"library {'refuses' if dim % 2 else 'would write past its table for'}; pass {remedy}"
             )
-        return GridEncoding((Encoding(width, layout="sin_cos") for width in widths), dim=dim)
+        return GridEncoding((Encoding(width, layout="sin_cos") for width in widths_of(dim)), dim=dim)
 
     return build
 

@@ -68,8 +68,8 @@ def test_any_field_overrides() -> None:
 
 
 ERRORS = [
-    (("papper", 8), {}, ValueError, 'got "papper"; did you mean paper'),
-    (("qqq", 8), {}, ValueError, "names: paper, paper_concat, own_index"),
+    (("papper", 8), {}, ValueError, 'got "papper"; did you mean paper? All names: paper, '),
+    (("qqq", 8), {}, ValueError, 'got "qqq"; the names: paper, paper_concat, own_index'),
     ((3, 8), {}, TypeError, "convention: expected a name, got int"),
     (("unit", 0), {}, ValueError, "dim: expected an int in"),
     (("unit", "8"), {}, TypeError, "dim: expected int, got str"),
@@ -83,6 +83,46 @@ def test_errors(arguments: tuple, fields: dict, error: type[Exception], message:
     with pytest.raises(error) as caught:
         convention(*arguments, **fields)
     assert type(caught.value) is error and message in str(caught.value)
+
+
+# What users call a convention -> what the error offers: those who use it, as `conventions()` has them.
+CALLED = {
+    "whisper": ['"t2t" is used by Whisper; all names:'],
+    "openai/whisper-large-v3": ['"t2t" is used by Whisper; all names:'],
+    "pixart": ['"mae2d" is used by PixArt;'],
+    "bert": ['"paper" is used by DistilBERT;'],
+    "vit": ['"bigvision2d" is used by big_vision and vit-pytorch'],
+    "DiT": ['"adm" is used by DiT', '"mae2d" is used by DiT'],
+    "sam": ['"detr2d" is used by SAM 2;'],
+    "marian": ['"paper_concat" is used by Marian', '"t2t" is used by Marian'],
+    "m2m100": ['"fairseq" is used by M2M100;'],
+    "espnet": ['"paper" is used by ESPnet;'],
+    "tensor2tensor": ['"t2t" is used by Tensor2Tensor', '"t2t2d" is used by Tensor2Tensor'],
+    "diffusers": ['"ddpm" is used by diffusers', '"adm" is used by diffusers', '"mae2d" is used by diffusers'],
+    "vaswani": ['"paper" is used by Vaswani et al. 2017;'],
+    "transformers": ['"paper_concat" is used by Marian and CTRL in Hugging Face transformers', '"hf2d" is used by'],
+    "transformer": ['"paper" is used by The Annotated Transformer'],
+    "harmonic": ['"nerf" is used by PyTorch3D (HarmonicEmbedding: layout="sin_cos", arrangement="grouped")'],
+    "llama": ["rotary embeddings are not here"],
+    "Llama-3": ["rotary embeddings are not here"],
+    "rope": ["rotary embeddings are not here"],
+    "rotary": ["rotary embeddings are not here"],
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_what_users_call_a_convention(name: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        convention(name, 64)
+    message = str(caught.value)
+    assert all(text in message for text in CALLED[name]), message
+    assert "did you mean" not in message
+
+
+@pytest.mark.parametrize("name", ["gpt2", "learned", "sinusoidal", "positional", "default", "sin", "42"])
+def test_no_far_fetched_guess(name: str) -> None:
+    with pytest.raises(ValueError, match=f'got "{name}"; the names: paper, '):
+        convention(name, 64)
 
 
 EXPORTED = {

@@ -94,6 +94,31 @@ def test_fields_of_the_axes() -> None:
     assert GridEncoding((HALVES, HALVES), order=(0, 1)) == GridEncoding((HALVES, HALVES))
 
 
+GROUPED = {"layout": "sin_cos", "arrangement": "grouped"}
+
+
+def test_fields_that_are_valid_only_together() -> None:
+    """All fields are changed in one step."""
+    axis = Encoding(4, base=0.5, exponent_dim=2, layout="sin_cos")
+    assert convention("nerf", 12, axes=3, **GROUPED) == GridEncoding((axis,) * 3, arrangement="grouped")
+    axis = Encoding(8, layout="sin_cos", start=1)
+    assert convention("detr2d", 16, **GROUPED) == GridEncoding((axis,) * 2, arrangement="grouped")
+    axis = Encoding(8, layout="sin_cos", odd="round")
+    assert convention("multidim2d", 16, **GROUPED) == GridEncoding((axis,) * 2, arrangement="grouped")
+    blocks = convention("timm2d", 16, layout="interleaved", arrangement="blocks")
+    assert blocks == GridEncoding((Encoding(8),) * 2)
+    with pytest.raises(ValueError, match="arrangement: expected axes of an even dim and layout"):
+        convention("timm2d", 16, layout="interleaved")
+
+
+def test_points_as_pytorch3d_orders_them() -> None:
+    """HarmonicEmbedding: sin, then cos, of (x, y, z) times 1, 2, 4, ..., coordinate by coordinate."""
+    points = torch.rand(5, 3, dtype=torch.float64) * 4 - 2
+    angles = (points[..., None] * torch.tensor([1.0, 2.0], dtype=torch.float64)).flatten(-2)
+    got = sinpe.encode(points, convention("nerf", 12, axes=3, **GROUPED), dtype=torch.float64)
+    assert torch.allclose(got, torch.cat([angles.sin(), angles.cos()], -1), rtol=0, atol=1e-15)
+
+
 def test_interpolated() -> None:
     """diffusers: np.arange(n) / (n / base_size) / interpolation_scale."""
     grid = convention("mae2d", 8).interpolated((6, 10), 4, 2.0)
@@ -131,6 +156,8 @@ ERRORS = [
     (lambda: convention("t2t2d", 3), ValueError, "dim: expected at least 4"),
     (lambda: convention("fairseq2_2d", 7), ValueError, "dim: expected an even number"),
     (lambda: convention("fairseq2_3d", 10), ValueError, "dim: expected an even number"),
+    (lambda: convention("fairseq2_3d", 6), ValueError, "got 6, which the library would write past its table for; pass 8"),
+    (lambda: convention("fairseq2_3d", 7), ValueError, "got 7, which the library refuses; pass 8"),
     (lambda: convention("nerf", 10, axes=3), ValueError, "dim: expected a multiple of 6 for nerf of 3 coordinates"),
     (lambda: convention("paper", 10, axes=3), TypeError, "axes: expected a field of Encoding"),
 ]
