@@ -38,6 +38,8 @@ class BackendInfo:
 
     def as_dict(self) -> dict[str, Any]:
         fields = asdict(self)
+        for found in fields["devices"]:  # a build is recorded as text: str(torch.version.cuda)
+            found["build"] = {key: None if value == "None" else value for key, value in found["build"].items()}
         fields["devices"] = {found["device"]: found for found in fields["devices"]}
         return fields
 

@@ -137,6 +137,7 @@ class RowsCall:
         elif _is_compiling() and isinstance(start, (int, torch.SymInt)):
             self.start = start + self.row_offset  # may be a symbol of the graph; the operator checks the range
         else:
+            _checks.no_list(start, of)
             first = _checks.start(start)
             _checks.position_range(self.encoding.start + first, self.whole_rows)
             self.start = first + self.row_offset

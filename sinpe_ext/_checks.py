@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import inspect
 import numbers
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import _dense
 from ._catalogue import convention
 from ._catalogue import is_grid as grid_name
 from ._columns import columns
@@ -25,7 +29,7 @@ from ._dense import (
     shown,
 )
 from ._graph import constant_in_graph, is_jit_traced, untraced
-from .encoding import Encoding, integer
+from .encoding import Encoding, field_called, integer
 from .grid import GridEncoding
 
 if TYPE_CHECKING:
@@ -51,6 +55,62 @@ class Target(NamedTuple):
 
 _encoding_of_dim = lru_cache(maxsize=64)(Encoding)
 _convention: Callable[[str, int], Any] = lru_cache(maxsize=64)(convention)
+
+
+# What users write for arguments of the functions and layers -> what is meant. `{name}` alone: a field of Encoding.
+_MEANT = {
+    "start": ("offset", "first", "start_pos", "past_length", "past_key_values_length", "start_index"),
+    "positions": ("position_ids", "position", "pos", "timesteps", "position_indices"),
+    "padding_mask": ("mask", "key_padding_mask", "src_key_padding_mask", "pad_mask"),
+    "dropout": ("p", "dropout_p", "dropout_rate", "dropout_prob", "drop_rate", "drop", "rate"),
+    "scale": ("embed_scale", "scale_factor", "x_scale", "input_scale"),
+    "seed": ("generator", "rng", "random_seed"),
+    "encoding": ("convention", "kind", "mode", "type"),
+    "grid_shape": ("grid_size", "hw", "image_size", "spatial_shape"),
+}
+_MEANT_OTHERWISE = {
+    "attention_mask": "padding_mask=attention_mask == 0",
+    "attn_mask": "padding_mask=attn_mask == 0",
+    "training": "dropout=p if training else 0.0",
+    "inplace": "add_",
+    "batch_first": "seq_dim=0 for x of shape (sequence, batch, channels)",
+    "max_len": "nothing: no table is stored, every position is valid",
+    "max_length": "nothing: no table is stored, every position is valid",
+    "max_seq_len": "nothing: no table is stored, every position is valid",
+    "max_position_embeddings": "nothing: no table is stored, every position is valid",
+}
+NO_SCRIPT = (
+    "torch.jit.script cannot read sinpe_ext's functions and layers, whose arguments are keywords with defaults; use "
+    "torch.jit.trace, torch.compile or torch.export"
+)
+_WIDTHS = ("dim", "d_model", "embed_dim", "embedding_dim", "hidden_size", "channels", "num_channels", "d")
+
+
+def no_unknown(function: Any, unknown: Mapping[str, Any]) -> None:
+    """Refuses keyword arguments that a function, or the class of a layer, lacks, and says what to write instead."""
+    for name in unknown:
+        raise TypeError(_unknown_argument(function, name))
+
+
+def _unknown_argument(function: Any, name: str) -> str:
+    known = [key for key in inspect.signature(function).parameters if key not in ("self", "unnamed", "unknown")]
+    expected = f"{name}: expected an argument of {function.__qualname__.removesuffix('.__init__')}, got a name it lacks"
+    fields = [field.name for field in dataclasses.fields(Encoding)]
+    for meant, others in _MEANT.items():
+        if name in others and meant in known:
+            return f"{expected}; use {meant}=..."
+    if name in _WIDTHS:
+        width = next((key for key in known if key in _WIDTHS), None)
+        advice = f"{width}, the first argument" if width == known[0] else "Encoding(dim), or convention(name, dim)"
+        return f"{expected}; use {f'{width}=...' if width and width != known[0] else advice}"
+    if name in _MEANT_OTHERWISE:
+        return f"{expected}; use {_MEANT_OTHERWISE[name]}"
+    field = name if name in fields else field_called(name)
+    if field:
+        return f"{expected}; use encoding=Encoding(dim, {field}=...) or convention(name, dim, {field}=...)"
+    close = difflib.get_close_matches(name, known, n=1)
+    advice = f"did you mean {close[0]}?" if close else f"the arguments are {', '.join(known)}"
+    return f"{expected}; {advice}"
 
 
 def length(value: Any, name: str = "length") -> int:
@@ -121,9 +181,10 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
     scalar = is_scalar_array(value) or not hasattr(type(value), "shape")
     if hasattr(value, "__index__") and not isinstance(value, bool) and scalar:
         return Encoding(value)
+    named = "" if dim is None else ", a convention's name"
     raise TypeError(
-        f"encoding: expected an Encoding, a convention's name or an int (the dim), got {type(value).__name__}; "
-        'pass Encoding(dim) or convention("paper", dim)'
+        f"encoding: expected an Encoding{named} or an int (the dim), got {type(value).__name__}; pass Encoding(dim) or "
+        'convention("paper", dim)'
     )
 
 
@@ -157,6 +218,30 @@ def grid_outline(value: Any, dim: int | None) -> tuple[int, tuple[int, ...]]:
     return found.dim, tuple(axis.start for axis in found.axes)
 
 
+def table_dtype(dtype: Any, device: Any, out: Any) -> torch.dtype:
+    """The dtype of `table`, whose `out`, where one is given, has to be what dtype and device say."""
+    import torch
+
+    if dtype is not None:
+        float_dtype("dtype", dtype)
+    if out is None:
+        return torch.float32 if dtype is None else dtype
+    dense_tensor("out", out)
+    float_dtype("out", out.dtype)
+    if dtype is not None and dtype != out.dtype:
+        raise RuntimeError(
+            f"dtype: expected {out.dtype}, that of out, got {dtype}; leave dtype out, or pass an out of that dtype"
+        )
+    if device is not None:
+        wanted = _dense.device(device)
+        if wanted.type != out.device.type or wanted.index not in (None, out.device.index):
+            raise RuntimeError(
+                f"device: expected {out.device}, that of out, got {wanted}; leave device out, or pass an out on that "
+                "device"
+            )
+    return out.dtype
+
+
 def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
     """Positions as int64, float32 or float64; narrower integers are widened before any arithmetic.
 
@@ -176,8 +261,8 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
         if "torch.distributed.fsdp" in sys.modules:
             other += "; fully_shard casts float inputs so, unless MixedPrecisionPolicy has cast_forward_inputs=False"
         raise TypeError(
-            f"positions: expected int64, int32 or float32/float64, got {dtype}; {str(dtype)[6:]} cannot hold integers "
-            f"above {largest} exactly, pass int64 positions{other}"
+            f"positions: expected an integer dtype, float32 or float64, got {dtype}; {str(dtype)[6:]} cannot hold "
+            f"integers above {largest} exactly, pass int64 positions{other}"
         )
     if dtype in (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32):
         return value.long()
@@ -273,6 +358,16 @@ def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
         for extreme in torch.stack(value.aminmax()).tolist():
             position_range(first + extreme, of.rows)
     return value + first if first else value
+
+
+def no_list(value: Any, of: Target) -> None:
+    """`start` of `add` and `embed`, which is a tensor where each sample has its own."""
+    if isinstance(value, (list, tuple)):
+        tensor = f"torch.tensor({list(value)})" if len(value) <= 8 else "torch.tensor(start)"
+        raise TypeError(
+            f"start: expected an int or an integer tensor, got {type(value).__name__}; pass {tensor}, of shape "
+            f"({of.batch},), for one start a sample"
+        )
 
 
 def start_shape(value: torch.Tensor, of: Target) -> None:

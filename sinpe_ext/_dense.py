@@ -60,11 +60,27 @@ def float_dtype(name: str, value: Any) -> None:
 
     known = torch.float32, torch.float64, torch.bfloat16, torch.float16
     if not isinstance(value, torch.dtype) or value not in known:
-        got = value if isinstance(value, (torch.dtype, str)) or value is None else described(value)
+        plain = isinstance(value, (torch.dtype, str, type)) or value is None
         raise TypeError(
-            f"{name}: expected torch.float32, float64, bfloat16 or float16, got {got or repr(got)}; pass one of these "
-            "and convert the result"
+            f"{name}: expected torch.float32, float64, bfloat16 or float16, got "
+            f"{repr(value) if plain else described(value)}; pass "
+            f"{_dtype_called(value) or 'one of these and convert the result'}"
         )
+
+
+_DTYPE_NAMES = {
+    "float32": ("fp32", "f32", "f4", "float", "single"),
+    "float64": ("fp64", "f64", "f8", "double"),
+    "bfloat16": ("bf16",),
+    "float16": ("fp16", "f16", "f2", "half"),
+}
+
+
+def _dtype_called(value: Any) -> str:
+    """torch's name of a dtype that a string or NumPy names; "" where it has none."""
+    called: Any = value if isinstance(value, str) else getattr(value, "name", getattr(value, "__name__", ""))
+    key = str(called).lower().removeprefix("torch.")
+    return next((f"torch.{name}" for name, others in _DTYPE_NAMES.items() if key in (name, *others)), "")
 
 
 def device(value: Any) -> torch.device:
@@ -97,7 +113,11 @@ def dense_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> None
     import torch
 
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}; pass torch.as_tensor(...)")
+        held = isinstance(value, torch.nn.Module) and isinstance(getattr(value, "weight", None), torch.Tensor)
+        raise TypeError(
+            f"{name}: expected a torch.Tensor, got {type(value).__name__}; pass "
+            f"{'its .weight' if held else 'torch.as_tensor(...)'}"
+        )
     if type(value) is not torch.Tensor:
         if not may_be_dtensor and is_dtensor(value):
             raise TypeError(

@@ -30,16 +30,13 @@ def table(
     places = math.prod(lengths)
     shape = (extra + places, dim) if _checks.flag("flatten", flatten) or extra else (*lengths, dim)
     if out is not None:
-        _checks.dense_tensor("out", out)
-        _checks.float_dtype("out", out.dtype)
         if tuple(out.shape) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
         if out.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
-        dtype, where = out.dtype, out.device
+        where = out.device
         _memory.writable("out", out)
     else:
-        _checks.float_dtype("dtype", dtype)
         # A compiler cannot trace torch.get_default_device.
         default = torch.empty(0).device if _is_compiling() else torch.get_default_device()
         where = default if device is None else torch.device(device) if _is_compiling() else _checks.device(device)

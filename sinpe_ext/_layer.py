@@ -55,6 +55,21 @@ def is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: 
     )
 
 
+def refuse(layer: nn.Module, unnamed: tuple[Any, ...], unknown: dict[str, Any]) -> None:
+    """Refuses arguments that forward does not have."""
+    if unnamed:
+        raise TypeError(
+            f"{type(layer).__name__}: expected one argument by position, got {1 + len(unnamed)}; name the others, say "
+            "positions= or start=. torch.onnx.export(dynamo=False) names none: export torch.nn.Sequential(layer)"
+        )
+    _checks.no_unknown(type(layer).forward, unknown)
+
+
+def refuse_script(layer: nn.Module) -> nn.Module:
+    """What torch.jit.script asks of a module before it reads its code."""
+    raise NotImplementedError(_checks.NO_SCRIPT)
+
+
 def check_positions(layer: Any, t: Any, positions: Any) -> None:
     """`require_positions` of a layer."""
     if layer.require_positions and positions is None and not is_dtensor(t):

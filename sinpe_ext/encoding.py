@@ -198,6 +198,12 @@ def unknown_field(name: str, known: Iterable[str]) -> str:
     return f"{name}: expected a field of Encoding, got a name it lacks; {advice}"
 
 
+def field_called(name: str) -> str:
+    """The field of Encoding that other libraries call `name`; "" where there is none."""
+    hint = _HINTS.get(name, "")
+    return next((field.name for field in dataclasses.fields(Encoding) if hint.startswith(f"{field.name}=")), "")
+
+
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Checks that `value` is one of `allowed`."""
     listed = ", ".join(f'"{item}"' for item in allowed)

@@ -18,6 +18,7 @@ from .grid import GridEncoding
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
+    from typing_extensions import Never
 
 _is_compiling = torch.compiler.is_compiling
 _POSITION_TYPES = (torch.float32, torch.int64, torch.float64)
@@ -28,13 +29,14 @@ def table(
     encoding: Encoding | GridEncoding | int,
     *,
     start: int | Sequence[int] = 0,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     out: torch.Tensor | None = None,
     flatten: bool = False,
     extra_tokens: int = 0,
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
+    **unknown: Never,
 ) -> torch.Tensor:
     """Rows encoding.start + start, ..., + length - 1 of an encoding.
 
@@ -47,25 +49,30 @@ def table(
         encoding: an Encoding, a GridEncoding, or an int for Encoding(int).
         start: added to encoding.start; every position must fit int64. For a grid also one per axis: (top, left) of a
             crop.
-        dtype: float32, float64, bfloat16 or float16; of `out` where that is given.
-        device: of the result; the default device where None.
+        dtype: float32, float64, bfloat16 or float16. None: that of `out`, else float32.
+        device: of the result. None: that of `out`, else the default device.
         out: of the result's shape, to write into, of any strides; it is returned.
         flatten: give a grid's places, row-major, as one dimension.
         extra_tokens: rows of zeros in front, say 1 for a class token; a grid is then flattened.
         device_mesh: give a DTensor on this mesh, of which each rank makes its own part; device and out stay None.
         placements: Shard or Replicate, one for each dimension of the mesh; None: Replicate.
     Returns: (length, dim); of a grid (*length, dim), or (extra_tokens + H * W, dim).
-    Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError where `out` overlaps itself.
+    Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError where `out` overlaps itself
+        or has another dtype or device than the one that is given.
     Accuracy: float32 correctly rounded for abs(position) < 2^31 and, but for values that are all but 0, at every int64
         (docs/accuracy.md); float64 <= 1 ULP; 16-bit the float32 value, rounded.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
+    if unknown:
+        _checks.no_unknown(table, unknown)
     if device_mesh is not None or placements is not None:
         if device is not None or out is not None:
             raise ValueError("device_mesh: expected device and out to stay None with it, got one of them; leave it out")
         from . import _dtensor_rows
 
+        dtype = torch.float32 if dtype is None else dtype
         return _dtensor_rows.table(length, encoding, start, dtype, device_mesh, placements, flatten, extra_tokens)
+    dtype = _checks.table_dtype(dtype, device, out)
     if _checks.is_grid(encoding) or _grid_checks.extra(extra_tokens):
         lengths = length if _checks.is_grid(encoding) else (length,)
         return _grid_table.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
@@ -81,7 +88,6 @@ def table(
         _checks.position_range(encoding.start + first, rows)
     if out is not None:
         return _table_into(out, rows, encoding, given, first)
-    _checks.float_dtype("dtype", dtype)
     if _is_compiling():  # which cannot trace torch.get_default_device
         device = torch.empty(0).device if device is None else torch.device(device)
         return _traced.table(given, rows, first, dtype, device)
@@ -98,14 +104,11 @@ def _followed(
         raise TypeError(
             "out: expected None under torch.jit.trace with a length that follows a tensor, got a tensor; use the result"
         )
-    _checks.float_dtype("dtype", dtype)
     device = torch.get_default_device() if device is None else _checks.device(device)
     return _traced.table(given, length, _checks.start(start), dtype, device)
 
 
 def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _traced.Given, start: int) -> torch.Tensor:
-    _checks.dense_tensor("out", out)
-    _checks.float_dtype("out", out.dtype)
     if tuple(out.shape) != (length, encoding.dim):
         raise ValueError(
             f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
@@ -131,6 +134,7 @@ def encode(
     *,
     dtype: torch.dtype = torch.float32,
     allow_16bit: bool = False,
+    **unknown: Never,
 ) -> torch.Tensor:
     """The encoding of any positions, whole or fractional.
 
@@ -150,6 +154,8 @@ def encode(
     Accuracy: as `table`; float positions likewise, below 2^31 in size; float64 <= 1 ULP.
     Gradient: to float positions, of any order.
     """
+    if unknown:
+        _checks.no_unknown(encode, unknown)
     if (
         type(encoding) is Encoding
         and type(positions) is torch.Tensor
@@ -202,6 +208,7 @@ def add(
     grid_shape: Sequence[int] | None = None,
     extra_tokens: int = 0,
     out: torch.Tensor | None = None,
+    **unknown: Never,
 ) -> torch.Tensor:
     """dropout(scale * x + alpha * PE) in one pass: encoding and mask are made while x streams past, and not kept.
 
@@ -242,6 +249,8 @@ def add(
     Gradient: to x, alpha and float positions, of any order; the mask is made again, not stored.
     Source: dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
+    if unknown:
+        _checks.no_unknown(add, unknown)
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
     result = _plain.added(x, encoding, arguments, (grid_shape, extra_tokens), out)
     if result is not None:
@@ -274,6 +283,7 @@ def add_(
     channel_dim: int = -1,
     grid_shape: Sequence[int] | None = None,
     extra_tokens: int = 0,
+    **unknown: Never,
 ) -> torch.Tensor:
     """`add` that writes into x and returns it. Arguments, accuracy and gradients as `add`.
 
@@ -283,6 +293,8 @@ def add_(
     Raises: as `add`; RuntimeError for an x whose elements share memory (expand), an argument that shares memory with
         x, or a leaf that requires grad.
     """
+    if unknown:
+        _checks.no_unknown(add_, unknown)
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
     result = _plain.added(x, encoding, arguments, (grid_shape, extra_tokens), x)
     if result is not None:
@@ -309,6 +321,7 @@ def embed(
     sparse: bool = False,
     encode_padding: bool = True,
     seq_dim: int = -1,
+    **unknown: Never,
 ) -> torch.Tensor:
     """dropout(scale * weight[ids] + alpha * PE): token lookup, encoding and dropout in one pass.
 
@@ -334,6 +347,12 @@ def embed(
         tokens, then rounded once: the same bits in every run, at any number of threads.
     Gradient: to weight, alpha and float positions, of any order (the sparse one: first order).
     """
+    if unknown:
+        _checks.no_unknown(embed, unknown)
     rows = positions, start, scale, alpha, dropout, seed
     padding = padding_idx, padding_mask, sparse, encode_padding
     return embed_call(ids, weight, encoding, rows, padding, seq_dim).result()
+
+
+for _function in (table, encode, add, add_, embed):
+    setattr(_function, "__script_unsupported", _checks.NO_SCRIPT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from ._ops import host_words, plan_words
 from ._tiles import accumulation
 from .encoding import MAX_DIM, Encoding, integer
 from .grid import GridEncoding
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 _add, _embed, _add_cuda, _embed_cuda = ADD.direct, EMBED.direct, ADD.direct_cuda, EMBED.direct_cuda
 
@@ -56,6 +59,7 @@ class SinusoidalPositionalEncoding(nn.Module):
     extra_tokens = 0
     channel_dim = -1
     require_positions = False
+    __prepare_scriptable__ = _layer.refuse_script
 
     def __init__(
         self,
@@ -73,7 +77,10 @@ class SinusoidalPositionalEncoding(nn.Module):
         extra_tokens: int = 0,
         channel_dim: int = -1,
         require_positions: bool = False,
+        **unknown: Never,
     ):
+        if unknown:
+            _checks.no_unknown(type(self), unknown)
         super().__init__()
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
         is_grid = _checks.is_grid(encoding)
@@ -124,18 +131,21 @@ class SinusoidalPositionalEncoding(nn.Module):
     def forward(
         self,
         x: Tensor,  # [B, S, D], [S, B, D] or [S, D]
-        *,
+        *unnamed: Never,
         positions: Tensor | None = None,  # [S] or [B, S]
         start: int | Sequence[int] | Tensor = 0,  # int, [] or [B]
         padding_mask: Tensor | None = None,  # [S] or [B, S]
         seed: int | Tensor | torch.Generator | None = None,
         grid_shape: Sequence[int] | None = None,
+        **unknown: Never,
     ) -> Tensor:
         """The encoded x, in its own shape and dtype. Arguments as in `add`; positions etc. are batch-first.
 
         grid_shape: in place of the layer's own, for pictures of another size.
         Raises: IndexError for a position outside of what max_len allows, where that is set; else as `add`.
         """
+        if unnamed or unknown:
+            _layer.refuse(self, unnamed, unknown)
         first: Any = start
         if (
             _layer.is_plain(self, x, x, positions, start, padding_mask)
@@ -202,6 +212,7 @@ class SinusoidalEmbedding(nn.Embedding):
 
     alpha: Any
     require_positions = False  # here too, for layers that were pickled without it
+    __prepare_scriptable__ = _layer.refuse_script
 
     def __init__(
         self,
@@ -225,7 +236,10 @@ class SinusoidalEmbedding(nn.Embedding):
         dtype: torch.dtype | None = None,
         _weight: Tensor | None = None,
         _freeze: bool = False,
+        **unknown: Never,
     ):
+        if unknown:
+            _checks.no_unknown(type(self), unknown)
         num_embeddings = integer("num_embeddings", num_embeddings, 1, _checks.INT64_MAX, "pass the vocabulary's size")
         embedding_dim = integer("embedding_dim", embedding_dim, 1, MAX_DIM, "pass the number of channels")
         if padding_idx is not None:
@@ -287,16 +301,19 @@ class SinusoidalEmbedding(nn.Embedding):
     def forward(  # type: ignore[override]
         self,
         ids: Tensor,  # [S] or [B, ..., S], or [S, B, ...]
-        *,
+        *unnamed: Never,
         positions: Tensor | None = None,  # [S] or [B, S]
         start: int | Tensor = 0,  # int, [] or [B]
         padding_mask: Tensor | None = None,  # [S] or [B, S]
         seed: int | Tensor | torch.Generator | None = None,
+        **unknown: Never,
     ) -> Tensor:  # [*ids.shape, embedding_dim]
         """The encoded rows of weight. Arguments as in `embed`.
 
         Raises: IndexError for an id that is no row of weight and for a position beyond max_len; else as `embed`.
         """
+        if unnamed or unknown:
+            _layer.refuse(self, unnamed, unknown)
         _layer.not_offered(self.max_norm, self.scale_grad_by_freq)
         if (
             _layer.is_plain(self, ids, self.weight, positions, start, padding_mask)

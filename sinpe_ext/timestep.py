@@ -41,6 +41,8 @@ class TimestepEncoding(nn.Module):
     Source: Ho et al. 2020, "Denoising Diffusion Probabilistic Models", appendix B.
     """
 
+    __prepare_scriptable__ = _layer.refuse_script
+
     def __init__(
         self,
         dim: int,
