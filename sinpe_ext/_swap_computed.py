@@ -23,7 +23,7 @@ from ._swap_families import Candidate, Left, half_rotary, number, owner, paramet
 from ._swap_measure import Differs, Probe, allowed, difference, quiet
 from ._swap_plain_forms import form_of
 from ._swap_plain_trials import Unclear, fixed_inside, must, run, same_values, stateless
-from ._swap_state import settings
+from ._swap_state import MOST, changed, inner, settings
 from .encoding import Encoding
 from .functional import encode, table
 from .grid import GridEncoding
@@ -192,12 +192,17 @@ def _scaled(module: Any, key: str, scale: str) -> list[Candidate] | Left | None:
     with quiet(place):
         tried = twin(module)
         tried._parameters[scale] = nn.Parameter(torch.ones_like(tried._parameters[scale]))
-        rows, problem = run(tried, torch.zeros(1, STEPS, dim, device=place))
+        rows, why = run(tried, torch.zeros(1, STEPS, dim, device=place))
     encoding = _known(rows, (STEPS, dim))
     if encoding is None:
-        return Left(f"its rows are no convention that identify knows{f': {problem}' if problem else ''}")
+        return Left(f"its rows are no convention that identify knows{f': {why}' if why else ''}")
     if not _holds(encoding, held):
         return Left(f"its rows are recognised, but its buffer `{key}` holds other frequencies", encoding)
+    with quiet(place):
+        try:
+            _steady(tried, torch.zeros(1, 3, dim, device=place), (key, scale))
+        except Unclear as problem:
+            return Left(f"its rows are recognised, but {problem}", encoding)
     slack = max(1.0, abs(float(module._parameters[scale].detach())))
     lengths = (1, 7, 2048)
     probes = [Probe((torch.zeros(2, n, dim, device=place),), {}, float(n), slack) for n in lengths]
@@ -216,8 +221,9 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
     place, wide = held.device, int(module.channels)
     for axes, lengths in ((1, (STEPS,)), (2, (9, 14)), (3, (7, 8, 9))):
         dim = int(getattr(module, "org_channels", axes * wide))
+        tried, x = _without_cache(module), torch.zeros(1, *lengths, dim, device=place)
         with quiet(place):
-            rows, _ = run(_without_cache(module), torch.zeros(1, *lengths, dim, device=place))
+            rows, _ = run(tried, x)
         if rows is None or rows.shape != (1, *lengths, dim):
             continue
         encodings: list[Any] = [convention(f"multidim{axes}d", dim)]
@@ -227,6 +233,11 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
             encodings = [match.encoding for match in found if _holds(match.encoding, held)]
         if not encodings:
             return Left("its rows are no convention that identify knows")
+        with quiet(place):
+            try:
+                _steady(tried, x, (key, None))
+            except Unclear as problem:
+                return Left(f"its rows are recognised, but {problem}", encodings[0])
         generator = torch.Generator().manual_seed(0)
         shapes = [(3, *lengths, dim), (1, *([1] * axes), dim), (2, *(n + 5 for n in lengths), dim)]
         probes = []
@@ -238,6 +249,15 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
         form = "rows for the length of x" if axes == 1 else f"rows for the {axes} axes of x"
         return [Candidate(ShapedRows, encoding, (key,), probes, options, form) for encoding in encodings]
     return None
+
+
+def _steady(tried: Any, x: Tensor, known: tuple[str | None, ...]) -> None:
+    """Raises Unclear where the rows depend on more than a drop-in follows, or are others in training."""
+    fixed_inside(tried, x, known)
+    training = twin(tried)
+    training.__dict__["training"] = True
+    if not same_values(run(training, x)[0], must(tried, x)):
+        raise Unclear("it gives something else in training")
 
 
 def _without_cache(module: nn.Module) -> Any:
@@ -267,7 +287,7 @@ def called_of(module: nn.Module) -> list[Candidate] | Left | None:
         return _guarded(module, lambda: (None if inner else _timesteps(module)) or _lengths(module))
     for name, function in _methods(kind):
         # What it calls in turn, in a library's base classes, is the whole library: one step is followed.
-        if calls_sine(function, kind, depth=1):
+        if _takes_positions(kind, name) and calls_sine(function, kind, depth=1):
             found = _guarded(module, lambda name=name: _through(module, name, required))  # type: ignore[misc]
             if found is not None:
                 return found
@@ -284,6 +304,14 @@ def _guarded(module: nn.Module, trial: Callable[[], list[Candidate] | Left | Non
 
 def _place(module: nn.Module) -> torch.device:
     return next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+
+
+def _takes_positions(kind: type, name: str) -> bool:
+    """Whether a method, static or not, has an argument at all."""
+    held = inspect.getattr_static(kind, name)
+    if isinstance(held, staticmethod):
+        return len(inspect.signature(held.__func__).parameters) > 0
+    return isinstance(held, types.FunctionType) and len(inspect.signature(held).parameters) > 1
 
 
 def _required(function: Any) -> int | None:
@@ -322,11 +350,7 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
     try:
         tables = tuple(key for key, value in _tensors(module) if _holds(encoding, value))
         stateless(tried, _shape(steps, rank))
-        fixed_inside(tried, _shape(steps, rank), (*tables, None))
-        training = twin(tried)
-        training.__dict__["training"] = True
-        if not same_values(must(training, _shape(steps, rank)), must(tried, _shape(steps, rank))):
-            raise Unclear("it gives something else in training")
+        _steady(tried, _shape(steps, rank), tables)
     except Unclear as problem:
         raise Unclear(reason + str(problem), encoding) from None
     candidates = []
@@ -404,6 +428,7 @@ def _through(module: Any, name: str, required: int) -> list[Candidate] | Left | 
         raise Unclear(f"{reason}its forward could not be run on timesteps: {problem}", encoding)
     if len(seen) > 1:
         raise Unclear(f"{reason}its forward calls it {len(seen)} times", encoding)
+    _reads_no_tensor(module, name, lambda method: method(steps, *args[1:], **named), reason, encoding)
     dtypes = _dtypes(rows_of, encoding, (), place)
     kinds = {given for _, given, _ in dtypes}
     if torch.float32 not in kinds:
@@ -422,8 +447,32 @@ def _through(module: Any, name: str, required: int) -> list[Candidate] | Left | 
         "_sinpe_replaces": name,
         "_sinpe_rest": rest,
         "_sinpe_dtypes": dtypes,
+        "_sinpe_settings": settings(module),
     }
     return [Candidate(MethodRows, encoding, (), probes, options, f"rows of timesteps in `{name}`")]
+
+
+def _reads_no_tensor(module: Any, name: str, rows_of: Callable[[Any], Tensor], reason: str, encoding: Encoding) -> None:
+    """Raises Unclear where the rows of a method change with a tensor, or with a number inside of an object."""
+    if isinstance(inspect.getattr_static(type(module), name), staticmethod):
+        return
+    before = rows_of(getattr(twin(module), name))
+    other = twin(module)
+    for value in (*other.parameters(), *other.buffers()):
+        if value.is_floating_point():
+            value.data.mul_(2).add_(1)
+    changes = [(other, "its tensors")]
+    for path in list(inner(module))[:MOST]:
+        other = twin(module)
+        changed(other, path)
+        changes.append((other, f"`{'.'.join(map(str, path))}`"))
+    for other, what in changes:
+        try:
+            after = rows_of(getattr(other, name))
+        except Exception:  # what it does with other values is not asked
+            continue
+        if not same_values(after, before):
+            raise Unclear(f"{reason}its rows depend on {what}, which a drop-in would not follow", encoding)
 
 
 def _called(tried: Any, t: Tensor) -> tuple[Any, str]:
@@ -594,15 +643,15 @@ def _names(function: Any, kind: type, depth: int, seen: set[int]) -> Iterator[st
     if not isinstance(plain, types.FunctionType) or id(plain) in seen:
         return
     seen.add(id(plain))
-    codes, methods = [plain.__code__], dict(_methods(kind))
+    codes, classes = [plain.__code__], kind.__mro__[: kind.__mro__.index(nn.Module)]
     while codes:
         code = codes.pop()
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for name in code.co_names:
             yield name
-            below = [methods.get(name, plain.__globals__.get(name))]
-            if name == "forward":  # of super()
-                below = [vars(made).get(name) for made in kind.__mro__[: kind.__mro__.index(nn.Module)]]
-            for each in below:
-                if depth and isinstance(each, types.FunctionType) and not str(each.__module__).startswith("torch"):
-                    yield from _names(each, kind, depth - 1, seen)
+            if not depth:
+                continue
+            for found in (plain.__globals__.get(name), *(vars(made).get(name) for made in classes)):
+                below = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+                if isinstance(below, types.FunctionType) and not str(below.__module__).startswith("torch"):
+                    yield from _names(below, kind, depth - 1, seen)

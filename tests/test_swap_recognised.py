@@ -515,7 +515,31 @@ class Shifted(Sinusoids):
         return super().forward(x + self.by)
 
 
+class Reads(Clock):
+    """A method whose rows depend on a tensor, and on what a container holds."""
+
+    def __init__(self, learned: bool) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.ones(())) if learned else None
+        self.config = {"by": 1.0}
+
+    def waves(self, when: Tensor, count: int, *, period: float) -> Tensor:
+        return super().waves(when * (self.config["by"] if self.by is None else self.by), count, period=period)
+
+
+class Extra(Scales):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = torch.zeros(())
+
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        return super().forward(x, pos) + self.shift
+
+
 REPORTED = {
+    "a method that reads a parameter": (lambda: Reads(True), "its rows depend on its tensors"),
+    "a method that reads an object": (lambda: Reads(False), r"its rows depend on `config\.by`"),
+    "further tensors": (Extra, "depends on `shift`"),
     "a trained embedding": (
         lambda: nn.ModuleDict({"wpe": nn.Embedding.from_pretrained(usual(), freeze=False)}),
         "trained .*freeze it first",
@@ -641,11 +665,13 @@ def test_learned_weights_do_not_pass_it() -> None:
 def test_a_large_model_is_looked_through_quickly() -> None:
     """Each weight costs a fraction of a millisecond, whatever its size: 40 M parameters here, in 60 tensors."""
     model = nn.Sequential(*(nn.Linear(816, 816) for _ in range(60)))
-    assert not swap(model)
-    start = time.perf_counter()
-    assert not swap(model)
+    took = []
+    for _ in range(5):
+        start = time.perf_counter()
+        assert not swap(model)
+        took.append(time.perf_counter() - start)
     # About 15 ms on a quiet machine; identify on each of them takes half a second and more.
-    assert time.perf_counter() - start < 0.4
+    assert min(took) < 0.3
 
 
 def test_devices_threads_and_generators_stay() -> None:
