@@ -1,4 +1,5 @@
-"""The table `pe` in checkpoints: written for code that expects one, compared with the layer's encoding when read."""
+"""What layers have in checkpoints: the table `pe`, written for code that expects one and compared with the layer's
+encoding when read, and a learned alpha, of shape (1,) here and () in other libraries."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import functional
 from ._catalogue import CATALOGUE, convention
@@ -24,20 +25,40 @@ TABLE_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 ROWS_TO_RECOGNISE = 64
 
 
-def write_table(layer: SinusoidalPositionalEncoding, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    """State-dict hook: adds `pe` where the layer was made with persistent_table=True."""
+def table_of(layer: SinusoidalPositionalEncoding, device: torch.device | str | None = None) -> Tensor | None:
+    """The float32 table of a layer that was made with persistent_table=True, in its shape; None of another layer."""
     places = layer.grid_shape if layer.max_len is None else layer.max_len
-    if layer.persistent_table and places is not None:
-        rest: Any = {"flatten": True} if layer.grid_shape is not None else {}
-        table = functional.table(places, layer.encoding, extra_tokens=layer.extra_tokens, device="cpu", **rest)
-        state[prefix + "pe"] = table.unsqueeze(0 if layer.batch_first else 1)
+    if not layer.persistent_table or places is None:
+        return None
+    rest: Any = {"flatten": True} if layer.grid_shape is not None else {}
+    table = functional.table(places, layer.encoding, extra_tokens=layer.extra_tokens, device=device, **rest)
+    return table.unsqueeze(0 if layer.batch_first else 1)
 
 
-def compare_table(layer: SinusoidalPositionalEncoding, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Loading hook: takes a checkpoint's `pe` out, so that strict loading is content; warns if it is another table."""
+def write_table(layer: SinusoidalPositionalEncoding, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    """State-dict hook: the table made anew, whatever was done to the buffer `pe`, which no call reads."""
+    device = _device_of(layer)
+    table = table_of(layer, "cpu" if device.type == "meta" else device)
+    if table is not None:
+        state[prefix + "pe"] = table
+
+
+def compare_table(
+    layer: SinusoidalPositionalEncoding, state: dict[str, Any], prefix: str, metadata: Any = None, *_: Any
+) -> None:
+    """Loading hook: warns if a checkpoint's `pe` is another table, and puts the layer's own in its place, or none where
+    the layer has no buffer, so that strict loading is content either way."""
+    reshape_alpha(layer, state, prefix)
     pe = state.pop(prefix + "pe", None)
+    if "pe" in layer._buffers:
+        assigned = bool((metadata or {}).get("assign_to_params_buffers"))
+        device = _device_of(layer)
+        if assigned and device.type == "meta":
+            device = pe.device if isinstance(pe, Tensor) and not pe.is_meta else torch.device("cpu")
+        state[prefix + "pe"] = table_of(layer, device)
     if pe is None:
         return
+    _compare_order(layer, pe, prefix)
     problem = mismatch(pe, layer.encoding, layer.grid_shape, layer.extra_tokens)
     if problem:
         warnings.warn(
@@ -46,6 +67,34 @@ def compare_table(layer: SinusoidalPositionalEncoding, state: dict[str, Any], pr
             UserWarning,
             stacklevel=2,
         )
+
+
+def reshape_alpha(layer: nn.Module, state: dict[str, Any], prefix: str) -> None:
+    """Takes an alpha of shape () for a parameter of shape (1,), and the other way round."""
+    held, given = layer._parameters.get("alpha"), state.get(prefix + "alpha")
+    if held is not None and isinstance(given, Tensor) and given.numel() == 1 and held.dim() + given.dim() == 1:
+        state[prefix + "alpha"] = given.reshape(held.shape)
+
+
+def _device_of(layer: nn.Module) -> torch.device:
+    """Where the buffer `pe` is; the CPU for a layer without one."""
+    pe = layer._buffers.get("pe")
+    return torch.device("cpu") if pe is None else pe.device
+
+
+def _compare_order(layer: SinusoidalPositionalEncoding, pe: Any, prefix: str) -> None:
+    """Warns of a table that adds to the other order of batch and sequence: that layer would encode the batch."""
+    if not isinstance(pe, Tensor) or pe.dim() != 3 or pe.shape[0] == pe.shape[1] or 1 not in pe.shape[:2]:
+        return
+    if (pe.shape[0] == 1) == layer.batch_first:
+        return
+    ours, theirs = ("batch", "sequence") if layer.batch_first else ("sequence", "batch")
+    warnings.warn(
+        f"{prefix}pe: the checkpoint's table has shape {tuple(pe.shape)}, that of a model with the {theirs} first, and "
+        f"this layer takes the {ours} first; pass batch_first={not layer.batch_first}, or transpose its input",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def mismatch(

@@ -24,13 +24,14 @@ _add, _embed, _add_cuda, _embed_cuda = ADD.direct, EMBED.direct, ADD.direct_cuda
 
 
 class SinusoidalPositionalEncoding(nn.Module):
-    """dropout(scale * x + alpha * PE), with nothing in the state dict and no longest sequence.
+    """dropout(scale * x + alpha * PE), with nothing in the state dict and any sequence length.
 
     Equivalent to, but for the table's rounding:
         self.dropout(scale * x + alpha * self.pe[:, start : start + x.size(1)])
 
-    `SinusoidalPositionalEncoding(512, 0.1, 5000)`, the tutorial's arguments, works; max_len is then a limit only. A
-    `pe` in a checkpoint is accepted, compared with this layer's encoding and dropped; a difference warns.
+    PyTorch's tutorial and nn.Transformer have the sequence first: the tutorial's `PositionalEncoding(512, 0.1, 5000)`
+    is `SinusoidalPositionalEncoding(512, 0.1, 5000, batch_first=False)`. max_len is a limit only. A `pe` in a
+    checkpoint is accepted, compared with this layer's encoding and dropped; a difference warns.
 
     Args:
         d_model: channels.
@@ -39,12 +40,13 @@ class SinusoidalPositionalEncoding(nn.Module):
         max_len: number of rows that a table would have: positions encoding.start to encoding.start + max_len - 1 are
             accepted; None: any.
         encoding: an Encoding, a GridEncoding or a convention's name; None: the paper's.
-        batch_first: x is (batch, sequence, channels), else (sequence, batch, channels); in either case also
-            (sequence, channels).
+        batch_first: x is (batch, sequence, channels), else (sequence, batch, channels), as in PyTorch's tutorial and by
+            default in nn.Transformer; in either case also (sequence, channels).
         scale, alpha: factors of x and of the encoding.
         learned_alpha: make alpha a parameter of shape (1,), starting at `alpha`.
-        persistent_table: write the table `pe` of max_len rows into the state dict, (1, max_len, d_model) or, for
-            batch_first=False, (max_len, 1, d_model), for code that expects one; extra_tokens rows more with those.
+        persistent_table: have a buffer `pe`, for code that expects one: the table of max_len rows in float32,
+            (1, max_len, d_model) or, for batch_first=False, (max_len, 1, d_model); extra_tokens rows more with those.
+            No call reads it, and the state dict gets it made anew, whatever a cast did to it.
         grid_shape: of a GridEncoding, the lengths of its axes, for x of shape (batch, H * W, channels); None where x
             has them as dimensions. In place of max_len it is what persistent_table has the rows of.
         extra_tokens: rows in front that get no encoding, say 1 for a class token.
@@ -120,13 +122,24 @@ class SinusoidalPositionalEncoding(nn.Module):
         self._first_alpha = _checks.factor("alpha", alpha)
         learned = _checks.flag("learned_alpha", learned_alpha)
         self.alpha = nn.Parameter(torch.tensor([self._first_alpha])) if learned else self._first_alpha
+        if self.persistent_table:
+            self.register_buffer("pe", _checkpoint.table_of(self))
         self.register_state_dict_post_hook(_checkpoint.write_table)
         self.register_load_state_dict_pre_hook(_checkpoint.compare_table)
 
     def reset_parameters(self) -> None:
-        """Puts a learned alpha back to its first value, as after `to_empty`."""
+        """Puts a learned alpha back to its first value and the buffer `pe` to the table, as after `to_empty`."""
         if isinstance(self.alpha, nn.Parameter):
             nn.init.constant_(self.alpha, self._first_alpha)
+        pe = self._buffers.get("pe")
+        table = None if pe is None else _checkpoint.table_of(self, pe.device)
+        if pe is not None and table is not None:
+            pe.copy_(table)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.persistent_table and "pe" not in self._buffers:  # pickled when only the state dict had it
+            self.register_buffer("pe", _checkpoint.table_of(self))
 
     def forward(
         self,
@@ -297,6 +310,10 @@ class SinusoidalEmbedding(nn.Embedding):
         _embed_checks.weight(embeddings)
         rows, columns = embeddings.shape
         return cls(rows, columns, padding_idx, _weight=embeddings, _freeze=freeze, **options)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        _checkpoint.reshape_alpha(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(  # type: ignore[override]
         self,

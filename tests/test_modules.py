@@ -8,6 +8,7 @@ import math
 import pickle
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,7 +154,7 @@ SHAPES = [(1, 50, D), (50, 1, D), (50, D)]
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_old_checkpoint_loads_silently(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     state = nn.Sequential(nn.Linear(D, D), nn.Sequential(Tutorial(D, 50, shape, dtype))).state_dict()
-    model = nn.Sequential(nn.Linear(D, D), nn.Sequential(Layer(D)))
+    model = nn.Sequential(nn.Linear(D, D), nn.Sequential(Layer(D, batch_first=shape[1] != 1)))
     keys = set(state)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -218,9 +219,127 @@ def test_a_persistent_table(batch_first: bool, shape: tuple[int, ...]) -> None:
     old.load_state_dict(state, strict=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        nn.Sequential(Layer(D)).load_state_dict(state, strict=True)
+        nn.Sequential(Layer(D, batch_first=batch_first)).load_state_dict(state, strict=True)
         nn.Sequential(layer).load_state_dict(old.state_dict(), strict=True)
         nn.Sequential(layer).load_state_dict({}, strict=True)
+
+
+@pytest.mark.feature("checkpoints")
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("batch_first, shape", [(True, (50, 1, D)), (False, (1, 50, D))])
+def test_a_table_of_the_other_order_warns(batch_first: bool, shape: tuple[int, ...], persistent: bool) -> None:
+    """PyTorch's tutorial is sequence first: a batch-first layer in its place would encode the batch."""
+    layer = Layer(D, 0.1, 50, batch_first=batch_first, persistent_table=persistent)
+    with pytest.warns(UserWarning) as caught:
+        nn.Sequential(layer).load_state_dict({"0.pe": usual_table(50, D).reshape(shape)}, strict=True)
+    ours, theirs = ("batch", "sequence") if batch_first else ("sequence", "batch")
+    assert [str(w.message) for w in caught] == [
+        f"0.pe: the checkpoint's table has shape {shape}, that of a model with the {theirs} first, and this layer "
+        f"takes the {ours} first; pass batch_first={not batch_first}, or transpose its input"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one row is of either order
+        layer.load_state_dict({"pe": usual_table(1, D).reshape(1, 1, D)}, strict=True)
+
+
+def kept(**options: Any) -> nn.Module:
+    return Layer(D, 0.1, 20, persistent_table=True, **options)
+
+
+def half_and_back(layer: nn.Module) -> nn.Module:
+    return layer.half().float()
+
+
+def emptied(layer: nn.Module) -> nn.Module:
+    layer = layer.to("meta").to_empty(device="cpu")
+    layer.pe.fill_(torch.nan)
+    return layer
+
+
+def assigned(layer: nn.Module) -> nn.Module:
+    layer.load_state_dict({"pe": sinpe.table(20, D).half()[None]}, assign=True)
+    return layer
+
+
+def overwritten(layer: nn.Module) -> nn.Module:
+    layer.pe.zero_()
+    return layer
+
+
+def unpickled(layer: nn.Module) -> nn.Module:
+    """As pickled when only the state dict had the table."""
+    del layer._buffers["pe"]
+    return pickle.loads(pickle.dumps(layer))
+
+
+@pytest.mark.feature("checkpoints")
+@pytest.mark.parametrize(
+    "change", [half_and_back, emptied, assigned, overwritten, unpickled, copy.deepcopy, lambda layer: layer.double()]
+)
+def test_the_table_is_a_buffer_that_no_change_reaches(change: Any, backend: str) -> None:
+    layer = kept().eval()
+    want, x = sinpe.table(20, D)[None], randn(B, S, D)
+    assert torch.equal(layer.get_buffer("pe"), want) and [name for name, _ in layer.named_buffers()] == ["pe"]
+    layer = change(layer)
+    assert layer.get_buffer("pe").shape == want.shape
+    state = layer.state_dict()
+    assert state["pe"].dtype == torch.float32 and torch.equal(state["pe"], want)
+    assert torch.equal(layer(x), sinpe.add(x))  # never read
+    layer.reset_parameters()
+    assert torch.equal(layer.get_buffer("pe").float(), want)
+
+
+@pytest.mark.feature("checkpoints")
+def test_a_table_made_on_meta() -> None:
+    with torch.device("meta"):
+        layer = kept()
+    assert layer.pe.is_meta and torch.equal(layer.state_dict()["pe"], sinpe.table(20, D)[None])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer.load_state_dict({}, strict=True)
+        layer.load_state_dict({"pe": sinpe.table(20, D)[None]}, strict=True)
+        assert layer.pe.is_meta
+        layer.load_state_dict({"pe": sinpe.table(20, D)[None]}, strict=True, assign=True)
+    assert torch.equal(layer.pe, sinpe.table(20, D)[None])
+
+
+@pytest.mark.feature("checkpoints")
+def test_another_table_does_not_get_into_the_buffer() -> None:
+    for assign in (False, True):
+        layer = kept()
+        with pytest.warns(UserWarning, match=r'it is convention\("t2t", 8\)'):
+            layer.load_state_dict({"pe": sinpe.table(50, sinpe.convention("t2t", D))[None]}, assign=assign)
+        assert torch.equal(layer.pe, sinpe.table(20, D)[None])
+
+
+@pytest.mark.feature("checkpoints")
+def test_safetensors_saves_and_loads_a_model_with_the_table(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    model = nn.Sequential(nn.Linear(D, D), kept(learned_alpha=True, alpha=0.5)).half()
+    safetensors.save_model(model, str(tmp_path / "model.safetensors"))
+    stored = safetensors.load_file(str(tmp_path / "model.safetensors"))
+    assert torch.equal(stored["1.pe"], sinpe.table(20, D)[None])
+    other = nn.Sequential(nn.Linear(D, D), kept(learned_alpha=True))
+    assert not any(safetensors.load_model(other, str(tmp_path / "model.safetensors"), strict=True))
+    assert other[1].alpha.item() == 0.5 and torch.equal(other[1].pe, sinpe.table(20, D)[None])
+
+
+@pytest.mark.feature("checkpoints")
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("make", [Layer, lambda dim, **options: sinpe.SinusoidalEmbedding(5, dim, **options)])
+def test_an_alpha_of_either_shape_loads(make: Any, assign: bool) -> None:
+    """ESPnet's and SpeechT5's is a number, of shape ()."""
+    layer = make(D, learned_alpha=True)
+    for given in (torch.tensor(0.75), torch.tensor([0.75])):
+        layer.reset_parameters()
+        state = {**layer.state_dict(), "alpha": given}
+        assert not any(nn.Sequential(layer).load_state_dict({f"0.{k}": v for k, v in state.items()}, assign=assign))
+        assert layer.alpha.shape == (1,) and layer.alpha.item() == 0.75 and layer.alpha.requires_grad
+    layer.alpha = nn.Parameter(torch.tensor(1.0))
+    layer.load_state_dict({**layer.state_dict(), "alpha": torch.tensor([0.25])}, assign=assign)
+    assert layer.alpha.shape == () and layer.alpha.item() == 0.25
+    with pytest.raises(RuntimeError, match="size mismatch for alpha"):
+        layer.load_state_dict({**layer.state_dict(), "alpha": torch.ones(2)})
 
 
 def test_a_learned_alpha(backend: str) -> None:
