@@ -7,6 +7,7 @@ on its channels. Dropout numbers the elements of x as it is, so neither way show
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -324,9 +325,10 @@ class GridCall(SumCall):
         """What torch.jit.trace records: the mask is numbered as x is, so that no length is kept but those of
         grid_shape, which x then has to have."""
         form, x = self.form, self.x
-        if form.is_fixed:
-            kept = dict(zip(form.rows_at, [form.extra + form.places] if form.is_flat else form.lengths, strict=True))
-            x = x.reshape([kept.get(d, x.shape[d]) for d in range(x.dim())])  # raises for an x of other lengths
+        if form.given is not None:  # has a trace raise for an x of other lengths
+            lengths = form.live(x)
+            given = dict(zip(form.rows_at, [form.extra + math.prod(lengths)] if form.is_flat else lengths, strict=True))
+            x = x.reshape([given.get(d, x.shape[d]) for d in range(x.dim())])
         total = form.restored(self.sum(form.canonical(x).to(self.acc)), x)
         if form.extra:
             total = torch.cat([form.front(x).to(self.acc) * self.scale, total], form.rows_at[0])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _checks
 from ._checks import INT64_MAX
+from ._graph import untraced
 from .encoding import integer
 from .grid import lengths_of
 
@@ -22,7 +23,12 @@ def lengths(name: str, value: Any, axes: int) -> tuple[int, ...]:
     """The lengths of a grid's axes."""
     if _is_compiling() and isinstance(value, (tuple, list)) and len(value) == axes and all(map(_is_whole, value)):
         return tuple(value)  # may be symbols of the graph
-    return lengths_of(name, value, axes)
+    return untraced(lengths_of)(name, value, axes)
+
+
+def followed(given: Any, found: tuple[int, ...]) -> tuple[Any, ...]:
+    """Checked lengths; where torch.jit.trace records, those that are sizes of some tensor as it follows them."""
+    return tuple(given) if _checks.is_jit_traced() else found
 
 
 def _is_whole(value: Any) -> bool:

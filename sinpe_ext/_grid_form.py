@@ -68,7 +68,7 @@ class GridForm:
                 )
             self.rows_at = others[len(others) - axes :]
             self.lengths = tuple(shape[d] for d in self.rows_at)
-        self.is_fixed = given is not None  # by grid_shape
+        self.given = grid_shape
         self.batch_at = [d for d in others if d not in self.rows_at]
         self.batch = shape[self.batch_at[0]] if self.batch_at else 1
         self.places = math.prod(self.lengths)
@@ -154,9 +154,11 @@ class GridForm:
         return t.narrow(self.rows_at[0], 0, self.extra)
 
     def live(self, x: Tensor) -> tuple[Any, ...]:
-        """`lengths`; where torch.jit.trace records and no grid_shape gave them, as tensors that follow x."""
-        if self.is_fixed or not _checks.is_jit_traced():
+        """`lengths`; where torch.jit.trace records, as tensors that follow x or what grid_shape was made of."""
+        if not _checks.is_jit_traced():
             return self.lengths
+        if self.given is not None:
+            return tuple(self.given)
         return tuple(x.shape[d] - self.extra for d in self.rows_at)
 
     def restored(self, canonical: Tensor, like: Tensor | None = None) -> Tensor:

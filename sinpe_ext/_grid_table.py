@@ -43,9 +43,9 @@ def table(
         if not _is_compiling():
             _checks.addressable("length", extra + places, dim, dtype.itemsize)
     starts = _grid_checks.starts(start, firsts, lengths, None, where)
-    rows = _grid_rows.table(encoding, dim, lengths, starts, dtype, where)
+    rows = _grid_rows.table(encoding, dim, _grid_checks.followed(length, lengths), starts, dtype, where)
     if flatten or extra:
-        rows = rows.reshape(places, dim)
+        rows = rows.flatten(0, -2)
     if extra:
         rows = torch.cat([rows.new_zeros((extra, dim)), rows])
     return rows if out is None else out.copy_(rows)

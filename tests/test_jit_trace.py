@@ -123,6 +123,34 @@ FOLLOWING: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, .
     "table of a size": (lambda: Call(lambda t: t + sinpe.table(t.shape[1], T2T, start=2)), batch_first),
     "picture": (lambda: layer(encoding="mae2d"), lambda n: (x(2, n, n + 2, D),)),
     "picture, channels first": (lambda: layer(encoding="detr2d", channel_dim=1), lambda n: (x(2, D, n, n + 2),)),
+    "picture in a sequence": (
+        lambda: Call(lambda t: sinpe.add(t.flatten(1, 2), "mae2d", grid_shape=(t.shape[1], t.shape[2]))),
+        lambda n: (x(2, n, n + 2, D),),
+    ),
+    "picture behind a token, with a mask": (
+        lambda: Call(
+            lambda t, p: sinpe.add(
+                torch.cat([t[:, 0, :1], t.flatten(1, 2)], 1),
+                "mae2d",
+                grid_shape=tuple(t.shape[1:3]),
+                extra_tokens=1,
+                padding_mask=p,
+            )
+        ),
+        lambda n: (x(2, n + 1, n + 2, D), torch.arange((n + 1) * (n + 2)).reshape(n + 1, n + 2) % 3 == 0),
+    ),
+    "table of sizes": (
+        lambda: Call(lambda t: t + sinpe.table((t.shape[1], t.shape[2]), sinpe.convention("mae2d", D), start=(2, 0))),
+        lambda n: (x(2, n, n + 2, D),),
+    ),
+    "table of a size and a number, flat": (
+        lambda: Call(
+            lambda t: (
+                sinpe.table((t.shape[1], 3), sinpe.convention("detr2d", D), flatten=True, extra_tokens=1) + t[0, 0, 0]
+            )
+        ),
+        lambda n: (x(2, n, n + 2, D),),
+    ),
     "picture with dropout": (
         lambda: Call(lambda t: sinpe.add(t, "mae2d", dropout=0.5, seed=7)),
         lambda n: (x(2, n, n + 2, D),),

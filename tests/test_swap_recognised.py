@@ -290,6 +290,22 @@ def apart(a: Tensor, b: Tensor) -> float:
     return float((a.detach().double() - b.detach().double()).abs().max())
 
 
+@pytest.mark.feature("torch.jit.trace")
+@pytest.mark.filterwarnings("ignore:.torch.jit.(trace|trace_method). is deprecated", "ignore::torch.jit.TracerWarning")
+@cases
+def test_a_trace_follows_the_length(case: Case, backend: str) -> None:
+    """Traced at one length of x, run at the others of its dtype."""
+    _, new, _ = both(case)
+    calls = [args[0] for args, named, _ in case.calls if len(args) == 1 and not named]
+    for dtype in {x.dtype for x in calls}:
+        same = [x for x in calls if x.dtype == dtype]
+        for at in (same[0], same[-1]):
+            traced = torch.jit.trace(fresh(new), (at,), check_trace=False)
+            for x in same:
+                # A recorded operator runs the kernels that are loaded; in float64 the last bit of eager may differ.
+                assert apart(traced(x), fresh(new)(x)) <= (1e-14 if dtype == torch.float64 else 0), (at.shape, x.shape)
+
+
 @cases
 def test_replaced(case: Case, backend: str) -> None:
     old, new, entry = both(case)
