@@ -404,10 +404,12 @@ def alpha_tensor(value: torch.Tensor, of: Target) -> None:
     same_device("alpha", value, of)
 
 
-@untraced
 def sizes(value: torch.Tensor) -> torch.Size:
     """The shape of a tensor, to be checked: ints, also where torch.jit.trace records `value.shape`."""
-    return value.shape
+    return _untraced_shape(value) if is_jit_traced() else value.shape
+
+
+_untraced_shape = untraced(lambda value: value.shape)
 
 
 def unreadable(value: torch.Tensor) -> bool:

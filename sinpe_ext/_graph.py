@@ -18,11 +18,18 @@ def constant_in_graph(function: _Function) -> _Function:
     return function
 
 
+_tracing_state: Any = None
+
+
+@constant_in_graph
 def is_jit_traced() -> bool:
     """Whether torch.jit.trace, or the exporter that is built on it, records the operations."""
-    import torch
+    global _tracing_state
+    if _tracing_state is None:
+        import torch
 
-    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+        _tracing_state = torch._C._get_tracing_state
+    return _tracing_state() is not None
 
 
 def untraced(function: _Function) -> _Function:
