@@ -144,7 +144,7 @@ class RowsCall:
 
     def draw(self) -> None:
         """Takes or draws the seed; after every check, so that a refused call leaves the generator as it was."""
-        if 0 in self.shape:
+        if 0 in self.shape and not _checks.is_jit_traced():
             self.drop = 0
         if 0 < self.drop < _checks.DROP_UNIT:
             self.seed = _seed.tensor(self._given_seed, self.device)

@@ -336,7 +336,7 @@ class GridCall(SumCall):
 
     def draw(self) -> None:
         """Takes or draws the seed."""
-        if 0 in _checks.sizes(self.x):
+        if 0 in _checks.sizes(self.x) and not _checks.is_jit_traced():
             self.drop = 0
         if 0 < self.drop < _checks.DROP_UNIT:
             self.seed = _seed.tensor(self._given_seed, self.device)

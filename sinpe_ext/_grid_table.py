@@ -30,7 +30,7 @@ def table(
     places = math.prod(lengths)
     shape = (extra + places, dim) if _checks.flag("flatten", flatten) or extra else (*lengths, dim)
     if out is not None:
-        if tuple(out.shape) != shape:
+        if tuple(_checks.sizes(out)) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
         if out.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")

@@ -81,42 +81,38 @@ def table(
     _checks.flag("flatten", flatten)
     rows: Any = length  # ints, or symbols of a graph
     first: Any = start
-    if isinstance(length, torch.Tensor) and _checks.is_jit_traced():  # a size of some tensor, which the trace follows
-        return _followed(length, given, start, dtype, device, out)
+    is_recorded = _checks.is_jit_traced()
+    follows = is_recorded and isinstance(length, torch.Tensor)  # a size of some tensor
     if not _is_compiling():
-        rows, first = _checks.length(length), _checks.start(start)
-        _checks.position_range(encoding.start + first, rows)
+        rows, first = length if follows else _checks.length(length), _checks.start(start)
+        _checks.position_range(encoding.start + first, 1 if follows else rows)
     if out is not None:
+        if follows:
+            raise TypeError(
+                "out: expected None under torch.jit.trace with a length that follows a tensor, got a tensor; use the "
+                "result"
+            )
         return _table_into(out, rows, encoding, given, first)
     if _is_compiling():  # which cannot trace torch.get_default_device
         device = torch.empty(0).device if device is None else torch.device(device)
+        return _traced.table(given, rows, first, dtype, device)
+    if is_recorded:
+        device = torch.get_default_device() if device is None else _checks.device(device)
         return _traced.table(given, rows, first, dtype, device)
     _checks.addressable("length", rows, encoding.dim, dtype.itemsize)
     device = torch.get_default_device() if device is None else _checks.device(device)
     return _rows.table(encoding, rows, first, dtype, device)
 
 
-def _followed(
-    length: torch.Tensor, given: _traced.Given, start: Any, dtype: Any, device: Any, out: Any
-) -> torch.Tensor:
-    """The table of a length that torch.jit.trace records."""
-    if out is not None:
-        raise TypeError(
-            "out: expected None under torch.jit.trace with a length that follows a tensor, got a tensor; use the result"
-        )
-    device = torch.get_default_device() if device is None else _checks.device(device)
-    return _traced.table(given, length, _checks.start(start), dtype, device)
-
-
 def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _traced.Given, start: int) -> torch.Tensor:
-    if tuple(out.shape) != (length, encoding.dim):
+    if tuple(_checks.sizes(out)) != (length, encoding.dim):
         raise ValueError(
             f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
             "that shape"
         )
     if out.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
-    if _is_compiling():
+    if _is_compiling() or _checks.is_jit_traced():
         return out.copy_(_traced.table(given, length, start, out.dtype, out.device))
     _memory.writable("out", out)
     direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()

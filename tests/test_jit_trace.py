@@ -121,6 +121,11 @@ FOLLOWING: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, .
     "encode": (lambda: Call(lambda p: sinpe.encode(p, T2T)), lambda n: (ids(n, 3),)),
     "encode, float32 angle": (lambda: Call(lambda p: sinpe.encode(p, FLOAT32)), lambda n: (ids(n),)),
     "table of a size": (lambda: Call(lambda t: t + sinpe.table(t.shape[1], T2T, start=2)), batch_first),
+    "slice of a table": (lambda: Call(lambda t: t + sinpe.table(9, T2T)[: t.shape[1]]), batch_first),
+    "table into memory": (
+        lambda: Call(lambda t: t + sinpe.table(9, T2T, out=torch.empty(9, D))[: t.shape[1]]),
+        batch_first,
+    ),
     "picture": (lambda: layer(encoding="mae2d"), lambda n: (x(2, n, n + 2, D),)),
     "picture, channels first": (lambda: layer(encoding="detr2d", channel_dim=1), lambda n: (x(2, D, n, n + 2),)),
     "picture in a sequence": (
@@ -175,6 +180,17 @@ def test_follows_the_length(name: str, traced_at: int, run_at: int, backend: str
         want, got = model(*arguments), traced(*arguments)
         assert got.shape == want.shape and got.dtype == want.dtype
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "name", ["layer", "add with positions", "dropout with a seed", "dropout, sequence first", "embed with dropout"]
+)
+def test_traced_without_a_row(name: str, backend: str) -> None:
+    make, given = FOLLOWING[name]
+    model = make()
+    traced = torch.jit.trace(model, given(0), check_trace=False)
+    for n in (0, 5):
+        assert torch.equal(traced(*given(n)), model(*given(n)))
 
 
 def test_saved_and_loaded(backend: str) -> None:
