@@ -223,10 +223,14 @@ def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[View]:
     if len(kept) <= 1:
         yield View(flat, None, known=True)
         shapes, sure = shapes_of(flat)
+        lines = [grid for grid in shapes if max(grid) == math.prod(grid)]  # rows of one coordinate are likelier
         for grid in shapes:
-            yield View(flat, grid)
+            if grid not in lines:
+                yield View(flat, grid)
         if not sure:
             yield View(flat, None)
+        for grid in lines:
+            yield View(flat, grid)
     elif len(kept) == 2 and _repeated(rows):
         yield View(flat[: kept[1]], None)
     elif len(kept) <= 3:

@@ -27,7 +27,11 @@ class Template(NamedTuple):
 
 @dataclass
 class Candidate:
-    """A template with fields, as an encoding; `sure` where its ladder is no chance agreement of round numbers."""
+    """A template with fields, as an encoding.
+
+    sure: its ladder is no chance agreement of round numbers.
+    uncertain: where it may be one, how far its base may be off, relative.
+    """
 
     template: Template
     fields: dict[str, Any]
@@ -35,6 +39,7 @@ class Candidate:
     cost: float
     sure: bool = True
     extra: int = 0
+    uncertain: float = 0.0
 
     @property
     def code(self) -> str:
@@ -59,6 +64,7 @@ class Identified:
     shape: tuple[int, ...] | None = None
     aliases: list[Candidate] = field(default_factory=list)
     float32_angle: str = ""
+    repeated: bool = False  # by the formula of float32_angle, to the last digits
     zero_rows: tuple[int, ...] = ()
     note: str = ""
     offset: int = 0  # rows that were set aside before the first

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
 from . import _frequency
 from ._identify_fit import COSINE, SINE, ZERO, Channels
-from ._identify_refine import FINEST, Fit, Noise, Samples, Wave, solve
+from ._identify_refine import FLOAT32_UNIT, Fit, Noise, Samples, Tolerance, Wave, misrounded, solve, tolerance_of
 from .encoding import Encoding
 
 UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 FEW_DIGITS = 3
 MOST_DIGITS = 8  # of a number that nobody chose
-WORSE = 0.03  # by which a rounder number may raise the error
+ALL_DIGITS = 17  # of any float64
 SHIFTS = (0.0, 0.5, 1.0)
 LARGEST_PART = 256  # of a fraction such as 14 / 24
-BY_CHANCE = 0.1  # of the fractions up to this one, so many come as near
+MOST_TURNS = 200  # that a single frequency may turn from row to row
+MOST_OPTIONS = 4  # simpler numbers that are tried for each field
+MISROUNDED = 0.01  # share of values that another way to compute the encoding may round to a neighbour in 16 bits
+BY_CHANCE = 0.5  # of the fractions up to this one, so many come as near
+LARGEST_DIM = 2**20
 LENIENCE = 3e-7  # relative: what the usual float32 formula does to a round number
 
 
@@ -73,17 +78,21 @@ def readings(
     start = round(fit.wave.start)
     if start != template.start:
         fields["start"], cost = start, 1.0
-    limit = fit.error * (1 + WORSE) + noise.size * WORSE * (FINEST if noise.relative else 1.0)
+    allowed = tolerance_of(samples, channels, fit, noise)
 
     def with_rate(rate: float) -> Fit:
         return solve(samples, channels, fit.wave._replace(rate=rate), ("decay", "amplitude"), noise, 3)
 
-    unit = UNITS[template.unit]
-    if _near(fit.wave.rate, own.rate, fit.slack.rate):
+    def as_fast(rate: float) -> bool:
+        return with_rate(rate).error <= allowed.limit
+
+    unit, reach = UNITS[template.unit], float(channels.rungs.max())
+    slack = max(fit.slack.rate, 2 * allowed.relative)
+    if _near(fit.wave.rate, own.rate, slack) and as_fast(own.rate):
         rate = own.rate
     else:
         value, digits = _scale(
-            fit.wave.rate / unit, fit.slack.rate, lambda scale: with_rate(scale * unit).error <= limit
+            fit.wave.rate / unit, slack, lambda scale: as_fast(scale * unit), 0.0 if reach else 2 * math.pi / unit
         )
         fields["position_scale"], rate = value, value * unit
         cost += 2 + digits
@@ -97,24 +106,63 @@ def readings(
 
     def as_well(**changed: Any) -> bool:
         try:
-            return with_decay(decay_of(changed)).error <= limit
+            return with_decay(decay_of(changed)).error <= allowed.limit
         except (ValueError, OverflowError):
             return False
 
-    for of_ladder, price in _ladder_fields(
-        template, fit.wave.decay, fit.slack.decay, float(channels.rungs.max()), as_well
-    ):
+    decay = fit.wave.decay
+    slack = max(fit.slack.decay, allowed.relative * (2 * abs(decay) + 4 / max(reach, 1.0)))
+    for of_ladder, price in _ladder_fields(template, decay, slack, reach, as_well):
         last = with_decay(decay_of(of_ladder))
 
-        def as_large(amplitude: float, wave: Wave = last.wave) -> bool:
-            return solve(samples, channels, wave._replace(amplitude=amplitude), (), noise, 0).error <= limit
+        def as_large(amplitude: float, last: Fit = last) -> bool:
+            return allowed.as_large(
+                solve(samples, channels, last.wave._replace(amplitude=amplitude), (), noise, 0), last
+            )
 
-        of_size, worth = _amplitude(template, last.wave.amplitude, last.slack.amplitude, as_large)
-        yield Reading({**fields, **of_ladder, **of_size}, cost + price + worth)
+        off = max(last.slack.amplitude / max(abs(last.wave.amplitude), 1e-300), 2 * FLOAT32_UNIT)
+        of_size, worth = _amplitude(template, last.wave.amplitude, off, as_large)
+        reading = Reading({**fields, **of_ladder, **of_size}, cost + price + worth)
+        yield _as_stored(template, reading, samples, channels, noise, allowed) if noise.relative else reading
+
+
+def _as_stored(
+    template: Encoding, reading: Reading, samples: Samples, channels: Channels, noise: Noise, allowed: Tolerance
+) -> Reading:
+    """The simplest numbers near those of a reading that give every value as it is stored in 16 bits.
+
+    Values that hardly change from row to row are rounded all the same way, and lead a fit of least squares astray.
+    """
+    names = [name for name in ("position_scale", "base", "amplitude") if name in reading.fields]
+    options: list[list[tuple[float, float]]] = []
+    now = 0.0
+    for name in names:
+        value = reading.fields[name]
+        known = _fractions(value, noise.unit) if name == "position_scale" else []
+        known += _roots(template, value, noise.unit) if name == "amplitude" else []
+        worth = _worth(value, known)
+        near = [option for option in _numbers(value, 4 * noise.unit, known) if option[0] <= worth][:MOST_OPTIONS]
+        options.append(near or [(worth, value)])
+        now += worth
+    for chosen in sorted(itertools.product(*options), key=lambda chosen: sum(worth for worth, _ in chosen)):
+        digits = sum(worth for worth, _ in chosen)
+        if digits >= now:
+            break
+        fields = dict(reading.fields)
+        fields.update(zip(names, [value for _, value in chosen], strict=True))
+        try:
+            wave = wave_of(template.replace(**fields))
+        except (ValueError, OverflowError):
+            continue
+        if misrounded(samples, channels, wave, noise, allowed.relative) <= MISROUNDED:
+            own = {name for name in names if fields[name] == getattr(template, name)}
+            kept = {name: value for name, value in fields.items() if name not in own}
+            return Reading(kept, reading.cost - (now - digits) - 2 * len(own))
+    return reading
 
 
 def _near(value: float, other: float, slack: float) -> bool:
-    return abs(value - other) <= abs(other) * max(slack, LENIENCE)
+    return abs(value - other) <= abs(other) * slack
 
 
 def _ladder_fields(
@@ -122,7 +170,7 @@ def _ladder_fields(
 ) -> Iterator[tuple[dict[str, Any], float]]:
     """base, shift, exponent_dim or exponent_scale, whichever is read as changed."""
     step, log_base = exponent(template), math.log(template.base)
-    if not reach or not step or abs(decay - step * log_base) <= max(slack, LENIENCE * abs(decay)):
+    if not reach or not step or (abs(decay - step * log_base) <= slack and as_well()):
         yield {}, 0.0
         return
     log = decay / step
@@ -133,14 +181,18 @@ def _ladder_fields(
         return
     half = float(_frequency.shape(template).exponent_dim) / 2
     wanted = float(template.exponent_scale) * log_base / decay  # half - shift
-    off = wanted * max(slack / abs(decay), LENIENCE)
+    off = wanted * slack / abs(decay)
     shift = round(2 * (half - wanted)) / 2
     near = abs(half - wanted - shift) <= off and shift < half and abs(shift) < 100
     if near and shift != template.shift and as_well(shift=shift):
-        yield {"shift": shift}, 3 + _digits(shift)
+        yield {"shift": shift}, (3 if shift in SHIFTS else 6) + _digits(shift)
     dim = round(2 * (wanted + float(template.shift)))
-    if dim > 0 and abs(2 * (wanted + float(template.shift)) - dim) <= 2 * off and as_well(exponent_dim=dim):
-        yield {"exponent_dim": dim}, 4.0 if off < BY_CHANCE / 10 and dim % 8 == 0 else 8.0
+    if (
+        0 < dim < LARGEST_DIM
+        and abs(2 * (wanted + float(template.shift)) - dim) <= 2 * off
+        and as_well(exponent_dim=dim)
+    ):
+        yield {"exponent_dim": dim}, 4.0 if off < 0.01 and dim % 8 == 0 else 8.0
     yield from _base_and_shift(template, decay, slack, as_well)
     scale = decay * (half - float(template.shift)) / log_base
     value, digits = rounded(scale, slack / abs(decay), lambda by: as_well(exponent_scale=by))
@@ -157,54 +209,111 @@ def _base_and_shift(
             continue
         step = exponent(template.replace(shift=shift))
         relative = abs(slack / step)
-        if abs(decay / step) > 300 or max(relative, LENIENCE) * 10**FEW_DIGITS > BY_CHANCE:
+        if abs(decay / step) > 300:
             continue
-        value, digits = rounded(math.exp(decay / step), relative)
-        if digits < FEW_DIGITS and value != template.base and as_well(shift=shift, base=value):
-            yield {"shift": shift, "base": value}, 3 + _digits(shift) + digits
+        value, digits = rounded(math.exp(decay / step), relative, partial(_base_fits, as_well, shift))
+        if relative * 10**digits < 0.1 and value != template.base and _base_fits(as_well, shift, value):
+            yield {"shift": shift, "base": value}, (3 if shift == 1 else 4) + digits
+
+
+def _base_fits(as_well: Callable[..., bool], shift: float, base: float) -> bool:
+    return as_well(shift=shift, base=base)
 
 
 def _amplitude(
     template: Encoding, amplitude: float, slack: float, as_well: Callable[[float], bool]
 ) -> tuple[dict[str, Any], float]:
-    own, relative = template.amplitude, slack / max(abs(amplitude), 1e-300)
-    if _near(amplitude, own, relative):
+    """The template's own, or the simplest: a short decimal, or one of the usual roots."""
+    if _near(amplitude, template.amplitude, slack) and as_well(template.amplitude):
         return {}, 0.0
-    value, digits = rounded(amplitude, relative, as_well)
-    if digits > FEW_DIGITS - 1:
-        root = math.sqrt(template.dim)
-        for size in (root, 1 / root, math.sqrt(2) / root, 1 / template.dim, math.sqrt(0.5)):
-            known = math.copysign(size, amplitude)
-            if _near(amplitude, known, relative):
-                return {"amplitude": known}, 4.0
+    value, digits = simplest(amplitude, slack, _roots(template, amplitude, slack), as_well)
     return {"amplitude": value}, 2.0 + digits
 
 
-def _scale(value: float, slack: float, as_well: Callable[[float], bool]) -> tuple[float, float]:
-    """A position_scale: a short decimal, a small fraction, or either times pi."""
-    best, digits = rounded(value, slack, as_well)
-    if digits <= FEW_DIGITS:
-        return best, digits
-    for factor, price in ((1.0, 3.0), (2 * math.pi, 3.5), (math.pi, 3.5)):
-        close = Fraction(value / factor).limit_denominator(LARGEST_PART)
-        known = factor * close.numerator / close.denominator
-        telling = max(slack, LENIENCE) * max(close.denominator, abs(close.numerator)) ** 2 < BY_CHANCE
-        if telling and _near(known, value, slack) and as_well(known):
-            return known, price
-    return best, digits
+def _roots(template: Encoding, amplitude: float, slack: float) -> list[tuple[float, float]]:
+    root = math.sqrt(template.dim)
+    of_dim = [(2.0, size) for size in (root, 1 / root, math.sqrt(2) / root, 1 / template.dim)]
+    return [
+        (worth, math.copysign(size, amplitude))
+        for worth, size in [*of_dim, (FEW_DIGITS + 0.5, math.sqrt(0.5))]
+        if _near(size, abs(amplitude), slack)
+    ]
 
 
-def rounded(value: float, slack: float, as_well: Callable[[float], bool] | None = None) -> tuple[float, int]:
+def _scale(value: float, slack: float, as_well: Callable[[float], bool], turn: float) -> tuple[float, float]:
+    """A position_scale: the simplest of short decimals, small fractions, and either times pi.
+
+    turn: of a single frequency; any number of turns more gives the same values in every row.
+    """
+    known = _fractions(value, slack)
+    for turns in range(-MOST_TURNS, MOST_TURNS + 1) if turn else ():
+        more = value + turns * turn
+        short = float(f"{more:.1e}")
+        if short and abs(short - more) <= abs(value) * slack + abs(more) * FLOAT32_UNIT:
+            known.append((1.0 + _digits(short) + (short < 0), short))
+    return simplest(value, slack, known, as_well)
+
+
+def _fractions(value: float, slack: float) -> list[tuple[float, float]]:
+    """Small fractions, and such times pi, within a relative slack; with what each counts for."""
+    found = []
+    for factor, price in ((1.0, 1.0), (math.pi, 1.7)):
+        for numerator, denominator in _convergents(value / factor, LARGEST_PART):
+            product = factor * numerator / denominator
+            telling = slack * abs(numerator) * denominator < BY_CHANCE
+            if telling and _near(value, product, slack):
+                found.append((price + math.log10(abs(numerator) * denominator), product))
+    return found
+
+
+def _convergents(value: float, largest: int) -> Iterator[tuple[int, int]]:
+    """The fractions that come nearest to a number, of ever larger denominators."""
+    (p, before_p), (q, before_q) = (1, 0), (0, 1)
+    left = Fraction(value)
+    while True:
+        whole = math.floor(left)
+        p, before_p = whole * p + before_p, p
+        q, before_q = whole * q + before_q, q
+        if q > largest:
+            return
+        if p:
+            yield p, q
+        if left == whole:
+            return
+        left = 1 / (left - whole)
+
+
+def rounded(value: float, slack: float, as_well: Callable[[float], bool]) -> tuple[float, float]:
     """The decimal of fewest digits within a relative slack that fits as well, and the number of its digits."""
-    for digits in range(1, 16):
-        close = float(f"{value:.{digits - 1}e}")
-        if abs(close - value) > abs(value) * (max(slack, LENIENCE) if digits <= FEW_DIGITS else slack):
-            continue
-        if as_well is None or as_well(close):
-            return close, min(_digits(close), MOST_DIGITS)
-    return value, MOST_DIGITS
+    return simplest(value, slack, [], as_well)
 
 
-def _digits(value: float) -> int:
-    """Significant decimal digits of a number as Python writes it."""
-    return len(Decimal(repr(float(value))).normalize().as_tuple().digits)
+def simplest(
+    value: float, slack: float, known: list[tuple[float, float]], as_well: Callable[[float], bool]
+) -> tuple[float, float]:
+    """The simplest number within a relative slack that fits as well, and how far from simple it is, in digits.
+
+    known: numbers that are no short decimals, with what to count each for.
+    """
+    for digits, close in _numbers(value, slack, known):
+        if as_well(close):
+            return close, min(digits, float(MOST_DIGITS))
+    return value, float(MOST_DIGITS)
+
+
+def _numbers(value: float, slack: float, known: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The known numbers and the decimals within a relative slack of a value, simplest first."""
+    decimals = {float(f"{value:.{digits - 1}e}") for digits in range(1, ALL_DIGITS + 1)}
+    counted = [(_digits(decimal), decimal) for decimal in decimals if _near(value, decimal, slack)]
+    return sorted({*known, *counted})
+
+
+def _worth(value: float, known: list[tuple[float, float]]) -> float:
+    """What a number counts for."""
+    return min([digits for digits, number in known if number == value] + [_digits(value)])
+
+
+def _digits(value: float) -> float:
+    """Significant decimal digits of a number as Python writes it; powers of two are as simple as three."""
+    digits = len(Decimal(repr(float(value))).normalize().as_tuple().digits)
+    return float(min(digits, FEW_DIGITS) if math.frexp(abs(value))[0] == 0.5 else digits)

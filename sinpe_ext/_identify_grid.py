@@ -174,7 +174,9 @@ def _candidates(table: Table, lines: Lines, templates: list[Template], extra: in
 
 
 def _follows(grid: GridEncoding, lines: Lines) -> bool:
-    """Whether the channels that change do so along the axis that the grid says."""
+    """Whether the channels that change do so along the axis that the grid says, and every axis has channels."""
+    if {piece.axis for piece in grid.pieces} != set(range(grid.ndim)):
+        return False
     axis = torch.full((grid.dim,), NO_AXIS)
     for piece in grid.pieces:
         axis[piece.first : piece.first + (piece.encoding.dim - 1) * piece.step + 1 : piece.step] = piece.axis

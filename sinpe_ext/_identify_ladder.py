@@ -16,6 +16,8 @@ FREQUENCY_ROUNDING = 3e-7  # relative, of the usual float32 formula
 LEAST_AGREEMENT = 0.3  # of what a ladder foretells, weighed by how sharply
 LARGEST_DECAY = 16.0  # logarithm of the base, where it is scanned
 MAX_START = 2**20
+SHARP = 0.01  # radians a row: to tell a first frequency of many by its turns
+FEW = 4  # columns that many ladders pass near to
 SCANNED = 48  # columns compared for each ladder or position tried
 
 
@@ -32,26 +34,38 @@ class Ladder(NamedTuple):
 def ladders(columns: Columns, rates: Sequence[float] = ()) -> list[Ladder]:
     """Ladders that pass through the measured frequencies, best first, at most three.
 
-    Two columns that turn less than pi a row give a ladder; where there are none, `rates` are tried as its first rung.
+    Two columns that turn less than pi a row give a ladder; `rates` above that are tried as its first rung.
     """
     found = _drawn(columns, rates)
     for rate in rates:
-        if not found and abs(rate) > math.pi and columns.signed:
-            found = _scanned(columns, rate)
+        if abs(rate) > math.pi and columns.signed and _may_start(columns, rate):
+            scanned = _scanned(columns, rate)
+            if scanned:
+                return [*scanned, *found]
     return found
+
+
+def _may_start(columns: Columns, rate: float) -> bool:
+    """Whether the first frequency may be a rate, by what is seen of its turns."""
+    first = (columns.rungs == 0).nonzero().flatten()
+    if len(first) != 1:
+        return False
+    expected = 5 * float(columns.error[first]) + 2 * FREQUENCY_ROUNDING * abs(rate)
+    return abs(float(_wrapped(columns.turned[first] - rate))) <= min(expected, SHARP)
 
 
 def _scanned(columns: Columns, rate: float) -> list[Ladder]:
     """Ladders of a known rate, the decay tried in steps that no column turns far in."""
     reach = max(float(columns.rungs.max()), 1.0)
     some = torch.linspace(0, len(columns.rungs) - 1, min(len(columns.rungs), SCANNED)).round().long().unique()
-    decay = torch.arange(0.5, LARGEST_DECAY, 0.6 / abs(rate), dtype=torch.float64) / reach
+    few = len(some) <= FEW
+    decay = torch.arange(0.5, LARGEST_DECAY, (0.06 if few else 0.6) / abs(rate), dtype=torch.float64) / reach
     frequency = rate * torch.exp(-decay[:, None] * columns.rungs[some])
     score = (columns.turned[some] - frequency).cos_().sum(1)
     found: list[Ladder] = []
-    for k in score.argsort(descending=True)[:4].tolist():
+    for k in score.argsort(descending=True)[: 16 if few else 4].tolist():
         grown = _grow(columns, Ladder(rate, float(decay[k])), torch.full_like(columns.rungs, 0.25), (rate,))
-        if grown:
+        if grown and grown not in found:
             found.append(grown)
     return found[:3]
 

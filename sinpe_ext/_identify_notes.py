@@ -58,7 +58,8 @@ def finish(item: Identified, places: list[Tensor]) -> None:
         notes.append(f"rounded to {str(table.storage).removeprefix('torch.')}")
     if table.printed:
         notes.append(f"rounded to {table.printed}")
-    item.float32_angle = "" if table.printed else _angle(item, places)
+    if not table.printed:
+        item.float32_angle, item.repeated = _angle(item, places)
     if item.float32_angle in ANGLES:
         notes.append(
             f"it has the float32 angle errors of the usual formula, up to {item.verdict.error:.2g}: the encoding "
@@ -66,6 +67,8 @@ def finish(item: Identified, places: list[Tensor]) -> None:
         )
     elif item.float32_angle:
         notes.append(f"it has angle errors of up to {item.verdict.error:.2g}, as float32 arithmetic makes them")
+    if candidate.uncertain:
+        notes.append(f"the table gives its base to {candidate.uncertain:.1%} only: the shortest that fits is shown")
     if isinstance(candidate.encoding, Encoding) and _rotary(candidate.encoding):
         notes.append(f"equals a rotary cache cos|sin (cos_sin_cache) of base {candidate.encoding.base:g}")
     if {axis.layout for axis in axes_of(candidate.encoding)} <= {"sin", "cos"}:
@@ -87,8 +90,8 @@ def _zero_by_itself(candidate: Candidate, places: list[Tensor], rows: tuple[int,
     return set(at[values_of(candidate, places, at).abs().amax(1) < 1e-12].tolist())
 
 
-def _angle(item: Identified, places: list[Tensor]) -> str:
-    """Whether a float32 formula's errors explain the table better than the exact values do."""
+def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
+    """Whether a float32 formula's errors explain the table better than the exact values do, and whether all of it."""
     table, candidate = item.table, item.candidate
     rows = table.live[spread(len(table.live), ANGLE_ROWS)]
     sample = table.rows[rows].double()
@@ -96,7 +99,7 @@ def _angle(item: Identified, places: list[Tensor]) -> str:
     size = max(abs(axis.amplitude) for axis in axes_of(candidate.encoding))
     errors = {"": _badness(sample, exact, table)}
     if table.storage in (torch.float32, torch.float64) and errors[""] <= EXACT * size:
-        return ""
+        return "", False
     for angle in ANGLES:
         value = torch.zeros_like(sample)
         for piece, part in zip(pieces_of(candidate.encoding), parts_of(candidate.encoding), strict=True):
@@ -106,9 +109,10 @@ def _angle(item: Identified, places: list[Tensor]) -> str:
             ).double()
         errors[angle] = _badness(sample, value, table)
     best = min(errors, key=lambda angle: errors[angle])
+    single = table.storage in (torch.float32, torch.float64)
     if best and errors[best] <= 0.5 * errors[""]:
-        return best
-    return "other" if table.storage in (torch.float32, torch.float64) else ""
+        return best, single and errors[best] <= EXACT * size
+    return "other" if single else "", False
 
 
 def _badness(sample: Tensor, value: Tensor, table: Table) -> float:

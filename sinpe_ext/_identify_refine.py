@@ -20,6 +20,11 @@ LARGEST_LOG = 300.0  # between the first frequency and the last
 SPOILT = 1.5
 WINDOW = 256  # consecutive rows that frequencies are first measured on
 FINEST = 1 / 16  # relative to the largest value: below it nothing is gained
+FLOAT32_UNIT, DOUBLE_UNIT = 2.0**-24, 2.0**-51  # relative rounding of an angle's factors, as usual and in float64
+SIGNIFICANT = 25.0  # squared errors, in units of the noise, by which the right wave may fit worse than the best
+LEAST_VALUE = 2.0**-6  # relative to the amplitude: smaller ones are taken to be as exact as this one
+MOST_EXPLAINED = 0.1  # share of values that say nothing of the numbers: too many
+FEWEST_TELLING = 32  # values that tell exact angles from float32 ones
 NAMES = ("rate", "decay", "start", "amplitude")
 
 
@@ -51,10 +56,19 @@ class Fit(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Rounding of stored values: the error of a large one, and whether it is relative to each (16-bit types)."""
+    """Rounding of stored values.
+
+    Fields:
+        size: error of a large value.
+        relative: whether the error is relative to each value (16-bit types).
+        unit: largest relative error of storing a value.
+        absolute: largest absolute error of storing a value, where that is larger (printed decimals, subnormals).
+    """
 
     size: float
     relative: bool
+    unit: float
+    absolute: float = 0.0
 
 
 class Samples(NamedTuple):
@@ -94,7 +108,7 @@ def windows(samples: Samples) -> list[tuple[int, int]]:
     edges = [0, *breaks, len(rows)]
     begin, end = max(itertools.pairwise(edges), key=lambda run: run[1] - run[0])
     length = min(WINDOW, end - begin)
-    if length < 3:
+    if length < 2:
         return []
     found = [(begin, begin + length)]
     steps = (samples.values[begin + 1 : begin + length] - samples.values[begin : begin + length - 1]).norm(dim=1)
@@ -120,16 +134,112 @@ def _grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: in
     return fit
 
 
-def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str], noise: Noise, steps: int = 8) -> Fit:
-    """Gauss-Newton steps in the free numbers; rows that do not fit at all weigh little."""
+class Subset(NamedTuple):
+    """The rows (n, 1) and values (n, m) that a step looks at, with rungs, whether cosines, and weights (n, m)."""
+
+    t: Tensor
+    x: Tensor
+    rung: Tensor
+    cosine: Tensor
+    fine: Tensor
+
+
+def _subset(samples: Samples, channels: Channels, noise: Noise) -> Subset:
     live = channels.live()
     columns, rows = live[scattered(len(live), COLUMNS)], spread(len(samples.rows), ROWS)
     t, x = samples.rows[rows].double()[:, None], samples.values[rows][:, columns]
-    index, cosine = channels.rungs[columns], channels.kinds[columns] == COSINE
-    reach = max(1.0, float(index.max()))
     # A small value in 16 bits is known better than a large one.
     fine = 1 / (x.abs() / x.abs().max().clamp_min(1e-300) + FINEST).square() if noise.relative else torch.ones_like(x)
     fine /= fine.mean()
+    return Subset(t, x, channels.rungs[columns], channels.kinds[columns] == COSINE, fine)
+
+
+class Tolerance(NamedTuple):
+    """How much worse than the best fit a wave may fit and still have made the table.
+
+    Fields:
+        limit: largest rms error.
+        factor: what the noise of a fit allows, on its rms error.
+        of_amplitude: rms error of an amplitude that was rounded to float32.
+        relative: error of a frequency, for each e-fold of the ladder and one more: 0 for a table of exact angles.
+    """
+
+    limit: float
+    factor: float
+    of_amplitude: float
+    relative: float
+
+    def as_large(self, fit: Fit, best: Fit) -> bool:
+        """Whether a fit that differs from the best in its amplitude alone is as good: angles do not matter to that."""
+        return fit.error <= best.error * self.factor + self.of_amplitude
+
+
+def tolerance_of(samples: Samples, channels: Channels, fit: Fit, noise: Noise) -> Tolerance:
+    """How far the best fit may be from the wave that made a table.
+
+    Two things move the best fit away from it: the rounding of the stored values, which averages out, and, in a table
+    of the usual float32 formula, the rounding of frequencies and angles, which does not: exp, pow and their argument
+    are off by up to 1 + decay * rung units of 2^-24, the same way in every row.
+    """
+    t, x, index, cosine, fine = _subset(samples, channels, noise)
+    wave = fit.wave
+    angle = (t + wave.start) * wave.ladder().at(index)
+    value = wave.amplitude * torch.where(cosine, angle.cos(), angle.sin())
+    slope = abs(wave.amplitude) * torch.where(cosine, angle.sin(), angle.cos()).abs()
+    efolds = 1 + (wave.decay * index).abs()
+
+    def rms(error: Tensor) -> float:
+        return math.sqrt(float((error.square() * fine).mean()))
+
+    def shifted(unit: float) -> Tensor:
+        off = (angle.abs() * (unit * efolds)).clamp_max(1.0)
+        return (slope + abs(wave.amplitude) / 2 * off) * off
+
+    stored = torch.exp2(value.abs().clamp_min(abs(wave.amplitude) * LEAST_VALUE).log2().floor())
+    stored = (stored * noise.unit).clamp_min(noise.absolute) / math.sqrt(3)  # of errors that are evenly spread
+    stored += shifted(DOUBLE_UNIT)  # of this computation
+    later = index > 0  # the first frequency is often 1, and its angles are integers
+    exact = _is_exact((x - value)[:, later], stored[:, later], (slope * angle.abs())[:, later])
+    least = max(fit.error, rms(stored) / 2)  # few values are fitted better than they are stored
+    factor = math.sqrt(1 + SIGNIFICANT / x.numel())
+    limit = least * factor + rms(shifted(DOUBLE_UNIT if exact else FLOAT32_UNIT))
+    unit = max(noise.unit, 0.0 if exact else FLOAT32_UNIT)
+    of_amplitude = rms(value) * min(unit, FLOAT32_UNIT) / 2 + (least - fit.error) * factor
+    return Tolerance(limit, factor, of_amplitude, 0.0 if exact else FLOAT32_UNIT)
+
+
+def _is_exact(left: Tensor, stored: Tensor, turning: Tensor) -> bool:
+    """Whether a fit leaves no more than the rounding of stored values where float32 angles would leave more.
+
+    stored: rms error of storing a value. turning: change of a value per relative change of its angle. The last rounding
+    of an angle, that of its product, differs from row to row, so that no fit can hide it.
+    """
+    ratio = turning * (0.4 * FLOAT32_UNIT) / stored
+    for least, ulps in ((4.0, 1.0), (0.5, 0.51)):  # values may be rounded twice: sin, then times the amplitude
+        telling = ratio >= least
+        if int(telling.sum()) >= FEWEST_TELLING:
+            within = left[telling].abs() <= stored[telling] * (2 * math.sqrt(3) * ulps)
+            return float(within.double().mean()) > 0.97
+    return False
+
+
+def misrounded(samples: Samples, channels: Channels, wave: Wave, noise: Noise, relative: float) -> float:
+    """The share of values that a wave rounds to other ones in 16 bits, less what float32 angles explain; 1: unknown."""
+    t, x, index, cosine, _ = _subset(samples, channels, noise)
+    angle = (t + wave.start) * wave.ladder().at(index)
+    value = wave.amplitude * torch.where(cosine, angle.cos(), angle.sin())
+    stored = torch.bfloat16 if noise.unit > 2.0**-10 else torch.float16
+    wrong = float((value.float().to(stored).double() != x).double().mean())
+    step = torch.exp2(value.abs().clamp_min(1e-30).log2().floor()) * 2 * noise.unit
+    moved = abs(wave.amplitude) * angle.abs() * (relative * (1 + (wave.decay * index).abs()))
+    explained = float((moved / step.clamp_min(2 * noise.absolute)).clamp_max(1.0).mean())
+    return wrong - explained if explained <= MOST_EXPLAINED else 1.0
+
+
+def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str], noise: Noise, steps: int = 8) -> Fit:
+    """Gauss-Newton steps in the free numbers; rows that do not fit at all weigh little."""
+    t, x, index, cosine, fine = _subset(samples, channels, noise)
+    reach = max(1.0, float(index.max()))
     chosen = [NAMES.index(name) for name in free if name != "decay" or float(index.max() - index.min()) > 0]
     inverse = torch.zeros(len(chosen), len(chosen), dtype=torch.float64)
     for step in range(steps + 1):
@@ -168,7 +278,7 @@ def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str],
         if done:
             break
     # Rounding errors of neighbouring rows are not independent: as many samples as there are columns.
-    sigma = max(rms, noise.size * (FINEST if noise.relative else 1.0)) * math.sqrt(len(rows))
+    sigma = max(rms, noise.size * (FINEST if noise.relative else 1.0)) * math.sqrt(len(t))
     slack = dict.fromkeys(NAMES, 0.0)
     for place, k in enumerate(chosen):
         slack[NAMES[k]] = 4 * sigma * math.sqrt(max(float(inverse[place, place]), 0.0))

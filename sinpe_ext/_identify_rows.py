@@ -10,20 +10,32 @@ import torch
 from torch import Tensor
 
 from . import _catalogue, _frequency
-from ._identify_candidates import Candidate, Found, Template
-from ._identify_explain import LENIENCE, channels_of, readings, wave_of
-from ._identify_fit import COSINE, SINE, ZERO, Channels, scattered
-from ._identify_refine import WELL, Fit, Noise, Samples, find, spread, windows
+from ._identify_candidates import Candidate, Found, Identified, Template
+from ._identify_explain import LENIENCE, MISROUNDED, channels_of, readings, wave_of
+from ._identify_fit import COSINE, SINE, ZERO, Channels, pairs, scattered
+from ._identify_refine import WELL, Fit, Noise, Samples, find, misrounded, solve, spread, tolerance_of, windows
 from ._identify_settle import LADDER_FIELDS, settle
 from ._identify_table import Refused, Table, angle_errors, regular
 from .encoding import COS_FREQUENCIES, LAYOUTS, Encoding
 
 STARTS = (0, 1, 2)
-FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four numbers
+FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four numbers; two rows are enough where sin and cos come in pairs
+FEWEST_PAIRS = 4  # of the columns of so few rows
+UNCERTAIN = 5e-4  # relative, of a base: worth saying
 LEAST_SWEEP = 3.0  # radians that a fast column passes, before a column alone is taken for a sinusoid
 FEW_CHANNELS = 8  # up to here other ways to read them may fit as well
 RATES = (1.0, math.pi)  # of the ladders that are usual, in radians a row
-SCANNED_RATES = (1000.0,)  # where every column turns more than pi a row
+# Where every column turns more than pi a row.
+SCANNED_RATES = tuple(
+    [
+        1000.0,
+        100.0,
+        10.0,
+        *(step * ten for ten in (1.0, 10.0, 100.0, 1000.0) for step in (2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)),
+    ]
+    + [2.0**k for k in range(4, 13)]
+    + [math.pi * k for k in (2, 4, 8, 10, 20, 100)]
+)
 RISING = 3.0  # what a ladder that rises costs a name that stands for one that falls
 FEW_LIVE, FAR = 4, 64  # see _credible
 VARIANTS: dict[str, list[dict[str, Any]]] = {"doubled_index": [{"exponent_dim": 2}]}  # in use under one name
@@ -45,11 +57,12 @@ def search(table: Table, *, known: bool = False, strict: bool = False, exchanged
     templates = templates_of(table.dim)
     places = places_of(table)
     found = settle(table, named(table, samples, templates), places, None)
-    if known:
+    doubtful = bool(found.fitting) and not _fits_best(table, samples, found.fitting[0])
+    if known and not doubtful:
         return found
-    if not found.fitting:
+    if doubtful or not found.fitting:
         blind = settle(table, fitted(table, samples, templates, strict), places, None)
-        if blind.fitting or not found.closest or (blind.closest and _nearer(blind, found)):
+        if blind.fitting or not (doubtful or found.closest) or (blind.closest and _nearer(blind, found)):
             found = blind
     if not found.fitting and not found.closest:
         found.reason = (not exchanged and not strict and _exchanged(table, samples)) or (
@@ -59,6 +72,23 @@ def search(table: Table, *, known: bool = False, strict: bool = False, exchanged
             "flattened grid: pass shape=(H, W) or (T, H, W))"
         )
     return found
+
+
+def _fits_best(table: Table, samples: Samples, item: Identified) -> bool:
+    """Whether no other numbers fit better than those of a name than rounding explains."""
+    if item.verdict.error <= (2.0**-40 if table.storage is torch.float64 else table.precision) * table.size:
+        return True
+    if item.repeated:
+        return True
+    encoding, extra = item.candidate.encoding, item.candidate.extra
+    assert isinstance(encoding, Encoding)
+    moved, noise, channels = Samples(samples.rows - extra, samples.values), table.noise(), channels_of(encoding)
+    wave = wave_of(encoding)
+    best = solve(moved, channels, wave, ("rate", "decay", "amplitude"), noise)
+    allowed = tolerance_of(moved, channels, best, noise)
+    if solve(moved, channels, wave, (), noise, 0).error <= allowed.limit + allowed.of_amplitude:
+        return True
+    return noise.relative and misrounded(moved, channels, wave, noise, allowed.relative) <= MISROUNDED
 
 
 def _exchanged(table: Table, samples: Samples) -> str:
@@ -213,13 +243,15 @@ def _candidate(
 
 def fitted(table: Table, samples: Samples, templates: list[Template], strict: bool = False) -> list[Candidate]:
     """Any base, start, amplitude and scale, for each way that sin and cos may stand in the channels."""
-    if len(samples.rows) < FEWEST_ROWS or samples.values.numel() < FEWEST_VALUES:
+    if len(samples.rows) < 2 or samples.values.numel() < FEWEST_VALUES:
         return []
     noise = table.noise()
     structures: dict[tuple[Any, ...], list[Template]] = {}
     for template in templates:
         structures.setdefault(_key(axis_of(template)), []).append(template)
     groups = [(channels_of(axis_of(group[0])), group) for group in structures.values()]
+    if len(samples.rows) < FEWEST_ROWS:
+        groups = [item for item in groups if len(pairs(item[0])[0]) >= FEWEST_PAIRS]
     zero = (samples.values == 0).all(0)
     exact = [item for item in groups if bool((zero == (item[0].kinds == ZERO)).all())]
     if strict and not exact:
@@ -271,19 +303,29 @@ def _read(table: Table, samples: Samples, template: Template, fit: Fit, noise: N
     moved = Samples(samples.rows - extra, samples.values)
     shifted = Fit(fit.wave._replace(start=fit.wave.start + extra), fit.slack, fit.error)
     found = []
+    uncertain = base_uncertainty(encoding, fit)
     for reading in readings(encoding, shifted, moved, noise):
         sure = certain(encoding, reading.fields, fit)
+        if len(samples.rows) < FEWEST_ROWS and not certain(encoding, reading.fields, fit, 1.0):
+            continue
         cost = reading.cost + RISING * (own.decay * fit.wave.decay < 0)
-        found.append(_candidate(table, template, reading.fields, cost, sure, extra))
+        candidate = _candidate(table, template, reading.fields, cost, sure, extra)
+        if candidate and not sure and uncertain > UNCERTAIN:
+            candidate.uncertain = uncertain
+        found.append(candidate)
     return [candidate for candidate in found if candidate is not None]
 
 
-def certain(template: Encoding, fields: dict[str, Any], fit: Fit) -> bool:
+def certain(template: Encoding, fields: dict[str, Any], fit: Fit, least: float = 0.05) -> bool:
     """Whether a round base is unlikely to lie so near by chance."""
-    ladder = [name for name in LADDER_FIELDS if name in fields]
-    if not ladder:
+    if not any(name in fields for name in LADDER_FIELDS):
         return True
-    _, _, exponent_dim = _frequency.shape(template)
     digits = len(f"{fields['base']:.15g}".replace(".", "").strip("0").split("e")[0]) if "base" in fields else 3
-    step = max(float(exponent_dim) / 2, 1.0) * fit.slack.decay
-    return max(step, LENIENCE) * 10.0 ** min(digits, 12) < 0.05 and math.isfinite(step)
+    return max(base_uncertainty(template, fit), LENIENCE) * 10.0 ** min(digits, 12) < least
+
+
+def base_uncertainty(template: Encoding, fit: Fit) -> float:
+    """How far the base of a fit may be off, relative."""
+    _, _, exponent_dim = _frequency.shape(template)
+    relative = max(float(exponent_dim) / 2, 1.0) * fit.slack.decay
+    return relative if math.isfinite(relative) else 1.0

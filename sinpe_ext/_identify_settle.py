@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -9,11 +10,12 @@ from torch import Tensor
 from ._identify_candidates import Candidate, Found, Identified, parts_of, values_of
 from ._identify_notes import finish, near_miss
 from ._identify_refine import spread
-from ._identify_table import Table
+from ._identify_table import Table, angle_errors
 
 PLAIN_BASES = (10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
 LADDER_FIELDS = ("base", "shift", "exponent_dim", "exponent_scale")
 MOST_COMPARED = 4
+BOUND = 4.0  # angle_errors bounds them; they are smaller by this
 NEAR = 0.3  # rms error, relative to the size of the values, of an encoding worth naming
 
 
@@ -27,7 +29,8 @@ def settle(
     errors = [float((value - sample).square().mean().sqrt()) for value, _ in values]
     if not errors:
         return Found()
-    limit = 1.5 * min(errors) + table.noise().size
+    likely = candidates[min(range(len(errors)), key=lambda k: errors[k])]
+    limit = 1.5 * min(errors) + table.noise().size + _angle_error(likely, places(likely.extra), rows)
     order = sorted(
         range(len(values)),
         key=lambda k: (errors[k] > limit, candidates[k].cost, candidates[k].template.rank, errors[k]),
@@ -59,6 +62,15 @@ def settle(
     elif found.closest is not None:
         found.reason = near_miss(found.closest)
     return found
+
+
+def _angle_error(candidate: Candidate, places: list[Tensor], rows: Tensor) -> float:
+    """The rms error that float32 angles may have added to the values of a candidate."""
+    parts = parts_of(candidate.encoding)
+    squares = sum(
+        float(angle_errors(part.wave, places[part.axis][rows].double(), part.channels).square().sum()) for part in parts
+    )
+    return math.sqrt(squares / (len(rows) * candidate.encoding.dim)) / BOUND
 
 
 def _also(candidate: Candidate, first: Candidate) -> bool:

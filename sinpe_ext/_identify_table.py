@@ -22,8 +22,9 @@ STORED = {
     torch.bfloat16: 2.0**-8,
     torch.float16: 2.0**-11,
 }
+FLOAT64_UNIT = 2.0**-36  # as STORED, of values that come from no float32 arithmetic: what a fit resolves
 ANGLE_ERROR = 2.5 * 2.0**-23  # of a float32 angle, relative, for each e-fold of the ladder
-LARGEST_ANGLE_ERROR = 0.2
+LARGEST_ANGLE_ERROR = 0.7  # where positions are so large that float32 angles say little
 FEWEST_DECIMALS, MOST_DECIMALS = 3, 7  # of printed values that can be told from stored ones
 PRINTED = 2**13  # values looked at for that
 SLACK = 1e-6
@@ -109,7 +110,9 @@ class Table:
     def noise(self) -> Noise:
         """The usual rounding error of the largest values."""
         relative = self.precision > STORED[torch.float32]
-        return Noise((self.size * self.precision + self.step) / 2 + 1e-300, relative)
+        subnormal = 2.0**-25 if self.storage is torch.float16 else 0.0
+        unit = FLOAT64_UNIT if self.storage is torch.float64 and not self.printed else self.precision
+        return Noise((self.size * self.precision + self.step) / 2 + 1e-300, relative, unit, max(self.step, subnormal))
 
     def tolerance(self) -> float:
         """Error of a stored value of the usual size."""

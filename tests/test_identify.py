@@ -261,12 +261,6 @@ def test_table_that_was_trained_further() -> None:
     assert found.closest is not None and found.closest.name == "t2t"
 
 
-@pytest.mark.parametrize("rows", [2, 5])
-def test_few_rows_are_told_by_name_only(rows: int) -> None:
-    assert "paper" in names(sinpe.identify(table(Encoding(64), rows))[0])
-    assert "too few" in sinpe.identify(table(Encoding(64, base=1234.5), rows)).reason
-
-
 def test_storage_and_shapes() -> None:
     held = table(sinpe.convention("adm", 33, base=4321.0))
     expected = sinpe.identify(held)[0]

@@ -1,0 +1,239 @@
+"""identify gives the numbers that made a table: round ones from the usual float32 formulas, odd ones as they are."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+
+import sinpe_ext as sinpe
+from sinpe_ext.encoding import Encoding
+
+FAR = 131072  # a position that no table reached
+FORMS = ("exp", "pow", "power")
+FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
+EXACTLY = 1e-14  # relative: the order of operations in a field computed in float64
+FAR_OFF = 1e-6  # at FAR, relative to the amplitude
+
+
+def usual(form: str, rows: int, encoding: Encoding, dtype: torch.dtype = FLOAT32) -> torch.Tensor:
+    """A table by code in use, in float32 throughout."""
+    dim, base = encoding.dim, float(encoding.base)
+    width = dim - 2 * float(encoding.shift)
+    index = torch.arange(0, dim, 2).float()
+    position = torch.arange(encoding.start, encoding.start + rows).float()[:, None]
+    if encoding.position_scale != 1:
+        position = position * float(encoding.position_scale)
+    if form == "exp":
+        angle = position * torch.exp(index * (-math.log(base) / width))
+    elif form == "pow":
+        angle = position / torch.pow(torch.tensor(base), index / width)
+    else:
+        angle = position * base ** (-index / width)
+    sine, cosine = angle.sin(), angle.cos()
+    if encoding.layout == "interleaved":
+        table = torch.stack([sine, cosine], -1).reshape(rows, dim)
+    else:
+        table = torch.cat([sine, cosine] if encoding.layout == "sin_cos" else [cosine, sine], 1)
+    return (table * encoding.amplitude).to(dtype)
+
+
+def check(table: torch.Tensor, encoding: Encoding) -> sinpe.Match:
+    """The line that is printed gives the encoding: every number, and so the values where the table ends."""
+    found = sinpe.identify(table)
+    assert found, (encoding, found.reason)
+    match = found[0]
+    pasted = eval(match.code, {"sinpe": sinpe})
+    assert pasted == match.encoding
+    told = (match.code, encoding)
+    assert pasted.start == encoding.start, told
+    assert pasted.amplitude == pytest.approx(encoding.amplitude, rel=EXACTLY), told
+    assert pasted.frequencies_radians() == pytest.approx(encoding.frequencies_radians(), rel=EXACTLY), told
+    assert off_at(FAR, pasted, encoding) < FAR_OFF, told
+    return match
+
+
+def off_at(position: int, one: Encoding, other: Encoding) -> float:
+    at = torch.tensor([position])
+    values = (sinpe.encode(at, encoding, dtype=torch.float64) / encoding.amplitude for encoding in (one, other))
+    return float((next(values) - next(values)).abs().max())
+
+
+FIELDS: list[dict[str, Any]] = [
+    {"base": 100000.0},
+    {"base": 500.0},
+    {"base": 1e6, "position_scale": 1000.0},
+    {"base": 50.0, "shift": 1},
+    {"base": 2048.0, "start": 1},
+    {"base": 1234.0, "amplitude": 0.5},
+    {"base": 256.5},
+    {"amplitude": 0.1},
+    {"amplitude": 0.02, "base": 20000.0, "shift": 1},
+    {"amplitude": "1/sqrt(d)", "position_scale": 20.0},
+    {"amplitude": "sqrt(d)", "start": 5},
+    {"position_scale": 20.0, "base": 100000.0},
+    {"position_scale": 0.1},
+    {"position_scale": 1 / 30, "base": 77.0},
+    {"position_scale": 14 / 24},
+    {"position_scale": 1 / 64},
+    {"position_scale": 2 * math.pi},
+    {"position_scale": math.pi, "base": 1000.0},
+]
+
+
+def made(dim: int, fields: dict[str, Any], **more: Any) -> Encoding:
+    sizes = {"1/sqrt(d)": 1 / math.sqrt(dim), "sqrt(d)": math.sqrt(dim)}
+    given = {**fields, **more}
+    return Encoding(dim, **{**given, "amplitude": sizes.get(given.get("amplitude"), given.get("amplitude", 1.0))})
+
+
+@pytest.mark.feature("identify")
+@pytest.mark.parametrize(("rows", "dim"), [(3, 512), (10, 32), (200, 128), (2048, 64)])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_round_numbers(fields: dict[str, Any], form: str, rows: int, dim: int) -> None:
+    layout = ("interleaved", "sin_cos", "cos_sin")[(rows + len(str(fields))) % 3]
+    encoding = made(dim, fields, layout=layout)
+    check(usual(form, rows, encoding), encoding)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize(("rows", "dim"), [(64, 128), (1024, 256)])
+@pytest.mark.parametrize("fields", [fields for fields in FIELDS if fields != {"base": 256.5}], ids=str)
+def test_round_numbers_in_16_bits(fields: dict[str, Any], rows: int, dim: int, dtype: torch.dtype) -> None:
+    layout = "sin_cos" if "shift" in fields else "interleaved"  # where a name has that shift
+    encoding = made(dim, fields, layout=layout)
+    check(usual("exp", rows, encoding, dtype), encoding)
+
+
+def drawn(seed: int) -> tuple[str, int, Encoding]:
+    """A table that somebody may have: up to 5000 rows and 1024 channels, angles up to 50000."""
+    draw = random.Random(seed)
+    dim = draw.choice((12, 16, 32, 64, 128, 192, 256, 320, 384, 512, 768, 1024))
+    rows = draw.choice((3, 5, 8, 10, 16, 32, 50, 64, 100, 200, 300, 512, 1000, 2048, 5000))
+    rows = min(rows, 2**19 // dim)
+    fields = {
+        "base": draw.choice((1e4, 1e5, 500.0, 1e6, 50.0, 2048.0, 1234.0, 1000.0, 20.0, 5000.0, 8192.0, 77.0, 32000.0)),
+        "amplitude": draw.choice((1.0, 1.0, 0.1, "1/sqrt(d)", "sqrt(d)", 0.5, 0.02, 2.0, 0.25)),
+        "position_scale": draw.choice((1.0, 1.0, 20.0, 0.1, 1 / 30, 2 * math.pi, 0.5, 10.0, 7 / 12, 1 / 64, 0.01, 8.0)),
+        "shift": draw.choice((0, 0, 1)),
+        "start": draw.choice((0, 0, 0, 1, 2, 10, 100)),
+        "layout": draw.choice(("interleaved", "sin_cos", "cos_sin")),
+    }
+    return draw.choice(FORMS), rows, made(dim, fields)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_round_numbers_drawn(seed: int) -> None:
+    form, rows, encoding = drawn(seed)
+    check(usual(form, rows, encoding), encoding)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_timesteps_of_every_twentieth(form: str) -> None:
+    """DiT's table at 0, 20, 40, ..."""
+    encoding = Encoding(256, layout="cos_sin", position_scale=20)
+    assert check(usual(form, 50, encoding), encoding).code == 'sinpe.convention("adm", 256, position_scale=20.0)'
+
+
+@pytest.mark.parametrize("scale", [20.0, 30.0, 100.0, 1000.0])
+@pytest.mark.parametrize("dim", [6, 8, 16])
+def test_every_column_turns_fast(dim: int, scale: float) -> None:
+    encoding = Encoding(dim, base=20.0, position_scale=scale)
+    check(usual("exp", 64, encoding), encoding)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 20.0, 100.0])
+def test_one_frequency(scale: float) -> None:
+    encoding = Encoding(2, position_scale=scale)
+    check(usual("exp", 100, encoding), encoding)
+
+
+ODD: list[dict[str, Any]] = [
+    {"base": 99999.97237},
+    {"base": 500.00004},
+    {"base": 10000.02},
+    {"base": 9999.99},
+    {"position_scale": 19.9999997},
+    {"position_scale": 1.000002, "base": 500.0},
+    {"position_scale": 3.1415927},
+    {"amplitude": 0.1000001, "base": 77.0},
+    {"base": 31234.5678, "position_scale": 0.12345678, "amplitude": 0.87654321},
+]
+
+
+@pytest.mark.feature("identify")
+@pytest.mark.parametrize("rows", [64, 500, 5000])
+@pytest.mark.parametrize("fields", ODD, ids=str)
+def test_float64_tables_keep_odd_numbers(fields: dict[str, Any], rows: int) -> None:
+    encoding = Encoding(64, **fields)
+    rate = encoding.position_scale * encoding.base ** (-torch.arange(32, dtype=torch.float64) / 32)
+    angle = torch.arange(rows, dtype=torch.float64)[:, None] * rate
+    held = encoding.amplitude * torch.stack([angle.sin(), angle.cos()], -1).reshape(rows, 64)
+    check(held, encoding)
+
+
+@pytest.mark.parametrize("fields", ODD, ids=str)
+def test_exact_float32_tables_keep_odd_numbers(fields: dict[str, Any]) -> None:
+    encoding = Encoding(256, **fields)
+    match = sinpe.identify(sinpe.table(5000, encoding))[0]
+    assert off_at(FAR, match.encoding, encoding) < 1e-5
+    for name, value in fields.items():  # to what 5000 rows tell
+        assert getattr(match.encoding, name) == pytest.approx(value, rel=3e-8 if name == "amplitude" else 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, torch.float64], ids=str)
+def test_a_name_is_not_taken_for_its_neighbour(dtype: torch.dtype) -> None:
+    encoding = sinpe.convention("t2t", 128, base=10000.01)
+    assert sinpe.identify(sinpe.table(2000, encoding, dtype=dtype))[0].encoding.base == pytest.approx(
+        10000.01, rel=1e-8
+    )
+    assert sinpe.identify(sinpe.table(2000, sinpe.convention("t2t", 128), dtype=dtype))[0].code.endswith('"t2t", 128)')
+    half = sinpe.table(500, sinpe.convention("t2t", 128, base=10100.0), dtype=BFLOAT16)
+    assert sinpe.identify(half)[0].encoding.base == 10100.0
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5])
+def test_few_rows(rows: int) -> None:
+    for encoding in (Encoding(64, base=1234.5), Encoding(64, layout="sin_cos", shift=1, base=500, amplitude=0.1)):
+        check(sinpe.table(rows, encoding), encoding)
+    assert sinpe.identify(sinpe.table(rows, 64))[0].name == "paper"
+    for held in (
+        sinpe.table(rows, Encoding(64, cos_frequency="own", base=1234.5)),
+        sinpe.table(2, Encoding(8, base=77)),
+    ):
+        assert f"{len(held)} rows are too few" in sinpe.identify(held).reason
+    assert not sinpe.identify(torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)))
+
+
+def test_what_16_bits_do_not_tell_is_said() -> None:
+    held = sinpe.table(10, Encoding(16, base=256.5, layout="sin_cos"), dtype=BFLOAT16)
+    match = sinpe.identify(held)[0]
+    assert match.encoding.base != 256.5 and "gives its base to 0." in match.note
+    assert "gives its base" not in sinpe.identify(sinpe.table(1000, Encoding(64, base=256.5), dtype=BFLOAT16))[0].note
+    assert "gives its base" not in sinpe.identify(sinpe.table(10, Encoding(64, base=500), dtype=BFLOAT16))[0].note
+
+
+@pytest.mark.parametrize("angle", ["float32_exp", "float32_pow"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"base": 500.0},
+        {"base": 100000.0, "amplitude": 0.1},
+        {"position_scale": 20.0},
+        {"position_scale": (0.5, 14 / 24)},
+        {"position_scale": 2 * math.pi, "base": 20.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["mae2d", "hf2d", "detr2d"])
+def test_grids(name: str, fields: dict[str, Any], angle: str) -> None:
+    grid = sinpe.convention(name, 192).with_axes(**fields)
+    match = sinpe.identify(sinpe.table((14, 24), grid.with_axes(angle=angle)))[0]
+    assert eval(match.code, {"sinpe": sinpe}) == match.encoding
+    for axis, truth in zip(match.encoding.axes, grid.axes, strict=True):
+        assert axis.amplitude == truth.amplitude
+        assert axis.frequencies_radians() == pytest.approx(truth.frequencies_radians(), rel=EXACTLY)
