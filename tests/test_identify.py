@@ -291,7 +291,6 @@ def channels_first(dim: int = 16) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.feature("identify")
 @pytest.mark.parametrize("dim", [16, ROWS, 128])
 @pytest.mark.parametrize("case", channels_first())
 def test_channels_first(case: str, dim: int) -> None:

@@ -90,7 +90,6 @@ def made(dim: int, fields: dict[str, Any], **more: Any) -> Encoding:
     return Encoding(dim, **{**given, "amplitude": sizes.get(given.get("amplitude"), given.get("amplitude", 1.0))})
 
 
-@pytest.mark.feature("identify")
 @pytest.mark.parametrize(("rows", "dim"), [(3, 512), (10, 32), (200, 128), (2048, 64)])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
@@ -165,7 +164,6 @@ ODD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.feature("identify")
 @pytest.mark.parametrize("rows", [64, 500, 5000])
 @pytest.mark.parametrize("fields", ODD, ids=str)
 def test_float64_tables_keep_odd_numbers(fields: dict[str, Any], rows: int) -> None:
