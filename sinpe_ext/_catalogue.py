@@ -121,7 +121,7 @@ CATALOGUE: dict[str, Convention] = {
     ),
     "nerf": Convention(
         "sin and cos alternate, frequency 2^i, without the raw input; axes=3 for points (x, y, z)",
-        "NeRF's code and nerf-pytorch, torch-ngp (freqencoder), PyTorch3D (HarmonicEmbedding: layout=\"sin_cos\", "
+        'NeRF\'s code and nerf-pytorch, torch-ngp (freqencoder), PyTorch3D (HarmonicEmbedding: layout="sin_cos", '
         'arrangement="grouped")',
         "[2i] = sin(2^i p), [2i+1] = cos(2^i p); of n coordinates side by side: sin of all, cos of all, for each i",
         "freq_bands = 2. ** torch.linspace(0., max_freq, N_freqs); sin(x * freq), cos(x * freq) for each freq",
