@@ -23,6 +23,7 @@ MOST_DIGITS = 8  # of a number that nobody chose
 ALL_DIGITS = 17  # of any float64
 SHIFTS = (0.0, 0.5, 1.0)
 LARGEST_PART = 256  # of a fraction such as 14 / 24
+POWER_OF_TWO = 1.9  # digits that one counts for
 MOST_TURNS = 200  # that a single frequency may turn from row to row
 MOST_OPTIONS = 4  # simpler numbers that are tried for each field
 MISROUNDED = 0.01  # share of values that another way to compute the encoding may round to a neighbour in 16 bits
@@ -302,9 +303,11 @@ def simplest(
 
 
 def _numbers(value: float, slack: float, known: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The known numbers and the decimals within a relative slack of a value, simplest first."""
-    decimals = {float(f"{value:.{digits - 1}e}") for digits in range(1, ALL_DIGITS + 1)}
-    counted = [(_digits(decimal), decimal) for decimal in decimals if _near(value, decimal, slack)]
+    """The known numbers, the decimals and the power of two within a relative slack of a value, simplest first."""
+    near = {float(f"{value:.{digits - 1}e}") for digits in range(1, ALL_DIGITS + 1)}
+    if value:
+        near.add(math.copysign(2.0 ** round(math.log2(abs(value))), value))
+    counted = [(_digits(number), number) for number in near if _near(value, number, slack)]
     return sorted({*known, *counted})
 
 
@@ -314,6 +317,6 @@ def _worth(value: float, known: list[tuple[float, float]]) -> float:
 
 
 def _digits(value: float) -> float:
-    """Significant decimal digits of a number as Python writes it; powers of two are as simple as three."""
+    """Significant decimal digits of a number as Python writes it; a power of two is simpler than other two digits."""
     digits = len(Decimal(repr(float(value))).normalize().as_tuple().digits)
-    return float(min(digits, FEW_DIGITS) if math.frexp(abs(value))[0] == 0.5 else digits)
+    return min(digits, POWER_OF_TWO) if math.frexp(abs(value))[0] == 0.5 else float(digits)

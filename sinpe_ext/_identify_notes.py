@@ -68,7 +68,7 @@ def finish(item: Identified, places: list[Tensor]) -> None:
     elif item.float32_angle:
         notes.append(f"it has angle errors of up to {item.verdict.error:.2g}, as float32 arithmetic makes them")
     if candidate.uncertain:
-        notes.append(f"the table gives its base to {candidate.uncertain:.1%} only: the shortest that fits is shown")
+        notes.append(f"the table gives its base to {candidate.uncertain:.1%} only: the simplest that fits is shown")
     if isinstance(candidate.encoding, Encoding) and _rotary(candidate.encoding):
         notes.append(f"equals a rotary cache cos|sin (cos_sin_cache) of base {candidate.encoding.base:g}")
     if {axis.layout for axis in axes_of(candidate.encoding)} <= {"sin", "cos"}:
