@@ -207,7 +207,8 @@ def resolve(name: str) -> str:
 # What names of models with rotary embeddings have in them.
 _ROTARY = ("rope", "rotary", "llama", "mistral", "mixtral", "qwen", "gemma", "gptj", "gpt_neox", "rotate_half")
 # Words in the names of users that tell no convention from another.
-_GENERIC = ("sinusoidal", "sine", "position", "positional", "encoding", "embedding", "encoder", "frequency", "code")
+_GENERIC = """sinusoidal sine sin cos sincos concat position positional encoding embedding encoder frequency code text
+speech diffusion image stable paper tutorial index pytorch""".split()
 
 
 def _advice(key: str) -> str:
@@ -215,7 +216,7 @@ def _advice(key: str) -> str:
     that name uses."""
     if any(word in key for word in _ROTARY):
         return "rotary embeddings are not here, this library adds to x or gives tables; the"
-    close = difflib.get_close_matches(key, NAMES, n=3, cutoff=0.7)
+    close = difflib.get_close_matches(key, NAMES, n=3, cutoff=0.8)
     if close:
         return f"did you mean {' or '.join(close)}? All"
     for wanted in (re.sub(r"[^a-z0-9]", "", key), *re.split(r"[^a-z0-9]+", key)):
@@ -231,7 +232,7 @@ def _user(name: str, wanted: str) -> str:
     """Who of a convention's users is called `wanted`, as the catalogue writes it; "" where none is."""
     entry: Any = CATALOGUE.get(name) or GRIDS[name]
     for user in re.split(r",(?![^(]*\))", entry.users):
-        for word in re.findall(r"\w+", user):
+        for word in re.findall(r"\w+", re.sub('".*?"', "", user)):
             parts = {word.replace("_", ""), *re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]+", word)}
             if {wanted, f"{wanted}s"} & {part.lower() for part in parts}:
                 return str(user.strip())

@@ -55,7 +55,11 @@ def compare_table(
         device = _device_of(layer)
         if assigned and device.type == "meta":
             device = pe.device if isinstance(pe, Tensor) and not pe.is_meta else torch.device("cpu")
-        state[prefix + "pe"] = table_of(layer, device)
+        table = table_of(layer, device)
+        state[prefix + "pe"] = table
+        held = layer._buffers["pe"]
+        if table is not None and held is not None and table.shape != held.shape:  # max_len was set anew
+            layer._buffers["pe"] = torch.empty_like(table, device=held.device)
     if pe is None:
         return
     _compare_order(layer, pe, prefix)
@@ -103,6 +107,8 @@ def mismatch(
     """How a checkpoint's table differs from an encoding beyond its own rounding, or "" when it does not."""
     if not isinstance(pe, Tensor):
         return f"it is a {type(pe).__name__}, not a tensor"
+    if grid_shape is not None and tuple(pe.shape[-len(grid_shape) - 1 : -1]) == grid_shape:
+        pe = pe.flatten(-len(grid_shape) - 1, -2)
     rows = pe.squeeze(0) if pe.dim() == 3 and pe.shape[0] == 1 else pe.squeeze(1) if pe.dim() == 3 else pe
     if rows.dim() != 2 or rows.shape[1] != encoding.dim:
         return f"its shape {tuple(pe.shape)} does not hold rows of {encoding.dim} channels"
@@ -111,6 +117,8 @@ def mismatch(
     rows = rows.detach().to("cpu")
     if isinstance(encoding, GridEncoding):
         return _grid_mismatch(rows, encoding, grid_shape, extra_tokens)
+    if extra_tokens and not bool(_different_rows(rows, encoding)[0].any()):
+        return ""  # a table without rows for the tokens in front
     rows = rows[extra_tokens:]
     differs, error = _different_rows(rows, encoding)
     if not bool(differs.any()):

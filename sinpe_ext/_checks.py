@@ -28,7 +28,7 @@ from ._dense import (
     is_scalar_array,
     shown,
 )
-from ._graph import constant_in_graph, is_jit_traced, untraced
+from ._graph import constant_in_graph, is_jit_traced, is_size, untraced
 from .encoding import Encoding, field_called, integer
 from .grid import GridEncoding
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["INT64_MAX", "addressable", "dense_tensor", "described", "device", "flag", "float_dtype", "in_memory"]
-__all__ += ["is_jit_traced", "shown"]
+__all__ += ["is_jit_traced", "is_size", "shown"]
 
 DROP_UNIT = 65536  # dropout probabilities are multiples of 1 / DROP_UNIT
 INT64_MIN = -(2**63)
@@ -68,11 +68,11 @@ _MEANT = {
     "encoding": ("convention", "kind", "mode", "type"),
     "grid_shape": ("grid_size", "hw", "image_size", "spatial_shape"),
 }
-_MEANT_OTHERWISE = {
+_MEANT_OTHERWISE = {  # with the argument that the advice needs, if any
     "attention_mask": "padding_mask=attention_mask == 0",
     "attn_mask": "padding_mask=attn_mask == 0",
     "training": "dropout=p if training else 0.0",
-    "inplace": "add_",
+    "inplace": "out=x, or add_",
     "batch_first": "seq_dim=0 for x of shape (sequence, batch, channels)",
     "max_len": "nothing: no table is stored, every position is valid",
     "max_length": "nothing: no table is stored, every position is valid",
@@ -86,6 +86,7 @@ NO_SCRIPT = (
 _WIDTHS = ("dim", "d_model", "embed_dim", "embedding_dim", "hidden_size", "channels", "num_channels", "d")
 
 
+@constant_in_graph
 def no_unknown(function: Any, unknown: Mapping[str, Any]) -> None:
     """Refuses keyword arguments that a function, or the class of a layer, lacks, and says what to write instead."""
     for name in unknown:
@@ -99,13 +100,21 @@ def _unknown_argument(function: Any, name: str) -> str:
     for meant, others in _MEANT.items():
         if name in others and meant in known:
             return f"{expected}; use {meant}=..."
+    if name in ("start", *_MEANT["start"]) and "positions" in known:
+        return f"{expected}; positions are final, pass positions + {name}"
+    if name == "training" and function.__name__ == "forward":
+        return f"{expected}; call train() or eval() of the layer"
+    meant = _MEANT_OTHERWISE.get(name, "")
+    argument = meant.partition("=")[0]
+    if meant and ("=" not in meant or argument in known):
+        return f"{expected}; use {meant}"
+    field = name if name in fields else field_called(name)
+    if function.__name__ == "forward" and (field or name in _WIDTHS):
+        return f"{expected}; it is a property of the layer, whose constructor takes encoding=Encoding(dim, ...)"
     if name in _WIDTHS:
         width = next((key for key in known if key in _WIDTHS), None)
         advice = f"{width}, the first argument" if width == known[0] else "Encoding(dim), or convention(name, dim)"
         return f"{expected}; use {f'{width}=...' if width and width != known[0] else advice}"
-    if name in _MEANT_OTHERWISE:
-        return f"{expected}; use {_MEANT_OTHERWISE[name]}"
-    field = name if name in fields else field_called(name)
     if field:
         return f"{expected}; use encoding=Encoding(dim, {field}=...) or convention(name, dim, {field}=...)"
     close = difflib.get_close_matches(name, known, n=1)
@@ -234,7 +243,8 @@ def table_dtype(dtype: Any, device: Any, out: Any) -> torch.dtype:
         )
     if device is not None:
         wanted = _dense.device(device)
-        if wanted.type != out.device.type or wanted.index not in (None, out.device.index):
+        same = wanted.type == "cpu" or wanted.index in (None, out.device.index)
+        if wanted.type != out.device.type or not same:
             raise RuntimeError(
                 f"device: expected {out.device}, that of out, got {wanted}; leave device out, or pass an out on that "
                 "device"
@@ -363,10 +373,11 @@ def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
 def no_list(value: Any, of: Target) -> None:
     """`start` of `add` and `embed`, which is a tensor where each sample has its own."""
     if isinstance(value, (list, tuple)):
-        tensor = f"torch.tensor({list(value)})" if len(value) <= 8 else "torch.tensor(start)"
+        fits = len(value) == of.batch and len(of.shape) > 2
+        tensor = f"torch.tensor({list(value)})" if fits and len(value) <= 8 else "an int64 tensor"
         raise TypeError(
-            f"start: expected an int or an integer tensor, got {type(value).__name__}; pass {tensor}, of shape "
-            f"({of.batch},), for one start a sample"
+            f"start: expected an int or an integer tensor, got {type(value).__name__}; pass an int, or {tensor} of "
+            f"shape ({of.batch},) for one start a sample"
         )
 
 
@@ -382,6 +393,11 @@ def start_shape(value: torch.Tensor, of: Target) -> None:
 def factor(name: str, value: Any) -> float:
     """`scale` or `alpha` as a float; inf and NaN are passed on."""
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
+        if is_size(value):
+            raise TypeError(
+                f"{name}: expected a number, got a tensor, say one made of a size, which torch.jit.trace would keep as "
+                f"it is now; pass float({name}) if that is meant"
+            )
         raise TypeError(f"{name}: expected a float, got {described(value)}; pass a number")
     try:
         return float(value)

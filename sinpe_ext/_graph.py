@@ -32,6 +32,11 @@ def is_jit_traced() -> bool:
     return _tracing_state() is not None
 
 
+def is_size(value: Any) -> bool:
+    """Whether a number is one that torch.jit.trace records: a size of some tensor, or made of one."""
+    return type(value) is not int and hasattr(value, "untyped_storage") and is_jit_traced()
+
+
 def untraced(function: _Function) -> _Function:
     """Decorator for checks and constants: what the function does is not recorded by torch.jit.trace, which else would
     warn of every number that is looked at."""

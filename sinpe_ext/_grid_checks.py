@@ -61,9 +61,10 @@ def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int |
         items = [value] * axes
     if _is_compiling() and all(map(_is_whole, items)):
         return items
-    found = [_checks.start(item) for item in items]
+    found = [item if _checks.is_size(item) else _checks.start(item) for item in items]
     for k, first in enumerate(found):
-        _checks.position_range(firsts[k] + first, sizes[k])
+        if type(first) is int:
+            _checks.position_range(firsts[k] + first, sizes[k])
     return found
 
 
@@ -87,7 +88,7 @@ def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], ba
             f"start: expected shape () or ({axes},), one per axis{samples}, got {tuple(value.shape)}; pass one of these"
         )
     _check_starts(value, firsts, sizes)
-    if value.dim() == 2 and _checks.sizes(value)[0] == 1:
+    if value.dim() == 2 and _checks.sizes(value)[0] == 1 and not _checks.is_jit_traced():  # a trace may get more
         value = value[0]
     return list(value.unbind()) if value.dim() == 1 else value
 

@@ -55,12 +55,12 @@ def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool)
     """`sinpe_ext.encode` of a GridEncoding."""
     dim, firsts = _checks.grid_outline(encoding, None)
     positions = _checks.positions(positions, allow_16bit=allow_16bit)
-    if positions.dim() < 1 or positions.shape[-1] != len(firsts):
+    if positions.dim() < 1 or _checks.sizes(positions)[-1] != len(firsts):
         raise ValueError(
             f"positions: expected {len(firsts)} coordinates, one per axis of the grid, in the last dimension, got "
             f"shape {tuple(positions.shape)}; stack them with torch.stack(coordinates, -1)"
         )
     _checks.float_dtype("dtype", dtype)
-    if not _is_compiling():
+    if not _is_compiling() and not _checks.is_jit_traced():
         _checks.addressable("positions", positions.numel(), dim, dtype.itemsize)
     return _grid_rows.encode(encoding, dim, positions, dtype)

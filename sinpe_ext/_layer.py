@@ -59,8 +59,8 @@ def refuse(layer: nn.Module, unnamed: tuple[Any, ...], unknown: dict[str, Any]) 
     """Refuses arguments that forward does not have."""
     if unnamed:
         raise TypeError(
-            f"{type(layer).__name__}: expected one argument by position, got {1 + len(unnamed)}; name the others, say "
-            "positions= or start=. torch.onnx.export(dynamo=False) names none: export torch.nn.Sequential(layer)"
+            f"{type(layer).__name__}: expected one argument by position, got {1 + len(unnamed)}; name the others. "
+            "torch.onnx.export(dynamo=False) names none: export torch.nn.Sequential(layer)"
         )
     _checks.no_unknown(type(layer).forward, unknown)
 

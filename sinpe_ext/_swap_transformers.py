@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import _checks
 from . import positions as _positions
 from ._catalogue import convention
 from ._swap_dropin import DropIn, tensor_of
@@ -50,6 +51,8 @@ class EmbeddingRows(Rows):
     weight: Tensor
 
     def forward(self, input: Tensor) -> Tensor:
+        if _checks.looked_at(input) and input.numel() and int(input.min()) < 0:  # beyond the table it goes on, not before
+            raise IndexError(f"input: expected ids of 0 or more, got {int(input.min())}; mask what is no token")
         first = self._sinpe_encoding.start
         rows = encode(input + first if first else input, self._sinpe_encoding, dtype=self.weight.dtype)
         if self._sinpe_zero_row is None:

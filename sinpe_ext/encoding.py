@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from . import _frequency
 from ._dense import dense_tensor, described, is_scalar_array, shown
+from ._graph import is_size
 from ._handle import with_handle
 
 # A float is taken at its exact value; Fraction and Decimal state values a float cannot.
@@ -219,6 +220,11 @@ def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
     """`value` as an int in low..high."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: expected int, got {type(value).__name__}; {advice}")
+    if is_size(value) and name not in ("dim", "d_model", "embedding_dim"):  # widths do not change
+        raise TypeError(
+            f"{name}: expected an int, got a tensor, say a size of another one, which torch.jit.trace would keep as it "
+            f"is now; pass int({name}) if that is meant"
+        )
     try:
         number = int(value.__index__())
     except (TypeError, RuntimeError) as error:  # tensors and arrays have it too, but only integer scalars answer

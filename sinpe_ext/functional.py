@@ -82,15 +82,17 @@ def table(
     rows: Any = length  # ints, or symbols of a graph
     first: Any = start
     is_recorded = _checks.is_jit_traced()
-    follows = is_recorded and isinstance(length, torch.Tensor)  # a size of some tensor
+    follows = _checks.is_size(length)
     if not _is_compiling():
-        rows, first = length if follows else _checks.length(length), _checks.start(start)
-        _checks.position_range(encoding.start + first, 1 if follows else rows)
+        rows = length if follows else _checks.length(length)
+        first = start if _checks.is_size(start) else _checks.start(start)
+        if not follows and type(first) is int:
+            _checks.position_range(encoding.start + first, rows)
     if out is not None:
-        if follows:
+        if follows or _checks.is_size(start):
             raise TypeError(
-                "out: expected None under torch.jit.trace with a length that follows a tensor, got a tensor; use the "
-                "result"
+                "out: expected None under torch.jit.trace with a length or start that follows a tensor, got a tensor; "
+                "use the result"
             )
         return _table_into(out, rows, encoding, given, first)
     if _is_compiling():  # which cannot trace torch.get_default_device

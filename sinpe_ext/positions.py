@@ -12,6 +12,7 @@ from torch import Tensor
 from . import _checks
 from ._checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown, unreadable
 from ._checks import length as _length
+from ._graph import is_jit_traced, is_size
 from .encoding import integer
 
 # Sums are of int64, said before the sum: compilers have dropped the dtype argument of a sum of something else.
@@ -71,7 +72,8 @@ def relative(length: int, *, device: torch.device | str | None = None) -> Tensor
     Raises: TypeError, ValueError for a length that is no positive int.
     Source: Dai et al. 2019, "Transformer-XL", section 3.3.
     """
-    length = integer("length", length, 1, INT64_MAX // 2, "pass the number of tokens")
+    if not is_size(length):
+        length = integer("length", length, 1, INT64_MAX // 2, "pass the number of tokens")
     return torch.arange(length - 1, -length, -1, device=device)
 
 
@@ -143,7 +145,7 @@ def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.
     """
     if isinstance(shape, (int, str)) or not isinstance(shape, Sequence) or not shape:
         raise TypeError(f"shape: expected a length for each axis, got {shown(shape)}; pass (H, W) or (T, H, W)")
-    traced = torch.compiler.is_compiling()  # checks would make numbers of symbols
+    traced = torch.compiler.is_compiling() or is_jit_traced()  # checks would make numbers of symbols
     lengths = list(shape) if traced else [_length(length, "shape") for length in shape]
     starts = list(start) if isinstance(start, Sequence) else [start] * len(lengths)
     if len(starts) != len(lengths):
@@ -192,7 +194,7 @@ def from_mask_2d(
     """
     _mask("mask", mask, (2, 3), "(H, W) or (B, H, W)")
     if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"dtype: expected torch.float32 or float64, got {dtype}; pass float64")
+        raise TypeError(f"dtype: expected torch.float32 or torch.float64, got {dtype!r}; pass torch.float64")
     scale, eps, offset = _checks.factor("scale", scale), _checks.factor("eps", eps), _checks.factor("offset", offset)
     if offset and not normalize:
         raise ValueError(f"offset: expected 0 without normalize=True, got {offset}; pass normalize=True")

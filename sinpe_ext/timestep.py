@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from . import _checks, _layer
 from .encoding import MAX_DIM, Encoding, integer
 from .functional import encode
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 _EXACT = (torch.float32, torch.int64, torch.float64)
 # What 998.39 becomes in a 16-bit dtype.
@@ -58,7 +61,7 @@ class TimestepEncoding(nn.Module):
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         _checks.float_dtype("dtype", self.dtype)
 
-    def forward(self, t: Tensor) -> Tensor:
+    def forward(self, t: Tensor, *unnamed: Never, **unknown: Never) -> Tensor:
         """The rows of t.
 
         Args:
@@ -67,6 +70,8 @@ class TimestepEncoding(nn.Module):
         Returns: (*t.shape, dim), on the device of t; NaN where t is NaN or infinite.
         Raises: TypeError for a t that is no tensor of numbers.
         """
+        if unnamed or unknown:
+            _layer.refuse(self, unnamed, unknown)
         if _layer.is_symbolic(t):
             return _layer.symbolic(self, t)
         return encode(_timesteps(t), self.encoding, dtype=self.dtype)

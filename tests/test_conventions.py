@@ -103,6 +103,8 @@ CALLED = {
     "transformers": ['"paper_concat" is used by Marian and CTRL in Hugging Face transformers', '"hf2d" is used by'],
     "transformer": ['"paper" is used by The Annotated Transformer'],
     "harmonic": ['"nerf" is used by PyTorch3D (HarmonicEmbedding: layout="sin_cos", arrangement="grouped")'],
+    "mae": ['"mae2d" is used by MAE;'],
+    "stable-diffusion": ["the names: paper, "],
     "llama": ["rotary embeddings are not here"],
     "Llama-3": ["rotary embeddings are not here"],
     "rope": ["rotary embeddings are not here"],
@@ -119,7 +121,9 @@ def test_what_users_call_a_convention(name: str) -> None:
     assert "did you mean" not in message
 
 
-@pytest.mark.parametrize("name", ["gpt2", "learned", "sinusoidal", "positional", "default", "sin", "42"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "learned", "sinusoidal", "positional", "default", "sin", "42", "unet", "sincos", "text", "concat"]
+)
 def test_no_far_fetched_guess(name: str) -> None:
     with pytest.raises(ValueError, match=f'got "{name}"; the names: paper, '):
         convention(name, 64)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ pytestmark = [
 ]
 D = 12
 T2T = sinpe.convention("t2t", D)
+GRID = sinpe.convention("mae2d", D)
 FLOAT32 = sinpe.Encoding(D, angle="float32_exp")
 LENGTHS = [(7, 1), (1, 7), (5, 6)]  # traced at, run at
 
@@ -121,6 +125,33 @@ FOLLOWING: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, .
     "encode": (lambda: Call(lambda p: sinpe.encode(p, T2T)), lambda n: (ids(n, 3),)),
     "encode, float32 angle": (lambda: Call(lambda p: sinpe.encode(p, FLOAT32)), lambda n: (ids(n),)),
     "table of a size": (lambda: Call(lambda t: t + sinpe.table(t.shape[1], T2T, start=2)), batch_first),
+    "table from a size": (
+        lambda: Call(lambda t, past: t + sinpe.table(t.shape[1], T2T, start=past.shape[1])),
+        lambda n: (x(2, n, D), x(2, 3 * n, D)),
+    ),
+    "table of distances": (
+        lambda: Call(lambda t: sinpe.table(2 * t.shape[1] - 1, T2T, start=1 - t.shape[1])),
+        batch_first,
+    ),
+    "distances": (lambda: Call(lambda t: sinpe.encode(sinpe.positions.relative(t.shape[1]), T2T)), batch_first),
+    "cells": (
+        lambda: Call(lambda t: sinpe.encode(sinpe.positions.grid(t.shape[1:3], start=(1, 2)), GRID)),
+        lambda n: (x(2, n, n + 2, D),),
+    ),
+    "picture from a size": (
+        lambda: Call(lambda t, past: sinpe.add(t, "mae2d", start=(past.shape[1], 0))),
+        lambda n: (x(2, n, n + 2, D), x(2, 3 * n, D)),
+    ),
+    "picture from a start each": (
+        lambda: Call(lambda t, s: sinpe.add(t, "mae2d", start=s)),
+        lambda n: (x(n, 2, 3, D), ids(n, 2)),
+    ),
+    "sequences of a picture from a start each": (
+        lambda: Call(lambda t, s: sinpe.add(t, "mae2d", start=s, grid_shape=(2, 3), dropout=0.5, seed=7)),
+        lambda n: (x(n, 6, D), ids(n, 2)),
+    ),
+    "start each": (lambda: Call(lambda t, s: sinpe.add(t, T2T, start=s)), lambda n: (x(n, 3, D), ids(n))),
+    "dim of x": (lambda: Call(lambda t: t + sinpe.table(t.shape[1], t.shape[2])), batch_first),
     "slice of a table": (lambda: Call(lambda t: t + sinpe.table(9, T2T)[: t.shape[1]]), batch_first),
     "table into memory": (
         lambda: Call(lambda t: t + sinpe.table(9, T2T, out=torch.empty(9, D))[: t.shape[1]]),
@@ -201,6 +232,28 @@ def test_saved_and_loaded(backend: str) -> None:
     assert torch.equal(torch.jit.load(stream)(given), model(given))
 
 
+def test_loaded_in_another_process(tmp_path: Path) -> None:
+    """The operators are registered by the import that docs/graphs.md names, in whatever order torch comes."""
+    torch.manual_seed(0)
+    for name in ("layer", "embedding layer", "picture", "dropout with a seed"):
+        make, given = FOLLOWING[name]
+        model = make()
+        torch.jit.save(torch.jit.trace(model, given(3), check_trace=False), str(tmp_path / f"{name}.pt"))
+        torch.save((given(9), model(*given(9))), tmp_path / f"{name} at 9.pt")
+    program = (
+        "import pathlib, sys, sinpe_ext.functional, torch\n"
+        "for path in pathlib.Path(sys.argv[1]).glob('* at 9.pt'):\n"
+        "    arguments, want = torch.load(path)\n"
+        "    traced = torch.jit.load(str(path).replace(' at 9', ''))\n"
+        "    assert torch.equal(traced(*arguments), want), path\n"
+        "    print(path.name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 4, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("sequence", [1, 0])
 def test_training_draws_anew_and_differentiates(sequence: int, backend: str) -> None:
     model = sinpe.SinusoidalPositionalEncoding(D, 0.5, learned_alpha=True, batch_first=bool(sequence)).train()
@@ -240,5 +293,15 @@ def test_what_cannot_follow_is_refused(backend: str) -> None:
     generator = torch.Generator()
     with pytest.raises(TypeError, match=r"seed: expected None, an int or an int64 tensor under torch.jit.trace"):
         torch.jit.trace(lambda t: sinpe.add(t, T2T, dropout=0.5, seed=generator), batch_first(3))
+    kept: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+        ("extra_tokens", lambda t: sinpe.add(t, extra_tokens=t.shape[1] - 2)),
+        ("extra_tokens", lambda t: sinpe.table(t.shape[1], T2T, extra_tokens=t.shape[0])),
+        ("padding_idx", lambda t: sinpe.embed(ids(2, 3), WEIGHT, padding_idx=t.shape[1])),
+        ("lengths", lambda t: sinpe.table((3, 4), GRID.interpolated((t.shape[1], 4), base_size=4))),
+        ("scale", lambda t: sinpe.add(t, scale=t.shape[-1] ** 0.5)),
+    ]
+    for name, call in kept:
+        with pytest.raises(TypeError, match=f"^{name}: expected .* torch.jit.trace would keep as it is now; pass"):
+            torch.jit.trace(call, batch_first(3))
     with pytest.raises(TypeError, match=r"out: expected None under torch.jit.trace"):
         torch.jit.trace(lambda t: sinpe.table(t.shape[1], T2T, out=torch.empty(3, D)), batch_first(3))

@@ -313,6 +313,26 @@ def test_another_table_does_not_get_into_the_buffer() -> None:
 
 
 @pytest.mark.feature("checkpoints")
+def test_tables_that_say_the_same_load_silently() -> None:
+    grid, rows = sinpe.convention("mae2d", D), sinpe.table(20, D)
+    cells = sinpe.table((4, 5), grid)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Layer(D, extra_tokens=1).load_state_dict({"pe": rows[None]})  # no row for the token in front
+        Layer(D, extra_tokens=1).load_state_dict({"pe": torch.cat([torch.zeros(1, D), rows])[None]})
+        for shape in ((4, 5, D), (1, 4, 5, D), (1, 20, D), (20, D)):
+            Layer(D, encoding=grid, grid_shape=(4, 5)).load_state_dict({"pe": cells.reshape(shape)})
+        layer = kept()
+        layer.max_len = 30
+        layer.load_state_dict(layer.state_dict())
+    assert layer.pe.shape == (1, 30, D) and torch.equal(layer.pe, sinpe.table(30, D)[None])
+    with pytest.warns(UserWarning, match="row 0 differs by"):
+        Layer(D, encoding=grid, grid_shape=(4, 5)).load_state_dict({"pe": rows.reshape(1, 4, 5, D)})
+    with pytest.warns(UserWarning, match="row 0 differs by"):
+        Layer(D, extra_tokens=1).load_state_dict({"pe": sinpe.table(20, sinpe.convention("t2t", D))[None]})
+
+
+@pytest.mark.feature("checkpoints")
 def test_safetensors_saves_and_loads_a_model_with_the_table(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     model = nn.Sequential(nn.Linear(D, D), kept(learned_alpha=True, alpha=0.5)).half()

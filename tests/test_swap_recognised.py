@@ -290,6 +290,15 @@ def apart(a: Tensor, b: Tensor) -> float:
     return float((a.detach().double() - b.detach().double()).abs().max())
 
 
+def test_a_negative_id_of_an_embedding_is_refused_as_before(backend: str) -> None:
+    model = nn.Sequential(nn.Embedding.from_pretrained(usual()))
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            model(torch.tensor([3, -1]))
+        assert model(torch.tensor([], dtype=torch.long)).shape == (0, DIM)
+        swap(model, strict=True)
+
+
 @pytest.mark.feature("torch.jit.trace")
 @pytest.mark.filterwarnings("ignore:.torch.jit.(trace|trace_method). is deprecated", "ignore::torch.jit.TracerWarning")
 @cases

@@ -25,7 +25,7 @@ def test_dtype_is_that_of_out_else_float32(name: str, dtype: torch.dtype, backen
     assert sinpe.table(length, encoding, **more).dtype == torch.float32
     want = sinpe.table(length, encoding, dtype=dtype, **more)
     assert want.dtype == dtype and want.shape == shape
-    for said in ({}, {"dtype": dtype}, {"device": "cpu"}, {"dtype": dtype, "device": torch.device("cpu")}):
+    for said in ({}, {"dtype": dtype}, {"device": "cpu"}, {"dtype": dtype, "device": "cpu:0"}):
         out = torch.full(shape, torch.nan, dtype=dtype)
         assert sinpe.table(length, encoding, out=out, **said, **more) is out and torch.equal(out, want)
 
