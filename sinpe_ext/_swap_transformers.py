@@ -51,7 +51,9 @@ class EmbeddingRows(Rows):
     weight: Tensor
 
     def forward(self, input: Tensor) -> Tensor:
-        if _checks.looked_at(input) and input.numel() and int(input.min()) < 0:  # beyond the table it goes on, not before
+        if (
+            _checks.looked_at(input) and input.numel() and int(input.min()) < 0
+        ):  # beyond the table it goes on, not before
             raise IndexError(f"input: expected ids of 0 or more, got {int(input.min())}; mask what is no token")
         first = self._sinpe_encoding.start
         rows = encode(input + first if first else input, self._sinpe_encoding, dtype=self.weight.dtype)

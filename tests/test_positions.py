@@ -252,7 +252,11 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "grid range": (lambda: at.grid((2, 3), start=2**63 - 1), ValueError, "start: .*within int64"),
     "image mask": (lambda: at.from_mask_2d(IDS), TypeError, "mask: expected bool"),
     "image rank": (lambda: at.from_mask_2d(MASK[0]), ValueError, r"mask: expected shape \(H, W\) or \(B, H, W\)"),
-    "dtype": (lambda: at.from_mask_2d(MASK, dtype=torch.half), TypeError, "dtype: expected torch.float32 or torch.float64"),
+    "dtype": (
+        lambda: at.from_mask_2d(MASK, dtype=torch.half),
+        TypeError,
+        "dtype: expected torch.float32 or torch.float64",
+    ),
     "offset": (lambda: at.from_mask_2d(MASK, offset=-0.5), ValueError, "offset: expected 0 without normalize=True"),
     "scale": (lambda: at.from_mask_2d(MASK, normalize=True, scale="2"), TypeError, "scale: expected a float, got str"),
 }
