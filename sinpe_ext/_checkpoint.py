@@ -65,12 +65,24 @@ def compare_table(
     _compare_order(layer, pe, prefix)
     problem = mismatch(pe, layer.encoding, layer.grid_shape, layer.extra_tokens)
     if problem:
-        warnings.warn(
-            f"{prefix}pe: the checkpoint's table is not this layer's encoding, {layer.encoding!r}: {problem}. The "
-            "layer keeps its own encoding; pass the encoding= that the model was trained with",
-            UserWarning,
-            stacklevel=2,
-        )
+        _warn(layer, prefix, problem)
+
+
+def compare_assigned(layer: SinusoidalPositionalEncoding, pe: Tensor) -> None:
+    """Warns if the buffer `pe` is set to another convention's table, as transformers' from_pretrained does, which calls
+    no loading hook. It sets buffers to memory without values as well, of which nothing can be said."""
+    problem = mismatch(pe, layer.encoding, layer.grid_shape, layer.extra_tokens)
+    if "it is convention(" in problem:
+        _warn(layer, "", problem)
+
+
+def _warn(layer: SinusoidalPositionalEncoding, prefix: str, problem: str) -> None:
+    warnings.warn(
+        f"{prefix}pe: the checkpoint's table is not this layer's encoding, {layer.encoding!r}: {problem}. The "
+        "layer keeps its own encoding; pass the encoding= that the model was trained with",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def reshape_alpha(layer: nn.Module, state: dict[str, Any], prefix: str) -> None:

@@ -136,6 +136,11 @@ class SinusoidalPositionalEncoding(nn.Module):
         if pe is not None and table is not None:
             pe.copy_(table)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "pe" and isinstance(value, Tensor) and "pe" in self._buffers and "_is_replica" not in vars(self):
+            _checkpoint.compare_assigned(self, value)
+        super().__setattr__(name, value)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self.persistent_table and "pe" not in self._buffers:  # pickled when only the state dict had it

@@ -333,6 +333,20 @@ def test_tables_that_say_the_same_load_silently() -> None:
 
 
 @pytest.mark.feature("checkpoints")
+def test_a_table_that_is_set_is_compared() -> None:
+    layer = kept()
+    with pytest.warns(UserWarning, match=r'it is convention\("t2t", 8\)'):
+        layer.pe = sinpe.table(20, sinpe.convention("t2t", D))[None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer.pe = sinpe.table(20, D)[None]
+        layer.pe = torch.full((1, 20, D), torch.nan)  # no table of any convention
+        layer.pe = torch.empty(1, 20, D, device="meta")
+        layer.pe = None
+    assert torch.equal(layer.state_dict()["pe"], sinpe.table(20, D)[None])
+
+
+@pytest.mark.feature("checkpoints")
 def test_safetensors_saves_and_loads_a_model_with_the_table(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     model = nn.Sequential(nn.Linear(D, D), kept(learned_alpha=True, alpha=0.5)).half()

@@ -58,3 +58,15 @@ def test_from_pretrained(saved: bool, loaded: bool, dtype: torch.dtype, tmp_path
     if loaded:
         assert again.get_buffer("encode.pe").shape == (1, 20, D)
         assert torch.equal(state["encode.pe"], sinpe.table(20, D)[None])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_from_pretrained_of_another_convention_warns(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = Model(Config())
+    model.encode = sinpe.SinusoidalPositionalEncoding(
+        D, 0.0, 20, encoding="t2t", persistent_table=True, learned_alpha=True
+    )
+    model.to(dtype).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r'pe: the checkpoint.s table is not .*; it is convention\("t2t", 8\)'):
+        again = Model.from_pretrained(tmp_path)
+    assert torch.equal(again.state_dict()["encode.pe"], sinpe.table(20, D)[None])
