@@ -216,7 +216,8 @@ def _advice(key: str) -> str:
     that name uses."""
     if any(word in key for word in _ROTARY):
         return "rotary embeddings are not here, this library adds to x or gives tables; the"
-    close = difflib.get_close_matches(key, NAMES, n=3, cutoff=0.8)
+    swapped = [known for known in NAMES if sorted(known) == sorted(key)]  # letters in another order
+    close = difflib.get_close_matches(key, NAMES, n=3, cutoff=0.8) or swapped
     if close:
         return f"did you mean {' or '.join(close)}? All"
     for wanted in (re.sub(r"[^a-z0-9]", "", key), *re.split(r"[^a-z0-9]+", key)):

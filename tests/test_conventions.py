@@ -69,6 +69,7 @@ def test_any_field_overrides() -> None:
 
 ERRORS = [
     (("papper", 8), {}, ValueError, 'got "papper"; did you mean paper? All names: paper, '),
+    (("ddmp", 8), {}, ValueError, 'got "ddmp"; did you mean ddpm? All names: paper, '),
     (("qqq", 8), {}, ValueError, 'got "qqq"; the names: paper, paper_concat, own_index'),
     ((3, 8), {}, TypeError, "convention: expected a name, got int"),
     (("unit", 0), {}, ValueError, "dim: expected an int in"),
