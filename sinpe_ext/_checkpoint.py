@@ -4,7 +4,7 @@ encoding when read, and a learned alpha, of shape (1,) here and () in other libr
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,13 @@ TABLE_ANGLE_ERROR = 2.0**-22
 TABLE_ERROR = 1e-6
 TABLE_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 ROWS_TO_RECOGNISE = 64
+
+
+class Mismatch(NamedTuple):
+    """How a checkpoint's table differs from an encoding, and the convention that it is of, "" where none is known."""
+
+    text: str
+    convention: str = ""
 
 
 def table_of(layer: SinusoidalPositionalEncoding, device: torch.device | str | None = None) -> Tensor | None:
@@ -64,7 +71,7 @@ def compare_table(
         return
     _compare_order(layer, pe, prefix)
     problem = mismatch(pe, layer.encoding, layer.grid_shape, layer.extra_tokens)
-    if problem:
+    if problem is not None:
         _warn(layer, prefix, problem)
 
 
@@ -72,14 +79,15 @@ def compare_assigned(layer: SinusoidalPositionalEncoding, pe: Tensor) -> None:
     """Warns if the buffer `pe` is set to another convention's table, as transformers' from_pretrained does, which calls
     no loading hook. It sets buffers to memory without values as well, of which nothing can be said."""
     problem = mismatch(pe, layer.encoding, layer.grid_shape, layer.extra_tokens)
-    if "it is convention(" in problem:
+    if problem is not None and problem.convention:
         _warn(layer, "", problem)
 
 
-def _warn(layer: SinusoidalPositionalEncoding, prefix: str, problem: str) -> None:
+def _warn(layer: SinusoidalPositionalEncoding, prefix: str, problem: Mismatch) -> None:
+    known = f"; it is {problem.convention}" if problem.convention else ""
     warnings.warn(
-        f"{prefix}pe: the checkpoint's table is not this layer's encoding, {layer.encoding!r}: {problem}. The "
-        "layer keeps its own encoding; pass the encoding= that the model was trained with",
+        f"{prefix}pe: the checkpoint's table is not this layer's encoding, {layer.encoding!r}: {problem.text}{known}. "
+        "The layer keeps its own encoding; pass the encoding= that the model was trained with",
         UserWarning,
         stacklevel=3,
     )
@@ -115,49 +123,51 @@ def _compare_order(layer: SinusoidalPositionalEncoding, pe: Any, prefix: str) ->
 
 def mismatch(
     pe: Any, encoding: Encoding | GridEncoding, grid_shape: tuple[int, ...] | None = None, extra_tokens: int = 0
-) -> str:
-    """How a checkpoint's table differs from an encoding beyond its own rounding, or "" when it does not."""
+) -> Mismatch | None:
+    """How a checkpoint's table differs from an encoding beyond its own rounding; None where it does not."""
     if not isinstance(pe, Tensor):
-        return f"it is a {type(pe).__name__}, not a tensor"
+        return Mismatch(f"it is a {type(pe).__name__}, not a tensor")
     if grid_shape is not None and tuple(pe.shape[-len(grid_shape) - 1 : -1]) == grid_shape:
         pe = pe.flatten(-len(grid_shape) - 1, -2)
     rows = pe.squeeze(0) if pe.dim() == 3 and pe.shape[0] == 1 else pe.squeeze(1) if pe.dim() == 3 else pe
     if rows.dim() != 2 or rows.shape[1] != encoding.dim:
-        return f"its shape {tuple(pe.shape)} does not hold rows of {encoding.dim} channels"
+        return Mismatch(f"its shape {tuple(pe.shape)} does not hold rows of {encoding.dim} channels")
     if rows.device.type == "meta" or not rows.numel():
-        return ""
+        return None
     rows = rows.detach().to("cpu")
     if isinstance(encoding, GridEncoding):
         return _grid_mismatch(rows, encoding, grid_shape, extra_tokens)
     if extra_tokens and not bool(_different_rows(rows, encoding)[0].any()):
-        return ""  # a table without rows for the tokens in front
+        return None  # a table without rows for the tokens in front
     rows = rows[extra_tokens:]
     differs, error = _different_rows(rows, encoding)
     if not bool(differs.any()):
-        return ""
+        return None
     row = int(differs.nonzero()[0])
     text = f"row {row} differs by {float(error[row]):.3g}, and {int(differs.sum())} of {len(rows)} rows differ"
     if row >= ROWS_TO_RECOGNISE:  # it begins as this layer's own: no other convention to name
-        return text
+        return Mismatch(text)
     known = [name for name in CATALOGUE if _is(rows[:ROWS_TO_RECOGNISE], name)]
-    return f'{text}; it is convention("{known[0]}", {encoding.dim})' if known else text
+    return Mismatch(text, f'convention("{known[0]}", {encoding.dim})' if known else "")
 
 
-def _grid_mismatch(rows: Tensor, grid: GridEncoding, grid_shape: tuple[int, ...] | None, extra_tokens: int) -> str:
-    """The same of a grid; "" where nothing says what places the rows are of."""
+def _grid_mismatch(
+    rows: Tensor, grid: GridEncoding, grid_shape: tuple[int, ...] | None, extra_tokens: int
+) -> Mismatch | None:
+    """The same of a grid; None where nothing says what places the rows are of."""
     if grid_shape is None:
-        return ""
+        return None
     ours = functional.table(
         grid_shape, grid, dtype=torch.float64, device="cpu", flatten=True, extra_tokens=extra_tokens
     )
     if ours.shape != rows.shape:
-        return (
+        return Mismatch(
             f"it has {len(rows)} rows, not the {len(ours)} of grid_shape {grid_shape} with extra_tokens {extra_tokens}"
         )
     error = (rows.to(torch.float64) - ours).abs().amax(1)
     differs = ~(error <= _allowed(rows, grid, grid_shape))
     if not bool(differs.any()):
-        return ""
+        return None
     row = int(differs.nonzero()[0])
     text = f"row {row} differs by {float(error[row]):.3g}, and {int(differs.sum())} of {len(rows)} rows differ"
     for name in GRIDS:
@@ -170,8 +180,8 @@ def _grid_mismatch(rows: Tensor, grid: GridEncoding, grid_shape: tuple[int, ...]
                 grid_shape, other, dtype=torch.float64, device="cpu", flatten=True, extra_tokens=extra_tokens
             )
             if float((rows.to(torch.float64) - theirs).abs().max()) <= _allowed(rows, other, grid_shape):
-                return f'{text}; it is convention("{name}", {grid.dim})'
-    return text
+                return Mismatch(text, f'convention("{name}", {grid.dim})')
+    return Mismatch(text)
 
 
 def _allowed(rows: Tensor, grid: GridEncoding, grid_shape: tuple[int, ...]) -> float:

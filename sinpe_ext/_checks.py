@@ -29,7 +29,7 @@ from ._dense import (
     shown,
 )
 from ._graph import constant_in_graph, is_jit_traced, is_size, untraced
-from .encoding import Encoding, field_called, integer
+from .encoding import Encoding, field_called, integer, needs_nothing
 from .grid import GridEncoding
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _encoding_of_dim = lru_cache(maxsize=64)(Encoding)
 _convention: Callable[[str, int], Any] = lru_cache(maxsize=64)(convention)
 
 
-# What users write for arguments of the functions and layers -> what is meant. `{name}` alone: a field of Encoding.
+# An argument of the functions and layers -> what users write for it. Names of Encoding's fields: encoding.py.
 _MEANT = {
     "start": ("offset", "first", "start_pos", "past_length", "past_key_values_length", "start_index"),
     "positions": ("position_ids", "position", "pos", "timesteps", "position_indices"),
@@ -74,10 +74,6 @@ _MEANT_OTHERWISE = {  # with the argument that the advice needs, if any
     "training": "dropout=p if training else 0.0",
     "inplace": "out=x, or add_",
     "batch_first": "seq_dim=0 for x of shape (sequence, batch, channels)",
-    "max_len": "nothing: no table is stored, every position is valid",
-    "max_length": "nothing: no table is stored, every position is valid",
-    "max_seq_len": "nothing: no table is stored, every position is valid",
-    "max_position_embeddings": "nothing: no table is stored, every position is valid",
 }
 NO_SCRIPT = (
     "torch.jit.script cannot read sinpe_ext's functions and layers, whose arguments are keywords with defaults; use "
@@ -104,7 +100,7 @@ def _unknown_argument(function: Any, name: str) -> str:
         return f"{expected}; positions are final, pass positions + {name}"
     if name == "training" and function.__name__ == "forward":
         return f"{expected}; call train() or eval() of the layer"
-    meant = _MEANT_OTHERWISE.get(name, "")
+    meant = _MEANT_OTHERWISE.get(name, "") or needs_nothing(name)
     argument = meant.partition("=")[0]
     if meant and ("=" not in meant or argument in known):
         return f"{expected}; use {meant}"

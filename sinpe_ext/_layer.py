@@ -112,9 +112,8 @@ def check_limit(call: Any, max_len: int) -> None:
         rows = call.whole_rows
         first = lowest + int(call.starts[0] if one_axis else call.start) - call.row_offset
         last = first + rows - 1
-        if _checks.is_jit_traced() and not _onnx.is_exporting():  # ONNX has no assertions
-            within = first + call.length() - 1 <= highest
-            call.depend_on(_traced.zero_where(within, _limit_message(lowest, highest, "others")))
+        if _checks.is_jit_traced():
+            _assert_in_trace(call, first + call.length() - 1 <= highest, _limit_message(lowest, highest, "others"))
     elif not rows or 0 in _checks.sizes(call.positions) or call.device.type == "meta":
         return
     else:
@@ -123,15 +122,22 @@ def check_limit(call: Any, max_len: int) -> None:
         if _checks.unreadable(p):
             ahead = call.length() - 1 if by_start else 0
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()
-            if _checks.is_jit_traced() and not _onnx.is_exporting():
-                call.depend_on(_traced.zero_where(allowed, _limit_message(lowest, highest, "others")))
-            elif not _checks.is_jit_traced():
-                torch._assert_async(allowed, _limit_message(lowest, highest, "others"))
+            message = _limit_message(lowest, highest, "others")
+            if _checks.is_jit_traced():
+                _assert_in_trace(call, allowed, message)
+            else:
+                torch._assert_async(allowed, message)
             return
         first, last = torch.stack(p.aminmax()).tolist()  # on a device: the one wait
         last += rows - 1 if by_start else 0
     if rows and not (first >= lowest and last <= highest):
         raise IndexError(_limit_message(lowest, highest, f"{last if first >= lowest else first}"))
+
+
+def _assert_in_trace(call: Any, condition: Tensor, message: str) -> None:
+    """Has torch.jit.trace record that a condition must hold; ONNX has no assertions."""
+    if not _onnx.is_exporting():
+        call.depend_on(_traced.zero_where(condition, message))
 
 
 def _limit_message(lowest: int, highest: int, got: str) -> str:

@@ -489,7 +489,7 @@ def _alone(module: Any, name: str) -> Left | None:
         return None
     try:
         rows = getattr(type(module), name)(torch.arange(float(STEPS)), 64)
-    except Exception:
+    except Exception:  # its arguments are others: then nothing is known of it, and nothing said
         return None
     encoding = _known(rows, (STEPS, 64)) if isinstance(rows, Tensor) else None
     if encoding is None:
@@ -538,7 +538,7 @@ def _dtypes(
                 t = exact.to(given)
             try:
                 rows = rows_of(t, held)
-            except Exception:
+            except Exception:  # a dtype that the module itself refuses: its own forward goes on answering there
                 continue
             if rows.shape != (len(t), encoding.dim) or rows.dtype not in HELD:
                 continue

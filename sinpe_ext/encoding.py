@@ -41,9 +41,10 @@ _HINTS = {
     "n": "base=...",
     "downscale_freq_shift": "shift=...",
     "scale": "position_scale=... (it multiplies the position); to scale the result, amplitude=...",
-    "max_len": "nothing: no table is stored, every position is valid",
-    "max_length": "nothing: no table is stored, every position is valid",
-    "max_seq_len": "nothing: no table is stored, every position is valid",
+    **dict.fromkeys(
+        ("max_len", "max_length", "max_seq_len", "max_position_embeddings"),
+        "nothing: no table is stored, every position is valid",
+    ),
     "flip_sin_to_cos": 'layout="cos_sin"',
     "d_model": "dim, the first argument",
     "embedding_dim": "dim, the first argument",
@@ -197,6 +198,12 @@ def unknown_field(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1)
     advice = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
     return f"{name}: expected a field of Encoding, got a name it lacks; {advice}"
+
+
+def needs_nothing(name: str) -> str:
+    """What to write for an argument of other libraries that has no use here; "" for any other."""
+    hint = _HINTS.get(name, "")
+    return hint if hint.startswith("nothing:") else ""
 
 
 def field_called(name: str) -> str:
