@@ -343,7 +343,7 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
         given, _ = run(tried, _shape(spaced, rank))
         encoding = _known(None if given is None else given.float(), tuple(rows.shape))
         if encoding is not None:
-            found.insert(0, encoding.replace(position_scale=_rounded(float(encoding.position_scale) / spacing)))
+            found.insert(0, encoding.replace(position_scale=float(encoding.position_scale) / spacing))
     if not found:
         return None
     encoding, reason = found[0], "its rows of timesteps are recognised, but "
@@ -572,23 +572,8 @@ def _known(rows: Tensor | None, shape: tuple[int, ...]) -> Encoding | None:
     for match in matches[:1]:
         whole = not (match.zero_rows or match.extra_tokens or match.zero_columns or match.transposed)
         if whole and isinstance(match.encoding, Encoding) and match.encoding.start == 0:
-            return _round_base(match.encoding, rows.reshape(shape)) if not half_rotary(match) else None
+            return None if half_rotary(match) else match.encoding
     return None
-
-
-def _round_base(encoding: Encoding, rows: Tensor) -> Encoding:
-    """With the roundest base that explains the rows as well: one fitted to float32 rows is off in its last digits."""
-    for digits in range(1, 7):
-        other = encoding.replace(base=float(f"{encoding.base:.{digits}g}"))
-        found = table(len(rows), other, dtype=rows.dtype, device=rows.device)
-        if difference(rows, found) <= allowed(other, float(len(rows)), rows.dtype):
-            return other
-    return encoding
-
-
-def _rounded(scale: float) -> Any:
-    """A whole number where a scale is all but one."""
-    return round(scale) if abs(scale - round(scale)) <= 1e-6 * abs(scale) else scale
 
 
 def _holds(encoding: Any, held: Tensor) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from traced_models import Call, ids, x
 
 import sinpe_ext as sinpe
 
@@ -25,25 +26,6 @@ T2T = sinpe.convention("t2t", D)
 GRID = sinpe.convention("mae2d", D)
 FLOAT32 = sinpe.Encoding(D, angle="float32_exp")
 LENGTHS = [(7, 1), (1, 7), (5, 6)]  # traced at, run at
-
-
-class Call(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *arguments: Any) -> Tensor:
-        return self.function(*arguments)
-
-
-def x(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
-
-
-def ids(*shape: int) -> Tensor:
-    return torch.randint(20, shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def layer(*args: Any, **options: Any) -> nn.Module:

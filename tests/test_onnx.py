@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from traced_models import Call, ids, x
 
 import sinpe_ext as sinpe
 from sinpe_ext import _onnx
@@ -31,25 +32,6 @@ D = 16
 FAR = [0, -1, 2**31, -(2**31) - 1, 2**40 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**63)]
 ANY = torch.export.Dim.DYNAMIC
 BOTH = {0: ANY, 1: ANY}
-
-
-class Call(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *arguments: Any) -> Tensor:
-        return self.function(*arguments)
-
-
-def x(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
-
-
-def ids(*shape: int) -> Tensor:
-    return torch.randint(20, shape, generator=torch.Generator().manual_seed(3))
 
 
 def seeded(make: Callable[[], nn.Module]) -> nn.Module:
