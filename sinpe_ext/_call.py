@@ -162,7 +162,8 @@ class RowsCall:
         return None if self.alpha == 1.0 else torch.full((), self.alpha, dtype=torch.float64, device=self.device)
 
     def depend_on(self, zero: Tensor) -> None:
-        """Adds 0 to the positions, for torch.jit.trace to record where it came from."""
+        """Adds `zero`, a tensor whose value is 0, to the positions: torch.jit.trace then keeps the assertion that
+        made it, because the result depends on it."""
         zero = zero.to(self.device)
         if self.positions is None:
             self.positions, self.are_starts = (zero + (self.encoding.start + self.start)).reshape(1, 1), True

@@ -112,7 +112,7 @@ class GridCall(SumCall):
         self.padding_mask = None if padding_mask is None else _checks.padding_mask(padding_mask, of)
         self.starts = [self.start]
         if self.positions is not None:
-            (rows,) = self.form.live(self.x)
+            (rows,) = self.form.traced_lengths(self.x)
             at = self.positions + torch.arange(rows, device=of.device) if self.are_starts else self.positions
             self.positions = at.unsqueeze(-1)
 
@@ -143,7 +143,7 @@ class GridCall(SumCall):
         """Each place's coordinates, (1, S, axes) int64."""
         axes = [
             torch.arange(size, device=self.device) + (first + start)
-            for size, first, start in zip(self.form.live(self.x), self.firsts, starts, strict=True)
+            for size, first, start in zip(self.form.traced_lengths(self.x), self.firsts, starts, strict=True)
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
 
@@ -289,7 +289,7 @@ class GridCall(SumCall):
     # In operations that autograd, a compiler and torch.func look into.
 
     def length(self) -> Any:
-        return self.form.live(self.x)[0] if len(self.firsts) == 1 else self.shape[-2]
+        return self.form.traced_lengths(self.x)[0] if len(self.firsts) == 1 else self.shape[-2]
 
     def rows(self) -> Tensor:
         acc, device = self.acc, self.device
@@ -297,7 +297,7 @@ class GridCall(SumCall):
         if self.positions is not None:
             rows = arranged(_grid_rows.encode(value, dim, self.positions, acc), len(self.shape))
         else:
-            lengths = self.form.live(self.x)
+            lengths = self.form.traced_lengths(self.x)
             rows = _grid_rows.table(value, dim, lengths, self.starts, acc, device).reshape(-1, dim)
         return rows if self.columns is None else rows.narrow(-1, *self.columns)
 
@@ -325,8 +325,8 @@ class GridCall(SumCall):
         """What torch.jit.trace records: the mask is numbered as x is, so that no length is kept but those of
         grid_shape, which x then has to have."""
         form, x = self.form, self.x
-        if form.given is not None:  # has a trace raise for an x of other lengths
-            lengths = form.live(x)
+        if form.grid_shape is not None:  # has a trace raise for an x of other lengths
+            lengths = form.traced_lengths(x)
             given = dict(zip(form.rows_at, [form.extra + math.prod(lengths)] if form.is_flat else lengths, strict=True))
             x = x.reshape([given.get(d, x.shape[d]) for d in range(x.dim())])
         total = form.restored(self.sum(form.canonical(x).to(self.acc)), x)

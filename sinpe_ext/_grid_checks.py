@@ -26,9 +26,10 @@ def lengths(name: str, value: Any, axes: int) -> tuple[int, ...]:
     return untraced(lengths_of)(name, value, axes)
 
 
-def followed(given: Any, found: tuple[int, ...]) -> tuple[Any, ...]:
-    """Checked lengths; where torch.jit.trace records, those that are sizes of some tensor as it follows them."""
-    return tuple(given) if _checks.is_jit_traced() else found
+def traced_lengths(given: Any, checked: tuple[int, ...]) -> tuple[Any, ...]:
+    """Checked lengths as ints; while torch.jit.trace records, as they were given, since a size of a tensor is then
+    itself a tensor that the trace follows."""
+    return tuple(given) if _checks.is_jit_traced() else checked
 
 
 def _is_whole(value: Any) -> bool:

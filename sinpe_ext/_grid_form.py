@@ -68,7 +68,7 @@ class GridForm:
                 )
             self.rows_at = others[len(others) - axes :]
             self.lengths = tuple(shape[d] for d in self.rows_at)
-        self.given = grid_shape
+        self.grid_shape = grid_shape
         self.batch_at = [d for d in others if d not in self.rows_at]
         self.batch = shape[self.batch_at[0]] if self.batch_at else 1
         self.places = math.prod(self.lengths)
@@ -153,17 +153,21 @@ class GridForm:
         """The extra places of a tensor of x's shape."""
         return t.narrow(self.rows_at[0], 0, self.extra)
 
-    def live(self, x: Tensor) -> tuple[Any, ...]:
+    def traced_lengths(self, x: Tensor) -> tuple[Any, ...]:
         """`lengths`; where torch.jit.trace records, as tensors that follow x or what grid_shape was made of."""
         if not _checks.is_jit_traced():
             return self.lengths
-        if self.given is not None:
-            return tuple(self.given)
+        if self.grid_shape is not None:
+            return tuple(self.grid_shape)
         return tuple(x.shape[d] - self.extra for d in self.rows_at)
 
     def restored(self, canonical: Tensor, like: Tensor | None = None) -> Tensor:
         """The inverse of `canonical`, without the extra places; `like` is x where torch.jit.trace may record."""
         first = len(self.batch_at)
-        t = canonical if self.is_flat else canonical.unflatten(first, self.lengths if like is None else self.live(like))
+        t = (
+            canonical
+            if self.is_flat
+            else canonical.unflatten(first, self.lengths if like is None else self.traced_lengths(like))
+        )
         order = [*self.batch_at, *self.rows_at, self.channels_at]
         return t.permute(*(order.index(d) for d in range(len(order))))

@@ -43,7 +43,7 @@ def table(
         if not _is_compiling():
             _checks.addressable("length", extra + places, dim, dtype.itemsize)
     starts = _grid_checks.starts(start, firsts, lengths, None, where)
-    rows = _grid_rows.table(encoding, dim, _grid_checks.followed(length, lengths), starts, dtype, where)
+    rows = _grid_rows.table(encoding, dim, _grid_checks.traced_lengths(length, lengths), starts, dtype, where)
     if flatten or extra:
         rows = rows.flatten(0, -2)
     if extra:

@@ -1,7 +1,7 @@
 """What torch.compile sees: opaque `table` and `encode`, then arithmetic that it fuses with its neighbours.
 
-torch.jit.trace records the same, but rows of a length as those of counted positions: it would record an operator's
-length as a number, while `torch.arange` of a length that x gave follows x.
+torch.jit.trace records the same, but not `table`: a length given to an operator is recorded as a constant. It records
+`encode` of `torch.arange(length)` instead, which follows a length that was read from the shape of x.
 
 A compiler must not look into an Encoding or a plan. The functions marked `constant_in_graph` run while it traces, and
 what they give is a constant of the graph. They take what the caller gave for an encoding, `Given`, because a constant
