@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -92,6 +94,76 @@ def test_an_out_whose_elements_share_memory(name: str, view: str) -> None:
     with pytest.raises(RuntimeError, match="more than one element|does not fit"):
         op(name)(*arguments[name])
     assert not bool((out != (1 if view == "expanded" else 0)).any())
+
+
+def shared(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
+    """An operand, and an x over the same memory."""
+    memory = torch.ones(2 * B * S * D)
+    operand = memory.view(dtype)[: math.prod(shape)].view(shape)
+    return operand, memory[: B * S * D].view(B, S, D)
+
+
+def over_words(words: Tensor) -> tuple[Tensor, Tensor]:
+    """The words of a plan or a grid, and an x whose memory begins in their middle."""
+    memory = torch.zeros(words.numel() + B * S * D, dtype=torch.int64)
+    memory[: words.numel()] = words
+    return memory[: words.numel()], memory[words.numel() // 2 :].view(torch.float32)[: B * S * D].view(B, S, D)
+
+
+def overlaps() -> dict[str, tuple[str, tuple[Any, ...], Tensor]]:
+    """The operand -> operator and arguments, `out` last, where out shares memory with it; what must stay as it was."""
+    words_of_grid, values = grid_operands()
+    positions, x_positions = shared(torch.float32, 1, S)
+    starts, x_starts = shared(torch.int64, B, 1)
+    mask, x_mask = shared(torch.bool, 1, S)
+    plan, x_plan = over_words(words())
+    grid, x_grid = over_words(words_of_grid)
+    seed, x_seed = shared(torch.int64, 1)
+    both, x_values = shared(torch.float32, values.numel())
+    return {
+        "plan": ("add_out", (x(), plan, *NONE, *ROWS, 1.0, 1.0, x_plan), plan),
+        "plan of a table": ("table_out", (plan, 0, x_plan[0]), plan),
+        "positions": ("add_out", (x(), words(), positions, None, *ROWS, 1.0, 1.0, x_positions), positions),
+        "starts": ("add_out", (x(), words(), starts, None, 0, True, 1.0, 1.0, x_starts), starts),
+        "padding_mask": ("add_out", (x(), words(), None, mask, *ROWS, 1.0, 1.0, x_mask), mask),
+        "seed": ("add_dropout_out", (x(), words(), *NONE, seed, *ROWS, 1.0, 1.0, 9, [], x_seed), seed),
+        "plan, dropout": ("add_dropout_out", (x(), plan, *NONE, None, *ROWS, 1.0, 1.0, 0, [], x_plan), plan),
+        "grid": ("add_grid_out", (x(), values, grid, None, None, 1.0, 0, [], x_grid), grid),
+        "values": ("add_grid_out", (x(), both, words_of_grid, None, None, 1.0, 0, [], x_values), both),
+        "mask of a grid": ("add_grid_out", (x(), values, words_of_grid, mask, None, 1.0, 0, [], x_mask), mask),
+    }
+
+
+def grid_operands() -> tuple[Tensor, Tensor]:
+    """The words of a grid of S places and D channels, and the values of its one axis."""
+    words = torch.tensor([0x53494E504547, 14, 0, 1, 1, D, S * D, 0, S, 0, 0, 1, D, 0])
+    return words, torch.ones(S * D)
+
+
+OVERLAPS = ["plan", "plan of a table", "positions", "starts", "padding_mask", "seed", "plan, dropout", "grid", "values",
+            "mask of a grid"]  # fmt: skip
+
+
+@pytest.mark.bad_input(17, "compiled")
+@pytest.mark.parametrize("operand", OVERLAPS)
+def test_an_out_over_what_steers_it(operand: str) -> None:
+    """The kernels read these again after they were checked: `out` over the words of a grid was a SIGSEGV."""
+    name, arguments, read = overlaps()[operand]
+    before = read.clone()
+    with pytest.raises(RuntimeError, match=": expected memory apart from the tensor that is written to, got one that"):
+        op(name)(*arguments)
+    assert torch.equal(read, before)
+    *rest, out = arguments
+    op(name)(*rest, torch.empty_like(out))  # apart it is fine
+
+
+def test_no_channels_read_no_ids() -> None:
+    """2^36 expanded ids were all looked at, with nothing to do."""
+    ids = torch.zeros(1, dtype=torch.int64).expand(2**36)
+    grad = torch.ones(1, 0).expand(2**36, 0)
+    begin = time.monotonic()
+    assert op("embed_backward")(grad, ids, None, 4, -1, 1.0, 0, []).shape == (4, 0)
+    assert time.monotonic() - begin < 1
 
 
 @pytest.mark.bad_input(17, "compiled")

@@ -30,19 +30,15 @@ struct Grid {
   int64_t dim;                                // channels
   int64_t places;                             // product of the lengths
   int64_t length[kMaxAxes], inner[kMaxAxes];  // places from one coordinate of an axis to the next
-  const int64_t* pieces;
+  GridPiece pieces[kMaxPieces];               // copies: the words may change after they were checked
 
-  SINPE_HD GridPiece piece(int k) const {
-    const int64_t* w = pieces + k * kPieceWords;
-    return {w[0], w[1], w[2], w[3], w[4]};
-  }
   SINPE_HD int64_t coordinate(int64_t place, int64_t axis) const { return place / inner[axis] % length[axis]; }
   // The piece that feeds a channel, the last if several do, and which of its channels that is; -1 for none, a channel of
   // zeros.
   SINPE_HD int feeding(int64_t channel, int64_t* of_piece) const {
     SINPE_ROLLED
     for (int k = n_pieces - 1; k >= 0; --k) {
-      const GridPiece p = piece(k);
+      const GridPiece& p = pieces[k];
       const int64_t past = channel - p.first, c = p.step == 1 ? past : past / p.step;
       if (past >= 0 && c < p.width && c * p.step == past) {
         *of_piece = c;
@@ -62,8 +58,8 @@ SINPE_HD bool is_product_within(int64_t a, int64_t b, int64_t most) {
   return static_cast<uint128>(a) * static_cast<uint64_t>(b) <= static_cast<uint128>(most);
 }
 
-// Reads `words` into `grid`; false when they are none of this version, or speak of values beyond n_values. Every index that
-// a kernel later trusts is checked here, without a division: on a device one thread does it while the others wait.
+// Copies `words` into `grid`; false when they are none of this version, or speak of values beyond n_values. Every index
+// that a kernel later trusts is checked here, without a division: on a device one thread does it while the others wait.
 SINPE_HD bool decode_grid(const int64_t* words, int64_t n_words, int64_t n_values, Grid* grid) {
   if (words == nullptr || n_words < kGridHeaderWords) return false;
   int64_t header[kGridHeaderWords];
@@ -86,13 +82,14 @@ SINPE_HD bool decode_grid(const int64_t* words, int64_t n_words, int64_t n_value
     grid->inner[a] = grid->places;
     grid->places *= length;
   }
-  grid->pieces = words + kGridHeaderWords + grid->n_axes;
+  const int64_t* w = words + kGridHeaderWords + grid->n_axes;
   SINPE_ROLLED
-  for (int k = 0; k < grid->n_pieces; ++k) {
-    const GridPiece p = grid->piece(k);
+  for (int k = 0; k < grid->n_pieces; ++k, w += kPieceWords) {
+    const GridPiece p = {w[0], w[1], w[2], w[3], w[4]};
     if (p.axis < 0 || p.axis >= grid->n_axes || p.first < 0 || p.step < 1 || p.width < 1 || p.offset < 0) return false;
     if (p.first >= grid->dim || !is_product_within(p.width - 1, p.step, grid->dim - 1 - p.first)) return false;
     if (p.offset > n_values || !is_product_within(p.width, grid->length[p.axis], n_values - p.offset)) return false;
+    grid->pieces[k] = p;
   }
   return true;
 }

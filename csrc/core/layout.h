@@ -36,6 +36,32 @@ inline int64_t product(const int64_t* sizes, int n) {
   return all;
 }
 
+// The bytes that a tensor reaches over in memory, gaps included.
+struct Span {
+  uintptr_t begin = 0, end = 0;
+
+  Span(const void* data, int64_t count, int64_t item) : Span(data, &count, nullptr, 1, item) {}
+  // Strides in elements, of either sign; none for a contiguous tensor. Unsigned sums: what wraps is no tensor.
+  Span(const void* data, const int64_t* sizes, const int64_t* strides, int rank, int64_t item) {
+    if (data == nullptr) return;
+    begin = end = reinterpret_cast<uintptr_t>(data);
+    uintptr_t step = static_cast<uintptr_t>(item);
+    for (int d = rank - 1; d >= 0; --d) {
+      if (sizes[d] == 0) {
+        begin = end = 0;
+        return;
+      }
+      const bool backward = strides != nullptr && strides[d] < 0;
+      const uintptr_t stride =
+          strides == nullptr ? step : static_cast<uintptr_t>(strides[d]) * static_cast<uintptr_t>(item);
+      (backward ? begin : end) += static_cast<uintptr_t>(sizes[d] - 1) * stride;
+      step *= static_cast<uintptr_t>(sizes[d]);
+    }
+    end += static_cast<uintptr_t>(item);
+  }
+  bool meets(const Span& other) const { return begin < other.end && other.begin < end; }
+};
+
 inline bool valid_dropout(const sinpe_dropout_arguments& a) { return a.drop >= 0 && a.drop <= kDropAll; }
 
 // The numbers of a tensor's elements: base + the sum of index * steps.
@@ -110,6 +136,10 @@ SINPE_HD bool first_position(int64_t plan_start, int64_t start, int64_t length, 
   return add_positions(plan_start, start, first) && (length == 0 || add_positions(*first, length - 1, &last));
 }
 
+constexpr int64_t size_of(sinpe_dtype t) {
+  return t == SINPE_FLOAT64 || t == SINPE_INT64 ? 8 : t == SINPE_FLOAT32 ? 4 : 2;
+}
+
 inline bool is_position_type(sinpe_dtype t) { return t == SINPE_INT64 || t == SINPE_FLOAT32 || t == SINPE_FLOAT64; }
 
 // x seen as (batch, middle, rows, dim), middle being all dimensions between batch and sequence. A slice is a (batch,
@@ -124,5 +154,16 @@ struct Shape {
   }
   bool empty() const { return batch == 0 || middle == 0 || rows == 0; }
 };
+
+// Whether what is written shares no memory with what says which value each element gets: the words of a plan or a grid,
+// positions, padding, the numbers of elements. Kernels read these again after they were checked, and while they write.
+inline bool is_apart(const Span& written, const int64_t* words, int64_t n_words, const sinpe_add_arguments& a) {
+  const Shape shape(a);
+  const int64_t rows[] = {shape.batch, shape.rows}, starts[] = {shape.batch, 1};
+  return !written.meets(Span(words, n_words, 8)) && !written.meets(Span(a.dropout.elements, 1 + a.rank, 8)) &&
+         !written.meets(Span(a.positions, a.positions_are_starts != 0 ? starts : rows, a.position_strides, 2,
+                             size_of(a.position_dtype))) &&
+         !written.meets(Span(a.padding_mask, rows, a.mask_strides, 2, 1));
+}
 
 }  // namespace sinpe

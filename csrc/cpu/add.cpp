@@ -3,7 +3,8 @@
 
 extern "C" sinpe_status sinpe_add(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a) {
   using namespace sinpe;
-  return run_checked(words, n_words, a, [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
+  const auto apart = [&] { return is_apart(span_of_out(*a), words, n_words, *a); };
+  return run_checked(words, n_words, a, apart, [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
     using T = decltype(type);
     const auto alpha = static_cast<accumulate_t<T>>(a->alpha);
     return over_tiles(plan, *a, first, alpha, [&] { return TileAdder<T>(*a, shape); });

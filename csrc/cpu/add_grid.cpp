@@ -16,7 +16,7 @@ class PlaceRows {
   // n places from `place` on, `dim` channels each.
   void operator()(int64_t, int64_t place, int64_t n, Real* pe) const {
     for (int k = 0; k < grid_.n_pieces; ++k) {
-      const GridPiece p = grid_.piece(k);
+      const GridPiece& p = grid_.pieces[k];
       const int64_t inner = grid_.inner[p.axis], length = grid_.length[p.axis];
       int64_t coordinate = grid_.coordinate(place, p.axis), left = inner - place % inner;
       Real* row = pe + p.first;
@@ -53,7 +53,7 @@ class ChannelRows {
       if (k < 0) {
         std::fill(pe, pe + width_, Real{0});
       } else {
-        part_of_row(grid_.piece(k), c, r % parts_ * width_, pe);
+        part_of_row(grid_.pieces[k], c, r % parts_ * width_, pe);
       }
     }
   }
@@ -145,6 +145,13 @@ extern "C" sinpe_status sinpe_add_grid(const int64_t* words, int64_t n_words, co
                     shape.dim == (grid.by_channels ? grid.places : grid.dim);
   if (!fits || (grid.by_channels && a->padding_mask != nullptr) || a->x == nullptr || a->out == nullptr ||
       (n_values > 0 && values == nullptr)) {
+    return SINPE_BAD_ARGUMENT;
+  }
+  const Span written = span_of_out(*a);
+  sinpe_add_arguments steering = *a;
+  steering.positions = nullptr;
+  if (!is_apart(written, words, n_words, steering) ||
+      written.meets(Span(values, n_values, a->dtype == SINPE_FLOAT64 ? 8 : 4))) {
     return SINPE_BAD_ARGUMENT;
   }
   return or_no_memory(

@@ -172,12 +172,20 @@ extern "C" sinpe_status sinpe_embed_backward(sinpe_embed_backward_arguments* a) 
     return SINPE_BAD_ARGUMENT;
   }
   const int64_t count = product(a->sizes, a->rank - 1), dim = a->sizes[a->rank - 1];
+  if (dim == 0) return SINPE_OK;  // before the ids, of which an expanded tensor may have any number
   if (count > 0 && a->ids == nullptr) return SINPE_BAD_ARGUMENT;
   if (count > 0 && !check_ids(a->ids, a->sizes, a->id_strides, a->rank - 1, a->num_embeddings, &a->bad_id)) {
     return SINPE_BAD_ID;
   }
-  if (a->num_embeddings == 0 || dim == 0) return SINPE_OK;
-  if (a->out == nullptr || (count > 0 && a->grad == nullptr)) return SINPE_BAD_ARGUMENT;
+  if (a->num_embeddings == 0) return SINPE_OK;
+  const int64_t rows[] = {a->num_embeddings, dim}, item = size_of(a->dtype);
+  const Span written(a->out, rows, nullptr, 2, item);
+  if (a->out == nullptr || (count > 0 && a->grad == nullptr) ||
+      written.meets(Span(a->ids, a->sizes, a->id_strides, a->rank - 1, 8)) ||
+      written.meets(Span(a->grad, a->sizes, a->grad_strides, a->rank, item)) ||
+      written.meets(Span(a->dropout.elements, 1 + a->rank, 8))) {
+    return SINPE_BAD_ARGUMENT;
+  }
   return or_no_memory(
       [&] { return with_type(a->dtype, [&](auto type) { return embed_backward<decltype(type)>(*a); }); });
 }

@@ -57,6 +57,11 @@ extern "C" sinpe_status sinpe_encode(const int64_t* words, int64_t n_words, cons
   if (count < 0 || row_stride < plan.dim || (count > 0 && (positions == nullptr || out == nullptr))) {
     return SINPE_BAD_ARGUMENT;
   }
+  const int64_t sizes[] = {count, plan.dim}, strides[] = {row_stride, 1};
+  const Span written(out, sizes, strides, 2, size_of(dtype));
+  if (written.meets(Span(words, n_words, 8)) || written.meets(Span(positions, count, size_of(position_dtype)))) {
+    return SINPE_BAD_ARGUMENT;
+  }
   try {
     return with_type(dtype, [&](auto type) {
       auto* rows = static_cast<decltype(type)*>(out);

@@ -61,7 +61,12 @@ class TileDots {
 extern "C" sinpe_status sinpe_row_dots(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a,
                                        const double* slopes) {
   using namespace sinpe;
-  return run_checked(words, n_words, a, [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
+  const auto apart = [&] {
+    const Span sums(a->out, a->sizes, nullptr, a->rank - 1, 8);
+    return is_apart(sums, words, n_words, *a) && !sums.meets(Span(slopes, a->sizes[a->rank - 1], 8)) &&
+           !sums.meets(Span(a->x, a->sizes, a->x_strides, a->rank, size_of(a->dtype)));
+  };
+  return run_checked(words, n_words, a, apart, [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
     using T = decltype(type);
     return over_tiles(plan, *a, first, accumulate_t<T>{1}, [&] { return TileDots<T>(*a, shape, slopes); });
   });

@@ -1,4 +1,5 @@
 // table: consecutive rows of an encoding.
+#include "core/layout.h"
 #include "core/status.h"
 #include "cpu/dispatch.h"
 #include "cpu/row_maker.h"
@@ -29,6 +30,8 @@ extern "C" sinpe_status sinpe_table(const int64_t* words, int64_t n_words, int64
   Plan plan;
   if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
   if (length < 0 || (length > 0 && out == nullptr) || row_stride < plan.dim) return SINPE_BAD_ARGUMENT;
+  const int64_t sizes[] = {length, plan.dim}, strides[] = {row_stride, 1};
+  if (Span(out, sizes, strides, 2, size_of(dtype)).meets(Span(words, n_words, 8))) return SINPE_BAD_ARGUMENT;
   int64_t first;
   if (!first_position(plan.start, start, length, &first)) return SINPE_OUT_OF_RANGE;
   try {

@@ -37,6 +37,11 @@ inline sinpe_status check_arguments(const Plan& plan, const sinpe_add_arguments&
   return SINPE_OK;
 }
 
+// The memory of out, like x.
+inline Span span_of_out(const sinpe_add_arguments& a) {
+  return Span(a.out, a.sizes, a.out_strides, a.rank, size_of(a.dtype));
+}
+
 // Positions of the rows of one batch element.
 class Positions {
  public:
@@ -129,8 +134,10 @@ sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t 
 }
 
 // Checks what add or row_dots is given, then calls run(T{}, plan, shape, first position) with its element type.
-template <class F>
-sinpe_status run_checked(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a, const F& run) {
+// apart() says whether the memory that it writes is.
+template <class Apart, class F>
+sinpe_status run_checked(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a, const Apart& apart,
+                         const F& run) {
   Plan plan;
   if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
   if (a == nullptr) return SINPE_BAD_ARGUMENT;
@@ -139,7 +146,7 @@ sinpe_status run_checked(const int64_t* words, int64_t n_words, const sinpe_add_
   if (checked != SINPE_OK) return checked;
   const Shape shape(*a);
   if (shape.empty()) return SINPE_OK;
-  if (a->x == nullptr || a->out == nullptr) return SINPE_BAD_ARGUMENT;
+  if (a->x == nullptr || a->out == nullptr || !apart()) return SINPE_BAD_ARGUMENT;
   return or_no_memory([&] { return with_type(a->dtype, [&](auto type) { return run(type, plan, shape, first); }); });
 }
 

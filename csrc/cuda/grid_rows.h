@@ -113,7 +113,7 @@ struct TileRows<Gathered<Number>> {
         for (int32_t r = first; r < last; ++r, to += tile.width) *to = nothing;
         continue;
       }
-      const GridPiece p = grid.piece(k);
+      const GridPiece& p = grid.pieces[k];
       const int32_t* coordinate = coordinates[p.axis];
       const Real* column = values + p.offset + c;
       SINPE_ROLLED
@@ -143,7 +143,7 @@ struct TileRows<Gathered<Number>> {
         for (int32_t i = item; i < tile.width; i += kThreads) to[i] = Real{0};
         continue;
       }
-      const GridPiece p = grid.piece(k);
+      const GridPiece& p = grid.pieces[k];
       if (p.axis != axis) {
         axis = p.axis;
         start = Walk(grid, axis, tile.channel + item, kThreads);

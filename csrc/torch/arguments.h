@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "core/layout.h"
 #include "torch/tensors.h"
 
 namespace sinpe_torch {
@@ -107,7 +108,22 @@ inline void expect_apart(const Tensor& out) {
   }
 }
 
-// The same of an out that the caller gave.
+// That what is written shares no memory with an operand that says which value each element gets, as
+// sinpe_ext/_memory.py says it: kernels read it again after it was checked, and while they write.
+inline void expect_apart(const Tensor& out, const char* name, const Tensor& read) {
+  const auto span = [](const Tensor& t) {
+    return sinpe::Span(t.const_data_ptr(), t.sizes().data(), t.strides().data(), static_cast<int>(t.dim()),
+                       static_cast<int64_t>(t.element_size()));
+  };
+  expect(!span(out).meets(span(read)), name,
+         ": expected memory apart from the tensor that is written to, got one that shares some with it; clone() ", name,
+         " first");
+}
+inline void expect_apart(const Tensor& out, const char* name, const Optional& read) {
+  if (read.has_value()) expect_apart(out, name, *read);
+}
+
+// arguments_of with an out that the caller gave.
 inline sinpe_add_arguments written_arguments_of(const Device& device, const Tensor& x, const Tensor& out, double scale,
                                                 int64_t start) {
   const sinpe_add_arguments a = arguments_of(device, x, out, scale, start);

@@ -34,6 +34,10 @@ void add_dropout_out(const Tensor& x, const Tensor& plan, Optional positions, Op
                      Integers elements, Tensor out) {
   const Call call("x", x);
   sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, start);
+  expect_apart(out, "plan", plan);
+  expect_apart(out, "positions", positions);
+  expect_apart(out, "padding_mask", padding_mask);
+  expect_apart(out, "seed", seed);
   a.alpha = alpha;
   a.dropout = dropout_of(drop, elements, a.sizes, x.dim());
   set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
@@ -45,6 +49,10 @@ void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Opt
                   double scale, int64_t drop, Integers elements, Tensor out) {
   const Call call("x", x);
   sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, 0);
+  expect_apart(out, "grid", grid);
+  expect_apart(out, "values", values);
+  expect_apart(out, "padding_mask", padding_mask);
+  expect_apart(out, "seed", seed);
   a.dropout = dropout_of(drop, elements, a.sizes, x.dim());
   set_rows(call.device, &a, std::nullopt, padding_mask, false);
   const void* from = grid_values_of(call.device, values, a.dtype);
@@ -105,6 +113,7 @@ Tensor embed_backward(const Tensor& grad, const Tensor& ids, Optional seed, int6
   b.dropout = dropout_of(drop, elements, b.sizes, grad.dim());
   const cuda::DeviceScalars scalars = scalars_of(call, std::nullopt, seed, drop);
   Tensor out = new_dense(call.device, {num_embeddings, b.sizes[b.rank - 1]}, b.dtype);
+  if (out.numel() == 0) return out;  // before the sort, which would write out an expanded tensor of ids
   b.out = out.mutable_data_ptr();
   const Sorted tokens = sorted(ids);
   launched(cuda::embed_backward(b, static_cast<const int64_t*>(tokens.values.const_data_ptr()),

@@ -35,7 +35,8 @@ typedef enum {
 typedef enum {
   SINPE_OK = 0,
   SINPE_BAD_PLAN = 1,     /* the words are not a plan, or a grid, of this version */
-  SINPE_BAD_ARGUMENT = 2, /* a null pointer, a negative size, an unknown type, a size that does not fit the plan */
+  SINPE_BAD_ARGUMENT = 2, /* a null pointer, a negative size, an unknown type, a size that does not fit the plan, or an
+                             out whose memory, gaps included, meets that of anything read but x */
   SINPE_OUT_OF_RANGE = 3, /* a position beyond int64 */
   SINPE_NO_MEMORY = 4,
   SINPE_BAD_ID = 5,       /* an id that is no row of the weight; the arguments' bad_id tells which */
