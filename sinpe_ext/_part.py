@@ -19,8 +19,9 @@ class Part(NamedTuple):
 
 def is_dtensor(value: Any) -> bool:
     """Whether a value is a DTensor, without the import of torch.distributed where nobody else did."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
+    # While another thread imports the module, it is there and has no DTensor yet; nor has anyone made one.
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(value, kind)
 
 
 def in_context_parallel() -> bool:

@@ -1,4 +1,4 @@
-"""DataLoader workers by fork and spawn, and eight threads whose first call is the process's first."""
+"""DataLoader workers by fork and spawn; threads whose first call is the process's first, or comes during an import."""
 
 from __future__ import annotations
 
@@ -101,3 +101,86 @@ def test_eight_threads_race_the_first_call(backend: str) -> None:
     """In a process of its own, with the library that is there already."""
     out, _ = run(RACE, library_environment(backend))
     assert out.split() == [backend]
+
+
+# The calls that ask whether a tensor is a DTensor.
+DURING = """
+import sys, threading, types, torch, sinpe_ext as sinpe
+grid = sinpe.convention("detr2d", 16)
+layer = sinpe.SinusoidalPositionalEncoding(16, 0.1, learned_alpha=True).train()
+x, picture, ids = torch.ones(2, 5, 16), torch.ones(1, 3, 3, 16), torch.arange(10).reshape(2, 5) % 4
+alpha, weight = torch.tensor(0.5, requires_grad=True), torch.ones(4, 16, requires_grad=True)
+calls = [
+    lambda: sinpe.add(x, alpha=alpha), lambda: sinpe.add(x, positions=ids), lambda: sinpe.encode(ids, 16),
+    lambda: sinpe.embed(ids, weight), lambda: sinpe.add(picture, grid), lambda: sinpe.add_(x.clone()),
+    lambda: layer(x), lambda: sinpe.table(5, 16),
+    lambda: sinpe.TimestepEncoding(16)(ids[0]), lambda: sinpe.add(x, padding_mask=ids > 2, dropout=0.5),
+]
+"""
+
+UNFINISHED = """
+sys.modules["NAME"] = types.ModuleType("NAME")  # as it is while another thread imports it: there, and empty
+for call in calls:
+    call()
+"""
+
+# One thread imports, two call.
+IMPORTS = """
+sys.setswitchinterval(1e-5)
+[call() for call in calls]
+failed, stop, made = [], threading.Event(), [0, 0]
+def go(k):
+    while not stop.is_set():
+        for call in calls:
+            try:
+                call()
+                made[k] += 1
+            except BaseException as error:
+                failed.append(repr(error))
+threads = [threading.Thread(target=go, args=(k,)) for k in range(2)]
+[t.start() for t in threads]
+import torch.distributed.tensor
+import torch._dynamo, torch._inductor
+stop.set()
+[t.join(100) for t in threads]
+assert not failed, (len(failed), failed[:2])
+assert min(made) > 10, made
+assert torch.equal(sinpe.encode(ids, 16), torch.compile(sinpe.encode, backend="eager")(ids, 16))
+"""
+
+HALF_IMPORTED = ["torch.distributed.tensor", "torch.distributed._local_tensor", "torch.distributed.fsdp"]
+
+
+@pytest.mark.bad_input(22, "compiled", "eager")
+@pytest.mark.parametrize("module", HALF_IMPORTED)
+def test_calls_beside_a_module_that_is_not_finished(module: str, backend: str) -> None:
+    run(DURING + UNFINISHED.replace("NAME", module), library_environment(backend))
+
+
+@pytest.mark.bad_input(22, "compiled", "eager")
+def test_calls_while_another_thread_imports(backend: str) -> None:
+    """The first torch.compile of a process imports torch.distributed.tensor, for a second."""
+    run(DURING + IMPORTS, library_environment(backend))
+
+
+# Each public name is looked up first by a thread of its own, all at once.
+NAMES = """
+import sys, threading, torch, sinpe_ext as sinpe
+names = [*sinpe.__all__, *sinpe._SUBMODULES]
+sys.setswitchinterval(1e-6)
+barrier, failed = threading.Barrier(len(names)), []
+def look_up(name):
+    barrier.wait()
+    try:
+        getattr(sinpe, name)
+    except BaseException as error:
+        failed.append((name, repr(error)))
+threads = [threading.Thread(target=look_up, args=(name,)) for name in names]
+[t.start() for t in threads]
+[t.join(100) for t in threads]
+assert not failed and not any(t.is_alive() for t in threads), failed
+"""
+
+
+def test_every_name_looked_up_at_once() -> None:
+    run(NAMES, library_environment())
