@@ -164,7 +164,7 @@ def export(options: argparse.Namespace) -> int:
     from ._export import export_header
 
     try:
-        name = options.name or f"{options.convention}{options.dim}".replace("-", "_")
+        name = f"{options.convention}{options.dim}".replace("-", "_") if options.name is None else options.name
         path = None if options.output == "-" else file_to_write("output", options.output)
         text = export_header(chosen_encoding(options), name)
     except (TypeError, ValueError) as error:

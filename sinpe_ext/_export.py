@@ -9,19 +9,39 @@ from ._plan import plan
 from .encoding import Encoding, Number
 
 _INT64_MIN = -(2**63)
-# Identifiers that a header cannot define: keywords of C and C++, and names of the headers that it includes.
-_TAKEN = frozenset(
-    (
-        "alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const "
-        "consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do "
-        "double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable "
-        "namespace new noexcept not not_eq nullptr operator or or_eq private protected public register "
-        "reinterpret_cast requires restrict return short signed sizeof static static_assert static_cast struct switch "
-        "template this thread_local throw true try typedef typeid typename typeof union unsigned using virtual void "
-        "volatile wchar_t while xor xor_eq NULL int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t "
-        "main "
-    ).split()
+_LONGEST = (
+    52  # C99 tells macros apart by their first 63 characters, and the include guard puts SINPE_PLAN_ before a name
 )
+# What a C or C++ program cannot define, and why: the first pattern that a whole name matches.
+_TAKEN = {
+    "a keyword of C or C++": (
+        "alignas alignof and and_eq asm atomic_cancel atomic_commit atomic_noexcept auto bitand bitor bool break case "
+        "catch char char16_t char32_t char8_t class co_await co_return co_yield compl concept const const_cast "
+        "consteval constexpr constinit continue contract_assert decltype default delete do double dynamic_cast else "
+        "enum explicit export extern false float for fortran friend goto if inline int long mutable namespace new "
+        "noexcept not not_eq nullptr operator or or_eq private protected public reflexpr register reinterpret_cast "
+        "requires restrict return short signed sizeof static static_assert static_cast struct switch synchronized "
+        "template this thread_local throw true try typedef typeid typename typeof typeof_unqual union unsigned using "
+        "virtual void volatile wchar_t while xor xor_eq"
+    ),
+    "a macro of some compiler": (
+        "AVR BFIN EMSCRIPTEN LANGUAGE_C MSDOS NeXT PPC R3000 R4000 SPIR SPIR32 SPIR64 SVR3 SVR4 WIN32 WIN64 WINNT "
+        "arm avr bfin bsdi cdecl far hp9000s300 hp9000s700 hp9000s800 hppa host_mips hpux i186 i286 i386 i486 "
+        "i586 i686 interface linux m68k m88k mips msdos near nios2 ns32000 pascal powerpc pyr semi sequent "
+        "sgi sparc sun tahoe tm32 u370 ultrix unix vax vxworks mc680[0-9]0 m680[0-9]0"
+    ),
+    "a macro of C's own headers": (
+        "EOF I INFINITY NAN NDEBUG NULL complex errno imaginary noreturn stderr stdin stdout "
+        "(INT|UINT|PTRDIFF|SIG_ATOMIC|SIZE|WCHAR|WINT)[A-Z0-9_]*_(MAX|MIN|WIDTH|C)"
+    ),
+    "the ending that POSIX and stdint.h keep for types": ".*_t",
+    "a name that C++ keeps to itself": "main posix std[0-9]*",
+    "a name of CUDA C++": (
+        "blockDim blockIdx dim3 gridDim threadIdx warpSize (u?(char|short|int|long|longlong)|float|double)[1-4]"
+    ),
+    "a name of this library's C interface": "(sinpe|SINPE)(_.*)?",
+    "the ending of what belongs to another exported header": ".*_(words|dim)",
+}
 
 _PER_LINE = 4
 
@@ -31,7 +51,7 @@ def export_header(encoding: Encoding, name: str) -> str:
 
     Args:
         encoding: what to export; angle must be "exact".
-        name: C identifier of the array; <name>_words and <name>_dim come with it.
+        name: C identifier of the array, of at most 52 characters; <name>_words and <name>_dim come with it.
 
     Returns: the text of the header.
 
@@ -43,10 +63,12 @@ def export_header(encoding: Encoding, name: str) -> str:
         raise TypeError(f"encoding: expected Encoding, got {type(encoding).__name__}; pass convention(name, dim)")
     if not isinstance(name, str):
         raise TypeError(f"name: expected str, got {type(name).__name__}; pass a C identifier such as paper6")
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or "__" in name:
-        raise ValueError(f'name: expected a C identifier, got "{name}"; pass letters, digits and single underscores')
-    if name in _TAKEN:
-        raise ValueError(f'name: expected a C identifier of your own, got "{name}", which C or C++ uses; pass another')
+    refused = _why_not(name)
+    if refused:
+        shown = repr(name) if len(name) <= _LONGEST else f"{name[:_LONGEST]!r}..."
+        raise ValueError(
+            f"name: expected a C identifier of your own, got {shown}, {refused}; pass another, such as my_encoding"
+        )
     if encoding.angle != "exact":
         raise ValueError(
             f'encoding: expected angle="exact", got "{encoding.angle}"; the C interface computes exact angles only'
@@ -81,6 +103,18 @@ def export_header(encoding: Encoding, name: str) -> str:
             "",
         ]
     )
+
+
+def _why_not(name: str) -> str:
+    """Why a header cannot define this name in every C and C++ program; empty if it can."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or "__" in name:
+        return "which is not made of a letter, then letters, digits and single underscores"
+    if len(name) > _LONGEST:
+        return f"which has {len(name)} characters and not at most {_LONGEST}"
+    for reason, patterns in _TAKEN.items():
+        if re.fullmatch(patterns.replace(" ", "|"), name):
+            return reason
+    return ""
 
 
 def _literal(word: int) -> str:
