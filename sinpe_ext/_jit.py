@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from . import _build, _cache, _nvcc
 from ._build import BuildUnavailable
 
 _TITLES = {"cpu": "the CPU kernels", "cuda": "the CUDA kernels", "emulated": "the CUDA kernels as plain C++"}
+_SCRIPT = "cxx"
 _QUIET_WAIT = 20.0  # seconds that another process's build is awaited before saying so
 
 
@@ -207,8 +209,9 @@ def _compile(
             if tools.nvcc:
                 kernels = _nvcc.compile_kernels(tools.nvcc, root, work, tools.architectures, tools.compiler)
                 # Relative to where ninja runs: torch quotes neither these nor its own folder, see _short_way_to_torch.
-                link_flags += _nvcc.link_flags(tools.nvcc, [path.relative_to(work) for path in kernels])
-            with _short_way_to_torch(cpp_extension, work):
+                flags = _nvcc.link_flags(tools.nvcc, [path.relative_to(work) for path in kernels])
+                link_flags += map(shlex.quote, flags)
+            with _short_way_to_torch(cpp_extension, work), _escaped_for_ninja(cpp_extension):
                 cpp_extension.load(
                     name=name,
                     sources=_forwarding_sources(target, root, work),
@@ -240,10 +243,10 @@ def _compile(
 
 @contextlib.contextmanager
 def _short_way_to_torch(cpp_extension: ModuleType, work: Path) -> Iterator[None]:
-    """Where torch's folder has a space in its path, a link to it from where ninja runs: torch (2.11 to 2.15) does not
-    quote that path in the linker's command."""
+    """Where a shell would not read the path of torch's folder as it is, a link to it from where ninja runs: torch (2.11
+    to 2.15) does not quote that path in the linker's command."""
     libraries = getattr(cpp_extension, "TORCH_LIB_PATH", "")
-    if " " not in libraries:
+    if shlex.quote(libraries) == libraries:
         yield
         return
     link = work / "torch_lib"
@@ -255,12 +258,47 @@ def _short_way_to_torch(cpp_extension: ModuleType, work: Path) -> Iterator[None]
         cpp_extension.TORCH_LIB_PATH = libraries  # type: ignore[attr-defined]
 
 
+@contextlib.contextmanager
+def _escaped_for_ninja(cpp_extension: ModuleType) -> Iterator[None]:
+    """Escape `$` and `:` in the ninja file as well; torch (2.11 to 2.15) escapes blanks alone, and 2.11 not CXX.
+
+    Raises BuildUnavailable for what a ninja file cannot hold, while torch writes it.
+    """
+    write = getattr(cpp_extension, "_write_ninja_file", None)
+    if write is None:
+        yield
+        return
+
+    def write_escaped(*arguments: Any, **named: Any) -> Any:
+        for name in ("cflags", "ldflags"):
+            if named.get(name):
+                named[name] = [_escape(text, r"[\r\n\ud800-\udfff]") for text in named[name]]
+        if named.get("sources"):
+            named["sources"] = [_escape(text, r"[\r\n\ud800-\udfff|]").replace(":", "$:") for text in named["sources"]]
+        plain = shlex.quote(os.environ["CXX"]) == os.environ["CXX"]
+        with _build.build_environment(None, None if plain else f"./{_SCRIPT}"):  # from where ninja runs
+            return write(*arguments, **named)
+
+    cpp_extension._write_ninja_file = write_escaped  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        cpp_extension._write_ninja_file = write  # type: ignore[attr-defined]
+
+
+def _escape(text: str, impossible: str) -> str:
+    if re.search(impossible, text):
+        raise BuildUnavailable(f"a ninja file cannot hold the path in {text!r}", _cache.OWN_FOLDER)
+    return text.replace("$", "$$")
+
+
 def _single_command(compiler: _build.Compiler, work: Path) -> str:
-    """torch takes CXX as one file name; a CXX of several words ("ccache g++") goes through a script."""
-    if len(compiler.command) == 1:
+    """torch takes CXX as one file name; a CXX of several words ("ccache g++"), or one that a shell would not read as it
+    is, goes through a script."""
+    if [shlex.join(compiler.command)] == [*compiler.command]:
         return compiler.command[0]
-    script = work / "cxx"
-    script.write_text(f'#!/bin/sh\nexec {shlex.join(compiler.command)} "$@"\n', encoding="utf-8")
+    script = work / _SCRIPT
+    script.write_bytes(os.fsencode(f'#!/bin/sh\nexec {shlex.join(compiler.command)} "$@"\n'))
     script.chmod(0o700)
     return str(script)
 
@@ -275,7 +313,7 @@ def _forwarding_sources(target: str, root: Path, work: Path) -> list[str]:
         if source.suffix == ".cu" and target == "cuda":
             continue
         unit = work / f"{source.parent.name}_{source.name.replace('.cu', '_cu.cpp')}"
-        unit.write_text(f'#include "{source.as_posix()}"\n', encoding="utf-8")
+        unit.write_text(f'#include "{source.relative_to(root).as_posix()}"\n', encoding="utf-8")  # by -I of root
         forwarded.append(str(unit))
     return forwarded
 

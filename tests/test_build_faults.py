@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,76 @@ assert child(right) == 0 and compiled_since() == 1
     run(DRIVER + code, {**env, "SMALL_SOURCES": str(sources)}, LIMIT)
 
 
+# -------------------------------------------------------------------------------------------------------------- paths
+
+# What a shell or ninja reads as something else, each the name of a folder.
+ODD_NAMES = """
+ODD = [*"$'#&;%()*?[~!<>=,@:+^{}`é日" + '"\\\\', "a b", " a", "a ", "a\\tb", "-x"]
+ODD += ["$$", "$x", "${HOME}", "$(id)", "$:", "a$ b"]
+"""
+
+
+def odd_compiler(path: Path) -> Path:
+    """Puts the library that is there in the place of its own work, and refuses paths that lead nowhere."""
+    body = """
+last=
+for word in "$@"; do
+  case "$last" in -o) out=$word;; -MF) deps=$word;; -isystem) [ -d "$word" ] || exit 3;; esac
+  case "$word" in -I*) [ -d "${word#-I}" ] || exit 4;; *.cpp) [ -f "$word" ] || exit 5;; esac
+  last=$word
+done
+case " $* " in
+  *" --version "*|*" -v "*) echo "g++ odd"; exit 0;;
+  *" -c "*) : >"$out"; echo "$out:" >"$deps";;
+  *) cp "$BUILT" "$out";;
+esac"""
+    return write_script(path, body)
+
+
+@pytest.mark.bad_input(26, "compiled", "eager")
+def test_folders_with_any_characters(env: dict[str, str], tmp_path: Path) -> None:
+    """Of the cache, the sources and the compiler. What ninja cannot hold is eager, with the reason."""
+    compiler = odd_compiler(tmp_path / "odd-g++")
+    code = """
+cpp_extension.load = compile_really
+def in_folders(name, check):
+    top = cache.parent / "odd" / name
+    top.mkdir(parents=True)
+    shutil.copytree(os.environ["SMALL_SOURCES"], top / "csrc")
+    shutil.copy(os.environ["COMPILER"], top / "g++")
+    os.environ.update(SMALL_SOURCES=str(top / "csrc"), CXX=str(top / "g++"), SINPE_EXT_CACHE_DIR=str(top / "cache"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check()
+failed = [name for name in ODD if child(lambda: in_folders(name, right))]
+assert not failed, failed
+for name in ("a\\nb", "a\\rb", "a|b", "\\udcff"):
+    assert child(lambda: in_folders(name, lambda: eager("a ninja file cannot hold the path"))) == 0, name
+"""
+    run(DRIVER + ODD_NAMES + code, {**env, "COMPILER": str(compiler)}, LIMIT)
+
+
+@pytest.mark.slow
+def test_a_true_build_in_a_folder_with_any_characters(env: dict[str, str], tmp_path: Path) -> None:
+    code = """
+cpp_extension.load = compile_really
+odd = "".join(name for name in ODD if len(name) == 1) + "a b"
+top = cache.parent / odd
+top.mkdir()
+link = top / "torch"
+link.symlink_to(cpp_extension.TORCH_LIB_PATH)
+cpp_extension.TORCH_LIB_PATH = str(link)
+shutil.copytree(os.environ["SMALL_SOURCES"], top / "csrc")
+compiler = top / "g++"
+compiler.write_text('#!/bin/sh\\nexec c++ "$@"\\n')
+compiler.chmod(0o700)
+os.environ.update(SMALL_SOURCES=str(top / "csrc"), CXX=str(compiler), SINPE_EXT_CACHE_DIR=str(top / "cache"))
+assert child(right) == 0
+assert (top / "cache").is_dir()
+"""
+    run(DRIVER + ODD_NAMES + code, env, LIMIT)
+
+
 # -------------------------------------------------------------------------------------------------------------- disks
 
 
@@ -206,7 +277,7 @@ def run_mounted(mount: str, code: str, env: dict[str, str]) -> None:
     program.write_text(code)
     command = mounted(f'{mount}; exec "$0" "$1"')
     done = subprocess.run(
-        [*command, shutil.which("python") or "python3", str(program)],
+        [*command, sys.executable, str(program)],
         env=env,
         text=True,
         stdout=subprocess.PIPE,
