@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from dataclasses import dataclass, field
+from opcode import opname
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,9 @@ def chosen_in_code() -> bool:
 class use_backend:
     """Choose the implementation for the whole process: "auto", "compiled" or "eager".
 
-    ``use_backend("eager")`` sets it for good; ``with use_backend("eager"):`` restores the previous choice at the end.
+    ``use_backend("eager")`` sets it at once and for good. ``with use_backend("eager"):`` sets it as the block is
+    entered and restores the choice before at its end, so that Ctrl-C before the block changes nothing. An object that
+    was kept has set it already; a block of it sets it again, and at its end there is what was before.
     "compiled" raises BackendUnavailableError, here for the CPU and at first use for another device, where "auto" would
     quietly run eager PyTorch. The results are the same bits either way.
     """
@@ -99,25 +102,57 @@ class use_backend:
         if name == "compiled":
             _demand("cpu")
         self.name = name
-        self._previous = _setting
-        _set(name)
+        self._before: list[str | None] = []  # what to restore, for each block of this object that is open
+        self._set_by_call = not _is_with_expression()
+        if self._set_by_call:
+            self._before.append(_setting)
+            _set(name)
 
     def __enter__(self) -> use_backend:
-        return self
+        if self._set_by_call:
+            self._set_by_call = False  # the first block restores what was before the call
+        else:
+            self._before.append(_setting)
+        try:
+            _set(self.name)
+            return self
+        except BaseException:  # Ctrl-C, before the block that would restore it
+            self.__exit__(None, None, None)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _set(self._previous)
+        global _setting, _choices
+        _setting, _choices = self._before[-1], {}  # first of all, and no call: Python looks for signals in calls
+        del self._before[-1]
 
     def __repr__(self) -> str:
         return f"use_backend({self.name!r})"
 
 
+def _is_with_expression() -> bool:
+    """Whether the caller of use_backend is a with statement, which is what its next instruction is then.
+
+    False where that is not seen (torch.compile traces, `with a if b else c`): the choice is made by the call.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        return False
+    frame = sys._getframe(1).f_back
+    if frame is None:  # called from C
+        return False
+    code, at = frame.f_code.co_code, frame.f_lasti + 2
+    while opname[code[at]] == "CACHE":
+        at += 2
+    first, second = opname[code[at]], opname[code[at + 2]]
+    return first in ("SETUP_WITH", "BEFORE_WITH") or (first, second) == ("COPY", "LOAD_SPECIAL")  # Python 3.10, 3.14
+
+
 def _set(name: str | None) -> None:
     global _setting, _choices
-    _setting = name
-    _choices = {}  # a new dictionary: a thread still choosing under the old setting fills the old one
+    # A new dictionary: a thread still choosing under the old setting fills the old one. Both or none for a signal.
+    _setting, _choices = name, {}
 
 
 def _choose(device_type: str) -> bool:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import opcode
 import os
+import signal
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,6 +85,130 @@ def test_use_backend_is_a_setter_and_a_context_manager(monkeypatch):
     with pytest.raises(ZeroDivisionError), use_backend("eager"):
         raise ZeroDivisionError
     assert _backend.setting() == "auto"
+
+
+@pytest.fixture
+def auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting "auto", and no library to load for it."""
+    monkeypatch.setattr(_backend, "_setting", "auto")
+    monkeypatch.setattr(_backend, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
+    monkeypatch.setattr(_backend, "_choices", {})
+
+
+def test_a_use_backend_object_serves_more_than_one_block(auto):
+    kept = use_backend("eager")
+    assert _backend.setting() == "eager"
+    with kept:
+        use_backend("compiled")
+        with kept, kept:
+            assert _backend.setting() == "eager"
+        assert _backend.setting() == "compiled"
+    assert _backend.setting() == "auto" and _backend.compiled("cpu")
+    for _ in range(2):
+        with kept:
+            assert _backend.setting() == "eager" and not _backend.compiled("cpu")
+        assert _backend.setting() == "auto" and _backend.compiled("cpu")
+
+
+def test_use_backend_in_every_kind_of_call(auto):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(use_backend("eager"))
+        assert _backend.setting() == "eager"
+    with use_backend("eager") if _backend.setting() == "auto" else contextlib.nullcontext():
+        assert _backend.setting() == "eager"
+    with contextlib.nullcontext(), use_backend(name="eager"), functools.partial(use_backend, "auto")():
+        assert _backend.setting() == "auto"
+    assert _backend.setting() == "auto"
+
+    def steps():
+        with use_backend("eager"):
+            yield _backend.setting()
+
+    assert list(steps()) == ["eager"]
+    generator = steps()
+    assert next(generator) == "eager"
+    generator.close()
+    assert _backend.setting() == "auto"
+    list(map(use_backend, ["eager"]))
+    assert _backend.setting() == "eager"
+    assert [use_backend("auto"), _backend.setting()][1] == "auto"
+
+
+def test_torch_compile_traces_use_backend(auto):
+    torch = pytest.importorskip("torch")
+
+    def doubled(x):
+        with use_backend("eager"):
+            return 2 * x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.compile(doubled, backend="eager", fullgraph=True)(torch.ones(1)) == 2
+    assert _backend.setting() == "auto"
+
+
+def interrupted_at(target: int, block: Callable[[], None]) -> int:
+    """Run a block with KeyboardInterrupt at one of the bytecodes of it and of use_backend; how many there were."""
+    here, there = block.__code__.co_filename, _backend.__file__
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        if frame.f_code.co_filename not in (here, there):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        code, at = frame.f_code.co_code, frame.f_lasti
+        if event == "opcode" and opcode.opname[code[at]] != "RETURN_VALUE":  # where Python never looks for signals
+            count += 1
+            if count == target:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        block()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_ctrl_c_before_a_block_is_entered_leaves_the_setting(auto):
+    class EnteredError(Exception):
+        pass
+
+    def block() -> None:
+        with use_backend("eager"):
+            sys.settrace(None)
+            raise EnteredError
+
+    def interrupted(target: int) -> bool:
+        try:
+            interrupted_at(target, block)
+        except KeyboardInterrupt:
+            return True
+        except EnteredError:
+            return False
+
+    target = 0
+    while interrupted(target := target + 1):
+        assert _backend.setting() == "auto", target
+        assert _backend.compiled("cpu"), target
+    assert target > 50 and _backend.setting() == "auto"
+
+
+def test_ctrl_c_in_a_block_restores_the_setting(auto):
+    def block() -> None:
+        with use_backend("eager"):
+            _backend.compiled("cpu")
+            _backend.setting()
+
+    real = _backend._choose
+    for name in ("compiled", "setting"):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(_backend, name, lambda *arguments: signal.raise_signal(signal.SIGINT))
+            block()
+        assert _backend.setting() == "auto" and _backend._choose is real
 
 
 def test_use_backend_refuses_an_unknown_name():
