@@ -54,15 +54,13 @@ def _entry(plan: Plan, position: int | float, channel: int, rounded: Callable[[i
     use_cos, negative = quadrant & 1, quadrant >= 2
     amplitude, scale = plan.amplitude.as_integer_ratio()
     scale_bits = scale.bit_length() - 1
-    if not rest:  # a quarter turn exactly; a zero is +0 times the amplitude from every quadrant
+    if not rest:  # a quarter turn exactly; a zero is +0 times the amplitude from every quadrant (docs/accuracy.md)
         return rounded(-amplitude if negative else amplitude, scale_bits) if use_cos else 0.0 * plan.amplitude
     precision = PRECISION
     while True:
         value, error, value_bits = (_cos if use_cos else _sin)(rest, bits, precision)
         if negative:
             value = -value
-        if not amplitude:
-            return -0.0 if value < 0 else 0.0
         one = 1 << value_bits
         low = rounded(max(value - error, -one) * amplitude, value_bits + scale_bits)
         high = rounded(min(value + error, one) * amplitude, value_bits + scale_bits)
@@ -72,7 +70,8 @@ def _entry(plan: Plan, position: int | float, channel: int, rounded: Callable[[i
 
 
 def _phase(plan: Plan, oscillator: int, position: int | float) -> tuple[int, int]:
-    """position * f modulo 1 as numerator / 2**bits, bits >= 1; exact for the frequency used."""
+    """position * f modulo 1 as numerator / 2**bits, bits >= 1; exact for the frequency used, and a quarter turn for all
+    that the frequency's rounding can make of one."""
     factor, denominator = position.as_integer_ratio()
     position_bits = denominator.bit_length() - 1
     high, high_one = plan.turns_hi[oscillator].as_integer_ratio()
@@ -86,7 +85,11 @@ def _phase(plan: Plan, oscillator: int, position: int | float) -> tuple[int, int
         return pair, bits
     whole = (plan.whole[oscillator] << FRACTION_BITS) + plan.fractions[oscillator]
     bits = position_bits + FRACTION_BITS
-    return factor * whole & (1 << bits) - 1, bits
+    numerator = factor * whole & (1 << bits) - 1
+    # What the rounding of the 128 bits can make of a quarter turn is one, as in csrc/core/phase.h.
+    nearest = (4 * numerator + (1 << bits - 1)) >> bits << bits - 2
+    reach = min(abs(factor) + (1 << position_bits), 1 << 64 + position_bits)
+    return nearest if abs(numerator - nearest) <= reach else numerator, bits
 
 
 def _angle(rest: int, bits: int, precision: int) -> tuple[int, int]:

@@ -140,4 +140,6 @@ def rows(
         position = position * position_scale
     angle = position * ladder if multiply else position / ladder
     values = torch.where(kinds == COSINE, angle.cos(), angle.sin()).masked_fill(kinds == ZERO, 0.0)
+    if amplitude == 0.0:  # 0 times a negative sine would be -0
+        values = values.abs()
     return (values * amplitude if amplitude != 1.0 else values).to(dtype)

@@ -87,8 +87,9 @@ def encode(plan: Plan, positions: Tensor, dtype: torch.dtype) -> Tensor:
     quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
     odd = (quadrant == 1.0) | (quadrant == 3.0)
     sines, cosines = torch.where(odd, cosine, sine), torch.where(odd, sine, cosine)
-    sines = torch.where(quadrant >= 2.0, -sines, sines) * amplitude
-    cosines = torch.where((quadrant == 1.0) | (quadrant == 2.0), -cosines, cosines) * amplitude
+    # 0 - x, not -x: an exact zero is +0 from every quadrant.
+    sines = torch.where(quadrant >= 2.0, 0.0 - sines, sines) * amplitude
+    cosines = torch.where((quadrant == 1.0) | (quadrant == 2.0), 0.0 - cosines, cosines) * amplitude
     rows = _channels(plan, cosines, sines) if plan.q0 else _channels(plan, sines, cosines)
     return rows if dtype == torch.float64 else rows.to(torch.float32).to(dtype)
 
@@ -129,6 +130,8 @@ def _turns(plan: Plan, p: Tensor) -> tuple[Tensor, Tensor]:
         more, top, low = _with_fraction(plan, fraction, top, low, constant)
         quadrant = quadrant + more
     rest = top + low
+    # Nothing but the rounding of the frequency, as in _phase.py.
+    rest = torch.where(rest.abs() <= real.abs() * constant(2.0**-128), 0.0, rest)
     if any(0.0 < abs(turns) < SMALL_FREQUENCY for turns in plan.turns_hi):
         product = real * constant(plan.turns_hi)
         few = product.abs() < 0.125

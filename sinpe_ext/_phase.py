@@ -136,7 +136,8 @@ def fast_sum(x: Array, y: Array) -> tuple[Array, Array]:
 def reduce(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array, Array]:
     """p * f as quadrant (low two bits) and the rest in turns, |rest| <= 1/8, as high + low.
 
-    Error: 2**-102 relative to the rest, plus 2**-128 turns for a float p.
+    Error: 2**-102 relative to the rest, plus 2**-128 turns for a float p. A rest that the rounding of the frequency's
+    128 bits can make of nothing is 0: three positions of 1/3 turn are a whole turn.
     """
     xp = a.xp
     if a.is_float(p):
@@ -156,9 +157,10 @@ def reduce(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array, Array]:
     limbs = [a.cast(part, xp.float64) * 2.0 ** (-32 * i) for i, part in enumerate(parts, 1)]
     top, top_low = fast_sum(limbs[0], limbs[1])
     tail, tail_low = fast_sum(limbs[2], limbs[3])
+    rounding = (high == 0) & (tail <= (xp.abs(p_high) + 1.0) * 2.0**-128)
     rest, rest_low = fast_sum(top, tail)
     rest, rest_low = fast_sum(rest, rest_low + top_low + tail_low)
-    sign = 1.0 - 2.0 * a.cast(negative, xp.float64)
+    sign = xp.where(rounding, 0.0, 1.0 - 2.0 * a.cast(negative, xp.float64))
     rest, rest_low = rest * sign, rest_low * sign
 
     # Far below one turn the 128 bits run out of leading ones, the pair does not. The scale keeps `split` finite.

@@ -98,6 +98,8 @@ def plan(encoding: Encoding) -> Plan:
     cos_first = encoding.layout in ("cos_sin", "cos")
     n0, n1 = (cos, sin) if cos_first else (sin, cos)
     bits, values = _frequency.turns(encoding)
+    if not encoding.amplitude:  # nothing turns, so that no sine is negative: 0 times it would be -0
+        values = [0] * len(values)
     if not shared:  # from channel-pair order to stream 0, then stream 1
         pairs = min(sin, cos)
         sines = values[0 : 2 * pairs : 2] + (values[2 * pairs :] if sin > cos else [])

@@ -17,7 +17,7 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 SMALLEST_POSITION, SMALLEST_FREQUENCY = 2.0**-500, 2.0**-350
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
-AMPLITUDES = (1.0, 1.0, 1.0, -0.3, 512**-0.5, 1000 / 3, 1 + 2.0**-24, 2.0**-100, -1.0)  # 1 + 2**-24: a float32 tie
+AMPLITUDES = (1.0, 1.0, 1.0, 0.0, -0.3, 512**-0.5, 1000 / 3, 1 + 2.0**-24, 2.0**-100, -1.0)  # 1 + 2**-24: a float32 tie
 FREQUENCIES = (0.0, 1.0, -0.25, 1 / 12, 0.1, 7.3, -1e5 - 0.1, 2.0**40 + 0.5, 1e-20, -1e-60, 2.0**-70, 0.5)
 
 

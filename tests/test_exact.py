@@ -130,7 +130,11 @@ SPECIAL = [  # encoding, position, row as float32; the sign of a zero counts
     (Encoding(4, unit="turn", frequencies=(1, 0.25)), -1.5, (0.0, -1.0, -(0.5**0.5), -(0.5**0.5))),
     (Encoding(4, frequencies=(0, 0)), 5, (0.0, 1.0, 0.0, 1.0)),
     (Encoding(4, amplitude=1e300), 1, (math.inf,) * 4),
-    (Encoding(4, amplitude=0), 4, (-0.0, -0.0, 0.0, 0.0)),  # sin 4 and cos 4 are negative
+    (Encoding(4, amplitude=0), 4, (0.0, 0.0, 0.0, 0.0)),  # sin 4 and cos 4 are negative
+    (Encoding(2, unit="turn", position_scale=Fraction(1, 24)), 24, (0.0, 1.0)),
+    (Encoding(2, unit="turn", position_scale=Fraction(1, 24)), -18, (1.0, 0.0)),
+    (Encoding(2, unit="turn", position_scale=Fraction(1, 24)), 2**62 - 16, (0.0, 1.0)),
+    (Encoding(2, unit="turn", position_scale=Fraction(1, 24), amplitude=-2), 1.5 * 2**40, (-0.0, -2.0)),
     (Encoding(3, odd="pad"), math.nan, (math.nan, math.nan, 0.0)),
     (Encoding(3, odd="pad"), -math.inf, (math.nan, math.nan, 0.0)),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -223,3 +224,15 @@ def test_the_graphs_arithmetic(encoding: str, positions: str) -> None:
         want = sinpe.encode(at, found, dtype=torch.float64)
         wide = _onnx.encode(plan(found), at, torch.float64)
         assert torch.allclose(wide, want, rtol=FLOAT64_RELATIVE, atol=0.0)
+
+
+def test_whole_turns_of_rational_frequencies_are_exact() -> None:
+    """1/24 of a turn is no multiple of 2^-128; an exact zero is +0 from every quadrant."""
+    encoding = sinpe.Encoding(2, unit="turn", position_scale=Fraction(1, 24))
+    where = torch.tensor([0, 24, -24, 12, 36, 24 * (2**53 // 24), 24 * (2**62 // 24), 2**31 - 8])
+    for dtype in (torch.float32, torch.float64):
+        rows = _onnx.encode(plan(encoding), where, dtype)
+        assert (rows[:, 0] == 0).all() and not rows[:, 0].signbit().any()
+        rows = _onnx.encode(plan(encoding), where + 6, dtype)
+        assert (rows[:, 1] == 0).all() and not rows[:, 1].signbit().any()
+        assert (_onnx.encode(plan(encoding), where + 1, dtype)[:, 0] != 0).all()

@@ -105,8 +105,19 @@ SINPE_HD uint128 integer_phase(Position p, Frequency f) {
   return m == 0 ? 0 : scaled_product(m, e, f);
 }
 
+// The phase, or the quarter of a turn that lies no farther from it than the stored fraction's rounding can have moved it:
+// 1/3 of a turn is no fraction of 2^128, and three positions of it are a whole turn.
+SINPE_HD uint128 to_exact_quarter(uint128 phase, Position p) {
+  const uint128 eighth = static_cast<uint128>(1) << 125, quarter = (phase + eighth) >> 126 << 126;
+  uint128 rest = phase - quarter;
+  if (rest >> 127 != 0) rest = ~rest + 1;
+  const double most = (p.d < 0 ? -p.d : p.d) + 1.0;  // 1: what scaled_product cuts off
+  return rest >> 64 == 0 && static_cast<double>(static_cast<uint64_t>(rest)) <= most ? quarter : phase;
+}
+
 // The phase of a finite position, reduced.
-//   Error: |p| * 2^-129 turns (the stored fraction's rounding), and 2^-103 relative
+//   Error: |p| * 2^-128 turns (the stored fraction's rounding), and 2^-103 relative; 0 where the phase of the exact
+//   frequency is a whole number of quarters and |p| < 2^63
 //   Valid range: every int64; every finite double (below 2^53 the bits of the fraction still mean something)
 //   Products under an eighth of a turn use the double-double frequency, so that a frequency of 1e-60 keeps its digits.
 SINPE_HD Reduced reduce_position(Position p, Frequency f) {
@@ -120,7 +131,7 @@ SINPE_HD Reduced reduce_position(Position p, Frequency f) {
     const int64_t dropped = static_cast<int64_t>(static_cast<uint64_t>(p.i) - kept);
     return {0, dd_mul(turns, DD{p.d, static_cast<double>(dropped)})};
   }
-  return reduce_fraction(integer_phase(p, f));
+  return reduce_fraction(to_exact_quarter(integer_phase(p, f), p));
 }
 
 }  // namespace sinpe
