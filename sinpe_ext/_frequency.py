@@ -88,15 +88,16 @@ def check(encoding: Encoding) -> None:
                 f'frequencies: expected {number} (one per {per} of dim={encoding.dim}, odd="{encoding.odd}"), '
                 f"got {len(encoding.frequencies)}; pass {number} of them or change dim"
             )
-    elif number > 1 and 2 * Fraction(encoding.shift) > shape(encoding).exponent_dim:
+    elif number > 1 and 2 * Fraction(encoding.shift) >= shape(encoding).exponent_dim:
         raise ValueError(
-            f"shift: expected at most exponent_dim / 2 = {float(shape(encoding).exponent_dim) / 2:g}, "
-            f"got {float(encoding.shift):g}; lower shift or raise exponent_dim"
+            f"shift: expected less than exponent_dim / 2 = {float(shape(encoding).exponent_dim) / 2:g}, got "
+            f"{float(encoding.shift):g}, where pair i has the frequency base ** (-exponent_scale * i / "
+            "(exponent_dim / 2 - shift)); lower shift or raise exponent_dim"
         )
     elif number > 1 and abs(_step(encoding)) > MAX_STEP:
         raise ValueError(
-            f"exponent_scale: expected at most 2**30 from one frequency to the next, got {float(_step(encoding)):g}; "
-            "lower exponent_scale or raise exponent_dim"
+            "exponent_scale: expected at most 2**30 as the exponent of base from one frequency to the next, got "
+            f"2**{_log2(_step(encoding)):.1f}; lower exponent_scale or raise exponent_dim"
         )
     largest = _extremes_log2(encoding)[1]
     if largest >= MAX_TURNS_LOG2:

@@ -31,6 +31,7 @@ COS_FREQUENCIES = ("shared", "own")
 UNITS = ("radian", "half_turn", "turn")
 ANGLES = ("exact", "float32_exp", "float32_pow")
 MAX_DIM = 2**24  # far above any model; stops a sequence length or a vocabulary size passed as dim
+MAX_BITS = 2**13  # of a Fraction or Decimal: 2,466 digits
 
 # What other libraries call these fields.
 _HINTS = {
@@ -255,14 +256,40 @@ def real(name: str, value: Any) -> float | Fraction:
         raise TypeError(f"{name}: expected a real number, got {type(value).__name__}; pass an int or a float")
     try:
         nearest = float(value)
-    except OverflowError:
+    except (OverflowError, ValueError):  # ValueError: a signaling NaN
         nearest = math.inf
     if not math.isfinite(nearest):
-        raise ValueError(f"{name}: expected a finite number, got {shown(value)}; pass one that float64 can hold")
-    exact = Fraction(value) if isinstance(value, (numbers.Rational, Decimal)) else Fraction(nearest)
-    if exact and not nearest:
-        raise ValueError(f"{name}: expected 0 or a number that float64 can hold, got {value!r}; pass 0 or a larger one")
-    return nearest + 0.0 if exact == Fraction(nearest) else exact
+        raise ValueError(f"{name}: expected a finite number, got {_number(value)}; pass one that float64 can hold")
+    if not nearest:
+        if value:  # seen before a Fraction is made of it: 1e-9999999 is one of ten million digits
+            got = _number(value)
+            raise ValueError(f"{name}: expected 0 or a number that float64 can hold, got {got}; pass 0 or a larger one")
+        return 0.0
+    if not isinstance(value, (numbers.Rational, Decimal)):
+        return nearest
+    if _bits(value) > MAX_BITS:
+        raise ValueError(
+            f"{name}: expected a number of at most {MAX_BITS} bits, got {_number(value)}; pass it with fewer digits"
+        )
+    exact = Fraction(value)
+    return nearest if exact == Fraction(nearest) else exact
+
+
+def _bits(value: numbers.Rational | Decimal) -> int:
+    """About how many bits the numerator or the denominator of a finite number has, without a fraction of it."""
+    if isinstance(value, Decimal):
+        _, digits, exponent = value.as_tuple()
+        return int(max(len(digits) + int(exponent), len(digits), -int(exponent)) * math.log2(10))
+    return max(int(value.numerator).bit_length(), int(value.denominator).bit_length())
+
+
+def _number(value: Any) -> str:
+    """What to print of a number, however long it is."""
+    if isinstance(value, Fraction) and _bits(value) > MAX_BITS:
+        return f"a Fraction of {_bits(value)} bits"
+    if isinstance(value, Decimal) and value.is_finite() and len(value.as_tuple().digits) > 100:
+        return f"a Decimal of {len(value.as_tuple().digits)} digits"
+    return shown(value) if isinstance(value, int) else repr(value)
 
 
 def real_tuple(name: str, values: Any) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 import struct
+import time
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -253,10 +254,14 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"cos_frequency": "mine"}, ValueError, "cos_frequency: expected one of"),
     ({"unit": "radians"}, ValueError, 'did you mean "radian"'),
     ({"angle": "float32"}, ValueError, "angle: expected one of"),
-    ({"shift": 5}, ValueError, "shift: expected at most exponent_dim / 2 = 4, got 5"),
+    ({"shift": 5}, ValueError, "shift: expected less than exponent_dim / 2 = 4, got 5"),
+    ({"shift": 4}, ValueError, "frequency base ** (-exponent_scale * i / (exponent_dim / 2 - shift))"),
+    ({"dim": 2, "shift": 1, "cos_frequency": "own"}, ValueError, "shift: expected less than exponent_dim / 2 = 1"),
+    ({"dim": 2, "layout": "sin", "shift": 2}, ValueError, "shift: expected less than exponent_dim / 2 = 2"),
     ({"shift": None}, TypeError, "shift: expected a real number"),
     ({"exponent_dim": 0}, ValueError, "exponent_dim: expected a number above 0"),
     ({"exponent_scale": 1e300}, ValueError, "exponent_scale: expected at most 2**30"),
+    ({"exponent_scale": 1e308, "exponent_dim": 1e-300}, ValueError, "exponent_scale: expected at most 2**30"),
     ({"exponent_scale": -100}, ValueError, "frequencies below 2**62 turns"),
     ({"position_scale": 1e20}, ValueError, "frequencies below 2**62 turns"),
     ({"position_scale": math.inf}, ValueError, "position_scale: expected a finite number"),
@@ -286,6 +291,47 @@ def test_errors(fields: dict[str, Any], error: type[Exception], message: str) ->
     with pytest.raises(error) as caught:
         Encoding(**{"dim": 8, **fields})
     assert type(caught.value) is error and message in str(caught.value)
+
+
+# Numbers whose exact value would take minutes or gigabytes to write down, and the fields that take one.
+LONG = {
+    "Decimal, small": (
+        Decimal("1e-9999999"),
+        "expected 0 or a number that float64 can hold, got Decimal('1E-9999999')",
+    ),
+    "Decimal, negative": (Decimal("-1e-99999999"), "expected 0 or a number that float64 can hold"),
+    "Decimal, no more": (Decimal((0, (1,), -(10**17))), "expected 0 or a number that float64 can hold"),
+    "Decimal, large": (Decimal((0, (1,), 10**17)), "expected a finite number, got Decimal('1E+100000000000000000')"),
+    "Decimal, long": (Decimal("1." + 10**5 * "0" + "1"), "of at most 8192 bits, got a Decimal of 100002 digits"),
+    "Decimal, sNaN": (Decimal("sNaN"), "expected a finite number, got Decimal('sNaN')"),
+    "Fraction, small": (Fraction(1, 2**40000), "float64 can hold, got a Fraction of 40001 bits"),
+    "Fraction, long": (Fraction(2**40000 + 1, 2**40000), "of at most 8192 bits, got a Fraction of 40001 bits"),
+    "int": (1 << 10**6, "expected a finite number, got an int of 1000001 bits"),
+}
+
+
+@pytest.mark.parametrize("field", ["base", "shift", "exponent_scale", "exponent_dim", "position_scale", "amplitude"])
+@pytest.mark.parametrize("number", LONG)
+def test_numbers_too_long_to_write_down(number: str, field: str) -> None:
+    value, message = LONG[number]
+    begin = time.monotonic()
+    with pytest.raises(ValueError) as caught:
+        Encoding(8, **{field: value})
+    assert str(caught.value).startswith(f"{field}: ") and message in str(caught.value)
+    with pytest.raises(ValueError, match=r"^frequencies\[1\]: "):
+        Encoding(4, frequencies=(1.0, value))
+    assert time.monotonic() - begin < 1 and len(str(caught.value)) < 200
+
+
+def test_a_long_number_that_is_zero() -> None:
+    assert Encoding(8, shift=Decimal("0e-99999999"), amplitude=Decimal("-0e99999999")) == Encoding(8, amplitude=0)
+
+
+def test_long_numbers_that_are_not_too_long() -> None:
+    value = Decimal("1." + 2000 * "3")
+    begin = time.monotonic()
+    assert Encoding(512, base=value).frequencies_radians()[1] == pytest.approx((4 / 3) ** (-1 / 256), rel=1e-15)
+    assert time.monotonic() - begin < 1
 
 
 def test_positional_arguments() -> None:
