@@ -5,26 +5,31 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
+import math
+import sys
 import textwrap
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ._identify_files import Entry, IdentifyError, SkipError, entries, first_line, printable
 
 if TYPE_CHECKING:
     from ._identify import Match, Matches
 
-NEAREST_KEYS = 8
-NAMED = 5  # tensors that are no table and might have been
-HEAD = 32  # bytes that tell what a file is
-LFS = b"version https://git-lfs"
+__all__ = ["IdentifyError", "main", "options"]
+
+NEAREST_KEYS, COMPARED_KEYS = 8, 10000
+NAMED = 5  # tensors that are no table and might have been, or that were skipped
+REASONS = 5
 MOST_AXES = 5
-
-
-class IdentifyError(Exception):
-    """A file that cannot be read; the message is one line."""
+# Elements of a table of 65536 rows of 1024 channels: looked at in 3 s on one core, 20 s where it is smooth and of no
+# convention, and 2 GiB. Larger ones whose first rows are no sinusoids need milliseconds; those that are, --key.
+LARGEST = 2**26
+LONGEST_AXIS = 2**23  # of a table: the time grows with its rows, however few the channels
+SECONDS = 60.0  # for all tensors of a file, which may hold any number that take long
+FLOATING = ("float64", "float32", "float16", "bfloat16")
 
 
 def options(command: argparse.ArgumentParser) -> None:
@@ -35,66 +40,146 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--shape", metavar="N", type=int, nargs="+", help="lengths of a flattened grid: H W, or T H W (default: found)"
     )
-    command.add_argument("--key", metavar="NAME", help="only this tensor, or those whose names end so")
+    command.add_argument(
+        "--key",
+        metavar="NAME",
+        help="only this tensor, or those whose names end so; larger ones too, and however long it takes",
+    )
     command.add_argument("--json", action="store_true", help="print JSON")
+
+
+@dataclasses.dataclass
+class _Report:
+    """What is said of a file's tensors, each in one of the three."""
+
+    found: list[tuple[Entry, Matches]] = dataclasses.field(default_factory=list)
+    others: dict[str, int] = dataclasses.field(default_factory=dict)  # no tables: how many for each reason
+    skipped: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # names, and why
+    missed: list[tuple[bool, str]] = dataclasses.field(default_factory=list)  # of the others, those shaped like tables
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Runs the subcommand: 0 where a table was found, 1 where none was. Raises IdentifyError for a bad file or key."""
-    from ._identify import identify, lengths_of
+    from ._identify import lengths_of
 
     try:
         lengths_of(arguments.shape)
     except ValueError as error:
         raise IdentifyError(f"--{error}") from None
     path = Path(arguments.file)
-    tensors = list(_tensors(path))
-    if arguments.key is not None:
-        tensors = _chosen(tensors, arguments.key)
-    found: list[tuple[str, Any, Matches]] = []
-    others: dict[str, int] = {}
-    missed: list[tuple[bool, str]] = []
-    for key, load in tensors:
-        tensor = load()
-        if arguments.key is None and not _may_be_table(tensor):
-            others["of another shape or type"] = others.get("of another shape or type", 0) + 1
-            continue
-        try:
-            matches = identify(tensor, shape=arguments.shape)
-        except (TypeError, ValueError) as error:
-            if arguments.key is not None:
-                raise IdentifyError(str(error)) from None
-            matches = identify(tensor)
-        if matches or matches.closest or arguments.key is not None:
-            found.append((key, tensor, matches))
-        else:
-            others[matches.reason] = others.get(matches.reason, 0) + 1
-            missed.append(("no sinusoids" in matches.reason, key or path.name))
-    near = [key for _, key in sorted(missed, key=lambda item: item[0])]
+    with entries(path) as tensors:
+        chosen = list(tensors) if arguments.key is None else _chosen(list(tensors), arguments.key)
+        report = _look(path, chosen, arguments.shape, everything=arguments.key is None)
     if arguments.json:
-        print(json.dumps(_as_json(path, found, others, near), indent=2))
+        _say(json.dumps(_as_json(path, report), indent=2).split("\n"))
     else:
-        _show(path, found, others, near)
-    return 0 if any(matches for _, _, matches in found) else 1
+        _say(_lines(path, report))
+    return 0 if any(matches for _, matches in report.found) else 1
 
 
-def _show(path: Path, found: list[tuple[str, Any, Matches]], others: dict[str, int], near: list[str]) -> None:
-    for key, tensor, matches in found:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        print(f"{key or path.name} {tuple(tensor.shape)} {dtype}")
+def _look(path: Path, chosen: list[Entry], shape: list[int] | None, *, everything: bool) -> _Report:
+    """Looks at each tensor; one that cannot be looked at costs the others nothing. Raises IdentifyError with a key."""
+    report = _Report()
+    known: dict[Any, Matches] = {}
+    ends = time.monotonic() + SECONDS
+    for entry in chosen:
+        name = entry.name or path.name
+        try:
+            if entry.skipped:
+                raise SkipError(entry.skipped)
+            if everything and entry.dtype.startswith("float") and entry.dtype not in FLOATING:
+                raise SkipError(f"of type {entry.dtype}")
+            if everything and not _may_be_table(entry):
+                reason = "of another shape or type"
+                report.others[reason] = report.others.get(reason, 0) + 1
+                continue
+            if everything and time.monotonic() > ends:
+                raise SkipError(f"not reached in {SECONDS:g} s (--key NAME looks at one)")
+            matches = known.get(entry.same) if entry.same else None
+            if matches is None:
+                matches = _identified(entry, shape, everything=everything)
+        except IdentifyError:
+            raise
+        except Exception as error:  # whatever reading or identifying this one raises
+            why = first_line(error) if isinstance(error, SkipError) else f"{type(error).__name__}: {first_line(error)}"
+            if not everything:
+                raise IdentifyError(f"{name}: expected a tensor to look at, got one that is {why}") from None
+            report.skipped.append((entry.name, why))
+            continue
+        if entry.same:
+            known[entry.same] = matches
+        if matches or matches.closest or not everything:
+            report.found.append((entry, matches))
+        else:
+            report.others[matches.reason] = report.others.get(matches.reason, 0) + 1
+            report.missed.append(("no sinusoids" in matches.reason, name))
+    return report
+
+
+def _identified(entry: Entry, shape: list[int] | None, *, everything: bool) -> Matches:
+    from ._identify import Matches, identify
+    from ._identify_table import LARGEST as LARGEST_ASKED
+    from ._identify_table import NO_SINUSOIDS, begins_regular
+
+    tensor = entry.load()
+    elements, longest = (LARGEST, LONGEST_AXIS) if everything else (LARGEST_ASKED, LARGEST_ASKED)
+    if _may_be_table(entry) and (math.prod(entry.shape) > elements or max(entry.shape) > longest):
+        if not begins_regular(tensor):
+            return Matches(reason=NO_SINUSOIDS)
+        if everything:
+            raise SkipError(f"larger than {LARGEST} elements or {LONGEST_AXIS} rows (--key NAME looks at one)")
+        raise SkipError(f"larger than {elements} elements")
+    try:
+        return identify(tensor, shape=shape)
+    except (TypeError, ValueError) as error:
+        if not everything:
+            raise IdentifyError(str(error)) from None
+        return identify(tensor)
+
+
+def _say(lines: list[str]) -> None:
+    """Prints lines: what would steer the terminal, or is not in its encoding, as a backslash sequence."""
+    encoding = sys.stdout.encoding or "utf-8"
+    for line in lines:
+        print(printable(line).encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.flush()  # here, where a reader that has gone is expected
+
+
+def _lines(path: Path, report: _Report) -> list[str]:
+    lines = []
+    for entry, matches in report.found:
+        lines.append(f"{entry.name or path.name} {tuple(entry.shape)} {entry.dtype}")
         for line in str(matches).split("\n"):
             indent = "    " + " " * (len(line) - len(line.lstrip()))
-            print(textwrap.fill(line.strip(), 120, initial_indent=indent, subsequent_indent=indent + "  ",
-                                break_long_words=False, break_on_hyphens=False))  # fmt: skip
+            lines += textwrap.wrap(line.strip(), 120, initial_indent=indent, subsequent_indent=indent + "  ",
+                                   break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    others = report.others
     number = sum(others.values())
     if number:
         most = max(others, key=lambda reason: others[reason])
         rest = f"{others[most]} of them: {most}" if others[most] < number else most
-        which = "other tensor" if found else "tensor"
-        names = _named(near) if number > 1 or found else ""  # the reason for a tensor alone is the one shown
-        print(f"{number} {which}{'s are' if number > 1 else ' is'} no table ({rest}){names}")
-    if not found and not number:
-        print(f"{path.name}: no tensors")
+        which = "other tensor" if report.found else "tensor"
+        names = _named(_near(report)) if number > 1 or report.found else ""  # the reason for one alone is the one shown
+        lines.append(f"{number} {which}{'s are' if number > 1 else ' is'} no table ({rest}){names}")
+    if report.skipped:
+        lines.append(_skipped_line(report.skipped, path))
+    return lines or [f"{path.name}: no tensors"]
+
+
+def _skipped_line(skipped: list[tuple[str, str]], path: Path) -> str:
+    reasons = Counter(reason for _, reason in skipped)
+    shown = [f"{reason} ({number})" for reason, number in reasons.most_common(REASONS)]
+    if len(reasons) > REASONS:
+        shown.append(f"for {len(reasons) - REASONS} other reasons")
+    names = [name or path.name for name, _ in skipped[:NAMED]]
+    more = f" and {len(skipped) - NAMED} more" if len(skipped) > NAMED else ""
+    which = "tensor was" if len(skipped) == 1 else "tensors were"
+    return f"{len(skipped)} {which} skipped: {', '.join(shown)}: {', '.join(names)}{more}"
+
+
+def _near(report: _Report) -> list[str]:
+    """Those shaped like a table, likeliest first."""
+    return [name for _, name in sorted(report.missed, key=lambda item: item[0])]
 
 
 def _named(near: list[str]) -> str:
@@ -105,24 +190,23 @@ def _named(near: list[str]) -> str:
     return f"; of the shape of one: {', '.join(near[:NAMED])}{more} (--key NAME says why each is none)"
 
 
-def _as_json(
-    path: Path, found: list[tuple[str, Any, Matches]], others: dict[str, int], near: list[str]
-) -> dict[str, Any]:
+def _as_json(path: Path, report: _Report) -> dict[str, Any]:
     return {
         "file": str(path),
         "tensors": [
             {
-                "key": key,
-                "shape": list(tensor.shape),
-                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "key": entry.name,
+                "shape": list(entry.shape),
+                "dtype": entry.dtype,
                 "matches": [_match_json(match) for match in matches],
                 "reason": matches.reason,
                 "closest": _match_json(matches.closest) if matches.closest else None,
             }
-            for key, tensor, matches in found
+            for entry, matches in report.found
         ],
-        "others": others,
-        "others_shaped_like_tables": near,
+        "others": report.others,
+        "others_shaped_like_tables": _near(report),
+        "skipped": [{"key": name, "reason": reason} for name, reason in report.skipped],
     }
 
 
@@ -130,141 +214,19 @@ def _match_json(match: Match) -> dict[str, Any]:
     return {field.name: getattr(match, field.name) for field in dataclasses.fields(match) if field.name != "encoding"}
 
 
-def _chosen(tensors: list[tuple[str, Callable[[], Any]]], key: str) -> list[tuple[str, Callable[[], Any]]]:
-    exact = [item for item in tensors if item[0] == key]
-    chosen = exact or [item for item in tensors if item[0].endswith(key)]
+def _chosen(tensors: list[Entry], key: str) -> list[Entry]:
+    exact = [entry for entry in tensors if key in (entry.name, printable(entry.name))]
+    chosen = exact or [entry for entry in tensors if entry.name.endswith(key) or printable(entry.name).endswith(key)]
     if not chosen:
         import difflib
 
-        names = [name for name, _ in tensors]
+        names = [entry.name for entry in tensors[:COMPARED_KEYS]]
         near = difflib.get_close_matches(key, names, n=NEAREST_KEYS, cutoff=0.3) or names[:NEAREST_KEYS]
         raise IdentifyError(f"--key: expected the name of a tensor in the file, got {key!r}; say {', '.join(near)}")
     return chosen
 
 
-def _may_be_table(tensor: Any) -> bool:
+def _may_be_table(entry: Entry) -> bool:
     """Floating-point rows: at least two of its axes longer than 1, or one beside the channels."""
-    import torch
-
-    floating = tensor.is_floating_point() if isinstance(tensor, torch.Tensor) else tensor.dtype.kind == "f"
-    shape = tuple(tensor.shape)
-    return bool(floating and 2 <= len(shape) <= MOST_AXES and sum(length > 1 for length in shape) >= 2)
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """(name, how to read it) for each tensor of a file, whatever its name ends in."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD)
-    except OSError as error:
-        raise IdentifyError(f"file: expected one to read, got {path} ({error.strerror}); pass its path") from None
-    if not head:
-        raise IdentifyError(f"{path.name}: expected a checkpoint or an array, got an empty file; fetch it again")
-    if head.startswith(LFS):
-        raise IdentifyError(
-            f"{path.name}: expected a checkpoint or an array, got a git-lfs pointer, not the file: run git lfs pull"
-        )
-    if head.startswith(b"PK") and not zipfile.is_zipfile(path):
-        raise IdentifyError(
-            f"{path.name}: expected a whole file, got one that was cut short (its archive has no end); fetch it again"
-        )
-    if head.startswith(b"\x93NUMPY"):
-        return _of_numpy(path)
-    if head.startswith(b"PK") and _is_npz(path):
-        return _of_numpy(path)
-    named_so = path.suffix == ".safetensors" and not head.startswith((b"PK", b"\x80"))
-    if named_so or (head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32):
-        return _of_safetensors(path)
-    return _of_torch(path)
-
-
-def _is_npz(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return all(name.endswith(".npy") for name in archive.namelist())
-    except zipfile.BadZipFile:
-        return False
-
-
-def _of_numpy(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    try:
-        import numpy
-    except ImportError:
-        raise IdentifyError(f"{path.name}: expected NumPy to read it with; run `pip install numpy`") from None
-    try:
-        loaded = numpy.load(path, allow_pickle=False)
-        arrays = {"": loaded} if isinstance(loaded, numpy.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (ValueError, OSError, EOFError) as error:
-        raise IdentifyError(
-            f"{path.name}: expected arrays of numbers, got a file that NumPy refuses ({_line(error)}); save the array "
-            "alone with numpy.save"
-        ) from None
-    for name, array in arrays.items():
-        yield name, partial(_same, array)
-
-
-def _of_safetensors(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise IdentifyError(
-            f"{path.name}: expected safetensors to read it with; run `pip install safetensors`"
-        ) from None
-    try:
-        file = safe_open(
-            path, framework="pt", device="cpu"
-        ).__enter__()  # open for as long as a tensor may be asked for
-    except (SafetensorError, OSError, ValueError, TypeError, MemoryError, OverflowError) as error:
-        raise IdentifyError(
-            f"{path.name}: expected a safetensors file, got one that its library refuses ({_line(error)}); save it "
-            "again"
-        ) from None
-    for name in list(file.keys()):
-        yield name, partial(file.get_tensor, name)
-
-
-def _of_torch(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    import torch
-
-    try:
-        try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # the format of PyTorch before 1.6 cannot be mapped
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what an unpickler makes of bytes that are none: nearly any
-        holds = re.search(r"GLOBAL (\S+)", str(error))
-        if holds:
-            raise IdentifyError(
-                f"{path.name}: expected a checkpoint of tensors alone, got one that holds {holds[1]}, which is not "
-                "loaded (it may run code); save the model's state_dict() with torch.save"
-            ) from None
-        raise IdentifyError(
-            f"{path.name}: expected a file of torch.save, safetensors or numpy.save, got none of them "
-            f"({type(error).__name__}); pass a checkpoint or an array"
-        ) from None
-    for name, tensor in _walk("", loaded):
-        yield name, partial(_same, tensor)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Tensors in nested dicts and lists, by their path."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _walk(f"{name}.{key}" if name else str(key), item)
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _walk(f"{name}.{index}" if name else str(index), item)
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error, shortened."""
-    text = (str(error).strip() or type(error).__name__).splitlines()[0].strip()
-    return text if len(text) <= 160 else text[:157] + "..."
+    shape = entry.shape
+    return entry.dtype in FLOATING and 2 <= len(shape) <= MOST_AXES and sum(length > 1 for length in shape) >= 2

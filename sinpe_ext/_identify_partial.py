@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import _identify_grid, _identify_rows
 from ._identify_candidates import Found
-from ._identify_table import Refused, Table
+from ._identify_table import MOST_CHANNELS, Refused, Table
 
 FIRST_ROWS = 64
 
@@ -91,6 +91,9 @@ def _columns(view: View) -> Found:
 
 
 def _whole(view: View, *, strict: bool = False) -> Found:
+    channels = view.rows.shape[1]
+    if channels > MOST_CHANNELS:
+        return Found(reason=f"its {channels} channels are more than the {MOST_CHANNELS} that encodings are tried with")
     try:
         table = Table(view.rows)
         table.offset = view.offset

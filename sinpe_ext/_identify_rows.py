@@ -15,7 +15,7 @@ from ._identify_explain import LENIENCE, MISROUNDED, channels_of, readings, wave
 from ._identify_fit import COSINE, SINE, ZERO, Channels, pairs, scattered
 from ._identify_refine import WELL, Fit, Noise, Samples, find, misrounded, solve, spread, tolerance_of, windows
 from ._identify_settle import LADDER_FIELDS, settle
-from ._identify_table import Refused, Table, angle_errors, regular
+from ._identify_table import NO_SINUSOIDS, Refused, Table, angle_errors, regular
 from .encoding import COS_FREQUENCIES, LAYOUTS, Encoding
 
 STARTS = (0, 1, 2)
@@ -123,7 +123,7 @@ def refuse_early(table: Table) -> None:
                 "multiplies queries and keys and is not added"
             )
     if not regular(table.rows):
-        raise Refused("its columns are no sinusoids: learned values, a weight or noise")
+        raise Refused(NO_SINUSOIDS)
 
 
 def _refuse_constant(samples: Samples) -> None:

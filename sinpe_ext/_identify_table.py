@@ -14,7 +14,10 @@ from ._identify_refine import Noise, Samples, Wave
 
 CHUNK = 2**21  # elements compared at once
 LOOKED_AT = 2**23  # elements that a fit may look at
+LARGEST = 2**30  # elements of a tensor that repeats what it holds (expanded): its size is no limit to the work
+MOST_CHANNELS = 2**16  # of an encoding: the time and memory of a fit grow with them, whatever the rows
 QUICK_ROWS, QUICK_COLUMNS = 256, 256
+FIRST = 2**12  # rows and columns that tell whether a large table may be one
 # Largest relative error of storing a value.
 STORED = {
     torch.float64: 2.0**-24,  # the values may come from float32 arithmetic all the same
@@ -29,6 +32,9 @@ FEWEST_DECIMALS, MOST_DECIMALS = 3, 7  # of printed values that can be told from
 PRINTED = 2**13  # values looked at for that
 SLACK = 1e-6
 IRREGULAR = 0.05  # share of the energy that three neighbouring rows of a sinusoid leave unexplained
+
+
+NO_SINUSOIDS = "its columns are no sinusoids: learned values, a weight or noise"
 
 
 class Refused(Exception):
@@ -161,14 +167,18 @@ def angle_errors(wave: Wave, along: Tensor, channels: Channels) -> Tensor:
 
 def as_rows(table: Any) -> Tensor:
     """A tensor on the CPU for a tensor or an array. Raises TypeError for anything else, Refused for other numbers."""
-    if isinstance(table, Tensor):
+    holds = not isinstance(table, Tensor) or type(table).__torch_dispatch__ is Tensor.__torch_dispatch__
+    if isinstance(table, Tensor) and holds:
         tensor = table.detach()
+        if tensor.is_nested:
+            raise Refused("a nested tensor has no rows of one length: pass one of its tensors")
         if tensor.layout is not torch.strided or tensor.device.type == "meta":
             raise Refused(f"a {tensor.device.type} tensor of layout {tensor.layout} has no rows to look at")
         if tensor.dtype not in STORED:
             raise Refused(_other(str(tensor.dtype).removeprefix("torch."), tensor.is_complex()))
+        _refuse_repeated(tuple(tensor.shape), tensor.stride())
         return tensor.cpu().resolve_conj().resolve_neg()
-    if not hasattr(table, "__array_interface__"):
+    if not holds or not hasattr(table, "__array_interface__"):
         raise TypeError(
             f"table: expected a tensor or a NumPy array, got {type(table).__name__}; pass the values, "
             'state_dict["pe"], say'
@@ -176,7 +186,18 @@ def as_rows(table: Any) -> Tensor:
     kind = table.dtype.name
     if kind not in ("float16", "float32", "float64"):
         raise Refused(_other(kind, kind.startswith("complex")))
+    _refuse_repeated(table.shape, tuple(stride // table.dtype.itemsize for stride in table.strides))
     return torch.from_numpy(table.astype(table.dtype.newbyteorder("="), order="C", copy=True))
+
+
+def _refuse_repeated(shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    """Refuses what is larger than its memory, as an expanded tensor of any size is."""
+    size = math.prod(shape)
+    if size > LARGEST and size > 1 + sum((length - 1) * abs(step) for length, step in zip(shape, stride, strict=True)):
+        raise Refused(
+            f"its shape {tuple(shape)} repeats what it holds (it was expanded) to more than {LARGEST} elements: pass "
+            "the part that is repeated"
+        )
 
 
 def _other(kind: str, is_complex: bool) -> str:
@@ -229,6 +250,13 @@ def regular(rows: Tensor) -> bool:
     factor = (middle * outer).sum(1) / energy
     left = (outer - factor[:, None] * middle).square().sum(1) / (4 * energy)
     return float(left.median()) < IRREGULAR
+
+
+def begins_regular(tensor: Tensor) -> bool:
+    """Whether the first rows or columns of a tensor go on as sinusoids would, whatever its size."""
+    last = [axis for axis, length in enumerate(tensor.shape) if length > 1][-2:]
+    plane = tensor[tuple(slice(FIRST) if axis in last else 0 for axis in range(tensor.dim()))]
+    return regular(plane) or regular(plane.T)
 
 
 def coordinates(lengths: Sequence[int], extra: int, number: int) -> list[Tensor]:

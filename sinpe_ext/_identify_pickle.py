@@ -1,0 +1,347 @@
+"""What the pickle of a checkpoint describes: names, shapes and places of tensors, read without running it.
+
+`torch.load` allocates what a pickle promises, hashes its keys and makes its calls, and one object that cannot be loaded
+loses all the others. Here `pickletools` splits the pickle into opcodes, calls are noted and not made, and a tensor is a
+record of a few numbers until it is read. Time and memory are proportional to the pickle: what it refers to many times
+is neither copied nor searched each time.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+MOST_OPCODES = 2**22  # 32 for a tensor: 131072 tensors
+MOST_AXES = 64
+INT64 = 2**63
+LONGEST_NAME = 200  # characters
+MOST_NESTED = 1000  # lists within each other
+MOST_ITEMS = 8  # of a tuple that is a key, of a dict of flags
+MOST_ARGUMENTS = 16
+
+# Calls that make a part of a tensor, or something beside tensors; those of torch.load(weights_only=True), and more.
+BESIDE = (
+    "_codecs.encode builtins.bytearray builtins.set builtins.complex __builtin__.bytearray __builtin__.set "
+    "__builtin__.complex torch.device torch.serialization._get_layout"
+).split()
+BESIDE_MODULES = ("torch.nested.", "torch.distributed.", "torch._dynamo.decorators.", "numpy.")
+PLAIN_TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
+ODD_TENSORS = {
+    "torch._utils._rebuild_sparse_tensor": "sparse",
+    "torch._utils._rebuild_qtensor": "quantized",
+    "torch._utils._rebuild_nested_tensor": "nested",
+    "torch._utils._rebuild_meta_tensor_no_storage": "on the meta device",
+    "torch._utils._rebuild_wrapper_subclass": "of a subclass without a storage",
+    "torch.nn.parameter.UninitializedParameter": "not initialized",
+    "torch.nn.parameter.UninitializedBuffer": "not initialized",
+    "numpy.core.multiarray._reconstruct": "a NumPy array in a pickle",
+    "numpy._core.multiarray._reconstruct": "a NumPy array in a pickle",
+}
+STORAGES = {
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
+    "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64", "UntypedStorage": "uint8", "QInt8Storage": "qint8", "QUInt8Storage": "quint8",
+    "QInt32Storage": "qint32", "QUInt4x2Storage": "quint4x2", "QUInt2x4Storage": "quint2x4",
+}  # fmt: skip
+
+
+class PickleError(Exception):
+    """A pickle that is damaged, or too large to read; the message says why."""
+
+
+class UnknownGlobalError(Exception):
+    """A pickle that makes something else than tensors; the message is the name of what it calls."""
+
+
+class Global(NamedTuple):
+    """A function or a class that a pickle names."""
+
+    name: str
+
+
+class Storage(NamedTuple):
+    """Bytes that a pickle refers to."""
+
+    dtype: str
+    key: str | int
+    numel: int
+    offset: int = 0  # elements: a storage that is a view of another (before PyTorch 1.6)
+
+
+class Stored(NamedTuple):
+    """A strided tensor over a storage."""
+
+    storage: Storage
+    dtype: str
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    negative: bool = False
+
+
+class Odd(NamedTuple):
+    """A tensor that is none of rows in memory; why."""
+
+    reason: str
+
+
+class Pairs(list[tuple[Any, Any]]):
+    """A dict: its keys are whatever the pickle says, so they are not hashed."""
+
+    __slots__ = ()
+
+
+class Listed(NamedTuple):
+    """A dict that was made from a list of pairs, as Python 2 saved an OrderedDict."""
+
+    items: Any
+
+
+class Other:
+    """Anything that is neither a tensor nor holds some."""
+
+
+OTHER = Other()
+
+
+class Content(NamedTuple):
+    """The value that a pickle describes, and every storage that it refers to."""
+
+    value: Any
+    storages: list[Storage]
+
+
+def read(file: BinaryIO) -> Content:
+    """What a pickle describes, up to its end. Raises PickleError, UnknownGlobalError."""
+    storages: list[Storage] = []
+    try:
+        return Content(_read(file, storages), storages)
+    except (PickleError, UnknownGlobalError):
+        raise
+    except Exception as error:  # bytes that are no pickle: pickletools and the stack raise nearly anything
+        raise PickleError(f"{type(error).__name__}: {error}") from None
+
+
+def _read(file: BinaryIO, storages: list[Storage]) -> Any:
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
+
+    def pop(number: int) -> list[Any]:
+        if not 0 < number <= len(stack) - (marks[-1] if marks else 0):
+            raise PickleError("it takes more from its stack than there is")
+        values = stack[-number:]
+        del stack[-number:]
+        return values
+
+    def since_mark() -> list[Any]:
+        at = marks.pop()
+        values = stack[at:]
+        del stack[at:]
+        return values
+
+    arg: Any
+    for number, (opcode, arg, _) in enumerate(pickletools.genops(file)):
+        name = opcode.name
+        if number > MOST_OPCODES:
+            raise PickleError(f"it has more than {MOST_OPCODES} opcodes")
+        if name == "MARK":
+            marks.append(len(stack))
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            memo[arg] = stack[-1]
+        elif name == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(memo[arg])
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            parts = arg.split(" ", 1) if name == "GLOBAL" else pop(2)
+            stack.append(Global(".".join(map(_text, parts))))
+        elif name == "EMPTY_TUPLE":
+            stack.append(())
+        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+            stack.append(tuple(pop(int(name[-1]))))
+        elif name == "TUPLE":
+            stack.append(tuple(since_mark()))
+        elif name == "EMPTY_LIST":
+            stack.append([])
+        elif name == "LIST":
+            stack.append(since_mark())
+        elif name in ("APPEND", "APPENDS"):
+            items = pop(1) if name == "APPEND" else since_mark()
+            if type(stack[-1]) is list:
+                stack[-1].extend(items)
+        elif name == "EMPTY_DICT":
+            stack.append(Pairs())
+        elif name in ("SETITEM", "SETITEMS", "DICT"):
+            items = pop(2) if name == "SETITEM" else since_mark()
+            if name == "DICT":
+                stack.append(Pairs())
+            if isinstance(stack[-1], Pairs):
+                stack[-1].extend(zip(items[::2], items[1::2], strict=True))
+        elif name in ("EMPTY_SET", "FROZENSET", "ADDITEMS"):
+            if name != "EMPTY_SET":
+                since_mark()
+            if name != "ADDITEMS":
+                stack.append(OTHER)
+        elif name in ("REDUCE", "NEWOBJ"):
+            function, arguments = pop(2)
+            stack.append(_call(function, arguments))
+        elif name == "BUILD":
+            pop(1)
+        elif name == "BINPERSID":
+            storages.append(_storage(pop(1)[0]))
+            stack.append(storages[-1])
+        elif name in ("NONE", "NEWTRUE", "NEWFALSE"):
+            stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
+        elif name in ("POP", "DUP"):
+            value = pop(1)[0]
+            stack.extend([value, value] if name == "DUP" else [])
+        elif name == "POP_MARK":
+            since_mark()
+        elif name == "STOP":
+            return pop(1)[0]
+        elif opcode.stack_before or not opcode.stack_after:
+            if name not in ("PROTO", "FRAME"):
+                raise PickleError(f"its opcode {name} is none of a checkpoint")
+        else:  # a number, a string or bytes
+            stack.append(arg)
+    raise PickleError("it has no end")
+
+
+def _storage(persistent_id: Any) -> Storage:
+    """The storage of ("storage", type, key, device, numel[, (view key, offset, numel)])."""
+    if type(persistent_id) is not tuple or len(persistent_id) not in (5, 6):
+        raise PickleError("it refers to something that is no storage")
+    kind, made_by, key, _, numel, *view = persistent_id
+    dtype = STORAGES.get(made_by.name.rpartition(".")[2], made_by.name)
+    offset = 0
+    if view and view[0] is not None:
+        _, offset, numel = view[0]
+    named = type(key) is int or (type(key) is str and len(key) <= LONGEST_NAME)
+    if kind not in ("storage", b"storage") or not named or not _are_lengths((numel, offset)):
+        raise PickleError("it refers to something that is no storage")
+    return Storage(dtype, key, numel, offset)
+
+
+def _call(function: Any, arguments: Any) -> Any:
+    """What a function gives, as far as it is a tensor or holds some; nothing is called."""
+    if type(function) is not Global or type(arguments) is not tuple or len(arguments) > MOST_ARGUMENTS:
+        raise PickleError("it calls something that is no function")
+    name = function.name
+    if name in ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"):
+        return _tensor(*arguments)
+    if name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
+        return arguments[0]
+    if name == "torch._tensor._rebuild_from_type_v2":
+        inner, subclass, state = arguments[:3]
+        if subclass.name in PLAIN_TENSORS and inner != function:
+            return _call(inner, state)
+        kind = subclass.name.rpartition(".")[2]
+        return Odd("nested" if kind == "NestedTensor" else f"of the subclass {shortened(kind)}")
+    if name in ODD_TENSORS:
+        return Odd(ODD_TENSORS[name])
+    if name.startswith("torch._utils._rebuild_"):
+        return Odd("of a kind that has no rows in memory")
+    if name in PLAIN_TENSORS or (name.startswith("torch.") and name.endswith("Tensor")):
+        return Odd("saved by a version of PyTorch before 0.4")
+    if name == "torch.Size":
+        return arguments[0]
+    if name in ("collections.OrderedDict", "collections.Counter"):
+        if not arguments:
+            return Pairs()
+        return arguments[0] if type(arguments[0]) is Pairs else Listed(arguments[0])
+    if name == "_codecs.encode" and type(arguments[0]) is str and len(arguments[0]) <= LONGEST_NAME:
+        return arguments[0].encode("latin1", "replace")  # bytes, which may be a key
+    if name not in BESIDE and not name.startswith(BESIDE_MODULES):
+        raise UnknownGlobalError(name.removeprefix("builtins."))
+    return OTHER
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored | Odd:
+    """A tensor; the rest holds its dtype where the storage does not, and the flags of a lazy conjugate or negative."""
+    known = type(storage) is Storage and type(size) is tuple and type(stride) is tuple
+    if not known or len(size) != len(stride) or len(size) > MOST_AXES or not _are_lengths((offset, *size, *stride)):
+        return Odd("damaged (its size is none)")
+    dtypes = [value.name.removeprefix("torch.") for value in rest if type(value) is Global]
+    flags = [key for value in rest if type(value) is Pairs and len(value) <= MOST_ITEMS for key, on in value if on]
+    return Stored(storage, dtypes[0] if dtypes else storage.dtype, offset, size, stride, "neg" in flags)
+
+
+def _are_lengths(values: tuple[Any, ...]) -> bool:
+    return all(type(value) is int and 0 <= value < INT64 for value in values)
+
+
+def walk(value: Any) -> Iterator[tuple[str, Stored | Odd]]:
+    """Tensors in nested dicts and lists with their paths; each dict and list once, under its first path."""
+    if isinstance(value, (Stored, Odd)):
+        yield "", value
+    seen = {_identity(value)}
+    held: set[int] = set()  # dicts and lists with tensors somewhere below
+    again: list[tuple[str, Any, int]] = []
+    path = [("", _identity(value), _items(value))]
+    while path:
+        prefix, identity, items = path[-1]
+        found = next(items, None)
+        if found is None:
+            path.pop()
+            if path and identity in held:
+                held.add(path[-1][1])
+            continue
+        key, item = found
+        if isinstance(item, (Stored, Odd)):
+            held.add(identity)
+            yield joined(prefix, key), item
+        elif type(item) in (Pairs, Listed, list, tuple) and item:
+            inner = _identity(item)
+            if inner in seen:
+                again.append((prefix, key, inner))
+            elif len(path) < MOST_NESTED:
+                seen.add(inner)
+                path.append((joined(prefix, key), inner, _items(item)))
+            else:
+                yield joined(prefix, key), Odd(f"nested deeper than {MOST_NESTED} lists")
+    for prefix, key, identity in again:
+        if identity in held:
+            yield joined(prefix, key), Odd("in a list or dict that has another name as well")
+
+
+def _identity(value: Any) -> int:
+    return id(value.items if type(value) is Listed else value)
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    if type(value) is Pairs:
+        return iter(value)
+    if type(value) is Listed and type(value.items) in (list, tuple):
+        return ((item[0], item[1]) for item in value.items if type(item) in (list, tuple) and len(item) == 2)
+    return iter(enumerate(value)) if type(value) in (list, tuple) else iter(())
+
+
+def joined(prefix: str, key: Any) -> str:
+    """A path, shortened."""
+    name = _text(key)
+    return shortened(f"{prefix}.{name}" if prefix else name)
+
+
+def shortened(name: str) -> str:
+    """A name, its middle left out where it is long."""
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}...{name[-half:]}"
+
+
+def _text(key: Any) -> str:
+    """A key of a dict as str() gives it, as far as it is short."""
+    if isinstance(key, str):
+        return shortened(key)
+    if isinstance(key, Global):
+        return key.name
+    if type(key) is tuple and len(key) <= MOST_ITEMS and not any(type(item) is tuple for item in key):
+        shown = [repr(_text(item)) if isinstance(item, str) else _text(item) for item in key]
+        return f"({', '.join(shown)}{',' if len(key) == 1 else ''})"
+    if isinstance(key, bytes):
+        return _text(repr(key[:LONGEST_NAME]))
+    if key is None or isinstance(key, (bool, float)) or (isinstance(key, int) and -INT64 < key < INT64):
+        return str(key)
+    return f"<{type(key).__name__}>"

@@ -1,0 +1,180 @@
+"""The tensors of a file, as the libraries that write it read them: names, types, values."""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from sinpe_ext._identify_files import Entry, SkipError, entries
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64,
+    torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+    torch.complex64, torch.complex128,
+]  # fmt: skip
+ROWS = torch.arange(1.0, 41.0).reshape(8, 5)
+
+
+def content() -> dict[str, Any]:
+    """Tensors of every type, layout and kind that torch.save knows and that lie in memory."""
+    noted = ROWS.clone()
+    noted.note = "an attribute"  # type: ignore[attr-defined]
+    parameter = nn.Parameter(ROWS.clone())
+    parameter.note = {"of": "a parameter"}  # type: ignore[attr-defined]
+    model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(ROWS).sum().backward()
+    optimizer.step()
+    tied = ROWS.clone()
+    return {
+        "dtypes": {str(dtype): (ROWS % 2).to(dtype) for dtype in DTYPES},
+        "views": [ROWS.T, ROWS[2:, 1:3], ROWS[:1].expand(4, 5), ROWS[::2], ROWS.flip(0), ROWS[0, 0], ROWS[:0]],
+        "bits": (torch.view_as_complex(torch.ones(4, 3, 2)).conj().imag, torch.ones(3, dtype=torch.complex64).conj()),
+        "kinds": (nn.Parameter(ROWS.clone()), nn.Buffer(ROWS.clone()), noted, parameter),
+        "tied": {"a": tied, "b": tied, "c": tied[:]},
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "beside": [1, -(2**70), 1.5, None, True, "text", b"bytes", {1, 2}, torch.Size([1]), torch.float32, 1j],
+        "more": {"device": torch.device("cpu"), "bytes": bytearray(b"ab"), "layout": torch.strided, "storage": 7},
+        "keys": {1: ROWS, ("a", 1): ROWS, None: ROWS, 1.5: ROWS, b"b": ROWS, False: {"deep": [[[ROWS]]]}},
+        "order": OrderedDict(z=ROWS, a=ROWS),
+    }
+
+
+def walk(name: str, value: Any) -> dict[str, torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return {name: value}
+    items = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    )
+    found: dict[str, torch.Tensor] = {}
+    for key, item in items:
+        found |= walk(f"{name}.{key}" if name else str(key), item)
+    return found
+
+
+def read(path: Path) -> dict[str, tuple[Entry, Any]]:
+    with entries(path) as found:
+        return {entry.name: (entry, None if entry.skipped else entry.load()) for entry in found}
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    whole = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.double() for x in (a, b))
+    return a.dtype == b.dtype and torch.equal(*whole)
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "before 1.6"])
+def test_as_torch_load(new: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    saved = content()
+    if not new:  # which has no types without a storage of their own
+        saved["dtypes"] = {
+            name: x for name, x in saved["dtypes"].items() if "float8" not in name and "uint" not in name
+        }
+    torch.save(saved, path, _use_new_zipfile_serialization=new)
+    expected = walk("", torch.load(path, weights_only=True))
+    found = read(path)
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        entry, loaded = found[name]
+        assert same(loaded, tensor), name
+        assert (entry.shape, f"torch.{entry.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
+
+
+def test_big_endian(tmp_path: Path) -> None:
+    swapped = ROWS.clone()
+    swapped.untyped_storage().byteswap(torch.float32)
+    torch.save({"a": swapped, "b": swapped[1:]}, tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as old, zipfile.ZipFile(tmp_path / "b.pt", "w") as new:
+        for info in old.infolist():
+            new.writestr(info.filename, b"big" if info.filename.endswith("byteorder") else old.read(info))
+    for name, (_, tensor) in read(tmp_path / "b.pt").items():
+        assert torch.equal(tensor, ROWS if name == "a" else ROWS[1:])
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(2, 4)]), "nested"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(2, 4)], layout=torch.jagged), "nested"),
+        (lambda: ROWS.to_sparse(), "sparse"),
+        (lambda: ROWS.to_sparse_csr(), "sparse"),
+        (lambda: torch.quantize_per_tensor(ROWS, 0.1, 0, torch.qint8), "quantized"),
+        (lambda: ROWS.to("meta"), "on the meta device"),
+        (lambda: nn.UninitializedParameter(), "not initialized"),
+        (lambda: ROWS.as_subclass(Subclass), "of the subclass Subclass"),
+        (lambda: ROWS.numpy(), "a NumPy array in a pickle"),
+    ],
+)
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "before 1.6"])
+def test_what_has_no_rows_in_memory_is_named(make: Callable[[], Any], reason: str, new: bool, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of prototypes and of what will be removed
+        odd = make()
+        torch.save({"a": ROWS, "odd": odd, "b": ROWS + 1}, tmp_path / "a.pt", _use_new_zipfile_serialization=new)
+    found = read(tmp_path / "a.pt")
+    assert found["odd"][0].skipped == reason
+    assert torch.equal(found["a"][1], ROWS) and torch.equal(found["b"][1], ROWS + 1)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def test_numpy(tmp_path: Path) -> None:
+    arrays = {
+        "rows": ROWS.numpy(), "fortran": numpy.asfortranarray(ROWS.numpy()), "big": ROWS.numpy().astype(">f8"),
+        "half": ROWS.numpy().astype("f2"), "ids": numpy.arange(3), "scalar": numpy.float32(1.5),
+        "none": numpy.zeros((0, 5), "f4"), "flags": numpy.ones(3, bool), "complex": numpy.ones(3, complex),
+    }  # fmt: skip
+    numpy.savez(tmp_path / "a.npz", **arrays)
+    numpy.savez_compressed(tmp_path / "b.npz", **arrays)
+    for name in ("a.npz", "b.npz"):
+        for key, (entry, tensor) in read(tmp_path / name).items():
+            assert numpy.array_equal(tensor.numpy(), arrays[key]) and entry.shape == arrays[key].shape
+            assert entry.dtype == arrays[key].dtype.name
+    for key, array in arrays.items():
+        numpy.save(tmp_path / "a.npy", array)
+        entry, tensor = read(tmp_path / "a.npy")[""]
+        assert numpy.array_equal(tensor.numpy(), array) and entry.shape == array.shape, key
+    texts = numpy.array(["a", "b"])
+    numpy.save(tmp_path / "a.npy", texts)
+    assert numpy.array_equal(read(tmp_path / "a.npy")[""][1], texts)  # no tensor
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    tensors = {str(dtype): (ROWS % 2).to(dtype) for dtype in DTYPES if dtype is not torch.complex128}
+    tensors["none"] = ROWS[:0].contiguous()
+    library.save_file(tensors, tmp_path / "a.safetensors")
+    for name, (entry, tensor) in read(tmp_path / "a.safetensors").items():
+        assert same(tensor, tensors[name]) and entry.shape == tuple(tensors[name].shape)
+        assert f"torch.{entry.dtype}" == str(tensors[name].dtype)
+
+
+def test_a_tensor_of_a_mapped_file_is_no_copy(tmp_path: Path) -> None:
+    torch.save({"a": ROWS}, tmp_path / "a.pt")
+    with entries(tmp_path / "a.pt") as found:
+        (entry,) = found
+        assert entry.load().data_ptr() == entry.load().data_ptr()
+
+
+def test_an_array_that_cannot_be_mapped_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sinpe_ext import _identify_files
+
+    monkeypatch.setattr(_identify_files, "LARGEST_ARRAY", 100)
+    numpy.savez(tmp_path / "a.npz", small=ROWS.numpy()[:2], large=ROWS.numpy())
+    with entries(tmp_path / "a.npz") as found:
+        small, large = found
+        assert torch.equal(small.load(), ROWS[:2])
+        with pytest.raises(SkipError, match="has to be read whole"):
+            large.load()
