@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -197,17 +198,33 @@ def plot(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code: 0 done, 1 failed, 2 bad usage."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name of a file may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
     options = parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        if sys.stdout is not None:  # it is None where it was closed before the start
+            sys.stdout.flush()
+        return code
     except UsageError as error:
         print(f"python -m sinpe_ext {options.command}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
+        return 1
+    except OSError as error:  # a full disk, also under standard output
+        print(f"python -m sinpe_ext {options.command}: {error}", file=sys.stderr)
+        drop_output()
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def drop_output() -> None:
+    """Whatever of standard output could not be written is not tried again at the end."""
+    with contextlib.suppress(AttributeError, OSError):  # where it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ OWN_FOLDER = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
 def directory() -> Path:
     """Where JIT builds go: SINPE_EXT_CACHE_DIR, else sinpe_ext under XDG_CACHE_HOME or ~/.cache; nowhere else.
 
-    Raises BuildUnavailable for a user without a home: a folder that others share would be no place for code.
+    Raises BuildUnavailable for a user without a home: a folder that others share would be no place for code. And for a
+    relative path where the current folder is gone.
     """
     chosen = os.environ.get("SINPE_EXT_CACHE_DIR")
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -25,7 +26,10 @@ def directory() -> Path:
     path = os.path.expanduser(chosen or os.path.join(base, "sinpe_ext"))
     if path.startswith("~"):
         raise BuildUnavailable(f"there is no home directory for the cache {path}", OWN_FOLDER)
-    return Path(path).absolute()
+    try:
+        return Path(path).absolute()
+    except OSError as error:
+        raise BuildUnavailable(f"the cache {path} cannot be used: {error}", OWN_FOLDER) from error
 
 
 def checked(create: bool) -> Path | None:

@@ -189,6 +189,8 @@ def _compile(
         from torch.utils import cpp_extension
     except ImportError as error:
         raise BuildUnavailable(f"torch.utils.cpp_extension: {error}", "pip install setuptools") from error
+    except OSError as error:  # setuptools reads the current folder, which may be gone
+        raise BuildUnavailable(f"torch.utils.cpp_extension: {error}", "change to a folder that exists") from error
 
     name = f"sinpe_ext_{target}"
     work = folder / f"build-{os.getpid()}-{time.monotonic_ns()}"
@@ -211,7 +213,7 @@ def _compile(
                 # Relative to where ninja runs: torch quotes neither these nor its own folder, see _short_way_to_torch.
                 flags = _nvcc.link_flags(tools.nvcc, [path.relative_to(work) for path in kernels])
                 link_flags += map(shlex.quote, flags)
-            with _short_way_to_torch(cpp_extension, work), _escaped_for_ninja(cpp_extension):
+            with _short_way_to_torch(cpp_extension, work), _escaped_for_ninja(cpp_extension), _open_streams():
                 cpp_extension.load(
                     name=name,
                     sources=_forwarding_sources(target, root, work),
@@ -290,6 +292,17 @@ def _escape(text: str, impossible: str) -> str:
     if re.search(impossible, text):
         raise BuildUnavailable(f"a ninja file cannot hold the path in {text!r}", _cache.OWN_FOLDER)
     return text.replace("$", "$$")
+
+
+@contextlib.contextmanager
+def _open_streams() -> Iterator[None]:
+    """torch flushes sys.stdout and sys.stderr, which are None in a process that was started without them."""
+    with contextlib.ExitStack() as stack:
+        if sys.stdout is None:
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        if sys.stderr is None:
+            stack.enter_context(contextlib.redirect_stderr(stack.enter_context(open(os.devnull, "w"))))
+        yield
 
 
 def _single_command(compiler: _build.Compiler, work: Path) -> str:

@@ -15,7 +15,17 @@ from pathlib import Path
 
 import pytest
 from build_driver import DRIVER, STEPS, mounted, needs_mounts
-from build_support import end, environment, finish, needs_compiler, run, start, write_script, write_small_sources
+from build_support import (
+    PREAMBLE,
+    end,
+    environment,
+    finish,
+    needs_compiler,
+    run,
+    start,
+    write_script,
+    write_small_sources,
+)
 
 LIMIT = 100  # seconds
 pytestmark = [needs_compiler, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")]
@@ -218,7 +228,7 @@ for word in "$@"; do
   last=$word
 done
 case " $* " in
-  *" --version "*|*" -v "*) echo "g++ odd"; exit 0;;
+  *" --version "*|*" -v "*|*" -dumpfullversion "*) echo "g++ 12.2.0"; exit 0;;
   *" -c "*) : >"$out"; echo "$out:" >"$deps";;
   *) cp "$BUILT" "$out";;
 esac"""
@@ -246,6 +256,42 @@ for name in ("a\\nb", "a\\rb", "a|b", "\\udcff"):
     assert child(lambda: in_folders(name, lambda: eager("a ninja file cannot hold the path"))) == 0, name
 """
     run(DRIVER + ODD_NAMES + code, {**env, "COMPILER": str(compiler)}, LIMIT)
+
+
+def test_no_standard_streams_and_no_current_folder(env: dict[str, str], tmp_path: Path) -> None:
+    code = """
+cpp_extension.load = compile_really
+def without_streams():
+    streams, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), None, None
+    right()
+    assert (sys.stdout, sys.stderr) == (None, None)
+    sys.stdout, sys.stderr = streams
+def without_folder():
+    folder = cache.parent / "gone"
+    folder.mkdir()
+    os.chdir(folder)
+    folder.rmdir()
+def in_relative_cache():
+    os.environ["SINPE_EXT_CACHE_DIR"] = "relative"
+    eager("the cache relative cannot be used: ")
+assert child(without_streams) == 0 and compiled_since() == 1
+shutil.rmtree(cache)
+assert child(lambda: (without_folder(), right())) == 0 and compiled_since() == 1
+assert child(lambda: (without_folder(), in_relative_cache())) == 0
+"""
+    env["CXX"] = str(odd_compiler(tmp_path / "odd-g++"))
+    run(DRIVER + code, env, LIMIT)
+    shutil.rmtree(env["SINPE_EXT_CACHE_DIR"])
+    code = """
+import torch
+folder = pathlib.Path(os.environ["SINPE_EXT_CACHE_DIR"]).parent / "gone"
+folder.mkdir()
+os.chdir(folder)
+folder.rmdir()
+found = _backend.resolve("cpu")  # which imports setuptools
+assert found.backend == "compiled" or found.todo == "change to a folder that exists", found
+"""
+    run(PREAMBLE + code, env, LIMIT)
 
 
 @pytest.mark.slow

@@ -89,6 +89,24 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     subprocess.run([str(tmp_path / "main")], check=True)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_under_standard_output() -> None:
+    command = [sys.executable, "-m", "sinpe_ext", "export", "t2t", "8", "-o", "-"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr == "python -m sinpe_ext export: [Errno 28] No space left on device\n"
+
+
+def test_a_file_name_that_the_terminal_cannot_show(tmp_path: Path) -> None:
+    path = tmp_path / "日é.h"
+    command = [sys.executable, "-m", "sinpe_ext", "export", "t2t", "8", "-o", str(path)]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=100)
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout == f"{tmp_path}/\\u65e5\\xe9.h\n" and path.is_file()
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
