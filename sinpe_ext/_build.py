@@ -155,6 +155,7 @@ def find_compiler(environ: Mapping[str, str] | None = None) -> Compiler:
             raise BuildUnavailable(f"CXX={chosen} cannot be read: {error}", "set CXX to a C++ compiler") from error
         path = shutil.which(command[0], path=search)
         if path:
+            path = os.path.abspath(path)  # ninja and nvcc run in folders of their own
             return Compiler((path, *command[1:]), os.path.realpath(path), _compiler_version((path, *command[1:])))
     if chosen:
         raise BuildUnavailable(f"the C++ compiler CXX={chosen} was not found", "set CXX to a C++ compiler or unset it")

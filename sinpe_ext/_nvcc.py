@@ -281,11 +281,17 @@ def compile_kernels(
     known = compiler is not None and len(compiler.command) == 1 and not os.environ.get("NVCC_CCBIN")
     flags = [*compile_flags(), *gencode_flags(architectures), *extra_flags]
     flags += ["-ccbin", compiler.command[0]] if compiler and known else []
-    flags += [f"-I{directory}" for directory in include_directories(root)]
+    # nvcc has a shell read the paths that it is given: it runs in `folder`, and finds the sources by a link there.
+    seen = root.absolute()
+    if shlex.quote(str(seen)) != str(seen):
+        seen = Path("csrc")
+        (folder / seen).unlink(missing_ok=True)
+        (folder / seen).symlink_to(root.absolute(), target_is_directory=True)
+    flags += [f"-I{directory}" for directory in include_directories(seen)]
     kernels = [source for source in sources("cuda", root) if source.suffix == ".cu"]
     objects = [folder / f"{source.name}.o" for source in kernels]
     commands = [
-        [nvcc.path, *flags, "-c", str(source), "-o", str(result)]
+        [os.path.abspath(nvcc.path), *flags, "-c", str(seen / source.relative_to(root)), "-o", result.name]
         for source, result in zip(kernels, objects, strict=True)
     ]
     jobs = default_jobs()
@@ -293,15 +299,15 @@ def compile_kernels(
         jobs = max(1, int(os.environ.get("MAX_JOBS", "")))
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            list(pool.map(_run, commands))
+            list(pool.map(lambda command: _run(command, folder), commands))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     return objects
 
 
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    Path(command[-1]).with_suffix(".log").write_bytes(done.stdout)
+def _run(command: Sequence[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    (folder / command[-1]).with_suffix(".log").write_bytes(done.stdout)
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout)

@@ -151,6 +151,13 @@ def test_build_environment_is_restored(monkeypatch):
     assert "MAX_JOBS" not in os.environ
 
 
+def test_a_compiler_by_its_way_from_here_is_found_from_elsewhere(tmp_path, monkeypatch):
+    write_script(tmp_path / "my-g++", "echo my g++ 1.0")
+    monkeypatch.chdir(tmp_path)
+    assert _build.find_compiler({"CXX": "./my-g++", "PATH": ""}).command == (str(tmp_path / "my-g++"),)
+    assert _build.find_compiler({"CXX": "./my-g++ -O1", "PATH": ""}).command == (str(tmp_path / "my-g++"), "-O1")
+
+
 def test_damaged_json_counts_as_absent(tmp_path):
     path = tmp_path / "done.json"
     assert _build.read_json(path) == {}

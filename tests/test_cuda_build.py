@@ -217,8 +217,10 @@ def links_what_it_should(library: Path) -> None:
 @needs_compiler
 @needs_nvcc
 def test_compiled_on_first_use_it_loads_without_a_device(env, tmp_path):
-    """In a cache with a space in its path; the next process compiles nothing, and a third has no nvcc."""
-    env = {**env, "TORCH_CUDA_ARCH_LIST": "9.0", "SINPE_EXT_CACHE_DIR": str(tmp_path / "a cache")}
+    """In folders that a shell would misread; the next process compiles nothing, and a third has no nvcc."""
+    sources = shutil.copytree(env["SMALL_SOURCES"], tmp_path / "the $sources; `x`" / "csrc")
+    env = {**env, "SMALL_SOURCES": str(sources), "SINPE_EXT_CACHE_DIR": str(tmp_path / "a $cache; `x`")}
+    env["TORCH_CUDA_ARCH_LIST"] = "9.0"
     first = report(env, cuda_torch(real_cuda()))
     assert first["compiled"] == [True] * 3 and first["how"] == "jit" and not first["started"], first
     assert first["build"]["architectures"] == "9.0" and first["build"]["nvcc_version"] == real_cuda()
