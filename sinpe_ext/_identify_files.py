@@ -274,12 +274,15 @@ def _of_safetensors(path: Path, header: int, size: int, stack: contextlib.ExitSt
 
 
 def _of_zip(path: Path, file: BinaryIO, size: int, stack: contextlib.ExitStack) -> Iterator[Entry]:
-    if not zipfile.is_zipfile(file):
-        raise IdentifyError(
-            f"{path.name}: expected a whole file, got one that was cut short (its archive has no end); fetch it again"
-        )
     try:
+        if not zipfile.is_zipfile(file):
+            raise IdentifyError(
+                f"{path.name}: expected a whole file, got one that was cut short (its archive has no end); fetch it "
+                "again"
+            )
         archive = stack.enter_context(zipfile.ZipFile(_Bounded(file)))  # type: ignore[arg-type]
+    except IdentifyError:
+        raise
     except Exception as error:
         raise _damaged(path, error) from None
     names = archive.namelist()

@@ -339,6 +339,11 @@ CASES = {
     "size of 2^600": Case(beside(tensor("0", 6400, (2**600, 2**600), (64, 1))), 0, "damaged (its size is none) (1)"),
     "text of 4 GiB promised": Case(checkpoint(b"\x80\x02X\xff\xff\xff\xffabc."), 2, "got one that is damaged"),
     "many dicts": Case(checkpoint(b"\x80\x02(" + b"}" * 5 * 10**6 + b"t."), 2, "more than 4194304 opcodes"),
+    "archive on several disks": Case(
+        raw(b"PK\3\4" + bytes(99) + b"PK\6\7" + struct.pack("<LQL", 1, 0, 2) + b"PK\5\6" + bytes(18)),
+        2,
+        "got one that is damaged",
+    ),
     "pickle of 3 GiB": Case(packed("a/data.pkl", b"\x80\x02"), 2, "more than 16777216"),
     "pickle of 3 GiB that says 300": Case(packed("a/data.pkl", b"\x80\x02}.", 300), 2, "got one that is damaged"),
     "before 1.6: values beyond the file": Case(
