@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 HEAD = 32  # bytes that tell what a file is
 LFS = b"version https://git-lfs"
-NUMPY, ZIP, LEGACY = b"\x93NUMPY", b"PK", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
+NUMPY, ZIP, PICKLE = b"\x93NUMPY", b"PK", b"\x80"
+MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa85019")  # a number at the beginning of a file before PyTorch 1.6
 # Names and shapes stand in a header, which is parsed as a whole: 130 bytes a tensor, so 100000 tensors and more.
 LARGEST_HEADER = 2**24  # bytes
 LARGEST_ARRAY = 2**29  # bytes of an array that cannot be mapped and is read: compressed, big-endian or not aligned
@@ -113,7 +114,7 @@ def _opened(path: Path, stack: contextlib.ExitStack) -> Iterator[Entry]:
         return _of_npy(path, file, size)
     if head.startswith(ZIP):
         return _of_zip(path, file, size, stack)
-    if head.startswith(LEGACY):
+    if head.startswith(PICKLE) and MAGIC in head:
         return _of_legacy(path, file, size)
     header = int.from_bytes(head[:8], "little")
     if path.suffix == ".safetensors" or (head[8:9] == b"{" and header < 2**32):
@@ -361,7 +362,7 @@ def _of_legacy(path: Path, file: BinaryIO, size: int) -> Iterator[Entry]:
         start = io.BytesIO(bytes_of[:LARGEST_HEADER])
         for _ in range(3):  # magic number, version, sizes of C's types
             pickled.read(start)
-        value, storages = _unpickled(path, start)
+        value, storages, _ = _unpickled(path, start)
         keys = pickled.read(start).value
         places: dict[str | int, tuple[int, int]] = {}
         sizes = {storage.key: _itemsize(storage.dtype) for storage in storages}
@@ -389,13 +390,13 @@ def _of_legacy(path: Path, file: BinaryIO, size: int) -> Iterator[Entry]:
 
 
 def _unpickled(path: Path, file: BinaryIO) -> pickled.Content:
-    try:
-        return pickled.read(file)
-    except pickled.UnknownGlobalError as error:
+    content = pickled.read(file)
+    if content.unknown and next(pickled.walk(content.value), None) is None:
         raise IdentifyError(
-            f"{path.name}: expected a checkpoint of tensors alone, got one that holds {pickled.shortened(str(error))}, "
-            "which is not loaded (it may run code); save the model's state_dict() with torch.save"
-        ) from None
+            f"{path.name}: expected a checkpoint of tensors, got one that holds {pickled.shortened(content.unknown)} "
+            "and no tensors, and is not loaded (it may run code); save the model's state_dict() with torch.save"
+        )
+    return content
 
 
 def _damaged(path: Path, error: Exception) -> IdentifyError:

@@ -2,8 +2,9 @@
 
 `torch.load` allocates what a pickle promises, hashes its keys and makes its calls, and one object that cannot be loaded
 loses all the others. Here `pickletools` splits the pickle into opcodes, calls are noted and not made, and a tensor is a
-record of a few numbers until it is read. Time and memory are proportional to the pickle: what it refers to many times
-is neither copied nor searched each time.
+record of a few numbers until it is read: so the tensors beside and inside of objects of any class are found, and no
+class is imported. Time and memory are proportional to the pickle: what it refers to many times is neither copied nor
+searched each time.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ INT64 = 2**63
 LONGEST_NAME = 200  # characters
 MOST_NESTED = 1000  # lists within each other
 MOST_ITEMS = 8  # of a tuple that is a key, of a dict of flags
-MOST_ARGUMENTS = 16
 
 # Calls that make a part of a tensor, or something beside tensors; those of torch.load(weights_only=True), and more.
 BESIDE = (
     "_codecs.encode builtins.bytearray builtins.set builtins.complex __builtin__.bytearray __builtin__.set "
     "__builtin__.complex torch.device torch.serialization._get_layout"
 ).split()
+# Keys that leave no trace in a path: an object's own dict and what a module has there, so names are those of a state
+# dict.
+INSIDE = ("__dict__", "_parameters", "_buffers", "_modules")
 BESIDE_MODULES = ("torch.nested.", "torch.distributed.", "torch._dynamo.decorators.", "numpy.")
 PLAIN_TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 ODD_TENSORS = {
@@ -49,10 +52,6 @@ STORAGES = {
 
 class PickleError(Exception):
     """A pickle that is damaged, or too large to read; the message says why."""
-
-
-class UnknownGlobalError(Exception):
-    """A pickle that makes something else than tensors; the message is the name of what it calls."""
 
 
 class Global(NamedTuple):
@@ -99,32 +98,37 @@ class Listed(NamedTuple):
     items: Any
 
 
-class Other:
-    """Anything that is neither a tensor nor holds some."""
+class Object:
+    """Anything else: an object that a function or a class would make of `arguments`, and what is then put into it."""
 
+    __slots__ = ("arguments", "content", "made_by")
 
-OTHER = Other()
+    def __init__(self, made_by: str, arguments: tuple[Any, ...] = ()) -> None:
+        self.made_by, self.arguments, self.content = made_by, arguments, Pairs()
 
 
 class Content(NamedTuple):
-    """The value that a pickle describes, and every storage that it refers to."""
+    """The value that a pickle describes, every storage that it refers to, and an unknown function that it calls."""
 
     value: Any
     storages: list[Storage]
+    unknown: str
 
 
 def read(file: BinaryIO) -> Content:
-    """What a pickle describes, up to its end. Raises PickleError, UnknownGlobalError."""
+    """What a pickle describes, up to its end. Raises PickleError."""
     storages: list[Storage] = []
+    unknown: list[str] = []
     try:
-        return Content(_read(file, storages), storages)
-    except (PickleError, UnknownGlobalError):
+        value = _read(file, storages, unknown)
+    except PickleError:
         raise
     except Exception as error:  # bytes that are no pickle: pickletools and the stack raise nearly anything
         raise PickleError(f"{type(error).__name__}: {error}") from None
+    return Content(value, storages, unknown[0] if unknown else "")
 
 
-def _read(file: BinaryIO, storages: list[Storage]) -> Any:
+def _read(file: BinaryIO, storages: list[Storage], unknown: list[str]) -> Any:
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -172,27 +176,37 @@ def _read(file: BinaryIO, storages: list[Storage]) -> Any:
             items = pop(1) if name == "APPEND" else since_mark()
             if type(stack[-1]) is list:
                 stack[-1].extend(items)
+            elif isinstance(stack[-1], Object):
+                stack[-1].content.extend(enumerate(items, len(stack[-1].content)))
         elif name == "EMPTY_DICT":
             stack.append(Pairs())
         elif name in ("SETITEM", "SETITEMS", "DICT"):
             items = pop(2) if name == "SETITEM" else since_mark()
             if name == "DICT":
                 stack.append(Pairs())
-            if isinstance(stack[-1], Pairs):
-                stack[-1].extend(zip(items[::2], items[1::2], strict=True))
+            into = stack[-1].content if isinstance(stack[-1], Object) else stack[-1]
+            if isinstance(into, Pairs):
+                into.extend(zip(items[::2], items[1::2], strict=True))
         elif name in ("EMPTY_SET", "FROZENSET", "ADDITEMS"):
             if name != "EMPTY_SET":
                 since_mark()
             if name != "ADDITEMS":
-                stack.append(OTHER)
-        elif name in ("REDUCE", "NEWOBJ"):
-            function, arguments = pop(2)
-            stack.append(_call(function, arguments))
+                stack.append(Object("set"))
+        elif name in ("REDUCE", "NEWOBJ", "NEWOBJ_EX"):
+            function, arguments = pop(3 if name == "NEWOBJ_EX" else 2)[:2]
+            stack.append(_call(function, arguments, unknown))
         elif name == "BUILD":
-            pop(1)
+            state = pop(1)[0]
+            if isinstance(stack[-1], Object):  # its __dict__, or that and its __slots__
+                parts = state if type(state) is tuple and len(state) == 2 else (state,)
+                stack[-1].content.extend((INSIDE[0], part) for part in parts if type(part) is Pairs)
         elif name == "BINPERSID":
-            storages.append(_storage(pop(1)[0]))
-            stack.append(storages[-1])
+            persistent_id = pop(1)[0]
+            if type(persistent_id) is tuple and persistent_id[:1] == ("module",):  # before PyTorch 1.6: a class
+                stack.append(persistent_id[1])
+            else:
+                storages.append(_storage(persistent_id))
+                stack.append(storages[-1])
         elif name in ("NONE", "NEWTRUE", "NEWFALSE"):
             stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
         elif name in ("POP", "DUP"):
@@ -225,9 +239,9 @@ def _storage(persistent_id: Any) -> Storage:
     return Storage(dtype, key, numel, offset)
 
 
-def _call(function: Any, arguments: Any) -> Any:
+def _call(function: Any, arguments: Any, unknown: list[str]) -> Any:
     """What a function gives, as far as it is a tensor or holds some; nothing is called."""
-    if type(function) is not Global or type(arguments) is not tuple or len(arguments) > MOST_ARGUMENTS:
+    if type(function) is not Global or type(arguments) is not tuple:
         raise PickleError("it calls something that is no function")
     name = function.name
     if name in ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"):
@@ -237,7 +251,7 @@ def _call(function: Any, arguments: Any) -> Any:
     if name == "torch._tensor._rebuild_from_type_v2":
         inner, subclass, state = arguments[:3]
         if subclass.name in PLAIN_TENSORS and inner != function:
-            return _call(inner, state)
+            return _call(inner, state, unknown)
         kind = subclass.name.rpartition(".")[2]
         return Odd("nested" if kind == "NestedTensor" else f"of the subclass {shortened(kind)}")
     if name in ODD_TENSORS:
@@ -255,8 +269,8 @@ def _call(function: Any, arguments: Any) -> Any:
     if name == "_codecs.encode" and type(arguments[0]) is str and len(arguments[0]) <= LONGEST_NAME:
         return arguments[0].encode("latin1", "replace")  # bytes, which may be a key
     if name not in BESIDE and not name.startswith(BESIDE_MODULES):
-        raise UnknownGlobalError(name.removeprefix("builtins."))
-    return OTHER
+        unknown.append(name.removeprefix("builtins."))
+    return Object(name, arguments)
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored | Odd:
@@ -293,13 +307,19 @@ def walk(value: Any) -> Iterator[tuple[str, Stored | Odd]]:
         if isinstance(item, (Stored, Odd)):
             held.add(identity)
             yield joined(prefix, key), item
-        elif type(item) in (Pairs, Listed, list, tuple) and item:
+        elif isinstance(item, Object) and any(isinstance(value, (Stored, Odd)) for value in item.arguments):
+            held.add(identity)
+            kind = item.made_by.rpartition(".")[2]
+            yield joined(prefix, key), Odd(f"inside of an object that is not made ({shortened(kind)})")
+        elif type(item) in (Pairs, Listed, Object, list, tuple) and item:
             inner = _identity(item)
             if inner in seen:
                 again.append((prefix, key, inner))
             elif len(path) < MOST_NESTED:
                 seen.add(inner)
-                path.append((joined(prefix, key), inner, _items(item)))
+                path.append(
+                    (prefix if type(key) is str and key in INSIDE else joined(prefix, key), inner, _items(item))
+                )
             else:
                 yield joined(prefix, key), Odd(f"nested deeper than {MOST_NESTED} lists")
     for prefix, key, identity in again:
@@ -314,6 +334,8 @@ def _identity(value: Any) -> int:
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
     if type(value) is Pairs:
         return iter(value)
+    if type(value) is Object:
+        return iter(value.content)
     if type(value) is Listed and type(value.items) in (list, tuple):
         return ((item[0], item[1]) for item in value.items if type(item) in (list, tuple) and len(item) == 2)
     return iter(enumerate(value)) if type(value) in (list, tuple) else iter(())

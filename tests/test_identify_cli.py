@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -175,8 +176,8 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "got one that was cut short" in answer("cut.pt", torch_file(tmp_path / "whole.pt").read_bytes()[:3000])
     numpy.save(tmp_path / "objects.npy", numpy.array([{}, 1], dtype=object), allow_pickle=True)
     assert "allow_pickle" in answer("objects.npy")
-    torch.save({"layer": torch.nn.Linear(2, 2)}, tmp_path / "module.pt")
-    assert "got one that holds torch.nn.modules.linear.Linear" in answer("module.pt")
+    torch.save({"arguments": argparse.Namespace(lr=0.1)}, tmp_path / "objects.pt")
+    assert "got one that holds argparse.Namespace and no tensors, and is not loaded" in answer("objects.pt")
 
 
 def test_safetensors_missing_or_broken(

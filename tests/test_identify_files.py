@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -178,3 +180,45 @@ def test_an_array_that_cannot_be_mapped_has_a_limit(tmp_path: Path, monkeypatch:
         assert torch.equal(small.load(), ROWS[:2])
         with pytest.raises(SkipError, match="has to be read whole"):
             large.load()
+
+
+class Config:
+    """A class that a reader of the file may not have, with attributes and slots."""
+
+    __slots__ = ("__dict__", "rows")
+
+    def __init__(self) -> None:
+        self.rows, self.width = ROWS, 4
+
+
+class Made:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return len, (ROWS,)  # a call that is not made
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "before 1.6"])
+def test_objects_of_any_class_are_looked_into_and_not_made(new: bool, protocol: int, tmp_path: Path) -> None:
+    """What training scripts save: arguments, a whole model, a defaultdict; torch.load refuses each of them."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.ModuleDict({"pe": nn.Linear(3, 2, bias=False)}))
+    model.register_buffer("table", ROWS)
+    saved = {
+        "arguments": argparse.Namespace(lr=0.1, warm=ROWS[:2]),
+        "model": model,
+        "state": collections.defaultdict(list, {"a": ROWS + 1, "b": [ROWS + 2]}),
+        "config": Config(),
+        "made": Made(),
+        "path": tmp_path,
+        "last": ROWS + 3,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.save(saved, tmp_path / "a.pt", pickle_protocol=protocol, _use_new_zipfile_serialization=new)
+    expected = {"arguments.warm": ROWS[:2]}
+    expected |= {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    expected |= {"state.a": ROWS + 1, "state.b.0": ROWS + 2, "config.rows": ROWS, "last": ROWS + 3}
+    found = read(tmp_path / "a.pt")
+    assert found.pop("made")[0].skipped == "inside of an object that is not made (len)"
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name][1], tensor), name

@@ -335,6 +335,13 @@ CASES = {
         0,
         NAMED,
     ),
+    "objects of one state": Case(
+        beside(b"(" + b"}q\x01(" + (b"K\x01" + TABLE) * 10**4 + b"u" + (b"ca\nb\n)Rh\x01b") * 10**5 + b"t"),
+        0,
+        "has another name as well (",
+    ),
+    "an object in itself": Case(beside(b"ca\nb\n)Rq\x01}q\x02X\x01\0\0\0ah\x01sb"), 0, NAMED),
+    "objects within objects": Case(beside(b"ca\nb\n" * 10**5 + b")R" + b"\x85R" * (10**5 - 1)), 0, NAMED),
     "negative size": Case(beside(tensor("0", 6400, (-5, 64), (64, 1))), 0, "damaged (its size is none) (1): x"),
     "size of 2^600": Case(beside(tensor("0", 6400, (2**600, 2**600), (64, 1))), 0, "damaged (its size is none) (1)"),
     "text of 4 GiB promised": Case(checkpoint(b"\x80\x02X\xff\xff\xff\xffabc."), 2, "got one that is damaged"),
