@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from . import _checks, _seed
-from ._dtensor_simulation import each_rank, to_local
+from ._dtensor_simulation import each_rank, is_simulated, to_local
 from ._part import Part
 
 
@@ -92,6 +92,29 @@ def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[in
     return Layout(mesh, tuple(placements), Part(tuple(shape), tuple(first)), tuple(sizes))
 
 
+def is_outside(mesh: DeviceMesh) -> bool:
+    """Whether this process is not part of a mesh: it has no part of its DTensors, and nothing to compute."""
+    return mesh.get_coordinate() is None
+
+
+def check_part(name: str, t: DTensor) -> None:
+    """Refuses a part of another size than torch.chunk gives this rank, which `DTensor.from_local` takes: where it lies
+    in the whole is not known then, and it would get the positions and the mask of other rows."""
+    places = t.placements
+    if torch.compiler.is_compiling() or is_simulated() or is_outside(t.device_mesh):
+        return
+    if not any(isinstance(p, Shard) for p in places) or not all(type(p) in (Shard, Replicate, Partial) for p in places):
+        return  # the whole on every rank, or an order that redistribute undoes
+    expected = layout(t.device_mesh, places, t.shape).sizes
+    with torch.no_grad():
+        got = tuple(t.to_local().shape)
+    if got != expected:
+        raise ValueError(
+            f"{name}: expected a part of shape {expected} on this rank, as torch.chunk cuts {tuple(t.shape)}, got "
+            f"{got}; make the DTensor by distribute_tensor, or pass the part as an ordinary tensor with its positions"
+        )
+
+
 def equal_in_graph(name: str, t: DTensor) -> None:
     """Refuses parts of different sizes under torch.compile: a graph is made anew where the size of a part changes, not
     where that of the whole does, and would go on with a first position and a mask of another whole."""
@@ -146,6 +169,7 @@ def on_mesh(name: str, value: Tensor, mesh: DeviceMesh) -> DTensor:
             f"{name}: expected a DTensor on the mesh of the data, {mesh}, got one on {value.device_mesh}; redistribute "
             "it, or pass full_tensor()"
         )
+    check_part(name, value)
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,17 @@ from ._grid_call import GridCall
 from ._no_grad import no_grad
 
 
+class _Nothing:
+    """The call of a process that is not part of the mesh. As in torch's own operations its result has no elements, and
+    arguments that go with the data are not looked at."""
+
+    def each(self, check: Callable[[Any], None]) -> None:
+        """No rows, for the check of a layer's max_len."""
+
+    def needs_grad(self, *others: Tensor) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in others)
+
+
 class ShardedAdd:
     """`add` of a DTensor: what a SumCall offers.
 
@@ -24,14 +36,18 @@ class ShardedAdd:
         x: Shard and Replicate alone.   local: the call of this rank's part.
     """
 
-    local: AddCall | GridCall
+    local: AddCall | GridCall | _Nothing
 
     def __init__(self, x: DTensor, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra: Any) -> None:
         _checks.summand(x)
         self.given = x
+        _dtensor.check_part("x", x)
         self.x = _dtensor.plain_shards(x)
         _dtensor.equal_in_graph("x", self.x)
         self.layout = _dtensor.layout(x.device_mesh, self.x.placements, x.shape)
+        if _dtensor.is_outside(x.device_mesh):
+            self.local = _Nothing()
+            return
         self.part = to_local(self.x, self.x.placements)
         is_plain = grid_shape is None and isinstance(extra, int) and extra == 0 and not _checks.is_grid(encoding)
         make = self._sequence if is_plain else self._grid
@@ -56,6 +72,8 @@ class ShardedAdd:
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
+        if isinstance(self.local, _Nothing):
+            return self.x.clone()
         return self.layout.result(self.local.result(), self.x.shape, self.x)
 
     def needs_grad(self, *others: Tensor) -> bool:
@@ -64,6 +82,8 @@ class ShardedAdd:
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
         self._same_places("x", self.given)
+        if isinstance(self.local, _Nothing):
+            return self.given
         if self.needs_grad(self.given):
             return self.given.copy_(self.result())
         return self._write(self.local.x, self.given)
@@ -74,6 +94,8 @@ class ShardedAdd:
 
     @no_grad
     def _write(self, part: Tensor, whole: Any) -> Tensor:
+        if isinstance(self.local, _Nothing):
+            return whole
         self.local.write_to(part)
         return _written(whole)
 
@@ -84,6 +106,9 @@ class ShardedAdd:
         if out.shape != self.x.shape:
             raise ValueError(f"out: expected shape {tuple(self.x.shape)}, got {tuple(out.shape)}; pass empty_like(x)")
         self._same_places("out", out)
+        if isinstance(self.local, _Nothing):
+            return out.to_local(), self.x.to_local()
+        _dtensor.check_part("out", out)
         return self.local.written(out.to_local())
 
     def _same_places(self, name: str, t: DTensor) -> None:
@@ -108,7 +133,7 @@ class ShardedEmbed:
     sharded by its rows, torch's own lookup sums what the ranks find, along the sequence, and `add` does the rest.
     """
 
-    local: EmbedCall | AddCall | GridCall
+    local: EmbedCall | AddCall | GridCall | _Nothing
 
     def __init__(self, ids: Any, weight: Any, encoding: Any, rows: Any, padding: Any) -> None:
         positions, start, scale, alpha, dropout, seed, seq_dim = rows
@@ -139,6 +164,10 @@ class ShardedEmbed:
         shape = (*ids.shape, weight.shape[1])
         self.layout = _dtensor.layout(mesh, places, shape)
         _dtensor.equal_in_graph("ids", ids)
+        if _dtensor.is_outside(mesh):
+            self.local = _Nothing()
+            self.nothing = weight.to_local().new_empty(0)
+            return
         of = _checks.Target(
             "ids", ids.shape, ids.device, 1 if batch_at is None else ids.shape[batch_at], ids.shape[rows_at]
         )
@@ -154,6 +183,8 @@ class ShardedEmbed:
         """`embed`, differentiable."""
         if self.by_rows is not None:
             return self.by_rows.result()
+        if isinstance(self.local, _Nothing):
+            return self.layout.result(self.nothing, self.layout.part.shape)
         return self.layout.result(self.local.result(), self.layout.part.shape)
 
 

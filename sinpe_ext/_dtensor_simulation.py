@@ -29,6 +29,10 @@ def _active() -> Any:
     return None if enabled is None or not hasattr(module, "_map_to_rank_local_val") else enabled()
 
 
+def is_simulated() -> bool:
+    return _active() is not None
+
+
 def each_rank(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function for each rank, of results that have no derivative: ints, sequences of ints, tensors."""
     if _active() is None:

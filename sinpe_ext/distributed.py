@@ -6,6 +6,7 @@ are for ordinary tensors of which a process has a part: no one can see that from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -122,11 +123,12 @@ def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = 
         seed: as in `add`; None: drawn from torch's generator of the device.
         device: of the result; the mesh's where None.
     Returns: () int64.
-    Raises: TypeError for a seed of the wrong type.
+    Raises: TypeError for a seed of the wrong type; RuntimeError in a process that is not part of the mesh.
     """
     from . import _dtensor, _seed
 
     _mesh(mesh)
+    _coordinate(mesh)
     where = _device(mesh, device)
     return _dtensor.agreed_seed(_seed.checked(seed, where), mesh, where)
 
@@ -145,10 +147,15 @@ def _place(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
         at = names.index(mesh_dim)
     else:
         at = integer("mesh_dim", mesh_dim, -mesh.ndim, mesh.ndim - 1, "pass a dimension of the mesh") % mesh.ndim
+    return _coordinate(mesh)[at], mesh.size(at)
+
+
+def _coordinate(mesh: DeviceMesh) -> Sequence[int]:
+    """This process' place along each dimension of the mesh."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise RuntimeError("mesh: expected this process to be part of it, got one that is not; call it in the others")
-    return coordinate[at], mesh.size(at)
+    return coordinate
 
 
 def _mesh(mesh: Any) -> None:

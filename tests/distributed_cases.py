@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -283,3 +284,72 @@ def refusals(mesh: DeviceMesh) -> None:
     refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=[Shard(0)] * 3)
     refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=Shard(0))
     refused(ValueError, "device_mesh", sinpe.table, 4, 6, device_mesh=mesh, device="cpu")
+
+
+@case
+def parts_of_other_sizes(mesh: DeviceMesh) -> None:
+    """from_local takes what torch.chunk would not have cut: such a part has no known place, and is refused."""
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    length = 2 * ranks
+    x = torch.randn(2, length, 8)
+
+    def uneven(t: Tensor, d: int) -> tuple[DTensor, bool]:
+        """One row more on the first rank, one less on the last."""
+        local = t.narrow(d, 0, 2 + (rank == 0) - (rank == ranks - 1))
+        part = DTensor.from_local(local, mesh, [Shard(d)], run_check=False, shape=t.shape, stride=t.stride())
+        return part, rank in (0, ranks - 1)
+
+    even = distribute_tensor(x, mesh, [Shard(1)])
+    ids, weight = torch.zeros(2, length).long(), torch.randn(9, 8)
+    layer = sinpe.SinusoidalPositionalEncoding(8, 0.0)
+    grid, behind = {"encoding": "mae2d", "grid_shape": (2, ranks)}, {"extra_tokens": 1}
+    calls: list[tuple[str, Any, Tensor, int]] = [
+        *(("x", partial(sinpe.add, **more), x, 1) for more in ({}, {"dropout": 0.5, "seed": 1}, grid, behind)),
+        ("x", sinpe.add_, x, 1),
+        ("x", layer, x, 1),
+        ("out", lambda t: sinpe.add(even, out=t), x, 1),
+        ("positions", lambda t: sinpe.add(even, positions=t), torch.arange(length), 0),
+        ("padding_mask", lambda t: sinpe.add(even, padding_mask=t), torch.zeros(length).bool(), 0),
+        ("ids", lambda t: sinpe.embed(t, weight), ids, 1),
+        ("weight", lambda t: sinpe.embed(ids, t), torch.randn(9, length), 1),
+    ]
+    for name, call, whole, d in calls:
+        part, is_uneven = uneven(whole, d)
+        if is_uneven:
+            refused(ValueError, f"{name}: expected a part of shape", call, part)
+    p, _ = uneven(torch.arange(length), 0)
+    assert torch.equal(sinpe.encode(p, 8).to_local(), sinpe.encode(p.to_local(), 8))  # has its positions with it
+
+
+@case
+def outside_of_the_mesh(mesh: DeviceMesh) -> None:
+    """A process that is not part of the mesh: no elements, no error, nothing to wait for, as in torch's own."""
+    half = DeviceMesh("cpu", list(range(mesh.size() // 2)))
+    is_member = half.get_coordinate() is not None
+    x, image = torch.randn(2, 7, 8), torch.randn(2, 3, 4, 8)
+    rows = distribute_tensor(x, half, [Shard(1)])
+    learned = sinpe.SinusoidalPositionalEncoding(8, 0.5, max_len=50, learned_alpha=True)
+    grad = rows.detach().requires_grad_()
+    ids, weight = torch.zeros(2, 7).long(), torch.randn(9, 8)
+    many = {p: distribute_tensor(weight, half, [p]) for p in (Shard(0), Shard(1), Replicate())}
+    calls: dict[str, Any] = {
+        "add": lambda: sinpe.add(rows, positions=torch.arange(7), padding_mask=torch.zeros(7).bool(), start=0),
+        "a copy": lambda: sinpe.add(distribute_tensor(x, half, [Replicate()])),
+        "drawn": lambda: sinpe.add(rows, dropout=0.5),
+        "add_": lambda: sinpe.add_(distribute_tensor(x, half, [Shard(2)])),
+        "out": lambda: sinpe.add(rows, out=torch.empty_like(rows)),
+        "layer": lambda: learned(grad),
+        "grid": lambda: sinpe.add(distribute_tensor(image, half, [Shard(1)]), "mae2d"),
+        "table": lambda: sinpe.table(7, 8, device_mesh=half, placements=[Shard(0)]),
+        "encode": lambda: sinpe.encode(distribute_tensor(torch.arange(7), half, [Shard(0)]), 8),
+        **{f"embed {p}": lambda w=w: sinpe.embed(ids, w) for p, w in many.items()},
+    }
+    for name, call in calls.items():
+        y = call()
+        assert isinstance(y, DTensor) and bool(y.to_local().numel()) == is_member, name
+        assert y.shape[-1] == 8 and y.dtype == torch.float32, name
+    assert learned(grad).requires_grad
+    if not is_member:
+        from sinpe_ext import distributed
+
+        refused(RuntimeError, "expected this process to be part of it", distributed.agreed_seed, half)
