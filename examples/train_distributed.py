@@ -76,7 +76,7 @@ class LanguageModel(nn.Module):
         x = self.encoding(self.embedding(ids), seed=seed)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        return self.head(self.norm(x)).clone()  # FSDP2 warns of a view
 
 
 def distributed(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
@@ -149,17 +149,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--dropout", type=float, default=0.1)
-    of_samples = "groups of samples; the other ranks share the rows; 2 where there are 4 ranks or more, else 1"
+    of_samples = "groups of samples, each with its part of the ranks; 2 where there are 4, 1 where there are 2"
     parser.add_argument("--samples", type=int, help=of_samples)
     options = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("run it by torchrun: torchrun --nproc-per-node 4 examples/train_distributed.py")
+    ranks = int(os.environ["WORLD_SIZE"])
+    possible = [ranks // rows for rows in range(1, HEADS + 1) if ranks % rows == 0 and HEADS % rows == 0]
+    options.samples = options.samples or (2 if ranks >= 4 and 2 in possible else min(possible))
+    if options.samples not in possible:
+        known = " or ".join(map(str, sorted(possible)))
+        parser.error(f"--samples {options.samples}: expected {known}, for {ranks} ranks and {HEADS} heads")
+    if options.steps < 1:
+        parser.error(f"--steps {options.steps}: expected 1 or more")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    ranks = dist.get_world_size()
-    options.samples = options.samples or (2 if ranks >= 4 else 1)
-    if ranks % options.samples:
-        parser.error(f"--samples {options.samples}: expected a divisor of the {ranks} ranks")
     shape = (options.samples, ranks // options.samples)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("samples", "rows"))
     text = read_text()

@@ -58,3 +58,13 @@ def test_the_distributed_example(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     assert re.search(r"largest difference \S+: the same", run.stdout)
     assert "2 ranks: 1 group(s) of samples x 2 part(s) of rows, dropout 0.1" in run.stdout
+
+
+def test_a_distributed_example_that_cannot_be_cut(tmp_path: Path) -> None:
+    """Refused before the ranks wait for each other."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, "RANK": "0", "WORLD_SIZE": "3"}
+    for words, expected in (("--samples 2", "expected 3, for 3 ranks"), ("--steps 0", "expected 1 or more")):
+        command = [sys.executable, str(ROOT / "examples" / "train_distributed.py"), *words.split()]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, cwd=tmp_path)
+        assert run.returncode == 2 and f"error: {words}: {expected}" in run.stderr, run.stderr
