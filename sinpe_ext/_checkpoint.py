@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from . import functional
 from ._catalogue import CATALOGUE, convention
 from ._grid_catalogue import GRIDS
+from ._part import is_dtensor
 from .encoding import Encoding
 from .grid import GridEncoding
 
@@ -97,7 +98,21 @@ def reshape_alpha(layer: nn.Module, state: dict[str, Any], prefix: str) -> None:
     """Takes an alpha of shape () for a parameter of shape (1,), and the other way round."""
     held, given = layer._parameters.get("alpha"), state.get(prefix + "alpha")
     if held is not None and isinstance(given, Tensor) and given.numel() == 1 and held.dim() + given.dim() == 1:
-        state[prefix + "alpha"] = given.reshape(held.shape)
+        reshaped = given.reshape(held.shape)
+        # torch gives all ranks a number as it is, because it has no dimension to be sharded by.
+        state[prefix + "alpha"] = _sharded_as(held, reshaped) if is_dtensor(held) else reshaped
+
+
+def _sharded_as(held: Any, given: Any) -> Tensor:
+    """This rank's part of what all ranks have; nothing is sent."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = held.device_mesh
+    if not is_dtensor(given):
+        device = mesh.device_type if held.is_meta else held.device
+        given = DTensor.from_local(given.to(device), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    sharded: Tensor = given.redistribute(mesh, held.placements)
+    return sharded
 
 
 def _device_of(layer: nn.Module) -> torch.device:

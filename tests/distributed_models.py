@@ -206,6 +206,23 @@ def fsdp2(mesh: DeviceMesh) -> None:
 
 
 @case
+def an_alpha_of_no_dimension(mesh: DeviceMesh) -> None:
+    """A full checkpoint that the first rank alone has, whose alpha is a number, for layers cut by FSDP2."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    for shape in ((), (1,)):
+        with torch.device("meta"):
+            empty = fully_shard(Front(), mesh=mesh)
+        full = {name: torch.full(t.shape, 0.5) for name, t in Front().state_dict().items()}
+        full["encoding.alpha"] = torch.full(shape, 2.5)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        for many in (fully_shard(Front(), mesh=mesh), empty):
+            set_model_state_dict(many, dict(full) if mesh.get_local_rank() == 0 else {}, options=options)
+            assert many.encoding.alpha.full_tensor().tolist() == [2.5], shape
+
+
+@case
 def context_parallel(mesh: DeviceMesh) -> None:
     """Head-tail load balancing: positions travel with the data; without them a call is refused."""
     from torch.distributed.tensor.experimental import context_parallel

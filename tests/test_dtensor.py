@@ -18,6 +18,7 @@ CASES = distributed_support.CASES
 PARALLEL = pytest.mark.feature("tensor and sequence parallel")
 ROWS = {
     "fsdp2": pytest.mark.feature("FSDP2"),
+    "an_alpha_of_no_dimension": pytest.mark.feature("FSDP2"),
     "context_parallel": pytest.mark.feature("context_parallel"),
     "parallel_styles": PARALLEL,
     "embedding_styles": PARALLEL,
