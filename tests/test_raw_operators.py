@@ -144,7 +144,7 @@ OVERLAPS = ["plan", "plan of a table", "positions", "starts", "padding_mask", "s
             "mask of a grid"]  # fmt: skip
 
 
-@pytest.mark.bad_input(17, "compiled")
+@pytest.mark.bad_input(12, "compiled")
 @pytest.mark.parametrize("operand", OVERLAPS)
 def test_an_out_over_what_steers_it(operand: str) -> None:
     """The kernels read these again after they were checked: `out` over the words of a grid was a SIGSEGV."""
