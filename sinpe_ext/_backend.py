@@ -90,8 +90,9 @@ class use_backend:
     """Choose the implementation for the whole process: "auto", "compiled" or "eager".
 
     ``use_backend("eager")`` sets it at once and for good. ``with use_backend("eager"):`` sets it as the block is
-    entered and restores the choice before at its end, so that Ctrl-C before the block changes nothing. An object that
-    was kept has set it already; a block of it sets it again, and at its end there is what was before.
+    entered and restores the choice before at its end, so that Ctrl-C before the block changes nothing (it still can as
+    `__exit__` is called, at the very end). An object that was kept has set it already; a block of it sets it again, and
+    at its end there is what was before.
     "compiled" raises BackendUnavailableError, here for the CPU and at first use for another device, where "auto" would
     quietly run eager PyTorch. The results are the same bits either way.
     """
@@ -136,22 +137,22 @@ def _is_with_expression() -> bool:
 
     False where that is not seen (torch.compile traces, `with a if b else c`): the choice is made by the call.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)  # none while another thread imports torch
+    if getattr(compiler, "is_compiling", bool)():
         return False
     frame = sys._getframe(1).f_back
     if frame is None:  # called from C
         return False
-    code, at = frame.f_code.co_code, frame.f_lasti + 2
-    while opname[code[at]] == "CACHE":
-        at += 2
-    first, second = opname[code[at]], opname[code[at + 2]]
-    return first in ("SETUP_WITH", "BEFORE_WITH") or (first, second) == ("COPY", "LOAD_SPECIAL")  # Python 3.10, 3.14
+    following = frame.f_code.co_code[frame.f_lasti + 2 : frame.f_lasti + 18 : 2]
+    names = [opname[operation] for operation in following if opname[operation] != "CACHE"]
+    # Python 3.10; 3.11 to 3.13; 3.14.
+    return names[:1] in (["SETUP_WITH"], ["BEFORE_WITH"]) or names[:2] == ["COPY", "LOAD_SPECIAL"]
 
 
 def _set(name: str | None) -> None:
     global _setting, _choices
-    # A new dictionary: a thread still choosing under the old setting fills the old one. Both or none for a signal.
+    # A new dictionary: a thread still choosing under the old setting fills the old one. One statement, which a signal
+    # does not divide.
     _setting, _choices = name, {}
 
 

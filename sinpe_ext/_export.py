@@ -12,7 +12,7 @@ _INT64_MIN = -(2**63)
 _LONGEST = (
     52  # C99 tells macros apart by their first 63 characters, and the include guard puts SINPE_PLAN_ before a name
 )
-# What a C or C++ program cannot define, and why: the first pattern that a whole name matches.
+# What cannot be defined where no header but stdint.h is included, and why: the first pattern that a whole name matches.
 _TAKEN = {
     "a keyword of C or C++": (
         "alignas alignof and and_eq asm atomic_cancel atomic_commit atomic_noexcept auto bitand bitor bool break case "

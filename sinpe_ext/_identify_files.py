@@ -32,6 +32,7 @@ NUMPY, ZIP, PICKLE = b"\x93NUMPY", b"PK", b"\x80"
 MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa85019")  # a number at the beginning of a file before PyTorch 1.6
 # Names and shapes stand in a header, which is parsed as a whole: 130 bytes a tensor, so 100000 tensors and more.
 LARGEST_HEADER = 2**24  # bytes
+LARGEST_PICKLE = 2**28  # bytes: a checkpoint may hold a vocabulary and NumPy arrays beside its tensors
 LARGEST_ARRAY = 2**29  # bytes of an array that cannot be mapped and is read: compressed, big-endian or not aligned
 MOST_TENSORS = 2**17  # of a file
 NPY_HEADER = 2**16  # bytes; NumPy itself refuses more than 10000
@@ -89,7 +90,11 @@ def entries(path: Path) -> Iterator[Iterator[Entry]]:
     """The tensors of a file, while it is open. Raises IdentifyError where there is no way to read it."""
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries, about a file that they read all the same
-        yield _limited(_opened(path, stack))
+        try:
+            opened = _opened(path, stack)
+        except OSError as error:
+            raise IdentifyError(f"file: expected one to read, got {path} ({error.strerror}); pass its path") from None
+        yield _limited(opened)
 
 
 def _limited(found: Iterator[Entry]) -> Iterator[Entry]:
@@ -281,7 +286,9 @@ def _of_zip(path: Path, file: BinaryIO, size: int, stack: contextlib.ExitStack) 
                 f"{path.name}: expected a whole file, got one that was cut short (its archive has no end); fetch it "
                 "again"
             )
-        archive = stack.enter_context(zipfile.ZipFile(_Bounded(file)))  # type: ignore[arg-type]
+        bounded = _Bounded(file)
+        archive = stack.enter_context(zipfile.ZipFile(bounded))  # type: ignore[arg-type]
+        bounded.limit = LARGEST_PICKLE
     except IdentifyError:
         raise
     except Exception as error:
@@ -298,11 +305,17 @@ def _of_zip(path: Path, file: BinaryIO, size: int, stack: contextlib.ExitStack) 
         )
     prefix = pickles[0].removesuffix("data.pkl")
     try:
-        content = _header_member(archive, pickles[0])
-        order = _header_member(archive, prefix + "byteorder").decode() if prefix + "byteorder" in names else "little"
+        order = "little"
+        if prefix + "byteorder" in names:
+            with _member(archive, archive.getinfo(prefix + "byteorder")) as member:
+                order = member.read(10).decode()
         if order not in ("little", "big"):
-            raise ValueError("its byte order is none")
-        value = _unpickled(path, io.BytesIO(content)).value
+            raise ValueError(f"its byte order is {order!r}")
+        info = archive.getinfo(pickles[0])
+        if info.file_size > LARGEST_PICKLE:
+            raise pickled.PickleTooLargeError(f"a pickle of {info.file_size} bytes")
+        with _member(archive, info) as member:
+            value = _unpickled(path, member).value
         bytes_of = _mapped(file, size)
     except IdentifyError:
         raise
@@ -326,15 +339,17 @@ def _of_zip(path: Path, file: BinaryIO, size: int, stack: contextlib.ExitStack) 
 
 
 class _Bounded(io.RawIOBase):
-    """A file without reads longer than a header: the table of an archive is read at once, whatever it promises."""
+    """A file without reads longer than a limit: zipfile reads the table of an archive at once, whatever it promises."""
+
+    limit = LARGEST_HEADER
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
 
     def read(self, size: int = -1, /) -> bytes:
-        data = self.file.read(LARGEST_HEADER + 1 if size < 0 else min(size, LARGEST_HEADER + 1))
-        if len(data) > LARGEST_HEADER:
-            raise ValueError(f"its table of contents has more than {LARGEST_HEADER} bytes")
+        data = self.file.read(self.limit + 1 if size < 0 else min(size, self.limit + 1))
+        if len(data) > self.limit:
+            raise ValueError(f"it is to be read in parts of more than {self.limit} bytes")
         return data
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
@@ -347,19 +362,11 @@ class _Bounded(io.RawIOBase):
         return True
 
 
-def _header_member(archive: zipfile.ZipFile, name: str) -> bytes:
-    info = archive.getinfo(name)
-    if info.file_size > LARGEST_HEADER:
-        raise ValueError(f"{name} has {info.file_size} bytes, more than {LARGEST_HEADER}")
-    with _member(archive, info) as file:
-        return file.read(LARGEST_HEADER)
-
-
 def _of_legacy(path: Path, file: BinaryIO, size: int) -> Iterator[Entry]:
     """The format of PyTorch before 1.6: five pickles, then each storage behind its length."""
     try:
         bytes_of = _mapped(file, size)
-        start = io.BytesIO(bytes_of[:LARGEST_HEADER])
+        start = io.BytesIO(bytes_of[:LARGEST_PICKLE])
         for _ in range(3):  # magic number, version, sizes of C's types
             pickled.read(start)
         value, storages, _ = _unpickled(path, start)
@@ -400,6 +407,11 @@ def _unpickled(path: Path, file: BinaryIO) -> pickled.Content:
 
 
 def _damaged(path: Path, error: Exception) -> IdentifyError:
+    if isinstance(error, pickled.PickleTooLargeError):
+        return IdentifyError(
+            f"{path.name}: expected a checkpoint whose pickle has at most {LARGEST_PICKLE >> 20} MiB and "
+            f"{pickled.MOST_OPCODES} opcodes, got {error}; save the model's state_dict() alone with torch.save"
+        )
     return IdentifyError(
         f"{path.name}: expected a whole checkpoint of torch.save, got one that is damaged ({first_line(error)}); "
         "fetch it again"
@@ -414,7 +426,7 @@ def _of_pickle(
     value: Any, bytes_of: mmap.mmap, place: Callable[[str | int], tuple[int, int]], order: str
 ) -> Iterator[Entry]:
     for name, item in pickled.walk(value):
-        if isinstance(item, pickled.Odd):
+        if isinstance(item, pickled.Unsupported):
             yield Entry(name, skipped=item.reason)
         else:
             load = partial(_stored_tensor, item, bytes_of, place, order)

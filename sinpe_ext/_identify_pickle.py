@@ -30,7 +30,7 @@ BESIDE = (
 INSIDE = ("__dict__", "_parameters", "_buffers", "_modules")
 BESIDE_MODULES = ("torch.nested.", "torch.distributed.", "torch._dynamo.decorators.", "numpy.")
 PLAIN_TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
-ODD_TENSORS = {
+UNSUPPORTED = {
     "torch._utils._rebuild_sparse_tensor": "sparse",
     "torch._utils._rebuild_qtensor": "quantized",
     "torch._utils._rebuild_nested_tensor": "nested",
@@ -51,7 +51,11 @@ STORAGES = {
 
 
 class PickleError(Exception):
-    """A pickle that is damaged, or too large to read; the message says why."""
+    """A pickle that is damaged; the message says how."""
+
+
+class PickleTooLargeError(Exception):
+    """A pickle of more than MOST_OPCODES; the message says so."""
 
 
 class Global(NamedTuple):
@@ -80,8 +84,8 @@ class Stored(NamedTuple):
     negative: bool = False
 
 
-class Odd(NamedTuple):
-    """A tensor that is none of rows in memory; why."""
+class Unsupported(NamedTuple):
+    """A tensor without rows in memory, and why."""
 
     reason: str
 
@@ -116,12 +120,12 @@ class Content(NamedTuple):
 
 
 def read(file: BinaryIO) -> Content:
-    """What a pickle describes, up to its end. Raises PickleError."""
+    """What a pickle describes, up to its end. Raises PickleError, PickleTooLargeError."""
     storages: list[Storage] = []
     unknown: list[str] = []
     try:
         value = _read(file, storages, unknown)
-    except PickleError:
+    except (PickleError, PickleTooLargeError):
         raise
     except Exception as error:  # bytes that are no pickle: pickletools and the stack raise nearly anything
         raise PickleError(f"{type(error).__name__}: {error}") from None
@@ -150,7 +154,7 @@ def _read(file: BinaryIO, storages: list[Storage], unknown: list[str]) -> Any:
     for number, (opcode, arg, _) in enumerate(pickletools.genops(file)):
         name = opcode.name
         if number > MOST_OPCODES:
-            raise PickleError(f"it has more than {MOST_OPCODES} opcodes")
+            raise PickleTooLargeError(f"a pickle of more than {MOST_OPCODES} opcodes")
         if name == "MARK":
             marks.append(len(stack))
         elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
@@ -253,13 +257,13 @@ def _call(function: Any, arguments: Any, unknown: list[str]) -> Any:
         if subclass.name in PLAIN_TENSORS and inner != function:
             return _call(inner, state, unknown)
         kind = subclass.name.rpartition(".")[2]
-        return Odd("nested" if kind == "NestedTensor" else f"of the subclass {shortened(kind)}")
-    if name in ODD_TENSORS:
-        return Odd(ODD_TENSORS[name])
+        return Unsupported("nested" if kind == "NestedTensor" else f"of the subclass {shortened(kind)}")
+    if name in UNSUPPORTED:
+        return Unsupported(UNSUPPORTED[name])
     if name.startswith("torch._utils._rebuild_"):
-        return Odd("of a kind that has no rows in memory")
+        return Unsupported("of a kind that has no rows in memory")
     if name in PLAIN_TENSORS or (name.startswith("torch.") and name.endswith("Tensor")):
-        return Odd("saved by a version of PyTorch before 0.4")
+        return Unsupported("saved by a version of PyTorch before 0.4")
     if name == "torch.Size":
         return arguments[0]
     if name in ("collections.OrderedDict", "collections.Counter"):
@@ -273,11 +277,11 @@ def _call(function: Any, arguments: Any, unknown: list[str]) -> Any:
     return Object(name, arguments)
 
 
-def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored | Odd:
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored | Unsupported:
     """A tensor; the rest holds its dtype where the storage does not, and the flags of a lazy conjugate or negative."""
     known = type(storage) is Storage and type(size) is tuple and type(stride) is tuple
     if not known or len(size) != len(stride) or len(size) > MOST_AXES or not _are_lengths((offset, *size, *stride)):
-        return Odd("damaged (its size is none)")
+        return Unsupported("damaged (its shape is none)")
     dtypes = [value.name.removeprefix("torch.") for value in rest if type(value) is Global]
     flags = [key for value in rest if type(value) is Pairs and len(value) <= MOST_ITEMS for key, on in value if on]
     return Stored(storage, dtypes[0] if dtypes else storage.dtype, offset, size, stride, "neg" in flags)
@@ -287,9 +291,9 @@ def _are_lengths(values: tuple[Any, ...]) -> bool:
     return all(type(value) is int and 0 <= value < INT64 for value in values)
 
 
-def walk(value: Any) -> Iterator[tuple[str, Stored | Odd]]:
+def walk(value: Any) -> Iterator[tuple[str, Stored | Unsupported]]:
     """Tensors in nested dicts and lists with their paths; each dict and list once, under its first path."""
-    if isinstance(value, (Stored, Odd)):
+    if isinstance(value, (Stored, Unsupported)):
         yield "", value
     seen = {_identity(value)}
     held: set[int] = set()  # dicts and lists with tensors somewhere below
@@ -304,13 +308,13 @@ def walk(value: Any) -> Iterator[tuple[str, Stored | Odd]]:
                 held.add(path[-1][1])
             continue
         key, item = found
-        if isinstance(item, (Stored, Odd)):
+        if isinstance(item, (Stored, Unsupported)):
             held.add(identity)
             yield joined(prefix, key), item
-        elif isinstance(item, Object) and any(isinstance(value, (Stored, Odd)) for value in item.arguments):
+        elif isinstance(item, Object) and any(isinstance(value, (Stored, Unsupported)) for value in item.arguments):
             held.add(identity)
             kind = item.made_by.rpartition(".")[2]
-            yield joined(prefix, key), Odd(f"inside of an object that is not made ({shortened(kind)})")
+            yield joined(prefix, key), Unsupported(f"inside of an object that is not made ({shortened(kind)})")
         elif type(item) in (Pairs, Listed, Object, list, tuple) and item:
             inner = _identity(item)
             if inner in seen:
@@ -321,10 +325,10 @@ def walk(value: Any) -> Iterator[tuple[str, Stored | Odd]]:
                     (prefix if type(key) is str and key in INSIDE else joined(prefix, key), inner, _items(item))
                 )
             else:
-                yield joined(prefix, key), Odd(f"nested deeper than {MOST_NESTED} lists")
+                yield joined(prefix, key), Unsupported(f"nested deeper than {MOST_NESTED} lists")
     for prefix, key, identity in again:
         if identity in held:
-            yield joined(prefix, key), Odd("in a list or dict that has another name as well")
+            yield joined(prefix, key), Unsupported("in a list or dict that has another name as well")
 
 
 def _identity(value: Any) -> int:

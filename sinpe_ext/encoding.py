@@ -77,8 +77,8 @@ class Encoding:
         exponent_scale: factor on the exponent.
         exponent_dim: the dim in the exponent; default dim (dim - 1 for odd="pad", dim + 1 for odd="round"; 2 * dim for
             layout "sin" and "cos").
-        frequencies: the frequencies outright, in `unit`: one per pair, or for cos_frequency="own" one per channel
-            (sin 0, cos 0, sin 1, cos 1, ...). base, shift, exponent_scale and exponent_dim are then unused.
+        frequencies: the frequencies outright, in `unit`, as float64: one per pair, or for cos_frequency="own" one per
+            channel (sin 0, cos 0, sin 1, cos 1, ...). base, shift, exponent_scale and exponent_dim are then unused.
         unit: what a frequency of 1 means per position: "radian", "half_turn" (pi) or "turn" (2 pi).
         position_scale: factor on every position.
         start: position of the first row where positions are implicit.

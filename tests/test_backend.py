@@ -131,6 +131,14 @@ def test_use_backend_in_every_kind_of_call(auto):
     assert _backend.setting() == "auto"
     list(map(use_backend, ["eager"]))
     assert _backend.setting() == "eager"
+
+    def made():
+        return use_backend("auto")
+
+    for make in (made, lambda: use_backend("auto")):  # calls that nothing follows but the return
+        with make():
+            assert _backend.setting() == "auto"
+        assert _backend.setting() == "eager"
     assert [use_backend("auto"), _backend.setting()][1] == "auto"
 
 

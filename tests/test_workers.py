@@ -157,6 +157,11 @@ def test_calls_beside_a_module_that_is_not_finished(module: str, backend: str) -
     run(DURING + UNFINISHED.replace("NAME", module), library_environment(backend))
 
 
+def test_use_backend_beside_torch_that_is_not_finished() -> None:
+    code = "import sys, types; sys.modules['torch'] = types.ModuleType('torch'); import sinpe_ext as sinpe\n"
+    run(code + "with sinpe.use_backend('eager'): sinpe.use_backend('auto')", library_environment())
+
+
 @pytest.mark.bad_input(22, "compiled", "eager")
 def test_calls_while_another_thread_imports(backend: str) -> None:
     """The first torch.compile of a process imports torch.distributed.tensor, for a second."""

@@ -59,10 +59,21 @@ struct Span {
     }
     end += static_cast<uintptr_t>(item);
   }
-  bool meets(const Span& other) const { return begin < other.end && other.begin < end; }
+  bool overlaps(const Span& other) const { return begin < other.end && other.begin < end; }
 };
 
-inline bool valid_dropout(const sinpe_dropout_arguments& a) { return a.drop >= 0 && a.drop <= kDropAll; }
+// False for another rate, and for elements whose numbers, from the base on, int64 does not hold.
+inline bool valid_dropout(const sinpe_dropout_arguments& a, const int64_t* sizes, int rank) {
+  if (a.drop < 0 || a.drop > kDropAll) return false;
+  int64_t last = 0, reach;  // from the base on, which is unsigned and may wrap
+  for (int d = 0; a.elements != nullptr && d < rank; ++d) {
+    const int64_t step = a.elements[1 + d];
+    if (step < 0 || __builtin_mul_overflow(step, sizes[d], &reach) || __builtin_add_overflow(last, reach, &last)) {
+      return false;
+    }
+  }
+  return true;
+}
 
 // The numbers of a tensor's elements: base + the sum of index * steps.
 struct Elements {
@@ -155,15 +166,16 @@ struct Shape {
   bool empty() const { return batch == 0 || middle == 0 || rows == 0; }
 };
 
-// Whether what is written shares no memory with what says which value each element gets: the words of a plan or a grid,
-// positions, padding, the numbers of elements. Kernels read these again after they were checked, and while they write.
-inline bool is_apart(const Span& written, const int64_t* words, int64_t n_words, const sinpe_add_arguments& a) {
+// Whether the written memory overlaps none of the operands that say which value an element gets: the words of a plan or a
+// grid, positions, padding, the numbers of elements. Kernels read these again after the checks, and while they write.
+inline bool is_apart(const Span& written, const int64_t* words, int64_t n_words, const sinpe_add_arguments& a,
+                     bool reads_positions = true) {
   const Shape shape(a);
   const int64_t rows[] = {shape.batch, shape.rows}, starts[] = {shape.batch, 1};
-  return !written.meets(Span(words, n_words, 8)) && !written.meets(Span(a.dropout.elements, 1 + a.rank, 8)) &&
-         !written.meets(Span(a.positions, a.positions_are_starts != 0 ? starts : rows, a.position_strides, 2,
-                             size_of(a.position_dtype))) &&
-         !written.meets(Span(a.padding_mask, rows, a.mask_strides, 2, 1));
+  return !written.overlaps(Span(words, n_words, 8)) && !written.overlaps(Span(a.dropout.elements, 1 + a.rank, 8)) &&
+         !written.overlaps(Span(reads_positions ? a.positions : nullptr, a.positions_are_starts != 0 ? starts : rows,
+                                a.position_strides, 2, size_of(a.position_dtype))) &&
+         !written.overlaps(Span(a.padding_mask, rows, a.mask_strides, 2, 1));
 }
 
 }  // namespace sinpe

@@ -116,8 +116,8 @@ SINPE_HD uint128 to_exact_quarter(uint128 phase, Position p) {
 }
 
 // The phase of a finite position, reduced.
-//   Error: |p| * 2^-128 turns (the stored fraction's rounding), and 2^-103 relative; 0 where the phase of the exact
-//   frequency is a whole number of quarters and |p| < 2^63
+//   Error: (1.5 * |p| + 1) * 2^-128 turns (the stored fraction's rounding, and to_exact_quarter), and 2^-103 relative; 0
+//   where the phase of the exact frequency is a whole number of quarters and |p| < 2^63
 //   Valid range: every int64; every finite double (below 2^53 the bits of the fraction still mean something)
 //   Products under an eighth of a turn use the double-double frequency, so that a frequency of 1e-60 keeps its digits.
 SINPE_HD Reduced reduce_position(Position p, Frequency f) {

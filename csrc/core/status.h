@@ -11,7 +11,7 @@ inline const char* status_text(sinpe_status status) {
     case SINPE_BAD_PLAN: return "plan: not a frequency plan of this library version; export or build it again";
     case SINPE_BAD_ARGUMENT:
       return "argument: null pointer, negative size, unknown type, a size that does not fit the plan, or an out that "
-             "shares memory with what is read beside x";
+             "overlaps an operand";
     case SINPE_OUT_OF_RANGE: return "positions: start + length goes beyond the range of int64";
     case SINPE_NO_MEMORY: return "out of memory";
     case SINPE_BAD_ID: return "ids: an id is negative or not below the number of rows of weight";

@@ -134,7 +134,7 @@ extern "C" sinpe_status sinpe_add_grid(const int64_t* words, int64_t n_words, co
                                        const sinpe_add_arguments* a) {
   using namespace sinpe;
   if (a == nullptr || a->rank < 2 || a->rank > SINPE_MAX_RANK || n_values < 0 || !valid_sizes(a->sizes, a->rank) ||
-      !valid_dropout(a->dropout)) {
+      !valid_dropout(a->dropout, a->sizes, a->rank)) {
     return SINPE_BAD_ARGUMENT;
   }
   const Shape shape(*a);
@@ -148,10 +148,8 @@ extern "C" sinpe_status sinpe_add_grid(const int64_t* words, int64_t n_words, co
     return SINPE_BAD_ARGUMENT;
   }
   const Span written = span_of_out(*a);
-  sinpe_add_arguments steering = *a;
-  steering.positions = nullptr;
-  if (!is_apart(written, words, n_words, steering) ||
-      written.meets(Span(values, n_values, a->dtype == SINPE_FLOAT64 ? 8 : 4))) {
+  if (!is_apart(written, words, n_words, *a, /*reads_positions=*/false) ||
+      written.overlaps(Span(values, n_values, a->dtype == SINPE_FLOAT64 ? 8 : 4))) {
     return SINPE_BAD_ARGUMENT;
   }
   return or_no_memory(

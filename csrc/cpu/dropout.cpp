@@ -51,10 +51,12 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
 extern "C" sinpe_status sinpe_dropout(const sinpe_add_arguments* a) {
   using namespace sinpe;
   if (a == nullptr || a->rank < 1 || a->rank > SINPE_MAX_RANK || !valid_sizes(a->sizes, a->rank) ||
-      !valid_dropout(a->dropout)) {
+      !valid_dropout(a->dropout, a->sizes, a->rank)) {
     return SINPE_BAD_ARGUMENT;
   }
   if (product(a->sizes, a->rank) == 0) return SINPE_OK;
   if (a->x == nullptr || a->out == nullptr) return SINPE_BAD_ARGUMENT;
+  const Span written(a->out, a->sizes, a->out_strides, a->rank, size_of(a->dtype));
+  if (written.overlaps(Span(a->dropout.elements, 1 + a->rank, 8))) return SINPE_BAD_ARGUMENT;
   return or_no_memory([&] { return with_type(a->dtype, [&](auto type) { return dropout<decltype(type)>(*a); }); });
 }

@@ -96,8 +96,8 @@ extern "C" sinpe_status sinpe_embed(const int64_t* words, int64_t n_words, sinpe
   const int64_t weight[] = {e->num_embeddings, plan.dim}, strides[] = {e->weight_stride, 1};
   const Span written = span_of_out(a);
   if (a.x == nullptr || a.out == nullptr || !is_apart(written, words, n_words, a) ||
-      written.meets(Span(e->ids, a.sizes, e->id_strides, a.rank - 1, 8)) ||
-      written.meets(Span(a.x, weight, strides, 2, size_of(a.dtype)))) {
+      written.overlaps(Span(e->ids, a.sizes, e->id_strides, a.rank - 1, 8)) ||
+      written.overlaps(Span(a.x, weight, strides, 2, size_of(a.dtype)))) {
     return SINPE_BAD_ARGUMENT;
   }
   return or_no_memory([&] {

@@ -168,7 +168,7 @@ sinpe_status embed_backward(const Arguments& a) {
 extern "C" sinpe_status sinpe_embed_backward(sinpe_embed_backward_arguments* a) {
   using namespace sinpe;
   if (a == nullptr || a->rank < 2 || a->rank > SINPE_MAX_RANK || !valid_sizes(a->sizes, a->rank) ||
-      a->num_embeddings < 0 || !valid_dropout(a->dropout)) {
+      a->num_embeddings < 0 || !valid_dropout(a->dropout, a->sizes, a->rank)) {
     return SINPE_BAD_ARGUMENT;
   }
   const int64_t count = product(a->sizes, a->rank - 1), dim = a->sizes[a->rank - 1];
@@ -181,9 +181,9 @@ extern "C" sinpe_status sinpe_embed_backward(sinpe_embed_backward_arguments* a) 
   const int64_t rows[] = {a->num_embeddings, dim}, item = size_of(a->dtype);
   const Span written(a->out, rows, nullptr, 2, item);
   if (a->out == nullptr || (count > 0 && a->grad == nullptr) ||
-      written.meets(Span(a->ids, a->sizes, a->id_strides, a->rank - 1, 8)) ||
-      written.meets(Span(a->grad, a->sizes, a->grad_strides, a->rank, item)) ||
-      written.meets(Span(a->dropout.elements, 1 + a->rank, 8))) {
+      written.overlaps(Span(a->ids, a->sizes, a->id_strides, a->rank - 1, 8)) ||
+      written.overlaps(Span(a->grad, a->sizes, a->grad_strides, a->rank, item)) ||
+      written.overlaps(Span(a->dropout.elements, 1 + a->rank, 8))) {
     return SINPE_BAD_ARGUMENT;
   }
   return or_no_memory(

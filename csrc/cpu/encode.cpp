@@ -59,7 +59,7 @@ extern "C" sinpe_status sinpe_encode(const int64_t* words, int64_t n_words, cons
   }
   const int64_t sizes[] = {count, plan.dim}, strides[] = {row_stride, 1};
   const Span written(out, sizes, strides, 2, size_of(dtype));
-  if (written.meets(Span(words, n_words, 8)) || written.meets(Span(positions, count, size_of(position_dtype)))) {
+  if (written.overlaps(Span(words, n_words, 8)) || written.overlaps(Span(positions, count, size_of(position_dtype)))) {
     return SINPE_BAD_ARGUMENT;
   }
   try {

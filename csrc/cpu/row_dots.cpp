@@ -63,8 +63,8 @@ extern "C" sinpe_status sinpe_row_dots(const int64_t* words, int64_t n_words, co
   using namespace sinpe;
   const auto apart = [&] {
     const Span sums(a->out, a->sizes, nullptr, a->rank - 1, 8);
-    return is_apart(sums, words, n_words, *a) && !sums.meets(Span(slopes, a->sizes[a->rank - 1], 8)) &&
-           !sums.meets(Span(a->x, a->sizes, a->x_strides, a->rank, size_of(a->dtype)));
+    return is_apart(sums, words, n_words, *a) && !sums.overlaps(Span(slopes, a->sizes[a->rank - 1], 8)) &&
+           !sums.overlaps(Span(a->x, a->sizes, a->x_strides, a->rank, size_of(a->dtype)));
   };
   return run_checked(words, n_words, a, apart, [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
     using T = decltype(type);

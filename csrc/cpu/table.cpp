@@ -31,7 +31,7 @@ extern "C" sinpe_status sinpe_table(const int64_t* words, int64_t n_words, int64
   if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
   if (length < 0 || (length > 0 && out == nullptr) || row_stride < plan.dim) return SINPE_BAD_ARGUMENT;
   const int64_t sizes[] = {length, plan.dim}, strides[] = {row_stride, 1};
-  if (Span(out, sizes, strides, 2, size_of(dtype)).meets(Span(words, n_words, 8))) return SINPE_BAD_ARGUMENT;
+  if (Span(out, sizes, strides, 2, size_of(dtype)).overlaps(Span(words, n_words, 8))) return SINPE_BAD_ARGUMENT;
   int64_t first;
   if (!first_position(plan.start, start, length, &first)) return SINPE_OUT_OF_RANGE;
   try {

@@ -16,7 +16,7 @@ inline int64_t slice_offset(const sinpe_add_arguments& a, const int64_t* strides
 // Checks all of the arguments but x and out. `first` becomes the first position where none are given.
 inline sinpe_status check_arguments(const Plan& plan, const sinpe_add_arguments& a, int64_t* first) {
   if (a.rank < 2 || a.rank > SINPE_MAX_RANK || a.sizes[a.rank - 1] != plan.dim || !valid_sizes(a.sizes, a.rank) ||
-      !valid_dropout(a.dropout)) {
+      !valid_dropout(a.dropout, a.sizes, a.rank)) {
     return SINPE_BAD_ARGUMENT;
   }
   const Shape shape(a);
@@ -134,7 +134,7 @@ sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t 
 }
 
 // Checks what add or row_dots is given, then calls run(T{}, plan, shape, first position) with its element type.
-// apart() says whether the memory that it writes is.
+// apart() says whether what it writes overlaps nothing that it reads.
 template <class Apart, class F>
 sinpe_status run_checked(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a, const Apart& apart,
                          const F& run) {

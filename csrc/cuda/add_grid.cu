@@ -8,7 +8,8 @@ sinpe_status sinpe::cuda::add_grid(const DevicePlan& grid, const void* values, i
   a.positions = nullptr;
   a.positions_are_starts = 0;
   const bool countable = a.rank >= 2 && a.rank <= SINPE_MAX_RANK && valid_sizes(a.sizes, a.rank);
-  if (countable && a.sizes[a.rank - 1] == 0 && valid_dropout(a.dropout)) return SINPE_OK;  // by channels, no places
+  if (countable && a.sizes[a.rank - 1] == 0 && valid_dropout(a.dropout, a.sizes, a.rank))
+    return SINPE_OK;  // by channels, no places
   bool empty;
   const sinpe_status status = check(grid, a, &empty);
   if (status != SINPE_OK || empty) return status;

@@ -50,7 +50,7 @@ inline Data data_of(const sinpe_add_arguments& a, const DeviceScalars& scalars) 
 inline sinpe_status check(const DevicePlan& plan, const sinpe_add_arguments& a, bool* empty) {
   *empty = false;
   if (a.rank < 2 || a.rank > SINPE_MAX_RANK || a.sizes[a.rank - 1] != plan.dim || plan.dim < 1 || plan.dim > kMaxDim ||
-      !valid_sizes(a.sizes, a.rank) || !valid_dropout(a.dropout)) {
+      !valid_sizes(a.sizes, a.rank) || !valid_dropout(a.dropout, a.sizes, a.rank)) {
     return SINPE_BAD_ARGUMENT;
   }
   *empty = Shape(a).empty();

@@ -59,7 +59,8 @@ sinpe_add_arguments merged(const sinpe_add_arguments& a, int64_t* elements) {
 }  // namespace sinpe
 
 sinpe_status sinpe::cuda::dropout(const sinpe_add_arguments& a, const DeviceScalars& scalars, Stream stream) {
-  if (a.rank < 1 || a.rank > SINPE_MAX_RANK || !valid_sizes(a.sizes, a.rank) || !valid_dropout(a.dropout)) {
+  if (a.rank < 1 || a.rank > SINPE_MAX_RANK || !valid_sizes(a.sizes, a.rank) ||
+      !valid_dropout(a.dropout, a.sizes, a.rank)) {
     return SINPE_BAD_ARGUMENT;
   }
   if (product(a.sizes, a.rank) == 0) return SINPE_OK;

@@ -155,7 +155,7 @@ sinpe_status launch_backward(const sinpe_embed_backward_arguments& a, const int6
 sinpe_status sinpe::cuda::embed_backward(const sinpe_embed_backward_arguments& a, const int64_t* sorted_ids,
                                          const int64_t* sorted_tokens, const DeviceScalars& scalars, Stream stream) {
   if (a.rank < 2 || a.rank > SINPE_MAX_RANK || !valid_sizes(a.sizes, a.rank) || a.num_embeddings < 0 ||
-      !valid_dropout(a.dropout)) {
+      !valid_dropout(a.dropout, a.sizes, a.rank)) {
     return SINPE_BAD_ARGUMENT;
   }
   const int64_t count = product(a.sizes, a.rank - 1);

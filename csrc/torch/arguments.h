@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <utility>
 
 #include "core/layout.h"
@@ -108,19 +109,18 @@ inline void expect_apart(const Tensor& out) {
   }
 }
 
-// That what is written shares no memory with an operand that says which value each element gets, as
-// sinpe_ext/_memory.py says it: kernels read it again after it was checked, and while they write.
-inline void expect_apart(const Tensor& out, const char* name, const Tensor& read) {
+// That `out` overlaps none of the operands that say which value an element gets, as sinpe_ext/_memory.py says it: kernels
+// read them again after the checks, and while they write.
+inline void expect_apart(const Tensor& out, std::initializer_list<std::pair<const char*, Optional>> operands) {
   const auto span = [](const Tensor& t) {
     return sinpe::Span(t.const_data_ptr(), t.sizes().data(), t.strides().data(), static_cast<int>(t.dim()),
                        static_cast<int64_t>(t.element_size()));
   };
-  expect(!span(out).meets(span(read)), name,
-         ": expected memory apart from the tensor that is written to, got one that shares some with it; clone() ", name,
-         " first");
-}
-inline void expect_apart(const Tensor& out, const char* name, const Optional& read) {
-  if (read.has_value()) expect_apart(out, name, *read);
+  for (const auto& [name, operand] : operands) {
+    expect(!operand.has_value() || !span(out).overlaps(span(*operand)), name,
+           ": expected memory apart from the tensor that is written to, got one that shares some with it; clone() ",
+           name, " first");
+  }
 }
 
 // arguments_of with an out that the caller gave.
@@ -184,17 +184,10 @@ inline sinpe_dropout_arguments dropout_of(int64_t drop, const Integers& elements
   if (elements.empty()) return d;
   expect(static_cast<int64_t>(elements.size()) == 1 + rank, "elements: expected ", 1 + rank,
          " integers (base and a step for each dimension), got ", elements.size());
-  int64_t last = 0, reach;  // from the base on, which is unsigned and may wrap
-  bool counted = true;
-  for (int64_t k = 0; k < rank && counted; ++k) {
-    const int64_t step = elements[static_cast<size_t>(k) + 1];
-    counted =
-        step >= 0 && !__builtin_mul_overflow(step, sizes[k], &reach) && !__builtin_add_overflow(last, reach, &last);
-  }
-  expect(
-      counted,
-      "elements: expected steps of 0 or more to numbers that int64 holds, got others; pass those of the whole tensor");
   d.elements = elements.data();
+  expect(
+      sinpe::valid_dropout(d, sizes, static_cast<int>(rank)),
+      "elements: expected steps of 0 or more to numbers that int64 holds, got others; pass those of the whole tensor");
   return d;
 }
 

@@ -20,7 +20,7 @@ Tensor table(const Tensor& plan, int64_t start, int64_t length, int64_t dim, Sca
 void table_out(const Tensor& plan, int64_t start, Tensor out) {
   const Device cpu = Device::cpu();
   const Words words(cpu, plan);
-  expect_apart(out, "plan", plan);
+  expect_apart(out, {{"plan", plan}});
   const int64_t stride = table_stride(cpu, out);
   expect_dim(words, out.size(1));
   succeed(sinpe_table(words.data, words.size, start, out.size(0), float_type("out", out.scalar_type()),
@@ -54,9 +54,7 @@ void add_out(const Tensor& x, const Tensor& plan, Optional positions, Optional p
   const Device cpu = Device::cpu();
   const Words words(cpu, plan);
   sinpe_add_arguments a = written_arguments_of(cpu, x, out, scale, start);
-  expect_apart(out, "plan", plan);
-  expect_apart(out, "positions", positions);
-  expect_apart(out, "padding_mask", padding_mask);
+  expect_apart(out, {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}});
   a.alpha = alpha;
   set_rows(cpu, &a, positions, padding_mask, positions_are_starts);
   succeed(sinpe_add(words.data, words.size, &a));

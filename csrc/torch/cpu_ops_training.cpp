@@ -53,10 +53,7 @@ void add_dropout_out(const Tensor& x, const Tensor& plan, Optional positions, Op
   const Device cpu = Device::cpu();
   const Words words(cpu, plan);
   sinpe_add_arguments a = written_arguments_of(cpu, x, out, scale, start);
-  expect_apart(out, "plan", plan);
-  expect_apart(out, "positions", positions);
-  expect_apart(out, "padding_mask", padding_mask);
-  expect_apart(out, "seed", seed);
+  expect_apart(out, {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}, {"seed", seed}});
   a.alpha = alpha;
   a.dropout = dropout_of(cpu, seed, drop, elements, a.sizes, x.dim());
   set_rows(cpu, &a, positions, padding_mask, positions_are_starts);
@@ -68,10 +65,7 @@ void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Opt
   const Device cpu = Device::cpu();
   const Words words(cpu, grid, "grid");
   sinpe_add_arguments a = written_arguments_of(cpu, x, out, scale, 0);
-  expect_apart(out, "grid", grid);
-  expect_apart(out, "values", values);
-  expect_apart(out, "padding_mask", padding_mask);
-  expect_apart(out, "seed", seed);
+  expect_apart(out, {{"grid", grid}, {"values", values}, {"padding_mask", padding_mask}, {"seed", seed}});
   a.dropout = dropout_of(cpu, seed, drop, elements, a.sizes, x.dim());
   set_rows(cpu, &a, std::nullopt, padding_mask, false);
   const void* from = grid_values_of(cpu, values, a.dtype);

@@ -19,7 +19,7 @@ Tensor table(const Tensor& plan, int64_t start, int64_t length, int64_t dim, Sca
 
 void table_out(const Tensor& plan, int64_t start, Tensor out) {
   const Call call("plan", plan);
-  expect_apart(out, "plan", plan);
+  expect_apart(out, {{"plan", plan}});
   const int64_t stride = table_stride(call.device, out);
   launched(cuda::table(plan_of(call, plan, out.size(1)), start, out.size(0), float_type("out", out.scalar_type()),
                        out.mutable_data_ptr(), stride, call.stream));
@@ -49,9 +49,7 @@ void add_out(const Tensor& x, const Tensor& plan, Optional positions, Optional p
              bool positions_are_starts, double scale, double alpha, Tensor out) {
   const Call call("x", x);
   sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, start);
-  expect_apart(out, "plan", plan);
-  expect_apart(out, "positions", positions);
-  expect_apart(out, "padding_mask", padding_mask);
+  expect_apart(out, {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}});
   a.alpha = alpha;
   set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
   launched(cuda::add(plan_of(call, plan, dim_of(a)), a, {}, call.stream));

@@ -34,10 +34,7 @@ void add_dropout_out(const Tensor& x, const Tensor& plan, Optional positions, Op
                      Integers elements, Tensor out) {
   const Call call("x", x);
   sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, start);
-  expect_apart(out, "plan", plan);
-  expect_apart(out, "positions", positions);
-  expect_apart(out, "padding_mask", padding_mask);
-  expect_apart(out, "seed", seed);
+  expect_apart(out, {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}, {"seed", seed}});
   a.alpha = alpha;
   a.dropout = dropout_of(drop, elements, a.sizes, x.dim());
   set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
@@ -49,10 +46,7 @@ void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Opt
                   double scale, int64_t drop, Integers elements, Tensor out) {
   const Call call("x", x);
   sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, 0);
-  expect_apart(out, "grid", grid);
-  expect_apart(out, "values", values);
-  expect_apart(out, "padding_mask", padding_mask);
-  expect_apart(out, "seed", seed);
+  expect_apart(out, {{"grid", grid}, {"values", values}, {"padding_mask", padding_mask}, {"seed", seed}});
   a.dropout = dropout_of(drop, elements, a.sizes, x.dim());
   set_rows(call.device, &a, std::nullopt, padding_mask, false);
   const void* from = grid_values_of(call.device, values, a.dtype);

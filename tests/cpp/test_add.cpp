@@ -108,6 +108,14 @@ void test_refused() {
     CHECK(sinpe_add(made.words.data(), words, &a) == SINPE_BAD_ARGUMENT);
     CHECK(sinpe_dropout(&a) == SINPE_BAD_ARGUMENT);
   }
+  a.dropout.drop = 9000;
+  for (const int64_t step : {int64_t{-1}, int64_t{1} << 61, INT64_MAX}) {  // numbers that int64 does not hold
+    const int64_t elements[] = {INT64_MAX, 4, step};
+    a.dropout.elements = elements;
+    CHECK(sinpe_add(made.words.data(), words, &a) == SINPE_BAD_ARGUMENT);
+    CHECK(sinpe_dropout(&a) == SINPE_BAD_ARGUMENT);
+  }
+  a.dropout.elements = nullptr;
   a.dropout.drop = 0;
   a.rank = 0;
   CHECK(sinpe_dropout(&a) == SINPE_BAD_ARGUMENT);

@@ -1,4 +1,4 @@
-// An out that shares memory with anything read but x is refused and nothing is written: kernels read the words of a plan or
+// An out that overlaps an operand other than x is refused and nothing is written: kernels read the words of a plan or
 // a grid, positions, ids, padding and numbers of elements again after they were checked, and while they write.
 #include <functional>
 
@@ -173,6 +173,19 @@ void test_add() {
   CHECK(sinpe_add(made.words.data(), words, &a) == SINPE_OK);
 }
 
+void test_dropout() {
+  Arena arena;
+  const std::vector<int64_t> elements = {0, 12, 4, 1};
+  const int64_t* e = arena.put(elements);
+  over(arena, bytes_of(elements), 0, kOut, 4, [&](void* out) {
+    sinpe_add_arguments a = arguments();
+    a.out = out;
+    a.dropout.drop = 9000;
+    a.dropout.elements = e;
+    return sinpe_dropout(&a);
+  });
+}
+
 void test_row_dots() {
   const TestPlan made = make_plan(kDim, 0, false);
   const int64_t words = static_cast<int64_t>(made.words.size()), sums = kBatch * kRows * 8;
@@ -288,6 +301,7 @@ void test_grid() {
 int main() {
   test_rows();
   test_add();
+  test_dropout();
   test_row_dots();
   test_embed();
   test_embed_backward();

@@ -36,7 +36,8 @@ typedef enum {
   SINPE_OK = 0,
   SINPE_BAD_PLAN = 1,     /* the words are not a plan, or a grid, of this version */
   SINPE_BAD_ARGUMENT = 2, /* a null pointer, a negative size, an unknown type, a size that does not fit the plan, or an
-                             out whose memory, gaps included, meets that of anything read but x */
+                             out whose memory, gaps included, overlaps an operand (x of sinpe_add, sinpe_add_grid and
+                             sinpe_dropout may be out) */
   SINPE_OUT_OF_RANGE = 3, /* a position beyond int64 */
   SINPE_NO_MEMORY = 4,
   SINPE_BAD_ID = 5,       /* an id that is no row of the weight; the arguments' bad_id tells which */
@@ -72,7 +73,8 @@ typedef struct {
   int32_t drop; /* 0 (none) .. 65536 (all), in 65536ths */
   int64_t seed;
   const int64_t* elements; /* null: numbered row-major. Else 1 + rank integers, base and a step for each dimension:
-                              element [i, j, ...] has number base + i * step_0 + j * step_1 + ... */
+                              element [i, j, ...] has number base + i * step_0 + j * step_1 + ...; steps of 0 or
+                              more, whose sum over all sizes int64 holds */
 } sinpe_dropout_arguments;
 
 /* out = dropout(scale * x + alpha * PE), in float32 (float64 for float64): each product is rounded, then the sum, then the
