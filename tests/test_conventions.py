@@ -180,7 +180,7 @@ def test_header_says_what_it_holds() -> None:
 EXPORT_ERRORS = [
     (("paper", "plan"), TypeError, "encoding: expected Encoding, got str"),
     ((Encoding(4), 5), TypeError, "name: expected str, got int"),
-    ((Encoding(4), "6paper"), ValueError, 'name: expected a C identifier, got "6paper"'),
+    ((Encoding(4), "6paper"), ValueError, "name: expected a C identifier of your own, got '6paper'"),
     ((Encoding(4), "a-b"), ValueError, "name: expected a C identifier"),
     ((Encoding(4), "x\n"), ValueError, "name: expected a C identifier"),
     ((Encoding(4, angle="float32_exp"), "plan"), ValueError, 'encoding: expected angle="exact"'),
