@@ -140,9 +140,10 @@ def test_every_field(angle: str) -> None:
         {"unit": "half_turn", "position_scale": 0.01},
         {"unit": "turn", "position_scale": 0.01, "base": 3.0},
         {"frequencies": (1.0, -0.5, 0.25, 0.125, 2.0)},
-        {"shift": 4.5},
+        {"shift": 3.5},
+        {"dim": 2, "shift": 1},  # one pair, whose exponent is 0 and not 0/0
     ):
-        encoding = sinpe.Encoding(9, angle=angle, **fields)
+        encoding = sinpe.Encoding(**{"dim": 9, **fields}, angle=angle)
         exact = encoding.replace(angle="exact")
         assert torch.allclose(sinpe.table(9, encoding), sinpe.table(9, exact), rtol=0, atol=2e-6), fields
 
