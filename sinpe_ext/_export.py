@@ -9,9 +9,8 @@ from ._plan import plan
 from .encoding import Encoding, Number
 
 _INT64_MIN = -(2**63)
-_LONGEST = (
-    52  # C99 tells macros apart by their first 63 characters, and the include guard puts SINPE_PLAN_ before a name
-)
+# C99 tells macros apart by their first 63 characters, and the include guard puts SINPE_PLAN_ before a name.
+_LONGEST = 52
 # What cannot be defined where no header but stdint.h is included, and why: the first pattern that a whole name matches.
 _TAKEN = {
     "a keyword of C or C++": (

@@ -138,10 +138,9 @@ def _identified(entry: Entry, shape: list[int] | None, *, everything: bool) -> M
 
 
 def _say(lines: list[str]) -> None:
-    """Prints lines: what would steer the terminal, or is not in its encoding, as a backslash sequence."""
-    encoding = sys.stdout.encoding or "utf-8"
+    """Prints lines: what would steer the terminal as a backslash sequence."""
     for line in lines:
-        print(printable(line).encode(encoding, "backslashreplace").decode(encoding))
+        print(printable(line))
     sys.stdout.flush()  # here, where a reader that has gone is expected
 
 

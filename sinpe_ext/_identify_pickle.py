@@ -281,7 +281,7 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> St
     """A tensor; the rest holds its dtype where the storage does not, and the flags of a lazy conjugate or negative."""
     known = type(storage) is Storage and type(size) is tuple and type(stride) is tuple
     if not known or len(size) != len(stride) or len(size) > MOST_AXES or not _are_lengths((offset, *size, *stride)):
-        return Unsupported("damaged (its shape is none)")
+        return Unsupported("damaged (its shape is not one)")
     dtypes = [value.name.removeprefix("torch.") for value in rest if type(value) is Global]
     flags = [key for value in rest if type(value) is Pairs and len(value) <= MOST_ITEMS for key, on in value if on]
     return Stored(storage, dtypes[0] if dtypes else storage.dtype, offset, size, stride, "neg" in flags)

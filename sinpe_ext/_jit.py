@@ -274,9 +274,9 @@ def _escaped_for_ninja(cpp_extension: ModuleType) -> Iterator[None]:
     def write_escaped(*arguments: Any, **named: Any) -> Any:
         for name in ("cflags", "ldflags"):
             if named.get(name):
-                named[name] = [_escape(text, r"[\r\n\ud800-\udfff]") for text in named[name]]
+                named[name] = [_escaped(text) for text in named[name]]
         if named.get("sources"):
-            named["sources"] = [_escape(text, r"[\r\n\ud800-\udfff|]").replace(":", "$:") for text in named["sources"]]
+            named["sources"] = [_escaped(text, "|").replace(":", "$:") for text in named["sources"]]
         plain = shlex.quote(os.environ["CXX"]) == os.environ["CXX"]
         with _build.build_environment(None, None if plain else f"./{_SCRIPT}"):  # from where ninja runs
             return write(*arguments, **named)
@@ -288,8 +288,9 @@ def _escaped_for_ninja(cpp_extension: ModuleType) -> Iterator[None]:
         cpp_extension._write_ninja_file = write  # type: ignore[attr-defined]
 
 
-def _escape(text: str, impossible: str) -> str:
-    if re.search(impossible, text):
+def _escaped(text: str, also_impossible: str = "") -> str:
+    """A text of a ninja file, which has no way to write line breaks and what is not UTF-8, nor `|` in a file's name."""
+    if re.search(rf"[\r\n\ud800-\udfff{also_impossible}]", text):
         raise BuildUnavailable(f"a ninja file cannot hold the path in {text!r}", _cache.OWN_FOLDER)
     return text.replace("$", "$$")
 

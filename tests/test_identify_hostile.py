@@ -344,8 +344,10 @@ CASES = {
     ),
     "an object in itself": Case(beside(b"ca\nb\n)Rq\x01}q\x02X\x01\0\0\0ah\x01sb"), 0, NAMED),
     "objects within objects": Case(beside(b"ca\nb\n" * 10**5 + b")R" + b"\x85R" * (10**5 - 1)), 0, NAMED),
-    "negative size": Case(beside(tensor("0", 6400, (-5, 64), (64, 1))), 0, "damaged (its shape is none) (1): x"),
-    "size of 2^600": Case(beside(tensor("0", 6400, (2**600, 2**600), (64, 1))), 0, "damaged (its shape is none) (1)"),
+    "negative size": Case(beside(tensor("0", 6400, (-5, 64), (64, 1))), 0, "damaged (its shape is not one) (1): x"),
+    "size of 2^600": Case(
+        beside(tensor("0", 6400, (2**600, 2**600), (64, 1))), 0, "damaged (its shape is not one) (1)"
+    ),
     "text of 4 GiB promised": Case(checkpoint(b"\x80\x02X\xff\xff\xff\xffabc."), 2, "got one that is damaged"),
     "many dicts": Case(
         checkpoint(b"\x80\x02(" + b"}" * 5 * 10**6 + b"t."), 2, "opcodes, got a pickle of more than 4194304 opcodes"
