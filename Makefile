@@ -31,11 +31,12 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp asan asan-cpp tsan exhaustive fuzz bad-input cuda-check wheels check-wheels record lint format clean distclean
+.PHONY: help demo test test-all test-long train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp asan asan-cpp tsan exhaustive fuzz bad-input cuda-check wheels check-wheels record lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
-	@echo "make test    set up, then ctest and pytest                                      PYTEST_ARGS=\"-k add\""
+	@echo "make test    set up, then ctest and pytest: every promise once, in some minutes  PYTEST_ARGS=\"-k add\""
+	@echo "make test-all   the same and all the rest; make test-long is the rest alone"
 	@echo "make test-peers   the encodings against diffusers, transformers, timm and others themselves, which it installs"
 	@echo "make compatibility   the tests of features under torch 2.11, 2.13 and the newest, which it installs: docs/compatibility.md"
 	@echo "make test-matrix   the whole suite under the same versions, and the library of each in the others   MATRIX_ARGS=--side-by-side"
@@ -66,8 +67,16 @@ help:
 demo:
 	@$(call environment,bench) && exec $$py -m sinpe_ext demo $(DEMO_ARGS)
 
+# What is in which: tests/tiers.py. As many workers as cores, each with its share of threads.
+PYTEST = -m pytest -n auto --dist worksteal --durations=10
 test:
-	@$(call environment,test) && $(MAKE) cpp && exec $$py -m pytest $(PYTEST_ARGS)
+	@$(call environment,test) && $(MAKE) cpp && exec $$py $(PYTEST) -m "not long" $(PYTEST_ARGS)
+
+test-all:
+	@$(call environment,test) && $(MAKE) cpp && exec $$py $(PYTEST) $(PYTEST_ARGS)
+
+test-long:
+	@$(call environment,test) && exec $$py $(PYTEST) -m long $(PYTEST_ARGS)
 
 # In an environment of its own, .venv-peers, on top of the usual one. The table it prints is also build/peers.md.
 test-peers:
@@ -102,7 +111,7 @@ cpp:
 	  echo "cpp: no C++ compiler, so the C++ tests are skipped; install g++ or clang++, or set CXX"; exit 0; fi; \
 	if ! command -v cmake >/dev/null; then echo "cpp: cmake was not found: pip install cmake"; exit 1; fi; \
 	mkdir -p build; cmake -S . -B $(BUILD) -DCMAKE_CXX_STANDARD=$(CXX_STANDARD) $(CMAKE_ARGS) >build/cmake.log || { cat build/cmake.log; exit 1; }; \
-	cmake --build $(BUILD) --parallel $${CMAKE_BUILD_PARALLEL_LEVEL:-$$(nproc 2>/dev/null || echo 2)} && ctest --test-dir $(BUILD) --output-on-failure
+	cmake --build $(BUILD) --parallel $${CMAKE_BUILD_PARALLEL_LEVEL:-$$(nproc 2>/dev/null || echo 2)} && ctest --test-dir $(BUILD) --output-on-failure --parallel $${CMAKE_BUILD_PARALLEL_LEVEL:-$$(nproc 2>/dev/null || echo 2)}
 
 # How it is done, what it downloads and how to go without: tools/cuda_check.py.
 cuda-check:

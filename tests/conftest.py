@@ -9,6 +9,7 @@ from pathlib import Path
 
 import feature_report
 import pytest
+import tiers
 
 try:  # the tests that a card needs do without
     import fuzzing
@@ -21,7 +22,8 @@ else:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sinpe_ext"))
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(tiers, "tiers")
     parser.addoption(
         "--require-backend",
         choices=("compiled", "eager", "cuda", "emulated"),

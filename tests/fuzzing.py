@@ -107,6 +107,17 @@ def _log(**line: Any) -> None:
             file.write(json.dumps(line) + "\n")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of pytest-xdist has ended: its count is added here."""
+    _ran.update(getattr(node, "workeroutput", {}).get("fuzz", {}))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["fuzz"] = dict(_ran)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _ran:
         terminalreporter.write_line(f"fuzz: {sum(_ran.values())} examples in {len(_ran)} tests")

@@ -65,6 +65,7 @@ FORMS: dict[str, tuple[dict[str, Any], Tensor]] = {  # arguments, final position
 }
 
 
+@pytest.mark.sampled("pairs")
 @pytest.mark.feature("add")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)

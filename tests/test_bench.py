@@ -257,6 +257,7 @@ def test_progress_on_a_terminal_without_tqdm(monkeypatch: pytest.MonkeyPatch) ->
     assert screen.getvalue() == "... one\n"
 
 
+@pytest.mark.processes
 def test_the_command_measures_and_draws_again(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     command = [sys.executable, "-m", "sinpe_ext", "bench", "--quick", "--sizes", "2^9,2^18,2^19", "--threads", "1"]
@@ -301,6 +302,7 @@ def test_a_result_without_sizes_is_not_drawn(tmp_path: Path, capsys: pytest.Capt
     assert "replot: expected a result with sizes, got none" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_training_step_of_the_example() -> None:
     """The rows that use examples/train_language_model.py, and what their processes measure."""
     (row,) = [row for row in _bench.ROWS if row.name == "train_step"]

@@ -278,7 +278,7 @@ def test_example_plan_is_what_export_writes():
     assert (REPOSITORY / "examples" / "cpp" / "paper6.h").read_text() == export_header(convention("paper", 6), "paper6")
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 @needs_compiler
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake was not found: pip install cmake")
 def test_installed_cmake_package_serves_the_example(project, tmp_path):

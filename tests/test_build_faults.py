@@ -52,6 +52,7 @@ def env(built: dict[str, str], tmp_path: Path) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------------- kills
 
 
+@pytest.mark.builds
 @pytest.mark.bad_input(26, "compiled", "eager")
 def test_killed_at_any_step(env: dict[str, str]) -> None:
     code = """
@@ -69,7 +70,7 @@ for step in STEPS:
     run(DRIVER + STEPS + code, env, LIMIT)
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 def test_killed_at_any_time_with_its_compilers(env: dict[str, str]) -> None:
     """One cache, builds killed one after the other; the sources' clock is years ahead."""
     code = """
@@ -89,7 +90,7 @@ assert child(right) == 0 and compiled_since() == 0
     run(DRIVER + code, env, LIMIT)
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 def test_ctrl_c_ends_a_compiler_that_hangs(env: dict[str, str], tmp_path: Path) -> None:
     """No time limit is set to a compiler, which may be slow. Others wait for SINPE_EXT_LOCK_TIMEOUT and go eager."""
     compiler = write_script(
@@ -121,6 +122,7 @@ right()
     assert out.split() == ["interrupted"]
 
 
+@pytest.mark.builds
 def test_eight_processes_build_once(env: dict[str, str]) -> None:
     code = """
 processes = [begin(right) for _ in range(8)]
@@ -235,6 +237,7 @@ esac"""
     return write_script(path, body)
 
 
+@pytest.mark.builds
 @pytest.mark.bad_input(26, "compiled", "eager")
 def test_folders_with_any_characters(env: dict[str, str], tmp_path: Path) -> None:
     """Of the cache, the sources and the compiler. What ninja cannot hold is eager, with the reason."""
@@ -258,6 +261,7 @@ for name in ("a\\nb", "a\\rb", "a|b", "\\udcff"):
     run(DRIVER + ODD_NAMES + code, {**env, "COMPILER": str(compiler)}, LIMIT)
 
 
+@pytest.mark.builds
 def test_no_standard_streams_and_no_current_folder(env: dict[str, str], tmp_path: Path) -> None:
     code = """
 cpp_extension.load = compile_really
@@ -294,7 +298,7 @@ assert found.backend == "compiled" or found.todo == "change to a folder that exi
     run(PREAMBLE + code, env, LIMIT)
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 def test_a_true_build_in_a_folder_with_any_characters(env: dict[str, str], tmp_path: Path) -> None:
     code = """
 cpp_extension.load = compile_really
@@ -362,8 +366,8 @@ assert child(damaged) == 0
     run_mounted(f"mount --bind {cache} {cache}; mount -o remount,ro,bind {cache}", DRIVER + code, env)
 
 
+@pytest.mark.builds
 @needs_mounts
-@pytest.mark.slow
 def test_a_full_cache_is_eager_with_the_reason(env: dict[str, str]) -> None:
     cache = env["SINPE_EXT_CACHE_DIR"]
     Path(cache).mkdir(mode=0o700)
@@ -382,6 +386,7 @@ assert not list(cache.glob("*/build-*"))
     run_mounted(f"mount -t tmpfs -o size=16k,mode=700 tmpfs {cache}", DRIVER + code, env)
 
 
+@pytest.mark.builds
 def test_a_file_size_limit_and_a_disk_that_fills_up_last(env: dict[str, str]) -> None:
     """Too small for the library: eager. Full when the library is loaded already: it serves this process."""
     code = """
@@ -407,6 +412,7 @@ assert child(right) == 0 and compiled_since() == 0
 # ------------------------------------------------------------------------------------------------------------ removal
 
 
+@pytest.mark.builds
 def test_a_cache_removed_at_any_step(env: dict[str, str]) -> None:
     """Compiled or eager with a reason, no exception; and the next process builds."""
     code = """

@@ -232,6 +232,7 @@ def test_demo_without_words(tmp_path: Path) -> None:
     assert "text: expected at least one word" in done.stderr
 
 
+@pytest.mark.processes
 def test_bench(tmp_path: Path) -> None:
     done = run("bench", "--quick", "--rows", "timesteps,memory_add_", "--json", tmp_path / "result.json")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -117,6 +117,7 @@ def seeded(call: Callable[[], Tensor]) -> Tensor:
     return call()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.parametrize("name", CALLS)
@@ -138,6 +139,7 @@ INDUCED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.feature("torch.compile, dropout mask")
 @needs_inductor

@@ -51,6 +51,7 @@ def test_two_encodings_in_one_graph(backend_name: str) -> None:
         assert torch.allclose(mine.grad, theirs.grad, **GRADIENT)
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
@@ -140,6 +141,7 @@ class Seeded(nn.Module):
         return self.layer(given, seed=3)
 
 
+@pytest.mark.builds
 @pytest.mark.feature("AOTInductor")
 @pytest.mark.feature("torch.export, dynamic shapes")
 @needs_inductor

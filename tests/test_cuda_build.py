@@ -105,16 +105,19 @@ def cuda_torch(version: str = "12.8") -> str:
     return f"import torch; torch.version.cuda = {version!r}; torch.version.hip = None\n"
 
 
+@pytest.mark.builds
 def test_cpu_build_of_torch(env):
     found = eager_report(env, 'import torch; torch.version.cuda = None; torch.__version__ = "2.13.0+cpu"\n')
     assert found["reason"] == "torch 2.13.0+cpu is a CPU build" and "CUDA build of torch" in found["todo"]
 
 
+@pytest.mark.builds
 def test_rocm_build_of_torch(env):
     found = eager_report(env, 'import torch; torch.version.hip = "7.0"; torch.__version__ = "2.13.0+rocm7.0"\n')
     assert found["reason"] == "torch 2.13.0+rocm7.0 is a ROCm build, for which there are no kernels"
 
 
+@pytest.mark.builds
 def test_no_device_and_no_list(env):
     for listed in ({}, {"TORCH_CUDA_ARCH_LIST": " ; ,"}):  # a list of nothing is none
         found = eager_report({**env, **listed}, cuda_torch())
@@ -126,6 +129,7 @@ def test_jit_switched_off(env):
     assert "SINPE_EXT_JIT=0" in found["reason"]
 
 
+@pytest.mark.builds
 @needs_compiler
 def test_nvcc_of_another_major_version(env, tmp_path):
     nvcc = write_nvcc(tmp_path / "nvcc", version="13.0.88")
@@ -213,7 +217,7 @@ def links_what_it_should(library: Path) -> None:
     assert "[libtorch_cpu.so]" in needed and not [name for name in forbidden if name in needed]
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 @needs_compiler
 @needs_nvcc
 def test_compiled_on_first_use_it_loads_without_a_device(env, tmp_path):
@@ -238,7 +242,7 @@ def test_compiled_on_first_use_it_loads_without_a_device(env, tmp_path):
     assert other["compiled"] == [False] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 @needs_compiler
 def test_emulated_library_takes_the_place_of_the_cpus(env):
     code = """
@@ -285,6 +289,7 @@ def install(project: Path, out: Path, cuda: str | None, **env: str | None) -> In
     return done.returncode, done.stdout, json.loads(archive.read("sinpe_ext/_build.json")) if archive else {}, archive
 
 
+@pytest.mark.builds
 @needs_compiler
 def test_install_beside_a_cpu_build_of_torch(project, tmp_path):
     """Nothing is compiled here beyond the CPU's libraries, nobody is warned, and the reason is kept."""
@@ -297,7 +302,7 @@ def test_install_beside_a_cpu_build_of_torch(project, tmp_path):
     assert status != 0 and "SINPE_EXT_BUILD=cuda, but _C_cuda cannot be built: torch" in output
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 @needs_compiler
 def test_failing_nvcc_does_not_take_the_cpu_library_along(project, tmp_path):
     nvcc = write_nvcc(tmp_path / "nvcc", 'seq -f "fault %g" 1 40; exit 1')
@@ -326,6 +331,7 @@ def test_demanded_cuda_build_that_cannot_start(cuda, settings, reason, project, 
     assert status != 0 and reason in output
 
 
+@pytest.mark.builds
 @needs_compiler
 def test_cpu_build_leaves_cuda_out(project, tmp_path):
     settings = {"SINPE_EXT_BUILD": "cpu", "CUDACXX": str(write_nvcc(tmp_path / "nvcc", "exit 7"))}
@@ -334,7 +340,7 @@ def test_cpu_build_leaves_cuda_out(project, tmp_path):
     assert manifest["cuda_reason"] == "not built at install time (SINPE_EXT_BUILD=cpu)"
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 @needs_compiler
 @needs_nvcc
 def test_install_with_nvcc_builds_a_library_that_loads_without_a_device(project, tmp_path):

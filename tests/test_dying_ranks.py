@@ -21,6 +21,7 @@ dying_ranks.main(pathlib.Path({folder!r}), {moments!r})
 MOMENTS = ["forward", "backward", "optimizer", "save"]
 
 
+@pytest.mark.processes
 def test_a_killed_rank(tmp_path: Path) -> None:
     """Status and message of the others, within the time limit of the process group; after a restart from the last
     checkpoint the losses and the gradients of alpha, bit by bit; and no process is left."""

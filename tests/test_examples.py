@@ -50,6 +50,7 @@ def numbers(line: str) -> list[float]:
 # ----------------------------------------------------------------------------------------------------- extrapolation.py
 
 
+@pytest.mark.processes
 def test_extrapolation() -> None:
     printed = run("extrapolation.py", "--quick")
     fell = [(float(before), float(after)) for before, after in FELL.findall(printed)]
@@ -116,6 +117,7 @@ def test_extrapolation_refuses(arguments, said, monkeypatch, tmp_path, capsys) -
 # -------------------------------------------------------------------------------------------------------- digits_vit.py
 
 
+@pytest.mark.processes
 def test_digits() -> None:
     pytest.importorskip("sklearn", reason="pip install scikit-learn")
     printed = run("digits_vit.py", "--quick")
@@ -155,6 +157,7 @@ def test_digits_without_encoding_cannot_tell_patches_apart(monkeypatch: pytest.M
 # ----------------------------------------------------------------------------------------------------- diffusion_toy.py
 
 
+@pytest.mark.processes
 def test_diffusion(monkeypatch: pytest.MonkeyPatch) -> None:
     example = load("diffusion_toy", monkeypatch)
     generator = torch.Generator().manual_seed(0)
@@ -170,6 +173,7 @@ def test_diffusion(monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(same) < spread < noise / 20
 
 
+@pytest.mark.processes
 def test_diffusion_draws(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "samples.png"

@@ -25,6 +25,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+@pytest.mark.processes
 @fuzz(40)
 @given(st.integers(0, 10**6))
 def test_planted(n):
@@ -39,6 +40,7 @@ test_walk = machine(Walk, examples=5, steps=3)
 """
 
 
+@pytest.mark.processes
 def test_the_suite_draws_enough_examples() -> None:
     """That each test draws what it promises is checked after it, in fuzzing.py."""
     for path in (TESTS / "test_parity.py", *TESTS.glob("test_fuzz_*.py")):
@@ -75,7 +77,7 @@ def result(said: str) -> str:
     return last
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_clean_run(tmp_path: Path) -> None:
     code, said = tool(tmp_path, "assert n >= 0", "--minutes", "0.15", "--more", "3")
     assert code == 0 and ", 0 failures, seeds 7 to " in result(said), said
@@ -84,7 +86,7 @@ def test_a_clean_run(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "kept").iterdir() if path.suffix == ".txt"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_failing_property_is_told_with_its_example(tmp_path: Path) -> None:
     code, said = tool(tmp_path, "assert n < 1000", "--minutes", "0.15")
     assert code == 1 and "0 failures" not in result(said)
@@ -94,7 +96,7 @@ def test_a_failing_property_is_told_with_its_example(tmp_path: Path) -> None:
     assert "assert n < 1000" in kept
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_crash_is_told_with_its_example(tmp_path: Path) -> None:
     body = "\n    ".join(["if n > 1000:", "    os.kill(os.getpid(), signal.SIGSEGV)"])
     code, said = tool(tmp_path, body, "--minutes", "0.4")
@@ -104,14 +106,14 @@ def test_a_crash_is_told_with_its_example(tmp_path: Path) -> None:
     assert f"n={re.search(r'n=([0-9]+)', example)[1]}," in said  # type: ignore[index]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_hang_is_told_with_where_it_is(tmp_path: Path) -> None:
     code, said = tool(tmp_path, "time.sleep(1000)", "--minutes", "0.2", "--limit", "5")
     assert code == 1 and "test_planted runs for more than 5 s" in said, said
     assert "in test_planted" in (tmp_path / "kept" / "test_fuzz_planted-7.txt").read_text()  # faulthandler's
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_fewer_examples_than_promised_fail(tmp_path: Path) -> None:
     code, said = tool(tmp_path, "assume(n < 0)", "--minutes", "0.1")
     assert code == 1 and "test_planted fails with seed 7" in said, said
@@ -119,13 +121,13 @@ def test_fewer_examples_than_promised_fail(tmp_path: Path) -> None:
     assert code == 1 and re.search(r"expected 200 examples, got \d+", said), said
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_nothing_that_ran_is_not_clean(tmp_path: Path) -> None:
     code, said = tool(tmp_path, "import pytest; pytest.skip('no')", "--minutes", "0.1", "--", "-k", "test_planted")
     assert code == 1 and "result: 0 examples" in said
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_ctrl_c_ends_it_with_what_was_found(tmp_path: Path) -> None:
     process = start(tmp_path, "time.sleep(0.01)", "--minutes", "60", "--more", "100000")
     time.sleep(5)

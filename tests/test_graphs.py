@@ -115,6 +115,7 @@ def compare(case: Case, compiler: str, dynamic: bool | None = None) -> int:
     return int(counter.frame_count)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name, compiler", cases(EVERY))
@@ -122,6 +123,7 @@ def test_two_graphs_serve_every_size_and_start(name: str, compiler: str) -> None
     assert compare(CALLS[name], compiler) <= 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name, compiler", cases(EVERY_DROPOUT))
@@ -129,6 +131,7 @@ def test_the_mask_of_outside(name: str, compiler: str) -> None:
     assert compare(DROPOUT[name], compiler) <= 2
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name", [*CALLS, *(f"dropout, {name}" for name in DROPOUT)])
 def test_a_graph_with_symbols_from_the_start_is_the_only_one(name: str) -> None:
@@ -232,10 +235,11 @@ def test_export_of_any_batch_and_length(strict: bool) -> None:
             assert torch.equal(found.module()(*arguments(*size)), Model().eval()(*arguments(*size)))
 
 
+@pytest.mark.builds
 @pytest.mark.feature("AOTInductor")
 @needs_inductor
 @pytest.mark.parametrize(
-    "standard", [pytest.param(False, marks=needs_aoti_dtypes), pytest.param(True, marks=pytest.mark.slow)]
+    "standard", [pytest.param(False, marks=needs_aoti_dtypes), True]
 )
 def test_a_package_of_any_batch_and_length(standard: bool, tmp_path: Path) -> None:
     """With our operators, and without."""

@@ -16,6 +16,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
+@pytest.mark.thorough
 @needs_inductor
 @pytest.mark.filterwarnings("ignore")  # of torch's exporters
 @pytest.mark.parametrize("onnx", [False, True])

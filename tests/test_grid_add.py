@@ -123,6 +123,7 @@ def forms(x: Tensor, grid: GridEncoding) -> dict[str, tuple[Tensor, dict[str, An
 FORM_NAMES = list(forms(torch.zeros(B, 3, 4, 8), sinpe.convention("mae2d", 8)))
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("form", FORM_NAMES)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_add(backend: str, name: str, form: str) -> None:

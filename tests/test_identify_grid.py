@@ -30,6 +30,7 @@ def check_code(match: sinpe.Match) -> None:
     assert eval(match.code, {"sinpe": sinpe}) == match.encoding
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("name", GRIDS)
@@ -71,6 +72,7 @@ def drawn(seed: int) -> tuple[str, GridEncoding, tuple[int, ...], torch.dtype]:
     return name, grid.with_axes(**fields), shape, draw.choice((torch.float32, *STORAGE))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_blind(seed: int) -> None:
     name, grid, shape, dtype = drawn(seed)

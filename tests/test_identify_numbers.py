@@ -90,6 +90,7 @@ def made(dim: int, fields: dict[str, Any], **more: Any) -> Encoding:
     return Encoding(dim, **{**given, "amplitude": sizes.get(given.get("amplitude"), given.get("amplitude", 1.0))})
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize(("rows", "dim"), [(3, 512), (10, 32), (200, 128), (2048, 64)])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
@@ -99,6 +100,7 @@ def test_round_numbers(fields: dict[str, Any], form: str, rows: int, dim: int) -
     check(usual(form, rows, encoding), encoding)
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
 @pytest.mark.parametrize(("rows", "dim"), [(64, 128), (1024, 256)])
 @pytest.mark.parametrize("fields", [fields for fields in FIELDS if fields != {"base": 256.5}], ids=str)
@@ -125,6 +127,7 @@ def drawn(seed: int) -> tuple[str, int, Encoding]:
     return draw.choice(FORMS), rows, made(dim, fields)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(60))
 def test_round_numbers_drawn(seed: int) -> None:
     form, rows, encoding = drawn(seed)
@@ -215,6 +218,7 @@ def test_what_16_bits_do_not_tell_is_said() -> None:
     assert "gives its base" not in sinpe.identify(sinpe.table(10, Encoding(64, base=500), dtype=BFLOAT16))[0].note
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("angle", ["float32_exp", "float32_pow"])
 @pytest.mark.parametrize(
     "fields",

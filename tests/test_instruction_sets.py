@@ -14,6 +14,7 @@ from sinpe_ext import _build
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.builds
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86-64 has the levels")
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm, of binutils, is not installed")
 @pytest.mark.parametrize("level", ["v3", "v4"])

@@ -51,6 +51,7 @@ assert digest() == digest()
 """
 
 
+@pytest.mark.processes
 def test_ctrl_c_leaves_gradients_on(backend: str) -> None:
     """1,800 interrupts in small calls: where torch.no_grad is used, one in 40 leaves it switched on."""
     run(RESULTS + SMALL_CALLS, library_environment(backend), LIMIT)
@@ -108,7 +109,7 @@ for line in range(1, total, total // 16):
 """
 
 
+@pytest.mark.processes
 @needs_fork
-@pytest.mark.slow
 def test_ctrl_c_at_any_line_of_the_first_call(need_kernels: None) -> None:
     run(RESULTS + ANY_LINE, library_environment("compiled"), 110)

@@ -23,7 +23,7 @@ from build_support import (
 
 from sinpe_ext import _build
 
-pytestmark = [needs_compiler, pytest.mark.slow]
+pytestmark = needs_compiler
 
 USE = """
 before = dict(os.environ)
@@ -63,6 +63,7 @@ def test_two_processes_at_once_build_once_and_both_succeed(built):
     assert "SINPE_EXT_JIT=0" in line and " done in " in line
 
 
+@pytest.mark.builds
 def test_finished_build_is_private_and_marked(built):
     env, outputs = built
     library = library_of(outputs[0][0])
@@ -78,6 +79,7 @@ def test_next_process_compiles_nothing(built):
     assert library_of(out) == library_of(outputs[0][0]) and "compiling" not in err
 
 
+@pytest.mark.builds
 def test_finished_build_serves_a_machine_without_compiler(built, tmp_path):
     env, outputs = built
     out, err = run(PREAMBLE + USE, {**env, "PATH": str(tmp_path), "CXX": ""})
@@ -101,6 +103,7 @@ def test_truncated_library_is_built_again(own_cache):
     assert library_of(out) == library and err.count("compiling") == 1
 
 
+@pytest.mark.builds
 @pytest.mark.bad_input(26, "compiled")
 def test_library_that_does_not_load_is_built_again(own_cache):
     env, library = own_cache
@@ -112,6 +115,7 @@ def test_library_that_does_not_load_is_built_again(own_cache):
     assert err.count("compiling") == 1
 
 
+@pytest.mark.builds
 def test_killed_build_does_not_disturb_the_next(small_sources, tmp_path):
     hold = tmp_path / "hold"
     hold.write_text("")
@@ -138,6 +142,7 @@ def test_killed_build_does_not_disturb_the_next(small_sources, tmp_path):
     assert not list(cache.glob("*/build-*/lock"))
 
 
+@pytest.mark.builds
 @pytest.mark.bad_input(26, "eager")
 def test_lock_held_too_long_gives_eager_with_the_reason(built, small_sources, tmp_path):
     from filelock import FileLock
@@ -154,12 +159,14 @@ def test_lock_held_too_long_gives_eager_with_the_reason(built, small_sources, tm
         run(PREAMBLE + USE, {**env, "SINPE_EXT_LOCK_TIMEOUT": "soon"})
 
 
+@pytest.mark.builds
 def test_compiler_of_several_words(small_sources, tmp_path):
     env = environment(SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"), CXX="env c++")
     _, err = run(PREAMBLE + USE, env)
     assert " done in " in err
 
 
+@pytest.mark.builds
 def test_real_library_compiled_on_first_use_gives_the_same_bits(tmp_path):
     code = """
 import sinpe_ext
@@ -180,6 +187,7 @@ print(sinpe_ext.table(300, 64, start=10**6).numpy().tobytes().hex())
     assert out.split()[-1] == expected.numpy().tobytes().hex()
 
 
+@pytest.mark.builds
 def test_a_torch_whose_path_has_a_space(small_sources, tmp_path):
     link = """
 from torch.utils import cpp_extension
@@ -195,6 +203,7 @@ cpp_extension.TORCH_LIB_PATH = str(spaced)
     assert " done in " in err
 
 
+@pytest.mark.builds
 def test_a_failed_build_says_what_the_compiler_said(small_sources, tmp_path):
     root = tmp_path / "csrc"
     shutil.copytree(small_sources, root)
@@ -205,6 +214,7 @@ def test_a_failed_build_says_what_the_compiler_said(small_sources, tmp_path):
     assert "-fPIC" not in out and "-std=" not in out  # nor any other part of the commands
 
 
+@pytest.mark.builds
 def test_library_with_an_undefined_symbol_names_it(small_sources, tmp_path):
     root = tmp_path / "csrc"
     shutil.copytree(small_sources, root)

@@ -180,6 +180,7 @@ FOLLOWING: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, .
 }
 
 
+@pytest.mark.sampled("pairs")
 @pytest.mark.parametrize(("traced_at", "run_at"), LENGTHS)
 @pytest.mark.parametrize("name", FOLLOWING)
 def test_follows_the_length(name: str, traced_at: int, run_at: int, backend: str) -> None:

@@ -88,11 +88,13 @@ compare(region)
 """
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.bad_input(22, "compiled", "eager")
 def test_inside_of_torchs_parallel_region(backend: str) -> None:
     run(NESTED + TORCHS_REGION, library_environment(backend), LIMIT)
 
 
+@pytest.mark.processes
 @pytest.mark.bad_input(22, "compiled", "eager")
 def test_threads_that_set_their_number_of_threads(backend: str) -> None:
     run(NESTED + PYTHONS_THREADS, library_environment(backend), LIMIT)
@@ -111,6 +113,7 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "helper.so"
 
 
+@pytest.mark.processes
 @pytest.mark.bad_input(22, "compiled", "eager")
 @needs_compiler
 @pytest.mark.parametrize("region", ["in_openmp", "in_threads"])

@@ -66,6 +66,7 @@ assert os.read(reader, 100).decode() == digest()
 """
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.bad_input(21, "compiled", "eager")
 @needs_fork
 @pytest.mark.parametrize("inside", ["default", "1"])
@@ -203,6 +204,7 @@ sys.exit()  # Python waits for threads that are not daemons
 """
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.parametrize(
     "code, times", [(AT_EXIT, 1), (FIRST_AT_EXIT, 1), (IN_THREADS, 3)], ids=["at exit", "first at exit", "in threads"]
@@ -226,6 +228,7 @@ print("right", flush=True)
 """
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.parametrize("call", ["lambda: sinpe.add(x)", "lambda: torch.sin(x)"], ids=["sinpe_ext", "torch"])
 def test_daemon_threads_at_exit(call: str, backend: str) -> None:

@@ -109,6 +109,7 @@ def data(*shape: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
+@pytest.mark.sampled("pairs")
 @pytest.mark.parametrize("drop", DROPS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)

@@ -156,6 +156,7 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
     }  # fmt: skip
 
 
+@pytest.mark.sampled("pairs")
 @pytest.mark.bad_input(13, "compiled")
 @pytest.mark.feature("opcheck")
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "requires_grad"])

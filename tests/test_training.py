@@ -23,6 +23,7 @@ def example() -> ModuleType:
     return module
 
 
+@pytest.mark.processes
 def test_without_dropout_both_train_alike(example: ModuleType, backend: str) -> None:
     """The same weights, data and encoding: only the last bits of the table and of sums differ, and grow a little."""
     name, text = example.read_text(None)
@@ -45,6 +46,7 @@ def test_the_example_runs(example: ModuleType, monkeypatch: pytest.MonkeyPatch, 
     assert ("NOT within noise" in printed) == (status == 1)
 
 
+@pytest.mark.processes
 @pytest.mark.feature("FSDP2 + sequence parallel, example")
 def test_the_distributed_example(tmp_path: Path) -> None:
     """Two groups of samples would be four processes; here two share the rows."""
@@ -60,6 +62,7 @@ def test_the_distributed_example(tmp_path: Path) -> None:
     assert "2 ranks: 1 group(s) of samples x 2 part(s) of rows, dropout 0.1" in run.stdout
 
 
+@pytest.mark.processes
 def test_a_distributed_example_that_cannot_be_cut(tmp_path: Path) -> None:
     """Refused before the ranks wait for each other."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

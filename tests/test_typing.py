@@ -30,7 +30,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 def test_a_program_checks_by_mypy_strict(installed, tmp_path):
     """It is accepted but for the lines that are marked, which are refused."""
     pytest.importorskip("mypy", reason="mypy is not installed: pip install mypy")
@@ -55,7 +55,7 @@ def test_a_program_checks_by_mypy_strict(installed, tmp_path):
     assert len(marked) == 7 and "Found 7 errors in 1 file" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 def test_the_program_runs(installed, tmp_path):
     done = subprocess.run(
         [str(installed), str(PROGRAM)],

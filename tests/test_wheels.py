@@ -115,7 +115,7 @@ def test_record_that_is_wrong_is_refused(wheel, tmp_path):
     assert wheel_contents.problems(path) == ["RECORD has another sinpe_ext/numpy.py"]
 
 
-@pytest.mark.slow
+@pytest.mark.builds
 def test_wheel_in_a_clean_environment(project, wheel):
     """tools/check_wheels.py beside the torch that is here: info, every operation, README's SHA-256, no compiler."""
     command = [sys.executable, str(project / "tools" / "check_wheels.py"), str(wheel), "--python", sys.executable]

@@ -42,6 +42,7 @@ def want(data: Encoded) -> Tensor:
     return torch.cat([collate([data[i] for i in range(first, first + 3)]) for first in range(0, ITEMS, 3)])
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.bad_input(21, "compiled", "eager")
 @pytest.mark.feature("DataLoader, fork and spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -151,6 +152,7 @@ assert torch.equal(sinpe.encode(ids, 16), torch.compile(sinpe.encode, backend="e
 HALF_IMPORTED = ["torch.distributed.tensor", "torch.distributed._local_tensor", "torch.distributed.fsdp"]
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.parametrize("module", HALF_IMPORTED)
 def test_calls_beside_a_module_that_is_not_finished(module: str, backend: str) -> None:
@@ -162,6 +164,7 @@ def test_use_backend_beside_torch_that_is_not_finished() -> None:
     run(code + "with sinpe.use_backend('eager'): sinpe.use_backend('auto')", library_environment())
 
 
+@pytest.mark.processes
 @pytest.mark.bad_input(22, "compiled", "eager")
 def test_calls_while_another_thread_imports(backend: str) -> None:
     """The first torch.compile of a process imports torch.distributed.tensor, for a second."""
