@@ -33,6 +33,7 @@ HERE = ROOT / "build" / "faults"
 SOURCE, CLEAN, KEPT = HERE / "source", HERE / "clean", HERE / "kept.json"  # the copy; the same, built and without fault
 CPP = SOURCE / "build" / "cmake"
 SHORT, LONG = "not long", "long"  # tiers: what `make test` runs, and what `make test-all` adds
+JOBS = os.cpu_count() or 2
 NAMED, WIDE = 900, 7200  # seconds that a run of named tests, or of all, may take: more is a hang
 PYTEST = "-m pytest -x -q -p no:cacheprovider -rfE --require-backend=compiled".split()
 
@@ -94,7 +95,7 @@ def failing_program(names: Iterable[str]) -> str:
     """The first test of tests/cpp that fails; of all where no name is given."""
     names = tuple(names)
     targets = ["--target", *names] if names else []
-    output(["cmake", "--build", str(CPP), "--parallel", *targets], cwd=SOURCE, env=settings())
+    output(["cmake", "--build", str(CPP), f"--parallel={JOBS}", *targets], cwd=SOURCE, env=settings())
     chosen = ["-R", f"^({'|'.join(names)})"] if names else []
     status, text = run(["ctest", "--test-dir", str(CPP), "--no-tests=error", "--stop-on-failure", *chosen], NAMED)
     failed = re.search(r"^\s*\d+ - (\S+) \(", text, re.MULTILINE)
@@ -108,7 +109,9 @@ def failing_tests(tier: str, options: Iterable[str], limit: float) -> list[str]:
         return []
     if status is None:
         return ["a hang"]
-    named = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", text, re.MULTILINE)
+    if status == 4:
+        raise CannotRun(f"pytest cannot be called so: {text.strip()[-200:]}")
+    named = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(.+?)(?: - .*)?$", text, re.MULTILINE)
     last = [line for line in text.splitlines() if line.strip()][-1:]
     return named or [f"pytest ends with status {status}: {''.join(last)[:80]}"]
 
@@ -126,7 +129,7 @@ class Copy:
         if any(item.programs for item in faults):
             options = [f"-DPython_EXECUTABLE={sys.executable}", "-DSINPE_BUILD_EXAMPLES=OFF"]
             output(["cmake", "-S", str(SOURCE), "-B", str(CPP), *options], cwd=SOURCE, env=settings())
-            output(["cmake", "--build", str(CPP), "--parallel"], cwd=SOURCE, env=settings())
+            output(["cmake", "--build", str(CPP), f"--parallel={JOBS}"], cwd=SOURCE, env=settings())
         shutil.rmtree(CLEAN, ignore_errors=True)
         shutil.copytree(SOURCE, CLEAN, symlinks=True)
         digest = hashlib.sha256()
