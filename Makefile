@@ -16,6 +16,7 @@ COMPATIBILITY_ARGS ?=
 EXHAUSTIVE_ARGS ?=
 TSAN_ARGS ?=
 MATRIX_ARGS ?=
+FAULTS_ARGS ?=
 ASAN_ARGS ?=
 FUZZ_MINUTES ?= 60
 FUZZ_ARGS ?=
@@ -31,7 +32,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test test-all test-long train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp asan asan-cpp tsan exhaustive fuzz bad-input cuda-check wheels check-wheels record lint format clean distclean
+.PHONY: help demo test test-all test-long train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp asan asan-cpp tsan exhaustive fuzz bad-input faults cuda-check wheels check-wheels record lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -53,6 +54,7 @@ help:
 	@echo "make cuda-check   what can be known of the CUDA library without a device; needs nvcc    CUDA_TORCH_WHEEL=FILE"
 	@echo "make fuzz    property-based tests with new examples for FUZZ_MINUTES=60, in JOBS processes; Ctrl-C ends it   FUZZ_ARGS="
 	@echo "make bad-input   the tests of the bad-input catalogue alone, docs/reliability.md"
+	@echo "make faults   which tests find each of the hand-made faults in tests/faults            FAULTS_ARGS=\"--quick 07\""
 	@echo "make record OF=\"asan\"   runs such a command and keeps what it found in docs/reliability.md"
 	@echo "make wheels  the source distribution, the pure and the CPU wheel in dist/         WHEEL_ARGS=\"--kinds none\""
 	@echo "make check-wheels   these in clean environments of torch 2.11, 2.13, the newest and 2.6   WHEEL_CHECK_ARGS=\"--python PATH\""
@@ -135,6 +137,9 @@ fuzz:
 
 bad-input:
 	@$(call environment,test) && $$py -m pytest -q -m bad_input --require-backend=compiled && exec $$py tools/bad_input.py --check
+
+faults:
+	@$(call environment,test) && exec $$py tools/faults.py $(FAULTS_ARGS)
 
 wheels:
 	@$(call environment,wheels) && exec $$py tools/wheels.py $(WHEEL_ARGS)

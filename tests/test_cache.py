@@ -153,6 +153,20 @@ def test_a_build_that_others_may_write_to(which: str, mode: int, tmp_path: Path)
         assert _cache.finished(folder) == folder / "library"  # nobody else comes as far
 
 
+def test_a_library_that_a_group_may_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that nobody but the group may enter."""
+    folder = tmp_path / "key"
+    folder.mkdir(mode=0o750)
+    (folder / "library").write_bytes(b"x")
+    _build.write_json(folder / "done.json", {"file": "library", "sha256": _build.file_hash(folder / "library")})
+    (folder / "library").chmod(0o664)
+    monkeypatch.setattr(_cache, "_is_private", lambda group: False)
+    with pytest.raises(BuildUnavailable, match="a group may write to it"):
+        _cache.finished(folder)
+    folder.chmod(0o700)
+    assert _cache.finished(folder) == folder / "library"
+
+
 def test_a_link_is_judged_by_what_it_leads_to(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir(mode=0o700)

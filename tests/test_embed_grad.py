@@ -76,6 +76,18 @@ def test_any_incoming_gradient(grad: str, sparse: bool, backend: str) -> None:
     assert torch.equal(got.to_dense(), want)  # whole numbers
 
 
+def test_the_gradient_behind_a_class_token(backend: str) -> None:
+    """A part of a longer sequence, which is as long as the batch is large: no size can be taken for another."""
+    weight, ids = table(torch.float64).requires_grad_(), tokens(S + 1, S)
+    factors = torch.arange((S + 1) * (S + 1) * D).reshape(S + 1, S + 1, D)
+
+    def gradient(out: Tensor) -> Tensor:
+        whole = torch.cat([torch.zeros(S + 1, 1, D), out], 1)
+        return torch.autograd.grad((whole * factors).sum(), weight)[0]
+
+    assert torch.equal(gradient(sinpe.embed(ids, weight, T2T)), gradient(weight[ids]))  # whole numbers
+
+
 def test_gradients_have_the_same_bits_each_time(backend: str) -> None:
     """Whatever the number of threads: one hot token, tokens that never occur, more channels than one block."""
     weight = table(rows=500, dim=300).requires_grad_()

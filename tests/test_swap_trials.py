@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sinpe_ext as sinpe
+from sinpe_ext import _swap_measure
 from sinpe_ext.integrations import swap
 
 pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
@@ -196,3 +197,13 @@ def test_a_factor_that_16_bits_round() -> None:
     """The old code rounds 22.6 * x to bfloat16 before it adds float32 rows: that is no other formula."""
     (entry,) = swap(Scaled(512))
     assert entry.swapped and entry.form.startswith("22.6274 * x")
+
+
+def test_values_that_are_no_numbers_differ_from_numbers() -> None:
+    """In both directions; the same one in both places is no difference."""
+    inf, nan = float("inf"), float("nan")
+    values = (1.0, inf, -inf, nan)
+    for at, old in enumerate(values):
+        for also_at, new in enumerate(values):
+            apart = _swap_measure.difference(torch.tensor([0.0, old]), torch.tensor([0.0, new]))
+            assert apart == 0.0 if at == also_at else apart > 1e300, (old, new)
