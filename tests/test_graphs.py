@@ -238,9 +238,7 @@ def test_export_of_any_batch_and_length(strict: bool) -> None:
 @pytest.mark.builds
 @pytest.mark.feature("AOTInductor")
 @needs_inductor
-@pytest.mark.parametrize(
-    "standard", [pytest.param(False, marks=needs_aoti_dtypes), True]
-)
+@pytest.mark.parametrize("standard", [pytest.param(False, marks=needs_aoti_dtypes), True])
 def test_a_package_of_any_batch_and_length(standard: bool, tmp_path: Path) -> None:
     """With our operators, and without."""
     with standard_operators() if standard else nullcontext():
