@@ -1,6 +1,6 @@
 """Processes that tests start: how long they may take, how they end, and what a test says of one that went wrong.
 
-start, run and command begin a process; forked begins one from a process that has imported torch already. Each is a
+start, run and execute begin a process; forked begins one from a process that has imported torch already. Each is a
 session of its own, so that all that it started can be ended with it. What one prints goes to files, so that nothing
 waits for a reader, nor for a grandchild that holds a pipe open.
 """
@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 DEADLINE = 3000.0 if os.environ.get("SINPE_EXT_SANITIZE") else 600.0
 SHOWN = 4000  # characters of each stream, the last ones
 Status: TypeAlias = "int | Sequence[int] | None"  # that a process must end with; None: any
-# Variables that Python, its libraries or torch read when they begin.
+# Variables that Python, its libraries or torch read when they begin; the exceptions are read when they are used.
 READ_AT_START = ("PYTHON", "LD_", "LANG", "LC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_")
 READ_LATER = ("PYTHONPATH", "TORCH_CUDA_ARCH_LIST")
 
@@ -161,7 +161,7 @@ def run(
     return finish(start(code, env, cwd), limit, status)
 
 
-def command(
+def execute(
     arguments: Sequence[object], *, status: Status = 0, limit: float = DEADLINE, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """options: of start_command."""
@@ -243,7 +243,8 @@ _torch: list[Server] = []
 def start_forked(code: str, env: dict[str, str], cwd: Path | None = None) -> Child:
     """As start, without the second and more that the import of torch takes.
 
-    For code whose subject is not Python's start, the order of imports, or a setting that is read in one of these.
+    For code whose subject is not Python's start, the order of imports, or a setting that is read in one of these; nor
+    the kernels' threads, which in a forked process are others (csrc/cpu/own_threads.cpp).
     """
     if not hasattr(os, "fork"):
         return start(code, env, cwd)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from children import Server, command, environment, finish, forked, library_environment, run, start, start_forked, until
+from children import Server, environment, execute, finish, forked, library_environment, run, start, start_forked, until
 
 BEGIN = [start, pytest.param(start_forked, marks=pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork"))]
 ENDS = {
@@ -78,12 +78,12 @@ def test_a_failure_is_told_with_the_end_of_both_streams(begin) -> None:
 
 def test_a_command() -> None:
     echo = "import sys; print(sys.stdin.read()); print('err', file=sys.stderr); sys.exit(2)"
-    done = command([sys.executable, "-c", echo], input="words", status=2)
+    done = execute([sys.executable, "-c", echo], input="words", status=2)
     assert (done.returncode, done.stdout, done.stderr) == (2, "words\n", "err\n")
-    done = command([sys.executable, "-uc", echo], merged=True, status=(1, 2))
+    done = execute([sys.executable, "-uc", echo], merged=True, status=(1, 2))
     assert (done.stdout, done.stderr) == ("\nerr\n", "")
     with pytest.raises(pytest.fail.Exception, match="status 2 instead of 0"):
-        command([sys.executable, "-c", echo])
+        execute([sys.executable, "-c", echo])
 
 
 def test_until_says_what_did_not_come() -> None:
