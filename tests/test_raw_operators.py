@@ -80,6 +80,15 @@ def test_memory_that_was_taken_away(operand: str) -> None:
         op(name)(*make())
 
 
+@pytest.mark.bad_input(14, "compiled")
+@pytest.mark.parametrize("length", [S - 1, S + 1, 1])
+def test_companions_of_another_length(length: int) -> None:
+    positions, mask = torch.arange(length)[None], torch.zeros(B, length, dtype=torch.bool)
+    for operands, name in (((positions, None), "positions"), ((None, mask), "padding_mask")):
+        with pytest.raises(RuntimeError, match=rf"^{name}: expected the shape \({B} or 1, {S}\), got \(.*{length}\)"):
+            op("add_out")(x(), words(), *operands, *ROWS, 1.0, 1.0, x())
+
+
 @pytest.mark.bad_input(12, "compiled")
 @pytest.mark.parametrize("name", ["add_out", "add_dropout_out", "table_out"])
 @pytest.mark.parametrize("view", ["expanded", "overlapping"])
