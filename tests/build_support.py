@@ -1,24 +1,18 @@
-"""Small sources in place of the real ones, and processes with an environment of their own, for tests of the loader."""
+"""Small sources in place of the real ones, compilers of shell and builds of the project, for tests of the loader."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
+from children import REPOSITORY, environment, execute
 
 from sinpe_ext import _build, _nvcc
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-TIME_LIMIT = 120  # seconds; a hang is a failure, not a wait
 
 TABLE = """
 #include <torch/csrc/stable/library.h>
@@ -113,58 +107,6 @@ def write_small_sources(root: Path) -> Path:
     return root
 
 
-def environment(**changes: str | None) -> dict[str, str]:
-    """This process's environment without the project's own variables, then the changes; None removes.
-
-    No CUDA device is visible and none is named, so that a fresh cache on a machine with one costs no CUDA build.
-    """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SINPE_EXT_")}
-    kept.pop("TORCH_CUDA_ARCH_LIST", None)
-    kept["CUDA_VISIBLE_DEVICES"] = ""
-    kept["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    for name, value in changes.items():
-        if value is None:
-            kept.pop(name, None)
-        else:
-            kept[name] = str(value)
-    return kept
-
-
-def library_environment(backend: str = "auto", **changes: str | None) -> dict[str, str]:
-    """This process's environment, with the library and the cache that it has."""
-    here = {name: value for name, value in os.environ.items() if name.startswith("SINPE_EXT_")}
-    return environment(**{**here, "SINPE_EXT_BACKEND": backend, **changes})
-
-
-def start(code: str, env: dict[str, str], **options: Any) -> subprocess.Popen[str]:
-    """A process, and a session of its own: all that it starts can be ended with it."""
-    command = [sys.executable, "-c", code]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes, **options)
-
-
-def end(process: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
-    """A signal to the process and to all that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-def finish(process: subprocess.Popen[str], limit: float = TIME_LIMIT, status: int = 0) -> tuple[str, str]:
-    """(stdout, stderr) of a process that must end in time and with this status."""
-    try:
-        out, err = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        end(process)
-        out, err = process.communicate()
-        pytest.fail(f"no end within {limit} s\n{out}\n{err}")
-    assert process.returncode == status, f"status {process.returncode}\n{out}\n{err}"
-    return out, err
-
-
-def run(code: str, env: dict[str, str], limit: float = TIME_LIMIT, **options: Any) -> tuple[str, str]:
-    return finish(start(code, env, **options), limit)
-
-
 def write_nvcc(path: Path, compile: str = "exit 0", version: str = "12.8.61") -> Path:
     """An nvcc of shell: it answers what a build asks it, and `compile` is what it does to a source."""
     (path.parent / "lib").mkdir(parents=True, exist_ok=True)
@@ -191,15 +133,8 @@ def build_by(hook: str, project: Path, out: Path, **env: str | None) -> subproce
     """Call a build hook as pip does without isolation; seconds faster than pip, and without its network."""
     code = f"from setuptools import build_meta; print(build_meta.{hook}({str(out)!r}))"
     out.mkdir(exist_ok=True)
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=project,
-        env=environment(**{"CUDACXX": "/nonexistent/nvcc", **env}),  # the CPU's libraries alone
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIME_LIMIT,
-    )
+    env = environment(**{"CUDACXX": "/nonexistent/nvcc", **env})  # the CPU's libraries alone
+    return execute([sys.executable, "-c", code], cwd=project, env=env, merged=True, status=None)
 
 
 def wheel_of(done: subprocess.CompletedProcess[str], out: Path) -> tuple[Path, zipfile.ZipFile, dict]:

@@ -1,4 +1,4 @@
-"""Several processes for tests/test_dtensor.py: what a case is, how it is run on every rank, and how results compare.
+"""Several processes for tests/test_dtensor.py: what a case is, how a rank runs one, and how results compare.
 
 Every rank knows the whole and compares the gathered result with what one process computes. Gradients are whole numbers,
 so that sums over ranks are exact in any order, where the encoding is not part of them.
@@ -6,10 +6,14 @@ so that sums over ranks are exact in any order, where the encoding is not part o
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from importlib import import_module
+from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 import torch
@@ -23,7 +27,7 @@ import sinpe_ext as sinpe
 Case: TypeAlias = Callable[[DeviceMesh], None]
 
 CASES: dict[str, Case] = {}
-WAIT = timedelta(seconds=60)  # for another rank, which may have failed
+WAIT = timedelta(hours=2)  # for another rank: the test has a deadline, and ends them all
 SUM = 1e-5  # relative: a float32 sum of a few hundred products in another order
 
 
@@ -36,28 +40,32 @@ def case(function: Case) -> Case:
     return function
 
 
-def run(rank: int, world: int, port: int, backend: str, cases: dict[str, Case], results: Any) -> None:
-    """Cases in one of `world` processes; `results` is told of each, with what went wrong."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def serve(rank: int, world: int, backend: str, store: str, modules: Sequence[str]) -> None:
+    """One of `world` ranks: runs the case that standard input, a Connection, names, and answers what went wrong."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a rank hangs
+    channel = Connection(os.dup(0))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    for module in modules:
+        import_module(module)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=WAIT)
-    try:
-        with sinpe.use_backend(backend):
-            mesh = init_device_mesh("cpu", (world,))
-            for name, function in cases.items():
-                torch.manual_seed(0)
-                wrong = ""
-                try:
-                    function(mesh)
-                except Missing as reason:
-                    wrong = f"{Missing.__name__}: {reason}"
-                except Exception:
-                    wrong = traceback.format_exc()
-                results.put((name, wrong))
-                # One that failed on one rank alone leaves others waiting: no rank goes on before all are done.
-                dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=WAIT)
+    with sinpe.use_backend(backend):
+        mesh = init_device_mesh("cpu", (world,))
+        while True:
+            try:
+                name = channel.recv()
+            except EOFError:
+                return
+            torch.manual_seed(0)
+            wrong = ""
+            try:
+                CASES[name](mesh)
+            except Missing as reason:
+                wrong = f"{Missing.__name__}: {reason}"
+            except Exception:
+                wrong = traceback.format_exc()
+            channel.send(wrong)
 
 
 def spread(t: Tensor, mesh: DeviceMesh, placements: Placement | Sequence[Placement]) -> DTensor:

@@ -1,4 +1,4 @@
-"""What tests of processes share: code that they run, and how long it may take."""
+"""What tests of processes share: code that they run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 
 import pytest
 
-LIMIT = 300 if os.environ.get("SINPE_EXT_SANITIZE") else 60  # seconds
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 
 # One result of each operation, large enough for two threads. NumPy makes x and looks at the bytes: torch would use its

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from build_support import PREAMBLE, environment, needs_compiler, run, write_script, write_small_sources
+from build_support import PREAMBLE, needs_compiler, write_script, write_small_sources
+from children import environment, forked, run
 
 from sinpe_ext import _backend, _build, _nvcc
 from sinpe_ext._backend import BackendUnavailableError, DeviceBackend, use_backend
@@ -40,7 +41,7 @@ def env(small_sources: Path, tmp_path: Path) -> dict[str, str]:
 
 
 def report(env: dict[str, str], before: str = "") -> dict:
-    out, err = run(PREAMBLE + before + REPORT, env)
+    out, err = forked(PREAMBLE + before + REPORT, env)
     return {**json.loads(out.splitlines()[-1]), "stdout": out, "stderr": err}
 
 
@@ -409,30 +410,25 @@ def use():
     answers.append(_backend.compiled("cpu"))
 threads = [threading.Thread(target=use) for _ in range(8)]
 for thread in threads: thread.start()
-for thread in threads: thread.join(30)
+for thread in threads: thread.join(500)
 assert answers == [True] * 8 and len(calls) == 1, (answers, calls)
 """
-    run(PREAMBLE + code, env)
+    forked(PREAMBLE + code, env)
 
 
 @pytest.mark.bad_input(21, "compiled")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_child_forked_during_a_first_use_does_not_wait_for_it(env):
     code = """
-holder = threading.Thread(target=lambda: (_backend._lock.acquire(), time.sleep(5)), daemon=True)
+import signal
+holder = threading.Thread(target=_backend._lock.acquire)
 holder.start()
-time.sleep(0.2)
+holder.join()
 pid = os.fork()
 if pid == 0:
+    signal.alarm(500)  # a child that waits is ended
     os._exit(0 if _backend.resolve("mps").backend == "eager" else 1)
-deadline = time.monotonic() + 3
-while time.monotonic() < deadline:
-    done, status = os.waitpid(pid, os.WNOHANG)
-    if done:
-        assert status == 0
-        os._exit(0)
-    time.sleep(0.05)
-os.kill(pid, 9)
-raise SystemExit("the child waits")
+assert os.waitpid(pid, 0)[1] == 0
+os._exit(0)
 """
-    run(PREAMBLE + code, env)
+    forked(PREAMBLE + code, env)

@@ -6,13 +6,13 @@ import argparse
 import io
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from children import execute
 
 from sinpe_ext import _bench, _bench_memory, _bench_report, _bench_sweep, _bench_timing
 from sinpe_ext.__main__ import main, parser
@@ -261,8 +261,7 @@ def test_progress_on_a_terminal_without_tqdm(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_command_measures_and_draws_again(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     command = [sys.executable, "-m", "sinpe_ext", "bench", "--quick", "--sizes", "2^9,2^18,2^19", "--threads", "1"]
-    done = subprocess.run([*command, "-o", str(tmp_path / "r.json")], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = execute([*command, "-o", tmp_path / "r.json"])
     assert f"written: {tmp_path / 'r.json'}\ndrawn: {tmp_path / 'r.png'}" in done.stdout
     assert "targets" in done.stdout and done.stderr.count("... ") == 18
     found = json.loads((tmp_path / "r.json").read_text())

@@ -6,21 +6,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
-from build_support import (
-    REPOSITORY,
-    TIME_LIMIT,
-    build_by,
-    copy_project,
-    needs_compiler,
-    wheel_of,
-    write_script,
-    write_small_sources,
-)
+from build_support import build_by, copy_project, needs_compiler, wheel_of, write_script, write_small_sources
+from children import REPOSITORY, execute
 
 from sinpe_ext import _backend, _build
 from sinpe_ext._build import BuildUnavailable
@@ -285,9 +276,7 @@ def test_installed_cmake_package_serves_the_example(project, tmp_path):
     """find_package(sinpe) from an install prefix, and document 000's table from a program without Python."""
 
     def cmake(*arguments: object) -> None:
-        command = ["cmake", *map(str, arguments)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIME_LIMIT)
-        assert done.returncode == 0, done.stdout
+        execute(["cmake", *arguments])
 
     options = ["-DSINPE_BUILD_TESTS=OFF", "-DSINPE_BUILD_EXAMPLES=OFF", f"-DCMAKE_INSTALL_PREFIX={tmp_path / 'prefix'}"]
     cmake("-S", project, "-B", tmp_path / "build", *options)
@@ -295,8 +284,7 @@ def test_installed_cmake_package_serves_the_example(project, tmp_path):
     example = tmp_path / "example"
     cmake("-S", project / "examples" / "cpp", "-B", example, f"-DCMAKE_PREFIX_PATH={tmp_path / 'prefix'}")
     cmake("--build", example)
-    program = [str(example / "print_table")]
-    printed = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+    printed = execute([example / "print_table"]).stdout
     rows = [[float(value) for value in line.split(",")] for line in printed.splitlines()]
     assert len(rows) == 10 and all(len(row) == 6 for row in rows)
     assert rows[1] == [0.8415, 0.5403, 0.0464, 0.9989, 0.0022, 1.0]

@@ -9,25 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from build_driver import DRIVER, STEPS, mounted, needs_mounts
-from build_support import (
-    PREAMBLE,
-    end,
-    environment,
-    finish,
-    needs_compiler,
-    run,
-    start,
-    write_script,
-    write_small_sources,
-)
+from build_support import PREAMBLE, needs_compiler, write_script, write_small_sources
+from children import environment, execute, finish, forked, start_forked, until
 
-LIMIT = 100  # seconds
 pytestmark = [needs_compiler, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")]
 
 
@@ -37,7 +26,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     sources = write_small_sources(tmp_path_factory.mktemp("small"))
     cache = tmp_path_factory.mktemp("built") / "cache"
     env = environment(SMALL_SOURCES=str(sources), SINPE_EXT_CACHE_DIR=str(cache))
-    run(DRIVER + "cpp_extension.load = compile_really\nright()", env, LIMIT)
+    forked(DRIVER + "cpp_extension.load = compile_really\nright()", env)
     (library,) = cache.glob("*/*.so")
     return {**env, "BUILT": str(library)}
 
@@ -67,7 +56,7 @@ for step in STEPS:
     assert child(right) == 0 and compiled_since() == 0, step
     shutil.rmtree(cache)
 """
-    run(DRIVER + STEPS + code, env, LIMIT)
+    forked(DRIVER + STEPS + code, env)
 
 
 @pytest.mark.builds
@@ -87,7 +76,7 @@ assert child(right) == 0
 compiled_since()
 assert child(right) == 0 and compiled_since() == 0
 """
-    run(DRIVER + code, env, LIMIT)
+    forked(DRIVER + code, env)
 
 
 @pytest.mark.builds
@@ -107,15 +96,14 @@ except KeyboardInterrupt:
 cpp_extension.load = compile_at_once
 right()
 """
-    process = start(DRIVER + code, {**env, "CXX": str(compiler)})
+    process = start_forked(DRIVER + code, {**env, "CXX": str(compiler)})
     try:
-        wait = f"for k in $(seq 600); do [ -s {tmp_path}/pids ] && break; sleep 0.1; done; sleep 0.3"
-        subprocess.run(["sh", "-c", wait], timeout=LIMIT, check=True)
-        end(process, 2)  # as a terminal does: SIGINT to the group
-        out, _ = finish(process, LIMIT)
-    finally:
-        end(process)
         pids = tmp_path / "pids"
+        until(lambda: pids.exists() and pids.read_text(), "a compiler has begun", child=process)
+        process.end(2)  # as a terminal does: SIGINT to the group
+        out, _ = finish(process)
+    finally:
+        process.end()
         for pid in pids.read_text().split() if pids.exists() else ():  # ninja may be gone before it ends its compilers
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), 9)
@@ -129,7 +117,7 @@ processes = [begin(right) for _ in range(8)]
 assert [ended(process) for process in processes] == [0] * 8
 assert compiled_since() == 1
 """
-    run(DRIVER + code, {**env, "PAUSE": "0.5"}, LIMIT)
+    forked(DRIVER + code, {**env, "PAUSE": "0.5"})
 
 
 def test_a_lock_file_left_behind_locks_nothing(env: dict[str, str]) -> None:
@@ -141,7 +129,7 @@ lock.write_text("4711")
 os.utime(lock, (0, 0))
 assert child(right) == 0
 """
-    run(DRIVER + code, {**env, "SINPE_EXT_LOCK_TIMEOUT": "5"}, LIMIT)
+    forked(DRIVER + code, {**env, "SINPE_EXT_LOCK_TIMEOUT": "5"})
 
 
 # ------------------------------------------------------------------------------------------------------------- damage
@@ -174,7 +162,7 @@ for text in ("", "{", "[]", '{"file": "gone.so", "sha256": ""}'):
     (library().parent / "done.json").write_text(text)
     assert child(right) == 0 and compiled_since() == 1, text
 """
-    run(DRIVER + code, env, LIMIT)
+    forked(DRIVER + code, env)
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
@@ -194,7 +182,7 @@ assert child(lambda: (without_compiler(other), eager("no C++ compiler"))) == 0
 assert child(lambda: (other(), right())) == 0 and compiled_since() == 1
 assert len(list(cache.glob("*/*.so"))) == 2
 """
-    run(DRIVER + code, env, LIMIT)
+    forked(DRIVER + code, env)
 
 
 def test_sources_count_by_content_not_by_clock(env: dict[str, str], tmp_path: Path) -> None:
@@ -208,7 +196,7 @@ source.write_text(source.read_text() + "// changed")
 os.utime(source, (0, 0))  # and older than the build
 assert child(right) == 0 and compiled_since() == 1
 """
-    run(DRIVER + code, {**env, "SMALL_SOURCES": str(sources)}, LIMIT)
+    forked(DRIVER + code, {**env, "SMALL_SOURCES": str(sources)})
 
 
 # -------------------------------------------------------------------------------------------------------------- paths
@@ -258,7 +246,7 @@ assert not failed, failed
 for name in ("a\\nb", "a\\rb", "a|b", "\\udcff"):
     assert child(lambda: in_folders(name, lambda: eager("a ninja file cannot hold the path"))) == 0, name
 """
-    run(DRIVER + ODD_NAMES + code, {**env, "COMPILER": str(compiler)}, LIMIT)
+    forked(DRIVER + ODD_NAMES + code, {**env, "COMPILER": str(compiler)})
 
 
 @pytest.mark.builds
@@ -284,7 +272,7 @@ assert child(lambda: (without_folder(), right())) == 0 and compiled_since() == 1
 assert child(lambda: (without_folder(), in_relative_cache())) == 0
 """
     env["CXX"] = str(odd_compiler(tmp_path / "odd-g++"))
-    run(DRIVER + code, env, LIMIT)
+    forked(DRIVER + code, env)
     shutil.rmtree(env["SINPE_EXT_CACHE_DIR"])
     code = """
 import torch
@@ -295,7 +283,7 @@ folder.rmdir()
 found = _backend.resolve("cpu")  # which imports setuptools
 assert found.backend == "compiled" or found.todo == "change to a folder that exists", found
 """
-    run(PREAMBLE + code, env, LIMIT)
+    forked(PREAMBLE + code, env)
 
 
 @pytest.mark.builds
@@ -316,7 +304,7 @@ os.environ.update(SMALL_SOURCES=str(top / "csrc"), CXX=str(compiler), SINPE_EXT_
 assert child(right) == 0
 assert (top / "cache").is_dir()
 """
-    run(DRIVER + ODD_NAMES + code, env, LIMIT)
+    forked(DRIVER + ODD_NAMES + code, env)
 
 
 # -------------------------------------------------------------------------------------------------------------- disks
@@ -326,22 +314,14 @@ def run_mounted(mount: str, code: str, env: dict[str, str]) -> None:
     program = Path(env["SINPE_EXT_CACHE_DIR"]).parent / "program.py"
     program.write_text(code)
     command = mounted(f'{mount}; exec "$0" "$1"')
-    done = subprocess.run(
-        [*command, sys.executable, str(program)],
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=LIMIT,
-    )
-    assert done.returncode == 0, done.stdout
+    execute([*command, sys.executable, program], env=env)
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
 @needs_mounts
 def test_a_read_only_cache_serves_and_never_raises(env: dict[str, str]) -> None:
     cache = env["SINPE_EXT_CACHE_DIR"]
-    run(DRIVER + "right()", env, LIMIT)
+    forked(DRIVER + "right()", env)
     code = """
 compilations = pathlib.Path(os.environ["COMPILATIONS"])
 try:
@@ -405,7 +385,7 @@ assert child(filled) == 0 and compiled_since() == 1
 assert child(right) == 0 and compiled_since() == 1
 assert child(right) == 0 and compiled_since() == 0
 """
-    _, err = run(DRIVER + code, env, LIMIT)
+    _, err = forked(DRIVER + code, env)
     assert "done, for this process alone" in err and "No space left on device" in err
 
 
@@ -437,7 +417,7 @@ def removed_in_use():
     right()
 assert child(removed_in_use) == 0
 """
-    run(DRIVER + STEPS + code, env, LIMIT)
+    forked(DRIVER + STEPS + code, env)
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
@@ -463,7 +443,7 @@ try:
 except ImportError as error:
     assert "sinpe_ext.plot" in str(error)
 """
-    run(code, {**env, "PYTHONPATH": str(tmp_path / "site")}, LIMIT, cwd=tmp_path)
+    forked(code, {**env, "PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path)
 
 
 def _build_file() -> str:

@@ -7,7 +7,8 @@ import pwd
 from pathlib import Path
 
 import pytest
-from build_support import PREAMBLE, environment, needs_compiler, run, write_small_sources
+from build_support import PREAMBLE, needs_compiler, write_small_sources
+from children import environment, forked, run
 
 from sinpe_ext import _backend, _build, _cache
 from sinpe_ext._build import BuildUnavailable
@@ -188,7 +189,7 @@ def test_an_unwritable_home_leaves_nothing_elsewhere(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     env = environment(HOME="/proc/self/nowhere", XDG_CACHE_HOME=None, TMPDIR=str(tmp_path / "temporary"))
     code = 'found = _backend.resolve("cpu")\nprint(found.backend, found.reason)'
-    out, err = run(PREAMBLE + code, {**env, "SMALL_SOURCES": str(sources)}, 60, cwd=tmp_path / "here")
+    out, err = forked(PREAMBLE + code, {**env, "SMALL_SOURCES": str(sources)}, cwd=tmp_path / "here")
     assert out.startswith("eager") and "/proc/self/nowhere/.cache/sinpe_ext cannot be used" in out
     assert "Warning" not in err and not list((tmp_path / "temporary").iterdir())
     assert not list((tmp_path / "here").iterdir())
@@ -241,4 +242,4 @@ assert [event for event, _ in seen] == ["open", "os.system"]
 
 def test_import_compiles_starts_and_writes_nothing() -> None:
     """Nor does making an encoding or a layer."""
-    run(AT_IMPORT, environment(PYTHONDONTWRITEBYTECODE="1"), 60)
+    run(AT_IMPORT, environment(PYTHONDONTWRITEBYTECODE="1"))

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from children import execute
 
 from sinpe_ext import __main__ as cli
 from sinpe_ext._version import __version__
@@ -22,14 +23,8 @@ COMMANDS = ("info", "demo", "plot", "bench", "build", "export", "identify")
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """On the CPU: nothing here is to build CUDA kernels on a machine with a card."""
     kept = {name: value for name, value in os.environ.items() if name != "TORCH_CUDA_ARCH_LIST"}
-    return subprocess.run(
-        [sys.executable, "-m", "sinpe_ext", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**kept, "CUDA_VISIBLE_DEVICES": "", **environment},
-        timeout=300,
-    )
+    env = {**kept, "CUDA_VISIBLE_DEVICES": "", **environment}
+    return execute([sys.executable, "-m", "sinpe_ext", *arguments], cwd=ROOT, env=env, status=None)
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -85,16 +80,15 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if compiler is None:
         pytest.skip("no C compiler to try the header with")
     (tmp_path / "main.c").write_text('#include "plan.h"\nint main(void) { return my_plan_dim - 8; }\n')
-    subprocess.run([compiler, "-std=c99", str(tmp_path / "main.c"), "-o", str(tmp_path / "main")], check=True)
-    subprocess.run([str(tmp_path / "main")], check=True)
+    execute([compiler, "-std=c99", tmp_path / "main.c", "-o", tmp_path / "main"])
+    execute([tmp_path / "main"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_under_standard_output() -> None:
     command = [sys.executable, "-m", "sinpe_ext", "export", "t2t", "8", "-o", "-"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
-    assert done.returncode == 1
+        done = execute(command, stdout=full.fileno(), status=1)
     assert done.stderr == "python -m sinpe_ext export: [Errno 28] No space left on device\n"
 
 
@@ -102,8 +96,8 @@ def test_a_file_name_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     path = tmp_path / "日é.h"
     command = [sys.executable, "-m", "sinpe_ext", "export", "t2t", "8", "-o", str(path)]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=100)
-    assert done.returncode == 0 and done.stderr == ""
+    done = execute(command, env=env)
+    assert done.stderr == ""
     assert done.stdout == f"{tmp_path}/\\u65e5\\xe9.h\n" and path.is_file()
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from children import execute
 
 from sinpe_ext import _exact
 from sinpe_ext._catalogue import CATALOGUE, GRIDS, NAMES, convention, conventions
@@ -164,9 +164,8 @@ def test_header_compiles_and_keeps_every_word(compiler: str, language: list[str]
     (tmp_path / "main.source").write_text(program)
     warnings = ["-Wall", "-Wextra", "-pedantic", "-Werror"]
     command = [compiler, *language, *warnings, str(tmp_path / "main.source"), "-o", str(tmp_path / "main")]
-    built = subprocess.run(command, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    printed = subprocess.run([str(tmp_path / "main")], capture_output=True, text=True, check=True).stdout
+    execute(command)
+    printed = execute([tmp_path / "main"]).stdout
     for line, encoding in zip(printed.splitlines(), EXPORTED.values(), strict=True):
         assert [int(word) for word in line.split()] == [*plan(encoding).words, encoding.dim]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import execute
 
 from sinpe_ext import _bench, _bench_cuda, _bench_cuda_cases
 from sinpe_ext._bench_cuda import ROWS
@@ -91,8 +92,8 @@ def test_the_command_says_what_is_missing() -> None:
         pytest.skip("there is a CUDA device with kernels")
     for named in (["--device", "cuda"], ["--rows", "cuda_add_f32"]):
         command = [sys.executable, "-m", "sinpe_ext", "bench", "--quick", *named]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 1 and "device: expected CUDA kernels, got none: " in done.stderr
+        done = execute(command, status=1)
+        assert "device: expected CUDA kernels, got none: " in done.stderr
 
 
 def test_a_stopped_run_keeps_what_it_measured(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def gpu_check(out: Path, **environment: str) -> subprocess.CompletedProcess[str]
     own = ("STEPS", "LIMIT", "BUILD", "WHEELS", "DRY_RUN", "OUT", "PYTHON", "SINPE_EXT_CUDA_ARITHMETIC")
     settings = {name: value for name, value in os.environ.items() if name not in own}
     settings |= {"OUT": str(out), **environment}
-    return subprocess.run([str(SCRIPT)], capture_output=True, text=True, timeout=120, env=settings)
+    return execute([SCRIPT], env=settings, status=None)
 
 
 def results_of(summary: str) -> dict[str, str]:

@@ -5,23 +5,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from build_support import (
-    PREAMBLE,
-    REPOSITORY,
-    TIME_LIMIT,
-    environment,
-    needs_compiler,
-    needs_nvcc,
-    run,
-    write_nvcc,
-    write_small_sources,
-)
+from build_support import PREAMBLE, needs_compiler, needs_nvcc, write_nvcc, write_small_sources
+from children import REPOSITORY, environment, execute, forked
 
 from sinpe_ext import _backend, _build, _nvcc
 from sinpe_ext._build import BuildUnavailable
@@ -90,7 +80,7 @@ def env(small_sources: Path, tmp_path: Path) -> dict[str, str]:
 
 
 def report(env: dict[str, str], before: str = "") -> dict:
-    out, err = run(PREAMBLE + before + REPORT, env)
+    out, err = forked(PREAMBLE + before + REPORT, env)
     return {**json.loads(out.splitlines()[-1]), "stderr": err}
 
 
@@ -212,7 +202,7 @@ def links_what_it_should(library: Path) -> None:
     """The binding itself names libtorch_cuda.so, which it looks for among the loaded libraries."""
     if shutil.which("readelf") is None:
         return
-    needed = subprocess.run(["readelf", "-d", library], stdout=subprocess.PIPE, text=True, check=True).stdout
+    needed = execute(["readelf", "-d", library]).stdout
     forbidden = ("libcudart", "libtorch_python", "libtorch_cuda", "libc10_cuda")
     assert "[libtorch_cpu.so]" in needed and not [name for name in forbidden if name in needed]
 
@@ -232,7 +222,7 @@ def test_compiled_on_first_use_it_loads_without_a_device(env, tmp_path):
     library = Path(first["library"])
     assert sorted(path.name for path in library.parent.iterdir()) == ["done.json", "sinpe_ext_cuda.so"]
     links_what_it_should(library)
-    run(REGISTERED.format(library=str(library)), env)
+    forked(REGISTERED.format(library=str(library)), env)
     again = report(env, cuda_torch(real_cuda()))
     assert again["library"] == first["library"] and "compiling" not in again["stderr"]
     (tmp_path / "empty").mkdir()
@@ -252,7 +242,7 @@ path, facts = _jit.library("emulated", _backend._load_library)
 assert torch.ops.sinpe_ext.cpu_isa.default() == "small-8" and facts["target"] == "emulated", facts
 assert "nvcc" not in facts
 """
-    run(PREAMBLE + code, env)
+    forked(PREAMBLE + code, env)
 
 
 # ----------------------------------------------------------------------------------------------------------- installing
@@ -282,8 +272,7 @@ def install(project: Path, out: Path, cuda: str | None, **env: str | None) -> In
     code = f"import torch; {hip}\nfrom setuptools import build_meta; build_meta.build_wheel({str(out)!r})"
     settings = {"TORCH_CUDA_ARCH_LIST": None, "CUDACXX": None, "NVCC_CCBIN": None, "PYTHONPATH": None, **env}
     command = [sys.executable, "-c", code]
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": TIME_LIMIT}
-    done = subprocess.run(command, cwd=project, env=environment(**settings), **both)
+    done = execute(command, cwd=project, env=environment(**settings), merged=True, status=None)
     wheels = list(out.glob("*.whl"))
     archive = zipfile.ZipFile(wheels[0]) if wheels else None
     return done.returncode, done.stdout, json.loads(archive.read("sinpe_ext/_build.json")) if archive else {}, archive
@@ -353,4 +342,4 @@ def test_install_with_nvcc_builds_a_library_that_loads_without_a_device(project,
     archive.extractall(tmp_path / "site")
     library = tmp_path / "site" / "sinpe_ext" / built["file"]
     links_what_it_should(library)
-    run(REGISTERED.format(library=str(library)), environment())
+    forked(REGISTERED.format(library=str(library)), environment())

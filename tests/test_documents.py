@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from children import execute
 from torch import nn
 from ulp import same_bits
 
@@ -241,8 +241,7 @@ np.savez(sys.argv[1], pe=pe, terms=terms, function=sinpe.table(10, encoding), lo
 def test_003_numpy_half(setting: str, tmp_path: Path) -> None:
     path = str(tmp_path / "made.npz")
     env = {**os.environ, "SINPE_EXT_BACKEND": setting}
-    done = subprocess.run([sys.executable, "-c", NUMPY_SCRIPT, path], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    execute([sys.executable, "-c", NUMPY_SCRIPT, path], env=env)
     with np.load(path) as made:
         assert_printed(made["terms"][:, 0::2], TERM_SIN_003)
         assert_printed(made["terms"][:, 1::2], TERM_COS_003)

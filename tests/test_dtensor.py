@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-from functools import lru_cache
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import distributed_cases
 import distributed_models
 import distributed_support
 import pytest
-import torch.multiprocessing as multiprocessing
+from children import Server, environment
+from rank_group import Group
 
 assert distributed_cases.case is distributed_models.case  # both have put theirs in
 CASES = distributed_support.CASES
+MODULES = (distributed_cases.__name__, distributed_models.__name__)
 PARALLEL = pytest.mark.feature("tensor and sequence parallel")
 ROWS = {
     "fsdp2": pytest.mark.feature("FSDP2"),
@@ -25,28 +27,35 @@ ROWS = {
     "compiled": pytest.mark.feature("DTensor, torch.compile"),
     "plain_shards": pytest.mark.feature("require_positions"),
 }
-SECONDS = 300  # all cases of one world; two cores may serve four processes and a compiler
 
 
-@lru_cache
-def outcome(world: int, backend: str) -> dict[str, list[str]]:
-    """What each rank says of each case."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results: Any = context.SimpleQueue()
-    arguments = (world, port, backend, CASES, results)
-    processes = multiprocessing.spawn(distributed_support.run, arguments, nprocs=world, join=False)
-    with contextlib.suppress(Exception):  # a rank that died has not said so of every case
-        processes.join(SECONDS)
-    for process in processes.processes:
-        process.kill()
-    found: dict[str, list[str]] = {}
-    while not results.empty():
-        name, wrong = results.get()
-        found.setdefault(name, []).append(wrong)
-    return found
+class Groups:
+    """At most one group at a time: that of the last case."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join([str(Path(__file__).parent), environment()["PYTHONPATH"]])
+        self.server = Server(*MODULES, env=environment(PYTHONPATH=path))
+        self.group: Group | None = None
+        self.of: tuple[int, str] | None = None
+
+    def get(self, world: int, backend: str) -> Group:
+        if self.group is None or not self.group.alive or self.of != (world, backend):
+            self.end()
+            self.group, self.of = Group(self.server, world, backend, MODULES), (world, backend)
+        return self.group
+
+    def end(self) -> None:
+        if self.group is not None and self.group.alive:
+            self.group.end()
+        self.group = None
+
+
+@pytest.fixture(scope="module")
+def groups() -> Iterator[Groups]:
+    found = Groups()
+    yield found
+    found.end()
+    found.server.close()
 
 
 def named(name: str) -> Any:
@@ -55,12 +64,7 @@ def named(name: str) -> Any:
 
 @pytest.mark.parametrize("name", map(named, CASES))
 @pytest.mark.parametrize("world", [2, 4])
-def test_in_processes(name: str, world: int, backend: str) -> None:
+def test_in_processes(name: str, world: int, backend: str, groups: Groups) -> None:
     if world == 4 and backend == "eager":
         pytest.skip("the kernels' case is cut up alike")
-    said = outcome(world, backend).get(name, [])
-    assert len(said) == world, f"{len(said)} of {world} ranks came to the end of it"
-    wrong = [text for text in said if text]
-    if wrong and all(text.startswith("Missing: ") for text in wrong):
-        pytest.skip(wrong[0].removeprefix("Missing: "))
-    assert not wrong, "\n".join(wrong)
+    groups.get(world, backend).run(name)

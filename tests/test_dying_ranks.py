@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from build_support import end, finish, library_environment, start
-from process_support import LIMIT, needs_fork
+from children import finish, library_environment, start
+from process_support import needs_fork
 
 pytestmark = [needs_fork, pytest.mark.feature("FSDP2")]
 
@@ -28,9 +28,9 @@ def test_a_killed_rank(tmp_path: Path) -> None:
     code = RANKS.format(tests=str(Path(__file__).parent), folder=str(tmp_path), moments=MOMENTS)
     process = start(code, library_environment())
     try:
-        out, _ = finish(process, 2 * LIMIT)
+        out, _ = finish(process)
         assert out.split() == MOMENTS
         with pytest.raises(ProcessLookupError):  # its session is empty
             os.killpg(process.pid, 0)
     finally:
-        end(process)
+        process.end()

@@ -105,6 +105,16 @@ def test_rows_around_the_edges_of_integers(start: int, backend: str) -> None:
         assert torch.equal(sinpe.add(torch.zeros(B, S, D), start=given)[1], want)
 
 
+@pytest.mark.bad_input(7, "compiled", "eager")
+def test_the_last_int64_has_no_next(backend: str) -> None:
+    """Positions of both ends in one call: consecutive in 64 bits, and nowhere else."""
+    positions = torch.cat([torch.arange(20) + (MAX - 19), torch.arange(20) - MAX - 1])
+    assert positions[[0, 19, 20, 39]].tolist() == [MAX - 19, MAX, -MAX - 1, -MAX + 18]
+    want = torch.cat([sinpe.encode(part, D) for part in positions.split(1)])
+    assert torch.equal(sinpe.encode(positions, D), want)
+    assert torch.equal(sinpe.add(torch.zeros(1, 40, D), positions=positions)[0], want)
+
+
 @pytest.mark.bad_input(8, "compiled", "eager")
 @pytest.mark.parametrize("dim", [1, 2, 3, 7, 33, 66, 2**20 + 1])
 def test_any_number_of_channels(dim: int, backend: str) -> None:

@@ -314,13 +314,13 @@ LONG = {
 @pytest.mark.parametrize("number", LONG)
 def test_numbers_too_long_to_write_down(number: str, field: str) -> None:
     value, message = LONG[number]
-    begin = time.monotonic()
+    begin = time.thread_time()
     with pytest.raises(ValueError) as caught:
         Encoding(8, **{field: value})
     assert str(caught.value).startswith(f"{field}: ") and message in str(caught.value)
     with pytest.raises(ValueError, match=r"^frequencies\[1\]: "):
         Encoding(4, frequencies=(1.0, value))
-    assert time.monotonic() - begin < 1 and len(str(caught.value)) < 200
+    assert time.thread_time() - begin < 1 and len(str(caught.value)) < 200
 
 
 def test_a_long_number_that_is_zero() -> None:
@@ -329,9 +329,9 @@ def test_a_long_number_that_is_zero() -> None:
 
 def test_long_numbers_that_are_not_too_long() -> None:
     value = Decimal("1." + 2000 * "3")
-    begin = time.monotonic()
+    begin = time.thread_time()
     assert Encoding(512, base=value).frequencies_radians()[1] == pytest.approx((4 / 3) ** (-1 / 256), rel=1e-15)
-    assert time.monotonic() - begin < 1
+    assert time.thread_time() - begin < 1
 
 
 def test_positional_arguments() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from children import execute
 from torch import nn
 
 import sinpe_ext as sinpe
@@ -206,9 +206,7 @@ def test_every_function_and_layer_knows_the_usual_mistakes() -> None:
 
 
 def test_info_as_json_has_null() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "sinpe_ext", "info", "--json"], capture_output=True, text=True, check=True, timeout=600
-    )
+    done = execute([sys.executable, "-m", "sinpe_ext", "info", "--json"])
     facts = json.loads(done.stdout)
     if facts["devices"]["cpu"]["backend"] == "compiled" and torch.version.cuda is None:
         assert facts["devices"]["cpu"]["build"]["cuda"] is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -12,9 +11,8 @@ from types import ModuleType
 
 import pytest
 import torch
-from build_support import REPOSITORY, library_environment
+from children import REPOSITORY, execute, library_environment
 from loading import module_at
-from process_support import LIMIT
 
 EXAMPLES = REPOSITORY / "examples"
 NUMBER = r"([-+]?\d+\.\d+)"
@@ -27,8 +25,7 @@ def run(name: str, *arguments: str, status: int = 0, first: Path | None = None) 
     if first is not None:
         env["PYTHONPATH"] = os.pathsep.join([str(first), env["PYTHONPATH"]])
     command = [sys.executable, str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=5 * LIMIT)
-    assert done.returncode == status, done.stdout + done.stderr
+    done = execute(command, env=env, status=status)
     return done.stdout + done.stderr
 
 

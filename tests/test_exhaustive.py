@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import truth_file
+from children import execute
 from closest import CLOSEST
 from loading import module_at
 
@@ -40,7 +40,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("judge") / "judge"
     flags = ["-std=c++17", "-O1", "-ffp-contract=off"]
     command = [*compiler.command, *flags, str(HERE / "cpp" / "judge.cpp"), "-o", str(made)]
-    subprocess.run(command, check=True, timeout=120)
+    execute(command)
     return made
 
 

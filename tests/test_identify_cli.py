@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from children import execute
 
 import sinpe_ext as sinpe
 from sinpe_ext import __main__ as cli
 
 PAPER = sinpe.table(100, 64)[None]
 MAE = sinpe.table((14, 14), sinpe.convention("mae2d", 64), extra_tokens=1)[None]
-SHORT = 0.1  # seconds; a table of 50000 * 4096 values takes as long to copy
+SHORT = 0.1  # seconds of a processor; a table of 50000 * 4096 values takes as long to copy
 
 
 def noise(*shape: int) -> torch.Tensor:
@@ -222,20 +222,14 @@ def test_bad_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_large_weights_are_dismissed_at_once() -> None:
     weight = noise(20000, 4096)
     sinpe.identify(weight[:64])  # what is made once
-    began = time.perf_counter()
+    began = time.thread_time()
     assert not sinpe.identify(weight)
-    assert time.perf_counter() - began < SHORT
+    assert time.thread_time() - began < SHORT
 
 
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     write(path)
-    done = subprocess.run(
-        [sys.executable, "-m", "sinpe_ext", "identify", str(path)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = execute([sys.executable, "-m", "sinpe_ext", "identify", path])
     assert 'sinpe.convention("paper", 64)' in done.stdout
-    done = subprocess.run(
-        [sys.executable, "-m", "sinpe_ext", "identify", "-h"], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0 and "--shape" in done.stdout
+    assert "--shape" in execute([sys.executable, "-m", "sinpe_ext", "identify", "-h"]).stdout

@@ -11,7 +11,7 @@ import sinpe_ext as sinpe
 from sinpe_ext.encoding import Encoding
 
 ROWS = 64
-SHORT = 2.5  # seconds, for a search that took 8 to 130
+SHORT = 2.5  # seconds of a processor, for a search that took 8 to 130
 PAPER = sinpe.table(ROWS, 62)
 MAE = sinpe.table((14, 14), sinpe.convention("mae2d", 64), flatten=True)
 LEARNED = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)) * 0.02
@@ -52,9 +52,9 @@ def test_zero_columns_inside() -> None:
 )
 def test_zero_columns_beside_any_encoding(name: str, dim: int, fields: dict[str, float]) -> None:
     encoding = sinpe.convention(name, dim, **fields)
-    began = time.perf_counter()
+    began = time.thread_time()
     match = only(torch.cat([sinpe.table(ROWS, encoding), torch.zeros(ROWS, 3)], 1))
-    assert time.perf_counter() - began < SHORT
+    assert time.thread_time() - began < SHORT
     assert (match.name, match.encoding, match.zero_columns) == (name, encoding, (dim, dim + 1, dim + 2))
 
 
@@ -108,9 +108,9 @@ def test_a_changed_value_of_a_printed_table_is_seen() -> None:
 def test_flattened_video_without_a_shape(name: str, shape: tuple[int, ...]) -> None:
     encoding = sinpe.convention(name, 96)
     held = sinpe.table(shape, encoding, flatten=True)
-    began = time.perf_counter()
+    began = time.thread_time()
     match = only(held)
-    assert time.perf_counter() - began < SHORT
+    assert time.thread_time() - began < SHORT
     if 1 not in shape:
         assert name in (match.name, *match.aliases) and match.shape == shape
     assert match.shape is not None

@@ -5,20 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from build_support import (
-    PREAMBLE,
-    REPOSITORY,
-    environment,
-    needs_compiler,
-    write_nvcc,
-    write_script,
-    write_small_sources,
-)
+from build_support import PREAMBLE, needs_compiler, write_nvcc, write_script, write_small_sources
+from children import REPOSITORY, environment, forked, run
 
 from sinpe_ext import __main__ as cli
 from sinpe_ext import _backend, _build, _info, _settings
@@ -32,12 +24,12 @@ NOT_TRIED = DeviceBackend(
 )
 
 
-def info(env: dict[str, str], before: str = "") -> str:
+def info(env: dict[str, str], before: str = "", begin: Callable[..., tuple[str, str]] = forked) -> str:
     """What it prints in a process of its own, after some lines that set the scene."""
     code = f"{before}\nfrom sinpe_ext.__main__ import main\nraise SystemExit(main(['info']))"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+    out, err = begin(code, env)
+    assert "Traceback" not in err, err
+    return out
 
 
 @pytest.fixture
@@ -209,7 +201,7 @@ def test_old_torch(env):
 
 
 def test_without_torch(env):
-    text = info(env, "import sys; sys.modules['torch'] = None")
+    text = info(env, "import sys; sys.modules['torch'] = None", run)
     assert "torch not installed" in text and "The CPU runs nothing (NumPy alone). To change that:" in text
     assert steps(text) == ["pip install torch"]
 

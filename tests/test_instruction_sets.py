@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import platform
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from children import execute
 
 from sinpe_ext import _build
 
@@ -27,8 +27,8 @@ def test_no_symbol_of_a_newer_instruction_set_can_be_merged(level: str, tmp_path
     folders = [flag for folder in _build.include_directories(ROOT / "csrc") for flag in ("-I", folder)]
     source = str(ROOT / "csrc" / "cpu" / f"rows_{level}.cpp")
     command = [*compiler.command, "-std=c++17", "-O1", "-fPIC", *folders, "-c", source, "-o", str(made)]
-    subprocess.run(command, check=True, timeout=120)
-    table = subprocess.run(["nm", "-C", str(made)], check=True, timeout=60, capture_output=True, text=True).stdout
+    execute(command)
+    table = execute(["nm", "-C", made]).stdout
     assert " t sinpe::isa_" in table, table  # the kernels are there, and local
     weak = [line for line in table.splitlines() if line[17:18] in "WVu"]
     assert not weak, "\n".join(weak)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from children import execute
 from loading import module_at
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,8 +34,7 @@ def test_the_picture_is_drawn(tool: ModuleType, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     image = pytest.importorskip("PIL.Image")
     path = tmp_path / "phase.png"
-    done = subprocess.run([sys.executable, str(TOOL), "-o", str(path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    execute([sys.executable, TOOL, "-o", path])
     assert path.stat().st_size < LARGEST and tool.PICTURE.stat().st_size < LARGEST
     drawn, kept = (np.asarray(image.open(p).convert("RGB"), dtype=float) / 255 for p in (path, tool.PICTURE))
     assert drawn.shape == kept.shape, "run python tools/phase_picture.py"

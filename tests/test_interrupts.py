@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from build_support import library_environment, run
-from process_support import LIMIT, RESULTS, needs_fork
+from children import library_environment, run
+from process_support import RESULTS, needs_fork
 
 INTERRUPTED = """
 import sinpe_ext as sinpe
@@ -12,8 +12,8 @@ want, caught = digest(), 0
 rows = torch.zeros(4, 4096, 128)
 signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
 for k in range(10):
-    signal.setitimer(signal.ITIMER_REAL, 0.01 + 0.002 * k, 2)  # again, where Python was in what ignores exceptions
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01 + 0.002 * k, 20)  # again, where Python was in what ignores exceptions
         while True:
             sinpe.add_(rows, dropout=0.1)
     except KeyboardInterrupt:
@@ -25,7 +25,7 @@ assert caught == 10 and digest() == want
 
 
 def test_ctrl_c_during_calls_leaves_the_process_usable(backend: str) -> None:
-    run(RESULTS + INTERRUPTED, library_environment(backend), LIMIT)
+    run(RESULTS + INTERRUPTED, library_environment(backend))
 
 
 SMALL_CALLS = """
@@ -41,7 +41,7 @@ for k, call in enumerate(calls):
     call()
     for _ in range(300):
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.0002 + 0.001 * random.random(), 0.5)
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 + 0.001 * random.random(), 5)
             while True:
                 call()
         except KeyboardInterrupt:
@@ -54,7 +54,7 @@ assert digest() == digest()
 @pytest.mark.processes
 def test_ctrl_c_leaves_gradients_on(backend: str) -> None:
     """1,800 interrupts in small calls: where torch.no_grad is used, one in 40 leaves it switched on."""
-    run(RESULTS + SMALL_CALLS, library_environment(backend), LIMIT)
+    run(RESULTS + SMALL_CALLS, library_environment(backend))
 
 
 # SIGINT at lines of a first call, import and registration of the operators included; a child for each.
@@ -86,7 +86,7 @@ def interrupted_at(target):
 def in_child(work):
     reader, writer = os.pipe()
     if not os.fork():
-        signal.alarm(40)
+        signal.alarm(500)
         try:
             os.write(writer, str(work()).encode())
         except BaseException as error:
@@ -112,4 +112,4 @@ for line in range(1, total, total // 16):
 @pytest.mark.processes
 @needs_fork
 def test_ctrl_c_at_any_line_of_the_first_call(need_kernels: None) -> None:
-    run(RESULTS + ANY_LINE, library_environment("compiled"), 110)
+    run(RESULTS + ANY_LINE, library_environment("compiled"))

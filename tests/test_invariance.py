@@ -6,12 +6,12 @@ import hashlib
 import itertools
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
+from children import execute
 from strategies import DTYPES
 from test_parity import SHA256
 from ulp import bits, same_bits
@@ -124,8 +124,7 @@ def test_any_instruction_set(isa: str, request: pytest.FixtureRequest) -> None:
     here = os.path.dirname(__file__)
     env = {**os.environ, "SINPE_EXT_CPU_ISA": isa, "SINPE_EXT_BACKEND": "compiled"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run([sys.executable, "-c", ISA_SCRIPT, here], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = execute([sys.executable, "-c", ISA_SCRIPT, here], env=env)
     sha256, ran, digest = done.stdout.split()[-3:]
     if ran != isa:
         pytest.skip(f"this CPU runs {ran} where {isa} is asked for")

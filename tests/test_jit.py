@@ -6,20 +6,11 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from build_support import (
-    PREAMBLE,
-    environment,
-    finish,
-    needs_compiler,
-    run,
-    start,
-    write_script,
-    write_small_sources,
-)
+from build_support import PREAMBLE, needs_compiler, write_script, write_small_sources
+from children import environment, finish, forked, run, start_forked, until
 
 from sinpe_ext import _build
 
@@ -47,7 +38,7 @@ def built(small_sources: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """A cache that two processes filled at once, and what each of them printed."""
     cache = tmp_path_factory.mktemp("cache with a space") / "sinpe"
     env = environment(SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(cache))
-    processes = [start(PREAMBLE + USE, env) for _ in range(2)]
+    processes = [start_forked(PREAMBLE + USE, env) for _ in range(2)]
     return env, [finish(process) for process in processes]
 
 
@@ -75,14 +66,14 @@ def test_finished_build_is_private_and_marked(built):
 
 def test_next_process_compiles_nothing(built):
     env, outputs = built
-    out, err = run(PREAMBLE + USE, env)
+    out, err = forked(PREAMBLE + USE, env)
     assert library_of(out) == library_of(outputs[0][0]) and "compiling" not in err
 
 
 @pytest.mark.builds
 def test_finished_build_serves_a_machine_without_compiler(built, tmp_path):
     env, outputs = built
-    out, err = run(PREAMBLE + USE, {**env, "PATH": str(tmp_path), "CXX": ""})
+    out, err = forked(PREAMBLE + USE, {**env, "PATH": str(tmp_path), "CXX": ""})
     assert library_of(out) == library_of(outputs[0][0]) and "compiling" not in err
 
 
@@ -99,7 +90,7 @@ def own_cache(built, tmp_path: Path) -> tuple[dict[str, str], Path]:
 def test_truncated_library_is_built_again(own_cache):
     env, library = own_cache
     library.write_bytes(library.read_bytes()[:1000])
-    out, err = run(PREAMBLE + USE, env)
+    out, err = forked(PREAMBLE + USE, env)
     assert library_of(out) == library and err.count("compiling") == 1
 
 
@@ -111,7 +102,7 @@ def test_library_that_does_not_load_is_built_again(own_cache):
     marker = json.loads((library.parent / "done.json").read_text())
     marker["sha256"] = _build.file_hash(library)
     (library.parent / "done.json").write_text(json.dumps(marker))
-    _, err = run(PREAMBLE + USE, env)
+    _, err = forked(PREAMBLE + USE, env)
     assert err.count("compiling") == 1
 
 
@@ -125,19 +116,17 @@ def test_killed_build_does_not_disturb_the_next(small_sources, tmp_path):
     )
     cache = tmp_path / "cache"
     env = environment(SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(cache), CXX=str(compiler))
-    victim = start(PREAMBLE + USE, env)
+    victim = start_forked(PREAMBLE + USE, env)
     try:
-        deadline = time.monotonic() + 60
-        while not list(cache.glob("*/build-*/build.ninja")):
-            assert time.monotonic() < deadline and victim.poll() is None
-            time.sleep(0.05)
-        victim.send_signal(signal.SIGKILL)
-        victim.wait(30)
+        until(lambda: list(cache.glob("*/build-*/build.ninja")), "the build begins", child=victim)
+        os.kill(victim.pid, signal.SIGKILL)  # and not its ninja
+        finish(victim, status=-signal.SIGKILL)
         assert list(cache.glob("*/build-*/lock"))  # what torch would wait for without end
     finally:
         hold.unlink()  # the orphaned ninja now goes on compiling beside the next build
-        victim.kill()
-    out, err = run(PREAMBLE + USE, env)
+        if victim.poll() is None:
+            os.kill(victim.pid, signal.SIGKILL)
+    out, err = forked(PREAMBLE + USE, env)
     assert library_of(out).is_file() and " done in " in err
     assert not list(cache.glob("*/build-*/lock"))
 
@@ -153,16 +142,16 @@ def test_lock_held_too_long_gives_eager_with_the_reason(built, small_sources, tm
     key = library_of(built[1][0][0]).parent.name
     with FileLock(str(cache / f"{key}.lock")):
         code = 'assert not _backend.compiled("cpu")\nprint(_backend.resolve("cpu").reason)'
-        out, _ = run(PREAMBLE + code, env)
+        out, _ = forked(PREAMBLE + code, env)
     assert "another process has held" in out
-    with pytest.raises(AssertionError, match="SINPE_EXT_LOCK_TIMEOUT: expected a number of seconds, got 'soon'"):
-        run(PREAMBLE + USE, {**env, "SINPE_EXT_LOCK_TIMEOUT": "soon"})
+    _, err = forked(PREAMBLE + USE, {**env, "SINPE_EXT_LOCK_TIMEOUT": "soon"}, status=1)
+    assert "SINPE_EXT_LOCK_TIMEOUT: expected a number of seconds, got 'soon'" in err
 
 
 @pytest.mark.builds
 def test_compiler_of_several_words(small_sources, tmp_path):
     env = environment(SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"), CXX="env c++")
-    _, err = run(PREAMBLE + USE, env)
+    _, err = forked(PREAMBLE + USE, env)
     assert " done in " in err
 
 
@@ -199,7 +188,7 @@ cpp_extension.TORCH_LIB_PATH = str(spaced)
         SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"), SPACED=str(tmp_path)
     )
     code = f"import pathlib\n{link}{USE}assert cpp_extension.TORCH_LIB_PATH == str(spaced)"
-    _, err = run(PREAMBLE + code, env)
+    _, err = forked(PREAMBLE + code, env)
     assert " done in " in err
 
 
@@ -209,7 +198,7 @@ def test_a_failed_build_says_what_the_compiler_said(small_sources, tmp_path):
     shutil.copytree(small_sources, root)
     (root / "cpu" / "table.cpp").write_text("int broken = missing_name;\n")
     env = environment(SMALL_SOURCES=str(root), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"))
-    out, _ = run(PREAMBLE + 'assert not _backend.compiled("cpu")\nprint(_backend.resolve("cpu").reason)', env)
+    out, _ = forked(PREAMBLE + 'assert not _backend.compiled("cpu")\nprint(_backend.resolve("cpu").reason)', env)
     assert "missing_name" in out and "FAILED: " in out
     assert "-fPIC" not in out and "-std=" not in out  # nor any other part of the commands
 
@@ -220,5 +209,5 @@ def test_library_with_an_undefined_symbol_names_it(small_sources, tmp_path):
     shutil.copytree(small_sources, root)
     (root / "cpu" / "table.cpp").unlink()
     env = environment(SMALL_SOURCES=str(root), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"))
-    out, _ = run(PREAMBLE + 'assert not _backend.compiled("cpu")\nprint(_backend.resolve("cpu").reason)', env)
+    out, _ = forked(PREAMBLE + 'assert not _backend.compiled("cpu")\nprint(_backend.resolve("cpu").reason)', env)
     assert "the build failed" in out and "undefined symbol" in out and "sinpe_number" in out

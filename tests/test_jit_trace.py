@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import execute
 from torch import Tensor, nn
 from traced_models import Call, ids, x
 
@@ -231,10 +231,8 @@ def test_loaded_in_another_process(tmp_path: Path) -> None:
         "    assert torch.equal(traced(*arguments), want), path\n"
         "    print(path.name)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 4, done.stdout + done.stderr
+    done = execute([sys.executable, "-W", "ignore", "-c", program, tmp_path])
+    assert len(done.stdout.splitlines()) == 4, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("sequence", [1, 0])

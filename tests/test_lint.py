@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from children import execute
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / ".pre-commit-config.yaml"
@@ -46,11 +46,5 @@ def test_the_same_cpp_files() -> None:
     paths = [path.relative_to(ROOT).as_posix() for place in places for path in place.rglob("*") if path.is_file()]
     hooked = {p for p in paths if re.search(files[1], p) and not re.search(exclude[1], p)}
     script = LINT[LINT.index("mapfile") : LINT.index("if [")]
-    listed = subprocess.run(
-        ["bash", "-c", f"{script}\nprintf '%s\\n' \"${{cpp[@]}}\""],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    listed = execute(["bash", "-c", f"{script}\nprintf '%s\\n' \"${{cpp[@]}}\""], cwd=ROOT)
     assert hooked == set(listed.stdout.split()) and len(hooked) > 60

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-from build_support import library_environment, needs_compiler, run
+from build_support import needs_compiler
+from children import execute, library_environment, run
 
 from sinpe_ext import _build
-
-LIMIT = 60  # seconds
 
 # The results of `everything` in each of 8 parts of a region that `region(function)` runs, against those outside of it.
 NESTED = """
@@ -91,13 +89,13 @@ compare(region)
 @pytest.mark.sampled("values")
 @pytest.mark.bad_input(22, "compiled", "eager")
 def test_inside_of_torchs_parallel_region(backend: str) -> None:
-    run(NESTED + TORCHS_REGION, library_environment(backend), LIMIT)
+    run(NESTED + TORCHS_REGION, library_environment(backend))
 
 
 @pytest.mark.processes
 @pytest.mark.bad_input(22, "compiled", "eager")
 def test_threads_that_set_their_number_of_threads(backend: str) -> None:
-    run(NESTED + PYTHONS_THREADS, library_environment(backend), LIMIT)
+    run(NESTED + PYTHONS_THREADS, library_environment(backend))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +105,7 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "helper.cpp").write_text(HELPER)
     flags = ["-std=c++17", "-shared", "-fPIC", "-fopenmp", "-pthread"]
     command = [*_build.find_compiler().command, *flags, "helper.cpp", "-o", "helper.so"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT)
+    done = execute(command, cwd=folder, status=None)
     if done.returncode:
         pytest.skip(f"no OpenMP: {done.stderr}")
     return folder / "helper.so"
@@ -118,4 +116,4 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_compiler
 @pytest.mark.parametrize("region", ["in_openmp", "in_threads"])
 def test_inside_of_another_librarys_threads(region: str, helper: Path, backend: str) -> None:
-    run(NESTED + HELPERS_REGION, library_environment(backend, HELPER=str(helper), REGION=region), LIMIT)
+    run(NESTED + HELPERS_REGION, library_environment(backend, HELPER=str(helper), REGION=region))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from children import execute
 
 import sinpe_ext.numpy as sinpe
 from sinpe_ext import _backend, reference
@@ -145,8 +145,7 @@ def test_torch_is_not_imported(setting: str) -> None:
     )
     environment = {"SINPE_EXT_BACKEND": setting, "PYTHONPATH": ":".join(filter(None, sys.path)), "PATH": ""}
     environment |= {name: os.environ[name] for name in ("LD_PRELOAD", "ASAN_OPTIONS") if name in os.environ}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    execute([sys.executable, "-c", code], env=environment)
 
 
 def test_conventions_are_those_of_the_package() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from build_support import REPOSITORY, TIME_LIMIT, write_nvcc, write_script
+from build_support import write_nvcc, write_script
+from children import REPOSITORY, execute
 
 from sinpe_ext import _nvcc
 from sinpe_ext._build import BuildUnavailable
@@ -193,9 +193,8 @@ def test_report_of_what_ptxas_says(stack, stores, loads, tmp_path):
     log = tmp_path / "add.cu.log"
     log.write_text(PTXAS.format(stack=stack, stores=stores, loads=loads))
     command = [sys.executable, str(REPOSITORY / "tools" / "ptxas_report.py"), str(log)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIME_LIMIT)
+    done = execute(command, status=1 if stores + loads else 0)
     spilled = "1 of 2 functions" if stores + loads else "none"
     assert f"| add.cu | sm_80 | 1 | 40 | {stack} B | {spilled} |" in done.stdout
     assert "| add.cu | sm_120 | 1 | 32 | 0 B | none |" in done.stdout
-    assert done.returncode == (1 if stores + loads else 0)
     assert (f": sm_80 {stores} + {loads} B" in done.stdout) == (stores + loads > 0)

@@ -113,6 +113,12 @@ def test_elements_of_the_operator(form: str, backend: str) -> None:
         mask_of(SEED, HALF, shape, elements)
 
 
+def test_elements_of_a_long_row(backend: str) -> None:
+    """Kernels cut it into pieces, each of which has to begin at its own number."""
+    for shape, elements in (((20_000,), [5, 3]), ((2, 9001), [7, 1, 2]), ((9001, 2), [2**35 - 20_000, 5, 1])):
+        mask_of(SEED, HALF, shape, elements)
+
+
 @pytest.mark.parametrize("form", PERMUTED)
 def test_dense_permutations_take_one_philox_for_eight(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(_philox, "_scattered")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from children import execute
 
 from sinpe_ext import plot
 from sinpe_ext._catalogue import convention
@@ -163,8 +163,7 @@ def test_matplotlib_missing() -> None:
         "try: plot.heatmap([[1.0]])\n"
         "except ImportError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "pip install matplotlib" in done.stdout
+    assert "pip install matplotlib" in execute([sys.executable, "-c", script]).stdout
 
 
 def test_needs_no_torch() -> None:
@@ -175,5 +174,4 @@ def test_needs_no_torch() -> None:
         "plot.heatmap(Encoding(8), length=9)\n"
         "print('torch' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert execute([sys.executable, "-c", script]).stdout.strip() == "False"

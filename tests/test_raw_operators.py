@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 import time
 from typing import Any
 
 import pytest
 import torch
+from children import execute
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -78,6 +78,15 @@ def test_memory_that_was_taken_away(operand: str) -> None:
     )
     with pytest.raises(RuntimeError, match=wanted):
         op(name)(*make())
+
+
+@pytest.mark.bad_input(14, "compiled")
+@pytest.mark.parametrize("length", [S - 1, S + 1, 1])
+def test_companions_of_another_length(length: int) -> None:
+    positions, mask = torch.arange(length)[None], torch.zeros(B, length, dtype=torch.bool)
+    for operands, name in (((positions, None), "positions"), ((None, mask), "padding_mask")):
+        with pytest.raises(RuntimeError, match=rf"^{name}: expected the shape \({B} or 1, {S}\), got \(.*{length}\)"):
+            op("add_out")(x(), words(), *operands, *ROWS, 1.0, 1.0, x())
 
 
 @pytest.mark.bad_input(12, "compiled")
@@ -161,9 +170,9 @@ def test_no_channels_read_no_ids() -> None:
     """2^36 expanded ids were all looked at, with nothing to do."""
     ids = torch.zeros(1, dtype=torch.int64).expand(2**36)
     grad = torch.ones(1, 0).expand(2**36, 0)
-    begin = time.monotonic()
+    begin = time.thread_time()
     assert op("embed_backward")(grad, ids, None, 4, -1, 1.0, 0, []).shape == (4, 0)
-    assert time.monotonic() - begin < 1
+    assert time.thread_time() - begin < 1
 
 
 @pytest.mark.bad_input(17, "compiled")
@@ -262,7 +271,6 @@ print(done, refused)
 def test_random_damage() -> None:
     """Plans with changed words, shapes, strides, types and numbers that do not fit: an error or a result, no crash."""
     run = [sys.executable, "-W", "ignore", "-c", ATTACK, "0", "1500"]
-    done = subprocess.run(run, timeout=120, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-1500:]
+    done = execute(run)
     passed, refused = map(int, done.stdout.split()[-2:])
     assert passed > 50 and refused > 500  # both kinds were tried

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from build_support import library_environment, run
+from children import library_environment, run
 
 FIRST = """
 import torch, sinpe_ext as sinpe

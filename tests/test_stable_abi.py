@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from children import execute
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -65,8 +65,5 @@ def test_the_same_bits(number: int, request: pytest.FixtureRequest) -> None:
         pytest.skip("eager PyTorch has no library")
     here = Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LOAD, FOLDERS[number]], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
+    done = execute([sys.executable, "-W", "ignore", "-c", LOAD, FOLDERS[number]], env=environment)
     assert done.stdout.split()[-1] == digest(), f"the library of torch {done.stdout.split()[0]}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
+from children import execute
 from swap_modules import (
     DIM,
     ROWS,
@@ -142,5 +142,5 @@ def test_no_library_is_imported() -> None:
         "import sys, torch, sinpe_ext.integrations as i; i.swap(torch.nn.Transformer(8, 1, 1, 1, 8));"
         "assert not {'transformers', 'diffusers', 'timm', 'numpy.testing'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    execute([sys.executable, "-c", code])
     assert sinpe.integrations.swap is swap and "integrations" in dir(sinpe)

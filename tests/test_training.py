@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from children import execute
 from loading import module_at
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,10 +54,7 @@ def test_the_distributed_example(tmp_path: Path) -> None:
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     command += [str(ROOT / "examples" / "train_distributed.py"), "--samples", "1", "--steps", "3"]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    run = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    run = execute(command, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path)
     assert re.search(r"largest difference \S+: the same", run.stdout)
     assert "2 ranks: 1 group(s) of samples x 2 part(s) of rows, dropout 0.1" in run.stdout
 
@@ -69,5 +66,5 @@ def test_a_distributed_example_that_cannot_be_cut(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": path, "RANK": "0", "WORLD_SIZE": "3"}
     for words, expected in (("--samples 2", "expected 3, for 3 ranks"), ("--steps 0", "expected 1 or more")):
         command = [sys.executable, str(ROOT / "examples" / "train_distributed.py"), *words.split()]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, cwd=tmp_path)
-        assert run.returncode == 2 and f"error: {words}: {expected}" in run.stderr, run.stderr
+        run = execute(command, env=env, cwd=tmp_path, status=2)
+        assert f"error: {words}: {expected}" in run.stderr, run.stderr

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pages
 import pytest
+from children import execute
 from loading import module_at
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,7 @@ $ printf '10%%\\r\\033[1m100%%\\033[0m  \\n\\n' >&2
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    if subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True).returncode:
+    if execute(["git", "rev-parse", "HEAD"], cwd=ROOT, status=None).returncode:
         pytest.skip("a clone is made of a git repository")
     return module_at(ROOT / "tools" / "transcript.py")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
-from build_support import REPOSITORY, build_by, copy_project, library_environment, wheel_of
+from build_support import build_by, copy_project, wheel_of
+from children import REPOSITORY, execute, library_environment
 
 PROGRAM = REPOSITORY / "tests" / "typed_program.py"
 
@@ -21,10 +21,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = folder / "out"
     done = build_by("build_wheel", copy_project(folder / "sinpe"), out, SINPE_EXT_BUILD="none")
     _, archive, _ = wheel_of(done, out)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True, timeout=300)
+    execute([sys.executable, "-m", "venv", "--without-pip", folder / "env"])
     python = folder / "env" / "bin" / "python"
-    ask = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    site = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
+    site = Path(execute([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).stdout.strip())
     archive.extractall(site)
     (site / "zz_base.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     return python
@@ -37,14 +36,8 @@ def test_a_program_checks_by_mypy_strict(installed, tmp_path):
     text = PROGRAM.read_text(encoding="utf-8")
     (tmp_path / PROGRAM.name).write_text(text, encoding="utf-8")  # elsewhere: the package beside it is not the wheel's
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "--config-file="]
-    done = subprocess.run(
-        [*command, "--python-executable", str(installed), PROGRAM.name],
-        cwd=tmp_path,
-        env=library_environment(PYTHONPATH=None),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command += ["--python-executable", str(installed), PROGRAM.name]
+    done = execute(command, cwd=tmp_path, env=library_environment(PYTHONPATH=None), status=None)
     refused = dict(re.findall(r"^\w+\.py:(\d+): error: .*(\[[\w-]+\])$", done.stdout, re.MULTILINE))
     marked = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -57,13 +50,5 @@ def test_a_program_checks_by_mypy_strict(installed, tmp_path):
 
 @pytest.mark.builds
 def test_the_program_runs(installed, tmp_path):
-    done = subprocess.run(
-        [str(installed), str(PROGRAM)],
-        cwd=tmp_path,
-        env=library_environment("eager", PYTHONPATH=None),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    done = execute([installed, PROGRAM], cwd=tmp_path, env=library_environment("eager", PYTHONPATH=None))
     assert done.stdout.startswith("19 32 (2, 3, 8) ")

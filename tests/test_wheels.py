@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -14,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from build_support import REPOSITORY, build_by, copy_project, environment, wheel_of
+from build_support import build_by, copy_project, wheel_of
+from children import REPOSITORY, environment, execute
 
 import sinpe_ext
 from sinpe_ext._version import __version__
@@ -119,8 +118,7 @@ def test_record_that_is_wrong_is_refused(wheel, tmp_path):
 def test_wheel_in_a_clean_environment(project, wheel):
     """tools/check_wheels.py beside the torch that is here: info, every operation, README's SHA-256, no compiler."""
     command = [sys.executable, str(project / "tools" / "check_wheels.py"), str(wheel), "--python", sys.executable]
-    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = execute(command, cwd=project, env=environment())
     assert "| eager | " in done.stdout and done.stdout.rstrip().endswith("| as it should be |")
     spoiled = project.parent / "spoiled" / wheel.name
     spoiled.parent.mkdir()
@@ -129,16 +127,16 @@ def test_wheel_in_a_clean_environment(project, wheel):
             data = archive.read(name)
             copy.writestr(name, data.replace(b"def add_(", b"def add__(") if name.endswith("functional.py") else data)
     command[2] = str(spoiled)
-    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=900)
-    assert done.returncode == 1 and "| failed |" in done.stdout, done.stdout
+    done = execute(command, cwd=project, env=environment(), status=1)
+    assert "| failed |" in done.stdout, done.stdout
 
 
 def test_wheel_that_is_tried_nowhere_is_no_success(project, wheel, tmp_path):
     other = tmp_path / wheel.name.replace("py3-none", "cp30-cp30")
     other.write_bytes(wheel.read_bytes())
     command = [sys.executable, str(project / "tools" / "check_wheels.py"), str(other), "--python", sys.executable]
-    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=900)
-    assert done.returncode == 1 and "for no Python here, so not tried" in done.stdout, done.stdout + done.stderr
+    done = execute(command, cwd=project, env=environment(), status=1)
+    assert "for no Python here, so not tried" in done.stdout, done.stdout + done.stderr
 
 
 def test_old_setuptools_is_named(project, tmp_path):
@@ -146,8 +144,7 @@ def test_old_setuptools_is_named(project, tmp_path):
     code = "import setuptools; setuptools.__version__ = '65.5.0'\n"
     code += f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode != 0
+    done = execute(command, cwd=project, env=environment(), status=1)
     assert "setuptools 65.5.0 is older than 77; run `pip install -U setuptools`" in done.stderr
 
 
@@ -177,7 +174,5 @@ def test_changelog_has_the_version():
 
 def test_wheels_names_what_it_does_not_know():
     command = [sys.executable, str(REPOSITORY / "tools" / "wheels.py"), "--kinds", "gpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ})
-    assert (
-        done.returncode == 2 and "--kinds: expected some of none, cpu, cuda, auto with commas, got 'gpu'" in done.stderr
-    )
+    done = execute(command, status=2)
+    assert "--kinds: expected some of none, cpu, cuda, auto with commas, got 'gpu'" in done.stderr

@@ -6,7 +6,7 @@ import multiprocessing
 
 import pytest
 import torch
-from build_support import library_environment, run
+from children import DEADLINE, forked, library_environment, run
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -14,7 +14,6 @@ import sinpe_ext as sinpe
 from sinpe_ext import _backend
 
 S, D, ITEMS = 300, 64, 12
-TIMEOUT = 120  # seconds; a worker that hangs is an error, not a long test
 
 
 class Encoded(Dataset):  # type: ignore[type-arg]
@@ -57,7 +56,7 @@ def test_workers(method: str, backend: str) -> None:
         sinpe.add(torch.zeros(64, 512, 256), dropout=0.1)  # large enough for every thread
         expected = want(data)
         loader = DataLoader(
-            data, batch_size=3, num_workers=2, collate_fn=collate, multiprocessing_context=method, timeout=TIMEOUT
+            data, batch_size=3, num_workers=2, collate_fn=collate, multiprocessing_context=method, timeout=DEADLINE
         )
         for _ in range(2 if method == "fork" else 1):
             assert torch.equal(torch.cat(list(loader)), expected)
@@ -87,7 +86,7 @@ def call(k):
         failed.append(repr(error))
 threads = [threading.Thread(target=call, args=(k,)) for k in range(8)]
 [t.start() for t in threads]
-[t.join(100) for t in threads]
+[t.join(500) for t in threads]
 assert not failed and not any(t.is_alive() for t in threads), failed
 for other in found[1:]:
     assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
@@ -143,7 +142,7 @@ threads = [threading.Thread(target=go, args=(k,)) for k in range(2)]
 import torch.distributed.tensor
 import torch._dynamo, torch._inductor
 stop.set()
-[t.join(100) for t in threads]
+[t.join(500) for t in threads]
 assert not failed, (len(failed), failed[:2])
 assert min(made) > 10, made
 assert torch.equal(sinpe.encode(ids, 16), torch.compile(sinpe.encode, backend="eager")(ids, 16))
@@ -156,7 +155,7 @@ HALF_IMPORTED = ["torch.distributed.tensor", "torch.distributed._local_tensor", 
 @pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.parametrize("module", HALF_IMPORTED)
 def test_calls_beside_a_module_that_is_not_finished(module: str, backend: str) -> None:
-    run(DURING + UNFINISHED.replace("NAME", module), library_environment(backend))
+    forked(DURING + UNFINISHED.replace("NAME", module), library_environment(backend))
 
 
 def test_use_backend_beside_torch_that_is_not_finished() -> None:
@@ -185,10 +184,10 @@ def look_up(name):
         failed.append((name, repr(error)))
 threads = [threading.Thread(target=look_up, args=(name,)) for name in names]
 [t.start() for t in threads]
-[t.join(100) for t in threads]
+[t.join(500) for t in threads]
 assert not failed and not any(t.is_alive() for t in threads), failed
 """
 
 
 def test_every_name_looked_up_at_once() -> None:
-    run(NAMES, library_environment())
+    forked(NAMES, library_environment())

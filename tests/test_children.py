@@ -1,0 +1,127 @@
+"""The processes that tests start: what they are, how they end, and what a test that fails says of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from children import Server, environment, execute, finish, forked, library_environment, run, start, start_forked, until
+
+BEGIN = [start, pytest.param(start_forked, marks=pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork"))]
+ENDS = {
+    "pass": 0,
+    "raise SystemExit(3)": 3,
+    "import sys; sys.exit('words')": 1,
+    "1 / 0": 1,
+    "import os, signal; os.kill(os.getpid(), signal.SIGTERM)": -signal.SIGTERM,
+    "import os; os._exit(7)": 7,
+    "import atexit, os; atexit.register(os._exit, 9)": 9,
+}
+
+
+@pytest.mark.parametrize("begin", BEGIN)
+def test_status(begin) -> None:
+    children = [(begin(code, environment()), status) for code, status in ENDS.items()]
+    for child, status in children:
+        finish(child, status=status)
+
+
+@pytest.mark.parametrize("begin", BEGIN)
+def test_what_a_process_is(begin, tmp_path: Path) -> None:
+    code = """
+import os, pathlib, sys, sinpe_ext
+assert sys.stdin.read() == "" and sys.argv == ["-c"] and sys.path[0] == "" and __name__ == "__main__"
+assert vars(sys.modules["__main__"]) is globals() and not {"serve", "asked"} & set(globals())
+assert pathlib.Path.cwd() == pathlib.Path(os.environ["HERE"]) and "GONE" not in os.environ
+assert os.getsid(0) == os.getpgid(0) == os.getpid()
+assert pathlib.Path(sinpe_ext.__file__).is_relative_to(os.environ["PYTHONPATH"].split(os.pathsep)[0])
+print("said", flush=True)
+print("warned", file=sys.stderr)
+"""
+    child = begin(code, environment(HERE=str(tmp_path.resolve())), tmp_path)
+    assert finish(child) == ("said\n", "warned\n")
+
+
+@pytest.mark.parametrize("begin", BEGIN)
+def test_a_hang_ends_with_all_that_it_started(begin) -> None:
+    code = (
+        "import subprocess; subprocess.Popen(['sleep', '1000']); print('waits', flush=True); input_ = open('/dev/null')"
+    )
+    child = begin(code + "\nimport time; time.sleep(1000)", environment())
+    until(lambda: child.printed()[0] == "waits\n", "its first words", child=child)
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)no end within 0.1 s: .*--- stdout, 6 characters\nwaits"):
+        finish(child, 0.1)
+    assert child.poll() == -signal.SIGKILL
+
+    def gone() -> bool:
+        try:
+            os.killpg(child.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    until(gone, "its group is gone")
+
+
+@pytest.mark.parametrize("begin", BEGIN)
+def test_a_failure_is_told_with_the_end_of_both_streams(begin) -> None:
+    child = begin("import sys; print('x' * 9000 + 'end'); sys.exit('why')", environment())
+    with pytest.raises(pytest.fail.Exception) as failed:
+        finish(child)
+    told = str(failed.value)
+    assert "status 1 instead of 0" in told and "xend\n" in told and "9004 characters" in told and "why\n" in told
+    assert len(told) < 5000
+
+
+def test_a_command() -> None:
+    echo = "import sys; print(sys.stdin.read()); print('err', file=sys.stderr); sys.exit(2)"
+    done = execute([sys.executable, "-c", echo], input="words", status=2)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "words\n", "err\n")
+    done = execute([sys.executable, "-uc", echo], merged=True, status=(1, 2))
+    assert (done.stdout, done.stderr) == ("\nerr\n", "")
+    with pytest.raises(pytest.fail.Exception, match="status 2 instead of 0"):
+        execute([sys.executable, "-c", echo])
+
+
+def test_until_says_what_did_not_come() -> None:
+    with pytest.raises(pytest.fail.Exception, match="not within 0.1 s: rain"):
+        until(lambda: False, "rain", 0.1)
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)status 3 before rain: .*clouds"):
+        until(lambda: False, "rain", child=start("print('clouds'); raise SystemExit(3)"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_forked_children_have_torch_and_no_other_state() -> None:
+    code = "import sys; print('torch' in sys.modules, 'sinpe_ext' in sys.modules, sys.modules.get('left'))"
+    for _ in range(2):
+        assert forked(code + "; sys.modules['left'] = 1", library_environment())[0].split() == ["True", "False", "None"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_what_is_read_at_the_start_is_refused_by_a_fork() -> None:
+    with pytest.raises(AssertionError, match="OMP_NUM_THREADS.*a process of its own"):
+        forked("", environment(OMP_NUM_THREADS="7"))
+    assert run("import os; print(os.environ['OMP_NUM_THREADS'])", environment(OMP_NUM_THREADS="7"))[0] == "7\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_server_that_ends() -> None:
+    """Its children end with it; without it, the test fails with what it said."""
+    server = Server("json", env=environment())
+    child = server.start("import time; time.sleep(1000)", environment())
+    server.close()
+
+    def gone() -> bool:
+        try:
+            os.kill(child.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    until(gone, "the child is gone")
+    server = Server("no_such_module", env=environment())
+    with pytest.raises(pytest.fail.Exception, match="No module named 'no_such_module'"):
+        server.start("pass", environment())
