@@ -1,8 +1,8 @@
 """The two tiers of the suite: `-m "not long"`, which `make test` runs, and all tests, `make test-all`.
 
 What is long is said by a marker with the reason: `builds` (compiles or installs), `processes` (starts processes that
-take seconds), `thorough` (a promise that a shorter test shows too, at more places). A test marked `sampled` is a
-product of parameters of which the short tier runs a part: with `sampled("values")` every value of every parameter once, with
+take seconds), `thorough` (shows at more places what a shorter test shows too). A test marked `sampled` is a product of
+parameters of which the short tier runs a part: with `sampled("values")` every value of every parameter once, with
 `sampled("pairs")` every pair of values of two parameters, with `sampled(4)` each fourth case. The choice depends on
 nothing but the parameters.
 """
