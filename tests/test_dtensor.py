@@ -63,8 +63,14 @@ def named(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", map(named, CASES))
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(
+    ("backend", "world"),
+    [
+        ("compiled", 2),
+        pytest.param("compiled", 4, marks=pytest.mark.processes),
+        pytest.param("eager", 2, marks=pytest.mark.processes),  # 4 are cut up alike
+    ],
+    indirect=["backend"],
+)
 def test_in_processes(name: str, world: int, backend: str, groups: Groups) -> None:
-    if world == 4 and backend == "eager":
-        pytest.skip("the kernels' case is cut up alike")
     groups.get(world, backend).run(name)
