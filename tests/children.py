@@ -31,6 +31,7 @@ SHOWN = 4000  # characters of each stream, the last ones
 Status: TypeAlias = "int | Sequence[int] | None"  # that a process must end with; None: any
 # Variables that Python, its libraries or torch read when they begin; the exceptions are read when they are used.
 READ_AT_START = ("PYTHON", "LD_", "LANG", "LC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_")
+SET_BY_OTHERS = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # scikit-learn, when it is imported
 READ_LATER = ("PYTHONPATH", "TORCH_CUDA_ARCH_LIST")
 
 
@@ -40,7 +41,8 @@ def environment(**changes: str | None) -> dict[str, str]:
     No CUDA device is visible and none is named, so that a fresh cache on a machine with one costs no CUDA build.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SINPE_EXT_")}
-    kept.pop("TORCH_CUDA_ARCH_LIST", None)
+    for name in ("TORCH_CUDA_ARCH_LIST", *SET_BY_OTHERS):
+        kept.pop(name, None)
     kept["CUDA_VISIBLE_DEVICES"] = ""
     kept["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     for name, value in changes.items():

@@ -121,7 +121,7 @@ def check(name: str, found: ulp.Report, limit: float) -> None:
     assert found.entries and found.worst <= limit, found
 
 
-@pytest.mark.sampled("pairs")
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("name", CASES)
 def test_whole_positions(backend: str, name: str, made: str) -> None:

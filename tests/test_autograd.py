@@ -102,7 +102,7 @@ ADD: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] =
 }
 
 
-@pytest.mark.sampled("pairs")
+@pytest.mark.sampled("values")
 @pytest.mark.bad_input(19, "compiled", "eager")
 @pytest.mark.feature("gradients")
 @pytest.mark.parametrize("name", ENCODINGS)

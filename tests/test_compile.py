@@ -117,7 +117,7 @@ def seeded(call: Callable[[], Tensor]) -> Tensor:
     return call()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.parametrize("name", CALLS)
@@ -139,7 +139,7 @@ INDUCED = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.feature("torch.compile, dropout mask")
 @needs_inductor
@@ -184,6 +184,7 @@ FREE = Layer(D).eval()
 WEIGHT = torch.randn(2, D, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.bad_input(25, "compiled")
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name", GRAPHS)

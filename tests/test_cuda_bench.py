@@ -87,6 +87,7 @@ def test_rows_are_told_as_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> 
     assert log.getvalue().splitlines()[2:] == [f"... {ROWS[2].title}", "    0.2600 ms, 96 % of y.copy_(x), met"]
 
 
+@pytest.mark.processes
 def test_the_command_says_what_is_missing() -> None:
     if not _bench_cuda.missing():
         pytest.skip("there is a CUDA device with kernels")

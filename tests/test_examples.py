@@ -193,6 +193,7 @@ def test_energy_distance(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------------------------- of all
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "name, arguments",
     [

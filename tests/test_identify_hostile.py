@@ -512,9 +512,13 @@ class Answer(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Answer]]:
+def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Answer]]:
+    """Of the cases that are run."""
+    chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     jobs, folders = [], {}
     for name, case in CASES.items():
+        if name not in chosen:
+            continue
         folder = tmp_path_factory.mktemp("identify")
         try:
             case.write(folder / case.name)
@@ -535,6 +539,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Answ
     }
 
 
+@pytest.mark.sampled(3)
 @needs_fork
 @pytest.mark.parametrize("name", CASES)
 def test_an_answer_in_bounded_time_and_memory(name: str, answers: dict[str, Answer]) -> None:

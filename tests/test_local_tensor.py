@@ -215,6 +215,7 @@ SHARED = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SHARED)
 def test_cases_of_processes(name: str, backend: str) -> None:
     with simulation.LocalTensorMode(RANKS):

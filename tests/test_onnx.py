@@ -130,7 +130,7 @@ def ulps(got: Tensor, want: Tensor) -> int:
     return int((order(got) - order(want)).abs().masked_fill(want.isnan(), 0).max())
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_onnxruntime_has_our_numbers(name: str) -> None:
     model, arguments, sizes, others = CASES[name]
