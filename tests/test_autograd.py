@@ -298,3 +298,19 @@ def test_forward_mode(backend: str) -> None:
             assert torch.equal(forward_ad.unpack_dual(call(dual)).tangent, torch.full_like(x, 6.0))
         rows = sinpe.encode(forward_ad.make_dual(p, torch.ones_like(p)), 1, dtype=torch.float64)
         assert torch.allclose(forward_ad.unpack_dual(rows).tangent[:, 0], p.cos(), rtol=0, atol=1e-15)
+
+
+def test_padding_far_into_a_sequence(backend: str) -> None:
+    """More rows than a kernel takes at once: each has its own padding."""
+    mask = torch.rand(B, 200, generator=torch.Generator().manual_seed(5)) < 0.3
+    grad, at = double(B, 200, D).detach(), torch.arange(200.0, dtype=torch.float64)
+    alpha = torch.full((1,), 0.5, dtype=torch.float64, requires_grad=True)
+
+    def gradients(sum_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        p = at.clone().requires_grad_()
+        return torch.autograd.grad(sum_of(p), (alpha, p), grad)
+
+    got = gradients(lambda p: sinpe.add(torch.zeros_like(grad), positions=p, alpha=alpha, padding_mask=mask))
+    want = gradients(lambda p: (alpha * sinpe.encode(p, D, dtype=torch.float64)).masked_fill(mask[..., None], 0.0))
+    for ours, plain in zip(got, want, strict=True):
+        assert torch.allclose(ours, plain, rtol=0, atol=1e-12)

@@ -110,9 +110,9 @@ def test_the_last_int64_has_no_next(backend: str) -> None:
     """Positions of both ends in one call: consecutive in 64 bits, and nowhere else."""
     positions = torch.cat([torch.arange(20) + (MAX - 19), torch.arange(20) - MAX - 1])
     assert positions[[0, 19, 20, 39]].tolist() == [MAX - 19, MAX, -MAX - 1, -MAX + 18]
-    want = torch.cat([sinpe.encode(part, D) for part in positions.split(1)])
-    assert torch.equal(sinpe.encode(positions, D), want)
-    assert torch.equal(sinpe.add(torch.zeros(1, 40, D), positions=positions)[0], want)
+    want = torch.cat([sinpe.encode(part, 64) for part in positions.split(1)])
+    assert torch.equal(sinpe.encode(positions, 64), want)
+    assert torch.equal(sinpe.add(torch.zeros(1, 40, 64), positions=positions)[0], want)
 
 
 @pytest.mark.bad_input(8, "compiled", "eager")

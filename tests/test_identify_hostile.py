@@ -389,6 +389,18 @@ CASES = {
         0,
         "damaged (it is larger than its storage) (1): x",
     ),
+    "before 1.6: one value beyond its storage": Case(
+        legacy(
+            pickle(
+                (text("pe"), tensor("0", 6400, (100, 64), (64, 1), True)),
+                (text("x"), tensor("0", 6400, (100, 65), (64, 1), True)),
+            ),
+            ("0",),
+            6400,
+        ),
+        0,
+        "damaged (it is larger than its storage) (1): x",
+    ),
     # names
     "names that steer a terminal": Case(strange_names, 0, "\\x1b]0;title\\x07pe (100, 64) float32\n    paper"),
     "names on a terminal of ASCII": Case(strange_names, 0, "\\x1b]0;title\\x07pe (100, 64)", encoding="ascii"),
@@ -399,6 +411,9 @@ CASES = {
     "file not in UTF-8": Case(raw(b"junk"), 2, "a\\udcff.pt: expected a file of", name="a\udcff.pt"),
     # .npy
     "256 TiB promised": Case(raw(header("(70368744177664, 1)") + bytes(400)), 2, "NumPy refuses (damaged", "a.npy"),
+    "values for bytes promised": Case(
+        raw(header("(40, 16)", "'<f8'") + bytes(1024)), 2, "NumPy refuses (damaged", "a.npy"
+    ),
     "header cut short": Case(raw(header("(10, 64")), 2, "NumPy refuses", "a.npy"),
     "header of brackets": Case(raw(header("(" * 9000)), 2, "NumPy refuses", "a.npy"),
     "header of minus signs": Case(raw(header("(" + "-" * 9000 + "1,)")), 2, "NumPy refuses", "a.npy"),
@@ -425,6 +440,9 @@ CASES = {
     "array of 300 bytes in 3 GiB": Case(packed("x.npy", header("(1, 64)")), 1, "1 tensor is no table", "a.npz"),
     "array that promises 256 TiB": Case(
         members(x=header("(70368744177664, 1)")), 0, "damaged (its header promises more", "a.npz"
+    ),
+    "array that promises values for bytes": Case(
+        members(x=header("(40, 16)", "'<f8'") + bytes(1024)), 0, "damaged (its header promises more", "a.npz"
     ),
     "array with a bad header": Case(
         members(x=header("(10, 64"), y=b"?" * 99, z=b""), 0, "3 tensors were skipped: ", "a.npz"

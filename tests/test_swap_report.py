@@ -115,10 +115,11 @@ def test_where_values_cannot_be_looked_at() -> None:
     """The meta device, and a forward replaced in the instance, as offloading does it."""
     with torch.device("meta"):
         meta = BatchFirst()
-    hooked = BatchFirst()
-    hooked.forward = hooked.forward
-    reasons = [entry.reason for entry in swap(nn.Sequential(meta, hooked))]
-    assert "meta device" in reasons[0] and "replaced in the instance" in reasons[1]
+    hooked, embedding = BatchFirst(), nn.Embedding.from_pretrained(usual())  # a plain module, and one of a library
+    hooked.forward, embedding.forward = hooked.forward, embedding.forward
+    reasons = [entry.reason for entry in swap(nn.Sequential(meta, hooked, embedding))]
+    assert "meta device" in reasons[0] and all("replaced in the instance" in reason for reason in reasons[1:])
+    assert len(reasons) == 3 and type(embedding) is nn.Embedding
     parametrised = nn.ModuleDict({"positions": nn.Embedding.from_pretrained(usual())})
     torch.nn.utils.parametrize.register_parametrization(parametrised.positions, "weight", nn.Identity())
     assert not swap(parametrised).swapped

@@ -72,8 +72,10 @@ class RowMaker {
   void one(Position p, float16* row) { kernels_.of_float16.round(through_float(p), 1.0f, row, plan_.dim); }
 
  private:
+  // Nothing follows the last int64: next_ wraps there, to a position that is no neighbour.
   bool continues(int64_t position) const {
-    return since_anchor_ >= 0 && next_ == static_cast<uint64_t>(position) && since_anchor_ < kAnchorRows;
+    return since_anchor_ >= 0 && next_ == static_cast<uint64_t>(position) && position != INT64_MIN &&
+           since_anchor_ < kAnchorRows;
   }
 
   void set_anchor(int64_t position) {

@@ -99,6 +99,20 @@ void test_frequencies() {
   CHECK(worst.open < worst.samples / 10);  // exact zeros: position 0 and whole frequencies
 }
 
+// A double near the midpoint of two floats leaves open which is nearest, on both sides of it; random ones hardly come there.
+void test_open() {
+  for (const double v : {1.0, -0.7, 1e-30, 3.0}) {
+    const uint64_t high = static_cast<uint64_t>(bits_of(v)) >> 29 << 29, middle = high | 0x10000000;
+    const uint64_t reach = kOpenReach;
+    for (uint64_t k = 0; k <= reach; ++k) {
+      CHECK(is_open(bit_cast<double>(middle + k)) && is_open(bit_cast<double>(middle - k)));
+    }
+    for (const uint64_t bits : {middle + reach + 1, middle - reach - 1, high, high | 0x1fffffff}) {
+      CHECK(!is_open(bit_cast<double>(bits)));
+    }
+  }
+}
+
 // All positions up to 2^20 of the paper's ladder are too many here: the oscillators of d = 512, each over a run of its own,
 // and the closest approaches to zero.
 void test_paper() {
@@ -135,5 +149,6 @@ void test_paper() {
 int main() {
   test_frequencies();
   test_paper();
+  test_open();
   return check::finish("test_sample");
 }
