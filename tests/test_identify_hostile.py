@@ -557,7 +557,6 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     }
 
 
-@pytest.mark.sampled(3)
 @needs_fork
 @pytest.mark.parametrize("name", CASES)
 def test_an_answer_in_bounded_time_and_memory(name: str, answers: dict[str, Answer]) -> None:
