@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from children import REPOSITORY, execute, library_environment
+from children import DEADLINE, REPOSITORY, execute, library_environment
 from loading import module_at
 
 EXAMPLES = REPOSITORY / "examples"
@@ -25,7 +25,7 @@ def run(name: str, *arguments: str, status: int = 0, first: Path | None = None) 
     if first is not None:
         env["PYTHONPATH"] = os.pathsep.join([str(first), env["PYTHONPATH"]])
     command = [sys.executable, str(EXAMPLES / name), *arguments]
-    done = execute(command, env=env, status=status)
+    done = execute(command, env=env, status=status, limit=2 * DEADLINE)  # threads that share cores train much slower
     return done.stdout + done.stderr
 
 

@@ -79,7 +79,7 @@ def judge_error(program: Path, truth: Path, encoding: Encoding, entries: list[tu
     """The largest relative error of tests/cpp/judge.cpp, against mpmath, at entries (position, channel)."""
     lines = "".join(f"{position} {channel}\n" for position, channel in entries)
     done = subprocess.run(
-        [str(program), str(truth)], input=lines, capture_output=True, text=True, check=True, timeout=600
+        [str(program), str(truth)], input=lines, stdout=subprocess.PIPE, text=True, check=True, timeout=600
     )
     said = [line.split() for line in done.stdout.splitlines()]
     assert [(int(p), int(c)) for p, c, _, _ in said] == entries
