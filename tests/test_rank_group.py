@@ -42,6 +42,7 @@ def hangs(mesh):
 """
 
 
+@pytest.mark.processes
 def test_failures(tmp_path: Path) -> None:
     (tmp_path / "odd_cases.py").write_text(ODD)
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), environment()["PYTHONPATH"]])

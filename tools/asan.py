@@ -33,7 +33,8 @@ LIMIT = 2400  # seconds of one file
 EMULATED = ROOT / "tests" / "emulated.txt"
 NOT_THERE = "not an_id_that_is_no_row"  # a row of NaN there by contract, no IndexError
 LEFT_OUT = "not builds"  # builds and installs: no kernel runs in them that does not run elsewhere
-NOT_OURS = "not [eager and not -eager"  # the halves of tests that run the eager twin: no code of ours is compiled there
+# The halves of tests that run the eager twin, where no code of ours is compiled, and tests of the fuzz tool itself.
+NOT_OURS = "not [eager and not -eager and not test_fuzzing"
 
 PLANTED = """
 #include <cstdlib>
