@@ -74,7 +74,8 @@ def cores() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    return min(cores(), 16)
+    """One for each core; each of them takes some of a card's memory, and the largest tests most of it."""
+    return min(cores(), 2 if os.path.exists("/dev/nvidia0") else 16)
 
 
 @pytest.hookimpl(tryfirst=True)
