@@ -27,7 +27,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-@pytest.mark.processes
 @fuzz(40)
 @given(st.integers(0, 10**6))
 def test_planted(n):
@@ -42,7 +41,6 @@ test_walk = machine(Walk, examples=5, steps=3)
 """
 
 
-@pytest.mark.processes
 def test_the_suite_draws_enough_examples() -> None:
     """That each test draws what it promises is checked after it, in fuzzing.py."""
     for path in (TESTS / "test_parity.py", *TESTS.glob("test_fuzz_*.py")):
