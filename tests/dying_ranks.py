@@ -117,11 +117,9 @@ def group(folder: Path, name: str, begin: int = 0, moment: str | None = None) ->
         if pid:
             status[ranks[pid]] = os.waitstatus_to_exitcode(ended)
             limit = limit or time.monotonic() + WAIT
-        assert limit is None or time.monotonic() < limit, (
-            name,
-            status,
-            [path.read_text() for path in folder.glob(f"{name}[0-9]")],
-        )
+        if limit is not None and time.monotonic() > limit:
+            said = [path.read_text() for path in folder.glob(f"{name}[0-9]")]
+            raise AssertionError(f"{name}: no end within its limit, status {status}, {said}")
         time.sleep(0.01)
     return [status[rank] for rank in range(WORLD)], [(folder / f"{name}{rank}").read_text() for rank in range(WORLD)]
 
