@@ -9,13 +9,13 @@ from torch import Tensor
 
 from . import _backend, _checks, _grad, _onnx, _rows, _traced, reference_apply
 from ._call import Form, RowsCall
-from ._no_grad import no_grad
 from ._operator import ADD_DROPOUT, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
 from ._part import Part
 from ._plan import plan as _plan_of
 from ._tiles import accumulation
 from .encoding import Encoding
+from .runtime.no_grad import no_grad
 
 _is_compiling = torch.compiler.is_compiling
 

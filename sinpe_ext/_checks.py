@@ -28,9 +28,9 @@ from ._dense import (
     is_scalar_array,
     shown,
 )
-from ._graph import constant_in_graph, is_jit_traced, is_size, untraced
 from .encoding import Encoding, field_called, integer, needs_nothing
 from .grid import GridEncoding
+from .runtime.tracing import constant_in_graph, is_jit_traced, is_size, untraced
 
 if TYPE_CHECKING:
     import torch

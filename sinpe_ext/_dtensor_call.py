@@ -15,7 +15,7 @@ from ._add_call import AddCall
 from ._dtensor_simulation import call_of_each_rank, to_local
 from ._embed_call import EmbedCall
 from ._grid_call import GridCall
-from ._no_grad import no_grad
+from .runtime.no_grad import no_grad
 
 
 class _Nothing:

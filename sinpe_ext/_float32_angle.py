@@ -29,12 +29,12 @@ from torch import Tensor
 
 from . import _frequency
 from ._columns import Columns
-from ._device_constants import on_device
-from ._graph import untraced
 from ._plan import Plan
 from ._plan import plan as _plan_of
-from ._settled import settle
 from .encoding import Encoding
+from .runtime.device_constants import on_device
+from .runtime.mkl import settle
+from .runtime.tracing import untraced
 
 _UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 SINE, COSINE, ZERO = 0, 1, 2

@@ -17,12 +17,12 @@ from torch import Tensor
 from . import _add_call, _backend, _checks, _grid_checks, _grid_rows, _rows, _seed, reference_grid
 from ._add_call import SumCall
 from ._grid_form import GridForm
-from ._no_grad import no_grad
 from ._operator import DROPOUT
 from ._ops import plan_words
 from ._part import Part, no_context_parallel
 from ._tiles import accumulation, arranged
 from .grid import GridEncoding
+from .runtime.no_grad import no_grad
 
 _is_compiling = torch.compiler.is_compiling
 

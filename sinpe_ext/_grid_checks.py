@@ -10,9 +10,9 @@ from torch import Tensor
 
 from . import _checks
 from ._checks import INT64_MAX
-from ._graph import untraced
 from .encoding import integer
 from .grid import lengths_of
+from .runtime.tracing import untraced
 
 Shapes: TypeAlias = Sequence[tuple[tuple[int, ...], bool]]  # and whether each begins with samples
 

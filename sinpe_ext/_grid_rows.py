@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from . import _checks, _grad, _rows, _traced
-from ._device_constants import on_device
 from ._traced import constant_in_graph
 from .encoding import Encoding
 from .grid import GridEncoding, Piece
 from .reference_grid import HEADER_WORDS, MAGIC
+from .runtime.device_constants import on_device
 
 _is_compiling = torch.compiler.is_compiling
 

@@ -8,7 +8,7 @@ import torch
 
 from . import _rows
 from ._checks import dense_tensor, same_device
-from ._graph import untraced
+from .runtime.tracing import untraced
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

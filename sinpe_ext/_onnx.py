@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ._graph import constant_in_graph
 from ._phase import TURN
 from ._plan import Plan
+from .runtime.tracing import constant_in_graph
 
 BITS = 26
 BASE = 2.0**BITS

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _backend, _ops, _registration, _rows
-from ._no_grad import no_grad
+from . import _backend, _ops, _rows
+from .runtime import registration
+from .runtime.no_grad import no_grad
 
 _is_compiling = torch.compiler.is_compiling
 _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -95,7 +96,7 @@ class Operator:
         Differentiable.backward = staticmethod(backward)  # type: ignore[method-assign]
         Differentiable.__name__ = Differentiable.__qualname__ = f"sinpe_ext_{self.name}"  # seen in an autograd graph
         name = f"{_ops.NAMESPACE}::{self.name}"
-        with _registration.interrupts_held():
+        with registration.interrupts_held():
             if self.function is None:  # else it was registered by an import that was cut short further on
                 torch.library.register_autograd(name, backward, setup_context=setup_context, lib=_ops._library)
             self.function = Differentiable

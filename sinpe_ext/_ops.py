@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from . import _registration, _seed, reference, reference_apply, reference_grid
+from . import _seed, reference, reference_apply, reference_grid
 from ._checks import position_range
 from ._plan_words import decoded, derivative_constants, host_words, partner, plan_tensor, plan_words, slopes
+from .runtime import registration
 
 __all__ = ["EAGER", "NAMESPACE", "decoded", "derivative_constants", "host_words", "partner", "plan_tensor"]
 __all__ += ["plan_words", "slopes"]
@@ -226,4 +227,4 @@ def _register() -> torch.library.Library:
     return library
 
 
-_library = _registration.library(_register)
+_library = registration.library(_register)

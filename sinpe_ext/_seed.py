@@ -9,8 +9,8 @@ from torch import Tensor
 
 from . import _onnx
 from ._checks import INT64_MAX, INT64_MIN, dense_tensor, unreadable
-from ._graph import is_jit_traced, untraced
 from .encoding import integer
+from .runtime.tracing import is_jit_traced, untraced
 
 
 @untraced

@@ -19,11 +19,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from . import _backend, _checks, _float32_angle, _handle, _onnx, _ops
+from . import _backend, _checks, _float32_angle, _onnx, _ops
 from ._plan import plan as _plan_of
 from .encoding import Encoding
+from .runtime import handle
 
-constant_in_graph = _handle.constant_in_graph()
+constant_in_graph = handle.constant_in_graph()
 
 Piece: TypeAlias = int | tuple[int, int] | None
 Given: TypeAlias = tuple[Any, int | None, Piece]  # the arguments of _checks.encoding

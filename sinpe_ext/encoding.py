@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 from . import _frequency
 from ._dense import dense_tensor, described, is_scalar_array, shown
-from ._graph import is_size
-from ._handle import with_handle
+from .runtime.handle import with_handle
+from .runtime.tracing import is_size
 
 # A float is taken at its exact value; Fraction and Decimal state values a float cannot.
 Number: TypeAlias = float | Fraction | Decimal

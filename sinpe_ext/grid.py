@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from . import _frequency
-from ._handle import with_handle
 from .encoding import HALVES, MAX_DIM, Encoding, choice, integer, real, unknown_field
+from .runtime.handle import with_handle
 
 ARRANGEMENTS = ("blocks", "grouped", "interleaved")
 MAX_AXES = 8

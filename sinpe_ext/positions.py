@@ -12,8 +12,8 @@ from torch import Tensor
 from . import _checks
 from ._checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown, unreadable
 from ._checks import length as _length
-from ._graph import is_jit_traced, is_size
 from .encoding import integer
+from .runtime.tracing import is_jit_traced, is_size
 
 # Sums are of int64, said before the sum: compilers have dropped the dtype argument of a sum of something else.
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from . import _embed_checks, _philox
-from ._no_grad import no_grad
 from ._plan import Plan
 from ._tiles import Rows, accumulation, arranged, block
+from .runtime.no_grad import no_grad
 
 
 @no_grad

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from . import _philox
-from ._no_grad import no_grad
 from .reference_apply import _combine, _drop_
+from .runtime.no_grad import no_grad
 
 MAGIC = 0x53494E504547  # "SINPEG"
 HEADER_WORDS, PIECE_WORDS = 8, 5

@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinpe_ext as sinpe
-from sinpe_ext import _backend, _checks, _device_constants, _embed_checks, _ops, _plan_words, _rows, _seed
+from sinpe_ext import _backend, _checks, _embed_checks, _ops, _plan_words, _rows, _seed
 from sinpe_ext._plan import plan
+from sinpe_ext.runtime import device_constants
 
 B, S, D, V = 2, 3, 8, 9
 ENCODING = sinpe.convention("fairseq", D)
@@ -253,28 +254,28 @@ def test_constants_are_copied_once_and_not_in_a_capture(monkeypatch: pytest.Monk
     """The keeping itself, with the CPU in the place of the device."""
     made: list[int] = []
     waits: list[torch.device] = []
-    monkeypatch.setattr(_device_constants, "_copies", {})
-    monkeypatch.setattr(_device_constants, "_captured", {})
-    monkeypatch.setattr(_device_constants, "KEPT", 8)
-    monkeypatch.setattr(_device_constants, "_is_capturing", lambda device: False)
+    monkeypatch.setattr(device_constants, "_copies", {})
+    monkeypatch.setattr(device_constants, "_captured", {})
+    monkeypatch.setattr(device_constants, "KEPT", 8)
+    monkeypatch.setattr(device_constants, "_is_capturing", lambda device: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
     place = torch.device("cpu", 0)
 
     def constant(key: int) -> Tensor:
-        return _device_constants.on_device(key, place, lambda: made.append(key) or torch.tensor(key))
+        return device_constants.on_device(key, place, lambda: made.append(key) or torch.tensor(key))
 
     first = constant(0)
     assert constant(0) is first and made == [0]
-    monkeypatch.setattr(_device_constants, "_is_capturing", lambda device: True)
-    assert constant(0) is first and list(_device_constants._captured.values()) == [first]
+    monkeypatch.setattr(device_constants, "_is_capturing", lambda device: True)
+    assert constant(0) is first and list(device_constants._captured.values()) == [first]
     with pytest.raises(RuntimeError, match="encoding: expected to be used once on cpu:0 before a graph is captured"):
         constant(1)
-    monkeypatch.setattr(_device_constants, "_is_capturing", lambda device: False)
+    monkeypatch.setattr(device_constants, "_is_capturing", lambda device: False)
     for key in range(1, 9):
         constant(key)
-    assert waits == [place] and len(_device_constants._copies) == 5  # the oldest half went, after a wait
-    assert list(_device_constants._captured.values()) == [first]
+    assert waits == [place] and len(device_constants._copies) == 5  # the oldest half went, after a wait
+    assert list(device_constants._captured.values()) == [first]
 
 
 def test_the_capture_looked_for_is_the_tensors_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +295,7 @@ def test_the_capture_looked_for_is_the_tensors_own(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "device", Entered)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == 1)
-    assert [_device_constants._is_capturing(torch.device("cuda", index)) for index in (0, 1)] == [False, True]
+    assert [device_constants._is_capturing(torch.device("cuda", index)) for index in (0, 1)] == [False, True]
     assert current == [0]
 
 

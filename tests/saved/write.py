@@ -57,7 +57,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], dict[str, Any]
         lambda: sinpe.SinusoidalPositionalEncoding(D, 0, encoding="fairseq", batch_first=False, scale=2.0, alpha=0.5),
         (x(5, 2, D),), {},
     ),
-    "learned alpha": (lambda: sinpe.SinusoidalPositionalEncoding(D, 0.5, learned_alpha=True), (x(2, 5, D),), {"seed": 2}),
+    "learned alpha": (
+        lambda: sinpe.SinusoidalPositionalEncoding(D, 0.5, learned_alpha=True), (x(2, 5, D),), {"seed": 2},
+    ),
     "persistent table": (
         lambda: sinpe.SinusoidalPositionalEncoding(D, 0.0, 20, encoding=T2T, persistent_table=True), (x(2, 5, D),), {},
     ),
@@ -188,7 +190,11 @@ def results() -> Iterator[tuple[str, Tensor]]:
         yield f"grid {dtype}", sinpe.add(x(2, 3, 4, 24).to(dtype), "mae2d", dropout=0.3, seed=-5)
         yield f"first {dtype}", sinpe.add(x(11, 3, 24).to(dtype), seq_dim=0, dropout=0.9, seed=2**62)
         yield f"channels {dtype}", sinpe.add(x(3, 24, 11).to(dtype), seq_dim=2, channel_dim=1, dropout=0.1, seed=1)
-        data, rows, alpha = data.requires_grad_(), weight(5, 24).to(dtype).requires_grad_(), torch.ones((), requires_grad=True)
+        data, rows, alpha = (
+            data.requires_grad_(),
+            weight(5, 24).to(dtype).requires_grad_(),
+            torch.ones((), requires_grad=True),
+        )
         sinpe.add(data, dropout=0.3, seed=9, scale=0.7, alpha=alpha).backward(x(3, 11, 24).to(dtype))
         yield f"gradient of x {dtype}", data.grad  # type: ignore[misc]
         out = sinpe.embed(ids(3, 11), rows, "t2t", scale=3, dropout=0.3, seed=8, padding_idx=1, alpha=alpha)
