@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import setuptools
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
@@ -280,4 +280,8 @@ def write_manifest(folder: Path) -> None:
     _build.write_json(folder / _build.MANIFEST, {"mode": MODE, **manifest})
 
 
-setup(ext_modules=EXTENSIONS, cmdclass={"build_ext": BuildLibraries, "build_py": RecordBuild})
+setup(
+    packages=[*find_packages(str(HERE), include=["sinpe_ext", "sinpe_ext.*"]), "sinpe_ext._csrc"],
+    ext_modules=EXTENSIONS,
+    cmdclass={"build_ext": BuildLibraries, "build_py": RecordBuild},
+)

@@ -138,7 +138,7 @@ def unwanted(name: str) -> bool:
 
 
 def python_files(package: str) -> set[str]:
-    return {f"{package}/{path.name}" for path in (ROOT / package).glob("*.py")}
+    return {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
 
 
 def csrc_files(prefix: str) -> set[str]:
