@@ -33,14 +33,15 @@ if int(setuptools.__version__.split(".")[0]) < MIN_SETUPTOOLS:
 
 
 def build_modules() -> list[types.ModuleType]:
-    """sinpe_ext/_build.py and _nvcc.py under a name of their own: sinpe_ext itself need not be importable yet."""
+    """compilation.py and cuda_compiler.py of sinpe_ext/backend, under a name of their own: sinpe_ext itself need not be
+    importable yet."""
     package = types.ModuleType("_sinpe_ext_build")
-    package.__path__ = [str(HERE / "sinpe_ext")]
+    package.__path__ = [str(HERE / "sinpe_ext" / "backend")]
     sys.modules[package.__name__] = package
-    return [importlib.import_module(f"{package.__name__}.{name}") for name in ("_build", "_nvcc")]
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in ("compilation", "cuda_compiler")]
 
 
-_build, _nvcc = build_modules()
+compilation, cuda_compiler = build_modules()
 CSRC = HERE / "csrc"
 REASONS = {"cpu": "reason", "cuda": "cuda_reason", "core": "core_reason"}  # keys of the manifest
 FALLBACKS = {
@@ -64,7 +65,7 @@ def build_mode() -> str:
 
 def relative_sources(target: str) -> list[str]:
     """What the C++ compiler compiles; the .cu are nvcc's."""
-    return [path.relative_to(HERE).as_posix() for path in _build.sources(target, CSRC) if path.suffix == ".cpp"]
+    return [path.relative_to(HERE).as_posix() for path in compilation.sources(target, CSRC) if path.suffix == ".cpp"]
 
 
 def torch_extension(target: str) -> Extension:
@@ -72,20 +73,20 @@ def torch_extension(target: str) -> Extension:
         import torch
         from torch.utils.cpp_extension import CppExtension
     except ImportError as error:
-        raise _build.BuildUnavailable(f"torch cannot be imported at build time: {error}") from error
-    if _build.parse_version(str(torch.__version__)) < _build.MIN_TORCH_COMPILED:
-        oldest = ".".join(map(str, _build.MIN_TORCH_COMPILED))
-        raise _build.BuildUnavailable(f"torch {torch.__version__} at build time is older than {oldest}")
+        raise compilation.BuildUnavailable(f"torch cannot be imported at build time: {error}") from error
+    if compilation.parse_version(str(torch.__version__)) < compilation.MIN_TORCH_COMPILED:
+        oldest = ".".join(map(str, compilation.MIN_TORCH_COMPILED))
+        raise compilation.BuildUnavailable(f"torch {torch.__version__} at build time is older than {oldest}")
     if target == "cuda":
         find_cuda(torch)
     # py_limited_api keeps libtorch_python out of the link: the library is no Python module and suits every Python.
-    # Not torch's CUDAExtension: see _nvcc.py.
+    # Not torch's CUDAExtension: see backend/cuda_compiler.py.
     return CppExtension(
-        f"sinpe_ext.{_build.LIBRARY_NAMES[target]}",
+        f"sinpe_ext.{compilation.LIBRARY_NAMES[target]}",
         relative_sources(target),
-        include_dirs=_build.include_directories(CSRC),
-        extra_compile_args=_build.compile_flags(target) + names_without_paths(torch),
-        extra_link_args=_build.link_flags(target),
+        include_dirs=compilation.include_directories(CSRC),
+        extra_compile_args=compilation.compile_flags(target) + names_without_paths(torch),
+        extra_link_args=compilation.link_flags(target),
         py_limited_api=True,
     )
 
@@ -98,24 +99,24 @@ def names_without_paths(torch: types.ModuleType) -> list[str]:
 
 def find_cuda(torch: types.ModuleType) -> None:
     """nvcc and what it compiles for, kept in the manifest until the build."""
-    missing = _nvcc.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
+    missing = cuda_compiler.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
     if missing:
         raise missing
-    nvcc = _nvcc.find_nvcc(str(torch.version.cuda))
-    manifest["nvcc"] = nvcc, _nvcc.cuda_architectures(nvcc)
+    nvcc = cuda_compiler.find_nvcc(str(torch.version.cuda))
+    manifest["nvcc"] = nvcc, cuda_compiler.cuda_architectures(nvcc)
 
 
 def core_extension() -> Extension:
     try:
         import pybind11
     except ImportError as error:
-        raise _build.BuildUnavailable(f"pybind11 cannot be imported at build time: {error}") from error
+        raise compilation.BuildUnavailable(f"pybind11 cannot be imported at build time: {error}") from error
     return Extension(
         "sinpe_ext._core",
         relative_sources("core"),
-        include_dirs=[*_build.include_directories(CSRC), pybind11.get_include()],
-        extra_compile_args=_build.compile_flags("core"),
-        extra_link_args=_build.link_flags("core"),
+        include_dirs=[*compilation.include_directories(CSRC), pybind11.get_include()],
+        extra_compile_args=compilation.compile_flags("core"),
+        extra_link_args=compilation.link_flags("core"),
         language="c++",
     )
 
@@ -128,9 +129,9 @@ def planned_extensions(mode: str) -> list[Extension]:
     planned = []
     try:
         if sys.platform == "win32":
-            raise _build.BuildUnavailable("no kernels are built on Windows yet")
-        manifest["compiler"] = _build.find_compiler()
-    except _build.BuildUnavailable as error:
+            raise compilation.BuildUnavailable("no kernels are built on Windows yet")
+        manifest["compiler"] = compilation.find_compiler()
+    except compilation.BuildUnavailable as error:
         for target in REASONS:
             give_up(target, error.reason, mode, quiet=target != "cpu")
         return []
@@ -140,7 +141,7 @@ def planned_extensions(mode: str) -> list[Extension]:
             continue
         try:
             planned.append(core_extension() if target == "core" else torch_extension(target))
-        except _build.BuildUnavailable as error:
+        except compilation.BuildUnavailable as error:
             give_up(target, error.reason, mode, quiet=target == "cuda" and not has_cuda_torch())
     return planned
 
@@ -154,7 +155,7 @@ def has_cuda_torch() -> bool:
 
 
 def give_up(target: str, reason: str, mode: str, quiet: bool = False) -> None:
-    name = _build.LIBRARY_NAMES[target]
+    name = compilation.LIBRARY_NAMES[target]
     if mode == target:
         raise SystemExit(f"sinpe_ext: SINPE_EXT_BUILD={mode}, but {name} cannot be built: {reason}")
     manifest[REASONS[target]] = f"not built at install time: {reason}"
@@ -203,14 +204,14 @@ class BuildLibraries(torch_build_ext() if EXTENSIONS else build_ext):
 
     def run(self) -> None:
         cxx = COMPILER.command[0] if COMPILER and len(COMPILER.command) == 1 else None
-        with _build.build_environment(_build.find_ninja(), cxx):
+        with compilation.build_environment(compilation.find_ninja(), cxx):
             super().run()
         write_manifest(Path(self.build_lib) / "sinpe_ext")
         if self.inplace or self.editable_mode:
             write_manifest(HERE / "sinpe_ext")
 
     def build_extension(self, ext: Extension) -> None:
-        target = next(t for t, name in _build.LIBRARY_NAMES.items() if ext.name.endswith(name))
+        target = next(t for t, name in compilation.LIBRARY_NAMES.items() if ext.name.endswith(name))
         library = Path(self.get_ext_fullpath(ext.name))
         library.unlink(missing_ok=True)  # of an earlier build; its stale presence would hide a failure
         self.build_temp, shared = os.path.join(self.build_temp, target), self.build_temp
@@ -221,26 +222,26 @@ class BuildLibraries(torch_build_ext() if EXTENSIONS else build_ext):
                     self.compile_kernels(ext)
                 super().build_extension(ext)
         except Exception as error:
-            reason = f"the build failed: {error}\n{_build.last_lines(''.join(kept))}"
+            reason = f"the build failed: {error}\n{compilation.last_lines(''.join(kept))}"
             give_up(target, reason, MODE)
             ext._sinpe_failed = True
             return
         finally:
             self.build_temp = shared
-        facts = _build.build_facts(target, CSRC, COMPILER, {} if target == "core" else torch_facts())
+        facts = compilation.build_facts(target, CSRC, COMPILER, {} if target == "core" else torch_facts())
         if target == "cuda":
-            facts.update(_nvcc.cuda_facts(NVCC, ARCHITECTURES))
+            facts.update(cuda_compiler.cuda_facts(NVCC, ARCHITECTURES))
         manifest["libraries"][target] = {"file": library.name, **facts}
 
     def compile_kernels(self, ext: Extension) -> None:
         say(f"nvcc {NVCC.version} compiles the CUDA kernels for {' '.join(ARCHITECTURES)}")
         try:
             folder = Path(self.build_temp).absolute() / "kernels"
-            kernels = _nvcc.compile_kernels(NVCC, CSRC, folder, ARCHITECTURES, COMPILER)
+            kernels = cuda_compiler.compile_kernels(NVCC, CSRC, folder, ARCHITECTURES, COMPILER)
         except subprocess.CalledProcessError as error:
             print(error.output.decode(errors="replace"), flush=True)
             raise
-        ext.extra_link_args += _nvcc.link_flags(NVCC, kernels)
+        ext.extra_link_args += cuda_compiler.link_flags(NVCC, kernels)
 
     def copy_extensions_to_source(self) -> None:
         built, self.extensions = self.extensions, [e for e in self.extensions if not hasattr(e, "_sinpe_failed")]
@@ -273,11 +274,11 @@ def write_manifest(folder: Path) -> None:
     """Say what was built, and leave no library of an earlier build beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     current = {library["file"] for library in manifest["libraries"].values()}
-    for name in _build.LIBRARY_NAMES.values():
+    for name in compilation.LIBRARY_NAMES.values():
         for library in folder.glob(f"{name}.*"):
             if library.name not in current and library.suffix in (".so", ".pyd"):
                 library.unlink()
-    _build.write_json(folder / _build.MANIFEST, {"mode": MODE, **manifest})
+    compilation.write_json(folder / compilation.MANIFEST, {"mode": MODE, **manifest})
 
 
 setup(

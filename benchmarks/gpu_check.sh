@@ -101,9 +101,9 @@ build() {
 
 check_build() {
   "$PYTHON" -c '
-from sinpe_ext import _backend
+from sinpe_ext.backend import loader
 for device in ("cpu", "cuda"):
-    found = _backend.resolve(device)
+    found = loader.resolve(device)
     print(f"{device}: {found.backend} ({found.reason})")
     assert found.backend == "compiled", device'
 }

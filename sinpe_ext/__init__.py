@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from . import plot as plot
     from . import positions as positions
     from . import reference as reference
-    from ._backend import BackendUnavailableError, backend_info, use_backend
-    from ._backend_info import BackendInfo
     from ._catalogue import convention, conventions
     from ._identify import Match, Matches, identify
+    from .backend.info import BackendInfo
+    from .backend.loader import BackendUnavailableError, backend_info, use_backend
     from .encoding import Encoding
     from .functional import add, add_, embed, encode, table
     from .grid import GridEncoding
@@ -51,10 +51,10 @@ _HOMES = {
     "SinusoidalPositionalEncoding": "modules",
     "SinusoidalEmbedding": "modules",
     "TimestepEncoding": "timestep",
-    "backend_info": "_backend",
-    "BackendInfo": "_backend_info",
-    "use_backend": "_backend",
-    "BackendUnavailableError": "_backend",
+    "backend_info": "backend.loader",
+    "BackendInfo": "backend.info",
+    "use_backend": "backend.loader",
+    "BackendUnavailableError": "backend.loader",
 }
 
 __all__ = [

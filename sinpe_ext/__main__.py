@@ -149,13 +149,13 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def build(options: argparse.Namespace) -> int:
-    from . import _backend
+    from .backend import loader
 
     code = 0
-    for device in [options.device] if options.device else _backend.buildable():
+    for device in [options.device] if options.device else loader.buildable():
         try:
-            print(_backend.build(device, verbose=options.verbose))
-        except _backend.BackendUnavailableError as error:
+            print(loader.build(device, verbose=options.verbose))
+        except loader.BackendUnavailableError as error:
             print(f"python -m sinpe_ext build: {error}", file=sys.stderr)
             code = 1
     return code

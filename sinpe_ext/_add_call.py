@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _backend, _checks, _grad, _onnx, _rows, _traced, reference_apply
+from . import _checks, _grad, _onnx, _rows, _traced, reference_apply
 from ._call import Form, RowsCall
 from ._operator import ADD_DROPOUT, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
 from ._part import Part
 from ._plan import plan as _plan_of
 from ._tiles import accumulation
+from .backend import loader
 from .encoding import Encoding
 from .runtime.no_grad import no_grad
 
@@ -152,7 +153,7 @@ class AddCall(SumCall):
         """Whether alpha is a tensor to be read where it lies, by an operator that makes its own result: looking at the
         number here would wait for the device."""
         on_device = isinstance(self.alpha, Tensor) and self.device.type != "cpu"
-        return on_device and self.encoding.angle == "exact" and _backend.compiled(self.device.type)
+        return on_device and self.encoding.angle == "exact" and loader.compiled(self.device.type)
 
     def _fill(self, target: Tensor) -> None:
         x, target = self.view.detach(), target.detach()
@@ -221,7 +222,7 @@ def fill(
     elements: list[int],
 ) -> None:
     """target = dropout(scale * x + alpha * PE) of tensors in canonical form, by the kernels or the eager twin."""
-    if _backend.compiled(x.device.type):
+    if loader.compiled(x.device.type):
         words = plan_words(encoding, x.device)
         if isinstance(alpha, Tensor) and x.device.type != "cpu":  # looking at the number would wait for the device
             seeded_call = mask, alpha, seed, start, are_starts, scale, drop, elements

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from ._backend import resolve
 from ._bench_cuda_cases import ELEMENTS, CudaRow, Place
 from ._bench_cuda_cases import ROWS as INFERENCE_ROWS
 from ._bench_cuda_grid import GRID_ROWS
 from ._bench_cuda_training import TRAINING_ROWS
 from ._bench_progress import Progress
 from ._bench_report import aligned, number, verdict
+from .backend.loader import resolve
 
 ROWS = (*INFERENCE_ROWS, *GRID_ROWS, *TRAINING_ROWS)
 SAMPLE_SECONDS = 0.01

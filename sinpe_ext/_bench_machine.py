@@ -19,8 +19,8 @@ def machine() -> dict[str, Any]:
     """The facts without which a figure means nothing (and no paths: the file is committed)."""
     import torch
 
-    from ._backend import backend_info
     from ._bench_installed import versions
+    from .backend.loader import backend_info
 
     info = backend_info()
     cpu = info.device("cpu")

@@ -77,8 +77,9 @@ print(json.dumps(extra / 2**20))
 STEP = """
 import json, sys, torch
 from sinpe_ext._bench_memory import peak
-from sinpe_ext import _backend, _bench_training
-_backend.compiled("cpu")
+from sinpe_ext.backend import loader
+from sinpe_ext import _bench_training
+loader.compiled("cpu")
 lm, kind, compiled = _bench_training.example(), sys.argv[1], sys.argv[2] == "compiled"
 torch.manual_seed(0)
 data, order = torch.randint(90, (20_000,)), torch.Generator().manual_seed(0)
@@ -97,9 +98,9 @@ print(json.dumps((peak() - before) / 2**20))
 # Asks the JIT itself: a library built at install time would otherwise be taken, and nothing compiled.
 BUILD = """
 import json, time, torch
-from sinpe_ext import _backend, _jit
+from sinpe_ext.backend import loader, jit
 begin = time.perf_counter()
-_jit.library("cpu", _backend._load_library)
+jit.library("cpu", loader._load_library)
 print(json.dumps(time.perf_counter() - begin))
 """
 

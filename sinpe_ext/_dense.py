@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import _backend
 from ._part import is_dtensor
+from .backend import loader
 
 if TYPE_CHECKING:
     import torch
@@ -132,7 +132,7 @@ def dense_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> None
     if value.layout != torch.strided or value.is_nested or value.is_quantized:
         kind = "a nested tensor" if value.is_nested else value.dtype if value.is_quantized else f"layout {value.layout}"
         raise TypeError(f"{name}: expected a dense strided tensor, got {kind}; convert it to a dense one first")
-    if torch.compiler.is_compiling() or (name in _SEEN_BY_KERNELS and _backend.compiled(value.device.type)):
+    if torch.compiler.is_compiling() or (name in _SEEN_BY_KERNELS and loader.compiled(value.device.type)):
         return
     in_memory(name, value)
 

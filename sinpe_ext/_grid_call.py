@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _add_call, _backend, _checks, _grid_checks, _grid_rows, _rows, _seed, reference_grid
+from . import _add_call, _checks, _grid_checks, _grid_rows, _rows, _seed, reference_grid
 from ._add_call import SumCall
 from ._grid_form import GridForm
 from ._operator import DROPOUT
 from ._ops import plan_words
 from ._part import Part, no_context_parallel
 from ._tiles import accumulation, arranged
+from .backend import loader
 from .grid import GridEncoding
 from .runtime.no_grad import no_grad
 
@@ -223,7 +224,7 @@ class GridCall(SumCall):
         lengths = tuple(self.form.lengths)
         values = _grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
         words = _grid_rows.words(self.grid, lengths, by_channels, self.device)
-        if _backend.compiled(self.device.type):
+        if loader.compiled(self.device.type):
             rest = mask, self.seed, self.scale, self.drop, elements, target
             torch.ops.sinpe_ext.add_grid_out.default(x, values, words, *rest)
             return

@@ -13,9 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import _backend, _build, _cache, _nvcc, _settings
-from ._backend_info import BackendInfo
-from ._build import BuildUnavailable
+from .backend import build_cache, compilation, cuda_compiler, loader, variables
+from .backend.compilation import BuildUnavailable
+from .backend.info import BackendInfo
 
 OPTIONAL = ("numpy", "matplotlib", "mpmath", "ninja", "pybind11")
 # Variables of others that decide what is found, compiled for and run.
@@ -25,12 +25,12 @@ XDG_CACHE_HOME""".split()
 
 def main(options: argparse.Namespace) -> int:
     """Print the account; 0 always: a missing compiler is a fact, not an error."""
-    refused = _settings.problems()
-    with _settings.without(refused):
+    refused = variables.problems()
+    with variables.without(refused):
         for device in accelerators():
-            if device not in _backend.DISPATCH_KEYS:  # those are in the account anyway
-                _backend.resolve(device)
-        account = _backend.backend_info()
+            if device not in loader.DISPATCH_KEYS:  # those are in the account anyway
+                loader.resolve(device)
+        account = loader.backend_info()
         facts = collect(account, refused)
     if options.json:
         print(json.dumps(facts, indent=1))
@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
     found = ", ".join(f"{name} {version or 'missing'}" for name, version in facts["packages"].items())
     print(f"optional packages: {found}")
     settings = " ".join(f"{name}={value}" for name, value in facts["environment"].items())
-    print(f"environment: {settings or f'no {_settings.PREFIX}* variable set'}")
+    print(f"environment: {settings or f'no {variables.PREFIX}* variable set'}")
     print(f"Python: {facts['executable']}; sinpe_ext: {facts['package']}")
     print()
     for problem in facts["problems"]:
@@ -56,9 +56,9 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def collect(account: BackendInfo, refused: list[_settings.Problem]) -> dict[str, Any]:
+def collect(account: BackendInfo, refused: list[variables.Problem]) -> dict[str, Any]:
     """backend_info() as a dictionary, with the tools and settings that decide it, and what to do."""
-    told = {name: value for name, value in os.environ.items() if name in OTHERS or name.startswith(_settings.PREFIX)}
+    told = {name: value for name, value in os.environ.items() if name in OTHERS or name.startswith(variables.PREFIX)}
     told |= {problem.name: problem.value for problem in refused}
     facts = {
         **account.as_dict(),
@@ -66,11 +66,11 @@ def collect(account: BackendInfo, refused: list[_settings.Problem]) -> dict[str,
         "cache": cache(),
         "compiler": compiler(),
         "nvcc": nvcc(),
-        "ninja": _build.find_ninja(),
+        "ninja": compilation.find_ninja(),
         "packages": {name: package_version(name) for name in OPTIONAL},
         "environment": dict(sorted(told.items())),
         "executable": sys.executable,
-        "package": str(_backend.PACKAGE),
+        "package": str(loader.PACKAGE),
         "problems": [problem.text for problem in refused] + other_kernels(account),
     }
     return {**facts, "todo": todo(facts)}
@@ -140,7 +140,7 @@ def has_nvidia_driver() -> bool:
 
 def compiler() -> str:
     try:
-        found = _build.find_compiler()
+        found = compilation.find_compiler()
     except BuildUnavailable as problem:
         return problem.reason
     return f"{found.path} ({found.version})"
@@ -155,7 +155,7 @@ def nvcc() -> str:
     except ImportError:
         cuda = None
     try:
-        found = _nvcc.find_nvcc(cuda)
+        found = cuda_compiler.find_nvcc(cuda)
     except BuildUnavailable as problem:
         return problem.reason if cuda else "none, and torch is no CUDA build"
     return f"{found.path} ({found.version})" + ("" if cuda else ", of no use: torch is no CUDA build")
@@ -164,12 +164,12 @@ def nvcc() -> str:
 def cache() -> str:
     """What the folder of first-use builds holds, and whether this process can build there."""
     try:
-        folder = _cache.checked(create=False)
+        folder = build_cache.checked(create=False)
     except BuildUnavailable as problem:
         return problem.reason
     if folder is None:
         return "does not exist yet"
-    builds = sum(_build.read_json(marker) != {} for marker in folder.glob(f"*/{_cache.DONE}"))
+    builds = sum(compilation.read_json(marker) != {} for marker in folder.glob(f"*/{build_cache.DONE}"))
     return f"{builds} finished builds, {'writable' if os.access(folder, os.W_OK) else 'read-only'}"
 
 
@@ -220,12 +220,12 @@ def todo(facts: dict[str, Any]) -> list[str]:
 def obstacles() -> list[str]:
     """What would stop a build on first use, each with its remedy."""
     found = []
-    for look in (_build.find_compiler, lambda: _cache.checked(create=False)):
+    for look in (compilation.find_compiler, lambda: build_cache.checked(create=False)):
         try:
             look()
         except BuildUnavailable as problem:
             found.append(problem.todo)
-    if _build.find_ninja() is None:
+    if compilation.find_ninja() is None:
         found.append("pip install ninja")
     if importlib.util.find_spec("setuptools") is None:
         found.append("pip install setuptools")
@@ -234,7 +234,7 @@ def obstacles() -> list[str]:
 
 def backend_lines() -> list[str]:
     """Which backend serves the CPU and why, in two or three lines (for the demo)."""
-    info = _backend.backend_info()
+    info = loader.backend_info()
     cpu = info.device("cpu")
     isa = f", {info.instruction_set}" if info.instruction_set else ""
     lines = [f"cpu: {cpu.backend} ({cpu.reason}){isa}, {info.threads} threads, torch {info.torch}"]

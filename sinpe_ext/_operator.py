@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _backend, _ops, _rows
+from . import _ops, _rows
+from .backend import loader
 from .runtime import registration
 from .runtime.no_grad import no_grad
 
@@ -69,7 +70,7 @@ class Operator:
 
     def run(self, *arguments: Any) -> Any:
         """Without autograd. The first argument's device decides."""
-        if _backend.compiled(arguments[0].device.type):
+        if loader.compiled(arguments[0].device.type):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op(*arguments)
         return self.eager(*arguments)

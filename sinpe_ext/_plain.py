@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from . import _backend, _checks
+from . import _checks
 from ._operator import ADD, ADD_OUT, is_traced
 from ._part import in_context_parallel
 from ._plan_words import host_words, plan_words
+from .backend import loader
 from .encoding import Encoding
 
 _grad_enabled = torch.is_grad_enabled
@@ -39,7 +40,7 @@ def is_plain(t: Any, data: Tensor, encoding: Any, start: Any) -> bool:
         and not in_context_parallel()
         and not t.is_neg()
         and not data.is_neg()
-        and _backend.compiled("cpu" if t.is_cpu else "cuda")
+        and loader.compiled("cpu" if t.is_cpu else "cuda")
     )
 
 

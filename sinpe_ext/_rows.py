@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _backend, _float32_angle, _ops, reference
+from . import _float32_angle, _ops, reference
 from ._plan import plan as _plan_of
+from .backend import loader
 from .encoding import Encoding
 
 _modes = torch._C._len_torch_dispatch_stack
@@ -32,7 +33,7 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
     if encoding.angle != "exact":
         positions = torch.arange(length, device=device) + (encoding.start + start)
         return _float32_angle.encode(encoding, positions, dtype)
-    if written_down or _backend.compiled(device.type):
+    if written_down or loader.compiled(device.type):
         words = _ops.plan_words(encoding, device)
         try:
             return torch.ops.sinpe_ext.table.default(words, start, length, encoding.dim, dtype)
@@ -49,7 +50,7 @@ def encode(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Te
     written_down = is_written_down()
     if no_data(positions.device) and not written_down:
         return positions.new_empty((*positions.shape, dim), dtype=dtype)
-    if written_down or _backend.compiled(positions.device.type):
+    if written_down or loader.compiled(positions.device.type):
         try:
             return torch.ops.sinpe_ext.encode.default(positions.detach().contiguous(), words, dim, dtype)
         except RuntimeError:

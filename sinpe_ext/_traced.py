@@ -19,8 +19,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from . import _backend, _checks, _float32_angle, _onnx, _ops
+from . import _checks, _float32_angle, _onnx, _ops
 from ._plan import plan as _plan_of
+from .backend import loader
 from .encoding import Encoding
 from .runtime import handle
 
@@ -68,7 +69,7 @@ def _by_slot(function: Constant) -> tuple[Constant, ...]:
 @_by_slot
 def _plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     # Load the kernels before the graph runs; without them the operator is the eager twin.
-    _backend.compiled(device.type if device.type == "cuda" else "cpu")
+    loader.compiled(device.type if device.type == "cuda" else "cpu")
     return _ops.plan_words(_checks.encoding(value, dim, piece), device)
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _backend, _checks, _grad, _grid_checks, _grid_table, _memory, _plain, _rows, _traced
+from . import _checks, _grad, _grid_checks, _grid_table, _memory, _plain, _rows, _traced
 from ._calls import add_call, embed_call
 from ._operator import ENCODE, is_traced, is_transformed
 from ._ops import host_words, plan_words
 from ._part import is_dtensor
+from .backend import loader
 from .encoding import Encoding
 from .grid import GridEncoding
 
@@ -118,7 +119,7 @@ def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _trac
         return out.copy_(_traced.table(given, length, start, out.dtype, out.device))
     _memory.writable("out", out)
     direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
-    if not direct or _rows.no_data(out.device) or not _backend.compiled(out.device.type):
+    if not direct or _rows.no_data(out.device) or not loader.compiled(out.device.type):
         return out.copy_(_rows.table(encoding, length, start, out.dtype, out.device))
     if length:
         torch.ops.sinpe_ext.table_out.default(plan_words(encoding, out.device), start, out)
@@ -165,7 +166,7 @@ def encode(
         and not is_traced()
         and not is_transformed()
         and not positions.is_neg()
-        and _backend.compiled("cpu" if positions.is_cpu else "cuda")
+        and loader.compiled("cpu" if positions.is_cpu else "cuda")
     ):
         # A handful of timesteps costs microseconds: what the operator refuses goes to the checker below.
         try:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import _backend, _checks, _numpy_grid, reference
+from . import _checks, _numpy_grid, reference
 from ._catalogue import convention, conventions
 from ._plan import Plan
 from ._plan import plan as _plan
+from .backend import loader
 from .encoding import Encoding
 from .grid import GridEncoding
 
@@ -177,12 +178,12 @@ def _words(plan: Plan) -> NDArray[np.int64]:
 
 def _core() -> Any:
     """The compiled module, or None where NumPy does the work."""
-    wanted = _backend.setting()
+    wanted = loader.setting()
     if wanted == "eager":
         return None
     module, reason = _find_core()
     if module is None and wanted == "compiled":
-        raise _backend.BackendUnavailableError(
+        raise loader.BackendUnavailableError(
             f'the compiled backend is demanded, but there is none for NumPy: {reason}; use_backend("auto") runs NumPy'
         )
     return module
@@ -190,4 +191,4 @@ def _core() -> Any:
 
 @lru_cache(maxsize=1)
 def _find_core() -> tuple[Any, str]:
-    return _backend.core_module()
+    return loader.core_module()

@@ -11,7 +11,8 @@ DRIVER = (
     + """
 import contextlib, json, shutil, signal, torch, warnings
 from torch.utils import cpp_extension
-from sinpe_ext import _cache, _ops
+from sinpe_ext.backend import build_cache
+from sinpe_ext import _ops
 compile_really = cpp_extension.load
 def compile_at_once(name, build_directory, **options):
     time.sleep(float(os.environ.get("PAUSE", "0")))
@@ -19,13 +20,13 @@ def compile_at_once(name, build_directory, **options):
 cpp_extension.load = compile_at_once
 cache = pathlib.Path(os.environ["SINPE_EXT_CACHE_DIR"])
 compilations = cache.parent / "compilations"
-say = _jit._say
+say = jit._say
 def counted(text):
     if "compiling" in text:
         with open(compilations, "a") as file:
             file.write("x")
     say(text)
-_jit._say = counted
+jit._say = counted
 def compiled_since():
     count = compilations.stat().st_size if compilations.exists() else 0
     compilations.unlink(missing_ok=True)
@@ -49,29 +50,29 @@ def ended(process):
 def child(work):
     return ended(begin(work))
 def right():
-    found = _backend.resolve("cpu")
+    found = loader.resolve("cpu")
     assert found.backend == "compiled", found
     assert torch.ops.sinpe_ext.cpu_isa.default() == "small-7"
 def eager(*reasons):
-    found = _backend.resolve("cpu")
+    found = loader.resolve("cpu")
     assert found.backend == "eager" and all(text in found.reason for text in reasons), found
 def library():
     (found,) = cache.glob("*/*.so")
     return found
 def seal(path):
     marker = path.parent / "done.json"
-    marker.write_text(json.dumps({**json.loads(marker.read_text()), "sha256": _build.file_hash(path)}))
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "sha256": compilation.file_hash(path)}))
 """
 )
 
 # The moments of a build, and what makes something happen at one.
 STEPS = """
 STEPS = [  # owner, function, before or after its first or second call
-    (_cache, "checked", "before", 1), (_cache, "checked", "after", 1), (_jit, "_turn", "before", 1),
-    (_jit, "_compile", "before", 1), (_build, "find_ninja", "after", 1), (_jit, "_forwarding_sources", "before", 1),
-    (cpp_extension, "load", "before", 1), (cpp_extension, "load", "after", 1), (_backend, "_load_library", "after", 1),
+    (build_cache, "checked", "before", 1), (build_cache, "checked", "after", 1), (jit, "_turn", "before", 1),
+    (jit, "_compile", "before", 1), (compilation, "find_ninja", "after", 1), (jit, "_forwarding_sources", "before", 1),
+    (cpp_extension, "load", "before", 1), (cpp_extension, "load", "after", 1), (loader, "_load_library", "after", 1),
     (os, "replace", "before", 1), (os, "replace", "after", 1), (os, "replace", "before", 2),
-    (_build, "write_json", "after", 1), (shutil, "rmtree", "after", 1),
+    (compilation, "write_json", "after", 1), (shutil, "rmtree", "after", 1),
 ]
 def meet(step, action):
     owner, name, when, number = step

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from children import REPOSITORY, environment, execute
 
-from sinpe_ext import _build, _nvcc
+from sinpe_ext.backend import compilation, cuda_compiler
 
 TABLE = """
 #include <torch/csrc/stable/library.h>
@@ -62,26 +62,26 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
 # Runs before a test's own lines: the library comes from the small sources, compiled on first use.
 PREAMBLE = """
 import os, pathlib, sys, threading, time, warnings
-from sinpe_ext import _backend, _build, _jit
+from sinpe_ext.backend import loader, compilation, jit
 def nothing_built(device):
-    raise _build.BuildUnavailable("nothing was built at install time")
-_backend._load_prebuilt = nothing_built
-_build.source_root = lambda package=None: pathlib.Path(os.environ["SMALL_SOURCES"])
+    raise compilation.BuildUnavailable("nothing was built at install time")
+loader._load_prebuilt = nothing_built
+compilation.source_root = lambda package=None: pathlib.Path(os.environ["SMALL_SOURCES"])
 """
 
 
 def _compiler_missing() -> str:
     try:
-        _build.find_compiler()
-    except _build.BuildUnavailable as error:
+        compilation.find_compiler()
+    except compilation.BuildUnavailable as error:
         return error.reason
     return ""
 
 
 def _nvcc_missing() -> str:
     try:
-        _nvcc.find_nvcc(None)
-    except _build.BuildUnavailable as error:
+        cuda_compiler.find_nvcc(None)
+    except compilation.BuildUnavailable as error:
         return error.reason
     return ""
 
@@ -142,7 +142,7 @@ def wheel_of(done: subprocess.CompletedProcess[str], out: Path) -> tuple[Path, z
     assert done.returncode == 0, done.stdout
     (wheel,) = out.glob("*.whl")
     archive = zipfile.ZipFile(wheel)
-    return wheel, archive, json.loads(archive.read(f"sinpe_ext/{_build.MANIFEST}"))
+    return wheel, archive, json.loads(archive.read(f"sinpe_ext/{compilation.MANIFEST}"))
 
 
 def write_script(path: Path, body: str) -> Path:

@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _missing(backend: str) -> str:
     """Why this backend cannot be tested here; empty if it can."""
-    from sinpe_ext import _backend
+    from sinpe_ext.backend import loader
 
     if backend == "eager":
         return ""
@@ -58,7 +58,7 @@ def _missing(backend: str) -> str:
 
         if not torch.cuda.is_available():  # a library that loads says nothing of a card
             return "no CUDA device is visible"
-    found = _backend.resolve("cuda" if backend == "cuda" else "cpu")
+    found = loader.resolve("cuda" if backend == "cuda" else "cpu")
     return "" if found.backend == "compiled" else found.reason
 
 
@@ -66,36 +66,36 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     required = session.config.getoption("--require-backend")
     if required is None:
         return
-    from sinpe_ext import _backend
+    from sinpe_ext.backend import loader
 
     if required == "eager":
-        _backend.use_backend("eager")
+        loader.use_backend("eager")
     elif required == "emulated":
         _emulate()
     elif reason := _missing(required):
-        pytest.exit(f"--require-backend={required}: {reason}\n\n{_backend.backend_info()}", returncode=1)
+        pytest.exit(f"--require-backend={required}: {reason}\n\n{loader.backend_info()}", returncode=1)
 
 
 def _emulate() -> None:
     """Before the CPU library is ever loaded: a second implementation of an operator would be refused."""
-    from sinpe_ext import _backend, _jit
-    from sinpe_ext._build import BuildUnavailable
+    from sinpe_ext.backend import jit, loader
+    from sinpe_ext.backend.compilation import BuildUnavailable
 
-    assert "cpu" not in _backend.found(), "the CPU library is loaded already"
+    assert "cpu" not in loader.found(), "the CPU library is loaded already"
     os.environ.pop("SINPE_EXT_BACKEND", None)
     try:
-        path, facts = _jit.library("emulated", _backend._load_library)
+        path, facts = jit.library("emulated", loader._load_library)
     except BuildUnavailable as error:
         pytest.exit(f"--require-backend=emulated: {error.reason}\n{error.todo}", returncode=1)
     reason = "the CUDA kernels, compiled as C++"
-    found = _backend.DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
-    _backend._found["cpu"] = found
+    found = loader.DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
+    loader._found["cpu"] = found
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    from sinpe_ext import _backend
+    from sinpe_ext.backend import loader
 
-    info = _backend.backend_info()
+    info = loader.backend_info()
     cpu = info.device("cpu")
     return (
         f"sinpe_ext {info.version}: cpu backend {cpu.backend} ({cpu.reason}), instruction set {info.instruction_set}, "
@@ -106,11 +106,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.fixture(params=["compiled", "eager"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs a test once per CPU backend; inside it, that backend is in use."""
-    from sinpe_ext import _backend
+    from sinpe_ext.backend import loader
 
     if request.param == "compiled":
         request.getfixturevalue("need_kernels")
-    with _backend.use_backend(request.param):
+    with loader.use_backend(request.param):
         yield request.param
 
 

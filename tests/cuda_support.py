@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext import _backend
+from sinpe_ext.backend import loader
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 # Single arithmetic promises 1 ULP of the type, double arithmetic the CPU's bits but for float64, whose 1 ULP holds on
@@ -27,7 +27,7 @@ def why_no_cuda() -> str:
     """Why CUDA kernels cannot be tested here; empty if they can."""
     if not torch.cuda.is_available():
         return "no CUDA device is visible"
-    found = _backend.resolve("cuda")
+    found = loader.resolve("cuda")
     return "" if found.backend == "compiled" else f"no CUDA kernels: {found.reason}"
 
 
@@ -47,9 +47,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     if request.param == "cuda":
         yield request.getfixturevalue("cuda")
         return
-    if request.config.getoption("--require-backend") == "eager" or _backend.resolve("cpu").backend != "compiled":
+    if request.config.getoption("--require-backend") == "eager" or loader.resolve("cpu").backend != "compiled":
         pytest.skip("no compiled backend on the CPU")
-    with _backend.use_backend("auto"):
+    with loader.use_backend("auto"):
         yield torch.device("cpu")
 
 
@@ -71,7 +71,7 @@ def is_exact(device: torch.device, dtype: torch.dtype) -> bool:
 
 def expected(device: torch.device, run: Callable[[torch.device], Tensor]) -> Tensor:
     """The same call on the CPU: by its kernels for another device, by the eager twin for the CPU itself."""
-    with _backend.use_backend("eager" if device.type == "cpu" else "auto"):
+    with loader.use_backend("eager" if device.type == "cpu" else "auto"):
         return run(torch.device("cpu"))
 
 

@@ -92,9 +92,9 @@ class FeatureReport:
             return  # stopped half-way: no report is better than half of one
         import torch
 
-        from sinpe_ext import _backend
+        from sinpe_ext.backend import loader
 
-        served = _backend.resolve("cuda" if self.backend == "cuda" else "cpu")
+        served = loader.resolve("cuda" if self.backend == "cuda" else "cpu")
         device = torch.cuda.get_device_name() if self.backend == "cuda" else ""
         library = served.build.get("torch", "") if self.backend != "eager" else ""
         self.path.write_text(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sinpe_ext import _backend
+from sinpe_ext.backend import loader
 
 # `argument: expected X, got Y; do Z`
 HOUSE_FORM = re.compile(r"^[a-z_]+(\[\d+\])?(, [a-z_]+)*: expected .+, got .+; .+", re.DOTALL)
@@ -24,17 +24,17 @@ class Surface(NamedTuple):
 
     @contextmanager
     def in_use(self) -> Iterator[str]:
-        with _backend.use_backend(self.setting):  # type: ignore[arg-type]
+        with loader.use_backend(self.setting):  # type: ignore[arg-type]
             yield self.device
 
 
 def surfaces(*, with_data: bool = False) -> list[Surface]:
     """Those that can be tried here. with_data: without meta, for what depends on numbers."""
     found = [Surface("eager", "eager", "cpu")]
-    if _backend.setting() != "eager":  # else --require-backend=eager
-        if _backend.resolve("cpu").backend == "compiled":
+    if loader.setting() != "eager":  # else --require-backend=eager
+        if loader.resolve("cpu").backend == "compiled":
             found.append(Surface("compiled", "compiled", "cpu"))
-        if torch.cuda.is_available() and _backend.resolve("cuda").backend == "compiled":
+        if torch.cuda.is_available() and loader.resolve("cuda").backend == "compiled":
             found.append(Surface("cuda", "compiled", "cuda:0"))
     return found if with_data else [*found, Surface("meta", "auto", "meta")]
 
@@ -97,7 +97,7 @@ def everywhere(call: Callable[[str], torch.Tensor]) -> torch.Tensor:
         with surface.in_use() as device:
             results.append((surface.name, call(device)))
     got = same_bits(results)
-    with _backend.use_backend("auto"):
+    with loader.use_backend("auto"):
         shape = call("meta")
     assert shape.is_meta and shape.shape == got.shape and shape.dtype == got.dtype
     return got

@@ -17,16 +17,16 @@ import pytest
 from build_support import PREAMBLE, needs_compiler, write_script, write_small_sources
 from children import environment, forked, run
 
-from sinpe_ext import _backend, _build, _nvcc
-from sinpe_ext._backend import BackendUnavailableError, DeviceBackend, use_backend
+from sinpe_ext.backend import compilation, cuda_compiler, loader
+from sinpe_ext.backend.loader import BackendUnavailableError, DeviceBackend, use_backend
 
 REPORT = """
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    answers = [_backend.compiled("cpu") for _ in range(3)]
+    answers = [loader.compiled("cpu") for _ in range(3)]
 import json
 print(json.dumps({"compiled": answers, "warnings": [str(w.message) for w in caught],
-                  "info": _backend.backend_info().as_dict(), "text": str(_backend.backend_info())}))
+                  "info": loader.backend_info().as_dict(), "text": str(loader.backend_info())}))
 """
 
 
@@ -59,7 +59,7 @@ def failing_report(env: dict[str, str], before: str = "") -> dict:
 def test_import_loads_and_starts_nothing():
     code = """
 import sys
-import sinpe_ext._backend
+import sinpe_ext.backend.loader
 heavy = {"torch", "numpy", "setuptools", "filelock"} & set(sys.modules)
 assert not heavy, heavy
 """
@@ -68,79 +68,79 @@ assert not heavy, heavy
 
 def test_use_backend_is_a_setter_and_a_context_manager(monkeypatch):
     monkeypatch.delenv("SINPE_EXT_BACKEND", raising=False)
-    monkeypatch.setattr(_backend, "_setting", None)
-    monkeypatch.setattr(_backend, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
-    monkeypatch.setattr(_backend, "_choices", {})
-    assert _backend.setting() == "auto" and _backend.compiled("cpu")
+    monkeypatch.setattr(loader, "_setting", None)
+    monkeypatch.setattr(loader, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
+    monkeypatch.setattr(loader, "_choices", {})
+    assert loader.setting() == "auto" and loader.compiled("cpu")
     with use_backend("eager") as inside:
-        assert not _backend.compiled("cpu")
+        assert not loader.compiled("cpu")
         assert repr(inside) == "use_backend('eager')"
         with use_backend("compiled"):
-            assert _backend.compiled("cpu")
-        assert not _backend.compiled("cpu")
-    assert _backend.setting() == "auto" and _backend.compiled("cpu")
+            assert loader.compiled("cpu")
+        assert not loader.compiled("cpu")
+    assert loader.setting() == "auto" and loader.compiled("cpu")
     use_backend("eager")
-    assert _backend.setting() == "eager" and not _backend.compiled("cpu")
+    assert loader.setting() == "eager" and not loader.compiled("cpu")
     use_backend("auto")
-    assert _backend.compiled("cpu")
+    assert loader.compiled("cpu")
     with pytest.raises(ZeroDivisionError), use_backend("eager"):
         raise ZeroDivisionError
-    assert _backend.setting() == "auto"
+    assert loader.setting() == "auto"
 
 
 @pytest.fixture
 def auto(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting "auto", and no library to load for it."""
-    monkeypatch.setattr(_backend, "_setting", "auto")
-    monkeypatch.setattr(_backend, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
-    monkeypatch.setattr(_backend, "_choices", {})
+    monkeypatch.setattr(loader, "_setting", "auto")
+    monkeypatch.setattr(loader, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
+    monkeypatch.setattr(loader, "_choices", {})
 
 
 def test_a_use_backend_object_serves_more_than_one_block(auto):
     kept = use_backend("eager")
-    assert _backend.setting() == "eager"
+    assert loader.setting() == "eager"
     with kept:
         use_backend("compiled")
         with kept, kept:
-            assert _backend.setting() == "eager"
-        assert _backend.setting() == "compiled"
-    assert _backend.setting() == "auto" and _backend.compiled("cpu")
+            assert loader.setting() == "eager"
+        assert loader.setting() == "compiled"
+    assert loader.setting() == "auto" and loader.compiled("cpu")
     for _ in range(2):
         with kept:
-            assert _backend.setting() == "eager" and not _backend.compiled("cpu")
-        assert _backend.setting() == "auto" and _backend.compiled("cpu")
+            assert loader.setting() == "eager" and not loader.compiled("cpu")
+        assert loader.setting() == "auto" and loader.compiled("cpu")
 
 
 def test_use_backend_in_every_kind_of_call(auto):
     with contextlib.ExitStack() as stack:
         stack.enter_context(use_backend("eager"))
-        assert _backend.setting() == "eager"
-    with use_backend("eager") if _backend.setting() == "auto" else contextlib.nullcontext():
-        assert _backend.setting() == "eager"
+        assert loader.setting() == "eager"
+    with use_backend("eager") if loader.setting() == "auto" else contextlib.nullcontext():
+        assert loader.setting() == "eager"
     with contextlib.nullcontext(), use_backend(name="eager"), functools.partial(use_backend, "auto")():
-        assert _backend.setting() == "auto"
-    assert _backend.setting() == "auto"
+        assert loader.setting() == "auto"
+    assert loader.setting() == "auto"
 
     def steps():
         with use_backend("eager"):
-            yield _backend.setting()
+            yield loader.setting()
 
     assert list(steps()) == ["eager"]
     generator = steps()
     assert next(generator) == "eager"
     generator.close()
-    assert _backend.setting() == "auto"
+    assert loader.setting() == "auto"
     list(map(use_backend, ["eager"]))
-    assert _backend.setting() == "eager"
+    assert loader.setting() == "eager"
 
     def made():
         return use_backend("auto")
 
     for make in (made, lambda: use_backend("auto")):  # calls that nothing follows but the return
         with make():
-            assert _backend.setting() == "auto"
-        assert _backend.setting() == "eager"
-    assert [use_backend("auto"), _backend.setting()][1] == "auto"
+            assert loader.setting() == "auto"
+        assert loader.setting() == "eager"
+    assert [use_backend("auto"), loader.setting()][1] == "auto"
 
 
 def test_torch_compile_traces_use_backend(auto):
@@ -153,12 +153,12 @@ def test_torch_compile_traces_use_backend(auto):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.compile(doubled, backend="eager", fullgraph=True)(torch.ones(1)) == 2
-    assert _backend.setting() == "auto"
+    assert loader.setting() == "auto"
 
 
 def interrupted_at(target: int, block: Callable[[], None]) -> int:
     """Run a block with KeyboardInterrupt at one of the bytecodes of it and of use_backend; how many there were."""
-    here, there = block.__code__.co_filename, _backend.__file__
+    here, there = block.__code__.co_filename, loader.__file__
     count = 0
 
     def trace(frame, event, argument):
@@ -201,23 +201,23 @@ def test_ctrl_c_before_a_block_is_entered_leaves_the_setting(auto):
 
     target = 0
     while interrupted(target := target + 1):
-        assert _backend.setting() == "auto", target
-        assert _backend.compiled("cpu"), target
-    assert target > 50 and _backend.setting() == "auto"
+        assert loader.setting() == "auto", target
+        assert loader.compiled("cpu"), target
+    assert target > 50 and loader.setting() == "auto"
 
 
 def test_ctrl_c_in_a_block_restores_the_setting(auto):
     def block() -> None:
         with use_backend("eager"):
-            _backend.compiled("cpu")
-            _backend.setting()
+            loader.compiled("cpu")
+            loader.setting()
 
-    real = _backend._choose
+    real = loader._choose
     for name in ("compiled", "setting"):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(_backend, name, lambda *arguments: signal.raise_signal(signal.SIGINT))
+            patch.setattr(loader, name, lambda *arguments: signal.raise_signal(signal.SIGINT))
             block()
-        assert _backend.setting() == "auto" and _backend._choose is real
+        assert loader.setting() == "auto" and loader._choose is real
 
 
 def test_use_backend_refuses_an_unknown_name():
@@ -227,51 +227,51 @@ def test_use_backend_refuses_an_unknown_name():
 
 def test_unknown_cuda_arithmetic_is_refused(monkeypatch):
     """Where the CUDA library would be loaded; it reads the variable itself and knows no error."""
-    monkeypatch.setattr(_nvcc, "no_cuda_torch", lambda *torch: None)
+    monkeypatch.setattr(cuda_compiler, "no_cuda_torch", lambda *torch: None)
     monkeypatch.setenv("SINPE_EXT_CUDA_ARITHMETIC", "half")
     with pytest.raises(ValueError, match="^SINPE_EXT_CUDA_ARITHMETIC: expected single, double or nothing, got 'half'"):
-        _backend._load("cuda")
+        loader._load("cuda")
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
 def test_environment_variable_chooses_and_use_backend_wins(monkeypatch):
-    monkeypatch.setattr(_backend, "_setting", None)
-    monkeypatch.setattr(_backend, "_choices", {})
+    monkeypatch.setattr(loader, "_setting", None)
+    monkeypatch.setattr(loader, "_choices", {})
     monkeypatch.setenv("SINPE_EXT_BACKEND", "eager")
-    assert not _backend.compiled("cpu")
+    assert not loader.compiled("cpu")
     with use_backend("auto"):
-        assert _backend.setting() == "auto"
-    assert _backend.setting() == "eager"
+        assert loader.setting() == "auto"
+    assert loader.setting() == "eager"
     monkeypatch.setenv("SINPE_EXT_BACKEND", "fast")
     with pytest.raises(ValueError, match="SINPE_EXT_BACKEND: expected one of auto, compiled, eager, got 'fast'"):
-        _backend.setting()
+        loader.setting()
 
 
 def test_compiled_demanded_and_missing_raises_with_reason_and_remedy(monkeypatch):
-    monkeypatch.setattr(_backend, "_setting", None)
-    monkeypatch.setattr(_backend, "_choices", {})
+    monkeypatch.setattr(loader, "_setting", None)
+    monkeypatch.setattr(loader, "_choices", {})
     missing = DeviceBackend("cpu", "eager", "no C++ compiler was found", todo="install g++")
-    monkeypatch.setattr(_backend, "_found", {"cpu": missing})
+    monkeypatch.setattr(loader, "_found", {"cpu": missing})
     with pytest.raises(BackendUnavailableError, match="no C.. compiler was found; install g"):
         use_backend("compiled")
-    assert _backend.setting() != "compiled"
+    assert loader.setting() != "compiled"
     monkeypatch.setenv("SINPE_EXT_BACKEND", "compiled")
     with pytest.raises(BackendUnavailableError, match="no C.. compiler was found"):
-        _backend.compiled("cpu")
+        loader.compiled("cpu")
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu"])
 def test_device_without_kernels_is_eager_without_a_warning(device, monkeypatch, recwarn):
-    monkeypatch.setattr(_backend, "_setting", "auto")
-    monkeypatch.setattr(_backend, "_choices", {})
-    assert not _backend.compiled(device)
-    assert "kernels" in _backend.resolve(device).reason
+    monkeypatch.setattr(loader, "_setting", "auto")
+    monkeypatch.setattr(loader, "_choices", {})
+    assert not loader.compiled(device)
+    assert "kernels" in loader.resolve(device).reason
     assert not recwarn.list
-    monkeypatch.setattr(_backend, "_setting", "compiled")
-    monkeypatch.setattr(_backend, "_choices", {})
+    monkeypatch.setattr(loader, "_setting", "compiled")
+    monkeypatch.setattr(loader, "_choices", {})
     with pytest.raises(BackendUnavailableError, match=f"{device} devices have none"):
-        _backend.compiled(device)
-    assert not _backend.compiled("meta")
+        loader.compiled(device)
+    assert not loader.compiled("meta")
 
 
 # -------------------------------------------------------------------------------------- the compiled one is missing
@@ -310,7 +310,7 @@ def test_jit_switched_off(env):
 
 @needs_compiler
 def test_missing_ninja_is_named(env):
-    found = failing_report(env, "_build.find_ninja = lambda environ=None: None\n")
+    found = failing_report(env, "compilation.find_ninja = lambda environ=None: None\n")
     assert "ninja" in found["info"]["devices"]["cpu"]["reason"]
     assert found["info"]["devices"]["cpu"]["todo"] == "pip install ninja"
 
@@ -318,7 +318,7 @@ def test_missing_ninja_is_named(env):
 def test_ninja_beside_python_is_found_off_the_path(tmp_path, monkeypatch):
     ninja = write_script(tmp_path / "ninja", "exit 0")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert _build.find_ninja({"PATH": "/nonexistent"}) == str(ninja)
+    assert compilation.find_ninja({"PATH": "/nonexistent"}) == str(ninja)
 
 
 def test_old_torch_runs_eager_and_says_so(env):
@@ -375,17 +375,17 @@ def test_backend_info_without_torch():
     code = """
 import sys
 sys.modules["torch"] = None
-from sinpe_ext import _backend
-info = _backend.backend_info()
+from sinpe_ext.backend import loader
+info = loader.backend_info()
 assert info.torch is None and info.device("cpu").backend == "none" and "torch" in info.device("cpu").reason
 assert "not installed" in str(info)
-assert not _backend.compiled("cpu")
+assert not loader.compiled("cpu")
 """
     run(code, environment())
 
 
 def test_backend_info_is_plain_data_and_readable():
-    info = _backend.backend_info()
+    info = loader.backend_info()
     fields = json.loads(json.dumps(info.as_dict()))
     assert {"version", "torch", "setting", "devices", "instruction_set", "threads", "cache_dir"} <= set(fields)
     assert {"cpu", "cuda"} <= set(fields["devices"])
@@ -401,13 +401,13 @@ calls = []
 def slow_load(device, verbose=False):
     calls.append(device)
     time.sleep(0.3)
-    return _backend.DeviceBackend("cpu", "compiled", "for this test")
-_backend._load = slow_load
+    return loader.DeviceBackend("cpu", "compiled", "for this test")
+loader._load = slow_load
 answers = []
 start = threading.Barrier(8)
 def use():
     start.wait()
-    answers.append(_backend.compiled("cpu"))
+    answers.append(loader.compiled("cpu"))
 threads = [threading.Thread(target=use) for _ in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join(500)
@@ -421,13 +421,13 @@ assert answers == [True] * 8 and len(calls) == 1, (answers, calls)
 def test_child_forked_during_a_first_use_does_not_wait_for_it(env):
     code = """
 import signal
-holder = threading.Thread(target=_backend._lock.acquire)
+holder = threading.Thread(target=loader._lock.acquire)
 holder.start()
 holder.join()
 pid = os.fork()
 if pid == 0:
     signal.alarm(500)  # a child that waits is ended
-    os._exit(0 if _backend.resolve("mps").backend == "eager" else 1)
+    os._exit(0 if loader.resolve("mps").backend == "eager" else 1)
 assert os.waitpid(pid, 0)[1] == 0
 os._exit(0)
 """

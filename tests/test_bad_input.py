@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import sinpe_ext as sinpe
-from sinpe_ext import _backend
+from sinpe_ext.backend import loader
 
 B, S, D = 2, 5, 8
 MAX = 2**63 - 1
@@ -265,14 +265,14 @@ NUMBERS: dict[str, Case] = {
 
 def refusal(call: Call, kind: str, error: type[Exception]) -> str:
     device = "meta" if kind == "meta" else "cpu"
-    with _backend.use_backend("auto" if kind == "meta" else kind), pytest.raises(error) as caught:
+    with loader.use_backend("auto" if kind == "meta" else kind), pytest.raises(error) as caught:
         call(device)
     assert type(caught.value) is error
     return str(caught.value)
 
 
 def kinds(wanted: tuple[str, ...]) -> list[str]:
-    has_kernels = _backend.setting() != "eager" and _backend.resolve("cpu").backend == "compiled"
+    has_kernels = loader.setting() != "eager" and loader.resolve("cpu").backend == "compiled"
     return [kind for kind in wanted if kind != "compiled" or has_kernels]
 
 

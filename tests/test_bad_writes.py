@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import sinpe_ext as sinpe
-from sinpe_ext import _backend
 from sinpe_ext import numpy as sinpe_numpy
+from sinpe_ext.backend import loader
 
 B, S, D = 2, 5, 8
 MAX = 2**63 - 1
@@ -293,7 +293,7 @@ def test_numpy_writes_into_any_layout_that_has_a_place_for_each_element() -> Non
 @pytest.mark.parametrize("case", NUMPY.values(), ids=NUMPY)
 def test_numpy(case: Any, backend: str) -> None:
     call, error, pattern = case
-    if backend == "compiled" and _backend.core_module()[0] is None:
+    if backend == "compiled" and loader.core_module()[0] is None:
         pytest.skip("no _core: NumPy itself is tested as eager")
     with pytest.raises(error, match=pattern) as caught:
         call()

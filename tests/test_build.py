@@ -13,11 +13,11 @@ import pytest
 from build_support import build_by, copy_project, needs_compiler, wheel_of, write_script, write_small_sources
 from children import REPOSITORY, execute
 
-from sinpe_ext import _backend, _build
-from sinpe_ext._build import BuildUnavailable
 from sinpe_ext._version import __version__
+from sinpe_ext.backend import compilation, loader
+from sinpe_ext.backend.compilation import BuildUnavailable
 
-GCC = _build.Compiler(("/usr/bin/g++",), "/usr/bin/g++-12", "g++ 12.2.0")
+GCC = compilation.Compiler(("/usr/bin/g++",), "/usr/bin/g++-12", "g++ 12.2.0")
 TORCH = {"torch": "2.13.0+cpu", "torch_git": "cf30153c", "cuda": "None"}
 
 
@@ -25,14 +25,14 @@ TORCH = {"torch": "2.13.0+cpu", "torch_git": "cf30153c", "cuda": "None"}
 
 
 def test_target_version_is_2_11():
-    assert _build.torch_target_version() == 0x020B000000000000
-    assert "-DTORCH_TARGET_VERSION=0x020b000000000000" in _build.compile_flags("cpu")
+    assert compilation.torch_target_version() == 0x020B000000000000
+    assert "-DTORCH_TARGET_VERSION=0x020b000000000000" in compilation.compile_flags("cpu")
 
 
 @pytest.mark.bad_input(27, "compiled", "CUDA")
 @pytest.mark.parametrize("target", ["cpu", "core", "cuda", "emulated"])
 def test_flags_keep_to_the_rounding_and_to_every_machine(target):
-    flags = _build.compile_flags(target)
+    flags = compilation.compile_flags(target)
     assert "-ffp-contract=off" in flags
     assert not [f for f in flags if f.startswith(("-std", "-march", "-ffast-math", "-Ofast", "-funsafe"))]
 
@@ -40,12 +40,13 @@ def test_flags_keep_to_the_rounding_and_to_every_machine(target):
 def test_sanitizers_are_for_tests_alone(monkeypatch):
     monkeypatch.delenv("SINPE_EXT_SANITIZE", raising=False)  # tools/asan.py sets it
     plain = {
-        target: (_build.compile_flags(target), _build.link_flags(target)) for target in ("cpu", "core", "emulated")
+        target: (compilation.compile_flags(target), compilation.link_flags(target))
+        for target in ("cpu", "core", "emulated")
     }
     assert not [f for flags in plain.values() for part in flags for f in part if "sanitize" in f]
     monkeypatch.setenv("SINPE_EXT_SANITIZE", "1")
     for target in plain:  # what tools/asan.py runs
-        for flags in (_build.compile_flags(target), _build.link_flags(target)):
+        for flags in (compilation.compile_flags(target), compilation.link_flags(target)):
             assert {"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"} <= set(flags)
 
 
@@ -54,13 +55,13 @@ def test_sanitizers_are_for_tests_alone(monkeypatch):
     [("2.13.0+cpu", (2, 13)), ("2.6", (2, 6)), ("2.14.0a0+gitabc", (2, 14)), ("3.0.0.dev2027", (3, 0))],
 )
 def test_torch_version_is_read(text, expected):
-    assert _build.parse_version(text) == expected
+    assert compilation.parse_version(text) == expected
 
 
 def test_sources_of_the_libraries():
     root = REPOSITORY / "csrc"
-    cpu = {path.relative_to(root).as_posix() for path in _build.sources("cpu", root)}
-    core = {path.relative_to(root).as_posix() for path in _build.sources("core", root)}
+    cpu = {path.relative_to(root).as_posix() for path in compilation.sources("cpu", root)}
+    core = {path.relative_to(root).as_posix() for path in compilation.sources("core", root)}
     assert {path.split("/")[0] for path in cpu} == {"cpu", "torch"}
     assert {path.split("/")[0] for path in core} == {"cpu", "pybind"}
     assert "cpu/parallel_standalone.cpp" in core - cpu
@@ -71,73 +72,73 @@ def test_sources_of_the_libraries():
 )
 def test_key_changes_with_each_ingredient(ingredient, tmp_path):
     root = write_small_sources(tmp_path)
-    before = _build.build_key(_build.build_facts("cpu", root, GCC, TORCH))
-    assert before == _build.build_key(_build.build_facts("cpu", root, GCC, dict(TORCH)))
+    before = compilation.build_key(compilation.build_facts("cpu", root, GCC, TORCH))
+    assert before == compilation.build_key(compilation.build_facts("cpu", root, GCC, dict(TORCH)))
     assert re.fullmatch("[0-9a-f]{16}", before)
     target, compiler, torch = "cpu", GCC, dict(TORCH)
     if ingredient in torch:
         torch[ingredient] += "x"
     elif ingredient == "compiler":
-        compiler = _build.Compiler(GCC.command, "/usr/bin/g++-13", GCC.version)
+        compiler = compilation.Compiler(GCC.command, "/usr/bin/g++-13", GCC.version)
     elif ingredient == "version":
-        compiler = _build.Compiler(GCC.command, GCC.path, "g++ 12.3.0")
+        compiler = compilation.Compiler(GCC.command, GCC.path, "g++ 12.3.0")
     elif ingredient == "options":
-        compiler = _build.Compiler((*GCC.command, "-m32"), GCC.path, GCC.version)
+        compiler = compilation.Compiler((*GCC.command, "-m32"), GCC.path, GCC.version)
     elif ingredient == "sources":
         (root / "core" / "number.h").write_text("int sinpe_number();  // a header alone\n")
     else:
         target = "core"
-    assert _build.build_key(_build.build_facts(target, root, compiler, torch)) != before
+    assert compilation.build_key(compilation.build_facts(target, root, compiler, torch)) != before
 
 
 @pytest.mark.parametrize("what", ["flags", "python", "machine"])
 def test_key_changes_with_flags_python_and_machine(what, tmp_path, monkeypatch):
     root = write_small_sources(tmp_path)
-    before = _build.build_facts("cpu", root, GCC, TORCH)
+    before = compilation.build_facts("cpu", root, GCC, TORCH)
     if what == "flags":
-        monkeypatch.setattr(_build, "compile_flags", lambda target: ["-O2"])
+        monkeypatch.setattr(compilation, "compile_flags", lambda target: ["-O2"])
     elif what == "python":
-        monkeypatch.setattr(_build.sysconfig, "get_config_var", lambda name: "cpython-399-other")
+        monkeypatch.setattr(compilation.sysconfig, "get_config_var", lambda name: "cpython-399-other")
     else:
-        monkeypatch.setattr(_build.platform, "machine", lambda: "riscv64")
-    after = _build.build_facts("cpu", root, GCC, TORCH)
+        monkeypatch.setattr(compilation.platform, "machine", lambda: "riscv64")
+    after = compilation.build_facts("cpu", root, GCC, TORCH)
     assert [name for name in before if before[name] != after[name]] == [what]
-    assert _build.build_key(after) != _build.build_key(before)
+    assert compilation.build_key(after) != compilation.build_key(before)
 
 
 def test_source_hash_ignores_what_is_not_compiled_in(tmp_path):
     root = write_small_sources(tmp_path)
-    before = _build.source_hash("cpu", root)
+    before = compilation.source_hash("cpu", root)
     (root / "cpu" / "notes.txt").write_text("x")
     (root / "pybind").mkdir()
     (root / "pybind" / "core.cpp").write_text("x")
-    assert _build.source_hash("cpu", root) == before
+    assert compilation.source_hash("cpu", root) == before
     (root / "cpu" / "rows.inc").write_text("x")
-    assert _build.source_hash("cpu", root) != before
+    assert compilation.source_hash("cpu", root) != before
 
 
 def test_compiler_of_several_words_and_missing_ones(tmp_path):
     fake = write_script(tmp_path / "g++", 'echo "fake g++ 1.0"')
-    found = _build.find_compiler({"PATH": str(tmp_path)})
-    assert found == _build.Compiler((str(fake),), os.path.realpath(fake), "fake g++ 1.0")
-    found = _build.find_compiler({"PATH": str(tmp_path), "CXX": "g++ -m64"})
+    found = compilation.find_compiler({"PATH": str(tmp_path)})
+    assert found == compilation.Compiler((str(fake),), os.path.realpath(fake), "fake g++ 1.0")
+    found = compilation.find_compiler({"PATH": str(tmp_path), "CXX": "g++ -m64"})
     assert found.command == (str(fake), "-m64")
     with pytest.raises(BuildUnavailable, match="no C.. compiler was found"):
-        _build.find_compiler({"PATH": str(tmp_path / "none")})
+        compilation.find_compiler({"PATH": str(tmp_path / "none")})
     with pytest.raises(BuildUnavailable, match="CXX=icpc was not found"):
-        _build.find_compiler({"PATH": str(tmp_path), "CXX": "icpc"})
+        compilation.find_compiler({"PATH": str(tmp_path), "CXX": "icpc"})
 
 
 def test_build_environment_is_restored(monkeypatch):
     monkeypatch.setenv("MAX_JOBS", "3")
     monkeypatch.delenv("CXX", raising=False)
     before = dict(os.environ)
-    with pytest.raises(ZeroDivisionError), _build.build_environment(None, "/usr/bin/g++"):
+    with pytest.raises(ZeroDivisionError), compilation.build_environment(None, "/usr/bin/g++"):
         assert os.environ["MAX_JOBS"] == "3" and os.environ["CXX"] == "/usr/bin/g++"
         raise ZeroDivisionError
     assert dict(os.environ) == before
     monkeypatch.delenv("MAX_JOBS")
-    with _build.build_environment(None):
+    with compilation.build_environment(None):
         assert int(os.environ["MAX_JOBS"]) >= 1
     assert "MAX_JOBS" not in os.environ
 
@@ -145,18 +146,18 @@ def test_build_environment_is_restored(monkeypatch):
 def test_a_compiler_by_its_way_from_here_is_found_from_elsewhere(tmp_path, monkeypatch):
     write_script(tmp_path / "my-g++", "echo my g++ 1.0")
     monkeypatch.chdir(tmp_path)
-    assert _build.find_compiler({"CXX": "./my-g++", "PATH": ""}).command == (str(tmp_path / "my-g++"),)
-    assert _build.find_compiler({"CXX": "./my-g++ -O1", "PATH": ""}).command == (str(tmp_path / "my-g++"), "-O1")
+    assert compilation.find_compiler({"CXX": "./my-g++", "PATH": ""}).command == (str(tmp_path / "my-g++"),)
+    assert compilation.find_compiler({"CXX": "./my-g++ -O1", "PATH": ""}).command == (str(tmp_path / "my-g++"), "-O1")
 
 
 def test_damaged_json_counts_as_absent(tmp_path):
     path = tmp_path / "done.json"
-    assert _build.read_json(path) == {}
+    assert compilation.read_json(path) == {}
     for text in ("", "{", "[1]", "\xff"):
         path.write_text(text, encoding="latin-1")
-        assert _build.read_json(path) == {}
-    _build.write_json(path, {"a": 1})
-    assert _build.read_json(path) == {"a": 1} and [p.name for p in tmp_path.iterdir()] == ["done.json"]
+        assert compilation.read_json(path) == {}
+    compilation.write_json(path, {"a": 1})
+    assert compilation.read_json(path) == {"a": 1} and [p.name for p in tmp_path.iterdir()] == ["done.json"]
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
@@ -176,15 +177,15 @@ def test_prebuilt_library_that_does_not_serve(manifest, reason, tmp_path):
     root = write_small_sources(tmp_path / "csrc")
     (package / "old.so").write_bytes(b"not a library")
     if manifest is not None:
-        text = json.dumps(manifest).replace('"now"', f'"{_build.source_hash("cpu", root)}"')
-        (package / _build.MANIFEST).write_text(text)
+        text = json.dumps(manifest).replace('"now"', f'"{compilation.source_hash("cpu", root)}"')
+        (package / compilation.MANIFEST).write_text(text)
     with pytest.raises(BuildUnavailable, match=reason):
-        _backend._load_prebuilt("cpu", package)
+        loader._load_prebuilt("cpu", package)
 
 
 @pytest.mark.bad_input(27, "compiled", "NumPy")
 def test_built_libraries_link_only_what_they_should():
-    manifest = _build.read_json(REPOSITORY / "sinpe_ext" / _build.MANIFEST)
+    manifest = compilation.read_json(REPOSITORY / "sinpe_ext" / compilation.MANIFEST)
     libraries = manifest.get("libraries", {})
     if not libraries:
         pytest.skip("nothing was built at install time")
@@ -213,12 +214,12 @@ def test_wheel_without_libraries_carries_the_jit_sources(project, tmp_path):
     assert "sinpe_ext/py.typed" in names and not [name for name in names if name.startswith("tests")]
 
     archive.extractall(tmp_path / "site")
-    root = _build.source_root(tmp_path / "site" / "sinpe_ext")
+    root = compilation.source_root(tmp_path / "site" / "sinpe_ext")
     assert root == tmp_path / "site" / "sinpe_ext" / "_csrc"
     for target in ("cpu", "core", "cuda"):
-        assert _build.source_hash(target, root) == _build.source_hash(target, REPOSITORY / "csrc")
+        assert compilation.source_hash(target, root) == compilation.source_hash(target, REPOSITORY / "csrc")
     with pytest.raises(BuildUnavailable, match="SINPE_EXT_BUILD=none"):
-        _backend._load_prebuilt("cpu", tmp_path / "site" / "sinpe_ext")
+        loader._load_prebuilt("cpu", tmp_path / "site" / "sinpe_ext")
 
 
 def test_install_without_compiler_succeeds_and_says_so(project, tmp_path):

@@ -171,9 +171,9 @@ def test_a_build_for_another_torch_is_not_used(env: dict[str, str]) -> None:
 def other():
     torch.__version__ = "2.99.0+cpu"
 def no_compiler(environ=None):
-    raise _build.BuildUnavailable("no C++ compiler was found")
+    raise compilation.BuildUnavailable("no C++ compiler was found")
 def without_compiler(*changes):
-    _build.find_compiler = no_compiler
+    compilation.find_compiler = no_compiler
     for change in changes:
         change()
 assert child(right) == 0 and compiled_since() == 1
@@ -280,7 +280,7 @@ folder = pathlib.Path(os.environ["SINPE_EXT_CACHE_DIR"]).parent / "gone"
 folder.mkdir()
 os.chdir(folder)
 folder.rmdir()
-found = _backend.resolve("cpu")  # which imports setuptools
+found = loader.resolve("cpu")  # which imports setuptools
 assert found.backend == "compiled" or found.todo == "change to a folder that exists", found
 """
     forked(PREAMBLE + code, env)
@@ -335,10 +335,10 @@ def other():
     eager("Read-only file system")
 assert child(other) == 0
 def damaged():
-    real = _backend._load_library
+    real = loader._load_library
     def load(path, device="cpu"):
         raise OSError("it does not load")
-    _backend._load_library = load
+    loader._load_library = load
     eager("cannot be replaced", "Read-only file system")
 assert child(damaged) == 0
 """
@@ -378,7 +378,7 @@ assert child(limited) == 0
 def full(*arguments):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 def filled():
-    _build.write_json = full
+    compilation.write_json = full
     right()
 compiled_since()
 assert child(filled) == 0 and compiled_since() == 1
@@ -401,7 +401,7 @@ def remove():
 def either():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = _backend.resolve("cpu")
+        found = loader.resolve("cpu")
     if found.backend == "compiled":
         right()
     else:
@@ -424,18 +424,18 @@ assert child(removed_in_use) == 0
 def test_the_package_removed_in_use(env: dict[str, str], tmp_path: Path) -> None:
     """As by pip uninstall: what is loaded goes on, what is not says what is missing."""
     package = tmp_path / "site" / "sinpe_ext"
-    shutil.copytree(Path(_build_file()).parent, package, ignore=shutil.ignore_patterns("*.so", "_build.json", "__py*"))
+    shutil.copytree(_package(), package, ignore=shutil.ignore_patterns("*.so", "_build.json", "__py*"))
     shutil.copytree(env["SMALL_SOURCES"], package / "_csrc")
     code = """
 import pathlib, shutil, sys, torch
 sys.meta_path[:] = [f for f in sys.meta_path if not getattr(f, "__module__", "").startswith("__editable__")]
 import sinpe_ext
-from sinpe_ext import _backend, _build, _jit, _cache
-rows = sinpe_ext.table(4, 6) if _backend.use_backend("eager") else None
+from sinpe_ext.backend import loader, compilation, jit, build_cache
+rows = sinpe_ext.table(4, 6) if loader.use_backend("eager") else None
 shutil.rmtree(pathlib.Path(sinpe_ext.__file__).parent)
 assert torch.equal(sinpe_ext.table(4, 6), rows)
-_backend.use_backend("auto")
-found = _backend.resolve("cpu")
+loader.use_backend("auto")
+found = loader.resolve("cpu")
 assert found.backend == "eager" and "the C++ sources are not installed" in found.reason, found
 try:
     sinpe_ext.plot
@@ -446,7 +446,7 @@ except ImportError as error:
     forked(code, {**env, "PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path)
 
 
-def _build_file() -> str:
-    from sinpe_ext import _build
+def _package() -> Path:
+    import sinpe_ext
 
-    return _build.__file__
+    return Path(sinpe_ext.__file__).parent

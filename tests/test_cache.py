@@ -10,8 +10,8 @@ import pytest
 from build_support import PREAMBLE, needs_compiler, write_small_sources
 from children import environment, forked, run
 
-from sinpe_ext import _backend, _build, _cache
-from sinpe_ext._build import BuildUnavailable
+from sinpe_ext.backend import build_cache, compilation, loader
+from sinpe_ext.backend.compilation import BuildUnavailable
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_it_is(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert _cache.directory() == Path(expected)
+    assert build_cache.directory() == Path(expected)
 
 
 @pytest.mark.parametrize("chosen", [None, "~nobody-of-that-name/cache"])
@@ -48,9 +48,9 @@ def test_a_user_without_a_home_has_none(chosen: str | None, monkeypatch: pytest.
     if chosen:
         monkeypatch.setenv("SINPE_EXT_CACHE_DIR", chosen)
     with pytest.raises(BuildUnavailable, match="there is no home directory for the cache ~") as caught:
-        _cache.checked(create=True)
-    assert caught.value.todo == _cache.OWN_FOLDER
-    assert _backend.backend_info().cache_dir.startswith("none: there is no home directory")
+        build_cache.checked(create=True)
+    assert caught.value.todo == build_cache.OWN_FOLDER
+    assert loader.backend_info().cache_dir.startswith("none: there is no home directory")
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_is_private(folder: Path) -> None:
     before = os.umask(0)
     try:
-        assert _cache.checked(create=False) is None and not folder.exists()
-        assert _cache.checked(create=True) == folder and folder.stat().st_mode & 0o777 == 0o700
+        assert build_cache.checked(create=False) is None and not folder.exists()
+        assert build_cache.checked(create=True) == folder and folder.stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)
 
@@ -75,10 +75,10 @@ def test_a_folder_that_every_user_may_write_to(mode: int, refused: str, folder: 
     folder.mkdir()
     folder.chmod(mode)
     if not refused:
-        assert _cache.checked(create=True) == folder
+        assert build_cache.checked(create=True) == folder
         return
     with pytest.raises(BuildUnavailable, match=refused):
-        _cache.checked(create=True)
+        build_cache.checked(create=True)
 
 
 @pytest.mark.parametrize("mode, refused", [(0o777, True), (0o1777, False)])
@@ -91,21 +91,21 @@ def test_a_parent_that_every_user_may_write_to(
     monkeypatch.setenv("SINPE_EXT_CACHE_DIR", str(tmp_path / "shared" / "cache"))
     if refused:
         with pytest.raises(BuildUnavailable, match="every user may write to .*/shared"):
-            _cache.checked(create=True)
+            build_cache.checked(create=True)
     else:
-        assert _cache.checked(create=True)
+        assert build_cache.checked(create=True)
 
 
 @pytest.mark.parametrize("private", [True, False])
 def test_a_folder_that_a_group_may_write_to(private: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     folder.chmod(0o770)
-    monkeypatch.setattr(_cache, "_is_private", lambda group: private)
+    monkeypatch.setattr(build_cache, "_is_private", lambda group: private)
     if private:
-        assert _cache.checked(create=True) == folder
+        assert build_cache.checked(create=True) == folder
     else:
         with pytest.raises(BuildUnavailable, match="a group may write to it") as caught:
-            _cache.checked(create=True)
+            build_cache.checked(create=True)
         assert caught.value.todo == f"chmod g-w {folder}"
 
 
@@ -121,7 +121,7 @@ def test_a_group_is_private_by_its_name_and_members(monkeypatch: pytest.MonkeyPa
     ):
         group = grp.struct_group((found, "x", 7, members))
         monkeypatch.setattr(grp, "getgrgid", lambda number, group=group: group)
-        assert _cache._is_private(7) is answer
+        assert build_cache._is_private(7) is answer
 
 
 def test_a_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch)
         pytest.skip("root's folders are accepted")
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     with pytest.raises(BuildUnavailable, match="belongs to another user"):
-        _cache.checked(create=True)
+        build_cache.checked(create=True)
 
 
 @pytest.mark.parametrize("which, mode", [("", 0o777), ("library", 0o666), ("done.json", 0o622), ("library", 0o600)])
@@ -139,19 +139,21 @@ def test_a_build_that_others_may_write_to(which: str, mode: int, tmp_path: Path)
     folder = tmp_path / "key"
     folder.mkdir(mode=0o755)
     (folder / "library").write_bytes(b"x")
-    _build.write_json(folder / "done.json", {"file": "library", "sha256": _build.file_hash(folder / "library")})
+    compilation.write_json(
+        folder / "done.json", {"file": "library", "sha256": compilation.file_hash(folder / "library")}
+    )
     for path in (folder, *folder.iterdir()):
         path.chmod(path.stat().st_mode & 0o755)
-    assert _cache.finished(folder) == folder / "library"
+    assert build_cache.finished(folder) == folder / "library"
     (folder / which).chmod(mode)
     if mode == 0o600:
-        assert _cache.finished(folder) == folder / "library"
+        assert build_cache.finished(folder) == folder / "library"
         return
     with pytest.raises(BuildUnavailable, match="is not safe: every user may write"):
-        _cache.finished(folder)
+        build_cache.finished(folder)
     if which:
         folder.chmod(0o700)
-        assert _cache.finished(folder) == folder / "library"  # nobody else comes as far
+        assert build_cache.finished(folder) == folder / "library"  # nobody else comes as far
 
 
 def test_a_library_that_a_group_may_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,26 +161,28 @@ def test_a_library_that_a_group_may_write_to(tmp_path: Path, monkeypatch: pytest
     folder = tmp_path / "key"
     folder.mkdir(mode=0o750)
     (folder / "library").write_bytes(b"x")
-    _build.write_json(folder / "done.json", {"file": "library", "sha256": _build.file_hash(folder / "library")})
+    compilation.write_json(
+        folder / "done.json", {"file": "library", "sha256": compilation.file_hash(folder / "library")}
+    )
     (folder / "library").chmod(0o664)
-    monkeypatch.setattr(_cache, "_is_private", lambda group: False)
+    monkeypatch.setattr(build_cache, "_is_private", lambda group: False)
     with pytest.raises(BuildUnavailable, match="a group may write to it"):
-        _cache.finished(folder)
+        build_cache.finished(folder)
     folder.chmod(0o700)
-    assert _cache.finished(folder) == folder / "library"
+    assert build_cache.finished(folder) == folder / "library"
 
 
 def test_a_link_is_judged_by_what_it_leads_to(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir(mode=0o700)
     folder.symlink_to(target)
-    assert _cache.checked(create=True) == target
+    assert build_cache.checked(create=True) == target
     target.chmod(0o777)
     with pytest.raises(BuildUnavailable, match="every user may write to .*/target"):
-        _cache.checked(create=True)
+        build_cache.checked(create=True)
     target.rmdir()
     with pytest.raises(BuildUnavailable, match="cannot be used"):
-        _cache.checked(create=True)
+        build_cache.checked(create=True)
 
 
 @needs_compiler
@@ -188,7 +192,7 @@ def test_an_unwritable_home_leaves_nothing_elsewhere(tmp_path: Path) -> None:
     for name in ("temporary", "here"):
         (tmp_path / name).mkdir()
     env = environment(HOME="/proc/self/nowhere", XDG_CACHE_HOME=None, TMPDIR=str(tmp_path / "temporary"))
-    code = 'found = _backend.resolve("cpu")\nprint(found.backend, found.reason)'
+    code = 'found = loader.resolve("cpu")\nprint(found.backend, found.reason)'
     out, err = forked(PREAMBLE + code, {**env, "SMALL_SOURCES": str(sources)}, cwd=tmp_path / "here")
     assert out.startswith("eager") and "/proc/self/nowhere/.cache/sinpe_ext cannot be used" in out
     assert "Warning" not in err and not list((tmp_path / "temporary").iterdir())
@@ -206,13 +210,13 @@ def test_a_library_that_was_cut_short_is_not_loaded(tmp_path: Path) -> None:
     whole.write_bytes(content)
     for length in (0, 3, 30, 70, len(content) // 20):
         half.write_bytes(content[:length])
-        assert _build.is_cut_short(half) is (length > 6)
+        assert compilation.is_cut_short(half) is (length > 6)
     if content[:6] == b"\x7fELF\x02\x01":
-        assert not _build.is_cut_short(whole)
+        assert not compilation.is_cut_short(whole)
         library = {"file": half.name, "sources": "any", "torch": "2.13"}
-        (tmp_path / _build.MANIFEST).write_text(json.dumps({"libraries": {"cpu": library}}))
+        (tmp_path / compilation.MANIFEST).write_text(json.dumps({"libraries": {"cpu": library}}))
         with pytest.raises(BuildUnavailable, match="is damaged: its end is missing"):
-            _backend._load_prebuilt("cpu", tmp_path)
+            loader._load_prebuilt("cpu", tmp_path)
 
 
 AT_IMPORT = """
@@ -232,8 +236,8 @@ for name in dir(sinpe_ext):
 encoding = sinpe_ext.convention("t2t", 8)
 layers = [sinpe_ext.SinusoidalPositionalEncoding(8), sinpe_ext.SinusoidalEmbedding(5, 8)]
 assert not seen, seen
-from sinpe_ext import _backend
-assert not _backend.found()
+from sinpe_ext.backend import loader
+assert not loader.found()
 open(os.devnull, "w").close()
 os.system("true")
 assert [event for event, _ in seen] == ["open", "os.system"]

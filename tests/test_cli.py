@@ -186,14 +186,14 @@ def test_build(
 ) -> None:
     import torch
 
-    from sinpe_ext import _backend
+    from sinpe_ext.backend import loader
 
     def build(device: str, verbose: bool) -> str:
         if device == "cuda" and cuda is None:
-            raise _backend.BackendUnavailableError("torch is a CPU build")
+            raise loader.BackendUnavailableError("torch is a CPU build")
         return f"/{device}.so"
 
-    monkeypatch.setattr(_backend, "build", build)
+    monkeypatch.setattr(loader, "build", build)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", listed)

@@ -15,7 +15,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
-from sinpe_ext import _backend, _checks
+from sinpe_ext import _checks
+from sinpe_ext.backend import loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # torch's own use of it
 
@@ -107,7 +108,7 @@ TRAINED = Layer(D, 0.0, encoding=T2T, batch_first=False, learned_alpha=True)
 
 def same(got: Tensor, want: Tensor) -> bool:
     """Equal bits; in float64 an ULP where a graph runs kernels that another test loaded and `want` is the twin's."""
-    if got.dtype == torch.float64 and _backend.setting() == "eager":
+    if got.dtype == torch.float64 and loader.setting() == "eager":
         return torch.allclose(got, want, rtol=0, atol=2.0**-49)
     return torch.equal(got, want)
 
@@ -282,7 +283,7 @@ def test_the_mark_is_torchs_own() -> None:
 
 def test_the_kernels_are_loaded_before_the_graph_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    compiled = _backend.compiled
-    monkeypatch.setattr(_backend, "compiled", lambda device: asked.append(device) or compiled(device))
+    compiled = loader.compiled
+    monkeypatch.setattr(loader, "compiled", lambda device: asked.append(device) or compiled(device))
     torch.compile(lambda t: sinpe.add(t, T2T), fullgraph=True, backend="eager")(x())
     assert asked == ["cpu"]

@@ -13,8 +13,8 @@ import pytest
 from build_support import PREAMBLE, needs_compiler, needs_nvcc, write_nvcc, write_small_sources
 from children import REPOSITORY, environment, execute, forked
 
-from sinpe_ext import _backend, _build, _nvcc
-from sinpe_ext._build import BuildUnavailable
+from sinpe_ext.backend import compilation, cuda_compiler, loader
+from sinpe_ext.backend.compilation import BuildUnavailable
 
 # ------------------------------------------------------------------------------------------------------------- sources
 
@@ -22,12 +22,14 @@ from sinpe_ext._build import BuildUnavailable
 def test_sources_of_the_cuda_library():
     root = REPOSITORY / "csrc"
     for target in ("cuda", "emulated"):
-        names = [path.relative_to(root).as_posix() for path in _build.sources(target, root)]
+        names = [path.relative_to(root).as_posix() for path in compilation.sources(target, root)]
         assert not [n for n in names if not n.startswith(("cuda/", "torch/cuda_"))]
-    assert not [path for path in _build.sources("cpu", root) if path.name.startswith("cuda_") or path.suffix == ".cu"]
-    assert "-DSINPE_EMULATED" in _build.compile_flags("emulated")
-    assert "-DSINPE_EMULATED" not in _build.compile_flags("cuda")
-    assert "emulated" not in _build.LIBRARY_NAMES
+    assert not [
+        path for path in compilation.sources("cpu", root) if path.name.startswith("cuda_") or path.suffix == ".cu"
+    ]
+    assert "-DSINPE_EMULATED" in compilation.compile_flags("emulated")
+    assert "-DSINPE_EMULATED" not in compilation.compile_flags("cuda")
+    assert "emulated" not in compilation.LIBRARY_NAMES
 
 
 @pytest.mark.parametrize(
@@ -48,10 +50,10 @@ def test_sources_of_the_cuda_library():
 def test_a_changed_file_changes_the_libraries_that_it_is_in(name, changed, tmp_path):
     root = write_small_sources(tmp_path)
     targets = ("cpu", "core", "cuda", "emulated")
-    before = {target: _build.source_hash(target, root) for target in targets}
+    before = {target: compilation.source_hash(target, root) for target in targets}
     (root / name).parent.mkdir(exist_ok=True)
     (root / name).write_text("// changed\n")
-    assert {target for target in targets if _build.source_hash(target, root) != before[target]} == changed
+    assert {target for target in targets if compilation.source_hash(target, root) != before[target]} == changed
 
 
 # ----------------------------------------------------------------------------------------- the backend and its reasons
@@ -60,11 +62,11 @@ REPORT = """
 import json, torch
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    answers = [_backend.compiled("cuda") for _ in range(3)]
-found = _backend.resolve("cuda")
+    answers = [loader.compiled("cuda") for _ in range(3)]
+found = loader.resolve("cuda")
 key = {"compiled": answers, "reason": found.reason, "todo": found.todo, "how": found.how, "build": found.build}
 print(json.dumps({**key, "library": found.library, "warnings": [str(w.message) for w in caught],
-                  "text": str(_backend.backend_info()), "started": torch.cuda.is_initialized()}))
+                  "text": str(loader.backend_info()), "started": torch.cuda.is_initialized()}))
 """
 
 
@@ -161,24 +163,24 @@ def test_prebuilt_library_serves_the_devices_here_or_is_passed_over(change, reas
     package.mkdir()
     root = write_small_sources(tmp_path / "csrc")
     (package / "_C_cuda.so").write_bytes(b"")
-    built = {"file": "_C_cuda.so", "sources": _build.source_hash("cuda", root), "cuda": "12.8", "torch": "2.13.0"}
+    built = {"file": "_C_cuda.so", "sources": compilation.source_hash("cuda", root), "cuda": "12.8", "torch": "2.13.0"}
     built |= {"architectures": "8.0 9.0+PTX", "nvcc_version": "12.8.61", "compiler_version": "g++", **change}
-    (package / _build.MANIFEST).write_text(json.dumps({"libraries": {"cuda": built}}))
+    (package / compilation.MANIFEST).write_text(json.dumps({"libraries": {"cuda": built}}))
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr("sinpe_ext._jit.device_capabilities", lambda: [(8, 6), (9, 0)])
-    monkeypatch.setattr(_backend, "_load_library", lambda path, device: None)
+    monkeypatch.setattr("sinpe_ext.backend.jit.device_capabilities", lambda: [(8, 6), (9, 0)])
+    monkeypatch.setattr(loader, "_load_library", lambda path, device: None)
     if reason:
         with pytest.raises(BuildUnavailable, match=reason):
-            _backend._load_prebuilt("cuda", package)
+            loader._load_prebuilt("cuda", package)
         return
-    found = _backend._load_prebuilt("cuda", package)
+    found = loader._load_prebuilt("cuda", package)
     assert found.backend == "compiled" and found.how == "prebuilt"
 
 
 def test_reason_of_the_install_is_the_reason_of_the_device(tmp_path):
-    (tmp_path / _build.MANIFEST).write_text(json.dumps({"libraries": {}, "cuda_reason": "no nvcc, that day"}))
+    (tmp_path / compilation.MANIFEST).write_text(json.dumps({"libraries": {}, "cuda_reason": "no nvcc, that day"}))
     with pytest.raises(BuildUnavailable, match="no nvcc, that day"):
-        _backend._load_prebuilt("cuda", tmp_path)
+        loader._load_prebuilt("cuda", tmp_path)
 
 
 # ---------------------------------------------------------------------------------- built, and loaded without a device
@@ -195,7 +197,7 @@ assert not torch.cuda.is_initialized()
 
 def real_cuda() -> str:
     """The version of the nvcc here, for which torch is then said to be built."""
-    return _nvcc.find_nvcc(None).version
+    return cuda_compiler.find_nvcc(None).version
 
 
 def links_what_it_should(library: Path) -> None:
@@ -236,9 +238,9 @@ def test_compiled_on_first_use_it_loads_without_a_device(env, tmp_path):
 @needs_compiler
 def test_emulated_library_takes_the_place_of_the_cpus(env):
     code = """
-from sinpe_ext import _jit
+from sinpe_ext.backend import jit
 import torch
-path, facts = _jit.library("emulated", _backend._load_library)
+path, facts = jit.library("emulated", loader._load_library)
 assert torch.ops.sinpe_ext.cpu_isa.default() == "small-8" and facts["target"] == "emulated", facts
 assert "nvcc" not in facts
 """
@@ -339,7 +341,7 @@ def test_install_with_nvcc_builds_a_library_that_loads_without_a_device(project,
     assert status == 0, output
     built = manifest["libraries"]["cuda"]
     assert built["architectures"] == "9.0 12.0+PTX" and built["cuda"] == real_cuda()
-    assert built["sources"] == _build.source_hash("cuda", project / "csrc")
+    assert built["sources"] == compilation.source_hash("cuda", project / "csrc")
     archive.extractall(tmp_path / "site")
     library = tmp_path / "site" / "sinpe_ext" / built["file"]
     links_what_it_should(library)

@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinpe_ext as sinpe
-from sinpe_ext import _backend, _checks, _embed_checks, _ops, _plan_words, _rows, _seed
+from sinpe_ext import _checks, _embed_checks, _ops, _plan_words, _rows, _seed
 from sinpe_ext._plan import plan
+from sinpe_ext.backend import loader
 from sinpe_ext.runtime import device_constants
 
 B, S, D, V = 2, 3, 8, 9
@@ -180,7 +181,7 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(_rows, "no_data", lambda device: False)
         monkeypatch.setattr(_checks, "unreadable", lambda value: False)
         monkeypatch.setattr(_seed, "unreadable", lambda value: False)
-        monkeypatch.setattr(_backend, "_choices", {"cuda": True, "cpu": True})
+        monkeypatch.setattr(loader, "_choices", {"cuda": True, "cpu": True})
         yield
 
 

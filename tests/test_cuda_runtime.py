@@ -16,7 +16,7 @@ from cuda_support import assert_rows, assert_sums, cuda, randn  # noqa: F401
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext import _backend
+from sinpe_ext.backend import loader
 
 B, S, D, V = 4, 64, 128, 50
 P = 0.3
@@ -363,6 +363,6 @@ def test_torch_func(cuda: torch.device) -> None:  # noqa: F811
 def test_the_eager_twin_on_the_device(cuda: torch.device) -> None:  # noqa: F811
     """What runs where the kernels cannot be built."""
     x = randn(B, S, D).to(cuda)
-    with _backend.use_backend("eager"):
+    with loader.use_backend("eager"):
         eager = sinpe.add(x, dropout=P, seed=3)
     assert_sums(cuda, sinpe.add(x, dropout=P, seed=3), eager.cpu(), 8.0)

@@ -13,7 +13,8 @@ from children import execute
 from closest import CLOSEST
 from loading import module_at
 
-from sinpe_ext import Encoding, _build, convention
+from sinpe_ext import Encoding, convention
+from sinpe_ext.backend import compilation
 
 HERE = Path(__file__).resolve().parent
 TOOLS = HERE.parent / "tools"
@@ -34,8 +35,8 @@ def test_the_stored_formula_is_current() -> None:
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        compiler = _build.find_compiler()
-    except _build.BuildUnavailable as error:
+        compiler = compilation.find_compiler()
+    except compilation.BuildUnavailable as error:
         pytest.skip(f"no compiler: {error.reason}")
     made = tmp_path_factory.mktemp("judge") / "judge"
     flags = ["-std=c++17", "-O1", "-ffp-contract=off"]

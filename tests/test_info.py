@@ -13,9 +13,10 @@ from build_support import PREAMBLE, needs_compiler, write_nvcc, write_script, wr
 from children import REPOSITORY, environment, forked, run
 
 from sinpe_ext import __main__ as cli
-from sinpe_ext import _backend, _build, _info, _settings
-from sinpe_ext._backend import DeviceBackend
-from sinpe_ext._cache import OWN_FOLDER
+from sinpe_ext import _info
+from sinpe_ext.backend import compilation, loader, variables
+from sinpe_ext.backend.build_cache import OWN_FOLDER
+from sinpe_ext.backend.loader import DeviceBackend
 
 NO_CUDA = DeviceBackend("cuda", "eager", "torch is a CPU build", todo="install a CUDA build of torch")
 PREBUILT = DeviceBackend("cpu", "compiled", "built at install time", "prebuilt", "/lib.so")
@@ -48,11 +49,11 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setenv("SINPE_EXT_CACHE_DIR", str(tmp_path / "cache"))
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(_backend, "_setting", None)
-        monkeypatch.setattr(_backend, "_found", {"cpu": cpu, "cuda": cuda})
+        monkeypatch.setattr(loader, "_setting", None)
+        monkeypatch.setattr(loader, "_found", {"cpu": cpu, "cuda": cuda})
         monkeypatch.setattr(_info, "has_nvidia_driver", lambda: False)
-        monkeypatch.setattr("sinpe_ext._backend_info._instruction_set", lambda *found: "v3")
-        monkeypatch.setattr("sinpe_ext._backend_info._cuda_arithmetic", lambda found: None)
+        monkeypatch.setattr("sinpe_ext.backend.info._instruction_set", lambda *found: "v3")
+        monkeypatch.setattr("sinpe_ext.backend.info._cuda_arithmetic", lambda found: None)
 
     return decide
 
@@ -86,7 +87,7 @@ def steps(text: str) -> list[str]:
     ],
 )
 def test_setting_that_does_nothing_is_named(name, value, words, scene, capsys):
-    (problem,) = _settings.problems({name: value, "PATH": "/bin"})
+    (problem,) = variables.problems({name: value, "PATH": "/bin"})
     assert problem.name == name and words in problem.text
     scene(**{name: value})
     text = printed(capsys)
@@ -113,7 +114,7 @@ def test_instruction_set_that_the_cpu_lacks_is_named(scene, capsys):
     ],
 )
 def test_settings_that_are_right_are_not_named(environ):
-    assert _settings.problems(environ) == []
+    assert variables.problems(environ) == []
 
 
 def test_every_setting_that_is_read_is_known():
@@ -124,15 +125,15 @@ def test_every_setting_that_is_read_is_known():
     read = set()
     for path in files:
         read |= set(re.findall(r"\bSINPE_EXT_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8")))
-    assert read - {f"SINPE_EXT_{name}" for name in _settings.SETTINGS} == set()
+    assert read - {f"SINPE_EXT_{name}" for name in variables.SETTINGS} == set()
     assert {"SINPE_EXT_CPU_ISA", "SINPE_EXT_JIT", "SINPE_EXT_BUILD"} <= read
 
 
 def test_empty_lock_timeout_is_the_default(monkeypatch):
-    from sinpe_ext import _jit
+    from sinpe_ext.backend import jit
 
     monkeypatch.setenv("SINPE_EXT_LOCK_TIMEOUT", "")
-    assert _jit._lock_timeout() == 300
+    assert jit._lock_timeout() == 300
 
 
 # -------------------------------------------------------------------------------------------------- the CPU's backend
@@ -145,7 +146,7 @@ def test_prebuilt(scene, capsys):
     assert text.endswith("\nThe CPU runs the compiled kernels.\n") and not steps(text)
     for line in ("device: ", "compiler: ", "nvcc: ", "ninja: ", "JIT cache: ", "    does not exist yet", "Python: "):
         assert f"\n{line}" in text
-    assert "threads" in text.splitlines()[0] and str(_backend.PACKAGE) in text
+    assert "threads" in text.splitlines()[0] and str(loader.PACKAGE) in text
 
 
 def test_every_obstacle_at_once(env, tmp_path):
@@ -155,11 +156,11 @@ def test_every_obstacle_at_once(env, tmp_path):
     env.pop("CXX", None)
     before = """
 import importlib.util
-from sinpe_ext import _backend, _build
+from sinpe_ext.backend import loader, compilation
 def nothing_built(device):
-    raise _build.BuildUnavailable("nothing was built at install time")
-_backend._load_prebuilt = nothing_built
-_build.find_ninja = lambda environ=None: None
+    raise compilation.BuildUnavailable("nothing was built at install time")
+loader._load_prebuilt = nothing_built
+compilation.find_ninja = lambda environ=None: None
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "setuptools" else find_spec(name, *rest)
 """
@@ -218,7 +219,7 @@ def test_eager_by_choice(scene, capsys, monkeypatch):
     text = printed(capsys)
     assert "cpu: eager (chosen by SINPE_EXT_BACKEND=eager)" in text
     assert steps(text) == ["unset SINPE_EXT_BACKEND"]
-    monkeypatch.setattr(_backend, "_setting", "eager")
+    monkeypatch.setattr(loader, "_setting", "eager")
     assert steps(printed(capsys)) == ['use_backend("auto")']
 
 
@@ -251,7 +252,7 @@ def test_cpu_build_of_torch_beside_an_nvidia_driver(scene, capsys, monkeypatch):
 def test_other_accelerator_is_named_and_nothing_is_loaded_for_it(scene, capsys, monkeypatch):
     scene()
     monkeypatch.setattr(_info, "accelerators", lambda: ["xpu", "cuda"])
-    monkeypatch.setattr(_backend, "_load", lambda device, verbose=False: pytest.fail(f"{device} was loaded"))
+    monkeypatch.setattr(loader, "_load", lambda device, verbose=False: pytest.fail(f"{device} was loaded"))
     assert "xpu: eager (there are no xpu kernels; eager PyTorch runs on the device)" in printed(capsys)
 
 
@@ -273,7 +274,7 @@ def test_cache_is_described(scene, tmp_path):
     assert _info.cache() == "does not exist yet"
     for name in ("one", "two"):
         (tmp_path / "cache" / name).mkdir(parents=True)
-        _build.write_json(tmp_path / "cache" / name / "done.json", {"file": "x.so"})
+        compilation.write_json(tmp_path / "cache" / name / "done.json", {"file": "x.so"})
     (tmp_path / "cache" / "unfinished").mkdir()
     assert _info.cache() == "2 finished builds, writable"
     (tmp_path / "cache").chmod(0o777)

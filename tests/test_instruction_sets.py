@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from children import execute
 
-from sinpe_ext import _build
+from sinpe_ext.backend import compilation
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("level", ["v3", "v4"])
 def test_no_symbol_of_a_newer_instruction_set_can_be_merged(level: str, tmp_path: Path) -> None:
     try:
-        compiler = _build.find_compiler()
-    except _build.BuildUnavailable as error:
+        compiler = compilation.find_compiler()
+    except compilation.BuildUnavailable as error:
         pytest.skip(f"no compiler: {error.reason}")
     made = tmp_path / "rows.o"
-    folders = [flag for folder in _build.include_directories(ROOT / "csrc") for flag in ("-I", folder)]
+    folders = [flag for folder in compilation.include_directories(ROOT / "csrc") for flag in ("-I", folder)]
     source = str(ROOT / "csrc" / "cpu" / f"rows_{level}.cpp")
     command = [*compiler.command, "-std=c++17", "-O1", "-fPIC", *folders, "-c", source, "-o", str(made)]
     execute(command)

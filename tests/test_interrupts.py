@@ -68,7 +68,7 @@ def interrupted_at(target):
         if "/sinpe_ext/_" not in frame.f_code.co_filename:
             return trace if "/sinpe_ext/" in frame.f_code.co_filename else None
         name = os.path.basename(frame.f_code.co_filename)
-        if event == "line" and name in ("_ops.py", "_operator.py", "_grad.py", "_backend.py", "registration.py"):
+        if event == "line" and name in ("_ops.py", "_operator.py", "_grad.py", "backend/loader.py", "registration.py"):
             lines += 1
             if lines == target:
                 where = f"{name}:{frame.f_lineno}"

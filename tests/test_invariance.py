@@ -17,7 +17,8 @@ from test_parity import SHA256
 from ulp import bits, same_bits
 
 import sinpe_ext as sinpe
-from sinpe_ext import Encoding, _backend, convention
+from sinpe_ext import Encoding, convention
+from sinpe_ext.backend import loader
 
 CHECKED = {
     "paper": Encoding(96),
@@ -118,7 +119,7 @@ def compiled_digest() -> str:
 
 @pytest.mark.parametrize("isa", ["default", "v3", "v4"])
 def test_any_instruction_set(isa: str, request: pytest.FixtureRequest) -> None:
-    found = _backend.resolve("cpu")
+    found = loader.resolve("cpu")
     if found.backend != "compiled" or request.config.getoption("--require-backend") == "eager":
         pytest.skip(f"no compiled backend: {found.reason}")
     here = os.path.dirname(__file__)

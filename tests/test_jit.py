@@ -12,18 +12,18 @@ import pytest
 from build_support import PREAMBLE, needs_compiler, write_script, write_small_sources
 from children import environment, finish, forked, run, start_forked, until
 
-from sinpe_ext import _build
+from sinpe_ext.backend import compilation
 
 pytestmark = needs_compiler
 
 USE = """
 before = dict(os.environ)
-assert _backend.compiled("cpu"), _backend.backend_info()
+assert loader.compiled("cpu"), loader.backend_info()
 assert dict(os.environ) == before
-found = _backend.resolve("cpu")
+found = loader.resolve("cpu")
 import torch
 assert torch.ops.sinpe_ext.cpu_isa.default() == "small-7"
-assert _backend.backend_info().instruction_set == "small-7"
+assert loader.backend_info().instruction_set == "small-7"
 print(found.how, found.library)
 """
 
@@ -100,7 +100,7 @@ def test_library_that_does_not_load_is_built_again(own_cache):
     env, library = own_cache
     library.write_bytes(b"not a library")
     marker = json.loads((library.parent / "done.json").read_text())
-    marker["sha256"] = _build.file_hash(library)
+    marker["sha256"] = compilation.file_hash(library)
     (library.parent / "done.json").write_text(json.dumps(marker))
     _, err = forked(PREAMBLE + USE, env)
     assert err.count("compiling") == 1
@@ -141,7 +141,7 @@ def test_lock_held_too_long_gives_eager_with_the_reason(built, small_sources, tm
     env = {**built[0], "SINPE_EXT_CACHE_DIR": str(cache), "SINPE_EXT_LOCK_TIMEOUT": "0.5"}
     key = library_of(built[1][0][0]).parent.name
     with FileLock(str(cache / f"{key}.lock")):
-        code = 'assert not _backend.compiled("cpu")\nprint(_backend.resolve("cpu").reason)'
+        code = 'assert not loader.compiled("cpu")\nprint(loader.resolve("cpu").reason)'
         out, _ = forked(PREAMBLE + code, env)
     assert "another process has held" in out
     _, err = forked(PREAMBLE + USE, {**env, "SINPE_EXT_LOCK_TIMEOUT": "soon"}, status=1)
@@ -159,12 +159,12 @@ def test_compiler_of_several_words(small_sources, tmp_path):
 def test_real_library_compiled_on_first_use_gives_the_same_bits(tmp_path):
     code = """
 import sinpe_ext
-from sinpe_ext import _backend, _build
+from sinpe_ext.backend import loader, compilation
 def nothing_built(device):
-    raise _build.BuildUnavailable("nothing was built at install time")
-_backend._load_prebuilt = nothing_built
-path = _backend.build()
-assert _backend.resolve("cpu").how == "jit", _backend.backend_info()
+    raise compilation.BuildUnavailable("nothing was built at install time")
+loader._load_prebuilt = nothing_built
+path = loader.build()
+assert loader.resolve("cpu").how == "jit", loader.backend_info()
 print(sinpe_ext.table(300, 64, start=10**6).numpy().tobytes().hex())
 """
     out, _ = run(code, environment(SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"), MAX_JOBS=str(os.cpu_count())))
@@ -198,7 +198,7 @@ def test_a_failed_build_says_what_the_compiler_said(small_sources, tmp_path):
     shutil.copytree(small_sources, root)
     (root / "cpu" / "table.cpp").write_text("int broken = missing_name;\n")
     env = environment(SMALL_SOURCES=str(root), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"))
-    out, _ = forked(PREAMBLE + 'assert not _backend.compiled("cpu")\nprint(_backend.resolve("cpu").reason)', env)
+    out, _ = forked(PREAMBLE + 'assert not loader.compiled("cpu")\nprint(loader.resolve("cpu").reason)', env)
     assert "missing_name" in out and "FAILED: " in out
     assert "-fPIC" not in out and "-std=" not in out  # nor any other part of the commands
 
@@ -209,5 +209,5 @@ def test_library_with_an_undefined_symbol_names_it(small_sources, tmp_path):
     shutil.copytree(small_sources, root)
     (root / "cpu" / "table.cpp").unlink()
     env = environment(SMALL_SOURCES=str(root), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"))
-    out, _ = forked(PREAMBLE + 'assert not _backend.compiled("cpu")\nprint(_backend.resolve("cpu").reason)', env)
+    out, _ = forked(PREAMBLE + 'assert not loader.compiled("cpu")\nprint(loader.resolve("cpu").reason)', env)
     assert "the build failed" in out and "undefined symbol" in out and "sinpe_number" in out

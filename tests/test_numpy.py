@@ -11,8 +11,9 @@ import pytest
 from children import execute
 
 import sinpe_ext.numpy as sinpe
-from sinpe_ext import _backend, reference
+from sinpe_ext import reference
 from sinpe_ext._plan import plan
+from sinpe_ext.backend import loader
 from sinpe_ext.numpy import Encoding, convention, conventions
 
 INT64_MAX = 2**63 - 1
@@ -28,12 +29,12 @@ ENCODINGS = [
 @pytest.fixture(params=["compiled", "eager"])
 def front(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs a test with _core and without."""
-    module, reason = _backend.core_module()
+    module, reason = loader.core_module()
     if request.param == "compiled" and module is None:
         if request.config.getoption("--require-backend") == "compiled":
             pytest.fail(f"no _core: {reason}")
         pytest.skip(f"no _core: {reason}")
-    with _backend.use_backend("eager" if request.param == "eager" else "auto"):
+    with loader.use_backend("eager" if request.param == "eager" else "auto"):
         yield request.param
 
 
@@ -128,10 +129,10 @@ def test_bad_arguments(front: str, call, error: type[Exception], message: str) -
 
 def test_a_demanded_compiled_module_that_is_missing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinpe, "_find_core", lambda: (None, "nothing was built"))
-    monkeypatch.setattr(_backend, "_setting", "compiled")
-    with pytest.raises(_backend.BackendUnavailableError, match="NumPy: nothing was built"):
+    monkeypatch.setattr(loader, "_setting", "compiled")
+    with pytest.raises(loader.BackendUnavailableError, match="NumPy: nothing was built"):
         sinpe.table(3, 8)
-    monkeypatch.setattr(_backend, "_setting", "auto")
+    monkeypatch.setattr(loader, "_setting", "auto")
     assert sinpe.table(3, 8).shape == (3, 8)
 
 

@@ -9,12 +9,14 @@ import pytest
 from build_support import write_nvcc, write_script
 from children import REPOSITORY, execute
 
-from sinpe_ext import _nvcc
-from sinpe_ext._build import BuildUnavailable
+from sinpe_ext.backend import cuda_compiler
+from sinpe_ext.backend.compilation import BuildUnavailable
 
 SUPPORTED = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))
-NVCC = _nvcc.Nvcc("/usr/local/cuda/bin/nvcc", "13.0.88", SUPPORTED)
-CUDA_11 = _nvcc.Nvcc("/usr/local/cuda/bin/nvcc", "11.8.89", ((7, 0), (7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0)))
+NVCC = cuda_compiler.Nvcc("/usr/local/cuda/bin/nvcc", "13.0.88", SUPPORTED)
+CUDA_11 = cuda_compiler.Nvcc(
+    "/usr/local/cuda/bin/nvcc", "11.8.89", ((7, 0), (7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
+)
 
 
 # ----------------------------------------------------------------------------------------------------- architectures
@@ -36,27 +38,27 @@ CUDA_11 = _nvcc.Nvcc("/usr/local/cuda/bin/nvcc", "11.8.89", ((7, 0), (7, 5), (8,
     ],
 )
 def test_architecture_list_in_torchs_spellings(text, expected):
-    assert _nvcc.cuda_architectures(NVCC, [(8, 9)], {"TORCH_CUDA_ARCH_LIST": text}) == tuple(expected.split())
+    assert cuda_compiler.cuda_architectures(NVCC, [(8, 9)], {"TORCH_CUDA_ARCH_LIST": text}) == tuple(expected.split())
 
 
 @pytest.mark.parametrize("text", ["sm_80", "80", "8", "8.0+ptx", "native", "Ampere+X", "8.0;fast", "-1.0", "8.0 +PTX"])
 def test_architecture_list_that_is_none(text):
     with pytest.raises(BuildUnavailable, match='TORCH_CUDA_ARCH_LIST: expected compute capabilities such as "8.0;9.0'):
-        _nvcc.cuda_architectures(NVCC, (), {"TORCH_CUDA_ARCH_LIST": text})
+        cuda_compiler.cuda_architectures(NVCC, (), {"TORCH_CUDA_ARCH_LIST": text})
 
 
 def test_architecture_that_nvcc_does_not_know():
     with pytest.raises(BuildUnavailable, match="nvcc 13.0.88 does not compile for 7.0, but for 7.5 8.0 ") as error:
-        _nvcc.cuda_architectures(NVCC, (), {"TORCH_CUDA_ARCH_LIST": "7.0;8.0"})
+        cuda_compiler.cuda_architectures(NVCC, (), {"TORCH_CUDA_ARCH_LIST": "7.0;8.0"})
     assert error.value.failed
 
 
 def test_without_device_and_list_there_is_a_default():
-    assert _nvcc.cuda_architectures(NVCC, (), {}) == ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX")
-    assert _nvcc.cuda_architectures(CUDA_11, (), {}) == ("7.5", "8.0", "8.6", "8.9", "9.0+PTX")
-    assert _nvcc.cuda_architectures(None, (), {"TORCH_CUDA_ARCH_LIST": " ; "})[-1] == "12.0+PTX"
-    newer = _nvcc.Nvcc("nvcc", "20.0.1", ((13, 0), (14, 0)))
-    assert _nvcc.cuda_architectures(newer, (), {}) == ("13.0+PTX",)
+    assert cuda_compiler.cuda_architectures(NVCC, (), {}) == ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX")
+    assert cuda_compiler.cuda_architectures(CUDA_11, (), {}) == ("7.5", "8.0", "8.6", "8.9", "9.0+PTX")
+    assert cuda_compiler.cuda_architectures(None, (), {"TORCH_CUDA_ARCH_LIST": " ; "})[-1] == "12.0+PTX"
+    newer = cuda_compiler.Nvcc("nvcc", "20.0.1", ((13, 0), (14, 0)))
+    assert cuda_compiler.cuda_architectures(newer, (), {}) == ("13.0+PTX",)
 
 
 @pytest.mark.parametrize(
@@ -70,14 +72,14 @@ def test_without_device_and_list_there_is_a_default():
     ],
 )
 def test_architectures_of_the_devices(devices, nvcc, expected):
-    assert _nvcc.cuda_architectures(nvcc, devices, {}) == tuple(expected.split())
+    assert cuda_compiler.cuda_architectures(nvcc, devices, {}) == tuple(expected.split())
     for device in devices:
-        assert _nvcc.serves(expected.split(), device)
+        assert cuda_compiler.serves(expected.split(), device)
 
 
 def test_device_too_old_for_nvcc():
     with pytest.raises(BuildUnavailable, match="nvcc 13.0.88 does not compile for a device of compute capability 6.1"):
-        _nvcc.cuda_architectures(NVCC, [(6, 1)], {})
+        cuda_compiler.cuda_architectures(NVCC, [(6, 1)], {})
 
 
 @pytest.mark.parametrize(
@@ -98,17 +100,17 @@ def test_device_too_old_for_nvcc():
     ],
 )
 def test_which_device_a_build_serves(architectures, device, expected):
-    assert _nvcc.serves(architectures.split(), device) is expected
+    assert cuda_compiler.serves(architectures.split(), device) is expected
 
 
 def test_flags_of_an_architecture_list():
-    assert _nvcc.gencode_flags(["8.0", "9.0a", "12.0+PTX"]) == [
+    assert cuda_compiler.gencode_flags(["8.0", "9.0a", "12.0+PTX"]) == [
         "-gencode=arch=compute_80,code=sm_80",
         "-gencode=arch=compute_90a,code=sm_90a",
         "-gencode=arch=compute_120,code=sm_120",
         "-gencode=arch=compute_120,code=compute_120",
     ]
-    flags = " ".join(_nvcc.compile_flags())
+    flags = " ".join(cuda_compiler.compile_flags())
     assert "-fmad=false" in flags and "fast_math" not in flags and "-ffp-contract=off" in flags
 
 
@@ -124,21 +126,21 @@ def test_nvcc_is_looked_for_where_it_is_set_then_on_the_path(tmp_path):
     env = {"CUDACXX": str(chosen), "CUDA_HOME": str(home.parent.parent), "CUDA_PATH": str(other.parent.parent)}
     env["PATH"] = f"{path.parent}:/usr/bin:/bin"
     for name, expected in (("CUDACXX", chosen), ("CUDA_HOME", home), ("CUDA_PATH", other), ("PATH", path)):
-        assert _nvcc.find_nvcc("12.6", env) == _nvcc.Nvcc(str(expected), "12.8.61", SUPPORTED[:6])
+        assert cuda_compiler.find_nvcc("12.6", env) == cuda_compiler.Nvcc(str(expected), "12.8.61", SUPPORTED[:6])
         del env[name]
 
 
 def test_nvcc_that_is_not_where_it_is_set(tmp_path):
     for name in ("CUDACXX", "CUDA_HOME", "CUDA_PATH"):
         with pytest.raises(BuildUnavailable, match=f"{name}={tmp_path}/none") as error:
-            _nvcc.find_nvcc("12.6", {name: f"{tmp_path}/none", "PATH": ""})
+            cuda_compiler.find_nvcc("12.6", {name: f"{tmp_path}/none", "PATH": ""})
         assert name in error.value.todo
 
 
 def test_no_nvcc(tmp_path, monkeypatch):
-    monkeypatch.setattr(_nvcc.shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr(cuda_compiler.shutil, "which", lambda name, path=None: None)
     with pytest.raises(BuildUnavailable, match="nvcc was not found") as error:
-        _nvcc.find_nvcc("12.6", {"PATH": ""})
+        cuda_compiler.find_nvcc("12.6", {"PATH": ""})
     assert error.value.todo == "install the CUDA toolkit 12.x or set CUDA_HOME to one" and not error.value.failed
 
 
@@ -146,30 +148,30 @@ def test_no_nvcc(tmp_path, monkeypatch):
 def test_nvcc_and_torch_of_two_major_versions(version, torch_cuda, fits, tmp_path):
     nvcc = write_nvcc(tmp_path / "nvcc", version=version)
     if fits:
-        assert _nvcc.find_nvcc(torch_cuda, {"CUDACXX": str(nvcc)}).release == (12, 0)
+        assert cuda_compiler.find_nvcc(torch_cuda, {"CUDACXX": str(nvcc)}).release == (12, 0)
         return
     with pytest.raises(BuildUnavailable, match="is of CUDA 13.0.88, and torch is built for CUDA 12.6") as error:
-        _nvcc.find_nvcc(torch_cuda, {"CUDACXX": str(nvcc)})
+        cuda_compiler.find_nvcc(torch_cuda, {"CUDACXX": str(nvcc)})
     assert "12.x" in error.value.todo
 
 
 def test_nvcc_that_does_not_answer(tmp_path):
     mute = write_script(tmp_path / "nvcc", 'echo "licence expired"')
     with pytest.raises(BuildUnavailable, match="does not name a version: 'licence expired'"):
-        _nvcc.find_nvcc("12.6", {"CUDACXX": str(mute)})
+        cuda_compiler.find_nvcc("12.6", {"CUDACXX": str(mute)})
     broken = tmp_path / "broken"
     broken.write_text("#!/nonexistent\n")
     broken.chmod(0o755)
     with pytest.raises(BuildUnavailable, match="does not run"):
-        _nvcc.find_nvcc("12.6", {"CUDACXX": str(broken)})
+        cuda_compiler.find_nvcc("12.6", {"CUDACXX": str(broken)})
 
 
 def test_runtime_library_that_is_missing_is_named(tmp_path):
     nvcc = write_nvcc(tmp_path / "nvcc")
-    assert f"-L{tmp_path}/lib" in _nvcc.link_flags(_nvcc.Nvcc(str(nvcc), "12.8.61", ()), [Path("a.o")])
+    assert f"-L{tmp_path}/lib" in cuda_compiler.link_flags(cuda_compiler.Nvcc(str(nvcc), "12.8.61", ()), [Path("a.o")])
     (tmp_path / "lib" / "libcudart_static.a").unlink()
     with pytest.raises(BuildUnavailable, match="libcudart_static.a of .* was not found"):
-        _nvcc.link_flags(_nvcc.Nvcc(str(nvcc), "12.8.61", ()), [])
+        cuda_compiler.link_flags(cuda_compiler.Nvcc(str(nvcc), "12.8.61", ()), [])
 
 
 # -------------------------------------------------------------------------------------------------- tools/ptxas_report

@@ -24,13 +24,14 @@ from strategies import DTYPES, INT64_MAX, INT64_MIN, encodings, positions, whole
 
 import sinpe_ext as sinpe
 import sinpe_ext.numpy as sinpe_numpy
-from sinpe_ext import Encoding, _backend
+from sinpe_ext import Encoding
+from sinpe_ext.backend import loader
 
 # Little-endian bytes of table(65536, 512), float32; test_accuracy.py holds every entry of it against the truth.
 SHA256 = "0bd6b4b1dfc59ae6ab06fb89d6ef7bf2be812b44837dee370b4231f20574f60f"
 
 NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.float64: np.float64}
-HAS_CORE = _backend.core_module()[0] is not None
+HAS_CORE = loader.core_module()[0] is not None
 
 
 def check_backends(make: Callable[[], torch.Tensor], make_numpy: Callable[[Any], np.ndarray]) -> torch.Tensor:

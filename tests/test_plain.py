@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import sinpe_ext as sinpe
-from sinpe_ext import _backend, _plain, functional
+from sinpe_ext import _plain, functional
+from sinpe_ext.backend import loader
 
 PE = sinpe.Encoding(8)
 MASK = torch.tensor([False, True, False])
@@ -42,7 +43,7 @@ OTHERS = [
 
 @pytest.fixture(autouse=True)
 def kernels() -> None:
-    if not _backend.compiled("cpu"):
+    if not loader.compiled("cpu"):
         pytest.skip("the short way is the kernels' alone")
 
 

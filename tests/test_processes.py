@@ -162,8 +162,8 @@ sinpe_ext.numpy.table(4000, 64)
 with open("/proc/self/maps") as file:
     mapped = set(re.findall(r"/\\S*lib(?:gomp|omp|iomp5)\\b\\S*", file.read()))
 assert len(mapped) == 1, mapped
-from sinpe_ext import _backend
-print(_backend.core_module()[0] is not None)
+from sinpe_ext.backend import loader
+print(loader.core_module()[0] is not None)
 """
 
 
@@ -174,9 +174,9 @@ def test_one_openmp_runtime_is_mapped(need_kernels: None) -> None:
 
 
 def _needs_core() -> None:
-    from sinpe_ext import _backend
+    from sinpe_ext.backend import loader
 
-    module, reason = _backend.core_module()
+    module, reason = loader.core_module()
     if module is None:
         pytest.skip(f"no _core: {reason}")
 

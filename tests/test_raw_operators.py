@@ -13,7 +13,8 @@ from children import execute
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext import _backend, _ops
+from sinpe_ext import _ops
+from sinpe_ext.backend import loader
 
 B, S, D = 2, 5, 8
 ENCODING = sinpe.Encoding(D)
@@ -22,7 +23,7 @@ MAX = 2**63 - 1
 
 @pytest.fixture(autouse=True)
 def kernels() -> None:
-    if _backend.setting() == "eager" or _backend.resolve("cpu").backend != "compiled":
+    if loader.setting() == "eager" or loader.resolve("cpu").backend != "compiled":
         pytest.skip("the compiled backend is not in use")
 
 

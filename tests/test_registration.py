@@ -303,9 +303,9 @@ MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # what C++ refuses by itself
 
 @pytest.mark.parametrize("case", MISUSE.values(), ids=MISUSE)
 def test_kernels_check_what_memory_safety_needs(case: Any) -> None:
-    from sinpe_ext import _backend
+    from sinpe_ext.backend import loader
 
-    if not _backend.compiled("cpu"):
+    if not loader.compiled("cpu"):
         pytest.skip("the compiled backend is not in use")  # no more words: asking why would load it
     name, arguments = case
     with pytest.raises(RuntimeError):

@@ -13,7 +13,7 @@ from children import execute
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext import _backend
+from sinpe_ext.backend import loader
 
 # Packages with a library built there by another torch; tools/compatibility.py names them.
 FOLDERS = [folder for folder in os.environ.get("SINPE_EXT_OTHER_LIBRARIES", "").split(os.pathsep) if folder]
@@ -21,8 +21,8 @@ FOLDERS = [folder for folder in os.environ.get("SINPE_EXT_OTHER_LIBRARIES", "").
 LOAD = """
 import sys
 from pathlib import Path
-from sinpe_ext import _backend
-found = _backend._found["cpu"] = _backend._load_prebuilt("cpu", Path(sys.argv[1]))
+from sinpe_ext.backend import loader
+found = loader._found["cpu"] = loader._load_prebuilt("cpu", Path(sys.argv[1]))
 import test_stable_abi
 print(found.build["torch"], test_stable_abi.digest())
 """
@@ -61,7 +61,7 @@ def digest() -> str:
 @pytest.mark.skipif(not FOLDERS, reason="no library built with another torch is named; make compatibility names them")
 @pytest.mark.parametrize("number", range(max(len(FOLDERS), 1)))
 def test_the_same_bits(number: int, request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--require-backend") == "eager" or not _backend.compiled("cpu"):
+    if request.config.getoption("--require-backend") == "eager" or not loader.compiled("cpu"):
         pytest.skip("eager PyTorch has no library")
     here = Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here), *sys.path])}

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import sinpe_ext as sinpe
-from sinpe_ext import _backend
+from sinpe_ext.backend import loader
 
 S, D, ITEMS = 300, 64, 12
 
@@ -27,7 +27,7 @@ class Encoded(Dataset):  # type: ignore[type-arg]
         return ITEMS
 
     def __getitem__(self, index: int) -> Tensor:
-        with _backend.use_backend(self.setting):
+        with loader.use_backend(self.setting):
             x = torch.full((S, D), float(index))
             rows = sinpe.table(S, D, start=index) + sinpe.encode(torch.arange(S) * index, D)
             return self.layer(x) + rows + sinpe.add(x, "t2t", start=index, dropout=0.2, seed=index)
@@ -66,7 +66,7 @@ def test_workers(method: str, backend: str) -> None:
 
 RACE = """
 import threading, torch, sinpe_ext as sinpe
-from sinpe_ext import _backend
+from sinpe_ext.backend import loader
 start, found, failed = threading.Barrier(8), [None] * 8, []
 layers = [sinpe.SinusoidalPositionalEncoding(16).eval() for _ in range(8)]
 x, weight = torch.ones(2, 5, 16, requires_grad=True), torch.ones(4, 16, requires_grad=True)
@@ -91,7 +91,7 @@ assert not failed and not any(t.is_alive() for t in threads), failed
 for other in found[1:]:
     assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
 assert torch.equal(found[0][0], sinpe.table(9, sinpe.convention("t2t", 16)))
-print("compiled" if _backend.compiled("cpu") else "eager")
+print("compiled" if loader.compiled("cpu") else "eager")
 """
 
 

@@ -73,11 +73,11 @@ def sees(environment: dict[str, str]) -> bool:
     """Whether a read beyond an array and an overflow, planted in a library built alike, are each reported."""
     sys.path.insert(0, str(ROOT))
     os.environ["SINPE_EXT_SANITIZE"] = "1"
-    from sinpe_ext import _build
+    from sinpe_ext.backend import compilation
 
     source, library = FOLDER / "planted.cpp", FOLDER / "planted.so"
     source.write_text(PLANTED)
-    flags = [flag for flag in _build.compile_flags("cpu") if not flag.startswith(("-D", "-fvisibility"))]
+    flags = [flag for flag in compilation.compile_flags("cpu") if not flag.startswith(("-D", "-fvisibility"))]
     subprocess.run(["g++", "-shared", "-fPIC", *flags, str(source), "-o", str(library)], check=True)
     for function in ("beyond", "overflow"):
         call = f"import ctypes; ctypes.CDLL({str(library)!r}).{function}(40000)"

@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import ptxas_report  # noqa: E402
 
-from sinpe_ext import _build, _nvcc  # noqa: E402
+from sinpe_ext.backend import compilation, cuda_compiler  # noqa: E402
 
 OUT = ROOT / "build" / "cuda-check"
 ARCHITECTURES = "7.5 8.0 9.0 10.0 12.0"
@@ -144,19 +144,19 @@ def unpack(wheel: Path, folder: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- the steps
 
 
-def compile_kernels(nvcc: _nvcc.Nvcc, compiler: _build.Compiler) -> list[Path]:
-    architectures = _nvcc.cuda_architectures(nvcc, environ={"TORCH_CUDA_ARCH_LIST": ARCHITECTURES})
+def compile_kernels(nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler) -> list[Path]:
+    architectures = cuda_compiler.cuda_architectures(nvcc, environ={"TORCH_CUDA_ARCH_LIST": ARCHITECTURES})
     flags = ["-Xptxas", "-v", *KERNEL_WARNINGS]
     try:
-        objects = _nvcc.compile_kernels(nvcc, ROOT / "csrc", OUT / "kernels", architectures, compiler, flags)
+        objects = cuda_compiler.compile_kernels(nvcc, ROOT / "csrc", OUT / "kernels", architectures, compiler, flags)
     except subprocess.CalledProcessError as error:
         raise Failure(f"{' '.join(error.cmd)}\n{error.output.decode(errors='replace')}") from None
     return objects
 
 
-def report_kernels(objects: list[Path], nvcc: _nvcc.Nvcc) -> None:
+def report_kernels(objects: list[Path], nvcc: cuda_compiler.Nvcc) -> None:
     rows, spilled = ptxas_report.report(path.with_suffix(".log") for path in objects)
-    text = [f"nvcc {nvcc.version}, flags: {' '.join(_nvcc.compile_flags())}", "", *rows]
+    text = [f"nvcc {nvcc.version}, flags: {' '.join(cuda_compiler.compile_flags())}", "", *rows]
     if spilled:
         text += ["", f"{len(spilled)} functions spill registers:", "", *(f"- {line}" for line in spilled)]
     (OUT / "report.md").write_text("\n".join(text) + "\n")
@@ -165,19 +165,19 @@ def report_kernels(objects: list[Path], nvcc: _nvcc.Nvcc) -> None:
         raise Failure(f"{len(spilled)} functions spill registers, see above and {OUT / 'report.md'}")
 
 
-def link(kernels: list[Path], torch: Torch, nvcc: _nvcc.Nvcc, compiler: _build.Compiler) -> Path:
+def link(kernels: list[Path], torch: Torch, nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler) -> Path:
     root, objects = ROOT / "csrc", list(kernels)
-    include = [f"-I{folder}" for folder in _build.include_directories(root)]
-    for source in _build.sources("cuda", root):
+    include = [f"-I{folder}" for folder in compilation.include_directories(root)]
+    for source in compilation.sources("cuda", root):
         if source.suffix == ".cpp":
             objects.append(OUT / f"{source.name}.o")
-            flags = ["-std=c++20", "-fPIC", *_build.compile_flags("cuda"), *WARNINGS]
+            flags = ["-std=c++20", "-fPIC", *compilation.compile_flags("cuda"), *WARNINGS]
             run([*compiler.command, *flags, *include, *torch.include, "-c", source, "-o", objects[-1]])
     library = OUT / "_C_cuda.so"
     names = [name for name in LIBRARIES if (torch.folder / "lib" / name).exists()]
     against = [f"-L{torch.folder / 'lib'}", *(f"-l:{name}" for name in names)]
-    strict = ["-Wl,--no-undefined", "-Wl,--allow-shlib-undefined", *_build.link_flags("cuda")]
-    run([*compiler.command, "-shared", "-o", library, *strict, *_nvcc.link_flags(nvcc, objects), *against])
+    strict = ["-Wl,--no-undefined", "-Wl,--allow-shlib-undefined", *compilation.link_flags("cuda")]
+    run([*compiler.command, "-shared", "-o", library, *strict, *cuda_compiler.link_flags(nvcc, objects), *against])
     needed = re.findall(r"NEEDED.*\[(.*)\]", run(["readelf", "-d", library]))
     wrong = [name for name in needed if name.startswith(FORBIDDEN)]
     if wrong:
@@ -193,8 +193,8 @@ def check() -> list[str]:
     """What was skipped; raises Failure and BuildUnavailable."""
     skipped = []
     OUT.mkdir(parents=True, exist_ok=True)
-    compiler, nvcc = _build.find_compiler(), _nvcc.find_nvcc(None)
-    names = [path.name for path in _build.sources("cuda", ROOT / "csrc")]
+    compiler, nvcc = compilation.find_compiler(), cuda_compiler.find_nvcc(None)
+    names = [path.name for path in compilation.sources("cuda", ROOT / "csrc")]
     with step(f"1. nvcc {nvcc.version} compiles {' '.join(n for n in names if n.endswith('.cu'))} for {ARCHITECTURES}"):
         kernels = compile_kernels(nvcc, compiler)
     failure = None
@@ -223,8 +223,8 @@ def main() -> int:
     started = time.monotonic()
     try:
         skipped = check()
-    except (Failure, _build.BuildUnavailable) as error:
-        todo = f"; {error.todo}" if isinstance(error, _build.BuildUnavailable) and error.todo else ""
+    except (Failure, compilation.BuildUnavailable) as error:
+        todo = f"; {error.todo}" if isinstance(error, compilation.BuildUnavailable) and error.todo else ""
         print(f"cuda-check: FAILED: {error}{todo}", file=sys.stderr)
         return 1
     finally:

@@ -72,7 +72,7 @@ prefix=$(cd "$prefix" && pwd)
 # The library is built anew only when what it is made of has changed.
 stamp=$prefix/.sinpe_ext.built
 if [ ! -f "$stamp" ] || [ ! -f sinpe_ext/_build.json ] || [ "$(cat "$stamp")" != "$PWD $TORCH" ] ||
-  [ -n "$(find csrc pyproject.toml setup.py sinpe_ext/_build.py sinpe_ext/_nvcc.py sinpe_ext/_version.py -newer "$stamp" -print -quit)" ]; then
+  [ -n "$(find csrc pyproject.toml setup.py sinpe_ext/backend/compilation.py sinpe_ext/backend/cuda_compiler.py sinpe_ext/_version.py -newer "$stamp" -print -quit)" ]; then
   rm -f "$prefix"/.sinpe_ext.*
   pip_install "the build tools" "setuptools>=77" wheel "pybind11>=2.13" ninja numpy
   say "building and installing sinpe_ext (editable)"

@@ -98,9 +98,9 @@ def libraries(path: Path, content: dict[str, bytes]) -> list[str]:
 
 def source_hash(target: str, root: Path) -> str:
     sys.path.insert(0, str(ROOT))
-    from sinpe_ext import _build
+    from sinpe_ext.backend import compilation
 
-    return _build.source_hash(target, root)
+    return compilation.source_hash(target, root)
 
 
 def build_paths(content: dict[str, bytes]) -> list[str]:

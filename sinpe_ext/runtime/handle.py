@@ -47,10 +47,11 @@ def constant_in_graph() -> Callable[[_Function], _Function]:
     import torch
     from torch.utils import _pytree
 
-    from .. import _build, _checks
+    from .. import _checks
+    from ..backend import compilation
     from . import tracing
 
-    if _build.parse_version(str(torch.__version__)) >= (2, 12) or not hasattr(_pytree, "register_constant"):
+    if compilation.parse_version(str(torch.__version__)) >= (2, 12) or not hasattr(_pytree, "register_constant"):
         return tracing.constant_in_graph
     _pytree.register_constant(Handle)
     for name in ("encoding", "grid", "grid_outline"):

@@ -1,7 +1,7 @@
 """What is compiled, from which files, with which flags, and how a finished library is recognised.
 
-``setup.py`` loads this file by its path and the JIT (``_jit.py``) imports it, so it needs the standard library alone:
-torch may be missing, and the package may not be importable yet. What concerns nvcc is in ``_nvcc.py``.
+``setup.py`` loads this file by its path and the JIT (``jit.py``) imports it, so it needs the standard library alone:
+torch may be missing, and the package may not be importable yet. What concerns nvcc is in ``cuda_compiler.py``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def parse_version(text: str) -> tuple[int, int]:
 
 def source_root(package: Path | None = None) -> Path | None:
     """csrc: inside an installed package as _csrc, in a checkout or an editable install beside the package."""
-    package = package or Path(__file__).resolve().parent
+    package = package or Path(__file__).resolve().parent.parent
     for root in (package / "_csrc", package.parent / "csrc"):
         if (root / "core").is_dir():
             return root

@@ -1,7 +1,7 @@
 """Which implementation serves which device: found on first use, never at import, and remembered with its reason.
 
 Order: ``use_backend`` or SINPE_EXT_BACKEND, then the library built at install time, then one compiled now
-(``_jit.py``), then eager PyTorch. A failure is remembered as well, so that it costs once.
+(``backend/jit.py``), then eager PyTorch. A failure is remembered as well, so that it costs once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _build, _nvcc
-from ._build import MIN_TORCH_COMPILED, BuildUnavailable
+from . import compilation, cuda_compiler
+from .compilation import MIN_TORCH_COMPILED, BuildUnavailable
 
 if TYPE_CHECKING:
-    from ._backend_info import BackendInfo
+    from .info import BackendInfo
 
 SETTINGS = ("auto", "compiled", "eager")
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # the devices for which there are kernels
 OPS = "sinpe_ext"
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class BackendUnavailableError(RuntimeError):
@@ -203,13 +203,13 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
     except ImportError as error:
         return DeviceBackend(device, "none", f"torch cannot be imported: {error}", todo="pip install torch")
     oldest = ".".join(map(str, MIN_TORCH_COMPILED))
-    if _build.parse_version(str(torch.__version__)) < MIN_TORCH_COMPILED:
+    if compilation.parse_version(str(torch.__version__)) < MIN_TORCH_COMPILED:
         reason = f"torch {torch.__version__} is older than {oldest}, the oldest that the kernels run on"
         return DeviceBackend(device, "eager", reason, todo=f'pip install "torch>={oldest}"')
     if sys.platform == "win32":
         return DeviceBackend(device, "eager", "no kernels are built on Windows yet")
     if device == "cuda":
-        missing = _nvcc.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
+        missing = cuda_compiler.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
         if missing:
             return DeviceBackend(device, "eager", missing.reason, todo=missing.todo)
         _check_arithmetic()
@@ -225,10 +225,10 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
     if device == "cuda" and not _names_architectures() and not torch.cuda.is_available():
         reason = f"{no_prebuilt}; no CUDA device is visible, and TORCH_CUDA_ARCH_LIST names none to compile for"
         return DeviceBackend(device, "eager", reason, todo="make a device visible or set TORCH_CUDA_ARCH_LIST")
-    from . import _jit
+    from . import jit
 
     try:
-        path, facts = _jit.library(device, lambda path: _load_library(path, device), verbose)
+        path, facts = jit.library(device, lambda path: _load_library(path, device), verbose)
     except BuildUnavailable as error:
         _note(device, error)
         return DeviceBackend(device, "eager", f"{no_prebuilt}; compiling on first use: {error.reason}", todo=error.todo)
@@ -249,7 +249,7 @@ def _check_arithmetic() -> None:
 
 def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
     """The library that setup.py built, unless the sources have changed since or a visible device is none of its own."""
-    manifest = _build.read_json(package / _build.MANIFEST)
+    manifest = compilation.read_json(package / compilation.MANIFEST)
     built = manifest.get("libraries", {}).get(device)
     if not built:
         reason = manifest.get("cuda_reason") if device == "cuda" else None
@@ -257,10 +257,10 @@ def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
     path = package / built["file"]
     if not path.is_file():
         raise BuildUnavailable(f"the prebuilt library {path} is gone")
-    if _build.is_cut_short(path):
+    if compilation.is_cut_short(path):
         raise BuildUnavailable(f"the prebuilt library {path} is damaged: its end is missing")
-    root = _build.source_root(package)
-    if root is not None and _build.source_hash(device, root) != built["sources"]:
+    root = compilation.source_root(package)
+    if root is not None and compilation.source_hash(device, root) != built["sources"]:
         raise BuildUnavailable("the prebuilt library is older than the sources")
     if device == "cuda":
         _suits_cuda(built)
@@ -275,13 +275,13 @@ def _suits_cuda(built: dict[str, Any]) -> None:
     """Whether a prebuilt CUDA library has code for the devices here, and the CUDA of this torch."""
     import torch
 
-    from . import _jit
+    from . import jit
 
     cuda = str(built.get("cuda"))
     if cuda.split(".")[0] != str(torch.version.cuda).split(".")[0]:
         raise BuildUnavailable(f"the prebuilt library is of CUDA {cuda}, and torch of CUDA {torch.version.cuda}")
-    for capability in _jit.device_capabilities():
-        if not _nvcc.serves(built["architectures"].split(), capability):
+    for capability in jit.device_capabilities():
+        if not cuda_compiler.serves(built["architectures"].split(), capability):
             raise BuildUnavailable(
                 "the prebuilt library holds no code for a device of compute capability {}.{}, but for {}".format(
                     *capability, built["architectures"]
@@ -293,7 +293,7 @@ def _load_library(path: Path, device: str = "cpu") -> None:
     """Load implementations of the ops that _ops.py declares, and make sure that they are there."""
     import torch
 
-    from . import _ops  # noqa: F401  (schemas first: the library holds implementations only)
+    from .. import _ops  # noqa: F401  (schemas first: the library holds implementations only)
 
     try:
         torch.ops.load_library(str(path))
@@ -355,13 +355,13 @@ def _is_missing(device_type: str) -> bool:
 
 def core_module() -> tuple[object | None, str]:
     """The torch-free pybind11 module _core, or None, with the reason. Older than the sources counts as absent."""
-    manifest = _build.read_json(PACKAGE / _build.MANIFEST)
+    manifest = compilation.read_json(PACKAGE / compilation.MANIFEST)
     built = manifest.get("libraries", {}).get("core")
-    root = _build.source_root(PACKAGE)
-    if built and root is not None and _build.source_hash("core", root) != built["sources"]:
+    root = compilation.source_root(PACKAGE)
+    if built and root is not None and compilation.source_hash("core", root) != built["sources"]:
         return None, "_core is older than the sources; reinstall sinpe_ext"
     try:
-        from . import _core  # type: ignore[attr-defined]
+        from .. import _core  # type: ignore[attr-defined]
     except ImportError as error:
         why = manifest.get("core_reason") or manifest.get("reason")
         return None, why or (f"_core cannot be imported: {error}" if built else "nothing was built at install time")
@@ -370,6 +370,6 @@ def core_module() -> tuple[object | None, str]:
 
 def backend_info() -> BackendInfo:
     """What serves which device and why, how it was built, and what to do for more. Loads the CPU backend if need be."""
-    from ._backend_info import collect
+    from .info import collect
 
     return collect()

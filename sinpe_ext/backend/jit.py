@@ -1,6 +1,6 @@
 """Compile a library on first use, once per machine, through torch.utils.cpp_extension.
 
-Targets: "cpu", "cuda" (nvcc compiles the kernels first, ``_nvcc.py``) and, for tests, "emulated" (``_build.py``).
+Targets: "cpu", "cuda" (nvcc compiles the kernels first) and, for tests, "emulated" (see ``compilation.py``).
 A finished build is ``<cache>/<key>/sinpe_ext_cpu.so`` with ``done.json`` beside it. Each attempt compiles in a
 directory of its own and moves the library into place at the end, so a killed build leaves nothing that a later one
 could trip over: neither torch's ``lock`` file, on which torch waits for ever, nor objects that an orphaned ninja still
@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import _build, _cache, _nvcc
-from ._build import BuildUnavailable
+from . import build_cache, compilation, cuda_compiler
+from .compilation import BuildUnavailable
 
 _TITLES = {"cpu": "the CPU kernels", "cuda": "the CUDA kernels", "emulated": "the CUDA kernels as plain C++"}
 _SCRIPT = "cxx"
@@ -45,22 +45,22 @@ def _torch_facts() -> dict[str, str]:
 class _Tools:
     """What compiles a library, and what it is compiled for (CUDA alone)."""
 
-    compiler: _build.Compiler
-    nvcc: _nvcc.Nvcc | None
+    compiler: compilation.Compiler
+    nvcc: cuda_compiler.Nvcc | None
     architectures: tuple[str, ...]
 
 
 def _tools(target: str) -> _Tools:
-    compiler = _build.find_compiler()
+    compiler = compilation.find_compiler()
     if target != "cuda":
         return _Tools(compiler, None, ())
     import torch
 
-    missing = _nvcc.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
+    missing = cuda_compiler.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
     if missing:
         raise missing
-    nvcc = _nvcc.find_nvcc(str(torch.version.cuda))
-    return _Tools(compiler, nvcc, _nvcc.cuda_architectures(nvcc, device_capabilities()))
+    nvcc = cuda_compiler.find_nvcc(str(torch.version.cuda))
+    return _Tools(compiler, nvcc, cuda_compiler.cuda_architectures(nvcc, device_capabilities()))
 
 
 def device_capabilities() -> list[tuple[int, int]]:
@@ -74,13 +74,13 @@ def device_capabilities() -> list[tuple[int, int]]:
 
 def _facts(target: str, root: Path, tools: _Tools | None) -> dict[str, str]:
     try:
-        facts = _build.build_facts(target, root, tools.compiler if tools else None, _torch_facts())
+        facts = compilation.build_facts(target, root, tools.compiler if tools else None, _torch_facts())
     except OSError as error:
         raise BuildUnavailable(f"the C++ sources cannot be read: {error}", "reinstall sinpe_ext") from error
     if target != "cuda":
         return facts
-    architectures = tools.architectures if tools else _nvcc.cuda_architectures(None, device_capabilities())
-    return {**facts, **_nvcc.cuda_facts(tools.nvcc if tools else None, architectures)}
+    architectures = tools.architectures if tools else cuda_compiler.cuda_architectures(None, device_capabilities())
+    return {**facts, **cuda_compiler.cuda_facts(tools.nvcc if tools else None, architectures)}
 
 
 def library(target: str, load: Callable[[Path], None], verbose: bool = False) -> tuple[Path, dict[str, str]]:
@@ -88,24 +88,24 @@ def library(target: str, load: Callable[[Path], None], verbose: bool = False) ->
 
     ``load`` loads a file and raises OSError or BuildUnavailable if that does not work. Raises BuildUnavailable.
     """
-    root = _build.source_root()
-    if root is None or not _build.sources(target, root):
+    root = compilation.source_root()
+    if root is None or not compilation.sources(target, root):
         raise BuildUnavailable("the C++ sources are not installed", "reinstall sinpe_ext")
     try:
         tools = _tools(target)
     except BuildUnavailable:
         facts = _facts(target, root, None)
-        cache = _cache.checked(create=False)
-        found = _cache.finished_without_compiler(cache, facts) if cache else None
+        cache = build_cache.checked(create=False)
+        found = build_cache.finished_without_compiler(cache, facts) if cache else None
         if found is None:
             raise
         _load_cached(found, load)
         return found, facts
     facts = _facts(target, root, tools)
-    cache = _cache.checked(create=True)
+    cache = build_cache.checked(create=True)
     assert cache is not None
-    folder = cache / _build.build_key(facts)
-    found = _cache.finished(folder)
+    folder = cache / compilation.build_key(facts)
+    found = build_cache.finished(folder)
     if found:
         with contextlib.suppress(OSError, BuildUnavailable):
             load(found)
@@ -114,10 +114,10 @@ def library(target: str, load: Callable[[Path], None], verbose: bool = False) ->
             found.unlink(missing_ok=True)  # complete, and yet it does not load: build it once more
         except OSError as error:
             raise BuildUnavailable(
-                f"{found} does not load and cannot be replaced: {error}", _cache.OWN_FOLDER
+                f"{found} does not load and cannot be replaced: {error}", build_cache.OWN_FOLDER
             ) from error
     with _turn(cache, folder):
-        found = _cache.finished(folder)  # another process may have built it while this one waited
+        found = build_cache.finished(folder)  # another process may have built it while this one waited
         if found:
             _load_cached(found, load)
         else:
@@ -182,7 +182,7 @@ def _compile(
     verbose: bool,
 ) -> Path:
     """Compile, load, move into place, mark as done. The lock of ``folder`` is held."""
-    ninja = _build.find_ninja()
+    ninja = compilation.find_ninja()
     if ninja is None:
         raise BuildUnavailable("ninja, which torch compiles with, was not found", "pip install ninja")
     try:
@@ -200,26 +200,26 @@ def _compile(
     outcome = "failed"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / _cache.DONE).unlink(missing_ok=True)
+        (folder / build_cache.DONE).unlink(missing_ok=True)
         for stale in folder.glob("build-*"):  # left by killed builds: the lock says nobody is at work in them
             shutil.rmtree(stale, ignore_errors=True)
-        for scratch in folder.glob(f"{_cache.DONE}.*"):
+        for scratch in folder.glob(f"{build_cache.DONE}.*"):
             scratch.unlink(missing_ok=True)
         work.mkdir(mode=0o700)
-        with _build.build_environment(ninja, _single_command(tools.compiler, work)):
-            link_flags = _build.link_flags(target)
+        with compilation.build_environment(ninja, _single_command(tools.compiler, work)):
+            link_flags = compilation.link_flags(target)
             if tools.nvcc:
-                kernels = _nvcc.compile_kernels(tools.nvcc, root, work, tools.architectures, tools.compiler)
+                kernels = cuda_compiler.compile_kernels(tools.nvcc, root, work, tools.architectures, tools.compiler)
                 # Relative to where ninja runs: torch quotes neither these nor its own folder, see _short_way_to_torch.
-                flags = _nvcc.link_flags(tools.nvcc, [path.relative_to(work) for path in kernels])
+                flags = cuda_compiler.link_flags(tools.nvcc, [path.relative_to(work) for path in kernels])
                 link_flags += map(shlex.quote, flags)
             with _short_way_to_torch(cpp_extension, work), _escaped_for_ninja(cpp_extension), _open_streams():
                 cpp_extension.load(
                     name=name,
                     sources=_forwarding_sources(target, root, work),
-                    extra_cflags=_build.compile_flags(target),
+                    extra_cflags=compilation.compile_flags(target),
                     extra_ldflags=link_flags,
-                    extra_include_paths=_build.include_directories(root),
+                    extra_include_paths=compilation.include_directories(root),
                     build_directory=str(work),
                     verbose=verbose,
                     is_python_module=False,
@@ -228,8 +228,8 @@ def _compile(
         load(built)
         try:
             os.replace(built, done)
-            record = {"file": done.name, "sha256": _build.file_hash(done), "facts": facts}
-            _build.write_json(folder / _cache.DONE, record)
+            record = {"file": done.name, "sha256": compilation.file_hash(done), "facts": facts}
+            compilation.write_json(folder / build_cache.DONE, record)
             outcome = "done"
         except OSError as error:  # this process has its library all the same
             outcome = f"done, for this process alone ({error}),"
@@ -278,7 +278,7 @@ def _escaped_for_ninja(cpp_extension: ModuleType) -> Iterator[None]:
         if named.get("sources"):
             named["sources"] = [_escaped(text, "|").replace(":", "$:") for text in named["sources"]]
         plain = shlex.quote(os.environ["CXX"]) == os.environ["CXX"]
-        with _build.build_environment(None, None if plain else f"./{_SCRIPT}"):  # from where ninja runs
+        with compilation.build_environment(None, None if plain else f"./{_SCRIPT}"):  # from where ninja runs
             return write(*arguments, **named)
 
     cpp_extension._write_ninja_file = write_escaped  # type: ignore[attr-defined]
@@ -291,7 +291,7 @@ def _escaped_for_ninja(cpp_extension: ModuleType) -> Iterator[None]:
 def _escaped(text: str, also_impossible: str = "") -> str:
     """A text of a ninja file, which has no way to write line breaks and what is not UTF-8, nor `|` in a file's name."""
     if re.search(rf"[\r\n\ud800-\udfff{also_impossible}]", text):
-        raise BuildUnavailable(f"a ninja file cannot hold the path in {text!r}", _cache.OWN_FOLDER)
+        raise BuildUnavailable(f"a ninja file cannot hold the path in {text!r}", build_cache.OWN_FOLDER)
     return text.replace("$", "$$")
 
 
@@ -306,7 +306,7 @@ def _open_streams() -> Iterator[None]:
         yield
 
 
-def _single_command(compiler: _build.Compiler, work: Path) -> str:
+def _single_command(compiler: compilation.Compiler, work: Path) -> str:
     """torch takes CXX as one file name; a CXX of several words ("ccache g++"), or one that a shell would not read as it
     is, goes through a script."""
     if [shlex.join(compiler.command)] == [*compiler.command]:
@@ -323,7 +323,7 @@ def _forwarding_sources(target: str, root: Path, work: Path) -> list[str]:
     A .cu is compiled as C++ here, or by nvcc elsewhere.
     """
     forwarded = []
-    for source in _build.sources(target, root):
+    for source in compilation.sources(target, root):
         if source.suffix == ".cu" and target == "cuda":
             continue
         unit = work / f"{source.parent.name}_{source.name.replace('.cu', '_cu.cpp')}"
@@ -335,13 +335,13 @@ def _forwarding_sources(target: str, root: Path, work: Path) -> list[str]:
 def _failure(error: BaseException) -> BuildUnavailable:
     """A folder that cannot be written to is no failed build, and deserves no warning; all else is."""
     if isinstance(error, OSError) and error.errno is not None:
-        return BuildUnavailable(f"the cache cannot be written to: {error}", _cache.OWN_FOLDER)
+        return BuildUnavailable(f"the cache cannot be written to: {error}", build_cache.OWN_FOLDER)
     output = error.output if isinstance(error, subprocess.CalledProcessError) else None
     text = output.decode(errors="replace") if isinstance(output, bytes) else str(output or "")
     if isinstance(error, OSError) and error.__cause__:  # a library that does not load: torch keeps why in the cause
         text = str(error.__cause__)
     said = str(error)
-    tail = _build.last_lines(_without_commands(said if text in said else f"{said}\n{text}"))
+    tail = compilation.last_lines(_without_commands(said if text in said else f"{said}\n{text}"))
     return BuildUnavailable(
         f"the build failed: {tail}", "read the compiler's last lines above; SINPE_EXT_JIT=0 stops trying", failed=True
     )

@@ -7,10 +7,10 @@ import platform
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import _backend, _cache
-from ._backend import DeviceBackend
-from ._build import BuildUnavailable
-from ._version import __version__
+from .._version import __version__
+from . import build_cache, loader
+from .compilation import BuildUnavailable
+from .loader import DeviceBackend
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class BackendInfo:
         for found in self.devices:
             if found.device == device_type:
                 return found
-        return _backend.resolve(device_type)
+        return loader.resolve(device_type)
 
     def as_dict(self) -> dict[str, Any]:
         fields = asdict(self)
@@ -78,10 +78,10 @@ def _indented(text: str) -> str:
 
 
 def collect() -> BackendInfo:
-    setting = _backend.setting()
+    setting = loader.setting()
     devices = [_under(setting, device) for device in ("cpu", "cuda")]
-    devices += [found for name, found in _backend.found().items() if name not in ("cpu", "cuda")]
-    core, core_reason = _backend.core_module()
+    devices += [found for name, found in loader.found().items() if name not in ("cpu", "cuda")]
+    core, core_reason = loader.core_module()
     return BackendInfo(
         version=__version__,
         torch=_torch_version(),
@@ -101,8 +101,8 @@ def collect() -> BackendInfo:
 def _under(setting: str, device: str) -> DeviceBackend:
     """Under "eager" nothing is loaded for the sake of a report."""
     if setting != "eager" or _torch_version() is None:
-        return _backend.resolve(device)
-    if _backend.chosen_in_code():
+        return loader.resolve(device)
+    if loader.chosen_in_code():
         return DeviceBackend(device, "eager", 'chosen by use_backend("eager")', todo='use_backend("auto")')
     return DeviceBackend(device, "eager", "chosen by SINPE_EXT_BACKEND=eager", todo="unset SINPE_EXT_BACKEND")
 
@@ -133,7 +133,7 @@ def _cuda_arithmetic(cuda: DeviceBackend) -> str | None:
 
 def _cache_directory() -> str:
     try:
-        return str(_cache.directory())
+        return str(build_cache.directory())
     except BuildUnavailable as error:
         return f"none: {error.reason}; {error.todo}"
 

@@ -2,7 +2,7 @@
 
 Our own calls of nvcc, and torch's builder for the C++ around them: torch's CUDA builder would link libcudart.so and
 libtorch_cuda.so, and take its architectures and its toolkit from guesses. ``setup.py`` and the JIT share this file;
-like ``_build.py`` it needs the standard library alone.
+like ``backend/compilation.py`` it needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ._build import BuildUnavailable, Compiler, default_jobs, include_directories, sources
+from .compilation import BuildUnavailable, Compiler, default_jobs, include_directories, sources
 
 # Without a device or a list: every architecture since 2018 that torch is built for, and PTX for those to come.
 DEFAULT_ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
@@ -236,7 +236,7 @@ def compile_flags() -> list[str]:
 
 
 def cuda_facts(nvcc: Nvcc | None, architectures: Iterable[str]) -> dict[str, str]:
-    """What the kernels depend on beyond _build.build_facts."""
+    """What the kernels depend on beyond compilation.build_facts."""
     return {
         "nvcc": os.path.realpath(nvcc.path) if nvcc else "",
         "nvcc_version": nvcc.version if nvcc else "",

@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from . import _build
-from ._build import BuildUnavailable
+from . import compilation
+from .compilation import BuildUnavailable
 
 DONE = "done.json"
 OWN_FOLDER = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
@@ -81,10 +81,10 @@ def finished(folder: Path) -> Path | None:
 
     Raises BuildUnavailable where others may write to any of it.
     """
-    done = _build.read_json(folder / DONE)
+    done = compilation.read_json(folder / DONE)
     library = folder / str(done.get("file", ""))
     try:
-        if not done or _build.file_hash(library) != done.get("sha256"):
+        if not done or compilation.file_hash(library) != done.get("sha256"):
             return None
         _only_ours(folder, f"the build {folder}")
         if folder.stat().st_mode & 0o077:  # else nobody comes as far as the files
@@ -98,7 +98,7 @@ def finished(folder: Path) -> Path | None:
 def finished_without_compiler(cache: Path, facts: dict[str, str]) -> Path | None:
     """A build by any compiler that matches in all else: images are often built with one and run without."""
     for marker in sorted(cache.glob(f"*/{DONE}")):
-        known = _build.read_json(marker).get("facts", {})
+        known = compilation.read_json(marker).get("facts", {})
         if {**known, **{name: "" for name in known if name.startswith(("compiler", "nvcc"))}} == facts:
             library = finished(marker.parent)
             if library:
