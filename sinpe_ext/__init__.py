@@ -11,6 +11,7 @@ Importing the package imports neither torch nor NumPy: names are looked up when 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -24,22 +25,22 @@ if TYPE_CHECKING:
     from . import plot as plot
     from . import positions as positions
     from . import reference as reference
-    from ._catalogue import convention, conventions
     from ._identify import Match, Matches, identify
     from .backend.info import BackendInfo
     from .backend.loader import BackendUnavailableError, backend_info, use_backend
-    from .encoding import Encoding
+    from .encodings.catalogue import convention, conventions
+    from .encodings.encoding import Encoding
+    from .encodings.grid import GridEncoding
     from .functional import add, add_, embed, encode, table
-    from .grid import GridEncoding
     from .modules import SinusoidalEmbedding, SinusoidalPositionalEncoding
     from .timestep import TimestepEncoding
 
 # Public name -> the module that defines it.
 _HOMES = {
-    "Encoding": "encoding",
-    "GridEncoding": "grid",
-    "convention": "_catalogue",
-    "conventions": "_catalogue",
+    "Encoding": "encodings.encoding",
+    "GridEncoding": "encodings.grid",
+    "convention": "encodings.catalogue",
+    "conventions": "encodings.catalogue",
     "identify": "_identify",
     "Match": "_identify",
     "Matches": "_identify",
@@ -79,6 +80,8 @@ __all__ = [
     "table",
     "use_backend",
 ]
+
+__path__.append(os.path.join(__path__[0], "earlier_names"))  # where pickles of earlier versions find their modules
 
 _SUBMODULES = ("distributed", "functional", "integrations", "modules", "numpy", "plot", "positions", "reference")
 

@@ -95,7 +95,7 @@ def encoding_options(command: argparse.ArgumentParser) -> None:
 
 def chosen_encoding(options: argparse.Namespace) -> Any:
     """The encoding that --convention, --dim and --set name."""
-    from ._catalogue import convention
+    from .encodings.catalogue import convention
 
     try:
         return convention(options.convention, options.dim, **dict(map(field, options.set)))

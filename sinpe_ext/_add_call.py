@@ -12,10 +12,10 @@ from ._call import Form, RowsCall
 from ._operator import ADD_DROPOUT, is_functional, is_recorded, is_transformed
 from ._ops import plan_words
 from ._part import Part
-from ._plan import plan as _plan_of
 from ._tiles import accumulation
 from .backend import loader
-from .encoding import Encoding
+from .encodings.encoding import Encoding
+from .encodings.plan import plan as _plan_of
 from .runtime.no_grad import no_grad
 
 _is_compiling = torch.compiler.is_compiling

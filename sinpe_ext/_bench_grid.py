@@ -9,7 +9,7 @@ import sinpe_ext as sinpe
 
 from . import _bench_peers as peer
 from ._bench_cases import Call, Row, Subjects, tolerance
-from .grid import GridEncoding
+from .encodings.grid import GridEncoding
 
 BASE = 10000.0
 

@@ -24,8 +24,8 @@ from . import _bench_peers as peer
 from ._bench_cases import FULL, ROUNDING, WIDE, Row, Subjects, tolerance
 from ._bench_process import Skipped
 from ._swap_measure import allowed
-from .encoding import Encoding
-from .grid import GridEncoding
+from .encodings.encoding import Encoding
+from .encodings.grid import GridEncoding
 
 LIBRARIES = ("diffusers", "positional-encodings", "timm", "transformers", "x-transformers")
 PADDING = 1  # fairseq's and M2M100's padding_idx

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from . import functional
-from ._catalogue import CATALOGUE, convention
-from ._grid_catalogue import GRIDS
 from ._part import is_dtensor
-from .encoding import Encoding
-from .grid import GridEncoding
+from .encodings.catalogue import CATALOGUE, convention
+from .encodings.encoding import Encoding
+from .encodings.grid import GridEncoding
+from .encodings.grid_catalogue import GRIDS
 
 if TYPE_CHECKING:
     from .modules import SinusoidalPositionalEncoding

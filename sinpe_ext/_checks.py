@@ -13,9 +13,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _dense
-from ._catalogue import convention
-from ._catalogue import is_grid as grid_name
-from ._columns import columns
 from ._dense import (
     INT64_MAX,
     addressable,
@@ -28,8 +25,11 @@ from ._dense import (
     is_scalar_array,
     shown,
 )
-from .encoding import Encoding, field_called, integer, needs_nothing
-from .grid import GridEncoding
+from .encodings.catalogue import convention
+from .encodings.catalogue import is_grid as grid_name
+from .encodings.columns import columns
+from .encodings.encoding import Encoding, field_called, integer, needs_nothing
+from .encodings.grid import GridEncoding
 from .runtime.tracing import constant_in_graph, is_jit_traced, is_size, untraced
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._checks import INT64_MAX, INT64_MIN, MAX_RANK, dense_tensor, float_dtype
-from .encoding import integer
+from .encodings.encoding import integer
 
 if TYPE_CHECKING:
     import torch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from . import _frequency
-from ._plan import plan
-from .encoding import Encoding, Number
+from .encodings import frequency
+from .encodings.encoding import Encoding, Number
+from .encodings.plan import plan
 
 _INT64_MIN = -(2**63)
 # C99 tells macros apart by their first 63 characters, and the include guard puts SINPE_PLAN_ before a name.
@@ -128,7 +128,7 @@ def _formula(encoding: Encoding) -> list[str]:
     lines = [f"value = {_number(encoding.amplitude)} * sin or cos of ({angle}), layout {encoding.layout}"]
     if encoding.frequencies is not None:
         return [*lines, f"w = {scale} * the frequencies given"]
-    half = _number(_frequency.shape(encoding).exponent_dim / 2)
+    half = _number(frequency.shape(encoding).exponent_dim / 2)
     exponent = f"-{_number(encoding.exponent_scale)} * i / ({half} - {shift})"
     lines.append(f"w(i) = {scale} * {_number(encoding.base)} ^ ({exponent}), pairs i = 0, 1, 2, ...")
     if encoding.cos_frequency == "own":

@@ -27,11 +27,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _frequency
-from ._columns import Columns
-from ._plan import Plan
-from ._plan import plan as _plan_of
-from .encoding import Encoding
+from .encodings import frequency
+from .encodings.columns import Columns
+from .encodings.encoding import Encoding
+from .encodings.plan import Plan
+from .encodings.plan import plan as _plan_of
 from .runtime.device_constants import on_device
 from .runtime.mkl import settle
 from .runtime.tracing import untraced
@@ -74,7 +74,7 @@ def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
     if encoding.frequencies is not None:
         angular = 2 * math.pi * torch.tensor(plan.channel_turns(), dtype=torch.float64)
         return (angular if multiplies(encoding) else 1.0 / angular).float()
-    sines, cosines, _ = _frequency.shape(encoding)
+    sines, cosines, _ = frequency.shape(encoding)
     pairs = max(sines, cosines)
     # Each in one piece, as the usual code does: PyTorch's pow rounds the last elements of a tensor differently.
     of_sines = _steps(encoding, torch.arange(0, 2 * pairs, 2))
@@ -91,7 +91,7 @@ def _steps(encoding: Encoding, index: Tensor) -> Tensor:
     """The ladder at the usual code's `2i` (2i + 1 for a cosine with a frequency of its own)."""
     settle()
     unit = _UNITS[encoding.unit]
-    width = float(_frequency.shape(encoding).exponent_dim) - 2.0 * float(encoding.shift)
+    width = float(frequency.shape(encoding).exponent_dim) - 2.0 * float(encoding.shift)
     base, exponent_scale = float(encoding.base), float(encoding.exponent_scale)
     index = index.float()
     if not width:

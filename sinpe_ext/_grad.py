@@ -31,7 +31,7 @@ from ._operator import (
 from ._tiles import accumulation, arranged
 
 if TYPE_CHECKING:
-    from .encoding import Encoding
+    from .encodings.encoding import Encoding
 
 
 def derivative_plan(words: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from ._ops import plan_words
 from ._part import Part, no_context_parallel
 from ._tiles import accumulation, arranged
 from .backend import loader
-from .grid import GridEncoding
+from .encodings.grid import GridEncoding
 from .runtime.no_grad import no_grad
 
 _is_compiling = torch.compiler.is_compiling

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from . import _checks, _grad, _rows, _traced
 from ._traced import constant_in_graph
-from .encoding import Encoding
-from .grid import GridEncoding, Piece
+from .encodings.encoding import Encoding
+from .encodings.grid import GridEncoding, Piece
 from .reference_grid import HEADER_WORDS, MAGIC
 from .runtime.device_constants import on_device
 

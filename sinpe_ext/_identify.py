@@ -15,8 +15,8 @@ from ._identify_candidates import Found
 from ._identify_partial import View, search
 from ._identify_shapes import shapes_of
 from ._identify_table import Refused, as_rows, regular
-from .encoding import Encoding, integer
-from .grid import GridEncoding
+from .encodings.encoding import Encoding, integer
+from .encodings.grid import GridEncoding
 
 
 @dataclass(frozen=True)

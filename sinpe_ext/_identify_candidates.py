@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ._identify_explain import channels_of, wave_of
 from ._identify_table import Part, Table, Verdict
-from .encoding import Encoding
-from .grid import GridEncoding, Piece
+from .encodings.encoding import Encoding
+from .encodings.grid import GridEncoding, Piece
 
 
 class Template(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _frequency
 from ._identify_fit import COSINE, SINE, ZERO, Channels
 from ._identify_refine import FLOAT32_UNIT, Fit, Noise, Samples, Tolerance, Wave, misrounded, solve, tolerance_of
-from .encoding import Encoding
+from .encodings import frequency
+from .encodings.encoding import Encoding
 
 UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 FEW_DIGITS = 3
@@ -42,7 +42,7 @@ class Reading(NamedTuple):
 @lru_cache(maxsize=512)
 def channels_of(encoding: Encoding) -> Channels:
     """The kinds of an encoding's channels and their places on the ladder."""
-    sines, cosines, _ = _frequency.shape(encoding)
+    sines, cosines, _ = frequency.shape(encoding)
     later = 0.5 if encoding.cos_frequency == "own" else 0.0
     of_sin = [(SINE, float(k)) for k in range(sines)]
     of_cos = [(COSINE, k + later) for k in range(cosines)]
@@ -58,7 +58,7 @@ def channels_of(encoding: Encoding) -> Channels:
 
 def exponent(encoding: Encoding) -> float:
     """Power of 1 / base from one ladder index to the next."""
-    half = _frequency.shape(encoding).exponent_dim / 2 - Fraction(encoding.shift)
+    half = frequency.shape(encoding).exponent_dim / 2 - Fraction(encoding.shift)
     return float(Fraction(encoding.exponent_scale) / half) if half else 0.0
 
 
@@ -180,7 +180,7 @@ def _ladder_fields(
         yield {"base": value}, 2 + digits
     if not log_base or not decay or decay * log_base < 0:
         return
-    half = float(_frequency.shape(template).exponent_dim) / 2
+    half = float(frequency.shape(template).exponent_dim) / 2
     wanted = float(template.exponent_scale) * log_base / decay  # half - shift
     off = wanted * slack / abs(decay)
     shift = round(2 * (half - wanted)) / 2
@@ -206,7 +206,7 @@ def _base_and_shift(
 ) -> Iterator[tuple[dict[str, Any], float]]:
     """Both of them changed, where that makes the base round and no chance does."""
     for shift in SHIFTS:
-        if shift == template.shift or 2 * shift >= _frequency.shape(template).exponent_dim:
+        if shift == template.shift or 2 * shift >= frequency.shape(template).exponent_dim:
             continue
         step = exponent(template.replace(shift=shift))
         relative = abs(slack / step)

@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _catalogue, _identify_rows
-from ._grid_catalogue import GRIDS
+from . import _identify_rows
 from ._identify_candidates import Candidate, Found, Template
 from ._identify_explain import channels_of, readings, wave_of
 from ._identify_fit import Channels, scattered
 from ._identify_refine import WELL, Fit, Noise, Samples, find, windows
 from ._identify_settle import settle
 from ._identify_table import Refused, Table, angle_errors, coordinates
-from .encoding import Encoding
-from .grid import GridEncoding
+from .encodings import catalogue
+from .encodings.encoding import Encoding
+from .encodings.grid import GridEncoding
+from .encodings.grid_catalogue import GRIDS
 
 STARTS = (0, 1, 2)
 NO_AXIS = -1
@@ -79,11 +80,11 @@ def search(table: Table, lengths: tuple[int, ...]) -> Found:
 def templates_of(dim: int, number: int) -> list[Template]:
     """Every grid convention of a number of axes at a dim."""
     found = []
-    names = [*GRIDS, *(name for name, entry in _catalogue.CATALOGUE.items() if entry.arrangement)]
+    names = [*GRIDS, *(name for name, entry in catalogue.CATALOGUE.items() if entry.arrangement)]
     for rank, name in enumerate(names):
         own = {} if name in GRIDS else {"axes": number}
         try:
-            encoding = _catalogue.convention(name, dim, **own)
+            encoding = catalogue.convention(name, dim, **own)
         except ValueError:
             continue
         if isinstance(encoding, GridEncoding) and encoding.ndim == number:
@@ -92,7 +93,7 @@ def templates_of(dim: int, number: int) -> list[Template]:
 
 
 def _builder(name: str, dim: int, own: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
-    return lambda fields: _catalogue.convention(name, dim, **own, **fields)
+    return lambda fields: catalogue.convention(name, dim, **own, **fields)
 
 
 def lines_of(body: Tensor, lengths: Sequence[int], precision: float) -> Lines | None:

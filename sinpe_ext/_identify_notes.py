@@ -9,7 +9,7 @@ from . import _float32_angle
 from ._identify_candidates import Candidate, Identified, axes_of, parts_of, pieces_of, values_of
 from ._identify_refine import spread
 from ._identify_table import Table
-from .encoding import Encoding
+from .encodings.encoding import Encoding
 
 ANGLES = ("float32_exp", "float32_pow")
 EXACT = 2.0**-22  # relative to the amplitude: a table below this error has no error of its angles

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _catalogue, _frequency
 from ._identify_candidates import Candidate, Found, Identified, Template
 from ._identify_explain import LENIENCE, MISROUNDED, channels_of, readings, wave_of
 from ._identify_fit import COSINE, SINE, ZERO, Channels, pairs, scattered
 from ._identify_refine import WELL, Fit, Noise, Samples, find, misrounded, solve, spread, tolerance_of, windows
 from ._identify_settle import LADDER_FIELDS, settle
 from ._identify_table import NO_SINUSOIDS, Refused, Table, angle_errors, regular
-from .encoding import COS_FREQUENCIES, LAYOUTS, Encoding
+from .encodings import catalogue, frequency
+from .encodings.encoding import COS_FREQUENCIES, LAYOUTS, Encoding
 
 STARTS = (0, 1, 2)
 FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four numbers; two rows are enough where sin and cos come in pairs
@@ -143,9 +143,9 @@ def places_of(table: Table) -> Callable[[int], list[Tensor]]:
 def templates_of(dim: int) -> list[Template]:
     """Every convention at a dim, then the family's other members as "custom"."""
     found = []
-    for rank, name in enumerate(_catalogue.CATALOGUE):
+    for rank, name in enumerate(catalogue.CATALOGUE):
         try:
-            encoding = _catalogue.convention(name, dim)
+            encoding = catalogue.convention(name, dim)
         except ValueError:
             continue
         found.append(Template(name, encoding, _builder(name, dim), rank))
@@ -172,7 +172,7 @@ def axis_of(template: Template) -> Encoding:
 
 
 def _builder(name: str, dim: int, own: dict[str, Any] | None = None) -> Callable[[dict[str, Any]], Any]:
-    return lambda fields: _catalogue.convention(name, dim, **{**(own or {}), **fields})
+    return lambda fields: catalogue.convention(name, dim, **{**(own or {}), **fields})
 
 
 def encoding_builder(encoding: Encoding) -> Callable[[dict[str, Any]], Any]:
@@ -326,6 +326,6 @@ def certain(template: Encoding, fields: dict[str, Any], fit: Fit, least: float =
 
 def base_uncertainty(template: Encoding, fit: Fit) -> float:
     """How far the base of a fit may be off, relative."""
-    _, _, exponent_dim = _frequency.shape(template)
+    _, _, exponent_dim = frequency.shape(template)
     relative = max(float(exponent_dim) / 2, 1.0) * fit.slack.decay
     return relative if math.isfinite(relative) else 1.0

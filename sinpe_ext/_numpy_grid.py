@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _checks
-from .grid import GridEncoding, Piece, lengths_of
+from .encodings.grid import GridEncoding, Piece, lengths_of
 
 Rows = Callable[..., NDArray[Any]]
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ._phase import TURN
-from ._plan import Plan
+from .encodings.plan import Plan
 from .runtime.tracing import constant_in_graph
 
 BITS = 26

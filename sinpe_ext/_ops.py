@@ -26,7 +26,7 @@ NAMESPACE = "sinpe_ext"  # the only place where the operators' namespace is name
 # without channels, positions and padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `drop` counts
 # the 65536ths that dropout drops; `elements` (empty: row-major) are [first, *steps], the index in the whole tensor of
 # the first element and what a step along each dimension adds to it, which decide the mask (`_philox.py`).
-# `plan` is always the int64 words of `_plan.Plan`, in CUDA memory for CUDA tensors, else on the CPU; `dim` repeats its
+# `plan` is always the int64 words of `plan.Plan`, in CUDA memory for CUDA tensors, else on the CPU; `dim` repeats its
 # width for the fake kernels, which see no data.
 _SCHEMAS = (
     "table(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor",

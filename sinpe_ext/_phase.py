@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from ._arrays import Array, Arrays
-from ._plan import HEADER_WORDS, Plan
+from .encodings.plan import HEADER_WORDS, Plan
 
 LOW32 = 0xFFFFFFFF
 TURN = 2.0 * math.pi

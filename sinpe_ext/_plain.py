@@ -18,7 +18,7 @@ from ._operator import ADD, ADD_OUT, is_traced
 from ._part import in_context_parallel
 from ._plan_words import host_words, plan_words
 from .backend import loader
-from .encoding import Encoding
+from .encodings.encoding import Encoding
 
 _grad_enabled = torch.is_grad_enabled
 

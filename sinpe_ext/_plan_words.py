@@ -14,9 +14,19 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ._plan import ARRAYS, FLAG_INTERLEAVED, FLAG_Q0, FLAG_Q1, FLAG_SHARED, FLAGS_WORD, HEADER_WORDS, MAGIC, Plan
-from ._plan import plan as _plan_of
-from .encoding import Encoding
+from .encodings.encoding import Encoding
+from .encodings.plan import (
+    ARRAYS,
+    FLAG_INTERLEAVED,
+    FLAG_Q0,
+    FLAG_Q1,
+    FLAG_SHARED,
+    FLAGS_WORD,
+    HEADER_WORDS,
+    MAGIC,
+    Plan,
+)
+from .encodings.plan import plan as _plan_of
 from .runtime.device_constants import on_device
 
 CPU = torch.device("cpu")

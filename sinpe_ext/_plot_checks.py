@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import _checks
-from .encoding import Encoding, integer
-from .grid import GridEncoding
+from .encodings.encoding import Encoding, integer
+from .encodings.grid import GridEncoding
 
 if TYPE_CHECKING:
     import numpy as np

@@ -78,7 +78,7 @@ def main(options: argparse.Namespace, encoding: Any) -> int:
 
 def check(options: argparse.Namespace, encoding: Any) -> None:
     """That the encoding and the options go with the kind of picture."""
-    from .grid import GridEncoding
+    from .encodings.grid import GridEncoding
 
     if isinstance(encoding, GridEncoding):
         raise ValueError(

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from . import _float32_angle, _ops, reference
-from ._plan import plan as _plan_of
 from .backend import loader
-from .encoding import Encoding
+from .encodings.encoding import Encoding
+from .encodings.plan import plan as _plan_of
 
 _modes = torch._C._len_torch_dispatch_stack
 

@@ -11,8 +11,6 @@ import torch
 from torch import nn
 
 from . import _swap_dropin, _swap_measure
-from ._catalogue import CATALOGUE, convention
-from ._grid_catalogue import GRIDS
 from ._swap_computed import called_of, computed_of
 from ._swap_detr import pictures_of
 from ._swap_diffusers import diffusion_of
@@ -21,8 +19,10 @@ from ._swap_families import MODES, REPLACED, ROTARY, SINUSOIDAL, Candidate, Left
 from ._swap_plain import plain_of
 from ._swap_state import same
 from ._swap_transformers import rows_of
-from .encoding import Encoding
-from .grid import GridEncoding
+from .encodings.catalogue import CATALOGUE, convention
+from .encodings.encoding import Encoding
+from .encodings.grid import GridEncoding
+from .encodings.grid_catalogue import GRIDS
 
 ALREADY = "it is swapped already"
 

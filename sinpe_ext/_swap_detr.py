@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from . import positions as _positions
-from ._catalogue import convention
 from ._swap_dropin import DropIn
 from ._swap_families import Candidate, Left, has, number, parameters
 from ._swap_measure import Probe
+from .encodings.catalogue import convention
 from .functional import encode, table
 
 # A normalised position is at most `scale`, after three roundings of its own.

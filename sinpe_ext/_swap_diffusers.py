@@ -11,13 +11,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ._catalogue import convention
 from ._swap_dropin import DropIn, tensor_of
 from ._swap_families import Candidate, Left, has, number, owner, parameters
 from ._swap_measure import Probe
-from .encoding import Encoding
+from .encodings.catalogue import convention
+from .encodings.encoding import Encoding
+from .encodings.grid import GridEncoding
 from .functional import add, encode, table
-from .grid import GridEncoding
 from .positions import grid
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ._swap_dropin import DropIn
 from ._swap_measure import Probe
-from .encoding import Encoding
+from .encodings.encoding import Encoding
 
 SINUSOIDAL = re.compile(r"sinus|sin_?cos|sine_?pos|pos\w*sine", re.IGNORECASE)
 ROTARY = re.compile(r"rotary|rope|inv_freq", re.IGNORECASE)

@@ -21,7 +21,7 @@ from ._swap_families import REPLACED, ROTARY, SINUSOIDAL, Candidate, Left, half_
 from ._swap_measure import Probe
 from ._swap_plain_forms import form_of
 from ._swap_transformers import EmbeddingRows
-from .encoding import Encoding
+from .encodings.encoding import Encoding
 
 # A tensor under such a name is given to `identify` without being sampled first, and is worth a word where its values
 # cannot be looked at.

@@ -28,7 +28,7 @@ from ._swap_plain_trials import (
     stateless,
 )
 from ._swap_state import settings
-from .encoding import Encoding
+from .encodings.encoding import Encoding
 from .functional import add, table
 
 LARGE = (100.0, 1e4)  # further sizes of x: code that clamps, or saturates, does so there

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from . import _checks
 from . import positions as _positions
-from ._catalogue import convention
 from ._swap_dropin import DropIn, tensor_of
 from ._swap_families import Candidate, Left, has, number, parameters
 from ._swap_measure import Probe
+from .encodings.catalogue import convention
 from .functional import encode, table
 
 LONGEST = 2**22  # entries of a probe's output

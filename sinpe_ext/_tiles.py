@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import reference
 from ._arrays import arrays
-from ._plan import Plan
+from .encodings.plan import Plan
 
 FEWEST_ROWS = 16  # of the encoding in one go, where the data is wide: making fewer costs more for each
 

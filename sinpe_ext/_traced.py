@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 import torch
 
 from . import _checks, _float32_angle, _onnx, _ops
-from ._plan import plan as _plan_of
 from .backend import loader
-from .encoding import Encoding
+from .encodings.encoding import Encoding
+from .encodings.plan import plan as _plan_of
 from .runtime import handle
 
 constant_in_graph = handle.constant_in_graph()

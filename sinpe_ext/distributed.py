@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import _checks
 from ._part import in_context_parallel
-from .encoding import integer
+from .encodings.encoding import integer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -13,8 +13,8 @@ from ._operator import ENCODE, is_traced, is_transformed
 from ._ops import host_words, plan_words
 from ._part import is_dtensor
 from .backend import loader
-from .encoding import Encoding
-from .grid import GridEncoding
+from .encodings.encoding import Encoding
+from .encodings.grid import GridEncoding
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -15,8 +15,8 @@ from torch import nn
 
 from . import _swap
 from ._onnx import standard_operators as standard_operators
-from .encoding import Encoding, choice
-from .grid import GridEncoding
+from .encodings.encoding import Encoding, choice
+from .encodings.grid import GridEncoding
 
 __all__ = ["Report", "Swap", "standard_operators", "swap"]
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from . import _checkpoint, _checks, _embed_checks, _grid_checks, _layer
 from ._calls import add_call, embed_call
-from ._catalogue import conventions
 from ._operator import ADD, EMBED
 from ._ops import host_words, plan_words
 from ._tiles import accumulation
-from .encoding import MAX_DIM, Encoding, integer
-from .grid import GridEncoding
+from .encodings.catalogue import conventions
+from .encodings.encoding import MAX_DIM, Encoding, integer
+from .encodings.grid import GridEncoding
 
 if TYPE_CHECKING:
     from typing_extensions import Never

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import _checks, _numpy_grid, reference
-from ._catalogue import convention, conventions
-from ._plan import Plan
-from ._plan import plan as _plan
 from .backend import loader
-from .encoding import Encoding
-from .grid import GridEncoding
+from .encodings.catalogue import convention, conventions
+from .encodings.encoding import Encoding
+from .encodings.grid import GridEncoding
+from .encodings.plan import Plan
+from .encodings.plan import plan as _plan
 
 __all__ = ["table", "encode", "Encoding", "GridEncoding", "convention", "conventions"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _plot_checks as _checks
 from ._dense import flag
-from .encoding import Encoding
+from .encodings.encoding import Encoding
 
 if TYPE_CHECKING:
     import numpy as np
@@ -274,7 +274,7 @@ def usual_float32(positions: np.ndarray, encoding: Encoding) -> np.ndarray:
     """
     import numpy as np
 
-    from ._plan import plan
+    from .encodings.plan import plan
 
     decoded = plan(encoding)
     radians = 2 * np.pi * np.asarray(decoded.channel_turns())

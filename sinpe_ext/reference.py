@@ -14,7 +14,7 @@ from typing import Any
 
 from . import _exact, _phase
 from ._arrays import Array, Arrays, arrays
-from ._plan import Plan
+from .encodings.plan import Plan
 
 # Entries that are cheaper to decide one by one (20 to 50 us each) than by another round of array operations.
 FEW = 12

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from . import _embed_checks, _philox
-from ._plan import Plan
 from ._tiles import Rows, accumulation, arranged, block
+from .encodings.plan import Plan
 from .runtime.no_grad import no_grad
 
 

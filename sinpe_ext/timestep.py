@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _checks, _layer
-from .encoding import MAX_DIM, Encoding, integer
+from .encodings.encoding import MAX_DIM, Encoding, integer
 from .functional import encode
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext._grid_catalogue import GRIDS
+from sinpe_ext.encodings.grid_catalogue import GRIDS
 
 EXAMPLES = {  # dims that the libraries take, some of them with channels that are cut or zero
     **{name: sinpe.convention(name, 48) for name in GRIDS},

@@ -15,7 +15,7 @@ from ulp import PRECISION, bits, truth, units
 
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding, _exact
-from sinpe_ext._plan import plan
+from sinpe_ext.encodings.plan import plan
 
 FLOAT64_ULP = 1.0  # of the exact value, from each backend
 SMALLEST_FLOAT64 = 2.0**-960  # below, double-double arithmetic runs out of exponents

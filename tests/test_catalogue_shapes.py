@@ -14,7 +14,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 from sinpe_ext import _exact
 from sinpe_ext import numpy as sinpe_numpy
-from sinpe_ext._plan import plan
+from sinpe_ext.encodings.plan import plan
 
 B, S, D = 2, 5, 8
 MAX = 2**63 - 1

@@ -17,7 +17,7 @@ import ulp
 from convention_formulas import FORMULAS, MP, STARTS
 
 import sinpe_ext as sinpe
-from sinpe_ext import _catalogue
+from sinpe_ext.encodings import catalogue
 
 SEED = 20231
 ONE_DIMENSIONAL = [name for name, (_, coordinates) in FORMULAS.items() if coordinates == 1]
@@ -91,7 +91,7 @@ def assert_float32(got: torch.Tensor, name: str, positions: list[Any]) -> None:
 
 
 def test_every_name_has_its_formula() -> None:
-    assert list(FORMULAS) == list(DIMS) and set(FORMULAS) == set(_catalogue.NAMES)
+    assert list(FORMULAS) == list(DIMS) and set(FORMULAS) == set(catalogue.NAMES)
 
 
 @pytest.mark.parametrize("name", FORMULAS)

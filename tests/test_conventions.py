@@ -10,10 +10,10 @@ import pytest
 from children import execute
 
 from sinpe_ext import _exact
-from sinpe_ext._catalogue import CATALOGUE, GRIDS, NAMES, convention, conventions
 from sinpe_ext._export import export_header
-from sinpe_ext._plan import plan
-from sinpe_ext.encoding import Encoding
+from sinpe_ext.encodings.catalogue import CATALOGUE, GRIDS, NAMES, convention, conventions
+from sinpe_ext.encodings.encoding import Encoding
+from sinpe_ext.encodings.plan import plan
 
 FORMULA_ERROR = 1e-13  # of the float64 formulas below at positions up to 1000
 

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinpe_ext as sinpe
 from sinpe_ext import _checks, _embed_checks, _ops, _plan_words, _rows, _seed
-from sinpe_ext._plan import plan
 from sinpe_ext.backend import loader
+from sinpe_ext.encodings.plan import plan
 from sinpe_ext.runtime import device_constants
 
 B, S, D, V = 2, 3, 8, 9

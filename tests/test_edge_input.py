@@ -11,7 +11,7 @@ import torch
 
 import sinpe_ext as sinpe
 from sinpe_ext import _exact
-from sinpe_ext._plan import plan
+from sinpe_ext.encodings.plan import plan
 
 B, S, D = 3, 6, 8
 MAX = 2**63 - 1

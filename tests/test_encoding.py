@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinpe_ext import _frequency
-from sinpe_ext._plan import ARRAYS, HEADER_WORDS, MAGIC, Plan, plan
-from sinpe_ext.encoding import COS_FREQUENCIES, LAYOUTS, ODD_POLICIES, UNITS, Encoding
+from sinpe_ext.encodings import frequency
+from sinpe_ext.encodings.encoding import COS_FREQUENCIES, LAYOUTS, ODD_POLICIES, UNITS, Encoding
+from sinpe_ext.encodings.plan import ARRAYS, HEADER_WORDS, MAGIC, Plan, plan
 
 PAIR_ERROR = mpmath.mpf(2) ** -106  # of turns_hi + turns_lo: two roundings to 53 bits, half a unit each
 PAIR_RANGE = mpmath.mpf(2) ** -900  # below it the low part of the pair loses bits to the end of the float64 range
@@ -86,7 +86,7 @@ def random_encoding(rng: random.Random, dims: tuple[int, ...] = (1, 2, 3, 4, 5, 
         }
         dim = rng.choice(dims)
         if rng.random() < 0.2:
-            number = _frequency.count(Encoding(dim, **{k: fields[k] for k in ("layout", "odd", "cos_frequency")}))
+            number = frequency.count(Encoding(dim, **{k: fields[k] for k in ("layout", "odd", "cos_frequency")}))
             magnitudes = [0, -1, 1e-60, rng.uniform(-9, 9), rng.random() * 10 ** rng.uniform(-200, 12)]
             fields["frequencies"] = [rng.choice(magnitudes) for _ in range(number)]
         try:

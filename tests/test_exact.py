@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinpe_ext import _exact
-from sinpe_ext._plan import Plan, plan
-from sinpe_ext.encoding import Encoding
+from sinpe_ext.encodings.encoding import Encoding
+from sinpe_ext.encodings.plan import Plan, plan
 
 PRECISION = 1500  # bits: the smallest phases here are 2**-1100 turns, and 1 - cos of 2**-300 needs 600
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1

@@ -31,7 +31,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 import sinpe_ext.numpy as sinpe_numpy
 from sinpe_ext import GridEncoding
-from sinpe_ext._grid_catalogue import GRIDS
+from sinpe_ext.encodings.grid_catalogue import GRIDS
 
 pytestmark = pytest.mark.usefixtures("need_kernels")
 ALPHA = 0.75  # the same number in every dtype

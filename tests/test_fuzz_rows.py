@@ -19,7 +19,7 @@ from ulp import compare, some_channels
 
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding
-from sinpe_ext._catalogue import CATALOGUE
+from sinpe_ext.encodings.catalogue import CATALOGUE
 
 pytestmark = pytest.mark.usefixtures("need_kernels")
 BACKENDS = ("compiled", "eager")

@@ -11,7 +11,7 @@ from grids import EXAMPLES, truth
 
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding, GridEncoding, convention
-from sinpe_ext.grid import Piece
+from sinpe_ext.encodings.grid import Piece
 
 HALVES = Encoding(4, layout="sin_cos")
 LAYOUTS = [  # arrangement, order, dim, axes -> what each channel is: axis, sin or cos, pair; - for zero

@@ -11,9 +11,9 @@ import torch
 
 import sinpe_ext as sinpe
 from sinpe_ext import _identify
-from sinpe_ext._catalogue import CATALOGUE
 from sinpe_ext._identify_candidates import Found
-from sinpe_ext.encoding import Encoding
+from sinpe_ext.encodings.catalogue import CATALOGUE
+from sinpe_ext.encodings.encoding import Encoding
 
 ROWS = 64
 NAMES = tuple(CATALOGUE)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import sinpe_ext as sinpe
-from sinpe_ext._grid_catalogue import GRIDS
-from sinpe_ext.encoding import Encoding
-from sinpe_ext.grid import GridEncoding
+from sinpe_ext.encodings.encoding import Encoding
+from sinpe_ext.encodings.grid import GridEncoding
+from sinpe_ext.encodings.grid_catalogue import GRIDS
 
 DIMS = (27, 48, 64, 96)
 STORAGE = (torch.float32, torch.bfloat16)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sinpe_ext as sinpe
-from sinpe_ext.encoding import Encoding
+from sinpe_ext.encodings.encoding import Encoding
 
 FAR = 131072  # a position that no table reached
 FORMS = ("exp", "pow", "power")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sinpe_ext as sinpe
-from sinpe_ext.encoding import Encoding
+from sinpe_ext.encodings.encoding import Encoding
 
 ROWS = 64
 SHORT = 2.5  # seconds of a processor, for a search that took 8 to 130

@@ -12,8 +12,8 @@ from children import execute
 
 import sinpe_ext.numpy as sinpe
 from sinpe_ext import reference
-from sinpe_ext._plan import plan
 from sinpe_ext.backend import loader
+from sinpe_ext.encodings.plan import plan
 from sinpe_ext.numpy import Encoding, convention, conventions
 
 INT64_MAX = 2**63 - 1

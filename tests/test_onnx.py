@@ -14,7 +14,7 @@ from traced_models import Call, ids, x
 
 import sinpe_ext as sinpe
 from sinpe_ext import _onnx
-from sinpe_ext._plan import plan
+from sinpe_ext.encodings.plan import plan
 
 onnx = pytest.importorskip("onnx", reason="ONNX export needs onnx")
 pytest.importorskip("onnxscript", reason="ONNX export needs onnxscript")

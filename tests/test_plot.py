@@ -10,8 +10,8 @@ import pytest
 from children import execute
 
 from sinpe_ext import plot
-from sinpe_ext._catalogue import convention
-from sinpe_ext.encoding import Encoding
+from sinpe_ext.encodings.catalogue import convention
+from sinpe_ext.encodings.encoding import Encoding
 
 matplotlib = pytest.importorskip("matplotlib")
 from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402

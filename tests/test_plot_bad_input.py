@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sinpe_ext import plot
-from sinpe_ext._catalogue import convention
-from sinpe_ext.encoding import Encoding
+from sinpe_ext.encodings.catalogue import convention
+from sinpe_ext.encodings.encoding import Encoding
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")

@@ -12,8 +12,8 @@ import torch
 from ulp import CLOSEST, compare, same_bits, some_channels
 
 from sinpe_ext import _arrays, _exact, reference
-from sinpe_ext._plan import Plan, plan
-from sinpe_ext.encoding import Encoding
+from sinpe_ext.encodings.encoding import Encoding
+from sinpe_ext.encodings.plan import Plan, plan
 
 CORRECTLY_ROUNDED = 0.5001  # ULP; the excess over 0.5 is what a frequency of 128 bits can add
 FLOAT64_ULP = 1.0

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sinpe_ext import reference
-from sinpe_ext._plan import plan
-from sinpe_ext.encoding import Encoding
+from sinpe_ext.encodings.encoding import Encoding
+from sinpe_ext.encodings.plan import plan
 from sinpe_ext.reference_apply import add
 
 B, S, D = 3, 7, 10

@@ -15,8 +15,8 @@ from philox import kept  # the oracle, in Python's integers
 from torch import Tensor
 
 from sinpe_ext import _tiles, reference, reference_apply
-from sinpe_ext._plan import plan
-from sinpe_ext.encoding import Encoding
+from sinpe_ext.encodings.encoding import Encoding
+from sinpe_ext.encodings.plan import plan
 
 B, S, D, V = 3, 5, 11, 7
 PLAN = plan(Encoding(D))

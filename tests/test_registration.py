@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sinpe_ext as sinpe
 from sinpe_ext import _grid_rows, _ops
-from sinpe_ext._plan import plan
+from sinpe_ext.encodings.plan import plan
 
 B, S, D = 2, 3, 8
 ENCODING = sinpe.convention("fairseq", D)

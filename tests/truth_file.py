@@ -14,7 +14,7 @@ import mpmath
 import ulp
 
 from sinpe_ext import Encoding
-from sinpe_ext._plan import plan
+from sinpe_ext.encodings.plan import plan
 
 PAPER512 = Path(__file__).resolve().parent / "cpp" / "paper512.truth"
 BITS = 256  # of a turn, per frequency

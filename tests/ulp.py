@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from closest import CLOSEST as CLOSEST
 
-from sinpe_ext.encoding import Encoding
+from sinpe_ext.encodings.encoding import Encoding
 
 # Significant bits and exponent of the smallest subnormal.
 TYPES = {"float32": (24, -149), "float64": (53, -1074), "bfloat16": (8, -133), "float16": (11, -24)}

@@ -21,7 +21,7 @@ import pictures as drawing  # noqa: E402
 import torch  # noqa: E402
 
 import sinpe_ext as sinpe  # noqa: E402
-from sinpe_ext._catalogue import CATALOGUE, GRIDS, NAMES  # noqa: E402
+from sinpe_ext.encodings.catalogue import CATALOGUE, GRIDS, NAMES  # noqa: E402
 
 PAGE = ROOT / "docs" / "conventions.md"
 PICTURES = ROOT / "docs" / "images" / "conventions"

@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 import pictures  # noqa: E402
 
 import sinpe_ext.numpy as sinpe  # noqa: E402
-from sinpe_ext._plan import plan  # noqa: E402
+from sinpe_ext.encodings.plan import plan  # noqa: E402
 
 PICTURE = ROOT / "docs" / "images" / "phase.png"
 DIM, PAIR, FAR = 512, 50, 3_803_902  # the position below 2^22 whose cosine of this pair is closest to 0

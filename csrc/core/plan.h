@@ -1,4 +1,4 @@
-// The frequency plan: the constants of one encoding, packed by Python (sinpe_ext/_plan.py) into 64-bit words. Kernels know
+// The frequency plan: the constants of one encoding, packed by Python (sinpe_ext/encodings/plan.py) into 64-bit words. Kernels know
 // no convention: a plan says which oscillator feeds which channel, and each oscillator's frequency in turns per position.
 #pragma once
 

@@ -1,7 +1,7 @@
 """`Encoding`: one sinusoidal positional encoding, written down as a small value.
 
 It holds the formula only: no table, no tensor, no device. Everything numeric is derived from it, exactly, in
-`_frequency.py` and packed for the kernels in `_plan.py`.
+`encodings/frequency.py` and packed for the kernels in `encodings/plan.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from . import _frequency
-from ._dense import dense_tensor, described, is_scalar_array, shown
-from .runtime.handle import with_handle
-from .runtime.tracing import is_size
+from .._dense import dense_tensor, described, is_scalar_array, shown
+from ..runtime.handle import with_handle
+from ..runtime.tracing import is_size
+from . import frequency
 
 # A float is taken at its exact value; Fraction and Decimal state values a float cannot.
 Number: TypeAlias = float | Fraction | Decimal
@@ -143,7 +143,7 @@ class Encoding:
                 raise ValueError(f"exponent_dim: expected a number above 0, got {self.exponent_dim!r}; usually dim")
         if self.frequencies is not None:
             put(self, "frequencies", real_tuple("frequencies", self.frequencies))
-        _frequency.check(self)
+        frequency.check(self)
 
     def __hash__(self) -> int:
         # Kept: the hash is the key of the plan cache, and `frequencies` may be long.
@@ -180,7 +180,7 @@ class Encoding:
         Returns: one per pair; for cos_frequency="own" one per channel in pair order (sin 0, cos 0, sin 1, ...).
         Accuracy: correctly rounded.
         """
-        return _frequency.radians(self)
+        return frequency.radians(self)
 
     def timescales(self) -> tuple[float, ...]:
         """The denominators of the formula, 1 / frequencies_radians, as float64; inf where a frequency is 0.
@@ -189,7 +189,7 @@ class Encoding:
             torch.pow(base, torch.arange(0, dim, 2) / dim)
         Accuracy: correctly rounded.
         """
-        return _frequency.timescales(self)
+        return frequency.timescales(self)
 
 
 def unknown_field(name: str, known: Iterable[str]) -> str:

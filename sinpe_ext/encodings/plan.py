@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from . import _frequency
-from ._columns import Columns
+from . import frequency
+from .columns import Columns
 
 if TYPE_CHECKING:
     from .encoding import Encoding
@@ -93,11 +93,11 @@ def plan(encoding: Encoding) -> Plan:
     """The plan of an encoding (the exact one whatever `encoding.angle` is)."""
     if isinstance(encoding, Columns):
         return plan(encoding.whole).columns(encoding.first, encoding.dim)
-    sin, cos, _ = _frequency.shape(encoding)
+    sin, cos, _ = frequency.shape(encoding)
     shared = encoding.cos_frequency == "shared"
     cos_first = encoding.layout in ("cos_sin", "cos")
     n0, n1 = (cos, sin) if cos_first else (sin, cos)
-    bits, values = _frequency.turns(encoding)
+    bits, values = frequency.turns(encoding)
     if not encoding.amplitude:  # nothing turns, so that no sine is negative: 0 times it would be -0
         values = [0] * len(values)
     if not shared:  # from channel-pair order to stream 0, then stream 1
@@ -200,7 +200,7 @@ def _as_words(values: array[int] | array[float]) -> array[int]:
 
 def _split(bits: int, values: list[int]) -> tuple[list[int], list[int]]:
     """Whole turns and 128 fractional bits, rounded to nearest even with the carry in the whole turns."""
-    shift = bits - _frequency.FRACTION_BITS
+    shift = bits - frequency.FRACTION_BITS
     half = (1 << shift - 1) - 1
     rounded = [(value + half + (value >> shift & 1)) >> shift for value in values]
     return [value >> 128 for value in rounded], [value & _MASK128 for value in rounded]

@@ -13,9 +13,9 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from . import _frequency
+from ..runtime.handle import with_handle
+from . import frequency
 from .encoding import HALVES, MAX_DIM, Encoding, choice, integer, real, unknown_field
-from .runtime.handle import with_handle
 
 ARRANGEMENTS = ("blocks", "grouped", "interleaved")
 MAX_AXES = 8
@@ -209,12 +209,12 @@ def of_axis(fields: dict[str, Any], axis: int, number: int) -> dict[str, Any]:
 
 def half(encoding: Encoding, second: bool) -> Encoding:
     """The channels of the first or the second half of layout "sin_cos" or "cos_sin", as an encoding of their own."""
-    sines, cosines, exponent_dim = _frequency.shape(encoding)
+    sines, cosines, exponent_dim = frequency.shape(encoding)
     cosine = second == (encoding.layout == "sin_cos")
     count, given = cosines if cosine else sines, encoding.frequencies
     if given is not None:
         if encoding.cos_frequency == "own":  # sin 0, cos 0, sin 1, ...; what the odd policy cuts is not among them
-            given = tuple(w for w, k in zip(given, _frequency.indices(encoding), strict=True) if k % 2 == cosine)
+            given = tuple(w for w, k in zip(given, frequency.indices(encoding), strict=True) if k % 2 == cosine)
         given = given[:count]
     layout = "cos" if cosine else "sin"
     return encoding.replace(dim=count, layout=layout, exponent_dim=exponent_dim, frequencies=given, odd="truncate")
@@ -228,7 +228,7 @@ def _first_channels(encoding: Encoding, count: int) -> tuple[Encoding, ...]:
         return ()
     if encoding.layout in HALVES or encoding.layout == "interleaved":
         one_each = encoding.layout in HALVES or encoding.cos_frequency == "own"  # of the frequencies, a channel
-        exponent_dim, given = _frequency.shape(encoding).exponent_dim, encoding.frequencies
+        exponent_dim, given = frequency.shape(encoding).exponent_dim, encoding.frequencies
         given = None if given is None else given[: count if one_each else (count + 1) // 2]
         odd = "round" if encoding.odd == "round" and given is None else "truncate"
         return (encoding.replace(dim=count, exponent_dim=exponent_dim, frequencies=given, odd=odd),)

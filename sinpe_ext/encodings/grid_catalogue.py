@@ -1,4 +1,4 @@
-"""Conventions of pictures, videos and volumes by name; `_catalogue.convention` is how they are asked for."""
+"""Conventions of pictures, videos and volumes by name; `catalogue.convention` is how they are asked for."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple, overload
 
-from ._grid_catalogue import GRIDS, GridConvention
 from .encoding import MAX_DIM, Encoding, integer
 from .grid import MAX_AXES, GridEncoding, of_axis
+from .grid_catalogue import GRIDS, GridConvention
 
 
 class Convention(NamedTuple):

@@ -1,0 +1,1 @@
+"""What an encoding is: its fields and names, its frequencies, its constants for the kernels. No torch."""
