@@ -8,7 +8,7 @@ from . import _checks
 from ._add_call import AddCall
 from ._embed_call import EmbedCall
 from ._grid_call import GridCall
-from ._part import is_dtensor
+from .runtime.parallel import is_dtensor
 
 
 def add_call(x: Any, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra_tokens: Any) -> Any:

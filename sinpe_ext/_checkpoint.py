@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from . import functional
-from ._part import is_dtensor
 from .encodings.catalogue import CATALOGUE, convention
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .encodings.grid_catalogue import GRIDS
+from .runtime.parallel import is_dtensor
 
 if TYPE_CHECKING:
     from .modules import SinusoidalPositionalEncoding

@@ -13,23 +13,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _dense
-from ._dense import (
-    INT64_MAX,
-    addressable,
-    dense_tensor,
-    described,
-    device,
-    flag,
-    float_dtype,
-    in_memory,
-    is_scalar_array,
-    shown,
-)
+from ._dense import INT64_MAX, addressable, device, float_dtype, operand
 from .encodings.catalogue import convention
 from .encodings.catalogue import is_grid as grid_name
 from .encodings.columns import columns
-from .encodings.encoding import Encoding, field_called, integer, needs_nothing
+from .encodings.encoding import Encoding, field_called, needs_nothing
 from .encodings.grid import GridEncoding
+from .encodings.values import dense_tensor, described, flag, in_memory, integer, is_scalar_array, shown
 from .runtime.tracing import constant_in_graph, is_jit_traced, is_size, untraced
 
 if TYPE_CHECKING:
@@ -303,7 +293,7 @@ def summand(x: Any) -> None:
     """x of `add`: a dense floating-point tensor of two dimensions or more."""
     import torch
 
-    dense_tensor("x", x, may_be_dtensor=True)
+    operand("x", x)
     if x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         raise TypeError(
             f"x: expected torch.float32, float64, bfloat16 or float16, got {x.dtype}; convert it, say with x.float()"

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from . import _checks, _dtensor, _grid_checks, _traced, functional
 from ._dtensor_simulation import each_rank, each_rank_with_grad, to_local
-from .encodings.encoding import integer
+from .encodings.values import integer
 
 
 def table(

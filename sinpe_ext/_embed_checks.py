@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._checks import INT64_MAX, INT64_MIN, MAX_RANK, dense_tensor, float_dtype
-from .encodings.encoding import integer
+from ._dense import operand
+from .encodings.values import integer
 
 if TYPE_CHECKING:
     import torch
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def weight(value: Any) -> torch.Tensor:
     """`weight` of `embed`: a dense floating-point tensor of shape (num_embeddings, channels)."""
-    dense_tensor("weight", value, may_be_dtensor=True)
+    operand("weight", value)
     float_dtype("weight", value.dtype)
     if value.dim() != 2:
         raise ValueError(

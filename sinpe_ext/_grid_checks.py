@@ -10,8 +10,8 @@ from torch import Tensor
 
 from . import _checks
 from ._checks import INT64_MAX
-from .encodings.encoding import integer
 from .encodings.grid import lengths_of
+from .encodings.values import integer
 from .runtime.tracing import untraced
 
 Shapes: TypeAlias = Sequence[tuple[tuple[int, ...], bool]]  # and whether each begins with samples

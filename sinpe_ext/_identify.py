@@ -15,8 +15,9 @@ from ._identify_candidates import Found
 from ._identify_partial import View, search
 from ._identify_shapes import shapes_of
 from ._identify_table import Refused, as_rows, regular
-from .encodings.encoding import Encoding, integer
+from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
+from .encodings.values import integer
 
 
 @dataclass(frozen=True)

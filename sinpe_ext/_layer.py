@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from . import _checks, _onnx, _plain, _traced
 from ._grid_call import GridCall
 from ._operator import is_traced
-from ._part import is_dtensor
+from .runtime.parallel import is_dtensor
 
 
 def options(layer: Any) -> list[str]:

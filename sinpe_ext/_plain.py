@@ -15,10 +15,10 @@ from torch.autograd.graph import increment_version
 
 from . import _checks
 from ._operator import ADD, ADD_OUT, is_traced
-from ._part import in_context_parallel
 from ._plan_words import host_words, plan_words
 from .backend import loader
 from .encodings.encoding import Encoding
+from .runtime.parallel import in_context_parallel
 
 _grad_enabled = torch.is_grad_enabled
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import _checks
-from .encodings.encoding import Encoding, integer
+from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
+from .encodings.values import integer
 
 if TYPE_CHECKING:
     import numpy as np

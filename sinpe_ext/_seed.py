@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _onnx
 from ._checks import INT64_MAX, INT64_MIN, dense_tensor, unreadable
-from .encodings.encoding import integer
+from .encodings.values import integer
 from .runtime.tracing import is_jit_traced, untraced
 
 

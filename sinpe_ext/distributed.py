@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from . import _checks
-from ._part import in_context_parallel
-from .encodings.encoding import integer
+from .encodings.values import integer
+from .runtime.parallel import in_context_parallel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

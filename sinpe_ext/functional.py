@@ -11,10 +11,10 @@ from . import _checks, _grad, _grid_checks, _grid_table, _memory, _plain, _rows,
 from ._calls import add_call, embed_call
 from ._operator import ENCODE, is_traced, is_transformed
 from ._ops import host_words, plan_words
-from ._part import is_dtensor
 from .backend import loader
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
+from .runtime.parallel import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -15,8 +15,9 @@ from torch import nn
 
 from . import _swap
 from ._onnx import standard_operators as standard_operators
-from .encodings.encoding import Encoding, choice
+from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
+from .encodings.values import choice
 
 __all__ = ["Report", "Swap", "standard_operators", "swap"]
 

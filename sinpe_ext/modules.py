@@ -14,8 +14,9 @@ from ._operator import ADD, EMBED
 from ._ops import host_words, plan_words
 from ._tiles import accumulation
 from .encodings.catalogue import conventions
-from .encodings.encoding import MAX_DIM, Encoding, integer
+from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
+from .encodings.values import MAX_DIM, integer
 
 if TYPE_CHECKING:
     from typing_extensions import Never

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _plot_checks as _checks
-from ._dense import flag
 from .encodings.encoding import Encoding
+from .encodings.values import flag
 
 if TYPE_CHECKING:
     import numpy as np

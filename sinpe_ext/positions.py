@@ -12,7 +12,7 @@ from torch import Tensor
 from . import _checks
 from ._checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown, unreadable
 from ._checks import length as _length
-from .encodings.encoding import integer
+from .encodings.values import integer
 from .runtime.tracing import is_jit_traced, is_size
 
 # Sums are of int64, said before the sum: compilers have dropped the dtype argument of a sum of something else.

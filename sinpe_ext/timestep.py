@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from . import _checks, _layer
-from .encodings.encoding import MAX_DIM, Encoding, integer
+from .encodings.encoding import Encoding
+from .encodings.values import MAX_DIM, integer
 from .functional import encode
 
 if TYPE_CHECKING:

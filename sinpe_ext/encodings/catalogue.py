@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple, overload
 
-from .encoding import MAX_DIM, Encoding, integer
+from .encoding import Encoding
 from .grid import MAX_AXES, GridEncoding, of_axis
 from .grid_catalogue import GRIDS, GridConvention
+from .values import MAX_DIM, integer
 
 
 class Convention(NamedTuple):

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
-import numbers
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from .._dense import dense_tensor, described, is_scalar_array, shown
 from ..runtime.handle import with_handle
-from ..runtime.tracing import is_size
 from . import frequency
+from .values import MAX_DIM, choice, integer, real, real_tuple
 
 # A float is taken at its exact value; Fraction and Decimal state values a float cannot.
 Number: TypeAlias = float | Fraction | Decimal
@@ -30,8 +27,6 @@ ODD_POLICIES = ("truncate", "pad", "round", "raise")
 COS_FREQUENCIES = ("shared", "own")
 UNITS = ("radian", "half_turn", "turn")
 ANGLES = ("exact", "float32_exp", "float32_pow")
-MAX_DIM = 2**24  # far above any model; stops a sequence length or a vocabulary size passed as dim
-MAX_BITS = 2**13  # of a Fraction or Decimal: 2,466 digits
 
 # What other libraries call these fields.
 _HINTS = {
@@ -211,101 +206,6 @@ def field_called(name: str) -> str:
     """The field of Encoding that other libraries call `name`; "" where there is none."""
     hint = _HINTS.get(name, "")
     return next((field.name for field in dataclasses.fields(Encoding) if hint.startswith(f"{field.name}=")), "")
-
-
-def choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Checks that `value` is one of `allowed`."""
-    listed = ", ".join(f'"{item}"' for item in allowed)
-    if not isinstance(value, str):
-        raise TypeError(f"{name}: expected one of {listed}, got {type(value).__name__}; pass the name as a string")
-    if value not in allowed:
-        close = difflib.get_close_matches(value, allowed, n=1, cutoff=0.5)
-        advice = f'did you mean "{close[0]}"?' if close else "pass one of these"
-        raise ValueError(f'{name}: expected one of {listed}, got "{value}"; {advice}')
-
-
-def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
-    """`value` as an int in low..high."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: expected int, got {type(value).__name__}; {advice}")
-    if is_size(value) and name not in ("dim", "d_model", "embedding_dim"):  # widths do not change
-        raise TypeError(
-            f"{name}: expected an int, got a tensor, say a size of another one, which torch.jit.trace would keep as it "
-            f"is now; pass int({name}) if that is meant"
-        )
-    try:
-        number = int(value.__index__())
-    except (TypeError, RuntimeError) as error:  # tensors and arrays have it too, but only integer scalars answer
-        kind, what = type(value).__name__, described(value)
-        got = kind if kind == what else f"{kind}, {what}"
-        raise TypeError(f"{name}: expected int, got {got}; {advice}") from error
-    if not low <= number <= high:
-        raise ValueError(f"{name}: expected an int in {low}..{high}, got {shown(number)}; {advice}")
-    return number
-
-
-def real(name: str, value: Any) -> float | Fraction:
-    """`value` as a float where a float holds it exactly, otherwise as a Fraction."""
-    if type(value) is float and math.isfinite(value):  # nearly every call
-        return value + 0.0
-    if hasattr(value, "item") and is_scalar_array(value):  # a NumPy scalar or a 0-d tensor
-        if hasattr(value, "untyped_storage"):
-            dense_tensor(name, value)
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (numbers.Real, Decimal)):
-        raise TypeError(f"{name}: expected a real number, got {type(value).__name__}; pass an int or a float")
-    try:
-        nearest = float(value)
-    except (OverflowError, ValueError):  # ValueError: a signaling NaN
-        nearest = math.inf
-    if not math.isfinite(nearest):
-        raise ValueError(f"{name}: expected a finite number, got {_number(value)}; pass one that float64 can hold")
-    if not nearest:
-        if value:  # seen before a Fraction is made of it: 1e-9999999 is one of ten million digits
-            got = _number(value)
-            raise ValueError(f"{name}: expected 0 or a number that float64 can hold, got {got}; pass 0 or a larger one")
-        return 0.0
-    if not isinstance(value, (numbers.Rational, Decimal)):
-        return nearest
-    if _bits(value) > MAX_BITS:
-        raise ValueError(
-            f"{name}: expected a number of at most {MAX_BITS} bits, got {_number(value)}; pass it with fewer digits"
-        )
-    exact = Fraction(value)
-    return nearest if exact == Fraction(nearest) else exact
-
-
-def _bits(value: numbers.Rational | Decimal) -> int:
-    """About how many bits the numerator or the denominator of a finite number has, without a fraction of it."""
-    if isinstance(value, Decimal):
-        _, digits, exponent = value.as_tuple()
-        return int(max(len(digits) + int(exponent), len(digits), -int(exponent)) * math.log2(10))
-    return max(int(value.numerator).bit_length(), int(value.denominator).bit_length())
-
-
-def _number(value: Any) -> str:
-    """What to print of a number, however long it is."""
-    if isinstance(value, Fraction) and _bits(value) > MAX_BITS:
-        return f"a Fraction of {_bits(value)} bits"
-    if isinstance(value, Decimal) and value.is_finite() and len(value.as_tuple().digits) > 100:
-        return f"a Decimal of {len(value.as_tuple().digits)} digits"
-    return shown(value) if isinstance(value, int) else repr(value)
-
-
-def real_tuple(name: str, values: Any) -> tuple[float, ...]:
-    """A one-dimensional sequence, array or tensor as a tuple of float."""
-    if hasattr(values, "tolist") and hasattr(values, "dtype"):
-        if hasattr(values, "untyped_storage"):
-            dense_tensor(name, values)
-        if len(values.shape) != 1 or values.shape[0] > MAX_DIM:
-            raise TypeError(f"{name}: expected a sequence of numbers, got {described(values)}; pass one dimension")
-        try:
-            values = values.tolist()
-        except RuntimeError as error:
-            raise TypeError(f"{name}: expected a sequence of numbers, got {described(values)}; pass floats") from error
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise TypeError(f"{name}: expected a sequence of numbers, got {type(values).__name__}; pass a tuple of float")
-    return tuple(float(real(f"{name}[{index}]", value)) for index, value in enumerate(values))
 
 
 def _short(value: Any) -> str:

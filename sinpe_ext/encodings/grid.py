@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from ..runtime.handle import with_handle
 from . import frequency
-from .encoding import HALVES, MAX_DIM, Encoding, choice, integer, real, unknown_field
+from .encoding import HALVES, Encoding, unknown_field
+from .values import MAX_DIM, choice, integer, real
 
 ARRANGEMENTS = ("blocks", "grouped", "interleaved")
 MAX_AXES = 8

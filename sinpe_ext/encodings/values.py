@@ -1,0 +1,212 @@
+"""What callers pass for a number, a name or a tensor, and the refusal of anything else. Imports no torch by itself."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+from collections.abc import Iterable
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.parallel import is_dtensor
+from ..runtime.tracing import is_size
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_DIM = 2**24  # far above any model; stops a sequence length or a vocabulary size passed as dim
+MAX_BITS = 2**13  # of a Fraction or Decimal: 2,466 digits
+
+
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Checks that `value` is one of `allowed`."""
+    listed = ", ".join(f'"{item}"' for item in allowed)
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected one of {listed}, got {type(value).__name__}; pass the name as a string")
+    if value not in allowed:
+        close = difflib.get_close_matches(value, allowed, n=1, cutoff=0.5)
+        advice = f'did you mean "{close[0]}"?' if close else "pass one of these"
+        raise ValueError(f'{name}: expected one of {listed}, got "{value}"; {advice}')
+
+
+def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
+    """`value` as an int in low..high."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: expected int, got {type(value).__name__}; {advice}")
+    if is_size(value) and name not in ("dim", "d_model", "embedding_dim"):  # widths do not change
+        raise TypeError(
+            f"{name}: expected an int, got a tensor, say a size of another one, which torch.jit.trace would keep as it "
+            f"is now; pass int({name}) if that is meant"
+        )
+    try:
+        number = int(value.__index__())
+    except (TypeError, RuntimeError) as error:  # tensors and arrays have it too, but only integer scalars answer
+        kind, what = type(value).__name__, described(value)
+        got = kind if kind == what else f"{kind}, {what}"
+        raise TypeError(f"{name}: expected int, got {got}; {advice}") from error
+    if not low <= number <= high:
+        raise ValueError(f"{name}: expected an int in {low}..{high}, got {shown(number)}; {advice}")
+    return number
+
+
+def real(name: str, value: Any) -> float | Fraction:
+    """`value` as a float where a float holds it exactly, otherwise as a Fraction."""
+    if type(value) is float and math.isfinite(value):  # nearly every call
+        return value + 0.0
+    if hasattr(value, "item") and is_scalar_array(value):  # a NumPy scalar or a 0-d tensor
+        if hasattr(value, "untyped_storage"):
+            dense_tensor(name, value)
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, Decimal)):
+        raise TypeError(f"{name}: expected a real number, got {type(value).__name__}; pass an int or a float")
+    try:
+        nearest = float(value)
+    except (OverflowError, ValueError):  # ValueError: a signaling NaN
+        nearest = math.inf
+    if not math.isfinite(nearest):
+        raise ValueError(f"{name}: expected a finite number, got {_number(value)}; pass one that float64 can hold")
+    if not nearest:
+        if value:  # seen before a Fraction is made of it: 1e-9999999 is one of ten million digits
+            got = _number(value)
+            raise ValueError(f"{name}: expected 0 or a number that float64 can hold, got {got}; pass 0 or a larger one")
+        return 0.0
+    if not isinstance(value, (numbers.Rational, Decimal)):
+        return nearest
+    if _bits(value) > MAX_BITS:
+        raise ValueError(
+            f"{name}: expected a number of at most {MAX_BITS} bits, got {_number(value)}; pass it with fewer digits"
+        )
+    exact = Fraction(value)
+    return nearest if exact == Fraction(nearest) else exact
+
+
+def _bits(value: numbers.Rational | Decimal) -> int:
+    """About how many bits the numerator or the denominator of a finite number has, without a fraction of it."""
+    if isinstance(value, Decimal):
+        _, digits, exponent = value.as_tuple()
+        return int(max(len(digits) + int(exponent), len(digits), -int(exponent)) * math.log2(10))
+    return max(int(value.numerator).bit_length(), int(value.denominator).bit_length())
+
+
+def _number(value: Any) -> str:
+    """What to print of a number, however long it is."""
+    if isinstance(value, Fraction) and _bits(value) > MAX_BITS:
+        return f"a Fraction of {_bits(value)} bits"
+    if isinstance(value, Decimal) and value.is_finite() and len(value.as_tuple().digits) > 100:
+        return f"a Decimal of {len(value.as_tuple().digits)} digits"
+    return shown(value) if isinstance(value, int) else repr(value)
+
+
+def real_tuple(name: str, values: Any) -> tuple[float, ...]:
+    """A one-dimensional sequence, array or tensor as a tuple of float."""
+    if hasattr(values, "tolist") and hasattr(values, "dtype"):
+        if hasattr(values, "untyped_storage"):
+            dense_tensor(name, values)
+        if len(values.shape) != 1 or values.shape[0] > MAX_DIM:
+            raise TypeError(f"{name}: expected a sequence of numbers, got {described(values)}; pass one dimension")
+        try:
+            values = values.tolist()
+        except RuntimeError as error:
+            raise TypeError(f"{name}: expected a sequence of numbers, got {described(values)}; pass floats") from error
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}: expected a sequence of numbers, got {type(values).__name__}; pass a tuple of float")
+    return tuple(float(real(f"{name}[{index}]", value)) for index, value in enumerate(values))
+
+
+def array_shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor, array or NumPy scalar; None for anything else. A nested tensor raises RuntimeError."""
+    shape = getattr(value, "shape", None)
+    return tuple(shape) if isinstance(shape, tuple) and hasattr(value, "dtype") else None
+
+
+def is_scalar_array(value: Any) -> bool:
+    """Whether a value is a NumPy scalar or a tensor or array of no dimensions."""
+    try:
+        return array_shape(value) == ()
+    except RuntimeError:
+        return False
+
+
+def described(value: Any) -> str:
+    """Shape and dtype of a tensor or array, the type of anything else."""
+    try:
+        shape = array_shape(value)
+    except RuntimeError:
+        return "a nested tensor"
+    return type(value).__name__ if shape is None else f"{value.dtype} of shape {shape}"
+
+
+def shown(value: Any) -> str:
+    """What to print of a value: a number or a name in full, of anything else the kind."""
+    if isinstance(value, int) and value.bit_length() > 10000:  # Python refuses to print the longest
+        return f"an int of {value.bit_length()} bits"
+    plain = value is None or isinstance(value, (int, float, str, tuple))
+    return repr(value) if plain else described(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """A yes or no: a bool, NumPy's, or the int 0 or 1."""
+    if isinstance(value, bool):
+        return value
+    if (type(value) is int and value in (0, 1)) or type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise TypeError(f"{name}: expected bool, got {described(value)}; pass True or False")
+
+
+def dense_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> None:
+    """An ordinary strided tensor, all of whose elements are in memory."""
+    strided_tensor(name, value, may_be_dtensor=may_be_dtensor)
+    in_memory(name, value)
+
+
+def strided_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> None:
+    """An ordinary strided tensor, wherever its elements are."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        held = isinstance(value, torch.nn.Module) and isinstance(getattr(value, "weight", None), torch.Tensor)
+        raise TypeError(
+            f"{name}: expected a torch.Tensor, got {type(value).__name__}; pass "
+            f"{'its .weight' if held else 'torch.as_tensor(...)'}"
+        )
+    if type(value) is not torch.Tensor:
+        if not may_be_dtensor and is_dtensor(value):
+            raise TypeError(
+                f"{name}: expected an ordinary tensor, as the data is, got a DTensor; pass the data as a DTensor of "
+                f"the same mesh, or {name}.full_tensor()"
+            )
+        if type(value).__name__ == "MaskedTensor":
+            raise TypeError(
+                f"{name}: expected a dense strided tensor, got a MaskedTensor; pass its get_data(), and its mask as "
+                "padding_mask"
+            )
+    if value.layout != torch.strided or value.is_nested or value.is_quantized:
+        kind = "a nested tensor" if value.is_nested else value.dtype if value.is_quantized else f"layout {value.layout}"
+        raise TypeError(f"{name}: expected a dense strided tensor, got {kind}; convert it to a dense one first")
+
+
+def in_memory(name: str, value: torch.Tensor) -> None:
+    """That a tensor's elements lie in its storage, which may have been resized under it: torch itself does not look."""
+    import torch
+
+    if torch.compiler.is_compiling() or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return
+    if torch.jit.is_tracing() or torch._is_functional_tensor(value):  # type: ignore[attr-defined]
+        return
+    try:
+        there = value.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):  # torch.func's and other tensors without a storage
+        return
+    reach: Any = value.numel()
+    if type(reach) is not int or type(there) is not int or not reach:  # traced with symbols
+        return
+    if not value.is_contiguous():
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    needed = (value.storage_offset() + reach) * value.element_size()
+    if needed > there:
+        raise RuntimeError(
+            f"{name}: expected a tensor whose memory holds its elements, got {there} bytes where {needed} are needed; "
+            "it was freed or resized, use it where it is whole"
+        )
