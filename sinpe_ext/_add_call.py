@@ -7,16 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _checks, _grad, _onnx, _rows, _traced, reference_apply
+from . import _checks, _grad, _traced, reference_apply
 from ._call import Form, RowsCall
-from ._operator import ADD_DROPOUT, is_functional, is_recorded, is_transformed
+from ._operator import ADD_DROPOUT
 from ._ops import plan_words
 from ._part import Part
 from ._tiles import accumulation
 from .backend import loader
 from .encodings.encoding import Encoding
 from .encodings.plan import plan as _plan_of
+from .runtime import observers
 from .runtime.no_grad import no_grad
+from .runtime.observers import is_functional, is_recorded, is_transformed
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -140,7 +142,7 @@ class AddCall(SumCall):
         """Computes, without autograd; `out` in canonical form. The result is in x's own form where `out` is None."""
         if out is not None and out.is_neg():  # its sign turns on reading; kernels write plain numbers
             return out.copy_(self.canonical(self.run()))
-        has_data = self.view.numel() and not _rows.no_data(self.device)
+        has_data = self.view.numel() and not observers.no_data(self.device)
         if has_data and self._leaves_alpha():
             result = ADD_DROPOUT.run(self.view, *self.operands(plan_words(self.encoding, self.device)))
             return self.restored(result) if out is None else out.copy_(result)
@@ -178,7 +180,7 @@ class AddCall(SumCall):
         length of x, where the mask's numbering does not keep a length.
         """
         recorded = _checks.is_jit_traced()
-        fused = self.drop and _is_compiling() if not recorded else not self.elements and not _onnx.is_exporting()
+        fused = self.drop and _is_compiling() if not recorded else not self.elements and not observers.is_exporting()
         if fused and self.encoding.angle == "exact" and not is_functional():
             words = _traced.plan_words(*self.given, self.device)
             return self.restored(torch.ops.sinpe_ext.add_dropout.default(self.view, *self.operands(words)))
@@ -192,7 +194,7 @@ class AddCall(SumCall):
 
     def _is_formula(self) -> bool:
         """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
-        return self.encoding.angle != "exact" or 0 in self.shape or _rows.no_data(self.device)
+        return self.encoding.angle != "exact" or 0 in self.shape or observers.no_data(self.device)
 
     def differentiable(self, in_place: bool) -> Tensor:
         operands = self.operands(plan_words(self.encoding, self.device))

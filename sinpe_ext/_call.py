@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _checks, _grad, _philox, _rows, _seed, _traced
+from . import _checks, _grad, _philox, _rows, _seed, _seed_tensor, _traced
 from ._checks import Target
-from ._operator import DROPOUT, is_functional, is_transformed
+from ._operator import DROPOUT
 from ._part import Part, no_context_parallel
 from ._tiles import arranged
+from .runtime.observers import is_functional, is_transformed
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -147,7 +148,7 @@ class RowsCall:
         if 0 in self.shape and not _checks.is_jit_traced():
             self.drop = 0
         if 0 < self.drop < _checks.DROP_UNIT:
-            self.seed = _seed.tensor(self._given_seed, self.device)
+            self.seed = _seed_tensor.tensor(self._given_seed, self.device)
 
     def needs_grad(self, *others: Tensor) -> bool:
         """Whether autograd wants to know of this call."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from . import _checks, _seed
+from . import _checks, _seed, _seed_tensor
 from ._dtensor_simulation import each_rank, is_simulated, to_local
 from ._part import Part
 
@@ -187,7 +187,7 @@ def seed_of_all(seed: Any, dropout: Any, layout: Layout, device: torch.device) -
 
 def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
     """The first rank's seed, given or drawn, on all ranks of a mesh."""
-    drawn = _seed.tensor(seed, device)
+    drawn = _seed_tensor.tensor(seed, device)
     if not torch.compiler.is_compiling():
         copies: Tensor = distribute_tensor(drawn, mesh, [Replicate()] * mesh.ndim).to_local()
         return copies

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import _checks, _embed_checks, _onnx, _rows, _traced
+from . import _checks, _embed_checks, _traced
 from ._call import Form, RowsCall
-from ._operator import EMBED, is_functional, is_recorded, is_transformed
+from ._operator import EMBED
 from ._ops import plan_words
 from ._part import Part
 from ._tiles import accumulation
+from .runtime import observers
+from .runtime.observers import is_functional, is_recorded, is_transformed
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -125,7 +127,7 @@ class EmbedCall(RowsCall):
         if _checks.is_jit_traced():
             return self._recorded()
         on_cpu = self.device.type == "cpu" and not _checks.unreadable(self.ids)
-        by_operator = self._is_exact() and not (is_transformed() or is_recorded() or _rows.no_data(self.device))
+        by_operator = self._is_exact() and not (is_transformed() or is_recorded() or observers.no_data(self.device))
         # Before a seed is drawn. Without dropout a CPU kernel looks itself; a device's never does.
         if self.drop or not by_operator if on_cpu else _checks.looked_at(self.ids):
             _embed_checks.id_range(self.ids, self.num_embeddings)
@@ -149,7 +151,7 @@ class EmbedCall(RowsCall):
         keeps one or a file for ONNX is made."""
         self.draw()
         keeps_length = self.drop and not self.form.is_canonical
-        if keeps_length or _onnx.is_exporting() or not self._is_exact() or is_functional():
+        if keeps_length or observers.is_exporting() or not self._is_exact() or is_functional():
             return self.traced()
         self.elements = []
         return self.form.restored(EMBED.op(*self.operands(_traced.plan_words(*self.given, self.device))))
@@ -159,7 +161,7 @@ class EmbedCall(RowsCall):
         order, and a mask of its own making is slow: then the operator is better."""
         self.draw()
         learns = self.weight.requires_grad and torch.is_grad_enabled()
-        if not (self.drop or learns) or not self._is_exact() or is_functional() or _onnx.is_exporting():
+        if not (self.drop or learns) or not self._is_exact() or is_functional() or observers.is_exporting():
             return self.traced()
         operands = self.operands(_traced.plan_words(*self.given, self.device))
         return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))

@@ -16,19 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from . import _float32_angle, _ops, _rows
-from ._operator import (
-    ADD,
-    ADD_DROPOUT,
-    DROPOUT,
-    EMBED,
-    EMBED_BACKWARD,
-    ENCODE,
-    ROW_DOTS,
-    TABLE,
-    is_traced,
-    is_transformed,
-)
+from ._operator import ADD, ADD_DROPOUT, DROPOUT, EMBED, EMBED_BACKWARD, ENCODE, ROW_DOTS, TABLE
 from ._tiles import accumulation, arranged
+from .runtime.observers import is_traced, is_transformed
 
 if TYPE_CHECKING:
     from .encodings.encoding import Encoding

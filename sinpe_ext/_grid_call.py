@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _add_call, _checks, _grid_checks, _grid_rows, _rows, _seed, reference_grid
+from . import _add_call, _checks, _grid_checks, _grid_rows, _seed, _seed_tensor, reference_grid
 from ._add_call import SumCall
 from ._grid_form import GridForm
 from ._operator import DROPOUT
@@ -23,6 +23,7 @@ from ._part import Part, no_context_parallel
 from ._tiles import accumulation, arranged
 from .backend import loader
 from .encodings.grid import GridEncoding
+from .runtime import observers
 from .runtime.no_grad import no_grad
 
 _is_compiling = torch.compiler.is_compiling
@@ -172,7 +173,7 @@ class GridCall(SumCall):
         if out is not None and out.is_neg():
             return out.copy_(self.run())
         target = torch.empty_like(self.x) if out is None else out
-        if not self.x.numel() or _rows.no_data(self.device):
+        if not self.x.numel() or observers.no_data(self.device):
             return target
         if self._is_cut():
             return target.copy_(self.traced())
@@ -340,7 +341,7 @@ class GridCall(SumCall):
         if 0 in _checks.sizes(self.x) and not _checks.is_jit_traced():
             self.drop = 0
         if 0 < self.drop < _checks.DROP_UNIT:
-            self.seed = _seed.tensor(self._given_seed, self.device)
+            self.seed = _seed_tensor.tensor(self._given_seed, self.device)
 
     def _is_exact(self) -> bool:
         return all(axis.angle == "exact" for axis in self.grid.axes)
@@ -351,7 +352,7 @@ class GridCall(SumCall):
 
     def _is_formula(self) -> bool:
         """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
-        return self._is_cut() or not self._is_exact() or 0 in self.x.shape or _rows.no_data(self.device)
+        return self._is_cut() or not self._is_exact() or 0 in self.x.shape or observers.no_data(self.device)
 
     def differentiable(self, in_place: bool) -> Tensor:
         from . import _grid_grad

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _checks, _onnx, _plain, _traced
+from . import _checks, _plain, _traced
 from ._grid_call import GridCall
-from ._operator import is_traced
+from .runtime import observers
+from .runtime.observers import is_traced
 from .runtime.parallel import is_dtensor
 
 
@@ -136,7 +137,7 @@ def check_limit(call: Any, max_len: int) -> None:
 
 def _assert_in_trace(call: Any, condition: Tensor, message: str) -> None:
     """Has torch.jit.trace record that a condition must hold; ONNX has no assertions."""
-    if not _onnx.is_exporting():
+    if not observers.is_exporting():
         call.depend_on(_traced.zero_where(condition, message))
 
 

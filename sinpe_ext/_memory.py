@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from . import _rows
 from ._checks import dense_tensor, same_device
+from .runtime import observers
 from .runtime.tracing import untraced
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -39,7 +39,7 @@ def apart(out: torch.Tensor, **read: Any) -> None:
 
     Tensors whose memory ranges meet count as sharing.
     """
-    if torch.compiler.is_compiling() or type(out) not in _PLAIN or _rows.no_data(out.device) or not out.numel():
+    if torch.compiler.is_compiling() or type(out) not in _PLAIN or observers.no_data(out.device) or not out.numel():
         return
     for name, t in read.items():
         if type(t) not in _PLAIN or t.device != out.device or not t.numel():
@@ -102,7 +102,7 @@ def shares_part(out: torch.Tensor, x: torch.Tensor) -> bool:
 
     Exact for equal strides; otherwise tensors whose memory ranges meet count as sharing.
     """
-    if _rows.no_data(out.device) or not x.numel():
+    if observers.no_data(out.device) or not x.numel():
         return False
     size, distance = out.element_size(), x.data_ptr() - out.data_ptr()
     if _strides(out) == _strides(x):

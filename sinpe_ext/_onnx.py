@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.nn import functional
 
 from ._phase import TURN
 from .encodings.plan import Plan
-from .runtime.tracing import constant_in_graph
+from .runtime.observers import standard_operators_asked
 
 BITS = 26
 BASE = 2.0**BITS
@@ -31,9 +30,6 @@ LIMBS = 5  # of a frequency in turns: 130 bits
 LARGEST = 2.0**76  # float positions at and above it are NaN: three limbs hold no more
 # Below this frequency the 130 bits leave fewer than float64 has, and a product of float64 is better.
 SMALL_FREQUENCY = 2.0**-70
-
-
-_is_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)
 
 
 @contextmanager
@@ -47,17 +43,11 @@ def standard_operators() -> Iterator[None]:
 
     Accuracy: `encode` below. Dropout is refused.
     """
-    token = _is_asked.set(True)
+    token = standard_operators_asked.set(True)
     try:
         yield
     finally:
-        _is_asked.reset(token)
-
-
-@constant_in_graph
-def is_exporting() -> bool:
-    """Whether the graph in the making is to hold no operator of ours: torch.onnx.export, or `standard_operators`."""
-    return _is_asked.get() or torch.onnx.is_in_onnx_export()
+        standard_operators_asked.reset(token)
 
 
 def _constant(values: Any, device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -184,11 +174,3 @@ def _channels(plan: Plan, first: Tensor, second: Tensor) -> Tensor:
             order = [n0 * (channel & 1) + (channel >> 1) for channel in range(n0 + n1)]
             rows = rows.index_select(-1, _constant(order, rows.device, torch.int64))
     return functional.pad(rows, (0, plan.dim - n0 - n1)) if plan.dim > n0 + n1 else rows
-
-
-def refuse_dropout() -> None:
-    """A mask is drawn by an operator that ONNX lacks, and a file that drops at random is hardly meant."""
-    raise ValueError(
-        "dropout: expected none in a graph of standard operations, got a layer in training or dropout > 0; call "
-        "model.eval() before the export"
-    )

@@ -13,39 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from . import _ops, _rows
+from . import _ops
 from .backend import loader
 from .runtime import registration
 from .runtime.no_grad import no_grad
+from .runtime.observers import is_traced
 
-_is_compiling = torch.compiler.is_compiling
 _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CUDA_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-_modes = torch._C._len_torch_dispatch_stack
-
-
-def is_transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation is at work, which look into every operation."""
-    return is_functional() or forward_ad._current_level >= 0
-
-
-def is_functional() -> bool:
-    """Whether torch.func is at work, also in a graph."""
-    return torch._C._are_functorch_transforms_active()
-
-
-def is_traced() -> bool:
-    """Whether someone looks at the operators: a compiler, a dispatch mode (fake tensors, make_fx), torch.func."""
-    if _is_compiling():
-        return True
-    return _modes() > 0 or is_functional() or is_recorded()
-
-
-def is_recorded() -> bool:
-    """Whether torch.jit.trace or make_fx writes down the operations."""
-    return torch._C._get_tracing_state() is not None or _rows.is_written_down()
 
 
 class Operator:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import _seed, reference, reference_apply, reference_grid
+from . import _seed_tensor, reference, reference_apply, reference_grid
 from ._checks import position_range
 from ._plan_words import decoded, derivative_constants, host_words, partner, plan_tensor, plan_words, slopes
 from .runtime import registration
@@ -154,7 +154,7 @@ EAGER: dict[str, Any] = {
     "embed_backward": _eager_embed_backward,
     "plan_partner": partner,
     "plan_slopes": slopes,
-    "draw_seed": lambda like: _seed.draw(like.device),
+    "draw_seed": lambda like: _seed_tensor.draw(like.device),
 }
 _FAKES: dict[str, Any] = {
     "table": lambda plan, start, length, dim, dtype: plan.new_empty((length, dim), dtype=dtype),

@@ -9,26 +9,13 @@ from . import _float32_angle, _ops, reference
 from .backend import loader
 from .encodings.encoding import Encoding
 from .encodings.plan import plan as _plan_of
-
-_modes = torch._C._len_torch_dispatch_stack
-
-
-def no_data(device: torch.device) -> bool:
-    """Whether tensors on a device have shapes only: on the meta device, or under a FakeTensorMode."""
-    if device.type == "meta":
-        return True
-    return _modes() > 0 and torch._guards.detect_fake_mode() is not None
-
-
-def is_written_down() -> bool:
-    """Whether make_fx writes down the operations."""
-    return _modes() > 0 and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+from .runtime import observers
 
 
 def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows encoding.start + start, ..., + length - 1."""
-    written_down = is_written_down()
-    if no_data(device) and not written_down:
+    written_down = observers.is_written_down()
+    if observers.no_data(device) and not written_down:
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact":
         positions = torch.arange(length, device=device) + (encoding.start + start)
@@ -47,8 +34,8 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
 
 def encode(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Rows at int64, float32 or float64 positions; `words` are those of an encoding's plan."""
-    written_down = is_written_down()
-    if no_data(positions.device) and not written_down:
+    written_down = observers.is_written_down()
+    if observers.no_data(positions.device) and not written_down:
         return positions.new_empty((*positions.shape, dim), dtype=dtype)
     if written_down or loader.compiled(positions.device.type):
         try:

@@ -23,7 +23,7 @@ from . import _checks, _float32_angle, _onnx, _ops
 from .backend import loader
 from .encodings.encoding import Encoding
 from .encodings.plan import plan as _plan_of
-from .runtime import handle
+from .runtime import handle, observers
 
 constant_in_graph = handle.constant_in_graph()
 
@@ -111,7 +111,7 @@ def table(given: Given, length: Any, start: int, dtype: torch.dtype, device: tor
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact" or _checks.is_jit_traced():
         return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
-    if _onnx.is_exporting():
+    if observers.is_exporting():
         return _onnx.table(_plan_of(encoding), length, start, dtype, device)
     rows = torch.ops.sinpe_ext.table.default(plan_words(*given, device), start, length, encoding.dim, dtype)
     return rows if rows.device.type == device.type else rows.to(device)
@@ -125,7 +125,7 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
         ladder, kinds = _ladder[number](*given, device), _kinds[number](*given, device)
         multiply, factor = _order(*given)
         return _float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
-    if _onnx.is_exporting():
+    if observers.is_exporting():
         return _onnx.encode(_plan_of(encoding), positions, dtype)
     words = plan_words(*given, device)
     return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, encoding.dim, dtype)

@@ -9,11 +9,13 @@ import torch
 
 from . import _checks, _grad, _grid_checks, _grid_table, _memory, _plain, _rows, _traced
 from ._calls import add_call, embed_call
-from ._operator import ENCODE, is_traced, is_transformed
+from ._operator import ENCODE
 from ._ops import host_words, plan_words
 from .backend import loader
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
+from .runtime import observers
+from .runtime.observers import is_traced, is_transformed
 from .runtime.parallel import is_dtensor
 
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _trac
         return out.copy_(_traced.table(given, length, start, out.dtype, out.device))
     _memory.writable("out", out)
     direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
-    if not direct or _rows.no_data(out.device) or not loader.compiled(out.device.type):
+    if not direct or observers.no_data(out.device) or not loader.compiled(out.device.type):
         return out.copy_(_rows.table(encoding, length, start, out.dtype, out.device))
     if length:
         torch.ops.sinpe_ext.table_out.default(plan_words(encoding, out.device), start, out)

@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinpe_ext as sinpe
-from sinpe_ext import _checks, _embed_checks, _ops, _plan_words, _rows, _seed
+from sinpe_ext import _checks, _embed_checks, _ops, _plan_words, _seed_tensor
 from sinpe_ext.backend import loader
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.runtime import device_constants
+from sinpe_ext.runtime import device_constants, observers
 
 B, S, D, V = 2, 3, 8, 9
 ENCODING = sinpe.convention("fairseq", D)
@@ -178,9 +178,9 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(_plan_words, "on_device", on_device)
         monkeypatch.setattr(_float32_angle, "on_device", on_device)
         monkeypatch.setattr(_grid_rows, "on_device", on_device)
-        monkeypatch.setattr(_rows, "no_data", lambda device: False)
+        monkeypatch.setattr(observers, "no_data", lambda device: False)
         monkeypatch.setattr(_checks, "unreadable", lambda value: False)
-        monkeypatch.setattr(_seed, "unreadable", lambda value: False)
+        monkeypatch.setattr(_seed_tensor, "unreadable", lambda value: False)
         monkeypatch.setattr(loader, "_choices", {"cuda": True, "cpu": True})
         yield
 
@@ -202,10 +202,10 @@ def test_nothing_is_looked_at_or_copied(name: str, as_if: None) -> None:
 @pytest.mark.parametrize("seed", ["tensor", "generator"])
 def test_a_seed_from_the_cpu_goes_as_a_number(seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy would wait for the device; the meta device stands for it."""
-    monkeypatch.setattr(_seed, "unreadable", lambda value: False)
+    monkeypatch.setattr(_seed_tensor, "unreadable", lambda value: False)
     given = torch.tensor(5) if seed == "tensor" else torch.Generator().manual_seed(1)
     with Seen() as seen:
-        made = _seed.tensor(given, torch.device("meta"))
+        made = _seed_tensor.tensor(given, torch.device("meta"))
     assert made.is_meta and made.shape == () and not [call for call, devices in seen.calls if len(devices) > 1]
 
 

@@ -1,0 +1,56 @@
+"""Who looks at the operations of a call: a compiler, a tracer, torch.func, an exporter. And are there numbers?"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+import torch
+from torch.autograd import forward_ad
+
+from .tracing import constant_in_graph
+
+_is_compiling = torch.compiler.is_compiling
+_modes = torch._C._len_torch_dispatch_stack
+
+# Set by `integrations.standard_operators`.
+standard_operators_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work, which look into every operation."""
+    return is_functional() or forward_ad._current_level >= 0
+
+
+def is_functional() -> bool:
+    """Whether torch.func is at work, also in a graph."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_traced() -> bool:
+    """Whether someone looks at the operators: a compiler, a dispatch mode (fake tensors, make_fx), torch.func."""
+    if _is_compiling():
+        return True
+    return _modes() > 0 or is_functional() or is_recorded()
+
+
+def is_recorded() -> bool:
+    """Whether torch.jit.trace or make_fx writes down the operations."""
+    return torch._C._get_tracing_state() is not None or is_written_down()
+
+
+def no_data(device: torch.device) -> bool:
+    """Whether tensors on a device have shapes only: on the meta device, or under a FakeTensorMode."""
+    if device.type == "meta":
+        return True
+    return _modes() > 0 and torch._guards.detect_fake_mode() is not None
+
+
+def is_written_down() -> bool:
+    """Whether make_fx writes down the operations."""
+    return _modes() > 0 and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+@constant_in_graph
+def is_exporting() -> bool:
+    """Whether the graph in the making is to hold no operator of ours: torch.onnx.export, or `standard_operators`."""
+    return standard_operators_asked.get() or torch.onnx.is_in_onnx_export()
