@@ -216,8 +216,6 @@ def _register() -> torch.library.Library:
         library.define(schema, tags=tags)
     # `like` is a tensor of its own for each draw: two draws with equal arguments would be merged into one in a graph.
     library.define("draw_seed(Tensor like) -> Tensor", tags=(*tags, torch.Tag.nondeterministic_seeded))
-    library.define("cpu_isa() -> str")
-    library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
     for name, function in EAGER.items():
         library.impl(name, function, "CompositeExplicitAutograd")
     for name, function in _FAKES.items():

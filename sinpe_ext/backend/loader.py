@@ -6,6 +6,7 @@ Order: ``use_backend`` or SINPE_EXT_BACKEND, then the library built at install t
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.registration import interrupts_held
 from . import compilation, cuda_compiler
 from .compilation import MIN_TORCH_COMPILED, BuildUnavailable
 
@@ -290,11 +292,10 @@ def _suits_cuda(built: dict[str, Any]) -> None:
 
 
 def _load_library(path: Path, device: str = "cpu") -> None:
-    """Load implementations of the ops that _ops.py declares, and make sure that they are there."""
+    """Load implementations of the operators, and make sure that they are there. Their schemas may come later."""
     import torch
 
-    from .. import _ops  # noqa: F401  (schemas first: the library holds implementations only)
-
+    _define_questions()
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
@@ -303,6 +304,18 @@ def _load_library(path: Path, device: str = "cpu") -> None:
     key = DISPATCH_KEYS[device]
     if has_kernel is not None and not has_kernel(f"{OPS}::table", key):
         raise BuildUnavailable(f"{path} loads, but holds no {key} kernel for {OPS}::table", "reinstall sinpe_ext")
+
+
+@functools.cache
+def _define_questions() -> Any:
+    """What a library is asked about itself: the one for the CPU, and the one for CUDA."""
+    import torch
+
+    with interrupts_held():
+        library = torch.library.Library(OPS, "FRAGMENT")
+        library.define("cpu_isa() -> str")
+        library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
+    return library
 
 
 def _note(device: str, error: BuildUnavailable) -> None:
