@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _checks, _grad, _traced, reference_apply
+from . import _grad, _traced, checks, reference_apply
 from ._call import Form, RowsCall
 from ._operator import ADD_DROPOUT
 from ._ops import plan_words
-from ._part import Part
 from ._tiles import accumulation
 from .backend import loader
+from .checks.part import Part
 from .encodings.encoding import Encoding
 from .encodings.plan import plan as _plan_of
 from .runtime import observers
@@ -78,7 +78,7 @@ class SumCall(RowsCall):
     def write_to(self, out: Tensor) -> Tensor:
         """`add` with `out`, which has been checked."""
         self.draw()
-        if _is_compiling() or _checks.is_jit_traced():
+        if _is_compiling() or checks.is_jit_traced():
             return out.copy_(self.traced())
         self.run_into(out)
         torch.autograd.graph.increment_version(out)
@@ -108,9 +108,9 @@ class AddCall(SumCall):
         seed: Any = None,
         part: Part | None = None,
     ):
-        _checks.summand(x)
+        checks.summand(x)
         rank = x.dim()
-        rows_at, channels_at = _checks.axis("seq_dim", seq_dim, rank), _checks.axis("channel_dim", channel_dim, rank)
+        rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
         if rows_at == channels_at:
             raise ValueError(
                 f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are one; "
@@ -121,12 +121,12 @@ class AddCall(SumCall):
         self.acc = accumulation(x.dtype)
         self.form = Form((rows_at, channels_at), rank)
         self.view = self.canonical(x)
-        self.shape, given = _checks.sizes(self.view), _checks.sizes(x)
+        self.shape, given = checks.sizes(self.view), checks.sizes(x)
         _, width = self._set_part(part, rows_at, channels_at, given)
-        of = _checks.Target("x", given, x.device, self.shape[0] if rank > 2 else 1, given[rows_at])
+        of = checks.Target("x", given, x.device, self.shape[0] if rank > 2 else 1, given[rows_at])
         self.set_rows(of, encoding, width, positions, start, scale, alpha, padding_mask, dropout, seed)
         if encoding is not None or width:
-            _checks.channels(x, width, self.whole_dim())
+            checks.channels(x, width, self.whole_dim())
         self.elements = self.form.elements(given, part) if self.drop else []
 
     def canonical(self, t: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class AddCall(SumCall):
         own loops are several times slower at it. torch.jit.trace records the operator as well, since it follows the
         length of x, where the mask's numbering does not keep a length.
         """
-        recorded = _checks.is_jit_traced()
+        recorded = checks.is_jit_traced()
         fused = self.drop and _is_compiling() if not recorded else not self.elements and not observers.is_exporting()
         if fused and self.encoding.angle == "exact" and not is_functional():
             words = _traced.plan_words(*self.given, self.device)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _checks, _grad, _philox, _rows, _seed, _seed_tensor, _traced
-from ._checks import Target
+from . import _grad, _philox, _rows, _seed_tensor, _traced, checks
 from ._operator import DROPOUT
-from ._part import Part, no_context_parallel
 from ._tiles import arranged
+from .checks import Target, seeds
+from .checks.part import Part, no_context_parallel
 from .runtime.observers import is_functional, is_transformed
 
 _is_compiling = torch.compiler.is_compiling
@@ -88,22 +88,22 @@ class RowsCall:
     ) -> None:
         """Checks and keeps these arguments; `width` is the number of channels, given where `encoding` says none."""
         self.given: _traced.Given = encoding, width, self.columns
-        self.encoding = _checks.encoding(*self.given)
-        self.scale = _checks.factor("scale", scale)
+        self.encoding = checks.encoding(*self.given)
+        self.scale = checks.factor("scale", scale)
         if isinstance(alpha, Tensor):
-            _checks.alpha_tensor(alpha, of)
+            checks.alpha_tensor(alpha, of)
             self.alpha: float | Tensor = alpha
         else:
-            self.alpha = _checks.factor("alpha", alpha)
-        self.padding_mask = None if padding_mask is None else _checks.padding_mask(padding_mask, of)
+            self.alpha = checks.factor("alpha", alpha)
+        self.padding_mask = None if padding_mask is None else checks.padding_mask(padding_mask, of)
         self._set_positions(of, positions, start)
-        self.drop = _checks.dropped(dropout)
-        self._given_seed = _seed.checked(seed, of.device)
+        self.drop = checks.dropped(dropout)
+        self._given_seed = seeds.checked(seed, of.device)
         self.seed: Tensor | None = None
 
     def whole_dim(self) -> int:
         """Channels of the encoding, of which the data may have some."""
-        return _checks.encoding(*self.given[:2]).dim if self.columns is not None else self.encoding.dim
+        return checks.encoding(*self.given[:2]).dim if self.columns is not None else self.encoding.dim
 
     def _set_part(self, part: Part | None, rows_at: int, channels_at: int, shape: Sequence[int]) -> tuple[int, int]:
         """Keeps what a part has to know of the whole, of data of `shape`; rows and channels of the whole."""
@@ -127,27 +127,27 @@ class RowsCall:
                     "start: expected 0 together with positions, which are final, got "
                     f"{start if isinstance(start, int) else type(start).__name__}; add it to positions"
                 )
-            positions = _checks.positions(positions)
-            _checks.same_device("positions", positions, of)
-            self.positions = _checks.companion("positions", positions, of)
+            positions = checks.positions(positions)
+            checks.same_device("positions", positions, of)
+            self.positions = checks.companion("positions", positions, of)
             return
         no_context_parallel()
         if isinstance(start, Tensor):
-            self.positions = _checks.start_tensor(start, of, self.encoding.start + self.row_offset)
+            self.positions = checks.start_tensor(start, of, self.encoding.start + self.row_offset)
             self.are_starts = True
         elif _is_compiling() and isinstance(start, (int, torch.SymInt)):
             self.start = start + self.row_offset  # may be a symbol of the graph; the operator checks the range
         else:
-            _checks.no_list(start, of)
-            first = _checks.start(start)
-            _checks.position_range(self.encoding.start + first, self.whole_rows)
+            checks.no_list(start, of)
+            first = checks.start(start)
+            checks.position_range(self.encoding.start + first, self.whole_rows)
             self.start = first + self.row_offset
 
     def draw(self) -> None:
         """Takes or draws the seed; after every check, so that a refused call leaves the generator as it was."""
-        if 0 in self.shape and not _checks.is_jit_traced():
+        if 0 in self.shape and not checks.is_jit_traced():
             self.drop = 0
-        if 0 < self.drop < _checks.DROP_UNIT:
+        if 0 < self.drop < checks.DROP_UNIT:
             self.seed = _seed_tensor.tensor(self._given_seed, self.device)
 
     def needs_grad(self, *others: Tensor) -> bool:
@@ -181,7 +181,7 @@ class RowsCall:
         length, acc, device, positions = self.length(), self.acc, self.device, self.positions
         if positions is not None and self.are_starts:
             positions = positions + torch.arange(length, device=device)
-        if _is_compiling() or _checks.is_jit_traced():
+        if _is_compiling() or checks.is_jit_traced():
             if positions is None:
                 rows = _traced.table(self.given, length, self.start, acc, device)
             else:

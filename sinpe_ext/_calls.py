@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _checks
+from . import checks
 from ._add_call import AddCall
 from ._embed_call import EmbedCall
 from ._grid_call import GridCall
@@ -17,7 +17,7 @@ def add_call(x: Any, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any,
         from ._dtensor_call import ShardedAdd
 
         return ShardedAdd(x, encoding, arguments, grid_shape, extra_tokens)
-    if grid_shape is None and isinstance(extra_tokens, int) and extra_tokens == 0 and not _checks.is_grid(encoding):
+    if grid_shape is None and isinstance(extra_tokens, int) and extra_tokens == 0 and not checks.is_grid(encoding):
         return AddCall(x, encoding, *arguments)
     return GridCall(x, encoding, (grid_shape, extra_tokens), *arguments)
 

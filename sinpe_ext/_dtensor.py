@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from . import _checks, _seed, _seed_tensor
+from . import _seed_tensor, checks
 from ._dtensor_simulation import each_rank, is_simulated, to_local
-from ._part import Part
+from .checks import seeds
+from .checks.part import Part
 
 
 class Layout(NamedTuple):
@@ -178,9 +179,9 @@ def seed_of_all(seed: Any, dropout: Any, layout: Layout, device: torch.device) -
 
     Before any check that looks at a rank's own numbers: a rank that raises then leaves no other waiting.
     """
-    seed = _seed.checked(seed, device)
+    seed = seeds.checked(seed, device)
     is_drawn = seed is None or isinstance(seed, torch.Generator)
-    if not is_drawn or not 0 < _checks.dropped(dropout) < _checks.DROP_UNIT or 0 in layout.part.shape:
+    if not is_drawn or not 0 < checks.dropped(dropout) < checks.DROP_UNIT or 0 in layout.part.shape:
         return seed
     return agreed_seed(seed, layout.mesh, device)
 
@@ -198,7 +199,7 @@ def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
     return pending.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
 
 
-def rows_along(value: Any, of: _checks.Target, batch_at: int | None, rows_at: int) -> dict[int, int]:
+def rows_along(value: Any, of: checks.Target, batch_at: int | None, rows_at: int) -> dict[int, int]:
     """Which dimensions of (1 or B, S), or of (B,) starts, go with those of the data."""
     along = {} if value.dim() < 2 else {rows_at: 1}
     if batch_at is not None and value.dim() and value.shape[0] == of.batch and of.batch != 1:
@@ -208,7 +209,7 @@ def rows_along(value: Any, of: _checks.Target, batch_at: int | None, rows_at: in
 
 def companions(
     layout: Layout,
-    of: _checks.Target,
+    of: checks.Target,
     batch_at: int | None,
     rows_at: int,
     positions: Any,
@@ -221,13 +222,13 @@ def companions(
     for name, value in (("positions", positions), ("padding_mask", padding_mask)):
         if isinstance(value, Tensor):
             try:
-                value = _checks.companion(name, on_mesh(name, value, layout.mesh), of)
+                value = checks.companion(name, on_mesh(name, value, layout.mesh), of)
             except ValueError as error:
                 raise ValueError(f"{error}; with DTensors that is the whole, or a DTensor of its own") from None
             value = layout.local(name, value, rows_along(value, of, batch_at, rows_at))
         found.append(value)
     if isinstance(start, Tensor):
-        _checks.start_shape(start, of)
+        checks.start_shape(start, of)
         start = layout.local("start", start, rows_along(start, of, batch_at, rows_at))
     return found[0], start, layout.local("alpha", alpha, {}), found[1]
 

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
-from . import _checks, _dtensor, _embed_checks
+from . import _dtensor, checks
 from ._add_call import AddCall
 from ._dtensor_simulation import call_of_each_rank, to_local
 from ._embed_call import EmbedCall
 from ._grid_call import GridCall
+from .checks import embedding
 from .runtime.no_grad import no_grad
 
 
@@ -39,7 +40,7 @@ class ShardedAdd:
     local: AddCall | GridCall | _Nothing
 
     def __init__(self, x: DTensor, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra: Any) -> None:
-        _checks.summand(x)
+        checks.summand(x)
         self.given = x
         _dtensor.check_part("x", x)
         self.x = _dtensor.plain_shards(x)
@@ -49,16 +50,16 @@ class ShardedAdd:
             self.local = _Nothing()
             return
         self.part = to_local(self.x, self.x.placements)
-        is_plain = grid_shape is None and isinstance(extra, int) and extra == 0 and not _checks.is_grid(encoding)
+        is_plain = grid_shape is None and isinstance(extra, int) and extra == 0 and not checks.is_grid(encoding)
         make = self._sequence if is_plain else self._grid
         self.local = make(encoding, arguments, grid_shape, extra)
 
     def _sequence(self, encoding: Any, arguments: tuple[Any, ...], *_: Any) -> AddCall:
         positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed = arguments
         x, rank = self.x, self.x.dim()
-        rows_at, channels_at = _checks.axis("seq_dim", seq_dim, rank), _checks.axis("channel_dim", channel_dim, rank)
+        rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
         batch_at = next((d for d in range(rank) if d not in (rows_at, channels_at)), None)
-        of = _checks.Target("x", x.shape, x.device, 1 if batch_at is None else x.shape[batch_at], x.shape[rows_at])
+        of = checks.Target("x", x.shape, x.device, 1 if batch_at is None else x.shape[batch_at], x.shape[rows_at])
         with_x = _dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
         positions, start, alpha, padding_mask = with_x
         seed = _dtensor.seed_of_all(seed, dropout, self.layout, self.part.device)
@@ -138,19 +139,19 @@ class ShardedEmbed:
     def __init__(self, ids: Any, weight: Any, encoding: Any, rows: Any, padding: Any) -> None:
         positions, start, scale, alpha, dropout, seed, seq_dim = rows
         padding_idx, padding_mask, sparse, encode_padding = padding
-        _embed_checks.weight(weight)
+        embedding.weight(weight)
         mesh = weight.device_mesh if isinstance(weight, DTensor) else ids.device_mesh
         weight = _with_rows_each(_dtensor.plain_shards(_dtensor.on_mesh("weight", weight, mesh)))
-        ids = _dtensor.plain_shards(_dtensor.on_mesh("ids", _embed_checks.ids(ids, weight), mesh))
+        ids = _dtensor.plain_shards(_dtensor.on_mesh("ids", embedding.ids(ids, weight), mesh))
         if sparse:
             raise ValueError("sparse: expected False for DTensors, which have no sparse gradients, got True")
         rank = ids.dim()
-        rows_at = _checks.axis("seq_dim", seq_dim, rank, "ids")
+        rows_at = checks.axis("seq_dim", seq_dim, rank, "ids")
         batch_at = next((d for d in range(rank) if d != rows_at), None)
         ids = ids.redistribute(placements=[Replicate() if isinstance(w, Shard) else p for p, w in _both(ids, weight)])
         self.by_rows: ShardedAdd | None = None
         if any(isinstance(p, Shard) and p.dim == 0 for p in weight.placements):
-            idx = _embed_checks.padding_idx(padding_idx, weight.shape[0])
+            idx = embedding.padding_idx(padding_idx, weight.shape[0])
             if not encode_padding:
                 padding_mask = _mask(ids, idx, padding_mask, rows_at)
             looked = _looked_up(ids, weight, None if idx < 0 else idx, rows_at)
@@ -168,7 +169,7 @@ class ShardedEmbed:
             self.local = _Nothing()
             self.nothing = weight.to_local().new_empty(0)
             return
-        of = _checks.Target(
+        of = checks.Target(
             "ids", ids.shape, ids.device, 1 if batch_at is None else ids.shape[batch_at], ids.shape[rows_at]
         )
         with_ids = _dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
@@ -219,7 +220,7 @@ def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: 
 
 def _mask(ids: DTensor, idx: int, padding_mask: Any, rows_at: int) -> Any:
     """Tokens that are padding, (B, S), with the caller's own mask."""
-    _embed_checks.masks_padding(idx, ids)
+    embedding.masks_padding(idx, ids)
     mask = ids == idx
     mask = mask.transpose(0, 1) if ids.dim() > 1 and rows_at == 0 else mask
     return mask if padding_mask is None else mask | _dtensor.on_mesh("padding_mask", padding_mask, ids.device_mesh)

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from ._dtensor import Layout, seed_of_all
 from ._dtensor_simulation import call_of_each_rank
 from ._grid_call import GridCall
-from ._part import Part
+from .checks.part import Part
 
 
 def local_call(

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from . import _checks, _dtensor, _grid_checks, _traced, functional
+from . import _dtensor, _traced, checks, functional
 from ._dtensor_simulation import each_rank, each_rank_with_grad, to_local
+from .checks import grids
 from .encodings.values import integer
 
 
@@ -29,16 +30,16 @@ def table(
     """`sinpe_ext.table` with `device_mesh`: each rank makes its own rows and channels."""
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"device_mesh: expected a DeviceMesh, got {type(mesh).__name__}; pass init_device_mesh(...)")
-    is_grid, extra = _checks.is_grid(encoding), _grid_checks.extra(extra_tokens)
+    is_grid, extra = checks.is_grid(encoding), grids.extra(extra_tokens)
     device = torch.device(mesh.device_type)
     if is_grid:
-        dim, firsts = _checks.grid_outline(encoding, None)
-        lengths = _grid_checks.lengths("length", length, len(firsts))
-        starts = _grid_checks.starts(start, firsts, lengths, None, device)
+        dim, firsts = checks.grid_outline(encoding, None)
+        lengths = grids.lengths("length", length, len(firsts))
+        starts = grids.starts(start, firsts, lengths, None, device)
     else:
-        one = _checks.encoding(encoding)
-        dim, lengths, starts = one.dim, (_checks.length(length),), [_checks.start(start)]
-        _checks.position_range(one.start + starts[0], lengths[0])
+        one = checks.encoding(encoding)
+        dim, lengths, starts = one.dim, (checks.length(length),), [checks.start(start)]
+        checks.position_range(one.start + starts[0], lengths[0])
     is_flat = bool(extra) or flatten
     shape = (extra + math.prod(lengths), dim) if is_flat else (*lengths, dim)
     layout = _dtensor.layout(mesh, _placements(placements, mesh, len(shape)), shape)
@@ -62,7 +63,7 @@ def table(
 
 
 def _rows_of(given: Any, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return functional.table(length, _checks.encoding(*given), start=start, dtype=dtype, device=device)
+    return functional.table(length, checks.encoding(*given), start=start, dtype=dtype, device=device)
 
 
 def _placements(placements: Any, mesh: DeviceMesh, rank: int) -> list[Placement]:
@@ -85,12 +86,12 @@ def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool)
     """`sinpe_ext.encode` of positions that are sharded: each rank encodes its own."""
     positions = _dtensor.plain_shards(positions)
     last = positions.dim() - 1
-    if _checks.is_grid(encoding):  # all coordinates of a place together
+    if checks.is_grid(encoding):  # all coordinates of a place together
         wanted = [Replicate() if isinstance(p, Shard) and p.dim == last else p for p in positions.placements]
         positions = positions.redistribute(placements=wanted)
     local = each_rank_with_grad(functional.encode)(
         to_local(positions, positions.placements), encoding, dtype=dtype, allow_16bit=allow_16bit
     )
-    outer = positions.shape[:-1] if _checks.is_grid(encoding) else positions.shape
+    outer = positions.shape[:-1] if checks.is_grid(encoding) else positions.shape
     layout = _dtensor.layout(positions.device_mesh, positions.placements, positions.shape)
     return layout.result(local, (*outer, local.shape[-1]))

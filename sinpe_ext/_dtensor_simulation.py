@@ -19,7 +19,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Placement
 from torch.utils import _pytree as pytree
 
-from . import _memory
+from .checks import memory
 
 
 def _active() -> Any:
@@ -101,7 +101,7 @@ class _Calls:
         with _one_by_one():
             pairs = [call.written(_own(out, rank)) for rank, call in self.calls.items()]
             for pair in pairs:
-                _memory.output(*pair)
+                memory.output(*pair)
         return pairs[0]
 
     def write_to(self, out: Tensor) -> Tensor:

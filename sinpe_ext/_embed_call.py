@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import _checks, _embed_checks, _traced
+from . import _traced, checks
 from ._call import Form, RowsCall
 from ._operator import EMBED
 from ._ops import plan_words
-from ._part import Part
 from ._tiles import accumulation
+from .checks import embedding
+from .checks.part import Part
 from .runtime import observers
 from .runtime.observers import is_functional, is_recorded, is_transformed
 
@@ -49,32 +50,32 @@ class EmbedCall(RowsCall):
         seq_dim: Any = -1,
         part: Part | None = None,  # of the result
     ):
-        self.weight: Tensor = _embed_checks.weight(weight)
-        given = _embed_checks.ids(ids, weight)
+        self.weight: Tensor = embedding.weight(weight)
+        given = embedding.ids(ids, weight)
         rank = given.dim()
-        rows_at = _checks.axis("seq_dim", seq_dim, rank, "ids")
+        rows_at = checks.axis("seq_dim", seq_dim, rank, "ids")
         self.ids = given if rows_at == rank - 1 else given.movedim(rows_at, -1)
         self.form = Form((rows_at, rank), rank + 1)
-        shape = _checks.sizes(self.ids)
-        self.num_embeddings, channels = _checks.sizes(weight)
+        shape = checks.sizes(self.ids)
+        self.num_embeddings, channels = checks.sizes(weight)
         self.device = weight.device
         self.acc = accumulation(weight.dtype)
-        result = torch.Size((*_checks.sizes(given), operator.index(channels)))
+        result = torch.Size((*checks.sizes(given), operator.index(channels)))
         self.shape = torch.Size((*shape, result[-1]))
         _, width = self._set_part(part, rows_at, rank, result)
-        self.padding_idx = _embed_checks.padding_idx(padding_idx, self.num_embeddings)
+        self.padding_idx = embedding.padding_idx(padding_idx, self.num_embeddings)
         batch = shape[0] if len(shape) > 1 else 1
-        of = _checks.Target("ids", result[:-1], self.device, batch, shape[-1])
+        of = checks.Target("ids", result[:-1], self.device, batch, shape[-1])
         self.set_rows(of, encoding, width, positions, start, scale, alpha, padding_mask, dropout, seed)
         if encoding is not None or width:
-            _embed_checks.weight_channels(weight, width, self.whole_dim())
+            embedding.weight_channels(weight, width, self.whole_dim())
         self.elements = self.form.elements(result, part)
-        self.sparse = _checks.flag("sparse", sparse)
-        if not _checks.flag("encode_padding", encode_padding):
+        self.sparse = checks.flag("sparse", sparse)
+        if not checks.flag("encode_padding", encode_padding):
             self._mask_padding()
 
     def _mask_padding(self) -> None:
-        _embed_checks.masks_padding(self.padding_idx, self.ids)
+        embedding.masks_padding(self.padding_idx, self.ids)
         mask = self.ids == self.padding_idx
         mask = mask if mask.dim() == 2 else mask.unsqueeze(0)
         self.padding_mask = mask if self.padding_mask is None else self.padding_mask | mask
@@ -113,7 +114,7 @@ class EmbedCall(RowsCall):
         if of_none is not None:
             gathered = gathered.masked_fill(of_none, math.nan)
         total = self.sum(gathered.to(self.acc))
-        if _checks.is_jit_traced():  # the mask is numbered as the result is, so that no length is kept
+        if checks.is_jit_traced():  # the mask is numbered as the result is, so that no length is kept
             return self.dropped(self.form.restored(total), []).to(self.weight.dtype)
         return self.form.restored(self.dropped(total).to(self.weight.dtype))
 
@@ -124,20 +125,20 @@ class EmbedCall(RowsCall):
         """`embed`, differentiable."""
         if _is_compiling():
             return self._in_graph()
-        if _checks.is_jit_traced():
+        if checks.is_jit_traced():
             return self._recorded()
-        on_cpu = self.device.type == "cpu" and not _checks.unreadable(self.ids)
+        on_cpu = self.device.type == "cpu" and not checks.unreadable(self.ids)
         by_operator = self._is_exact() and not (is_transformed() or is_recorded() or observers.no_data(self.device))
         # Before a seed is drawn. Without dropout a CPU kernel looks itself; a device's never does.
-        if self.drop or not by_operator if on_cpu else _checks.looked_at(self.ids):
-            _embed_checks.id_range(self.ids, self.num_embeddings)
+        if self.drop or not by_operator if on_cpu else checks.looked_at(self.ids):
+            embedding.id_range(self.ids, self.num_embeddings)
         self.draw()
         if not by_operator:
             return self.traced()
         try:
             return self.form.restored(EMBED(*self.operands(plan_words(self.encoding, self.device))))
         except RuntimeError:
-            wrong = _embed_checks.bad_ids(self.ids, self.num_embeddings) if on_cpu else None
+            wrong = embedding.bad_ids(self.ids, self.num_embeddings) if on_cpu else None
             if wrong is None:
                 raise
             raise wrong from None  # kernels refuse a bad id before they write; here it gets its Python type

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _add_call, _checks, _grid_checks, _grid_rows, _seed, _seed_tensor, reference_grid
+from . import _add_call, _grid_rows, _seed_tensor, checks, reference_grid
 from ._add_call import SumCall
 from ._grid_form import GridForm
 from ._operator import DROPOUT
 from ._ops import plan_words
-from ._part import Part, no_context_parallel
 from ._tiles import accumulation, arranged
 from .backend import loader
+from .checks import grids, seeds
+from .checks.part import Part, no_context_parallel
 from .encodings.grid import GridEncoding
 from .runtime import observers
 from .runtime.no_grad import no_grad
@@ -61,45 +62,45 @@ class GridCall(SumCall):
         is_flat: bool | None = None,
     ) -> None:
         grid_shape, extra_tokens = places
-        _checks.summand(x)
-        _checks.in_memory("x", x)  # views of it are made before a kernel could look
+        checks.summand(x)
+        checks.in_memory("x", x)  # views of it are made before a kernel could look
         self.x: Tensor = x
         self.device, self.acc = x.device, accumulation(x.dtype)
-        channels_at = _checks.axis("channel_dim", channel_dim, x.dim())
-        shape = _checks.sizes(x)
+        channels_at = checks.axis("channel_dim", channel_dim, x.dim())
+        shape = checks.sizes(x)
         width = shape[channels_at] if part is None else part.shape[channels_at]
         if part is not None and width != shape[channels_at]:
             self.columns = part.first[channels_at], shape[channels_at]
         self.grid_given = (encoding, operator.index(width))
         dim, self.firsts = _outline(x, channel_dim, *self.grid_given)
-        is_grid = _checks.is_grid(encoding)
+        is_grid = checks.is_grid(encoding)
         if not is_grid and grid_shape is not None:
             raise ValueError(
                 f"grid_shape: expected None for an encoding of one dimension, got "
-                f"{_checks.shown(grid_shape)}; pass a GridEncoding, or the name of one"
+                f"{checks.shown(grid_shape)}; pass a GridEncoding, or the name of one"
             )
-        _checks.channels(x, width, dim)
-        self.scale = _checks.factor("scale", scale)
+        checks.channels(x, width, dim)
+        self.scale = checks.factor("scale", scale)
         layout = extra_tokens, seq_dim, channel_dim, part, is_flat
         if positions is not None:
-            _checks.dense_tensor("positions", positions)
+            checks.dense_tensor("positions", positions)
         self.form = GridForm(x, len(self.firsts), grid_shape, positions, *layout)
         self.whole_rows, self.is_whole = self.form.places, part is None
         self.shape = torch.Size(self.form.canonical_shape)
-        of = _checks.Target("x", shape, x.device, self.form.batch, self.form.places)
+        of = checks.Target("x", shape, x.device, self.form.batch, self.form.places)
         if isinstance(alpha, Tensor):
-            _checks.alpha_tensor(alpha, of)
+            checks.alpha_tensor(alpha, of)
             self.alpha: float | Tensor = alpha
         else:
-            self.alpha = _checks.factor("alpha", alpha)
+            self.alpha = checks.factor("alpha", alpha)
         if part is not None:  # checked, and in canonical form
             self._set_canonical(positions, start, padding_mask)
         elif is_grid:
             self._set_places(positions, start, padding_mask)
         else:
             self._set_sequence(of, positions, start, padding_mask)
-        self.drop = _checks.dropped(dropout)
-        self._given_seed = _seed.checked(seed, self.device)
+        self.drop = checks.dropped(dropout)
+        self._given_seed = seeds.checked(seed, self.device)
         self.seed: Tensor | None = None
         self.elements = self.form.elements
         self.front_elements = self._front_elements()
@@ -107,11 +108,11 @@ class GridCall(SumCall):
     def _set_canonical(self, positions: Tensor | None, starts: list[Any], padding_mask: Tensor | None) -> None:
         self.positions, self.starts, self.padding_mask = positions, starts, padding_mask
 
-    def _set_sequence(self, of: _checks.Target, positions: Any, start: Any, padding_mask: Any) -> None:
+    def _set_sequence(self, of: checks.Target, positions: Any, start: Any, padding_mask: Any) -> None:
         """Of an encoding of one dimension, behind extra tokens: checked as without them."""
-        self.encoding = _checks.encoding(*self.grid_given)
+        self.encoding = checks.encoding(*self.grid_given)
         self._set_positions(of, positions, start)
-        self.padding_mask = None if padding_mask is None else _checks.padding_mask(padding_mask, of)
+        self.padding_mask = None if padding_mask is None else checks.padding_mask(padding_mask, of)
         self.starts = [self.start]
         if self.positions is not None:
             (rows,) = self.form.traced_lengths(self.x)
@@ -122,7 +123,7 @@ class GridCall(SumCall):
         axes = len(self.firsts)
         shapes = self.form.shapes() if positions is not None or padding_mask is not None else []
         mask = padding_mask
-        self.padding_mask = None if mask is None else _grid_checks.padding_mask(mask, shapes, self.x)
+        self.padding_mask = None if mask is None else grids.padding_mask(mask, shapes, self.x)
         self.positions: Tensor | None = None
         self.starts = [0] * axes
         if positions is not None:
@@ -131,11 +132,11 @@ class GridCall(SumCall):
                     "start: expected 0 together with positions, which are final, got "
                     f"{start if isinstance(start, int) else type(start).__name__}; add it to positions"
                 )
-            self.positions = _grid_checks.positions(positions, axes, shapes, self.x)
+            self.positions = grids.positions(positions, axes, shapes, self.x)
             return
         no_context_parallel()
         batch = self.form.batch if self.form.batch_at else None
-        found = _grid_checks.starts(start, self.firsts, self.form.lengths, batch, self.device)
+        found = grids.starts(start, self.firsts, self.form.lengths, batch, self.device)
         if isinstance(found, Tensor):
             self.positions = self._coordinates([0] * axes) + found.unsqueeze(1)
         else:
@@ -151,7 +152,7 @@ class GridCall(SumCall):
 
     @property
     def grid(self) -> GridEncoding:
-        return _checks.grid(*self.grid_given)
+        return checks.grid(*self.grid_given)
 
     def all_positions(self) -> Tensor:
         """(1 or B, S, axes), also where they are implicit."""
@@ -305,7 +306,7 @@ class GridCall(SumCall):
 
     def traced(self) -> Tensor:
         """The whole of `add` in differentiable operations."""
-        if _checks.is_jit_traced():
+        if checks.is_jit_traced():
             return self._recorded()
         form = self.form
         if not form.is_run:
@@ -338,9 +339,9 @@ class GridCall(SumCall):
 
     def draw(self) -> None:
         """Takes or draws the seed."""
-        if 0 in _checks.sizes(self.x) and not _checks.is_jit_traced():
+        if 0 in checks.sizes(self.x) and not checks.is_jit_traced():
             self.drop = 0
-        if 0 < self.drop < _checks.DROP_UNIT:
+        if 0 < self.drop < checks.DROP_UNIT:
             self.seed = _seed_tensor.tensor(self._given_seed, self.device)
 
     def _is_exact(self) -> bool:
@@ -368,11 +369,11 @@ class GridCall(SumCall):
 
 
 def _outline(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> tuple[int, tuple[int, ...]]:
-    """`_checks.grid_outline`; where a name does not take x's channels, they may be another dimension's."""
+    """`checks.grid_outline`; where a name does not take x's channels, they may be another dimension's."""
     if _is_compiling() or not isinstance(encoding, str):
-        return _checks.grid_outline(encoding, width)
+        return checks.grid_outline(encoding, width)
     try:
-        return _checks.grid_outline(encoding, width)
+        return checks.grid_outline(encoding, width)
     except ValueError as error:
         raise ValueError(
             f"{error} (x of shape {tuple(x.shape)} has {width} channels in its dimension {channel_dim}; channel_dim "

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from . import _checks, _grid_checks, _philox
-from ._part import Part
+from . import _philox, checks
+from .checks import grids
+from .checks.part import Part
 
 
 class GridForm:
@@ -38,12 +39,12 @@ class GridForm:
         part: Part | None = None,
         is_flat: bool | None = None,
     ) -> None:
-        rank, shape = x.dim(), _checks.sizes(x)
-        self.extra = _grid_checks.extra(extra)
-        self.channels_at = _checks.axis("channel_dim", channel_dim, rank)
+        rank, shape = x.dim(), checks.sizes(x)
+        self.extra = grids.extra(extra)
+        self.channels_at = checks.axis("channel_dim", channel_dim, rank)
         others = [d for d in range(rank) if d != self.channels_at]
-        given = None if grid_shape is None else _grid_checks.lengths("grid_shape", grid_shape, axes)
-        rows_at = _checks.axis("seq_dim", seq_dim, rank)
+        given = None if grid_shape is None else grids.lengths("grid_shape", grid_shape, axes)
+        rows_at = checks.axis("seq_dim", seq_dim, rank)
         if axes == 1 and seq_dim == -2 and rows_at == self.channels_at and others:
             rows_at = others[-1]  # channels first
         if is_flat is None:
@@ -82,14 +83,14 @@ class GridForm:
 
     def _decide(self, x: Tensor, given: Any, positions: Any, others: list[int], axes: int, rows_at: int) -> bool:
         """Whether the places are row-major in the sequence."""
-        rank, shape = x.dim(), tuple(_checks.sizes(x))
+        rank, shape = x.dim(), tuple(checks.sizes(x))
         at = others[len(others) - axes :]
         if given is None:
             has_positions = isinstance(positions, Tensor) and positions.dim() > 1
             if rank > axes + 1 and not self.extra:
-                if has_positions and positions.dim() <= 3 and _checks.sizes(positions)[-2] == shape[rows_at]:
+                if has_positions and positions.dim() <= 3 and checks.sizes(positions)[-2] == shape[rows_at]:
                     dims = tuple(shape[d] for d in at)
-                    if tuple(_checks.sizes(positions)[:-1])[-axes:] != dims:  # a place for each of the sequence
+                    if tuple(checks.sizes(positions)[:-1])[-axes:] != dims:  # a place for each of the sequence
                         return True
                 self._between(at)
                 return False
@@ -110,7 +111,7 @@ class GridForm:
         return True
 
     def _refuse(self, x: Tensor, given: Any) -> None:
-        shape = tuple(_checks.sizes(x))
+        shape = tuple(checks.sizes(x))
         if given is None:
             raise ValueError(
                 f"extra_tokens: expected at most {shape[self.rows_at[0]]}, the sequence of x of shape {shape}, got "
@@ -155,7 +156,7 @@ class GridForm:
 
     def traced_lengths(self, x: Tensor) -> tuple[Any, ...]:
         """`lengths`; where torch.jit.trace records, as tensors that follow x or what grid_shape was made of."""
-        if not _checks.is_jit_traced():
+        if not checks.is_jit_traced():
             return self.lengths
         if self.grid_shape is not None:
             return tuple(self.grid_shape)

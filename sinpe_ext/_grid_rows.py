@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _checks, _grad, _rows, _traced
+from . import _grad, _rows, _traced, checks
 from ._traced import constant_in_graph
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding, Piece
@@ -25,14 +25,14 @@ _is_compiling = torch.compiler.is_compiling
 @constant_in_graph
 def layout(value: Any, dim: int | None) -> tuple[tuple[int, int, int, int, int], ...]:
     """(axis, first, step, number of channels, start) of each piece of a grid."""
-    pieces = _checks.grid(value, dim).pieces
+    pieces = checks.grid(value, dim).pieces
     return tuple((p.axis, p.first, p.step, p.encoding.dim, p.encoding.start) for p in pieces)
 
 
 @constant_in_graph
 def alike(value: Any, dim: int | None) -> tuple[str, tuple[int, ...]] | None:
     """Arrangement and order of a grid whose axes all have the same channels, all of them; None of another."""
-    grid = _checks.grid(value, dim)
+    grid = checks.grid(value, dim)
     if len({axis.replace(start=0) for axis in grid.axes}) > 1 or grid.dim != sum(axis.dim for axis in grid.axes):
         return None
     return grid.arrangement, tuple(range(grid.ndim)) if grid.order is None else grid.order
@@ -41,18 +41,18 @@ def alike(value: Any, dim: int | None) -> tuple[str, tuple[int, ...]] | None:
 def rows_of(given: _traced.Given, length: int, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows encoding.start + start, ... of one piece; start may be a 0-d tensor."""
     if isinstance(start, Tensor):
-        encoding = _checks.encoding(*given)
+        encoding = checks.encoding(*given)
         return encoded(given, torch.arange(length, device=device) + (start + encoding.start), dtype)
-    if _is_compiling() or _checks.is_jit_traced():
+    if _is_compiling() or checks.is_jit_traced():
         return _traced.table(given, length, start, dtype, device)
-    return _rows.table(_checks.encoding(*given), length, start, dtype, device)
+    return _rows.table(checks.encoding(*given), length, start, dtype, device)
 
 
 def encoded(given: _traced.Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of one piece at positions, differentiable."""
-    if _is_compiling() or _checks.is_jit_traced():
+    if _is_compiling() or checks.is_jit_traced():
         return _traced.encode(given, positions, dtype)
-    return _grad.encode(positions, _checks.encoding(*given), dtype)
+    return _grad.encode(positions, checks.encoding(*given), dtype)
 
 
 def table(

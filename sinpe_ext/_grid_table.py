@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _checks, _grid_checks, _grid_rows, _memory
+from . import _grid_rows, checks
+from .checks import grids, memory
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -24,26 +25,26 @@ def table(
     flatten: bool,
 ) -> Tensor:
     """`sinpe_ext.table` of a GridEncoding."""
-    dim, firsts = _checks.grid_outline(encoding, None)
-    lengths = _grid_checks.lengths("length", length, len(firsts))
-    extra = _grid_checks.extra(extra_tokens)
+    dim, firsts = checks.grid_outline(encoding, None)
+    lengths = grids.lengths("length", length, len(firsts))
+    extra = grids.extra(extra_tokens)
     places = math.prod(lengths)
-    shape = (extra + places, dim) if _checks.flag("flatten", flatten) or extra else (*lengths, dim)
+    shape = (extra + places, dim) if checks.flag("flatten", flatten) or extra else (*lengths, dim)
     if out is not None:
-        if tuple(_checks.sizes(out)) != shape:
+        if tuple(checks.sizes(out)) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
         if out.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
         where = out.device
-        _memory.writable("out", out)
+        memory.writable("out", out)
     else:
         # A compiler cannot trace torch.get_default_device.
         default = torch.empty(0).device if _is_compiling() else torch.get_default_device()
-        where = default if device is None else torch.device(device) if _is_compiling() else _checks.device(device)
+        where = default if device is None else torch.device(device) if _is_compiling() else checks.device(device)
         if not _is_compiling():
-            _checks.addressable("length", extra + places, dim, dtype.itemsize)
-    starts = _grid_checks.starts(start, firsts, lengths, None, where)
-    rows = _grid_rows.table(encoding, dim, _grid_checks.traced_lengths(length, lengths), starts, dtype, where)
+            checks.addressable("length", extra + places, dim, dtype.itemsize)
+    starts = grids.starts(start, firsts, lengths, None, where)
+    rows = _grid_rows.table(encoding, dim, grids.traced_lengths(length, lengths), starts, dtype, where)
     if flatten or extra:
         rows = rows.flatten(0, -2)
     if extra:
@@ -53,14 +54,14 @@ def table(
 
 def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
     """`sinpe_ext.encode` of a GridEncoding."""
-    dim, firsts = _checks.grid_outline(encoding, None)
-    positions = _checks.positions(positions, allow_16bit=allow_16bit)
-    if positions.dim() < 1 or _checks.sizes(positions)[-1] != len(firsts):
+    dim, firsts = checks.grid_outline(encoding, None)
+    positions = checks.positions(positions, allow_16bit=allow_16bit)
+    if positions.dim() < 1 or checks.sizes(positions)[-1] != len(firsts):
         raise ValueError(
             f"positions: expected {len(firsts)} coordinates, one per axis of the grid, in the last dimension, got "
             f"shape {tuple(positions.shape)}; stack them with torch.stack(coordinates, -1)"
         )
-    _checks.float_dtype("dtype", dtype)
-    if not _is_compiling() and not _checks.is_jit_traced():
-        _checks.addressable("positions", positions.numel(), dim, dtype.itemsize)
+    checks.float_dtype("dtype", dtype)
+    if not _is_compiling() and not checks.is_jit_traced():
+        checks.addressable("positions", positions.numel(), dim, dtype.itemsize)
     return _grid_rows.encode(encoding, dim, positions, dtype)

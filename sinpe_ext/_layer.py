@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _checks, _plain, _traced
+from . import _plain, _traced, checks
 from ._grid_call import GridCall
 from .runtime import observers
 from .runtime.observers import is_traced
@@ -26,9 +26,9 @@ def options(layer: Any) -> list[str]:
 
 
 def not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
-    if max_norm is not None or _checks.flag("scale_grad_by_freq", scale_grad_by_freq):
+    if max_norm is not None or checks.flag("scale_grad_by_freq", scale_grad_by_freq):
         raise ValueError(
-            f"max_norm, scale_grad_by_freq: expected None and False, got {_checks.shown(max_norm)} and "
+            f"max_norm, scale_grad_by_freq: expected None and False, got {checks.shown(max_norm)} and "
             f"{scale_grad_by_freq}; they are nn.Embedding's alone, use it with SinusoidalPositionalEncoding"
         )
 
@@ -63,12 +63,12 @@ def refuse(layer: nn.Module, unnamed: tuple[Any, ...], unknown: dict[str, Any]) 
             f"{type(layer).__name__}: expected one argument by position, got {1 + len(unnamed)}; name the others. "
             "torch.onnx.export(dynamo=False) names none: export torch.nn.Sequential(layer)"
         )
-    _checks.no_unknown(type(layer).forward, unknown)
+    checks.no_unknown(type(layer).forward, unknown)
 
 
 def refuse_script(layer: nn.Module) -> nn.Module:
     """What torch.jit.script asks of a module before it reads its code."""
-    raise NotImplementedError(_checks.NO_SCRIPT)
+    raise NotImplementedError(checks.NO_SCRIPT)
 
 
 def check_positions(layer: Any, t: Any, positions: Any) -> None:
@@ -113,18 +113,18 @@ def check_limit(call: Any, max_len: int) -> None:
         rows = call.whole_rows
         first = lowest + int(call.starts[0] if one_axis else call.start) - call.row_offset
         last = first + rows - 1
-        if _checks.is_jit_traced():
+        if checks.is_jit_traced():
             _assert_in_trace(call, first + call.length() - 1 <= highest, _limit_message(lowest, highest, "others"))
-    elif not rows or 0 in _checks.sizes(call.positions) or call.device.type == "meta":
+    elif not rows or 0 in checks.sizes(call.positions) or call.device.type == "meta":
         return
     else:
         p = call.positions
         by_start = not one_axis and call.are_starts
-        if _checks.unreadable(p):
+        if checks.unreadable(p):
             ahead = call.length() - 1 if by_start else 0
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()
             message = _limit_message(lowest, highest, "others")
-            if _checks.is_jit_traced():
+            if checks.is_jit_traced():
                 _assert_in_trace(call, allowed, message)
             else:
                 torch._assert_async(allowed, message)

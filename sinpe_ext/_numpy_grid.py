@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _checks
+from . import checks
 from .encodings.grid import GridEncoding, Piece, lengths_of
 
 Rows = Callable[..., NDArray[Any]]
@@ -23,10 +23,10 @@ def table(rows: Rows, length: Any, grid: GridEncoding, start: Any, name: str) ->
         raise ValueError(
             f"start: expected an int or {grid.ndim} of them, one per axis of the grid, got {len(starts)}; pass one each"
         )
-    _checks.addressable("length", math.prod(lengths), grid.dim, np.dtype(name).itemsize)
+    checks.addressable("length", math.prod(lengths), grid.dim, np.dtype(name).itemsize)
     out = np.zeros((*lengths, grid.dim), name)
     for piece, channels in _places(grid, out):
-        made = rows(lengths[piece.axis], piece.encoding, start=_checks.start(starts[piece.axis]), dtype=name)
+        made = rows(lengths[piece.axis], piece.encoding, start=checks.start(starts[piece.axis]), dtype=name)
         shape = [1] * grid.ndim
         shape[piece.axis] = lengths[piece.axis]
         channels[...] = made.reshape(*shape, piece.encoding.dim)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from . import _seed_tensor, reference, reference_apply, reference_grid
-from ._checks import position_range
 from ._plan_words import decoded, derivative_constants, host_words, partner, plan_tensor, plan_words, slopes
+from .checks import position_range
 from .runtime import registration
 
 __all__ = ["EAGER", "NAMESPACE", "decoded", "derivative_constants", "host_words", "partner", "plan_tensor"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from . import _checks
+from . import checks
 from ._operator import ADD, ADD_OUT
 from ._plan_words import host_words, plan_words
 from .backend import loader
@@ -74,9 +74,9 @@ def added(x: Any, encoding: Any, arguments: tuple[Any, ...], places: tuple[Any, 
     ):
         return None
     if type(encoding) is not Encoding:
-        if _checks.is_grid(encoding):
+        if checks.is_grid(encoding):
             return None
-        encoding = _checks.encoding(encoding, x.shape[-1])
+        encoding = checks.encoding(encoding, x.shape[-1])
     if not is_plain(x, x, encoding, start):
         return None
     try:

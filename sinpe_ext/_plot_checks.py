@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import _checks
+from . import checks
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .encodings.values import integer
@@ -44,7 +44,7 @@ def axes(ax: Any) -> None:
         advice = "pass figure.add_subplot()"
     elif hasattr(ax, "__getitem__"):
         advice = "pass one of its elements"
-    raise TypeError(f"ax: expected a matplotlib Axes, got {_checks.described(ax)}; {advice}")
+    raise TypeError(f"ax: expected a matplotlib Axes, got {checks.described(ax)}; {advice}")
 
 
 def drawn_into(ax: Axes | None) -> Axes:
@@ -63,7 +63,7 @@ def colour_map(value: Any) -> None:
     if value is None or isinstance(value, Colormap):
         return
     if not isinstance(value, str):
-        raise TypeError(f"cmap: expected the name of a matplotlib colour map, got {_checks.shown(value)}; pass one")
+        raise TypeError(f"cmap: expected the name of a matplotlib colour map, got {checks.shown(value)}; pass one")
     if value not in matplotlib.colormaps:
         close = difflib.get_close_matches(value, list(matplotlib.colormaps), n=3)
         advice = f"did you mean {' or '.join(close)}?" if close else "list(matplotlib.colormaps) has them, as viridis"
@@ -87,7 +87,7 @@ def one_axis(name: str, value: Any) -> None:
 
 def encoding_alone(value: Any) -> None:
     if not isinstance(value, Encoding):
-        raise TypeError(f"encoding: expected an Encoding, got {_checks.described(value)}; pass sinpe_ext.Encoding(dim)")
+        raise TypeError(f"encoding: expected an Encoding, got {checks.described(value)}; pass sinpe_ext.Encoding(dim)")
 
 
 def drawable(name: str, rows: int, dim: int) -> None:
@@ -105,7 +105,7 @@ def rows_asked(length: Any, encoding: Encoding | None) -> int | None:
         if encoding is not None:
             raise TypeError("length: expected a number of rows with an Encoding, got None; pass length=200, say")
         return None
-    number = integer("length", length, 1, _checks.INT64_MAX, "pass the number of rows to draw")
+    number = integer("length", length, 1, checks.INT64_MAX, "pass the number of rows to draw")
     if encoding is not None:
         drawable("length", number, encoding.dim)
     return number
@@ -113,8 +113,8 @@ def rows_asked(length: Any, encoding: Encoding | None) -> int | None:
 
 def first_position(start: Any, own: int, rows: int) -> int:
     """The position of the first of so many rows, all of them within what an axis can show."""
-    first = own + _checks.start(start)
-    _checks.position_range(first, rows)
+    first = own + checks.start(start)
+    checks.position_range(first, rows)
     if first < -AXIS_LIMIT or first + rows > AXIS_LIMIT:
         raise ValueError(
             f"start: expected positions within 2**52, which an axis tells apart, got {first} to {first + rows - 1}; "
@@ -130,7 +130,7 @@ def table(name: str, value: Any) -> np.ndarray:
     one_axis(name, value)
     try:
         if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
-            _checks.dense_tensor(name, value)
+            checks.dense_tensor(name, value)
             found = value.detach().cpu()
             found = found.numpy() if found.is_complex() else found.double().numpy()  # NumPy has no bfloat16
         else:
@@ -141,17 +141,17 @@ def table(name: str, value: Any) -> np.ndarray:
         if str(error).startswith(f"{name}: "):
             raise
         raise TypeError(
-            f"{name}: expected numbers in rows of one length, got {_checks.described(value)} of others; "
+            f"{name}: expected numbers in rows of one length, got {checks.described(value)} of others; "
             "pass a tensor, an array or equally long lists of numbers"
         ) from error
     if found.dtype.kind == "c":
-        raise TypeError(f"{name}: expected real numbers, got {_checks.described(value)}; pass its .real or .imag")
+        raise TypeError(f"{name}: expected real numbers, got {checks.described(value)}; pass its .real or .imag")
     if found.dtype != np.float64:
         raise TypeError(f"{name}: expected numbers, got {found.dtype} values; convert them to floats first")
     if found.ndim == 3 and 1 in (found.shape[0], found.shape[1]):
         found = found.reshape(-1, found.shape[-1])  # a `pe` buffer: (1, length, dim) or (length, 1, dim)
     if found.ndim != 2 or not found.size:
-        got = f"shape {tuple(found.shape)}" if found.ndim else _checks.described(value)
+        got = f"shape {tuple(found.shape)}" if found.ndim else checks.described(value)
         raise ValueError(
             f"{name}: expected an Encoding or a table of shape (length, dim), got {got}; select one table first"
         )
@@ -165,7 +165,7 @@ def positions(value: Any) -> np.ndarray:
     from .numpy import _positions
 
     if hasattr(value, "detach"):
-        found = _checks.positions(value).detach().cpu().numpy()
+        found = checks.positions(value).detach().cpu().numpy()
     else:
         found = _listed(value)
     if found.ndim != 1 or not found.size:
@@ -202,7 +202,7 @@ def timings(results: Any) -> list[dict[str, Any]]:
     source = "what `python -m sinpe_ext bench --sizes -o FILE.json` writes"
     if not isinstance(results, Mapping):
         raise TypeError(
-            f"results: expected {source}, as a dict, got {_checks.described(results)}; pass json.load(open(FILE))"
+            f"results: expected {source}, as a dict, got {checks.described(results)}; pass json.load(open(FILE))"
         )
     sizes = results.get("sizes", ())
     if not isinstance(sizes, (list, tuple)) or not all(isinstance(entry, Mapping) for entry in sizes):
@@ -243,15 +243,15 @@ def _listed(value: Any) -> np.ndarray:
         given = list(value)
         found = np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"positions: expected a sequence of numbers, got {_checks.shown(value)}; {advice}") from error
+        raise TypeError(f"positions: expected a sequence of numbers, got {checks.shown(value)}; {advice}") from error
     if found.dtype.kind == "O" or (found.dtype.kind == "f" and found.ndim == 1):
         for one in given:
             if not isinstance(one, (int, float, np.number)):
-                raise TypeError(f"positions: expected numbers, got {_checks.shown(one)}; {advice}")
+                raise TypeError(f"positions: expected numbers, got {checks.shown(one)}; {advice}")
             if isinstance(one, int) and (not -(2**63) <= one < 2**63 or float(one) != one):
                 raise ValueError(
                     "positions: expected whole numbers within int64, and within 2**53 beside fractions, got "
-                    f"{_checks.shown(one)}; pass smaller ones"
+                    f"{checks.shown(one)}; pass smaller ones"
                 )
     if found.dtype.kind in "US":
         raise TypeError(f"positions: expected numbers, got {_first_text(given)}; {advice}")

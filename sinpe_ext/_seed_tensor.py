@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import INT64_MAX, unreadable
+from .checks import INT64_MAX, unreadable
 from .runtime import observers
 from .runtime.tracing import is_jit_traced
 

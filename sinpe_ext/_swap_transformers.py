@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _checks
+from . import checks
 from . import positions as _positions
 from ._swap_dropin import DropIn, tensor_of
 from ._swap_families import Candidate, Left, has, number, parameters
@@ -52,7 +52,7 @@ class EmbeddingRows(Rows):
 
     def forward(self, input: Tensor) -> Tensor:
         if (
-            _checks.looked_at(input) and input.numel() and int(input.min()) < 0
+            checks.looked_at(input) and input.numel() and int(input.min()) < 0
         ):  # beyond the table it goes on, not before
             raise IndexError(f"input: expected ids of 0 or more, got {int(input.min())}; mask what is no token")
         first = self._sinpe_encoding.start

@@ -19,16 +19,19 @@ from typing import Any, TypeAlias
 
 import torch
 
-from . import _checks, _float32_angle, _onnx, _ops
+from . import _float32_angle, _onnx, _ops, checks
 from .backend import loader
 from .encodings.encoding import Encoding
 from .encodings.plan import plan as _plan_of
 from .runtime import handle, observers
 
 constant_in_graph = handle.constant_in_graph()
+if constant_in_graph is handle.by_handle:  # torch 2.11: what checks marked, perhaps before torch came, is adapted
+    for _name in ("encoding", "grid", "grid_outline"):
+        setattr(checks, _name, handle.by_handle(getattr(checks, _name)))
 
 Piece: TypeAlias = int | tuple[int, int] | None
-Given: TypeAlias = tuple[Any, int | None, Piece]  # the arguments of _checks.encoding
+Given: TypeAlias = tuple[Any, int | None, Piece]  # the arguments of checks.encoding
 Constant: TypeAlias = Callable[[Any, int | None, Piece, torch.device], torch.Tensor]
 
 
@@ -49,7 +52,7 @@ def _number(encoding: Encoding, device: torch.device) -> int:
 @constant_in_graph
 def slot(value: Any, dim: int | None, piece: Piece, device: torch.device) -> int:
     """A number of an encoding's own on a device."""
-    return _number(_checks.encoding(value, dim, piece), device)
+    return _number(checks.encoding(value, dim, piece), device)
 
 
 def _by_slot(function: Constant) -> tuple[Constant, ...]:
@@ -70,23 +73,23 @@ def _by_slot(function: Constant) -> tuple[Constant, ...]:
 def _plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     # Load the kernels before the graph runs; without them the operator is the eager twin.
     loader.compiled(device.type if device.type == "cuda" else "cpu")
-    return _ops.plan_words(_checks.encoding(value, dim, piece), device)
+    return _ops.plan_words(checks.encoding(value, dim, piece), device)
 
 
 @_by_slot
 def _ladder(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
-    return _float32_angle.constants_on(_checks.encoding(value, dim, piece), device).ladder
+    return _float32_angle.constants_on(checks.encoding(value, dim, piece), device).ladder
 
 
 @_by_slot
 def _kinds(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
-    return _float32_angle.constants_on(_checks.encoding(value, dim, piece), device).kinds
+    return _float32_angle.constants_on(checks.encoding(value, dim, piece), device).kinds
 
 
 @constant_in_graph
 def _order(value: Any, dim: int | None, piece: Piece) -> tuple[bool, float]:
     """Whether the float32 angle is a product, and the factor of the positions."""
-    encoding = _checks.encoding(value, dim, piece)
+    encoding = checks.encoding(value, dim, piece)
     return _float32_angle.multiplies(encoding), float(encoding.position_scale)
 
 
@@ -106,10 +109,10 @@ def zero_where(condition: torch.Tensor, message: str) -> torch.Tensor:
 
 def table(given: Given, length: Any, start: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Rows encoding.start + start, ..., + length - 1."""
-    encoding = _checks.encoding(*given)
+    encoding = checks.encoding(*given)
     if device.type == "meta":
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
-    if encoding.angle != "exact" or _checks.is_jit_traced():
+    if encoding.angle != "exact" or checks.is_jit_traced():
         return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
     if observers.is_exporting():
         return _onnx.table(_plan_of(encoding), length, start, dtype, device)
@@ -119,7 +122,7 @@ def table(given: Given, length: Any, start: int, dtype: torch.dtype, device: tor
 
 def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rows at int64, float32 or float64 positions, differentiable."""
-    encoding, device = _checks.encoding(*given), positions.device
+    encoding, device = checks.encoding(*given), positions.device
     if encoding.angle != "exact":
         number = slot(*given, device)
         ladder, kinds = _ladder[number](*given, device), _kinds[number](*given, device)

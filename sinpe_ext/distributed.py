@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import _checks
+from . import checks
 from .encodings.values import integer
 from .runtime.parallel import in_context_parallel
 
@@ -36,7 +36,7 @@ def shard_start(length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None
     Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError in a process that is not part
         of the mesh.
     """
-    return _run(_checks.length(length), mesh, mesh_dim)[0]
+    return _run(checks.length(length), mesh, mesh_dim)[0]
 
 
 def shard_positions(
@@ -54,9 +54,9 @@ def shard_positions(
     Returns: (rows of this process,) int64, for `positions=`.
     Raises: as `shard_start`.
     """
-    first, count = _run(_checks.length(length), mesh, mesh_dim)
-    begin = _checks.start(start) + first
-    _checks.position_range(begin, count)
+    first, count = _run(checks.length(length), mesh, mesh_dim)
+    begin = checks.start(start) + first
+    checks.position_range(begin, count)
     return torch.arange(begin, begin + count, device=_device(mesh, device))
 
 
@@ -87,7 +87,7 @@ def context_parallel_positions(
     Returns: (length / n,) int64, for `positions=`.
     Raises: ValueError for a length that cannot be dealt out; else as `shard_start`.
     """
-    length = _checks.length(length)
+    length = checks.length(length)
     rank, ranks = _place(mesh, mesh_dim)
     if length % ranks:
         raise ValueError(
@@ -100,8 +100,8 @@ def context_parallel_positions(
             f"length: expected a multiple of {2 * ranks}, twice the ranks of the mesh, for load_balance=True, got "
             f"{length}; pad the sequence, or pass load_balance=False"
         )
-    first = _checks.start(start)
-    _checks.position_range(first, length)
+    first = checks.start(start)
+    checks.position_range(first, length)
     where = _device(mesh, device)
     if not load_balance:
         piece = length // ranks
@@ -125,12 +125,13 @@ def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = 
     Returns: () int64.
     Raises: TypeError for a seed of the wrong type; RuntimeError in a process that is not part of the mesh.
     """
-    from . import _dtensor, _seed
+    from . import _dtensor
+    from .checks import seeds
 
     _mesh(mesh)
     _coordinate(mesh)
     where = _device(mesh, device)
-    return _dtensor.agreed_seed(_seed.checked(seed, where), mesh, where)
+    return _dtensor.agreed_seed(seeds.checked(seed, where), mesh, where)
 
 
 def _place(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _checks, _grad, _grid_checks, _grid_table, _memory, _plain, _rows, _traced
+from . import _grad, _grid_table, _plain, _rows, _traced, checks
 from ._calls import add_call, embed_call
 from ._operator import ENCODE
 from ._ops import host_words, plan_words
 from .backend import loader
+from .checks import grids, memory
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .runtime import observers
@@ -67,7 +68,7 @@ def table(
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
     if unknown:
-        _checks.no_unknown(table, unknown)
+        checks.no_unknown(table, unknown)
     if device_mesh is not None or placements is not None:
         if device is not None or out is not None:
             raise ValueError("device_mesh: expected device and out to stay None with it, got one of them; leave it out")
@@ -75,24 +76,24 @@ def table(
 
         dtype = torch.float32 if dtype is None else dtype
         return _dtensor_rows.table(length, encoding, start, dtype, device_mesh, placements, flatten, extra_tokens)
-    dtype = _checks.table_dtype(dtype, device, out)
-    if _checks.is_grid(encoding) or _grid_checks.extra(extra_tokens):
-        lengths = length if _checks.is_grid(encoding) else (length,)
+    dtype = checks.table_dtype(dtype, device, out)
+    if checks.is_grid(encoding) or grids.extra(extra_tokens):
+        lengths = length if checks.is_grid(encoding) else (length,)
         return _grid_table.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
     given = _traced.given(encoding)
-    encoding = _checks.encoding(*given)
-    _checks.flag("flatten", flatten)
+    encoding = checks.encoding(*given)
+    checks.flag("flatten", flatten)
     rows: Any = length  # ints, or symbols of a graph
     first: Any = start
-    is_recorded = _checks.is_jit_traced()
-    follows = _checks.is_size(length)
+    is_recorded = checks.is_jit_traced()
+    follows = checks.is_size(length)
     if not _is_compiling():
-        rows = length if follows else _checks.length(length)
-        first = start if _checks.is_size(start) else _checks.start(start)
+        rows = length if follows else checks.length(length)
+        first = start if checks.is_size(start) else checks.start(start)
         if not follows and type(first) is int:
-            _checks.position_range(encoding.start + first, rows)
+            checks.position_range(encoding.start + first, rows)
     if out is not None:
-        if follows or _checks.is_size(start):
+        if follows or checks.is_size(start):
             raise TypeError(
                 "out: expected None under torch.jit.trace with a length or start that follows a tensor, got a tensor; "
                 "use the result"
@@ -102,24 +103,24 @@ def table(
         device = torch.empty(0).device if device is None else torch.device(device)
         return _traced.table(given, rows, first, dtype, device)
     if is_recorded:
-        device = torch.get_default_device() if device is None else _checks.device(device)
+        device = torch.get_default_device() if device is None else checks.device(device)
         return _traced.table(given, rows, first, dtype, device)
-    _checks.addressable("length", rows, encoding.dim, dtype.itemsize)
-    device = torch.get_default_device() if device is None else _checks.device(device)
+    checks.addressable("length", rows, encoding.dim, dtype.itemsize)
+    device = torch.get_default_device() if device is None else checks.device(device)
     return _rows.table(encoding, rows, first, dtype, device)
 
 
 def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _traced.Given, start: int) -> torch.Tensor:
-    if tuple(_checks.sizes(out)) != (length, encoding.dim):
+    if tuple(checks.sizes(out)) != (length, encoding.dim):
         raise ValueError(
             f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
             "that shape"
         )
     if out.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
-    if _is_compiling() or _checks.is_jit_traced():
+    if _is_compiling() or checks.is_jit_traced():
         return out.copy_(_traced.table(given, length, start, out.dtype, out.device))
-    _memory.writable("out", out)
+    memory.writable("out", out)
     direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
     if not direct or observers.no_data(out.device) or not loader.compiled(out.device.type):
         return out.copy_(_rows.table(encoding, length, start, out.dtype, out.device))
@@ -156,7 +157,7 @@ def encode(
     Gradient: to float positions, of any order.
     """
     if unknown:
-        _checks.no_unknown(encode, unknown)
+        checks.no_unknown(encode, unknown)
     if (
         type(encoding) is Encoding
         and type(positions) is torch.Tensor
@@ -181,15 +182,15 @@ def encode(
         from . import _dtensor_rows
 
         return _dtensor_rows.encode(positions, encoding, dtype, allow_16bit)
-    if _checks.is_grid(encoding):
+    if checks.is_grid(encoding):
         return _grid_table.encode(positions, encoding, dtype, allow_16bit)
     given = _traced.given(encoding)
-    encoding = _checks.encoding(*given)
-    positions = _checks.positions(positions, allow_16bit=allow_16bit)
-    _checks.float_dtype("dtype", dtype)
-    if _is_compiling() or _checks.is_jit_traced():
+    encoding = checks.encoding(*given)
+    positions = checks.positions(positions, allow_16bit=allow_16bit)
+    checks.float_dtype("dtype", dtype)
+    if _is_compiling() or checks.is_jit_traced():
         return _traced.encode(given, positions, dtype)
-    _checks.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
+    checks.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
     return _grad.encode(positions, encoding, dtype)
 
 
@@ -251,7 +252,7 @@ def add(
     Source: dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
     if unknown:
-        _checks.no_unknown(add, unknown)
+        checks.no_unknown(add, unknown)
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
     result = _plain.added(x, encoding, arguments, (grid_shape, extra_tokens), out)
     if result is not None:
@@ -259,8 +260,8 @@ def add(
     call = add_call(x, encoding, arguments, grid_shape, extra_tokens)
     if out is None:
         return call.result()
-    _memory.output(*call.written(out))
-    _memory.apart(out, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
+    memory.output(*call.written(out))
+    memory.apart(out, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
     if torch.is_grad_enabled() and (call.needs_grad(x) or out.requires_grad):
         raise RuntimeError(
             "out: expected no gradient to be needed, got an argument that requires it; leave out unset, or call under "
@@ -295,14 +296,14 @@ def add_(
         x, or a leaf that requires grad.
     """
     if unknown:
-        _checks.no_unknown(add_, unknown)
+        checks.no_unknown(add_, unknown)
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
     result = _plain.added(x, encoding, arguments, (grid_shape, extra_tokens), x)
     if result is not None:
         return result
     call = add_call(x, encoding, arguments, grid_shape, extra_tokens)
-    _memory.in_place(x)
-    _memory.apart(x, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
+    memory.in_place(x)
+    memory.apart(x, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
     return call.result_in_place()
 
 
@@ -349,11 +350,11 @@ def embed(
     Gradient: to weight, alpha and float positions, of any order (the sparse one: first order).
     """
     if unknown:
-        _checks.no_unknown(embed, unknown)
+        checks.no_unknown(embed, unknown)
     rows = positions, start, scale, alpha, dropout, seed
     padding = padding_idx, padding_mask, sparse, encode_padding
     return embed_call(ids, weight, encoding, rows, padding, seq_dim).result()
 
 
 for _function in (table, encode, add, add_, embed):
-    setattr(_function, "__script_unsupported", _checks.NO_SCRIPT)
+    setattr(_function, "__script_unsupported", checks.NO_SCRIPT)

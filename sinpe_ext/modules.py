@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import _checkpoint, _checks, _embed_checks, _grid_checks, _layer
+from . import _checkpoint, _layer, checks
 from ._calls import add_call, embed_call
 from ._operator import ADD, EMBED
 from ._ops import host_words, plan_words
 from ._tiles import accumulation
+from .checks import embedding, grids
 from .encodings.catalogue import conventions
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
@@ -83,45 +84,45 @@ class SinusoidalPositionalEncoding(nn.Module):
         **unknown: Never,
     ):
         if unknown:
-            _checks.no_unknown(type(self), unknown)
+            checks.no_unknown(type(self), unknown)
         super().__init__()
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
-        is_grid = _checks.is_grid(encoding)
+        is_grid = checks.is_grid(encoding)
         self.encoding: Any
-        self.encoding = _checks.grid(encoding, self.d_model) if is_grid else _checks.encoding(encoding, self.d_model)
+        self.encoding = checks.grid(encoding, self.d_model) if is_grid else checks.encoding(encoding, self.d_model)
         if self.encoding.dim != self.d_model:
             raise ValueError(
                 f"encoding: expected dim {self.d_model}, that of d_model, got {self.encoding.dim}; make them agree"
             )
-        self.max_len = None if max_len is None else _checks.length(max_len, "max_len")
-        self.persistent_table = _checks.flag("persistent_table", persistent_table)
+        self.max_len = None if max_len is None else checks.length(max_len, "max_len")
+        self.persistent_table = checks.flag("persistent_table", persistent_table)
         if is_grid and (max_len is not None or (persistent_table and grid_shape is None)):
             raise ValueError(
                 "max_len: expected None for a grid, whose table has the rows of grid_shape, got "
-                f"max_len={_checks.shown(max_len)} and grid_shape={_checks.shown(grid_shape)}; pass grid_shape"
+                f"max_len={checks.shown(max_len)} and grid_shape={checks.shown(grid_shape)}; pass grid_shape"
             )
         if not is_grid and grid_shape is not None:
             raise ValueError(
-                f"grid_shape: expected None for an encoding of one dimension, got {_checks.shown(grid_shape)}; pass "
+                f"grid_shape: expected None for an encoding of one dimension, got {checks.shown(grid_shape)}; pass "
                 "encoding= a GridEncoding, or the name of one"
             )
         if is_grid and grid_shape is not None:
-            self.grid_shape = _grid_checks.lengths("grid_shape", grid_shape, self.encoding.ndim)
-        self.extra_tokens = _grid_checks.extra(extra_tokens)
-        self.channel_dim = integer("channel_dim", channel_dim, -_checks.MAX_RANK, _checks.MAX_RANK, "pass a dimension")
+            self.grid_shape = grids.lengths("grid_shape", grid_shape, self.encoding.ndim)
+        self.extra_tokens = grids.extra(extra_tokens)
+        self.channel_dim = integer("channel_dim", channel_dim, -checks.MAX_RANK, checks.MAX_RANK, "pass a dimension")
         if persistent_table and max_len is None and not is_grid:
             raise ValueError("persistent_table: expected max_len with it, the table's length, got None; pass max_len")
-        self.batch_first = _checks.flag("batch_first", batch_first)
-        self.require_positions = _checks.flag("require_positions", require_positions)
-        self.scale = _checks.factor("scale", scale)
+        self.batch_first = checks.flag("batch_first", batch_first)
+        self.require_positions = checks.flag("require_positions", require_positions)
+        self.scale = checks.factor("scale", scale)
         if isinstance(dropout, (Encoding, GridEncoding)) or (isinstance(dropout, str) and dropout in conventions()):
             raise TypeError(
                 f"dropout: expected a float, got {dropout!r}; dropout is the second argument, pass encoding={dropout!r}"
             )
         hint = "max_len is the third argument, pass max_len=... by name"
-        self.dropout = nn.Dropout(_checks.probability("dropout", dropout, hint))
-        self._first_alpha = _checks.factor("alpha", alpha)
-        learned = _checks.flag("learned_alpha", learned_alpha)
+        self.dropout = nn.Dropout(checks.probability("dropout", dropout, hint))
+        self._first_alpha = checks.factor("alpha", alpha)
+        learned = checks.flag("learned_alpha", learned_alpha)
         self.alpha = nn.Parameter(torch.tensor([self._first_alpha])) if learned else self._first_alpha
         if self.persistent_table:
             self.register_buffer("pe", _checkpoint.table_of(self))
@@ -258,40 +259,40 @@ class SinusoidalEmbedding(nn.Embedding):
         **unknown: Never,
     ):
         if unknown:
-            _checks.no_unknown(type(self), unknown)
-        num_embeddings = integer("num_embeddings", num_embeddings, 1, _checks.INT64_MAX, "pass the vocabulary's size")
+            checks.no_unknown(type(self), unknown)
+        num_embeddings = integer("num_embeddings", num_embeddings, 1, checks.INT64_MAX, "pass the vocabulary's size")
         embedding_dim = integer("embedding_dim", embedding_dim, 1, MAX_DIM, "pass the number of channels")
         if padding_idx is not None:
-            padding_idx = _embed_checks.padding_idx(padding_idx, num_embeddings)
-        encode_padding, sparse = _checks.flag("encode_padding", encode_padding), _checks.flag("sparse", sparse)
+            padding_idx = embedding.padding_idx(padding_idx, num_embeddings)
+        encode_padding, sparse = checks.flag("encode_padding", encode_padding), checks.flag("sparse", sparse)
         if padding_idx is None and not encode_padding:
             raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
         _layer.not_offered(max_norm, scale_grad_by_freq)
-        _checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
-        where: dict[str, Any] = {"device": None if device is None else _checks.device(device), "dtype": dtype}
-        if _weight is not None and tuple(_embed_checks.weight(_weight).shape) != (num_embeddings, embedding_dim):
+        checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
+        where: dict[str, Any] = {"device": None if device is None else checks.device(device), "dtype": dtype}
+        if _weight is not None and tuple(embedding.weight(_weight).shape) != (num_embeddings, embedding_dim):
             raise ValueError(
                 f"_weight: expected shape ({num_embeddings}, {embedding_dim}), got {tuple(_weight.shape)}; pass that"
             )
-        _checks.addressable("num_embeddings", num_embeddings, embedding_dim, 8)
+        checks.addressable("num_embeddings", num_embeddings, embedding_dim, 8)
         super().__init__(
             num_embeddings, embedding_dim, padding_idx, sparse=sparse, _weight=_weight, _freeze=_freeze, **where
         )
-        self.encoding = _checks.encoding(encoding, embedding_dim)
+        self.encoding = checks.encoding(encoding, embedding_dim)
         if self.encoding.dim != embedding_dim:
             raise ValueError(
                 f"encoding: expected dim {embedding_dim}, that of embedding_dim, got {self.encoding.dim}; make "
                 "them agree"
             )
-        self.max_len = None if max_len is None else _checks.length(max_len, "max_len")
-        self.scale = _checks.factor("scale", scale)
+        self.max_len = None if max_len is None else checks.length(max_len, "max_len")
+        self.scale = checks.factor("scale", scale)
         self.encode_padding = encode_padding
-        self.batch_first = _checks.flag("batch_first", batch_first)
-        self.require_positions = _checks.flag("require_positions", require_positions)
-        self.dropout = nn.Dropout(_checks.probability("dropout", dropout))
-        self._first_alpha = _checks.factor("alpha", alpha)
+        self.batch_first = checks.flag("batch_first", batch_first)
+        self.require_positions = checks.flag("require_positions", require_positions)
+        self.dropout = nn.Dropout(checks.probability("dropout", dropout))
+        self._first_alpha = checks.factor("alpha", alpha)
         self.alpha = self._first_alpha
-        if _checks.flag("learned_alpha", learned_alpha):
+        if checks.flag("learned_alpha", learned_alpha):
             where["dtype"] = accumulation(self.weight.dtype)
             self.alpha = nn.Parameter(torch.tensor([self._first_alpha], **where))
 
@@ -313,7 +314,7 @@ class SinusoidalEmbedding(nn.Embedding):
         """
         if isinstance(embeddings, nn.Embedding):
             raise TypeError("embeddings: expected a torch.Tensor, got an nn.Embedding; pass its weight")
-        _embed_checks.weight(embeddings)
+        embedding.weight(embeddings)
         rows, columns = embeddings.shape
         return cls(rows, columns, padding_idx, _weight=embeddings, _freeze=freeze, **options)
 
@@ -344,7 +345,7 @@ class SinusoidalEmbedding(nn.Embedding):
             and (self.encode_padding or self.padding_idx is None)
             and type(self.weight) is nn.Parameter
             and self.weight.device == ids.device
-            and (ids.is_cpu or not _checks.of_values())
+            and (ids.is_cpu or not checks.of_values())
             and (self.max_len is None or (ids.dim() > 0 and 0 <= start <= self.max_len - ids.shape[-1]))
         ):
             try:  # as above

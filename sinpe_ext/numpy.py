@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import _checks, _numpy_grid, reference
+from . import _numpy_grid, checks, reference
 from .backend import loader
 from .encodings.catalogue import convention, conventions
 from .encodings.encoding import Encoding
@@ -52,18 +52,18 @@ def table(
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
-    if _checks.is_grid(encoding):
-        made = _numpy_grid.table(table, length, _checks.grid(encoding, None), start, _dtype(dtype))
+    if checks.is_grid(encoding):
+        made = _numpy_grid.table(table, length, checks.grid(encoding, None), start, _dtype(dtype))
         if out is None:
             return made
         _check_out(out, made.shape, _dtype(dtype))
         out[...] = made
         return out
     plan, name = _constants(encoding), _dtype(dtype)
-    rows = _checks.length(length)
-    first = plan.start + _checks.start(start)
-    _checks.position_range(first, rows)
-    _checks.addressable("length", rows, plan.dim, np.dtype(name).itemsize)
+    rows = checks.length(length)
+    first = plan.start + checks.start(start)
+    checks.position_range(first, rows)
+    checks.addressable("length", rows, plan.dim, np.dtype(name).itemsize)
     if out is not None:
         _check_out(out, (rows, plan.dim), name)
     core = _core()
@@ -97,11 +97,11 @@ def encode(
     Raises: TypeError, ValueError for arguments of the wrong type or out of range.
     Accuracy: as `table`.
     """
-    if _checks.is_grid(encoding):
-        return _numpy_grid.encode(encode, _positions(positions), _checks.grid(encoding, None), _dtype(dtype))
+    if checks.is_grid(encoding):
+        return _numpy_grid.encode(encode, _positions(positions), checks.grid(encoding, None), _dtype(dtype))
     plan, name = _constants(encoding), _dtype(dtype)
     checked = _positions(positions)
-    _checks.addressable("positions", checked.size, plan.dim, np.dtype(name).itemsize)
+    checks.addressable("positions", checked.size, plan.dim, np.dtype(name).itemsize)
     core = _core()
     if core is not None:
         return core.encode(_words(plan), np.require(checked, requirements=["C", "A"]).reshape(checked.shape), name)
@@ -109,7 +109,7 @@ def encode(
 
 
 def _constants(encoding: Any) -> Plan:
-    checked = _checks.encoding(encoding)
+    checked = checks.encoding(encoding)
     if checked.angle != "exact":
         raise ValueError(
             f'encoding: expected angle="exact", got "{checked.angle}"; '
@@ -156,7 +156,7 @@ def _positions(positions: Any) -> NDArray[Any]:
     kind = found.dtype.kind
     if not found.size and not hasattr(positions, "dtype"):
         return found.astype(np.int64)  # [] is float64 to NumPy
-    if kind == "u" and found.dtype.itemsize == 8 and found.size and found.max() > _checks.INT64_MAX:
+    if kind == "u" and found.dtype.itemsize == 8 and found.size and found.max() > checks.INT64_MAX:
         raise ValueError(f"positions: expected values within int64, got {found.max()}; pass smaller positions")
     if kind in "iu":
         return found.astype(np.int64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _plot_checks as _checks
+from . import _plot_checks as checks
 from .encodings.encoding import Encoding
 from .encodings.values import flag
 
@@ -61,8 +61,8 @@ def heatmap(
     Returns:
         The Axes.
     """
-    _checks.axes(ax)
-    _checks.colour_map(cmap)
+    checks.axes(ax)
+    checks.colour_map(cmap)
     transpose, colorbar = flag("transpose", transpose), flag("colorbar", colorbar)
     values, first = _rows("table", table, length, start)
     rows, channels = values.shape
@@ -71,10 +71,10 @@ def heatmap(
         values, extent = values.T, (first - 0.5, first + rows - 0.5, channels - 0.5, -0.5)
     options: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "extent": extent, "cmap": cmap, **imshow}
     if "norm" not in options:
-        peak = _checks.finite_peak(values)
+        peak = checks.finite_peak(values)
         options.setdefault("vmin", -peak)
         options.setdefault("vmax", peak)
-    ax = _checks.drawn_into(ax)
+    ax = checks.drawn_into(ax)
     image = ax.imshow(values, **options)
     ax.set_xlabel("position" if transpose else "channel")
     ax.set_ylabel("channel" if transpose else "position")
@@ -104,11 +104,11 @@ def curves(
     Raises:
         IndexError: a position lies outside a table.
     """
-    _checks.axes(ax)
-    _checks.one_axis("table", table)
-    wanted = _checks.positions(positions)
+    checks.axes(ax)
+    checks.one_axis("table", table)
+    wanted = checks.positions(positions)
     if isinstance(table, Encoding):
-        _checks.drawable("positions", len(wanted), table.dim)
+        checks.drawable("positions", len(wanted), table.dim)
         values = _evaluate(wanted, table)
     else:
         rows, first = _rows("table", table, None, start)
@@ -119,7 +119,7 @@ def curves(
                     f"got {position!r}; pass a longer table, or the Encoding itself"
                 )
         values = rows[[int(position) - first for position in wanted.tolist()]]
-    ax = _checks.drawn_into(ax)
+    ax = checks.drawn_into(ax)
     for position, row in zip(wanted.tolist(), values, strict=True):
         ax.plot(row, **{"label": f"{position:g}" if isinstance(position, float) else str(position), **plot})
     ax.set_xlabel("channel")
@@ -149,7 +149,7 @@ def similarity(
     """
     import numpy as np
 
-    _checks.axes(ax)
+    checks.axes(ax)
     values, _ = _rows("encoding", encoding, length, 0)
     if flag("normalize", normalize):
         norms = np.linalg.norm(values, axis=1, keepdims=True)
@@ -166,7 +166,7 @@ def similarity(
         lowest[reach] = np.minimum(lowest[reach], products)
         highest[reach] = np.maximum(highest[reach], products)
     distance = np.arange(rows)
-    ax = _checks.drawn_into(ax)
+    ax = checks.drawn_into(ax)
     (line,) = ax.plot(distance, total / count, **plot)
     ax.fill_between(distance, lowest, highest, color=line.get_color(), alpha=0.25, linewidth=0)
     ax.set_xlabel("distance between positions")
@@ -190,15 +190,15 @@ def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axe
     """
     import numpy as np
 
-    _checks.axes(ax)
-    _checks.encoding_alone(encoding)
-    where = _checks.whole_positions(np.round(np.geomspace(1, 1e7, 128)) if positions is None else positions)
+    checks.axes(ax)
+    checks.encoding_alone(encoding)
+    where = checks.whole_positions(np.round(np.geomspace(1, 1e7, 128)) if positions is None else positions)
     where = np.unique(where) if positions is None else where
-    _checks.drawable("positions", len(where), encoding.dim)
+    checks.drawable("positions", len(where), encoding.dim)
     exact = _evaluate(where, encoding.replace(angle="exact"))
     ours = _evaluate(where, encoding, np.float32)
     usual = usual_float32(where, encoding)
-    ax = _checks.drawn_into(ax)
+    ax = checks.drawn_into(ax)
     ax.loglog(where, abs(usual - exact).max(axis=1), label="usual float32 formula")
     ax.loglog(where, abs(ours - exact).max(axis=1), label="sinpe_ext, float32")
     ax.axhline(HALF_ULP_AT_ONE * abs(encoding.amplitude), color="0.5", linestyle=":", label="rounding once: $2^{-25}$")
@@ -234,8 +234,8 @@ def benchmark(
     """
     from ._bench_report import lines_of_sizes, nanoseconds, plural
 
-    _checks.axes(ax)
-    groups = lines_of_sizes(_checks.timings(results))
+    checks.axes(ax)
+    groups = lines_of_sizes(checks.timings(results))
     if threads is None:
         threads = max((key[2] for key in groups if key[:2] == (case, dtype)), default=0)
     if (case, dtype, threads) not in list(groups):
@@ -244,7 +244,7 @@ def benchmark(
             f"results: expected times of {case} {dtype} on {threads or 'any'} threads, got {known}; measure with "
             "`python -m sinpe_ext bench --sizes`"
         )
-    ax = _checks.drawn_into(ax)
+    ax = checks.drawn_into(ax)
     entries = groups[case, dtype, threads]
     names = dict.fromkeys(name for entry in entries for name in entry["ms"])
     for name in names:
@@ -303,8 +303,8 @@ def _rows(name: str, table: Any, length: int | None, start: int) -> tuple[np.nda
     import numpy as np
 
     if isinstance(table, Encoding):
-        rows = _checks.rows_asked(length, table) or 0
-        first = _checks.first_position(start, table.start, rows)
+        rows = checks.rows_asked(length, table) or 0
+        first = checks.first_position(start, table.start, rows)
         return _evaluate(np.arange(first, first + rows), table), first
-    values = _checks.table(name, table)[: _checks.rows_asked(length, None)]
-    return values, _checks.first_position(start, 0, len(values))
+    values = checks.table(name, table)[: checks.rows_asked(length, None)]
+    return values, checks.first_position(start, 0, len(values))

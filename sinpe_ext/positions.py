@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _checks
-from ._checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown, unreadable
-from ._checks import length as _length
+from . import checks
+from .checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown, unreadable
+from .checks import length as _length
 from .encodings.values import integer
 from .runtime.tracing import is_jit_traced, is_size
 
@@ -156,7 +156,7 @@ def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.
     for first, length in zip(starts, lengths, strict=True):
         if not traced:
             first = integer("start", first, INT64_MIN, INT64_MAX, "pass the coordinate of the first cell")
-            _checks.position_range(first, length)
+            checks.position_range(first, length)
         axes.append(torch.arange(length, device=device) + first)
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
@@ -195,7 +195,7 @@ def from_mask_2d(
     _mask("mask", mask, (2, 3), "(H, W) or (B, H, W)")
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"dtype: expected torch.float32 or torch.float64, got {dtype!r}; pass torch.float64")
-    scale, eps, offset = _checks.factor("scale", scale), _checks.factor("eps", eps), _checks.factor("offset", offset)
+    scale, eps, offset = checks.factor("scale", scale), checks.factor("eps", eps), checks.factor("offset", offset)
     if offset and not normalize:
         raise ValueError(f"offset: expected 0 without normalize=True, got {offset}; pass normalize=True")
     pixels = (~mask).long()

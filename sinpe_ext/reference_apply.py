@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _embed_checks, _philox
+from . import _philox
 from ._tiles import Rows, accumulation, arranged, block
+from .checks import embedding
 from .encodings.plan import Plan
 from .runtime.no_grad import no_grad
 
@@ -232,7 +233,7 @@ def _sums_by_sorting(tokens: Tensor, ids: Tensor, num_embeddings: int) -> Tensor
 
 def _check_ids(ids: Tensor, num_embeddings: int) -> None:
     if ids.device.type == "cpu":
-        _embed_checks.id_range(ids, num_embeddings)
+        embedding.id_range(ids, num_embeddings)
 
 
 def _combine(x: Tensor, pe: Tensor | None, padding_mask: Tensor | None, scale: float, drop: int, out: Tensor) -> None:

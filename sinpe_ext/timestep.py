@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import _checks, _layer
+from . import _layer, checks
 from .encodings.encoding import Encoding
 from .encodings.values import MAX_DIM, integer
 from .functional import encode
@@ -60,7 +60,7 @@ class TimestepEncoding(nn.Module):
         self.encoding = _one_dimensional(encoding, self.dim, fields)
         self.follows = dtype is None
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
-        _checks.float_dtype("dtype", self.dtype)
+        checks.float_dtype("dtype", self.dtype)
 
     def forward(self, t: Tensor, *unnamed: Never, **unknown: Never) -> Tensor:
         """The rows of t.
@@ -81,7 +81,7 @@ class TimestepEncoding(nn.Module):
         # What .half(), .to(...) and .bfloat16() do to a parameter: without one, an empty tensor tells the dtype.
         if self.follows:
             dtype = fn(torch.empty(0, dtype=self.dtype, device="cpu")).dtype
-            _checks.float_dtype("dtype", dtype)
+            checks.float_dtype("dtype", dtype)
             self.dtype = dtype
         super()._apply(fn, recurse)
         return self
@@ -92,12 +92,12 @@ class TimestepEncoding(nn.Module):
 
 def _one_dimensional(encoding: Any, dim: int, fields: dict[str, Any]) -> Encoding:
     """The encoding of a layer, with the caller's own fields."""
-    if not isinstance(encoding, (str, Encoding)) and not _checks.is_grid(encoding):
+    if not isinstance(encoding, (str, Encoding)) and not checks.is_grid(encoding):
         raise TypeError(
             f"encoding: expected an Encoding or a convention's name, got {type(encoding).__name__}; pass "
             'encoding="ddpm" or convention("ddpm", dim)'
         )
-    found = _checks.encoding(encoding, dim)  # refuses grids
+    found = checks.encoding(encoding, dim)  # refuses grids
     if found.dim != dim:
         raise ValueError(f"encoding: expected dim {dim}, that of the layer, got {found.dim}; make them agree")
     return found.replace(**fields) if fields else found

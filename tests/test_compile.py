@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
-from sinpe_ext import _checks
+from sinpe_ext import checks
 from sinpe_ext.backend import loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # torch's own use of it
@@ -278,7 +278,7 @@ def test_the_mark_is_torchs_own() -> None:
     def marked() -> None: ...
 
     torch.compiler.assume_constant_result(marked)
-    assert vars(marked) == vars(_checks.constant_in_graph(lambda: None))
+    assert vars(marked) == vars(checks.constant_in_graph(lambda: None))
 
 
 def test_the_kernels_are_loaded_before_the_graph_runs(monkeypatch: pytest.MonkeyPatch) -> None:

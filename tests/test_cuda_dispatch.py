@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinpe_ext as sinpe
-from sinpe_ext import _checks, _embed_checks, _ops, _plan_words, _seed_tensor
+from sinpe_ext import _ops, _plan_words, _seed_tensor, checks
 from sinpe_ext.backend import loader
+from sinpe_ext.checks import embedding
 from sinpe_ext.encodings.plan import plan
 from sinpe_ext.runtime import device_constants, observers
 
@@ -179,7 +180,7 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(_float32_angle, "on_device", on_device)
         monkeypatch.setattr(_grid_rows, "on_device", on_device)
         monkeypatch.setattr(observers, "no_data", lambda device: False)
-        monkeypatch.setattr(_checks, "unreadable", lambda value: False)
+        monkeypatch.setattr(checks, "unreadable", lambda value: False)
         monkeypatch.setattr(_seed_tensor, "unreadable", lambda value: False)
         monkeypatch.setattr(loader, "_choices", {"cuda": True, "cpu": True})
         yield
@@ -314,10 +315,10 @@ def test_slopes_are_those_of_the_plan(encoding: sinpe.Encoding) -> None:
 
 def test_ids_are_looked_at_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
-    monkeypatch.setattr(_embed_checks, "id_range", lambda ids, rows: looked.append(ids.device))
+    monkeypatch.setattr(embedding, "id_range", lambda ids, rows: looked.append(ids.device))
     ids, weight = torch.zeros(2, 3, dtype=torch.long), torch.ones(4, 8)
     for setting, expected in (("", 0), ("0", 0), ("1", 1)):
         monkeypatch.setenv("SINPE_EXT_CHECK", setting)
         looked.clear()
         sinpe.embed(ids, weight)
-        assert _checks.of_values() is bool(expected) and len(looked) == 0  # on the CPU the kernel looks
+        assert checks.of_values() is bool(expected) and len(looked) == 0  # on the CPU the kernel looks

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext import _checks
+from sinpe_ext import checks
 from sinpe_ext.runtime import handle
 
 GRID = sinpe.convention("mae2d", 8)
@@ -15,8 +15,8 @@ GRID = sinpe.convention("mae2d", 8)
 
 @pytest.mark.parametrize("encoding", [sinpe.Encoding(8), GRID, "t2t", 8, None])
 def test_a_function_by_handle_is_the_function(encoding: object) -> None:
-    assert handle.by_handle(_checks.grid_outline)(encoding, 8) == _checks.grid_outline(encoding, 8)
-    assert handle.by_handle(_checks.encoding)(value=encoding, dim=8, piece=-1) == _checks.encoding(encoding, 8, -1)
+    assert handle.by_handle(checks.grid_outline)(encoding, 8) == checks.grid_outline(encoding, 8)
+    assert handle.by_handle(checks.encoding)(value=encoding, dim=8, piece=-1) == checks.encoding(encoding, 8, -1)
 
 
 def test_equal_encodings_share_a_graph_and_others_do_not() -> None:

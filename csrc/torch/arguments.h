@@ -91,7 +91,7 @@ inline sinpe_add_arguments arguments_of(const Device& device, const Tensor& x, c
   return a;
 }
 
-// That each element of an `out` has a place of its own, as sinpe_ext/_memory.py says it: two threads may write them.
+// That each element of an `out` has a place of its own, as sinpe_ext/checks/memory.py says it: two threads may write them.
 inline void expect_apart(const Tensor& out) {
   if (out.numel() == 0) return;
   const auto sizes = out.sizes(), strides = out.strides();
@@ -109,7 +109,7 @@ inline void expect_apart(const Tensor& out) {
   }
 }
 
-// That `out` overlaps none of the operands that say which value an element gets, as sinpe_ext/_memory.py says it: kernels
+// That `out` overlaps none of the operands that say which value an element gets, as sinpe_ext/checks/memory.py says it: kernels
 // read them again after the checks, and while they write.
 inline void expect_apart(const Tensor& out, std::initializer_list<std::pair<const char*, Optional>> operands) {
   const auto span = [](const Tensor& t) {

@@ -42,7 +42,7 @@ inline void succeed(sinpe_status status) {
   if (status != SINPE_OK) refuse(sinpe::status_text(status));
 }
 
-// That a tensor's elements lie in its storage, which may have been resized under it; sinpe_ext/_dense.py says it alike.
+// That a tensor's elements lie in its storage, which may have been resized under it; sinpe_ext/checks/tensors.py says it alike.
 inline void expect_memory(const char* name, const Tensor& t) {
   if (t.numel() == 0) return;
   int64_t bytes, end = t.storage_offset() + 1;

@@ -43,19 +43,15 @@ def _opened(value: Any) -> Any:
 
 
 def constant_in_graph() -> Callable[[_Function], _Function]:
-    """`_checks.constant_in_graph` for this torch; what _checks marked, which may have come before torch, is adapted."""
+    """`tracing.constant_in_graph` for this torch."""
     import torch
     from torch.utils import _pytree
 
-    from .. import _checks
-    from ..backend import compilation
     from . import tracing
 
-    if compilation.parse_version(str(torch.__version__)) >= (2, 12) or not hasattr(_pytree, "register_constant"):
+    if torch.__version__ >= (2, 12) or not hasattr(_pytree, "register_constant"):
         return tracing.constant_in_graph
     _pytree.register_constant(Handle)
-    for name in ("encoding", "grid", "grid_outline"):
-        setattr(_checks, name, by_handle(getattr(_checks, name)))
     return by_handle
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .runtime.parallel import in_context_parallel
+from ..runtime.parallel import in_context_parallel
 
 
 class Part(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import INT64_MAX, INT64_MIN, dense_tensor
-from .encodings.values import integer
-from .runtime.tracing import untraced
+from ..encodings.values import integer
+from ..runtime.tracing import untraced
+from . import INT64_MAX, INT64_MIN, dense_tensor
 
 
 @untraced

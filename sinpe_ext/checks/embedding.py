@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._checks import INT64_MAX, INT64_MIN, MAX_RANK, dense_tensor, float_dtype
-from ._dense import operand
-from .encodings.values import integer
+from ..encodings.values import integer
+from . import INT64_MAX, INT64_MIN, MAX_RANK, dense_tensor, float_dtype
+from .tensors import operand
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Argument checks that every front shares: one place for each message. Imports neither torch nor NumPy by itself."""
+"""What is refused, and each message once, for every front alike. Imports neither torch nor NumPy by itself."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _dense
-from ._dense import INT64_MAX, addressable, device, float_dtype, operand
-from .encodings.catalogue import convention
-from .encodings.catalogue import is_grid as grid_name
-from .encodings.columns import columns
-from .encodings.encoding import Encoding, field_called, needs_nothing
-from .encodings.grid import GridEncoding
-from .encodings.values import dense_tensor, described, flag, in_memory, integer, is_scalar_array, shown
-from .runtime.tracing import constant_in_graph, is_jit_traced, is_size, untraced
+from ..encodings.catalogue import convention
+from ..encodings.catalogue import is_grid as grid_name
+from ..encodings.columns import columns
+from ..encodings.encoding import Encoding, field_called, needs_nothing
+from ..encodings.grid import GridEncoding
+from ..encodings.values import dense_tensor, described, flag, in_memory, integer, is_scalar_array, shown
+from ..runtime.tracing import constant_in_graph, is_jit_traced, is_size, untraced
+from . import tensors
+from .tensors import INT64_MAX, addressable, device, float_dtype, operand
 
 if TYPE_CHECKING:
     import torch
@@ -228,7 +228,7 @@ def table_dtype(dtype: Any, device: Any, out: Any) -> torch.dtype:
             f"dtype: expected {out.dtype}, that of out, got {dtype}; leave dtype out, or pass an out of that dtype"
         )
     if device is not None:
-        wanted = _dense.device(device)
+        wanted = tensors.device(device)
         same = wanted.type == "cpu" or wanted.index in (None, out.device.index)
         if wanted.type != out.device.type or not same:
             raise RuntimeError(

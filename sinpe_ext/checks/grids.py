@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from . import _checks
-from ._checks import INT64_MAX
-from .encodings.grid import lengths_of
-from .encodings.values import integer
-from .runtime.tracing import untraced
+from .. import checks
+from ..encodings.grid import lengths_of
+from ..encodings.values import integer
+from ..runtime.tracing import untraced
+from . import INT64_MAX
 
 Shapes: TypeAlias = Sequence[tuple[tuple[int, ...], bool]]  # and whether each begins with samples
 
@@ -29,7 +29,7 @@ def lengths(name: str, value: Any, axes: int) -> tuple[int, ...]:
 def traced_lengths(given: Any, checked: tuple[int, ...]) -> tuple[Any, ...]:
     """Checked lengths as ints; while torch.jit.trace records, as they were given, since a size of a tensor is then
     itself a tensor that the trace follows."""
-    return tuple(given) if _checks.is_jit_traced() else checked
+    return tuple(given) if checks.is_jit_traced() else checked
 
 
 def _is_whole(value: Any) -> bool:
@@ -62,67 +62,67 @@ def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int |
         items = [value] * axes
     if _is_compiling() and all(map(_is_whole, items)):
         return items
-    found = [item if _checks.is_size(item) else _checks.start(item) for item in items]
+    found = [item if checks.is_size(item) else checks.start(item) for item in items]
     for k, first in enumerate(found):
         if type(first) is int:
-            _checks.position_range(firsts[k] + first, sizes[k])
+            checks.position_range(firsts[k] + first, sizes[k])
     return found
 
 
 def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
     axes = len(firsts)
-    _checks.dense_tensor("start", value)
+    checks.dense_tensor("start", value)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
         raise TypeError(f"start: expected ints or an integer tensor, got {value.dtype}; pass int64 starts")
     if value.device != device:
         raise RuntimeError(
             f"start: expected the device of the data, {device}, got {value.device}; move it with start.to(...)"
         )
-    value = _checks.positions(value)
+    value = checks.positions(value)
     if value.dim() == 0:
         _check_starts(value.expand(axes), firsts, sizes)
         return [value] * axes
     allowed = [(axes,)] + ([(1, axes), (batch, axes)] if batch is not None else [])
-    if tuple(_checks.sizes(value)) not in allowed:
+    if tuple(checks.sizes(value)) not in allowed:
         samples = f" or ({batch}, {axes}), one for each sample" if batch is not None else ""
         raise ValueError(
             f"start: expected shape () or ({axes},), one per axis{samples}, got {tuple(value.shape)}; pass one of these"
         )
     _check_starts(value, firsts, sizes)
-    if value.dim() == 2 and _checks.sizes(value)[0] == 1 and not _checks.is_jit_traced():  # a trace may get more
+    if value.dim() == 2 and checks.sizes(value)[0] == 1 and not checks.is_jit_traced():  # a trace may get more
         value = value[0]
     return list(value.unbind()) if value.dim() == 1 else value
 
 
 def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> None:
-    if not _checks.looked_at(value) or not value.numel():
+    if not checks.looked_at(value) or not value.numel():
         return
     low, high = torch.stack(value.reshape(-1, len(firsts)).aminmax(dim=0)).tolist()
     for extremes in (low, high):
         for first, size, extreme in zip(firsts, sizes, extremes, strict=True):
-            _checks.position_range(first + extreme, size)
+            checks.position_range(first + extreme, size)
 
 
 def positions(value: Any, axes: int, shapes: Shapes, x: Tensor) -> Tensor:
     """Positions of a grid's places, one of `shapes` and then the axes, as (1 or B, S, axes)."""
-    value = _checks.positions(value)
+    value = checks.positions(value)
     if value.device != x.device:
         raise RuntimeError(
             f"positions: expected the device of x, {x.device}, got {value.device}; move it with positions.to(x.device)"
         )
-    wanted, given = [(*shape, axes) for shape, _ in shapes], tuple(_checks.sizes(value))
+    wanted, given = [(*shape, axes) for shape, _ in shapes], tuple(checks.sizes(value))
     sampled = _sampled(given[:-1], shapes) if given and given[-1] == axes else None
     if sampled is None:
         raise ValueError(
             f"positions: expected shape {_either(wanted)}, coordinates in the last dimension, got {given} "
-            f"for x of shape {tuple(_checks.sizes(x))}; stack the coordinates of the axes there"
+            f"for x of shape {tuple(checks.sizes(x))}; stack the coordinates of the axes there"
         )
     return value.flatten(1, -2) if sampled else value.flatten(0, -2).unsqueeze(0)
 
 
 def padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
     """A bool mask of a grid's places, True = padding, as (1 or B, S)."""
-    _checks.dense_tensor("padding_mask", value)
+    checks.dense_tensor("padding_mask", value)
     if value.dtype != torch.bool:
         raise TypeError(
             f"padding_mask: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that "
@@ -132,12 +132,12 @@ def padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
         raise RuntimeError(
             f"padding_mask: expected the device of x, {x.device}, got {value.device}; move it with .to(x.device)"
         )
-    given = tuple(_checks.sizes(value))
+    given = tuple(checks.sizes(value))
     sampled = _sampled(given, shapes)
     if sampled is None:
         wanted = _either([shape for shape, _ in shapes])
         raise ValueError(
-            f"padding_mask: expected shape {wanted}, got {given} for x of shape {tuple(_checks.sizes(x))}; it "
+            f"padding_mask: expected shape {wanted}, got {given} for x of shape {tuple(checks.sizes(x))}; it "
             "speaks of the places of the grid, not of extra_tokens"
         )
     return value.flatten(1) if sampled else value.flatten().unsqueeze(0)

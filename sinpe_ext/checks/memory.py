@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ._checks import dense_tensor, same_device
-from .runtime import observers
-from .runtime.tracing import untraced
+from ..runtime import observers
+from ..runtime.tracing import untraced
+from . import dense_tensor, same_device
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

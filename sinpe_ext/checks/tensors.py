@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .backend import loader
-from .encodings.values import described, in_memory, strided_tensor
+from ..backend import loader
+from ..encodings.values import described, in_memory, strided_tensor
 
 if TYPE_CHECKING:
     import torch
