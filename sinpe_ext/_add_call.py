@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _grad, _traced, checks, reference_apply
+from . import _grad, _traced, checks
 from ._call import Form, RowsCall
 from ._operator import ADD_DROPOUT
 from ._ops import plan_words
-from ._tiles import accumulation
 from .backend import loader
 from .checks.part import Part
 from .encodings.encoding import Encoding
 from .encodings.plan import plan as _plan_of
+from .reference import apply
+from .reference.tiles import accumulation
 from .runtime import observers
 from .runtime.no_grad import no_grad
 from .runtime.observers import is_functional, is_recorded, is_transformed
@@ -240,4 +241,4 @@ def fill(
     else:
         dropped: Any = {"seed": seed, "drop": drop, "elements": elements}
         rest = encoding.start + start, scale, alpha, mask, target
-        reference_apply.add(_plan_of(encoding), x, positions, *rest, **dropped)
+        apply.add(_plan_of(encoding), x, positions, *rest, **dropped)

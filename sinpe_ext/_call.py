@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _grad, _philox, _rows, _seed_tensor, _traced, checks
+from . import _grad, _rows, _seed_tensor, _traced, checks
 from ._operator import DROPOUT
-from ._tiles import arranged
 from .checks import Target, seeds
 from .checks.part import Part, no_context_parallel
+from .reference import philox
+from .reference.tiles import arranged
 from .runtime.observers import is_functional, is_transformed
 
 _is_compiling = torch.compiler.is_compiling
@@ -39,12 +40,12 @@ class Form:
         Never empty in a graph: AOTInductor reads an empty list back as None.
         """
         if part is not None:
-            steps = _philox.row_major(part.shape)
+            steps = philox.row_major(part.shape)
             first = sum(at * step for at, step in zip(part.first, steps, strict=True))
             return [first, *(steps[d] for d in self.order)]
         if self.is_canonical and not _is_compiling():
             return []
-        steps = _philox.row_major(shape)
+        steps = philox.row_major(shape)
         return [0, *(steps[d] for d in self.order)]
 
 
@@ -222,5 +223,5 @@ class RowsCall:
             ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
             keep = torch.ops.sinpe_ext.dropout.default(ones, seed, drop, 1.0, elements) != 0
         else:
-            keep = _philox.keep(seed, drop, total.shape, elements, self.device)
-        return (total * _philox.kept_scale(drop)).masked_fill(~keep, 0.0)
+            keep = philox.keep(seed, drop, total.shape, elements, self.device)
+        return (total * philox.kept_scale(drop)).masked_fill(~keep, 0.0)

@@ -14,9 +14,9 @@ from . import _traced, checks
 from ._call import Form, RowsCall
 from ._operator import EMBED
 from ._ops import plan_words
-from ._tiles import accumulation
 from .checks import embedding
 from .checks.part import Part
+from .reference.tiles import accumulation
 from .runtime import observers
 from .runtime.observers import is_functional, is_recorded, is_transformed
 

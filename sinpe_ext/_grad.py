@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import _float32_angle, _ops, _rows
+from . import _ops, _rows
 from ._operator import ADD, ADD_DROPOUT, DROPOUT, EMBED, EMBED_BACKWARD, ENCODE, ROW_DOTS, TABLE
-from ._tiles import accumulation, arranged
+from .reference import float32_angle
+from .reference.tiles import accumulation, arranged
 from .runtime.observers import is_traced, is_transformed
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def _derivative(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tenso
 def encode(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:
     """`encode` of checked arguments outside of a graph, differentiable where that is asked for."""
     if encoding.angle != "exact":
-        return _float32_angle.encode(encoding, positions, dtype)
+        return float32_angle.encode(encoding, positions, dtype)
     words = _ops.plan_words(encoding, positions.device)
     if is_transformed() or (is_traced() and positions.requires_grad):
         constants = _ops.derivative_constants(_ops.decoded(words), words.device)

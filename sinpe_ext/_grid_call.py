@@ -14,16 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _add_call, _grid_rows, _seed_tensor, checks, reference_grid
+from . import _add_call, _grid_rows, _seed_tensor, checks
 from ._add_call import SumCall
 from ._grid_form import GridForm
 from ._operator import DROPOUT
 from ._ops import plan_words
-from ._tiles import accumulation, arranged
 from .backend import loader
 from .checks import grids, seeds
 from .checks.part import Part, no_context_parallel
 from .encodings.grid import GridEncoding
+from .reference import grid_add
+from .reference.tiles import accumulation, arranged
 from .runtime import observers
 from .runtime.no_grad import no_grad
 
@@ -231,7 +232,7 @@ class GridCall(SumCall):
             torch.ops.sinpe_ext.add_grid_out.default(x, values, words, *rest)
             return
         dropped: Any = {"seed": self.seed, "drop": self.drop, "elements": elements}
-        reference_grid.add(values, words, x, self.scale, mask, target, **dropped)
+        grid_add.add(values, words, x, self.scale, mask, target, **dropped)
 
     def _fill_each(self, x: Tensor, target: Tensor) -> None:
         """Places with coordinates of their own: each piece on its channels."""

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from . import _philox, checks
+from . import checks
 from .checks import grids
 from .checks.part import Part
+from .reference import philox
 
 
 class GridForm:
@@ -74,7 +75,7 @@ class GridForm:
         self.batch = shape[self.batch_at[0]] if self.batch_at else 1
         self.places = math.prod(self.lengths)
         self.canonical_shape = (*(shape[d] for d in self.batch_at), self.places, shape[self.channels_at])
-        steps = _philox.row_major(shape if part is None else part.shape)
+        steps = philox.row_major(shape if part is None else part.shape)
         self.first = 0 if part is None else sum(at * step for at, step in zip(part.first, steps, strict=True))
         self.numbers = [self.first, *steps]
         self.is_run = all(steps[a] == shape[b] * steps[b] for a, b in itertools.pairwise(self.rows_at))

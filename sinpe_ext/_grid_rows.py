@@ -16,7 +16,7 @@ from . import _grad, _rows, _traced, checks
 from ._traced import constant_in_graph
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding, Piece
-from .reference_grid import HEADER_WORDS, MAGIC
+from .reference.grid_add import HEADER_WORDS, MAGIC
 from .runtime.device_constants import on_device
 
 _is_compiling = torch.compiler.is_compiling

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _float32_angle
 from ._identify_candidates import Candidate, Identified, axes_of, parts_of, pieces_of, values_of
 from ._identify_refine import spread
 from ._identify_table import Table
 from .encodings.encoding import Encoding
+from .reference import float32_angle
 
 ANGLES = ("float32_exp", "float32_pow")
 EXACT = 2.0**-22  # relative to the amplitude: a table below this error has no error of its angles
@@ -104,7 +104,7 @@ def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
         value = torch.zeros_like(sample)
         for piece, part in zip(pieces_of(candidate.encoding), parts_of(candidate.encoding), strict=True):
             position = places[piece.axis][rows] + piece.encoding.start
-            value[:, part.columns] = _float32_angle.encode(
+            value[:, part.columns] = float32_angle.encode(
                 piece.encoding.replace(angle=angle), position, torch.float32
             ).double()
         errors[angle] = _badness(sample, value, table)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ._phase import TURN
 from .encodings.plan import Plan
+from .reference.phase import TURN
 from .runtime.observers import standard_operators_asked
 
 BITS = 26
@@ -120,7 +120,7 @@ def _turns(plan: Plan, p: Tensor) -> tuple[Tensor, Tensor]:
         more, top, low = _with_fraction(plan, fraction, top, low, constant)
         quadrant = quadrant + more
     rest = top + low
-    # Nothing but the rounding of the frequency, as in _phase.py.
+    # Nothing but the rounding of the frequency, as in reference/phase.py.
     rest = torch.where(rest.abs() <= real.abs() * constant(2.0**-128), 0.0, rest)
     if any(0.0 < abs(turns) < SMALL_FREQUENCY for turns in plan.turns_hi):
         product = real * constant(plan.turns_hi)

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from . import _seed_tensor, reference, reference_apply, reference_grid
+from . import _seed_tensor, reference
 from ._plan_words import decoded, derivative_constants, host_words, partner, plan_tensor, plan_words, slopes
 from .checks import position_range
+from .reference import apply, grid_add
 from .runtime import registration
 
 __all__ = ["EAGER", "NAMESPACE", "decoded", "derivative_constants", "host_words", "partner", "plan_tensor"]
@@ -25,7 +26,7 @@ NAMESPACE = "sinpe_ext"  # the only place where the operators' namespace is name
 # Tensors are in canonical form: x and grad (batch, *middle, sequence, channels) or (sequence, channels), ids the same
 # without channels, positions and padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `drop` counts
 # the 65536ths that dropout drops; `elements` (empty: row-major) are [first, *steps], the index in the whole tensor of
-# the first element and what a step along each dimension adds to it, which decide the mask (`_philox.py`).
+# the first element and what a step along each dimension adds to it, which decide the mask (`reference/philox.py`).
 # `plan` is always the int64 words of `plan.Plan`, in CUDA memory for CUDA tensors, else on the CPU; `dim` repeats its
 # width for the fake kernels, which see no data.
 _SCHEMAS = (
@@ -80,17 +81,17 @@ def _eager_encode(positions, words, dim, dtype):
 
 def _eager_add(x, words, start, scale):
     plan = decoded(words)
-    return reference_apply.add(plan, x, None, _first(plan, start, x.shape[-2]), scale, 1.0, None)
+    return apply.add(plan, x, None, _first(plan, start, x.shape[-2]), scale, 1.0, None)
 
 
 def _eager_add_out(x, words, positions, padding_mask, start, positions_are_starts, scale, alpha, out):
     plan = decoded(words)
     first = _first_of(plan, start, x.shape[-2], positions)
-    reference_apply.add(plan, x, positions, first, scale, alpha, padding_mask, out)
+    apply.add(plan, x, positions, first, scale, alpha, padding_mask, out)
 
 
 def _eager_dropout(x, seed, drop, scale, elements):
-    return reference_apply.dropout(x, seed, drop, scale, elements)
+    return apply.dropout(x, seed, drop, scale, elements)
 
 
 def _eager_add_dropout(
@@ -99,7 +100,7 @@ def _eager_add_dropout(
     plan = decoded(words)
     first, alpha = _first_of(plan, start, x.shape[-2], positions), 1.0 if alpha is None else alpha
     dropped = {"seed": seed, "drop": drop, "elements": elements}
-    return reference_apply.add(plan, x, positions, first, scale, alpha, padding_mask, **dropped)
+    return apply.add(plan, x, positions, first, scale, alpha, padding_mask, **dropped)
 
 
 def _eager_add_dropout_out(
@@ -108,19 +109,19 @@ def _eager_add_dropout_out(
     plan = decoded(words)
     first = _first_of(plan, start, x.shape[-2], positions)
     dropped = {"seed": seed, "drop": drop, "elements": elements}
-    reference_apply.add(plan, x, positions, first, scale, alpha, padding_mask, out, **dropped)
+    apply.add(plan, x, positions, first, scale, alpha, padding_mask, out, **dropped)
 
 
 def _eager_add_grid_out(x, values, grid, padding_mask, seed, scale, drop, elements, out):
     dropped = {"seed": seed, "drop": drop, "elements": elements}
-    reference_grid.add(values, grid, x, scale, padding_mask, out, **dropped)
+    grid_add.add(values, grid, x, scale, padding_mask, out, **dropped)
 
 
 def _eager_row_dots(grad, words, positions, padding_mask, slopes, seed, start, positions_are_starts, drop, elements):
     plan = decoded(words)
     first = _first_of(plan, start, grad.shape[-2], positions)
     dropped = {"seed": seed, "drop": drop, "elements": elements}
-    return reference_apply.row_dots(plan, grad, positions, first, padding_mask, slopes, **dropped)
+    return apply.row_dots(plan, grad, positions, first, padding_mask, slopes, **dropped)
 
 
 def _eager_embed(
@@ -130,12 +131,12 @@ def _eager_embed(
     plan = decoded(words)
     first, alpha = _first_of(plan, start, ids.shape[-1], positions), 1.0 if alpha is None else alpha
     dropped = {"seed": seed, "drop": drop, "elements": elements}
-    return reference_apply.embed(plan, ids, weight, positions, first, scale, alpha, padding_mask, **dropped)
+    return apply.embed(plan, ids, weight, positions, first, scale, alpha, padding_mask, **dropped)
 
 
 def _eager_embed_backward(grad, ids, seed, num_embeddings, padding_idx, scale, drop, elements):
     dropped = {"seed": seed, "drop": drop, "elements": elements}
-    return reference_apply.embed_backward(grad, ids, num_embeddings, padding_idx, scale, **dropped)
+    return apply.embed_backward(grad, ids, num_embeddings, padding_idx, scale, **dropped)
 
 
 # An operator's name -> what computes it where no kernel does.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _float32_angle, _ops, reference
+from . import _ops, reference
 from .backend import loader
 from .encodings.encoding import Encoding
 from .encodings.plan import plan as _plan_of
+from .reference import float32_angle
 from .runtime import observers
 
 
@@ -19,7 +20,7 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact":
         positions = torch.arange(length, device=device) + (encoding.start + start)
-        return _float32_angle.encode(encoding, positions, dtype)
+        return float32_angle.encode(encoding, positions, dtype)
     if written_down or loader.compiled(device.type):
         words = _ops.plan_words(encoding, device)
         try:

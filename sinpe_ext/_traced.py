@@ -19,10 +19,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from . import _float32_angle, _onnx, _ops, checks
+from . import _onnx, _ops, checks
 from .backend import loader
 from .encodings.encoding import Encoding
 from .encodings.plan import plan as _plan_of
+from .reference import float32_angle
 from .runtime import handle, observers
 
 constant_in_graph = handle.constant_in_graph()
@@ -78,19 +79,19 @@ def _plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device)
 
 @_by_slot
 def _ladder(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
-    return _float32_angle.constants_on(checks.encoding(value, dim, piece), device).ladder
+    return float32_angle.constants_on(checks.encoding(value, dim, piece), device).ladder
 
 
 @_by_slot
 def _kinds(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
-    return _float32_angle.constants_on(checks.encoding(value, dim, piece), device).kinds
+    return float32_angle.constants_on(checks.encoding(value, dim, piece), device).kinds
 
 
 @constant_in_graph
 def _order(value: Any, dim: int | None, piece: Piece) -> tuple[bool, float]:
     """Whether the float32 angle is a product, and the factor of the positions."""
     encoding = checks.encoding(value, dim, piece)
-    return _float32_angle.multiplies(encoding), float(encoding.position_scale)
+    return float32_angle.multiplies(encoding), float(encoding.position_scale)
 
 
 def plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
@@ -127,7 +128,7 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
         number = slot(*given, device)
         ladder, kinds = _ladder[number](*given, device), _kinds[number](*given, device)
         multiply, factor = _order(*given)
-        return _float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
+        return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
     if observers.is_exporting():
         return _onnx.encode(_plan_of(encoding), positions, dtype)
     words = plan_words(*given, device)

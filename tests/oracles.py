@@ -14,8 +14,9 @@ from torch import Tensor
 from ulp import PRECISION, bits, truth, units
 
 import sinpe_ext as sinpe
-from sinpe_ext import Encoding, _exact
+from sinpe_ext import Encoding
 from sinpe_ext.encodings.plan import plan
+from sinpe_ext.reference import exact
 
 FLOAT64_ULP = 1.0  # of the exact value, from each backend
 SMALLEST_FLOAT64 = 2.0**-960  # below, double-double arithmetic runs out of exponents
@@ -59,13 +60,13 @@ def check_exact(encoding: Encoding, at: Sequence[Any], rows: Tensor, entries: li
         got = rows[row, channel]
         check_truth(encoding, at[row], channel, got)
         if rows.dtype == torch.float64:
-            want = _exact.float64(p, at[row], channel)
+            want = exact.float64(p, at[row], channel)
             if want == 0:
                 assert same(got, torch.tensor(want, dtype=torch.float64)), (at[row], channel)
             elif abs(want) > SMALLEST_FLOAT64:
                 assert abs(float(got) - want) <= limit * units(np.float64(want), 0.0, "float64"), (at[row], channel)
         else:
-            want = torch.tensor(_exact.float32(p, at[row], channel), dtype=torch.float32).to(rows.dtype)
+            want = torch.tensor(exact.float32(p, at[row], channel), dtype=torch.float32).to(rows.dtype)
             assert same(got, want), (at[row], channel, float(got), float(want))
 
 

@@ -14,9 +14,9 @@ from surfaces import everywhere, refusal, refuse_alike, same_bits, surfaces
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext import _exact
 from sinpe_ext import numpy as sinpe_numpy
 from sinpe_ext.encodings.plan import plan
+from sinpe_ext.reference import exact
 
 B, S, D = 2, 5, 8
 MAX = 2**63 - 1
@@ -49,7 +49,7 @@ def ids(device: str) -> Tensor:
 @pytest.mark.bad_input(1, *ALL, "timestep")
 def test_a_position_past_any_table_is_generated() -> None:
     first = 10**12
-    want = torch.tensor([[_exact.float32(plan(sinpe.Encoding(D)), first + r, c) for c in range(D)] for r in range(S)])
+    want = torch.tensor([[exact.float32(plan(sinpe.Encoding(D)), first + r, c) for c in range(D)] for r in range(S)])
     for call in (
         lambda d: sinpe.table(S, D, start=first, device=d),
         lambda d: sinpe.encode(first + torch.arange(S, device=d), D),
@@ -124,7 +124,7 @@ def poisoned() -> Iterator[None]:
 
 @pytest.mark.bad_input(3, *ALL)
 def test_left_padding_begins_below_zero(poisoned: None) -> None:
-    want = torch.tensor([[_exact.float32(plan(sinpe.Encoding(D)), p, c) for c in range(D)] for p in range(-3, S - 3)])
+    want = torch.tensor([[exact.float32(plan(sinpe.Encoding(D)), p, c) for c in range(D)] for p in range(-3, S - 3)])
     for call in (
         lambda d: sinpe.table(S, D, start=-3, device=d),
         lambda d: sinpe.add(x(d), start=-3)[1],
@@ -271,7 +271,7 @@ def test_rows_beyond_int64_are_refused(start: int) -> None:
 @pytest.mark.bad_input(7, *ALL)
 @pytest.mark.parametrize("position", [2**24 + 1, 2**31 - 1, 2**31, 2**40, MAX, -MAX - 1])
 def test_any_int64_is_a_position_and_exact(position: int) -> None:
-    want = torch.tensor([_exact.float32(plan(sinpe.Encoding(D)), position, c) for c in range(D)])
+    want = torch.tensor([exact.float32(plan(sinpe.Encoding(D)), position, c) for c in range(D)])
     p = torch.tensor([position])
     for call in (
         lambda d: sinpe.encode(p.to(d), D)[0],

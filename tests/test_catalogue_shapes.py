@@ -12,9 +12,9 @@ from surfaces import everywhere, refusal, refuse_alike, surfaces
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext import _exact
 from sinpe_ext import numpy as sinpe_numpy
 from sinpe_ext.encodings.plan import plan
+from sinpe_ext.reference import exact
 
 B, S, D = 2, 5, 8
 MAX = 2**63 - 1
@@ -71,7 +71,7 @@ def test_a_base_that_makes_no_frequencies(base: float) -> None:
 @pytest.mark.parametrize("dim", [1, 2, 3, 7, 33, 66])
 def test_odd_and_narrow_channels(dim: int) -> None:
     want = everywhere(lambda d: sinpe.table(S, dim, device=d))
-    assert want[:, dim - 1].tolist() == [_exact.float32(plan(sinpe.Encoding(dim)), row, dim - 1) for row in range(S)]
+    assert want[:, dim - 1].tolist() == [exact.float32(plan(sinpe.Encoding(dim)), row, dim - 1) for row in range(S)]
     assert np.array_equal(sinpe_numpy.table(S, dim), want.numpy())
     zeros = torch.zeros(B, S, dim)
     assert torch.equal(everywhere(lambda d: layer(d, dim).eval()(zeros.to(d)))[1], want)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from children import execute
 
-from sinpe_ext import _exact
 from sinpe_ext._export import export_header
 from sinpe_ext.encodings.catalogue import CATALOGUE, GRIDS, NAMES, convention, conventions
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import plan
+from sinpe_ext.reference import exact
 
 FORMULA_ERROR = 1e-13  # of the float64 formulas below at positions up to 1000
 
@@ -23,7 +23,7 @@ def padded(row: list[float], dim: int) -> list[float]:
 
 
 def row(encoding: Encoding, position: float) -> list[float]:
-    return [_exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
+    return [exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
 
 
 def test_diffusers_timestep_embedding() -> None:

@@ -174,10 +174,11 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return constants[key]
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        from sinpe_ext import _float32_angle, _grid_rows
+        from sinpe_ext import _grid_rows
+        from sinpe_ext.reference import float32_angle
 
         monkeypatch.setattr(_plan_words, "on_device", on_device)
-        monkeypatch.setattr(_float32_angle, "on_device", on_device)
+        monkeypatch.setattr(float32_angle, "on_device", on_device)
         monkeypatch.setattr(_grid_rows, "on_device", on_device)
         monkeypatch.setattr(observers, "no_data", lambda device: False)
         monkeypatch.setattr(checks, "unreadable", lambda value: False)

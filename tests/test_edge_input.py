@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import sinpe_ext as sinpe
-from sinpe_ext import _exact
 from sinpe_ext.encodings.plan import plan
+from sinpe_ext.reference import exact
 
 B, S, D = 3, 6, 8
 MAX = 2**63 - 1
@@ -42,7 +42,7 @@ POSITION_TYPES = {
 def test_positions_of_any_type_are_exact(dtype: torch.dtype, backend: str) -> None:
     values = POSITION_TYPES[dtype]
     positions = torch.tensor(values, dtype=dtype)
-    want = [[_exact.float32(plan(PADDED), value, c) for c in range(PADDED.dim)] for value in positions.tolist()]
+    want = [[exact.float32(plan(PADDED), value, c) for c in range(PADDED.dim)] for value in positions.tolist()]
     got = sinpe.encode(positions, PADDED)
     assert torch.equal(got, torch.tensor(want))
     assert torch.equal(sinpe.encode(positions.view(3, 1), PADDED)[:, 0], got)
@@ -124,7 +124,7 @@ def test_any_number_of_channels(dim: int, backend: str) -> None:
     assert torch.equal(sinpe.add(x, start=5), x + want)
     assert torch.equal(sinpe.encode(torch.arange(5, 5 + rows), dim), want)
     column = dim - 1
-    assert float(want[-1, column]) == _exact.float32(plan(sinpe.Encoding(dim)), 4 + rows, column)
+    assert float(want[-1, column]) == exact.float32(plan(sinpe.Encoding(dim)), 4 + rows, column)
 
 
 @pytest.mark.bad_input(9, "compiled", "eager", "layer")

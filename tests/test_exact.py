@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinpe_ext import _exact
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import Plan, plan
+from sinpe_ext.reference import exact
 
 PRECISION = 1500  # bits: the smallest phases here are 2**-1100 turns, and 1 - cos of 2**-300 needs 600
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
-def exact(value: float | Fraction) -> mpmath.mpf:
+def rational(value: float | Fraction) -> mpmath.mpf:
     fraction = Fraction(value)
     return mpmath.mpf(fraction.numerator) / fraction.denominator
 
@@ -34,8 +34,8 @@ def true_value(p: Plan, position: float, channel: int) -> mpmath.mpf:
     if abs(turns) >= Fraction(1, 8):
         turns = Fraction(position) * (p.whole[oscillator] + Fraction(p.fractions[oscillator], 2**128)) % 1
     if 4 * turns == int(4 * turns):
-        return exact(p.amplitude) * (0, 1, 0, -1)[int(4 * turns) + q & 3]
-    return exact(p.amplitude) * (mpmath.cos if q else mpmath.sin)(2 * mpmath.pi * exact(turns))
+        return rational(p.amplitude) * (0, 1, 0, -1)[int(4 * turns) + q & 3]
+    return rational(p.amplitude) * (mpmath.cos if q else mpmath.sin)(2 * mpmath.pi * rational(turns))
 
 
 def rounded(value: mpmath.mpf, bits: int, smallest_exponent: int) -> float:
@@ -48,7 +48,7 @@ def rounded(value: mpmath.mpf, bits: int, smallest_exponent: int) -> float:
 
 def assert_entry(p: Plan, position: float, channel: int) -> None:
     value = true_value(p, position, channel)
-    found = _exact.float32(p, position, channel), _exact.float64(p, position, channel)
+    found = exact.float32(p, position, channel), exact.float64(p, position, channel)
     assert found == (rounded(value, 24, -149), rounded(value, 53, -1074)), (p.dim, position, channel)
 
 
@@ -92,8 +92,8 @@ def test_near_zero(dim: int, position: int, pair: int) -> None:
         w = mpmath.power(10000, mpmath.mpf(-2 * pair) / dim)
         for channel, function in ((2 * pair, mpmath.sin), (2 * pair + 1, mpmath.cos)):
             value = function(position * w)
-            assert _exact.float32(plan(Encoding(dim)), position, channel) == rounded(value, 24, -149)
-            assert _exact.float64(plan(Encoding(dim)), position, channel) == rounded(value, 53, -1074)
+            assert exact.float32(plan(Encoding(dim)), position, channel) == rounded(value, 24, -149)
+            assert exact.float64(plan(Encoding(dim)), position, channel) == rounded(value, 53, -1074)
 
 
 @given(st.integers(INT64_MIN, INT64_MAX), st.integers(0, 63))
@@ -116,8 +116,8 @@ def test_agrees_with_the_formula_in_reals() -> None:
         for _ in range(200):
             position, pair = rng.randrange(2**31), rng.randrange(128)
             angle = position * mpmath.power(10000, mpmath.mpf(-pair) / 128)
-            assert _exact.float64(p, position, 2 * pair) == float(mpmath.sin(angle))
-            assert _exact.float64(p, position, 2 * pair + 1) == float(mpmath.cos(angle))
+            assert exact.float64(p, position, 2 * pair) == float(mpmath.sin(angle))
+            assert exact.float64(p, position, 2 * pair + 1) == float(mpmath.cos(angle))
 
 
 SPECIAL = [  # encoding, position, row as float32; the sign of a zero counts
@@ -142,7 +142,7 @@ SPECIAL = [  # encoding, position, row as float32; the sign of a zero counts
 
 @pytest.mark.parametrize(("encoding", "position", "row"), SPECIAL)
 def test_special_values(encoding: Encoding, position: float, row: tuple[float, ...]) -> None:
-    found = [_exact.float32(plan(encoding), position, channel) for channel in range(encoding.dim)]
+    found = [exact.float32(plan(encoding), position, channel) for channel in range(encoding.dim)]
     for value, expected in zip(found, row, strict=True):
         assert value == pytest.approx(expected, rel=2**-24, abs=0, nan_ok=True)
         assert math.isnan(expected) or math.copysign(1, value) == math.copysign(1, expected)
@@ -152,15 +152,15 @@ def test_float_and_integer_positions_agree() -> None:
     p = plan(Encoding(32))
     for position in (3, 4096, 2**24 + 1, 2**52 + 1):
         for channel in range(32):
-            assert _exact.float64(p, position, channel) == _exact.float64(p, float(position), channel)
+            assert exact.float64(p, position, channel) == exact.float64(p, float(position), channel)
 
 
 def test_numpy_scalars() -> None:
     numpy = pytest.importorskip("numpy")
     p = plan(Encoding(8))
-    assert _exact.float32(p, numpy.int64(INT64_MAX), 2) == _exact.float32(p, INT64_MAX, 2)
-    assert _exact.float32(p, numpy.float32(0.1), 2) == _exact.float32(p, float(numpy.float32(0.1)), 2)
-    assert math.isnan(_exact.float64(p, numpy.float32("nan"), 2))
+    assert exact.float32(p, numpy.int64(INT64_MAX), 2) == exact.float32(p, INT64_MAX, 2)
+    assert exact.float32(p, numpy.float32(0.1), 2) == exact.float32(p, float(numpy.float32(0.1)), 2)
+    assert math.isnan(exact.float64(p, numpy.float32("nan"), 2))
 
 
 DOCUMENTS = [  # document, encoding, position, printed row, half a unit of the last printed digit
@@ -180,12 +180,12 @@ DOCUMENTS = [  # document, encoding, position, printed row, half a unit of the l
 
 @pytest.mark.parametrize(("document", "encoding", "position", "row", "half_digit"), DOCUMENTS)
 def test_documents(document: str, encoding: Encoding, position: int, row: tuple[float, ...], half_digit: float) -> None:
-    found = [_exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
+    found = [exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
     assert found == pytest.approx(row, rel=0, abs=1.001 * half_digit)
 
 
 def test_document_001a_sees_its_smallest_channel() -> None:
     """1e-16 and, one pair on, 1e-24 of a radian: below 2**-53 of a turn, and still correct to the last bit."""
     e = Encoding(8, cos_frequency="own", exponent_scale=2, exponent_dim=2)
-    assert _exact.float64(plan(e), 1, 4) == 1e-16
-    assert _exact.float64(plan(e), 1, 6) == 1e-24
+    assert exact.float64(plan(e), 1, 4) == 1e-16
+    assert exact.float64(plan(e), 1, 6) == 1e-24

@@ -1,6 +1,6 @@
 """Dropout masks: Philox's published words, every form of `elements`, and statistics with a stated confidence.
 
-Every mask that the statistics look at was made twice, by `_philox.keep` and by the operator `dropout` of the backend
+Every mask that the statistics look at was made twice, by `philox.keep` and by the operator `dropout` of the backend
 under test, and is the same. The bounds are Chernoff's and Hoeffding's, which hold without an approximation. Seeds are
 fixed, so a test that passes once always does.
 """
@@ -17,8 +17,8 @@ import torch
 from philox import kept, philox  # the oracle, in Python's integers
 from torch import Tensor
 
-from sinpe_ext import _philox
 from sinpe_ext._operator import DROPOUT
+from sinpe_ext.reference import philox as ours
 
 FALSE_ALARM = 1e-9  # each check would fail for truly random masks with at most this probability
 SEED = 0x243F6A8885A308D3
@@ -46,7 +46,7 @@ def test_the_oracle_gives_the_published_words(known: tuple[tuple[int, ...], ...]
 def words_of(counters: Sequence[int], seed: int) -> Tensor:
     """(4, number of counters), from the eager twin."""
     counter = torch.tensor(counters)
-    words = _philox._philox(counter & 0xFFFFFFFF, counter >> 32, _philox._keys(torch.tensor(seed)))
+    words = ours._philox(counter & 0xFFFFFFFF, counter >> 32, ours._keys(torch.tensor(seed)))
     return torch.stack([word & 0xFFFFFFFF for word in words])
 
 
@@ -83,14 +83,14 @@ PERMUTED = ("row-major", "permuted", "permuted and based", "size 1 with any step
 
 
 def oracle(seed: int, drop: int, shape: tuple[int, ...], elements: Sequence[int]) -> Tensor:
-    base, *steps = elements or [0, *_philox.row_major(shape)]
+    base, *steps = elements or [0, *ours.row_major(shape)]
     indices = itertools.product(*map(range, shape))
     numbers = [base + sum(i * step for i, step in zip(index, steps, strict=True)) for index in indices]
     return torch.tensor([kept(seed, e % 2**64, drop) for e in numbers], dtype=torch.bool).reshape(shape)
 
 
 def small_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_philox, "arrays", lambda xp, device: SimpleNamespace(block=3))
+    patch.setattr(ours, "arrays", lambda xp, device: SimpleNamespace(block=3))
 
 
 @pytest.mark.parametrize("block", ["one block", "blocks of 3"])
@@ -102,7 +102,7 @@ def test_elements(form: str, block: str, monkeypatch: pytest.MonkeyPatch) -> Non
     for seed, drop in ((SEED, HALF), (-3, 6554), (2**63 - 1, 65535)):
         want = oracle(seed, drop, shape, elements)
         for given in (seed, torch.tensor(seed), torch.tensor([seed])):
-            got = _philox.keep(given, drop, shape, elements, "cpu")
+            got = ours.keep(given, drop, shape, elements, "cpu")
             assert got.dtype == torch.bool and torch.equal(got, want)
 
 
@@ -121,9 +121,9 @@ def test_elements_of_a_long_row(backend: str) -> None:
 
 @pytest.mark.parametrize("form", PERMUTED)
 def test_dense_permutations_take_one_philox_for_eight(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(_philox, "_scattered")
+    monkeypatch.delattr(philox, "_scattered")
     shape, elements = FORMS[form]
-    assert torch.equal(_philox.keep(SEED, HALF, shape, elements, "cpu"), oracle(SEED, HALF, shape, elements))
+    assert torch.equal(ours.keep(SEED, HALF, shape, elements, "cpu"), oracle(SEED, HALF, shape, elements))
 
 
 def test_neighbouring_drops_differ_by_the_lane_alone() -> None:
@@ -131,22 +131,22 @@ def test_neighbouring_drops_differ_by_the_lane_alone() -> None:
     words = words_of(range(4), SEED)
     lanes = torch.stack([words & 0xFFFF, words >> 16], 1).permute(2, 0, 1).flatten().tolist()
     for e, lane in enumerate(lanes):
-        at = [_philox.keep(SEED, drop, (32,), [], "cpu")[e].item() for drop in (lane, lane + 1)]
+        at = [ours.keep(SEED, drop, (32,), [], "cpu")[e].item() for drop in (lane, lane + 1)]
         assert at == [True, False]
 
 
 @pytest.mark.parametrize("drop, fraction", [(0, 1.0), (65536, 0.0)])
 def test_certain_masks_need_no_seed(drop: int, fraction: float) -> None:
     for seed in (None, 3):
-        assert _philox.keep(seed, drop, (3, 5), [], "cpu").float().mean() == fraction
-    assert _philox.kept_scale(drop) == fraction
+        assert ours.keep(seed, drop, (3, 5), [], "cpu").float().mean() == fraction
+    assert ours.kept_scale(drop) == fraction
 
 
 def test_refusals() -> None:
     with pytest.raises(RuntimeError, match="seed: expected one int64, got None while drop is 7"):
-        _philox.keep(None, 7, (3,), [], "cpu")
+        ours.keep(None, 7, (3,), [], "cpu")
     with pytest.raises(RuntimeError, match="elements: expected 3 integers .* got 2"):
-        _philox.keep(1, 7, (3, 4), [0, 1], "cpu")
+        ours.keep(1, 7, (3, 4), [0, 1], "cpu")
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
@@ -156,10 +156,10 @@ def test_vmap_over_seeds(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = torch.tensor(EDGE_SEEDS)
     want = torch.stack([oracle(seed, HALF, shape, elements) for seed in EDGE_SEEDS])
     for given in (seeds, seeds[:, None]):
-        got = torch.func.vmap(lambda seed: _philox.keep(seed, HALF, shape, elements, "cpu"))(given)
+        got = torch.func.vmap(lambda seed: ours.keep(seed, HALF, shape, elements, "cpu"))(given)
         assert torch.equal(got, want)
     small_blocks(monkeypatch)
-    assert torch.equal(torch.func.vmap(lambda s: _philox.keep(s, HALF, shape, elements, "cpu"))(seeds), want)
+    assert torch.equal(torch.func.vmap(lambda s: ours.keep(s, HALF, shape, elements, "cpu"))(seeds), want)
 
 
 def test_no_value_is_read_back() -> None:
@@ -168,16 +168,16 @@ def test_no_value_is_read_back() -> None:
 
     with FakeTensorMode():
         for shape, elements in FORMS.values():
-            assert _philox.keep(torch.tensor(1), HALF, shape, elements, "cpu").shape == shape
+            assert ours.keep(torch.tensor(1), HALF, shape, elements, "cpu").shape == shape
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
 
 
 def mask_of(seed: int, drop: int, shape: tuple[int, ...], elements: Sequence[int] = ()) -> Tensor:
-    """A mask from the operator of the backend in use, which is that of `_philox.keep`."""
+    """A mask from the operator of the backend in use, which is that of `philox.keep`."""
     keep = DROPOUT(torch.ones(shape), torch.tensor(seed), drop, 1.0, list(elements)) != 0
-    assert torch.equal(keep, _philox.keep(seed, drop, shape, elements, "cpu"))
+    assert torch.equal(keep, ours.keep(seed, drop, shape, elements, "cpu"))
     return keep
 
 
@@ -279,7 +279,7 @@ def test_the_next_seed_is_no_shifted_mask(shift: int, backend: str) -> None:
 def test_an_element_over_many_seeds() -> None:
     """The other direction: one element, and pairs of elements, over consecutive seeds."""
     n = 2**17
-    masks = torch.func.vmap(lambda seed: _philox.keep(seed, HALF, (32,), [], "cpu"))(torch.arange(n)).T
+    masks = torch.func.vmap(lambda seed: ours.keep(seed, HALF, (32,), [], "cpu"))(torch.arange(n)).T
     for element in masks:
         expect_count(int(element.sum()), n, 0.5)
     expect_uncorrelated(masks)
@@ -290,7 +290,7 @@ def test_an_element_over_many_seeds() -> None:
 @pytest.mark.parametrize("check", ["rate", "chi-square", "correlation"])
 def test_the_statistics_can_fail(check: str) -> None:
     """Each check refuses a fault of the size that it is there for."""
-    mask = _philox.keep(SEED, HALF, (2**20,), [], "cpu")
+    mask = ours.keep(SEED, HALF, (2**20,), [], "cpu")
     with pytest.raises(AssertionError):
         if check == "rate":
             expect_count(int(mask.sum()), mask.numel(), 0.505)

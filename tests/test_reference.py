@@ -11,9 +11,10 @@ import pytest
 import torch
 from ulp import CLOSEST, compare, same_bits, some_channels
 
-from sinpe_ext import _arrays, _exact, reference
+from sinpe_ext import reference
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import Plan, plan
+from sinpe_ext.reference import arrays, exact
 
 CORRECTLY_ROUNDED = 0.5001  # ULP; the excess over 0.5 is what a frequency of 128 bits can add
 FLOAT64_ULP = 1.0
@@ -56,7 +57,7 @@ def check_entries(p: Plan, positions: list, values: torch.Tensor) -> None:
     """Every float32 entry has the bits of the integer evaluation."""
     for position, row in zip(positions, values.tolist(), strict=True):
         for channel, got in enumerate(row):
-            want = _exact.float32(p, position, channel)
+            want = exact.float32(p, position, channel)
             assert struct.pack("f", got) == struct.pack("f", want), (position, channel, got, want)
 
 
@@ -73,21 +74,21 @@ def one_thread() -> Iterator[None]:
 def exact_calls(monkeypatch: pytest.MonkeyPatch) -> list:
     """The entries that had to be decided by integers."""
     calls = []
-    decide = _exact.float32
+    decide = exact.float32
 
     def counted(*args):
         calls.append(args)
         return decide(*args)
 
-    monkeypatch.setattr(_exact, "float32", counted)
+    monkeypatch.setattr(exact, "float32", counted)
     return calls
 
 
 @pytest.fixture(params=[2**6, 2**16], ids=["small_blocks", "large_blocks"])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Work buffers of this many elements, poisoned so that an element never written shows."""
-    plain = _arrays.TorchArrays.__init__
-    empty = _arrays.TorchArrays.empty
+    plain = arrays.TorchArrays.__init__
+    empty = arrays.TorchArrays.empty
 
     def init(self, xp, device):
         plain(self, xp, device)
@@ -96,8 +97,8 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     def poisoned(self, shape, dtype):
         return empty(self, shape, dtype).fill_(math.nan if dtype.is_floating_point else -1)
 
-    monkeypatch.setattr(_arrays.TorchArrays, "__init__", init)
-    monkeypatch.setattr(_arrays.TorchArrays, "empty", poisoned)
+    monkeypatch.setattr(arrays.TorchArrays, "__init__", init)
+    monkeypatch.setattr(arrays.TorchArrays, "empty", poisoned)
     yield request.param
 
 

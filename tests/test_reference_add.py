@@ -8,7 +8,7 @@ import torch
 from sinpe_ext import reference
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.reference_apply import add
+from sinpe_ext.reference.apply import add
 
 B, S, D = 3, 7, 10
 PLAN = plan(Encoding(D))

@@ -14,9 +14,10 @@ import torch
 from philox import kept  # the oracle, in Python's integers
 from torch import Tensor
 
-from sinpe_ext import _tiles, reference, reference_apply
+from sinpe_ext import reference
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import plan
+from sinpe_ext.reference import apply, tiles
 
 B, S, D, V = 3, 5, 11, 7
 PLAN = plan(Encoding(D))
@@ -41,8 +42,8 @@ Elements = Sequence[int]
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data that passes in one go, and in several."""
     if request.param is not None:
-        monkeypatch.setattr(_tiles, "arrays", lambda xp, device: SimpleNamespace(block=request.param))
-        monkeypatch.setattr(_tiles, "FEWEST_ROWS", 1)
+        monkeypatch.setattr(tiles, "arrays", lambda xp, device: SimpleNamespace(block=request.param))
+        monkeypatch.setattr(tiles, "FEWEST_ROWS", 1)
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 3) -> Tensor:
@@ -121,9 +122,9 @@ def test_add(form: str, dtype: torch.dtype, drop: int, block: None) -> None:
         for mask in (None, padding, padding[:1]):
             padded = None if mask is None else mask.reshape(-1, *(1,) * (x.dim() - 3), S, 1)
             want = plain(x, rows, padded, scale, alpha, drop)
-            assert_bits(reference_apply.add(PLAN, x, given, 5, scale, alpha, mask, **dropped), want)
+            assert_bits(apply.add(PLAN, x, given, 5, scale, alpha, mask, **dropped), want)
         mine, weight = x.clone(), torch.tensor([alpha], dtype=torch.float64)
-        got = reference_apply.add(PLAN, mine, given, 5, scale, weight, mask, mine, **dropped)
+        got = apply.add(PLAN, mine, given, 5, scale, weight, mask, mine, **dropped)
         assert got is mine
         assert_bits(mine, want)
 
@@ -135,9 +136,9 @@ def test_dropout(dtype: torch.dtype, drop: int, block: None) -> None:
         x = data(*shape, dtype=dtype)
         for scale in (1.0, -0.3):
             want = plain(x, None, None, scale, 1.0, drop)
-            assert_bits(reference_apply.dropout(x, torch.tensor(SEED), drop, scale, []), want)
+            assert_bits(apply.dropout(x, torch.tensor(SEED), drop, scale, []), want)
             mine = x.clone()
-            assert reference_apply.dropout(mine, SEED, drop, scale, [], mine) is mine
+            assert apply.dropout(mine, SEED, drop, scale, [], mine) is mine
             assert_bits(mine, want)
 
 
@@ -154,15 +155,15 @@ ELEMENTS: dict[str, list[int]] = {
 def test_elements(elements: list[int], block: None) -> None:
     x, keep = randn(B, S, D).abs() + 2, mask_of((B, S, D), DROP, elements)
     numbers: dict[str, Any] = {"seed": SEED, "drop": DROP, "elements": elements}
-    assert torch.equal(reference_apply.dropout(x, SEED, DROP, 1.0, elements) != 0, keep)
-    assert torch.equal(reference_apply.add(PLAN, x, None, 0, 1.0, 1.0, None, **numbers) != 0, keep)
+    assert torch.equal(apply.dropout(x, SEED, DROP, 1.0, elements) != 0, keep)
+    assert torch.equal(apply.add(PLAN, x, None, 0, 1.0, 1.0, None, **numbers) != 0, keep)
     ids = torch.zeros(B, S, dtype=torch.long)
-    assert torch.equal(reference_apply.embed(PLAN, ids, x[0, :1], None, 0, 1.0, 1.0, None, **numbers) != 0, keep)
-    back = reference_apply.embed_backward(torch.ones_like(x), ids, 1, -1, 1.0, **numbers)
+    assert torch.equal(apply.embed(PLAN, ids, x[0, :1], None, 0, 1.0, 1.0, None, **numbers) != 0, keep)
+    back = apply.embed_backward(torch.ones_like(x), ids, 1, -1, 1.0, **numbers)
     factor = torch.tensor(65536 / (65536 - DROP))
     assert torch.equal(back, keep.float().sum((0, 1), keepdim=True)[0] * factor)
-    dots = reference_apply.row_dots(PLAN, x, None, 0, None, None, **numbers)
-    want = reference_apply.row_dots(PLAN, torch.where(keep, x, 0.0), None, 0, None, None) * (65536 / (65536 - DROP))
+    dots = apply.row_dots(PLAN, x, None, 0, None, None, **numbers)
+    want = apply.row_dots(PLAN, torch.where(keep, x, 0.0), None, 0, None, None) * (65536 / (65536 - DROP))
     assert torch.equal(dots, want)
 
 
@@ -182,16 +183,16 @@ def test_strides(layout: str, dtype: torch.dtype, block: None) -> None:
     x, numbers = LAYOUTS[layout](randn(B, S, D, dtype=dtype)), {"seed": SEED, "drop": DROP}
     dense, strides = x.contiguous(), torch.empty_like(x).stride()
     for call in (
-        lambda t: reference_apply.add(PLAN, t, None, 0, 2.0, 1.0, None, **numbers),
-        lambda t: reference_apply.dropout(t, SEED, DROP, 0.5, []),
+        lambda t: apply.add(PLAN, t, None, 0, 2.0, 1.0, None, **numbers),
+        lambda t: apply.dropout(t, SEED, DROP, 0.5, []),
     ):
         got = call(x)
         assert torch.equal(got, call(dense)) and got.stride() == strides
     ids, wide = torch.arange(B * S).reshape(S, B).T % V, torch.full((V, D, 2), 0.5, dtype=dtype)[..., 0]
     for call in (
-        lambda t, i: reference_apply.row_dots(PLAN, t, None, 0, None, None, **numbers),
-        lambda t, i: reference_apply.embed_backward(t, i, V, -1, 1.0, **numbers),
-        lambda t, i: reference_apply.embed(PLAN, i, wide, None, 0, 1.0, 1.0, None, **numbers),
+        lambda t, i: apply.row_dots(PLAN, t, None, 0, None, None, **numbers),
+        lambda t, i: apply.embed_backward(t, i, V, -1, 1.0, **numbers),
+        lambda t, i: apply.embed(PLAN, i, wide, None, 0, 1.0, 1.0, None, **numbers),
     ):
         got = call(x, ids)
         assert torch.equal(got, call(dense, ids.contiguous())) and got.is_contiguous()
@@ -214,7 +215,7 @@ def test_row_dots(form: str, dtype: torch.dtype, drop: int, block: None) -> None
         bound = products.abs().sum(-1) * scale * DOT_ERROR
         grad = torch.where(keep, grad, torch.nan)  # dropped NaN leaves nothing behind; nor does a padded one
         grad = grad if mask is None else torch.where(mask.unsqueeze(-1), torch.inf, grad)
-        got = reference_apply.row_dots(PLAN, grad, given, 5, mask, weights, seed=SEED, drop=drop)
+        got = apply.row_dots(PLAN, grad, given, 5, mask, weights, seed=SEED, drop=drop)
         assert got.dtype == torch.float64 and got.shape == shape[:-1] and got.is_contiguous()
         assert bool(((got - want.reshape(shape[:-1])).abs() <= bound).all())
 
@@ -223,18 +224,18 @@ def test_row_dots(form: str, dtype: torch.dtype, drop: int, block: None) -> None
 def test_dots_are_summed_in_one_order(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bits of a row depend neither on the rows beside it nor on blocks nor on threads."""
     grad, of = randn(4, 9, dim), plan(Encoding(dim))
-    want, before = reference_apply.row_dots(of, grad, None, 0, None, None), torch.get_num_threads()
+    want, before = apply.row_dots(of, grad, None, 0, None, None), torch.get_num_threads()
     for sample in range(4):
-        assert torch.equal(reference_apply.row_dots(of, grad[sample], None, 0, None, None), want[sample])
+        assert torch.equal(apply.row_dots(of, grad[sample], None, 0, None, None), want[sample])
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            assert torch.equal(reference_apply.row_dots(of, grad, None, 0, None, None), want)
+            assert torch.equal(apply.row_dots(of, grad, None, 0, None, None), want)
     finally:
         torch.set_num_threads(before)
-    monkeypatch.setattr(_tiles, "arrays", lambda xp, device: SimpleNamespace(block=2 * dim))
-    monkeypatch.setattr(_tiles, "FEWEST_ROWS", 1)
-    assert torch.equal(reference_apply.row_dots(of, grad, None, 0, None, None), want)
+    monkeypatch.setattr(tiles, "arrays", lambda xp, device: SimpleNamespace(block=2 * dim))
+    monkeypatch.setattr(tiles, "FEWEST_ROWS", 1)
+    assert torch.equal(apply.row_dots(of, grad, None, 0, None, None), want)
 
 
 @pytest.mark.parametrize("drop", DROPS)
@@ -249,12 +250,12 @@ def test_embed(form: str, dtype: torch.dtype, drop: int, block: None) -> None:
         ids = torch.randint(V, shape, generator=torch.Generator().manual_seed(1))
         padded = None if mask is None else mask.reshape(-1, *(1,) * (ids.dim() - 2), S, 1)
         want = plain(weight[ids], rows_of(form, ids.dim() + 1, acc), padded, 1.7, 0.3, drop)
-        got = reference_apply.embed(PLAN, ids, weight, given, 5, 1.7, 0.3, mask, **numbers)
+        got = apply.embed(PLAN, ids, weight, given, 5, 1.7, 0.3, mask, **numbers)
         assert got.is_contiguous()
         assert_bits(got, want)
     if FORMS[form][1].shape[0] != B:
-        want = reference_apply.embed(PLAN, ids[:1, 0], weight, given, 5, 1.7, 0.3, padding[:1], **numbers)
-        got = reference_apply.embed(PLAN, ids[0, 0], weight, given, 5, 1.7, 0.3, padding[:1], **numbers)
+        want = apply.embed(PLAN, ids[:1, 0], weight, given, 5, 1.7, 0.3, padding[:1], **numbers)
+        got = apply.embed(PLAN, ids[0, 0], weight, given, 5, 1.7, 0.3, padding[:1], **numbers)
         assert_bits(got, want[0])
 
 
@@ -282,10 +283,10 @@ def test_embed_backward(dtype: torch.dtype, drop: int, block: None) -> None:
     ):
         ids = torch.randint(V - 2, shape, generator=torch.Generator().manual_seed(1))
         grad = data(*shape, D, dtype=dtype)
-        got = reference_apply.embed_backward(grad, ids, V, padding_idx, scale, seed=SEED, drop=drop)
+        got = apply.embed_backward(grad, ids, V, padding_idx, scale, seed=SEED, drop=drop)
         assert got.is_contiguous()
         assert_bits(got, sequential(grad, ids, V, padding_idx, scale, drop))
-    assert_bits(reference_apply.embed_backward(grad, ids, V, -1, -1.0, drop=65536), torch.zeros(V, D, dtype=dtype))
+    assert_bits(apply.embed_backward(grad, ids, V, -1, -1.0, drop=65536), torch.zeros(V, D, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -301,8 +302,8 @@ def test_sums_follow_the_order_of_the_tokens(threads: int, dtype: torch.dtype) -
     assert not torch.equal(torch.stack([tokens[ids == r].sum(0) for r in range(rows)]), want)  # the order shows
     try:
         torch.set_num_threads(threads)
-        assert torch.equal(reference_apply.embed_backward(tokens, ids, rows, -1, 1.0), want)
-        assert torch.equal(reference_apply._sums_by_sorting(tokens, ids, rows), want)
+        assert torch.equal(apply.embed_backward(tokens, ids, rows, -1, 1.0), want)
+        assert torch.equal(apply._sums_by_sorting(tokens, ids, rows), want)
     finally:
         torch.set_num_threads(before)
 
@@ -314,9 +315,9 @@ def test_ids_out_of_range(bad: int) -> None:
         f"ids: expected 0 to {V - 1}, rows of weight, got {bad} \\(weight",
     )
     with pytest.raises(IndexError, match=message):
-        reference_apply.embed(PLAN, ids, randn(V, D), None, 0, 1.0, 1.0, None)
+        apply.embed(PLAN, ids, randn(V, D), None, 0, 1.0, 1.0, None)
     with pytest.raises(IndexError, match=message):
-        reference_apply.embed_backward(randn(2, 2, D), ids, V, -1, 1.0)
+        apply.embed_backward(randn(2, 2, D), ids, V, -1, 1.0)
 
 
 def test_empty() -> None:
@@ -325,21 +326,21 @@ def test_empty() -> None:
         numbers: dict[str, Any] = {"seed": SEED, "drop": drop}
         for shape in ((0, S, D), (B, 0, D), (0, D)):
             x = torch.empty(shape)
-            assert reference_apply.add(PLAN, x, None, 0, 2.0, 1.0, None, **numbers).shape == shape
-            assert reference_apply.dropout(x, SEED, drop, 2.0, []).shape == shape
-            assert reference_apply.row_dots(PLAN, x, None, 0, None, None, **numbers).shape == shape[:-1]
-        assert reference_apply.embed(PLAN, none, weight, None, 0, 1.0, 1.0, None, **numbers).shape == (0, S, D)
-        back = reference_apply.embed_backward(torch.empty(0, S, D), none, V, -1, 1.0, **numbers)
+            assert apply.add(PLAN, x, None, 0, 2.0, 1.0, None, **numbers).shape == shape
+            assert apply.dropout(x, SEED, drop, 2.0, []).shape == shape
+            assert apply.row_dots(PLAN, x, None, 0, None, None, **numbers).shape == shape[:-1]
+        assert apply.embed(PLAN, none, weight, None, 0, 1.0, 1.0, None, **numbers).shape == (0, S, D)
+        back = apply.embed_backward(torch.empty(0, S, D), none, V, -1, 1.0, **numbers)
         assert torch.equal(back, torch.zeros(V, D))
-        back = reference_apply.embed_backward(torch.empty(0, S, D), none, 0, -1, 1.0, **numbers)
+        back = apply.embed_backward(torch.empty(0, S, D), none, 0, -1, 1.0, **numbers)
         assert back.shape == (0, D)
 
 
 def test_no_gradient_is_recorded() -> None:
     x, weight, alpha = (t.requires_grad_() for t in (randn(B, S, D), randn(V, D), torch.ones(1)))
     ids = torch.zeros(B, S, dtype=torch.long)
-    assert not reference_apply.add(PLAN, x, None, 0, 2.0, alpha, None, seed=SEED, drop=DROP).requires_grad
-    assert not reference_apply.dropout(x, SEED, DROP, 2.0, []).requires_grad
-    assert not reference_apply.row_dots(PLAN, x, None, 0, None, None).requires_grad
-    assert not reference_apply.embed(PLAN, ids, weight, None, 0, 2.0, alpha, None).requires_grad
-    assert not reference_apply.embed_backward(x, ids, V, -1, 2.0).requires_grad
+    assert not apply.add(PLAN, x, None, 0, 2.0, alpha, None, seed=SEED, drop=DROP).requires_grad
+    assert not apply.dropout(x, SEED, DROP, 2.0, []).requires_grad
+    assert not apply.row_dots(PLAN, x, None, 0, None, None).requires_grad
+    assert not apply.embed(PLAN, ids, weight, None, 0, 2.0, alpha, None).requires_grad
+    assert not apply.embed_backward(x, ids, V, -1, 2.0).requires_grad

@@ -2,7 +2,7 @@
 
 Written once for torch (any device) and NumPy. It serves where no kernel does, and it is the tests' second opinion
 next to mpmath. float32 values are computed in float64 with an error bound; where the bound leaves the rounding open the
-entry is decided by a better evaluation (`_phase.sin_cos`), and what that leaves open by integers (`_exact`). So every
+entry is decided by a better evaluation (`phase.sin_cos`), and what that leaves open by integers (`exact`). So every
 float32 entry is correctly rounded, and how rows are grouped cannot show. 16-bit results are the float32 ones, rounded.
 """
 
@@ -12,9 +12,9 @@ import math
 from types import ModuleType
 from typing import Any
 
-from . import _exact, _phase
-from ._arrays import Array, Arrays, arrays
-from .encodings.plan import Plan
+from ..encodings.plan import Plan
+from . import exact, phase
+from .arrays import Array, Arrays, arrays
 
 # Entries that are cheaper to decide one by one (20 to 50 us each) than by another round of array operations.
 FEW = 12
@@ -75,7 +75,7 @@ def _table(a: Arrays, plan: Plan, length: int, start: int, dtype: Any) -> Array:
     if dtype != a.xp.float64:
         _turned_rows(a, plan, start, out)
         return out
-    osc = _phase.oscillators(a, plan)
+    osc = phase.oscillators(a, plan)
     rows = _rows_at_once(a, plan, dtype)
     for first in range(0, length, rows):
         last = min(length, first + rows)
@@ -90,7 +90,7 @@ def _encode(a: Arrays, plan: Plan, positions: Array, dtype: Any) -> Array:
     count = len(flat)
     out = a.empty((count, plan.dim), dtype) if plan.n_osc else a.zeros((count, plan.dim), dtype)
     if count and plan.n_osc:
-        osc = _phase.oscillators(a, plan)
+        osc = phase.oscillators(a, plan)
         fill = _float64_rows if dtype == a.xp.float64 else _float32_rows
         rows = _rows_at_once(a, plan, dtype)
         for first in range(0, count, rows):
@@ -117,21 +117,21 @@ def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
     Error: `_bounds` at the largest angle.
     """
     xp, length = a.xp, len(out)
-    osc = _phase.oscillators(a, plan)
+    osc = phase.oscillators(a, plan)
     block = min(MAX_BLOCK_ROWS, 1 << math.isqrt(length - 1).bit_length())
-    reach = xp.abs(osc.turns) * (_phase.TURN * (max(abs(start), abs(start + length)) + block))
+    reach = xp.abs(osc.turns) * (phase.TURN * (max(abs(start), abs(start + length)) + block))
     rows = a.arange(0, length, block)[:, None]
-    first, _ = _phase.integer_phase(a.values([[start]], xp.int64), osc.high, osc.low)
+    first, _ = phase.integer_phase(a.values([[start]], xp.int64), osc.high, osc.low)
     reals = a.cast(rows, xp.float64) + float(start)
-    theta = _phase.word_angles(a, first + _phase.phase_word(a, rows, osc), reals, osc, reach)
+    theta = phase.word_angles(a, first + phase.phase_word(a, rows, osc), reals, osc, reach)
     sines, cosines = xp.sin(theta) * plan.amplitude, xp.cos(theta) * plan.amplitude
     anchor_sin = _channels(a, plan, *_ordered(plan, sines, cosines))[:, None]
     anchor_cos = _channels(a, plan, *_ordered(plan, cosines, -sines))[:, None]
     rows = a.arange(0, block)[:, None]
-    theta = _phase.word_angles(a, _phase.phase_word(a, rows, osc), a.cast(rows, xp.float64), osc, reach)
+    theta = phase.word_angles(a, phase.phase_word(a, rows, osc), a.cast(rows, xp.float64), osc, reach)
     sines, cosines = xp.sin(theta), xp.cos(theta)
     offset_sin, offset_cos = _channels(a, plan, sines, sines), _channels(a, plan, cosines, cosines)
-    bound = _channels(a, plan, *(x[None] for x in _bounds(a, plan, _phase.sine_bound(a, reach))))
+    bound = _channels(a, plan, *(x[None] for x in _bounds(a, plan, phase.sine_bound(a, reach))))
     minus_bound, twice_bound = -bound, bound + bound
 
     # A work buffer holds several blocks of narrow rows, or a part of a block of wide ones.
@@ -166,18 +166,18 @@ def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
                 a.copy(target, low)
 
 
-def _float32_rows(a: Arrays, plan: Plan, osc: _phase.Oscillators, positions: Array, out: Array) -> None:
+def _float32_rows(a: Arrays, plan: Plan, osc: phase.Oscillators, positions: Array, out: Array) -> None:
     """Fills `out` with the float32 rows of finite positions, rounded once more where its dtype is narrower."""
     xp, p = a.xp, positions[:, None]
-    fast = _phase.angles(a, p, osc)
+    fast = phase.angles(a, p, osc)
     if fast is not None:
         theta, bound = fast
         sines, cosines = xp.sin(theta) * plan.amplitude, xp.cos(theta) * plan.amplitude
         bounds = _bounds(a, plan, bound)
     else:
-        sines, _, cosines, _, _ = _phase.sin_cos(a, p, osc)
+        sines, _, cosines, _, _ = phase.sin_cos(a, p, osc)
         sines, cosines = sines * plan.amplitude, cosines * plan.amplitude
-        bounds = _ordered(plan, xp.abs(sines) * _phase.DIRECT_ERROR, xp.abs(cosines) * _phase.DIRECT_ERROR)
+        bounds = _ordered(plan, xp.abs(sines) * phase.DIRECT_ERROR, xp.abs(cosines) * phase.DIRECT_ERROR)
     first, second = _ordered(plan, sines, cosines)
     low = a.cast(_channels(a, plan, first - bounds[0], second - bounds[1]), xp.float32)
     high = a.cast(_channels(a, plan, first + bounds[0], second + bounds[1]), xp.float32)
@@ -189,15 +189,15 @@ def _float32_rows(a: Arrays, plan: Plan, osc: _phase.Oscillators, positions: Arr
     a.copy(out, low)
 
 
-def _float64_rows(a: Arrays, plan: Plan, osc: _phase.Oscillators, positions: Array, out: Array) -> None:
+def _float64_rows(a: Arrays, plan: Plan, osc: phase.Oscillators, positions: Array, out: Array) -> None:
     """Fills `out` with the float64 rows of finite positions."""
-    sines, sines_low, cosines, cosines_low, _ = _phase.sin_cos(a, positions[:, None], osc)
-    sines = _phase.scaled(a, sines, sines_low, plan.amplitude)
-    cosines = _phase.scaled(a, cosines, cosines_low, plan.amplitude)
+    sines, sines_low, cosines, cosines_low, _ = phase.sin_cos(a, positions[:, None], osc)
+    sines = phase.scaled(a, sines, sines_low, plan.amplitude)
+    cosines = phase.scaled(a, cosines, cosines_low, plan.amplitude)
     a.copy(out, _channels(a, plan, *_ordered(plan, sines, cosines)))
 
 
-def _settle(a: Arrays, plan: Plan, osc: _phase.Oscillators, low: Array, high: Array, positions: Array) -> None:
+def _settle(a: Arrays, plan: Plan, osc: phase.Oscillators, low: Array, high: Array, positions: Array) -> None:
     """Corrects, in place, the entries of `low` where `high` differs: there the error bound straddles a rounding."""
     xp = a.xp
     rows, channels = a.nonzero(low.view(xp.int32) != high.view(xp.int32))
@@ -207,9 +207,9 @@ def _settle(a: Arrays, plan: Plan, osc: _phase.Oscillators, low: Array, high: Ar
             stream = channel & 1 if plan.interleaved else a.cast(channel >= plan.n0, xp.int64)
             pair = channel >> 1 if plan.interleaved else channel - plan.n0 * stream
             one = osc.at(pair if plan.shared else pair + plan.n0 * stream)
-            sine, _, cosine, _, rest = _phase.sin_cos(a, positions[row], one)
+            sine, _, cosine, _, rest = phase.sin_cos(a, positions[row], one)
             value = xp.where((stream != 0) != bool(plan.q0), cosine, sine) * plan.amplitude
-            error = xp.where(rest == 0, 0.0, _phase.DIRECT_ERROR * xp.abs(value))
+            error = xp.where(rest == 0, 0.0, phase.DIRECT_ERROR * xp.abs(value))
             lower, upper = a.cast(value - error, xp.float32), a.cast(value + error, xp.float32)
             low[row, channel] = lower
             (still,) = a.nonzero((lower.view(xp.int32) != upper.view(xp.int32)) & (error != 0))
@@ -219,13 +219,13 @@ def _settle(a: Arrays, plan: Plan, osc: _phase.Oscillators, low: Array, high: Ar
             entries = list(zip(positions[row].tolist(), channel.tolist(), strict=True))
             for position, index in entries:
                 if (position, index) not in known:
-                    known[position, index] = _exact.float32(plan, position, index)
+                    known[position, index] = exact.float32(plan, position, index)
             low[row, channel] = a.values([known[entry] for entry in entries], xp.float32)
 
 
 def _bounds(a: Arrays, plan: Plan, sine: Array) -> tuple[Array, Array]:
     """Error bounds of stream 0 and stream 1 per oscillator, from that of unscaled sines."""
-    cosine = a.xp.maximum(sine, sine * 0.0 + _phase.ANGLE_ERROR) * abs(plan.amplitude)
+    cosine = a.xp.maximum(sine, sine * 0.0 + phase.ANGLE_ERROR) * abs(plan.amplitude)
     return _ordered(plan, sine * abs(plan.amplitude), cosine)
 
 

@@ -15,8 +15,8 @@ import math
 import operator
 from collections.abc import Callable
 
-from .encodings.frequency import FRACTION_BITS, pi_bits
-from .encodings.plan import Plan
+from ..encodings.frequency import FRACTION_BITS, pi_bits
+from ..encodings.plan import Plan
 
 PRECISION = 208  # first try; a correctly rounded float64 needs more once in 2**150
 

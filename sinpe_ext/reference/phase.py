@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ._arrays import Array, Arrays
-from .encodings.plan import HEADER_WORDS, Plan
+from ..encodings.plan import HEADER_WORDS, Plan
+from .arrays import Array, Arrays
 
 LOW32 = 0xFFFFFFFF
 TURN = 2.0 * math.pi

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import reference
-from ._arrays import arrays
-from .encodings.plan import Plan
+from ..encodings.plan import Plan
+from .arrays import arrays
+from .rows import encode, table
 
 FEWEST_ROWS = 16  # of the encoding in one go, where the data is wide: making fewer costs more for each
 
@@ -47,14 +47,14 @@ class Rows(NamedTuple):
         """alpha * PE of some rows of some samples in acc, new and broadcastable to a tensor of `rank` dimensions."""
         p = self.positions
         if p is None:
-            pe = reference.table(self.plan, rows.stop - rows.start, self.start + rows.start, self.acc, self.device)
+            pe = table(self.plan, rows.stop - rows.start, self.start + rows.start, self.acc, self.device)
         else:
             p = p if p.dim() == 1 or p.shape[0] == 1 else p[samples]
             if p.dim() == 2 and p.shape[1] == 1 and not p.is_floating_point():
                 p = p + torch.arange(rows.start, rows.stop, device=p.device)
             else:
                 p = p[..., rows]
-            pe = reference.encode(self.plan, p, self.acc).to(self.device)
+            pe = encode(self.plan, p, self.acc).to(self.device)
         if isinstance(self.alpha, Tensor):
             pe.mul_(self.alpha.to(self.acc).reshape(()))
         elif self.alpha != 1.0:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ._arrays import arrays
-from .reference import COMPUTED_HERE
+from .arrays import arrays
+from .rows import COMPUTED_HERE
 
 DROP_ALL = 65536  # drop is counted in 65536ths
 LANES = 8  # elements served by one counter, 16 bits each

@@ -1,8 +1,8 @@
 """The eager twin of what applies an encoding to data: add, dropout, embed and what goes backward.
 
-Built from `reference.table`, `reference.encode` and `_philox.keep`, on any device of torch, without gradients. Values
+Built from `reference.table`, `reference.encode` and `philox.keep`, on any device of torch, without gradients. Values
 are rounded in the order of the compiled kernels, so that the results have the same bits, and dropout selects: a dropped
-element is +0 whatever it was. `seed`, `drop` and `elements` are those of `_philox.keep`; drop 0 needs no seed.
+element is +0 whatever it was. `seed`, `drop` and `elements` are those of `philox.keep`; drop 0 needs no seed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _philox
-from ._tiles import Rows, accumulation, arranged, block
-from .checks import embedding
-from .encodings.plan import Plan
-from .runtime.no_grad import no_grad
+from ..checks import embedding
+from ..encodings.plan import Plan
+from ..runtime.no_grad import no_grad
+from . import philox
+from .tiles import Rows, accumulation, arranged, block
 
 
 @no_grad
@@ -50,7 +50,7 @@ def add(
         out: written to and returned; may be x itself. None: a new tensor with the strides of `torch.empty_like(x)`.
     """
     out = torch.empty_like(x) if out is None else out
-    if drop == _philox.DROP_ALL:
+    if drop == philox.DROP_ALL:
         return out.zero_()
     rows = Rows(plan, positions, start, accumulation(x.dtype), x.device, alpha)
     pe = rows.at(slice(None), slice(0, x.shape[-2]), x.dim())
@@ -79,7 +79,7 @@ def dropout(
         out: as in `add`.
     """
     out = torch.empty_like(x) if out is None else out
-    if drop == _philox.DROP_ALL:
+    if drop == philox.DROP_ALL:
         return out.zero_()
     _combine(x, None, None, scale, drop, out)
     return _drop_(out, seed, drop, elements)
@@ -110,9 +110,9 @@ def row_dots(
     Accuracy: products and sums in float64, summed in an order that depends on dim alone.
     """
     result = torch.zeros(grad.shape[:-1], dtype=torch.float64, device=grad.device)
-    if drop == _philox.DROP_ALL or not grad.numel():
+    if drop == philox.DROP_ALL or not grad.numel():
         return result
-    keep = _philox.keep(seed, drop, grad.shape, elements, grad.device) if drop else None
+    keep = philox.keep(seed, drop, grad.shape, elements, grad.device) if drop else None
     dots = result
     if grad.dim() == 2:
         grad, dots, keep = grad.unsqueeze(0), dots.unsqueeze(0), None if keep is None else keep.unsqueeze(0)
@@ -126,7 +126,7 @@ def row_dots(
         dots[batch, ..., rows] = _row_sums(products)
     if padding_mask is not None:
         dots.masked_fill_(arranged(padding_mask.unsqueeze(-1), grad.dim()).squeeze(-1), 0.0)
-    return result.mul_(_philox.kept_scale(drop))
+    return result.mul_(philox.kept_scale(drop))
 
 
 @no_grad
@@ -158,7 +158,7 @@ def embed(
     """
     _check_ids(ids, weight.shape[0])
     out = weight.new_empty((*ids.shape, weight.shape[1]))
-    if drop == _philox.DROP_ALL:
+    if drop == philox.DROP_ALL:
         return out.zero_()
     if not out.numel():
         return out
@@ -203,9 +203,9 @@ def embed_backward(
     _check_ids(ids, num_embeddings)
     acc, dim = accumulation(grad.dtype), grad.shape[-1]
     sums = torch.zeros((num_embeddings, dim), dtype=acc, device=grad.device)
-    if drop == _philox.DROP_ALL or not sums.numel() or not ids.numel():
+    if drop == philox.DROP_ALL or not sums.numel() or not ids.numel():
         return sums.to(grad.dtype)
-    keep = _philox.keep(seed, drop, grad.shape, elements, grad.device).reshape(-1, dim) if drop else None
+    keep = philox.keep(seed, drop, grad.shape, elements, grad.device).reshape(-1, dim) if drop else None
     flat, tokens = ids.reshape(-1), grad.reshape(-1, dim)
     if grad.device.type == "cpu":
         at_once = max(1, block(grad.device) // dim)
@@ -217,7 +217,7 @@ def embed_backward(
         sums = _sums_by_sorting(_kept(tokens.to(acc), keep), flat, num_embeddings)
     # A row without a token is +0 whatever the factor's sign.
     factors = torch.ones(num_embeddings, dtype=acc, device=grad.device)
-    factor = torch.full((), scale * _philox.kept_scale(drop), dtype=torch.float64, device=grad.device)
+    factor = torch.full((), scale * philox.kept_scale(drop), dtype=torch.float64, device=grad.device)
     factors.index_fill_(0, flat, factor.to(acc))
     if padding_idx >= 0:
         sums[padding_idx], factors[padding_idx] = 0.0, 1.0
@@ -246,7 +246,7 @@ def _combine(x: Tensor, pe: Tensor | None, padding_mask: Tensor | None, scale: f
         return
     along = max(range(max(1, x.dim() - 1)), key=lambda d: x.shape[d])
     at_once = max(1, block(x.device) // (x.numel() // x.shape[along]))
-    acc, kept_scale = accumulation(x.dtype), _philox.kept_scale(drop)
+    acc, kept_scale = accumulation(x.dtype), philox.kept_scale(drop)
     pe = None if pe is None else pe.expand(x.shape)
     padded = None if padding_mask is None else arranged(padding_mask.unsqueeze(-1), x.dim()).expand(x.shape)
     for first in range(0, x.shape[along], at_once):
@@ -283,7 +283,7 @@ def _kept(x: Tensor, keep: Tensor | None) -> Tensor:
 
 def _drop_(x: Tensor, seed: Tensor | int | None, drop: int, elements: Sequence[int]) -> Tensor:
     """+0 where dropout drops, in place."""
-    return _select_(x, _philox.keep(seed, drop, x.shape, elements, x.device)) if drop and x.numel() else x
+    return _select_(x, philox.keep(seed, drop, x.shape, elements, x.device)) if drop and x.numel() else x
 
 
 def _select_(x: Tensor, keep: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ class TorchArrays:
     """torch on one device. Every tensor names its device: `torch.set_default_device` must not move the constants."""
 
     def __init__(self, xp: ModuleType, device: Any) -> None:
-        from .runtime.mkl import settle
+        from ..runtime.mkl import settle
 
         settle()
         self.xp = xp
@@ -29,7 +29,7 @@ class TorchArrays:
 
     def quiet(self, function: Callable[..., Array]) -> Callable[..., Array]:
         """The function without autograd."""
-        from .runtime.no_grad import no_grad
+        from ..runtime.no_grad import no_grad
 
         return no_grad(function)
 

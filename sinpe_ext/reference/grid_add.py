@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from . import _philox
-from .reference_apply import _combine, _drop_
-from .runtime.no_grad import no_grad
+from ..runtime.no_grad import no_grad
+from . import philox
+from .apply import _combine, _drop_
 
 MAGIC = 0x53494E504547  # "SINPEG"
 HEADER_WORDS, PIECE_WORDS = 8, 5
@@ -36,7 +36,7 @@ def add(
         padding_mask: (1 or B, places) bool, True = no encoding; or None.
         seed, drop, elements: as in `reference_apply`.
     """
-    if drop == _philox.DROP_ALL:
+    if drop == philox.DROP_ALL:
         return out.zero_()
     _combine(x, decoded(values, words), padding_mask, scale, drop, out)
     return _drop_(out, seed, drop, elements)
