@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _grad, _traced, checks
+from . import checks
 from ._call import Form, RowsCall
-from ._operator import ADD_DROPOUT
-from ._ops import plan_words
 from .backend import loader
 from .checks.part import Part
 from .encodings.encoding import Encoding
 from .encodings.plan import plan as _plan_of
+from .ops import autograd, traced
+from .ops.dispatch import ADD_DROPOUT
+from .ops.schemas import plan_words
 from .reference import apply
 from .reference.tiles import accumulation
 from .runtime import observers
@@ -183,7 +184,7 @@ class AddCall(SumCall):
         recorded = checks.is_jit_traced()
         fused = self.drop and _is_compiling() if not recorded else not self.elements and not observers.is_exporting()
         if fused and self.encoding.angle == "exact" and not is_functional():
-            words = _traced.plan_words(*self.given, self.device)
+            words = traced.plan_words(*self.given, self.device)
             return self.restored(torch.ops.sinpe_ext.add_dropout.default(self.view, *self.operands(words)))
         total = self.sum(self.view.to(self.acc))
         if recorded:
@@ -200,7 +201,7 @@ class AddCall(SumCall):
     def differentiable(self, in_place: bool) -> Tensor:
         operands = self.operands(plan_words(self.encoding, self.device))
         if in_place:
-            return _grad.AddInPlace.apply(self.x, *operands, self.form, self._write)
+            return autograd.AddInPlace.apply(self.x, *operands, self.form, self._write)
         return self.restored(ADD_DROPOUT(self.view, *operands))
 
     def run_into(self, out: Tensor) -> None:

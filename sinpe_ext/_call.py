@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _grad, _rows, _seed_tensor, _traced, checks
-from ._operator import DROPOUT
+from . import checks
 from .checks import Target, seeds
 from .checks.part import Part, no_context_parallel
+from .ops import autograd, encoded_rows, seed_tensor, traced
+from .ops.dispatch import DROPOUT
 from .reference import philox
 from .reference.tiles import arranged
 from .runtime.observers import is_functional, is_transformed
@@ -88,7 +89,7 @@ class RowsCall:
         seed: Any,
     ) -> None:
         """Checks and keeps these arguments; `width` is the number of channels, given where `encoding` says none."""
-        self.given: _traced.Given = encoding, width, self.columns
+        self.given: traced.Given = encoding, width, self.columns
         self.encoding = checks.encoding(*self.given)
         self.scale = checks.factor("scale", scale)
         if isinstance(alpha, Tensor):
@@ -149,7 +150,7 @@ class RowsCall:
         if 0 in self.shape and not checks.is_jit_traced():
             self.drop = 0
         if 0 < self.drop < checks.DROP_UNIT:
-            self.seed = _seed_tensor.tensor(self._given_seed, self.device)
+            self.seed = seed_tensor.tensor(self._given_seed, self.device)
 
     def needs_grad(self, *others: Tensor) -> bool:
         """Whether autograd wants to know of this call."""
@@ -184,13 +185,13 @@ class RowsCall:
             positions = positions + torch.arange(length, device=device)
         if _is_compiling() or checks.is_jit_traced():
             if positions is None:
-                rows = _traced.table(self.given, length, self.start, acc, device)
+                rows = traced.table(self.given, length, self.start, acc, device)
             else:
-                rows = _traced.encode(self.given, positions, acc)
+                rows = traced.encode(self.given, positions, acc)
         elif positions is None:
-            rows = _rows.table(self.encoding, length, self.start, acc, device)
+            rows = encoded_rows.table(self.encoding, length, self.start, acc, device)
         else:
-            rows = _grad.encode(positions, self.encoding, acc)
+            rows = autograd.encode(positions, self.encoding, acc)
         return arranged(rows, len(self.shape))
 
     def sum(self, x: Tensor) -> Tensor:

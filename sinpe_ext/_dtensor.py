@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from . import _seed_tensor, checks
+from . import checks
 from ._dtensor_simulation import each_rank, is_simulated, to_local
 from .checks import seeds
 from .checks.part import Part
+from .ops import seed_tensor
 
 
 class Layout(NamedTuple):
@@ -188,7 +189,7 @@ def seed_of_all(seed: Any, dropout: Any, layout: Layout, device: torch.device) -
 
 def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
     """The first rank's seed, given or drawn, on all ranks of a mesh."""
-    drawn = _seed_tensor.tensor(seed, device)
+    drawn = seed_tensor.tensor(seed, device)
     if not torch.compiler.is_compiling():
         copies: Tensor = distribute_tensor(drawn, mesh, [Replicate()] * mesh.ndim).to_local()
         return copies

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from . import _dtensor, _traced, checks, functional
+from . import _dtensor, checks, functional
 from ._dtensor_simulation import each_rank, each_rank_with_grad, to_local
 from .checks import grids
 from .encodings.values import integer
+from .ops import traced
 
 
 def table(
@@ -54,7 +55,7 @@ def table(
             local_starts = [begin + at for begin, at in zip(starts, first, strict=False)]
             if not is_grid:
                 given = encoding, None, (min(first[-1], dim - 1), max(sizes[-1], 1))
-                make = _traced.table if torch.compiler.is_compiling() else _rows_of
+                make = traced.table if torch.compiler.is_compiling() else _rows_of
                 return make(given, sizes[0], local_starts[0], dtype, device).narrow(-1, 0, sizes[-1])
             rows = functional.table(sizes[:-1], encoding, start=local_starts, dtype=dtype, device=device)
         return rows.narrow(-1, first[-1], sizes[-1]).contiguous()

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import _traced, checks
+from . import checks
 from ._call import Form, RowsCall
-from ._operator import EMBED
-from ._ops import plan_words
 from .checks import embedding
 from .checks.part import Part
+from .ops import traced
+from .ops.dispatch import EMBED
+from .ops.schemas import plan_words
 from .reference.tiles import accumulation
 from .runtime import observers
 from .runtime.observers import is_functional, is_recorded, is_transformed
@@ -155,7 +156,7 @@ class EmbedCall(RowsCall):
         if keeps_length or observers.is_exporting() or not self._is_exact() or is_functional():
             return self.traced()
         self.elements = []
-        return self.form.restored(EMBED.op(*self.operands(_traced.plan_words(*self.given, self.device))))
+        return self.form.restored(EMBED.op(*self.operands(traced.plan_words(*self.given, self.device))))
 
     def _in_graph(self) -> Tensor:
         """A graph may fuse a lookup with what follows. But a gradient of its own making would be summed in no fixed
@@ -164,5 +165,5 @@ class EmbedCall(RowsCall):
         learns = self.weight.requires_grad and torch.is_grad_enabled()
         if not (self.drop or learns) or not self._is_exact() or is_functional() or observers.is_exporting():
             return self.traced()
-        operands = self.operands(_traced.plan_words(*self.given, self.device))
+        operands = self.operands(traced.plan_words(*self.given, self.device))
         return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))

@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _add_call, _grid_rows, _seed_tensor, checks
+from . import _add_call, _grid_rows, checks
 from ._add_call import SumCall
 from ._grid_form import GridForm
-from ._operator import DROPOUT
-from ._ops import plan_words
 from .backend import loader
 from .checks import grids, seeds
 from .checks.part import Part, no_context_parallel
 from .encodings.grid import GridEncoding
+from .ops import seed_tensor
+from .ops.dispatch import DROPOUT
+from .ops.schemas import plan_words
 from .reference import grid_add
 from .reference.tiles import accumulation, arranged
 from .runtime import observers
@@ -343,7 +344,7 @@ class GridCall(SumCall):
         if 0 in checks.sizes(self.x) and not checks.is_jit_traced():
             self.drop = 0
         if 0 < self.drop < checks.DROP_UNIT:
-            self.seed = _seed_tensor.tensor(self._given_seed, self.device)
+            self.seed = seed_tensor.tensor(self._given_seed, self.device)
 
     def _is_exact(self) -> bool:
         return all(axis.angle == "exact" for axis in self.grid.axes)

@@ -1,4 +1,4 @@
-"""The derivative of `add` with a grid: that of `_grad.py` for each piece on its channels."""
+"""The derivative of `add` with a grid: that of `ops/autograd.py` for each piece on its channels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import _grad
 from ._grid_form import GridForm
-from ._operator import ROW_DOTS
+from .ops import autograd
+from .ops.dispatch import ROW_DOTS
 
 if TYPE_CHECKING:
     from ._grid_call import GridCall
@@ -41,7 +41,7 @@ class GridAdd(torch.autograd.Function):
         form: GridForm = ctx.form
         to_x = to_alpha = to_positions = None
         if ctx.needs_input_grad[0]:
-            to_x = _grad.scaled(grad, seed, ctx.scale, ctx.drop, ctx.numbers)
+            to_x = autograd.scaled(grad, seed, ctx.scale, ctx.drop, ctx.numbers)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             places = form.canonical(grad)
             of_axes: list[Any] = [None] * positions.shape[-1]
@@ -52,7 +52,7 @@ class GridAdd(torch.autograd.Function):
                     dots = ROW_DOTS(part, words, at, mask, None, *rest).sum()
                     to_alpha = dots if to_alpha is None else to_alpha + dots
                 if ctx.needs_input_grad[2]:
-                    one = _grad.position_gradient(part, words, at, mask, alpha, rest)
+                    one = autograd.position_gradient(part, words, at, mask, alpha, rest)
                     of_axes[axis] = one if of_axes[axis] is None else of_axes[axis] + one
             if to_alpha is not None:
                 to_alpha = to_alpha.reshape(alpha.shape).to(alpha.dtype)

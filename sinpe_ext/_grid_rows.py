@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _grad, _rows, _traced, checks
-from ._traced import constant_in_graph
+from . import checks
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding, Piece
+from .ops import autograd, encoded_rows, traced
+from .ops.traced import constant_in_graph
 from .reference.grid_add import HEADER_WORDS, MAGIC
 from .runtime.device_constants import on_device
 
@@ -38,21 +39,21 @@ def alike(value: Any, dim: int | None) -> tuple[str, tuple[int, ...]] | None:
     return grid.arrangement, tuple(range(grid.ndim)) if grid.order is None else grid.order
 
 
-def rows_of(given: _traced.Given, length: int, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def rows_of(given: traced.Given, length: int, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows encoding.start + start, ... of one piece; start may be a 0-d tensor."""
     if isinstance(start, Tensor):
         encoding = checks.encoding(*given)
         return encoded(given, torch.arange(length, device=device) + (start + encoding.start), dtype)
     if _is_compiling() or checks.is_jit_traced():
-        return _traced.table(given, length, start, dtype, device)
-    return _rows.table(checks.encoding(*given), length, start, dtype, device)
+        return traced.table(given, length, start, dtype, device)
+    return encoded_rows.table(checks.encoding(*given), length, start, dtype, device)
 
 
-def encoded(given: _traced.Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
+def encoded(given: traced.Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of one piece at positions, differentiable."""
     if _is_compiling() or checks.is_jit_traced():
-        return _traced.encode(given, positions, dtype)
-    return _grad.encode(positions, checks.encoding(*given), dtype)
+        return traced.encode(given, positions, dtype)
+    return autograd.encode(positions, checks.encoding(*given), dtype)
 
 
 def table(

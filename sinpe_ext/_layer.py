@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _plain, _traced, checks
+from . import _plain, checks
 from ._grid_call import GridCall
+from .ops import traced
 from .runtime import observers
 from .runtime.observers import is_traced
 from .runtime.parallel import is_dtensor
@@ -138,7 +139,7 @@ def check_limit(call: Any, max_len: int) -> None:
 def _assert_in_trace(call: Any, condition: Tensor, message: str) -> None:
     """Has torch.jit.trace record that a condition must hold; ONNX has no assertions."""
     if not observers.is_exporting():
-        call.depend_on(_traced.zero_where(condition, message))
+        call.depend_on(traced.zero_where(condition, message))
 
 
 def _limit_message(lowest: int, highest: int, got: str) -> str:

@@ -14,10 +14,10 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import checks
-from ._operator import ADD, ADD_OUT
-from ._plan_words import host_words, plan_words
 from .backend import loader
 from .encodings.encoding import Encoding
+from .ops.dispatch import ADD, ADD_OUT
+from .ops.plan_words import host_words, plan_words
 from .runtime.observers import is_traced
 from .runtime.parallel import in_context_parallel
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _grad, _grid_table, _plain, _rows, _traced, checks
+from . import _grid_table, _plain, checks
 from ._calls import add_call, embed_call
-from ._operator import ENCODE
-from ._ops import host_words, plan_words
 from .backend import loader
 from .checks import grids, memory
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
+from .ops import autograd, encoded_rows, traced
+from .ops.dispatch import ENCODE
+from .ops.schemas import host_words, plan_words
 from .runtime import observers
 from .runtime.observers import is_traced, is_transformed
 from .runtime.parallel import is_dtensor
@@ -80,7 +81,7 @@ def table(
     if checks.is_grid(encoding) or grids.extra(extra_tokens):
         lengths = length if checks.is_grid(encoding) else (length,)
         return _grid_table.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
-    given = _traced.given(encoding)
+    given = traced.given(encoding)
     encoding = checks.encoding(*given)
     checks.flag("flatten", flatten)
     rows: Any = length  # ints, or symbols of a graph
@@ -101,16 +102,16 @@ def table(
         return _table_into(out, rows, encoding, given, first)
     if _is_compiling():  # which cannot trace torch.get_default_device
         device = torch.empty(0).device if device is None else torch.device(device)
-        return _traced.table(given, rows, first, dtype, device)
+        return traced.table(given, rows, first, dtype, device)
     if is_recorded:
         device = torch.get_default_device() if device is None else checks.device(device)
-        return _traced.table(given, rows, first, dtype, device)
+        return traced.table(given, rows, first, dtype, device)
     checks.addressable("length", rows, encoding.dim, dtype.itemsize)
     device = torch.get_default_device() if device is None else checks.device(device)
-    return _rows.table(encoding, rows, first, dtype, device)
+    return encoded_rows.table(encoding, rows, first, dtype, device)
 
 
-def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _traced.Given, start: int) -> torch.Tensor:
+def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: traced.Given, start: int) -> torch.Tensor:
     if tuple(checks.sizes(out)) != (length, encoding.dim):
         raise ValueError(
             f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
@@ -119,11 +120,11 @@ def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: _trac
     if out.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
     if _is_compiling() or checks.is_jit_traced():
-        return out.copy_(_traced.table(given, length, start, out.dtype, out.device))
+        return out.copy_(traced.table(given, length, start, out.dtype, out.device))
     memory.writable("out", out)
     direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
     if not direct or observers.no_data(out.device) or not loader.compiled(out.device.type):
-        return out.copy_(_rows.table(encoding, length, start, out.dtype, out.device))
+        return out.copy_(encoded_rows.table(encoding, length, start, out.dtype, out.device))
     if length:
         torch.ops.sinpe_ext.table_out.default(plan_words(encoding, out.device), start, out)
         torch.autograd.graph.increment_version(out)
@@ -184,14 +185,14 @@ def encode(
         return _dtensor_rows.encode(positions, encoding, dtype, allow_16bit)
     if checks.is_grid(encoding):
         return _grid_table.encode(positions, encoding, dtype, allow_16bit)
-    given = _traced.given(encoding)
+    given = traced.given(encoding)
     encoding = checks.encoding(*given)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     checks.float_dtype("dtype", dtype)
     if _is_compiling() or checks.is_jit_traced():
-        return _traced.encode(given, positions, dtype)
+        return traced.encode(given, positions, dtype)
     checks.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
-    return _grad.encode(positions, encoding, dtype)
+    return autograd.encode(positions, encoding, dtype)
 
 
 def add(

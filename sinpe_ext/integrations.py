@@ -14,10 +14,10 @@ from typing import Any
 from torch import nn
 
 from . import _swap
-from ._onnx import standard_operators as standard_operators
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .encodings.values import choice
+from .ops.onnx_graph import standard_operators as standard_operators
 
 __all__ = ["Report", "Swap", "standard_operators", "swap"]
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from . import _checkpoint, _layer, checks
 from ._calls import add_call, embed_call
-from ._operator import ADD, EMBED
-from ._ops import host_words, plan_words
 from .checks import embedding, grids
 from .encodings.catalogue import conventions
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .encodings.values import MAX_DIM, integer
+from .ops.dispatch import ADD, EMBED
+from .ops.schemas import host_words, plan_words
 from .reference.tiles import accumulation
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinpe_ext as sinpe
-from sinpe_ext import _ops, _plan_words, _seed_tensor, checks
+from sinpe_ext import checks
 from sinpe_ext.backend import loader
 from sinpe_ext.checks import embedding
 from sinpe_ext.encodings.plan import plan
+from sinpe_ext.ops import plan_words, schemas, seed_tensor
 from sinpe_ext.runtime import device_constants, observers
 
 B, S, D, V = 2, 3, 8, 9
@@ -177,12 +178,12 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         from sinpe_ext import _grid_rows
         from sinpe_ext.reference import float32_angle
 
-        monkeypatch.setattr(_plan_words, "on_device", on_device)
+        monkeypatch.setattr(plan_words, "on_device", on_device)
         monkeypatch.setattr(float32_angle, "on_device", on_device)
         monkeypatch.setattr(_grid_rows, "on_device", on_device)
         monkeypatch.setattr(observers, "no_data", lambda device: False)
         monkeypatch.setattr(checks, "unreadable", lambda value: False)
-        monkeypatch.setattr(_seed_tensor, "unreadable", lambda value: False)
+        monkeypatch.setattr(seed_tensor, "unreadable", lambda value: False)
         monkeypatch.setattr(loader, "_choices", {"cuda": True, "cpu": True})
         yield
 
@@ -204,10 +205,10 @@ def test_nothing_is_looked_at_or_copied(name: str, as_if: None) -> None:
 @pytest.mark.parametrize("seed", ["tensor", "generator"])
 def test_a_seed_from_the_cpu_goes_as_a_number(seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy would wait for the device; the meta device stands for it."""
-    monkeypatch.setattr(_seed_tensor, "unreadable", lambda value: False)
+    monkeypatch.setattr(seed_tensor, "unreadable", lambda value: False)
     given = torch.tensor(5) if seed == "tensor" else torch.Generator().manual_seed(1)
     with Seen() as seen:
-        made = _seed_tensor.tensor(given, torch.device("meta"))
+        made = seed_tensor.tensor(given, torch.device("meta"))
     assert made.is_meta and made.shape == () and not [call for call, devices in seen.calls if len(devices) > 1]
 
 
@@ -221,7 +222,7 @@ def test_a_graph_has_no_cpu_tensor(as_if: None, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.undo()  # the compiler looks at devices only
     constant = torch.empty(len(plan(ENCODING).words), dtype=torch.int64, device="cuda")
-    monkeypatch.setattr(_plan_words, "on_device", lambda *_: constant)
+    monkeypatch.setattr(plan_words, "on_device", lambda *_: constant)
     torch._dynamo.reset()
 
     @torch.compile(backend=backend, fullgraph=True)
@@ -306,12 +307,12 @@ def test_the_capture_looked_for_is_the_tensors_own(monkeypatch: pytest.MonkeyPat
 def test_slopes_are_those_of_the_plan(encoding: sinpe.Encoding) -> None:
     """Computed from the words on the device; here against the plan itself."""
     known = plan(encoding)
-    words = _ops.plan_words(encoding)
+    words = schemas.plan_words(encoding)
     entries = zip(known.channels(), known.channel_turns(), strict=True)
     want = [0.0 if e is None else 2 * torch.pi * f * (-1.0 if e[1] else 1.0) for e, f in entries]
-    assert torch.equal(_ops.slopes(words, encoding.dim), torch.tensor(want, dtype=torch.float64))
-    partner, slopes = _ops.derivative_constants(known)
-    assert torch.equal(_ops.slopes(partner, encoding.dim), -slopes)
+    assert torch.equal(schemas.slopes(words, encoding.dim), torch.tensor(want, dtype=torch.float64))
+    partner, slopes = schemas.derivative_constants(known)
+    assert torch.equal(schemas.slopes(partner, encoding.dim), -slopes)
 
 
 def test_ids_are_looked_at_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

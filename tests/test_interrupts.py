@@ -65,10 +65,12 @@ lines, where = 0, ""
 def interrupted_at(target):
     def trace(frame, event, arg):
         global lines, where
-        if "/sinpe_ext/_" not in frame.f_code.co_filename:
-            return trace if "/sinpe_ext/" in frame.f_code.co_filename else None
-        name = os.path.basename(frame.f_code.co_filename)
-        if event == "line" and name in ("_ops.py", "_operator.py", "_grad.py", "backend/loader.py", "registration.py"):
+        name = frame.f_code.co_filename.rpartition("/sinpe_ext/")[2]
+        if not name:
+            return None
+        if event == "line" and name in (
+            "ops/schemas.py", "ops/dispatch.py", "ops/autograd.py", "backend/loader.py", "runtime/registration.py"
+        ):
             lines += 1
             if lines == target:
                 where = f"{name}:{frame.f_lineno}"

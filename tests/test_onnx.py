@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from traced_models import Call, ids, x
 
 import sinpe_ext as sinpe
-from sinpe_ext import _onnx
 from sinpe_ext.encodings.plan import plan
+from sinpe_ext.ops import onnx_graph
 
 onnx = pytest.importorskip("onnx", reason="ONNX export needs onnx")
 pytest.importorskip("onnxscript", reason="ONNX export needs onnxscript")
@@ -151,7 +151,7 @@ def test_a_program_of_standard_operators(name: str) -> None:
     model, arguments, sizes, others = CASES[name]
     shapes = (sizes,) if isinstance(model, Call) else sizes
     assert "sinpe_ext" in str(torch.export.export(model, arguments, dynamic_shapes=shapes).graph)
-    with _onnx.standard_operators():
+    with onnx_graph.standard_operators():
         program = torch.export.export(model, arguments, dynamic_shapes=shapes)
     assert "sinpe_ext" not in str(program.graph)
     ready = session(torch.onnx.export(program, dynamo=True, verbose=False))
@@ -218,13 +218,13 @@ POSITIONS = {
 def test_the_graphs_arithmetic(encoding: str, positions: str) -> None:
     """What is written into a file, run by torch."""
     found, at = ENCODINGS[encoding], POSITIONS[positions]
-    got = _onnx.encode(plan(found), at, torch.float32)
+    got = onnx_graph.encode(plan(found), at, torch.float32)
     assert ulps(got, sinpe.encode(at, found)) <= FLOAT32_ULP
     for dtype in (torch.bfloat16, torch.float16):
-        assert torch.equal(_onnx.encode(plan(found), at, dtype), got.to(dtype))
+        assert torch.equal(onnx_graph.encode(plan(found), at, dtype), got.to(dtype))
     if not at.is_floating_point():
         want = sinpe.encode(at, found, dtype=torch.float64)
-        wide = _onnx.encode(plan(found), at, torch.float64)
+        wide = onnx_graph.encode(plan(found), at, torch.float64)
         assert torch.allclose(wide, want, rtol=FLOAT64_RELATIVE, atol=0.0)
 
 
@@ -233,8 +233,8 @@ def test_whole_turns_of_rational_frequencies_are_exact() -> None:
     encoding = sinpe.Encoding(2, unit="turn", position_scale=Fraction(1, 24))
     where = torch.tensor([0, 24, -24, 12, 36, 24 * (2**53 // 24), 24 * (2**62 // 24), 2**31 - 8])
     for dtype in (torch.float32, torch.float64):
-        rows = _onnx.encode(plan(encoding), where, dtype)
+        rows = onnx_graph.encode(plan(encoding), where, dtype)
         assert (rows[:, 0] == 0).all() and not rows[:, 0].signbit().any()
-        rows = _onnx.encode(plan(encoding), where + 6, dtype)
+        rows = onnx_graph.encode(plan(encoding), where + 6, dtype)
         assert (rows[:, 1] == 0).all() and not rows[:, 1].signbit().any()
-        assert (_onnx.encode(plan(encoding), where + 1, dtype)[:, 0] != 0).all()
+        assert (onnx_graph.encode(plan(encoding), where + 1, dtype)[:, 0] != 0).all()

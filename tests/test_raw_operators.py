@@ -13,8 +13,8 @@ from children import execute
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext import _ops
 from sinpe_ext.backend import loader
+from sinpe_ext.ops import schemas
 
 B, S, D = 2, 5, 8
 ENCODING = sinpe.Encoding(D)
@@ -32,7 +32,7 @@ def op(name: str) -> Any:
 
 
 def words() -> Tensor:
-    return _ops.plan_words(ENCODING)
+    return schemas.plan_words(ENCODING)
 
 
 def x(*shape: int) -> Tensor:
@@ -202,11 +202,11 @@ def test_products_beyond_int64() -> None:
 ATTACK = """
 import random, sys, torch
 import sinpe_ext as sinpe
-from sinpe_ext import _ops
+from sinpe_ext.ops import schemas
 draw = random.Random(int(sys.argv[1]))
 assert sinpe.backend_info().device("cpu").backend == "compiled"
 FAR = [0, 1, -1, 2, 7, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)]
-PLANS = [_ops.plan_words(e) for e in (sinpe.Encoding(8), sinpe.convention("fairseq", 8), sinpe.Encoding(7))]
+PLANS = [schemas.plan_words(e) for e in (sinpe.Encoding(8), sinpe.convention("fairseq", 8), sinpe.Encoding(7))]
 DTYPES = [torch.float32] * 5 + [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
 
 def plan():

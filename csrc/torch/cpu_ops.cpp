@@ -1,4 +1,4 @@
-// CPU implementations of the operators table, encode and add that sinpe_ext/_ops.py defines, on the LibTorch stable
+// CPU implementations of the operators table, encode and add that sinpe_ext/ops/schemas.py defines, on the LibTorch stable
 // ABI.
 #include "torch/arguments.h"
 

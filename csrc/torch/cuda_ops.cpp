@@ -1,4 +1,4 @@
-// CUDA implementations of the operators table, encode and add that sinpe_ext/_ops.py defines, on the LibTorch stable
+// CUDA implementations of the operators table, encode and add that sinpe_ext/ops/schemas.py defines, on the LibTorch stable
 // ABI. Every operand is on one device, the plan too; nothing here reads one or waits for the device.
 #include "torch/cuda_call.h"
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_library: Any = None  # here, where it outlives an import of _ops that was cut short
+_library: Any = None  # here, where it outlives an import of ops that was cut short
 
 
 def library(register: Callable[[], Any]) -> Any:

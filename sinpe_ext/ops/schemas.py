@@ -1,9 +1,9 @@
 """The operators `torch.ops.sinpe_ext.*`: schemas, fake kernels, batching, and the eager twin for other devices.
 
 Schemas stand here and nowhere else; the compiled libraries hold implementations only (a second definition would abort
-the process). A device whose library is not loaded runs the eager twin (`reference.py`, `reference_apply.py`) behind the
-same operator, so a compiled graph never sees the difference. Their derivatives are in `_grad.py`; who calls what,
-`_operator.py` decides. None is on an autocast list: positions, frequencies and x keep their dtypes under autocast.
+the process). A device whose library is not loaded runs the eager twin (`reference/`) behind the same operator, so a
+compiled graph never sees the difference. Their derivatives are in `autograd.py`; who calls what, `dispatch.py` decides.
+None is on an autocast list: positions, frequencies and x keep their dtypes under autocast.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from . import _seed_tensor, reference
-from ._plan_words import decoded, derivative_constants, host_words, partner, plan_tensor, plan_words, slopes
-from .checks import position_range
-from .reference import apply, grid_add
-from .runtime import registration
+from .. import reference
+from ..checks import position_range
+from ..reference import apply, grid_add
+from ..runtime import registration
+from . import seed_tensor
+from .plan_words import decoded, derivative_constants, host_words, partner, plan_tensor, plan_words, slopes
 
 __all__ = ["EAGER", "NAMESPACE", "decoded", "derivative_constants", "host_words", "partner", "plan_tensor"]
 __all__ += ["plan_words", "slopes"]
@@ -155,7 +156,7 @@ EAGER: dict[str, Any] = {
     "embed_backward": _eager_embed_backward,
     "plan_partner": partner,
     "plan_slopes": slopes,
-    "draw_seed": lambda like: _seed_tensor.draw(like.device),
+    "draw_seed": lambda like: seed_tensor.draw(like.device),
 }
 _FAKES: dict[str, Any] = {
     "table": lambda plan, start, length, dim, dtype: plan.new_empty((length, dim), dtype=dtype),

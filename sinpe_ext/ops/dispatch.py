@@ -1,4 +1,4 @@
-"""`Operator`: how a Python function calls one of the operators of `_ops.py`.
+"""`Operator`: how a Python function calls one of the operators of `ops/schemas.py`.
 
 In a graph that is being made, the operator itself. Otherwise the kernel where the compiled backend serves the device
 and the eager twin elsewhere, below an autograd function where a gradient is needed and below nothing where none is:
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _ops
-from .backend import loader
-from .runtime import registration
-from .runtime.no_grad import no_grad
-from .runtime.observers import is_traced
+from ..backend import loader
+from ..runtime import registration
+from ..runtime.no_grad import no_grad
+from ..runtime.observers import is_traced
+from . import schemas
 
 _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CUDA_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
@@ -38,7 +38,7 @@ class Operator:
     def __init__(self, name: str) -> None:
         self.name = name
         self.op = getattr(torch.ops.sinpe_ext, name).default
-        self.eager = no_grad(_ops.EAGER[name])
+        self.eager = no_grad(schemas.EAGER[name])
         redispatch = getattr(getattr(self.op, "_handle", None), "redispatch_boxed", self.op.redispatch)
         self.direct: Callable[..., Any] = partial(redispatch, _CPU_KERNEL)
         self.direct_cuda: Callable[..., Any] = partial(redispatch, _CUDA_KERNEL)
@@ -72,10 +72,10 @@ class Operator:
 
         Differentiable.backward = staticmethod(backward)  # type: ignore[method-assign]
         Differentiable.__name__ = Differentiable.__qualname__ = f"sinpe_ext_{self.name}"  # seen in an autograd graph
-        name = f"{_ops.NAMESPACE}::{self.name}"
+        name = f"{schemas.NAMESPACE}::{self.name}"
         with registration.interrupts_held():
             if self.function is None:  # else it was registered by an import that was cut short further on
-                torch.library.register_autograd(name, backward, setup_context=setup_context, lib=_ops._library)
+                torch.library.register_autograd(name, backward, setup_context=setup_context, lib=schemas._library)
             self.function = Differentiable
 
 

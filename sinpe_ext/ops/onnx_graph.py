@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .encodings.plan import Plan
-from .reference.phase import TURN
-from .runtime.observers import standard_operators_asked
+from ..encodings.plan import Plan
+from ..reference.phase import TURN
+from ..runtime.observers import standard_operators_asked
 
 BITS = 26
 BASE = 2.0**BITS

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _ops, reference
-from .backend import loader
-from .encodings.encoding import Encoding
-from .encodings.plan import plan as _plan_of
-from .reference import float32_angle
-from .runtime import observers
+from .. import reference
+from ..backend import loader
+from ..encodings.encoding import Encoding
+from ..encodings.plan import plan as _plan_of
+from ..reference import float32_angle
+from ..runtime import observers
+from . import schemas
 
 
 def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -22,7 +23,7 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
         positions = torch.arange(length, device=device) + (encoding.start + start)
         return float32_angle.encode(encoding, positions, dtype)
     if written_down or loader.compiled(device.type):
-        words = _ops.plan_words(encoding, device)
+        words = schemas.plan_words(encoding, device)
         try:
             return torch.ops.sinpe_ext.table.default(words, start, length, encoding.dim, dtype)
         except RuntimeError:
@@ -44,4 +45,4 @@ def encode(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Te
         except RuntimeError:
             torch.empty((*positions.shape, dim), dtype=dtype, device=positions.device)
             raise
-    return reference.encode(_ops.decoded(words), positions.detach(), dtype)
+    return reference.encode(schemas.decoded(words), positions.detach(), dtype)

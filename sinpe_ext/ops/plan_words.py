@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .encodings.encoding import Encoding
-from .encodings.plan import (
+from ..encodings.encoding import Encoding
+from ..encodings.plan import (
     ARRAYS,
     FLAG_INTERLEAVED,
     FLAG_Q0,
@@ -26,8 +26,8 @@ from .encodings.plan import (
     MAGIC,
     Plan,
 )
-from .encodings.plan import plan as _plan_of
-from .runtime.device_constants import on_device
+from ..encodings.plan import plan as _plan_of
+from ..runtime.device_constants import on_device
 
 CPU = torch.device("cpu")
 _plans = WeakTensorKeyDictionary()  # a plan tensor -> its plan
@@ -114,7 +114,9 @@ def decoded(words: Tensor) -> Plan:
 def _unpacked(words: tuple[int, ...]) -> Plan:
     """The inverse of `Plan.words`, whose layout `_plan` describes."""
     if len(words) < HEADER_WORDS or words[:2] != (MAGIC, len(words)):
-        raise RuntimeError("plan: expected the words of a frequency plan, got others; pass _ops.plan_words(encoding)")
+        raise RuntimeError(
+            "plan: expected the words of a frequency plan, got others; pass schemas.plan_words(encoding)"
+        )
     _, _, dim, n0, n1, flags, amplitude, n_osc, start = words[:9]
     columns = [words[HEADER_WORDS + k * n_osc :][:n_osc] for k in range(ARRAYS)]
     high, low, whole, turns_hi, turns_lo = columns

@@ -19,12 +19,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from . import _onnx, _ops, checks
-from .backend import loader
-from .encodings.encoding import Encoding
-from .encodings.plan import plan as _plan_of
-from .reference import float32_angle
-from .runtime import handle, observers
+from .. import checks
+from ..backend import loader
+from ..encodings.encoding import Encoding
+from ..encodings.plan import plan as _plan_of
+from ..reference import float32_angle
+from ..runtime import handle, observers
+from . import onnx_graph, schemas
 
 constant_in_graph = handle.constant_in_graph()
 if constant_in_graph is handle.by_handle:  # torch 2.11: what checks marked, perhaps before torch came, is adapted
@@ -74,7 +75,7 @@ def _by_slot(function: Constant) -> tuple[Constant, ...]:
 def _plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     # Load the kernels before the graph runs; without them the operator is the eager twin.
     loader.compiled(device.type if device.type == "cuda" else "cpu")
-    return _ops.plan_words(checks.encoding(value, dim, piece), device)
+    return schemas.plan_words(checks.encoding(value, dim, piece), device)
 
 
 @_by_slot
@@ -116,7 +117,7 @@ def table(given: Given, length: Any, start: int, dtype: torch.dtype, device: tor
     if encoding.angle != "exact" or checks.is_jit_traced():
         return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
     if observers.is_exporting():
-        return _onnx.table(_plan_of(encoding), length, start, dtype, device)
+        return onnx_graph.table(_plan_of(encoding), length, start, dtype, device)
     rows = torch.ops.sinpe_ext.table.default(plan_words(*given, device), start, length, encoding.dim, dtype)
     return rows if rows.device.type == device.type else rows.to(device)
 
@@ -130,6 +131,6 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
         multiply, factor = _order(*given)
         return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
     if observers.is_exporting():
-        return _onnx.encode(_plan_of(encoding), positions, dtype)
+        return onnx_graph.encode(_plan_of(encoding), positions, dtype)
     words = plan_words(*given, device)
     return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, encoding.dim, dtype)

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import _ops, _rows
-from ._operator import ADD, ADD_DROPOUT, DROPOUT, EMBED, EMBED_BACKWARD, ENCODE, ROW_DOTS, TABLE
-from .reference import float32_angle
-from .reference.tiles import accumulation, arranged
-from .runtime.observers import is_traced, is_transformed
+from ..reference import float32_angle
+from ..reference.tiles import accumulation, arranged
+from ..runtime.observers import is_traced, is_transformed
+from . import encoded_rows, schemas
+from .dispatch import ADD, ADD_DROPOUT, DROPOUT, EMBED, EMBED_BACKWARD, ENCODE, ROW_DOTS, TABLE
 
 if TYPE_CHECKING:
-    from .encodings.encoding import Encoding
+    from ..encodings.encoding import Encoding
 
 
 def derivative_plan(words: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The partner's words and the slopes of a plan, see `_plan_words`."""
+    """The partner's words and the slopes of a plan, see `plan_words.py`."""
     if is_traced():
         return torch.ops.sinpe_ext.plan_partner.default(words), torch.ops.sinpe_ext.plan_slopes.default(words, dim)
-    return _ops.derivative_constants(_ops.decoded(words), words.device)
+    return schemas.derivative_constants(schemas.decoded(words), words.device)
 
 
 def reduced(each: Tensor, positions: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ class _EncodeTransformed(torch.autograd.Function):
 
     @staticmethod
     def forward(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
-        return _rows.encode(positions, words, slopes.shape[0], dtype)
+        return encoded_rows.encode(positions, words, slopes.shape[0], dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -263,10 +263,10 @@ def encode(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:
     """`encode` of checked arguments outside of a graph, differentiable where that is asked for."""
     if encoding.angle != "exact":
         return float32_angle.encode(encoding, positions, dtype)
-    words = _ops.plan_words(encoding, positions.device)
+    words = schemas.plan_words(encoding, positions.device)
     if is_transformed() or (is_traced() and positions.requires_grad):
-        constants = _ops.derivative_constants(_ops.decoded(words), words.device)
+        constants = schemas.derivative_constants(schemas.decoded(words), words.device)
         return _EncodeTransformed.apply(positions, words, *constants, dtype)
     if positions.requires_grad and torch.is_grad_enabled():
         return ENCODE(positions.contiguous(), words, encoding.dim, dtype)
-    return _rows.encode(positions, words, encoding.dim, dtype)
+    return encoded_rows.encode(positions, words, encoding.dim, dtype)

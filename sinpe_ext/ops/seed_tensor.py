@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import INT64_MAX, unreadable
-from .runtime import observers
-from .runtime.tracing import is_jit_traced
+from ..checks import INT64_MAX, unreadable
+from ..runtime import observers
+from ..runtime.tracing import is_jit_traced
 
 
 def tensor(seed: Any, device: torch.device) -> Tensor:
