@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from . import checks
-from ._add_call import AddCall
-from ._embed_call import EmbedCall
-from ._grid_call import GridCall
+from .calls.add import AddCall
+from .calls.embed import EmbedCall
+from .calls.grid import GridCall
 from .runtime.parallel import is_dtensor
 
 

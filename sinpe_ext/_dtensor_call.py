@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
 from . import _dtensor, checks
-from ._add_call import AddCall
 from ._dtensor_simulation import call_of_each_rank, to_local
-from ._embed_call import EmbedCall
-from ._grid_call import GridCall
+from .calls.add import AddCall
+from .calls.embed import EmbedCall
+from .calls.grid import GridCall
 from .checks import embedding
 from .runtime.no_grad import no_grad
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from ._dtensor import Layout, seed_of_all
 from ._dtensor_simulation import call_of_each_rank
-from ._grid_call import GridCall
+from .calls.grid import GridCall
 from .checks.part import Part
 
 

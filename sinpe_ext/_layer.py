@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _plain, checks
-from ._grid_call import GridCall
+from . import checks
+from .calls import plain
+from .calls.grid import GridCall
 from .ops import traced
 from .runtime import observers
 from .runtime.observers import is_traced
@@ -53,7 +54,7 @@ def is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: 
         and positions is None
         and padding_mask is None
         and not is_traced()
-        and _plain.is_plain(t, differentiated, layer.encoding, start)
+        and plain.is_plain(t, differentiated, layer.encoding, start)
     )
 
 

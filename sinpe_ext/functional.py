@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _grid_table, _plain, checks
+from . import checks
 from ._calls import add_call, embed_call
 from .backend import loader
+from .calls import grid_table, plain
 from .checks import grids, memory
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
@@ -80,7 +81,7 @@ def table(
     dtype = checks.table_dtype(dtype, device, out)
     if checks.is_grid(encoding) or grids.extra(extra_tokens):
         lengths = length if checks.is_grid(encoding) else (length,)
-        return _grid_table.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
+        return grid_table.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
     given = traced.given(encoding)
     encoding = checks.encoding(*given)
     checks.flag("flatten", flatten)
@@ -184,7 +185,7 @@ def encode(
 
         return _dtensor_rows.encode(positions, encoding, dtype, allow_16bit)
     if checks.is_grid(encoding):
-        return _grid_table.encode(positions, encoding, dtype, allow_16bit)
+        return grid_table.encode(positions, encoding, dtype, allow_16bit)
     given = traced.given(encoding)
     encoding = checks.encoding(*given)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
@@ -255,7 +256,7 @@ def add(
     if unknown:
         checks.no_unknown(add, unknown)
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
-    result = _plain.added(x, encoding, arguments, (grid_shape, extra_tokens), out)
+    result = plain.added(x, encoding, arguments, (grid_shape, extra_tokens), out)
     if result is not None:
         return result
     call = add_call(x, encoding, arguments, grid_shape, extra_tokens)
@@ -299,7 +300,7 @@ def add_(
     if unknown:
         checks.no_unknown(add_, unknown)
     arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
-    result = _plain.added(x, encoding, arguments, (grid_shape, extra_tokens), x)
+    result = plain.added(x, encoding, arguments, (grid_shape, extra_tokens), x)
     if result is not None:
         return result
     call = add_call(x, encoding, arguments, grid_shape, extra_tokens)

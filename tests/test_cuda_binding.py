@@ -13,7 +13,7 @@ from cuda_support import cuda, device  # noqa: F401
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext import _grid_rows
+from sinpe_ext.calls import grid_rows
 from sinpe_ext.ops import schemas
 
 B, S, D, ROWS = 2, 3, 8, 5
@@ -34,7 +34,7 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         "grad": x,
         "out": torch.zeros(S, D, device=device) if name == "table_out" else torch.zeros_like(x),
         "plan": schemas.plan_words(sinpe.convention("fairseq", D)).to(device),
-        "grid": _grid_rows.words(GRID, (S,), False, device),
+        "grid": grid_rows.words(GRID, (S,), False, device),
         "values": torch.zeros(S * D, device=device),
         "ids": torch.zeros(B, S, dtype=torch.int64, device=device),
         "weight": torch.zeros(ROWS, D, device=device),
@@ -202,7 +202,7 @@ NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # what the CPU refuses an
     "more values": ({"values": twice}, "grid: expected the words of a grid over 48 values"),
     "other lengths": (
         {
-            "grid": lambda t: _grid_rows.words(GRID, (S + 1,), False, t.device),
+            "grid": lambda t: grid_rows.words(GRID, (S + 1,), False, t.device),
             "values": lambda t: t.new_zeros((S + 1) * D),
         },
         "x: expected the places and channels of the grid",

@@ -175,12 +175,12 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return constants[key]
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        from sinpe_ext import _grid_rows
+        from sinpe_ext.calls import grid_rows
         from sinpe_ext.reference import float32_angle
 
         monkeypatch.setattr(plan_words, "on_device", on_device)
         monkeypatch.setattr(float32_angle, "on_device", on_device)
-        monkeypatch.setattr(_grid_rows, "on_device", on_device)
+        monkeypatch.setattr(grid_rows, "on_device", on_device)
         monkeypatch.setattr(observers, "no_data", lambda device: False)
         monkeypatch.setattr(checks, "unreadable", lambda value: False)
         monkeypatch.setattr(seed_tensor, "unreadable", lambda value: False)

@@ -97,11 +97,11 @@ def test_nothing_is_written_and_nothing_drawn_by_a_refused_call(backend: str) ->
 @pytest.mark.parametrize("words", [[1, 2, 3], "magic", "axis", "channel", "offset", "values", "length", "count"])
 def test_words_that_are_no_grid(words: Any) -> None:
     """The operator by itself trusts nothing that it is given."""
-    from sinpe_ext import _grid_rows
+    from sinpe_ext.calls import grid_rows
 
     if sinpe.backend_info().device("cpu").backend != "compiled" or torch.ops.sinpe_ext.cpu_isa() == "emulated":
         pytest.skip("the CPU kernel's own checks; CUDA's answer is NaN, see test_cuda_binding.py")
-    good = _grid_rows.words(GRID, (3, 4), False, torch.device("cpu"))
+    good = grid_rows.words(GRID, (3, 4), False, torch.device("cpu"))
     values = torch.zeros(3 * 4 + 4 * 4)
     bad = torch.tensor(words) if isinstance(words, list) else good.clone()
     places = {"magic": 0, "values": 6, "length": 8, "axis": 10, "channel": 11, "offset": 14, "count": 4}

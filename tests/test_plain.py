@@ -1,4 +1,4 @@
-"""The short way of `add` and `add_`, sinpe_ext/_plain.py: where all arguments are plain, with the same result."""
+"""The short way of `add` and `add_`, sinpe_ext/calls/plain.py: where all arguments are plain, with the same result."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import sinpe_ext as sinpe
-from sinpe_ext import _plain, functional
+from sinpe_ext import functional
 from sinpe_ext.backend import loader
+from sinpe_ext.calls import plain
 
 PE = sinpe.Encoding(8)
 MASK = torch.tensor([False, True, False])
@@ -53,7 +54,7 @@ def some(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def long_way(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> torch.Tensor:
     with monkeypatch.context() as patched:
-        patched.setattr(_plain, "added", lambda *_: None)
+        patched.setattr(plain, "added", lambda *_: None)
         return sinpe.add(x, **arguments)
 
 
@@ -113,8 +114,8 @@ def not_plain() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
 def test_other_tensors_take_the_long_way(name: str) -> None:
     x, out = not_plain()[name]
     arguments = (None, 0, 1.0, 1.0, None, -2, -1, 0.0, None)
-    assert _plain.added(some(), PE, arguments, (None, 0)) is not None
-    assert _plain.added(x, PE, arguments, (None, 0), out) is None
+    assert plain.added(some(), PE, arguments, (None, 0)) is not None
+    assert plain.added(x, PE, arguments, (None, 0), out) is None
 
 
 def test_whoever_looks_on_sees_it(monkeypatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sinpe_ext as sinpe
-from sinpe_ext import _grid_rows
+from sinpe_ext.calls import grid_rows
 from sinpe_ext.encodings.plan import plan
 from sinpe_ext.ops import schemas
 
@@ -75,8 +75,8 @@ def grid(by_channels: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and words of a grid of (S, 2) places and D channels, the last one zero."""
     of = sinpe.GridEncoding((sinpe.Encoding(4), sinpe.Encoding(3)), dim=D)
     cpu = torch.device("cpu")
-    values = _grid_rows.values(of, (S, 2), (0, 0), torch.float32, cpu, 1.0, by_channels)
-    return values, _grid_rows.words(of, (S, 2), by_channels, cpu)
+    values = grid_rows.values(of, (S, 2), (0, 0), torch.float32, cpu, 1.0, by_channels)
+    return values, grid_rows.words(of, (S, 2), by_channels, cpu)
 
 
 def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:

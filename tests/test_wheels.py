@@ -69,7 +69,7 @@ SPOILED: dict[str, tuple[str, Change]] = {
     "no py.typed": ("sinpe_ext/py.typed is missing", lambda c: c.pop("sinpe_ext/py.typed")),
     "no kernel": ("_csrc/cpu/add.cpp is missing", lambda c: c.pop("sinpe_ext/_csrc/cpu/add.cpp")),
     "tests": ("tests/test_add.py does not belong there", lambda c: c.update({"tests/test_add.py": b""})),
-    "leftovers": ("_add_call.pyc does not belong", lambda c: c.update({"sinpe_ext/_add_call.pyc": b""})),
+    "leftovers": ("add_call.pyc does not belong", lambda c: c.update({"sinpe_ext/_add_call.pyc": b""})),
     "a stray library": ("py3-none-any with _C_cpu.abi3.so", lambda c: c.update({"sinpe_ext/_C_cpu.abi3.so": b"x"})),
     "a library that is named alone": ("disagree about _C_cpu", lambda c: c.update({"sinpe_ext/_build.json": LIBRARY})),
     "a library of other sources": (

@@ -71,7 +71,7 @@ void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Opt
   const void* from = grid_values_of(cpu, values, a.dtype);
   const sinpe_status status = sinpe_add_grid(words.data, words.size, from, values.numel(), &a);
   expect(status != SINPE_BAD_PLAN, "grid: expected the words of a grid over ", values.numel(),
-         " values, got others; pass those of sinpe_ext._grid_rows.words");
+         " values, got others; pass those of sinpe_ext.calls.grid_rows.words");
   expect(status != SINPE_BAD_ARGUMENT, "x: expected the places and channels of the grid, without a padding_mask where ",
          "it is one by channels, got other sizes");
   succeed(status);

@@ -42,7 +42,7 @@ _SCHEMAS = (
     "SymInt start, bool positions_are_starts, float scale, int drop, SymInt[] elements) -> Tensor",
     "add_dropout_out(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? seed, SymInt start, "
     "bool positions_are_starts, float scale, float alpha, int drop, SymInt[] elements, Tensor(a!) out) -> ()",
-    # `grid` are the int64 words of a grid and `values` the rows of its axes (`_grid_rows.py`), where x is.
+    # `grid` are the int64 words of a grid and `values` the rows of its axes (`calls/grid_rows.py`), where x is.
     "add_grid_out(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, int drop, "
     "SymInt[] elements, Tensor(a!) out) -> ()",
     "row_dots(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? slopes, Tensor? seed, "

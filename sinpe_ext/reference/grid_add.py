@@ -31,7 +31,7 @@ def add(
     """dropout(scale * x + PE) into `out`, which is returned.
 
     Args:
-        values, words: the axes' rows and where they go, see `_grid_rows`.
+        values, words: the axes' rows and where they go, see `calls/grid_rows.py`.
         x: (*B, places, dim), or (*B, dim, places) of a grid by channels; out the same, or x itself.
         padding_mask: (1 or B, places) bool, True = no encoding; or None.
         seed, drop, elements: as in `reference_apply`.
@@ -46,7 +46,7 @@ def decoded(values: Tensor, words: Tensor) -> Tensor:
     """The whole grid that the operator's operands stand for: (places, dim), or (dim, places) of a grid by channels."""
     numbers = words.tolist()
     if len(numbers) < HEADER_WORDS or numbers[:2] != [MAGIC, len(numbers)] or numbers[6] != values.numel():
-        raise RuntimeError("grid: expected the words of a grid, got others; pass _grid_rows.words(...)")
+        raise RuntimeError("grid: expected the words of a grid, got others; pass grid_rows.words(...)")
     by_channels, axes, count, dim = bool(numbers[2]), numbers[3], numbers[4], numbers[5]
     lengths = numbers[HEADER_WORDS : HEADER_WORDS + axes]
     channels_at = 0 if by_channels else axes

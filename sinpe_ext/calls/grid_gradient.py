@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._grid_form import GridForm
-from .ops import autograd
-from .ops.dispatch import ROW_DOTS
+from ..ops import autograd
+from ..ops.dispatch import ROW_DOTS
+from .grid_form import GridForm
 
 if TYPE_CHECKING:
-    from ._grid_call import GridCall
+    from .grid import GridCall
 
 
 class GridAdd(torch.autograd.Function):

@@ -14,20 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _add_call, _grid_rows, checks
-from ._add_call import SumCall
-from ._grid_form import GridForm
-from .backend import loader
-from .checks import grids, seeds
-from .checks.part import Part, no_context_parallel
-from .encodings.grid import GridEncoding
-from .ops import seed_tensor
-from .ops.dispatch import DROPOUT
-from .ops.schemas import plan_words
-from .reference import grid_add
-from .reference.tiles import accumulation, arranged
-from .runtime import observers
-from .runtime.no_grad import no_grad
+from .. import checks
+from ..backend import loader
+from ..checks import grids, seeds
+from ..checks.part import Part, no_context_parallel
+from ..encodings.grid import GridEncoding
+from ..ops import seed_tensor
+from ..ops.dispatch import DROPOUT
+from ..ops.schemas import plan_words
+from ..reference import grid_add
+from ..reference.tiles import accumulation, arranged
+from ..runtime import observers
+from ..runtime.no_grad import no_grad
+from . import add as add_call
+from . import grid_rows
+from .add import SumCall
+from .grid_form import GridForm
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -202,7 +204,7 @@ class GridCall(SumCall):
             if encoding.angle == "exact":
                 alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
                 rows = at, 0 if are_starts else first, are_starts, self.padding_mask, self.scale, alpha
-                _add_call.fill(encoding, x, target, *rows, self.seed, self.drop, self.elements if self.drop else [])
+                add_call.fill(encoding, x, target, *rows, self.seed, self.drop, self.elements if self.drop else [])
                 return
         by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
         elements = self.elements if self.drop else []
@@ -226,8 +228,8 @@ class GridCall(SumCall):
     ) -> None:
         """By the kernel or the eager twin: (*B, S, C), or by channels (*B, C, S)."""
         lengths = tuple(self.form.lengths)
-        values = _grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
-        words = _grid_rows.words(self.grid, lengths, by_channels, self.device)
+        values = grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
+        words = grid_rows.words(self.grid, lengths, by_channels, self.device)
         if loader.compiled(self.device.type):
             rest = mask, self.seed, self.scale, self.drop, elements, target
             torch.ops.sinpe_ext.add_grid_out.default(x, values, words, *rest)
@@ -251,24 +253,24 @@ class GridCall(SumCall):
             first = max(first, piece.first + (piece.encoding.dim - 1) * piece.step + 1)
             rows = positions.select(-1, piece.axis), 0, False, self.padding_mask, self.scale, alpha
             seeded = self.seed, self.drop, self.elements_at(piece.first, piece.step)
-            _add_call.fill(
-                piece.encoding, _grid_rows.channels_of(x, *at), _grid_rows.channels_of(target, *at), *rows, *seeded
+            add_call.fill(
+                piece.encoding, grid_rows.channels_of(x, *at), grid_rows.channels_of(target, *at), *rows, *seeded
             )
         if first < self.grid.dim:
             zeros = first, 1, self.grid.dim - first
             here, to, elements = (
-                _grid_rows.channels_of(x, *zeros),
-                _grid_rows.channels_of(target, *zeros),
+                grid_rows.channels_of(x, *zeros),
+                grid_rows.channels_of(target, *zeros),
                 self.elements_at(first, 1),
             )
             more = 0, False, self.padding_mask, self.scale, alpha
-            _add_call.fill(
-                _grid_rows.nothing(self.grid.dim - first), here, to, None, *more, self.seed, self.drop, elements
+            add_call.fill(
+                grid_rows.nothing(self.grid.dim - first), here, to, None, *more, self.seed, self.drop, elements
             )
 
     def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor, alpha: float | Tensor) -> bool:
         """Where all axes have the same channels in blocks: each axis' part of a place is a row of its own."""
-        shared, axes = _grid_rows.alike(*self.grid_given), len(self.firsts)
+        shared, axes = grid_rows.alike(*self.grid_given), len(self.firsts)
         if (
             shared is None
             or shared[0] != "blocks"
@@ -277,13 +279,13 @@ class GridCall(SumCall):
             return False
         encoding = self.grid.axes[0]
         x, target = (t.unflatten(-1, (axes, encoding.dim)).flatten(-3, -2) for t in (x, target))
-        positions = _grid_rows.ordered(positions, shared[1]).flatten(-2)
+        positions = grid_rows.ordered(positions, shared[1]).flatten(-2)
         mask = None if self.padding_mask is None else self.padding_mask.repeat_interleave(axes, -1)
         elements = [*self.elements[:-2], encoding.dim * self.elements[-1], self.elements[-1]]
         rest = self.seed, self.drop, elements if self.drop else []
         if self.drop and self.elements[-2] != self.grid.dim * self.elements[-1]:
             return False
-        _add_call.fill(encoding, x, target, positions, 0, False, mask, self.scale, alpha, *rest)
+        add_call.fill(encoding, x, target, positions, 0, False, mask, self.scale, alpha, *rest)
         return True
 
     def elements_at(self, first: int, step: int) -> list[int]:
@@ -300,10 +302,10 @@ class GridCall(SumCall):
         acc, device = self.acc, self.device
         value, dim = self.grid_given
         if self.positions is not None:
-            rows = arranged(_grid_rows.encode(value, dim, self.positions, acc), len(self.shape))
+            rows = arranged(grid_rows.encode(value, dim, self.positions, acc), len(self.shape))
         else:
             lengths = self.form.traced_lengths(self.x)
-            rows = _grid_rows.table(value, dim, lengths, self.starts, acc, device).reshape(-1, dim)
+            rows = grid_rows.table(value, dim, lengths, self.starts, acc, device).reshape(-1, dim)
         return rows if self.columns is None else rows.narrow(-1, *self.columns)
 
     def traced(self) -> Tensor:
@@ -358,9 +360,9 @@ class GridCall(SumCall):
         return self._is_cut() or not self._is_exact() or 0 in self.x.shape or observers.no_data(self.device)
 
     def differentiable(self, in_place: bool) -> Tensor:
-        from . import _grid_grad
+        from . import grid_gradient
 
-        return _grid_grad.GridAdd.apply(self.x, self.alpha_or_none(), self.positions, self, in_place)
+        return grid_gradient.GridAdd.apply(self.x, self.alpha_or_none(), self.positions, self, in_place)
 
     def run_into(self, out: Tensor) -> None:
         self.run(out)

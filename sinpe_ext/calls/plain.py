@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from . import checks
-from .backend import loader
-from .encodings.encoding import Encoding
-from .ops.dispatch import ADD, ADD_OUT
-from .ops.plan_words import host_words, plan_words
-from .runtime.observers import is_traced
-from .runtime.parallel import in_context_parallel
+from .. import checks
+from ..backend import loader
+from ..encodings.encoding import Encoding
+from ..ops.dispatch import ADD, ADD_OUT
+from ..ops.plan_words import host_words, plan_words
+from ..runtime.observers import is_traced
+from ..runtime.parallel import in_context_parallel
 
 _grad_enabled = torch.is_grad_enabled
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding, Piece
-from .ops import autograd, encoded_rows, traced
-from .ops.traced import constant_in_graph
-from .reference.grid_add import HEADER_WORDS, MAGIC
-from .runtime.device_constants import on_device
+from .. import checks
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding, Piece
+from ..ops import autograd, encoded_rows, traced
+from ..ops.traced import constant_in_graph
+from ..reference.grid_add import HEADER_WORDS, MAGIC
+from ..runtime.device_constants import on_device
 
 _is_compiling = torch.compiler.is_compiling
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
-from .checks import Target, seeds
-from .checks.part import Part, no_context_parallel
-from .ops import autograd, encoded_rows, seed_tensor, traced
-from .ops.dispatch import DROPOUT
-from .reference import philox
-from .reference.tiles import arranged
-from .runtime.observers import is_functional, is_transformed
+from .. import checks
+from ..checks import Target, seeds
+from ..checks.part import Part, no_context_parallel
+from ..ops import autograd, encoded_rows, seed_tensor, traced
+from ..ops.dispatch import DROPOUT
+from ..reference import philox
+from ..reference.tiles import arranged
+from ..runtime.observers import is_functional, is_transformed
 
 _is_compiling = torch.compiler.is_compiling
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from . import checks
-from .checks import grids
-from .checks.part import Part
-from .reference import philox
+from .. import checks
+from ..checks import grids
+from ..checks.part import Part
+from ..reference import philox
 
 
 class GridForm:

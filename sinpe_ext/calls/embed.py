@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import checks
-from ._call import Form, RowsCall
-from .checks import embedding
-from .checks.part import Part
-from .ops import traced
-from .ops.dispatch import EMBED
-from .ops.schemas import plan_words
-from .reference.tiles import accumulation
-from .runtime import observers
-from .runtime.observers import is_functional, is_recorded, is_transformed
+from .. import checks
+from ..checks import embedding
+from ..checks.part import Part
+from ..ops import traced
+from ..ops.dispatch import EMBED
+from ..ops.schemas import plan_words
+from ..reference.tiles import accumulation
+from ..runtime import observers
+from ..runtime.observers import is_functional, is_recorded, is_transformed
+from .rows import Form, RowsCall
 
 _is_compiling = torch.compiler.is_compiling
 

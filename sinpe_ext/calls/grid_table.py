@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _grid_rows, checks
-from .checks import grids, memory
+from .. import checks
+from ..checks import grids, memory
+from . import grid_rows
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -44,7 +45,7 @@ def table(
         if not _is_compiling():
             checks.addressable("length", extra + places, dim, dtype.itemsize)
     starts = grids.starts(start, firsts, lengths, None, where)
-    rows = _grid_rows.table(encoding, dim, grids.traced_lengths(length, lengths), starts, dtype, where)
+    rows = grid_rows.table(encoding, dim, grids.traced_lengths(length, lengths), starts, dtype, where)
     if flatten or extra:
         rows = rows.flatten(0, -2)
     if extra:
@@ -64,4 +65,4 @@ def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool)
     checks.float_dtype("dtype", dtype)
     if not _is_compiling() and not checks.is_jit_traced():
         checks.addressable("positions", positions.numel(), dim, dtype.itemsize)
-    return _grid_rows.encode(encoding, dim, positions, dtype)
+    return grid_rows.encode(encoding, dim, positions, dtype)

@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
-from ._call import Form, RowsCall
-from .backend import loader
-from .checks.part import Part
-from .encodings.encoding import Encoding
-from .encodings.plan import plan as _plan_of
-from .ops import autograd, traced
-from .ops.dispatch import ADD_DROPOUT
-from .ops.schemas import plan_words
-from .reference import apply
-from .reference.tiles import accumulation
-from .runtime import observers
-from .runtime.no_grad import no_grad
-from .runtime.observers import is_functional, is_recorded, is_transformed
+from .. import checks
+from ..backend import loader
+from ..checks.part import Part
+from ..encodings.encoding import Encoding
+from ..encodings.plan import plan as _plan_of
+from ..ops import autograd, traced
+from ..ops.dispatch import ADD_DROPOUT
+from ..ops.schemas import plan_words
+from ..reference import apply
+from ..reference.tiles import accumulation
+from ..runtime import observers
+from ..runtime.no_grad import no_grad
+from ..runtime.observers import is_functional, is_recorded, is_transformed
+from .rows import Form, RowsCall
 
 _is_compiling = torch.compiler.is_compiling
 
