@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from . import _dtensor, checks, functional
+from . import _dtensor, checks
 from ._dtensor_simulation import each_rank, each_rank_with_grad, to_local
 from .checks import grids
 from .encodings.values import integer
@@ -19,6 +19,7 @@ from .ops import traced
 
 
 def table(
+    table_of: Callable[..., Tensor],
     length: Any,
     encoding: Any,
     start: Any,
@@ -28,7 +29,8 @@ def table(
     flatten: bool,
     extra_tokens: int,
 ) -> DTensor:
-    """`sinpe_ext.table` with `device_mesh`: each rank makes its own rows and channels."""
+    """`sinpe_ext.table` with `device_mesh`: each rank makes its own rows and channels, by `table_of`, which is
+    `sinpe_ext.table` of one process."""
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"device_mesh: expected a DeviceMesh, got {type(mesh).__name__}; pass init_device_mesh(...)")
     is_grid, extra = checks.is_grid(encoding), grids.extra(extra_tokens)
@@ -45,9 +47,12 @@ def table(
     shape = (extra + math.prod(lengths), dim) if is_flat else (*lengths, dim)
     layout = _dtensor.layout(mesh, _placements(placements, mesh, len(shape)), shape)
 
+    def rows_of(given: Any, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return table_of(length, checks.encoding(*given), start=start, dtype=dtype, device=device)
+
     def part(first: Sequence[int], sizes: Sequence[int]) -> Tensor:
         if is_flat:
-            whole: Any = functional.table(
+            whole: Any = table_of(
                 length, encoding, start=start, dtype=dtype, device=device, flatten=True, extra_tokens=extra
             )
             rows = whole[first[0] : first[0] + sizes[0]]
@@ -55,16 +60,12 @@ def table(
             local_starts = [begin + at for begin, at in zip(starts, first, strict=False)]
             if not is_grid:
                 given = encoding, None, (min(first[-1], dim - 1), max(sizes[-1], 1))
-                make = traced.table if torch.compiler.is_compiling() else _rows_of
+                make = traced.table if torch.compiler.is_compiling() else rows_of
                 return make(given, sizes[0], local_starts[0], dtype, device).narrow(-1, 0, sizes[-1])
-            rows = functional.table(sizes[:-1], encoding, start=local_starts, dtype=dtype, device=device)
+            rows = table_of(sizes[:-1], encoding, start=local_starts, dtype=dtype, device=device)
         return rows.narrow(-1, first[-1], sizes[-1]).contiguous()
 
     return layout.result(each_rank(part)(layout.part.first, layout.sizes), shape)
-
-
-def _rows_of(given: Any, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return functional.table(length, checks.encoding(*given), start=start, dtype=dtype, device=device)
 
 
 def _placements(placements: Any, mesh: DeviceMesh, rank: int) -> list[Placement]:
@@ -83,14 +84,16 @@ def _placements(placements: Any, mesh: DeviceMesh, rank: int) -> list[Placement]
     return [Replicate() if d is None else Shard(d % rank) for d in at]
 
 
-def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool) -> DTensor:
-    """`sinpe_ext.encode` of positions that are sharded: each rank encodes its own."""
+def encode(
+    encode_of: Callable[..., Tensor], positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool
+) -> DTensor:
+    """`sinpe_ext.encode` of positions that are sharded: each rank encodes its own, by `encode_of`."""
     positions = _dtensor.plain_shards(positions)
     last = positions.dim() - 1
     if checks.is_grid(encoding):  # all coordinates of a place together
         wanted = [Replicate() if isinstance(p, Shard) and p.dim == last else p for p in positions.placements]
         positions = positions.redistribute(placements=wanted)
-    local = each_rank_with_grad(functional.encode)(
+    local = each_rank_with_grad(encode_of)(
         to_local(positions, positions.placements), encoding, dtype=dtype, allow_16bit=allow_16bit
     )
     outer = positions.shape[:-1] if checks.is_grid(encoding) else positions.shape

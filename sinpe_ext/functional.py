@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import checks
-from ._calls import add_call, embed_call
 from .backend import loader
 from .calls import grid_table, plain
+from .calls.add import AddCall
+from .calls.embed import EmbedCall
+from .calls.grid import GridCall
 from .checks import grids, memory
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
@@ -77,7 +79,9 @@ def table(
         from . import _dtensor_rows
 
         dtype = torch.float32 if dtype is None else dtype
-        return _dtensor_rows.table(length, encoding, start, dtype, device_mesh, placements, flatten, extra_tokens)
+        return _dtensor_rows.table(
+            table, length, encoding, start, dtype, device_mesh, placements, flatten, extra_tokens
+        )
     dtype = checks.table_dtype(dtype, device, out)
     if checks.is_grid(encoding) or grids.extra(extra_tokens):
         lengths = length if checks.is_grid(encoding) else (length,)
@@ -183,7 +187,7 @@ def encode(
     if is_dtensor(positions):
         from . import _dtensor_rows
 
-        return _dtensor_rows.encode(positions, encoding, dtype, allow_16bit)
+        return _dtensor_rows.encode(encode, positions, encoding, dtype, allow_16bit)
     if checks.is_grid(encoding):
         return grid_table.encode(positions, encoding, dtype, allow_16bit)
     given = traced.given(encoding)
@@ -360,3 +364,24 @@ def embed(
 
 for _function in (table, encode, add, add_, embed):
     setattr(_function, "__script_unsupported", checks.NO_SCRIPT)
+
+
+def add_call(x: Any, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra_tokens: Any) -> Any:
+    """The checked call of `add`; `arguments` are those of AddCall from positions on."""
+    if is_dtensor(x):
+        from ._dtensor_call import ShardedAdd
+
+        return ShardedAdd(x, encoding, arguments, grid_shape, extra_tokens)
+    if grid_shape is None and isinstance(extra_tokens, int) and extra_tokens == 0 and not checks.is_grid(encoding):
+        return AddCall(x, encoding, *arguments)
+    return GridCall(x, encoding, (grid_shape, extra_tokens), *arguments)
+
+
+def embed_call(ids: Any, weight: Any, encoding: Any, rows: Any, padding: Any, seq_dim: Any) -> Any:
+    """The checked call of `embed`; `rows` and `padding` are the arguments of EmbedCall between encoding and seq_dim."""
+    if is_dtensor(ids) or is_dtensor(weight):
+        from ._dtensor_call import ShardedEmbed
+
+        return ShardedEmbed(ids, weight, encoding, (*rows, seq_dim), padding)
+    others: Any = (*rows, *padding, seq_dim)
+    return EmbedCall(ids, weight, encoding, *others)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from . import _checkpoint, _layer, checks
-from ._calls import add_call, embed_call
 from .checks import embedding, grids
 from .encodings.catalogue import conventions
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .encodings.values import MAX_DIM, integer
+from .functional import add_call, embed_call
 from .ops.dispatch import ADD, EMBED
 from .ops.schemas import host_words, plan_words
 from .reference.tiles import accumulation
