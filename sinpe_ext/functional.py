@@ -76,12 +76,10 @@ def table(
     if device_mesh is not None or placements is not None:
         if device is not None or out is not None:
             raise ValueError("device_mesh: expected device and out to stay None with it, got one of them; leave it out")
-        from . import _dtensor_rows
+        from .distributed import rows as sharded_rows
 
         dtype = torch.float32 if dtype is None else dtype
-        return _dtensor_rows.table(
-            table, length, encoding, start, dtype, device_mesh, placements, flatten, extra_tokens
-        )
+        return sharded_rows.table(table, length, encoding, start, dtype, device_mesh, placements, flatten, extra_tokens)
     dtype = checks.table_dtype(dtype, device, out)
     if checks.is_grid(encoding) or grids.extra(extra_tokens):
         lengths = length if checks.is_grid(encoding) else (length,)
@@ -185,9 +183,9 @@ def encode(
         except (RuntimeError, TypeError):
             pass
     if is_dtensor(positions):
-        from . import _dtensor_rows
+        from .distributed import rows as sharded_rows
 
-        return _dtensor_rows.encode(encode, positions, encoding, dtype, allow_16bit)
+        return sharded_rows.encode(encode, positions, encoding, dtype, allow_16bit)
     if checks.is_grid(encoding):
         return grid_table.encode(positions, encoding, dtype, allow_16bit)
     given = traced.given(encoding)
@@ -369,7 +367,7 @@ for _function in (table, encode, add, add_, embed):
 def add_call(x: Any, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra_tokens: Any) -> Any:
     """The checked call of `add`; `arguments` are those of AddCall from positions on."""
     if is_dtensor(x):
-        from ._dtensor_call import ShardedAdd
+        from .distributed.call import ShardedAdd
 
         return ShardedAdd(x, encoding, arguments, grid_shape, extra_tokens)
     if grid_shape is None and isinstance(extra_tokens, int) and extra_tokens == 0 and not checks.is_grid(encoding):
@@ -380,7 +378,7 @@ def add_call(x: Any, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any,
 def embed_call(ids: Any, weight: Any, encoding: Any, rows: Any, padding: Any, seq_dim: Any) -> Any:
     """The checked call of `embed`; `rows` and `padding` are the arguments of EmbedCall between encoding and seq_dim."""
     if is_dtensor(ids) or is_dtensor(weight):
-        from ._dtensor_call import ShardedEmbed
+        from .distributed.call import ShardedEmbed
 
         return ShardedEmbed(ids, weight, encoding, (*rows, seq_dim), padding)
     others: Any = (*rows, *padding, seq_dim)

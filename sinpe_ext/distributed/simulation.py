@@ -19,7 +19,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Placement
 from torch.utils import _pytree as pytree
 
-from .checks import memory
+from ..checks import memory
 
 
 def _active() -> Any:

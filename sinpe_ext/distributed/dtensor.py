@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from . import checks
-from ._dtensor_simulation import each_rank, is_simulated, to_local
-from .checks import seeds
-from .checks.part import Part
-from .ops import seed_tensor
+from .. import checks
+from ..checks import seeds
+from ..checks.part import Part
+from ..ops import seed_tensor
+from .simulation import each_rank, is_simulated, to_local
 
 
 class Layout(NamedTuple):

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from . import _dtensor, checks
-from ._dtensor_simulation import each_rank, each_rank_with_grad, to_local
-from .checks import grids
-from .encodings.values import integer
-from .ops import traced
+from .. import checks
+from ..checks import grids
+from ..encodings.values import integer
+from ..ops import traced
+from . import dtensor
+from .simulation import each_rank, each_rank_with_grad, to_local
 
 
 def table(
@@ -45,7 +46,7 @@ def table(
         checks.position_range(one.start + starts[0], lengths[0])
     is_flat = bool(extra) or flatten
     shape = (extra + math.prod(lengths), dim) if is_flat else (*lengths, dim)
-    layout = _dtensor.layout(mesh, _placements(placements, mesh, len(shape)), shape)
+    layout = dtensor.layout(mesh, _placements(placements, mesh, len(shape)), shape)
 
     def rows_of(given: Any, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return table_of(length, checks.encoding(*given), start=start, dtype=dtype, device=device)
@@ -88,7 +89,7 @@ def encode(
     encode_of: Callable[..., Tensor], positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool
 ) -> DTensor:
     """`sinpe_ext.encode` of positions that are sharded: each rank encodes its own, by `encode_of`."""
-    positions = _dtensor.plain_shards(positions)
+    positions = dtensor.plain_shards(positions)
     last = positions.dim() - 1
     if checks.is_grid(encoding):  # all coordinates of a place together
         wanted = [Replicate() if isinstance(p, Shard) and p.dim == last else p for p in positions.placements]
@@ -97,5 +98,5 @@ def encode(
         to_local(positions, positions.placements), encoding, dtype=dtype, allow_16bit=allow_16bit
     )
     outer = positions.shape[:-1] if checks.is_grid(encoding) else positions.shape
-    layout = _dtensor.layout(positions.device_mesh, positions.placements, positions.shape)
+    layout = dtensor.layout(positions.device_mesh, positions.placements, positions.shape)
     return layout.result(local, (*outer, local.shape[-1]))

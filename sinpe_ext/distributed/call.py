@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
-from . import _dtensor, checks
-from ._dtensor_simulation import call_of_each_rank, to_local
-from .calls.add import AddCall
-from .calls.embed import EmbedCall
-from .calls.grid import GridCall
-from .checks import embedding
-from .runtime.no_grad import no_grad
+from .. import checks
+from ..calls.add import AddCall
+from ..calls.embed import EmbedCall
+from ..calls.grid import GridCall
+from ..checks import embedding
+from ..runtime.no_grad import no_grad
+from . import dtensor
+from .simulation import call_of_each_rank, to_local
 
 
 class _Nothing:
@@ -42,11 +43,11 @@ class ShardedAdd:
     def __init__(self, x: DTensor, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra: Any) -> None:
         checks.summand(x)
         self.given = x
-        _dtensor.check_part("x", x)
-        self.x = _dtensor.plain_shards(x)
-        _dtensor.equal_in_graph("x", self.x)
-        self.layout = _dtensor.layout(x.device_mesh, self.x.placements, x.shape)
-        if _dtensor.is_outside(x.device_mesh):
+        dtensor.check_part("x", x)
+        self.x = dtensor.plain_shards(x)
+        dtensor.equal_in_graph("x", self.x)
+        self.layout = dtensor.layout(x.device_mesh, self.x.placements, x.shape)
+        if dtensor.is_outside(x.device_mesh):
             self.local = _Nothing()
             return
         self.part = to_local(self.x, self.x.placements)
@@ -60,14 +61,14 @@ class ShardedAdd:
         rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
         batch_at = next((d for d in range(rank) if d not in (rows_at, channels_at)), None)
         of = checks.Target("x", x.shape, x.device, 1 if batch_at is None else x.shape[batch_at], x.shape[rows_at])
-        with_x = _dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
+        with_x = dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
         positions, start, alpha, padding_mask = with_x
-        seed = _dtensor.seed_of_all(seed, dropout, self.layout, self.part.device)
+        seed = dtensor.seed_of_all(seed, dropout, self.layout, self.part.device)
         rows = positions, start, scale, alpha, padding_mask, rows_at, channels_at, dropout, seed
         return call_of_each_rank(AddCall)(self.part, encoding, *rows, part=self.layout.part)
 
     def _grid(self, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra: Any) -> GridCall:
-        from ._dtensor_grid import local_call
+        from .grid import local_call
 
         return local_call(self.x, self.part, self.layout, encoding, arguments, grid_shape, extra)
 
@@ -109,7 +110,7 @@ class ShardedAdd:
         self._same_places("out", out)
         if isinstance(self.local, _Nothing):
             return out.to_local(), self.x.to_local()
-        _dtensor.check_part("out", out)
+        dtensor.check_part("out", out)
         return self.local.written(out.to_local())
 
     def _same_places(self, name: str, t: DTensor) -> None:
@@ -141,8 +142,8 @@ class ShardedEmbed:
         padding_idx, padding_mask, sparse, encode_padding = padding
         embedding.weight(weight)
         mesh = weight.device_mesh if isinstance(weight, DTensor) else ids.device_mesh
-        weight = _with_rows_each(_dtensor.plain_shards(_dtensor.on_mesh("weight", weight, mesh)))
-        ids = _dtensor.plain_shards(_dtensor.on_mesh("ids", embedding.ids(ids, weight), mesh))
+        weight = _with_rows_each(dtensor.plain_shards(dtensor.on_mesh("weight", weight, mesh)))
+        ids = dtensor.plain_shards(dtensor.on_mesh("ids", embedding.ids(ids, weight), mesh))
         if sparse:
             raise ValueError("sparse: expected False for DTensors, which have no sparse gradients, got True")
         rank = ids.dim()
@@ -163,19 +164,19 @@ class ShardedEmbed:
             Shard(rank) if isinstance(w, Shard) else p for p, w in zip(ids.placements, weight.placements, strict=True)
         ]
         shape = (*ids.shape, weight.shape[1])
-        self.layout = _dtensor.layout(mesh, places, shape)
-        _dtensor.equal_in_graph("ids", ids)
-        if _dtensor.is_outside(mesh):
+        self.layout = dtensor.layout(mesh, places, shape)
+        dtensor.equal_in_graph("ids", ids)
+        if dtensor.is_outside(mesh):
             self.local = _Nothing()
             self.nothing = weight.to_local().new_empty(0)
             return
         of = checks.Target(
             "ids", ids.shape, ids.device, 1 if batch_at is None else ids.shape[batch_at], ids.shape[rows_at]
         )
-        with_ids = _dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
+        with_ids = dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
         positions, start, alpha, padding_mask = with_ids
         part = self.layout.local("weight", weight, {rank: 1})
-        seed = _dtensor.seed_of_all(seed, dropout, self.layout, part.device)
+        seed = dtensor.seed_of_all(seed, dropout, self.layout, part.device)
         of_rows = positions, start, scale, alpha, dropout, seed
         others: Any = (*of_rows, padding_idx, padding_mask, sparse, encode_padding, rows_at, self.layout.part)
         self.local = call_of_each_rank(EmbedCall)(ids.to_local(), part, encoding, *others)
@@ -193,7 +194,7 @@ def _with_rows_each(weight: DTensor) -> DTensor:
     """A weight that is sharded by rows over one dimension of the mesh at most, and copies where a rank would have none:
     torch's lookup fails with more and with less."""
     by_rows = [k for k, p in enumerate(weight.placements) if isinstance(p, Shard) and p.dim == 0]
-    gathered = by_rows if by_rows and _dtensor.smallest(weight)[0] == 0 else by_rows[:-1]
+    gathered = by_rows if by_rows and dtensor.smallest(weight)[0] == 0 else by_rows[:-1]
     wanted = [Replicate() if k in gathered else p for k, p in enumerate(weight.placements)]
     return weight.redistribute(placements=wanted)
 
@@ -223,4 +224,4 @@ def _mask(ids: DTensor, idx: int, padding_mask: Any, rows_at: int) -> Any:
     embedding.masks_padding(idx, ids)
     mask = ids == idx
     mask = mask.transpose(0, 1) if ids.dim() > 1 and rows_at == 0 else mask
-    return mask if padding_mask is None else mask | _dtensor.on_mesh("padding_mask", padding_mask, ids.device_mesh)
+    return mask if padding_mask is None else mask | dtensor.on_mesh("padding_mask", padding_mask, ids.device_mesh)

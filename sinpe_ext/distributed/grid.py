@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ._dtensor import Layout, seed_of_all
-from ._dtensor_simulation import call_of_each_rank
-from .calls.grid import GridCall
-from .checks.part import Part
+from ..calls.grid import GridCall
+from ..checks.part import Part
+from .dtensor import Layout, seed_of_all
+from .simulation import call_of_each_rank
 
 
 def local_call(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import checks
-from .encodings.values import integer
-from .runtime.parallel import in_context_parallel
+from .. import checks
+from ..encodings.values import integer
+from ..runtime.parallel import in_context_parallel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -125,13 +125,13 @@ def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = 
     Returns: () int64.
     Raises: TypeError for a seed of the wrong type; RuntimeError in a process that is not part of the mesh.
     """
-    from . import _dtensor
-    from .checks import seeds
+    from ..checks import seeds
+    from . import dtensor
 
     _mesh(mesh)
     _coordinate(mesh)
     where = _device(mesh, device)
-    return _dtensor.agreed_seed(seeds.checked(seed, where), mesh, where)
+    return dtensor.agreed_seed(seeds.checked(seed, where), mesh, where)
 
 
 def _place(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
@@ -168,7 +168,7 @@ def _mesh(mesh: Any) -> None:
 
 def _run(length: int, mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
     """First row and number of rows of this process, as torch.chunk deals them out."""
-    from ._dtensor import chunk
+    from .dtensor import chunk
 
     rank, ranks = _place(mesh, mesh_dim)
     return chunk(length, ranks, rank)
