@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from . import plot as plot
     from . import positions as positions
     from . import reference as reference
-    from ._identify import Match, Matches, identify
     from .backend.info import BackendInfo
     from .backend.loader import BackendUnavailableError, backend_info, use_backend
     from .encodings.catalogue import convention, conventions
     from .encodings.encoding import Encoding
     from .encodings.grid import GridEncoding
     from .functional import add, add_, embed, encode, table
+    from .identification import Match, Matches, identify
     from .modules import SinusoidalEmbedding, SinusoidalPositionalEncoding
     from .timestep import TimestepEncoding
 
@@ -41,9 +41,9 @@ _HOMES = {
     "GridEncoding": "encodings.grid",
     "convention": "encodings.catalogue",
     "conventions": "encodings.catalogue",
-    "identify": "_identify",
-    "Match": "_identify",
-    "Matches": "_identify",
+    "identify": "identification",
+    "Match": "identification",
+    "Matches": "identification",
     "table": "functional",
     "encode": "functional",
     "add": "functional",

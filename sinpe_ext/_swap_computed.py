@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._identify import identify
 from ._swap_dropin import DropIn, twin
 from ._swap_families import Candidate, Left, half_rotary, number, owner, parameters
 from ._swap_measure import Differs, Probe, allowed, difference, quiet
@@ -27,6 +26,7 @@ from .encodings.catalogue import convention
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .functional import encode, table
+from .identification import identify
 
 STEPS = 128  # rows that are given to identify
 SPACINGS = (1.0, 1e-3)  # of timesteps: in steps, or in 0 .. 1 for a module that multiplies them by 1000

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import sinpe_ext as sinpe
-from sinpe_ext import _identify
-from sinpe_ext._identify_candidates import Found
+from sinpe_ext import identification
 from sinpe_ext.encodings.catalogue import CATALOGUE
 from sinpe_ext.encodings.encoding import Encoding
+from sinpe_ext.identification.candidates import Found
 
 ROWS = 64
 NAMES = tuple(CATALOGUE)
@@ -138,8 +138,8 @@ def test_names_of_the_same_table_stand_together() -> None:
 
 @pytest.mark.parametrize("top", [1, 2])
 def test_top(top: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = _identify._search(table(Encoding(64)), None)  # tables that several encodings fit are rare
-    monkeypatch.setattr(_identify, "_search", lambda *_: Found(found.fitting * 3))
+    found = identification._search(table(Encoding(64)), None)  # tables that several encodings fit are rare
+    monkeypatch.setattr(identification, "_search", lambda *_: Found(found.fitting * 3))
     assert len(sinpe.identify(table(Encoding(64)), top=top)) == top
     assert len(sinpe.identify(table(Encoding(64)))) == 3
 

@@ -38,7 +38,7 @@ try:
 except ImportError:
     pass
 import sinpe_ext as sinpe
-from sinpe_ext import __main__ as cli, _identify, _identify_cli
+from sinpe_ext import __main__ as cli, identification, _identify_cli
 jobs, memory, seconds = json.load(sys.stdin)
 results = {}
 for name, arguments, encoding, folder in jobs:
@@ -599,10 +599,10 @@ def test_the_tensors_of_a_file_are_limited(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sinpe_ext import __main__ as cli
-    from sinpe_ext import _identify_files
+    from sinpe_ext.identification import files
 
     torch.save({"pe": PAPER, "a": torch.zeros(3), "b": torch.zeros(3), "c": torch.zeros(3)}, tmp_path / "a.pt")
-    monkeypatch.setattr(_identify_files, "MOST_TENSORS", 2)
+    monkeypatch.setattr(files, "MOST_TENSORS", 2)
     assert cli.main(["identify", str(tmp_path / "a.pt")]) == 0
     assert "1 tensor was skipped: behind the first 2 tensors, with all that follow (1): b" in capsys.readouterr().out
 
@@ -611,9 +611,9 @@ def test_what_raises_costs_no_other_tensor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sinpe_ext import __main__ as cli
-    from sinpe_ext import _identify
+    from sinpe_ext import identification
 
-    identify = _identify.identify
+    identify = identification.identify
 
     def raising(table: torch.Tensor, **settings: Any) -> Any:
         if len(table) == 9:
@@ -621,7 +621,7 @@ def test_what_raises_costs_no_other_tensor(
         return identify(table, **settings)
 
     torch.save({"x": torch.zeros(9, 9), "pe": PAPER}, tmp_path / "a.pt")
-    monkeypatch.setattr(_identify, "identify", raising)
+    monkeypatch.setattr(identification, "identify", raising)
     assert cli.main(["identify", str(tmp_path / "a.pt")]) == 0
     out = capsys.readouterr().out
     assert NAMED in out and "1 tensor was skipped: RuntimeError: first\\x1b line (1): x" in out

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._identify_candidates import Found
-from ._identify_partial import View, search
-from ._identify_shapes import shapes_of
-from ._identify_table import Refused, as_rows, regular
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
-from .encodings.values import integer
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
+from ..encodings.values import integer
+from .candidates import Found
+from .partial import View, search
+from .shapes import shapes_of
+from .table import Refused, as_rows, regular
 
 
 @dataclass(frozen=True)

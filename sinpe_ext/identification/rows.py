@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._identify_candidates import Candidate, Found, Identified, Template
-from ._identify_explain import LENIENCE, MISROUNDED, channels_of, readings, wave_of
-from ._identify_fit import COSINE, SINE, ZERO, Channels, pairs, scattered
-from ._identify_refine import WELL, Fit, Noise, Samples, find, misrounded, solve, spread, tolerance_of, windows
-from ._identify_settle import LADDER_FIELDS, settle
-from ._identify_table import NO_SINUSOIDS, Refused, Table, angle_errors, regular
-from .encodings import catalogue, frequency
-from .encodings.encoding import COS_FREQUENCIES, LAYOUTS, Encoding
+from ..encodings import catalogue, frequency
+from ..encodings.encoding import COS_FREQUENCIES, LAYOUTS, Encoding
+from .candidates import Candidate, Found, Identified, Template
+from .explain import LENIENCE, MISROUNDED, channels_of, readings, wave_of
+from .fit import COSINE, SINE, ZERO, Channels, pairs, scattered
+from .refine import WELL, Fit, Noise, Samples, find, misrounded, solve, spread, tolerance_of, windows
+from .settle import LADDER_FIELDS, settle
+from .table import NO_SINUSOIDS, Refused, Table, angle_errors, regular
 
 STARTS = (0, 1, 2)
 FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four numbers; two rows are enough where sin and cos come in pairs

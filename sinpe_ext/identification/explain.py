@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._identify_fit import COSINE, SINE, ZERO, Channels
-from ._identify_refine import FLOAT32_UNIT, Fit, Noise, Samples, Tolerance, Wave, misrounded, solve, tolerance_of
-from .encodings import frequency
-from .encodings.encoding import Encoding
+from ..encodings import frequency
+from ..encodings.encoding import Encoding
+from .fit import COSINE, SINE, ZERO, Channels
+from .refine import FLOAT32_UNIT, Fit, Noise, Samples, Tolerance, Wave, misrounded, solve, tolerance_of
 
 UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 FEW_DIGITS = 3

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _identify_grid, _identify_rows
-from ._identify_candidates import Found
-from ._identify_table import MOST_CHANNELS, Refused, Table
+from . import grid as grid_search
+from . import rows as row_search
+from .candidates import Found
+from .table import MOST_CHANNELS, Refused, Table
 
 FIRST_ROWS = 64
 
@@ -98,8 +99,8 @@ def _whole(view: View, *, strict: bool = False) -> Found:
         table = Table(view.rows)
         table.offset = view.offset
         if view.grid is not None:
-            return _identify_grid.search(table, view.grid)
-        return _identify_rows.search(table, known=view.known, strict=strict)
+            return grid_search.search(table, view.grid)
+        return row_search.search(table, known=view.known, strict=strict)
     except Refused as refusal:
         return Found(reason=str(refusal))
 

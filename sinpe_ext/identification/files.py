@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from . import _identify_pickle as pickled
+from . import pickled
 
 if TYPE_CHECKING:
     import torch

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._identify_explain import channels_of, wave_of
-from ._identify_table import Part, Table, Verdict
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding, Piece
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding, Piece
+from .explain import channels_of, wave_of
+from .table import Part, Table, Verdict
 
 
 class Template(NamedTuple):

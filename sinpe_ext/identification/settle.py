@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ._identify_candidates import Candidate, Found, Identified, parts_of, values_of
-from ._identify_notes import finish, near_miss
-from ._identify_refine import spread
-from ._identify_table import Table, angle_errors
+from .candidates import Candidate, Found, Identified, parts_of, values_of
+from .notes import finish, near_miss
+from .refine import spread
+from .table import Table, angle_errors
 
 PLAIN_BASES = (10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
 LADDER_FIELDS = ("base", "shift", "exponent_dim", "exponent_scale")

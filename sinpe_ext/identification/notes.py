@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._identify_candidates import Candidate, Identified, axes_of, parts_of, pieces_of, values_of
-from ._identify_refine import spread
-from ._identify_table import Table
-from .encodings.encoding import Encoding
-from .reference import float32_angle
+from ..encodings.encoding import Encoding
+from ..reference import float32_angle
+from .candidates import Candidate, Identified, axes_of, parts_of, pieces_of, values_of
+from .refine import spread
+from .table import Table
 
 ANGLES = ("float32_exp", "float32_pow")
 EXACT = 2.0**-22  # relative to the amplitude: a table below this error has no error of its angles

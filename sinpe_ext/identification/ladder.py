@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._identify_fit import COSINE, TAU, Channels, Columns, pairs, scattered
+from .fit import COSINE, TAU, Channels, Columns, pairs, scattered
 
 LOG2 = math.log(2)
 FREQUENCY_ROUNDING = 3e-7  # relative, of the usual float32 formula

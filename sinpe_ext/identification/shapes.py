@@ -9,8 +9,8 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from ._identify_fit import scattered
-from ._identify_grid import likely_shapes, lines_of
+from .fit import scattered
+from .grid import likely_shapes, lines_of
 
 COLUMNS, VALUES = 256, 2**21  # looked at
 MOST_PERIODS = 12

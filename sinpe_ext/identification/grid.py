@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _identify_rows
-from ._identify_candidates import Candidate, Found, Template
-from ._identify_explain import channels_of, readings, wave_of
-from ._identify_fit import Channels, scattered
-from ._identify_refine import WELL, Fit, Noise, Samples, find, windows
-from ._identify_settle import settle
-from ._identify_table import Refused, Table, angle_errors, coordinates
-from .encodings import catalogue
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
-from .encodings.grid_catalogue import GRIDS
+from ..encodings import catalogue
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
+from ..encodings.grid_catalogue import GRIDS
+from . import rows as row_search
+from .candidates import Candidate, Found, Template
+from .explain import channels_of, readings, wave_of
+from .fit import Channels, scattered
+from .refine import WELL, Fit, Noise, Samples, find, windows
+from .settle import settle
+from .table import Refused, Table, angle_errors, coordinates
 
 STARTS = (0, 1, 2)
 NO_AXIS = -1
@@ -217,14 +217,14 @@ def _options(
             yield Option({} if start == template.start else {"start": start}, float(start != template.start), True)
     if known or len(samples.rows) < SHORTEST:
         return
-    key = (where, _identify_rows.key_of(channels))
+    key = (where, row_search.key_of(channels))
     if key not in fits:
-        found = (find(samples, channels, noise, window, _identify_rows.RATES) for window in windows(samples)[:1])
+        found = (find(samples, channels, noise, window, row_search.RATES) for window in windows(samples)[:1])
         fits[key] = [fit for fit in found if fit and fit.error < WELL * abs(fit.wave.amplitude)]
     for fit in fits[key]:
         if wave.decay * fit.wave.decay >= 0:
             for reading in readings(template, fit, samples, noise, channels):
-                yield Option(reading.fields, reading.cost, _identify_rows.certain(template, reading.fields, fit))
+                yield Option(reading.fields, reading.cost, row_search.certain(template, reading.fields, fit))
 
 
 def _joined(grid: GridEncoding, chosen: tuple[Option, ...], lines: Lines) -> Iterator[tuple[dict[str, Any], float]]:
@@ -256,7 +256,7 @@ def _custom(table: Table, lines: Lines, extra: int) -> Candidate | None:
         for axis in range(number):
             line = lines.values[axis][:, columns[axis]]
             try:
-                found = _identify_rows.search(Table(line.to(table.storage)))
+                found = row_search.search(Table(line.to(table.storage)))
             except Refused:
                 break
             if not found.fitting or not isinstance(found.fitting[0].candidate.encoding, Encoding):

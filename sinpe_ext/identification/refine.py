@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._identify_fit import COSINE, TAU, ZERO, Channels, measure, scattered
-from ._identify_ladder import Ladder, first_positions, ladders
+from .fit import COSINE, TAU, ZERO, Channels, measure, scattered
+from .ladder import Ladder, first_positions, ladders
 
 ROWS, COLUMNS = 256, 112  # looked at in one step: few enough for one thread
 WELL = 0.1  # error of a fit, relative to its amplitude, that is worth comparing
