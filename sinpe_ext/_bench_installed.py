@@ -23,9 +23,9 @@ import sinpe_ext as sinpe
 from . import _bench_peers as peer
 from ._bench_cases import FULL, ROUNDING, WIDE, Row, Subjects, tolerance
 from ._bench_process import Skipped
-from ._swap_measure import allowed
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
+from .integrations.measure import allowed
 
 LIBRARIES = ("diffusers", "positional-encodings", "timm", "transformers", "x-transformers")
 PADDING = 1  # fairseq's and M2M100's padding_idx

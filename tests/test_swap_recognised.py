@@ -42,8 +42,8 @@ from swap_modules import (
 from torch import Tensor, nn
 
 import sinpe_ext as sinpe
-from sinpe_ext._swap_plain import may_be_table
 from sinpe_ext.integrations import swap
+from sinpe_ext.integrations.plain import may_be_table
 
 pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
 HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}

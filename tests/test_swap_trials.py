@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sinpe_ext as sinpe
-from sinpe_ext import _swap_measure
-from sinpe_ext.integrations import swap
+from sinpe_ext.integrations import measure, swap
 
 pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
 # The float32 error of the angle of the last row and of sine and cosine, then the rounding of sums below 8.
@@ -205,5 +204,5 @@ def test_values_that_are_no_numbers_differ_from_numbers() -> None:
     values = (1.0, inf, -inf, nan)
     for at, old in enumerate(values):
         for also_at, new in enumerate(values):
-            apart = _swap_measure.difference(torch.tensor([0.0, old]), torch.tensor([0.0, new]))
+            apart = measure.difference(torch.tensor([0.0, old]), torch.tensor([0.0, new]))
             assert apart == 0.0 if at == also_at else apart > 1e300, (old, new)

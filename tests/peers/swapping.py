@@ -12,7 +12,7 @@ from agreement import ANGLE, VALUE
 from torch import Tensor, nn
 
 import sinpe_ext as sinpe
-from sinpe_ext._swap_dropin import DropIn
+from sinpe_ext.integrations.dropin import DropIn
 
 # From a difference in the rows to one in the output: a few layers of random weights, each behind a LayerNorm. It is
 # small enough that rows of half the size are beyond the bound, which `outputs` checks.

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
 
 # An angle p * w computed in float32 from a frequency computed in float32: the exponent after three roundings, exp or
 # pow good to an ULP, the product and a division. At w = 1 that is p * 2^-22 (tests/peers/agreement.py has the sum).

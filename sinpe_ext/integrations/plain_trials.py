@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._swap_dropin import twin
-from ._swap_families import number
-from ._swap_state import MOST, changed, inner, other, same
+from .dropin import twin
+from .families import number
+from .module_state import MOST, changed, inner, other, same
 
 CLOSE = 1e-4  # relative: how well a factor is read off float32 values; the exact one stands in the module
 BATCH, LENGTH = 3, 5  # of the first trials; different, so that axes can be told apart

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import positions as _positions
-from ._swap_dropin import DropIn
-from ._swap_families import Candidate, Left, has, number, parameters
-from ._swap_measure import Probe
-from .encodings.catalogue import convention
-from .functional import encode, table
+from .. import positions as _positions
+from ..encodings.catalogue import convention
+from ..functional import encode, table
+from .dropin import DropIn
+from .families import Candidate, Left, has, number, parameters
+from .measure import Probe
 
 # A normalised position is at most `scale`, after three roundings of its own.
 NORMALISED = 4.0

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _swap_dropin, _swap_measure
-from ._swap_computed import called_of, computed_of
-from ._swap_detr import pictures_of
-from ._swap_diffusers import diffusion_of
-from ._swap_dropin import DropIn
-from ._swap_families import MODES, REPLACED, ROTARY, SINUSOIDAL, Candidate, Left
-from ._swap_plain import plain_of
-from ._swap_state import same
-from ._swap_transformers import rows_of
-from .encodings.catalogue import CATALOGUE, convention
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
-from .encodings.grid_catalogue import GRIDS
+from ..encodings.catalogue import CATALOGUE, convention
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
+from ..encodings.grid_catalogue import GRIDS
+from . import dropin, measure
+from .computed import called_of, computed_of
+from .detr import pictures_of
+from .diffusers import diffusion_of
+from .dropin import DropIn
+from .families import MODES, REPLACED, ROTARY, SINUSOIDAL, Candidate, Left
+from .module_state import same
+from .plain import plain_of
+from .transformers import rows_of
 
 ALREADY = "it is swapped already"
 
@@ -45,7 +45,7 @@ def plans(model: nn.Module, angle: str, skip: Sequence[str], options: dict[str, 
     found = []
     every = dict(model.named_modules(remove_duplicate=False))
     # For what trials make: a module's own device is named where it counts.
-    with torch.device("cpu"), _swap_measure.one_thread():
+    with torch.device("cpu"), measure.one_thread():
         for name, module in model.named_modules():
             if any(fnmatchcase(name, pattern) for pattern in skip):
                 continue
@@ -139,20 +139,18 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
     encoding = with_angle(candidate.encoding, mode)
     plan = Plan(module, name, encoding=encoding, form=candidate.form)
     try:
-        with _swap_measure.quiet():
-            tried = _swap_dropin.trial(
-                module, candidate.mixin, encoding, candidate.tables, {**candidate.options, **options}
-            )
+        with measure.quiet():
+            tried = dropin.trial(module, candidate.mixin, encoding, candidate.tables, {**candidate.options, **options})
             apart = [0.0]
             for key in candidate.tables:
                 apart.append(_table(module, tried, key, encoding))
         for probe in candidate.probes:
-            old = _swap_dropin.twin(module)  # a new one each time: some convert or replace their table as they go
-            difference = _swap_measure.compare(old, tried, probe, encoding)
-            if candidate.stateless and not same(_swap_dropin.twin(module), old, candidate.tables):
-                raise _swap_measure.Differs("its forward changes the module: it keeps a state from call to call")
+            old = dropin.twin(module)  # a new one each time: some convert or replace their table as they go
+            difference = measure.compare(old, tried, probe, encoding)
+            if candidate.stateless and not same(dropin.twin(module), old, candidate.tables):
+                raise measure.Differs("its forward changes the module: it keeps a state from call to call")
             apart.append(difference if probe.reported else 0.0)
-    except _swap_measure.Differs as problem:
+    except measure.Differs as problem:
         plan.left = str(problem)
     except (TypeError, RuntimeError, ValueError) as problem:  # a class of another layout, a dtype without a table
         plan.left = f"it could not be tried: {type(problem).__name__}: {str(problem)[:160]}"
@@ -163,13 +161,13 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
 
 def _table(module: nn.Module, tried: Any, key: str, encoding: Any) -> float:
     """How far a module's table is from the encoding's. Raises Differs beyond what float32 angles explain."""
-    held, rows = _swap_dropin.tensor_of(module, key), _swap_dropin.tensor_of(tried, key)
+    held, rows = dropin.tensor_of(module, key), dropin.tensor_of(tried, key)
     if held is None or rows is None:
-        raise _swap_measure.Differs(f"its table `{key}` is no tensor of its own: it is parametrised, or pruned")
-    apart = _swap_measure.difference(held, rows)
-    limit = _swap_measure.table_limit(rows, encoding, held.dtype)
+        raise measure.Differs(f"its table `{key}` is no tensor of its own: it is parametrised, or pruned")
+    apart = measure.difference(held, rows)
+    limit = measure.table_limit(rows, encoding, held.dtype)
     if not apart <= limit:
-        raise _swap_measure.Differs(
+        raise measure.Differs(
             f"its table `{key}` differs by up to {apart:.2g}, where float32 angles explain {limit:.2g}: it was "
             "trained, or is another convention's"
         )
@@ -181,7 +179,7 @@ def with_angle(encoding: Encoding | GridEncoding, mode: str) -> Encoding | GridE
 
 
 def carry_out(plan: Plan) -> None:
-    _swap_dropin.settle(plan.module, plan.tried)
+    dropin.settle(plan.module, plan.tried)
 
 
 def name_of(encoding: Encoding | GridEncoding | None) -> str:

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._swap_dropin import tensor_of
-from ._swap_families import REPLACED, ROTARY, SINUSOIDAL, Candidate, Left, half_rotary, owner, parameters
-from ._swap_measure import Probe
-from ._swap_plain_forms import form_of
-from ._swap_transformers import EmbeddingRows
-from .encodings.encoding import Encoding
-from .identification import Match, Matches, identify
+from ..encodings.encoding import Encoding
+from ..identification import Match, Matches, identify
+from .dropin import tensor_of
+from .families import REPLACED, ROTARY, SINUSOIDAL, Candidate, Left, half_rotary, owner, parameters
+from .measure import Probe
+from .plain_forms import form_of
+from .transformers import EmbeddingRows
 
 # A tensor under such a name is given to `identify` without being sampled first, and is worth a word where its values
 # cannot be looked at.

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from ._swap_dropin import DropIn
-from ._swap_measure import Probe
-from .encodings.encoding import Encoding
+from ..encodings.encoding import Encoding
+from .dropin import DropIn
+from .measure import Probe
 
 SINUSOIDAL = re.compile(r"sinus|sin_?cos|sine_?pos|pos\w*sine", re.IGNORECASE)
 ROTARY = re.compile(r"rotary|rope|inv_freq", re.IGNORECASE)

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _layer
-from ._swap_dropin import DropIn, twin
-from ._swap_families import Candidate, Left, number, parameters
-from ._swap_measure import Probe, quiet
-from ._swap_plain_trials import (
+from .. import _layer
+from ..encodings.encoding import Encoding
+from ..functional import add, table
+from .dropin import DropIn, twin
+from .families import Candidate, Left, number, parameters
+from .measure import Probe, quiet
+from .module_state import settings
+from .plain_trials import (
     BATCH,
     CLOSE,
     LENGTH,
@@ -27,9 +30,6 @@ from ._swap_plain_trials import (
     same_values,
     stateless,
 )
-from ._swap_state import settings
-from .encodings.encoding import Encoding
-from .functional import add, table
 
 LARGE = (100.0, 1e4)  # further sizes of x: code that clamps, or saturates, does so there
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _swap_measure, _swap_state
+from . import measure, module_state
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -52,7 +52,7 @@ class DropIn:
                 continue
             rows = self._sinpe_rows(name, own)
             found = given.shape == own.shape and not given.is_meta
-            if found and not _swap_measure.is_table(given.detach().to(rows.device), rows, self._sinpe_encoding):
+            if found and not measure.is_table(given.detach().to(rows.device), rows, self._sinpe_encoding):
                 warnings.warn(
                     f"{prefix}{name}: the checkpoint's table is not the encoding that this module was swapped for, "
                     f"{self._sinpe_encoding!r}; the module keeps its own encoding. Load the checkpoint before the swap",
@@ -119,8 +119,8 @@ def twin(module: Any, as_it_is: bool = False, memo: dict[int, Any] | None = None
     memo = {} if memo is None else memo
     copy.__dict__ = dict(module.__dict__)
     for name, value in module.__dict__.items():
-        if name in ("_parameters", "_buffers") or name not in _swap_state.INTERNAL:
-            copy.__dict__[name] = _swap_state.own(value, memo)
+        if name in ("_parameters", "_buffers") or name not in module_state.INTERNAL:
+            copy.__dict__[name] = module_state.own(value, memo)
     copy.__dict__["_non_persistent_buffers_set"] = set(module.__dict__["_non_persistent_buffers_set"])
     for name in _HOOKS:
         copy.__dict__[name] = type(copy.__dict__[name])()

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._swap_dropin import DropIn, twin
-from ._swap_families import Candidate, Left, half_rotary, number, owner, parameters
-from ._swap_measure import Differs, Probe, allowed, difference, quiet
-from ._swap_plain_forms import form_of
-from ._swap_plain_trials import Unclear, fixed_inside, must, run, same_values, stateless
-from ._swap_state import MOST, changed, inner, settings
-from .encodings.catalogue import convention
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
-from .functional import encode, table
-from .identification import identify
+from ..encodings.catalogue import convention
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
+from ..functional import encode, table
+from ..identification import identify
+from .dropin import DropIn, twin
+from .families import Candidate, Left, half_rotary, number, owner, parameters
+from .measure import Differs, Probe, allowed, difference, quiet
+from .module_state import MOST, changed, inner, settings
+from .plain_forms import form_of
+from .plain_trials import Unclear, fixed_inside, must, run, same_values, stateless
 
 STEPS = 128  # rows that are given to identify
 SPACINGS = (1.0, 1e-3)  # of timesteps: in steps, or in 0 .. 1 for a module that multiplies them by 1000

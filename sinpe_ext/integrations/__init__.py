@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
-from . import _swap
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
-from .encodings.values import choice
-from .ops.onnx_graph import standard_operators as standard_operators
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
+from ..encodings.values import choice
+from ..ops.onnx_graph import standard_operators as standard_operators
+from . import swapping
 
 __all__ = ["Report", "Swap", "standard_operators", "swap"]
 
@@ -164,9 +164,9 @@ def swap(
         raise TypeError(f"skip: expected names of modules, got {patterns!r}; pass strings")
     if not inplace and not dry_run:
         model = copy.deepcopy(model)
-    plans = _swap.plans(model, angle, patterns, {"_sinpe_fused": bool(fuse_dropout)})
+    plans = swapping.plans(model, angle, patterns, {"_sinpe_fused": bool(fuse_dropout)})
     report = Report([_entry(plan) for plan in plans], model)
-    left = [entry for entry in report.left if entry.reason != _swap.ALREADY]
+    left = [entry for entry in report.left if entry.reason != swapping.ALREADY]
     if strict and left:
         raise ValueError(
             f"model: expected every sinusoidal module to be served, got {len(left)} that are not; pass strict=False, "
@@ -175,18 +175,18 @@ def swap(
     if not dry_run:
         for plan in plans:
             if plan.tried is not None:
-                _swap.carry_out(plan)
+                swapping.carry_out(plan)
     return report
 
 
-def _entry(plan: _swap.Plan) -> Swap:
+def _entry(plan: swapping.Plan) -> Swap:
     kind = type(plan.module)
     return Swap(
         name=plan.name,
         old_class=f"{kind.__module__}.{kind.__qualname__}",
         swapped=plan.tried is not None,
         encoding=plan.encoding,
-        convention=_swap.name_of(plan.encoding),
+        convention=swapping.name_of(plan.encoding),
         form=plan.form,
         difference=plan.difference,
         reason=plan.left,

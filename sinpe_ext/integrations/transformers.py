@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import checks
-from . import positions as _positions
-from ._swap_dropin import DropIn, tensor_of
-from ._swap_families import Candidate, Left, has, number, parameters
-from ._swap_measure import Probe
-from .encodings.catalogue import convention
-from .functional import encode, table
+from .. import checks
+from .. import positions as _positions
+from ..encodings.catalogue import convention
+from ..functional import encode, table
+from .dropin import DropIn, tensor_of
+from .families import Candidate, Left, has, number, parameters
+from .measure import Probe
 
 LONGEST = 2**22  # entries of a probe's output
 

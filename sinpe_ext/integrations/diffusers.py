@@ -11,14 +11,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ._swap_dropin import DropIn, tensor_of
-from ._swap_families import Candidate, Left, has, number, owner, parameters
-from ._swap_measure import Probe
-from .encodings.catalogue import convention
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
-from .functional import add, encode, table
-from .positions import grid
+from ..encodings.catalogue import convention
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
+from ..functional import add, encode, table
+from ..positions import grid
+from .dropin import DropIn, tensor_of
+from .families import Candidate, Left, has, number, owner, parameters
+from .measure import Probe
 
 
 class TimestepRows(DropIn):
