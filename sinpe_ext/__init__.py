@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from .encodings.grid import GridEncoding
     from .functional import add, add_, embed, encode, table
     from .identification import Match, Matches, identify
-    from .modules import SinusoidalEmbedding, SinusoidalPositionalEncoding
-    from .timestep import TimestepEncoding
+    from .modules import SinusoidalEmbedding, SinusoidalPositionalEncoding, TimestepEncoding
 
 # Public name -> the module that defines it.
 _HOMES = {
@@ -51,7 +50,7 @@ _HOMES = {
     "embed": "functional",
     "SinusoidalPositionalEncoding": "modules",
     "SinusoidalEmbedding": "modules",
-    "TimestepEncoding": "timestep",
+    "TimestepEncoding": "modules",
     "backend_info": "backend.loader",
     "BackendInfo": "backend.info",
     "use_backend": "backend.loader",

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import sinpe_ext as sinpe
-from sinpe_ext import TimestepEncoding, timestep
+from sinpe_ext import TimestepEncoding
+from sinpe_ext.modules import timestep
 
 D = 12
 FLOAT64 = 1e-12  # the float64 formula rounds a frequency and an angle of up to 1000: 1000 * 2**-52, a few times

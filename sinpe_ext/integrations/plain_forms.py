@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _layer
 from ..encodings.encoding import Encoding
 from ..functional import add, table
+from ..modules import shared
 from .dropin import DropIn, twin
 from .families import Candidate, Left, number, parameters
 from .measure import Probe, quiet
@@ -105,7 +105,7 @@ class AddRows(PlainRows):
         dropout = getattr(self, self._sinpe_dropout) if self._sinpe_dropout else None
         p = 0.0
         if dropout is not None and self._sinpe_fused:
-            p, dropout = _layer.rate(dropout)
+            p, dropout = shared.rate(dropout)
         encoded = add(
             x,
             self._sinpe_encoding,

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import functional
-from .encodings.catalogue import CATALOGUE, convention
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
-from .encodings.grid_catalogue import GRIDS
-from .runtime.parallel import is_dtensor
+from .. import functional
+from ..encodings.catalogue import CATALOGUE, convention
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
+from ..encodings.grid_catalogue import GRIDS
+from ..runtime.parallel import is_dtensor
 
 if TYPE_CHECKING:
-    from .modules import SinusoidalPositionalEncoding
+    from .layers import SinusoidalPositionalEncoding
 
 # A table in float32 carries the float32 rounding of its angles, below 2^-22 a position; one in 16 bits its own as well.
 TABLE_ANGLE_ERROR = 2.0**-22

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import _checkpoint, _layer, checks
-from .checks import embedding, grids
-from .encodings.catalogue import conventions
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
-from .encodings.values import MAX_DIM, integer
-from .functional import add_call, embed_call
-from .ops.dispatch import ADD, EMBED
-from .ops.schemas import host_words, plan_words
-from .reference.tiles import accumulation
+from .. import checks
+from ..checks import embedding, grids
+from ..encodings.catalogue import conventions
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
+from ..encodings.values import MAX_DIM, integer
+from ..functional import add_call, embed_call
+from ..ops.dispatch import ADD, EMBED
+from ..ops.schemas import host_words, plan_words
+from ..reference.tiles import accumulation
+from . import checkpoint, shared
 
 if TYPE_CHECKING:
     from typing_extensions import Never
@@ -63,7 +64,7 @@ class SinusoidalPositionalEncoding(nn.Module):
     extra_tokens = 0
     channel_dim = -1
     require_positions = False
-    __prepare_scriptable__ = _layer.refuse_script
+    __prepare_scriptable__ = shared.refuse_script
 
     def __init__(
         self,
@@ -125,28 +126,28 @@ class SinusoidalPositionalEncoding(nn.Module):
         learned = checks.flag("learned_alpha", learned_alpha)
         self.alpha = nn.Parameter(torch.tensor([self._first_alpha])) if learned else self._first_alpha
         if self.persistent_table:
-            self.register_buffer("pe", _checkpoint.table_of(self))
-        self.register_state_dict_post_hook(_checkpoint.write_table)
-        self.register_load_state_dict_pre_hook(_checkpoint.compare_table)
+            self.register_buffer("pe", checkpoint.table_of(self))
+        self.register_state_dict_post_hook(checkpoint.write_table)
+        self.register_load_state_dict_pre_hook(checkpoint.compare_table)
 
     def reset_parameters(self) -> None:
         """Puts a learned alpha back to its first value and the buffer `pe` to the table, as after `to_empty`."""
         if isinstance(self.alpha, nn.Parameter):
             nn.init.constant_(self.alpha, self._first_alpha)
         pe = self._buffers.get("pe")
-        table = None if pe is None else _checkpoint.table_of(self, pe.device)
+        table = None if pe is None else checkpoint.table_of(self, pe.device)
         if pe is not None and table is not None:
             pe.copy_(table)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "pe" and isinstance(value, Tensor) and "pe" in self._buffers and "_is_replica" not in vars(self):
-            _checkpoint.compare_assigned(self, value)
+            checkpoint.compare_assigned(self, value)
         super().__setattr__(name, value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self.persistent_table and "pe" not in self._buffers:  # pickled when only the state dict had it
-            self.register_buffer("pe", _checkpoint.table_of(self))
+            self.register_buffer("pe", checkpoint.table_of(self))
 
     def forward(
         self,
@@ -165,10 +166,10 @@ class SinusoidalPositionalEncoding(nn.Module):
         Raises: IndexError for a position outside of what max_len allows, where that is set; else as `add`.
         """
         if unnamed or unknown:
-            _layer.refuse(self, unnamed, unknown)
+            shared.refuse(self, unnamed, unknown)
         first: Any = start
         if (
-            _layer.is_plain(self, x, x, positions, start, padding_mask)
+            shared.is_plain(self, x, x, positions, start, padding_mask)
             and self._is_sequence(grid_shape)
             and (self.max_len is None or (x.dim() > 1 and 0 <= first <= self.max_len - x.shape[-2]))
         ):
@@ -180,11 +181,11 @@ class SinusoidalPositionalEncoding(nn.Module):
                 return _add_cuda(x, plan_words(self.encoding, x.device), first, self.scale)
             except (RuntimeError, OverflowError):
                 pass
-        if _layer.is_symbolic(x):
+        if shared.is_symbolic(x):
             options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
-            return _layer.symbolic(self, x, grid_shape=grid_shape, **options)
-        _layer.check_positions(self, x, positions)
-        p, others = _layer.rate(self.dropout)
+            return shared.symbolic(self, x, grid_shape=grid_shape, **options)
+        shared.check_positions(self, x, positions)
+        p, others = shared.rate(self.dropout)
         seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
         if self.channel_dim != -1 and isinstance(x, Tensor) and self.channel_dim % max(x.dim(), 1) == x.dim() - 2:
             seq_dim = -1  # (batch, channels, sequence)
@@ -192,7 +193,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         places = self.grid_shape if grid_shape is None else grid_shape
         call = add_call(x, self.encoding, rows, places, self.extra_tokens)
         if self.max_len is not None:
-            _layer.check_limit(call, self.max_len)
+            shared.check_limit(call, self.max_len)
         encoded = call.result()
         return encoded if others is None else others(encoded)
 
@@ -201,7 +202,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         return grid_shape is None and self.extra_tokens == 0 and self.channel_dim == -1
 
     def extra_repr(self) -> str:
-        parts = _layer.options(self)
+        parts = shared.options(self)
         parts += [f"grid_shape={self.grid_shape}"] if self.grid_shape is not None else []
         parts += [f"extra_tokens={self.extra_tokens}"] if self.extra_tokens else []
         parts += [f"channel_dim={self.channel_dim}"] if self.channel_dim != -1 else []
@@ -232,7 +233,7 @@ class SinusoidalEmbedding(nn.Embedding):
 
     alpha: Any
     require_positions = False  # here too, for layers that were pickled without it
-    __prepare_scriptable__ = _layer.refuse_script
+    __prepare_scriptable__ = shared.refuse_script
 
     def __init__(
         self,
@@ -267,7 +268,7 @@ class SinusoidalEmbedding(nn.Embedding):
         encode_padding, sparse = checks.flag("encode_padding", encode_padding), checks.flag("sparse", sparse)
         if padding_idx is None and not encode_padding:
             raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
-        _layer.not_offered(max_norm, scale_grad_by_freq)
+        shared.not_offered(max_norm, scale_grad_by_freq)
         checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
         where: dict[str, Any] = {"device": None if device is None else checks.device(device), "dtype": dtype}
         if _weight is not None and tuple(embedding.weight(_weight).shape) != (num_embeddings, embedding_dim):
@@ -319,7 +320,7 @@ class SinusoidalEmbedding(nn.Embedding):
         return cls(rows, columns, padding_idx, _weight=embeddings, _freeze=freeze, **options)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        _checkpoint.reshape_alpha(self, state_dict, prefix)
+        checkpoint.reshape_alpha(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(  # type: ignore[override]
@@ -337,10 +338,10 @@ class SinusoidalEmbedding(nn.Embedding):
         Raises: IndexError for an id that is no row of weight and for a position beyond max_len; else as `embed`.
         """
         if unnamed or unknown:
-            _layer.refuse(self, unnamed, unknown)
-        _layer.not_offered(self.max_norm, self.scale_grad_by_freq)
+            shared.refuse(self, unnamed, unknown)
+        shared.not_offered(self.max_norm, self.scale_grad_by_freq)
         if (
-            _layer.is_plain(self, ids, self.weight, positions, start, padding_mask)
+            shared.is_plain(self, ids, self.weight, positions, start, padding_mask)
             and ids.dtype == torch.int64
             and (self.encode_padding or self.padding_idx is None)
             and type(self.weight) is nn.Parameter
@@ -355,19 +356,19 @@ class SinusoidalEmbedding(nn.Embedding):
                 return kernel(ids, self.weight, words, *none, start, False, self.scale, -1, False, 0, [])
             except (RuntimeError, OverflowError):
                 pass
-        if _layer.is_symbolic(ids):
+        if shared.is_symbolic(ids):
             options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
-            return _layer.symbolic(self, ids, **options)
-        _layer.check_positions(self, ids, positions)
-        p, others = _layer.rate(self.dropout)
+            return shared.symbolic(self, ids, **options)
+        shared.check_positions(self, ids, positions)
+        p, others = shared.rate(self.dropout)
         rows = positions, start, self.scale, self.alpha, p, seed
         padding = self.padding_idx, padding_mask, self.sparse, self.encode_padding
         call = embed_call(ids, self.weight, self.encoding, rows, padding, -1 if self.batch_first else 0)
         if self.max_len is not None:
-            _layer.check_limit(call, self.max_len)
+            shared.check_limit(call, self.max_len)
         encoded = call.result()
         return encoded if others is None else others(encoded)
 
     def extra_repr(self) -> str:
         bare = [] if self.encode_padding else ["encode_padding=False"]
-        return ", ".join([super().extra_repr(), *_layer.options(self), *bare])
+        return ", ".join([super().extra_repr(), *shared.options(self), *bare])

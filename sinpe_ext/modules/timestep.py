@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import _layer, checks
-from .encodings.encoding import Encoding
-from .encodings.values import MAX_DIM, integer
-from .functional import encode
+from .. import checks
+from ..encodings.encoding import Encoding
+from ..encodings.values import MAX_DIM, integer
+from ..functional import encode
+from . import shared
 
 if TYPE_CHECKING:
     from typing_extensions import Never
@@ -45,7 +46,7 @@ class TimestepEncoding(nn.Module):
     Source: Ho et al. 2020, "Denoising Diffusion Probabilistic Models", appendix B.
     """
 
-    __prepare_scriptable__ = _layer.refuse_script
+    __prepare_scriptable__ = shared.refuse_script
 
     def __init__(
         self,
@@ -72,9 +73,9 @@ class TimestepEncoding(nn.Module):
         Raises: TypeError for a t that is no tensor of numbers.
         """
         if unnamed or unknown:
-            _layer.refuse(self, unnamed, unknown)
-        if _layer.is_symbolic(t):
-            return _layer.symbolic(self, t)
+            shared.refuse(self, unnamed, unknown)
+        if shared.is_symbolic(t):
+            return shared.symbolic(self, t)
         return encode(_timesteps(t), self.encoding, dtype=self.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TimestepEncoding:

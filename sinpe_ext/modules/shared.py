@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import checks
-from .calls import plain
-from .calls.grid import GridCall
-from .ops import traced
-from .runtime import observers
-from .runtime.observers import is_traced
-from .runtime.parallel import is_dtensor
+from .. import checks
+from ..calls import plain
+from ..calls.grid import GridCall
+from ..ops import traced
+from ..runtime import observers
+from ..runtime.observers import is_traced
+from ..runtime.parallel import is_dtensor
 
 
 def options(layer: Any) -> list[str]:
