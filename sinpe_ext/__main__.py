@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import _identify_cli, _plot_cli
-from ._outputs import file_to_write, refused
 from ._version import __version__
+from .cli import identify as identify_command
+from .cli import plot as plot_command
+from .cli.outputs import file_to_write, refused
 
 
 class UsageError(Exception):
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
     command = add(commands, plot, "draw an encoding into a PNG, PDF or SVG file")
     encoding_options(command)
-    _plot_cli.options(command)
+    plot_command.options(command)
 
     command = add(commands, bench, "time ours, the floor and what others do, in one run")
     command.add_argument("--quick", action="store_true", help="few rounds, slow rows left out")
@@ -75,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     )
 
     command = add(commands, identify, "find the tables of positional encodings in a checkpoint, and what made them")
-    _identify_cli.options(command)
+    identify_command.options(command)
     return top
 
 
@@ -119,9 +120,9 @@ def floats(text: str) -> tuple[float, ...]:
 
 
 def info(options: argparse.Namespace) -> int:
-    from . import _info
+    from .cli import info as info_command
 
-    return _info.main(options)
+    return info_command.main(options)
 
 
 def need_torch() -> None:
@@ -133,11 +134,11 @@ def need_torch() -> None:
 
 def demo(options: argparse.Namespace) -> int:
     need_torch()
-    from . import _demo
+    from .cli import demo as demo_command
 
     try:
-        return _demo.main(options)
-    except _demo.DemoError as error:
+        return demo_command.main(options)
+    except demo_command.DemoError as error:
         raise UsageError(error) from None
 
 
@@ -162,7 +163,7 @@ def build(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    from ._export import export_header
+    from .cli.export import export_header
 
     try:
         name = f"{options.convention}{options.dim}".replace("-", "_") if options.name is None else options.name
@@ -184,14 +185,14 @@ def export(options: argparse.Namespace) -> int:
 def identify(options: argparse.Namespace) -> int:
     need_torch()
     try:
-        return _identify_cli.main(options)
-    except _identify_cli.IdentifyError as error:
+        return identify_command.main(options)
+    except identify_command.IdentifyError as error:
         raise UsageError(error) from None
 
 
 def plot(options: argparse.Namespace) -> int:
     try:
-        return _plot_cli.main(options, chosen_encoding(options))
+        return plot_command.main(options, chosen_encoding(options))
     except (ImportError, IndexError, TypeError, ValueError) as error:
         raise UsageError(error) from None
 

@@ -27,7 +27,7 @@ from ._bench_report import flatness, met, missed, plural, report, report_process
 from ._bench_sweep import Point
 from ._bench_timing import first_line, interleaved, on_threads, summary
 from ._bench_training import TRAINING_ROWS
-from ._outputs import file_to_write
+from .cli.outputs import file_to_write
 
 ROWS = (*INFERENCE_ROWS, *INSTALLED_ROWS, *GRID_ROWS, *TRAINING_ROWS)
 ROUNDS = 15

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ._bench_timing import load, warning
-from ._info import processor
+from .cli.info import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ._bench_report import lines_of_sizes, plural
-from ._outputs import picture_to_write, refused
 from ._plot_checks import matplotlib_installed, timings
+from .cli.outputs import picture_to_write, refused
 
 PANEL = (4.6, 3.4)  # inches
 ABOUT = {"cpu", "cores", "torch", "date"}  # what the title tells of the machine

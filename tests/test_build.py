@@ -265,7 +265,7 @@ def test_sdist_is_complete(project, tmp_path):
 
 def test_example_plan_is_what_export_writes():
     from sinpe_ext import convention
-    from sinpe_ext._export import export_header
+    from sinpe_ext.cli.export import export_header
 
     assert (REPOSITORY / "examples" / "cpp" / "paper6.h").read_text() == export_header(convention("paper", 6), "paper6")
 

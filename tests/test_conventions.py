@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from children import execute
 
-from sinpe_ext._export import export_header
+from sinpe_ext.cli.export import export_header
 from sinpe_ext.encodings.catalogue import CATALOGUE, GRIDS, NAMES, convention, conventions
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import plan

@@ -14,7 +14,7 @@ from children import execute
 
 import sinpe_ext as sinpe
 from sinpe_ext import __main__ as cli
-from sinpe_ext._export import export_header
+from sinpe_ext.cli.export import export_header
 
 COMPILERS = {"c": os.environ.get("CC", "cc"), "c++": os.environ.get("CXX", "c++")}
 STANDARDS = [("c", "c99"), ("c", "gnu17"), ("c", "gnu2x"), ("c++", "c++11"), ("c++", "gnu++20"), ("c++", "gnu++2b")]

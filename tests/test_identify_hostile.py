@@ -38,7 +38,8 @@ try:
 except ImportError:
     pass
 import sinpe_ext as sinpe
-from sinpe_ext import __main__ as cli, identification, _identify_cli
+from sinpe_ext import __main__ as cli, identification
+from sinpe_ext.cli import identify
 jobs, memory, seconds = json.load(sys.stdin)
 results = {}
 for name, arguments, encoding, folder in jobs:
@@ -586,10 +587,10 @@ def test_the_time_for_a_file_is_limited(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sinpe_ext import __main__ as cli
-    from sinpe_ext import _identify_cli
+    from sinpe_ext.cli import identify as identify_command
 
     torch.save({"a": PAPER, "b": PAPER + 1, "c": torch.zeros(3)}, tmp_path / "a.pt")
-    monkeypatch.setattr(_identify_cli, "SECONDS", -1.0)
+    monkeypatch.setattr(identify_command, "SECONDS", -1.0)
     assert cli.main(["identify", str(tmp_path / "a.pt")]) == 1
     assert "2 tensors were skipped: not reached in -1 s (--key NAME looks at one) (2): a, b" in capsys.readouterr().out
     assert cli.main(["identify", str(tmp_path / "a.pt"), "--key", "a"]) == 0

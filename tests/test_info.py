@@ -13,10 +13,10 @@ from build_support import PREAMBLE, needs_compiler, write_nvcc, write_script, wr
 from children import REPOSITORY, environment, forked, run
 
 from sinpe_ext import __main__ as cli
-from sinpe_ext import _info
 from sinpe_ext.backend import compilation, loader, variables
 from sinpe_ext.backend.build_cache import OWN_FOLDER
 from sinpe_ext.backend.loader import DeviceBackend
+from sinpe_ext.cli import info as info_command
 
 NO_CUDA = DeviceBackend("cuda", "eager", "torch is a CPU build", todo="install a CUDA build of torch")
 PREBUILT = DeviceBackend("cpu", "compiled", "built at install time", "prebuilt", "/lib.so")
@@ -51,7 +51,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(loader, "_setting", None)
         monkeypatch.setattr(loader, "_found", {"cpu": cpu, "cuda": cuda})
-        monkeypatch.setattr(_info, "has_nvidia_driver", lambda: False)
+        monkeypatch.setattr(info_command, "has_nvidia_driver", lambda: False)
         monkeypatch.setattr("sinpe_ext.backend.info._instruction_set", lambda *found: "v3")
         monkeypatch.setattr("sinpe_ext.backend.info._cuda_arithmetic", lambda found: None)
 
@@ -242,7 +242,7 @@ def test_cpu_build_of_torch_beside_an_nvidia_driver(scene, capsys, monkeypatch):
 
     scene()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(_info, "has_nvidia_driver", lambda: True)
+    monkeypatch.setattr(info_command, "has_nvidia_driver", lambda: True)
     text = printed(capsys)
     assert "device: an NVIDIA driver is loaded, and torch sees no CUDA device" in text
     assert "CUDA devices run eager PyTorch: torch is a CPU build." in text
@@ -251,7 +251,7 @@ def test_cpu_build_of_torch_beside_an_nvidia_driver(scene, capsys, monkeypatch):
 
 def test_other_accelerator_is_named_and_nothing_is_loaded_for_it(scene, capsys, monkeypatch):
     scene()
-    monkeypatch.setattr(_info, "accelerators", lambda: ["xpu", "cuda"])
+    monkeypatch.setattr(info_command, "accelerators", lambda: ["xpu", "cuda"])
     monkeypatch.setattr(loader, "_load", lambda device, verbose=False: pytest.fail(f"{device} was loaded"))
     assert "xpu: eager (there are no xpu kernels; eager PyTorch runs on the device)" in printed(capsys)
 
@@ -261,7 +261,7 @@ def test_cuda_device(compiled, scene, capsys, monkeypatch):
     ready = DeviceBackend("cuda", "compiled", "built at install time", "prebuilt", "/lib.so")
     missing = DeviceBackend("cuda", "eager", "nvcc was not found", todo="install the CUDA toolkit 13.x")
     scene(cuda=ready if compiled else missing)
-    monkeypatch.setattr(_info, "cuda_devices", lambda: ["cuda:0 NVIDIA H200, compute capability 9.0"])
+    monkeypatch.setattr(info_command, "cuda_devices", lambda: ["cuda:0 NVIDIA H200, compute capability 9.0"])
     text = printed(capsys)
     assert "device: cuda:0 NVIDIA H200" in text
     if compiled:
@@ -271,14 +271,14 @@ def test_cuda_device(compiled, scene, capsys, monkeypatch):
 
 def test_cache_is_described(scene, tmp_path):
     scene()
-    assert _info.cache() == "does not exist yet"
+    assert info_command.cache() == "does not exist yet"
     for name in ("one", "two"):
         (tmp_path / "cache" / name).mkdir(parents=True)
         compilation.write_json(tmp_path / "cache" / name / "done.json", {"file": "x.so"})
     (tmp_path / "cache" / "unfinished").mkdir()
-    assert _info.cache() == "2 finished builds, writable"
+    assert info_command.cache() == "2 finished builds, writable"
     (tmp_path / "cache").chmod(0o777)
-    assert "every user may write" in _info.cache()
+    assert "every user may write" in info_command.cache()
 
 
 def test_json_has_it_all(scene, capsys):

@@ -154,8 +154,8 @@ def test_no_memory_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_a_place_without_permission(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    from sinpe_ext import _outputs
+    from sinpe_ext.cli import outputs
 
-    monkeypatch.setattr(_outputs.os, "access", lambda *_: False)
+    monkeypatch.setattr(outputs.os, "access", lambda *_: False)
     with pytest.raises(ValueError, match="^output: expected a file to write to, got .* is read-only; pass another"):
-        _outputs.file_to_write("output", str(tmp_path / "p.png"))
+        outputs.file_to_write("output", str(tmp_path / "p.png"))

@@ -13,10 +13,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .identification.files import Entry, IdentifyError, SkipError, entries, first_line, printable
+from ..identification.files import Entry, IdentifyError, SkipError, entries, first_line, printable
 
 if TYPE_CHECKING:
-    from .identification import Match, Matches
+    from ..identification import Match, Matches
 
 __all__ = ["IdentifyError", "main", "options"]
 
@@ -60,7 +60,7 @@ class _Report:
 
 def main(arguments: argparse.Namespace) -> int:
     """Runs the subcommand: 0 where a table was found, 1 where none was. Raises IdentifyError for a bad file or key."""
-    from .identification import lengths_of
+    from ..identification import lengths_of
 
     try:
         lengths_of(arguments.shape)
@@ -117,9 +117,9 @@ def _look(path: Path, chosen: list[Entry], shape: list[int] | None, *, everythin
 
 
 def _identified(entry: Entry, shape: list[int] | None, *, everything: bool) -> Matches:
-    from .identification import Matches, identify
-    from .identification.table import LARGEST as LARGEST_ASKED
-    from .identification.table import NO_SINUSOIDS, begins_regular
+    from ..identification import Matches, identify
+    from ..identification.table import LARGEST as LARGEST_ASKED
+    from ..identification.table import NO_SINUSOIDS, begins_regular
 
     tensor = entry.load()
     elements, longest = (LARGEST, LONGEST_AXIS) if everything else (LARGEST_ASKED, LARGEST_ASKED)

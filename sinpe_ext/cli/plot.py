@@ -35,7 +35,7 @@ def main(options: argparse.Namespace, encoding: Any) -> int:
 
     Raises: ImportError without matplotlib; TypeError, ValueError for options that no picture can be drawn of.
     """
-    from . import _plot_checks
+    from .. import _plot_checks
 
     _plot_checks.matplotlib_installed()
     check(options, encoding)
@@ -43,8 +43,8 @@ def main(options: argparse.Namespace, encoding: Any) -> int:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from . import plot as pictures
-    from ._outputs import picture_to_write, refused
+    from .. import plot as pictures
+    from .outputs import picture_to_write, refused
 
     path, dpi = picture_to_write("output", options.output), _plot_checks.dpi(options.dpi)
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -78,7 +78,7 @@ def main(options: argparse.Namespace, encoding: Any) -> int:
 
 def check(options: argparse.Namespace, encoding: Any) -> None:
     """That the encoding and the options go with the kind of picture."""
-    from .encodings.grid import GridEncoding
+    from ..encodings.grid import GridEncoding
 
     if isinstance(encoding, GridEncoding):
         raise ValueError(

@@ -33,7 +33,7 @@ class DemoError(Exception):
 
 def main(options: argparse.Namespace) -> int:
     """Run the demo and print it; 0 when it went through."""
-    from ._bench_timing import load
+    from .._bench_timing import load
 
     begin, average = time.perf_counter(), load()
     name, text = read_text(options.text)
@@ -43,7 +43,7 @@ def main(options: argparse.Namespace) -> int:
     heading("1. Text, embedding, encoding")
     encode_text(name, text)
     heading("2. Backend")
-    from ._info import backend_lines
+    from .info import backend_lines
 
     print("\n".join(backend_lines()))
     heading(f"3. Accuracy against mpmath ({MPMATH_BITS} bits), float32, {DIM} channels, {WINDOW} positions each")
@@ -76,7 +76,7 @@ def read_text(path: str | None) -> tuple[str, str]:
             raise DemoError(
                 f"text: expected a readable file, got {path} ({error.strerror}); pass --text FILE"
             ) from None
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parent.parent.parent
     if (root / "pyproject.toml").is_file() and (root / "README.md").is_file():
         return "README.md", (root / "README.md").read_text(encoding="utf-8")
     from importlib import metadata
@@ -159,7 +159,7 @@ def accuracy() -> None:
 
     import sinpe_ext as sinpe
 
-    from ._bench_peers import usual_parts, usual_table
+    from .._bench_peers import usual_parts, usual_table
 
     if not importlib.util.find_spec("mpmath"):
         print("Left out: mpmath, the judge, is not installed; run `pip install mpmath`.")
@@ -185,8 +185,8 @@ def timing(quick: bool, average: float | None) -> None:
 
     import sinpe_ext as sinpe
 
-    from ._bench_peers import usual_parts, usual_table
-    from ._bench_timing import interleaved, summary, warning
+    from .._bench_peers import usual_parts, usual_table
+    from .._bench_timing import interleaved, summary, warning
 
     position, index = usual_parts(4096, 1024)
     x = torch.randn(8, 512, 1024)
@@ -250,7 +250,7 @@ def compile_problem() -> str | None:
     try:
         done = subprocess.run(
             [sys.executable, "-c", script],
-            cwd=Path(__file__).resolve().parent.parent,
+            cwd=Path(__file__).resolve().parent.parent.parent,
             capture_output=True,
             text=True,
             timeout=COMPILE_SECONDS,
@@ -277,7 +277,7 @@ def pictures(output: Path) -> None:
     except ImportError:
         print("Left out: matplotlib is not installed; run `pip install matplotlib`.")
         return
-    from . import plot
+    from .. import plot
 
     own = sinpe.convention("own_index", 100)
     drawings: dict[str, Callable[[Any], Any]] = {

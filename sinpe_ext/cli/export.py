@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from .encodings import frequency
-from .encodings.encoding import Encoding, Number
-from .encodings.plan import plan
+from ..encodings import frequency
+from ..encodings.encoding import Encoding, Number
+from ..encodings.plan import plan
 
 _INT64_MIN = -(2**63)
 # C99 tells macros apart by their first 63 characters, and the include guard puts SINPE_PLAN_ before a name.

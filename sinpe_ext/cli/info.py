@@ -13,9 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .backend import build_cache, compilation, cuda_compiler, loader, variables
-from .backend.compilation import BuildUnavailable
-from .backend.info import BackendInfo
+from ..backend import build_cache, compilation, cuda_compiler, loader, variables
+from ..backend.compilation import BuildUnavailable
+from ..backend.info import BackendInfo
 
 OPTIONAL = ("numpy", "matplotlib", "mpmath", "ninja", "pybind11")
 # Variables of others that decide what is found, compiled for and run.
