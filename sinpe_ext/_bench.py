@@ -25,9 +25,9 @@ from ._bench_process import PROCESSES, Process, Skipped
 from ._bench_progress import Progress
 from ._bench_report import flatness, met, missed, plural, report, report_processes, report_sizes
 from ._bench_sweep import Point
-from ._bench_timing import first_line, interleaved, on_threads, summary
 from ._bench_training import TRAINING_ROWS
 from .cli.outputs import file_to_write
+from .cli.timing import first_line, interleaved, on_threads, summary
 
 ROWS = (*INFERENCE_ROWS, *INSTALLED_ROWS, *GRID_ROWS, *TRAINING_ROWS)
 ROUNDS = 15

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from ._bench_timing import load, warning
 from .cli.info import processor
+from .cli.timing import load, warning
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -19,7 +19,7 @@ from . import _bench_memory as memory
 from . import _bench_peers as peer
 from ._bench_cases import CHECK_ROWS, FILL, ROUNDING, tolerance
 from ._bench_report import plural, power
-from ._bench_timing import first_line, interleaved, on_threads, summary
+from .cli.timing import first_line, interleaved, on_threads, summary
 
 DIM = 512
 LENGTH = 2048  # of a sequence that x is added to; more elements are more sequences

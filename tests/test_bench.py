@@ -14,12 +14,13 @@ import pytest
 import torch
 from children import execute
 
-from sinpe_ext import _bench, _bench_memory, _bench_report, _bench_sweep, _bench_timing
+from sinpe_ext import _bench, _bench_memory, _bench_report, _bench_sweep
 from sinpe_ext.__main__ import main, parser
 from sinpe_ext._bench_cases import Row, Subjects
 from sinpe_ext._bench_process import Skipped
 from sinpe_ext._bench_progress import Progress
 from sinpe_ext._bench_sweep import CASES, COMPILED, DTYPES, FLOOR, OURS, SIZES, Point
+from sinpe_ext.cli import timing
 
 MIB = 2**20
 CASE = {case.name: case for case in CASES}
@@ -27,7 +28,7 @@ CASE = {case.name: case for case in CASES}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bench_timing, "SAMPLE_SECONDS", 1e-5)
+    monkeypatch.setattr(timing, "SAMPLE_SECONDS", 1e-5)
 
 
 def options(*words: str) -> argparse.Namespace:

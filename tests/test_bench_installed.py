@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinpe_ext import _bench, _bench_installed, _bench_timing
+from sinpe_ext import _bench, _bench_installed
 from sinpe_ext._bench_cases import Row
 from sinpe_ext._bench_installed import INSTALLED_ROWS, LIBRARIES
 from sinpe_ext._bench_process import Skipped
+from sinpe_ext.cli import timing
 
 MODULES = {name: name.replace("-", "_") for name in LIBRARIES}
 SMALL = {"LONG": (50, 64), "PICTURE": (6, 6, 64), "WIDE": (2, 50, 64)}
@@ -20,7 +21,7 @@ SMALL = {"LONG": (50, 64), "PICTURE": (6, 6, 64), "WIDE": (2, 50, 64)}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bench_timing, "SAMPLE_SECONDS", 1e-5)
+    monkeypatch.setattr(timing, "SAMPLE_SECONDS", 1e-5)
     for name, shape in SMALL.items():
         monkeypatch.setattr(_bench_installed, name, shape)
 

@@ -22,7 +22,7 @@ import ulp  # noqa: E402
 from environments import commit  # noqa: E402
 
 import sinpe_ext as sinpe  # noqa: E402
-from sinpe_ext._bench_peers import usual_parts, usual_table  # noqa: E402
+from sinpe_ext.cli.usual import usual_parts, usual_table  # noqa: E402
 
 DIM = 512
 PAGE = ROOT / "docs" / "accuracy.md"

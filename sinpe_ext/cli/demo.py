@@ -33,7 +33,7 @@ class DemoError(Exception):
 
 def main(options: argparse.Namespace) -> int:
     """Run the demo and print it; 0 when it went through."""
-    from .._bench_timing import load
+    from .timing import load
 
     begin, average = time.perf_counter(), load()
     name, text = read_text(options.text)
@@ -159,7 +159,7 @@ def accuracy() -> None:
 
     import sinpe_ext as sinpe
 
-    from .._bench_peers import usual_parts, usual_table
+    from .usual import usual_parts, usual_table
 
     if not importlib.util.find_spec("mpmath"):
         print("Left out: mpmath, the judge, is not installed; run `pip install mpmath`.")
@@ -185,8 +185,8 @@ def timing(quick: bool, average: float | None) -> None:
 
     import sinpe_ext as sinpe
 
-    from .._bench_peers import usual_parts, usual_table
-    from .._bench_timing import interleaved, summary, warning
+    from .timing import interleaved, summary, warning
+    from .usual import usual_parts, usual_table
 
     position, index = usual_parts(4096, 1024)
     x = torch.randn(8, 512, 1024)
@@ -243,7 +243,7 @@ def compile_problem() -> str | None:
     """Compile both functions in a process that can be stopped, into torch's cache. Returns what hinders, or None."""
     script = (
         "import torch\n"
-        "from sinpe_ext import _bench_peers as p\n"
+        "from sinpe_ext.cli import usual as p\n"
         "torch.compile(p.usual_table)(*p.usual_parts(4096, 1024))\n"
         "torch.compile(lambda x, pe: x + pe[:x.size(1)])(torch.zeros(8, 512, 1024), torch.zeros(4096, 1024))\n"
     )
