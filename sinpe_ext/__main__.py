@@ -144,9 +144,9 @@ def demo(options: argparse.Namespace) -> int:
 
 def bench(options: argparse.Namespace) -> int:
     need_torch()
-    from . import _bench
+    from benchmarks import run
 
-    return _bench.main(options)
+    return run.main(options)
 
 
 def build(options: argparse.Namespace) -> int:

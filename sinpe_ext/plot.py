@@ -232,7 +232,7 @@ def benchmark(
     Raises:
         ValueError: nothing was measured under that case, dtype and number of threads.
     """
-    from ._bench_report import lines_of_sizes, nanoseconds, plural
+    from benchmarks.report import lines_of_sizes, nanoseconds, plural
 
     checks.axes(ax)
     groups = lines_of_sizes(checks.timings(results))

@@ -14,12 +14,12 @@ import pytest
 import torch
 from children import execute
 
-from sinpe_ext import _bench, _bench_memory, _bench_report, _bench_sweep
+from benchmarks import memory, report, run, sweep
+from benchmarks.cases import Row, Subjects
+from benchmarks.process import Skipped
+from benchmarks.progress import Progress
+from benchmarks.sweep import CASES, COMPILED, DTYPES, FLOOR, OURS, SIZES, Point
 from sinpe_ext.__main__ import main, parser
-from sinpe_ext._bench_cases import Row, Subjects
-from sinpe_ext._bench_process import Skipped
-from sinpe_ext._bench_progress import Progress
-from sinpe_ext._bench_sweep import CASES, COMPILED, DTYPES, FLOOR, OURS, SIZES, Point
 from sinpe_ext.cli import timing
 
 MIB = 2**20
@@ -35,7 +35,7 @@ def options(*words: str) -> argparse.Namespace:
     return parser().parse_args(["bench", *words])
 
 
-def kinds(plan: _bench.Plan) -> tuple[bool, bool, bool]:
+def kinds(plan: run.Plan) -> tuple[bool, bool, bool]:
     return bool(plan.rows), bool(plan.processes), bool(plan.points)
 
 
@@ -51,14 +51,14 @@ def kinds(plan: _bench.Plan) -> tuple[bool, bool, bool]:
     ],
 )
 def test_plan(words: tuple[str, ...], expected: tuple[bool, ...], complete: bool) -> None:
-    plan = _bench.plan(options(*words, *(["--device", "cpu"] if not words else [])))
+    plan = run.plan(options(*words, *(["--device", "cpu"] if not words else [])))
     assert kinds(plan) == expected and plan.complete is complete
     assert len(plan) == len(plan.rows) + len(plan.processes) + len(plan.points) + len(plan.cuda)
     assert len(plan.points) in (0, len(CASES) * len(DTYPES), len(CASES) * len(DTYPES) * len(SIZES))
 
 
 def test_plan_of_threads() -> None:
-    plan = _bench.plan(options("--rows", "table,decode", "--sizes", "512", "--threads", "3,1"))
+    plan = run.plan(options("--rows", "table,decode", "--sizes", "512", "--threads", "3,1"))
     assert [(row.name, count) for row, count in plan.rows] == [("table", 1), ("table", 3), ("decode", 1)]
     assert {point.threads for point in plan.points} == {1, 3} and plan.several
 
@@ -67,7 +67,7 @@ def test_a_row_runs_on_the_threads_asked_for() -> None:
     seen = []
     row = Row("r", "r", lambda: Subjects(lambda: seen.append(torch.get_num_threads())), floor="")
     before = torch.get_num_threads()
-    assert _bench.measure(row, 1, threads=1)["threads"] == 1
+    assert run.measure(row, 1, threads=1)["threads"] == 1
     assert set(seen) == {1} and torch.get_num_threads() == before
 
 
@@ -75,9 +75,9 @@ def test_a_row_without_its_library_is_skipped_and_fails_nothing() -> None:
     def build() -> Subjects:
         raise Skipped("timm is not installed: pip install timm")
 
-    entry = _bench.measure(Row("r", "the row", build), 1)
+    entry = run.measure(Row("r", "the row", build), 1)
     assert entry["skipped"] == "timm is not installed: pip install timm" and "error" not in entry
-    assert _bench_report.report([entry, entry]).strip() == (
+    assert report.report([entry, entry]).strip() == (
         "skipped, timm is not installed: pip install timm: the row; the row"
     )
 
@@ -87,13 +87,13 @@ def test_a_row_without_its_library_is_skipped_and_fails_nothing() -> None:
     [("", SIZES), ("2^9", (512,)), ("2**20, 512,2^9", (512, 2**20)), ("1024", (1024,)), ("2^36", (2**36,))],
 )
 def test_sizes(text: str, expected: tuple[int, ...]) -> None:
-    assert _bench_sweep.read_sizes(text) == expected
+    assert sweep.read_sizes(text) == expected
 
 
 @pytest.mark.parametrize("text", ["256", "2^37", "513", "-512", "3^9", "2^", "big", "0"])
 def test_wrong_sizes(text: str) -> None:
     with pytest.raises(ValueError, match=r"^sizes: expected powers of two from 512 .* got "):
-        _bench_sweep.read_sizes(text)
+        sweep.read_sizes(text)
 
 
 @pytest.mark.parametrize(
@@ -124,17 +124,17 @@ def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_points_are_right_before_they_are_timed(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **named: function)
-    monkeypatch.setattr(_bench_sweep, "LENGTH", 16)
+    monkeypatch.setattr(sweep, "LENGTH", 16)
     for elements in (2**9, 2**15):  # one row, and 64 of them, which are four sequences
-        entry = _bench_sweep.measure(Point(CASE[name], dtype, 1, elements), 1)
+        entry = sweep.measure(Point(CASE[name], dtype, 1, elements), 1)
         assert "error" not in entry, entry["error"]
         assert {FLOOR, OURS, COMPILED} < set(entry["ms"]) and all(ms > 0 for ms in entry["ms"].values())
         assert entry["ratio"] == entry["ms"][OURS] / entry["ms"][FLOOR] and "memory_mib" not in entry
 
 
 def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bench_sweep.sinpe, "table", lambda rows, encoding, dtype, out: out.fill_(0.5))
-    entry = _bench_sweep.measure(Point(CASE["table"], "float32", 1, 512), 1, compile=False)
+    monkeypatch.setattr(sweep.sinpe, "table", lambda rows, encoding, dtype, out: out.fill_(0.5))
+    entry = sweep.measure(Point(CASE["table"], "float32", 1, 512), 1, compile=False)
     assert entry["error"].startswith("AssertionError: ours: expected values within") and "ms" not in entry
 
 
@@ -143,31 +143,29 @@ def test_what_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no C++ compiler\nlong story")
 
     monkeypatch.setattr(torch, "compile", lambda function, **named: fail)
-    entry = _bench_sweep.measure(Point(CASE["add_out"], "float32", 1, 512), 1)
+    entry = sweep.measure(Point(CASE["add_out"], "float32", 1, 512), 1)
     assert entry["peer_errors"] == {COMPILED: "RuntimeError: no C++ compiler"} and COMPILED not in entry["ms"]
-    assert "2^9 elements: torch.compile cannot run here, RuntimeError: no C++ compiler" in _bench_report.report_sizes(
-        [entry]
-    )
+    assert "2^9 elements: torch.compile cannot run here, RuntimeError: no C++ compiler" in report.report_sizes([entry])
 
 
 def test_what_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bench_memory, "available", lambda: 3 * 2**30)
-    entry = _bench_sweep.measure(Point(CASE["add_out"], "float32", 1, 2**29), 1)
+    monkeypatch.setattr(memory, "available", lambda: 3 * 2**30)
+    entry = sweep.measure(Point(CASE["add_out"], "float32", 1, 2**29), 1)
     assert entry["skipped"] == "takes about 4.5 GiB, 3.0 are available"
-    assert "2^29 elements: skipped, takes about 4.5 GiB" in _bench_report.report_sizes([entry])
+    assert "2^29 elements: skipped, takes about 4.5 GiB" in report.report_sizes([entry])
 
 
 def test_available_memory() -> None:
-    there = _bench_memory.available()
+    there = memory.available()
     assert there is None or 2**20 < there < 2**50
 
 
 def test_memory_of_a_call() -> None:
     kept = torch.zeros(48 * MIB, dtype=torch.uint8)
-    if _bench_memory.beyond(lambda: kept, [kept]) is None:
+    if memory.beyond(lambda: kept, [kept]) is None:
         pytest.skip("this system lets no peak be measured")
     found = [
-        _bench_memory.beyond(call, [kept])
+        memory.beyond(call, [kept])
         for call in (lambda: kept.add_(1), lambda: kept + 1, lambda: (kept + 1) + 1, lambda: kept.view(-1))
     ]
     assert [round(each / MIB / 48) for each in found if each is not None] == [0, 0, 1, 0]
@@ -181,10 +179,10 @@ def point(elements: int, floor: float, ours: float, **named: Any) -> dict[str, A
 
 def test_flatness() -> None:
     sizes = [point(2**9, 1, 50), point(2**18, 1, 1.5), point(2**22, 10, 11), point(2**24, 100, 100)]
-    (line,) = _bench_report.flatness(sizes)
+    (line,) = report.flatness(sizes)
     assert (line["least"], line["most"], line["factor"], line["met"]) == (1.0, 1.5, 1.5, False)
-    assert _bench_report.flatness(sizes[:2]) == []
-    assert _bench_report.flatness([{**entry, "dtype": "bfloat16"} for entry in sizes])[0]["met"] is None
+    assert report.flatness(sizes[:2]) == []
+    assert report.flatness([{**entry, "dtype": "bfloat16"} for entry in sizes])[0]["met"] is None
 
 
 def test_report_of_sizes() -> None:
@@ -194,7 +192,7 @@ def test_report_of_sizes() -> None:
         {**point(2**28, 1, 1), "error": "RuntimeError: no"},
     ]
     del sizes[2]["ms"]
-    text = _bench_report.report_sizes(sizes).splitlines()
+    text = report.report_sizes(sizes).splitlines()
     assert "table, out= float32, 2 threads, floor out.fill_(1): nanoseconds an element" in text
     (line,) = [line.split() for line in text if line.startswith("    2^20")]
     assert line == ["2^20", "1.000", "2.000", "2.00", "18.0", "-", "-"]
@@ -210,8 +208,8 @@ def test_missed_targets() -> None:
     import_time = {"title": "import", "value": 60.0, "unit": "ms", "target": 50.0, "met": False}
     cuda = {"title": "copy", "floor": "y.copy_(x)", "fraction": 0.9, "fraction_target": 0.95, "met": False, "peers": []}
     found: dict[str, Any] = {"rows": [row, fine, {"title": "no promise", "met": None}], "processes": [import_time]}
-    found |= {"flatness": _bench_report.flatness([point(2**18, 1, 2), point(2**20, 1, 1)]), "cuda": {"rows": [cuda]}}
-    assert _bench_report.missed(found).splitlines() == [
+    found |= {"flatness": report.flatness([point(2**18, 1, 2), point(2**20, 1, 1)]), "cuda": {"rows": [cuda]}}
+    assert report.missed(found).splitlines() == [
         "",
         "targets missed, 5 of 6:",
         "  add: 1.20 x x.clone(), target <= 1.1",
@@ -221,8 +219,8 @@ def test_missed_targets() -> None:
         "  CUDA, copy: 90 % of y.copy_(x), target >= 95 %",
     ]
     none = {"processes": [], "flatness": [], "cuda": None}
-    assert _bench_report.missed({"rows": [fine], **none}).strip() == "targets: all 1 met"
-    assert _bench_report.missed({"rows": [], **none}) == ""
+    assert report.missed({"rows": [fine], **none}).strip() == "targets: all 1 met"
+    assert report.missed({"rows": [], **none}) == ""
 
 
 class Terminal(io.StringIO):
@@ -305,7 +303,7 @@ def test_a_result_without_sizes_is_not_drawn(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.processes
 def test_a_training_step_of_the_example() -> None:
     """The rows that use examples/train_language_model.py, and what their processes measure."""
-    (row,) = [row for row in _bench.ROWS if row.name == "train_step"]
-    assert _bench.measure(row, 1, threads=1)["ours_ms"] > 0
-    (memory,) = [process for process in _bench.PROCESSES if process.name == "step_memory"]
+    (row,) = [row for row in run.ROWS if row.name == "train_step"]
+    assert run.measure(row, 1, threads=1)["ours_ms"] > 0
+    (memory,) = [process for process in run.PROCESSES if process.name == "step_memory"]
     assert memory.measure() > 1

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinpe_ext import _bench, _bench_installed
-from sinpe_ext._bench_cases import Row
-from sinpe_ext._bench_installed import INSTALLED_ROWS, LIBRARIES
-from sinpe_ext._bench_process import Skipped
+from benchmarks import installed, run
+from benchmarks.cases import Row
+from benchmarks.installed import INSTALLED_ROWS, LIBRARIES
+from benchmarks.process import Skipped
 from sinpe_ext.cli import timing
 
 MODULES = {name: name.replace("-", "_") for name in LIBRARIES}
@@ -23,13 +23,13 @@ SMALL = {"LONG": (50, 64), "PICTURE": (6, 6, 64), "WIDE": (2, 50, 64)}
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "SAMPLE_SECONDS", 1e-5)
     for name, shape in SMALL.items():
-        monkeypatch.setattr(_bench_installed, name, shape)
+        monkeypatch.setattr(installed, name, shape)
 
 
 @pytest.mark.parametrize("row", INSTALLED_ROWS, ids=[row.name for row in INSTALLED_ROWS])
 def test_a_row_is_right_before_it_is_timed(row: Row) -> None:
     (library,) = row.peers
-    result = _bench.measure(row, 1)
+    result = run.measure(row, 1)
     assert "error" not in result, result["error"]
     if importlib.util.find_spec(MODULES[library]) is None:
         assert result["skipped"] == f"{library} is not installed: pip install {library}"
@@ -41,7 +41,7 @@ def test_a_row_is_right_before_it_is_timed(row: Row) -> None:
 
 def test_another_convention_is_noticed() -> None:
     wrong = lambda: torch.zeros(5, 8)  # noqa: E731
-    subjects = _bench_installed.table("someone", lambda: wrong, "t2t", 5, 8)
+    subjects = installed.table("someone", lambda: wrong, "t2t", 5, 8)
     with pytest.raises(AssertionError, match="someone: expected values within"):
         subjects.check()
 
@@ -50,9 +50,9 @@ def test_a_library_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "half_a_library.py").write_text("import no_such_module_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Skipped, match="half cannot be imported: No module named 'no_such_module_at_all'"):
-        _bench_installed.load("half", "half_a_library")
+        installed.load("half", "half_a_library")
     with pytest.raises(Skipped, match="none is not installed: pip install none"):
-        _bench_installed.load("none", "no_such_module_at_all.inner")
+        installed.load("none", "no_such_module_at_all.inner")
 
 
 def test_timm_is_taken_without_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,5 +68,5 @@ def test_timm_is_taken_without_its_packages(tmp_path: Path, monkeypatch: pytest.
     for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
-    assert _bench_installed.timm_sincos2d()() == 7
+    assert installed.timm_sincos2d()() == 7
     assert not [name for name in sys.modules if name.partition(".")[0] == "timm"]

@@ -16,24 +16,25 @@ import pytest
 import torch
 from children import execute
 
-from sinpe_ext import _bench, _bench_cuda, _bench_cuda_cases
-from sinpe_ext._bench_cuda import ROWS
-from sinpe_ext._bench_cuda_cases import CudaRow, Place, Work
-from sinpe_ext._bench_progress import Progress
+from benchmarks import cuda as cuda_run
+from benchmarks import cuda_cases, run
+from benchmarks.cuda import ROWS
+from benchmarks.cuda_cases import CudaRow, Place, Work
+from benchmarks.progress import Progress
 
 SMALL = Place(torch.device("cpu"), 2**14)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bench_cuda_cases, "VOCABULARY", 64)
-    monkeypatch.setattr(_bench_cuda, "SAMPLE_SECONDS", 1e-4)
+    monkeypatch.setattr(cuda_cases, "VOCABULARY", 64)
+    monkeypatch.setattr(cuda_run, "SAMPLE_SECONDS", 1e-4)
     monkeypatch.setattr(torch, "compile", lambda function: function)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 def test_a_row_is_right_before_it_is_timed(row: CudaRow) -> None:
-    result = _bench_cuda.measure(row, SMALL, rounds=1)
+    result = cuda_run.measure(row, SMALL, rounds=1)
     assert "error" not in result, result["error"]
     assert not result["peer_errors"] and [p["name"] for p in result["peers"]] == list(row.peers)
     assert result["gigabytes_a_second"] > 0 and (result["met"] is None) == (row.fraction is row.most is None)
@@ -45,7 +46,7 @@ def test_a_wrong_result_is_not_timed() -> None:
 
     nothing = lambda: None  # noqa: E731
     row = CudaRow("wrong", "wrong", lambda place: Work(nothing, nothing, 1, {}, wrong), "", 0.9)
-    assert _bench_cuda.measure(row, SMALL, 1)["error"] == "AssertionError: add: expected values within 1e-07"
+    assert cuda_run.measure(row, SMALL, 1)["error"] == "AssertionError: add: expected values within 1e-07"
 
 
 def entry(**named: Any) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def test_report() -> None:
         entry(title="roofline: copy f32", floor_gigabytes_a_second=4321.0),
     ]
     facts = {"device": "a card", "capability": "9.0", "cuda": "13.0", "how": "jit", "arithmetic": "double"}
-    text = _bench_cuda.report({"facts": facts, "rows": rows})
+    text = cuda_run.report({"facts": facts, "rows": rows})
     lines = text.splitlines()
     assert "96 %" in text and ">= 0.95 met" in text and ">= 1    MISSED" in text
     assert "what torch's own calls reach, floors of the rows below: copy f32 4321 GB/s" in lines
@@ -77,19 +78,19 @@ def test_report() -> None:
 def test_rows_are_told_as_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**30))
-    monkeypatch.setattr(_bench_cuda, "facts", lambda device: {"device": "a card"})
-    monkeypatch.setattr(_bench_cuda, "measure", lambda row, place, rounds: entry(title=row.title))
+    monkeypatch.setattr(cuda_run, "facts", lambda device: {"device": "a card"})
+    monkeypatch.setattr(cuda_run, "measure", lambda row, place, rounds: entry(title=row.title))
     log, kept = io.StringIO(), []
-    rows = _bench_cuda.chosen([ROWS[2].name, ROWS[0].name])
+    rows = cuda_run.chosen([ROWS[2].name, ROWS[0].name])
     with Progress(len(rows), log) as progress:
-        found = _bench_cuda.run(rows, 1, progress, lambda measured: kept.append(len(measured["rows"])))
+        found = cuda_run.run(rows, 1, progress, lambda measured: kept.append(len(measured["rows"])))
     assert [row["title"] for row in found["rows"]] == [ROWS[0].title, ROWS[2].title] and kept == [1, 2]
     assert log.getvalue().splitlines()[2:] == [f"... {ROWS[2].title}", "    0.2600 ms, 96 % of y.copy_(x), met"]
 
 
 @pytest.mark.processes
 def test_the_command_says_what_is_missing() -> None:
-    if not _bench_cuda.missing():
+    if not cuda_run.missing():
         pytest.skip("there is a CUDA device with kernels")
     for named in (["--device", "cuda"], ["--rows", "cuda_add_f32"]):
         command = [sys.executable, "-m", "sinpe_ext", "bench", "--quick", *named]
@@ -99,12 +100,12 @@ def test_the_command_says_what_is_missing() -> None:
 
 def test_a_stopped_run_keeps_what_it_measured(tmp_path: Path) -> None:
     path = tmp_path / "new" / "result.json"
-    _bench.write(path, {"cuda": {"rows": [1]}})
-    _bench.write(path, {"cuda": {"rows": [1, 2]}})
+    run.write(path, {"cuda": {"rows": [1]}})
+    run.write(path, {"cuda": {"rows": [1, 2]}})
     assert json.loads(path.read_text()) == {"cuda": {"rows": [1, 2]}} and len(list(path.parent.iterdir())) == 1
-    assert _bench_cuda.brief({"error": "RuntimeError: no"}) == "FAILED, RuntimeError: no"
+    assert cuda_run.brief({"error": "RuntimeError: no"}) == "FAILED, RuntimeError: no"
     peers = [{"name": "eager", "ratio": 0.77}]
-    assert _bench_cuda.brief(entry(peers=peers)) == "0.2600 ms, 96 % of y.copy_(x), met, eager 0.77x"
+    assert cuda_run.brief(entry(peers=peers)) == "0.2600 ms, 96 % of y.copy_(x), met, eager 0.77x"
 
 
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "gpu_check.sh"

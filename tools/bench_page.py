@@ -22,11 +22,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from sinpe_ext._bench_cases import ROWS  # noqa: E402
-from sinpe_ext._bench_grid import GRID_ROWS  # noqa: E402
-from sinpe_ext._bench_installed import INSTALLED_ROWS  # noqa: E402
-from sinpe_ext._bench_report import lines_of_sizes, nanoseconds, number, power  # noqa: E402
-from sinpe_ext._bench_training import TRAINING_ROWS  # noqa: E402
+from benchmarks.cases import ROWS  # noqa: E402
+from benchmarks.grid import GRID_ROWS  # noqa: E402
+from benchmarks.installed import INSTALLED_ROWS  # noqa: E402
+from benchmarks.report import lines_of_sizes, nanoseconds, number, power  # noqa: E402
+from benchmarks.training import TRAINING_ROWS  # noqa: E402
 
 PAGES = ("README.md", "benchmarks/README.md")
 TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.S)

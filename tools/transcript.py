@@ -102,7 +102,7 @@ def run(todo: list[Command], home: Path) -> None:
 def stamp() -> str:
     """When, of what, and on which machine."""
     sys.path.insert(0, str(ROOT))
-    from sinpe_ext._bench_machine import processor
+    from benchmarks.machine import processor
 
     head = output(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT).strip()
     today = datetime.now(timezone.utc).date().isoformat()

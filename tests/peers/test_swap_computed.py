@@ -17,7 +17,7 @@ from conftest import installed
 from torch import Tensor, nn
 
 import sinpe_ext as sinpe
-from sinpe_ext._bench_installed import timm_sincos2d
+from benchmarks.installed import timm_sincos2d
 from sinpe_ext.integrations import swap
 
 pytestmark = pytest.mark.feature("integrations.swap (plain modules)")

@@ -10,7 +10,7 @@ import torch
 from agreement import compare
 
 import sinpe_ext as sinpe
-from sinpe_ext._bench_installed import timm_sincos2d
+from benchmarks.installed import timm_sincos2d
 
 
 @pytest.fixture

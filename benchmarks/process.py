@@ -46,7 +46,7 @@ print(json.dumps(time.perf_counter() - begin))
 
 MEMORY = """
 import json, sys, torch, sinpe_ext as sinpe
-from sinpe_ext._bench_memory import peak
+from benchmarks.memory import peak
 which, length, dim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 encoding = sinpe.Encoding(dim)
 small = torch.zeros(4, 256, dim)
@@ -76,11 +76,11 @@ print(json.dumps(extra / 2**20))
 # Peak of a training step of the example's language model beyond what was there before it was built.
 STEP = """
 import json, sys, torch
-from sinpe_ext._bench_memory import peak
+from benchmarks.memory import peak
 from sinpe_ext.backend import loader
-from sinpe_ext import _bench_training
+from benchmarks import training
 loader.compiled("cpu")
-lm, kind, compiled = _bench_training.example(), sys.argv[1], sys.argv[2] == "compiled"
+lm, kind, compiled = training.example(), sys.argv[1], sys.argv[2] == "compiled"
 torch.manual_seed(0)
 data, order = torch.randint(90, (20_000,)), torch.Generator().manual_seed(0)
 torch.ones(64, 64) @ torch.ones(64, 64)

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import sinpe_ext as sinpe
 
-from . import _bench_peers as peer
-from ._bench_cases import CHECK_ROWS, WIDE, Row, Subjects, tolerance
+from . import peers as peer
+from .cases import CHECK_ROWS, WIDE, Row, Subjects, tolerance
 
 P = 0.1
 TRAINED = (16, 512, 1024)

@@ -14,20 +14,22 @@ from typing import Any
 
 import torch
 
-from . import _bench_cuda, _bench_picture, _bench_sweep
-from ._bench_cases import ROWS as INFERENCE_ROWS
-from ._bench_cases import Row
-from ._bench_cuda_cases import CudaRow
-from ._bench_grid import GRID_ROWS
-from ._bench_installed import INSTALLED_ROWS
-from ._bench_machine import ROOT, describe, machine
-from ._bench_process import PROCESSES, Process, Skipped
-from ._bench_progress import Progress
-from ._bench_report import flatness, met, missed, plural, report, report_processes, report_sizes
-from ._bench_sweep import Point
-from ._bench_training import TRAINING_ROWS
-from .cli.outputs import file_to_write
-from .cli.timing import first_line, interleaved, on_threads, summary
+from sinpe_ext.cli.outputs import file_to_write
+from sinpe_ext.cli.timing import first_line, interleaved, on_threads, summary
+
+from . import cuda as cuda_run
+from . import picture, sweep
+from .cases import ROWS as INFERENCE_ROWS
+from .cases import Row
+from .cuda_cases import CudaRow
+from .grid import GRID_ROWS
+from .installed import INSTALLED_ROWS
+from .machine import ROOT, describe, machine
+from .process import PROCESSES, Process, Skipped
+from .progress import Progress
+from .report import flatness, met, missed, plural, report, report_processes, report_sizes
+from .sweep import Point
+from .training import TRAINING_ROWS
 
 ROWS = (*INFERENCE_ROWS, *INSTALLED_ROWS, *GRID_ROWS, *TRAINING_ROWS)
 ROUNDS = 15
@@ -62,17 +64,17 @@ class Plan:
 def names() -> list[str]:
     """Every row that can be asked for."""
     names = [row.name for row in ROWS] + [process.name for process in PROCESSES]
-    return names + [row.name for row in _bench_cuda.ROWS]
+    return names + [row.name for row in cuda_run.ROWS]
 
 
 def main(options: argparse.Namespace) -> int:
     """Run what was asked for, print the report, write the JSON; 1 when a result is wrong or a row failed."""
     try:
         if options.replot:
-            print(_bench_picture.again(options.replot, options.plot))
+            print(picture.again(options.replot, options.plot))
             return 0
         return run(plan(options), options)
-    except (Refused, _bench_picture.Undrawn) as error:
+    except (Refused, picture.Undrawn) as error:
         print(error, file=sys.stderr)
         return getattr(error, "status", 2)
 
@@ -84,19 +86,19 @@ def plan(options: argparse.Namespace) -> Plan:
     if unknown:
         raise Refused(f"rows: expected some of {', '.join(names())}; got {', '.join(unknown)}")
     try:
-        sizes = None if options.sizes is None else _bench_sweep.read_sizes(options.sizes)
-        counts = _bench_sweep.read_threads(options.threads) if options.threads else (torch.get_num_threads(),)
+        sizes = None if options.sizes is None else sweep.read_sizes(options.sizes)
+        counts = sweep.read_threads(options.threads) if options.threads else (torch.get_num_threads(),)
     except ValueError as error:
         raise Refused(str(error)) from None
     on_cpu, everything = options.device != "cuda", not asked and sizes is None
     if everything and on_cpu and not options.quick:
-        sizes = _bench_sweep.SIZES
+        sizes = sweep.SIZES
     if sizes and not on_cpu:
         raise Refused("sizes: they are measured on the CPU; leave --device cuda out")
     check_outputs(options, bool(sizes))
     wants_cuda = any(name.startswith("cuda_") for name in asked)
     on_cuda = options.device != "cpu" and (everything or wants_cuda)
-    missing = _bench_cuda.missing() if on_cuda else ""
+    missing = cuda_run.missing() if on_cuda else ""
     if missing and (options.device == "cuda" or wants_cuda):
         raise Refused(f"device: expected CUDA kernels, got none: {missing}", status=1)
 
@@ -115,8 +117,8 @@ def plan(options: argparse.Namespace) -> Plan:
             for entry in PROCESSES
             if on_cpu and wanted(entry) and (entry.name in asked or options.install or not entry.asked)
         ],
-        points=_bench_sweep.points(sizes or (), counts),
-        cuda=_bench_cuda.chosen(asked) if on_cuda and not missing else [],
+        points=sweep.points(sizes or (), counts),
+        cuda=cuda_run.chosen(asked) if on_cuda and not missing else [],
         no_cuda=missing if not options.quick else "",
         several=len(counts) > 1,
         complete=everything and on_cpu and not (options.quick or options.best),
@@ -137,7 +139,7 @@ def check_outputs(options: argparse.Namespace, sizes: bool) -> None:
     if options.plot is not None:
         if not sizes:
             raise Refused("plot: expected sizes to draw, got a run without them; add --sizes")
-        _bench_picture.check(options.plot)
+        picture.check(options.plot)
 
 
 def run(todo: Plan, options: argparse.Namespace) -> int:
@@ -145,7 +147,7 @@ def run(todo: Plan, options: argparse.Namespace) -> int:
     facts = machine()
     print(describe(facts))
     rounds, best = QUICK_ROUNDS if options.quick else ROUNDS, options.best
-    points, quick = _bench_sweep.QUICK_ROUNDS if options.quick else _bench_sweep.ROUNDS, options.quick
+    points, quick = sweep.QUICK_ROUNDS if options.quick else sweep.ROUNDS, options.quick
     path = destination(options, facts, complete=todo.complete)
     found: dict[str, Any] = {"machine": facts, "statistic": "best" if best else "median", "rows": [], "processes": []}
     found |= {"sizes": [], "flatness": [], "cuda": None}
@@ -161,11 +163,11 @@ def run(todo: Plan, options: argparse.Namespace) -> int:
             write(path, found)
         for point in todo.points:
             progress.step(point.title)
-            found["sizes"].append(_bench_sweep.measure(point, points, best=best, compile=not quick))
+            found["sizes"].append(sweep.measure(point, points, best=best, compile=not quick))
             found["flatness"] = flatness(found["sizes"])
             write(path, found)
         if todo.cuda:
-            found["cuda"] = _bench_cuda.run(
+            found["cuda"] = cuda_run.run(
                 todo.cuda, rounds, progress, lambda measured: write(path, {**found, "cuda": measured})
             )
             write(path, found)
@@ -174,7 +176,7 @@ def run(todo: Plan, options: argparse.Namespace) -> int:
         print(f"\nnothing measured on CUDA: {todo.no_cuda}")
     if path is not None:
         print(f"written: {path}")
-    drawn = _bench_picture.after(found, path, options.plot)
+    drawn = picture.after(found, path, options.plot)
     if drawn:
         print(drawn)
     everything = [*found["rows"], *found["processes"], *found["sizes"], *(found["cuda"] or {"rows": ()})["rows"]]
@@ -187,7 +189,7 @@ def text(found: dict[str, Any]) -> str:
         report(found["rows"]) if found["rows"] else "",
         report_processes(found["processes"]) if found["processes"] else "",
         report_sizes(found["sizes"]) if found["sizes"] else "",
-        _bench_cuda.report(found["cuda"]) if found["cuda"] else "",
+        cuda_run.report(found["cuda"]) if found["cuda"] else "",
         missed(found),
     ]
     return "\n".join(filter(None, parts))

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from .cli.info import processor
-from .cli.timing import load, warning
+from sinpe_ext.cli.info import processor
+from sinpe_ext.cli.timing import load, warning
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -19,8 +19,9 @@ def machine() -> dict[str, Any]:
     """The facts without which a figure means nothing (and no paths: the file is committed)."""
     import torch
 
-    from ._bench_installed import versions
-    from .backend.loader import backend_info
+    from sinpe_ext.backend.loader import backend_info
+
+    from .installed import versions
 
     info = backend_info()
     cpu = info.device("cpu")

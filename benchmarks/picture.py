@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ._bench_report import lines_of_sizes, plural
-from ._plot_checks import matplotlib_installed, timings
-from .cli.outputs import picture_to_write, refused
+from sinpe_ext._plot_checks import matplotlib_installed, timings
+from sinpe_ext.cli.outputs import picture_to_write, refused
+
+from .report import lines_of_sizes, plural
 
 PANEL = (4.6, 3.4)  # inches
 ABOUT = {"cpu", "cores", "torch", "date"}  # what the title tells of the machine
@@ -72,7 +73,7 @@ def draw(found: Mapping[str, Any], where: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from . import plot
+    from sinpe_ext import plot
 
     keys = list(lines_of_sizes(timings(found)))
     cases, kinds = list(dict.fromkeys(key[0] for key in keys)), list(dict.fromkeys(key[1:] for key in keys))

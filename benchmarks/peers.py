@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .cli.usual import BASE, usual_parts, usual_table
+from sinpe_ext.cli.usual import BASE, usual_parts, usual_table
 
 
 def fairseq_table(length: int, dim: int) -> Tensor:

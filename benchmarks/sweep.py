@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 import sinpe_ext as sinpe
+from sinpe_ext.cli.timing import first_line, interleaved, on_threads, summary
 
-from . import _bench_memory as memory
-from . import _bench_peers as peer
-from ._bench_cases import CHECK_ROWS, FILL, ROUNDING, tolerance
-from ._bench_report import plural, power
-from .cli.timing import first_line, interleaved, on_threads, summary
+from . import memory
+from . import peers as peer
+from .cases import CHECK_ROWS, FILL, ROUNDING, tolerance
+from .report import plural, power
 
 DIM = 512
 LENGTH = 2048  # of a sequence that x is added to; more elements are more sequences
@@ -171,7 +171,7 @@ def measure(point: Point, rounds: int, *, best: bool = False, compile: bool = Tr
             if point.elements >= MEASURABLE:
                 beyond = {name: memory.beyond(call, work.kept) for name, call in work.calls.items()}
                 result["memory_mib"] = {name: round(v / 2**20, 1) for name, v in beyond.items() if v is not None}
-    except Exception as error:  # as in _bench.measure: reported, and fails the run
+    except Exception as error:  # as in run.measure: reported, and fails the run
         return {**result, "error": first_line(error)}
     finally:
         if compile:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import sinpe_ext as sinpe
 
-from . import _bench_peers as peer
+from . import peers as peer
 
 Call = Callable[[], object]
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from ._bench_cuda_cases import ELEMENTS, CudaRow, Place
-from ._bench_cuda_cases import ROWS as INFERENCE_ROWS
-from ._bench_cuda_grid import GRID_ROWS
-from ._bench_cuda_training import TRAINING_ROWS
-from ._bench_progress import Progress
-from ._bench_report import aligned, number, verdict
-from .backend.loader import resolve
+from sinpe_ext.backend.loader import resolve
+
+from .cuda_cases import ELEMENTS, CudaRow, Place
+from .cuda_cases import ROWS as INFERENCE_ROWS
+from .cuda_grid import GRID_ROWS
+from .cuda_training import TRAINING_ROWS
+from .progress import Progress
+from .report import aligned, number, verdict
 
 ROWS = (*INFERENCE_ROWS, *GRID_ROWS, *TRAINING_ROWS)
 SAMPLE_SECONDS = 0.01
@@ -117,7 +118,7 @@ def measure(row: CudaRow, place: Place, rounds: int) -> dict[str, Any]:
                 except Exception as error:  # a peer that cannot run here is told, ours is measured all the same
                     result["peer_errors"][name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             samples = timed(calls, rounds, place.device)
-    except Exception as error:  # as in _bench.measure: reported, and fails the run
+    except Exception as error:  # as in run.measure: reported, and fails the run
         return {**result, "error": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}
     seconds = {name: median(values) for name, values in samples.items()}
     ours, floor = seconds["ours"], seconds["floor"]

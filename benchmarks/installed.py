@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 import sinpe_ext as sinpe
+from sinpe_ext.encodings.encoding import Encoding
+from sinpe_ext.encodings.grid import GridEncoding
+from sinpe_ext.integrations.measure import allowed
 
-from . import _bench_peers as peer
-from ._bench_cases import FULL, ROUNDING, WIDE, Row, Subjects, tolerance
-from ._bench_process import Skipped
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
-from .integrations.measure import allowed
+from . import peers as peer
+from .cases import FULL, ROUNDING, WIDE, Row, Subjects, tolerance
+from .process import Skipped
 
 LIBRARIES = ("diffusers", "positional-encodings", "timm", "transformers", "x-transformers")
 PADDING = 1  # fairseq's and M2M100's padding_idx

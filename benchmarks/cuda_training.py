@@ -12,10 +12,10 @@ from torch.nn import functional
 
 import sinpe_ext as sinpe
 
-from . import _bench_cuda_cases as cases
-from . import _bench_peers as peer
-from ._bench_cases import ROUNDING
-from ._bench_cuda_cases import CudaRow, P, Place, Work
+from . import cuda_cases as cases
+from . import peers as peer
+from .cases import ROUNDING
+from .cuda_cases import CudaRow, P, Place, Work
 
 
 def with_gradients(run: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor) -> Callable[[], tuple[Tensor, ...]]:

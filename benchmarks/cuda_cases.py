@@ -17,8 +17,8 @@ from torch.nn import functional
 
 import sinpe_ext as sinpe
 
-from . import _bench_peers as peer
-from ._bench_cases import CHECK_ROWS, ROUNDING
+from . import peers as peer
+from .cases import CHECK_ROWS, ROUNDING
 
 P = 0.1
 LENGTH, DIM, VOCABULARY = 4096, 1024, 32000

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 import sinpe_ext as sinpe
+from sinpe_ext.encodings.grid import GridEncoding
 
-from . import _bench_peers as peer
-from ._bench_cases import Call, Row, Subjects, tolerance
-from .encodings.grid import GridEncoding
+from . import peers as peer
+from .cases import Call, Row, Subjects, tolerance
 
 BASE = 10000.0
 

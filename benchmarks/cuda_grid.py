@@ -9,8 +9,8 @@ import torch
 
 import sinpe_ext as sinpe
 
-from ._bench_cuda_cases import CudaRow, Place, Work, rows_agree
-from ._bench_grid import exact
+from .cuda_cases import CudaRow, Place, Work, rows_agree
+from .grid import exact
 
 DIM = 768
 

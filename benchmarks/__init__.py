@@ -1,0 +1,1 @@
+"""The benchmark: ours, the floor that memory sets, and what others do, in one run. `python -m benchmarks`."""
