@@ -1,4 +1,4 @@
-"""The CUDA half of the benchmark: how the rows of `_bench_cuda_cases` are timed and reported.
+"""The CUDA half of the benchmark: how the rows of `cuda_cases.py` are timed and reported.
 
 Times are those between two CUDA events around a number of calls, interleaved (A B A B ...), medians. A small call is
 bound by what the CPU does to launch it, and its row says so by its floor.

@@ -1,4 +1,4 @@
-"""Rows against libraries that are installed: their own functions, where `_bench_peers` has formulas.
+"""Rows against libraries that are installed: their own functions, where `peers.py` has formulas.
 
 A library's result and ours are each compared with our float64 under the library's convention before anything is timed.
 A library that is missing leaves its rows out, with that said.

@@ -1,4 +1,4 @@
-"""`python -m sinpe_ext bench`: ours, the floor and the peers, interleaved in one run, each with its target."""
+"""`python -m benchmarks`: ours, the floor and the peers, interleaved in one run, each with its target."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+import sinpe_ext
 from sinpe_ext.cli.outputs import file_to_write
 from sinpe_ext.cli.timing import first_line, interleaved, on_threads, summary
 
@@ -145,7 +146,12 @@ def check_outputs(options: argparse.Namespace, sizes: bool) -> None:
 def run(todo: Plan, options: argparse.Namespace) -> int:
     """Measure it, print it, keep it."""
     facts = machine()
+    print(f"sinpe_ext {facts['sinpe_ext']} of {Path(sinpe_ext.__file__).parent}, {facts['backend']}")
     print(describe(facts))
+    if facts["backend"] != "compiled":
+        raise Refused(
+            f"sinpe_ext: expected the compiled backend, got {facts['backend']}; see sinpe_ext.backend_info()", 1
+        )
     rounds, best = QUICK_ROUNDS if options.quick else ROUNDS, options.best
     points, quick = sweep.QUICK_ROUNDS if options.quick else sweep.ROUNDS, options.quick
     path = destination(options, facts, complete=todo.complete)

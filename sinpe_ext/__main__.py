@@ -42,24 +42,8 @@ def parser() -> argparse.ArgumentParser:
     encoding_options(command)
     plot_command.options(command)
 
-    command = add(commands, bench, "time ours, the floor and what others do, in one run")
-    command.add_argument("--quick", action="store_true", help="few rounds, slow rows left out")
-    command.add_argument("--rows", metavar="A,B,...", help="only these rows (an unknown one lists all)")
-    text = "only time an element at these numbers of elements (default: from 2^9, one decode step, to 2^28)"
-    command.add_argument("--sizes", metavar="2^A,2^B,...", nargs="?", const="", help=text)
-    command.add_argument("--threads", metavar="N,M,...", help="on each of these numbers of threads (default: torch's)")
-    command.add_argument("--device", choices=("cpu", "cuda"), help="only this device (default: each that has kernels)")
-    command.add_argument(
-        "--best", action="store_true", help="report the fastest round instead of the median (busy machine)"
-    )
-    command.add_argument("--install", action="store_true", help="also time an install from source")
-    command.add_argument(
-        "-o", "--json", metavar="FILE", help="write the results there (a folder: under the usual name)"
-    )
-    text = "the picture of the sizes (default: beside the JSON, where matplotlib is installed)"
-    command.add_argument("--plot", metavar="FILE", help=text)
-    command.add_argument("--replot", metavar="FILE.json", help="measure nothing, draw the picture of these results")
-    command.add_argument("--tag", help="the machine's name in the file name (default: made from the CPU's)")
+    command = add(commands, bench, "say where the benchmark is")
+    command.add_argument("anything", nargs=argparse.REMAINDER)
 
     command = add(commands, build, "compile the kernels now (for containers and clusters)")
     text = "only this device's (default: the CPU's, and CUDA's where a device is visible or TORCH_CUDA_ARCH_LIST set)"
@@ -143,10 +127,9 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    need_torch()
-    from benchmarks import run
-
-    return run.main(options)
+    raise UsageError(
+        "the benchmark is a folder of the repository; run `make bench`, or `python -m benchmarks` in a checkout"
+    )
 
 
 def build(options: argparse.Namespace) -> int:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 MAX_VALUES = 2**26  # of length * dim, half a GiB of float64: far more than any picture has pixels
 AXIS_LIMIT = 2**52  # positions whose halves float64, and so an axis, tells apart
 MAX_DPI = 2400  # 8 x 5 inches at this take a GiB
-TIMED = ("case", "title", "floor", "dtype", "threads", "elements", "ms")  # what an entry of a size needs to be drawn
 
 
 def matplotlib_installed() -> None:
@@ -195,41 +194,6 @@ def whole_positions(value: Any) -> np.ndarray:
     if whole.min() < 1:
         raise ValueError(f"positions: expected 1 or more, for the axis is logarithmic, got {whole.min()}; leave it out")
     return whole
-
-
-def timings(results: Any) -> list[dict[str, Any]]:
-    """The measured sizes among a benchmark's results."""
-    source = "what `python -m sinpe_ext bench --sizes -o FILE.json` writes"
-    if not isinstance(results, Mapping):
-        raise TypeError(
-            f"results: expected {source}, as a dict, got {checks.described(results)}; pass json.load(open(FILE))"
-        )
-    sizes = results.get("sizes", ())
-    if not isinstance(sizes, (list, tuple)) or not all(isinstance(entry, Mapping) for entry in sizes):
-        raise ValueError(
-            f'results: expected {source}, got "sizes" that are no list of dicts; pass such a file, unchanged'
-        )
-    for entry in sizes:
-        missing = [name for name in TIMED if name not in entry] if "ms" in entry else []
-        if missing or not all(entry.get(name) for name in TIMED if "ms" in entry):
-            wrong = f'no "{missing[0]}"' if missing else "an empty one"
-            raise ValueError(
-                f'results: expected {source}, got an entry of "sizes" with {wrong}; pass such a file, unchanged'
-            )
-        if "ms" in entry and not _are_times(entry):
-            raise ValueError(
-                f'results: expected {source}, got an entry of "sizes" whose "ms" or "elements" are no numbers; '
-                "pass such a file, unchanged"
-            )
-    return [dict(entry) for entry in sizes if "ms" in entry]
-
-
-def _are_times(entry: Mapping[str, Any]) -> bool:
-    numbers = (
-        [*entry["ms"].values(), entry["elements"], entry["threads"]] if isinstance(entry["ms"], Mapping) else [None]
-    )
-    names = entry["case"], entry["dtype"], entry["title"], entry["floor"]
-    return all(isinstance(number, (int, float)) for number in numbers) and all(isinstance(name, str) for name in names)
 
 
 def _listed(value: Any) -> np.ndarray:

@@ -7,7 +7,7 @@ like any other. Tables may be torch tensors, NumPy arrays or nested lists; an ``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _plot_checks as checks
@@ -18,20 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
 
-__all__ = ["benchmark", "curves", "error", "heatmap", "similarity"]
+__all__ = ["curves", "error", "heatmap", "similarity"]
 
 HALF_ULP_AT_ONE = 2.0**-25  # the most that rounding once to float32 can cost a value of magnitude below 1
 MAX_ANCHORS = (
     64  # rows compared with all others by `similarity`: enough to see whether the product depends on the position
 )
-
-BENCHMARK_STYLES: dict[str, dict[str, Any]] = {  # one look for a name in every panel
-    "floor": {"color": "0.4", "linestyle": ":"},
-    "ours": {"color": "C0", "linewidth": 2.5, "zorder": 3},
-    "usual formula": {"color": "C1"},
-    "torch.compile": {"color": "C2"},
-    "ready table": {"color": "C3", "linestyle": "--"},
-}
 
 
 def heatmap(
@@ -206,60 +198,6 @@ def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axe
     ax.set_ylabel("largest error over the channels")
     ax.grid(True, which="major", alpha=0.3)
     ax.legend()
-    return ax
-
-
-def benchmark(
-    results: Mapping[str, Any],
-    case: str = "table",
-    *,
-    dtype: str = "float32",
-    threads: int | None = None,
-    ax: Axes | None = None,
-    **plot: Any,
-) -> Axes:
-    """Draw time per element against size: ours, the usual code, and the floor below which memory lets none go.
-
-    Args:
-        results: what ``python -m sinpe_ext bench --sizes -o FILE.json`` writes, loaded with ``json.load``.
-        case: "table", "add_out" or "add_inplace".
-        dtype: "float32" or "bfloat16".
-        threads: which of the numbers of threads, default the largest that was measured.
-        ax: Axes to draw into, default ``plt.gca()``.
-        **plot: passed on to ``Axes.plot``.
-    Returns:
-        The Axes.
-    Raises:
-        ValueError: nothing was measured under that case, dtype and number of threads.
-    """
-    from benchmarks.report import lines_of_sizes, nanoseconds, plural
-
-    checks.axes(ax)
-    groups = lines_of_sizes(checks.timings(results))
-    if threads is None:
-        threads = max((key[2] for key in groups if key[:2] == (case, dtype)), default=0)
-    if (case, dtype, threads) not in list(groups):
-        known = ", ".join(f"{name} {kind} on {plural(count, 'thread')}" for name, kind, count in groups) or "no sizes"
-        raise ValueError(
-            f"results: expected times of {case} {dtype} on {threads or 'any'} threads, got {known}; measure with "
-            "`python -m sinpe_ext bench --sizes`"
-        )
-    ax = checks.drawn_into(ax)
-    entries = groups[case, dtype, threads]
-    names = dict.fromkeys(name for entry in entries for name in entry["ms"])
-    for name in names:
-        some = [entry for entry in entries if name in entry["ms"]]
-        style = {**BENCHMARK_STYLES.get(name, {}), "label": name, "marker": ".", **plot}
-        if name == "floor":
-            style["label"] = f"floor: {entries[0]['floor']}"
-        ax.plot([entry["elements"] for entry in some], [nanoseconds(entry)[name] for entry in some], **style)
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    ax.set_xlabel("elements")
-    ax.set_ylabel("nanoseconds per element")
-    ax.set_title(f"{entries[0]['title']} {dtype}, {plural(threads, 'thread')}")
-    ax.grid(True, which="major", alpha=0.3)
-    ax.legend(fontsize="small")
     return ax
 
 

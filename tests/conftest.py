@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # benchmarks/; behind an installed sinpe_ext
 
 import feature_report
 import pytest

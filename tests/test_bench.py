@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from children import execute
+from children import REPOSITORY, execute
 
+import sinpe_ext as sinpe
 from benchmarks import memory, report, run, sweep
+from benchmarks.__main__ import main, parser
 from benchmarks.cases import Row, Subjects
 from benchmarks.process import Skipped
 from benchmarks.progress import Progress
 from benchmarks.sweep import CASES, COMPILED, DTYPES, FLOOR, OURS, SIZES, Point
-from sinpe_ext.__main__ import main, parser
 from sinpe_ext.cli import timing
 
 MIB = 2**20
@@ -32,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(*words: str) -> argparse.Namespace:
-    return parser().parse_args(["bench", *words])
+    return parser().parse_args([*words])
 
 
 def kinds(plan: run.Plan) -> tuple[bool, bool, bool]:
@@ -116,7 +117,7 @@ def test_wrong_sizes(text: str) -> None:
 def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     if words[0] == "--replot" or "--plot" in words:
         pytest.importorskip("matplotlib")
-    assert main(["bench", *words]) == 2
+    assert main([*words]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -259,14 +260,14 @@ def test_progress_on_a_terminal_without_tqdm(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.processes
 def test_the_command_measures_and_draws_again(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    command = [sys.executable, "-m", "sinpe_ext", "bench", "--quick", "--sizes", "2^9,2^18,2^19", "--threads", "1"]
-    done = execute([*command, "-o", tmp_path / "r.json"])
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--sizes", "2^9,2^18,2^19", "--threads", "1"]
+    done = execute([*command, "-o", tmp_path / "r.json"], cwd=REPOSITORY)
     assert f"written: {tmp_path / 'r.json'}\ndrawn: {tmp_path / 'r.png'}" in done.stdout
     assert "targets" in done.stdout and done.stderr.count("... ") == 18
     found = json.loads((tmp_path / "r.json").read_text())
     assert len(found["sizes"]) == 18 and len(found["flatness"]) == 6 and found["rows"] == []
     assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
-    assert main(["bench", "--replot", str(tmp_path / "r.json"), "--plot", str(tmp_path / "again.svg")]) == 0
+    assert main(["--replot", str(tmp_path / "r.json"), "--plot", str(tmp_path / "again.svg")]) == 0
     picture = (tmp_path / "again.svg").read_text()
     assert picture.lstrip().startswith("<?xml")
 
@@ -286,7 +287,7 @@ def test_what_is_no_result_is_not_drawn(
 ) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "r.json").write_text(content)
-    assert main(["bench", "--replot", str(tmp_path / "r.json")]) == 2
+    assert main(["--replot", str(tmp_path / "r.json")]) == 2
     told = capsys.readouterr().err
     assert re.search(rf"^replot: expected a result of .*{message}", told) and told.count("\n") == 1
 
@@ -296,7 +297,7 @@ def test_a_result_without_sizes_is_not_drawn(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "r.json").write_text(
         json.dumps({"sizes": [], "machine": {"cpu": "", "cores": 1, "torch": "", "date": ""}})
     )
-    assert main(["bench", "--replot", str(tmp_path / "r.json")]) == 2
+    assert main(["--replot", str(tmp_path / "r.json")]) == 2
     assert "replot: expected a result with sizes, got none" in capsys.readouterr().err
 
 
@@ -307,3 +308,27 @@ def test_a_training_step_of_the_example() -> None:
     assert run.measure(row, 1, threads=1)["ours_ms"] > 0
     (memory,) = [process for process in run.PROCESSES if process.name == "step_memory"]
     assert memory.measure() > 1
+
+
+@pytest.mark.processes
+def test_rows_by_name(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--rows", "timesteps,memory_add_"]
+    done = execute([*command, "--json", tmp_path / "result.json"], cwd=REPOSITORY)
+    assert "encode 8 timesteps" in done.stdout
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert {"cpu", "cores", "threads", "torch", "python", "commit", "date", "backend"} <= set(result["machine"])
+    (row,) = result["rows"]
+    assert row["ours_ms"] > 0 and row["peers"][0]["name"] == "diffusers"
+    assert result["processes"][0]["name"] == "memory_add_"
+    assert f"sinpe_ext {result['machine']['sinpe_ext']} of {REPOSITORY / 'sinpe_ext'}, compiled" in done.stdout
+
+
+def test_an_unknown_row_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--rows", "nonsense"]) == 2
+    assert capsys.readouterr().err.startswith("rows: expected some of table,")
+
+
+def test_without_compiled_kernels_nothing_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    with sinpe.use_backend("eager"):
+        assert main(["--quick", "--rows", "table"]) == 1
+    assert "sinpe_ext: expected the compiled backend, got eager" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from children import execute
+from children import REPOSITORY, execute
 
 from benchmarks import cuda as cuda_run
 from benchmarks import cuda_cases, run
@@ -93,8 +93,8 @@ def test_the_command_says_what_is_missing() -> None:
     if not cuda_run.missing():
         pytest.skip("there is a CUDA device with kernels")
     for named in (["--device", "cuda"], ["--rows", "cuda_add_f32"]):
-        command = [sys.executable, "-m", "sinpe_ext", "bench", "--quick", *named]
-        done = execute(command, status=1)
+        command = [sys.executable, "-m", "benchmarks", "--quick", *named]
+        done = execute(command, status=1, cwd=REPOSITORY)
         assert "device: expected CUDA kernels, got none: " in done.stderr
 
 

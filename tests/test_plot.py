@@ -18,15 +18,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 OWN = convention("own_index", 100)
-TIMES = {
-    "sizes": [
-        {"case": "table", "title": "table, out=", "floor": "out.fill_(1)", "dtype": "float32", "threads": threads}
-        | {"elements": 2**power, "ms": {"floor": 1e-6 * 2**power, "ours": 2e-6 * 2**power / threads}}
-        for threads in (1, 2)
-        for power in (9, 14, 20)
-    ]
-    + [{"case": "table", "dtype": "float32", "threads": 2, "elements": 2**28, "skipped": "takes about 4.5 GiB"}]
-}
 PNG_BYTES = 5000  # an empty pair of axes takes about half of this
 
 DRAWINGS = {
@@ -43,7 +34,6 @@ DRAWINGS = {
         "distance between positions",
         "cosine similarity",
     ),
-    "benchmark": (lambda ax: plot.benchmark(TIMES, ax=ax), "elements", "nanoseconds per element"),
     "error": (lambda ax: plot.error(Encoding(32), ax=ax), "position", "largest error over the channels"),
 }
 
@@ -120,24 +110,9 @@ def test_error_is_small_for_ours_and_grows_for_the_usual_formula(ax: Any) -> Non
     assert usual[1] > 1e-3 > usual[0]
 
 
-def test_benchmark_shows_nanoseconds_an_element(ax: Any) -> None:
-    plot.benchmark(TIMES, threads=1, ax=ax)
-    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    floor, ours = ax.get_lines()
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["floor: out.fill_(1)", "ours"]
-    assert list(ours.get_xdata()) == [2**9, 2**14, 2**20]  # what was skipped has no point
-    np.testing.assert_allclose([floor.get_ydata(), ours.get_ydata()], [[1] * 3, [2] * 3])
-    ax.clear()
-    plot.benchmark(TIMES, ax=ax)
-    assert ax.get_title() == "table, out= float32, 2 threads"  # the most that were measured
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda ax: plot.benchmark({}, ax=ax), ValueError, "results: expected times of table float32 .* got no sizes"),
-        (lambda ax: plot.benchmark(TIMES, "add_out", ax=ax), ValueError, "got table float32 on 1 thread, table"),
-        (lambda ax: plot.benchmark(TIMES, threads=7, ax=ax), ValueError, "table float32 on 7 threads, got"),
         (lambda ax: plot.heatmap(Encoding(4), ax=ax), TypeError, "length: expected a number of rows"),
         (lambda ax: plot.heatmap(Encoding(4), length=0, ax=ax), ValueError, r"length: expected an int in 1\.\."),
         (lambda ax: plot.heatmap(np.zeros((2, 3, 4)), ax=ax), ValueError, r"table: .* got shape \(2, 3, 4\)"),

@@ -16,16 +16,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 E, GRID, TABLE = Encoding(8), convention("mae2d", 16), np.zeros((6, 4))
-TIME = {
-    "case": "table",
-    "title": "t",
-    "floor": "f",
-    "dtype": "float32",
-    "threads": 1,
-    "elements": 512,
-    "ms": {"ours": 1},
-}
-
 CASES: list[tuple[Any, type[Exception], str]] = [
     (lambda: plot.heatmap("x"), TypeError, r'^table: expected an Encoding, .* got the name "x"'),
     (lambda: plot.heatmap(E, length=5, start="a"), TypeError, "^start: expected int, got str"),
@@ -78,17 +68,6 @@ CASES: list[tuple[Any, type[Exception], str]] = [
     (lambda: plot.similarity("paper", 10), TypeError, '^encoding: expected an Encoding, .* got the name "paper"'),
     (lambda: plot.similarity(E), TypeError, "^length: expected a number of rows"),
     (lambda: plot.similarity([[1], [2, 3]]), TypeError, "^encoding: expected numbers in rows"),
-    (lambda: plot.benchmark("x.json"), TypeError, r"^results: .* as a dict, got str; pass json.load"),
-    (lambda: plot.benchmark(None), TypeError, "^results: .* as a dict, got NoneType"),
-    (lambda: plot.benchmark({"sizes": [{"ms": 1}]}), ValueError, '^results: .* "sizes" with no "case"'),
-    (lambda: plot.benchmark({"sizes": [3]}), ValueError, '^results: .* "sizes" that are no list of dicts'),
-    (
-        lambda: plot.benchmark({"sizes": [{**TIME, "ms": 1}]}),
-        ValueError,
-        '^results: .* "ms" or "elements" are no numbers',
-    ),
-    (lambda: plot.benchmark({"sizes": [{**TIME, "elements": 0}]}), ValueError, "^results: .* with an empty one"),
-    (lambda: plot.benchmark({"sizes": [TIME]}, "other"), ValueError, "^results: expected times of other"),
 ]
 
 

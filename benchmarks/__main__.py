@@ -1,0 +1,45 @@
+"""`python -m benchmarks`: its options."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from .run import main as run
+
+
+def parser() -> argparse.ArgumentParser:
+    command = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Time sinpe_ext, the floor that memory sets, and what others do."
+    )
+    command.add_argument("--quick", action="store_true", help="few rounds, slow rows left out")
+    command.add_argument("--rows", metavar="A,B,...", help="only these rows (an unknown one lists all)")
+    text = "only time an element at these numbers of elements (default: from 2^9, one decode step, to 2^28)"
+    command.add_argument("--sizes", metavar="2^A,2^B,...", nargs="?", const="", help=text)
+    command.add_argument("--threads", metavar="N,M,...", help="on each of these numbers of threads (default: torch's)")
+    command.add_argument("--device", choices=("cpu", "cuda"), help="only this device (default: each that has kernels)")
+    command.add_argument(
+        "--best", action="store_true", help="report the fastest round instead of the median (busy machine)"
+    )
+    command.add_argument("--install", action="store_true", help="also time an install from source")
+    command.add_argument(
+        "-o", "--json", metavar="FILE", help="write the results there (a folder: under the usual name)"
+    )
+    text = "the picture of the sizes (default: beside the JSON, where matplotlib is installed)"
+    command.add_argument("--plot", metavar="FILE", help=text)
+    command.add_argument("--replot", metavar="FILE.json", help="measure nothing, draw the picture of these results")
+    command.add_argument("--tag", help="the machine's name in the file name (default: made from the CPU's)")
+    return command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 done, 1 a wrong result or a failed row, 2 bad usage."""
+    try:
+        return run(parser().parse_args(arguments))
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
