@@ -19,7 +19,7 @@ def machine() -> dict[str, Any]:
     """The facts without which a figure means nothing (and no paths: the file is committed)."""
     import torch
 
-    from sinpe_ext.backend.loader import backend_info
+    from sinpe_ext.backend.info import backend_info
 
     from .installed import versions
 

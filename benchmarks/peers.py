@@ -11,7 +11,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sinpe_ext.cli.usual import BASE, usual_parts, usual_table
+from sinpe_ext.cli.usual import BASE as BASE
+from sinpe_ext.cli.usual import usual_parts as usual_parts
+from sinpe_ext.cli.usual import usual_table as usual_table
 
 
 def fairseq_table(length: int, dim: int) -> Tensor:

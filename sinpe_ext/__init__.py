@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from . import plot as plot
     from . import positions as positions
     from . import reference as reference
-    from .backend.info import BackendInfo
-    from .backend.loader import BackendUnavailableError, backend_info, use_backend
+    from .backend.info import BackendInfo, backend_info
+    from .backend.loader import BackendUnavailableError, use_backend
     from .encodings.catalogue import convention, conventions
     from .encodings.encoding import Encoding
     from .encodings.grid import GridEncoding
@@ -51,7 +51,7 @@ _HOMES = {
     "SinusoidalPositionalEncoding": "modules",
     "SinusoidalEmbedding": "modules",
     "TimestepEncoding": "modules",
-    "backend_info": "backend.loader",
+    "backend_info": "backend.info",
     "BackendInfo": "backend.info",
     "use_backend": "backend.loader",
     "BackendUnavailableError": "backend.loader",

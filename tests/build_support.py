@@ -62,6 +62,7 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
 # Runs before a test's own lines: the library comes from the small sources, compiled on first use.
 PREAMBLE = """
 import os, pathlib, sys, threading, time, warnings
+import sinpe_ext
 from sinpe_ext.backend import loader, compilation, jit
 def nothing_built(device):
     raise compilation.BuildUnavailable("nothing was built at install time")

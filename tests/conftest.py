@@ -69,6 +69,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     required = session.config.getoption("--require-backend")
     if required is None:
         return
+    import sinpe_ext
     from sinpe_ext.backend import loader
 
     if required == "eager":
@@ -76,7 +77,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     elif required == "emulated":
         _emulate()
     elif reason := _missing(required):
-        pytest.exit(f"--require-backend={required}: {reason}\n\n{loader.backend_info()}", returncode=1)
+        pytest.exit(f"--require-backend={required}: {reason}\n\n{sinpe_ext.backend_info()}", returncode=1)
 
 
 def _emulate() -> None:
@@ -96,9 +97,9 @@ def _emulate() -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    from sinpe_ext.backend import loader
+    import sinpe_ext
 
-    info = loader.backend_info()
+    info = sinpe_ext.backend_info()
     cpu = info.device("cpu")
     return (
         f"sinpe_ext {info.version}: cpu backend {cpu.backend} ({cpu.reason}), instruction set {info.instruction_set}, "

@@ -17,6 +17,7 @@ import pytest
 from build_support import PREAMBLE, needs_compiler, write_script, write_small_sources
 from children import environment, forked, run
 
+import sinpe_ext
 from sinpe_ext.backend import compilation, cuda_compiler, loader
 from sinpe_ext.backend.loader import BackendUnavailableError, DeviceBackend, use_backend
 
@@ -26,7 +27,7 @@ with warnings.catch_warnings(record=True) as caught:
     answers = [loader.compiled("cpu") for _ in range(3)]
 import json
 print(json.dumps({"compiled": answers, "warnings": [str(w.message) for w in caught],
-                  "info": loader.backend_info().as_dict(), "text": str(loader.backend_info())}))
+                  "info": sinpe_ext.backend_info().as_dict(), "text": str(sinpe_ext.backend_info())}))
 """
 
 
@@ -375,8 +376,9 @@ def test_backend_info_without_torch():
     code = """
 import sys
 sys.modules["torch"] = None
+import sinpe_ext
 from sinpe_ext.backend import loader
-info = loader.backend_info()
+info = sinpe_ext.backend_info()
 assert info.torch is None and info.device("cpu").backend == "none" and "torch" in info.device("cpu").reason
 assert "not installed" in str(info)
 assert not loader.compiled("cpu")
@@ -385,7 +387,7 @@ assert not loader.compiled("cpu")
 
 
 def test_backend_info_is_plain_data_and_readable():
-    info = loader.backend_info()
+    info = sinpe_ext.backend_info()
     fields = json.loads(json.dumps(info.as_dict()))
     assert {"version", "torch", "setting", "devices", "instruction_set", "threads", "cache_dir"} <= set(fields)
     assert {"cpu", "cuda"} <= set(fields["devices"])

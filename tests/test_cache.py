@@ -10,6 +10,7 @@ import pytest
 from build_support import PREAMBLE, needs_compiler, write_small_sources
 from children import environment, forked, run
 
+import sinpe_ext
 from sinpe_ext.backend import build_cache, compilation, loader
 from sinpe_ext.backend.compilation import BuildUnavailable
 
@@ -50,7 +51,7 @@ def test_a_user_without_a_home_has_none(chosen: str | None, monkeypatch: pytest.
     with pytest.raises(BuildUnavailable, match="there is no home directory for the cache ~") as caught:
         build_cache.checked(create=True)
     assert caught.value.todo == build_cache.OWN_FOLDER
-    assert loader.backend_info().cache_dir.startswith("none: there is no home directory")
+    assert sinpe_ext.backend_info().cache_dir.startswith("none: there is no home directory")
 
 
 @pytest.fixture

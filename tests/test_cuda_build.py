@@ -66,7 +66,7 @@ with warnings.catch_warnings(record=True) as caught:
 found = loader.resolve("cuda")
 key = {"compiled": answers, "reason": found.reason, "todo": found.todo, "how": found.how, "build": found.build}
 print(json.dumps({**key, "library": found.library, "warnings": [str(w.message) for w in caught],
-                  "text": str(loader.backend_info()), "started": torch.cuda.is_initialized()}))
+                  "text": str(sinpe_ext.backend_info()), "started": torch.cuda.is_initialized()}))
 """
 
 

@@ -216,11 +216,11 @@ def test_a_seed_is_one_result(name, arguments, monkeypatch, capsys) -> None:
 
 
 def test_the_ten_lines() -> None:
-    from sinpe_ext.backend import loader
+    import sinpe_ext
 
     code = (EXAMPLES / "jit_research.py").read_text()
     assert sum(bool(line) and not line.startswith(("import", "from", '"')) for line in code.splitlines()) <= 10
-    found = loader.backend_info().device("cpu").backend
+    found = sinpe_ext.backend_info().device("cpu").backend
     assert f"(8, 128, 256) by the {found} backend" in run("jit_research.py")
 
 

@@ -18,12 +18,12 @@ pytestmark = needs_compiler
 
 USE = """
 before = dict(os.environ)
-assert loader.compiled("cpu"), loader.backend_info()
+assert loader.compiled("cpu"), sinpe_ext.backend_info()
 assert dict(os.environ) == before
 found = loader.resolve("cpu")
 import torch
 assert torch.ops.sinpe_ext.cpu_isa.default() == "small-7"
-assert loader.backend_info().instruction_set == "small-7"
+assert sinpe_ext.backend_info().instruction_set == "small-7"
 print(found.how, found.library)
 """
 
@@ -164,7 +164,7 @@ def nothing_built(device):
     raise compilation.BuildUnavailable("nothing was built at install time")
 loader._load_prebuilt = nothing_built
 path = loader.build()
-assert loader.resolve("cpu").how == "jit", loader.backend_info()
+assert loader.resolve("cpu").how == "jit", sinpe_ext.backend_info()
 print(sinpe_ext.table(300, 64, start=10**6).numpy().tobytes().hex())
 """
     out, _ = run(code, environment(SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"), MAX_JOBS=str(os.cpu_count())))

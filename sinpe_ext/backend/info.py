@@ -77,7 +77,8 @@ def _indented(text: str) -> str:
     return text.replace("\n", "\n        ")
 
 
-def collect() -> BackendInfo:
+def backend_info() -> BackendInfo:
+    """What serves which device and why, how it was built, and what to do for more. Loads the CPU backend if need be."""
     setting = loader.setting()
     devices = [_under(setting, device) for device in ("cpu", "cuda")]
     devices += [found for name, found in loader.found().items() if name not in ("cpu", "cuda")]

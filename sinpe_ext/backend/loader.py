@@ -15,14 +15,11 @@ from dataclasses import dataclass, field
 from opcode import opname
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..runtime.registration import interrupts_held
 from . import compilation, cuda_compiler
 from .compilation import MIN_TORCH_COMPILED, BuildUnavailable
-
-if TYPE_CHECKING:
-    from .info import BackendInfo
 
 SETTINGS = ("auto", "compiled", "eager")
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # the devices for which there are kernels
@@ -379,10 +376,3 @@ def core_module() -> tuple[object | None, str]:
         why = manifest.get("core_reason") or manifest.get("reason")
         return None, why or (f"_core cannot be imported: {error}" if built else "nothing was built at install time")
     return _core, "built at install time"
-
-
-def backend_info() -> BackendInfo:
-    """What serves which device and why, how it was built, and what to do for more. Loads the CPU backend if need be."""
-    from .info import collect
-
-    return collect()

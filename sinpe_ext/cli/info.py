@@ -15,7 +15,7 @@ from typing import Any
 
 from ..backend import build_cache, compilation, cuda_compiler, loader, variables
 from ..backend.compilation import BuildUnavailable
-from ..backend.info import BackendInfo
+from ..backend.info import BackendInfo, backend_info
 
 OPTIONAL = ("numpy", "matplotlib", "mpmath", "ninja", "pybind11")
 # Variables of others that decide what is found, compiled for and run.
@@ -30,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
         for device in accelerators():
             if device not in loader.DISPATCH_KEYS:  # those are in the account anyway
                 loader.resolve(device)
-        account = loader.backend_info()
+        account = backend_info()
         facts = collect(account, refused)
     if options.json:
         print(json.dumps(facts, indent=1))
@@ -234,7 +234,7 @@ def obstacles() -> list[str]:
 
 def backend_lines() -> list[str]:
     """Which backend serves the CPU and why, in two or three lines (for the demo)."""
-    info = loader.backend_info()
+    info = backend_info()
     cpu = info.device("cpu")
     isa = f", {info.instruction_set}" if info.instruction_set else ""
     lines = [f"cpu: {cpu.backend} ({cpu.reason}){isa}, {info.threads} threads, torch {info.torch}"]

@@ -49,7 +49,7 @@ def constant_in_graph() -> Callable[[_Function], _Function]:
 
     from . import tracing
 
-    if torch.__version__ >= (2, 12) or not hasattr(_pytree, "register_constant"):
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12) or not hasattr(_pytree, "register_constant"):
         return tracing.constant_in_graph
     _pytree.register_constant(Handle)
     return by_handle
