@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinpe_ext._plot_checks import matplotlib_installed
+from sinpe_ext.checks.plots import matplotlib_installed
 from sinpe_ext.cli.outputs import picture_to_write, refused
 from sinpe_ext.encodings.values import described
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _plot_checks as checks
+from .checks import plots
 from .encodings.encoding import Encoding
 from .encodings.values import flag
 
@@ -53,8 +53,8 @@ def heatmap(
     Returns:
         The Axes.
     """
-    checks.axes(ax)
-    checks.colour_map(cmap)
+    plots.axes(ax)
+    plots.colour_map(cmap)
     transpose, colorbar = flag("transpose", transpose), flag("colorbar", colorbar)
     values, first = _rows("table", table, length, start)
     rows, channels = values.shape
@@ -63,10 +63,10 @@ def heatmap(
         values, extent = values.T, (first - 0.5, first + rows - 0.5, channels - 0.5, -0.5)
     options: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "extent": extent, "cmap": cmap, **imshow}
     if "norm" not in options:
-        peak = checks.finite_peak(values)
+        peak = plots.finite_peak(values)
         options.setdefault("vmin", -peak)
         options.setdefault("vmax", peak)
-    ax = checks.drawn_into(ax)
+    ax = plots.drawn_into(ax)
     image = ax.imshow(values, **options)
     ax.set_xlabel("position" if transpose else "channel")
     ax.set_ylabel("channel" if transpose else "position")
@@ -96,11 +96,11 @@ def curves(
     Raises:
         IndexError: a position lies outside a table.
     """
-    checks.axes(ax)
-    checks.one_axis("table", table)
-    wanted = checks.positions(positions)
+    plots.axes(ax)
+    plots.one_axis("table", table)
+    wanted = plots.positions(positions)
     if isinstance(table, Encoding):
-        checks.drawable("positions", len(wanted), table.dim)
+        plots.drawable("positions", len(wanted), table.dim)
         values = _evaluate(wanted, table)
     else:
         rows, first = _rows("table", table, None, start)
@@ -111,7 +111,7 @@ def curves(
                     f"got {position!r}; pass a longer table, or the Encoding itself"
                 )
         values = rows[[int(position) - first for position in wanted.tolist()]]
-    ax = checks.drawn_into(ax)
+    ax = plots.drawn_into(ax)
     for position, row in zip(wanted.tolist(), values, strict=True):
         ax.plot(row, **{"label": f"{position:g}" if isinstance(position, float) else str(position), **plot})
     ax.set_xlabel("channel")
@@ -141,7 +141,7 @@ def similarity(
     """
     import numpy as np
 
-    checks.axes(ax)
+    plots.axes(ax)
     values, _ = _rows("encoding", encoding, length, 0)
     if flag("normalize", normalize):
         norms = np.linalg.norm(values, axis=1, keepdims=True)
@@ -158,7 +158,7 @@ def similarity(
         lowest[reach] = np.minimum(lowest[reach], products)
         highest[reach] = np.maximum(highest[reach], products)
     distance = np.arange(rows)
-    ax = checks.drawn_into(ax)
+    ax = plots.drawn_into(ax)
     (line,) = ax.plot(distance, total / count, **plot)
     ax.fill_between(distance, lowest, highest, color=line.get_color(), alpha=0.25, linewidth=0)
     ax.set_xlabel("distance between positions")
@@ -182,15 +182,15 @@ def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axe
     """
     import numpy as np
 
-    checks.axes(ax)
-    checks.encoding_alone(encoding)
-    where = checks.whole_positions(np.round(np.geomspace(1, 1e7, 128)) if positions is None else positions)
+    plots.axes(ax)
+    plots.encoding_alone(encoding)
+    where = plots.whole_positions(np.round(np.geomspace(1, 1e7, 128)) if positions is None else positions)
     where = np.unique(where) if positions is None else where
-    checks.drawable("positions", len(where), encoding.dim)
+    plots.drawable("positions", len(where), encoding.dim)
     exact = _evaluate(where, encoding.replace(angle="exact"))
     ours = _evaluate(where, encoding, np.float32)
     usual = usual_float32(where, encoding)
-    ax = checks.drawn_into(ax)
+    ax = plots.drawn_into(ax)
     ax.loglog(where, abs(usual - exact).max(axis=1), label="usual float32 formula")
     ax.loglog(where, abs(ours - exact).max(axis=1), label="sinpe_ext, float32")
     ax.axhline(HALF_ULP_AT_ONE * abs(encoding.amplitude), color="0.5", linestyle=":", label="rounding once: $2^{-25}$")
@@ -241,8 +241,8 @@ def _rows(name: str, table: Any, length: int | None, start: int) -> tuple[np.nda
     import numpy as np
 
     if isinstance(table, Encoding):
-        rows = checks.rows_asked(length, table) or 0
-        first = checks.first_position(start, table.start, rows)
+        rows = plots.rows_asked(length, table) or 0
+        first = plots.first_position(start, table.start, rows)
         return _evaluate(np.arange(first, first + rows), table), first
-    values = checks.table(name, table)[: checks.rows_asked(length, None)]
-    return values, checks.first_position(start, 0, len(values))
+    values = plots.table(name, table)[: plots.rows_asked(length, None)]
+    return values, plots.first_position(start, 0, len(values))

@@ -35,9 +35,9 @@ def main(options: argparse.Namespace, encoding: Any) -> int:
 
     Raises: ImportError without matplotlib; TypeError, ValueError for options that no picture can be drawn of.
     """
-    from .. import _plot_checks
+    from ..checks import plots
 
-    _plot_checks.matplotlib_installed()
+    plots.matplotlib_installed()
     check(options, encoding)
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -46,7 +46,7 @@ def main(options: argparse.Namespace, encoding: Any) -> int:
     from .. import plot as pictures
     from .outputs import picture_to_write, refused
 
-    path, dpi = picture_to_write("output", options.output), _plot_checks.dpi(options.dpi)
+    path, dpi = picture_to_write("output", options.output), plots.dpi(options.dpi)
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     ax = figure.add_subplot()

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import checks
-from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
-from .encodings.values import integer
+from .. import checks
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
+from ..encodings.values import integer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,7 +161,7 @@ def positions(value: Any) -> np.ndarray:
     """One position or more, finite, as an int64 or float64 array."""
     import numpy as np
 
-    from .numpy import _positions
+    from ..numpy import _positions
 
     if hasattr(value, "detach"):
         found = checks.positions(value).detach().cpu().numpy()
