@@ -5,23 +5,25 @@ The compiled module `_core` does the work where it was built; otherwise NumPy do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import _numpy_grid, checks, reference
+from . import checks, reference
 from .backend import loader
 from .encodings.catalogue import convention, conventions
 from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding
+from .encodings.grid import GridEncoding, Piece, lengths_of
 from .encodings.plan import Plan
 from .encodings.plan import plan as _plan
 
 __all__ = ["table", "encode", "Encoding", "GridEncoding", "convention", "conventions"]
 
+Rows = Callable[..., NDArray[Any]]
 DTYPES = ("float32", "float64", "float16")
 
 
@@ -53,7 +55,7 @@ def table(
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
     if checks.is_grid(encoding):
-        made = _numpy_grid.table(table, length, checks.grid(encoding, None), start, _dtype(dtype))
+        made = _grid_table(table, length, checks.grid(encoding, None), start, _dtype(dtype))
         if out is None:
             return made
         _check_out(out, made.shape, _dtype(dtype))
@@ -98,7 +100,7 @@ def encode(
     Accuracy: as `table`.
     """
     if checks.is_grid(encoding):
-        return _numpy_grid.encode(encode, _positions(positions), checks.grid(encoding, None), _dtype(dtype))
+        return _grid_encode(encode, _positions(positions), checks.grid(encoding, None), _dtype(dtype))
     plan, name = _constants(encoding), _dtype(dtype)
     checked = _positions(positions)
     checks.addressable("positions", checked.size, plan.dim, np.dtype(name).itemsize)
@@ -192,3 +194,40 @@ def _core() -> Any:
 @lru_cache(maxsize=1)
 def _find_core() -> tuple[Any, str]:
     return loader.core_module()
+
+
+def _grid_table(rows: Rows, length: Any, grid: GridEncoding, start: Any, name: str) -> NDArray[Any]:
+    """(*length, dim), from `rows(length, encoding, start=, dtype=)`."""
+    lengths = lengths_of("length", length, grid.ndim)
+    starts = list(start) if isinstance(start, (tuple, list)) else [start] * grid.ndim
+    if len(starts) != grid.ndim:
+        raise ValueError(
+            f"start: expected an int or {grid.ndim} of them, one per axis of the grid, got {len(starts)}; pass one each"
+        )
+    checks.addressable("length", math.prod(lengths), grid.dim, np.dtype(name).itemsize)
+    out = np.zeros((*lengths, grid.dim), name)
+    for piece, channels in _places(grid, out):
+        made = rows(lengths[piece.axis], piece.encoding, start=checks.start(starts[piece.axis]), dtype=name)
+        shape = [1] * grid.ndim
+        shape[piece.axis] = lengths[piece.axis]
+        channels[...] = made.reshape(*shape, piece.encoding.dim)
+    return out
+
+
+def _grid_encode(rows: Rows, positions: NDArray[Any], grid: GridEncoding, name: str) -> NDArray[Any]:
+    """(*positions.shape[:-1], dim), from `rows(positions, encoding, dtype=)`."""
+    if positions.ndim < 1 or positions.shape[-1] != grid.ndim:
+        raise ValueError(
+            f"positions: expected {grid.ndim} coordinates, one per axis of the grid, in the last dimension, got shape "
+            f"{positions.shape}; stack them with np.stack(coordinates, -1)"
+        )
+    out = np.zeros((*positions.shape[:-1], grid.dim), name)
+    for piece, channels in _places(grid, out):
+        channels[...] = rows(positions[..., piece.axis], piece.encoding, dtype=name)
+    return out
+
+
+def _places(grid: GridEncoding, out: NDArray[Any]) -> Iterator[tuple[Piece, NDArray[Any]]]:
+    for piece in grid.pieces:
+        last = piece.first + (piece.encoding.dim - 1) * piece.step + 1
+        yield piece, out[..., piece.first : last : piece.step]
