@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import checks, reference
 from .backend import loader
+from .checks import arrays
 from .encodings.catalogue import convention, conventions
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding, Piece, lengths_of
@@ -24,7 +25,6 @@ from .encodings.plan import plan as _plan
 __all__ = ["table", "encode", "Encoding", "GridEncoding", "convention", "conventions"]
 
 Rows = Callable[..., NDArray[Any]]
-DTYPES = ("float32", "float64", "float16")
 
 
 def table(
@@ -55,19 +55,19 @@ def table(
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
     if checks.is_grid(encoding):
-        made = _grid_table(table, length, checks.grid(encoding, None), start, _dtype(dtype))
+        made = _grid_table(table, length, checks.grid(encoding, None), start, arrays.dtype(dtype))
         if out is None:
             return made
-        _check_out(out, made.shape, _dtype(dtype))
+        arrays.output(out, made.shape, arrays.dtype(dtype))
         out[...] = made
         return out
-    plan, name = _constants(encoding), _dtype(dtype)
+    plan, name = _constants(encoding), arrays.dtype(dtype)
     rows = checks.length(length)
     first = plan.start + checks.start(start)
     checks.position_range(first, rows)
     checks.addressable("length", rows, plan.dim, np.dtype(name).itemsize)
     if out is not None:
-        _check_out(out, (rows, plan.dim), name)
+        arrays.output(out, (rows, plan.dim), name)
     core = _core()
     if core is not None:
         made = core.table(_words(plan), first - plan.start, rows, name)  # the plan adds its own start
@@ -100,9 +100,9 @@ def encode(
     Accuracy: as `table`.
     """
     if checks.is_grid(encoding):
-        return _grid_encode(encode, _positions(positions), checks.grid(encoding, None), _dtype(dtype))
-    plan, name = _constants(encoding), _dtype(dtype)
-    checked = _positions(positions)
+        return _grid_encode(encode, arrays.positions(positions), checks.grid(encoding, None), arrays.dtype(dtype))
+    plan, name = _constants(encoding), arrays.dtype(dtype)
+    checked = arrays.positions(positions)
     checks.addressable("positions", checked.size, plan.dim, np.dtype(name).itemsize)
     core = _core()
     if core is not None:
@@ -118,60 +118,6 @@ def _constants(encoding: Any) -> Plan:
             "the float32 angles of trained checkpoints come from sinpe_ext.table and sinpe_ext.encode"
         )
     return _plan(checked)
-
-
-def _dtype(dtype: Any) -> str:
-    try:
-        name = np.dtype(dtype).name
-    except TypeError:
-        name = str(dtype)
-    if name in DTYPES:
-        return name
-    why = "; NumPy has no bfloat16 of its own, use sinpe_ext.table" if "bfloat16" in name else "; pass one of these"
-    raise TypeError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {name}{why}")
-
-
-def _check_out(out: Any, shape: tuple[int, ...], name: str) -> None:
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out: expected a numpy.ndarray, got {type(out).__name__}; pass np.empty({shape}, np.{name})")
-    if out.shape != shape:
-        raise ValueError(f"out: expected shape {shape}, got {out.shape}; pass np.empty({shape}, np.{name})")
-    if out.dtype != np.dtype(name):
-        raise TypeError(f"out: expected {name}, got {out.dtype}; pass np.empty({shape}, np.{name}) or dtype=")
-    if not out.flags.writeable:
-        raise ValueError("out: expected a writeable array, got a read-only one; pass a copy")
-    reach = 0  # bytes that the smaller dimensions cover
-    for stride, size in sorted(
-        (abs(stride), size) for size, stride in zip(shape, out.strides, strict=True) if size > 1
-    ):
-        if stride < reach + out.itemsize and 0 not in shape:
-            raise ValueError(
-                f"out: expected one memory location for each element, got strides {out.strides} for shape {shape}; "
-                "pass a copy"
-            )
-        reach += (size - 1) * stride
-
-
-def _positions(positions: Any) -> NDArray[Any]:
-    """Positions as int64 or native float32/float64."""
-    found = np.asarray(positions)
-    kind = found.dtype.kind
-    if not found.size and not hasattr(positions, "dtype"):
-        return found.astype(np.int64)  # [] is float64 to NumPy
-    if kind == "u" and found.dtype.itemsize == 8 and found.size and found.max() > checks.INT64_MAX:
-        raise ValueError(f"positions: expected values within int64, got {found.max()}; pass smaller positions")
-    if kind in "iu":
-        return found.astype(np.int64)
-    if found.dtype == np.float16:
-        raise TypeError(
-            "positions: expected integers or float32/float64, got float16; "
-            "float16 cannot hold integers above 2048 exactly, pass int64 positions"
-        )
-    if kind == "f" and found.dtype.itemsize in (4, 8):
-        return found.astype(found.dtype.newbyteorder("="), copy=False)
-    raise TypeError(
-        f"positions: expected integers or float32/float64, got {found.dtype}; pass int64, float32 or float64 positions"
-    )
 
 
 def _words(plan: Plan) -> NDArray[np.int64]:

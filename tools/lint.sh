@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ruff and clang-format over the repository, mypy over the package, and whether docs/reliability.md has the runs that README names;
+# ruff and clang-format over the repository, mypy over the package, import-linter over its rooms, and whether docs/reliability.md has the runs that README names;
 # --fix applies what the first two would change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +17,7 @@ else
   ruff format --check . || failed=1
   clang-format --dry-run -Werror "${cpp[@]}" || failed=1
   mypy || failed=1
+  lint-imports --no-cache || failed=1
   python tools/records.py --check || failed=1
   [ "$failed" = 0 ] || { echo "lint: see above; make format applies what can be applied" >&2; exit 1; }
 fi

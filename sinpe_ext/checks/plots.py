@@ -161,7 +161,7 @@ def positions(value: Any) -> np.ndarray:
     """One position or more, finite, as an int64 or float64 array."""
     import numpy as np
 
-    from ..numpy import _positions
+    from . import arrays
 
     if hasattr(value, "detach"):
         found = checks.positions(value).detach().cpu().numpy()
@@ -172,7 +172,7 @@ def positions(value: Any) -> np.ndarray:
             f"positions: expected a sequence of numbers, one or more, got shape {tuple(found.shape)}; "
             "pass [5, 6, 50], say"
         )
-    checked = _positions(found)
+    checked = arrays.positions(found)
     if checked.dtype.kind == "f":
         checked = checked.astype(np.float64)
         if not np.isfinite(checked).all():
