@@ -15,8 +15,8 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.values import integer
 from .candidates import Found
+from .grid import shapes_of
 from .partial import View, search
-from .shapes import shapes_of
 from .table import Refused, as_rows, regular
 
 

@@ -14,8 +14,21 @@ import torch
 
 from ..encodings import frequency
 from ..encodings.encoding import Encoding
-from .fit import COSINE, SINE, ZERO, Channels
-from .refine import FLOAT32_UNIT, Fit, Noise, Samples, Tolerance, Wave, misrounded, solve, tolerance_of
+from .fit import (
+    COSINE,
+    FLOAT32_UNIT,
+    SINE,
+    ZERO,
+    Channels,
+    Fit,
+    Noise,
+    Samples,
+    Tolerance,
+    Wave,
+    misrounded,
+    solve,
+    tolerance_of,
+)
 
 UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 FEW_DIGITS = 3

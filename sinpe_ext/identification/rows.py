@@ -11,11 +11,26 @@ from torch import Tensor
 
 from ..encodings import catalogue, frequency
 from ..encodings.encoding import COS_FREQUENCIES, LAYOUTS, Encoding
-from .candidates import Candidate, Found, Identified, Template
+from .candidates import LADDER_FIELDS, Candidate, Found, Identified, Template, settle
 from .explain import LENIENCE, MISROUNDED, channels_of, readings, wave_of
-from .fit import COSINE, SINE, ZERO, Channels, pairs, scattered
-from .refine import WELL, Fit, Noise, Samples, find, misrounded, solve, spread, tolerance_of, windows
-from .settle import LADDER_FIELDS, settle
+from .fit import (
+    COSINE,
+    SINE,
+    WELL,
+    ZERO,
+    Channels,
+    Fit,
+    Noise,
+    Samples,
+    find,
+    misrounded,
+    pairs,
+    scattered,
+    solve,
+    spread,
+    tolerance_of,
+    windows,
+)
 from .table import NO_SINUSOIDS, Refused, Table, angle_errors, regular
 
 STARTS = (0, 1, 2)

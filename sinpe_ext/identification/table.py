@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .fit import ZERO, Channels, scattered
-from .refine import Noise, Samples, Wave
+from .fit import ZERO, Channels, Noise, Samples, Wave, scattered
 
 CHUNK = 2**21  # elements compared at once
 LOOKED_AT = 2**23  # elements that a fit may look at
