@@ -21,12 +21,22 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..functional import encode, table
 from ..identification import identify
-from .dropin import DropIn, twin
-from .families import Candidate, Left, half_rotary, number, owner, parameters
+from .dropin import (
+    MOST,
+    Candidate,
+    DropIn,
+    Left,
+    changed,
+    half_rotary,
+    inner,
+    number,
+    owner,
+    parameters,
+    settings,
+    twin,
+)
 from .measure import Differs, Probe, allowed, difference, quiet
-from .module_state import MOST, changed, inner, settings
-from .plain_forms import form_of
-from .plain_trials import Unclear, fixed_inside, must, run, same_values, stateless
+from .plain_forms import Unclear, fixed_inside, form_of, must, run, same_values, stateless
 
 STEPS = 128  # rows that are given to identify
 SPACINGS = (1.0, 1e-3)  # of timesteps: in steps, or in 0 .. 1 for a module that multiplies them by 1000

@@ -11,8 +11,7 @@ from torch import Tensor
 from .. import positions as _positions
 from ..encodings.catalogue import convention
 from ..functional import encode, table
-from .dropin import DropIn
-from .families import Candidate, Left, has, number, parameters
+from .dropin import Candidate, DropIn, Left, has, number, parameters
 from .measure import Probe
 
 # A normalised position is at most `scale`, after three roundings of its own.

@@ -16,8 +16,7 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..functional import add, encode, table
 from ..positions import grid
-from .dropin import DropIn, tensor_of
-from .families import Candidate, Left, has, number, owner, parameters
+from .dropin import Candidate, DropIn, Left, has, number, owner, parameters, tensor_of
 from .measure import Probe
 
 

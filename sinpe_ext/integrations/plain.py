@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from ..encodings.encoding import Encoding
 from ..identification import Match, Matches, identify
-from .dropin import tensor_of
-from .families import REPLACED, ROTARY, SINUSOIDAL, Candidate, Left, half_rotary, owner, parameters
+from .dropin import REPLACED, ROTARY, SINUSOIDAL, Candidate, Left, half_rotary, owner, parameters, tensor_of
 from .measure import Probe
 from .plain_forms import form_of
 from .transformers import EmbeddingRows

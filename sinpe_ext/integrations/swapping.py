@@ -18,9 +18,7 @@ from . import dropin, measure
 from .computed import called_of, computed_of
 from .detr import pictures_of
 from .diffusers import diffusion_of
-from .dropin import DropIn
-from .families import MODES, REPLACED, ROTARY, SINUSOIDAL, Candidate, Left
-from .module_state import same
+from .dropin import MODES, REPLACED, ROTARY, SINUSOIDAL, Candidate, DropIn, Left, same
 from .plain import plain_of
 from .transformers import rows_of
 

@@ -16,8 +16,7 @@ from .. import checks
 from .. import positions as _positions
 from ..encodings.catalogue import convention
 from ..functional import encode, table
-from .dropin import DropIn, tensor_of
-from .families import Candidate, Left, has, number, parameters
+from .dropin import Candidate, DropIn, Left, has, number, parameters, tensor_of
 from .measure import Probe
 
 LONGEST = 2**22  # entries of a probe's output
