@@ -42,8 +42,7 @@ def parser() -> argparse.ArgumentParser:
     encoding_options(command)
     plot_command.options(command)
 
-    command = add(commands, bench, "say where the benchmark is")
-    command.add_argument("anything", nargs=argparse.REMAINDER)
+    add(commands, bench, "say where the benchmark is")
 
     command = add(commands, build, "compile the kernels now (for containers and clusters)")
     text = "only this device's (default: the CPU's, and CUDA's where a device is visible or TORCH_CUDA_ARCH_LIST set)"
@@ -185,7 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name of a file may hold what the terminal's encoding does not
             stream.reconfigure(errors="backslashreplace")
-    options = parser().parse_args(arguments)
+    commands = parser()
+    options, unknown = commands.parse_known_args(arguments)
+    if unknown and options.command != "bench":  # which says in any case where it has gone
+        commands.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code = int(options.run(options))
         if sys.stdout is not None:  # it is None where it was closed before the start
