@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -65,3 +66,30 @@ def test_the_bound_leaves_few_roundings_open(tool: ModuleType, page: str) -> Non
     left = int((distance <= bound).sum())
     assert 0 < left < distance.size / 10_000 and 2e6 < distance.size < 2.2e6
     assert f"{left} of two million values" in page
+
+
+INCLUDES = re.compile(r'^#include "(\w+)/', re.M)
+MAY_INCLUDE = {  # csrc/README.md
+    "core": {"core", "sinpe"},
+    "include": set(),
+    "cpu": {"cpu", "core", "sinpe"},
+    "cuda": {"cuda", "core", "sinpe"},
+    "torch": {"torch", "core", "sinpe", "cuda", "cpu"},
+    "pybind": {"sinpe"},
+}
+
+
+@pytest.mark.parametrize("folder", MAY_INCLUDE)
+def test_a_folder_of_the_sources_includes_only_what_it_may(folder: str) -> None:
+    root = ROOT / "csrc" / folder
+    found = {
+        path: set(INCLUDES.findall(path.read_text(encoding="utf-8"))) for path in root.rglob("*") if path.is_file()
+    }
+    assert len(found) > 0
+    assert not {path: names for path, names in found.items() if not names <= MAY_INCLUDE[folder]}
+
+
+def test_the_binding_sees_little_of_the_kernels() -> None:
+    """Of cpu/ and cuda/ the binding includes the launchers and the pool's own threads alone."""
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "csrc" / "torch").iterdir())
+    assert set(re.findall(r'#include "((?:cpu|cuda)/.*)"', sources)) == {"cuda/launchers.h", "cpu/own_threads.h"}

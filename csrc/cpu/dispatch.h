@@ -1,31 +1,19 @@
-// From the C interface's run-time types to templates, and from C++ exceptions to its statuses.
+// From C++ exceptions to the statuses of the C interface, under parallel_for as well.
 #pragma once
 
 #include <atomic>
 #include <new>
 #include <stdexcept>
 
+#include "core/dtype.h"
 #include "core/layout.h"
 #include "core/parallel.h"
-#include "core/round.h"
 #include "sinpe/sinpe.h"
 
 namespace sinpe {
 
 // Elements below which a second thread costs more than it brings.
 constexpr int64_t kGrain = 32768;
-
-// Calls fn(T{}) with the element type that `dtype` names.
-template <class F>
-sinpe_status with_type(sinpe_dtype dtype, const F& fn) {
-  switch (dtype) {
-    case SINPE_FLOAT32: return fn(float{});
-    case SINPE_FLOAT64: return fn(double{});
-    case SINPE_BFLOAT16: return fn(bfloat16{});
-    case SINPE_FLOAT16: return fn(float16{});
-    default: return SINPE_BAD_ARGUMENT;
-  }
-}
 
 // parallel_for whose body may run out of memory: an exception must not cross a thread pool's C boundary.
 template <class F>

@@ -1,7 +1,8 @@
 // From the arguments of add and embed to the kernel of cuda/apply.h: what is checked, and how the work is cut.
 #pragma once
 
-#include "cpu/dispatch.h"
+#include "core/dtype.h"
+#include "core/layout.h"
 #include "cuda/apply.h"
 
 namespace sinpe {

@@ -1,8 +1,9 @@
-// sinpe_ext._core: the kernels for NumPy arrays, and the facts of the build. No torch here, and no OpenMP runtime.
+// sinpe_ext._core: the kernels for NumPy arrays. No torch here, and no OpenMP runtime.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <string>
+#include <vector>
 
 #include "sinpe/sinpe.h"
 
@@ -67,53 +68,12 @@ py::array encode(const Words& words, const py::array& positions, const std::stri
   return out;
 }
 
-std::string compiler() {
-#if defined(__clang__)
-  return std::string("clang ") + __clang_version__;
-#elif defined(__GNUC__)
-  return std::string("gcc ") + __VERSION__;
-#else
-  return "unknown";
-#endif
-}
-
-py::dict build_info() {
-  py::dict info;
-  info["compiler"] = compiler();
-  info["cxx_standard"] = static_cast<long>(__cplusplus);
-#if defined(__x86_64__)
-  info["instruction_sets"] = py::make_tuple("default", "v3", "v4");
-#else
-  info["instruction_sets"] = py::make_tuple("default");
-#endif
-#if defined(__FAST_MATH__)
-  info["fast_math"] = true;
-#else
-  info["fast_math"] = false;
-#endif
-  return info;
-}
-
-py::dict cpu_features() {
-  py::dict features;
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-  __builtin_cpu_init();
-  features["avx2"] = __builtin_cpu_supports("avx2") != 0;
-  features["fma"] = __builtin_cpu_supports("fma") != 0;
-  features["avx512f"] = __builtin_cpu_supports("avx512f") != 0;
-  features["avx512vl"] = __builtin_cpu_supports("avx512vl") != 0;
-#endif
-  return features;
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "Torch-free kernels for NumPy arrays and the facts of their build.";
+  m.doc() = "Torch-free kernels for NumPy arrays.";
   m.def("table", &table, py::arg("words"), py::arg("start"), py::arg("length"), py::arg("dtype"),
         "Rows at plan.start + start + 0 .. length-1.");
   m.def("encode", &encode, py::arg("words"), py::arg("positions"), py::arg("dtype"), "Rows at given positions.");
-  m.def("build_info", &build_info, "Compiler, language standard, instruction sets.");
-  m.def("cpu_features", &cpu_features, "What this CPU offers of the instruction sets that matter.");
   m.def("isa", [] { return std::string(sinpe_isa()); }, "Instruction set of the kernels in use.");
 }
