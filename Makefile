@@ -69,7 +69,7 @@ help:
 demo:
 	@$(call environment,bench) && exec $$py -m sinpe_ext demo $(DEMO_ARGS)
 
-# What is in which: tests/tiers.py. As many workers as cores, each with its share of threads.
+# What is in which: tests/support/tiers.py. As many workers as cores, each with its share of threads.
 PYTEST = -m pytest -n auto --dist worksteal --durations=10
 test:
 	@$(call environment,test) && $(MAKE) cpp && exec $$py $(PYTEST) -m "not long" $(PYTEST_ARGS)

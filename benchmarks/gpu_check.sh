@@ -190,11 +190,11 @@ export SINPE_EXT_BUILD=cuda
 run build 420 build
 export SINPE_EXT_BUILD=
 run info 60 '"$PYTHON" -m sinpe_ext info && { nvidia-smi || true; }'
-run tests 420 tests tests/test_cuda_parity.py tests/test_cuda_grid.py tests/test_cuda_runtime.py tests/test_cuda_bad_input.py \
-  tests/test_cuda_binding.py tests/test_cuda_dispatch.py tests/test_cuda_bench.py
+run tests 420 tests tests/cuda/test_cuda_parity.py tests/cuda/test_cuda_grid.py tests/cuda/test_cuda_runtime.py tests/cuda/test_cuda_bad_input.py \
+  tests/cuda/test_cuda_binding.py tests/cuda/test_cuda_dispatch.py tests/cuda/test_cuda_bench.py
 export SINPE_EXT_CUDA_ARITHMETIC=single
 # By name: "-k cuda" takes the CPU's half as well, for the file's name matches.
-run single 240 tests tests/test_cuda_parity.py tests/test_cuda_grid.py -k '"not cpu"'
+run single 240 tests tests/cuda/test_cuda_parity.py tests/cuda/test_cuda_grid.py -k '"not cpu"'
 unset SINPE_EXT_CUDA_ARITHMETIC
 for tool in memcheck racecheck initcheck; do run $tool 180 sanitizer $tool; done
 run bench_double 420 bench double

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))  # benchmarks/; behind an installed sinpe_ext
+TESTS = Path(__file__).resolve().parent
+FOLDERS = {str(path.parent) for path in TESTS.glob("*/test_*.py")} - {str(TESTS / "peers")}  # tests import one another
+sys.path[:0] = [str(TESTS / "support"), *sorted(FOLDERS)]
+sys.path.append(str(TESTS.parent))  # benchmarks/; behind an installed sinpe_ext
 
-import feature_report
-import pytest
-import tiers
+import feature_report  # noqa: E402
+import pytest  # noqa: E402
+import tiers  # noqa: E402
 
 try:  # the tests that a card needs do without
     import fuzzing

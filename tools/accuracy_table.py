@@ -1,7 +1,7 @@
 """Prints the accuracy table of docs/accuracy.md as Markdown: python tools/accuracy_table.py [--write]
 
-The judge is mpmath (tests/ulp.py), for long runs a float64 evaluation of an exactly reduced phase that mpmath checks;
-nothing of sinpe_ext takes part in it. Needs mpmath and NumPy, takes about half a minute.
+The judge is mpmath (tests/support/ulp.py), for long runs a float64 evaluation of an exactly reduced phase that mpmath
+checks; nothing of sinpe_ext takes part in it. Needs mpmath and NumPy, takes about half a minute.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tools")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

@@ -2,7 +2,7 @@
 
     python tools/asan.py                      # all tests but those of builds and of the eager twin; the CUDA kernels as
                                               # plain C++ as well
-    python tools/asan.py tests/test_add.py    # these files
+    python tools/asan.py tests/functional/test_add.py    # these files
     python tools/asan.py --jobs 4
     python tools/asan.py --resume             # not the files that ended clean in the run before
 
@@ -153,7 +153,9 @@ def main() -> int:
     if not sees(environment):
         print("result: the planted overrun and overflow were not reported: nothing is shown")
         return 1
-    files = arguments.file or sorted(f"tests/{path.name}" for path in (source / "tests").glob("test_*.py"))
+    files = arguments.file or sorted(
+        path.relative_to(source).as_posix() for path in (source / "tests").glob("*/test_*.py")
+    )
     runs = [(file, "compiled") for file in files]
     runs += [(file, "emulated") for file in EMULATED.read_text().split() if file in files]
     earlier = [path.read_text() for file, backend in runs if (path := clean_file(file, backend)).is_file()]

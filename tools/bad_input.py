@@ -116,7 +116,7 @@ class Shown(NamedTuple):
 def marks(folder: Path = ROOT / "tests") -> list[Shown]:
     """Every mark, in the order of the files."""
     found = []
-    for path in sorted(folder.glob("test_*.py")):
+    for path in sorted(folder.glob("*/test_*.py"), key=lambda path: path.name):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if not isinstance(node, ast.FunctionDef):
                 continue

@@ -29,7 +29,7 @@ from environments import LIMIT, OLDEST, PINNED, Environment, commit, environ, ne
 
 
 def run(environment: Environment, backend: str, others: list[Path], commit: str) -> dict[str, Any]:
-    """The tests of features with a backend, as tests/feature_report.py writes them, or why not."""
+    """The tests of features with a backend, as tests/support/feature_report.py writes them, or why not."""
     if environment.problem:
         return {"not_run": environment.problem}
     if backend == "cuda" and not environment.cuda:

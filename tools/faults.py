@@ -136,7 +136,7 @@ class Copy:
         shutil.rmtree(CLEAN, ignore_errors=True)
         shutil.copytree(SOURCE, CLEAN, symlinks=True)
         shared = (path for area in ("csrc", "sinpe_ext", "tests") for path in (CLEAN / area).rglob("*"))
-        left_out = re.compile(r".*\.(so|pyc)|.*_build\.json|.*/tests/test_\w+\.py")
+        left_out = re.compile(r".*\.(so|pyc)|.*_build\.json|.*/tests/\w+/test_\w+\.py")
         self.shared = sorted(path for path in shared if path.is_file() and not left_out.fullmatch(str(path)))
         self.kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
 
@@ -181,7 +181,7 @@ class Copy:
             patched.rename(SOURCE)
             return found
 
-        left_out = self.remembered(tier, sorted((CLEAN / "tests").glob("test_*.py")), failing)
+        left_out = self.remembered(tier, sorted((CLEAN / "tests").glob("*/test_*.py")), failing)
         return [PARALLEL, *(f"--deselect=tests/{test}" for test in left_out)]
 
     def result(self, item: Fault, quick: bool) -> Result:

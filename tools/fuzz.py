@@ -79,7 +79,7 @@ class Fuzz:
         return [*command, *more, what, *self.to_pytest]
 
     def environment(self, log: Path) -> dict[str, str]:
-        paths = [str(TESTS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(TESTS / "support"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = {"SINPE_EXT_FUZZ": str(self.more), "SINPE_EXT_FUZZ_LOG": str(log), "PYTHONPATH": os.pathsep.join(paths)}
         return {**os.environ, **own}
 
@@ -259,7 +259,7 @@ def end(process: subprocess.Popen[bytes], how: signal.Signals | None) -> None:
 
 
 def default_files() -> list[Path]:
-    return [TESTS / "test_parity.py", *sorted(TESTS.glob("test_fuzz_*.py"))]
+    return [TESTS / "reference" / "test_parity.py", *sorted(TESTS.rglob("test_fuzz_*.py"))]
 
 
 def main() -> int:

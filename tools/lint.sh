@@ -17,7 +17,7 @@ else
   ruff format --check . || failed=1
   clang-format --dry-run -Werror "${cpp[@]}" || failed=1
   mypy || failed=1
-  lint-imports --no-cache || failed=1
+  lint-imports --no-cache --no-logo || failed=1
   python tools/records.py --check || failed=1
   [ "$failed" = 0 ] || { echo "lint: see above; make format applies what can be applied" >&2; exit 1; }
 fi

@@ -7,7 +7,7 @@
     python tools/test_matrix.py --resume                    # where a suite has run before, only what failed then
 
 Every environment gets a copy of the sources and builds the library with its own torch; then pytest runs there with the
-kernels demanded, and tests/test_stable_abi.py loads the libraries of the others. Standard library alone.
+kernels demanded, and tests/backend/test_stable_abi.py loads the libraries of the others. Standard library alone.
 """
 
 from __future__ import annotations

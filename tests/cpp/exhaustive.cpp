@@ -3,7 +3,7 @@
 //   exhaustive check FILE FIRST:COUNT[:STEP] ...    compares; exit status 1 when an entry is more than 0.5001 ULP off
 //   exhaustive digest FILE FIRST:COUNT[:STEP] ...   compares nothing: a number that every instruction set must give
 //
-// FILE comes from tests/truth_file.py. Runs of neighbours are made by sinpe_table and, in the other order and so without
+// FILE comes from tests/support/truth_file.py. Runs of neighbours are made by sinpe_table and, in the other order and so without
 // its rotation, by sinpe_encode; the bits must be equal. `tools/exhaustive.py` calls this with everything that is promised.
 #include <algorithm>
 #include <atomic>

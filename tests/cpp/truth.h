@@ -133,7 +133,7 @@ inline Sum leading(const Turns& a) {
                      static_cast<double>((high & 0x7ff) << 42 | low >> 22) * power_of_two(exponent - 106));
 }
 
-// What a file of tests/truth_file.py holds: an encoding's plan for the library, and its formula for the judge.
+// What a file of tests/support/truth_file.py holds: an encoding's plan for the library, and its formula for the judge.
 class Truth {
  public:
   struct Pair {  // channels that share a frequency, -1 for none
@@ -146,7 +146,7 @@ class Truth {
     for (uint64_t w : read["plan"]) plan.push_back(static_cast<int64_t>(w));
     const std::vector<uint64_t>&f = read["frequencies"], &c = read["channels"], &points = read["circle"];
     if (f.empty() || f.size() % 4 != 0 || c.empty() || c.size() % 2 != 0 || points.size() != 33 * 4) {
-      throw std::runtime_error(path + ": no file of tests/truth_file.py");
+      throw std::runtime_error(path + ": no file of tests/support/truth_file.py");
     }
     for (size_t k = 0; k < f.size(); k += 4) frequencies.push_back({{f[k], f[k + 1], f[k + 2], f[k + 3]}});
     dim = static_cast<int64_t>(c.size() / 2);

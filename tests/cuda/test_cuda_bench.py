@@ -1,0 +1,173 @@
+"""The CUDA benchmark without a card: every row's calls and checks on the CPU, the arithmetic of the report."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from children import REPOSITORY, execute
+
+from benchmarks import cuda as cuda_run
+from benchmarks import cuda_cases, run
+from benchmarks.cuda import ROWS
+from benchmarks.cuda_cases import CudaRow, Place, Work
+from benchmarks.progress import Progress
+
+SMALL = Place(torch.device("cpu"), 2**14)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_cases, "VOCABULARY", 64)
+    monkeypatch.setattr(cuda_run, "SAMPLE_SECONDS", 1e-4)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_a_row_is_right_before_it_is_timed(row: CudaRow) -> None:
+    result = cuda_run.measure(row, SMALL, rounds=1)
+    assert "error" not in result, result["error"]
+    assert not result["peer_errors"] and [p["name"] for p in result["peers"]] == list(row.peers)
+    assert result["gigabytes_a_second"] > 0 and (result["met"] is None) == (row.fraction is row.most is None)
+
+
+def test_a_wrong_result_is_not_timed() -> None:
+    def wrong() -> None:
+        raise AssertionError("add: expected values within 1e-07")
+
+    nothing = lambda: None  # noqa: E731
+    row = CudaRow("wrong", "wrong", lambda place: Work(nothing, nothing, 1, {}, wrong), "", 0.9)
+    assert cuda_run.measure(row, SMALL, 1)["error"] == "AssertionError: add: expected values within 1e-07"
+
+
+def entry(**named: Any) -> dict[str, Any]:
+    return {
+        "title": "add f32", "floor": "y.copy_(x)", "floor_ms": 0.25, "ours_ms": 0.26, "gigabytes_a_second": 4100.0,
+        "fraction": 0.96, "fraction_target": 0.95, "ratio_target": None, "met": True, "peer_errors": {}, "peers": [],
+        **named,
+    }  # fmt: skip
+
+
+def test_report() -> None:
+    peers = [{"name": "eager", "ms": 0.2, "ratio": 0.77, "target": 1.0, "met": False}]
+    rows = [
+        entry(peers=peers),
+        entry(title="step", fraction=0.5, fraction_target=None, ratio_target=1.2, met=False),
+        entry(title="none", met=None, fraction_target=None, peer_errors={"torch.compile": "no triton"}),
+        {"title": "broken", "error": "RuntimeError: no"},
+        entry(title="roofline: copy f32", floor_gigabytes_a_second=4321.0),
+    ]
+    facts = {"device": "a card", "capability": "9.0", "cuda": "13.0", "how": "jit", "arithmetic": "double"}
+    text = cuda_run.report({"facts": facts, "rows": rows})
+    lines = text.splitlines()
+    assert "96 %" in text and ">= 0.95 met" in text and ">= 1    MISSED" in text
+    assert "what torch's own calls reach, floors of the rows below: copy f32 4321 GB/s" in lines
+    assert any("step" in line and "2.00x" in line and "<= 1.2  MISSED" in line for line in lines)
+    assert "none: torch.compile cannot run here, no triton" in lines and "broken: FAILED, RuntimeError: no" in lines
+
+
+def test_rows_are_told_as_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**30))
+    monkeypatch.setattr(cuda_run, "facts", lambda device: {"device": "a card"})
+    monkeypatch.setattr(cuda_run, "measure", lambda row, place, rounds: entry(title=row.title))
+    log, kept = io.StringIO(), []
+    rows = cuda_run.chosen([ROWS[2].name, ROWS[0].name])
+    with Progress(len(rows), log) as progress:
+        found = cuda_run.run(rows, 1, progress, lambda measured: kept.append(len(measured["rows"])))
+    assert [row["title"] for row in found["rows"]] == [ROWS[0].title, ROWS[2].title] and kept == [1, 2]
+    assert log.getvalue().splitlines()[2:] == [f"... {ROWS[2].title}", "    0.2600 ms, 96 % of y.copy_(x), met"]
+
+
+@pytest.mark.processes
+def test_the_command_says_what_is_missing() -> None:
+    if not cuda_run.missing():
+        pytest.skip("there is a CUDA device with kernels")
+    for named in (["--device", "cuda"], ["--rows", "cuda_add_f32"]):
+        command = [sys.executable, "-m", "benchmarks", "--quick", *named]
+        done = execute(command, status=1, cwd=REPOSITORY)
+        assert "device: expected CUDA kernels, got none: " in done.stderr
+
+
+def test_a_stopped_run_keeps_what_it_measured(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "result.json"
+    run.write(path, {"cuda": {"rows": [1]}})
+    run.write(path, {"cuda": {"rows": [1, 2]}})
+    assert json.loads(path.read_text()) == {"cuda": {"rows": [1, 2]}} and len(list(path.parent.iterdir())) == 1
+    assert cuda_run.brief({"error": "RuntimeError: no"}) == "FAILED, RuntimeError: no"
+    peers = [{"name": "eager", "ratio": 0.77}]
+    assert cuda_run.brief(entry(peers=peers)) == "0.2600 ms, 96 % of y.copy_(x), met, eager 0.77x"
+
+
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "gpu_check.sh"
+# Answers for Python: a device, and one step that fails.
+STUB = """#!/bin/sh
+case "$*" in
+  *get_device_capability*) echo 9.0 ;;
+  *get_device_properties*) echo "a card, torch 2" ;;
+  *"test_cuda_runtime"*) echo "2 failed"; exit 1 ;;
+  *sanitizer_subset*) exit 0 ;;
+esac
+"""
+
+
+def gpu_check(out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    own = ("STEPS", "LIMIT", "BUILD", "WHEELS", "DRY_RUN", "OUT", "PYTHON", "SINPE_EXT_CUDA_ARITHMETIC")
+    settings = {name: value for name, value in os.environ.items() if name not in own}
+    settings |= {"OUT": str(out), **environment}
+    return execute([SCRIPT], env=settings, status=None)
+
+
+def results_of(summary: str) -> dict[str, str]:
+    """Step -> the first word of its result."""
+    steps = "build info tests single memcheck racecheck initcheck bench_double bench_single suite".split()
+    lines = [line.split() for line in summary.splitlines()]
+    return {words[0]: words[1] for words in lines if words and words[0] in steps}
+
+
+@pytest.mark.skipif(not SCRIPT.is_file() or shutil.which("bash") is None, reason="needs a checkout and bash")
+def test_gpu_check(tmp_path: Path) -> None:
+    """A failed step costs no other one; the table and the exit code tell."""
+    planned = gpu_check(tmp_path, DRY_RUN="1")  # takes none of its settings from the environment of this run
+    assert planned.returncode == 0 and "--require-backend" not in planned.stdout
+    assert [line.split(",")[0] for line in planned.stdout.splitlines()][:3] == ["[build", "[info", "[tests"]
+    stub = tmp_path / "python"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    done = gpu_check(tmp_path, PYTHON=str(stub))
+    summary = (tmp_path / "summary.txt").read_text()
+    results = results_of(summary)
+    assert done.returncode == 1 and results["tests"] == "FAIL" and "2 failed" in summary
+    assert {name: result for name, result in results.items() if name not in ("tests", "memcheck")} == dict.fromkeys(
+        ("build", "info", "single", "bench_double", "bench_single", "suite"), "PASS"
+    ) | {name: results[name] for name in ("racecheck", "initcheck")}
+    assert results["racecheck"] in ("PASS", "NOT", "FAIL")  # the tool itself needs a device
+    # A later call adds to the summary, and says what it had no time for.
+    late = gpu_check(tmp_path, PYTHON=str(stub), STEPS="info,tests", LIMIT="0")
+    added = (tmp_path / "summary.txt").read_text()
+    assert late.returncode == 3 and added.startswith(summary) and "INCOMPLETE" in late.stdout
+    assert results_of(added[len(summary) :]) == {"info": "INCOMPLETE", "tests": "INCOMPLETE"}
+
+
+@pytest.mark.skipif(not SCRIPT.is_file() or shutil.which("bash") is None, reason="needs a checkout and bash")
+def test_gpu_check_refuses(tmp_path: Path) -> None:
+    """Before any time is spent: an unknown step, a LIMIT that is no number, a Python without pytest."""
+    done = gpu_check(tmp_path, STEPS="build,test")
+    assert done.returncode == 2 and "STEPS: expected some of build,info,tests," in done.stderr
+    assert gpu_check(tmp_path, LIMIT="ten").returncode == 2
+    stub = tmp_path / "python"
+    stub.write_text(STUB.replace("esac", "  *sortedcontainers*) echo pytest ;;\nesac"))
+    stub.chmod(0o755)
+    done = gpu_check(tmp_path, PYTHON=str(stub), STEPS="info,tests")
+    assert done.returncode == 2 and "missing Python modules: pytest (pass WHEELS=DIR)" in done.stdout
+    assert not (tmp_path / "summary.txt").exists()
+    assert gpu_check(tmp_path, PYTHON=str(stub), STEPS="info").returncode == 0

@@ -1,0 +1,75 @@
+"""DTensors in real processes, 2 and 4: what distributed_cases.py and distributed_models.py assert."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import distributed_cases
+import distributed_models
+import distributed_support
+import pytest
+from children import SUPPORT, Server, environment
+from rank_group import Group
+
+assert distributed_cases.case is distributed_models.case  # both have put theirs in
+CASES = distributed_support.CASES
+MODULES = (distributed_cases.__name__, distributed_models.__name__)
+PARALLEL = pytest.mark.feature("tensor and sequence parallel")
+ROWS = {
+    "fsdp2": pytest.mark.feature("FSDP2"),
+    "an_alpha_of_no_dimension": pytest.mark.feature("FSDP2"),
+    "context_parallel": pytest.mark.feature("context_parallel"),
+    "parallel_styles": PARALLEL,
+    "embedding_styles": PARALLEL,
+    "compiled": pytest.mark.feature("DTensor, torch.compile"),
+    "plain_shards": pytest.mark.feature("require_positions"),
+}
+
+
+class Groups:
+    """At most one group at a time: that of the last case."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join([str(SUPPORT), environment()["PYTHONPATH"]])
+        self.server = Server(*MODULES, env=environment(PYTHONPATH=path))
+        self.group: Group | None = None
+        self.of: tuple[int, str] | None = None
+
+    def get(self, world: int, backend: str) -> Group:
+        if self.group is None or not self.group.alive or self.of != (world, backend):
+            self.end()
+            self.group, self.of = Group(self.server, world, backend, MODULES), (world, backend)
+        return self.group
+
+    def end(self) -> None:
+        if self.group is not None and self.group.alive:
+            self.group.end()
+        self.group = None
+
+
+@pytest.fixture(scope="module")
+def groups() -> Iterator[Groups]:
+    found = Groups()
+    yield found
+    found.end()
+    found.server.close()
+
+
+def named(name: str) -> Any:
+    return pytest.param(name, marks=ROWS.get(name, pytest.mark.feature("DTensor")))
+
+
+@pytest.mark.parametrize("name", map(named, CASES))
+@pytest.mark.parametrize(
+    ("backend", "world"),
+    [
+        ("compiled", 2),
+        pytest.param("compiled", 4, marks=pytest.mark.processes),
+        pytest.param("eager", 2, marks=pytest.mark.processes),  # 4 are cut up alike
+    ],
+    indirect=["backend"],
+)
+def test_in_processes(name: str, world: int, backend: str, groups: Groups) -> None:
+    groups.get(world, backend).run(name)

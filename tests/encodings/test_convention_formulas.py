@@ -1,0 +1,260 @@
+"""Every named convention against its library's formula in 50 digits: values, what is refused, every form of use."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import convention_formulas as formulas
+import numpy as np
+import pytest
+import torch
+import ulp
+from convention_formulas import FORMULAS, MP, STARTS
+
+import sinpe_ext as sinpe
+from sinpe_ext.encodings import catalogue
+
+SEED = 20231
+ONE_DIMENSIONAL = [name for name, (_, coordinates) in FORMULAS.items() if coordinates == 1]
+GRIDS = [name for name, (_, coordinates) in FORMULAS.items() if coordinates > 1]
+DIMS: dict[str, tuple[int, ...]] = {
+    **{name: (1, 2, 3, 4, 5, 7, 10, 33, 64) for name in ONE_DIMENSIONAL},
+    "tcnn": (1, 2, 3, 7, 20),  # 2^9 half turns; more octaves than that no model has
+    "nerf": (1, 2, 3, 7, 20),
+    "mae2d": (4, 8, 12, 20, 64),
+    "hf2d": (4, 8, 12, 20, 64),
+    "bigvision2d": (4, 8, 12, 20, 64),  # 4: one timescale, where the library divides 0 by 0
+    "timm2d": (4, 8, 12, 20, 64),
+    "cogvideo3d": (16, 48, 80),
+    "t2t2d": (4, 5, 6, 7, 8, 11, 30),
+    "multidim2d": (1, 2, 3, 5, 6, 7, 8, 10, 33),
+    "multidim3d": (1, 2, 3, 4, 5, 7, 8, 11, 12, 33),
+    "detr2d": (4, 8, 12, 20, 64),
+    "fairseq2_2d": (4, 6, 8, 10, 34),
+    "fairseq2_3d": (8, 12, 14, 16, 20, 34, 36),
+    "monai2d": (4, 8, 12, 64),
+    "monai3d": (6, 12, 18, 48),
+}
+# The amplitude 1 / sqrt(dim) is itself rounded to float64, by up to half an ULP, before the product is.
+FLOAT64_ULP = {"unit": 1.5}
+
+
+def positions_of(name: str) -> list[Any]:
+    """0 to 64, then a sample up to 4096, whole and fractional, some of it new where SEED is changed."""
+    drawn = random.Random(SEED)
+    far = [100, 127, 128, 511, 512, 1000, 1023, 2047, 2048, 3071, 4000, 4095, 4096, 0.5, 998.39, 3.25e-3, -3]
+    far += [drawn.randrange(4097) for _ in range(8)] + [drawn.uniform(0, 4096) for _ in range(8)]
+    line = [*range(65), *far]
+    coordinates = FORMULAS[name][1]
+    if coordinates == 1:
+        return line
+    return [tuple(line[(k + 7 * axis * k) % len(line)] for axis in range(coordinates)) for k in range(len(line))]
+
+
+@cache
+def row_of(name: str, dim: int, position: Any) -> tuple[Any, ...]:
+    return tuple(formulas.row(name, position, dim))
+
+
+def parts(name: str, dim: int, positions: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The formula's rows as an unevaluated sum of two float64 arrays."""
+    rows = [row_of(name, dim, position) for position in positions]
+    assert all(len(row) == dim for row in rows)
+    high = np.array([[float(value) for value in row] for row in rows])
+    low = np.array([[float(value - MP.mpf(float(value))) for value in row] for row in rows])
+    return high, low
+
+
+def float32(name: str, dim: int, positions: list[Any]) -> np.ndarray:
+    """The formula's rows correctly rounded to float32."""
+    exact = [row_of(name, dim, position) for position in positions]
+    with MP.workprec(24):  # all bits that float32 has, so that there is no second rounding
+        return np.array([[float(+value) for value in row] for row in exact], dtype=np.float32)
+
+
+def assert_float32(got: torch.Tensor, name: str, positions: list[Any]) -> None:
+    dim = got.shape[-1]
+    rows, want = got.reshape(-1, dim).numpy(), float32(name, dim, positions)
+    wrong = np.argwhere(rows != want)
+    assert rows.shape == want.shape
+    if len(wrong):
+        at, channel = wrong[0]
+        pytest.fail(
+            f"{name}, dim {dim}, seed {SEED}: {len(wrong)} of {want.size} values are not the formula's rounded once; "
+            f"at {positions[at]}, channel {channel}: {rows[at, channel]!r}, expected {want[at, channel]!r}"
+        )
+
+
+def test_every_name_has_its_formula() -> None:
+    assert list(FORMULAS) == list(DIMS) and set(FORMULAS) == set(catalogue.NAMES)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_values(name: str, backend: str) -> None:
+    positions = positions_of(name)
+    given = torch.tensor(positions, dtype=torch.float64)
+    channels = {dim: np.tile(np.arange(dim), (len(positions), 1)) for dim in DIMS[name]}
+    for dim in DIMS[name]:
+        encoding = sinpe.convention(name, dim)
+        assert_float32(sinpe.encode(given, encoding), name, positions)
+        got = sinpe.encode(given, encoding, dtype=torch.float64).numpy()
+        found = ulp.report(got, *parts(name, dim, positions), "float64", positions, channels[dim])
+        assert found.worst <= FLOAT64_ULP.get(name, 1.0), f"{name}, dim {dim}, seed {SEED}: {found}"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FORMULAS)
+def test_values_at_every_position(name: str, backend: str) -> None:
+    """0 to 4096; of a grid all along the first axis, against another order of the others."""
+    coordinates, dim = FORMULAS[name][1], min(dim for dim in DIMS[name] if dim >= 6)
+    positions: list[Any] = [(p, (3 * p) % 4097, (5 * p) % 4097)[:coordinates] for p in range(4097)]
+    positions = [p[0] for p in positions] if coordinates == 1 else positions
+    assert_float32(sinpe.encode(torch.tensor(positions), sinpe.convention(name, dim)), name, positions)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_tables_start_where_the_library_does(name: str, backend: str) -> None:
+    first, coordinates = STARTS.get(name, 0), FORMULAS[name][1]
+    for dim in DIMS[name][:4]:
+        encoding = sinpe.convention(name, dim)
+        if coordinates == 1:
+            assert_float32(sinpe.table(20, encoding), name, [first + k for k in range(20)])
+            assert_float32(sinpe.table(3, encoding, start=4000), name, [first + 4000 + k for k in range(3)])
+            continue
+        shape, start = (3, 4, 2)[:coordinates], (7, 0, 2000)[:coordinates]
+        cells = [tuple(first + k for k in cell) for cell in np.ndindex(*shape)]
+        got = sinpe.table(shape, encoding)
+        assert got.shape == (*shape, dim)
+        assert_float32(got, name, cells)
+        cropped = [tuple(a + b for a, b in zip(cell, start, strict=True)) for cell in cells]
+        assert_float32(sinpe.table(shape, encoding, start=start), name, cropped)
+        flat = sinpe.table(shape, encoding, extra_tokens=2)
+        assert flat.shape == (2 + len(cells), dim) and not flat[:2].any()
+        assert torch.equal(flat[2:], got.flatten(0, -2))
+        assert torch.equal(sinpe.table(shape, encoding, flatten=True), flat[2:])
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_refuses_what_the_library_refuses(name: str) -> None:
+    """And nothing else: t2t2d of too few channels for a timescale, and fairseq2's broken tables, count as refused."""
+    origin = (1,) * FORMULAS[name][1] if FORMULAS[name][1] > 1 else 1
+    refused = 0
+    for dim in range(1, 61):
+        try:
+            formulas.row(name, origin, dim)
+        except ValueError:
+            refused += 1
+            with pytest.raises(ValueError, match=f"^dim: expected .*{name}, got {dim}"):
+                sinpe.convention(name, dim)
+        else:
+            assert sinpe.convention(name, dim).dim == dim
+    accepts_all = name in ONE_DIMENSIONAL or name.startswith("multidim")
+    assert refused == 0 if accepts_all else 0 < refused < 60
+
+
+@pytest.mark.parametrize("name", ["nerf", "tcnn"])
+def test_points(name: str, backend: str) -> None:
+    """Points of several coordinates: side by side in nerf, one after the other in tiny-cuda-nn."""
+    drawn = random.Random(SEED)
+    for axes in (1, 2, 3):
+        points = [tuple(drawn.uniform(-1, 1) for _ in range(axes)) for _ in range(20)] + [(0.5,) * axes, (0.0,) * axes]
+        for octaves in (1, 2, 10):
+            dim = 2 * octaves * axes
+            encoding = sinpe.convention(name, dim, axes=axes)
+            assert encoding.ndim == axes
+            assert_float32(sinpe.encode(torch.tensor(points, dtype=torch.float64), encoding), name, points)
+        for dim in (2 * axes - 1, 2 * axes + 1):
+            with pytest.raises(ValueError, match=f"multiple of {2 * axes} for {name}"):
+                sinpe.convention(name, dim, axes=axes)
+
+
+@pytest.mark.parametrize("entry", json.loads(formulas.GOLDEN.read_text()), ids=lambda e: f"{e['name']}-{e['position']}")
+def test_golden_rows(entry: dict[str, Any]) -> None:
+    """Numbers written down once (python tests/support/convention_formulas.py --write), so that no side moves unseen."""
+    name, dim, where = entry["name"], entry["dim"], entry["position"]
+    position = tuple(where) if isinstance(where, list) else where
+    assert [float(value) for value in row_of(name, dim, position)] == entry["row"]
+    got = sinpe.encode(torch.tensor(where, dtype=torch.float64), sinpe.convention(name, dim), dtype=torch.float64)
+    assert np.allclose(got.numpy(), entry["row"], rtol=2.0**-51, atol=0)
+
+
+def test_golden_rows_cover_every_name() -> None:
+    assert {entry["name"] for entry in json.loads(formulas.GOLDEN.read_text())} == set(FORMULAS)
+
+
+FORMS = ["paper", "t2t", "fairseq", "adm", "unit", "multidim1d"]
+
+
+@pytest.mark.parametrize("dim", [8, 9])
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_use(name: str, dim: int, backend: str) -> None:
+    """x + PE, x sqrt(d) + PE, x + alpha PE, PE alone, from a start, at positions of one's own, and relative ones."""
+    length, first = 11, STARTS.get(name, 0)
+    pe = torch.from_numpy(float32(name, dim, [first + k for k in range(length)]))
+    x = torch.randn(2, length, dim, generator=torch.Generator().manual_seed(SEED))
+    root = math.sqrt(dim)
+    alpha = torch.tensor([0.37])
+    assert torch.equal(sinpe.add(x, name), x + pe)
+    assert torch.equal(sinpe.add(x, name, scale=root), x * root + pe)
+    assert torch.equal(sinpe.add(x, name, alpha=alpha), x + alpha * pe)
+    assert torch.equal(sinpe.add(x, name, alpha=1 / root), x + torch.tensor(1 / root) * pe)
+    assert torch.equal(sinpe.add(torch.zeros_like(x), name), pe.expand_as(x))
+    assert torch.equal(sinpe.table(length, sinpe.convention(name, dim)), pe)
+    later = torch.from_numpy(float32(name, dim, [first + 300 + k for k in range(length)]))
+    assert torch.equal(sinpe.add(x, name, start=300), x + later)
+    starts = sinpe.add(x, name, start=torch.tensor([0, 300]))
+    assert torch.equal(starts[0], x[0] + pe) and torch.equal(starts[1], x[1] + later)
+    relative = sinpe.positions.relative(4)
+    want = torch.from_numpy(float32(name, dim, [3, 2, 1, 0, -1, -2, -3]))
+    assert torch.equal(sinpe.encode(relative, sinpe.convention(name, dim)), want)
+    assert torch.equal(sinpe.add(x[:, :7], name, positions=relative), x[:, :7] + want)
+
+
+@pytest.mark.parametrize(
+    ("name", "dim"), [("mae2d", 12), ("timm2d", 8), ("t2t2d", 11), ("detr2d", 12), ("monai3d", 12)]
+)
+def test_every_form_of_a_grid(name: str, dim: int, backend: str) -> None:
+    """Channels last, channels first, flattened behind class tokens, cropped, at coordinates of one's own, scaled."""
+    shape = (4, 5, 2)[: FORMULAS[name][1]]
+    first = STARTS.get(name, 0)
+    cells = [tuple(first + k for k in cell) for cell in np.ndindex(*shape)]
+    pe = torch.from_numpy(float32(name, dim, cells)).reshape(*shape, dim)
+    x = torch.randn(2, *shape, dim, generator=torch.Generator().manual_seed(SEED))
+    alpha = torch.tensor([0.37])
+    assert torch.equal(sinpe.add(x, name), x + pe)
+    assert torch.equal(sinpe.add(x, name, scale=3.3, alpha=alpha), x * 3.3 + alpha * pe)
+    channels_first = x.movedim(-1, 1).contiguous()
+    assert torch.equal(sinpe.add(channels_first, name, channel_dim=1), channels_first + pe.movedim(-1, 0))
+    tokens = torch.cat([torch.randn(2, 1, dim), x.flatten(1, -2)], 1)
+    want = torch.cat([tokens[:, :1], tokens[:, 1:] + pe.flatten(0, -2)], 1)
+    assert torch.equal(sinpe.add(tokens, name, grid_shape=shape, extra_tokens=1), want)
+    own = torch.tensor(cells)
+    assert torch.equal(sinpe.add(x.flatten(1, -2), name, positions=own), (x + pe).flatten(1, -2))
+    corner = (2, 3, 1)[: len(shape)]
+    cropped = [tuple(c + s for c, s in zip(cell, corner, strict=True)) for cell in cells]
+    want = x + torch.from_numpy(float32(name, dim, cropped)).reshape(*shape, dim)
+    assert torch.equal(sinpe.add(x, name, start=corner), want)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (3, 16)])
+def test_interpolated_grids(shape: tuple[int, int], backend: str) -> None:
+    """diffusers: n / (N / base_size) / interpolation_scale, here without its float32 roundings."""
+    base_size, scale = 16, 1.875
+    grid = sinpe.convention("mae2d", 12).interpolated(shape, base_size=base_size, scale=scale)
+    cells = [
+        tuple(Fraction(k * base_size, length) / Fraction(scale) for k, length in zip(cell, shape, strict=True))
+        for cell in np.ndindex(*shape)
+    ]
+    assert_float32(sinpe.table(shape, grid), "mae2d", cells)
+
+
+def test_an_axis_has_a_base_of_its_own(backend: str) -> None:
+    """mmdetection's temperatureH and temperatureW: each axis' channels are those of a grid of its base alone."""
+    y, x = (sinpe.table((5, 7), sinpe.convention("detr2d", 16, base=base)) for base in (20.0, 500.0))
+    both = sinpe.table((5, 7), sinpe.convention("detr2d", 16, base=(20.0, 500.0)))
+    assert torch.equal(both, torch.cat([y[..., :8], x[..., 8:]], -1)) and not torch.equal(both, y)

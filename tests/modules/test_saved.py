@@ -1,0 +1,92 @@
+"""What an earlier version saved still loads and gives the same bits; results and messages are what they were."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sinpe_ext as sinpe
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "saved"))
+import write
+from write import ENCODINGS, GRAPH_ARGUMENTS, HERE, LAYERS
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def earlier() -> dict[str, Tensor]:
+    return torch.load(HERE / "results.pt")
+
+
+@pytest.fixture(scope="module")
+def layers() -> dict[str, nn.Module]:
+    return torch.load(HERE / "layers.pt", weights_only=False)
+
+
+def result(layer: nn.Module, name: str) -> Tensor:
+    _, arguments, named = LAYERS[name]
+    return layer(*arguments, **named).detach()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_pickled_layer(name: str, layers: dict[str, nn.Module], earlier: dict[str, Tensor], backend: str) -> None:
+    assert torch.equal(result(layers[name], name), earlier[name])
+    again = pickle.loads(pickle.dumps(layers[name]))
+    assert torch.equal(result(again, name), earlier[name]) and repr(again) == repr(LAYERS[name][0]())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_state_dict(name: str, earlier: dict[str, Tensor], backend: str) -> None:
+    state = torch.load(HERE / "state_dicts.pt")[name]
+    layer = LAYERS[name][0]()
+    layer.load_state_dict(state, strict=True)
+    assert torch.equal(result(layer, name), earlier[name])
+    own = layer.state_dict()
+    assert list(own) == list(state) and all(torch.equal(own[key], state[key]) for key in state)
+
+
+def test_pickled_encodings() -> None:
+    found = pickle.loads((HERE / "encodings.pickle").read_bytes())
+    assert found.keys() == ENCODINGS.keys()
+    for name, encoding in ENCODINGS.items():
+        assert found[name] == encoding and repr(found[name]) == repr(encoding) and type(found[name]) is type(encoding)
+        axes = getattr(encoding, "ndim", None)
+        length: Any = 9 if axes is None else (3, 4, 5)[:axes]
+        assert torch.equal(sinpe.table(length, found[name]), sinpe.table(length, encoding))
+
+
+def test_a_swapped_model(earlier: dict[str, Tensor], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write.Tutorial, "__module__", "saved_model")
+    monkeypatch.setitem(sys.modules, "saved_model", write)
+    model = torch.load(HERE / "swapped.pt", weights_only=False)
+    assert torch.equal(model(write.x(5, 2, write.D)), earlier["swapped"])
+    assert torch.equal(pickle.loads(pickle.dumps(model))(write.x(5, 2, write.D)), earlier["swapped"])
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="torch reads no program that a later torch has exported")
+def test_an_exported_program(earlier: dict[str, Tensor], backend: str) -> None:
+    model = torch.export.load(HERE / "model.pt2").module()
+    assert torch.equal(model(*GRAPH_ARGUMENTS).detach(), earlier["graph"])
+
+
+def test_an_onnx_file(earlier: dict[str, Tensor]) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="the file is run by onnxruntime")
+    session = runtime.InferenceSession(HERE / "model.onnx", providers=["CPUExecutionProvider"])
+    found = session.run(None, {session.get_inputs()[0].name: GRAPH_ARGUMENTS[0].numpy()})[0]
+    assert torch.allclose(torch.from_numpy(found), earlier["onnx"], rtol=0, atol=2.0**-21)
+
+
+@pytest.mark.parametrize("name", ["bits", "messages"])
+def test_bits_and_messages(name: str, backend: str) -> None:
+    want = json.loads((HERE / f"{name}.json").read_text())
+    found = getattr(write, name)()
+    differ = {key: (found.get(key), want.get(key)) for key in {*found, *want} if found.get(key) != want.get(key)}
+    assert not differ, f"if on purpose: python tests/saved/write.py {name.upper()}"

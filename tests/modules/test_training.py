@@ -1,0 +1,70 @@
+"""Training with these layers and with torch's: the example, step by step."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from children import execute
+from loading import module_at
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    module = module_at(ROOT / "examples" / "train_language_model.py")
+    module.BATCH, module.LENGTH = 4, 32  # a test asks whether it trains, not how well
+    return module
+
+
+@pytest.mark.processes
+def test_without_dropout_both_train_alike(example: ModuleType, backend: str) -> None:
+    """The same weights, data and encoding: only the last bits of the table and of sums differ, and grow a little."""
+    name, text = example.read_text(None)
+    assert "Python" in name and len(text) > 100_000
+    index = {character: number for number, character in enumerate(sorted(set(text)))}
+    data = torch.tensor([index[character] for character in text[:20_000]])
+    losses = [example.train(kind, data, len(index), seed=0, steps=4, dropout=0.0)[0] for kind in ("torch", "sinpe_ext")]
+    assert abs(losses[0] - losses[1]) < 1e-4
+    dropped = example.train("sinpe_ext", data, len(index), seed=0, steps=4, dropout=0.3)[0]
+    assert 1e-3 < abs(dropped - losses[1]) < 1.0  # dropout is at work, and training still is
+
+
+def test_the_example_runs(example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefgh " * 400)
+    monkeypatch.setattr(sys, "argv", ["train", "--text", str(text), "--steps", "2", "--seeds", "0", "1"])
+    status = example.main()
+    printed = capsys.readouterr().out
+    assert printed.count("held-out loss") == 4 and "over 2 seeds" in printed
+    assert ("NOT within noise" in printed) == (status == 1)
+
+
+@pytest.mark.processes
+@pytest.mark.feature("FSDP2 + sequence parallel, example")
+def test_the_distributed_example(tmp_path: Path) -> None:
+    """Two groups of samples would be four processes; here two share the rows."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += [str(ROOT / "examples" / "train_distributed.py"), "--samples", "1", "--steps", "3"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    run = execute(command, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path)
+    assert re.search(r"largest difference \S+: the same", run.stdout)
+    assert "2 ranks: 1 group(s) of samples x 2 part(s) of rows, dropout 0.1" in run.stdout
+
+
+@pytest.mark.processes
+def test_a_distributed_example_that_cannot_be_cut(tmp_path: Path) -> None:
+    """Refused before the ranks wait for each other."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, "RANK": "0", "WORLD_SIZE": "3"}
+    for words, expected in (("--samples 2", "expected 3, for 3 ranks"), ("--steps 0", "expected 1 or more")):
+        command = [sys.executable, str(ROOT / "examples" / "train_distributed.py"), *words.split()]
+        run = execute(command, env=env, cwd=tmp_path, status=2)
+        assert f"error: {words}: {expected}" in run.stderr, run.stderr

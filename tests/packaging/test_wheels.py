@@ -1,0 +1,181 @@
+"""What is given away: wheels and a source distribution that hold what they should, and one version everywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from build_support import build_by, copy_project, wheel_of
+from children import REPOSITORY, environment, execute
+
+import sinpe_ext
+from sinpe_ext._version import __version__
+
+sys.path.insert(0, str(REPOSITORY / "tools"))
+import wheel_contents
+
+INFO = f"sinpe_ext-{__version__}.dist-info"
+EPOCH = {"SINPE_EXT_BUILD": "none", "SOURCE_DATE_EPOCH": "1700000000"}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_project(tmp_path_factory.mktemp("project") / "sinpe")
+
+
+@pytest.fixture(scope="module")
+def wheel(project: Path) -> Path:
+    out = project.parent / "out"
+    return wheel_of(build_by("build_wheel", project, out, **EPOCH), out)[0]
+
+
+@pytest.fixture(scope="module")
+def sdist(project: Path) -> Path:
+    out = project.parent / "sdist"
+    done = build_by("build_sdist", project, out, **EPOCH)
+    assert done.returncode == 0, done.stdout
+    (archive,) = out.iterdir()
+    return archive
+
+
+# ------------------------------------------------------------------------------------------------------ what they hold
+
+
+def test_wheel_and_sdist_hold_what_they_should(wheel, sdist):
+    assert wheel_contents.problems(wheel) == []
+    assert wheel_contents.problems(sdist) == []
+    assert (wheel.name, sdist.name) == (f"sinpe_ext-{__version__}-py3-none-any.whl", f"sinpe_ext-{__version__}.tar.gz")
+
+
+def test_wheel_of_the_sdist_is_the_wheel(wheel, sdist, tmp_path):
+    """And twice the same sources are the same bytes."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    (unpacked,) = tmp_path.iterdir()
+    again = wheel_of(build_by("build_wheel", unpacked, tmp_path / "out", **EPOCH), tmp_path / "out")[0]
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+Change = Callable[[dict[str, bytes]], None]
+LIBRARY = b'{"libraries": {"cpu": {"file": "_C_cpu.abi3.so", "sources": "0"}}}'
+SPOILED: dict[str, tuple[str, Change]] = {
+    "no py.typed": ("sinpe_ext/py.typed is missing", lambda c: c.pop("sinpe_ext/py.typed")),
+    "no kernel": ("_csrc/cpu/add.cpp is missing", lambda c: c.pop("sinpe_ext/_csrc/cpu/add.cpp")),
+    "tests": (
+        "tests/functional/test_add.py does not belong there",
+        lambda c: c.update({"tests/functional/test_add.py": b""}),
+    ),
+    "leftovers": ("add_call.pyc does not belong", lambda c: c.update({"sinpe_ext/_add_call.pyc": b""})),
+    "a stray library": ("py3-none-any with _C_cpu.abi3.so", lambda c: c.update({"sinpe_ext/_C_cpu.abi3.so": b"x"})),
+    "a library that is named alone": ("disagree about _C_cpu", lambda c: c.update({"sinpe_ext/_build.json": LIBRARY})),
+    "a library of other sources": (
+        "not of the sources beside it",
+        lambda c: c.update({"sinpe_ext/_build.json": LIBRARY}),
+    ),
+    "no reason": ("gives no reason", lambda c: c.update({"sinpe_ext/_build.json": b'{"libraries": {}}'})),
+    "another version": (
+        "METADATA names sinpe-ext 9.9.9",
+        lambda c: c.update({f"{INFO}/METADATA": b"Name: sinpe-ext\nVersion: 9.9.9\n\n"}),
+    ),
+    "a folder of the machine": (
+        f"METADATA names {REPOSITORY}",
+        lambda c: c.update({f"{INFO}/METADATA": c[f"{INFO}/METADATA"] + f"see {REPOSITORY}/x".encode()}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_spoiled_wheel_is_refused(case, wheel, tmp_path):
+    words, change = SPOILED[case]
+    with zipfile.ZipFile(wheel) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    change(content)
+    del content[f"{INFO}/RECORD"]
+    path = tmp_path / wheel.name
+    with zipfile.ZipFile(path, "w") as archive:
+        rows = []
+        for name, data in content.items():
+            archive.writestr(name, data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            rows.append(f"{name},sha256={digest},{len(data)}")
+        archive.writestr(f"{INFO}/RECORD", "\n".join([*rows, f"{INFO}/RECORD,,"]) + "\n")
+    assert [problem for problem in wheel_contents.problems(path) if words in problem], wheel_contents.problems(path)
+
+
+def test_record_that_is_wrong_is_refused(wheel, tmp_path):
+    path = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(path, "w") as copy:
+        for name in archive.namelist():
+            copy.writestr(name, archive.read(name) + (b"\n" if name == "sinpe_ext/numpy.py" else b""))
+    assert wheel_contents.problems(path) == ["RECORD has another sinpe_ext/numpy.py"]
+
+
+@pytest.mark.builds
+def test_wheel_in_a_clean_environment(project, wheel):
+    """tools/check_wheels.py beside the torch that is here: info, every operation, README's SHA-256, no compiler."""
+    command = [sys.executable, str(project / "tools" / "check_wheels.py"), str(wheel), "--python", sys.executable]
+    done = execute(command, cwd=project, env=environment())
+    assert "| eager | " in done.stdout and done.stdout.rstrip().endswith("| as it should be |")
+    spoiled = project.parent / "spoiled" / wheel.name
+    spoiled.parent.mkdir()
+    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(spoiled, "w") as copy:
+        for name in archive.namelist():
+            data = archive.read(name)
+            copy.writestr(name, data.replace(b"def add_(", b"def add__(") if name.endswith("functional.py") else data)
+    command[2] = str(spoiled)
+    done = execute(command, cwd=project, env=environment(), status=1)
+    assert "| failed |" in done.stdout, done.stdout
+
+
+def test_wheel_that_is_tried_nowhere_is_no_success(project, wheel, tmp_path):
+    other = tmp_path / wheel.name.replace("py3-none", "cp30-cp30")
+    other.write_bytes(wheel.read_bytes())
+    command = [sys.executable, str(project / "tools" / "check_wheels.py"), str(other), "--python", sys.executable]
+    done = execute(command, cwd=project, env=environment(), status=1)
+    assert "for no Python here, so not tried" in done.stdout, done.stdout + done.stderr
+
+
+def test_old_setuptools_is_named(project, tmp_path):
+    """It would refuse pyproject.toml with words that name no cause."""
+    code = "import setuptools; setuptools.__version__ = '65.5.0'\n"
+    code += f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    command = [sys.executable, "-c", code]
+    done = execute(command, cwd=project, env=environment(), status=1)
+    assert "setuptools 65.5.0 is older than 77; run `pip install -U setuptools`" in done.stderr
+
+
+# -------------------------------------------------------------------------------------------------------- one version
+
+
+def test_version_is_stated_once(wheel):
+    """sinpe_ext/_version.py; the others read it there, and no other file that is built or installed has it."""
+    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)  # what CMakeLists.txt looks for
+    assert sinpe_ext.__version__ == sinpe_ext.backend_info().version == wheel_contents.version() == __version__
+    with zipfile.ZipFile(wheel) as archive:
+        assert f"\nVersion: {__version__}\n" in archive.read(f"{INFO}/METADATA").decode()
+    assert 'version = { attr = "sinpe_ext._version.__version__" }' in (REPOSITORY / "pyproject.toml").read_text()
+    assert "file(STRINGS sinpe_ext/_version.py" in (REPOSITORY / "CMakeLists.txt").read_text()
+    files = [REPOSITORY / name for name in ("pyproject.toml", "setup.py", "CMakeLists.txt", "Makefile")]
+    files += [path for area in ("csrc", "cmake", "sinpe_ext") for path in (REPOSITORY / area).rglob("*.*")]
+    literal = re.compile(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])")
+    kinds = (".py", ".toml", ".txt", ".cmake", ".in", ".h", ".cpp", ".cu", ".inc", "")
+    named = [path.name for path in files if path.suffix in kinds and literal.search(path.read_text(encoding="utf-8"))]
+    assert named == ["_version.py"]
+
+
+def test_changelog_has_the_version():
+    headings = re.findall(r"^## \[(.+?)\]", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased" and __version__ in headings
+
+
+def test_wheels_names_what_it_does_not_know():
+    command = [sys.executable, str(REPOSITORY / "tools" / "wheels.py"), "--kinds", "gpu"]
+    done = execute(command, status=2)
+    assert "--kinds: expected some of none, cpu, cuda, auto with commas, got 'gpu'" in done.stderr

@@ -1,0 +1,86 @@
+"""The pages' tables of the benchmark are those of the results that they name (tools/bench_page.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pages
+import pytest
+from loading import module_at
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+FOUND = {
+    "rows": [
+        {
+            "name": "table",
+            "title": "table, 2 threads",
+            "threads": 2,
+            "target": 2.5,
+            "met": False,
+            "ratio": 4.0,
+            "floor": "f",
+        }
+        | {"ours_ms": 2.0, "floor_ms": 0.5}
+        | {"peers": [{"name": "usual", "ms": 20, "ratio": 10.0, "target": 9.0, "met": True}]},
+        {
+            "name": "table",
+            "title": "table, 1 thread",
+            "threads": 1,
+            "target": 2.5,
+            "met": True,
+            "ratio": 2.0,
+            "floor": "f",
+        }
+        | {"ours_ms": 4.0, "floor_ms": 2.0, "peers": []},
+        {"name": "table_bf16", "title": "bf16, 2 threads", "threads": 2, "error": "RuntimeError: no"},
+        {"name": "embed", "title": "embed, 2 threads", "threads": 2, "ours_ms": 3.0, "target": None, "peers": []},
+    ],
+    "processes": [
+        {"title": "import", "value": 31.04, "unit": "ms", "target": 60, "met": True},
+        {"title": "build", "skipped": "no"},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    return module_at(ROOT / "tools" / "bench_page.py")
+
+
+def test_the_pages_have_the_tables_of_their_results(tool: ModuleType) -> None:
+    text = "".join(pages.text_of(page) for page in tool.PAGES)
+    assert sorted(match[2] for match in tool.TABLE.finditer(text)) == sorted([*tool.GROUPS, *tool.OTHERS])
+    named = {match[2]: match[3] for match in tool.TABLE.finditer(text)}
+    assert len({path for group, path in named.items() if group != "sizes"}) == 1, "tables of one run"
+    assert tool.main(["--check"]) == 0, "run tools/bench_page.py"
+
+
+def test_tables(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "PAGES", ("README.md",))
+    page = tmp_path / "README.md"
+    results = tmp_path / "new.json"
+    results.write_text(json.dumps(FOUND))
+    begin = "<!-- begin: tools/bench_page.py {} {} -->\n{}<!-- end -->\nText.\n"
+    groups = ("tables", "training", "processes")
+    page.write_text("".join(begin.format(group, "old.json", "old\n") for group in groups))
+    assert tool.main([str(results)]) == 0
+    tables = {m[2]: m[4].splitlines()[2:] for m in tool.TABLE.finditer(page.read_text())}
+    assert tables == {
+        "tables": [
+            "| table | 2.000 | 0.500 `f` | 4.00 | <= 2.5, **missed** | 10 usual (>= 9, met) |",
+            "| bf16 | FAILED: RuntimeError: no | | | | |",
+        ],
+        "training": ["| embed | 3.000 |  |  |  |  |"],
+        "processes": ["| import | 31.0 ms | <= 60, met |", "| build | no |  |"],
+    }
+    results.write_text(json.dumps(FOUND | {"processes": []}))
+    assert tool.main([str(results)]) == 0  # has no processes: their table stays
+    assert "| build | no |" in page.read_text()
+    results.write_text(json.dumps(FOUND))
+    assert page.read_text().count("new.json") == 3 and tool.main(["--check"]) == 0
+    page.write_text(page.read_text().replace("31.0 ms", "30.0 ms"))
+    assert tool.main(["--check"]) == 1 and "30.0 ms" in page.read_text()

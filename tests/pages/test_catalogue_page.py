@@ -1,0 +1,48 @@
+"""Every class of the bad-input catalogue has its named tests, and docs/reliability.md lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from loading import module_at
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TOOL = ROOT / "tools" / "bad_input.py"
+
+if not TOOL.is_file():
+    pytest.skip("tools/ is part of the repository alone", allow_module_level=True)
+bad_input = module_at(TOOL)
+
+
+def test_every_class_has_tests_and_no_mark_is_wrong() -> None:
+    assert list(bad_input.CLASSES) == list(range(1, 28))
+    assert bad_input.faults(bad_input.marks()) == []
+
+
+def test_the_page_is_current() -> None:
+    text = bad_input.PAGE.read_text(encoding="utf-8")
+    assert bad_input.page(text, bad_input.marks()) == text, "run python tools/bad_input.py --page"
+
+
+def test_a_class_that_lost_its_test_is_found(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "test_some.py").write_text(
+        'import pytest\nON = "eager", "meta"\n\n@pytest.mark.bad_input(1, *ON)\ndef test_one(): pass\n\n'
+        '@pytest.mark.bad_input(28, "moon")\ndef test_two(): pass\n\n'
+        "@pytest.mark.bad_input(2)\ndef test_three(): pass\n"
+    )
+    found = bad_input.marks(tmp_path)
+    assert found[0] == (1, ("eager", "meta"), "test_some.py::test_one")
+    wrong = bad_input.faults(found)
+    assert "class 27 has no test" in wrong and "class 1 has no test" not in wrong
+    assert "test_some.py::test_two: no class 28" in wrong and "test_some.py::test_two: no surface moon" in wrong
+    assert "test_some.py::test_three: on no surface" in wrong
+
+
+def test_a_class_keeps_its_five_surfaces() -> None:
+    """What can be asked of every front is shown on each: functions, Meta, NumPy, a layer."""
+    found = bad_input.marks()
+    for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17):
+        shown = {name for s in found if s.number == number for name in s.surfaces}
+        assert {"compiled", "eager", "meta", "NumPy", "layer"} <= shown, number

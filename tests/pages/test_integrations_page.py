@@ -1,0 +1,43 @@
+"""docs/integrations.md: its Python blocks run and print what stands beside them; those of libraries in tests/peers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "integrations.md"
+LIBRARIES = ("transformers", "diffusers")
+
+
+def blocks(library: str | None) -> list[str]:
+    """The blocks that import a library; None: those that import neither."""
+    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    names = [next((name for name in LIBRARIES if f"from {name} import" in block), None) for block in found]
+    return [block for block, name in zip(found, names, strict=True) if name == library]
+
+
+def _near(line: str) -> str:
+    """A line without the digits of a difference, which another processor's sine has otherwise."""
+    return re.sub(r"(differ\w+ (?:by )?)\d\S*", r"\1...", line)
+
+
+def run(library: str | None, capsys: Any) -> int:
+    """Runs them one after the other; what a block prints is what its comments after a print say."""
+    names: dict[str, Any] = {}
+    for block in blocks(library):
+        capsys.readouterr()
+        exec(compile(block, PAGE.name, "exec"), names)
+        said = re.findall(r"^print\(.*\)\n((?:# .*\n)+)", block, re.M)
+        expected = [line.removeprefix("# ") for text in said for line in text.splitlines()]
+        assert expected and [_near(line) for line in capsys.readouterr().out.splitlines()] == [
+            _near(line) for line in expected
+        ]
+    return len(blocks(library))
+
+
+@pytest.mark.feature("integrations.swap (plain modules)")
+def test_the_blocks_without_a_library(capsys: Any) -> None:
+    assert run(None, capsys) == 2

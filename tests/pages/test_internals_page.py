@@ -1,0 +1,95 @@
+"""docs/internals.md: its picture is drawn by a command, and shows what the page says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from children import execute
+from loading import module_at
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TOOL = ROOT / "tools" / "phase_picture.py"
+LARGEST = 50_000  # bytes of the picture
+SAME = 0.02  # of 1, mean difference of two drawings: matplotlib's versions place letters differently
+
+if not TOOL.is_file():
+    pytest.skip("tools/ is part of the repository alone", allow_module_level=True)
+np = pytest.importorskip("numpy")
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    return module_at(TOOL)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_is_drawn(tool: ModuleType, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "phase.png"
+    execute([sys.executable, TOOL, "-o", path])
+    assert path.stat().st_size < LARGEST and tool.PICTURE.stat().st_size < LARGEST
+    drawn, kept = (np.asarray(image.open(p).convert("RGB"), dtype=float) / 255 for p in (path, tool.PICTURE))
+    assert drawn.shape == kept.shape, "run python tools/phase_picture.py"
+    assert np.abs(drawn - kept).mean() < SAME, "run python tools/phase_picture.py"
+
+
+def test_the_product_wraps(tool: ModuleType, page: str) -> None:
+    product = tool.FAR * tool.plan(tool.sinpe.Encoding(tool.DIM)).fractions[tool.PAIR]
+    assert f"{product // tool.TURN:,} whole ones" in page and f"{tool.FAR:,}" in page and f"{tool.FARTHER:,}" in page
+    assert abs(tool.phase(tool.FAR) / tool.TURN - 0.25) < 1e-9
+    row = tool.sinpe.table(1, tool.DIM, start=tool.FARTHER, dtype=np.float64)[0, 2 * tool.PAIR :][:2]
+    angle = 2 * np.pi * (tool.phase(tool.FARTHER) / tool.TURN)
+    assert np.allclose([np.sin(angle), np.cos(angle)], row, rtol=0, atol=1e-14)
+    usual = float(tool.float32_angle(tool.FARTHER))
+    assert abs(np.sin(usual) - row[0]) > 0.1  # the red mark is elsewhere
+
+
+def test_rotated_rows_stay_within_the_bound(tool: ModuleType, page: str) -> None:
+    facts = tool.rotation()
+    assert f"each {facts.rows} rows" in page
+    errors = tool.rotation_errors(facts.rows)
+    assert 0 < errors.max() < facts.bound < 1e-12
+    assert errors[-1] > 10 * errors[1]  # it does grow, which is why there are anchors
+
+
+def test_the_bound_leaves_few_roundings_open(tool: ModuleType, page: str) -> None:
+    distance, bound = tool.open_roundings(tool.rotation().bound)
+    left = int((distance <= bound).sum())
+    assert 0 < left < distance.size / 10_000 and 2e6 < distance.size < 2.2e6
+    assert f"{left} of two million values" in page
+
+
+INCLUDES = re.compile(r'^#include "(\w+)/', re.M)
+MAY_INCLUDE = {  # csrc/README.md
+    "core": {"core", "sinpe"},
+    "include": set(),
+    "cpu": {"cpu", "core", "sinpe"},
+    "cuda": {"cuda", "core", "sinpe"},
+    "torch": {"torch", "core", "sinpe", "cuda", "cpu"},
+    "pybind": {"sinpe"},
+}
+
+
+@pytest.mark.parametrize("folder", MAY_INCLUDE)
+def test_a_folder_of_the_sources_includes_only_what_it_may(folder: str) -> None:
+    root = ROOT / "csrc" / folder
+    found = {
+        path: set(INCLUDES.findall(path.read_text(encoding="utf-8"))) for path in root.rglob("*") if path.is_file()
+    }
+    assert len(found) > 0
+    assert not {path: names for path, names in found.items() if not names <= MAY_INCLUDE[folder]}
+
+
+def test_the_binding_sees_little_of_the_kernels() -> None:
+    """Of cpu/ and cuda/ the binding includes the launchers and the pool's own threads alone."""
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "csrc" / "torch").iterdir())
+    assert set(re.findall(r'#include "((?:cpu|cuda)/.*)"', sources)) == {"cuda/launchers.h", "cpu/own_threads.h"}

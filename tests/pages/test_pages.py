@@ -1,0 +1,112 @@
+"""README and docs: every Python block and command runs, every link leads somewhere, every file that is named is there.
+
+A page's Python blocks run one after the other, as a reader would paste them. One that cannot run here says so in the
+page itself, in a comment before it: <!-- not run: reason -->.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pages
+import pytest
+import torch
+
+import sinpe_ext as sinpe
+from sinpe_ext import __main__ as cli
+
+# Pages whose blocks have a test of their own, and what that test has to name.
+ELSEWHERE = {
+    "docs/conventions.md": "test_conventions_page.py",
+    "docs/graphs.md": "test_graphs_page.py",
+    "docs/integrations.md": "test_integrations_page.py",
+}
+ON_RANKS = "runs on every rank in the tests"  # tests/support/distributed_models.py
+# Commands that take minutes; their options are read, and test_cli.py and test_build.py run them.
+LONG = ("demo", "bench", "build")
+LANGUAGES = {"", "python", "sh", "console", "text", "cpp", "cmake", "toml", "yaml", "json"}
+
+
+@pytest.mark.parametrize("page", [page for page in pages.PAGES if page not in ELSEWHERE])
+def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = pages.blocks(pages.text_of(page), "python")
+    if not found:
+        pytest.skip("no Python block")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printing = dict(vars(torch._tensor_str.PRINT_OPTS))
+    with torch.random.fork_rng(devices=[]):
+        for block in found:
+            assert not block.mark or block.not_run or block.mark == ON_RANKS, f"{page}:{block.line}: {block.mark}"
+            code = compile("\n" * block.line + block.code, page, "exec")  # of any block: those that do not run parse
+            if not block.mark:
+                exec(code, names)
+    vars(torch._tensor_str.PRINT_OPTS).update(printing)
+
+
+def test_the_other_pages_have_their_tests() -> None:
+    for page, test in ELSEWHERE.items():
+        assert page.rpartition("/")[2] in (pages.ROOT / "tests" / "pages" / test).read_text(), page
+    blocks = [b for page in pages.PAGES for b in pages.blocks(pages.text_of(page))]
+    assert {block.language for block in blocks} <= LANGUAGES
+    marked = [p for p in pages.PAGES if any(b.mark == ON_RANKS for b in pages.blocks(pages.text_of(p)))]
+    assert marked == ["docs/distributed.md"]
+
+
+def commands() -> list[str]:
+    """What follows `python -m sinpe_ext` in shell blocks, without comments and redirections."""
+    found = []
+    for page in pages.PAGES:
+        for block in pages.blocks(pages.text_of(page), "", "sh", "console"):
+            lines = re.sub(r"\\\n\s*", " ", block.code).splitlines()
+            said = [re.match(r"(?:\$ )?(?:[A-Z_]+=\S* )*python -m sinpe_ext ([^#>|]*)", line) for line in lines]
+            found += [match[1].strip() for match in said if match]
+    return found
+
+
+@pytest.mark.parametrize("line", sorted(set(commands())))
+def test_every_command_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(line)
+    cli.parser().parse_args(words)  # SystemExit where it does not know one of them
+    if words[0] in LONG:
+        return
+    if words[0] == "plot":
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    torch.save({"pe": sinpe.table(64, 8)}, "checkpoint.pt")  # what the pages' reader has
+    assert cli.main(words) == 0
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    text = pages.text_of(page)
+    assert pages.broken(page) == []
+    assert pages.missing_paths(text) == []
+    assert pages.missing_targets(text) == []
+
+
+def test_what_leads_nowhere_is_found() -> None:
+    text = (
+        "# One `add` more: the\n## Two\n## Two\n[a](README.md#two-1) [b](#one-add-more-the) [c](#two) [d](#two-1)\n"
+        "[e](none.md) [f](docs/accuracy.md#the-promise) [g](docs/accuracy.md#none) [h](https://example.org/#x)\n"
+        "`a[i](j)` `tests/none.py` `tests/pages/test_*.py` `csrc/core/` `make nothing` `make test`\n"
+        "```python\nk[l](m)\n```\n"
+    )
+    assert pages.broken("README.md", text) == ["README.md#two-1", "none.md", "docs/accuracy.md#none"]
+    assert pages.missing_paths(text) == ["tests/none.py"] and pages.missing_targets(text) == ["nothing"]
+
+
+def test_the_index_names_every_page() -> None:
+    index = set(pages.links(pages.text_of("docs/README.md")))
+    every = {Path(page).name for page in pages.PAGES if re.fullmatch(r"docs/[^/]*\.md", page)} - {"README.md"}
+    assert every - index == set()
+    assert {f"../{page}" for page in pages.PAGES if "/" not in page} - index == set()
+
+
+def test_every_convention_is_named() -> None:
+    text = pages.text_of("README.md")
+    section = text[text.index("## Conventions") :]
+    assert not [name for name in sinpe.conventions() if f"`{name}`" not in section]

@@ -1,0 +1,91 @@
+"""The judge of the exhaustive scan (tests/cpp/truth.h) against mpmath, and what stands on docs/accuracy.md."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import truth_file
+from children import execute
+from closest import CLOSEST
+from loading import module_at
+
+from sinpe_ext import Encoding, convention
+from sinpe_ext.backend import compilation
+
+HERE = Path(__file__).resolve().parent.parent
+TOOLS = HERE.parent / "tools"
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+JUDGED = {
+    "paper 512": Encoding(512),
+    "t2t": convention("t2t", 64),
+    "own, padded": Encoding(21, cos_frequency="own", odd="pad"),
+    "turns": Encoding(8, frequencies=(7.3, -2.5, 1 / 12, 2.0**40 + 0.1), unit="turn"),
+}
+
+
+def test_the_stored_formula_is_current() -> None:
+    assert truth_file.PAPER512.read_text() == truth_file.text(Encoding(512)), "run python tests/support/truth_file.py"
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        compiler = compilation.find_compiler()
+    except compilation.BuildUnavailable as error:
+        pytest.skip(f"no compiler: {error.reason}")
+    made = tmp_path_factory.mktemp("judge") / "judge"
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off"]
+    command = [*compiler.command, *flags, str(HERE / "cpp" / "judge.cpp"), "-o", str(made)]
+    execute(command)
+    return made
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_the_judge_agrees_with_mpmath(judge: Path, name: str, tmp_path: Path) -> None:
+    encoding, draw = JUDGED[name], random.Random(name)
+    truth = tmp_path / "scan.truth"
+    truth.write_text(truth_file.text(encoding))
+    ends = (0, 1, -1, 2**31 - 1, 2**53 + 1, -(2**62), INT64_MIN, INT64_MAX)
+    entries = [(at, channel) for at in ends for channel in range(0, encoding.dim, 7)]
+    sizes = [draw.randrange(64) for _ in range(600)]
+    entries += [(draw.choice((1, -1)) * draw.randrange(2**size), draw.randrange(encoding.dim)) for size in sizes]
+    entries += [(at, 2 * pair + k) for dim, at, pair in CLOSEST if encoding == Encoding(dim) for k in (0, 1)]
+    assert truth_file.judge_error(judge, truth, encoding, entries) <= truth_file.JUDGE
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    if not TOOLS.is_dir():
+        pytest.skip("tools/ is part of the repository alone")
+    return module_at(TOOLS / "exhaustive.py")
+
+
+def test_the_page_has_every_scan(tool: ModuleType) -> None:
+    """The committed table is of the scans that the tool makes, all of them clean, with date and commit."""
+    part = tool.PAGE.read_text(encoding="utf-8").partition(tool.BEGIN)[2].partition(tool.END)[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if line.startswith("| ")][1:]
+    assert [(row[0], row[1]) for row in rows] == [(scan.name, scan.what) for scan in tool.scans(20)]
+    for row in rows:
+        assert row[3:6] == ["0.5000", "0", "0"], row
+    entries = [sum(count for _, count, _ in scan.runs) * scan.encoding.dim for scan in tool.scans(20)]
+    assert [int(row[2].replace(",", "")) for row in rows] == entries
+    head = part.strip().splitlines()[0]
+    assert f"{sum(entries):,} entries, all correctly rounded" in head
+    assert "the same bits from table and encode on default" in head
+
+
+@pytest.mark.parametrize("command", ["make exhaustive", "python tools/accuracy_table.py"])
+def test_the_tables_say_of_which_commit_they_are(tool: ModuleType, command: str) -> None:
+    said = rf"^Produced by `{command}` on \d{{4}}-\d\d-\d\d, commit [0-9a-f]{{10}}\+?[,:] "
+    assert re.search(said, tool.PAGE.read_text(encoding="utf-8"), re.M), f"run {command}, which writes it"
+
+
+def test_ranges_stay_within_int64(tool: ModuleType) -> None:
+    for scan in tool.scans(20):
+        for first, count, step in scan.runs:
+            assert INT64_MIN <= first and first + (count - 1) * step <= INT64_MAX and count > 0, scan

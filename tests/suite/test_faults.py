@@ -1,0 +1,55 @@
+"""The hand-made faults of tests/faults: each still applies, names tests that there are, and has its row on the page."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parent.parent.parent / "tools"
+
+if not (TOOLS / "faults.py").is_file():
+    pytest.skip("tools/ is part of the repository alone", allow_module_level=True)
+sys.path.insert(0, str(TOOLS))
+import faults  # noqa: E402
+
+PATCHES = sorted(faults.FAULTS.glob("*.patch"))
+if not PATCHES:
+    pytest.skip("the copy that a fault is applied to has no patches", allow_module_level=True)
+
+
+def test_faults_are_numbered_and_named() -> None:
+    assert [int(path.name[:2]) for path in PATCHES] == list(range(1, 41))
+    found = [faults.fault(path) for path in PATCHES]
+    assert 16 <= sum(fault.compiled for fault in found) <= 24  # about half
+    programs = {path.stem for path in (faults.ROOT / "tests" / "cpp").glob("*.cpp")}
+    assert {program for fault in found for program in fault.programs} <= programs
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda path: path.stem)
+def test_a_fault_applies(patch: Path) -> None:
+    done = subprocess.run(["git", "apply", "--check", patch], cwd=faults.ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, f"{done.stderr}\nchange the patch as the source has changed"
+
+
+def test_the_page_has_a_row_for_each_fault() -> None:
+    text = faults.PAGE.read_text(encoding="utf-8")
+    table = text[text.index(faults.BEGIN) : text.index(faults.END)]
+    for fault in map(faults.fault, PATCHES):
+        assert f"| {fault.name} | {fault.what} |" in table, "run make faults FAULTS_ARGS=--write"
+
+
+def test_the_table_counts_what_was_found() -> None:
+    one, other, third = (faults.fault(path) for path in PATCHES[:3])
+    R = faults.Result
+    rows = [(one, R("test_a.py::test_b")), (other, R("", "test_c.py::test_d")), (third, R(""))]
+    made = faults.page(f"head\n{faults.BEGIN}\nearlier rows\n{faults.END}\ntail\n", rows)
+    assert "`make test` finds 1 of 3, `make test-all` 2." in made
+    assert (
+        "| `test_a.py::test_b` | yes |" in made and "| no | `test_c.py::test_d` |" in made and "| no | **no** |" in made
+    )
+    assert "earlier rows" not in made and made.startswith("head\n") and made.endswith("\ntail\n")

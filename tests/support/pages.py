@@ -1,0 +1,104 @@
+"""The pages of the documentation: their code blocks, links and anchors, as a reader and as GitHub sees them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = tuple(
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        *sorted(ROOT.glob("*.md")),
+        *(p for d in ("docs", "examples", "benchmarks") for p in sorted((ROOT / d).glob("**/*.md"))),
+    )
+)
+FENCE = re.compile(
+    r"(?:<!-- *(?P<mark>[^\n]*?) *-->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^ *```$", re.S | re.M
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    code: str
+    mark: str  # the HTML comment on the line before it
+    line: int
+
+    @property
+    def not_run(self) -> str:
+        """Why it is not run, as the page itself says; empty if it is."""
+        return self.mark.removeprefix("not run:").strip() if self.mark.startswith("not run:") else ""
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(text: str, *languages: str) -> list[Block]:
+    """Its fenced blocks of these languages, or all."""
+    found = [
+        Block(m["language"], m["code"], m["mark"] or "", text.count("\n", 0, m.start("code")) + 1)
+        for m in FENCE.finditer(text)
+    ]
+    return [block for block in found if not languages or block.language in languages]
+
+
+def prose(text: str) -> str:
+    """The page without its fenced blocks."""
+    return FENCE.sub("", text)
+
+
+def links(text: str) -> list[str]:
+    """Targets of its links and pictures; none of code."""
+    return LINK.findall(re.sub(r"`[^`\n]*`(?!\])", "", prose(text)))
+
+
+def anchors(text: str) -> set[str]:
+    """What a link can point to: GitHub's names of the headings."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ +(.*?) *$", prose(text), re.M):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        number, name = 0, slug
+        while name in found:
+            number += 1
+            name = f"{slug}-{number}"
+        found.add(name)
+    return found
+
+
+def broken(page: str, text: str | None = None) -> list[str]:
+    """Its links that lead nowhere in the repository. Those to elsewhere are not followed."""
+    text = text_of(page) if text is None else text
+    wrong = []
+    for link in links(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        if not target.exists() or ROOT not in (target.resolve(), *target.resolve().parents):
+            wrong.append(link)
+        elif anchor:
+            known = anchors(text if not path else target.read_text(encoding="utf-8")) if target.suffix == ".md" else ()
+            if anchor not in known:
+                wrong.append(link)
+    return wrong
+
+
+def missing_paths(text: str) -> list[str]:
+    """Files that it names in backticks, in the repository's folders, and that are not there; * is any name."""
+    named = re.findall(r"`((?:csrc|sinpe_ext|tests|tools|docs|examples|benchmarks|cmake)/[\w./*-]*)`", prose(text))
+    return [path for path in named if not any(ROOT.glob(path.rstrip("/")))]
+
+
+def missing_targets(text: str) -> list[str]:
+    """`make` targets that it names and that the Makefile lacks."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    code = [block.code for block in blocks(text, "", "sh", "console")] + re.findall(r"`([^`\n]+)`", prose(text))
+    named = [
+        name for line in "\n".join(code).splitlines() for name in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)", line)
+    ]
+    return [name for name in named if name not in targets]
