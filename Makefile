@@ -92,10 +92,10 @@ test-matrix:
 	@exec $(PYTHON) tools/test_matrix.py $(MATRIX_ARGS)
 
 bench:
-	@$(call environment,bench) && exec $$py -m sinpe_ext bench $(BENCH_ARGS)
+	@$(call environment,bench) && exec $$py -m benchmarks $(BENCH_ARGS)
 
 bench-peers:
-	@py=$$(tools/setup_peers.sh) && exec $$py -m sinpe_ext bench $(BENCH_ARGS)
+	@py=$$(tools/setup_peers.sh) && exec $$py -m benchmarks $(BENCH_ARGS)
 
 RANKS ?= 4
 train-distributed:

@@ -136,7 +136,7 @@ sanitizer() { # tool
 }
 
 bench() { # arithmetic
-  SINPE_EXT_CUDA_ARITHMETIC=$1 "$PYTHON" -m sinpe_ext bench --device cuda -o "$OUT/cuda-$1.json"
+  SINPE_EXT_CUDA_ARITHMETIC=$1 "$PYTHON" -m benchmarks --device cuda -o "$OUT/cuda-$1.json"
 }
 
 # What a step runs, by the name that `timeout` can call.
@@ -190,8 +190,7 @@ export SINPE_EXT_BUILD=cuda
 run build 420 build
 export SINPE_EXT_BUILD=
 run info 60 '"$PYTHON" -m sinpe_ext info && { nvidia-smi || true; }'
-run tests 420 tests tests/cuda/test_cuda_parity.py tests/cuda/test_cuda_grid.py tests/cuda/test_cuda_runtime.py tests/cuda/test_cuda_bad_input.py \
-  tests/cuda/test_cuda_binding.py tests/cuda/test_cuda_dispatch.py tests/cuda/test_cuda_bench.py
+run tests 420 tests tests/cuda/test_cuda_{parity,grid,runtime,bad_input,binding,dispatch,bench}.py
 export SINPE_EXT_CUDA_ARITHMETIC=single
 # By name: "-k cuda" takes the CPU's half as well, for the file's name matches.
 run single 240 tests tests/cuda/test_cuda_parity.py tests/cuda/test_cuda_grid.py -k '"not cpu"'

@@ -34,7 +34,7 @@ def add(
         values, words: the axes' rows and where they go, see `calls/grid_rows.py`.
         x: (*B, places, dim), or (*B, dim, places) of a grid by channels; out the same, or x itself.
         padding_mask: (1 or B, places) bool, True = no encoding; or None.
-        seed, drop, elements: as in `reference_apply`.
+        seed, drop, elements: as in `apply.py`.
     """
     if drop == philox.DROP_ALL:
         return out.zero_()
