@@ -1,4 +1,6 @@
 // dropout: out = round(scale*x) with dropout and no encoding; also the gradient of add with respect to x.
+#include <initializer_list>
+
 #include "cuda/apply_launch.h"
 
 namespace sinpe {
