@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..identification.files import Entry, IdentifyError, SkipError, entries, first_line, printable
+from .checkpoint_files import Entry, IdentifyError, SkipError, entries, first_line, printable
 
 if TYPE_CHECKING:
     from ..identification import Match, Matches

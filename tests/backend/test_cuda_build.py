@@ -254,11 +254,10 @@ assert "nvcc" not in facts
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project with sources in small, which compile in seconds; _core is not among them."""
     copy = tmp_path_factory.mktemp("project") / "sinpe"
-    (copy / "sinpe_ext").mkdir(parents=True)
+    ignored = shutil.ignore_patterns("*.so", "_build.json", "__pycache__")
+    shutil.copytree(REPOSITORY / "sinpe_ext", copy / "sinpe_ext", ignore=ignored)
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, copy)
-    for path in (REPOSITORY / "sinpe_ext").glob("*.py"):
-        shutil.copy(path, copy / "sinpe_ext")
     write_small_sources(copy / "csrc")
     return copy
 

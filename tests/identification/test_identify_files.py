@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from sinpe_ext.identification.files import Entry, SkipError, entries
+from sinpe_ext.cli.checkpoint_files import Entry, SkipError, entries
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64,
@@ -171,9 +171,9 @@ def test_a_tensor_of_a_mapped_file_is_no_copy(tmp_path: Path) -> None:
 
 
 def test_an_array_that_cannot_be_mapped_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sinpe_ext.identification import files
+    from sinpe_ext.cli import checkpoint_files
 
-    monkeypatch.setattr(files, "LARGEST_ARRAY", 100)
+    monkeypatch.setattr(checkpoint_files, "LARGEST_ARRAY", 100)
     numpy.savez(tmp_path / "a.npz", small=ROWS.numpy()[:2], large=ROWS.numpy())
     with entries(tmp_path / "a.npz") as found:
         small, large = found

@@ -600,10 +600,10 @@ def test_the_tensors_of_a_file_are_limited(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sinpe_ext import __main__ as cli
-    from sinpe_ext.identification import files
+    from sinpe_ext.cli import checkpoint_files
 
     torch.save({"pe": PAPER, "a": torch.zeros(3), "b": torch.zeros(3), "c": torch.zeros(3)}, tmp_path / "a.pt")
-    monkeypatch.setattr(files, "MOST_TENSORS", 2)
+    monkeypatch.setattr(checkpoint_files, "MOST_TENSORS", 2)
     assert cli.main(["identify", str(tmp_path / "a.pt")]) == 0
     assert "1 tensor was skipped: behind the first 2 tensors, with all that follow (1): b" in capsys.readouterr().out
 
