@@ -11,7 +11,7 @@ import pytest
 from build_support import build_by, copy_project, wheel_of
 from children import REPOSITORY, execute, library_environment
 
-PROGRAM = REPOSITORY / "tests" / "typed_program.py"
+PROGRAM = REPOSITORY / "tests" / "support" / "typed_program.py"
 
 
 @pytest.fixture(scope="module")
