@@ -289,10 +289,10 @@ def _suits_cuda(built: dict[str, Any]) -> None:
 
 
 def _load_library(path: Path, device: str = "cpu") -> None:
-    """Load implementations of the operators, and make sure that they are there. Their schemas may come later."""
+    """Load the kernels of the operators and make sure that they are there; `ops` may define the schemas later."""
     import torch
 
-    _define_questions()
+    _define_facts()
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
@@ -304,8 +304,8 @@ def _load_library(path: Path, device: str = "cpu") -> None:
 
 
 @functools.cache
-def _define_questions() -> Any:
-    """What a library is asked about itself: the one for the CPU, and the one for CUDA."""
+def _define_facts() -> Any:
+    """Defines the operators by which a loaded library tells its instruction set (CPU) and its arithmetic (CUDA)."""
     import torch
 
     with interrupts_held():

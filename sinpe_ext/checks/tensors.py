@@ -1,4 +1,4 @@
-"""Devices, dtypes, sizes and tensors for the kernels."""
+"""Checks of a device, a dtype and a size, and of x and weight, whose memory the kernels' binding looks at itself."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import sys
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import sinpe_ext as sinpe
+from sinpe_ext.integrations.dropin import DropIn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "saved"))
 import write
@@ -69,6 +71,14 @@ def test_a_swapped_model(earlier: dict[str, Tensor], backend: str, monkeypatch: 
     model = torch.load(HERE / "swapped.pt", weights_only=False)
     assert torch.equal(model(write.x(5, 2, write.D)), earlier["swapped"])
     assert torch.equal(pickle.loads(pickle.dumps(model))(write.x(5, 2, write.D)), earlier["swapped"])
+
+
+@pytest.mark.parametrize("name", ["computed", "detr", "diffusers", "dropin", "plain_forms", "transformers"])
+def test_every_class_of_a_swapped_module_has_its_earlier_name(name: str) -> None:
+    earlier = importlib.import_module(f"sinpe_ext._swap_{name}")
+    own = importlib.import_module(f"sinpe_ext.integrations.{name}")
+    mixins = [kind for kind in vars(own).values() if isinstance(kind, type) and issubclass(kind, DropIn)]
+    assert mixins and all(getattr(earlier, kind.__name__) is kind for kind in mixins)
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="torch reads no program that a later torch has exported")
