@@ -59,9 +59,4 @@ SINPE_HD DoubleDouble<V> dd_mul(DoubleDouble<V> a, DoubleDouble<V> b) {
   return quick_two_sum(p.hi, p.lo + fma(a.hi, b.lo, a.lo * b.hi));
 }
 
-template <class V>
-SINPE_HD DoubleDouble<V> dd_neg(DoubleDouble<V> a) {
-  return {-a.hi, -a.lo};
-}
-
 }  // namespace sinpe

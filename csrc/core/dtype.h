@@ -18,4 +18,14 @@ sinpe_status with_type(sinpe_dtype dtype, const F& fn) {
   }
 }
 
+// The number of that type that lies at `number`, which is of floating point.
+SINPE_HD double value_of(const void* number, sinpe_dtype dtype) {
+  switch (dtype) {
+    case SINPE_FLOAT64: return *static_cast<const double*>(number);
+    case SINPE_BFLOAT16: return static_cast<double>(to_float(*static_cast<const bfloat16*>(number)));
+    case SINPE_FLOAT16: return static_cast<double>(to_float(*static_cast<const float16*>(number)));
+    default: return static_cast<double>(*static_cast<const float*>(number));
+  }
+}
+
 }  // namespace sinpe

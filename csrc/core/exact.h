@@ -20,7 +20,8 @@ SINPE_HD float exact_float(Position p, Frequency f, int q, double amplitude) {
   const Reduced r = reduce_position(p, f);
   DD s, c;
   sincos_dd(r.t, &s, &c);
-  return exact_scaled(quadrant_value(r.quadrant + q, s, c, dd_neg(s), dd_neg(c)), amplitude);
+  apply_quarter(static_cast<uint64_t>(r.quadrant + q), &s, &c);
+  return exact_scaled(s, amplitude);
 }
 
 // The same for float64.
@@ -29,8 +30,8 @@ SINPE_HD double exact_double(Position p, Frequency f, int q, double amplitude) {
   const Reduced r = reduce_position(p, f);
   DD s, c;
   sincos_accurate(r.t, &s, &c);
-  const DD v = quadrant_value(r.quadrant + q, s, c, dd_neg(s), dd_neg(c));
-  return v.hi == 0.0 ? amplitude * 0.0 : scaled_double(v, amplitude);
+  apply_quarter(static_cast<uint64_t>(r.quadrant + q), &s, &c);
+  return s.hi == 0.0 ? amplitude * 0.0 : scaled_double(s, amplitude);
 }
 
 }  // namespace sinpe

@@ -94,11 +94,16 @@ SINPE_HD void split_double(double d, int64_t* m, int* e) {
 
 SINPE_HD uint128 fraction(Frequency f) { return (static_cast<uint128>(f.frac_hi) << 64) | f.frac_lo; }
 
-// The fraction of a turn that a position has turned, in units of 2^-128: of the stored frequency, modulo 1.
+// The fraction of a turn that a position has turned, in units of 2^-128: of the stored frequency, modulo 1. `step`: of one
+// position.
 //   Error: |p| * 2^-129 turns (the stored fraction's rounding); of a fractional position also 2^-128
 //   Valid range: every int64; every finite double (a product below 2^-64 turns has lost its digits)
+SINPE_HD uint128 integer_phase(int64_t p, uint128 step) {
+  const uint128 size = step * static_cast<uint64_t>(p);  // of p as if unsigned: 2^64 too large where it is negative
+  return p < 0 ? size - (step << 64) : size;
+}
 SINPE_HD uint128 integer_phase(Position p, Frequency f) {
-  if (p.integral) return static_cast<uint128>(static_cast<int128>(p.i)) * fraction(f);
+  if (p.integral) return integer_phase(p.i, fraction(f));
   int64_t m;
   int e;
   split_double(p.d, &m, &e);

@@ -50,16 +50,6 @@ SINPE_HD DoubleDouble<V> fast_phase_dd(V p, V turns_hi, V turns_lo, bits_t<V>* q
   return quick_two_sum(fma(shifted - kRoundShift, -0.25, r.hi), r.lo);
 }
 
-// sin and cos of quarter/4 + t turns from those of t, without a branch.
-//   Types: V   Error: 0
-template <class V>
-SINPE_HD void apply_quarter(bits_t<V> quarter, V* s, V* c) {
-  using B = bits_t<V>;
-  const B swap = 0 - (quarter & 1), s_bits = bit_cast<B>(*s), c_bits = bit_cast<B>(*c);
-  *s = bit_cast<V>(((s_bits & ~swap) | (c_bits & swap)) ^ (quarter & 2) << 62);
-  *c = bit_cast<V>(((c_bits & ~swap) | (s_bits & swap)) ^ ((quarter + 1) & 2) << 62);
-}
-
 // amplitude * sin and cos of p * f turns, for float64. False (lanes of 0) where the rest is so small that |p*f| * 2^-104
 // could touch the last bit and the integer phase must decide; that depends on the entry alone.
 //   Types: V   Max error: 0.8 ULP   Valid range: as fast_phase; amplitude as scaled_double

@@ -14,20 +14,10 @@ SINPE_HD bool fast_position(Position p, const Plan& plan) {
   return magnitude < kFastPosition && magnitude * plan.max_turns < kFastProduct;
 }
 
-// Sine and cosine with the quarter's turns applied.
 template <class Real>
 struct Sample {
   Real s, c;
 };
-template <class Real>
-SINPE_HD Sample<Real> turned(uint32_t quarter, Sample<Real> v) {
-  const Real s = (quarter & 1) != 0 ? v.c : v.s, c = (quarter & 1) != 0 ? v.s : v.c;
-  return {(quarter & 2) != 0 ? -s : s, ((quarter + 1) & 2) != 0 ? -c : c};
-}
-SINPE_HD Sample<DD> turned(int quadrant, DD s, DD c) {
-  const DD first = (quadrant & 1) != 0 ? c : s, second = (quadrant & 1) != 0 ? s : c;
-  return {(quadrant & 2) != 0 ? dd_neg(first) : first, ((quadrant + 1) & 2) != 0 ? dd_neg(second) : second};
-}
 
 // An oscillator as the integer phase sees it.
 struct Oscillator {
@@ -36,14 +26,7 @@ struct Oscillator {
   int64_t whole;
 };
 SINPE_HD Oscillator oscillator_of(const Plan& plan, int64_t osc) {
-  const uint128 high = static_cast<uint64_t>(plan.frac_hi[osc]);
-  return {osc, high << 64 | static_cast<uint64_t>(plan.frac_lo[osc]), plan.whole[osc]};
-}
-
-//   As integer_phase (core/phase.h).
-SINPE_HD uint128 integer_phase(const Oscillator& o, int64_t p) {
-  const uint128 size = o.step * static_cast<uint64_t>(p);  // of p as if unsigned: 2^64 too large where it is negative
-  return p < 0 ? size - (o.step << 64) : size;
+  return {osc, fraction(plan.frequency(osc)), plan.whole[osc]};
 }
 
 // True where 128 fractional bits hold fewer than `bits` of a frequency, so that no integer phase will do.
@@ -94,7 +77,9 @@ struct InDouble {
     s *= amplitude.whole;
     c *= amplitude.whole;
     *open = *open || is_open(s) || is_open(c);
-    return turned<float>(quarter, {static_cast<float>(s), static_cast<float>(c)});
+    Sample<float> v{static_cast<float>(s), static_cast<float>(c)};
+    apply_quarter(quarter, &v.s, &v.c);
+    return v;
   }
 };
 
@@ -110,7 +95,9 @@ struct InSingle {
     const SingleAngle angle = single_angle(phase, open);
     FloatFloat s, c;
     sincos_single(angle.y, &s, &c);
-    return turned<float>(angle.quarter, {scaled_sum(s, amplitude.parts), scaled_sum(c, amplitude.parts)});
+    Sample<float> v{scaled_sum(s, amplitude.parts), scaled_sum(c, amplitude.parts)};
+    apply_quarter(angle.quarter, &v.s, &v.c);
+    return v;
   }
 };
 
@@ -136,8 +123,8 @@ SINPE_HD Sample<float> exact_sample(float, const Plan& plan, const Frequency& f,
   const Reduced r = reduce_position(p, f);
   DD s, c;
   sincos_dd(r.t, &s, &c);
-  const Sample<DD> v = turned(r.quadrant, s, c);
-  return {exact_scaled(v.s, plan.amplitude), exact_scaled(v.c, plan.amplitude)};
+  apply_quarter(static_cast<uint64_t>(r.quadrant), &s, &c);
+  return {exact_scaled(s, plan.amplitude), exact_scaled(c, plan.amplitude)};
 }
 SINPE_HD Sample<double> exact_sample(double, const Plan& plan, const Frequency& f, Position p) {
   return {exact_double(p, f, 0, plan.amplitude), exact_double(p, f, 1, plan.amplitude)};
@@ -147,7 +134,8 @@ SINPE_HD Sample<double> exact_sample(double, const Plan& plan, const Frequency& 
 template <class Real>
 SINPE_HD Sample<Real> on_axis(uint128 phase, double amplitude) {
   const Real zero = static_cast<Real>(amplitude * 0.0);
-  const Sample<Real> v = turned<Real>(static_cast<uint32_t>(phase >> 126), {Real{0}, static_cast<Real>(amplitude)});
+  Sample<Real> v{Real{0}, static_cast<Real>(amplitude)};
+  apply_quarter(static_cast<bits_t<Real>>(phase >> 126), &v.s, &v.c);
   return {v.s == Real{0} ? zero : v.s, v.c == Real{0} ? zero : v.c};
 }
 

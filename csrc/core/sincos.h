@@ -130,15 +130,19 @@ SINPE_HD void sincos_dd(DD t, DD* s, DD* c) {
   *c = taylor_step(c_sum, z, one);
 }
 
-// Value of a stream at a reduced phase: sine of the phase plus q quarter turns, from sin and cos of the rest.
-template <class Real>
-SINPE_HD Real quadrant_value(int quadrant_plus_q, Real s, Real c, Real minus_s, Real minus_c) {
-  switch (quadrant_plus_q & 3) {
-    case 0: return s;
-    case 1: return c;
-    case 2: return minus_s;
-    default: return minus_c;
-  }
+// sin and cos of quarter/4 + t turns from those of t, without a branch. Of `quarter` the low two bits count.
+//   Types: V, float, DD   Error: 0
+template <class V>
+SINPE_HD void apply_quarter(bits_t<V> quarter, V* s, V* c) {
+  using B = bits_t<V>;
+  constexpr int kToSign = Bits<V>::kSign - 1;
+  const B swap = 0 - (quarter & 1), s_bits = bit_cast<B>(*s), c_bits = bit_cast<B>(*c);
+  *s = bit_cast<V>(((s_bits & ~swap) | (c_bits & swap)) ^ (quarter & 2) << kToSign);
+  *c = bit_cast<V>(((c_bits & ~swap) | (s_bits & swap)) ^ ((quarter + 1) & 2) << kToSign);
+}
+SINPE_HD void apply_quarter(uint64_t quarter, DD* s, DD* c) {
+  apply_quarter(quarter, &s->hi, &c->hi);
+  apply_quarter(quarter, &s->lo, &c->lo);
 }
 
 }  // namespace sinpe

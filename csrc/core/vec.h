@@ -10,12 +10,18 @@
 
 namespace sinpe {
 
-// The unsigned integers that hold V's bits.
+// The unsigned integers that hold V's bits, and the place of the sign in each.
 template <class V>
 struct Bits;
 template <>
 struct Bits<double> {
   using type = uint64_t;
+  static constexpr int kSign = 63;
+};
+template <>
+struct Bits<float> {
+  using type = uint32_t;
+  static constexpr int kSign = 31;
 };
 template <class V>
 using bits_t = typename Bits<V>::type;
@@ -60,6 +66,7 @@ using Masks = int64_t __attribute__((vector_size(8 * SINPE_LANES)));
 template <>
 struct Bits<Doubles> {
   using type = Words;
+  static constexpr int kSign = 63;
 };
 
 SINPE_HD Doubles fma(Doubles a, Doubles b, Doubles c) {

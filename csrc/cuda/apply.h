@@ -3,6 +3,7 @@
 // few tiles for the device, and each makes the tile for itself.
 #pragma once
 
+#include "core/dtype.h"
 #include "cuda/rows.h"
 
 namespace sinpe {
@@ -58,15 +59,6 @@ struct Place {
   int64_t x, out, ids, mask;
   uint64_t element;
 };
-
-SINPE_HD double value_of(const void* number, sinpe_dtype dtype) {
-  switch (dtype) {
-    case SINPE_FLOAT64: return *static_cast<const double*>(number);
-    case SINPE_BFLOAT16: return static_cast<double>(to_float(*static_cast<const bfloat16*>(number)));
-    case SINPE_FLOAT16: return static_cast<double>(to_float(*static_cast<const float16*>(number)));
-    default: return static_cast<double>(*static_cast<const float*>(number));
-  }
-}
 
 // The 16 random bits of eight elements, two in a word.
 struct Draw {

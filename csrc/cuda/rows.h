@@ -213,13 +213,13 @@ struct TileRows {
     const bool feeds_sine = feed.sine >= 0, feeds_cosine = feed.cosine >= 0;
     Real* sine = pe + from * width + (feeds_sine ? feed.sine : feed.cosine);
     Real* cosine = pe + from * width + (feeds_cosine ? feed.cosine : feed.sine);
-    uint128 phase = kConsecutive && from < to ? integer_phase(o, integer[from]) : 0;
+    uint128 phase = kConsecutive && from < to ? integer_phase(integer[from], o.step) : 0;
     const Amplitude a = amplitude;  // a copy that no store can alias
     bool open = false;
     SINPE_ROLLED
     for (int32_t r = from; r < to; ++r) {
       if (!kConsecutive) {
-        phase = integer_phase(o, integer[r]);
+        phase = integer_phase(integer[r], o.step);
         open = open || !exists[r];
       }
       const Position p = integer_position(Arithmetic::kByPosition ? integer[r] : 0);

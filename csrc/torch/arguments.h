@@ -26,18 +26,6 @@ struct Words {
   }
 };
 
-// Channels of a plan in host memory.
-inline int64_t plan_dim(const Words& words) {
-  const int64_t dim = sinpe_plan_dim(words.data, words.size);
-  if (dim < 0) succeed(SINPE_BAD_PLAN);
-  return dim;
-}
-
-inline void expect_dim(const Words& words, int64_t dim) {
-  const int64_t wanted = plan_dim(words);
-  expect(dim == wanted, "dim: expected the plan's ", wanted, ", got ", dim);
-}
-
 // A new tensor of t's shape with channels added.
 inline Tensor new_with_channels(const Device& device, const Tensor& t, int64_t dim, sinpe_dtype dtype) {
   const auto sizes = t.sizes();

@@ -1,75 +1,73 @@
-// CPU implementations of the operators table, encode and add that sinpe_ext/ops/schemas.py defines, on the LibTorch stable
-// ABI.
-#include "torch/arguments.h"
+// The operators on the CPU: the kernels behind the C interface, sinpe.h.
+#include "core/dtype.h"
+#include "torch/operators.h"
 
 namespace {
 
 using namespace sinpe_torch;
 
-Tensor table(const Tensor& plan, int64_t start, int64_t length, int64_t dim, ScalarType dtype) {
-  const Device cpu = Device::cpu();
-  const Words words(cpu, plan);
-  expect(length >= 0, "length: expected 0 or more, got ", length);
-  expect_dim(words, dim);
-  const sinpe_dtype type = float_type("dtype", dtype);
-  Tensor out = new_dense(cpu, {length, dim}, type);
-  succeed(sinpe_table(words.data, words.size, start, length, type, out.mutable_data_ptr(), dim));
-  return out;
-}
+struct Call {
+  Device device = Device::cpu();
 
-void table_out(const Tensor& plan, int64_t start, Tensor out) {
-  const Device cpu = Device::cpu();
-  const Words words(cpu, plan);
-  expect_apart(out, {{"plan", plan}});
-  const int64_t stride = table_stride(cpu, out);
-  expect_dim(words, out.size(1));
-  succeed(sinpe_table(words.data, words.size, start, out.size(0), float_type("out", out.scalar_type()),
-                      out.mutable_data_ptr(), stride));
-}
+  Call(const char*, const Tensor&) {}  // each operand is checked as it is used
 
-Tensor encode(const Tensor& positions, const Tensor& plan, int64_t dim, ScalarType dtype) {
-  const Device cpu = Device::cpu();
-  const Words words(cpu, plan);
-  expect_positions(cpu, positions);
-  expect_dim(words, dim);
-  const sinpe_dtype type = float_type("dtype", dtype);
-  Tensor out = new_with_channels(cpu, positions, dim, type);
-  succeed(sinpe_encode(words.data, words.size, positions.const_data_ptr(),
-                       dtype_of("positions", positions.scalar_type()), positions.numel(), type, out.mutable_data_ptr(),
-                       dim));
-  return out;
-}
+  Words plan(const Tensor& words, int64_t, const char* name = "plan") const { return Words(device, words, name); }
 
-Tensor add(const Tensor& x, const Tensor& plan, int64_t start, double scale) {
-  const Device cpu = Device::cpu();
-  const Words words(cpu, plan);
-  Tensor out = new_like(cpu, x);
-  const sinpe_add_arguments a = arguments_of(cpu, x, out, scale, start);
-  succeed(sinpe_add(words.data, words.size, &a));
-  return out;
-}
+  void expect_dim(const Words& plan, int64_t dim) const {
+    const int64_t wanted = sinpe_plan_dim(plan.data, plan.size);
+    if (wanted < 0) succeed(SINPE_BAD_PLAN);
+    expect(dim == wanted, "dim: expected the plan's ", wanted, ", got ", dim);
+  }
 
-void add_out(const Tensor& x, const Tensor& plan, Optional positions, Optional padding_mask, int64_t start,
-             bool positions_are_starts, double scale, double alpha, Tensor out) {
-  const Device cpu = Device::cpu();
-  const Words words(cpu, plan);
-  sinpe_add_arguments a = written_arguments_of(cpu, x, out, scale, start);
-  expect_apart(out, {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}});
-  a.alpha = alpha;
-  set_rows(cpu, &a, positions, padding_mask, positions_are_starts);
-  succeed(sinpe_add(words.data, words.size, &a));
-}
+  void set_alpha(const Optional& alpha, sinpe_add_arguments* a) const {
+    sinpe_dtype dtype;
+    const void* number = alpha_of(device, alpha, &dtype);
+    a->alpha = number == nullptr ? 1.0 : sinpe::value_of(number, dtype);
+  }
+  void set_seed(const Optional& seed, int64_t drop, sinpe_dropout_arguments* d) const {
+    if (const int64_t* number = seed_of(device, seed, drop)) d->seed = *number;
+  }
+
+  void table(const Words& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out, int64_t stride) const {
+    succeed(sinpe_table(plan.data, plan.size, start, length, dtype, out, stride));
+  }
+  void encode(const Words& plan, const void* positions, sinpe_dtype position_dtype, int64_t count, sinpe_dtype dtype,
+              void* out, int64_t stride) const {
+    succeed(sinpe_encode(plan.data, plan.size, positions, position_dtype, count, dtype, out, stride));
+  }
+  void add(const Words& plan, const sinpe_add_arguments& a) const { succeed(sinpe_add(plan.data, plan.size, &a)); }
+  void add_grid(const Words& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a) const {
+    const sinpe_status status = sinpe_add_grid(grid.data, grid.size, values, n_values, &a);
+    expect(status != SINPE_BAD_PLAN, "grid: expected the words of a grid over ", n_values,
+           " values, got others; pass those of sinpe_ext.calls.grid_rows.words");
+    expect(status != SINPE_BAD_ARGUMENT, "x: expected the places and channels of the grid, without a padding_mask ",
+           "where it is one by channels, got other sizes");
+    succeed(status);
+  }
+  void dropout(const sinpe_add_arguments& a) const { succeed(sinpe_dropout(&a)); }
+  void row_dots(const Words& plan, const sinpe_add_arguments& a, const double* slopes) const {
+    succeed(sinpe_row_dots(plan.data, plan.size, &a, slopes));
+  }
+  void embed(const Words& plan, sinpe_embed_arguments& e) const {
+    const sinpe_status status = sinpe_embed(plan.data, plan.size, &e);
+    succeed_with_ids(status, e.bad_id, e.num_embeddings);
+  }
+  void embed_backward(sinpe_embed_backward_arguments& b, const Tensor&) const {
+    const sinpe_status status = sinpe_embed_backward(&b);
+    succeed_with_ids(status, b.bad_id, b.num_embeddings);
+  }
+
+ private:
+  static void succeed_with_ids(sinpe_status status, int64_t bad_id, int64_t rows) {
+    expect(status != SINPE_BAD_ID, "ids: expected 0 to ", rows - 1, ", rows of weight, got ", bad_id, " (weight has ",
+           rows, " rows); check the tokenizer's vocabulary, or enlarge the embedding");
+    succeed(status);
+  }
+};
 
 std::string cpu_isa() { return sinpe_isa(); }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) {
-  m.impl("table", TORCH_BOX(&table));
-  m.impl("table_out", TORCH_BOX(&table_out));
-  m.impl("encode", TORCH_BOX(&encode));
-  m.impl("add", TORCH_BOX(&add));
-  m.impl("add_out", TORCH_BOX(&add_out));
-}
-
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) { Operators<Call>::implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }

@@ -1,59 +1,136 @@
-// CUDA implementations of the operators table, encode and add that sinpe_ext/ops/schemas.py defines, on the LibTorch stable
-// ABI. Every operand is on one device, the plan too; nothing here reads one or waits for the device.
-#include "torch/cuda_call.h"
+// The operators on CUDA: the launchers of cuda/launchers.h, on the stream that PyTorch uses. Every operand is on one device,
+// the plan too; nothing here reads one or waits for the device.
+//
+// With SINPE_EMULATED the launchers are loops on the CPU (cuda/launch.h): the same binding, for tensors on the CPU.
+#include <array>
+
+#include "cuda/launchers.h"
+#include "torch/operators.h"
+
+#ifdef SINPE_EMULATED
+#define SINPE_CUDA_KEY CPU
+#else
+#define SINPE_CUDA_KEY CUDA
+#include <dlfcn.h>
+#include <torch/csrc/stable/accelerator.h>
+#endif
 
 namespace {
 
 using namespace sinpe_torch;
+namespace cuda = sinpe::cuda;
 
-Tensor table(const Tensor& plan, int64_t start, int64_t length, int64_t dim, ScalarType dtype) {
-  const Call call("plan", plan);
-  expect(length >= 0, "length: expected 0 or more, got ", length);
-  expect(dim >= 1, "dim: expected 1 or more, got ", dim);
-  const sinpe_dtype type = float_type("dtype", dtype);
-  const cuda::DevicePlan words = plan_of(call, plan, dim);
-  Tensor out = new_dense(call.device, {length, dim}, type);
-  launched(cuda::table(words, start, length, type, out.mutable_data_ptr(), dim, call.stream));
-  return out;
+#ifndef SINPE_EMULATED
+
+using CurrentStream = AOTITorchError (*)(int32_t device_index, void** stream);
+
+// Found in the libtorch_cuda that is loaded. Neither linked, since this library loads where torch is for the CPU alone,
+// nor a weak symbol, since torch loads its libraries locally.
+CurrentStream current_stream_function() {
+  void* library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+  void* found = dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream");
+  expect(found != nullptr, "torch: expected aoti_torch_get_current_cuda_stream in libtorch_cuda.so, got none; ",
+         "install a PyTorch that has CUDA");
+  return reinterpret_cast<CurrentStream>(found);
 }
 
-void table_out(const Tensor& plan, int64_t start, Tensor out) {
-  const Call call("plan", plan);
-  expect_apart(out, {{"plan", plan}});
-  const int64_t stride = table_stride(call.device, out);
-  launched(cuda::table(plan_of(call, plan, out.size(1)), start, out.size(0), float_type("out", out.scalar_type()),
-                       out.mutable_data_ptr(), stride, call.stream));
+cuda::Stream current_stream(int32_t device_index) {
+  static const CurrentStream function = current_stream_function();
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(function(device_index, &stream));
+  return stream;
 }
 
-Tensor encode(const Tensor& positions, const Tensor& plan, int64_t dim, ScalarType dtype) {
-  const Call call("positions", positions);
-  expect_positions(call.device, positions);
-  expect(dim >= 1, "dim: expected 1 or more, got ", dim);
-  const sinpe_dtype type = float_type("dtype", dtype);
-  const cuda::DevicePlan words = plan_of(call, plan, dim);
-  Tensor out = new_with_channels(call.device, positions, dim, type);
-  launched(cuda::encode(words, positions.const_data_ptr(), dtype_of("positions", positions.scalar_type()),
-                        positions.numel(), type, out.mutable_data_ptr(), dim, call.stream));
-  return out;
+#endif
+
+void launched(sinpe_status status) {
+  if (status == SINPE_LAUNCH_FAILED) refuse(sinpe::status_text(status), ": ", cuda::launch_error());
+  succeed(status);
 }
 
-Tensor add(const Tensor& x, const Tensor& plan, int64_t start, double scale) {
-  const Call call("x", x);
-  Tensor out = new_like(call.device, x);
-  const sinpe_add_arguments a = arguments_of(call.device, x, out, scale, start);
-  launched(cuda::add(plan_of(call, plan, dim_of(a)), a, {}, call.stream));
-  return out;
+// A tensor's numbers in ascending order, and the row-major index of each; equal ones in the order of their indices. The
+// sort is PyTorch's, whose memory comes from its caching allocator: the only scratch of these operators.
+struct Sorted {
+  Tensor values, indices;
+};
+
+Sorted sorted(const Tensor& t) {
+  using torch::stable::detail::from;
+  using torch::stable::detail::to;
+  std::array<StableIValue, 4> stack{from(torch::stable::flatten(t)), from(std::optional<bool>(true)), from(int64_t{-1}),
+                                    from(false)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::sort", "stable", stack.data(), TORCH_ABI_VERSION));
+  return {to<Tensor>(stack[0]), to<Tensor>(stack[1])};
 }
 
-void add_out(const Tensor& x, const Tensor& plan, Optional positions, Optional padding_mask, int64_t start,
-             bool positions_are_starts, double scale, double alpha, Tensor out) {
-  const Call call("x", x);
-  sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, start);
-  expect_apart(out, {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}});
-  a.alpha = alpha;
-  set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
-  launched(cuda::add(plan_of(call, plan, dim_of(a)), a, {}, call.stream));
-}
+struct Call {
+  Device device;
+#ifndef SINPE_EMULATED
+  torch::stable::accelerator::DeviceGuard guard;
+  cuda::Stream stream;
+  Call(const char* name, const Tensor& t)
+      : device(cuda_device(name, t)), guard(device.index), stream(current_stream(device.index)) {
+    launched(cuda::use_device(device.index));
+  }
+
+  static Device cuda_device(const char* name, const Tensor& t) {
+    const Device device = Device::of(t);
+    if (device.type != aoti_torch_device_type_cuda()) {
+      refuse(name, ": expected a tensor on cuda, as another operand is, got one on ", device.text(), "; move it there");
+    }
+    return device;
+  }
+#else
+  cuda::Stream stream = nullptr;
+  Call(const char* name, const Tensor& t) : device(Device::cpu()) { device.expect(name, t); }
+#endif
+  cuda::DeviceScalars scalars{};
+
+  // The words are checked on the device.
+  cuda::DevicePlan plan(const Tensor& plan, int64_t dim, const char* name = "plan") const {
+    const Words words(device, plan, name);
+    return {words.data, words.size, dim};
+  }
+  void expect_dim(const cuda::DevicePlan&, int64_t dim) const {
+    expect(dim >= 1, "dim: expected 1 or more, got ", dim);
+  }
+
+  void set_alpha(const Optional& alpha, sinpe_add_arguments*) {
+    scalars.alpha = alpha_of(device, alpha, &scalars.alpha_dtype);
+  }
+  void set_seed(const Optional& seed, int64_t drop, sinpe_dropout_arguments*) {
+    scalars.seed = seed_of(device, seed, drop);
+  }
+
+  void table(const cuda::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
+             int64_t stride) const {
+    launched(cuda::table(plan, start, length, dtype, out, stride, stream));
+  }
+  void encode(const cuda::DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
+              sinpe_dtype dtype, void* out, int64_t stride) const {
+    launched(cuda::encode(plan, positions, position_dtype, count, dtype, out, stride, stream));
+  }
+  void add(const cuda::DevicePlan& plan, const sinpe_add_arguments& a) const {
+    launched(cuda::add(plan, a, scalars, stream));
+  }
+  void add_grid(const cuda::DevicePlan& grid, const void* values, int64_t n_values,
+                const sinpe_add_arguments& a) const {
+    launched(cuda::add_grid(grid, values, n_values, a, scalars, stream));
+  }
+  void dropout(const sinpe_add_arguments& a) const { launched(cuda::dropout(a, scalars, stream)); }
+  void row_dots(const cuda::DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes) const {
+    launched(cuda::row_dots(plan, a, slopes, scalars, stream));
+  }
+  void embed(const cuda::DevicePlan& plan, const sinpe_embed_arguments& e) const {
+    launched(cuda::embed(plan, e, scalars, stream));
+  }
+  void embed_backward(const sinpe_embed_backward_arguments& b, const Tensor& ids) const {
+    if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0) return;  // the sort would write out an expanded tensor of ids
+    const Sorted tokens = sorted(ids);
+    launched(cuda::embed_backward(b, static_cast<const int64_t*>(tokens.values.const_data_ptr()),
+                                  static_cast<const int64_t*>(tokens.indices.const_data_ptr()), scalars, stream));
+  }
+};
 
 std::string cuda_arithmetic() { return cuda::arithmetic(); }
 
@@ -63,13 +140,7 @@ std::string cpu_isa() { return "emulated"; }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, SINPE_CUDA_KEY, m) {
-  m.impl("table", TORCH_BOX(&table));
-  m.impl("table_out", TORCH_BOX(&table_out));
-  m.impl("encode", TORCH_BOX(&encode));
-  m.impl("add", TORCH_BOX(&add));
-  m.impl("add_out", TORCH_BOX(&add_out));
-}
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, SINPE_CUDA_KEY, m) { Operators<Call>::implement(m); }
 
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
   m.impl("cuda_arithmetic", TORCH_BOX(&cuda_arithmetic));

@@ -38,7 +38,7 @@ def test_sources_of_the_cuda_library():
         ("cuda/number.cu", {"cuda", "emulated"}),
         ("cuda/launch.h", {"cuda", "emulated"}),
         ("torch/cuda_ops.cpp", {"cuda", "emulated"}),
-        ("torch/cuda_call.h", {"cuda", "emulated"}),
+        ("torch/cuda_number.h", {"cuda", "emulated"}),
         ("cpu/table.cpp", {"cpu", "core"}),
         ("torch/table.cpp", {"cpu"}),
         ("torch/tensors.h", {"cpu", "cuda", "emulated"}),

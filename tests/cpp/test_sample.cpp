@@ -62,7 +62,8 @@ void test_entry(const TestPlan& p, Position position, Worst* worst) {
   const Reduced r = reduce_position(position, f);
   DD s, c;
   sincos_dd(r.t, &s, &c);
-  const Sample<DD> v = turned(r.quadrant, s, c);
+  apply_quarter(static_cast<uint64_t>(r.quadrant), &s, &c);
+  const Sample<DD> v{s, c};
   worst->single = std::fmax(worst->single, ulps(in_single.s, dd_mul(v.s, p.plan.amplitude)));
   worst->single = std::fmax(worst->single, ulps(in_single.c, dd_mul(v.c, p.plan.amplitude)));
   // Without a sign that exact zeros do not have.
@@ -70,7 +71,7 @@ void test_entry(const TestPlan& p, Position position, Worst* worst) {
   CHECK(exact.c != 0.0f || bit_cast<uint32_t>(in_single.c) == bit_cast<uint32_t>(exact.c));
   bool open = false;
   const Oscillator o = oscillator_of(p.plan, 0);
-  if (position.integral) InDouble::at(p.plan, o, position, integer_phase(o, position.i), amplitude_of(1.0), &open);
+  if (position.integral) InDouble::at(p.plan, o, position, integer_phase(position.i, o.step), amplitude_of(1.0), &open);
   worst->open += open;
   ++worst->samples;
 }
@@ -125,9 +126,9 @@ void test_paper() {
     const Amplitude one = amplitude_of(1.0);
     int64_t from = static_cast<int64_t>(random.next() >> 34);
     for (const auto& c : closest) from = c[1] == osc ? c[0] - 100 : from;
-    uint128 phase = integer_phase(o, from);
+    uint128 phase = integer_phase(from, o.step);
     for (int64_t i = from; i < from + 2000; ++i, phase += o.step) {
-      CHECK(phase == integer_phase(o, i) && phase == integer_phase(integer_position(i), p.plan.frequency(osc)));
+      CHECK(phase == integer_phase(i, o.step) && phase == integer_phase(integer_position(i), p.plan.frequency(osc)));
       bool open = false;
       const Sample<float> single = InSingle::at(p.plan, o, integer_position(i), phase, one, &open);
       Sample<float> in_double = InDouble::at(p.plan, o, integer_position(i), phase, one, &open);
@@ -135,7 +136,8 @@ void test_paper() {
       const Reduced r = reduce_position(integer_position(i), p.plan.frequency(osc));
       DD s, c;
       sincos_dd(r.t, &s, &c);
-      const Sample<DD> v = turned(r.quadrant, s, c);
+      apply_quarter(static_cast<uint64_t>(r.quadrant), &s, &c);
+      const Sample<DD> v{s, c};
       CHECK(in_double.s == round_to_float(v.s) && in_double.c == round_to_float(v.c));
       worst.single = std::fmax(worst.single, std::fmax(ulps(single.s, v.s), ulps(single.c, v.c)));
     }

@@ -1,0 +1,186 @@
+// The operators that sinpe_ext/ops/schemas.py defines, on the LibTorch stable ABI: once for the CPU's library and once for
+// CUDA's. What differs between them is `Call` (cpu_ops.cpp, cuda_ops.cpp): where operands must be, who reads numbers that
+// lie in a tensor, and which kernels run.
+//
+//   Call(name, t)                    one call, on the device of t, its first operand
+//   device                           where each operand must be
+//   plan(words, dim)                 the words of a plan, as the kernels take them, for rows of dim channels
+//   expect_dim(plan, dim)            before `dim` gives a result its size
+//   set_alpha(alpha, &arguments)     the tensor's number, now or when the kernel runs
+//   set_seed(seed, drop, &dropout)   the same
+//   table, encode, add, ...          the kernels; each raises where one does not succeed
+#pragma once
+
+#include "torch/arguments.h"
+
+namespace sinpe_torch {
+
+template <class Call>
+struct Operators {
+  static Tensor table(const Tensor& plan, int64_t start, int64_t length, int64_t dim, ScalarType dtype) {
+    const Call call("plan", plan);
+    const auto words = call.plan(plan, dim);
+    expect(length >= 0, "length: expected 0 or more, got ", length);
+    call.expect_dim(words, dim);
+    const sinpe_dtype type = float_type("dtype", dtype);
+    Tensor out = new_dense(call.device, {length, dim}, type);
+    call.table(words, start, length, type, out.mutable_data_ptr(), dim);
+    return out;
+  }
+
+  static void table_out(const Tensor& plan, int64_t start, Tensor out) {
+    const Call call("plan", plan);
+    expect_apart(out, {{"plan", plan}});
+    const int64_t stride = table_stride(call.device, out);
+    const auto words = call.plan(plan, out.size(1));
+    call.expect_dim(words, out.size(1));
+    call.table(words, start, out.size(0), float_type("out", out.scalar_type()), out.mutable_data_ptr(), stride);
+  }
+
+  static Tensor encode(const Tensor& positions, const Tensor& plan, int64_t dim, ScalarType dtype) {
+    const Call call("positions", positions);
+    expect_positions(call.device, positions);
+    const auto words = call.plan(plan, dim);
+    call.expect_dim(words, dim);
+    const sinpe_dtype type = float_type("dtype", dtype);
+    Tensor out = new_with_channels(call.device, positions, dim, type);
+    call.encode(words, positions.const_data_ptr(), dtype_of("positions", positions.scalar_type()), positions.numel(),
+                type, out.mutable_data_ptr(), dim);
+    return out;
+  }
+
+  static Tensor add(const Tensor& x, const Tensor& plan, int64_t start, double scale) {
+    const Call call("x", x);
+    Tensor out = new_like(call.device, x);
+    const sinpe_add_arguments a = arguments_of(call.device, x, out, scale, start);
+    call.add(call.plan(plan, dim_of(a)), a);
+    return out;
+  }
+
+  static void add_out(const Tensor& x, const Tensor& plan, Optional positions, Optional padding_mask, int64_t start,
+                      bool positions_are_starts, double scale, double alpha, Tensor out) {
+    const Call call("x", x);
+    sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, start);
+    expect_apart(out, {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}});
+    a.alpha = alpha;
+    set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
+    call.add(call.plan(plan, dim_of(a)), a);
+  }
+
+  static Tensor add_dropout(const Tensor& x, const Tensor& plan, Optional positions, Optional padding_mask,
+                            Optional alpha, Optional seed, int64_t start, bool positions_are_starts, double scale,
+                            int64_t drop, Integers elements) {
+    Call call("x", x);
+    Tensor out = new_like(call.device, x);
+    sinpe_add_arguments a = arguments_of(call.device, x, out, scale, start);
+    call.set_alpha(alpha, &a);
+    a.dropout = dropout_of(&call, seed, drop, elements, a.sizes, x.dim());
+    set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
+    call.add(call.plan(plan, dim_of(a)), a);
+    return out;
+  }
+
+  static void add_dropout_out(const Tensor& x, const Tensor& plan, Optional positions, Optional padding_mask,
+                              Optional seed, int64_t start, bool positions_are_starts, double scale, double alpha,
+                              int64_t drop, Integers elements, Tensor out) {
+    Call call("x", x);
+    sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, start);
+    expect_apart(out, {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}, {"seed", seed}});
+    a.alpha = alpha;
+    a.dropout = dropout_of(&call, seed, drop, elements, a.sizes, x.dim());
+    set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
+    call.add(call.plan(plan, dim_of(a)), a);
+  }
+
+  static void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Optional padding_mask,
+                           Optional seed, double scale, int64_t drop, Integers elements, Tensor out) {
+    Call call("x", x);
+    sinpe_add_arguments a = written_arguments_of(call.device, x, out, scale, 0);
+    expect_apart(out, {{"grid", grid}, {"values", values}, {"padding_mask", padding_mask}, {"seed", seed}});
+    a.dropout = dropout_of(&call, seed, drop, elements, a.sizes, x.dim());
+    set_rows(call.device, &a, std::nullopt, padding_mask, false);
+    const void* from = grid_values_of(call.device, values, a.dtype);
+    call.add_grid(call.plan(grid, dim_of(a), "grid"), from, values.numel(), a);
+  }
+
+  static Tensor dropout(const Tensor& x, Optional seed, int64_t drop, double scale, Integers elements) {
+    Call call("x", x);
+    Tensor out = new_like(call.device, x);
+    sinpe_add_arguments a = arguments_of(call.device, x, out, scale, 0, 1);
+    a.dropout = dropout_of(&call, seed, drop, elements, a.sizes, x.dim());
+    call.dropout(a);
+    return out;
+  }
+
+  static Tensor row_dots(const Tensor& grad, const Tensor& plan, Optional positions, Optional padding_mask,
+                         Optional slopes, Optional seed, int64_t start, bool positions_are_starts, int64_t drop,
+                         Integers elements) {
+    Call call("grad", grad);
+    sinpe_add_arguments a = arguments_of(call.device, grad, grad, 1.0, start);
+    a.dropout = dropout_of(&call, seed, drop, elements, a.sizes, grad.dim());
+    set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
+    const double* factors = slopes_of(call.device, slopes, dim_of(a));
+    const auto words = call.plan(plan, dim_of(a));
+    Tensor out = new_dense(call.device, Integers(a.sizes, a.sizes + a.rank - 1), SINPE_FLOAT64);
+    a.out = out.mutable_data_ptr();
+    call.row_dots(words, a, factors);
+    return out;
+  }
+
+  // `padding_idx` and `sparse` serve the derivative.
+  static Tensor embed(const Tensor& ids, const Tensor& weight, const Tensor& plan, Optional positions,
+                      Optional padding_mask, Optional alpha, Optional seed, int64_t start, bool positions_are_starts,
+                      double scale, int64_t, bool, int64_t drop, Integers elements) {
+    Call call("ids", ids);
+    expect_weight(call.device, weight);
+    const int64_t dim = weight.size(1);
+    const auto words = call.plan(plan, dim);
+    call.expect_dim(words, dim);
+    Tensor out = new_with_channels(call.device, ids, dim, float_type("weight", weight.scalar_type()));
+    sinpe_embed_arguments e = embed_arguments_of(call.device, ids, weight, out, scale, start);
+    call.set_alpha(alpha, &e.add);
+    e.add.dropout = dropout_of(&call, seed, drop, elements, e.add.sizes, out.dim());
+    set_rows(call.device, &e.add, positions, padding_mask, positions_are_starts);
+    call.embed(words, e);
+    return out;
+  }
+
+  static Tensor embed_backward(const Tensor& grad, const Tensor& ids, Optional seed, int64_t num_embeddings,
+                               int64_t padding_idx, double scale, int64_t drop, Integers elements) {
+    Call call("grad", grad);
+    sinpe_embed_backward_arguments b =
+        embed_backward_arguments_of(call.device, grad, ids, num_embeddings, padding_idx, scale);
+    b.dropout = dropout_of(&call, seed, drop, elements, b.sizes, grad.dim());
+    Tensor out = new_dense(call.device, {num_embeddings, b.sizes[b.rank - 1]}, b.dtype);
+    b.out = out.mutable_data_ptr();
+    call.embed_backward(b, ids);
+    return out;
+  }
+
+  template <class Library>
+  static void implement(Library& m) {
+    m.impl("table", TORCH_BOX(&table));
+    m.impl("table_out", TORCH_BOX(&table_out));
+    m.impl("encode", TORCH_BOX(&encode));
+    m.impl("add", TORCH_BOX(&add));
+    m.impl("add_out", TORCH_BOX(&add_out));
+    m.impl("add_dropout", TORCH_BOX(&add_dropout));
+    m.impl("add_dropout_out", TORCH_BOX(&add_dropout_out));
+    m.impl("add_grid_out", TORCH_BOX(&add_grid_out));
+    m.impl("dropout", TORCH_BOX(&dropout));
+    m.impl("row_dots", TORCH_BOX(&row_dots));
+    m.impl("embed", TORCH_BOX(&embed));
+    m.impl("embed_backward", TORCH_BOX(&embed_backward));
+  }
+
+ private:
+  // `sizes` are those of the tensor whose elements are numbered. `elements` must outlive the result.
+  static sinpe_dropout_arguments dropout_of(Call* call, const Optional& seed, int64_t drop, const Integers& elements,
+                                            const int64_t* sizes, int64_t rank) {
+    sinpe_dropout_arguments d = sinpe_torch::dropout_of(drop, elements, sizes, rank);
+    call->set_seed(seed, drop, &d);
+    return d;
+  }
+};
+
+}  // namespace sinpe_torch
