@@ -16,9 +16,9 @@ from .calls.grid import GridCall
 from .checks import grids, memory
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
-from .ops import autograd, encoded_rows, traced
-from .ops.dispatch import ENCODE
-from .ops.schemas import host_words, plan_words
+from .ops import encoded_rows, traced
+from .ops.plan_words import host_words, plan_words
+from .ops.rows import ENCODE
 from .runtime import observers
 from .runtime.observers import is_traced, is_transformed
 from .runtime.parallel import is_dtensor
@@ -195,7 +195,7 @@ def encode(
     if _is_compiling() or checks.is_jit_traced():
         return traced.encode(given, positions, dtype)
     checks.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
-    return autograd.encode(positions, encoding, dtype)
+    return encoded_rows.encode(positions, encoding, dtype)
 
 
 def add(

@@ -43,9 +43,10 @@ FORBIDDEN = ("libcudart", "libtorch_python", "libtorch_cuda", "libc10_cuda")
 
 LOADS = """
 import sys, torch
-from sinpe_ext.ops import schemas
+import sinpe_ext.functional
+from sinpe_ext.ops.operator import OPERATORS
 has = torch._C._dispatch_has_kernel_for_dispatch_key
-names = [n for n in schemas.EAGER if not n.startswith("plan_") and n != "draw_seed"]
+names = [n for n in OPERATORS if not n.startswith("plan_") and n != "draw_seed"]
 assert not [n for n in names if has("sinpe_ext::" + n, "CUDA")], "registered before the library is loaded"
 torch.ops.load_library(sys.argv[1])
 missing = [n for n in names if not has("sinpe_ext::" + n, "CUDA")]

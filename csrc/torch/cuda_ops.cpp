@@ -125,7 +125,8 @@ struct Call {
     launched(cuda::embed(plan, e, scalars, stream));
   }
   void embed_backward(const sinpe_embed_backward_arguments& b, const Tensor& ids) const {
-    if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0) return;  // the sort would write out an expanded tensor of ids
+    if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0)
+      return;  // the sort would write out an expanded tensor of ids
     const Sorted tokens = sorted(ids);
     launched(cuda::embed_backward(b, static_cast<const int64_t*>(tokens.values.const_data_ptr()),
                                   static_cast<const int64_t*>(tokens.indices.const_data_ptr()), scalars, stream));

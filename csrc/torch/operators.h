@@ -1,4 +1,4 @@
-// The operators that sinpe_ext/ops/schemas.py defines, on the LibTorch stable ABI: once for the CPU's library and once for
+// The operators that sinpe_ext/ops/ defines, on the LibTorch stable ABI: once for the CPU's library and once for
 // CUDA's. What differs between them is `Call` (cpu_ops.cpp, cuda_ops.cpp): where operands must be, who reads numbers that
 // lie in a tensor, and which kernels run.
 //

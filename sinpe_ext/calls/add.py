@@ -12,9 +12,9 @@ from ..backend import loader
 from ..checks.part import Part
 from ..encodings.encoding import Encoding
 from ..encodings.plan import plan as _plan_of
-from ..ops import autograd, traced
-from ..ops.dispatch import ADD_DROPOUT
-from ..ops.schemas import plan_words
+from ..ops import traced
+from ..ops.plan_words import plan_words
+from ..ops.rows import ADD_DROPOUT, AddInPlace
 from ..reference import apply
 from ..reference.tiles import accumulation
 from ..runtime import observers
@@ -201,7 +201,7 @@ class AddCall(SumCall):
     def differentiable(self, in_place: bool) -> Tensor:
         operands = self.operands(plan_words(self.encoding, self.device))
         if in_place:
-            return autograd.AddInPlace.apply(self.x, *operands, self.form, self._write)
+            return AddInPlace.apply(self.x, *operands, self.form, self._write)
         return self.restored(ADD_DROPOUT(self.view, *operands))
 
     def run_into(self, out: Tensor) -> None:

@@ -14,8 +14,8 @@ from .. import checks
 from ..checks import embedding
 from ..checks.part import Part
 from ..ops import traced
-from ..ops.dispatch import EMBED
-from ..ops.schemas import plan_words
+from ..ops.embed import EMBED
+from ..ops.plan_words import plan_words
 from ..reference.tiles import accumulation
 from ..runtime import observers
 from ..runtime.observers import is_functional, is_recorded, is_transformed

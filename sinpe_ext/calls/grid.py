@@ -20,8 +20,8 @@ from ..checks import grids, seeds
 from ..checks.part import Part, no_context_parallel
 from ..encodings.grid import GridEncoding
 from ..ops import seed_tensor
-from ..ops.dispatch import DROPOUT
-from ..ops.schemas import plan_words
+from ..ops.plan_words import plan_words
+from ..ops.rows import DROPOUT
 from ..reference import grid_add
 from ..reference.tiles import accumulation, arranged
 from ..runtime import observers

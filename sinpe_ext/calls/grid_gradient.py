@@ -1,4 +1,4 @@
-"""The derivative of `add` with a grid: that of `ops/autograd.py` for each piece on its channels."""
+"""The derivative of `add` with a grid: that of `ops/rows.py` for each piece on its channels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ops import autograd
-from ..ops.dispatch import ROW_DOTS
+from ..ops.rows import ROW_DOTS, position_gradient, scaled
 from .grid_form import GridForm
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class GridAdd(torch.autograd.Function):
         form: GridForm = ctx.form
         to_x = to_alpha = to_positions = None
         if ctx.needs_input_grad[0]:
-            to_x = autograd.scaled(grad, seed, ctx.scale, ctx.drop, ctx.numbers)
+            to_x = scaled(grad, seed, ctx.scale, ctx.drop, ctx.numbers)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             places = form.canonical(grad)
             of_axes: list[Any] = [None] * positions.shape[-1]
@@ -52,7 +51,7 @@ class GridAdd(torch.autograd.Function):
                     dots = ROW_DOTS(part, words, at, mask, None, *rest).sum()
                     to_alpha = dots if to_alpha is None else to_alpha + dots
                 if ctx.needs_input_grad[2]:
-                    one = autograd.position_gradient(part, words, at, mask, alpha, rest)
+                    one = position_gradient(part, words, at, mask, alpha, rest)
                     of_axes[axis] = one if of_axes[axis] is None else of_axes[axis] + one
             if to_alpha is not None:
                 to_alpha = to_alpha.reshape(alpha.shape).to(alpha.dtype)

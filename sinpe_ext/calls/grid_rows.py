@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import checks
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
-from ..ops import autograd, encoded_rows, traced
+from ..ops import encoded_rows, traced
 from ..ops.traced import constant_in_graph
 from ..reference.grid_add import HEADER_WORDS, MAGIC
 from ..runtime.device_constants import on_device
@@ -53,7 +53,7 @@ def encoded(given: traced.Given, positions: Tensor, dtype: torch.dtype) -> Tenso
     """Rows of one piece at positions, differentiable."""
     if _is_compiling() or checks.is_jit_traced():
         return traced.encode(given, positions, dtype)
-    return autograd.encode(positions, checks.encoding(*given), dtype)
+    return encoded_rows.encode(positions, checks.encoding(*given), dtype)
 
 
 def table(

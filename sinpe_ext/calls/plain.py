@@ -16,8 +16,8 @@ from torch.autograd.graph import increment_version
 from .. import checks
 from ..backend import loader
 from ..encodings.encoding import Encoding
-from ..ops.dispatch import ADD, ADD_OUT
 from ..ops.plan_words import host_words, plan_words
+from ..ops.rows import ADD, ADD_OUT
 from ..runtime.observers import is_traced
 from ..runtime.parallel import in_context_parallel
 

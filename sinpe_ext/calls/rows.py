@@ -12,8 +12,8 @@ from torch import Tensor
 from .. import checks
 from ..checks import Target, seeds
 from ..checks.part import Part, no_context_parallel
-from ..ops import autograd, encoded_rows, seed_tensor, traced
-from ..ops.dispatch import DROPOUT
+from ..ops import encoded_rows, seed_tensor, traced
+from ..ops.rows import DROPOUT
 from ..reference import philox
 from ..reference.tiles import arranged
 from ..runtime.observers import is_functional, is_transformed
@@ -191,7 +191,7 @@ class RowsCall:
         elif positions is None:
             rows = encoded_rows.table(self.encoding, length, self.start, acc, device)
         else:
-            rows = autograd.encode(positions, self.encoding, acc)
+            rows = encoded_rows.encode(positions, self.encoding, acc)
         return arranged(rows, len(self.shape))
 
     def sum(self, x: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.values import MAX_DIM, integer
 from ..functional import add_call, embed_call
-from ..ops.dispatch import ADD, EMBED
-from ..ops.schemas import host_words, plan_words
+from ..ops.embed import EMBED
+from ..ops.plan_words import host_words, plan_words
+from ..ops.rows import ADD
 from ..reference.tiles import accumulation
 from . import checkpoint, shared
 

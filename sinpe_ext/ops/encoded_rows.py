@@ -1,6 +1,8 @@
-"""The rows of an encoding for checked arguments, without autograd: from the kernels, or else from the eager twin."""
+"""The rows of an encoding for checked arguments: from the kernels, or else from the reference."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,12 +12,15 @@ from ..backend import loader
 from ..encodings.encoding import Encoding
 from ..encodings.plan import plan as _plan_of
 from ..reference import float32_angle
+from ..reference.tiles import accumulation
 from ..runtime import observers
-from . import schemas
+from ..runtime.observers import is_traced, is_transformed
+from .plan_words import decoded, derivative_constants, plan_words
+from .rows import ENCODE
 
 
 def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows encoding.start + start, ..., + length - 1."""
+    """Rows encoding.start + start, ..., + length - 1, without autograd."""
     written_down = observers.is_written_down()
     if observers.no_data(device) and not written_down:
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
@@ -23,7 +28,7 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
         positions = torch.arange(length, device=device) + (encoding.start + start)
         return float32_angle.encode(encoding, positions, dtype)
     if written_down or loader.compiled(device.type):
-        words = schemas.plan_words(encoding, device)
+        words = plan_words(encoding, device)
         try:
             return torch.ops.sinpe_ext.table.default(words, start, length, encoding.dim, dtype)
         except RuntimeError:
@@ -34,8 +39,8 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
     return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
 
 
-def encode(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Rows at int64, float32 or float64 positions; `words` are those of an encoding's plan."""
+def rows_at(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Rows at int64, float32 or float64 positions, without autograd; `words` are those of an encoding's plan."""
     written_down = observers.is_written_down()
     if observers.no_data(positions.device) and not written_down:
         return positions.new_empty((*positions.shape, dim), dtype=dtype)
@@ -45,4 +50,55 @@ def encode(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Te
         except RuntimeError:
             torch.empty((*positions.shape, dim), dtype=dtype, device=positions.device)
             raise
-    return reference.encode(schemas.decoded(words), positions.detach(), dtype)
+    return reference.encode(decoded(words), positions.detach(), dtype)
+
+
+class _EncodeTransformed(torch.autograd.Function):
+    """encode(positions) for torch.func and forward mode, which the operator's derivative does not serve, and for fake
+    tensors, which an operator does not take together with the words of a plan."""
+
+    @staticmethod
+    def forward(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
+        return rows_at(positions, words, slopes.shape[0], dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        positions, words, partner, slopes, ctx.dtype = inputs
+        ctx.save_for_backward(positions, words, partner, slopes)
+        ctx.save_for_forward(positions, words, partner, slopes)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        positions, words, partner, slopes = ctx.saved_tensors
+        (grad,) = grads
+        acc = accumulation(grad.dtype, positions.dtype)
+        rows = _derivative(positions, words, partner, slopes, acc)
+        return (grad.to(acc) * rows).sum(-1).to(positions.dtype), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
+        positions, words, partner, slopes = ctx.saved_tensors
+        acc = accumulation(ctx.dtype, positions.dtype)
+        return (tangent.to(acc).unsqueeze(-1) * _derivative(positions, words, partner, slopes, acc)).to(ctx.dtype)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, positions: Tensor, *constants: Any) -> Any:
+        return _EncodeTransformed.apply(positions.movedim(in_dims[0], 0), *constants), 0
+
+
+def _derivative(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, acc: torch.dtype) -> Tensor:
+    """d encode / d positions in acc, (*positions.shape, dim), differentiable."""
+    return _EncodeTransformed.apply(positions, partner, words, -slopes, acc) * slopes.to(positions.device, acc)
+
+
+def encode(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:
+    """`encode` of checked arguments outside of a graph, differentiable where that is asked for."""
+    if encoding.angle != "exact":
+        return float32_angle.encode(encoding, positions, dtype)
+    words = plan_words(encoding, positions.device)
+    if is_transformed() or (is_traced() and positions.requires_grad):
+        constants = derivative_constants(decoded(words), words.device)
+        return _EncodeTransformed.apply(positions, words, *constants, dtype)
+    if positions.requires_grad and torch.is_grad_enabled():
+        return ENCODE(positions.contiguous(), words, encoding.dim, dtype)
+    return rows_at(positions, words, encoding.dim, dtype)

@@ -28,6 +28,7 @@ from ..encodings.plan import (
 )
 from ..encodings.plan import plan as _plan_of
 from ..runtime.device_constants import on_device
+from .operator import Operator
 
 CPU = torch.device("cpu")
 _plans = WeakTensorKeyDictionary()  # a plan tensor -> its plan
@@ -114,9 +115,7 @@ def decoded(words: Tensor) -> Plan:
 def _unpacked(words: tuple[int, ...]) -> Plan:
     """The inverse of `Plan.words`, whose layout `_plan` describes."""
     if len(words) < HEADER_WORDS or words[:2] != (MAGIC, len(words)):
-        raise RuntimeError(
-            "plan: expected the words of a frequency plan, got others; pass schemas.plan_words(encoding)"
-        )
+        raise RuntimeError("plan: expected the words of a frequency plan, got others; pass plan_words(encoding)")
     _, _, dim, n0, n1, flags, amplitude, n_osc, start = words[:9]
     columns = [words[HEADER_WORDS + k * n_osc :][:n_osc] for k in range(ARRAYS)]
     high, low, whole, turns_hi, turns_lo = columns
@@ -141,3 +140,15 @@ def _unpacked(words: tuple[int, ...]) -> Plan:
         turns_lo=floats(turns_lo),
         words=array("q", words),
     )
+
+
+Operator(
+    "plan_partner(Tensor plan) -> Tensor",
+    reference=partner,
+    fake=lambda plan: torch.empty_like(plan),
+)
+Operator(
+    "plan_slopes(Tensor plan, int dim) -> Tensor",
+    reference=slopes,
+    fake=lambda plan, dim: plan.new_empty((dim,), dtype=torch.float64),
+)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..checks import INT64_MAX, unreadable
 from ..runtime import observers
 from ..runtime.tracing import is_jit_traced
+from .operator import Operator
 
 
 def tensor(seed: Any, device: torch.device) -> Tensor:
@@ -44,3 +45,12 @@ def tensor(seed: Any, device: torch.device) -> Tensor:
 def draw(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
     """A seed from a generator, or from the device's."""
     return torch.randint(INT64_MAX, (), generator=generator, dtype=torch.int64, device=device)
+
+
+Operator(
+    # `like` is a tensor of its own for each draw: two draws with equal arguments would be merged into one in a graph.
+    "draw_seed(Tensor like) -> Tensor",
+    reference=lambda like: draw(like.device),
+    fake=lambda like: like.new_empty((), dtype=torch.int64),
+    tags=(torch.Tag.nondeterministic_seeded,),
+)

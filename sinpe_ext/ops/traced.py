@@ -25,7 +25,8 @@ from ..encodings.encoding import Encoding
 from ..encodings.plan import plan as _plan_of
 from ..reference import float32_angle
 from ..runtime import handle, observers
-from . import onnx_graph, schemas
+from . import onnx_graph
+from . import plan_words as plans
 
 constant_in_graph = handle.constant_in_graph()
 if constant_in_graph is handle.by_handle:  # torch 2.11: what checks marked, perhaps before torch came, is adapted
@@ -75,7 +76,7 @@ def _by_slot(function: Constant) -> tuple[Constant, ...]:
 def _plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     # Load the kernels before the graph runs; without them the operator is the eager twin.
     loader.compiled(device.type if device.type == "cuda" else "cpu")
-    return schemas.plan_words(checks.encoding(value, dim, piece), device)
+    return plans.plan_words(checks.encoding(value, dim, piece), device)
 
 
 @_by_slot

@@ -8,16 +8,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_library: Any = None  # here, where it outlives an import of ops that was cut short
+_made: dict[str, Any] = {}  # here, where it outlives an import of ops that was cut short
 
 
-def library(register: Callable[[], Any]) -> Any:
-    """What `register` made, the first time it was called."""
-    global _library
-    if _library is None:
-        with interrupts_held():
-            _library = register()
-    return _library
+def once(name: str, make: Callable[[], Any]) -> Any:
+    """What `make` made, the first time this was called for `name`."""
+    with interrupts_held():
+        if name not in _made:
+            _made[name] = make()
+        return _made[name]
 
 
 @contextlib.contextmanager

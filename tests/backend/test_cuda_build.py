@@ -187,7 +187,7 @@ def test_reason_of_the_install_is_the_reason_of_the_device(tmp_path):
 
 REGISTERED = """
 import torch
-from sinpe_ext.ops import schemas
+from sinpe_ext.ops import rows
 torch.ops.load_library({library!r})
 has = torch._C._dispatch_has_kernel_for_dispatch_key
 assert has("sinpe_ext::table", "CUDA") and has("sinpe_ext::encode", "CUDA")

@@ -14,7 +14,8 @@ from torch import Tensor
 
 import sinpe_ext as sinpe
 from sinpe_ext.calls import grid_rows
-from sinpe_ext.ops import schemas
+from sinpe_ext.ops.operator import OPERATORS
+from sinpe_ext.ops.plan_words import plan_words
 
 B, S, D, ROWS = 2, 3, 8, 5
 GRID = sinpe.GridEncoding((sinpe.Encoding(D),))
@@ -33,7 +34,7 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         "x": x,
         "grad": x,
         "out": torch.zeros(S, D, device=device) if name == "table_out" else torch.zeros_like(x),
-        "plan": schemas.plan_words(sinpe.convention("fairseq", D)).to(device),
+        "plan": plan_words(sinpe.convention("fairseq", D)).to(device),
         "grid": grid_rows.words(GRID, (S,), False, device),
         "values": torch.zeros(S * D, device=device),
         "ids": torch.zeros(B, S, dtype=torch.int64, device=device),
@@ -62,7 +63,7 @@ def call(name: str, device: torch.device, **changed: Any) -> Any:
 
 
 # What a compiled library holds, and the tensors that each takes.
-KERNELS = [name for name in schemas.EAGER if name not in ("plan_partner", "plan_slopes", "draw_seed")]
+KERNELS = [name for name in OPERATORS if name not in ("plan_partner", "plan_slopes", "draw_seed")]
 TENSORS = [(name, a.name) for name in KERNELS for a in op(name)._schema.arguments if "Tensor" in str(a.type)]
 
 
@@ -179,7 +180,7 @@ def no_plan(words: Tensor) -> Tensor:
 
 NO_ROWS: dict[str, tuple[dict[str, Change], str]] = {  # what the CPU refuses and CUDA answers with rows of NaN
     "no plan": ({"plan": no_plan}, "plan: not a frequency plan"),
-    "another dim": ({"plan": lambda t: schemas.plan_words(sinpe.convention("fairseq", 2 * D)).to(t.device)}, "plan"),
+    "another dim": ({"plan": lambda t: plan_words(sinpe.convention("fairseq", 2 * D)).to(t.device)}, "plan"),
 }
 
 
@@ -197,7 +198,7 @@ def test_a_plan_that_does_not_fit(name: str, case: Any, device: torch.device) ->
 
 NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # what the CPU refuses and CUDA answers with NaN
     "no grid": ({"grid": no_plan}, "grid: expected the words of a grid over 24 values, got others; pass"),
-    "a plan": ({"grid": lambda t: schemas.plan_words(sinpe.Encoding(D)).to(t.device)}, "grid: expected the words"),
+    "a plan": ({"grid": lambda t: plan_words(sinpe.Encoding(D)).to(t.device)}, "grid: expected the words"),
     "fewer values": ({"values": lambda t: t[1:]}, "grid: expected the words of a grid over 23 values"),
     "more values": ({"values": twice}, "grid: expected the words of a grid over 48 values"),
     "other lengths": (
@@ -228,7 +229,7 @@ def test_a_grid_that_does_not_fit(case: Any, device: torch.device) -> None:
 def test_alpha_and_seed_are_read_where_they_are(dtype: torch.dtype, device: torch.device) -> None:
     alpha, seed = torch.tensor([0.25], dtype=dtype, device=device), torch.tensor([7], device=device)
     given = arguments("add_dropout", device) | {"alpha": alpha, "seed": seed, "drop": 30000}
-    want = schemas.EAGER["add_dropout"](*given.values())
+    want = OPERATORS["add_dropout"].reference(*given.values())
     torch.testing.assert_close(call("add_dropout", device, alpha=alpha, seed=seed, drop=30000), want)
     alpha.fill_(0.5)
     assert not torch.equal(call("add_dropout", device, alpha=alpha, seed=seed, drop=30000), want)
@@ -251,7 +252,7 @@ def test_ids_of_any_strides_are_summed_in_the_order_of_the_tokens(view: Any, dev
     grad = torch.randn(*ids.shape, D, generator=torch.Generator().manual_seed(0)).to(device) * 1e3
     seed = torch.tensor([3], device=device)
     got = call("embed_backward", device, grad=grad, ids=ids, seed=seed)
-    want = schemas.EAGER["embed_backward"](grad, ids, seed, ROWS, -1, 1.0, 100, [])
+    want = OPERATORS["embed_backward"].reference(grad, ids, seed, ROWS, -1, 1.0, 100, [])
     assert got.shape == (ROWS, D) and got.is_contiguous() and torch.equal(got, want)
 
 
@@ -267,7 +268,7 @@ STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED)
 def test_outputs_have_the_strides_of_empty_like(view: Any, device: torch.device) -> None:
     x = view(torch.zeros(B, S, S if view is STRIDED["channels first"] else D, device=device))
-    plan = schemas.plan_words(sinpe.convention("fairseq", x.shape[-1])).to(device)
+    plan = plan_words(sinpe.convention("fairseq", x.shape[-1])).to(device)
     want = torch.empty_like(x).stride()
     assert call("add", device, x=x, plan=plan).stride() == want
     assert call("dropout", device, x=x).stride() == want

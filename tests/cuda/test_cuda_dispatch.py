@@ -20,7 +20,7 @@ from sinpe_ext import checks
 from sinpe_ext.backend import loader
 from sinpe_ext.checks import embedding
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.ops import plan_words, schemas, seed_tensor
+from sinpe_ext.ops import plan_words, seed_tensor
 from sinpe_ext.runtime import device_constants, observers
 
 B, S, D, V = 2, 3, 8, 9
@@ -307,12 +307,12 @@ def test_the_capture_looked_for_is_the_tensors_own(monkeypatch: pytest.MonkeyPat
 def test_slopes_are_those_of_the_plan(encoding: sinpe.Encoding) -> None:
     """Computed from the words on the device; here against the plan itself."""
     known = plan(encoding)
-    words = schemas.plan_words(encoding)
+    words = plan_words.plan_words(encoding)
     entries = zip(known.channels(), known.channel_turns(), strict=True)
     want = [0.0 if e is None else 2 * torch.pi * f * (-1.0 if e[1] else 1.0) for e, f in entries]
-    assert torch.equal(schemas.slopes(words, encoding.dim), torch.tensor(want, dtype=torch.float64))
-    partner, slopes = schemas.derivative_constants(known)
-    assert torch.equal(schemas.slopes(partner, encoding.dim), -slopes)
+    assert torch.equal(plan_words.slopes(words, encoding.dim), torch.tensor(want, dtype=torch.float64))
+    partner, slopes = plan_words.derivative_constants(known)
+    assert torch.equal(plan_words.slopes(partner, encoding.dim), -slopes)
 
 
 def test_ids_are_looked_at_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def interrupted_at(target):
         if not name:
             return None
         if event == "line" and name in (
-            "ops/schemas.py", "ops/dispatch.py", "ops/autograd.py", "backend/loader.py", "runtime/registration.py"
+            "ops/operator.py", "ops/rows.py", "ops/embed.py", "backend/loader.py", "runtime/registration.py"
         ):
             lines += 1
             if lines == target:

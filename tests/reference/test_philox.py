@@ -17,7 +17,7 @@ import torch
 from philox import kept, philox  # the oracle, in Python's integers
 from torch import Tensor
 
-from sinpe_ext.ops.dispatch import DROPOUT
+from sinpe_ext.ops.rows import DROPOUT
 from sinpe_ext.reference import philox as ours
 
 FALSE_ALARM = 1e-9  # each check would fail for truly random masks with at most this probability

@@ -1,0 +1,96 @@
+"""How many functions and files of the package a call passes: `python tools/call_path.py [--list CALL]`.
+
+Each call is warm (made three times before), on the CPU, without a gradient unless it says so. Counted are calls of
+Python functions that stand in the package, and the files that they stand in; what torch runs of its own is not.
+`--list add` prints the functions of one call, in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+import sinpe_ext as sinpe  # noqa: E402
+
+PACKAGE = Path(sinpe.__file__).parent
+B, S, D, ROWS = 2, 16, 512, 1000
+
+
+def calls() -> dict[str, Callable[[], Any]]:
+    encoding, layer = sinpe.Encoding(D), sinpe.SinusoidalPositionalEncoding(D).eval()
+    image = sinpe.convention("mae2d", D)
+    x, learned, places = torch.randn(B, S, D), torch.randn(B, S, D, requires_grad=True), torch.randn(B, 4, 4, D)
+    ids, weight = torch.randint(0, ROWS, (B, S)), torch.randn(ROWS, D)
+    embedding, timesteps = sinpe.SinusoidalEmbedding(ROWS, D).eval(), sinpe.TimestepEncoding(D).eval()
+    positions, out = torch.arange(S), torch.empty(B, S, D)
+    return {
+        "add": lambda: sinpe.add(x, encoding),
+        "add positions": lambda: sinpe.add(x, encoding, positions=positions),
+        "add padding_mask": lambda: sinpe.add(x, encoding, padding_mask=positions > 8),
+        "add dropout": lambda: sinpe.add(x, encoding, dropout=0.1),
+        "add dropout gradient": lambda: sinpe.add(learned, encoding, dropout=0.1),
+        "add_ dropout": lambda: sinpe.add_(x, encoding, dropout=0.1),
+        "add out": lambda: sinpe.add(x, encoding, out=out),
+        "add out dropout": lambda: sinpe.add(x, encoding, dropout=0.1, out=out),
+        "add grid": lambda: sinpe.add(places, image),
+        "add grid dropout": lambda: sinpe.add(places, image, dropout=0.1),
+        "embed": lambda: sinpe.embed(ids, weight, encoding),
+        "embed dropout": lambda: sinpe.embed(ids, weight, encoding, dropout=0.1),
+        "table": lambda: sinpe.table(S, encoding),
+        "table out": lambda: sinpe.table(B * S, encoding, out=out.view(-1, D)),
+        "table grid": lambda: sinpe.table((4, 4), image),
+        "encode": lambda: sinpe.encode(positions, encoding),
+        "encode float64": lambda: sinpe.encode(positions, encoding, dtype=torch.float64),
+        "layer, eval": lambda: layer(x),
+        "embedding layer, eval": lambda: embedding(ids),
+        "timestep layer": lambda: timesteps(positions),
+    }
+
+
+def passed(call: Callable[[], Any]) -> list[tuple[str, str]]:
+    """(file, function) of each function of the package that a warm call enters, in order."""
+    for _ in range(3):
+        call()
+    found: list[tuple[str, str]] = []
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            path = Path(frame.f_code.co_filename)
+            if path.is_relative_to(PACKAGE):
+                found.append(
+                    (path.relative_to(PACKAGE).as_posix(), getattr(frame.f_code, "co_qualname", frame.f_code.co_name))
+                )
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", metavar="CALL", choices=list(calls()), help="print the functions of one call")
+    chosen = parser.parse_args().list
+    if chosen:
+        for file, name in passed(calls()[chosen]):
+            print(f"{file:<32} {name}")
+        return
+    print(f"{'call':<24} functions  files")
+    for name, call in calls().items():
+        found = passed(call)
+        print(f"{name:<24} {len(found):9}  {len({file for file, _ in found}):5}")
+
+
+if __name__ == "__main__":
+    main()
