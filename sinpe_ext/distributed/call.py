@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,15 +16,11 @@ from ..calls.grid import GridCall
 from ..checks import embedding
 from ..runtime.no_grad import no_grad
 from . import dtensor
-from .simulation import call_of_each_rank, to_local
 
 
 class _Nothing:
     """The call of a process that is not part of the mesh. As in torch's own operations its result has no elements, and
     arguments that go with the data are not looked at."""
-
-    def each(self, check: Callable[[Any], None]) -> None:
-        """No rows, for the check of a layer's max_len."""
 
     def needs_grad(self, *others: Tensor) -> bool:
         return torch.is_grad_enabled() and any(t.requires_grad for t in others)
@@ -50,7 +45,7 @@ class ShardedAdd:
         if dtensor.is_outside(x.device_mesh):
             self.local = _Nothing()
             return
-        self.part = to_local(self.x, self.x.placements)
+        self.part = self.x.to_local(grad_placements=self.x.placements)
         is_plain = grid_shape is None and isinstance(extra, int) and extra == 0 and not checks.is_grid(encoding)
         make = self._sequence if is_plain else self._grid
         self.local = make(encoding, arguments, grid_shape, extra)
@@ -65,7 +60,7 @@ class ShardedAdd:
         positions, start, alpha, padding_mask = with_x
         seed = dtensor.seed_of_all(seed, dropout, self.layout, self.part.device)
         rows = positions, start, scale, alpha, padding_mask, rows_at, channels_at, dropout, seed
-        return call_of_each_rank(AddCall)(self.part, encoding, *rows, part=self.layout.part)
+        return AddCall(self.part, encoding, *rows, part=self.layout.part)
 
     def _grid(self, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra: Any) -> GridCall:
         from .grid import local_call
@@ -179,7 +174,7 @@ class ShardedEmbed:
         seed = dtensor.seed_of_all(seed, dropout, self.layout, part.device)
         of_rows = positions, start, scale, alpha, dropout, seed
         others: Any = (*of_rows, padding_idx, padding_mask, sparse, encode_padding, rows_at, self.layout.part)
-        self.local = call_of_each_rank(EmbedCall)(ids.to_local(), part, encoding, *others)
+        self.local = EmbedCall(ids.to_local(), part, encoding, *others)
 
     def result(self) -> Tensor:
         """`embed`, differentiable."""

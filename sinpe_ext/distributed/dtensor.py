@@ -19,7 +19,6 @@ from .. import checks
 from ..checks import seeds
 from ..checks.part import Part
 from ..ops import seed_tensor
-from .simulation import each_rank, is_simulated, to_local
 
 
 class Layout(NamedTuple):
@@ -56,7 +55,7 @@ class Layout(NamedTuple):
             sums = at is None and isinstance(placement, Shard)
             gradient.append(Partial() if sums else wanted[-1])
         spread = on_mesh(name, value, self.mesh).redistribute(placements=wanted)
-        return to_local(spread, gradient)
+        return spread.to_local(grad_placements=gradient)
 
 
 def _join(
@@ -77,19 +76,25 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
-        return to_local(grad.redistribute(placements=ctx.placements), ctx.placements), None, None, None, None
+        mine = grad.redistribute(placements=ctx.placements).to_local(grad_placements=ctx.placements)
+        return mine, None, None, None, None
 
 
 def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> Layout:
     """The part that this rank has of a tensor of `shape`: along each dimension what torch.chunk gives it."""
     first, sizes = [0] * len(shape), list(shape)
     coordinate = mesh.get_coordinate()
+    if not torch.compiler.is_compiling() and any(type(k) is not int for k in coordinate or ()):
+        raise TypeError(
+            "device_mesh: expected the mesh of one process, got one of torch's simulation of many ranks in one; run "
+            "the ranks as processes, or leave its mode"
+        )
     for k, placement in enumerate(placements):
         if isinstance(placement, Shard):
             d = placement.dim
             # A process that is not part of the mesh has nothing.
             rank = mesh.size(k) if coordinate is None else coordinate[k]
-            at, sizes[d] = each_rank(chunk)(sizes[d], mesh.size(k), rank)
+            at, sizes[d] = chunk(sizes[d], mesh.size(k), rank)
             first[d] += at
     return Layout(mesh, tuple(placements), Part(tuple(shape), tuple(first)), tuple(sizes))
 
@@ -103,7 +108,7 @@ def check_part(name: str, t: DTensor) -> None:
     """Refuses a part of another size than torch.chunk gives this rank, which `DTensor.from_local` takes: where it lies
     in the whole is not known then, and it would get the positions and the mask of other rows."""
     places = t.placements
-    if torch.compiler.is_compiling() or is_simulated() or is_outside(t.device_mesh):
+    if torch.compiler.is_compiling() or is_outside(t.device_mesh):
         return
     if not any(isinstance(p, Shard) for p in places) or not all(type(p) in (Shard, Replicate, Partial) for p in places):
         return  # the whole on every rank, or an order that redistribute undoes

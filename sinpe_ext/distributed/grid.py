@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor
 from ..calls.grid import GridCall
 from ..checks.part import Part
 from .dtensor import Layout, seed_of_all
-from .simulation import call_of_each_rank
 
 
 def local_call(
@@ -31,7 +30,7 @@ def local_call(
         is_cut = layout.sizes[form.rows_at[0]] != x.shape[form.rows_at[0]]
         at = whole.all_positions() if is_cut else None
     of_whole = form, at, list(whole.starts), whole.padding_mask
-    return call_of_each_rank(_call)(part, layout.part, layout.sizes, encoding, of_whole, scale, alpha, rest)
+    return _call(part, layout.part, layout.sizes, encoding, of_whole, scale, alpha, rest)
 
 
 def _call(

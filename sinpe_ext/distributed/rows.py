@@ -16,7 +16,6 @@ from ..checks import grids
 from ..encodings.values import integer
 from ..ops import traced
 from . import dtensor
-from .simulation import each_rank, each_rank_with_grad, to_local
 
 
 def table(
@@ -66,7 +65,7 @@ def table(
             rows = table_of(sizes[:-1], encoding, start=local_starts, dtype=dtype, device=device)
         return rows.narrow(-1, first[-1], sizes[-1]).contiguous()
 
-    return layout.result(each_rank(part)(layout.part.first, layout.sizes), shape)
+    return layout.result(part(layout.part.first, layout.sizes), shape)
 
 
 def _placements(placements: Any, mesh: DeviceMesh, rank: int) -> list[Placement]:
@@ -94,9 +93,8 @@ def encode(
     if checks.is_grid(encoding):  # all coordinates of a place together
         wanted = [Replicate() if isinstance(p, Shard) and p.dim == last else p for p in positions.placements]
         positions = positions.redistribute(placements=wanted)
-    local = each_rank_with_grad(encode_of)(
-        to_local(positions, positions.placements), encoding, dtype=dtype, allow_16bit=allow_16bit
-    )
+    part = positions.to_local(grad_placements=positions.placements)
+    local = encode_of(part, encoding, dtype=dtype, allow_16bit=allow_16bit)
     outer = positions.shape[:-1] if checks.is_grid(encoding) else positions.shape
     layout = dtensor.layout(positions.device_mesh, positions.placements, positions.shape)
     return layout.result(local, (*outer, local.shape[-1]))

@@ -182,6 +182,11 @@ def strided_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> No
                 f"{name}: expected a dense strided tensor, got a MaskedTensor; pass its get_data(), and its mask as "
                 "padding_mask"
             )
+        if type(value).__name__ == "LocalTensor":
+            raise TypeError(
+                f"{name}: expected a tensor of one process, got a LocalTensor, torch's simulation of many ranks in "
+                "one; run the ranks as processes, or leave its mode"
+            )
     if value.layout != torch.strided or value.is_nested or value.is_quantized:
         kind = "a nested tensor" if value.is_nested else value.dtype if value.is_quantized else f"layout {value.layout}"
         raise TypeError(f"{name}: expected a dense strided tensor, got {kind}; convert it to a dense one first")

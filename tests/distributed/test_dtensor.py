@@ -61,7 +61,7 @@ def named(name: str) -> Any:
     return pytest.param(name, marks=ROWS.get(name, pytest.mark.feature("DTensor")))
 
 
-@pytest.mark.parametrize("name", map(named, CASES))
+@pytest.mark.parametrize("name", [named(name) for name in CASES])
 @pytest.mark.parametrize(
     ("backend", "world"),
     [

@@ -148,7 +148,7 @@ assert min(made) > 10, made
 assert torch.equal(sinpe.encode(ids, 16), torch.compile(sinpe.encode, backend="eager")(ids, 16))
 """
 
-HALF_IMPORTED = ["torch.distributed.tensor", "torch.distributed._local_tensor", "torch.distributed.fsdp"]
+HALF_IMPORTED = ["torch.distributed.tensor", "torch.distributed.fsdp"]
 
 
 @pytest.mark.sampled("values")

@@ -1,0 +1,100 @@
+"""Where a rank's part of a tensor lies, on meshes of any shape, without processes: as torch.chunk cuts. torch's own
+simulation of ranks is refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import sinpe_ext as sinpe
+
+pytest.importorskip("torch.distributed.tensor")
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor, init_device_mesh
+
+from sinpe_ext.distributed import dtensor
+
+
+class Mesh:
+    """What a layout asks of a DeviceMesh."""
+
+    def __init__(self, sizes: Sequence[int], coordinate: Sequence[int] | None) -> None:
+        self.sizes, self.coordinate = sizes, coordinate
+
+    def size(self, dim: int) -> int:
+        return self.sizes[dim]
+
+    def get_coordinate(self) -> Sequence[int] | None:
+        return self.coordinate
+
+
+def cut(whole: torch.Tensor, mesh: Mesh, placements: Sequence[Placement]) -> torch.Tensor:
+    """A rank's part by torch.chunk, which leaves ranks at the end without one."""
+    assert mesh.coordinate is not None
+    for ranks, rank, placement in zip(mesh.sizes, mesh.coordinate, placements, strict=True):
+        if isinstance(placement, Shard):
+            chunks = whole.chunk(ranks, placement.dim)
+            empty = whole.narrow(placement.dim, whole.shape[placement.dim], 0)
+            whole = chunks[rank] if rank < len(chunks) else empty
+    return whole
+
+
+@pytest.mark.parametrize("length", range(10))
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_chunk(length: int, ranks: int) -> None:
+    at = 0
+    for rank in range(ranks):
+        first, count = dtensor.chunk(length, ranks, rank)
+        assert (first, count) == (at, len(cut(torch.arange(length), Mesh([ranks], [rank]), [Shard(0)])))
+        assert 0 <= first <= length
+        at += count
+    assert at == length
+
+
+PLACES: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1), Shard(2))
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 12), (3, 7, 10), (1, 3, 5)], ids=str)  # even, uneven, fewer than ranks
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (3, 2), (2, 2, 2)], ids=str)
+def test_layout(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Each way to place it, the same dimension by several dimensions of the mesh too."""
+    whole = torch.arange(shape[0] * shape[1] * shape[2]).reshape(shape)
+    for placements in itertools.product(PLACES, repeat=len(sizes)):
+        for coordinate in itertools.product(*(range(size) for size in sizes)):
+            mesh = Mesh(sizes, coordinate)
+            part = cut(whole, mesh, placements)
+            found = dtensor.layout(mesh, placements, shape)  # type: ignore[arg-type]
+            assert found.sizes == tuple(part.shape) and found.part.shape == shape
+            box = tuple(slice(at, at + size) for at, size in zip(found.part.first, found.sizes, strict=True))
+            assert torch.equal(whole[box], part), (placements, coordinate)
+
+
+def test_outside_of_the_mesh() -> None:
+    found = dtensor.layout(Mesh([3], None), [Shard(1)], (2, 7))  # type: ignore[arg-type]
+    assert found.sizes == (2, 0) and dtensor.is_outside(Mesh([3], None))  # type: ignore[arg-type]
+
+
+def test_simulated_ranks(backend: str) -> None:
+    simulation = pytest.importorskip("torch.distributed._local_tensor", reason="this torch has no simulation of ranks")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    x, ids = torch.randn(3, 7, 10), torch.zeros(3, 7, dtype=torch.int64)
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        with simulation.LocalTensorMode(4):
+            mesh = init_device_mesh("cpu", (4,))
+            for call in (
+                lambda: sinpe.add(distribute_tensor(x, mesh, [Shard(1)]), 10),
+                lambda: sinpe.embed(*(distribute_tensor(t, mesh, [Replicate()]) for t in (ids, x[0]))),
+                lambda: sinpe.encode(distribute_tensor(ids, mesh, [Shard(0)]), 10),
+                lambda: sinpe.table(8, 10, device_mesh=mesh, placements=[Shard(0)]),
+            ):
+                with pytest.raises(
+                    TypeError, match="of one process, got .* simulation of many ranks in one"
+                ):
+                    call()
+    finally:
+        dist.destroy_process_group()
