@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..runtime.registration import interrupts_held
+from ..runtime.registration import fragment, interrupts_held
 from . import compilation, cuda_compiler
 from .compilation import MIN_TORCH_COMPILED, BuildUnavailable
 
@@ -304,15 +304,12 @@ def _load_library(path: Path, device: str = "cpu") -> None:
 
 
 @functools.cache
-def _define_facts() -> Any:
+def _define_facts() -> None:
     """Defines the operators by which a loaded library tells its instruction set (CPU) and its arithmetic (CUDA)."""
-    import torch
-
     with interrupts_held():
-        library = torch.library.Library(OPS, "FRAGMENT")
+        library = fragment(OPS)
         library.define("cpu_isa() -> str")
         library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
-    return library
 
 
 def _note(device: str, error: BuildUnavailable) -> None:

@@ -59,7 +59,7 @@ class Operator:
         tags: tuple[torch.Tag, ...] = (),
     ) -> None:
         self.name = schema[: schema.index("(")]
-        library = registration.once("library", lambda: torch.library.Library(NAMESPACE, "FRAGMENT"))
+        library = registration.once("library", lambda: registration.fragment(NAMESPACE))
 
         def register() -> None:
             name = f"{NAMESPACE}::{self.name}"

@@ -1,10 +1,12 @@
-"""Registering with torch once and whole, although Ctrl-C may cut an import short, which is then begun anew."""
+"""Registering with torch once, whole and for good, although Ctrl-C may cut an import short, which is then begun anew."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +19,21 @@ def once(name: str, make: Callable[[], Any]) -> Any:
         if name not in _made:
             _made[name] = make()
         return _made[name]
+
+
+def fragment(namespace: str) -> Any:
+    """A torch.library.Library that stays as long as the process.
+
+    torch takes a library's operators away when Python ends, also from a daemon thread that is inside of one: a crash.
+    """
+    import torch
+
+    library = torch.library.Library(namespace, "FRAGMENT")
+    for reference in weakref.getweakrefs(library):
+        if isinstance(reference.__callback__, weakref.finalize):
+            reference.__callback__.atexit = False
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(library))  # nor with the module that holds it
+    return library
 
 
 @contextlib.contextmanager

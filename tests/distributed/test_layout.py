@@ -92,9 +92,7 @@ def test_simulated_ranks(backend: str) -> None:
                 lambda: sinpe.encode(distribute_tensor(ids, mesh, [Shard(0)]), 10),
                 lambda: sinpe.table(8, 10, device_mesh=mesh, placements=[Shard(0)]),
             ):
-                with pytest.raises(
-                    TypeError, match="of one process, got .* simulation of many ranks in one"
-                ):
+                with pytest.raises(TypeError, match="of one process, got .* simulation of many ranks in one"):
                     call()
     finally:
         dist.destroy_process_group()

@@ -192,6 +192,13 @@ def last():
 atexit.register(last)
 """
 FIRST_AT_EXIT = "import atexit\natexit.register(lambda: print('right' if len(digest()) == 64 else 'wrong', flush=True))"
+# Registered before torch is imported, so called when torch's own work at exit is done: operators must still be there.
+LAST_AT_EXIT = """
+import atexit
+atexit.register(lambda: print("right" if digest() == want else "wrong", flush=True))
+%s
+want = digest()
+"""
 IN_THREADS = """
 want = digest()
 def work():
@@ -207,10 +214,12 @@ sys.exit()  # Python waits for threads that are not daemons
 @pytest.mark.sampled("values")
 @pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.parametrize(
-    "code, times", [(AT_EXIT, 1), (FIRST_AT_EXIT, 1), (IN_THREADS, 3)], ids=["at exit", "first at exit", "in threads"]
+    "code, times",
+    [(RESULTS + AT_EXIT, 1), (RESULTS + FIRST_AT_EXIT, 1), (LAST_AT_EXIT % RESULTS, 1), (RESULTS + IN_THREADS, 3)],
+    ids=["at exit", "first at exit", "last at exit", "in threads"],
 )
 def test_interpreter_exit(code: str, times: int, backend: str) -> None:
-    out, err = run(RESULTS + code, library_environment(backend))
+    out, err = run(code, library_environment(backend))
     assert out.split() == ["right"] * times and "Error" not in err
 
 
