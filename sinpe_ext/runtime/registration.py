@@ -1,4 +1,4 @@
-"""Registering with torch once, whole and for good, although Ctrl-C may cut an import short, which is then begun anew."""
+"""Registering with torch once, whole and for good, although Ctrl-C may cut an import short; it is then begun anew."""
 
 from __future__ import annotations
 
