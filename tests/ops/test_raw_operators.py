@@ -202,7 +202,7 @@ def test_products_beyond_int64() -> None:
 ATTACK = """
 import random, sys, torch
 import sinpe_ext as sinpe
-from sinpe_ext.ops import embed, plan_words
+from sinpe_ext.ops import plan_words
 draw = random.Random(int(sys.argv[1]))
 assert sinpe.backend_info().device("cpu").backend == "compiled"
 FAR = [0, 1, -1, 2, 7, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)]
