@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown, unreadable
+from .checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown
 from .checks import length as _length
 from .encodings.values import integer
+from .runtime import observers
 from .runtime.tracing import is_jit_traced, is_size
 
 # Sums are of int64, said before the sum: compilers have dropped the dtype argument of a sum of something else.
@@ -40,7 +41,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
             f"{tuple(cu_seqlens.shape)}; pass torch.tensor([0, *lengths]).cumsum(0)"
         )
     ends = cu_seqlens.long().contiguous()  # torch.searchsorted warns of others
-    if total is None or (ends.device.type == "cpu" and not unreadable(ends)):
+    if total is None or (ends.device.type == "cpu" and not observers.unreadable(ends)):
         if int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
             raise ValueError(
                 f"cu_seqlens: expected 0 and then ends that do not fall, got {ends.tolist()[:8]}; pass "

@@ -128,10 +128,10 @@ class EmbedCall(RowsCall):
             return self._in_graph()
         if checks.is_jit_traced():
             return self._recorded()
-        on_cpu = self.device.type == "cpu" and not checks.unreadable(self.ids)
+        on_cpu = self.device.type == "cpu" and not observers.unreadable(self.ids)
         by_operator = self._is_exact() and not (is_transformed() or is_recorded() or observers.no_data(self.device))
         # Before a seed is drawn. Without dropout a CPU kernel looks itself; a device's never does.
-        if self.drop or not by_operator if on_cpu else checks.looked_at(self.ids):
+        if self.drop or not by_operator if on_cpu else observers.looked_at(self.ids):
             embedding.id_range(self.ids, self.num_embeddings)
         self.draw()
         if not by_operator:

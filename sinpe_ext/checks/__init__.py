@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import inspect
 import numbers
-import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -264,6 +263,8 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
         return value.long()
     if dtype == torch.uint64:
         wide = value.view(torch.int64)
+        from ..runtime.observers import looked_at
+
         if looked_at(value) and bool((wide < 0).any()):
             raise ValueError("positions: expected values up to 2**63 - 1, got larger uint64 ones; pass int64 positions")
         return wide
@@ -344,6 +345,8 @@ def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
     """`start` as a tensor, () or (B,) integers: the first positions, `first` added, as int64 of shape (1 or B, 1)."""
     import torch
 
+    from ..runtime.observers import looked_at
+
     dense_tensor("start", value)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
         raise TypeError(f"start: expected an int or an integer tensor, got {value.dtype}; pass int64 starts")
@@ -412,24 +415,3 @@ def sizes(value: torch.Tensor) -> torch.Size:
 
 
 _untraced_shape = untraced(lambda value: value.shape)
-
-
-def unreadable(value: torch.Tensor) -> bool:
-    """Whether a tensor's numbers cannot be looked at: meta and fake tensors, a graph in the making, torch.func."""
-    import torch
-
-    if value.device.type == "meta" or torch.compiler.is_compiling() or is_jit_traced():
-        return True
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0:
-        return True
-    return value.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def of_values() -> bool:
-    """Whether SINPE_EXT_CHECK=1 asks for checks of numbers on a device, which wait for it."""
-    return os.environ.get("SINPE_EXT_CHECK", "0") not in ("", "0")
-
-
-def looked_at(value: torch.Tensor) -> bool:
-    """Whether a tensor's numbers are checked: on the CPU, where that costs next to nothing, else where asked for."""
-    return (value.device.type == "cpu" or of_values()) and not unreadable(value)

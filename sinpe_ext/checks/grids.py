@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import checks
 from ..encodings.grid import lengths_of
 from ..encodings.values import integer
+from ..runtime import observers
 from ..runtime.tracing import untraced
 from . import INT64_MAX
 
@@ -95,7 +96,7 @@ def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], ba
 
 
 def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> None:
-    if not checks.looked_at(value) or not value.numel():
+    if not observers.looked_at(value) or not value.numel():
         return
     low, high = torch.stack(value.reshape(-1, len(firsts)).aminmax(dim=0)).tolist()
     for extremes in (low, high):

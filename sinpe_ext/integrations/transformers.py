@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import checks
 from .. import positions as _positions
 from ..encodings.catalogue import convention
 from ..functional import encode, table
+from ..runtime import observers
 from .dropin import Candidate, DropIn, Left, has, number, parameters, tensor_of
 from .measure import Probe
 
@@ -51,7 +51,7 @@ class EmbeddingRows(Rows):
 
     def forward(self, input: Tensor) -> Tensor:
         if (
-            checks.looked_at(input) and input.numel() and int(input.min()) < 0
+            observers.looked_at(input) and input.numel() and int(input.min()) < 0
         ):  # beyond the table it goes on, not before
             raise IndexError(f"input: expected ids of 0 or more, got {int(input.min())}; mask what is no token")
         first = self._sinpe_encoding.start

@@ -19,6 +19,7 @@ from ..ops.embed import EMBED
 from ..ops.plan_words import host_words, plan_words
 from ..ops.rows import ADD
 from ..reference.tiles import accumulation
+from ..runtime import observers
 from . import checkpoint, shared
 
 if TYPE_CHECKING:
@@ -347,7 +348,7 @@ class SinusoidalEmbedding(nn.Embedding):
             and (self.encode_padding or self.padding_idx is None)
             and type(self.weight) is nn.Parameter
             and self.weight.device == ids.device
-            and (ids.is_cpu or not checks.of_values())
+            and (ids.is_cpu or not observers.of_values())
             and (self.max_len is None or (ids.dim() > 0 and 0 <= start <= self.max_len - ids.shape[-1]))
         ):
             try:  # as above

@@ -121,7 +121,7 @@ def check_limit(call: Any, max_len: int) -> None:
     else:
         p = call.positions
         by_start = not one_axis and call.are_starts
-        if checks.unreadable(p):
+        if observers.unreadable(p):
             ahead = call.length() - 1 if by_start else 0
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()
             message = _limit_message(lowest, highest, "others")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import INT64_MAX, unreadable
+from ..checks import INT64_MAX
 from ..runtime import observers
 from ..runtime.tracing import is_jit_traced
 from .operator import Operator
@@ -36,7 +36,7 @@ def tensor(seed: Any, device: torch.device) -> Tensor:
         if seed.device == device:
             return seed
     if isinstance(seed, Tensor):
-        if seed.device.type != "cpu" or device.type == "cpu" or unreadable(seed):
+        if seed.device.type != "cpu" or device.type == "cpu" or observers.unreadable(seed):
             return seed.detach().reshape(()).to(device, copy=True)  # the caller's may count on before the backward pass
         seed = seed.item()  # a copy from the CPU would wait for the device
     return torch.full((), seed, dtype=torch.int64, device=device)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from contextvars import ContextVar
 
 import torch
 from torch.autograd import forward_ad
 
-from .tracing import constant_in_graph
+from .tracing import constant_in_graph, is_jit_traced
 
 _is_compiling = torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
@@ -54,3 +55,22 @@ def is_written_down() -> bool:
 def is_exporting() -> bool:
     """Whether the graph in the making is to hold no operator of ours: torch.onnx.export, or `standard_operators`."""
     return standard_operators_asked.get() or torch.onnx.is_in_onnx_export()
+
+
+def unreadable(value: torch.Tensor) -> bool:
+    """Whether a tensor's numbers cannot be looked at: meta and fake tensors, a graph in the making, torch.func."""
+    if value.device.type == "meta" or _is_compiling() or is_jit_traced():
+        return True
+    if is_functional() or _modes() > 0:
+        return True
+    return value.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def of_values() -> bool:
+    """Whether SINPE_EXT_CHECK=1 asks for checks of numbers on a device, which wait for it."""
+    return os.environ.get("SINPE_EXT_CHECK", "0") not in ("", "0")
+
+
+def looked_at(value: torch.Tensor) -> bool:
+    """Whether a tensor's numbers are checked: on the CPU, where that costs next to nothing, else where asked for."""
+    return (value.device.type == "cpu" or of_values()) and not unreadable(value)

@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinpe_ext as sinpe
-from sinpe_ext import checks
 from sinpe_ext.backend import loader
 from sinpe_ext.checks import embedding
 from sinpe_ext.encodings.plan import plan
@@ -182,8 +181,7 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(float32_angle, "on_device", on_device)
         monkeypatch.setattr(grid_rows, "on_device", on_device)
         monkeypatch.setattr(observers, "no_data", lambda device: False)
-        monkeypatch.setattr(checks, "unreadable", lambda value: False)
-        monkeypatch.setattr(seed_tensor, "unreadable", lambda value: False)
+        monkeypatch.setattr(observers, "unreadable", lambda value: False)
         monkeypatch.setattr(loader, "_choices", {"cuda": True, "cpu": True})
         yield
 
@@ -205,7 +203,7 @@ def test_nothing_is_looked_at_or_copied(name: str, as_if: None) -> None:
 @pytest.mark.parametrize("seed", ["tensor", "generator"])
 def test_a_seed_from_the_cpu_goes_as_a_number(seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy would wait for the device; the meta device stands for it."""
-    monkeypatch.setattr(seed_tensor, "unreadable", lambda value: False)
+    monkeypatch.setattr(observers, "unreadable", lambda value: False)
     given = torch.tensor(5) if seed == "tensor" else torch.Generator().manual_seed(1)
     with Seen() as seen:
         made = seed_tensor.tensor(given, torch.device("meta"))
@@ -323,4 +321,4 @@ def test_ids_are_looked_at_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv("SINPE_EXT_CHECK", setting)
         looked.clear()
         sinpe.embed(ids, weight)
-        assert checks.of_values() is bool(expected) and len(looked) == 0  # on the CPU the kernel looks
+        assert observers.of_values() is bool(expected) and len(looked) == 0  # on the CPU the kernel looks
