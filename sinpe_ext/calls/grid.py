@@ -92,11 +92,7 @@ class GridCall(SumCall):
         self.whole_rows, self.is_whole = self.form.places, part is None
         self.shape = torch.Size(self.form.canonical_shape)
         of = checks.Target("x", shape, x.device, self.form.batch, self.form.places)
-        if isinstance(alpha, Tensor):
-            checks.alpha_tensor(alpha, of)
-            self.alpha: float | Tensor = alpha
-        else:
-            self.alpha = checks.factor("alpha", alpha)
+        self.alpha = checks.alpha(alpha, of)
         if part is not None:  # checked, and in canonical form
             self._set_canonical(positions, start, padding_mask)
         elif is_grid:
@@ -131,11 +127,7 @@ class GridCall(SumCall):
         self.positions: Tensor | None = None
         self.starts = [0] * axes
         if positions is not None:
-            if not isinstance(start, int) or start != 0:
-                raise ValueError(
-                    "start: expected 0 together with positions, which are final, got "
-                    f"{start if isinstance(start, int) else type(start).__name__}; add it to positions"
-                )
+            checks.no_start(start)
             self.positions = grids.positions(positions, axes, shapes, self.x)
             return
         no_context_parallel()

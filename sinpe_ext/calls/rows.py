@@ -73,6 +73,7 @@ class RowsCall:
     shape: torch.Size
     device: torch.device
     acc: torch.dtype
+    alpha: float | Tensor
     elements: list[int]
 
     def set_rows(
@@ -92,11 +93,7 @@ class RowsCall:
         self.given: traced.Given = encoding, width, self.columns
         self.encoding = checks.encoding(*self.given)
         self.scale = checks.factor("scale", scale)
-        if isinstance(alpha, Tensor):
-            checks.alpha_tensor(alpha, of)
-            self.alpha: float | Tensor = alpha
-        else:
-            self.alpha = checks.factor("alpha", alpha)
+        self.alpha = checks.alpha(alpha, of)
         self.padding_mask = None if padding_mask is None else checks.padding_mask(padding_mask, of)
         self._set_positions(of, positions, start)
         self.drop = checks.dropped(dropout)
@@ -124,11 +121,7 @@ class RowsCall:
         self.are_starts = False
         self.start: Any = 0
         if positions is not None:
-            if not isinstance(start, int) or start != 0:
-                raise ValueError(
-                    "start: expected 0 together with positions, which are final, got "
-                    f"{start if isinstance(start, int) else type(start).__name__}; add it to positions"
-                )
+            checks.no_start(start)
             positions = checks.positions(positions)
             checks.same_device("positions", positions, of)
             self.positions = checks.companion("positions", positions, of)

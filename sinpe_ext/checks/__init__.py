@@ -359,6 +359,15 @@ def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
     return value + first if first else value
 
 
+def no_start(value: Any) -> None:
+    """`start` beside positions."""
+    if not isinstance(value, int) or value != 0:
+        raise ValueError(
+            "start: expected 0 together with positions, which are final, got "
+            f"{value if isinstance(value, int) else type(value).__name__}; add it to positions"
+        )
+
+
 def no_list(value: Any, of: Target) -> None:
     """`start` of `add` and `embed`, which is a tensor where each sample has its own."""
     if isinstance(value, (list, tuple)):
@@ -396,8 +405,12 @@ def factor(name: str, value: Any) -> float:
         ) from None
 
 
-def alpha_tensor(value: torch.Tensor, of: Target) -> None:
-    """`alpha` as a tensor: floating point, of shape () or (1,)."""
+def alpha(value: Any, of: Target) -> float | torch.Tensor:
+    """`alpha` as a float, or as a tensor: floating point, of shape () or (1,)."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return factor("alpha", value)
     dense_tensor("alpha", value)
     if value.dtype.is_complex or not value.dtype.is_floating_point:
         raise TypeError(f"alpha: expected a float or a floating-point tensor, got {value.dtype}; pass a float")
@@ -407,6 +420,7 @@ def alpha_tensor(value: torch.Tensor, of: Target) -> None:
             "table by one factor per row or channel"
         )
     same_device("alpha", value, of)
+    return value
 
 
 def sizes(value: torch.Tensor) -> torch.Size:
