@@ -120,8 +120,7 @@ def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: trace
             f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
             "that shape"
         )
-    if out.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
+    checks.no_gradient_into(out)
     if _is_compiling() or checks.is_jit_traced():
         return out.copy_(traced.table(given, length, start, out.dtype, out.device))
     memory.writable("out", out)

@@ -113,11 +113,7 @@ class AddCall(SumCall):
         checks.summand(x)
         rank = x.dim()
         rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
-        if rows_at == channels_at:
-            raise ValueError(
-                f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are one; "
-                "pass different ones"
-            )
+        checks.two_dimensions(rows_at, channels_at, seq_dim, channel_dim)
         self.x: Tensor = x
         self.device = x.device
         self.acc = accumulation(x.dtype)

@@ -52,11 +52,7 @@ class GridForm:
             is_flat = axes == 1 or self._decide(x, given, positions, others, axes, rows_at)
         self.is_flat = is_flat
         if self.is_flat:
-            if rows_at == self.channels_at:
-                raise ValueError(
-                    f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are "
-                    "one; pass different ones"
-                )
+            checks.two_dimensions(rows_at, self.channels_at, seq_dim, channel_dim)
             self.rows_at = [rows_at]
             size = shape[rows_at] - self.extra
             if size < 0 or (given is not None and size != math.prod(given)):

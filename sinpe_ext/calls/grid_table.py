@@ -34,8 +34,7 @@ def table(
     if out is not None:
         if tuple(checks.sizes(out)) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
-        if out.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
+        checks.no_gradient_into(out)
         where = out.device
         memory.writable("out", out)
     else:

@@ -1,4 +1,4 @@
-"""What is refused, and each message once, for every front alike. Imports neither torch nor NumPy by itself."""
+"""What is refused, for every front alike. Imports neither torch nor NumPy by itself."""
 
 from __future__ import annotations
 
@@ -290,6 +290,15 @@ def axis(name: str, value: Any, rank: int, of: str = "x") -> int:
     return index % rank
 
 
+def two_dimensions(rows_at: int, channels_at: int, seq_dim: Any, channel_dim: Any) -> None:
+    """That the sequence and the channels of x lie apart."""
+    if rows_at == channels_at:
+        raise ValueError(
+            f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are one; "
+            "pass different ones"
+        )
+
+
 def summand(x: Any) -> None:
     """x of `add`: a dense floating-point tensor of two dimensions or more."""
     import torch
@@ -327,8 +336,7 @@ def companion(name: str, value: torch.Tensor, of: Target) -> torch.Tensor:
     return view
 
 
-def padding_mask(value: Any, of: Target) -> torch.Tensor:
-    """A bool mask, True = padding, as a view of shape (1 or B, S)."""
+def bool_mask(value: Any) -> None:
     import torch
 
     dense_tensor("padding_mask", value)
@@ -337,6 +345,19 @@ def padding_mask(value: Any, of: Target) -> torch.Tensor:
             f"padding_mask: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that "
             "is 1 on tokens"
         )
+
+
+def no_gradient_into(out: torch.Tensor) -> None:
+    """`out` of `table`."""
+    import torch
+
+    if out.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
+
+
+def padding_mask(value: Any, of: Target) -> torch.Tensor:
+    """A bool mask, True = padding, as a view of shape (1 or B, S)."""
+    bool_mask(value)
     same_device("padding_mask", value, of)
     return companion("padding_mask", value, of)
 

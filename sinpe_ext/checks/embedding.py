@@ -78,10 +78,15 @@ def bad_ids(value: torch.Tensor, num_embeddings: int) -> IndexError | None:
     )
 
 
+def has_padding(given: bool) -> None:
+    """That `encode_padding=False` comes with a padding_idx."""
+    if not given:
+        raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
+
+
 def masks_padding(padding_idx: int, ids: torch.Tensor) -> None:
     """That `encode_padding=False` has a padding_idx, -1 for none, and ids that a mask can be made of."""
-    if padding_idx < 0:
-        raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
+    has_padding(padding_idx >= 0)
     if ids.dim() > 2:
         raise ValueError(
             f"encode_padding: expected ids of shape (sequence,) or (batch, sequence) with encode_padding=False, "

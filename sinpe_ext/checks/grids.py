@@ -123,12 +123,7 @@ def positions(value: Any, axes: int, shapes: Shapes, x: Tensor) -> Tensor:
 
 def padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
     """A bool mask of a grid's places, True = padding, as (1 or B, S)."""
-    checks.dense_tensor("padding_mask", value)
-    if value.dtype != torch.bool:
-        raise TypeError(
-            f"padding_mask: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that "
-            "is 1 on tokens"
-        )
+    checks.bool_mask(value)
     if value.device != x.device:
         raise RuntimeError(
             f"padding_mask: expected the device of x, {x.device}, got {value.device}; move it with .to(x.device)"

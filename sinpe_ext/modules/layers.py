@@ -268,8 +268,7 @@ class SinusoidalEmbedding(nn.Embedding):
         if padding_idx is not None:
             padding_idx = embedding.padding_idx(padding_idx, num_embeddings)
         encode_padding, sparse = checks.flag("encode_padding", encode_padding), checks.flag("sparse", sparse)
-        if padding_idx is None and not encode_padding:
-            raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
+        embedding.has_padding(encode_padding or padding_idx is not None)
         shared.not_offered(max_norm, scale_grad_by_freq)
         checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
         where: dict[str, Any] = {"device": None if device is None else checks.device(device), "dtype": dtype}
