@@ -1,1 +1,1 @@
-"""Modules under their names of before, for pickles: `sinpe_ext/__init__.py` adds this folder to where it looks."""
+"""Modules under their names of before: `sinpe_ext/__init__.py` adds this folder to where it looks."""

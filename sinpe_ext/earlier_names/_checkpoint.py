@@ -1,4 +1,7 @@
-"""`sinpe_ext._checkpoint` in pickles of layers that were written up to version 0.1."""
+"""`sinpe_ext._checkpoint`, as pickles of version 0.1 name it."""
 
-from sinpe_ext.modules.checkpoint import compare_table as compare_table
-from sinpe_ext.modules.checkpoint import write_table as write_table
+import sys
+
+from sinpe_ext.modules import checkpoint
+
+sys.modules[__name__] = checkpoint

@@ -1,3 +1,7 @@
-"""`sinpe_ext._swap_computed` in pickles of swapped modules that were written up to version 0.1."""
+"""`sinpe_ext._swap_computed`, as pickles of version 0.1 name it."""
 
-from sinpe_ext.integrations.computed import *  # noqa: F403
+import sys
+
+from sinpe_ext.integrations import computed
+
+sys.modules[__name__] = computed

@@ -1,3 +1,7 @@
-"""`sinpe_ext._swap_diffusers` in pickles of swapped modules that were written up to version 0.1."""
+"""`sinpe_ext._swap_diffusers`, as pickles of version 0.1 name it."""
 
-from sinpe_ext.integrations.diffusers import *  # noqa: F403
+import sys
+
+from sinpe_ext.integrations import diffusers
+
+sys.modules[__name__] = diffusers

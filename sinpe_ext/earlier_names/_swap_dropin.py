@@ -1,4 +1,7 @@
-"""`sinpe_ext._swap_dropin` in pickles of swapped modules that were written up to version 0.1."""
+"""`sinpe_ext._swap_dropin`, as pickles of version 0.1 name it."""
 
-from sinpe_ext.integrations.dropin import *  # noqa: F403
-from sinpe_ext.integrations.dropin import _rebuild as _rebuild
+import sys
+
+from sinpe_ext.integrations import dropin
+
+sys.modules[__name__] = dropin

@@ -1,3 +1,7 @@
-"""`sinpe_ext._swap_plain_forms` in pickles of swapped modules that were written up to version 0.1."""
+"""`sinpe_ext._swap_plain_forms`, as pickles of version 0.1 name it."""
 
-from sinpe_ext.integrations.plain_forms import *  # noqa: F403
+import sys
+
+from sinpe_ext.integrations import plain_forms
+
+sys.modules[__name__] = plain_forms

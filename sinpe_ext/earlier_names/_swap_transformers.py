@@ -1,3 +1,7 @@
-"""`sinpe_ext._swap_transformers` in pickles of swapped modules that were written up to version 0.1."""
+"""`sinpe_ext._swap_transformers`, as pickles of version 0.1 name it."""
 
-from sinpe_ext.integrations.transformers import *  # noqa: F403
+import sys
+
+from sinpe_ext.integrations import transformers
+
+sys.modules[__name__] = transformers

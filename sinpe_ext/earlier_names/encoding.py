@@ -1,3 +1,7 @@
-"""`sinpe_ext.encoding` in pickles that were written up to version 0.1."""
+"""`sinpe_ext.encoding`, as pickles of version 0.1 name it."""
 
-from sinpe_ext.encodings.encoding import Encoding as Encoding
+import sys
+
+from sinpe_ext.encodings import encoding
+
+sys.modules[__name__] = encoding

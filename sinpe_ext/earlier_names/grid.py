@@ -1,4 +1,7 @@
-"""`sinpe_ext.grid` in pickles that were written up to version 0.1."""
+"""`sinpe_ext.grid`, as pickles of version 0.1 name it."""
 
-from sinpe_ext.encodings.grid import GridEncoding as GridEncoding
-from sinpe_ext.encodings.grid import Piece as Piece
+import sys
+
+from sinpe_ext.encodings import grid
+
+sys.modules[__name__] = grid

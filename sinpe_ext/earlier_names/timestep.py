@@ -1,3 +1,7 @@
-"""`sinpe_ext.timestep` in pickles that were written up to version 0.1."""
+"""`sinpe_ext.timestep`, as pickles of version 0.1 name it."""
 
-from sinpe_ext.modules.timestep import TimestepEncoding as TimestepEncoding
+import sys
+
+from sinpe_ext.modules import timestep
+
+sys.modules[__name__] = timestep

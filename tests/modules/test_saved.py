@@ -81,6 +81,28 @@ def test_every_class_of_a_swapped_module_has_its_earlier_name(name: str) -> None
     assert mixins and all(getattr(earlier, kind.__name__) is kind for kind in mixins)
 
 
+NAMES = {
+    "_backend": ("BackendUnavailableError", "use_backend"),
+    "_backend_info": ("BackendInfo",),
+    "_catalogue": ("convention", "conventions"),
+    "_checkpoint": ("write_table", "compare_table"),
+    "_identify": ("Match", "Matches", "identify"),
+    "encoding": ("Encoding", "LAYOUTS", "ODD_POLICIES"),
+    "grid": ("GridEncoding", "Piece", "ARRANGEMENTS"),
+    "reference_apply": ("add", "embed"),
+    "reference_grid": ("add",),
+    "timestep": ("TimestepEncoding",),
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_an_earlier_module(module: str) -> None:
+    """By which a pickle names functions and classes; an import of it gives the module that has them now."""
+    earlier = importlib.import_module(f"sinpe_ext.{module}")
+    assert all(hasattr(earlier, name) for name in NAMES[module]), NAMES[module]
+    assert getattr(sinpe, module) is earlier
+
+
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="torch reads no program that a later torch has exported")
 def test_an_exported_program(earlier: dict[str, Tensor], backend: str) -> None:
     model = torch.export.load(HERE / "model.pt2").module()

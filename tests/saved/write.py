@@ -1,4 +1,4 @@
-"""Writes what tests/test_saved.py holds later versions to: pickles, checkpoints and graphs, and the digests of results.
+"""Writes what tests/modules/test_saved.py holds later versions to: pickles, checkpoints, graphs, digests of results.
 
     python tests/saved/write.py FILES|BITS|MESSAGES
 
