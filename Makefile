@@ -58,7 +58,7 @@ help:
 	@echo "make record OF=\"asan\"   runs such a command and keeps what it found in docs/reliability.md"
 	@echo "make wheels  the source distribution, the pure and the CPU wheel in dist/         WHEEL_ARGS=\"--kinds none\""
 	@echo "make check-wheels   these in clean environments of torch 2.11, 2.13, the newest and 2.6   WHEEL_CHECK_ARGS=\"--python PATH\""
-	@echo "make lint    ruff, clang-format, mypy and the records, checking only; make format applies what it can"
+	@echo "make lint    ruff, clang-format, mypy, import-linter and the records, checking only; make format applies what it can"
 	@echo "make clean   remove what was built; make distclean removes .venv as well"
 	@echo
 	@echo "PYTHON=$(PYTHON)    the Python that makes the environment"

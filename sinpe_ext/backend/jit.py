@@ -318,7 +318,7 @@ def _single_command(compiler: compilation.Compiler, work: Path) -> str:
 
 
 def _forwarding_sources(target: str, root: Path, work: Path) -> list[str]:
-    """torch names objects by file name alone, where cpu/add.cpp and torch/add.cpp collide: forward by unique names.
+    """torch names objects by file name alone, where those of one name collide: forward by unique names.
 
     A .cu is compiled as C++ here, or by nvcc elsewhere.
     """

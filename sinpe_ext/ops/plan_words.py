@@ -113,7 +113,7 @@ def decoded(words: Tensor) -> Plan:
 
 @lru_cache(maxsize=64)
 def _unpacked(words: tuple[int, ...]) -> Plan:
-    """The inverse of `Plan.words`, whose layout `_plan` describes."""
+    """The inverse of `Plan.words`, whose layout `encodings/plan.py` describes."""
     if len(words) < HEADER_WORDS or words[:2] != (MAGIC, len(words)):
         raise RuntimeError("plan: expected the words of a frequency plan, got others; pass plan_words(encoding)")
     _, _, dim, n0, n1, flags, amplitude, n_osc, start = words[:9]

@@ -267,7 +267,7 @@ def test_threads_of_python(backend: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     for index, got in results.items():
         assert torch.equal(got[1], sinpe.table(300, sinpe.Encoding(64, base=9000.0 + index // 2), start=index))
     assert len(results) == 8

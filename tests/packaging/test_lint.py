@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -48,3 +49,29 @@ def test_the_same_cpp_files() -> None:
     script = LINT[LINT.index("mapfile") : LINT.index("if [")]
     listed = execute(["bash", "-c", f"{script}\nprintf '%s\\n' \"${{cpp[@]}}\""], cwd=ROOT)
     assert hooked == set(listed.stdout.split()) and len(hooked) > 60
+
+
+def imported(path: Path) -> set[str]:
+    """Names that a file of the package takes from the package's root, by whatever way import-linter does not see."""
+    depth = len(path.relative_to(ROOT / "sinpe_ext").parts)
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names if name.name.split(".")[0] in ("sinpe_ext", "importlib")}
+        elif isinstance(node, ast.ImportFrom) and node.module == "importlib":
+            found.add("importlib")
+        elif isinstance(node, ast.ImportFrom):
+            at_root = node.level == depth and node.module is None
+            if at_root or (node.level == 0 and node.module == "sinpe_ext"):
+                found |= {name.name for name in node.names}
+    return found
+
+
+def test_nobody_goes_round_the_layers() -> None:
+    """Through the root's own names, which come from any room, or by a string."""
+    root = ROOT / "sinpe_ext"
+    rooms = {path.stem for path in root.iterdir() if path.is_dir() or path.suffix == ".py"} | {"_core"}  # compiled
+    above = {root / "__init__.py", root / "__main__.py", *(root / "cli").iterdir(), *(root / "earlier_names").iterdir()}
+    paths = [path for path in root.rglob("*.py") if path not in above]
+    wrong = {path: names for path in paths if (names := imported(path) - rooms)}
+    assert len(paths) > 80 and not wrong, wrong

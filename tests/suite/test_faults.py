@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,8 @@ def test_the_page_has_a_row_for_each_fault() -> None:
     table = text[text.index(faults.BEGIN) : text.index(faults.END)]
     for fault in map(faults.fault, PATCHES):
         assert f"| {fault.name} | {fault.what} |" in table, "run make faults FAULTS_ARGS=--write"
+    for found in re.findall(r"`([\w/]+\.py)::", table):
+        assert (faults.ROOT / "tests" / found).is_file(), f"{found} is gone: run make faults FAULTS_ARGS=--write"
 
 
 def test_the_table_counts_what_was_found() -> None:

@@ -11,7 +11,7 @@ PAGES = tuple(
     path.relative_to(ROOT).as_posix()
     for path in (
         *sorted(ROOT.glob("*.md")),
-        *(p for d in ("docs", "examples", "benchmarks") for p in sorted((ROOT / d).glob("**/*.md"))),
+        *(p for d in ("docs", "examples", "benchmarks", "csrc") for p in sorted((ROOT / d).glob("**/*.md"))),
     )
 )
 FENCE = re.compile(
@@ -89,9 +89,13 @@ def broken(page: str, text: str | None = None) -> list[str]:
 
 
 def missing_paths(text: str) -> list[str]:
-    """Files that it names in backticks, in the repository's folders, and that are not there; * is any name."""
-    named = re.findall(r"`((?:csrc|sinpe_ext|tests|tools|docs|examples|benchmarks|cmake)/[\w./*-]*)`", prose(text))
-    return [path for path in named if not any(ROOT.glob(path.rstrip("/")))]
+    """Files of the repository's folders that its code names, in a line or a block, and that are not there; * is any
+    name."""
+    code = [block.code for block in blocks(text)] + re.findall(r"`([^`]+)`", prose(text))
+    folders = r"(?<![\w/.~$-])(?:csrc|sinpe_ext|tests|tools|docs|examples|benchmarks|cmake)/[\w./*-]*"
+    named = [path.rstrip(".") for path in re.findall(folders, "\n".join(code))]
+    made_up = re.compile(r".*/[A-Z]+\.\w+")  # benchmarks/results/NEW.json
+    return [path for path in named if not made_up.fullmatch(path) and not any(ROOT.glob(path.rstrip("/")))]
 
 
 def missing_targets(text: str) -> list[str]:

@@ -47,14 +47,23 @@ def _products(items: list[Any]) -> Iterator[tuple[str | int, list[Any]]]:
     found: dict[Any, list[Any]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled"):
-            found[item.path, item.originalname].append(item)
+            found[item.path, item.cls, item.originalname].append(item)
     for cases in found.values():
-        (how,) = cases[0].get_closest_marker("sampled").args
+        first = cases[0]
+        (how,) = first.get_closest_marker("sampled").args
+        if not hasattr(first, "callspec") or not (how in STRENGTH or (type(how) is int and how > 0)):
+            raise pytest.UsageError(
+                f'{first.nodeid}: expected sampled("values"), sampled("pairs") or sampled(a number) of a test with '
+                f"parameters, got {how!r}"
+            )
         yield how, cases
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(items: list[Any]) -> None:
+    for item in items:
+        if item.get_closest_marker("long"):
+            raise pytest.UsageError(f"{item.nodeid}: expected a marker that says why it is long, {REASONS}, got long")
     for how, cases in _products(items):
         chosen = sample(cases, how)
         for at, item in enumerate(cases):
