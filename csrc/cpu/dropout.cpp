@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "core/layout.h"
-#include "cpu/dispatch.h"
+#include "cpu/exceptions.h"
 #include "cpu/rows.h"
 
 namespace sinpe {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/dispatch.h"
+#include "cpu/exceptions.h"
 #include "cpu/ids.h"
 #include "cpu/row_maker.h"
 

@@ -1,5 +1,5 @@
 // encode: rows at arbitrary positions.
-#include "cpu/dispatch.h"
+#include "cpu/exceptions.h"
 #include "cpu/row_maker.h"
 
 namespace sinpe {

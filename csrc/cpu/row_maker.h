@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "cpu/dispatch.h"
+#include "cpu/exceptions.h"
 #include "cpu/rows.h"
 
 namespace sinpe {

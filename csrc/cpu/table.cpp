@@ -1,7 +1,7 @@
 // table: consecutive rows of an encoding.
 #include "core/layout.h"
 #include "core/status.h"
-#include "cpu/dispatch.h"
+#include "cpu/exceptions.h"
 #include "cpu/row_maker.h"
 
 namespace sinpe {

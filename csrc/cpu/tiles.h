@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/layout.h"
-#include "cpu/dispatch.h"
+#include "cpu/exceptions.h"
 #include "cpu/row_maker.h"
 
 namespace sinpe {
