@@ -12,6 +12,8 @@ from .tracing import constant_in_graph, is_jit_traced
 
 _is_compiling = torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_tracing_state = torch._C._get_tracing_state
 
 # Set by `integrations.standard_operators`.
 standard_operators_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)
@@ -24,19 +26,18 @@ def is_transformed() -> bool:
 
 def is_functional() -> bool:
     """Whether torch.func is at work, also in a graph."""
-    return torch._C._are_functorch_transforms_active()
+    return _transforms()
 
 
 def is_traced() -> bool:
-    """Whether someone looks at the operators: a compiler, a dispatch mode (fake tensors, make_fx), torch.func."""
-    if _is_compiling():
-        return True
-    return _modes() > 0 or is_functional() or is_recorded()
+    """Whether someone looks at the operators: a compiler, a dispatch mode (fake tensors, make_fx), torch.func,
+    torch.jit.trace. The guard of every small call: no function of ours but this one."""
+    return _is_compiling() or _modes() > 0 or _transforms() or _tracing_state() is not None
 
 
 def is_recorded() -> bool:
     """Whether torch.jit.trace or make_fx writes down the operations."""
-    return torch._C._get_tracing_state() is not None or is_written_down()
+    return _tracing_state() is not None or is_written_down()
 
 
 def no_data(device: torch.device) -> bool:
