@@ -145,11 +145,7 @@ def _find_core() -> tuple[Any, str]:
 def _grid_table(rows: Rows, length: Any, grid: GridEncoding, start: Any, name: str) -> NDArray[Any]:
     """(*length, dim), from `rows(length, encoding, start=, dtype=)`."""
     lengths = lengths_of("length", length, grid.ndim)
-    starts = list(start) if isinstance(start, (tuple, list)) else [start] * grid.ndim
-    if len(starts) != grid.ndim:
-        raise ValueError(
-            f"start: expected an int or {grid.ndim} of them, one per axis of the grid, got {len(starts)}; pass one each"
-        )
+    starts = checks.one_per_axis(start, grid.ndim)
     checks.addressable("length", math.prod(lengths), grid.dim, np.dtype(name).itemsize)
     out = np.zeros((*lengths, grid.dim), name)
     for piece, channels in _places(grid, out):

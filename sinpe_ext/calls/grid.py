@@ -78,11 +78,8 @@ class GridCall(SumCall):
         self.grid_given = (encoding, operator.index(width))
         dim, self.firsts = _outline(x, channel_dim, *self.grid_given)
         is_grid = checks.is_grid(encoding)
-        if not is_grid and grid_shape is not None:
-            raise ValueError(
-                f"grid_shape: expected None for an encoding of one dimension, got "
-                f"{checks.shown(grid_shape)}; pass a GridEncoding, or the name of one"
-            )
+        if not is_grid:
+            grids.no_shape(grid_shape, "pass a GridEncoding, or the name of one")
         checks.channels(x, width, dim)
         self.scale = checks.factor("scale", scale)
         layout = extra_tokens, seq_dim, channel_dim, part, is_flat
@@ -127,7 +124,7 @@ class GridCall(SumCall):
         self.positions: Tensor | None = None
         self.starts = [0] * axes
         if positions is not None:
-            checks.no_start(start)
+            checks.start_beside_positions(start)
             self.positions = grids.positions(positions, axes, shapes, self.x)
             return
         no_context_parallel()

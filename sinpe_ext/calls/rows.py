@@ -121,7 +121,7 @@ class RowsCall:
         self.are_starts = False
         self.start: Any = 0
         if positions is not None:
-            checks.no_start(start)
+            checks.start_beside_positions(start)
             positions = checks.positions(positions)
             checks.same_device("positions", positions, of)
             self.positions = checks.companion("positions", positions, of)

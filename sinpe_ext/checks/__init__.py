@@ -131,6 +131,16 @@ def start(value: Any) -> int:
     return integer("start", value, INT64_MIN, INT64_MAX, "pass the int64 position of the first row")
 
 
+def one_per_axis(value: Any, axes: int) -> list[Any]:
+    """`start` of a grid: its items, or the one for every axis."""
+    items = list(value) if isinstance(value, (tuple, list)) else [value] * axes
+    if len(items) != axes:
+        raise ValueError(
+            f"start: expected an int or {axes} of them, one per axis of the grid, got {len(items)}; pass one each"
+        )
+    return items
+
+
 def position_range(first: int, rows: int) -> None:
     """Checks that the positions first .. first + rows - 1 fit int64; `first` is encoding.start + start."""
     last = first + max(rows, 1) - 1
@@ -337,6 +347,7 @@ def companion(name: str, value: torch.Tensor, of: Target) -> torch.Tensor:
 
 
 def bool_mask(value: Any) -> None:
+    """`padding_mask` of any shape: a dense bool tensor."""
     import torch
 
     dense_tensor("padding_mask", value)
@@ -348,7 +359,7 @@ def bool_mask(value: Any) -> None:
 
 
 def no_gradient_into(out: torch.Tensor) -> None:
-    """`out` of `table`."""
+    """`out` of `table`: nothing that autograd follows."""
     import torch
 
     if out.requires_grad and torch.is_grad_enabled():
@@ -380,8 +391,8 @@ def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
     return value + first if first else value
 
 
-def no_start(value: Any) -> None:
-    """`start` beside positions."""
+def start_beside_positions(value: Any) -> None:
+    """`start` where positions are given: 0."""
     if not isinstance(value, int) or value != 0:
         raise ValueError(
             "start: expected 0 together with positions, which are final, got "

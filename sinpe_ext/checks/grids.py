@@ -38,6 +38,14 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
+def no_shape(value: Any, advice: str) -> None:
+    """`grid_shape` of an encoding that is no grid."""
+    if value is not None:
+        raise ValueError(
+            f"grid_shape: expected None for an encoding of one dimension, got {checks.shown(value)}; {advice}"
+        )
+
+
 def extra(value: Any) -> int:
     """`extra_tokens`."""
     if _is_compiling() and _is_whole(value):
@@ -53,14 +61,7 @@ def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int |
     axes = len(firsts)
     if isinstance(value, Tensor):
         return _start_tensor(value, firsts, sizes, batch, device)
-    if isinstance(value, (tuple, list)):
-        if len(value) != axes:
-            raise ValueError(
-                f"start: expected an int or {axes} of them, one per axis of the grid, got {len(value)}; pass one each"
-            )
-        items = list(value)
-    else:
-        items = [value] * axes
+    items = checks.one_per_axis(value, axes)
     if _is_compiling() and all(map(_is_whole, items)):
         return items
     found = [item if checks.is_size(item) else checks.start(item) for item in items]

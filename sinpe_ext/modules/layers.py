@@ -104,12 +104,9 @@ class SinusoidalPositionalEncoding(nn.Module):
                 "max_len: expected None for a grid, whose table has the rows of grid_shape, got "
                 f"max_len={checks.shown(max_len)} and grid_shape={checks.shown(grid_shape)}; pass grid_shape"
             )
-        if not is_grid and grid_shape is not None:
-            raise ValueError(
-                f"grid_shape: expected None for an encoding of one dimension, got {checks.shown(grid_shape)}; pass "
-                "encoding= a GridEncoding, or the name of one"
-            )
-        if is_grid and grid_shape is not None:
+        if not is_grid:
+            grids.no_shape(grid_shape, "pass encoding= a GridEncoding, or the name of one")
+        elif grid_shape is not None:
             self.grid_shape = grids.lengths("grid_shape", grid_shape, self.encoding.ndim)
         self.extra_tokens = grids.extra(extra_tokens)
         self.channel_dim = integer("channel_dim", channel_dim, -checks.MAX_RANK, checks.MAX_RANK, "pass a dimension")

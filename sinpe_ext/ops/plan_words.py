@@ -115,7 +115,7 @@ def decoded(words: Tensor) -> Plan:
 def _unpacked(words: tuple[int, ...]) -> Plan:
     """The inverse of `Plan.words`, whose layout `encodings/plan.py` describes."""
     if len(words) < HEADER_WORDS or words[:2] != (MAGIC, len(words)):
-        raise RuntimeError("plan: expected the words of a frequency plan, got others; pass plan_words(encoding)")
+        raise RuntimeError("plan: expected the words of a frequency plan, got others; pass those of ops.plan_words")
     _, _, dim, n0, n1, flags, amplitude, n_osc, start = words[:9]
     columns = [words[HEADER_WORDS + k * n_osc :][:n_osc] for k in range(ARRAYS)]
     high, low, whole, turns_hi, turns_lo = columns

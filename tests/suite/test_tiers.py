@@ -59,3 +59,21 @@ def test_markers_and_what_they_leave_out(pytester: pytest.Pytester) -> None:
     pytester.runpytest_inprocess(*options, "-m", "not long").assert_outcomes(passed=4, deselected=7)
     pytester.runpytest_inprocess(*options, "-m", "long").assert_outcomes(passed=7, deselected=4)
     pytester.runpytest_inprocess(*options).assert_outcomes(passed=11)
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        ("sampled('everything')", "test_it.*: expected sampled.*got 'everything'"),
+        ("sampled(0)", "test_it.*: expected sampled.*got 0"),
+        ("sampled('values')", "test_it: expected sampled.* of a test with parameters"),
+        ("long", "test_it.*: expected a marker that says why it is long"),
+    ],
+)
+def test_markers_that_are_refused(marker: str, message: str, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("import pytest, tiers\npytest_collection_modifyitems = tiers.pytest_collection_modifyitems")
+    cases = "" if "with parameters" in message else "@pytest.mark.parametrize('a', [1, 2])\n"
+    pytester.makepyfile(f"import pytest\n{cases}@pytest.mark.{marker}\ndef test_it({'a' if cases else ''}): pass\n")
+    found = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore")
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.re_match_lines([f".*{message}.*"])

@@ -1,0 +1,37 @@
+"""tools/call_path.py: what a call passes on its way, and that it does not get longer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sinpe_ext.backend import loader
+
+TOOLS = Path(__file__).resolve().parent.parent.parent / "tools"
+
+if not (TOOLS / "call_path.py").is_file():
+    pytest.skip("tools/ is part of the repository alone", allow_module_level=True)
+sys.path.insert(0, str(TOOLS))
+import call_path  # noqa: E402
+
+MOST = {  # functions and files, as measured on 2026-11-23; only ever to be lowered
+    "add": (7, 6),
+    "add positions": (75, 16),
+    "add dropout": (77, 18),
+    "add dropout gradient": (79, 19),
+    "embed": (88, 17),
+    "table": (26, 12),
+    "encode": (6, 4),
+    "layer, eval": (8, 7),
+}
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_a_call_passes_no_more_than_it_did(name: str) -> None:
+    if loader.resolve("cpu").backend != "compiled":
+        pytest.skip("eager PyTorch takes other ways")
+    found = call_path.passed(call_path.calls()[name])
+    functions, files = MOST[name]
+    assert 0 < len(found) <= functions and len({file for file, _ in found}) <= files, found
