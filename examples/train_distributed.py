@@ -195,4 +195,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    # Not sys.exit: a thread of gloo that lets go of its last tensor while the interpreter ends would abort the process
+    # (https://github.com/pytorch/pytorch/issues/190489).
+    os._exit(status)
