@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import copy
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -145,7 +144,7 @@ def read_text() -> str:
     return "\n".join(topics.topics[name] for name in sorted(topics.topics))
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--dropout", type=float, default=0.1)
@@ -189,14 +188,12 @@ def main() -> int:
             print(f"{step:4}   {alone[step]:11.6f}   {shared[step]:11.6f}   {difference[step]:.1e}")
         print(f"learned alpha: {alpha[1]:.6f} and {alpha[0]:.6f}")
         verdict = "the same" if difference.max() <= TOLERANCE else f"NOT the same: more than {TOLERANCE:g}"
-        print(f"largest difference {difference.max():.1e}: {verdict}")
+        print(f"largest difference {difference.max():.1e}: {verdict}", flush=True)
     dist.destroy_process_group()
-    return int(difference.max() > TOLERANCE)
+    # Not sys.exit: a thread of gloo that lets go of its last tensor while the interpreter ends would abort the process
+    # (https://github.com/pytorch/pytorch/issues/190489).
+    os._exit(int(difference.max() > TOLERANCE))
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    # Not sys.exit: a thread of gloo that lets go of its last tensor while the interpreter ends would abort the process
-    # (https://github.com/pytorch/pytorch/issues/190489).
-    os._exit(status)
+    main()

@@ -10,12 +10,10 @@ from torch import Tensor
 from .. import checks
 from ..backend import loader
 from ..checks.part import Part
-from ..encodings.encoding import Encoding
-from ..encodings.plan import plan as _plan_of
 from ..ops import traced
 from ..ops.plan_words import plan_words
-from ..ops.rows import ADD_DROPOUT, AddInPlace
-from ..reference import apply
+from ..ops.rows import ADD_DROPOUT, AddInPlace, add_into
+from ..reference.operands import Add
 from ..reference.tiles import accumulation
 from ..runtime import observers
 from ..runtime.no_grad import no_grad
@@ -118,7 +116,7 @@ class AddCall(SumCall):
         self.device = x.device
         self.acc = accumulation(x.dtype)
         self.form = Form((rows_at, channels_at), rank)
-        self.view = self.canonical(x)
+        self.view = self.form.canonical(x)
         self.shape, given = checks.sizes(self.view), checks.sizes(x)
         _, width = self._set_part(part, rows_at, channels_at, given)
         of = checks.Target("x", given, x.device, self.shape[0] if rank > 2 else 1, given[rows_at])
@@ -127,27 +125,19 @@ class AddCall(SumCall):
             checks.channels(x, width, self.whole_dim())
         self.elements = self.form.elements(given, part) if self.drop else []
 
-    def canonical(self, t: Tensor) -> Tensor:
-        """A tensor of x's shape as (batch, *middle, sequence, channels)."""
-        return self.form.canonical(t)
-
-    def restored(self, t: Tensor) -> Tensor:
-        """The inverse of `canonical`."""
-        return self.form.restored(t)
-
     @no_grad
     def run(self, out: Tensor | None = None) -> Tensor:
         """Computes, without autograd; `out` in canonical form. The result is in x's own form where `out` is None."""
         if out is not None and out.is_neg():  # its sign turns on reading; kernels write plain numbers
-            return out.copy_(self.canonical(self.run()))
+            return out.copy_(self.form.canonical(self.run()))
         has_data = self.view.numel() and not observers.no_data(self.device)
         if has_data and self._leaves_alpha():
-            result = ADD_DROPOUT.run(self.view, *self.operands(plan_words(self.encoding, self.device)))
-            return self.restored(result) if out is None else out.copy_(result)
-        target = self.canonical(torch.empty_like(self.x)) if out is None else out
+            result = ADD_DROPOUT.run(*self.operands(plan_words(self.encoding, self.device)))
+            return self.form.restored(result) if out is None else out.copy_(result)
+        target = self.form.canonical(torch.empty_like(self.x)) if out is None else out
         if has_data:
             self._fill(target)
-        return self.restored(target) if out is None else out
+        return self.form.restored(target) if out is None else out
 
     def _leaves_alpha(self) -> bool:
         """Whether alpha is a tensor to be read where it lies, by an operator that makes its own result: looking at the
@@ -161,14 +151,17 @@ class AddCall(SumCall):
             target.copy_(self.dropped(self.sum(x.to(self.acc))))
             return
         positions = None if self.positions is None else self.positions.detach()
-        rows = positions, self.start, self.are_starts, self.padding_mask
-        fill(self.encoding, x, target, *rows, self.scale, self.alpha, self.seed, self.drop, self.elements)
+        a = self._sum(plan_words(self.encoding, self.device))
+        add_into(a._replace(x=x, positions=positions), target)
 
-    def operands(self, words: Tensor) -> tuple[Any, ...]:
-        """The arguments of the operator `add_dropout` after x."""
-        mask, alpha = self.padding_mask, self.alpha_or_none()
-        rows = self.start, self.are_starts, self.scale
-        return words, self.positions, mask, alpha, self.seed, *rows, self.drop, self.elements
+    def _sum(self, words: Tensor) -> Add:
+        """Of x in canonical form."""
+        with_x = self.positions, self.padding_mask, self.alpha, self.seed
+        return Add(self.view, words, *with_x, self.start, self.are_starts, self.scale, self.drop, self.elements)
+
+    def operands(self, words: Tensor) -> Add:
+        """The same for the operator `add_dropout`, which takes alpha as a tensor."""
+        return self._sum(words)._replace(alpha=self.alpha_or_none())
 
     def traced(self) -> Tensor:
         """The whole of `add` in operations that a compiler fuses with their neighbours and torch.func looks into.
@@ -181,11 +174,11 @@ class AddCall(SumCall):
         fused = self.drop and _is_compiling() if not recorded else not self.elements and not observers.is_exporting()
         if fused and self.encoding.angle == "exact" and not is_functional():
             words = traced.plan_words(*self.given, self.device)
-            return self.restored(torch.ops.sinpe_ext.add_dropout.default(self.view, *self.operands(words)))
+            return self.form.restored(torch.ops.sinpe_ext.add_dropout.default(*self.operands(words)))
         total = self.sum(self.view.to(self.acc))
         if recorded:
-            return self.dropped(self.restored(total), []).to(self.x.dtype)
-        return self.restored(self.dropped(total).to(self.x.dtype))
+            return self.dropped(self.form.restored(total), []).to(self.x.dtype)
+        return self.form.restored(self.dropped(total).to(self.x.dtype))
 
     def length(self) -> Any:
         return self.view.shape[-2]
@@ -195,47 +188,13 @@ class AddCall(SumCall):
         return self.encoding.angle != "exact" or 0 in self.shape or observers.no_data(self.device)
 
     def differentiable(self, in_place: bool) -> Tensor:
-        operands = self.operands(plan_words(self.encoding, self.device))
+        a = self.operands(plan_words(self.encoding, self.device))
         if in_place:
-            return AddInPlace.apply(self.x, *operands, self.form, self._write)
-        return self.restored(ADD_DROPOUT(self.view, *operands))
+            return AddInPlace.apply(*a._replace(x=self.x), self.form, self._write)
+        return self.form.restored(ADD_DROPOUT(*a))
 
     def run_into(self, out: Tensor) -> None:
-        self.run(self.canonical(out))
+        self.run(self.form.canonical(out))
 
     def _write(self) -> None:
         self.run_into(self.x)
-
-
-def fill(
-    encoding: Encoding,
-    x: Tensor,
-    target: Tensor,
-    positions: Tensor | None,
-    start: int,
-    are_starts: bool,
-    mask: Tensor | None,
-    scale: float,
-    alpha: float | Tensor,
-    seed: Tensor | None,
-    drop: int,
-    elements: list[int],
-) -> None:
-    """target = dropout(scale * x + alpha * PE) of tensors in canonical form, by the kernels or the eager twin."""
-    if loader.compiled(x.device.type):
-        words = plan_words(encoding, x.device)
-        if isinstance(alpha, Tensor) and x.device.type != "cpu":  # looking at the number would wait for the device
-            seeded_call = mask, alpha, seed, start, are_starts, scale, drop, elements
-            target.copy_(ADD_DROPOUT.run(x, words, positions, *seeded_call))
-            return
-        factor = alpha.item() if isinstance(alpha, Tensor) else alpha
-        rows = start, are_starts, scale, factor
-        if drop:
-            seeded = mask, seed, *rows, drop, elements, target
-            torch.ops.sinpe_ext.add_dropout_out.default(x, words, positions, *seeded)
-        else:
-            torch.ops.sinpe_ext.add_out.default(x, words, positions, mask, *rows, target)
-    else:
-        dropped: Any = {"seed": seed, "drop": drop, "elements": elements}
-        rest = encoding.start + start, scale, alpha, mask, target
-        apply.add(_plan_of(encoding), x, positions, *rest, **dropped)

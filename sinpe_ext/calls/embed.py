@@ -16,6 +16,7 @@ from ..checks.part import Part
 from ..ops import traced
 from ..ops.embed import EMBED
 from ..ops.plan_words import plan_words
+from ..reference.operands import Embed
 from ..reference.tiles import accumulation
 from ..runtime import observers
 from ..runtime.observers import is_functional, is_recorded, is_transformed
@@ -81,25 +82,13 @@ class EmbedCall(RowsCall):
         mask = mask if mask.dim() == 2 else mask.unsqueeze(0)
         self.padding_mask = mask if self.padding_mask is None else self.padding_mask | mask
 
-    def operands(self, words: Tensor) -> tuple[Any, ...]:
-        """The arguments of the operator `embed`."""
+    def operands(self, words: Tensor) -> Embed:
+        """For the operator `embed`."""
         weight = self.weight if self.weight.stride(1) == 1 or self.shape[-1] == 1 else self.weight.contiguous()
+        with_ids = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
         rows = self.start, self.are_starts, self.scale
         gradient = self.padding_idx, self.sparse
-        mask, alpha = self.padding_mask, self.alpha_or_none()
-        return (
-            self.ids,
-            weight,
-            words,
-            self.positions,
-            mask,
-            alpha,
-            self.seed,
-            *rows,
-            *gradient,
-            self.drop,
-            self.elements,
-        )
+        return Embed(self.ids, weight, words, *with_ids, *rows, *gradient, self.drop, self.elements)
 
     def traced(self) -> Tensor:
         """In operations that a compiler fuses and torch.func looks into."""

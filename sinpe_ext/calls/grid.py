@@ -15,18 +15,17 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..backend import loader
 from ..checks import grids, seeds
 from ..checks.part import Part, no_context_parallel
-from ..encodings.grid import GridEncoding
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding, Piece
 from ..ops import seed_tensor
 from ..ops.plan_words import plan_words
-from ..ops.rows import DROPOUT
-from ..reference import grid_add
+from ..ops.rows import ADD_GRID_OUT, DROPOUT, add_into
+from ..reference.operands import Add, AddGrid, Dropout
 from ..reference.tiles import accumulation, arranged
 from ..runtime import observers
 from ..runtime.no_grad import no_grad
-from . import add as add_call
 from . import grid_rows
 from .add import SumCall
 from .grid_form import GridForm
@@ -177,7 +176,8 @@ class GridCall(SumCall):
         to = target.detach() if form.is_viewable(target) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if form.extra:
             front = form.front(to)
-            front.copy_(DROPOUT.run(form.front(x), self.seed, self.drop, self.scale, self.front_elements))
+            seeded = Dropout(form.front(x), self.seed, self.drop, self.scale, self.front_elements)
+            front.copy_(DROPOUT.run(*seeded))
         if form.places:
             fill = self._fill_shared if self.positions is None else self._fill_each
             fill(form.canonical(x), form.canonical(to))
@@ -191,9 +191,9 @@ class GridCall(SumCall):
             are_starts = isinstance(first, Tensor)
             at = (first + encoding.start).reshape(1, 1) if are_starts else None
             if encoding.angle == "exact":
-                alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
-                rows = at, 0 if are_starts else first, are_starts, self.padding_mask, self.scale, alpha
-                add_call.fill(encoding, x, target, *rows, self.seed, self.drop, self.elements if self.drop else [])
+                a = self._sum(x, encoding, at, self.elements if self.drop else [])
+                first = 0 if are_starts else first
+                add_into(a._replace(start=first, positions_are_starts=are_starts), target)
                 return
         by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
         elements = self.elements if self.drop else []
@@ -207,7 +207,7 @@ class GridCall(SumCall):
             return
         # A kernel by channels has no mask, and by places it would step through memory channel by channel.
         plain = self.drop == 0 and self.scale == 1.0 and x.data_ptr() != target.data_ptr()
-        bare = x if plain else DROPOUT.run(x, self.seed, self.drop, self.scale, elements)
+        bare = x if plain else DROPOUT.run(*Dropout(x, self.seed, self.drop, self.scale, elements))
         self._fill_rows(x, target, True, None, elements)
         mask = arranged(self.padding_mask.unsqueeze(-2), x.dim())
         torch.where(mask, bare, target, out=target)
@@ -219,12 +219,13 @@ class GridCall(SumCall):
         lengths = tuple(self.form.lengths)
         values = grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
         words = grid_rows.words(self.grid, lengths, by_channels, self.device)
-        if loader.compiled(self.device.type):
-            rest = mask, self.seed, self.scale, self.drop, elements, target
-            torch.ops.sinpe_ext.add_grid_out.default(x, values, words, *rest)
-            return
-        dropped: Any = {"seed": self.seed, "drop": self.drop, "elements": elements}
-        grid_add.add(values, words, x, self.scale, mask, target, **dropped)
+        ADD_GRID_OUT.run(*AddGrid(x, values, words, mask, self.seed, self.scale, self.drop, elements), target)
+
+    def _sum(self, x: Tensor, encoding: Encoding, positions: Tensor | None, elements: list[int]) -> Add:
+        """Of channels of x that one encoding feeds."""
+        alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
+        a = Add(x, plan_words(encoding, self.device), positions, self.padding_mask, alpha, self.seed)
+        return a._replace(scale=self.scale, drop=self.drop, elements=elements)
 
     def _fill_each(self, x: Tensor, target: Tensor) -> None:
         """Places with coordinates of their own: each piece on its channels."""
@@ -233,31 +234,21 @@ class GridCall(SumCall):
             return
         assert self.positions is not None
         positions = self.positions.detach()
-        alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
-        if self._fill_as_one(x, target, positions, alpha):
+        if self._fill_as_one(x, target, positions):
             return
         first = 0  # of the channels that no piece feeds: the last ones
         for piece in self.grid.pieces:
-            at = piece.first, piece.step, piece.encoding.dim
             first = max(first, piece.first + (piece.encoding.dim - 1) * piece.step + 1)
-            rows = positions.select(-1, piece.axis), 0, False, self.padding_mask, self.scale, alpha
-            seeded = self.seed, self.drop, self.elements_at(piece.first, piece.step)
-            add_call.fill(
-                piece.encoding, grid_rows.channels_of(x, *at), grid_rows.channels_of(target, *at), *rows, *seeded
-            )
+            self._fill_piece(x, target, piece, positions.select(-1, piece.axis))
         if first < self.grid.dim:
-            zeros = first, 1, self.grid.dim - first
-            here, to, elements = (
-                grid_rows.channels_of(x, *zeros),
-                grid_rows.channels_of(target, *zeros),
-                self.elements_at(first, 1),
-            )
-            more = 0, False, self.padding_mask, self.scale, alpha
-            add_call.fill(
-                grid_rows.nothing(self.grid.dim - first), here, to, None, *more, self.seed, self.drop, elements
-            )
+            self._fill_piece(x, target, Piece(0, grid_rows.nothing(self.grid.dim - first), first, 1), None)
 
-    def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor, alpha: float | Tensor) -> bool:
+    def _fill_piece(self, x: Tensor, target: Tensor, piece: Piece, positions: Tensor | None) -> None:
+        at = piece.first, piece.step, piece.encoding.dim
+        a = self._sum(grid_rows.channels_of(x, *at), piece.encoding, positions, self.elements_at(*at[:2]))
+        add_into(a, grid_rows.channels_of(target, *at))
+
+    def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
         """Where all axes have the same channels in blocks: each axis' part of a place is a row of its own."""
         shared, axes = grid_rows.alike(*self.grid_given), len(self.firsts)
         if (
@@ -271,10 +262,10 @@ class GridCall(SumCall):
         positions = grid_rows.ordered(positions, shared[1]).flatten(-2)
         mask = None if self.padding_mask is None else self.padding_mask.repeat_interleave(axes, -1)
         elements = [*self.elements[:-2], encoding.dim * self.elements[-1], self.elements[-1]]
-        rest = self.seed, self.drop, elements if self.drop else []
         if self.drop and self.elements[-2] != self.grid.dim * self.elements[-1]:
             return False
-        add_call.fill(encoding, x, target, positions, 0, False, mask, self.scale, alpha, *rest)
+        a = self._sum(x, encoding, positions, elements if self.drop else [])
+        add_into(a._replace(padding_mask=mask), target)
         return True
 
     def elements_at(self, first: int, step: int) -> list[int]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ops.rows import ROW_DOTS, position_gradient, scaled
+from ..ops.rows import ROW_DOTS, position_gradient, row_dots_of, scaled
+from ..reference.operands import Add, Dropout
 from .grid_form import GridForm
 
 if TYPE_CHECKING:
@@ -40,18 +41,19 @@ class GridAdd(torch.autograd.Function):
         form: GridForm = ctx.form
         to_x = to_alpha = to_positions = None
         if ctx.needs_input_grad[0]:
-            to_x = scaled(grad, seed, ctx.scale, ctx.drop, ctx.numbers)
+            to_x = scaled(Dropout(grad, seed, ctx.drop, ctx.scale, ctx.numbers))
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             places = form.canonical(grad)
             of_axes: list[Any] = [None] * positions.shape[-1]
             for (axis, first, step, count), words, elements in zip(ctx.pieces, ctx.words, ctx.elements, strict=True):
                 part = places[..., first : first + (count - 1) * step + 1 : step]
-                at, rest = positions[..., axis], (seed, 0, False, ctx.drop, elements)
+                at = positions[..., axis]
+                a = Add(part, words, at, mask, alpha, seed, drop=ctx.drop, elements=elements)
                 if ctx.needs_input_grad[1]:
-                    dots = ROW_DOTS(part, words, at, mask, None, *rest).sum()
+                    dots = ROW_DOTS(*row_dots_of(part, a)).sum()
                     to_alpha = dots if to_alpha is None else to_alpha + dots
                 if ctx.needs_input_grad[2]:
-                    one = position_gradient(part, words, at, mask, alpha, rest)
+                    one = position_gradient(part, a)
                     of_axes[axis] = one if of_axes[axis] is None else of_axes[axis] + one
             if to_alpha is not None:
                 to_alpha = to_alpha.reshape(alpha.shape).to(alpha.dtype)

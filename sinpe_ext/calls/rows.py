@@ -15,6 +15,7 @@ from ..checks.part import Part, no_context_parallel
 from ..ops import encoded_rows, seed_tensor, traced
 from ..ops.rows import DROPOUT
 from ..reference import philox
+from ..reference.operands import Dropout
 from ..reference.tiles import arranged
 from ..runtime.observers import is_functional, is_transformed
 
@@ -209,13 +210,14 @@ class RowsCall:
         elements = self.elements if elements is None else elements
         if not drop:
             return total
+        d = Dropout(total, seed, drop, 1.0, elements)
         if _is_compiling() and not is_functional():
-            return torch.ops.sinpe_ext.dropout.default(total, seed, drop, 1.0, elements)
+            return torch.ops.sinpe_ext.dropout.default(*d)
         if not _is_compiling() and not is_transformed():
-            return DROPOUT(total, seed, drop, 1.0, elements)
+            return DROPOUT(*d)
         if _is_compiling():
             ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
-            keep = torch.ops.sinpe_ext.dropout.default(ones, seed, drop, 1.0, elements) != 0
+            keep = torch.ops.sinpe_ext.dropout.default(*d._replace(x=ones)) != 0
         else:
             keep = philox.keep(seed, drop, total.shape, elements, self.device)
         return (total * philox.kept_scale(drop)).masked_fill(~keep, 0.0)

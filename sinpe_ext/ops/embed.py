@@ -12,55 +12,37 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..reference import apply
+from ..reference.operands import Dropout, Embed, EmbedBackward, save, saved
 from .operator import Operator, one_by_one
 from .plan_words import decoded
-from .rows import alpha_gradient, first_position, position_gradient, scaled
+from .rows import alpha_gradient, position_gradient, scaled
 
 
-def _embed(
-    ids: Tensor,
-    weight: Tensor,
-    plan: Tensor,
-    positions: Tensor | None,
-    padding_mask: Tensor | None,
-    alpha: Tensor | None,
-    seed: Tensor | None,
-    start: int,
-    positions_are_starts: bool,
-    scale: float,
-    padding_idx: int,
-    sparse: bool,
-    drop: int,
-    elements: list[int],
-) -> Tensor:
-    known = decoded(plan)
-    first, factor = first_position(known, start, ids.shape[-1], positions), 1.0 if alpha is None else alpha
-    return apply.embed(
-        known, ids, weight, positions, first, scale, factor, padding_mask, seed=seed, drop=drop, elements=elements
-    )
+def _embed(*operands: Any) -> Tensor:
+    e = Embed(*operands)
+    return apply.embed(decoded(e.plan), e)
 
 
 def _embed_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    ids, weight, words, positions, mask, alpha, seed, ctx.start, ctx.are_starts, *rest = inputs
-    ctx.scale, ctx.padding_idx, ctx.sparse, ctx.drop, ctx.elements = rest
-    ctx.num_embeddings = weight.shape[0]
-    ctx.save_for_backward(ids, words, positions, mask, alpha, seed)
+    e = Embed(*inputs)
+    ctx.num_embeddings = e.weight.shape[0]
+    save(ctx, e, "weight")
 
 
 def _embed_grad(ctx: Any, grad: Tensor) -> Any:
-    ids, words, positions, mask, alpha, seed = ctx.saved_tensors
+    e: Embed = saved(ctx)
+    needs = Embed(*ctx.needs_input_grad)
     to_weight = to_alpha = to_positions = None
-    if ctx.needs_input_grad[1]:
-        of_weight = ctx.num_embeddings, ctx.padding_idx, ctx.scale, ctx.drop, ctx.elements
-        if ctx.sparse:
-            to_weight = _sparse(scaled(grad, seed, *of_weight[2:]), ids, *of_weight[:2])
-        else:
-            to_weight = EMBED_BACKWARD(grad, ids, seed, *of_weight)
-    rest = seed, ctx.start, ctx.are_starts, ctx.drop, ctx.elements
-    if ctx.needs_input_grad[5]:
-        to_alpha = alpha_gradient(grad, words, positions, mask, alpha, rest)
-    if ctx.needs_input_grad[3]:
-        to_positions = position_gradient(grad, words, positions, mask, alpha, rest)
+    if needs.weight and e.sparse:
+        values = scaled(Dropout(grad, e.seed, e.drop, e.scale, e.elements))
+        to_weight = _sparse(values, e.ids, ctx.num_embeddings, e.padding_idx)
+    elif needs.weight:
+        rest = e.padding_idx, e.scale, e.drop, e.elements
+        to_weight = EMBED_BACKWARD(*EmbedBackward(grad, e.ids, e.seed, ctx.num_embeddings, *rest))
+    if needs.alpha:
+        to_alpha = alpha_gradient(grad, e)
+    if needs.positions:
+        to_positions = position_gradient(grad, e)
     return None, to_weight, None, to_positions, None, to_alpha, *(None,) * 8
 
 
@@ -85,34 +67,24 @@ EMBED = Operator(
 )
 
 
-def _embed_backward(
-    grad: Tensor,
-    ids: Tensor,
-    seed: Tensor | None,
-    num_embeddings: int,
-    padding_idx: int,
-    scale: float,
-    drop: int,
-    elements: list[int],
-) -> Tensor:
-    return apply.embed_backward(grad, ids, num_embeddings, padding_idx, scale, seed=seed, drop=drop, elements=elements)
+def _embed_backward(*operands: Any) -> Tensor:
+    return apply.embed_backward(EmbedBackward(*operands))
 
 
 def _embed_backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    _, ids, seed, _, ctx.padding_idx, ctx.scale, ctx.drop, ctx.elements = inputs
-    ctx.save_for_backward(ids, seed)
+    save(ctx, EmbedBackward(*inputs), "grad")
 
 
 def _embed_backward_grad(ctx: Any, upstream: Tensor) -> Any:
-    ids, seed = ctx.saved_tensors
+    b: EmbedBackward = saved(ctx)
     # An id that is no row has no gradient: the CPU refused it before, and on a device torch's lookup would assert.
-    inside = ids if ids.device.type == "cpu" else ids.clamp(0, upstream.shape[0] - 1)
+    inside = b.ids if b.ids.device.type == "cpu" else b.ids.clamp(0, upstream.shape[0] - 1)
     rows = functional.embedding(inside, upstream)
-    if inside is not ids:
-        rows = rows.masked_fill((ids != inside).unsqueeze(-1), 0.0)
-    if ctx.padding_idx >= 0:
-        rows = rows.masked_fill((ids == ctx.padding_idx).unsqueeze(-1), 0.0)
-    return scaled(rows, seed, ctx.scale, ctx.drop, ctx.elements), *(None,) * 7
+    if inside is not b.ids:
+        rows = rows.masked_fill((b.ids != inside).unsqueeze(-1), 0.0)
+    if b.padding_idx >= 0:
+        rows = rows.masked_fill((b.ids == b.padding_idx).unsqueeze(-1), 0.0)
+    return scaled(Dropout(rows, b.seed, b.drop, b.scale, b.elements)), *(None,) * 7
 
 
 EMBED_BACKWARD = Operator(

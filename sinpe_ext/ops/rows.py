@@ -22,21 +22,14 @@ import torch
 from torch import Tensor
 
 from .. import reference
+from ..backend import loader
 from ..checks import position_range
-from ..encodings.plan import Plan
 from ..reference import apply, grid_add
+from ..reference.operands import Add, AddGrid, Dropout, Embed, RowDots, save, saved
 from ..reference.tiles import accumulation, arranged
 from ..runtime.observers import is_traced
 from .operator import Operator, one_by_one
 from .plan_words import decoded, derivative_constants
-
-
-def first_position(plan: Plan, start: int, rows: int, positions: Tensor | None = None) -> int:
-    """Where no positions are given; a graph calls with a start that no one has checked."""
-    if positions is not None:
-        return 0
-    position_range(plan.start + start, rows)
-    return plan.start + start
 
 
 def derivative_plan(words: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -52,11 +45,11 @@ def reduced(each: Tensor, positions: Tensor) -> Tensor:
     return (each if each.dim() > 1 else each.unsqueeze(0)).sum_to_size(positions.shape).to(positions.dtype)
 
 
-def scaled(grad: Tensor, seed: Tensor | None, scale: float, drop: int, elements: list[int]) -> Tensor:
+def scaled(d: Dropout) -> Tensor:
     """The gradient of the first summand: no pass over memory where there is nothing to do."""
-    if drop:
-        return DROPOUT(grad, seed, drop, scale, elements)
-    return grad if scale == 1.0 else grad * scale
+    if d.drop:
+        return DROPOUT(*d)
+    return d.x if d.scale == 1.0 else d.x * d.scale
 
 
 # -------------------------------------------------------------------------------------------------------- table
@@ -64,7 +57,8 @@ def scaled(grad: Tensor, seed: Tensor | None, scale: float, drop: int, elements:
 
 def _table(plan: Tensor, start: int, length: int, dim: int, dtype: torch.dtype) -> Tensor:
     known = decoded(plan)
-    return reference.table(known, length, first_position(known, start, length), dtype)
+    position_range(known.start + start, length)  # a graph calls with a start that no one has checked
+    return reference.table(known, length, known.start + start, dtype)
 
 
 TABLE = Operator(
@@ -110,7 +104,7 @@ def _encode_backward(ctx: Any, grad: Tensor) -> Any:
     dim = grad.shape[-1]
     partner, slopes = derivative_plan(words, dim)
     wide = grad.to(accumulation(grad.dtype, positions.dtype)).reshape(1, -1, dim)
-    dots = ROW_DOTS(wide, partner, positions.reshape(1, -1), None, slopes, None, 0, False, 0, [])
+    dots = ROW_DOTS(*RowDots(wide, partner, positions.reshape(1, -1), slopes=slopes))
     return dots.reshape(positions.shape).to(positions.dtype), None, None, None
 
 
@@ -127,8 +121,7 @@ ENCODE = Operator(
 
 
 def _add(x: Tensor, plan: Tensor, start: int, scale: float) -> Tensor:
-    known = decoded(plan)
-    return apply.add(known, x, None, first_position(known, start, x.shape[-2]), scale, 1.0, None)
+    return apply.add(decoded(plan), Add(x, plan, start=start, scale=scale))
 
 
 def _add_batched(info: Any, in_dims: Any, x: Tensor, plan: Tensor, start: int, scale: float) -> tuple[Tensor, int]:
@@ -140,7 +133,7 @@ def _add_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _add_backward(ctx: Any, grad: Tensor) -> Any:
-    return scaled(grad, None, ctx.scale, 0, []), None, None, None
+    return scaled(Dropout(grad, None, 0, ctx.scale)), None, None, None
 
 
 ADD = Operator(
@@ -163,9 +156,8 @@ def _add_out(
     alpha: float,
     out: Tensor,
 ) -> None:
-    known = decoded(plan)
-    first = first_position(known, start, x.shape[-2], positions)
-    apply.add(known, x, positions, first, scale, alpha, padding_mask, out)
+    a = Add(x, plan, positions, padding_mask, alpha, None, start, positions_are_starts, scale)
+    apply.add(decoded(plan), a, out)
 
 
 ADD_OUT = Operator(
@@ -179,18 +171,16 @@ ADD_OUT = Operator(
 # ------------------------------------------------------------------------------------------------------ dropout
 
 
-def _dropout(x: Tensor, seed: Tensor | None, drop: int, scale: float, elements: list[int]) -> Tensor:
-    return apply.dropout(x, seed, drop, scale, elements)
+def _dropout(*operands: Any) -> Tensor:
+    return apply.dropout(Dropout(*operands))
 
 
 def _dropout_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    _, seed, ctx.drop, ctx.scale, ctx.elements = inputs
-    ctx.save_for_backward(seed)
+    save(ctx, Dropout(*inputs), "x")
 
 
 def _dropout_backward(ctx: Any, grad: Tensor) -> Any:
-    (seed,) = ctx.saved_tensors
-    return scaled(grad, seed, ctx.scale, ctx.drop, ctx.elements), None, None, None, None
+    return scaled(saved(ctx)._replace(x=grad)), None, None, None, None
 
 
 DROPOUT = Operator(
@@ -205,56 +195,42 @@ DROPOUT = Operator(
 # -------------------------------------------------------------------------- add of everything, with dropout too
 
 
-def _add_dropout(
-    x: Tensor,
-    plan: Tensor,
-    positions: Tensor | None,
-    padding_mask: Tensor | None,
-    alpha: Tensor | None,
-    seed: Tensor | None,
-    start: int,
-    positions_are_starts: bool,
-    scale: float,
-    drop: int,
-    elements: list[int],
-) -> Tensor:
-    known = decoded(plan)
-    first, factor = first_position(known, start, x.shape[-2], positions), 1.0 if alpha is None else alpha
-    return apply.add(known, x, positions, first, scale, factor, padding_mask, seed=seed, drop=drop, elements=elements)
+def _add_dropout(*operands: Any) -> Tensor:
+    a = Add(*operands)
+    return apply.add(decoded(a.plan), a)
 
 
 def _add_dropout_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    _, words, positions, mask, alpha, seed, ctx.start, ctx.are_starts, ctx.scale, ctx.drop, ctx.elements = inputs
-    ctx.save_for_backward(words, positions, mask, alpha, seed)
+    save(ctx, Add(*inputs), "x")
 
 
 def _add_dropout_backward(ctx: Any, grad: Tensor) -> Any:
-    words, positions, mask, alpha, seed = ctx.saved_tensors
-    to_x = to_alpha = to_positions = None
-    if ctx.needs_input_grad[0]:
-        to_x = scaled(grad, seed, ctx.scale, ctx.drop, ctx.elements)
-    rest = seed, ctx.start, ctx.are_starts, ctx.drop, ctx.elements
-    if ctx.needs_input_grad[4]:
-        to_alpha = alpha_gradient(grad, words, positions, mask, alpha, rest)
-    if ctx.needs_input_grad[2]:
-        to_positions = position_gradient(grad, words, positions, mask, alpha, rest)
+    a: Add = saved(ctx)
+    needs = Add(*ctx.needs_input_grad[: len(Add._fields)])  # AddInPlace has more
+    to_x = scaled(Dropout(grad, a.seed, a.drop, a.scale, a.elements)) if needs.x else None
+    to_alpha = alpha_gradient(grad, a) if needs.alpha else None
+    to_positions = position_gradient(grad, a) if needs.positions else None
     return to_x, None, to_positions, None, to_alpha, *(None,) * 6
 
 
-def alpha_gradient(
-    grad: Tensor, words: Tensor, positions: Tensor | None, mask: Tensor | None, alpha: Tensor, rest: tuple[Any, ...]
-) -> Tensor:
-    """sum(G * PE); `rest` are the arguments of `row_dots` after slopes."""
-    return ROW_DOTS(grad, words, positions, mask, None, *rest).sum().reshape(alpha.shape).to(alpha.dtype)
+def row_dots_of(grad: Tensor, a: Add | Embed) -> RowDots:
+    """The operands of `row_dots` whose rows are those that `a` adds."""
+    rows = a.plan, a.positions, a.padding_mask, None, a.seed, a.start, a.positions_are_starts
+    return RowDots(grad, *rows, a.drop, a.elements)
 
 
-def position_gradient(
-    grad: Tensor, words: Tensor, positions: Tensor, mask: Tensor | None, alpha: Tensor | None, rest: tuple[Any, ...]
-) -> Tensor:
+def alpha_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
+    """sum(G * PE)."""
+    assert isinstance(a.alpha, Tensor)
+    return ROW_DOTS(*row_dots_of(grad, a)).sum().reshape(a.alpha.shape).to(a.alpha.dtype)
+
+
+def position_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
     """alpha * sum_c(G_c * PE'_c) of each row."""
-    partner, slopes = derivative_plan(words, grad.shape[-1])
-    each = ROW_DOTS(grad, partner, positions, mask, slopes, *rest)
-    return reduced(each if alpha is None else each * alpha.double(), positions)
+    assert a.positions is not None
+    partner, slopes = derivative_plan(a.plan, grad.shape[-1])
+    each = ROW_DOTS(*row_dots_of(grad, a)._replace(plan=partner, slopes=slopes))
+    return reduced(each * a.alpha.double() if isinstance(a.alpha, Tensor) else each, a.positions)
 
 
 ADD_DROPOUT = Operator(
@@ -271,12 +247,12 @@ class AddInPlace(torch.autograd.Function):
     """`add_dropout` that writes into x: its arguments, then the form of x and what does the work."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
-        *of_operator, ctx.form, write = arguments
-        ctx.mark_dirty(x)
-        _add_dropout_setup(ctx, (x, *of_operator), x)
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *operands, ctx.form, write = arguments
+        ctx.mark_dirty(operands[0])
+        _add_dropout_setup(ctx, operands, None)
         write()
-        return x
+        return operands[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -298,12 +274,11 @@ def _add_dropout_out(
     elements: list[int],
     out: Tensor,
 ) -> None:
-    known = decoded(plan)
-    first = first_position(known, start, x.shape[-2], positions)
-    apply.add(known, x, positions, first, scale, alpha, padding_mask, out, seed=seed, drop=drop, elements=elements)
+    a = Add(x, plan, positions, padding_mask, alpha, seed, start, positions_are_starts, scale, drop, elements)
+    apply.add(decoded(plan), a, out)
 
 
-Operator(
+ADD_DROPOUT_OUT = Operator(
     "add_dropout_out(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? seed, SymInt start, "
     "bool positions_are_starts, float scale, float alpha, int drop, SymInt[] elements, Tensor(a!) out) -> ()",
     reference=_add_dropout_out,
@@ -311,25 +286,35 @@ Operator(
 )
 
 
+def add_into(a: Add, out: Tensor) -> None:
+    """out = dropout(scale * x + alpha * PE) without autograd, by the kernels or the reference."""
+    if not loader.compiled(a.x.device.type):
+        apply.add(decoded(a.plan), a, out)
+        return
+    alpha = 1.0 if a.alpha is None else a.alpha
+    if isinstance(alpha, Tensor):
+        if a.x.device.type != "cpu":  # looking at the number would wait for the device
+            out.copy_(ADD_DROPOUT.run(*a))
+            return
+        alpha = alpha.item()
+    rows = a.start, a.positions_are_starts, a.scale, alpha
+    if a.drop:
+        seeded = a.padding_mask, a.seed, *rows, a.drop, a.elements, out
+        ADD_DROPOUT_OUT.op(a.x, a.plan, a.positions, *seeded)
+    else:
+        ADD_OUT.op(a.x, a.plan, a.positions, a.padding_mask, *rows, out)
+
+
 # --------------------------------------------------------------------------------------------------- of a grid
 # `grid` are the int64 words of a grid and `values` the rows of its axes (`calls/grid_rows.py`), where x is.
 
 
-def _add_grid_out(
-    x: Tensor,
-    values: Tensor,
-    grid: Tensor,
-    padding_mask: Tensor | None,
-    seed: Tensor | None,
-    scale: float,
-    drop: int,
-    elements: list[int],
-    out: Tensor,
-) -> None:
-    grid_add.add(values, grid, x, scale, padding_mask, out, seed=seed, drop=drop, elements=elements)
+def _add_grid_out(*operands: Any) -> None:
+    *of_sum, out = operands
+    grid_add.add(AddGrid(*of_sum), out)
 
 
-Operator(
+ADD_GRID_OUT = Operator(
     "add_grid_out(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, int drop, "
     "SymInt[] elements, Tensor(a!) out) -> ()",
     reference=_add_grid_out,
@@ -340,48 +325,36 @@ Operator(
 # ----------------------------------------------------------------------------------------------------- row_dots
 
 
-def _row_dots(
-    grad: Tensor,
-    plan: Tensor,
-    positions: Tensor | None,
-    padding_mask: Tensor | None,
-    slopes: Tensor | None,
-    seed: Tensor | None,
-    start: int,
-    positions_are_starts: bool,
-    drop: int,
-    elements: list[int],
-) -> Tensor:
-    known = decoded(plan)
-    first = first_position(known, start, grad.shape[-2], positions)
-    return apply.row_dots(known, grad, positions, first, padding_mask, slopes, seed=seed, drop=drop, elements=elements)
+def _row_dots(*operands: Any) -> Tensor:
+    a = RowDots(*operands)
+    return apply.row_dots(decoded(a.plan), a)
 
 
 def _row_dots_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    grad, words, positions, mask, slopes, seed, ctx.start, ctx.are_starts, ctx.drop, ctx.elements = inputs
-    ctx.save_for_backward(grad, words, positions, mask, slopes, seed)
+    save(ctx, RowDots(*inputs))
 
 
 def _row_dots_backward(ctx: Any, upstream: Tensor) -> Any:
-    grad, words, positions, mask, slopes, seed = ctx.saved_tensors
+    a: RowDots = saved(ctx)
     to_grad = to_positions = None
-    dim, rank = grad.shape[-1], grad.dim()
+    dim, rank = a.grad.shape[-1], a.grad.dim()
     if ctx.needs_input_grad[0]:
-        acc = accumulation(grad.dtype)
-        if positions is None:
-            rows = TABLE.op(words, ctx.start, grad.shape[-2], dim, acc).to(grad.device)
+        acc, device = accumulation(a.grad.dtype), a.grad.device
+        if a.positions is None:
+            rows = TABLE.op(a.plan, a.start, a.grad.shape[-2], dim, acc).to(device)
         else:
-            at = positions + torch.arange(grad.shape[-2], device=grad.device) if ctx.are_starts else positions
-            rows = ENCODE(at.contiguous(), words, dim, acc)
-        rows = rows if slopes is None else rows * slopes.to(rows.device, acc)
-        rows = rows if mask is None else rows.masked_fill(mask.unsqueeze(-1), 0.0)
-        product = (upstream.to(acc).unsqueeze(-1) * arranged(rows, rank)).to(grad.dtype)
-        to_grad = scaled(product, seed, 1.0, ctx.drop, ctx.elements)
+            ahead = torch.arange(a.grad.shape[-2], device=device) if a.positions_are_starts else None
+            at = a.positions if ahead is None else a.positions + ahead
+            rows = ENCODE(at.contiguous(), a.plan, dim, acc)
+        rows = rows if a.slopes is None else rows * a.slopes.to(rows.device, acc)
+        rows = rows if a.padding_mask is None else rows.masked_fill(a.padding_mask.unsqueeze(-1), 0.0)
+        product = (upstream.to(acc).unsqueeze(-1) * arranged(rows, rank)).to(a.grad.dtype)
+        to_grad = scaled(Dropout(product, a.seed, a.drop, 1.0, a.elements))
     if ctx.needs_input_grad[2]:
-        partner, further = derivative_plan(words, dim)
-        further = further if slopes is None else further * slopes
-        rest = seed, ctx.start, ctx.are_starts, ctx.drop, ctx.elements
-        to_positions = reduced(ROW_DOTS(grad, partner, positions, mask, further, *rest) * upstream, positions)
+        assert a.positions is not None
+        partner, further = derivative_plan(a.plan, dim)
+        further = further if a.slopes is None else further * a.slopes
+        to_positions = reduced(ROW_DOTS(*a._replace(plan=partner, slopes=further)) * upstream, a.positions)
     return to_grad, None, to_positions, *(None,) * 7
 
 

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from torch import Tensor
 
 from ..runtime.no_grad import no_grad
 from . import philox
 from .apply import _combine, _drop_
+from .operands import AddGrid
 
 MAGIC = 0x53494E504547  # "SINPEG"
 HEADER_WORDS, PIECE_WORDS = 8, 5
 
 
 @no_grad
-def add(
-    values: Tensor,
-    words: Tensor,
-    x: Tensor,
-    scale: float,
-    padding_mask: Tensor | None,
-    out: Tensor,
-    *,
-    seed: Tensor | int | None = None,
-    drop: int = 0,
-    elements: Sequence[int] = (),
-) -> Tensor:
+def add(a: AddGrid, out: Tensor) -> Tensor:
     """dropout(scale * x + PE) into `out`, which is returned.
 
     Args:
-        values, words: the axes' rows and where they go, see `calls/grid_rows.py`.
-        x: (*B, places, dim), or (*B, dim, places) of a grid by channels; out the same, or x itself.
-        padding_mask: (1 or B, places) bool, True = no encoding; or None.
-        seed, drop, elements: as in `apply.py`.
+        a.values, a.grid: the axes' rows and the words that say where they go, see `calls/grid_rows.py`.
+        a.x: (*B, places, dim), or (*B, dim, places) of a grid by channels; out the same, or x itself.
+        a.padding_mask: (1 or B, places) bool, True = no encoding; or None.
+        a.seed, a.drop, a.elements: as in `apply.py`.
     """
-    if drop == philox.DROP_ALL:
+    if a.drop == philox.DROP_ALL:
         return out.zero_()
-    _combine(x, decoded(values, words), padding_mask, scale, drop, out)
-    return _drop_(out, seed, drop, elements)
+    _combine(a.x, decoded(a.values, a.grid), a, out)
+    return _drop_(out, a)
 
 
 def decoded(values: Tensor, words: Tensor) -> Tensor:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from sinpe_ext import reference
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.reference.apply import add
+from sinpe_ext.reference import apply
+from sinpe_ext.reference.operands import Add
 
 B, S, D = 3, 7, 10
 PLAN = plan(Encoding(D))
+WORDS = torch.empty(0, dtype=torch.int64)  # of a plan, which the reference is handed as it is
 STARTS = torch.tensor([[0], [100], [-3]])
 FORMS = {
     "implicit": (None, torch.arange(5, 5 + S)),
@@ -21,6 +26,12 @@ FORMS = {
     "start_per_sample": (STARTS, STARTS + torch.arange(S)),
     "fractional": (torch.arange(S) / 3, torch.arange(S) / 3),
 }
+
+
+def add(
+    of: Any, x: Tensor, positions: Any, start: int, scale: float, alpha: Any, mask: Any, out: Tensor | None = None
+) -> Tensor:
+    return apply.add(of, Add(x, WORDS, positions, mask, alpha, start=start, scale=scale), out)
 
 
 def expected(x: torch.Tensor, rows: torch.Tensor, scale: float, alpha: float) -> torch.Tensor:

@@ -18,6 +18,7 @@ from sinpe_ext import reference
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import plan
 from sinpe_ext.reference import apply, tiles
+from sinpe_ext.reference.operands import Add, Dropout, Embed, EmbedBackward, RowDots
 
 B, S, D, V = 3, 5, 11, 7
 PLAN = plan(Encoding(D))
@@ -36,6 +37,51 @@ FORMS: dict[str, tuple[Tensor | None, Tensor]] = {  # as given with start 5, and
 }
 BLOCKS = [pytest.param(None, id="one block"), pytest.param(64, id="small blocks")]
 Elements = Sequence[int]
+
+
+WORDS = torch.empty(0, dtype=torch.int64)  # of a plan, which the reference is handed as it is
+
+
+def add(
+    of: Any,
+    x: Tensor,
+    positions: Any,
+    start: int,
+    scale: float,
+    alpha: Any,
+    mask: Any,
+    out: Tensor | None = None,
+    **dropped: Any,
+) -> Tensor:
+    return apply.add(of, Add(x, WORDS, positions, mask, alpha, start=start, scale=scale, **dropped), out)
+
+
+def dropout(x: Tensor, seed: Any, drop: int, scale: float, elements: Elements, out: Tensor | None = None) -> Tensor:
+    return apply.dropout(Dropout(x, seed, drop, scale, elements), out)
+
+
+def row_dots(of: Any, grad: Tensor, positions: Any, start: int, mask: Any, slopes: Any, **dropped: Any) -> Tensor:
+    return apply.row_dots(of, RowDots(grad, WORDS, positions, mask, slopes, start=start, **dropped))
+
+
+def embed(
+    of: Any,
+    ids: Tensor,
+    weight: Tensor,
+    positions: Any,
+    start: int,
+    scale: float,
+    alpha: Any,
+    mask: Any,
+    **dropped: Any,
+) -> Tensor:
+    return apply.embed(of, Embed(ids, weight, WORDS, positions, mask, alpha, start=start, scale=scale, **dropped))
+
+
+def embed_backward(grad: Tensor, ids: Tensor, rows: int, padding_idx: int, scale: float, **dropped: Any) -> Tensor:
+    return apply.embed_backward(
+        EmbedBackward(grad, ids, dropped.pop("seed", None), rows, padding_idx, scale, **dropped)
+    )
 
 
 @pytest.fixture(params=BLOCKS)
@@ -122,9 +168,9 @@ def test_add(form: str, dtype: torch.dtype, drop: int, block: None) -> None:
         for mask in (None, padding, padding[:1]):
             padded = None if mask is None else mask.reshape(-1, *(1,) * (x.dim() - 3), S, 1)
             want = plain(x, rows, padded, scale, alpha, drop)
-            assert_bits(apply.add(PLAN, x, given, 5, scale, alpha, mask, **dropped), want)
+            assert_bits(add(PLAN, x, given, 5, scale, alpha, mask, **dropped), want)
         mine, weight = x.clone(), torch.tensor([alpha], dtype=torch.float64)
-        got = apply.add(PLAN, mine, given, 5, scale, weight, mask, mine, **dropped)
+        got = add(PLAN, mine, given, 5, scale, weight, mask, mine, **dropped)
         assert got is mine
         assert_bits(mine, want)
 
@@ -136,9 +182,9 @@ def test_dropout(dtype: torch.dtype, drop: int, block: None) -> None:
         x = data(*shape, dtype=dtype)
         for scale in (1.0, -0.3):
             want = plain(x, None, None, scale, 1.0, drop)
-            assert_bits(apply.dropout(x, torch.tensor(SEED), drop, scale, []), want)
+            assert_bits(dropout(x, torch.tensor(SEED), drop, scale, []), want)
             mine = x.clone()
-            assert apply.dropout(mine, SEED, drop, scale, [], mine) is mine
+            assert dropout(mine, SEED, drop, scale, [], mine) is mine
             assert_bits(mine, want)
 
 
@@ -155,15 +201,15 @@ ELEMENTS: dict[str, list[int]] = {
 def test_elements(elements: list[int], block: None) -> None:
     x, keep = randn(B, S, D).abs() + 2, mask_of((B, S, D), DROP, elements)
     numbers: dict[str, Any] = {"seed": SEED, "drop": DROP, "elements": elements}
-    assert torch.equal(apply.dropout(x, SEED, DROP, 1.0, elements) != 0, keep)
-    assert torch.equal(apply.add(PLAN, x, None, 0, 1.0, 1.0, None, **numbers) != 0, keep)
+    assert torch.equal(dropout(x, SEED, DROP, 1.0, elements) != 0, keep)
+    assert torch.equal(add(PLAN, x, None, 0, 1.0, 1.0, None, **numbers) != 0, keep)
     ids = torch.zeros(B, S, dtype=torch.long)
-    assert torch.equal(apply.embed(PLAN, ids, x[0, :1], None, 0, 1.0, 1.0, None, **numbers) != 0, keep)
-    back = apply.embed_backward(torch.ones_like(x), ids, 1, -1, 1.0, **numbers)
+    assert torch.equal(embed(PLAN, ids, x[0, :1], None, 0, 1.0, 1.0, None, **numbers) != 0, keep)
+    back = embed_backward(torch.ones_like(x), ids, 1, -1, 1.0, **numbers)
     factor = torch.tensor(65536 / (65536 - DROP))
     assert torch.equal(back, keep.float().sum((0, 1), keepdim=True)[0] * factor)
-    dots = apply.row_dots(PLAN, x, None, 0, None, None, **numbers)
-    want = apply.row_dots(PLAN, torch.where(keep, x, 0.0), None, 0, None, None) * (65536 / (65536 - DROP))
+    dots = row_dots(PLAN, x, None, 0, None, None, **numbers)
+    want = row_dots(PLAN, torch.where(keep, x, 0.0), None, 0, None, None) * (65536 / (65536 - DROP))
     assert torch.equal(dots, want)
 
 
@@ -183,16 +229,16 @@ def test_strides(layout: str, dtype: torch.dtype, block: None) -> None:
     x, numbers = LAYOUTS[layout](randn(B, S, D, dtype=dtype)), {"seed": SEED, "drop": DROP}
     dense, strides = x.contiguous(), torch.empty_like(x).stride()
     for call in (
-        lambda t: apply.add(PLAN, t, None, 0, 2.0, 1.0, None, **numbers),
-        lambda t: apply.dropout(t, SEED, DROP, 0.5, []),
+        lambda t: add(PLAN, t, None, 0, 2.0, 1.0, None, **numbers),
+        lambda t: dropout(t, SEED, DROP, 0.5, []),
     ):
         got = call(x)
         assert torch.equal(got, call(dense)) and got.stride() == strides
     ids, wide = torch.arange(B * S).reshape(S, B).T % V, torch.full((V, D, 2), 0.5, dtype=dtype)[..., 0]
     for call in (
-        lambda t, i: apply.row_dots(PLAN, t, None, 0, None, None, **numbers),
-        lambda t, i: apply.embed_backward(t, i, V, -1, 1.0, **numbers),
-        lambda t, i: apply.embed(PLAN, i, wide, None, 0, 1.0, 1.0, None, **numbers),
+        lambda t, i: row_dots(PLAN, t, None, 0, None, None, **numbers),
+        lambda t, i: embed_backward(t, i, V, -1, 1.0, **numbers),
+        lambda t, i: embed(PLAN, i, wide, None, 0, 1.0, 1.0, None, **numbers),
     ):
         got = call(x, ids)
         assert torch.equal(got, call(dense, ids.contiguous())) and got.is_contiguous()
@@ -215,7 +261,7 @@ def test_row_dots(form: str, dtype: torch.dtype, drop: int, block: None) -> None
         bound = products.abs().sum(-1) * scale * DOT_ERROR
         grad = torch.where(keep, grad, torch.nan)  # dropped NaN leaves nothing behind; nor does a padded one
         grad = grad if mask is None else torch.where(mask.unsqueeze(-1), torch.inf, grad)
-        got = apply.row_dots(PLAN, grad, given, 5, mask, weights, seed=SEED, drop=drop)
+        got = row_dots(PLAN, grad, given, 5, mask, weights, seed=SEED, drop=drop)
         assert got.dtype == torch.float64 and got.shape == shape[:-1] and got.is_contiguous()
         assert bool(((got - want.reshape(shape[:-1])).abs() <= bound).all())
 
@@ -224,18 +270,18 @@ def test_row_dots(form: str, dtype: torch.dtype, drop: int, block: None) -> None
 def test_dots_are_summed_in_one_order(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bits of a row depend neither on the rows beside it nor on blocks nor on threads."""
     grad, of = randn(4, 9, dim), plan(Encoding(dim))
-    want, before = apply.row_dots(of, grad, None, 0, None, None), torch.get_num_threads()
+    want, before = row_dots(of, grad, None, 0, None, None), torch.get_num_threads()
     for sample in range(4):
-        assert torch.equal(apply.row_dots(of, grad[sample], None, 0, None, None), want[sample])
+        assert torch.equal(row_dots(of, grad[sample], None, 0, None, None), want[sample])
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            assert torch.equal(apply.row_dots(of, grad, None, 0, None, None), want)
+            assert torch.equal(row_dots(of, grad, None, 0, None, None), want)
     finally:
         torch.set_num_threads(before)
     monkeypatch.setattr(tiles, "arrays", lambda xp, device: SimpleNamespace(block=2 * dim))
     monkeypatch.setattr(tiles, "FEWEST_ROWS", 1)
-    assert torch.equal(apply.row_dots(of, grad, None, 0, None, None), want)
+    assert torch.equal(row_dots(of, grad, None, 0, None, None), want)
 
 
 @pytest.mark.parametrize("drop", DROPS)
@@ -250,12 +296,12 @@ def test_embed(form: str, dtype: torch.dtype, drop: int, block: None) -> None:
         ids = torch.randint(V, shape, generator=torch.Generator().manual_seed(1))
         padded = None if mask is None else mask.reshape(-1, *(1,) * (ids.dim() - 2), S, 1)
         want = plain(weight[ids], rows_of(form, ids.dim() + 1, acc), padded, 1.7, 0.3, drop)
-        got = apply.embed(PLAN, ids, weight, given, 5, 1.7, 0.3, mask, **numbers)
+        got = embed(PLAN, ids, weight, given, 5, 1.7, 0.3, mask, **numbers)
         assert got.is_contiguous()
         assert_bits(got, want)
     if FORMS[form][1].shape[0] != B:
-        want = apply.embed(PLAN, ids[:1, 0], weight, given, 5, 1.7, 0.3, padding[:1], **numbers)
-        got = apply.embed(PLAN, ids[0, 0], weight, given, 5, 1.7, 0.3, padding[:1], **numbers)
+        want = embed(PLAN, ids[:1, 0], weight, given, 5, 1.7, 0.3, padding[:1], **numbers)
+        got = embed(PLAN, ids[0, 0], weight, given, 5, 1.7, 0.3, padding[:1], **numbers)
         assert_bits(got, want[0])
 
 
@@ -283,10 +329,10 @@ def test_embed_backward(dtype: torch.dtype, drop: int, block: None) -> None:
     ):
         ids = torch.randint(V - 2, shape, generator=torch.Generator().manual_seed(1))
         grad = data(*shape, D, dtype=dtype)
-        got = apply.embed_backward(grad, ids, V, padding_idx, scale, seed=SEED, drop=drop)
+        got = embed_backward(grad, ids, V, padding_idx, scale, seed=SEED, drop=drop)
         assert got.is_contiguous()
         assert_bits(got, sequential(grad, ids, V, padding_idx, scale, drop))
-    assert_bits(apply.embed_backward(grad, ids, V, -1, -1.0, drop=65536), torch.zeros(V, D, dtype=dtype))
+    assert_bits(embed_backward(grad, ids, V, -1, -1.0, drop=65536), torch.zeros(V, D, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -302,7 +348,7 @@ def test_sums_follow_the_order_of_the_tokens(threads: int, dtype: torch.dtype) -
     assert not torch.equal(torch.stack([tokens[ids == r].sum(0) for r in range(rows)]), want)  # the order shows
     try:
         torch.set_num_threads(threads)
-        assert torch.equal(apply.embed_backward(tokens, ids, rows, -1, 1.0), want)
+        assert torch.equal(embed_backward(tokens, ids, rows, -1, 1.0), want)
         assert torch.equal(apply._sums_by_sorting(tokens, ids, rows), want)
     finally:
         torch.set_num_threads(before)
@@ -315,9 +361,9 @@ def test_ids_out_of_range(bad: int) -> None:
         f"ids: expected 0 to {V - 1}, rows of weight, got {bad} \\(weight",
     )
     with pytest.raises(IndexError, match=message):
-        apply.embed(PLAN, ids, randn(V, D), None, 0, 1.0, 1.0, None)
+        embed(PLAN, ids, randn(V, D), None, 0, 1.0, 1.0, None)
     with pytest.raises(IndexError, match=message):
-        apply.embed_backward(randn(2, 2, D), ids, V, -1, 1.0)
+        embed_backward(randn(2, 2, D), ids, V, -1, 1.0)
 
 
 def test_empty() -> None:
@@ -326,21 +372,21 @@ def test_empty() -> None:
         numbers: dict[str, Any] = {"seed": SEED, "drop": drop}
         for shape in ((0, S, D), (B, 0, D), (0, D)):
             x = torch.empty(shape)
-            assert apply.add(PLAN, x, None, 0, 2.0, 1.0, None, **numbers).shape == shape
-            assert apply.dropout(x, SEED, drop, 2.0, []).shape == shape
-            assert apply.row_dots(PLAN, x, None, 0, None, None, **numbers).shape == shape[:-1]
-        assert apply.embed(PLAN, none, weight, None, 0, 1.0, 1.0, None, **numbers).shape == (0, S, D)
-        back = apply.embed_backward(torch.empty(0, S, D), none, V, -1, 1.0, **numbers)
+            assert add(PLAN, x, None, 0, 2.0, 1.0, None, **numbers).shape == shape
+            assert dropout(x, SEED, drop, 2.0, []).shape == shape
+            assert row_dots(PLAN, x, None, 0, None, None, **numbers).shape == shape[:-1]
+        assert embed(PLAN, none, weight, None, 0, 1.0, 1.0, None, **numbers).shape == (0, S, D)
+        back = embed_backward(torch.empty(0, S, D), none, V, -1, 1.0, **numbers)
         assert torch.equal(back, torch.zeros(V, D))
-        back = apply.embed_backward(torch.empty(0, S, D), none, 0, -1, 1.0, **numbers)
+        back = embed_backward(torch.empty(0, S, D), none, 0, -1, 1.0, **numbers)
         assert back.shape == (0, D)
 
 
 def test_no_gradient_is_recorded() -> None:
     x, weight, alpha = (t.requires_grad_() for t in (randn(B, S, D), randn(V, D), torch.ones(1)))
     ids = torch.zeros(B, S, dtype=torch.long)
-    assert not apply.add(PLAN, x, None, 0, 2.0, alpha, None, seed=SEED, drop=DROP).requires_grad
-    assert not apply.dropout(x, SEED, DROP, 2.0, []).requires_grad
-    assert not apply.row_dots(PLAN, x, None, 0, None, None).requires_grad
-    assert not apply.embed(PLAN, ids, weight, None, 0, 2.0, alpha, None).requires_grad
-    assert not apply.embed_backward(x, ids, V, -1, 2.0).requires_grad
+    assert not add(PLAN, x, None, 0, 2.0, alpha, None, seed=SEED, drop=DROP).requires_grad
+    assert not dropout(x, SEED, DROP, 2.0, []).requires_grad
+    assert not row_dots(PLAN, x, None, 0, None, None).requires_grad
+    assert not embed(PLAN, ids, weight, None, 0, 2.0, alpha, None).requires_grad
+    assert not embed_backward(x, ids, V, -1, 2.0).requires_grad

@@ -1,0 +1,117 @@
+"""What the operators take, a record each: its fields are the operator's arguments, in the order of its schema.
+
+An operator gets a record's items one by one, since its schema knows no records; everything else gets the whole record.
+The fields are described at the head of `ops/rows.py` and `ops/embed.py`, where the schemas stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class Dropout(NamedTuple):
+    """Of `dropout`."""
+
+    x: Tensor
+    seed: Tensor | None
+    drop: int
+    scale: float = 1.0
+    elements: Sequence[int] = ()
+
+
+class Add(NamedTuple):
+    """Of `add_dropout`. The fields after plan are those of a plain sum unless they are given."""
+
+    x: Tensor
+    plan: Tensor
+    positions: Tensor | None = None
+    padding_mask: Tensor | None = None
+    alpha: Tensor | float | None = None  # a float only where no operator that has a derivative is called
+    seed: Tensor | None = None
+    start: int = 0
+    positions_are_starts: bool = False
+    scale: float = 1.0
+    drop: int = 0
+    elements: Sequence[int] = ()
+
+
+class AddGrid(NamedTuple):
+    """Of `add_grid_out`, but for out."""
+
+    x: Tensor
+    values: Tensor
+    grid: Tensor
+    padding_mask: Tensor | None = None
+    seed: Tensor | None = None
+    scale: float = 1.0
+    drop: int = 0
+    elements: Sequence[int] = ()
+
+
+class RowDots(NamedTuple):
+    """Of `row_dots`."""
+
+    grad: Tensor
+    plan: Tensor
+    positions: Tensor | None = None
+    padding_mask: Tensor | None = None
+    slopes: Tensor | None = None
+    seed: Tensor | None = None
+    start: int = 0
+    positions_are_starts: bool = False
+    drop: int = 0
+    elements: Sequence[int] = ()
+
+
+class Embed(NamedTuple):
+    """Of `embed`."""
+
+    ids: Tensor
+    weight: Tensor
+    plan: Tensor
+    positions: Tensor | None = None
+    padding_mask: Tensor | None = None
+    alpha: Tensor | float | None = None
+    seed: Tensor | None = None
+    start: int = 0
+    positions_are_starts: bool = False
+    scale: float = 1.0
+    padding_idx: int = -1
+    sparse: bool = False
+    drop: int = 0
+    elements: Sequence[int] = ()
+
+
+class EmbedBackward(NamedTuple):
+    """Of `embed_backward`."""
+
+    grad: Tensor
+    ids: Tensor
+    seed: Tensor | None
+    num_embeddings: int
+    padding_idx: int = -1
+    scale: float = 1.0
+    drop: int = 0
+    elements: Sequence[int] = ()
+
+
+def save(ctx: Any, operands: Any, *left_out: str) -> None:
+    """Keeps a record, but for the named fields, for `saved` in the backward pass."""
+    tensors: list[Tensor | None] = []
+    others: list[Any] = []
+    for name, item in zip(operands._fields, operands, strict=True):
+        item = None if name in left_out else item
+        is_tensor = isinstance(item, Tensor)
+        tensors.append(item if is_tensor else None)
+        others.append(None if is_tensor else item)
+    ctx.save_for_backward(*tensors)
+    ctx.operands = operands._make(others)
+
+
+def saved(ctx: Any) -> Any:
+    """The record that `save` kept."""
+    pairs = zip(ctx.saved_tensors, ctx.operands, strict=True)
+    return ctx.operands._make([item if tensor is None else tensor for tensor, item in pairs])
