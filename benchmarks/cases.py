@@ -156,32 +156,39 @@ def index64(dim: int) -> Tensor:
     return torch.arange(0, dim, 2, dtype=torch.float64)
 
 
-def decode(dim: int, *, grad: bool) -> Subjects:
-    """One step of generation: (1, 1, dim) at a position."""
+def decode_layer(dim: int, *, grad: bool) -> Subjects:
+    """One step of generation: (1, 1, dim) at a position, by the layers."""
     ours = sinpe.SinusoidalPositionalEncoding(dim, 0.1).eval()
     usual = peer.UsualModule(4096, dim).eval()
     x = torch.randn(1, 1, dim, requires_grad=grad)
-
-    def check() -> None:
-        exact = x.detach().double() + peer.exact_rows(torch.tensor([1234]), dim)
-        peer.agree("decode", ours(x, start=1234).detach(), exact, 2.0**-22 + tolerance(torch.float32, 1234))
-
-    return Subjects(lambda: ours(x, start=1234), lambda: usual(x, 1234), check=check)
+    return Subjects(
+        lambda: ours(x, start=1234), lambda: usual(x, 1234), check=lambda: step_agrees(x, ours(x, start=1234))
+    )
 
 
-def decode_into(dim: int) -> Subjects:
-    """The same by the function, into memory that is there."""
+def decode(dim: int, kind: str) -> Subjects:
+    """The same by the function: "fresh", into memory that is there ("out"), or "inplace"."""
     x, pe = torch.randn(1, 1, dim), sinpe.table(4096, dim)
     encoding, y = sinpe.Encoding(dim), torch.empty(1, 1, dim)
+    if kind == "inplace":  # of a step that is 0, so that x stays what it was
+        nothing, none = sinpe.Encoding(dim, amplitude=0.0), torch.zeros_like(pe)
+        return Subjects(
+            lambda: sinpe.add_(x, nothing, start=1234),
+            lambda: x.add_(none[1234:1235]),
+            check=lambda: step_agrees(x, sinpe.add_(x.clone(), encoding, start=1234)),
+        )
+    out = y if kind == "out" else None
 
     def ours() -> torch.Tensor:
-        return sinpe.add(x, encoding, start=1234, out=y)
+        return sinpe.add(x, encoding, start=1234, out=out)
 
-    def check() -> None:
-        exact = x.double() + peer.exact_rows(torch.tensor([1234]), dim)
-        peer.agree("decode", ours(), exact, 2.0**-22 + tolerance(torch.float32, 1234))
+    floor = (lambda: torch.add(x, pe[1234:1235], out=y)) if kind == "out" else (lambda: x + pe[1234:1235])
+    return Subjects(ours, floor, check=lambda: step_agrees(x, ours()))
 
-    return Subjects(ours, lambda: torch.add(x, pe[1234:1235], out=y), check=check)
+
+def step_agrees(x: torch.Tensor, got: torch.Tensor) -> None:
+    exact = x.detach().double() + peer.exact_rows(torch.tensor([1234]), x.shape[-1])
+    peer.agree("decode", got.detach(), exact, 2.0**-22 + tolerance(torch.float32, 1234))
 
 
 def timesteps(count: int, dim: int) -> Subjects:
@@ -256,10 +263,13 @@ ROWS: tuple[Row, ...] = (
     Row("add_out", "add (32,512,1024), out=", lambda: add(WIDE, "out"), "y.copy_(x)", 1.10, {"out=y": 1.0}),
     Row("add_inplace", "add_ (32,512,1024)", lambda: add(WIDE, "inplace"), "x.mul_(1.0)", 1.10, {"x.add_(pe)": 1.0}),
     Row("encode", "encode 1M random int64 x 128", lambda: encode(1_000_000, 128), FULL, 1.5, {"float64 formula": 5.0}),
-    Row("decode", "decode step (1,1,512)", lambda: decode(512, grad=False), "x + pe[i:i+1]", 1.2, threads=1),
-    Row("decode_out", "decode step, out=", lambda: decode_into(512), "out=y", threads=1),
-    Row("decode_grad", "decode step, gradients", lambda: decode(512, grad=True), "x + pe[i:i+1]", threads=1, grad=True),
-    Row("timesteps", "encode 8 timesteps x 320", lambda: timesteps(8, 320), "empty, fill_", 3.0, {"diffusers": 4.0}),
+    Row("decode", "decode step (1,1,512)", lambda: decode(512, "fresh"), "x + pe[i:i+1]", 1.1, threads=1),
+    Row("decode_out", "decode step, out=", lambda: decode(512, "out"), "out=y", threads=1),
+    Row("decode_inplace", "decode step, add_", lambda: decode(512, "inplace"), "x.add_(pe[i:i+1])", threads=1),
+    Row("decode_layer", "decode step, layer", lambda: decode_layer(512, grad=False), "a module", 1.25, threads=1),
+    Row("decode_grad", "decode step, layer, gradients", lambda: decode_layer(512, grad=True), "a module", threads=1,
+        grad=True),
+    Row("timesteps", "encode 8 timesteps x 320", lambda: timesteps(8, 320), "empty, fill_", 2.5, {"diffusers": 4.0}),
     Row("eager", "eager twin, table 4096x1024", lambda: eager_twin(4096, 1024), USUAL, 1.5, backend="eager"),
     Row("compile", "compiled embed, PE, LayerNorm", lambda: compiled_chain(*WIDE), "ready table", 1.05,
         {"not compiled": None}, slow=True),

@@ -11,16 +11,15 @@ from . import checks
 from .backend import loader
 from .calls import grid_table, plain
 from .calls.add import AddCall
+from .calls.arguments import AddArguments, EmbedArguments
 from .calls.embed import EmbedCall
 from .calls.grid import GridCall
 from .checks import grids, memory
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .ops import encoded_rows, traced
-from .ops.plan_words import host_words, plan_words
-from .ops.rows import ENCODE
+from .ops.plan_words import plan_words
 from .runtime import observers
-from .runtime.observers import is_traced, is_transformed
 from .runtime.parallel import is_dtensor
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import Never
 
 _is_compiling = torch.compiler.is_compiling
-_POSITION_TYPES = (torch.float32, torch.int64, torch.float64)
 
 
 def table(
@@ -80,6 +78,10 @@ def table(
 
         dtype = torch.float32 if dtype is None else dtype
         return sharded_rows.table(table, length, encoding, start, dtype, device_mesh, placements, flatten, extra_tokens)
+    if out is None and flatten is False and type(extra_tokens) is int and extra_tokens == 0:
+        result = plain.tabled(length, encoding, start, dtype, device)
+        if result is not None:
+            return result
     dtype = checks.table_dtype(dtype, device, out)
     if checks.is_grid(encoding) or grids.extra(extra_tokens):
         lengths = length if checks.is_grid(encoding) else (length,)
@@ -161,26 +163,9 @@ def encode(
     """
     if unknown:
         checks.no_unknown(encode, unknown)
-    if (
-        type(encoding) is Encoding
-        and type(positions) is torch.Tensor
-        and positions.dtype in _POSITION_TYPES
-        and positions.layout is torch.strided
-        and (positions.is_cpu or positions.is_cuda)
-        and not positions.requires_grad
-        and encoding.angle == "exact"
-        and not is_traced()
-        and not is_transformed()
-        and not positions.is_neg()
-        and loader.compiled("cpu" if positions.is_cpu else "cuda")
-    ):
-        # A handful of timesteps costs microseconds: what the operator refuses goes to the checker below.
-        try:
-            if positions.is_cpu:
-                return ENCODE.direct(positions, host_words(encoding), encoding.dim, dtype)
-            return ENCODE.direct_cuda(positions, plan_words(encoding, positions.device), encoding.dim, dtype)
-        except (RuntimeError, TypeError):
-            pass
+    result = plain.encoded(positions, encoding, dtype)
+    if result is not None:
+        return result
     if is_dtensor(positions):
         from .distributed import rows as sharded_rows
 
@@ -256,11 +241,12 @@ def add(
     """
     if unknown:
         checks.no_unknown(add, unknown)
-    arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
-    result = plain.added(x, encoding, arguments, (grid_shape, extra_tokens), out)
+    rows = positions, start, scale, alpha, padding_mask
+    given = (x, encoding, *rows, seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)
+    result = plain.added(given, out)
     if result is not None:
         return result
-    call = add_call(x, encoding, arguments, grid_shape, extra_tokens)
+    call = add_call(AddArguments(*given))
     if out is None:
         return call.result()
     memory.output(*call.written(out))
@@ -300,11 +286,12 @@ def add_(
     """
     if unknown:
         checks.no_unknown(add_, unknown)
-    arguments = positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed
-    result = plain.added(x, encoding, arguments, (grid_shape, extra_tokens), x)
+    rows = positions, start, scale, alpha, padding_mask
+    given = (x, encoding, *rows, seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)
+    result = plain.added(given, x)
     if result is not None:
         return result
-    call = add_call(x, encoding, arguments, grid_shape, extra_tokens)
+    call = add_call(AddArguments(*given))
     memory.in_place(x)
     memory.apart(x, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
     return call.result_in_place()
@@ -356,29 +343,28 @@ def embed(
         checks.no_unknown(embed, unknown)
     rows = positions, start, scale, alpha, dropout, seed
     padding = padding_idx, padding_mask, sparse, encode_padding
-    return embed_call(ids, weight, encoding, rows, padding, seq_dim).result()
+    given = (ids, weight, encoding, *rows, *padding, seq_dim)
+    result = plain.embedded(given)
+    return embed_call(EmbedArguments(*given)).result() if result is None else result
 
 
 for _function in (table, encode, add, add_, embed):
     setattr(_function, "__script_unsupported", checks.NO_SCRIPT)
 
 
-def add_call(x: Any, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra_tokens: Any) -> Any:
-    """The checked call of `add`; `arguments` are those of AddCall from positions on."""
-    if is_dtensor(x):
+def add_call(given: AddArguments) -> Any:
+    """The checked call of `add`."""
+    if is_dtensor(given.x):
         from .distributed.call import ShardedAdd
 
-        return ShardedAdd(x, encoding, arguments, grid_shape, extra_tokens)
-    if grid_shape is None and isinstance(extra_tokens, int) and extra_tokens == 0 and not checks.is_grid(encoding):
-        return AddCall(x, encoding, *arguments)
-    return GridCall(x, encoding, (grid_shape, extra_tokens), *arguments)
+        return ShardedAdd(given)
+    return AddCall(given) if given.is_sequence() else GridCall(given)
 
 
-def embed_call(ids: Any, weight: Any, encoding: Any, rows: Any, padding: Any, seq_dim: Any) -> Any:
-    """The checked call of `embed`; `rows` and `padding` are the arguments of EmbedCall between encoding and seq_dim."""
-    if is_dtensor(ids) or is_dtensor(weight):
+def embed_call(given: EmbedArguments) -> Any:
+    """The checked call of `embed`."""
+    if is_dtensor(given.ids) or is_dtensor(given.weight):
         from .distributed.call import ShardedEmbed
 
-        return ShardedEmbed(ids, weight, encoding, (*rows, seq_dim), padding)
-    others: Any = (*rows, *padding, seq_dim)
-    return EmbedCall(ids, weight, encoding, *others)
+        return ShardedEmbed(given)
+    return EmbedCall(given)

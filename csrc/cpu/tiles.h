@@ -91,15 +91,40 @@ class Padding {
   int64_t middle_;
 };
 
+// Room for a tile of rows: on the stack where it is one of a decode step, which an allocation would slow down.
+template <class Real>
+class TileMemory {
+ public:
+  explicit TileMemory(int64_t n) {
+    if (n > kFew) many_.resize(static_cast<size_t>(n));
+  }
+  Real* data() { return many_.empty() ? few_ : many_.data(); }
+
+ private:
+  static constexpr int64_t kFew = 1024;
+  Real few_[kFew];
+  std::vector<Real> many_;
+};
+
 // Calls work(first slice, last slice, row, n, pe) until every row of every slice has met its row of the encoding once.
 // rows() makes one thread's maker of rows, and maker(group, row, n, pe) makes n of them; `groups` of slices differ in
 // their rows. start() makes the work of one thread.
 template <class Real, class Rows, class Start>
 sinpe_status over_row_tiles(const Shape& shape, int64_t groups, int64_t tile, const Rows& rows, const Start& start) {
+  const int64_t all_slices = shape.batch * shape.middle;
+  const bool is_small = all_slices * shape.rows * shape.dim <= kGrain;
+  if (is_small && groups == 1 && shape.rows <= tile) {  // one piece of work, and none of the divisions below
+    auto maker = rows();
+    auto work = start();
+    TileMemory<Real> pe(shape.rows * shape.dim);
+    maker(0, 0, shape.rows, pe.data());
+    work(0, all_slices, 0, shape.rows, pe.data());
+    return SINPE_OK;
+  }
   const int64_t tiles = (shape.rows + tile - 1) / tile;
   // Slices of x that pass by one tile of the encoding; too few tiles for the threads: the slices are split as well.
-  const int64_t slices = shape.batch * shape.middle / groups;
-  const int64_t wanted = 4 * parallel_threads();
+  const int64_t slices = all_slices / groups;
+  const int64_t wanted = is_small ? 1 : 4 * parallel_threads();
   const int64_t parts = std::max<int64_t>(1, std::min(slices, (wanted + groups * tiles - 1) / (groups * tiles)));
   const int64_t cost = std::max<int64_t>(1, tile * shape.dim * ((slices + parts - 1) / parts));
 

@@ -1,10 +1,11 @@
-// sinpe_ext._core: the kernels for NumPy arrays. No torch here, and no OpenMP runtime.
+// sinpe_ext._core: the kernels for NumPy arrays, and for small tensors (small_add.h). No torch here, no OpenMP runtime.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <string>
 #include <vector>
 
+#include "pybind/small_add.h"
 #include "sinpe/sinpe.h"
 
 namespace py = pybind11;
@@ -75,5 +76,6 @@ PYBIND11_MODULE(_core, m) {
   m.def("table", &table, py::arg("words"), py::arg("start"), py::arg("length"), py::arg("dtype"),
         "Rows at plan.start + start + 0 .. length-1.");
   m.def("encode", &encode, py::arg("words"), py::arg("positions"), py::arg("dtype"), "Rows at given positions.");
+  if (PyModule_AddFunctions(m.ptr(), sinpe_small::methods) != 0) throw py::error_already_set();
   m.def("isa", [] { return std::string(sinpe_isa()); }, "Instruction set of the kernels in use.");
 }

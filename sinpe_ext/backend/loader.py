@@ -47,7 +47,7 @@ class DeviceBackend:
 _lock = threading.RLock()
 _setting: str | None = None  # None: SINPE_EXT_BACKEND decides
 _found: dict[str, DeviceBackend] = {}  # what loading gave, whatever the setting
-_choices: dict[str, bool] = {}  # device type -> compiled?, under the present setting
+_choices: dict[str, Any] = {}  # device type -> compiled?, and what small_calls gives, under the present setting
 _errors: dict[str, BuildUnavailable] = {}  # device type -> why the last attempt at a library failed
 _warned: set[str] = set()
 
@@ -65,7 +65,8 @@ if hasattr(os, "register_at_fork"):
 def compiled(device_type: str) -> bool:
     """Whether the compiled kernels serve this kind of device. Loads on first use; a dictionary look-up after that."""
     try:
-        return _choices[device_type]
+        answer: bool = _choices[device_type]
+        return answer
     except KeyError:
         return _choose(device_type)
 
@@ -358,6 +359,28 @@ def _is_missing(device_type: str) -> bool:
     """Whether this device was not tried yet, or was tried in vain."""
     found = _found.get(device_type)
     return found is None or found.backend != "compiled"
+
+
+def small_calls() -> Any:
+    """The module _core for calls of small tensors on the CPU, or None: where the library that serves the CPU is not the
+    install's own, or eager PyTorch was chosen."""
+    try:
+        return _choices["small calls"]
+    except KeyError:
+        choices = _choices
+        choices["small calls"] = found = _module_for_tensors() if compiled("cpu") else None
+        return found
+
+
+@functools.cache
+def _module_for_tensors() -> Any:
+    import torch
+
+    module: Any = core_module()[0] if resolve("cpu").how == "prebuilt" else None
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if module is None or exchange is None or not module.set_up(exchange, torch.empty_like):
+        return None
+    return module
 
 
 def core_module() -> tuple[object | None, str]:

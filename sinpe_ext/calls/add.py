@@ -17,8 +17,9 @@ from ..reference.operands import Add
 from ..reference.tiles import accumulation
 from ..runtime import observers
 from ..runtime.no_grad import no_grad
-from ..runtime.observers import is_functional, is_recorded, is_transformed
-from .rows import Form, RowsCall
+from ..runtime.observers import is_functional, needs_operations
+from .arguments import AddArguments
+from .rows import Form, RowsCall, kept
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -54,7 +55,7 @@ class SumCall(RowsCall):
     def result(self) -> Tensor:
         """`add`, differentiable."""
         self.draw()
-        if _is_compiling() or is_transformed() or is_recorded():
+        if needs_operations():
             return self.traced()
         if not self.needs_grad(self.x):
             return self.run()
@@ -63,7 +64,7 @@ class SumCall(RowsCall):
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
         self.draw()
-        if _is_compiling() or is_transformed() or is_recorded():
+        if needs_operations():
             return self.x.copy_(self.traced())
         if not self.needs_grad(self.x):
             self.run_into(self.x)
@@ -85,6 +86,13 @@ class SumCall(RowsCall):
         return out
 
 
+@kept
+def _form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
+    rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
+    checks.two_dimensions(rows_at, channels_at, seq_dim, channel_dim)
+    return Form((rows_at, channels_at), rank)
+
+
 class AddCall(SumCall):
     """The arguments of `add` after every check.
 
@@ -93,37 +101,26 @@ class AddCall(SumCall):
     With `part` x is one of a larger tensor: its rows and channels are some of the encoding's, and so are its elements.
     """
 
-    def __init__(
-        self,
-        x: Any,
-        encoding: Any,
-        positions: Any,
-        start: Any,
-        scale: Any,
-        alpha: Any,
-        padding_mask: Any,
-        seq_dim: Any,
-        channel_dim: Any,
-        dropout: Any = 0.0,
-        seed: Any = None,
-        part: Part | None = None,
-    ):
+    def __init__(self, given: AddArguments, part: Part | None = None) -> None:
+        x = given.x
         checks.summand(x)
         rank = x.dim()
-        rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
-        checks.two_dimensions(rows_at, channels_at, seq_dim, channel_dim)
         self.x: Tensor = x
         self.device = x.device
         self.acc = accumulation(x.dtype)
-        self.form = Form((rows_at, channels_at), rank)
+        self.form = _form(rank, given.seq_dim, given.channel_dim)
+        rows_at, channels_at = self.form.axes
         self.view = self.form.canonical(x)
-        self.shape, given = checks.sizes(self.view), checks.sizes(x)
-        _, width = self._set_part(part, rows_at, channels_at, given)
-        of = checks.Target("x", given, x.device, self.shape[0] if rank > 2 else 1, given[rows_at])
-        self.set_rows(of, encoding, width, positions, start, scale, alpha, padding_mask, dropout, seed)
-        if encoding is not None or width:
-            checks.channels(x, width, self.whole_dim())
-        self.elements = self.form.elements(given, part) if self.drop else []
+        shape = checks.sizes(x)
+        self.shape = shape if self.form.is_canonical else checks.sizes(self.view)
+        _, width = self._set_part(part, rows_at, channels_at, shape)
+        self.set_rows(
+            checks.Target("x", shape, x.device, self.shape[0] if rank > 2 else 1, shape[rows_at]), width, given
+        )
+        dim = self.encoding.dim if self.columns is None else self.whole_dim()
+        if width != dim and (given.encoding is not None or width):
+            checks.channels(x, width, dim)
+        self.elements = self.form.elements(shape, part) if self.drop else []
 
     @no_grad
     def run(self, out: Tensor | None = None) -> Tensor:

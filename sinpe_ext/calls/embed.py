@@ -20,6 +20,7 @@ from ..reference.operands import Embed
 from ..reference.tiles import accumulation
 from ..runtime import observers
 from ..runtime.observers import is_functional, is_recorded, is_transformed
+from .arguments import EmbedArguments
 from .rows import Form, RowsCall
 
 _is_compiling = torch.compiler.is_compiling
@@ -34,28 +35,12 @@ class EmbedCall(RowsCall):
         padding_idx: the row of weight that gets no gradient, -1 for none.   sparse: the kind of its gradient.
     """
 
-    def __init__(
-        self,
-        ids: Any,
-        weight: Any,
-        encoding: Any,
-        positions: Any,
-        start: Any,
-        scale: Any,
-        alpha: Any,
-        dropout: Any,
-        seed: Any,
-        padding_idx: Any,
-        padding_mask: Any,
-        sparse: Any,
-        encode_padding: Any,
-        seq_dim: Any = -1,
-        part: Part | None = None,  # of the result
-    ):
+    def __init__(self, arguments: EmbedArguments, part: Part | None = None) -> None:  # part of the result
+        weight = arguments.weight
         self.weight: Tensor = embedding.weight(weight)
-        given = embedding.ids(ids, weight)
+        given = embedding.ids(arguments.ids, weight)
         rank = given.dim()
-        rows_at = checks.axis("seq_dim", seq_dim, rank, "ids")
+        rows_at = checks.axis("seq_dim", arguments.seq_dim, rank, "ids")
         self.ids = given if rows_at == rank - 1 else given.movedim(rows_at, -1)
         self.form = Form((rows_at, rank), rank + 1)
         shape = checks.sizes(self.ids)
@@ -65,15 +50,15 @@ class EmbedCall(RowsCall):
         result = torch.Size((*checks.sizes(given), operator.index(channels)))
         self.shape = torch.Size((*shape, result[-1]))
         _, width = self._set_part(part, rows_at, rank, result)
-        self.padding_idx = embedding.padding_idx(padding_idx, self.num_embeddings)
+        self.padding_idx = embedding.padding_idx(arguments.padding_idx, self.num_embeddings)
         batch = shape[0] if len(shape) > 1 else 1
-        of = checks.Target("ids", result[:-1], self.device, batch, shape[-1])
-        self.set_rows(of, encoding, width, positions, start, scale, alpha, padding_mask, dropout, seed)
-        if encoding is not None or width:
-            embedding.weight_channels(weight, width, self.whole_dim())
+        self.set_rows(checks.Target("ids", result[:-1], self.device, batch, shape[-1]), width, arguments)
+        dim = self.encoding.dim if self.columns is None else self.whole_dim()
+        if width != dim and (arguments.encoding is not None or width):
+            embedding.weight_channels(weight, width, dim)
         self.elements = self.form.elements(result, part)
-        self.sparse = checks.flag("sparse", sparse)
-        if not checks.flag("encode_padding", encode_padding):
+        self.sparse = checks.flag("sparse", arguments.sparse)
+        if not checks.flag("encode_padding", arguments.encode_padding):
             self._mask_padding()
 
     def _mask_padding(self) -> None:

@@ -28,6 +28,7 @@ from ..runtime import observers
 from ..runtime.no_grad import no_grad
 from . import grid_rows
 from .add import SumCall
+from .arguments import AddArguments
 from .grid_form import GridForm
 
 _is_compiling = torch.compiler.is_compiling
@@ -46,25 +47,8 @@ class GridCall(SumCall):
 
     starts: list[Any]
 
-    def __init__(
-        self,
-        x: Any,
-        encoding: Any,
-        places: tuple[Any, Any],  # grid_shape, extra_tokens
-        positions: Any,
-        start: Any,
-        scale: Any,
-        alpha: Any,
-        padding_mask: Any,
-        seq_dim: Any,
-        channel_dim: Any,
-        dropout: Any,
-        seed: Any,
-        *,
-        part: Part | None = None,
-        is_flat: bool | None = None,
-    ) -> None:
-        grid_shape, extra_tokens = places
+    def __init__(self, given: AddArguments, *, part: Part | None = None, is_flat: bool | None = None) -> None:
+        x, encoding, channel_dim = given.x, given.encoding, given.channel_dim
         checks.summand(x)
         checks.in_memory("x", x)  # views of it are made before a kernel could look
         self.x: Tensor = x
@@ -78,57 +62,53 @@ class GridCall(SumCall):
         dim, self.firsts = _outline(x, channel_dim, *self.grid_given)
         is_grid = checks.is_grid(encoding)
         if not is_grid:
-            grids.no_shape(grid_shape, "pass a GridEncoding, or the name of one")
+            grids.no_shape(given.grid_shape, "pass a GridEncoding, or the name of one")
         checks.channels(x, width, dim)
-        self.scale = checks.factor("scale", scale)
-        layout = extra_tokens, seq_dim, channel_dim, part, is_flat
-        if positions is not None:
-            checks.dense_tensor("positions", positions)
-        self.form = GridForm(x, len(self.firsts), grid_shape, positions, *layout)
+        self.scale = checks.factor("scale", given.scale)
+        if given.positions is not None:
+            checks.dense_tensor("positions", given.positions)
+        self.form = GridForm(given, len(self.firsts), part, is_flat)
         self.whole_rows, self.is_whole = self.form.places, part is None
         self.shape = torch.Size(self.form.canonical_shape)
         of = checks.Target("x", shape, x.device, self.form.batch, self.form.places)
-        self.alpha = checks.alpha(alpha, of)
+        self.alpha = checks.alpha(given.alpha, of)
         if part is not None:  # checked, and in canonical form
-            self._set_canonical(positions, start, padding_mask)
+            self.positions, self.starts, self.padding_mask = given.positions, given.start, given.padding_mask
         elif is_grid:
-            self._set_places(positions, start, padding_mask)
+            self._set_places(given)
         else:
-            self._set_sequence(of, positions, start, padding_mask)
-        self.drop = checks.dropped(dropout)
-        self._given_seed = seeds.checked(seed, self.device)
+            self._set_sequence(of, given)
+        self.drop = checks.dropped(given.dropout)
+        self._given_seed = seeds.checked(given.seed, self.device)
         self.seed: Tensor | None = None
         self.elements = self.form.elements
         self.front_elements = self._front_elements()
 
-    def _set_canonical(self, positions: Tensor | None, starts: list[Any], padding_mask: Tensor | None) -> None:
-        self.positions, self.starts, self.padding_mask = positions, starts, padding_mask
-
-    def _set_sequence(self, of: checks.Target, positions: Any, start: Any, padding_mask: Any) -> None:
+    def _set_sequence(self, of: checks.Target, given: AddArguments) -> None:
         """Of an encoding of one dimension, behind extra tokens: checked as without them."""
         self.encoding = checks.encoding(*self.grid_given)
-        self._set_positions(of, positions, start)
-        self.padding_mask = None if padding_mask is None else checks.padding_mask(padding_mask, of)
+        self._set_positions(of, given.positions, given.start)
+        mask = given.padding_mask
+        self.padding_mask = None if mask is None else checks.padding_mask(mask, of)
         self.starts = [self.start]
         if self.positions is not None:
             (rows,) = self.form.traced_lengths(self.x)
             at = self.positions + torch.arange(rows, device=of.device) if self.are_starts else self.positions
             self.positions = at.unsqueeze(-1)
 
-    def _set_places(self, positions: Any, start: Any, padding_mask: Any) -> None:
-        axes = len(self.firsts)
-        shapes = self.form.shapes() if positions is not None or padding_mask is not None else []
-        mask = padding_mask
+    def _set_places(self, given: AddArguments) -> None:
+        axes, mask = len(self.firsts), given.padding_mask
+        shapes = self.form.shapes() if given.positions is not None or mask is not None else []
         self.padding_mask = None if mask is None else grids.padding_mask(mask, shapes, self.x)
         self.positions: Tensor | None = None
         self.starts = [0] * axes
-        if positions is not None:
-            checks.start_beside_positions(start)
-            self.positions = grids.positions(positions, axes, shapes, self.x)
+        if given.positions is not None:
+            checks.start_beside_positions(given.start)
+            self.positions = grids.positions(given.positions, axes, shapes, self.x)
             return
         no_context_parallel()
         batch = self.form.batch if self.form.batch_at else None
-        found = grids.starts(start, self.firsts, self.form.lengths, batch, self.device)
+        found = grids.starts(given.start, self.firsts, self.form.lengths, batch, self.device)
         if isinstance(found, Tensor):
             self.positions = self._coordinates([0] * axes) + found.unsqueeze(1)
         else:

@@ -13,6 +13,7 @@ from .. import checks
 from ..checks import grids
 from ..checks.part import Part
 from ..reference import philox
+from .arguments import AddArguments
 
 
 class GridForm:
@@ -29,30 +30,22 @@ class GridForm:
     """
 
     def __init__(
-        self,
-        x: Tensor,
-        axes: int,
-        grid_shape: Any,
-        positions: Any,
-        extra: Any,
-        seq_dim: Any,
-        channel_dim: Any,
-        part: Part | None = None,
-        is_flat: bool | None = None,
+        self, arguments: AddArguments, axes: int, part: Part | None = None, is_flat: bool | None = None
     ) -> None:
+        x, grid_shape, seq_dim = arguments.x, arguments.grid_shape, arguments.seq_dim
         rank, shape = x.dim(), checks.sizes(x)
-        self.extra = grids.extra(extra)
-        self.channels_at = checks.axis("channel_dim", channel_dim, rank)
+        self.extra = grids.extra(arguments.extra_tokens)
+        self.channels_at = checks.axis("channel_dim", arguments.channel_dim, rank)
         others = [d for d in range(rank) if d != self.channels_at]
         given = None if grid_shape is None else grids.lengths("grid_shape", grid_shape, axes)
         rows_at = checks.axis("seq_dim", seq_dim, rank)
         if axes == 1 and seq_dim == -2 and rows_at == self.channels_at and others:
             rows_at = others[-1]  # channels first
         if is_flat is None:
-            is_flat = axes == 1 or self._decide(x, given, positions, others, axes, rows_at)
+            is_flat = axes == 1 or self._decide(arguments, given, axes, others, rows_at)
         self.is_flat = is_flat
         if self.is_flat:
-            checks.two_dimensions(rows_at, self.channels_at, seq_dim, channel_dim)
+            checks.two_dimensions(rows_at, self.channels_at, seq_dim, arguments.channel_dim)
             self.rows_at = [rows_at]
             size = shape[rows_at] - self.extra
             if size < 0 or (given is not None and size != math.prod(given)):
@@ -78,8 +71,9 @@ class GridForm:
         self.elements = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
         self.elements += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
 
-    def _decide(self, x: Tensor, given: Any, positions: Any, others: list[int], axes: int, rows_at: int) -> bool:
-        """Whether the places are row-major in the sequence."""
+    def _decide(self, arguments: AddArguments, given: Any, axes: int, others: list[int], rows_at: int) -> bool:
+        """Whether the places are row-major in the sequence; `given` is grid_shape, `others` all but the channels."""
+        x, positions = arguments.x, arguments.positions
         rank, shape = x.dim(), tuple(checks.sizes(x))
         at = others[len(others) - axes :]
         if given is None:

@@ -1,87 +1,116 @@
-"""The short way of small calls: straight to a kernel, where no argument needs anything of the layers above it.
+"""The short way of calls whose arguments need nothing of the layers above a kernel: no data beside x, no gradient,
+nobody who looks at operators.
 
-One token at a time costs microseconds. An operator checks what memory safety needs; what it refuses takes the long way,
-whose checkers have the messages.
+One token at a time costs microseconds. `add` of a small tensor on the CPU goes from here straight into the kernel
+(`csrc/pybind/small_add.h`, where the install has built `_core`); anything else to the kernel of its operator, past what
+dispatches that. What a kernel refuses takes the long way, whose checkers have the messages.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd import forward_ad
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from .. import checks
 from ..backend import loader
 from ..encodings.encoding import Encoding
+from ..ops.embed import EMBED
 from ..ops.plan_words import host_words, plan_words
-from ..ops.rows import ADD, ADD_OUT
-from ..runtime.observers import is_traced
-from ..runtime.parallel import in_context_parallel
+from ..ops.rows import ADD, ADD_OUT, ENCODE, TABLE
+from ..runtime.observers import is_looked_at, of_values
+
+FARTHEST = 2**62  # a start; a CUDA kernel has no way to refuse rows beyond int64
+POSITION_DTYPES = torch.float32, torch.int64, torch.float64
 
 _grad_enabled = torch.is_grad_enabled
 
 
-def is_plain(t: Any, data: Tensor, encoding: Any, start: Any) -> bool:
-    """Whether a kernel may take an ordinary tensor t (x of `add`, ids of `embed`) and `data` (x again, weight) as they
-    are: no gradient, and the channels of the encoding. To be asked where `is_traced()` is false."""
+@lru_cache(maxsize=256)
+def _plan(encoding: Encoding) -> tuple[Tensor, int, int]:
+    """The plan of an encoding: the tensor that holds it, its address and its length."""
+    words = host_words(encoding)
+    return words, words.data_ptr(), words.numel()
+
+
+def added(given: tuple[Any, ...], out: Any = None) -> Tensor | None:
+    """`add`, into `out` where that is given; None where the long way has to be taken.
+
+    Args:
+        given: the fields of AddArguments, of which a record is made only on the long way.
+        out: None, or what the caller gave; x itself in `add_`.
+    """
+    x, encoding = given[0], given[1]
+    if type(x) is not Tensor or is_looked_at() or (x.requires_grad and _grad_enabled()) or x.is_neg():
+        return None
+    if out is not None and not _may_be_written(out):
+        return None
+    if type(encoding) is not Encoding:
+        if not (encoding is None or type(encoding) is str) or x.is_nested or x.dim() < 2 or checks.is_grid(encoding):
+            return None
+        encoding = checks.encoding(encoding, x.shape[-1])
+    if encoding.angle != "exact":
+        return None
+    small = loader.small_calls()
+    if small is not None:
+        _, address, words = _plan(encoding)
+        result: Tensor | None = small.add(given, out, address, words)
+        if result is not None:
+            if out is not None:
+                increment_version(out)
+            return result
+    return _added_by_operator(given, encoding, out)
+
+
+def _may_be_written(out: Any) -> bool:
+    """Of a tensor that is to be written to, what DLPack does not tell."""
     return (
-        type(encoding) is Encoding
-        and encoding.angle == "exact"
-        and not data.is_nested  # which has no shape
-        and data.dim() > 1
-        and data.shape[-1] == encoding.dim  # a CUDA kernel could but answer NaN
-        and (t.is_cpu or t.is_cuda)
-        and type(start) is int
-        and abs(start) < 4611686018427387904  # 2**62; a CUDA kernel has no way to refuse rows beyond int64
-        and not (data.requires_grad and _grad_enabled())
-        and forward_ad._current_level < 0
-        and not in_context_parallel()
-        and not t.is_neg()
-        and not data.is_neg()
-        and loader.compiled("cpu" if t.is_cpu else "cuda")
+        type(out) is Tensor
+        and not out.requires_grad
+        and not out.is_inference()
+        and not out._is_zerotensor()
+        and not out.is_neg()
     )
 
 
-def added(x: Any, encoding: Any, arguments: tuple[Any, ...], places: tuple[Any, Any], out: Any = None) -> Tensor | None:
-    """`add`, into `out` where that is given, of arguments as the caller gave them; None where the long way has to be
-    taken. `arguments` are those of AddCall from positions on, `places` grid_shape and extra_tokens.
-    """
-    if type(x) is not Tensor or is_traced():
-        return None
-    positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed = arguments
+def _added_by_operator(given: tuple[Any, ...], encoding: Encoding, out: Any) -> Tensor | None:
+    x, _, positions, start, scale, alpha, mask, seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens = given
     if (
         positions is not None
-        or padding_mask is not None
+        or mask is not None
         or seed is not None
+        or grid_shape is not None
+        or type(start) is not int
+        or abs(start) >= FARTHEST
         or type(scale) is not float
         or type(alpha) is not float
-        or (alpha != 1.0 and out is None)  # the operator that makes its own result has none
         or type(dropout) is not float
         or dropout != 0.0
         or type(seq_dim) is not int
         or seq_dim != -2
         or type(channel_dim) is not int
         or channel_dim != -1
-        or places[0] is not None
-        or type(places[1]) is not int
-        or places[1] != 0
-        or not (encoding is None or type(encoding) in (Encoding, str))
-        or x.is_nested
+        or type(extra_tokens) is not int
+        or extra_tokens != 0
+        or x.is_nested  # which has no shape
         or x.dim() < 2
+        or x.shape[-1] != encoding.dim  # a CUDA kernel could but answer NaN
+        or not (x.is_cpu or x.is_cuda)
+        or not loader.compiled("cpu" if x.is_cpu else "cuda")
     ):
-        return None
-    if type(encoding) is not Encoding:
-        if checks.is_grid(encoding):
-            return None
-        encoding = checks.encoding(encoding, x.shape[-1])
-    if not is_plain(x, x, encoding, start):
         return None
     try:
         if out is not None:
-            return _into(out, x, encoding, start, scale, alpha)
+            if not _are_apart(x, out):
+                return None
+            ADD_OUT.direct(x, host_words(encoding), None, None, start, False, scale, alpha, out)
+            increment_version(out)
+            return out
+        if alpha != 1.0:  # the operator that makes its own result has none
+            return None
         if x.is_cpu:
             return ADD.direct(x, host_words(encoding), start, scale)
         return ADD.direct_cuda(x, plan_words(encoding, x.device), start, scale)
@@ -89,25 +118,111 @@ def added(x: Any, encoding: Any, arguments: tuple[Any, ...], places: tuple[Any, 
         return None
 
 
-def _into(out: Any, x: Tensor, encoding: Encoding, start: int, scale: float, alpha: float) -> Tensor | None:
-    """The same into x itself, or into a tensor that is apart from it; both contiguous, on the CPU."""
+def _are_apart(x: Tensor, out: Tensor) -> bool:
+    """Whether `out` is x, or like it in memory of its own; both contiguous, on the CPU."""
+    return (
+        x.is_cpu
+        and out.is_cpu
+        and not out.is_nested
+        and out.layout is torch.strided
+        and out.shape == x.shape
+        and out.dtype == x.dtype
+        and out.is_contiguous()
+        and x.is_contiguous()
+        and (out is x or abs(out.data_ptr() - x.data_ptr()) >= x.numel() * x.element_size())
+    )
+
+
+def encoded(positions: Any, encoding: Any, dtype: Any) -> Tensor | None:
+    """`encode`; None where the long way has to be taken."""
     if (
-        type(out) is not Tensor
-        or not x.is_cpu
-        or not out.is_cpu
-        or out.is_nested
-        or out.layout is not torch.strided
-        or out.requires_grad
-        or out.is_inference()
-        or out._is_zerotensor()
-        or out.is_neg()
-        or out.shape != x.shape
-        or out.dtype != x.dtype
-        or not out.is_contiguous()
-        or not x.is_contiguous()
-        or (out is not x and abs(out.data_ptr() - x.data_ptr()) < x.numel() * x.element_size())
+        type(encoding) is not Encoding
+        or type(positions) is not Tensor
+        or positions.dtype not in POSITION_DTYPES
+        or positions.layout is not torch.strided
+        or not (positions.is_cpu or positions.is_cuda)
+        or positions.requires_grad
+        or encoding.angle != "exact"
+        or is_looked_at()
+        or positions.is_neg()
+        or not loader.compiled("cpu" if positions.is_cpu else "cuda")
     ):
         return None
-    ADD_OUT.direct(x, host_words(encoding), None, None, start, False, scale, alpha, out)
-    increment_version(out)
-    return out
+    try:
+        if positions.is_cpu:
+            return ENCODE.direct(positions, host_words(encoding), encoding.dim, dtype)
+        return ENCODE.direct_cuda(positions, plan_words(encoding, positions.device), encoding.dim, dtype)
+    except (RuntimeError, TypeError):
+        return None
+
+
+def tabled(length: Any, encoding: Any, start: Any, dtype: Any, device: Any) -> Tensor | None:
+    """`table` of a sequence, new and on the CPU; None where the long way has to be taken."""
+    if (
+        type(length) is not int
+        or length < 0
+        or type(encoding) is not Encoding
+        or encoding.angle != "exact"
+        or type(start) is not int
+        or not (dtype is None or type(dtype) is torch.dtype)
+        or is_looked_at()
+    ):
+        return None
+    where = torch.get_default_device() if device is None else device
+    if type(where) is not torch.device or where.type != "cpu" or not loader.compiled("cpu"):
+        return None
+    try:
+        return TABLE.direct(host_words(encoding), start, length, encoding.dim, dtype or torch.float32)
+    except (RuntimeError, OverflowError, TypeError):
+        return None
+
+
+def embedded(given: tuple[Any, ...]) -> Tensor | None:
+    """`embed`; None where the long way has to be taken. `given` are the fields of EmbedArguments."""
+    ids, weight, encoding, positions, start, scale, alpha, dropout, seed, padding_idx, mask, *rest = given
+    sparse, encode_padding, seq_dim = rest
+    if type(ids) is not Tensor or type(weight) not in (Tensor, nn.Parameter) or is_looked_at():
+        return None
+    if (
+        positions is not None
+        or mask is not None
+        or seed is not None
+        or type(start) is not int
+        or abs(start) >= FARTHEST
+        or type(scale) is not float
+        or type(alpha) is not float
+        or alpha != 1.0
+        or type(dropout) is not float
+        or dropout != 0.0
+        or type(sparse) is not bool
+        or encode_padding is not True
+        or type(seq_dim) is not int
+        or seq_dim != -1
+        or ids.dtype != torch.int64
+        or ids.is_nested
+        or weight.is_nested
+        or weight.dim() != 2
+        or (weight.requires_grad and _grad_enabled())
+        or weight.is_neg()
+        or weight.device != ids.device
+        or not (ids.is_cpu or (ids.is_cuda and not of_values()))
+        or not loader.compiled("cpu" if ids.is_cpu else "cuda")
+    ):
+        return None
+    rows, channels = weight.shape
+    if not (padding_idx is None or (type(padding_idx) is int and -rows <= padding_idx < rows)):
+        return None
+    if type(encoding) is not Encoding:
+        if not (encoding is None or type(encoding) is str) or checks.is_grid(encoding):
+            return None
+        encoding = checks.encoding(encoding, channels)
+    if encoding.angle != "exact" or encoding.dim != channels:  # a CUDA kernel could but answer NaN
+        return None
+    nothing = None, None, None, None  # positions, padding_mask, alpha, seed
+    try:
+        if ids.is_cpu:
+            return EMBED.direct(ids, weight, host_words(encoding), *nothing, start, False, scale, -1, False, 0, [])
+        words = plan_words(encoding, ids.device)
+        return EMBED.direct_cuda(ids, weight, words, *nothing, start, False, scale, -1, False, 0, [])
+    except (RuntimeError, OverflowError):
+        return None

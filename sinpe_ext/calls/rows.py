@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,14 +19,50 @@ from ..reference import philox
 from ..reference.operands import Dropout
 from ..reference.tiles import arranged
 from ..runtime.observers import is_functional, is_transformed
+from .arguments import AddArguments, EmbedArguments
 
 _is_compiling = torch.compiler.is_compiling
+_Result = TypeVar("_Result")
+
+
+def kept(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Decorator of what is made of values that are no data, such as an encoding and a dropout probability: it is kept
+    for the next call with the same ones, of the same types. A graph in the making and torch.jit.trace ask anew."""
+    cached = lru_cache(maxsize=256, typed=True)(function)
+
+    @wraps(function)
+    def call(*values: Any) -> _Result:
+        if _is_compiling() or checks.is_jit_traced():
+            return function(*values)
+        try:
+            return cached(*values)
+        except TypeError:  # no hash, or refused: that is said by the function
+            return function(*values)
+
+    return call
+
+
+class Factors(NamedTuple):
+    """The arguments of a call that are no data, after their checks."""
+
+    encoding: Any
+    scale: float
+    alpha: float
+    drop: int
+
+
+@kept
+def _factors(given: Any, dim: int, columns: Any, scale: Any, alpha: Any, dropout: Any) -> Factors:
+    """Of what the caller gave; the encoding is told by the first three, see `checks.encoding`."""
+    encoding = checks.encoding(given, dim, columns)
+    return Factors(encoding, checks.factor("scale", scale), checks.factor("alpha", alpha), checks.dropped(dropout))
 
 
 class Form:
     """Where a tensor has its sequence and its channels, and the way from there to canonical form and back."""
 
     def __init__(self, axes: tuple[int, int], rank: int) -> None:
+        self.axes = axes
         self.is_canonical = axes == (rank - 2, rank - 1)
         self.order = [d for d in range(rank) if d not in axes] + [*axes]
 
@@ -77,28 +114,20 @@ class RowsCall:
     alpha: float | Tensor
     elements: list[int]
 
-    def set_rows(
-        self,
-        of: Target,
-        encoding: Any,
-        width: int,
-        positions: Any,
-        start: Any,
-        scale: Any,
-        alpha: Any,
-        padding_mask: Any,
-        dropout: Any,
-        seed: Any,
-    ) -> None:
-        """Checks and keeps these arguments; `width` is the number of channels, given where `encoding` says none."""
-        self.given: traced.Given = encoding, width, self.columns
-        self.encoding = checks.encoding(*self.given)
-        self.scale = checks.factor("scale", scale)
-        self.alpha = checks.alpha(alpha, of)
-        self.padding_mask = None if padding_mask is None else checks.padding_mask(padding_mask, of)
-        self._set_positions(of, positions, start)
-        self.drop = checks.dropped(dropout)
-        self._given_seed = seeds.checked(seed, of.device)
+    def set_rows(self, of: Target, width: int, arguments: AddArguments | EmbedArguments) -> None:
+        """Checks and keeps what `add` and `embed` both take; `width` is the number of channels, for an encoding that
+        was given by name or not at all."""
+        self.given: traced.Given = arguments.encoding, width, self.columns
+        alpha = arguments.alpha
+        is_tensor = isinstance(alpha, Tensor)
+        numbers = arguments.scale, 1.0 if is_tensor else alpha, arguments.dropout
+        self.encoding, self.scale, self.alpha, self.drop = _factors(*self.given, *numbers)
+        if is_tensor:
+            self.alpha = checks.alpha(alpha, of)
+        mask = arguments.padding_mask
+        self.padding_mask = None if mask is None else checks.padding_mask(mask, of)
+        self._set_positions(of, arguments.positions, arguments.start)
+        self._given_seed = None if arguments.seed is None else seeds.checked(arguments.seed, of.device)
         self.seed: Tensor | None = None
 
     def whole_dim(self) -> int:
@@ -134,10 +163,11 @@ class RowsCall:
         elif _is_compiling() and isinstance(start, (int, torch.SymInt)):
             self.start = start + self.row_offset  # may be a symbol of the graph; the operator checks the range
         else:
-            checks.no_list(start, of)
-            first = checks.start(start)
-            checks.position_range(self.encoding.start + first, self.whole_rows)
-            self.start = first + self.row_offset
+            if type(start) is not int or not checks.INT64_MIN <= start <= checks.INT64_MAX:
+                checks.no_list(start, of)
+                start = checks.start(start)
+            checks.position_range(self.encoding.start + start, self.whole_rows)
+            self.start = start + self.row_offset
 
     def draw(self) -> None:
         """Takes or draws the seed; after every check, so that a refused call leaves the generator as it was."""
@@ -148,9 +178,11 @@ class RowsCall:
 
     def needs_grad(self, *others: Tensor) -> bool:
         """Whether autograd wants to know of this call."""
-        return torch.is_grad_enabled() and any(
-            isinstance(t, Tensor) and t.requires_grad for t in (*others, self.alpha, self.positions)
-        )
+        if torch.is_grad_enabled():
+            for t in (*others, self.alpha, self.positions):
+                if isinstance(t, Tensor) and t.requires_grad:
+                    return True
+        return False
 
     def alpha_or_none(self) -> Tensor | None:
         """alpha as the operators take it: None for 1."""

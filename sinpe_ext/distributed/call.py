@@ -11,11 +11,13 @@ from torch.nn import functional
 
 from .. import checks
 from ..calls.add import AddCall
+from ..calls.arguments import AddArguments, EmbedArguments
 from ..calls.embed import EmbedCall
 from ..calls.grid import GridCall
 from ..checks import embedding
 from ..runtime.no_grad import no_grad
 from . import dtensor
+from .grid import local_call
 
 
 class _Nothing:
@@ -35,7 +37,8 @@ class ShardedAdd:
 
     local: AddCall | GridCall | _Nothing
 
-    def __init__(self, x: DTensor, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra: Any) -> None:
+    def __init__(self, given: AddArguments) -> None:
+        x: DTensor = given.x
         checks.summand(x)
         self.given = x
         dtensor.check_part("x", x)
@@ -45,27 +48,22 @@ class ShardedAdd:
         if dtensor.is_outside(x.device_mesh):
             self.local = _Nothing()
             return
-        self.part = self.x.to_local(grad_placements=self.x.placements)
-        is_plain = grid_shape is None and isinstance(extra, int) and extra == 0 and not checks.is_grid(encoding)
-        make = self._sequence if is_plain else self._grid
-        self.local = make(encoding, arguments, grid_shape, extra)
+        part = self.x.to_local(grad_placements=self.x.placements)
+        if given.is_sequence():
+            self.local = self._sequence(given, part)
+        else:
+            self.local = local_call(given._replace(x=self.x), part, self.layout)
 
-    def _sequence(self, encoding: Any, arguments: tuple[Any, ...], *_: Any) -> AddCall:
-        positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed = arguments
+    def _sequence(self, given: AddArguments, part: Tensor) -> AddCall:
         x, rank = self.x, self.x.dim()
-        rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
+        rows_at = checks.axis("seq_dim", given.seq_dim, rank)
+        channels_at = checks.axis("channel_dim", given.channel_dim, rank)
         batch_at = next((d for d in range(rank) if d not in (rows_at, channels_at)), None)
         of = checks.Target("x", x.shape, x.device, 1 if batch_at is None else x.shape[batch_at], x.shape[rows_at])
-        with_x = dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
-        positions, start, alpha, padding_mask = with_x
-        seed = dtensor.seed_of_all(seed, dropout, self.layout, self.part.device)
-        rows = positions, start, scale, alpha, padding_mask, rows_at, channels_at, dropout, seed
-        return AddCall(self.part, encoding, *rows, part=self.layout.part)
-
-    def _grid(self, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra: Any) -> GridCall:
-        from .grid import local_call
-
-        return local_call(self.x, self.part, self.layout, encoding, arguments, grid_shape, extra)
+        given = dtensor.companions(self.layout, of, batch_at, rows_at, given)
+        seed = dtensor.seed_of_all(given.seed, given.dropout, self.layout, part.device)
+        given = given._replace(x=part, seq_dim=rows_at, channel_dim=channels_at, seed=seed)
+        return AddCall(given, self.layout.part)
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
@@ -132,27 +130,36 @@ class ShardedEmbed:
 
     local: EmbedCall | AddCall | GridCall | _Nothing
 
-    def __init__(self, ids: Any, weight: Any, encoding: Any, rows: Any, padding: Any) -> None:
-        positions, start, scale, alpha, dropout, seed, seq_dim = rows
-        padding_idx, padding_mask, sparse, encode_padding = padding
+    def __init__(self, given: EmbedArguments) -> None:
+        ids, weight = given.ids, given.weight
         embedding.weight(weight)
         mesh = weight.device_mesh if isinstance(weight, DTensor) else ids.device_mesh
         weight = _with_rows_each(dtensor.plain_shards(dtensor.on_mesh("weight", weight, mesh)))
         ids = dtensor.plain_shards(dtensor.on_mesh("ids", embedding.ids(ids, weight), mesh))
-        if sparse:
+        if given.sparse:
             raise ValueError("sparse: expected False for DTensors, which have no sparse gradients, got True")
         rank = ids.dim()
-        rows_at = checks.axis("seq_dim", seq_dim, rank, "ids")
+        rows_at = checks.axis("seq_dim", given.seq_dim, rank, "ids")
         batch_at = next((d for d in range(rank) if d != rows_at), None)
         ids = ids.redistribute(placements=[Replicate() if isinstance(w, Shard) else p for p, w in _both(ids, weight)])
         self.by_rows: ShardedAdd | None = None
         if any(isinstance(p, Shard) and p.dim == 0 for p in weight.placements):
-            idx = embedding.padding_idx(padding_idx, weight.shape[0])
-            if not encode_padding:
-                padding_mask = _mask(ids, idx, padding_mask, rows_at)
+            idx, mask = embedding.padding_idx(given.padding_idx, weight.shape[0]), given.padding_mask
+            if not given.encode_padding:
+                mask = _mask(ids, idx, mask, rows_at)
             looked = _looked_up(ids, weight, None if idx < 0 else idx, rows_at)
-            more = positions, start, scale, alpha, padding_mask, rows_at, rank, dropout, seed
-            self.by_rows = ShardedAdd(looked, encoding, more, None, 0)
+            more = (
+                given.positions,
+                given.start,
+                given.scale,
+                given.alpha,
+                mask,
+                rows_at,
+                rank,
+                given.dropout,
+                given.seed,
+            )
+            self.by_rows = ShardedAdd(AddArguments(looked, given.encoding, *more))
             self.local = self.by_rows.local
             return
         places: list[Placement] = [
@@ -168,13 +175,11 @@ class ShardedEmbed:
         of = checks.Target(
             "ids", ids.shape, ids.device, 1 if batch_at is None else ids.shape[batch_at], ids.shape[rows_at]
         )
-        with_ids = dtensor.companions(self.layout, of, batch_at, rows_at, positions, start, alpha, padding_mask)
-        positions, start, alpha, padding_mask = with_ids
+        given = dtensor.companions(self.layout, of, batch_at, rows_at, given)
         part = self.layout.local("weight", weight, {rank: 1})
-        seed = dtensor.seed_of_all(seed, dropout, self.layout, part.device)
-        of_rows = positions, start, scale, alpha, dropout, seed
-        others: Any = (*of_rows, padding_idx, padding_mask, sparse, encode_padding, rows_at, self.layout.part)
-        self.local = EmbedCall(ids.to_local(), part, encoding, *others)
+        seed = dtensor.seed_of_all(given.seed, given.dropout, self.layout, part.device)
+        given = given._replace(ids=ids.to_local(), weight=part, seed=seed, seq_dim=rows_at)
+        self.local = EmbedCall(given, self.layout.part)
 
     def result(self) -> Tensor:
         """`embed`, differentiable."""

@@ -213,19 +213,11 @@ def rows_along(value: Any, of: checks.Target, batch_at: int | None, rows_at: int
     return along
 
 
-def companions(
-    layout: Layout,
-    of: checks.Target,
-    batch_at: int | None,
-    rows_at: int,
-    positions: Any,
-    start: Any,
-    alpha: Any,
-    padding_mask: Any,
-) -> tuple[Any, Any, Any, Any]:
-    """This rank's part of each, after the checks of their shapes that only the whole allows."""
-    found = []
-    for name, value in (("positions", positions), ("padding_mask", padding_mask)):
+def companions(layout: Layout, of: checks.Target, batch_at: int | None, rows_at: int, given: Any) -> Any:
+    """The arguments with this rank's part of positions, start, alpha and padding_mask, after the checks of their shapes
+    that only the whole allows."""
+    found, start = [], given.start
+    for name, value in (("positions", given.positions), ("padding_mask", given.padding_mask)):
         if isinstance(value, Tensor):
             try:
                 value = checks.companion(name, on_mesh(name, value, layout.mesh), of)
@@ -236,7 +228,8 @@ def companions(
     if isinstance(start, Tensor):
         checks.start_shape(start, of)
         start = layout.local("start", start, rows_along(start, of, batch_at, rows_at))
-    return found[0], start, layout.local("alpha", alpha, {}), found[1]
+    alpha = layout.local("alpha", given.alpha, {})
+    return given._replace(positions=found[0], start=start, alpha=alpha, padding_mask=found[1])
 
 
 def _dense_stride(shape: Sequence[int], like: Tensor | None) -> tuple[int, ...]:

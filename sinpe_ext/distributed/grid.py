@@ -5,46 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from ..calls.arguments import AddArguments
 from ..calls.grid import GridCall
+from ..calls.grid_form import GridForm
 from ..checks.part import Part
 from .dtensor import Layout, seed_of_all
 
 
-def local_call(
-    x: DTensor, part: Tensor, layout: Layout, encoding: Any, arguments: tuple[Any, ...], grid_shape: Any, extra: Any
-) -> GridCall:
-    """The call of this rank's part of x.
+def local_call(given: AddArguments, part: Tensor, layout: Layout) -> GridCall:
+    """The call of this rank's part of x, which is a DTensor.
 
     A part has all rows of the grid, or a box of them, or a run of its places; a run is told by the coordinates of each.
     """
-    positions, start, scale, alpha, padding_mask, seq_dim, channel_dim, dropout, seed = arguments
-    named = {"positions": positions, "start": start, "alpha": alpha, "padding_mask": padding_mask}
-    positions, start, alpha, padding_mask = (layout.local(name, value, {}) for name, value in named.items())
-    seed = seed_of_all(seed, dropout, layout, part.device)
-    rest = seq_dim, channel_dim, dropout, seed
-    whole = GridCall(x, encoding, (grid_shape, extra), positions, start, scale, alpha, padding_mask, *rest)
+    names = "positions", "start", "alpha", "padding_mask"
+    given = given._replace(**{name: layout.local(name, getattr(given, name), {}) for name in names})
+    given = given._replace(seed=seed_of_all(given.seed, given.dropout, layout, part.device))
+    whole = GridCall(given)
     form, at = whole.form, whole.positions
     if at is None and form.is_flat and len(whole.starts) > 1:
-        is_cut = layout.sizes[form.rows_at[0]] != x.shape[form.rows_at[0]]
+        is_cut = layout.sizes[form.rows_at[0]] != given.x.shape[form.rows_at[0]]
         at = whole.all_positions() if is_cut else None
-    of_whole = form, at, list(whole.starts), whole.padding_mask
-    return _call(part, layout.part, layout.sizes, encoding, of_whole, scale, alpha, rest)
+    of_whole = given._replace(x=part, positions=at, start=list(whole.starts), padding_mask=whole.padding_mask)
+    return _call(of_whole, form, layout.part, layout.sizes)
 
 
-def _call(
-    part: Tensor,
-    of: Part,
-    sizes: tuple[int, ...],
-    encoding: Any,
-    of_whole: tuple[Any, ...],
-    scale: Any,
-    alpha: Any,
-    rest: Any,
-) -> GridCall:
-    """The call of a part that lies `of` the whole, of which `at` are the positions where they are not counted."""
-    form, at, starts, mask = of_whole
+def _call(of_whole: AddArguments, form: GridForm, of: Part, sizes: tuple[int, ...]) -> GridCall:
+    """The call of a part of `sizes` that lies `of` the whole, whose canonical arguments are given: coordinates where
+    they are not counted, else one start for each axis."""
+    at, starts, mask = of_whole.positions, of_whole.start, of_whole.padding_mask
     first, axes = of.first, len(starts)
     lengths: tuple[int, ...] | None = None
     if form.is_flat and axes > 1:
@@ -66,9 +55,8 @@ def _call(
     if form.batch_at:
         begin, count = first[form.batch_at[0]], sizes[form.batch_at[0]]
         at, mask = (t if t is None or t.shape[0] == 1 else t[begin : begin + count] for t in (at, mask))
-    return GridCall(
-        part, encoding, (lengths, front), at, starts, scale, alpha, mask, *rest, part=of, is_flat=form.is_flat
-    )
+    places = of_whole._replace(positions=at, start=starts, padding_mask=mask, grid_shape=lengths, extra_tokens=front)
+    return GridCall(places, part=of, is_flat=form.is_flat)
 
 
 def _boxed(t: Tensor, form: Any, box: list[slice]) -> Tensor:

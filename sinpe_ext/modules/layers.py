@@ -9,23 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
+from ..calls import plain
+from ..calls.arguments import AddArguments, EmbedArguments
 from ..checks import embedding, grids
 from ..encodings.catalogue import conventions
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.values import MAX_DIM, integer
 from ..functional import add_call, embed_call
-from ..ops.embed import EMBED
-from ..ops.plan_words import host_words, plan_words
-from ..ops.rows import ADD
 from ..reference.tiles import accumulation
-from ..runtime import observers
 from . import checkpoint, shared
 
 if TYPE_CHECKING:
     from typing_extensions import Never
-
-_add, _embed, _add_cuda, _embed_cuda = ADD.direct, EMBED.direct, ADD.direct_cuda, EMBED.direct_cuda
 
 
 class SinusoidalPositionalEncoding(nn.Module):
@@ -166,39 +162,29 @@ class SinusoidalPositionalEncoding(nn.Module):
         """
         if unnamed or unknown:
             shared.refuse(self, unnamed, unknown)
-        first: Any = start
-        if (
-            shared.is_plain(self, x, x, positions, start, padding_mask)
-            and self._is_sequence(grid_shape)
-            and (self.max_len is None or (x.dim() > 1 and 0 <= first <= self.max_len - x.shape[-2]))
-        ):
-            # One token at a time costs microseconds: the operator checks what memory safety needs, and what it refuses
-            # goes to the checker below for its message.
-            try:
-                if x.is_cpu:
-                    return _add(x, host_words(self.encoding), first, self.scale)
-                return _add_cuda(x, plan_words(self.encoding, x.device), first, self.scale)
-            except (RuntimeError, OverflowError):
-                pass
-        if shared.is_symbolic(x):
+        if type(x) is not Tensor and shared.is_symbolic(x):
             options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
             return shared.symbolic(self, x, grid_shape=grid_shape, **options)
         shared.check_positions(self, x, positions)
-        p, others = shared.rate(self.dropout)
+        p, others = shared.rate(self._modules.get("dropout"))
         seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
         if self.channel_dim != -1 and isinstance(x, Tensor) and self.channel_dim % max(x.dim(), 1) == x.dim() - 2:
             seq_dim = -1  # (batch, channels, sequence)
-        rows = positions, start, self.scale, self.alpha, padding_mask, seq_dim, self.channel_dim, p, seed
+        rows = positions, start, self.scale, self.alpha, padding_mask
         places = self.grid_shape if grid_shape is None else grid_shape
-        call = add_call(x, self.encoding, rows, places, self.extra_tokens)
-        if self.max_len is not None:
-            shared.check_limit(call, self.max_len)
-        encoded = call.result()
+        given = (x, self.encoding, *rows, seq_dim, self.channel_dim, p, seed, places, self.extra_tokens)
+        is_limited = self.max_len is not None and not self._is_within(x, start)
+        encoded = None if is_limited else plain.added(given)
+        if encoded is None:
+            call = add_call(AddArguments(*given))
+            if self.max_len is not None:
+                shared.check_limit(call, self.max_len)
+            encoded = call.result()
         return encoded if others is None else others(encoded)
 
-    def _is_sequence(self, grid_shape: Any) -> bool:
-        """Whether x is (batch, sequence, channels), all of it to be encoded."""
-        return grid_shape is None and self.extra_tokens == 0 and self.channel_dim == -1
+    def _is_within(self, x: Any, start: Any) -> bool:
+        """Whether max_len surely allows the rows of an x of the usual form."""
+        return type(x) is Tensor and x.dim() > 1 and shared.is_within(start, x.shape[-2], self.max_len or 0)
 
     def extra_repr(self) -> str:
         parts = shared.options(self)
@@ -338,34 +324,25 @@ class SinusoidalEmbedding(nn.Embedding):
         if unnamed or unknown:
             shared.refuse(self, unnamed, unknown)
         shared.not_offered(self.max_norm, self.scale_grad_by_freq)
-        if (
-            shared.is_plain(self, ids, self.weight, positions, start, padding_mask)
-            and ids.dtype == torch.int64
-            and (self.encode_padding or self.padding_idx is None)
-            and type(self.weight) is nn.Parameter
-            and self.weight.device == ids.device
-            and (ids.is_cpu or not observers.of_values())
-            and (self.max_len is None or (ids.dim() > 0 and 0 <= start <= self.max_len - ids.shape[-1]))
-        ):
-            try:  # as above
-                kernel = _embed if ids.is_cpu else _embed_cuda
-                words = host_words(self.encoding) if ids.is_cpu else plan_words(self.encoding, ids.device)
-                none = None, None, None, None  # positions, padding_mask, alpha, seed
-                return kernel(ids, self.weight, words, *none, start, False, self.scale, -1, False, 0, [])
-            except (RuntimeError, OverflowError):
-                pass
-        if shared.is_symbolic(ids):
+        if type(ids) is not Tensor and shared.is_symbolic(ids):
             options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
             return shared.symbolic(self, ids, **options)
         shared.check_positions(self, ids, positions)
-        p, others = shared.rate(self.dropout)
+        p, others = shared.rate(self._modules.get("dropout"))
         rows = positions, start, self.scale, self.alpha, p, seed
         padding = self.padding_idx, padding_mask, self.sparse, self.encode_padding
-        call = embed_call(ids, self.weight, self.encoding, rows, padding, -1 if self.batch_first else 0)
-        if self.max_len is not None:
-            shared.check_limit(call, self.max_len)
-        encoded = call.result()
+        given = (ids, self.weight, self.encoding, *rows, *padding, -1 if self.batch_first else 0)
+        is_limited = self.max_len is not None and not self._is_within(ids, start)
+        encoded = None if is_limited else plain.embedded(given)
+        if encoded is None:
+            call = embed_call(EmbedArguments(*given))
+            if self.max_len is not None:
+                shared.check_limit(call, self.max_len)
+            encoded = call.result()
         return encoded if others is None else others(encoded)
+
+    def _is_within(self, ids: Any, start: Any) -> bool:
+        return type(ids) is Tensor and ids.dim() > 0 and shared.is_within(start, ids.shape[-1], self.max_len or 0)
 
     def extra_repr(self) -> str:
         bare = [] if self.encode_padding else ["encode_padding=False"]

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..calls import plain
 from ..calls.grid import GridCall
 from ..ops import traced
 from ..runtime import observers
@@ -35,29 +34,6 @@ def not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
         )
 
 
-def is_plain(layer: Any, t: Any, differentiated: Tensor, positions: Any, start: Any, padding_mask: Any) -> bool:
-    """Whether a call is one that a kernel serves without any of the layers above it. Attributes may be set anew."""
-    dropout = layer._modules.get("dropout")
-    return (
-        type(t) is Tensor
-        and not layer.training
-        and not layer.require_positions
-        and layer.batch_first
-        and type(layer.scale) is float
-        and "alpha" in vars(layer)  # a parameter is elsewhere
-        and type(layer.alpha) is float
-        and layer.alpha == 1.0
-        and type(dropout) is nn.Dropout
-        and not dropout.training
-        and not dropout._forward_hooks
-        and not dropout._forward_pre_hooks
-        and positions is None
-        and padding_mask is None
-        and not is_traced()
-        and plain.is_plain(t, differentiated, layer.encoding, start)
-    )
-
-
 def refuse(layer: nn.Module, unnamed: tuple[Any, ...], unknown: dict[str, Any]) -> None:
     """Refuses arguments that forward does not have."""
     if unnamed:
@@ -82,12 +58,19 @@ def check_positions(layer: Any, t: Any, positions: Any) -> None:
         )
 
 
-def rate(dropout: nn.Module) -> tuple[float, nn.Module | None]:
+def rate(dropout: Any) -> tuple[float, nn.Module | None]:
     """The probability to drop with in the fused pass, and what else a layer put in nn.Dropout's place has to do."""
-    hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-    if type(dropout) is nn.Dropout and not any(getattr(dropout, name) for name in hooks):
-        return (dropout.p if dropout.training else 0.0), None
-    return 0.0, dropout
+    if type(dropout) is not nn.Dropout or (
+        dropout._forward_hooks or dropout._forward_pre_hooks or dropout._backward_hooks or dropout._backward_pre_hooks
+    ):
+        return 0.0, dropout
+    return (dropout.p if dropout.training else 0.0), None
+
+
+def is_within(first: Any, rows: Any, max_len: int) -> bool:
+    """Whether rows from an int `first` on are among the max_len first ones; False where `check_limit` has to see, and
+    where someone looks on, who would keep the answer."""
+    return not is_traced() and type(first) is int and 0 <= first <= max_len - rows
 
 
 def is_symbolic(given: Any) -> bool:

@@ -7,13 +7,16 @@ from contextvars import ContextVar
 
 import torch
 from torch.autograd import forward_ad
+from torch.nn import functional
 
+from .parallel import in_context_parallel
 from .tracing import constant_in_graph, is_jit_traced
 
 _is_compiling = torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
+_ATTENTION = torch._C._nn.scaled_dot_product_attention  # which context_parallel replaces
 
 # Set by `integrations.standard_operators`.
 standard_operators_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)
@@ -31,13 +34,33 @@ def is_functional() -> bool:
 
 def is_traced() -> bool:
     """Whether someone looks at the operators: a compiler, a dispatch mode (fake tensors, make_fx), torch.func,
-    torch.jit.trace. The guard of every small call: no function of ours but this one."""
+    torch.jit.trace."""
     return _is_compiling() or _modes() > 0 or _transforms() or _tracing_state() is not None
+
+
+def is_looked_at() -> bool:
+    """Whether a small call has to take the long way for the sake of anyone but its caller: `is_traced()`, written out
+    here since this costs a tenth of such a call, forward-mode differentiation, or context_parallel, which has reordered
+    the rows."""
+    return (
+        _is_compiling()
+        or _modes() > 0
+        or _transforms()
+        or _tracing_state() is not None
+        or forward_ad._current_level >= 0
+        or (functional.scaled_dot_product_attention is not _ATTENTION and in_context_parallel())
+    )
 
 
 def is_recorded() -> bool:
     """Whether torch.jit.trace or make_fx writes down the operations."""
     return _tracing_state() is not None or is_written_down()
+
+
+def needs_operations() -> bool:
+    """Whether a call is to be made of operations that someone looks into: a compiler, torch.func and forward mode,
+    torch.jit.trace and make_fx."""
+    return _is_compiling() or _transforms() or forward_ad._current_level >= 0 or is_recorded()
 
 
 def no_data(device: torch.device) -> bool:

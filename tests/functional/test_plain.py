@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
+
 import pytest
 import torch
 
@@ -9,6 +12,8 @@ import sinpe_ext as sinpe
 from sinpe_ext import functional
 from sinpe_ext.backend import loader
 from sinpe_ext.calls import plain
+from sinpe_ext.modules import layers
+from sinpe_ext.ops.rows import ADD, ADD_OUT
 
 PE = sinpe.Encoding(8)
 MASK = torch.tensor([False, True, False])
@@ -25,7 +30,7 @@ OTHERS = [
     {"positions": torch.arange(3)},
     {"start": torch.tensor(5)},
     {"start": True},
-    {"start": 2**62},
+    {"start": 2**63 - 1},
     {"scale": 2},
     {"alpha": torch.tensor(0.5)},
     {"padding_mask": MASK},
@@ -62,13 +67,19 @@ def refused(*_: object) -> None:
     raise AssertionError("the long way")
 
 
+@pytest.mark.parametrize("by", ["address", "operator"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("arguments", PLAIN)
-def test_the_same_bits(arguments, dtype, monkeypatch) -> None:
+def test_the_same_bits(arguments, dtype, by, monkeypatch) -> None:
     x = some(dtype)
     want = long_way(x, monkeypatch, **arguments)
     scaled = long_way(x, monkeypatch, alpha=-0.25, **arguments)
     monkeypatch.setattr(functional, "add_call", refused)
+    if by == "operator":
+        monkeypatch.setattr(loader, "small_calls", lambda: None)
+    elif loader.small_calls() is not None:
+        for operator in (ADD, ADD_OUT):
+            monkeypatch.setattr(operator, "direct", refused)
     out, same = torch.full_like(x, float("nan")), x.clone()
     assert sinpe.add(x, out=out, **arguments) is out and sinpe.add_(same, **arguments) is same
     for got in (sinpe.add(x, **arguments), out, same):
@@ -77,12 +88,21 @@ def test_the_same_bits(arguments, dtype, monkeypatch) -> None:
     assert torch.equal(x, some(dtype))
 
 
+@pytest.mark.parametrize("by", ["address", "operator"])
 @pytest.mark.parametrize("arguments", OTHERS, ids=lambda arguments: "-".join(arguments))
-def test_other_arguments_take_the_long_way(arguments, monkeypatch) -> None:
+def test_other_arguments_take_the_long_way(arguments, by, monkeypatch) -> None:
     monkeypatch.setattr(functional, "add_call", refused)
+    if by == "operator":
+        monkeypatch.setattr(loader, "small_calls", lambda: None)
     for call in (sinpe.add, sinpe.add_, lambda x, **rest: sinpe.add(x, out=x, **rest)):
         with pytest.raises(AssertionError, match="the long way"):
             call(some(), **arguments)
+
+
+def gone() -> torch.Tensor:
+    x = some()
+    x.untyped_storage().resize_(0)
+    return x
 
 
 def not_plain() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
@@ -106,6 +126,13 @@ def not_plain() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
         "an inference tensor": (x, unwritable),
         "a zero": (x, torch._efficientzerotensor(2, 3, 8)),
         "meta": (x.to("meta"), None),
+        "a zero to add to": (torch._efficientzerotensor(2, 3, 8), None),
+        "sparse": (x.to_sparse(), None),
+        "compressed": (x[0].to_sparse_csr(), None),
+        "complex": (x.to(torch.complex64), None),
+        "no elements": (x, x[:0]),
+        "memory that is gone": (gone(), None),
+        "memory to write to that is gone": (x, gone()),
         "nested": (torch.nested.nested_tensor([x[0], x[1]]), None),
     }
 
@@ -113,9 +140,9 @@ def not_plain() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
 @pytest.mark.parametrize("name", not_plain())
 def test_other_tensors_take_the_long_way(name: str) -> None:
     x, out = not_plain()[name]
-    arguments = (None, 0, 1.0, 1.0, None, -2, -1, 0.0, None)
-    assert plain.added(some(), PE, arguments, (None, 0)) is not None
-    assert plain.added(x, PE, arguments, (None, 0), out) is None
+    others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
+    assert plain.added((some(), PE, *others)) is not None
+    assert plain.added((x, PE, *others), out) is None
 
 
 def test_whoever_looks_on_sees_it(monkeypatch) -> None:
@@ -152,3 +179,79 @@ def test_autograd_hears_of_what_is_written() -> None:
 def test_an_unknown_name_is_refused_as_ever() -> None:
     with pytest.raises(ValueError, match="papr"):
         sinpe.add(some(), "papr")
+
+
+def test_a_copy_that_is_yet_to_be_made() -> None:
+    """Copy on write: what is written to gets memory of its own, what is read stays."""
+    first = some()
+    for call in (lambda t: sinpe.add_(t, PE), lambda t: sinpe.add(some(), PE, out=t), lambda t: sinpe.add(t, PE)):
+        lazy = torch._lazy_clone(first)
+        assert torch.equal(call(lazy), sinpe.add(some(), PE))
+        assert torch.equal(first, some())
+
+
+def test_what_a_call_holds_is_let_go() -> None:
+    x, out = some(), torch.empty(2, 3, 8)
+    before = sys.getrefcount(x), sys.getrefcount(out)
+    for _ in range(100):
+        sinpe.add(x, PE, out=out)
+        kept = weakref.ref(sinpe.add(x, PE))
+        assert kept() is None
+        sinpe.add(x, PE, out=torch.empty(2, 3, 9)[..., :8])  # which the short way leaves alone
+    assert (sys.getrefcount(x), sys.getrefcount(out)) == before
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (1, 1, 8), (2, 2, 3, 8), (4096, 8), (8192, 8), (1, 1, 1, 1, 1, 8)])
+def test_sizes_on_both_sides_of_the_limit(shape, monkeypatch) -> None:
+    x = torch.randn(shape)
+    want = long_way(x, monkeypatch)
+    assert torch.equal(sinpe.add(x), want) and torch.equal(sinpe.add(x, PE, out=torch.full_like(x, torch.nan)), want)
+    assert torch.equal(sinpe.add(x.mT.contiguous().mT), want)
+
+
+def test_a_layer_takes_it_in_eval(monkeypatch) -> None:
+    layer = sinpe.SinusoidalPositionalEncoding(8, dropout=0.5, max_len=10).eval()
+    embedding = sinpe.SinusoidalEmbedding(20, 8, dropout=0.5, max_len=10).eval().requires_grad_(False)
+    ids = torch.tensor([[3, 1, 4], [1, 5, 9]])
+    want = sinpe.add(some(), PE, start=7), sinpe.embed(ids, embedding.weight, PE, start=7)
+    monkeypatch.setattr(layers, "add_call", refused)
+    monkeypatch.setattr(layers, "embed_call", refused)
+    assert torch.equal(layer(some(), start=7), want[0]) and torch.equal(embedding(ids, start=7), want[1])
+    for call in (lambda: layer(some(), start=8), lambda: embedding(ids, start=8), lambda: layer.train()(some())):
+        with pytest.raises(AssertionError, match="the long way"):
+            call()
+
+
+EMBED_OTHERS = [
+    {"positions": torch.arange(3)},
+    {"start": torch.tensor(5)},
+    {"start": True},
+    {"scale": 2},
+    {"alpha": 0.5},
+    {"dropout": 0.5, "seed": 1},
+    {"seed": 1},
+    {"padding_mask": MASK},
+    {"padding_idx": 0, "encode_padding": False},
+    {"padding_idx": 20},
+    {"sparse": 1},
+    {"seq_dim": 0},
+    {"encoding": 8},
+    {"encoding": sinpe.Encoding(8, angle="float32_exp")},
+]
+
+
+@pytest.mark.parametrize("arguments", EMBED_OTHERS, ids=lambda arguments: "-".join(arguments))
+def test_other_arguments_of_embed_take_the_long_way(arguments, monkeypatch) -> None:
+    ids, weight = torch.tensor([[3, 1, 4]]), torch.randn(20, 8)
+    monkeypatch.setattr(functional, "embed_call", refused)
+    assert sinpe.embed(ids, weight, PE, start=2, scale=0.5, padding_idx=-1, sparse=True).shape == (1, 3, 8)
+    with pytest.raises(AssertionError, match="the long way"):
+        sinpe.embed(ids, weight, **{"encoding": PE, **arguments})
+    for others in (
+        (ids.int(), weight),
+        (ids, weight.clone().requires_grad_()),
+        (ids + 20, weight),
+        (ids, weight.long()),
+    ):
+        with pytest.raises(AssertionError, match="the long way"):
+            sinpe.embed(*others, PE)

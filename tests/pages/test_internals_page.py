@@ -75,7 +75,7 @@ MAY_INCLUDE = {  # csrc/README.md
     "cpu": {"cpu", "core", "sinpe"},
     "cuda": {"cuda", "core", "sinpe"},
     "torch": {"torch", "core", "sinpe", "cuda", "cpu"},
-    "pybind": {"sinpe"},
+    "pybind": {"pybind", "sinpe"},
 }
 
 
