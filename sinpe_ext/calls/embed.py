@@ -19,11 +19,17 @@ from ..ops.plan_words import plan_words
 from ..reference.operands import Embed
 from ..reference.tiles import accumulation
 from ..runtime import observers
-from ..runtime.observers import is_functional, is_recorded, is_transformed
+from ..runtime.observers import is_functional, is_transformed, needs_operations
 from .arguments import EmbedArguments
-from .rows import Form, RowsCall
+from .rows import Form, RowsCall, kept
 
 _is_compiling = torch.compiler.is_compiling
+
+
+@kept
+def _form(rank: int, seq_dim: Any) -> Form:
+    """Of the result, which has the channels behind the dimensions of ids."""
+    return Form((checks.axis("seq_dim", seq_dim, rank, "ids"), rank), rank + 1)
 
 
 class EmbedCall(RowsCall):
@@ -40,9 +46,9 @@ class EmbedCall(RowsCall):
         self.weight: Tensor = embedding.weight(weight)
         given = embedding.ids(arguments.ids, weight)
         rank = given.dim()
-        rows_at = checks.axis("seq_dim", arguments.seq_dim, rank, "ids")
+        self.form = _form(rank, arguments.seq_dim)
+        rows_at, _ = self.form.axes
         self.ids = given if rows_at == rank - 1 else given.movedim(rows_at, -1)
-        self.form = Form((rows_at, rank), rank + 1)
         shape = checks.sizes(self.ids)
         self.num_embeddings, channels = checks.sizes(weight)
         self.device = weight.device
@@ -103,7 +109,7 @@ class EmbedCall(RowsCall):
         if checks.is_jit_traced():
             return self._recorded()
         on_cpu = self.device.type == "cpu" and not observers.unreadable(self.ids)
-        by_operator = self._is_exact() and not (is_transformed() or is_recorded() or observers.no_data(self.device))
+        by_operator = self._is_exact() and not (needs_operations() or observers.no_data(self.device))
         # Before a seed is drawn. Without dropout a CPU kernel looks itself; a device's never does.
         if self.drop or not by_operator if on_cpu else observers.looked_at(self.ids):
             embedding.id_range(self.ids, self.num_embeddings)

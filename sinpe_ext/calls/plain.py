@@ -70,7 +70,7 @@ def _may_be_written(out: Any) -> bool:
     return (
         type(out) is Tensor
         and not out.requires_grad
-        and not out.is_inference()
+        and (not out.is_inference() or torch.is_inference_mode_enabled())
         and not out._is_zerotensor()
         and not out.is_neg()
     )

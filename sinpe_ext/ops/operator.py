@@ -92,8 +92,10 @@ class Operator:
         """With derivatives of any order."""
         if is_traced() or arguments[0].device.type == "meta":
             return self.op(*arguments)
-        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments):
-            return self._function.apply(*arguments)
+        if torch.is_grad_enabled():
+            for a in arguments:
+                if isinstance(a, Tensor) and a.requires_grad:
+                    return self._function.apply(*arguments)
         return self.run(*arguments)
 
     def _autograd_function(self, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Any:

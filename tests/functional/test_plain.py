@@ -190,6 +190,16 @@ def test_a_copy_that_is_yet_to_be_made() -> None:
         assert torch.equal(first, some())
 
 
+def test_inference_mode(monkeypatch) -> None:
+    want = sinpe.add(some(), PE)
+    monkeypatch.setattr(functional, "add_call", refused)
+    with torch.inference_mode():
+        x, out = some().clone(), torch.empty(2, 3, 8)
+        assert sinpe.add(x, PE).is_inference() and torch.equal(sinpe.add(x, PE, out=out), want)
+        assert torch.equal(sinpe.add_(x, PE), want)
+    assert not sinpe.add(x, PE).is_inference()  # read outside of it; written to, see not_plain
+
+
 def test_what_a_call_holds_is_let_go() -> None:
     x, out = some(), torch.empty(2, 3, 8)
     before = sys.getrefcount(x), sys.getrefcount(out)
