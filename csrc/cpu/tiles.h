@@ -91,12 +91,17 @@ class Padding {
   int64_t middle_;
 };
 
-// Room for a tile of rows: on the stack where it is one of a decode step, which an allocation would slow down.
+// Zeros for a tile of rows, of which a grid leaves the channels that no axis feeds: on the stack where it is a decode
+// step's, which an allocation would slow down.
 template <class Real>
 class TileMemory {
  public:
   explicit TileMemory(int64_t n) {
-    if (n > kFew) many_.resize(static_cast<size_t>(n));
+    if (n > kFew) {
+      many_.resize(static_cast<size_t>(n));
+    } else {
+      std::fill_n(few_, n, Real{});
+    }
   }
   Real* data() { return many_.empty() ? few_ : many_.data(); }
 
