@@ -133,7 +133,8 @@ sinpe_status over_row_tiles(const Shape& shape, int64_t groups, int64_t tile, co
   const int64_t parts = std::max<int64_t>(1, std::min(slices, (wanted + groups * tiles - 1) / (groups * tiles)));
   const int64_t cost = std::max<int64_t>(1, tile * shape.dim * ((slices + parts - 1) / parts));
 
-  return parallel_status(groups * parts * tiles, std::max<int64_t>(1, kGrain / cost), [&](int64_t begin, int64_t end) {
+  const int64_t pieces = groups * parts * tiles, grain = is_small ? pieces : std::max<int64_t>(1, kGrain / cost);
+  return parallel_status(pieces, grain, [&](int64_t begin, int64_t end) {
     auto maker = rows();
     auto work = start();
     std::vector<Real> pe(static_cast<size_t>(tile * shape.dim));

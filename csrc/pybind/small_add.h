@@ -38,20 +38,29 @@ constexpr uint8_t kFloat = 2, kBfloat = 4;
 constexpr int64_t kMostElements = 1 << 15;
 
 inline const Exchange* exchange = nullptr;
-inline PyObject* empty_like = nullptr;
+inline PyObject *empty_like = nullptr, *is_lazy = nullptr;
+inline PyObject *untyped_storage = nullptr, *nbytes = nullptr, *storage_offset = nullptr;  // names of methods
 
-// set_up(capsule, empty_like): torch.Tensor.__dlpack_c_exchange_api__ and torch.empty_like. Whether they serve.
+// set_up(capsule, empty_like, is_lazy): torch.Tensor.__dlpack_c_exchange_api__, torch.empty_like, and what tells whether a
+// tensor shares memory until someone writes to it. Whether they serve.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
-  if (count != 2) {
-    PyErr_SetString(PyExc_TypeError, "set_up: expected the capsule of DLPack's exchange functions and empty_like");
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError,
+                    "set_up: expected DLPack's exchange functions in a capsule, empty_like and is_lazy");
     return nullptr;
   }
+  if (exchange != nullptr) Py_RETURN_TRUE;
   const auto* offered = static_cast<const Exchange*>(PyCapsule_GetPointer(items[0], "dlpack_exchange_api"));
-  if (offered == nullptr) return nullptr;
-  if (offered->major != 1 || offered->describe == nullptr) Py_RETURN_FALSE;
+  PyErr_Clear();  // of a capsule of another name
+  if (offered == nullptr || offered->major != 1 || offered->describe == nullptr) Py_RETURN_FALSE;
+  untyped_storage = PyUnicode_InternFromString("untyped_storage");
+  nbytes = PyUnicode_InternFromString("nbytes");
+  storage_offset = PyUnicode_InternFromString("storage_offset");
+  if (untyped_storage == nullptr || nbytes == nullptr || storage_offset == nullptr) return nullptr;
   Py_INCREF(items[1]);
-  Py_XDECREF(empty_like);
+  Py_INCREF(items[2]);
   empty_like = items[1];
+  is_lazy = items[2];
   exchange = offered;
   Py_RETURN_TRUE;
 }
@@ -88,6 +97,32 @@ inline bool is_plain(PyObject* given) {
                      is_int(at(kExtra), 0);
   PyErr_Clear();  // of an int beyond long
   return plain;
+}
+
+// An int that a method gives, or -1, which takes any error away. `object` is let go where `steals`.
+inline int64_t number_of(PyObject* object, PyObject* method, bool steals = false) {
+  if (object == nullptr) return PyErr_Clear(), -1;
+  PyObject* number = PyObject_CallMethodNoArgs(object, method);
+  const int64_t value = number == nullptr ? -1 : PyLong_AsLongLong(number);
+  Py_XDECREF(number);
+  if (steals) Py_DECREF(object);
+  PyErr_Clear();
+  return value;
+}
+
+// What DLPack does not tell of a tensor's memory, of `elements` from its first one on: that they are in its storage,
+// which anyone may have made smaller.
+inline bool has_memory(PyObject* object, const Tensor& t, int64_t elements) {
+  const int64_t bytes = number_of(PyObject_CallMethodNoArgs(object, untyped_storage), nbytes, true);
+  const int64_t offset = number_of(object, storage_offset);
+  return offset >= 0 && offset <= bytes && (offset + elements) * (t.bits / 8) <= bytes;
+}
+// Whether a copy is put off until someone asks for the address to write to. (Of x, which is read, it is then made.)
+inline bool is_lazily_copied(PyObject* object) {
+  PyObject* answer = PyObject_CallOneArg(is_lazy, object);
+  PyErr_Clear();
+  Py_XDECREF(answer);
+  return answer != Py_False;
 }
 
 // A small contiguous floating-point tensor in the CPU's memory, of two dimensions or more; -1 for any other, else its
@@ -142,23 +177,24 @@ inline sinpe_status run(PyObject* given, const Tensor& x, const Tensor& out, int
   return sinpe_add(plan, words, &a);
 }
 
-// add(given, out, plan, words) -> out, a new tensor where out is None, or None for arguments that it does not take.
+// small_add(given, out, plan, words) -> out, a new tensor where out is None, or None for arguments that it does not take.
 // plan and words: the address and the number of a plan's words, which the caller holds.
 inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (count != 4 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kPlaces) {
     PyErr_SetString(PyExc_TypeError,
-                    "add: expected the arguments of add as a tuple, out, a plan's address and its length");
+                    "small_add: expected the arguments of add as a tuple, out, a plan's address and its length");
     return nullptr;
   }
   PyObject *given = items[0], *object = PyTuple_GET_ITEM(given, kX), *result = items[1];
   const auto* plan = reinterpret_cast<const int64_t*>(static_cast<intptr_t>(PyLong_AsLongLong(items[2])));
   const int64_t words = PyLong_AsLongLong(items[3]);
   if (PyErr_Occurred() != nullptr) return nullptr;
-  if (exchange == nullptr || !is_plain(given)) Py_RETURN_NONE;
+  if (exchange == nullptr || !is_plain(given) || (result != Py_None && is_lazily_copied(result))) Py_RETURN_NONE;
   Tensor x, out;
   int dtype = dtype_of(object, &x);
   if (dtype < 0) Py_RETURN_NONE;
-  if (result == Py_None) {
+  const bool is_new = result == Py_None;
+  if (is_new) {
     result = PyObject_CallOneArg(empty_like, object);
     if (result == nullptr) return nullptr;
     dtype = dtype_of(object, &x);  // meanwhile other threads may have run; from here on none does
@@ -166,13 +202,15 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     Py_INCREF(result);
   }
   const auto distance = [&] { return static_cast<char*>(out.data) - static_cast<char*>(x.data); };
-  const auto size = [&] {
-    int64_t bytes = x.bits / 8;
-    for (int32_t d = 0; d < x.rank; ++d) bytes *= x.sizes[d];
-    return bytes;
+  const auto elements = [&] {
+    int64_t number = 1;
+    for (int32_t d = 0; d < x.rank; ++d) number *= x.sizes[d];
+    return number;
   };
+  const auto size = [&] { return elements() * (x.bits / 8); };
   const bool fits = dtype >= 0 && dtype_of(result, &out) == dtype && are_alike(x, out) &&
-                    (distance() == 0 || distance() >= size() || distance() <= -size());
+                    (distance() == 0 || distance() >= size() || distance() <= -size()) &&
+                    has_memory(object, x, elements()) && (is_new || has_memory(result, out, elements()));
   if (fits && run(given, x, out, dtype, plan, words) == SINPE_OK) return result;
   Py_DECREF(result);
   Py_RETURN_NONE;
@@ -186,7 +224,7 @@ PyCFunction as_method(F* function) {
 
 inline PyMethodDef methods[] = {
     {"set_up", as_method(set_up), METH_FASTCALL, "Where tensors come from; whether they can be read."},
-    {"add", as_method(add), METH_FASTCALL, "add of a small tensor, or None."},
+    {"small_add", as_method(add), METH_FASTCALL, "add of a small tensor, or None."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -378,7 +378,15 @@ def _module_for_tensors() -> Any:
 
     module: Any = core_module()[0] if resolve("cpu").how == "prebuilt" else None
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if module is None or exchange is None or not module.set_up(exchange, torch.empty_like):
+    if (
+        module is None
+        or exchange is None
+        or not module.set_up(
+            exchange,
+            torch.empty_like,
+            torch._C._is_cow_tensor,  # type: ignore[attr-defined]
+        )
+    ):
         return None
     return module
 

@@ -49,20 +49,29 @@ def added(given: tuple[Any, ...], out: Any = None) -> Tensor | None:
     if out is not None and not _may_be_written(out):
         return None
     if type(encoding) is not Encoding:
-        if not (encoding is None or type(encoding) is str) or x.is_nested or x.dim() < 2 or checks.is_grid(encoding):
+        if not (encoding is None or type(encoding) is str) or x.is_nested or x.dim() < 2:
             return None
-        encoding = checks.encoding(encoding, x.shape[-1])
-    if encoding.angle != "exact":
+        encoding = _named(encoding, x.shape[-1])
+    if encoding is None or encoding.angle != "exact":
         return None
     small = loader.small_calls()
     if small is not None:
         _, address, words = _plan(encoding)
-        result: Tensor | None = small.add(given, out, address, words)
+        result: Tensor | None = small.small_add(given, out, address, words)
         if result is not None:
             if out is not None:
                 increment_version(out)
             return result
     return _added_by_operator(given, encoding, out)
+
+
+def _named(name: str | None, dim: int) -> Encoding | None:
+    """The encoding of a convention's name, or the paper's; None for a grid, and where the long way has to say what is
+    wrong."""
+    try:
+        return None if checks.is_grid(name) else checks.encoding(name, dim)
+    except (TypeError, ValueError):
+        return None
 
 
 def _may_be_written(out: Any) -> bool:
@@ -137,6 +146,7 @@ def encoded(positions: Any, encoding: Any, dtype: Any) -> Tensor | None:
     """`encode`; None where the long way has to be taken."""
     if (
         type(encoding) is not Encoding
+        or type(dtype) is not torch.dtype
         or type(positions) is not Tensor
         or positions.dtype not in POSITION_DTYPES
         or positions.layout is not torch.strided
@@ -199,6 +209,7 @@ def embedded(given: tuple[Any, ...]) -> Tensor | None:
         or type(seq_dim) is not int
         or seq_dim != -1
         or ids.dtype != torch.int64
+        or not ids.numel()
         or ids.is_nested
         or weight.is_nested
         or weight.dim() != 2
@@ -213,10 +224,10 @@ def embedded(given: tuple[Any, ...]) -> Tensor | None:
     if not (padding_idx is None or (type(padding_idx) is int and -rows <= padding_idx < rows)):
         return None
     if type(encoding) is not Encoding:
-        if not (encoding is None or type(encoding) is str) or checks.is_grid(encoding):
+        if not (encoding is None or type(encoding) is str):
             return None
-        encoding = checks.encoding(encoding, channels)
-    if encoding.angle != "exact" or encoding.dim != channels:  # a CUDA kernel could but answer NaN
+        encoding = _named(encoding, channels)
+    if encoding is None or encoding.angle != "exact" or encoding.dim != channels:  # a CUDA kernel could but answer NaN
         return None
     nothing = None, None, None, None  # positions, padding_mask, alpha, seed
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ _Result = TypeVar("_Result")
 
 def kept(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """Decorator of what is made of values that are no data, such as an encoding and a dropout probability: it is kept
-    for the next call with the same ones, of the same types. A graph in the making and torch.jit.trace ask anew."""
+    for the next call with equal ones of the same types. A graph in the making and torch.jit.trace ask anew."""
     cached = lru_cache(maxsize=256, typed=True)(function)
 
     @wraps(function)
@@ -42,20 +42,15 @@ def kept(function: Callable[..., _Result]) -> Callable[..., _Result]:
     return call
 
 
-class Factors(NamedTuple):
-    """The arguments of a call that are no data, after their checks."""
-
-    encoding: Any
-    scale: float
-    alpha: float
-    drop: int
-
-
 @kept
-def _factors(given: Any, dim: int, columns: Any, scale: Any, alpha: Any, dropout: Any) -> Factors:
-    """Of what the caller gave; the encoding is told by the first three, see `checks.encoding`."""
-    encoding = checks.encoding(given, dim, columns)
-    return Factors(encoding, checks.factor("scale", scale), checks.factor("alpha", alpha), checks.dropped(dropout))
+def _checked(given: Any, dim: int, columns: Any, dropout: Any) -> tuple[Any, int]:
+    """The encoding, which the first three tell, see `checks.encoding`, and the 65536ths to drop."""
+    return checks.encoding(given, dim, columns), checks.dropped(dropout)
+
+
+def _factor(name: str, value: Any) -> float:
+    """Not `kept`: 0.0 and -0.0 are equal, and give other signs."""
+    return value if type(value) is float else checks.factor(name, value)
 
 
 class Form:
@@ -118,12 +113,9 @@ class RowsCall:
         """Checks and keeps what `add` and `embed` both take; `width` is the number of channels, for an encoding that
         was given by name or not at all."""
         self.given: traced.Given = arguments.encoding, width, self.columns
-        alpha = arguments.alpha
-        is_tensor = isinstance(alpha, Tensor)
-        numbers = arguments.scale, 1.0 if is_tensor else alpha, arguments.dropout
-        self.encoding, self.scale, self.alpha, self.drop = _factors(*self.given, *numbers)
-        if is_tensor:
-            self.alpha = checks.alpha(alpha, of)
+        self.encoding, self.drop = _checked(*self.given, arguments.dropout)
+        self.scale, alpha = _factor("scale", arguments.scale), arguments.alpha
+        self.alpha = checks.alpha(alpha, of) if isinstance(alpha, Tensor) else _factor("alpha", alpha)
         mask = arguments.padding_mask
         self.padding_mask = None if mask is None else checks.padding_mask(mask, of)
         self._set_positions(of, arguments.positions, arguments.start)

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 import torch
 from torch.autograd import forward_ad
 from torch.nn import functional
+from torch.utils import _device
 
 from .parallel import in_context_parallel
 from .tracing import constant_in_graph, is_jit_traced
@@ -16,6 +17,7 @@ _is_compiling = torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
+_function_modes = torch._C._len_torch_function_stack
 _ATTENTION = torch._C._nn.scaled_dot_product_attention  # which context_parallel replaces
 
 # Set by `integrations.standard_operators`.
@@ -40,15 +42,24 @@ def is_traced() -> bool:
 
 def is_looked_at() -> bool:
     """Whether a small call has to take the long way for the sake of anyone but its caller: `is_traced()`, written out
-    here since this costs a tenth of such a call, forward-mode differentiation, or context_parallel, which has reordered
-    the rows."""
+    here since this costs a tenth of such a call, forward-mode differentiation, a TorchFunctionMode (make_fx before
+    dispatch has one), or context_parallel, which has reordered the rows."""
     return (
         _is_compiling()
         or _modes() > 0
         or _transforms()
         or _tracing_state() is not None
         or forward_ad._current_level >= 0
+        or (_function_modes() > 0 and not _is_default_device())
         or (functional.scaled_dot_product_attention is not _ATTENTION and in_context_parallel())
+    )
+
+
+def _is_default_device() -> bool:
+    """Whether all TorchFunctionModes are those of torch.set_default_device and `with torch.device(...)`."""
+    return all(
+        type(torch._C._get_function_stack_at(k)) is _device.DeviceContext  # type: ignore[attr-defined]
+        for k in range(_function_modes())
     )
 
 

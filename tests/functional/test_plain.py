@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import sinpe_ext as sinpe
 from sinpe_ext import functional
@@ -105,6 +106,21 @@ def gone() -> torch.Tensor:
     return x
 
 
+def cut() -> torch.Tensor:
+    """A tensor whose memory ends before its elements do."""
+    x = some()
+    x.untyped_storage().resize_(100)
+    return x
+
+
+def cut_view() -> torch.Tensor:
+    """The same of a part that lies wholly beyond the end."""
+    all_of_it = torch.zeros(4096)
+    x = all_of_it[1024:1072].view(2, 3, 8)
+    all_of_it.untyped_storage().resize_(4096)
+    return x
+
+
 def not_plain() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
     """x and out that the short way leaves alone."""
     x, both = some(), torch.zeros(2 * 48)
@@ -132,6 +148,10 @@ def not_plain() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
         "complex": (x.to(torch.complex64), None),
         "no elements": (x, x[:0]),
         "memory that is gone": (gone(), None),
+        "memory that was cut": (cut(), None),
+        "memory to write to that was cut": (x, cut()),
+        "a part of memory that was cut": (cut_view(), None),
+        "a part to write to": (x, cut_view()),
         "memory to write to that is gone": (x, gone()),
         "nested": (torch.nested.nested_tensor([x[0], x[1]]), None),
     }
@@ -162,6 +182,33 @@ def test_whoever_looks_on_sees_it(monkeypatch) -> None:
     assert torch.func.vmap(lambda x: sinpe.add(x, PE))(some()).shape == (2, 3, 8)
 
 
+def test_make_fx_before_dispatch() -> None:
+    """It has a TorchFunctionMode and no dispatch mode that others see."""
+    for call in (
+        lambda x: sinpe.add(x, PE),
+        lambda x: sinpe.add(x, PE, start=3),
+        lambda x: sinpe.encode(x.sum(-1), PE),
+        lambda x: sinpe.embed(x[0, :, :3].long().abs(), torch.ones(9, 8), PE),
+    ):
+        graph = make_fx(call, pre_dispatch=True)(some())
+        assert "sinpe_ext" in graph.code and torch.equal(graph(some() + 1), call(some() + 1))
+
+
+@pytest.mark.parametrize("call", [sinpe.add, sinpe.add_, lambda x, e: sinpe.add(x, e, out=torch.empty(2, 3, 8))])
+def test_a_mode_that_is_no_device(call, monkeypatch) -> None:
+    monkeypatch.setattr(functional, "add_call", refused)
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, arguments=(), named=None):
+            return function(*arguments, **(named or {}))
+
+    x = some()
+    with torch.device("cpu"):
+        call(x, PE)
+    with Watch(), pytest.raises(AssertionError, match="the long way"):
+        call(x, PE)
+
+
 def test_autograd_hears_of_what_is_written() -> None:
     x = some().requires_grad_()
     kept = some()
@@ -174,6 +221,23 @@ def test_autograd_hears_of_what_is_written() -> None:
     out = torch.empty(2, 3, 8)
     sinpe.add(some(), PE, out=out)
     assert out._version == 1
+
+
+def test_what_is_wrong_is_said_in_the_order_of_the_long_way() -> None:
+    with pytest.raises(TypeError, match="channel_dim"):
+        sinpe.add(some(), "papr", channel_dim=1.0, extra_tokens=2)
+    with pytest.raises(ValueError, match="ids"):
+        sinpe.embed(torch.tensor(1), torch.ones(3, 8), "papr")
+    for number in (6, 7, True, "float32", torch.int64):
+        with pytest.raises(TypeError, match="dtype: expected torch.float32"):
+            sinpe.encode(torch.arange(3), PE, dtype=number)
+
+
+def test_an_embedding_of_nothing(monkeypatch) -> None:
+    ids, weight = torch.zeros(2, 0, dtype=torch.int64), torch.randn(6, 8)
+    short = sinpe.embed(ids, weight, PE)
+    monkeypatch.setattr(plain, "embedded", lambda *_: None)
+    assert sinpe.embed(ids, weight, PE).stride() == short.stride()
 
 
 def test_an_unknown_name_is_refused_as_ever() -> None:
@@ -265,3 +329,10 @@ def test_other_arguments_of_embed_take_the_long_way(arguments, monkeypatch) -> N
     ):
         with pytest.raises(AssertionError, match="the long way"):
             sinpe.embed(*others, PE)
+
+
+def test_what_is_kept_of_a_call_knows_the_sign_of_zero() -> None:
+    x, mask = torch.full((1, 2, 8), -1.0), torch.tensor([True, True])
+    for scale, negative in ((0.0, True), (-0.0, False), (0.0, True)):
+        assert bool(sinpe.add(x, PE, scale=scale, padding_mask=mask).signbit().all()) == negative
+        assert bool(sinpe.add(x, PE, scale=scale, padding_mask=mask, dropout=-0.0).signbit().all()) == negative
