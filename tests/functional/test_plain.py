@@ -324,11 +324,16 @@ def test_other_arguments_of_embed_take_the_long_way(arguments, monkeypatch) -> N
     for others in (
         (ids.int(), weight),
         (ids, weight.clone().requires_grad_()),
-        (ids + 20, weight),
         (ids, weight.long()),
     ):
         with pytest.raises(AssertionError, match="the long way"):
             sinpe.embed(*others, PE)
+
+
+def test_an_id_that_is_no_row_takes_the_long_way(monkeypatch) -> None:
+    monkeypatch.setattr(functional, "embed_call", refused)
+    with pytest.raises(AssertionError, match="the long way"):
+        sinpe.embed(torch.tensor([[3, 20]]), torch.randn(20, 8), PE)
 
 
 def test_what_is_kept_of_a_call_knows_the_sign_of_zero() -> None:
