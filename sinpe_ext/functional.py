@@ -241,8 +241,8 @@ def add(
     """
     if unknown:
         checks.no_unknown(add, unknown)
-    rows = positions, start, scale, alpha, padding_mask
-    given = (x, encoding, *rows, seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)
+    given = (x, encoding, positions, start, scale, alpha, padding_mask,
+             seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
     result = plain.added(given, out)
     if result is not None:
         return result
@@ -286,8 +286,8 @@ def add_(
     """
     if unknown:
         checks.no_unknown(add_, unknown)
-    rows = positions, start, scale, alpha, padding_mask
-    given = (x, encoding, *rows, seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)
+    given = (x, encoding, positions, start, scale, alpha, padding_mask,
+             seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
     result = plain.added(given, x)
     if result is not None:
         return result
@@ -341,9 +341,8 @@ def embed(
     """
     if unknown:
         checks.no_unknown(embed, unknown)
-    rows = positions, start, scale, alpha, dropout, seed
-    padding = padding_idx, padding_mask, sparse, encode_padding
-    given = (ids, weight, encoding, *rows, *padding, seq_dim)
+    given = (ids, weight, encoding, positions, start, scale, alpha, dropout, seed,
+             padding_idx, padding_mask, sparse, encode_padding, seq_dim)  # fmt: skip
     result = plain.embedded(given)
     return embed_call(EmbedArguments(*given)).result() if result is None else result
 

@@ -1,9 +1,10 @@
 // `add` of a small tensor, such as one token's: straight from the Python objects to sinpe_add. A decode step costs
 // microseconds, of which an operator would be one and a guard in Python another.
 //
-// Tensors are read by DLPack's C exchange functions, which torch.Tensor offers; nothing here knows torch. What this
-// does not take it answers with None, and its caller, sinpe_ext/calls/plain.py, takes the long way. That also asks what
-// DLPack does not tell: gradients, negative bits, modes that look at operators.
+// Tensors are read by DLPack's C exchange functions, which torch.Tensor offers; nothing here knows torch. What DLPack
+// does not tell (gradients, negative bits, modes that look at operators) is asked of the functions and methods that
+// `set_up` and the tensors bring. What this does not take it answers with None, and its caller,
+// sinpe_ext/calls/plain.py, takes the long way.
 #pragma once
 
 #include <Python.h>
@@ -38,31 +39,111 @@ constexpr uint8_t kFloat = 2, kBfloat = 4;
 constexpr int64_t kMostElements = 1 << 15;
 
 inline const Exchange* exchange = nullptr;
-inline PyObject *empty_like = nullptr, *is_lazy = nullptr;
-inline PyObject *untyped_storage = nullptr, *nbytes = nullptr, *storage_offset = nullptr;  // names of methods
 
-// set_up(capsule, empty_like, is_lazy): torch.Tensor.__dlpack_c_exchange_api__, torch.empty_like, and what tells whether a
-// tensor shares memory until someone writes to it. Whether they serve.
+// What `set_up` was given, each held for good, see `small_calls` in sinpe_ext/backend/loader.py.
+struct Given {
+  PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
+  PyObject *questions, *attributes, *is_looked_at, *plan_of;
+};
+inline Given torch{};
+
+// Names of attributes and methods of a tensor.
+struct Names {
+  PyObject *untyped_storage, *nbytes, *storage_offset, *requires_grad, *is_neg, *is_inference;
+};
+inline Names names{};
+
+// set_up(exchange, tensor, empty_like, is_lazy, is_grad_enabled, is_inference_mode, increment_version, questions,
+// attributes, is_looked_at, plan_of): DLPack's functions in a capsule, torch.Tensor, functions of torch, and of
+// sinpe_ext what tells whether anybody looks and the plan of an encoding. Whether they serve.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
-  if (count != 3) {
-    PyErr_SetString(PyExc_TypeError,
-                    "set_up: expected DLPack's exchange functions in a capsule, empty_like and is_lazy");
+  constexpr Py_ssize_t kGiven = sizeof(Given) / sizeof(PyObject*);
+  if (count != 1 + kGiven || !PyTuple_Check(items[7]) || !PyTuple_Check(items[8])) {
+    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and ten objects");
     return nullptr;
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
   const auto* offered = static_cast<const Exchange*>(PyCapsule_GetPointer(items[0], "dlpack_exchange_api"));
   PyErr_Clear();  // of a capsule of another name
   if (offered == nullptr || offered->major != 1 || offered->describe == nullptr) Py_RETURN_FALSE;
-  untyped_storage = PyUnicode_InternFromString("untyped_storage");
-  nbytes = PyUnicode_InternFromString("nbytes");
-  storage_offset = PyUnicode_InternFromString("storage_offset");
-  if (untyped_storage == nullptr || nbytes == nullptr || storage_offset == nullptr) return nullptr;
-  Py_INCREF(items[1]);
-  Py_INCREF(items[2]);
-  empty_like = items[1];
-  is_lazy = items[2];
+  names = {PyUnicode_InternFromString("untyped_storage"), PyUnicode_InternFromString("nbytes"),
+           PyUnicode_InternFromString("storage_offset"),  PyUnicode_InternFromString("requires_grad"),
+           PyUnicode_InternFromString("is_neg"),          PyUnicode_InternFromString("is_inference")};
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  for (Py_ssize_t k = 1; k <= kGiven; ++k) Py_INCREF(items[k]);
+  torch = {items[1], items[2], items[3], items[4], items[5], items[6], items[7], items[8], items[9], items[10]};
   exchange = offered;
   Py_RETURN_TRUE;
+}
+
+// Whether an answer, which is let go, is `wanted` itself. An error is taken away, and is another answer.
+inline bool is(PyObject* answer, PyObject* wanted) {
+  PyErr_Clear();
+  Py_XDECREF(answer);
+  return answer == wanted;
+}
+inline bool asked(PyObject* function) { return is(PyObject_CallNoArgs(function), Py_True); }
+inline bool is_not(PyObject* object, PyObject* method) {
+  return is(PyObject_CallMethodNoArgs(object, method), Py_False);
+}
+
+// Whether anybody looks at the operations of this call: `questions` are pairs of a function and what it answers where
+// nobody does, `attributes` the same of an object, a name and its value. Another answer has `is_looked_at` decide.
+inline bool is_looked_at() {
+  bool quiet = true;
+  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(torch.questions); ++k) {
+    PyObject* pair = PyTuple_GET_ITEM(torch.questions, k);
+    quiet = is(PyObject_CallNoArgs(PyTuple_GET_ITEM(pair, 0)), PyTuple_GET_ITEM(pair, 1));
+  }
+  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(torch.attributes); ++k) {
+    PyObject* three = PyTuple_GET_ITEM(torch.attributes, k);
+    quiet = is(PyObject_GetAttr(PyTuple_GET_ITEM(three, 0), PyTuple_GET_ITEM(three, 1)), PyTuple_GET_ITEM(three, 2));
+  }
+  return !quiet && !is(PyObject_CallNoArgs(torch.is_looked_at), Py_False);
+}
+
+// The plans of the last encodings, by the object that was given and the number of channels; both are held.
+struct Plan {
+  PyObject *encoding, *holder;
+  int64_t dim, words;
+  const int64_t* plan;
+};
+constexpr int kPlans = 8;
+inline Plan plans[kPlans];
+inline int next_plan = 0;
+
+inline Plan kept_plan(PyObject* encoding, int64_t dim) {
+  for (const Plan& kept : plans) {
+    if (kept.encoding == encoding && kept.dim == dim) return kept;
+  }
+  return {};
+}
+
+// The plan of an encoding, or of a name or None; without a holder where it has none that kernels take for `dim`
+// channels.
+inline Plan new_plan(PyObject* encoding, int64_t dim) {
+  PyObject* number = PyLong_FromLongLong(dim);
+  PyObject* found =
+      number == nullptr ? nullptr : PyObject_CallFunctionObjArgs(torch.plan_of, encoding, number, nullptr);
+  Py_XDECREF(number);
+  Plan made{encoding, found, dim, 0, nullptr};
+  if (found != nullptr && PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 3) {  // what holds it, address, length
+    made.plan = static_cast<const int64_t*>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(found, 1)));
+    made.words = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 2));
+  }
+  if (PyErr_Occurred() != nullptr || made.plan == nullptr) {
+    PyErr_Clear();
+    Py_XDECREF(found);
+    return {};
+  }
+  Py_INCREF(encoding);
+  Plan& slot = plans[next_plan];
+  next_plan = (next_plan + 1) % kPlans;
+  const Plan old = slot;
+  slot = made;
+  Py_XDECREF(old.encoding);
+  Py_XDECREF(old.holder);
+  return made;
 }
 
 // The arguments of `add` in the order of its signature, but for out.
@@ -113,16 +194,25 @@ inline int64_t number_of(PyObject* object, PyObject* method, bool steals = false
 // What DLPack does not tell of a tensor's memory, of `elements` from its first one on: that they are in its storage,
 // which anyone may have made smaller.
 inline bool has_memory(PyObject* object, const Tensor& t, int64_t elements) {
-  const int64_t bytes = number_of(PyObject_CallMethodNoArgs(object, untyped_storage), nbytes, true);
-  const int64_t offset = number_of(object, storage_offset);
+  const int64_t bytes = number_of(PyObject_CallMethodNoArgs(object, names.untyped_storage), names.nbytes, true);
+  const int64_t offset = number_of(object, names.storage_offset);
   return offset >= 0 && offset <= bytes && (offset + elements) * (t.bits / 8) <= bytes;
 }
-// Whether a copy is put off until someone asks for the address to write to. (Of x, which is read, it is then made.)
-inline bool is_lazily_copied(PyObject* object) {
-  PyObject* answer = PyObject_CallOneArg(is_lazy, object);
-  PyErr_Clear();
-  Py_XDECREF(answer);
-  return answer != Py_False;
+
+// Whether autograd need not know of what is read here.
+inline bool may_be_read(PyObject* x) {
+  return Py_TYPE(x) == reinterpret_cast<PyTypeObject*>(torch.tensor) &&
+         (is(PyObject_GetAttr(x, names.requires_grad), Py_False) || !asked(torch.is_grad_enabled)) &&
+         is_not(x, names.is_neg);
+}
+
+// Of `out`. A lazy copy is put off until someone asks for the address to write to. (Of x, which is read, it is then
+// made.)
+inline bool may_be_written(PyObject* out) {
+  return Py_TYPE(out) == reinterpret_cast<PyTypeObject*>(torch.tensor) &&
+         is(PyObject_GetAttr(out, names.requires_grad), Py_False) &&
+         (is_not(out, names.is_inference) || asked(torch.is_inference_mode)) && is_not(out, names.is_neg) &&
+         is(PyObject_CallOneArg(torch.is_lazy, out), Py_False);
 }
 
 // A small contiguous floating-point tensor in the CPU's memory, of two dimensions or more; -1 for any other, else its
@@ -177,43 +267,48 @@ inline sinpe_status run(PyObject* given, const Tensor& x, const Tensor& out, int
   return sinpe_add(plan, words, &a);
 }
 
-// small_add(given, out, plan, words) -> out, a new tensor where out is None, or None for arguments that it does not take.
-// plan and words: the address and the number of a plan's words, which the caller holds.
+// small_add(given, out) -> out, a new tensor where out is None, or None for arguments that it does not take.
 inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
-  if (count != 4 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kPlaces) {
-    PyErr_SetString(PyExc_TypeError,
-                    "small_add: expected the arguments of add as a tuple, out, a plan's address and its length");
+  if (count != 2 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kPlaces) {
+    PyErr_SetString(PyExc_TypeError, "small_add: expected the arguments of add as a tuple, and out");
     return nullptr;
   }
   PyObject *given = items[0], *object = PyTuple_GET_ITEM(given, kX), *result = items[1];
-  const auto* plan = reinterpret_cast<const int64_t*>(static_cast<intptr_t>(PyLong_AsLongLong(items[2])));
-  const int64_t words = PyLong_AsLongLong(items[3]);
-  if (PyErr_Occurred() != nullptr) return nullptr;
-  if (exchange == nullptr || !is_plain(given) || (result != Py_None && is_lazily_copied(result))) Py_RETURN_NONE;
+  const bool is_new = result == Py_None;
+  if (exchange == nullptr || !is_plain(given) || is_looked_at()) Py_RETURN_NONE;
+  if (!may_be_read(object) || !(is_new || may_be_written(result))) Py_RETURN_NONE;
   Tensor x, out;
   int dtype = dtype_of(object, &x);
   if (dtype < 0) Py_RETURN_NONE;
-  const bool is_new = result == Py_None;
-  if (is_new) {
-    result = PyObject_CallOneArg(empty_like, object);
-    if (result == nullptr) return nullptr;
-    dtype = dtype_of(object, &x);  // meanwhile other threads may have run; from here on none does
-  } else {
-    Py_INCREF(result);
+  PyObject* encoding = PyTuple_GET_ITEM(given, kEncoding);
+  Plan plan = kept_plan(encoding, x.sizes[x.rank - 1]);
+  if (plan.holder == nullptr) {
+    plan = new_plan(encoding, x.sizes[x.rank - 1]);
+    dtype = dtype_of(object, &x);  // again: meanwhile other threads may have run
+    if (plan.holder == nullptr || dtype < 0) Py_RETURN_NONE;
   }
+  Py_INCREF(plan.holder);
+  result = is_new ? PyObject_CallOneArg(torch.empty_like, object) : Py_NewRef(result);
+  int64_t elements = 1;
+  for (int32_t d = 0; d < x.rank; ++d) elements *= x.sizes[d];
+  const int64_t size = elements * (x.bits / 8);
   const auto distance = [&] { return static_cast<char*>(out.data) - static_cast<char*>(x.data); };
-  const auto elements = [&] {
-    int64_t number = 1;
-    for (int32_t d = 0; d < x.rank; ++d) number *= x.sizes[d];
-    return number;
-  };
-  const auto size = [&] { return elements() * (x.bits / 8); };
-  const bool fits = dtype >= 0 && dtype_of(result, &out) == dtype && are_alike(x, out) &&
-                    (distance() == 0 || distance() >= size() || distance() <= -size()) &&
-                    has_memory(object, x, elements()) && (is_new || has_memory(result, out, elements()));
-  if (fits && run(given, x, out, dtype, plan, words) == SINPE_OK) return result;
-  Py_DECREF(result);
-  Py_RETURN_NONE;
+  const bool fits = result != nullptr && dtype_of(result, &out) == dtype && are_alike(x, out) &&
+                    (distance() == 0 || distance() >= size || distance() <= -size) && has_memory(object, x, elements) &&
+                    (is_new || has_memory(result, out, elements));
+  const bool done = fits && run(given, x, out, dtype, plan.plan, plan.words) == SINPE_OK;
+  Py_DECREF(plan.holder);
+  if (!done) {
+    if (result == nullptr) return nullptr;
+    Py_DECREF(result);
+    Py_RETURN_NONE;
+  }
+  if (!is_new && !is(PyObject_CallOneArg(torch.increment_version, result), Py_None)) {
+    PyErr_SetString(PyExc_RuntimeError, "out: autograd could not be told that it was written to");
+    Py_DECREF(result);
+    return nullptr;
+  }
+  return result;
 }
 
 // METH_FASTCALL functions, which PyMethodDef holds under an older type.

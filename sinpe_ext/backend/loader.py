@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from opcode import opname
 from pathlib import Path
@@ -361,34 +362,16 @@ def _is_missing(device_type: str) -> bool:
     return found is None or found.backend != "compiled"
 
 
-def small_calls() -> Any:
+def small_calls(set_up: Callable[[Any], bool]) -> Any:
     """The module _core for calls of small tensors on the CPU, or None: where the library that serves the CPU is not the
-    install's own, or eager PyTorch was chosen."""
+    install's own, eager PyTorch was chosen, or `set_up`, which gets the module, says that it does not serve."""
     try:
         return _choices["small calls"]
     except KeyError:
         choices = _choices
-        choices["small calls"] = found = _module_for_tensors() if compiled("cpu") else None
+        module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how == "prebuilt" else None
+        choices["small calls"] = found = module if module is not None and set_up(module) else None
         return found
-
-
-@functools.cache
-def _module_for_tensors() -> Any:
-    import torch
-
-    module: Any = core_module()[0] if resolve("cpu").how == "prebuilt" else None
-    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if (
-        module is None
-        or exchange is None
-        or not module.set_up(
-            exchange,
-            torch.empty_like,
-            torch._C._is_cow_tensor,  # type: ignore[attr-defined]
-        )
-    ):
-        return None
-    return module
 
 
 def core_module() -> tuple[object | None, str]:

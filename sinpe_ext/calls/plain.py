@@ -8,7 +8,6 @@ dispatches that. What a kernel refuses takes the long way, whose checkers have t
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,19 +20,39 @@ from ..encodings.encoding import Encoding
 from ..ops.embed import EMBED
 from ..ops.plan_words import host_words, plan_words
 from ..ops.rows import ADD, ADD_OUT, ENCODE, TABLE
+from ..runtime import observers
 from ..runtime.observers import is_looked_at, of_values
 
 FARTHEST = 2**62  # a start; a CUDA kernel has no way to refuse rows beyond int64
 POSITION_DTYPES = torch.float32, torch.int64, torch.float64
 
+_is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 
 
-@lru_cache(maxsize=256)
-def _plan(encoding: Encoding) -> tuple[Tensor, int, int]:
-    """The plan of an encoding: the tensor that holds it, its address and its length."""
+def _plan(encoding: Any, dim: int) -> tuple[Tensor, int, int] | None:
+    """The plan of what `add` was given as an encoding: the tensor that holds it, its address and its length. None where
+    no kernel serves it for `dim` channels, and where the long way has to say what is wrong."""
+    if encoding is None or type(encoding) is str:
+        encoding = _named(encoding, dim)
+    if type(encoding) is not Encoding or encoding.angle != "exact" or encoding.dim != dim:
+        return None
     words = host_words(encoding)
     return words, words.data_ptr(), words.numel()
+
+
+def _set_up(module: Any) -> bool:
+    """Gives `csrc/pybind/small_add.h` what it asks; whether it serves."""
+    of_torch = (
+        torch.empty_like,
+        torch._C._is_cow_tensor,  # type: ignore[attr-defined]
+        torch.is_grad_enabled,
+        torch.is_inference_mode_enabled,
+        increment_version,
+    )
+    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    asked = observers.QUESTIONS, observers.ATTRIBUTES, is_looked_at
+    return exchange is not None and module.set_up(exchange, Tensor, *of_torch, *asked, _plan)
 
 
 def added(given: tuple[Any, ...], out: Any = None) -> Tensor | None:
@@ -43,26 +62,11 @@ def added(given: tuple[Any, ...], out: Any = None) -> Tensor | None:
         given: the fields of AddArguments, of which a record is made only on the long way.
         out: None, or what the caller gave; x itself in `add_`.
     """
-    x, encoding = given[0], given[1]
-    if type(x) is not Tensor or is_looked_at() or (x.requires_grad and _grad_enabled()) or x.is_neg():
+    if _is_compiling():
         return None
-    if out is not None and not _may_be_written(out):
-        return None
-    if type(encoding) is not Encoding:
-        if not (encoding is None or type(encoding) is str) or x.is_nested or x.dim() < 2:
-            return None
-        encoding = _named(encoding, x.shape[-1])
-    if encoding is None or encoding.angle != "exact":
-        return None
-    small = loader.small_calls()
-    if small is not None:
-        _, address, words = _plan(encoding)
-        result: Tensor | None = small.small_add(given, out, address, words)
-        if result is not None:
-            if out is not None:
-                increment_version(out)
-            return result
-    return _added_by_operator(given, encoding, out)
+    small = loader.small_calls(_set_up)
+    result: Tensor | None = None if small is None else small.small_add(given, out)
+    return _added_by_operator(given, out) if result is None else result
 
 
 def _named(name: str | None, dim: int) -> Encoding | None:
@@ -75,7 +79,7 @@ def _named(name: str | None, dim: int) -> Encoding | None:
 
 
 def _may_be_written(out: Any) -> bool:
-    """Of a tensor that is to be written to, what DLPack does not tell."""
+    """Whether a kernel may write into `out`, but for where it lies."""
     return (
         type(out) is Tensor
         and not out.requires_grad
@@ -85,10 +89,11 @@ def _may_be_written(out: Any) -> bool:
     )
 
 
-def _added_by_operator(given: tuple[Any, ...], encoding: Encoding, out: Any) -> Tensor | None:
-    x, _, positions, start, scale, alpha, mask, seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens = given
+def _added_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
+    x, encoding, positions, start, scale, alpha, mask, seq_dim, channel_dim, dropout, seed, grid_shape, extra = given
     if (
-        positions is not None
+        type(x) is not Tensor
+        or positions is not None
         or mask is not None
         or seed is not None
         or grid_shape is not None
@@ -102,15 +107,22 @@ def _added_by_operator(given: tuple[Any, ...], encoding: Encoding, out: Any) -> 
         or seq_dim != -2
         or type(channel_dim) is not int
         or channel_dim != -1
-        or type(extra_tokens) is not int
-        or extra_tokens != 0
+        or type(extra) is not int
+        or extra != 0
+        or is_looked_at()
+        or (x.requires_grad and _grad_enabled())
+        or x.is_neg()
         or x.is_nested  # which has no shape
         or x.dim() < 2
-        or x.shape[-1] != encoding.dim  # a CUDA kernel could but answer NaN
         or not (x.is_cpu or x.is_cuda)
         or not loader.compiled("cpu" if x.is_cpu else "cuda")
+        or not (out is None or _may_be_written(out))
     ):
         return None
+    if encoding is None or type(encoding) is str:
+        encoding = _named(encoding, x.shape[-1])
+    if type(encoding) is not Encoding or encoding.angle != "exact" or encoding.dim != x.shape[-1]:
+        return None  # a CUDA kernel could but answer NaN
     try:
         if out is not None:
             if not _are_apart(x, out):

@@ -170,9 +170,9 @@ class SinusoidalPositionalEncoding(nn.Module):
         seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
         if self.channel_dim != -1 and isinstance(x, Tensor) and self.channel_dim % max(x.dim(), 1) == x.dim() - 2:
             seq_dim = -1  # (batch, channels, sequence)
-        rows = positions, start, self.scale, self.alpha, padding_mask
         places = self.grid_shape if grid_shape is None else grid_shape
-        given = (x, self.encoding, *rows, seq_dim, self.channel_dim, p, seed, places, self.extra_tokens)
+        given = (x, self.encoding, positions, start, self.scale, self.alpha, padding_mask,
+                 seq_dim, self.channel_dim, p, seed, places, self.extra_tokens)  # fmt: skip
         is_limited = self.max_len is not None and not self._is_within(x, start)
         encoded = None if is_limited else plain.added(given)
         if encoded is None:
@@ -329,9 +329,9 @@ class SinusoidalEmbedding(nn.Embedding):
             return shared.symbolic(self, ids, **options)
         shared.check_positions(self, ids, positions)
         p, others = shared.rate(self._modules.get("dropout"))
-        rows = positions, start, self.scale, self.alpha, p, seed
-        padding = self.padding_idx, padding_mask, self.sparse, self.encode_padding
-        given = (ids, self.weight, self.encoding, *rows, *padding, -1 if self.batch_first else 0)
+        given = (ids, self.weight, self.encoding, positions, start, self.scale, self.alpha, p, seed,
+                 self.padding_idx, padding_mask, self.sparse, self.encode_padding,
+                 -1 if self.batch_first else 0)  # fmt: skip
         is_limited = self.max_len is not None and not self._is_within(ids, start)
         encoded = None if is_limited else plain.embedded(given)
         if encoded is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from sinpe_ext.backend import loader
 from sinpe_ext.calls import plain
 from sinpe_ext.modules import layers
 from sinpe_ext.ops.rows import ADD, ADD_OUT
+from sinpe_ext.runtime import observers
 
 PE = sinpe.Encoding(8)
 MASK = torch.tensor([False, True, False])
@@ -77,8 +80,8 @@ def test_the_same_bits(arguments, dtype, by, monkeypatch) -> None:
     scaled = long_way(x, monkeypatch, alpha=-0.25, **arguments)
     monkeypatch.setattr(functional, "add_call", refused)
     if by == "operator":
-        monkeypatch.setattr(loader, "small_calls", lambda: None)
-    elif loader.small_calls() is not None:
+        monkeypatch.setattr(loader, "small_calls", lambda _: None)
+    elif loader.small_calls(plain._set_up) is not None:
         for operator in (ADD, ADD_OUT):
             monkeypatch.setattr(operator, "direct", refused)
     out, same = torch.full_like(x, float("nan")), x.clone()
@@ -94,7 +97,7 @@ def test_the_same_bits(arguments, dtype, by, monkeypatch) -> None:
 def test_other_arguments_take_the_long_way(arguments, by, monkeypatch) -> None:
     monkeypatch.setattr(functional, "add_call", refused)
     if by == "operator":
-        monkeypatch.setattr(loader, "small_calls", lambda: None)
+        monkeypatch.setattr(loader, "small_calls", lambda _: None)
     for call in (sinpe.add, sinpe.add_, lambda x, **rest: sinpe.add(x, out=x, **rest)):
         with pytest.raises(AssertionError, match="the long way"):
             call(some(), **arguments)
@@ -180,6 +183,79 @@ def test_whoever_looks_on_sees_it(monkeypatch) -> None:
         traced = torch.jit.trace(lambda x, encoding=encoding: sinpe.add(x, encoding), some(), check_trace=False)
         assert torch.equal(traced(some() + 1), sinpe.add(some() + 1, PE))
     assert torch.func.vmap(lambda x: sinpe.add(x, PE))(some()).shape == (2, 3, 8)
+
+
+def everyone_who_looks() -> dict[str, Callable[[Callable[[], None]], object]]:
+    """Ways to have a call looked at; each gets the call."""
+
+    def within(manager: Any) -> Callable[[Callable[[], None]], None]:
+        def look(call: Callable[[], None]) -> None:
+            with manager:
+                call()
+
+        return look
+
+    def noticed(call: Callable[[], None]) -> Callable[[torch.Tensor], torch.Tensor]:
+        def f(t: torch.Tensor) -> torch.Tensor:
+            call()
+            return t
+
+        return f
+
+    class Sees(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    return {
+        "a dispatch mode": within(Sees()),
+        "a function mode": within(torch.overrides.TorchFunctionMode()),
+        "vmap": lambda call: torch.func.vmap(noticed(call))(torch.ones(2)),
+        "grad": lambda call: torch.func.grad(noticed(call))(torch.ones(())),
+        "forward mode": within(torch.autograd.forward_ad.dual_level()),
+        "jit.trace": lambda call: torch.jit.trace(noticed(call), torch.ones(2), check_trace=False),
+        "the compiler": lambda call: torch.compile(noticed(call), backend="eager")(torch.ones(2)),
+    }
+
+
+@pytest.mark.parametrize("name", everyone_who_looks())
+def test_each_who_looks_is_seen(name: str) -> None:
+    """By Python's question and by that of C, which has its own list of them."""
+    others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
+    given, small, seen = (some(), PE, *others), loader.small_calls(plain._set_up), []
+
+    def call() -> None:
+        seen.append((observers.is_looked_at(), plain.added(given) is None))
+
+    everyone_who_looks()[name](call)
+    assert seen and all(one == (True, True) for one in seen)
+    if small is not None:
+        assert small.small_add(given, None) is not None
+        if name != "the compiler":  # which calls no C
+            everyone_who_looks()[name](lambda: seen.append((True, small.small_add(given, None) is None)))
+            assert all(one == (True, True) for one in seen)
+
+
+def test_context_parallel_is_seen(monkeypatch) -> None:
+    """It puts an attention of its own in place of torch's."""
+    small = loader.small_calls(plain._set_up)
+    if small is None:
+        pytest.skip("the install has no _core")
+    given = (some(), PE, None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_: None)
+    assert small.small_add(given, None) is not None
+    monkeypatch.setattr(observers, "in_context_parallel", lambda: True)
+    assert observers.is_looked_at() and small.small_add(given, None) is None
+
+
+def test_more_encodings_than_c_keeps() -> None:
+    encodings = [sinpe.Encoding(8, base=base) for base in range(2, 30)]
+    want = [sinpe.table(3, encoding) for encoding in encodings]
+    for _ in range(2):
+        for encoding, rows in zip(encodings, want, strict=True):
+            assert torch.equal(sinpe.add(torch.zeros(1, 3, 8), encoding)[0], rows)
+            assert torch.equal(sinpe.add(torch.zeros(1, 3, 8), encoding.replace(base=10000))[0], sinpe.table(3, PE))
+    for dim in (8, 16, 8):
+        assert torch.equal(sinpe.add(torch.zeros(1, 3, dim))[0], sinpe.table(3, sinpe.Encoding(dim)))
 
 
 def test_make_fx_before_dispatch() -> None:
