@@ -306,7 +306,6 @@ def test_failing_nvcc_does_not_take_the_cpu_library_along(project, tmp_path):
     assert status != 0 and "SINPE_EXT_BUILD=cuda, but _C_cuda cannot be built: the build failed" in output
 
 
-@pytest.mark.sampled(3)
 @needs_compiler
 @pytest.mark.parametrize(
     "cuda, settings, reason",

@@ -237,7 +237,7 @@ def test_sizes_beyond_16_bits(shape: tuple[int, ...], backend: str) -> None:
     assert torch.equal(sinpe.add(x), rows.expand(shape))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_sizes_beyond_16_bits and the C++ test of layouts go through the same indices")
 @pytest.mark.bad_input(10, "compiled")
 def test_more_elements_than_31_bits(backend: str) -> None:
     if backend == "eager":

@@ -207,7 +207,7 @@ def test_evaluation_drops_nothing_and_draws_nothing(backend: str) -> None:
     assert not torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled("values")
 @pytest.mark.bad_input(19, "compiled", "eager", "grid")
 @pytest.mark.parametrize("name", ["mae2d", "timm2d", "detr2d", "multidim2d"])
 def test_double_backward(name: str, backend: str) -> None:

@@ -46,10 +46,11 @@ void test_sincos() {
     const DD t = sinpe::quick_two_sum((random.uniform() - 0.5) * 0.25 * shrink, random.uniform() * 0x1p-58 * shrink);
     quad s, c;
     sincos_quad(static_cast<quad>(t.hi) + t.lo, &s, &c);
+    const double wide = t.hi * (0.131 / 0.125);
     double fs, fc;
-    sinpe::sincos_fast(t.hi, &fs, &fc);
+    sinpe::sincos_fast(wide, &fs, &fc);
     quad hs, hc;
-    sincos_quad(t.hi, &hs, &hc);
+    sincos_quad(wide, &hs, &hc);
     fast_sin = std::fmax(fast_sin, relative(fs, hs));
     fast_cos = std::fmax(fast_cos, std::fabs(static_cast<double>(fc - hc)));
     DD as, ac;
@@ -75,6 +76,7 @@ void test_sincos() { std::printf("no 128-bit floats here: sincos is compared in 
 void test_phase() {
   const TestPlan made = make_plan(64, 0, true);
   check::Random random;
+  double largest = 0;
   for (int k = 0; k < 100000; ++k) {
     const sinpe::Frequency f = made.plan.frequency(static_cast<int64_t>(random.next() % 64));
     const int64_t p = static_cast<int64_t>(random.next()) >> (11 + random.next() % 50);
@@ -83,6 +85,8 @@ void test_phase() {
     if (!sinpe::fast_position(sinpe::integer_position(p), made.plan)) continue;
     uint64_t quarter;
     const double t = sinpe::fast_phase(static_cast<double>(p), f.turns_hi, f.turns_lo, &quarter);
+    CHECK(std::fabs(t) <= 0.131);
+    largest = std::fmax(largest, std::fabs(t));
     const double turns =
         static_cast<double>(static_cast<int64_t>((quarter & 3) - static_cast<uint64_t>(exact.quadrant)));
     const double difference = turns * 0.25 + (t - exact.t.hi);
@@ -92,6 +96,15 @@ void test_phase() {
     CHECK(real.quadrant == exact.quadrant || std::fabs(exact.t.hi) > 0.1249);
     if (real.quadrant == exact.quadrant) CHECK(std::fabs(real.t.hi - exact.t.hi) < 0x1p-60);
   }
+  // The ends of the range, where the product's rounding moves the rest most.
+  for (int k = 0; k < 100000; ++k) {
+    const double hi = 0x1p-8 * (1.0 + random.uniform()), lo = hi * 0x1p-54 * (random.uniform() < 0.5 ? 1.9 : -1.9);
+    const double p = std::floor(0x1p45 / hi * (1.0 - random.uniform() * 0x1p-10));
+    uint64_t quarter;
+    largest = std::fmax(largest, std::fabs(sinpe::fast_phase(p, hi, lo, &quarter)));
+  }
+  std::printf("largest rest of the fast phase %.6f\n", largest);
+  CHECK(largest <= 0.131 && largest > 0.128);
   // Fractional positions: p = m / 8 has the phase of m at an eighth of the frequency.
   for (int k = 0; k < 100000; ++k) {
     const double turns = random.uniform() * 3.0 - 1.5;

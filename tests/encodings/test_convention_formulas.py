@@ -107,7 +107,7 @@ def test_values(name: str, backend: str) -> None:
         assert found.worst <= FLOAT64_ULP.get(name, 1.0), f"{name}, dim {dim}, seed {SEED}: {found}"
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_values, at fewer positions")
 @pytest.mark.parametrize("name", FORMULAS)
 def test_values_at_every_position(name: str, backend: str) -> None:
     """0 to 4096; of a grid all along the first axis, against another order of the others."""

@@ -120,7 +120,6 @@ COMPILED: list[tuple[dict[str, Any], type[Exception]]] = [
 ]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("arguments", "error"), COMPILED)
 def test_a_graph_refuses_the_same(arguments: dict[str, Any], error: type[Exception]) -> None:
     x = torch.zeros(2, 16, 8)

@@ -23,7 +23,6 @@ def inputs(name: str) -> tuple[Any, ...]:
     return grid, lengths, x, alpha, places.expand(2, *places.shape).contiguous().requires_grad_()
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.feature("gradients")
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "dropout"])
 @pytest.mark.parametrize("name", NAMES)

@@ -77,7 +77,7 @@ def drawn(seed: int) -> tuple[str, Encoding, torch.dtype]:
     return "", Encoding(dim, layout=layout, cos_frequency=own, odd=odd, shift=shift, **fields), dtype
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, "drawn cases")
 @pytest.mark.parametrize("seed", range(60))
 def test_blind(seed: int) -> None:
     name, encoding, dtype = drawn(seed)

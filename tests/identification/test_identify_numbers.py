@@ -127,7 +127,7 @@ def drawn(seed: int) -> tuple[str, int, Encoding]:
     return draw.choice(FORMS), rows, made(dim, fields)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, "drawn cases")
 @pytest.mark.parametrize("seed", range(60))
 def test_round_numbers_drawn(seed: int) -> None:
     form, rows, encoding = drawn(seed)

@@ -123,7 +123,7 @@ def test_flattened_video_in_16_bits_below_a_class_token() -> None:
     assert (match.name, match.shape, match.extra_tokens) == ("cogvideo3d", (16, 14, 14), 1)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("shape", [(1, 14), (14, 1)], ids=str)
 @pytest.mark.parametrize("name", ["mae2d", "detr2d"])
 def test_flattened_line_without_a_shape(name: str, shape: tuple[int, int]) -> None:

@@ -150,7 +150,6 @@ def test_copies_and_conversions(kind: Any, form: str, shape: tuple, convention: 
     assert all(torch.equal(value, state[name]) for name, value in new.state_dict().items() if name != "alpha")
 
 
-@pytest.mark.sampled(3)
 @ids
 def test_compiled(kind: Any, form: str, shape: tuple, convention: str) -> None:
     new = kind().eval()

@@ -118,7 +118,6 @@ def seeded(call: Callable[[], Tensor]) -> Tensor:
     return call()
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.parametrize("name", CALLS)
@@ -140,7 +139,6 @@ INDUCED = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.feature("torch.compile, dropout mask")
 @needs_inductor
@@ -185,7 +183,6 @@ FREE = Layer(D).eval()
 WEIGHT = torch.randn(2, D, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.bad_input(25, "compiled")
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name", GRAPHS)

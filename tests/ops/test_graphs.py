@@ -115,7 +115,7 @@ def compare(case: Case, compiler: str, dynamic: bool | None = None) -> int:
     return int(counter.frame_count)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, "test_a_graph_with_symbols_from_the_start_is_the_only_one has every call")
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name, compiler", cases(EVERY))
@@ -123,7 +123,7 @@ def test_two_graphs_serve_every_size_and_start(name: str, compiler: str) -> None
     assert compare(CALLS[name], compiler) <= 2
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, "test_a_graph_with_symbols_from_the_start_is_the_only_one has every call")
 @pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name, compiler", cases(EVERY_DROPOUT))
@@ -131,7 +131,6 @@ def test_the_mask_of_outside(name: str, compiler: str) -> None:
     assert compare(DROPOUT[name], compiler) <= 2
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name", [*CALLS, *(f"dropout, {name}" for name in DROPOUT)])
 def test_a_graph_with_symbols_from_the_start_is_the_only_one(name: str) -> None:

@@ -46,7 +46,6 @@ def operands() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, p, torch.rand(2, 3, 5, generator=generator) < 0.5, torch.tensor([[4, 7], [1, 2]])
 
 
-@pytest.mark.sampled(7)
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])

@@ -35,7 +35,6 @@ REFUSED = (
 )
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("functional", [False, True], ids=["plain", "functionalize"])
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
 @pytest.mark.parametrize("name", CALLS)

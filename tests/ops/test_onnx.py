@@ -130,7 +130,7 @@ def ulps(got: Tensor, want: Tensor) -> int:
     return int((order(got) - order(want)).abs().masked_fill(want.isnan(), 0).max())
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(6, "test_the_older_exporter has every call")
 @pytest.mark.parametrize("name", CASES)
 def test_onnxruntime_has_our_numbers(name: str) -> None:
     model, arguments, sizes, others = CASES[name]
@@ -144,7 +144,6 @@ def test_onnxruntime_has_our_numbers(name: str) -> None:
             assert ulps(run(ready, given), want) <= FLOAT32_ULP, given
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["layer", "embedding", "timesteps", "add, start tensor", "grid"])
 def test_a_program_of_standard_operators(name: str) -> None:
     """Made by torch.export, where our operators would stay."""

@@ -157,7 +157,6 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
     }  # fmt: skip
 
 
-@pytest.mark.sampled("pairs")
 @pytest.mark.bad_input(13, "compiled")
 @pytest.mark.feature("opcheck")
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "requires_grad"])

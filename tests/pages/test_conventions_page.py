@@ -87,7 +87,7 @@ def test_every_link_leads_somewhere(text: str) -> None:
             assert (PAGE.parent / target).exists(), target
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the page's numbers are tested above; pictures are drawn anew by their tool alone")
 def test_the_pictures(tool: ModuleType, tmp_path: Path) -> None:
     assert {path.stem for path in PICTURES.iterdir()} == set(sinpe.conventions())
     assert max(path.stat().st_size for path in PICTURES.iterdir()) < LARGEST

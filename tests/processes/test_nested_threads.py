@@ -86,7 +86,6 @@ compare(region)
 """
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.bad_input(22, "compiled", "eager")
 def test_inside_of_torchs_parallel_region(backend: str) -> None:
     run(NESTED + TORCHS_REGION, library_environment(backend))

@@ -17,7 +17,6 @@ assert sizes[:6] == [1] * 6 and sizes.count(1) == 6, sizes[:20]
 """
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("angle", ["exact", "float32_exp"])
 def test_one_element_comes_before_threads(angle: str) -> None:
     run(FIRST.replace("ANGLE", angle), library_environment("eager"))

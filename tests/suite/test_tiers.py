@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations, product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +34,51 @@ def test_a_sample_has_every_value_or_pair(how: str, strength: int, most: int) ->
     assert chosen == tiers.sample(cases(**VALUES), how)  # the same in every worker and for everyone
 
 
+def test_a_sample_without_cases_that_skip_themselves(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("import pytest, tiers\npytest_collection_modifyitems = tiers.pytest_collection_modifyitems")
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.sampled("values", where=lambda a, b: a == b)
+        @pytest.mark.parametrize("a", [1, 2, 3])
+        @pytest.mark.parametrize("b", [1, 2, 3])
+        def test_product(a, b):
+            if a != b: pytest.skip("none of these")
+        """
+    )
+    options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore")
+    pytester.runpytest_inprocess(*options, "-m", "not long").assert_outcomes(passed=3, deselected=6)
+    pytester.runpytest_inprocess(*options).assert_outcomes(passed=3, skipped=6)
+
+
+def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(tiers, "cores", lambda: 8)
+    for workers, threads in ((2, "4"), (3, "2"), (16, "1"), ("auto", "1")):
+        tiers.pytest_configure(SimpleNamespace(option=SimpleNamespace(numprocesses=workers)))
+        assert tiers.os.environ.pop("OMP_NUM_THREADS") == threads
+        assert tiers.os.environ.pop("TORCHINDUCTOR_COMPILE_THREADS") == "1"
+    tiers.pytest_configure(SimpleNamespace(option=SimpleNamespace(numprocesses=None)))
+    tiers.pytest_configure(SimpleNamespace(option=SimpleNamespace(numprocesses=2), workerinput={}))
+    assert "OMP_NUM_THREADS" not in tiers.os.environ
+    assert tiers.pytest_xdist_auto_num_workers() in (2, 8)
+
+
+def test_what_make_runs() -> None:
+    makefile = Path(__file__).parent.parent.parent / "Makefile"
+    if not makefile.is_file():
+        pytest.skip("the Makefile is part of the repository alone")
+    text = makefile.read_text(encoding="utf-8")
+    assert "PYTEST = -m pytest -n auto --dist worksteal --durations=10\n" in text
+    of = dict(re.findall(r"^(test[-a-z]*):\n((?:\t.*\n)+)", text, re.MULTILINE))
+    assert '$(PYTEST) -m "not long" $(PYTEST_ARGS)' in of["test"] and "$(MAKE) cpp" in of["test"]
+    assert "$(PYTEST) $(PYTEST_ARGS)" in of["test-all"] and "$(MAKE) cpp" in of["test-all"]
+    assert "$(PYTEST) -m long $(PYTEST_ARGS)" in of["test-long"]
+
+
 def test_a_sample_of_a_list() -> None:
     assert tiers.sample(cases(name=list("abcdefghi")), 4) == {0, 4, 8}
     assert tiers.sample(cases(name=list("abc")), "values") == {0, 1, 2}
@@ -52,20 +99,39 @@ def test_markers_and_what_they_leave_out(pytester: pytest.Pytester) -> None:
         @pytest.mark.builds
         def test_build(): pass
 
+        @pytest.mark.sampled(2, "test_promise has all of them")
+        @pytest.mark.parametrize("a", [1, 2, 3])
+        def test_list(a): pass
+
+        @pytest.mark.thorough("test_promise")
+        def test_more(): pass
+
         def test_promise(): pass
         """
     )
     options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore")
-    pytester.runpytest_inprocess(*options, "-m", "not long").assert_outcomes(passed=4, deselected=7)
-    pytester.runpytest_inprocess(*options, "-m", "long").assert_outcomes(passed=7, deselected=4)
-    pytester.runpytest_inprocess(*options).assert_outcomes(passed=11)
+    pytester.runpytest_inprocess(*options, "-m", "not long").assert_outcomes(passed=6, deselected=9)
+    pytester.runpytest_inprocess(*options, "-m", "long").assert_outcomes(passed=9, deselected=6)
+    pytester.runpytest_inprocess(*options).assert_outcomes(passed=15)
 
 
 @pytest.mark.parametrize(
     ("marker", "message"),
     [
-        ("sampled('everything')", "test_it.*: expected sampled.*got 'everything'"),
-        ("sampled(0)", "test_it.*: expected sampled.*got 0"),
+        ("sampled('everything')", "test_it.*: expected sampled.*got sampled.'everything'"),
+        ("sampled(0, 'why')", "test_it.*: expected sampled.*got sampled.0"),
+        ("sampled(2)", "test_it.*: expected sampled.*got sampled.2"),
+        ("sampled(2, '')", "test_it.*: expected sampled.*got sampled.2"),
+        ("sampled(2, 'test_other has them')", "test_it.*: expected sampled.*got sampled.2"),
+        ("sampled", "test_it.*: expected sampled.*got sampled.."),
+        ("sampled('values', 'x')", "test_it.*: expected sampled.*got sampled.'values'"),
+        ("sampled('pairs', 'x', 3)", "test_it.*: expected sampled.*got sampled.'pairs'"),
+        ("sampled(how='values')", "test_it.*: expected sampled.*got sampled.how="),
+        ("sampled(['values'])", "test_it.*: expected sampled.*got sampled..'values'"),
+        ("sampled('values', where=3)", "test_it.*: expected sampled.*got sampled.'values'"),
+        ("thorough", "test_it.*: expected thorough.*got thorough.."),
+        ("thorough('')", "test_it.*: expected thorough.*got thorough.''"),
+        ("thorough('test_other')", "test_it.*: expected thorough.*got thorough.'test_other'"),
         ("sampled('values')", "test_it: expected sampled.* of a test with parameters"),
         ("long", "test_it.*: expected a marker that says why it is long"),
     ],

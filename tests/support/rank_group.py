@@ -58,7 +58,7 @@ class Group:
                     answers[rank] = channel.recv()
                 except (EOFError, OSError):
                     answers[rank] = f"ended, status {self.ranks[rank].wait(GRACE)}"
-            if any(answers.values()):
+            if any(answer and not answer.startswith(MISSING) for answer in answers.values()):
                 deadline = min(deadline, time.monotonic() + GRACE)
         wrong = [answer for answer in answers.values() if answer]
         if len(answers) == len(self.ranks) and not wrong:

@@ -1,15 +1,17 @@
 """The two tiers of the suite: `-m "not long"`, which `make test` runs, and all tests, `make test-all`.
 
 What is long is said by a marker with the reason: `builds` (compiles or installs), `processes` (starts processes that
-take seconds), `thorough` (shows at more places what a shorter test shows too). A test marked `sampled` is a product of
-parameters of which the short tier runs a part: with `sampled("values")` every value of every parameter once, with
-`sampled("pairs")` every pair of values of two parameters, with `sampled(4)` each fourth case. The choice depends on
-nothing but the parameters.
+take seconds), `thorough("what shows the same in less time")`. A test marked `sampled` is a product of parameters of
+which the short tier runs a part: with `sampled("values")` every value of every parameter once, with `sampled("pairs")`
+every pair of values of two parameters. `sampled(4, "why")` is for a list: each fourth case is run. Tests that a
+reason names have to be in the same file. Cases that skip themselves are no sample of their values: `where=` says which
+do not. The choice depends on nothing but the parameters.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import combinations
@@ -43,27 +45,55 @@ def sample(items: list[Any], how: str | int) -> set[int]:
     return chosen
 
 
+def _refuse(item: Any, expected: str, marker: Any) -> None:
+    got = ", ".join([*map(repr, marker.args), *(f"{name}={value!r}" for name, value in marker.kwargs.items())])
+    raise pytest.UsageError(f"{item.nodeid}: expected {expected}, got {marker.name}({got})")
+
+
+def _is_reason(why: Any, item: Any) -> bool:
+    """Whether a marker's reason says something, of tests that are there."""
+    return (
+        isinstance(why, str) and bool(why) and all(hasattr(item.module, name) for name in re.findall(r"test_\w+", why))
+    )
+
+
+def _is_sampled_well(item: Any, how: Any = None, why: Any = None, /, *, where: Any = None, **unknown: Any) -> bool:
+    if unknown or not hasattr(item, "callspec") or not (where is None or callable(where)):
+        return False
+    if isinstance(how, int):
+        return how > 1 and _is_reason(why, item)
+    return why is None and how in tuple(STRENGTH)
+
+
 def _products(items: list[Any]) -> Iterator[tuple[str | int, list[Any]]]:
+    """Each sampled test: how, and its cases that are worth a sample."""
     found: dict[Any, list[Any]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled"):
             found[item.path, item.cls, item.originalname].append(item)
     for cases in found.values():
-        first = cases[0]
-        (how,) = first.get_closest_marker("sampled").args
-        if not hasattr(first, "callspec") or not (how in STRENGTH or (type(how) is int and how > 0)):
-            raise pytest.UsageError(
-                f'{first.nodeid}: expected sampled("values"), sampled("pairs") or sampled(a number) of a test with '
-                f"parameters, got {how!r}"
+        marker = cases[0].get_closest_marker("sampled")
+        if len(marker.args) > 2 or not _is_sampled_well(cases[0], *marker.args, **marker.kwargs):
+            expected = (
+                'sampled("values"), sampled("pairs") or sampled(a number, "why"), where=, of a test with parameters'
             )
-        yield how, cases
+            _refuse(cases[0], expected, marker)
+        where = marker.kwargs.get("where")
+        worth = [item for item in cases if where is None or where(**item.callspec.params)]
+        for item in cases:
+            if item not in worth:
+                item.add_marker("long")
+        yield marker.args[0], worth
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     for item in items:
         if item.get_closest_marker("long"):
-            raise pytest.UsageError(f"{item.nodeid}: expected a marker that says why it is long, {REASONS}, got long")
+            _refuse(item, f"a marker that says why it is long, {REASONS}", item.get_closest_marker("long"))
+        thorough = item.get_closest_marker("thorough")
+        if thorough and not (len(thorough.args) == 1 and not thorough.kwargs and _is_reason(thorough.args[0], item)):
+            _refuse(item, 'thorough("what shows the same in less time")', thorough)
     for how, cases in _products(items):
         chosen = sample(cases, how)
         for at, item in enumerate(cases):
