@@ -22,17 +22,16 @@ constexpr double kFastPosition = 0x1p53;
 // Rounds to the nearest integer, for |x| < 2^51, in two additions that every instruction set has.
 constexpr double kRoundShift = 0x1.8p52;
 
-// p * f reduced: returns the rest t in turns, |t| <= 1/8, and the quarter in the low bits of *quarter.
-//   Types: V   Max error: 2^-52 relative to t, plus |p*f| * 2^-104   Valid range: |p| < 2^53 exact, |p*f| < 2^45
+// p * f reduced: returns the rest t in turns and the quarter in the low bits of *quarter. The quarter is that of the rounded
+// product, whose distance from it is exact; what rounding dropped comes on top, at most 3 * 2^-9: |t| <= 0.131.
+//   Types: V   Max error: 2^-53 relative to t, plus |p*f| * 2^-104   Valid range: |p| < 2^53 exact, |p*f| < 2^45
 template <class V>
 SINPE_HD V fast_phase(V p, V turns_hi, V turns_lo, bits_t<V>* quarter) {
   const V h = p * turns_hi;
   const V e = fma(p, turns_lo, fma(p, turns_hi, -h));
-  const V whole = (h + kRoundShift) - kRoundShift;
-  const V r = (h - whole) + e;
-  const V shifted = fma(r, 4.0, kRoundShift);
+  const V shifted = fma(h, 4.0, kRoundShift);
   *quarter = bit_cast<bits_t<V>>(shifted);
-  return fma(shifted - kRoundShift, -0.25, r);
+  return fma(shifted - kRoundShift, -0.25, h) + e;
 }
 
 // The same with the low part of the rest kept, for float64 results.
@@ -75,8 +74,9 @@ SINPE_HD auto accurate_sincos(V p, V turns_hi, V turns_lo, double amplitude, V* 
 // Error bound of the sine of an angle of at most |turns|, given the bound `k` that holds for an angle of a radian or more.
 template <class V>
 SINPE_HD V sine_bound(double k, V turns) {
-  const V theta = 6.2831853071795865 * magnitude(turns);
-  return k * select(theta < 1.0, theta, 1.0);
+  const V bound = (6.2831853071795865 * k) * magnitude(turns);
+  const V most = splat<V>(k);
+  return select(bound < most, bound, most);
 }
 
 }  // namespace sinpe

@@ -17,11 +17,13 @@ template <>
 struct Bits<double> {
   using type = uint64_t;
   static constexpr int kSign = 63;
+  static constexpr uint64_t kSignBit = uint64_t{1} << 63;
 };
 template <>
 struct Bits<float> {
   using type = uint32_t;
   static constexpr int kSign = 31;
+  static constexpr uint32_t kSignBit = uint32_t{1} << 31;
 };
 template <class V>
 using bits_t = typename Bits<V>::type;
@@ -47,6 +49,16 @@ SINPE_HD double fma(double a, double b, double c) {
 
 SINPE_HD double select(bool condition, double a, double b) { return condition ? a : b; }
 
+// a where the number is odd, else b, without a branch.
+SINPE_HD double where_odd(uint64_t number, double a, double b) {
+  const uint64_t mask = 0 - (number & 1);
+  return bit_cast<double>((bit_cast<uint64_t>(a) & mask) | (bit_cast<uint64_t>(b) & ~mask));
+}
+SINPE_HD float where_odd(uint32_t number, float a, float b) {
+  const uint32_t mask = 0 - (number & 1);
+  return bit_cast<float>((bit_cast<uint32_t>(a) & mask) | (bit_cast<uint32_t>(b) & ~mask));
+}
+
 // The whole product of x's low 32 bits and m.
 SINPE_HD uint64_t multiply_low(uint64_t x, uint32_t m) { return (x & 0xffffffff) * m; }
 
@@ -67,6 +79,7 @@ template <>
 struct Bits<Doubles> {
   using type = Words;
   static constexpr int kSign = 63;
+  static constexpr uint64_t kSignBit = uint64_t{1} << 63;
 };
 
 SINPE_HD Doubles fma(Doubles a, Doubles b, Doubles c) {
@@ -86,6 +99,8 @@ SINPE_HD Doubles fma(Doubles a, double b, Doubles c) { return fma(a, splat<Doubl
 
 SINPE_HD Doubles select(Masks condition, Doubles a, Doubles b) { return condition ? a : b; }
 SINPE_HD Doubles select(Masks condition, Doubles a, double b) { return condition ? a : splat<Doubles>(b); }
+
+SINPE_HD Doubles where_odd(Words number, Doubles a, Doubles b) { return (number & 1) != 0 ? a : b; }
 
 SINPE_HD Words multiply_low(Words x, uint32_t m) {
 #if defined(__x86_64__) && SINPE_LANES == 8
