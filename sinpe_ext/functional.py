@@ -11,9 +11,8 @@ from . import checks
 from .backend import loader
 from .calls import grid_table, plain
 from .calls.add import AddCall
-from .calls.arguments import AddArguments, EmbedArguments
 from .calls.embed import EmbedCall
-from .calls.grid import GridCall
+from .calls.rows import AddArguments, EmbedArguments
 from .checks import grids, memory
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
@@ -357,7 +356,7 @@ def add_call(given: AddArguments) -> Any:
         from .distributed.call import ShardedAdd
 
         return ShardedAdd(given)
-    return AddCall(given) if given.is_sequence() else GridCall(given)
+    return AddCall(given)
 
 
 def embed_call(given: EmbedArguments) -> Any:

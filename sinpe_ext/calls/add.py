@@ -1,7 +1,16 @@
-"""One call of `add`: its checked arguments, and the choice between kernel, eager twin and graph."""
+"""One call of `add`: its checked arguments, and the choice between kernel, reference and graph.
+
+A sequence is a grid of one axis. Where the rows of one encoding go into all channels of x, the operators of
+`ops/rows.py` make them while x streams past. Where a grid has several pieces and all samples share the places'
+coordinates, the axes' rows are made once and the operator `add_grid_out` puts them together; where each place has
+coordinates of its own, each piece of the grid is such a sum on its channels. Dropout numbers the elements of x as it
+is, so none of these ways shows in the mask.
+"""
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any
 
 import torch
@@ -9,48 +18,191 @@ from torch import Tensor
 
 from .. import checks
 from ..backend import loader
-from ..checks.part import Part
+from ..checks import grids, seeds
+from ..checks.part import Part, no_context_parallel
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding, Piece
 from ..ops import traced
 from ..ops.plan_words import plan_words
-from ..ops.rows import ADD_DROPOUT, AddInPlace, add_into
-from ..reference.operands import Add
-from ..reference.tiles import accumulation
+from ..ops.rows import ADD_DROPOUT, ADD_GRID_OUT, DROPOUT, AddInPlace, add_into
+from ..reference.operands import Add, AddGrid, Dropout
+from ..reference.tiles import accumulation, arranged
 from ..runtime import observers
 from ..runtime.no_grad import no_grad
 from ..runtime.observers import is_functional, needs_operations
-from .arguments import AddArguments
-from .rows import Form, RowsCall, kept
+from . import grid_rows
+from .form import Form, GridForm
+from .rows import AddArguments, RowsCall, kept
 
 _is_compiling = torch.compiler.is_compiling
 
 
-class SumCall(RowsCall):
-    """`add`, `add_` and `add` with `out` of checked arguments: which of the ways below one of them takes.
+@kept
+def _form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
+    rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
+    checks.two_dimensions(rows_at, channels_at, seq_dim, channel_dim)
+    return Form((rows_at, channels_at), rank)
+
+
+class AddCall(RowsCall):
+    """The arguments of `add` after every check.
 
     Attributes:
-        x: as given.
+        x: as given.   form: how x is laid out.
+        is_cut: whether x is a part that no kernel serves: some channels of a grid, or elements counted with gaps.
+        is_one: whether the rows of one encoding go into all channels; if not, pieces of a grid have channels each, and
+            `encoding`, `given`, `start` and `are_starts` are unset.
+        shape: of x in canonical form, without extra tokens.
+        positions: as RowsCall has them; of a grid (1 or B, S, axes).
+        starts: one per axis, on top of `firsts`, the axes' own, where positions is None.   (Of a grid.)
+        front_elements: how the extra tokens count x's elements.   (Of a grid.)
+    With `part` x is one of a larger tensor: its rows, channels and elements are some of the whole's. The arguments of a
+    grid are then canonical, and its `start` has an item for each axis.
     """
 
-    x: Tensor
+    form: Form | GridForm
+    is_cut = False
+    is_one = True
+    firsts: tuple[int, ...]
+    starts: list[Any]
 
-    def run(self, out: Tensor | None = None) -> Tensor:
-        """Computes, without autograd."""
-        raise NotImplementedError
+    def __init__(self, given: AddArguments, part: Part | None = None, is_flat: bool | None = None) -> None:
+        checks.summand(given.x)
+        self.x: Tensor = given.x
+        self.device, self.acc = self.x.device, accumulation(self.x.dtype)
+        if given.is_sequence():
+            self._set_sequence(given, part)
+        else:
+            self._set_grid(given, part, is_flat)
 
-    def run_into(self, out: Tensor) -> None:
-        """Computes into a tensor of x's form, without autograd."""
-        raise NotImplementedError
+    def _set_sequence(self, given: AddArguments, part: Part | None) -> None:
+        x, rank = self.x, self.x.dim()
+        self.form = form = _form(rank, given.seq_dim, given.channel_dim)
+        rows_at, channels_at = form.axes
+        shape = checks.sizes(x)
+        self.shape = shape if form.is_canonical else torch.Size([shape[d] for d in form.order])
+        _, width = self._set_part(part, rows_at, channels_at, shape)
+        of = checks.Target("x", shape, x.device, self.shape[0] if rank > 2 else 1, shape[rows_at])
+        self.set_rows(of, width, given)
+        dim = self.encoding.dim if self.columns is None else self.whole_dim()
+        if width != dim and (given.encoding is not None or width):
+            checks.channels(x, width, dim)
+        self.elements = form.elements(shape, part) if self.drop else []
 
-    def traced(self) -> Tensor:
-        """In operations that a compiler and torch.func look into."""
-        raise NotImplementedError
+    # Of a grid, or of a sequence behind extra tokens.
 
-    def differentiable(self, in_place: bool) -> Tensor:
-        """By the kernels, below an autograd function."""
-        raise NotImplementedError
+    def _set_grid(self, given: AddArguments, part: Part | None, is_flat: bool | None) -> None:
+        x, encoding, channel_dim = given.x, given.encoding, given.channel_dim
+        checks.in_memory("x", x)  # views of it are made before a kernel could look
+        channels_at = checks.axis("channel_dim", channel_dim, x.dim())
+        shape = checks.sizes(x)
+        width = shape[channels_at] if part is None else part.shape[channels_at]
+        if part is not None and width != shape[channels_at]:
+            self.columns = part.first[channels_at], shape[channels_at]
+        self.grid_given = (encoding, operator.index(width))
+        dim, self.firsts = _outline(x, channel_dim, *self.grid_given)
+        is_grid = checks.is_grid(encoding)
+        if not is_grid:
+            grids.no_shape(given.grid_shape, "pass a GridEncoding, or the name of one")
+        checks.channels(x, width, dim)
+        self.scale = checks.factor("scale", given.scale)
+        if given.positions is not None:
+            checks.dense_tensor("positions", given.positions)
+        self.form = form = GridForm(given, len(self.firsts), part, is_flat)
+        self.whole_rows, self.is_whole = form.places, part is None
+        self.shape = torch.Size(form.canonical_shape)
+        of = checks.Target("x", shape, x.device, form.batch, form.places)
+        self.alpha = checks.alpha(given.alpha, of)
+        if part is not None:  # checked, and in canonical form
+            self.positions, self.starts, self.padding_mask = given.positions, given.start, given.padding_mask
+        elif is_grid:
+            self._set_places(given, form)
+        else:
+            self._set_rows_behind(of, given)
+        self.drop = checks.dropped(given.dropout)
+        self._given_seed = seeds.checked(given.seed, self.device)
+        self.seed: Tensor | None = None
+        self.elements = form.elements
+        self.front_elements = _front_elements(form)
+        self.is_empty = 0 in shape
+        self.is_one = self._is_one(is_grid, dim)
+        self.is_cut = (self.columns is not None and not self.is_one) or (self.drop > 0 and not form.is_run)
+        if self.is_one:
+            self._set_one(is_grid)
 
-    def _is_formula(self) -> bool:
-        raise NotImplementedError
+    def _set_rows_behind(self, of: checks.Target, given: AddArguments) -> None:
+        """Of an encoding of one dimension, behind extra tokens: checked as without them."""
+        self.encoding = checks.encoding(*self.grid_given)
+        self._set_positions(of, given.positions, given.start)
+        mask = given.padding_mask
+        self.padding_mask = None if mask is None else checks.padding_mask(mask, of)
+        self.starts = [self.start]
+
+    def _set_places(self, given: AddArguments, form: GridForm) -> None:
+        axes, mask = len(self.firsts), given.padding_mask
+        shapes = form.shapes() if given.positions is not None or mask is not None else []
+        self.padding_mask = None if mask is None else grids.padding_mask(mask, shapes, self.x)
+        self.positions: Tensor | None = None
+        self.starts = [0] * axes
+        if given.positions is not None:
+            checks.start_beside_positions(given.start)
+            self.positions = grids.positions(given.positions, axes, shapes, self.x)
+            return
+        no_context_parallel()
+        batch = form.batch if form.batch_at else None
+        found = grids.starts(given.start, self.firsts, form.lengths, batch, self.device)
+        if isinstance(found, Tensor):
+            self.positions = self._counted([0] * axes) + found.unsqueeze(1)
+        else:
+            self.starts = found
+
+    def _is_one(self, is_grid: bool, dim: int) -> bool:
+        if not is_grid:
+            return True
+        if len(self.firsts) > 1 or self.columns is not None:
+            return False
+        ((_, _, _, width, _), *others) = grid_rows.layout(*self.grid_given)
+        return not others and width == dim
+
+    def _set_one(self, is_grid: bool) -> None:
+        """What RowsCall has, from what a grid of one axis has."""
+        value, width = self.grid_given
+        if self.columns is not None:
+            first, count = self.columns
+            self.columns = min(first, width - 1), max(count, 1)  # a row of one channel broadcasts to one of none
+        self.given = value, width, 0 if is_grid else self.columns
+        self.encoding = checks.encoding(*self.given)
+        if self.positions is not None:
+            self.positions = self.positions.select(-1, 0) if self.positions.dim() > 2 else self.positions
+        elif isinstance(self.starts[0], Tensor):
+            self.positions, self.are_starts = (self.starts[0] + self.firsts[0]).reshape(1, 1), True
+            self.start = 0
+        else:
+            self.start = self.starts[0]
+
+    @property
+    def grid(self) -> GridEncoding:
+        return checks.grid(*self.grid_given)
+
+    def coordinates(self) -> Tensor:
+        """Each place's, (1 or B, S, axes), also where they are implicit. (Of a grid.)"""
+        if self.positions is None:
+            return self._counted(self.starts)
+        if not self.is_one:
+            return self.positions
+        ahead = torch.arange(self.length(), device=self.device) if self.are_starts else None
+        return (self.positions if ahead is None else self.positions + ahead).unsqueeze(-1)
+
+    def _counted(self, starts: list[Any]) -> Tensor:
+        """The coordinates of places that are counted from `starts` on, (1, S, axes) int64."""
+        assert isinstance(self.form, GridForm)
+        axes = [
+            torch.arange(size, device=self.device) + (first + start)
+            for size, first, start in zip(self.form.traced_lengths(self.x), self.firsts, starts, strict=True)
+        ]
+        return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
+
+    # Which way a call takes.
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
@@ -59,7 +211,7 @@ class SumCall(RowsCall):
             return self.traced()
         if not self.needs_grad(self.x):
             return self.run()
-        return self.traced() if self._is_formula() else self.differentiable(in_place=False)
+        return self.traced() if self._is_formula() else self._differentiable(in_place=False)
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
@@ -67,10 +219,10 @@ class SumCall(RowsCall):
         if needs_operations():
             return self.x.copy_(self.traced())
         if not self.needs_grad(self.x):
-            self.run_into(self.x)
+            self.run(self.x)
             torch.autograd.graph.increment_version(self.x)
             return self.x
-        return self.x.copy_(self.traced()) if self._is_formula() else self.differentiable(in_place=True)
+        return self.x.copy_(self.traced()) if self._is_formula() else self._differentiable(in_place=True)
 
     def written(self, out: Any) -> tuple[Any, Tensor]:
         """`out` and x as they lie in memory, to be checked."""
@@ -81,84 +233,180 @@ class SumCall(RowsCall):
         self.draw()
         if _is_compiling() or checks.is_jit_traced():
             return out.copy_(self.traced())
-        self.run_into(out)
+        self.run(out)
         torch.autograd.graph.increment_version(out)
         return out
 
+    def _is_formula(self) -> bool:
+        """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
+        is_exact = self.encoding.angle == "exact" if self.is_one else self._are_exact()
+        return self.is_empty or not is_exact or self.is_cut or observers.no_data(self.device)
 
-@kept
-def _form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
-    rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
-    checks.two_dimensions(rows_at, channels_at, seq_dim, channel_dim)
-    return Form((rows_at, channels_at), rank)
+    def _are_exact(self) -> bool:
+        """Whether kernels serve the axes of a grid."""
+        return all(axis.angle == "exact" for axis in self.grid.axes)
 
-
-class AddCall(SumCall):
-    """The arguments of `add` after every check.
-
-    Attributes:
-        x: as given.   form: how x is laid out.   view: x in canonical form.
-    With `part` x is one of a larger tensor: its rows and channels are some of the encoding's, and so are its elements.
-    """
-
-    def __init__(self, given: AddArguments, part: Part | None = None) -> None:
-        x = given.x
-        checks.summand(x)
-        rank = x.dim()
-        self.x: Tensor = x
-        self.device = x.device
-        self.acc = accumulation(x.dtype)
-        self.form = _form(rank, given.seq_dim, given.channel_dim)
-        rows_at, channels_at = self.form.axes
-        self.view = self.form.canonical(x)
-        shape = checks.sizes(x)
-        self.shape = shape if self.form.is_canonical else checks.sizes(self.view)
-        _, width = self._set_part(part, rows_at, channels_at, shape)
-        self.set_rows(
-            checks.Target("x", shape, x.device, self.shape[0] if rank > 2 else 1, shape[rows_at]), width, given
-        )
-        dim = self.encoding.dim if self.columns is None else self.whole_dim()
-        if width != dim and (given.encoding is not None or width):
-            checks.channels(x, width, dim)
-        self.elements = self.form.elements(shape, part) if self.drop else []
+    # Without autograd.
 
     @no_grad
     def run(self, out: Tensor | None = None) -> Tensor:
-        """Computes, without autograd; `out` in canonical form. The result is in x's own form where `out` is None."""
+        """Computes; the result, or `out`, has x's form."""
         if out is not None and out.is_neg():  # its sign turns on reading; kernels write plain numbers
-            return out.copy_(self.form.canonical(self.run()))
-        has_data = self.view.numel() and not observers.no_data(self.device)
-        if has_data and self._leaves_alpha():
-            result = ADD_DROPOUT.run(*self.operands(plan_words(self.encoding, self.device)))
-            return self.form.restored(result) if out is None else out.copy_(result)
-        target = self.form.canonical(torch.empty_like(self.x)) if out is None else out
-        if has_data:
-            self._fill(target)
-        return self.form.restored(target) if out is None else out
+            return out.copy_(self.run())
+        x, form = self.x, self.form
+        if not x.numel() or observers.no_data(self.device):
+            return torch.empty_like(x) if out is None else out
+        if out is None and isinstance(self.alpha, Tensor) and self._leaves_alpha():
+            return form.restored(ADD_DROPOUT.run(*self.operands(plan_words(self.encoding, self.device))))
+        target = torch.empty_like(x) if out is None else out
+        if self.is_cut:
+            return target.copy_(self.traced())
+        x, to, is_viewable = x.detach(), target.detach(), True
+        if isinstance(form, GridForm):
+            x = x if form.is_viewable(x) else x.contiguous()
+            is_viewable = form.is_viewable(to)
+            to = to if is_viewable else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            if form.extra:
+                seeded = Dropout(form.front(x), self.seed, self.drop, self.scale, self.front_elements)
+                form.front(to).copy_(DROPOUT.run(*seeded))
+        if self.shape[-2]:
+            self._fill(form.canonical(x), form.canonical(to))
+        return target if is_viewable else target.copy_(to)
 
     def _leaves_alpha(self) -> bool:
         """Whether alpha is a tensor to be read where it lies, by an operator that makes its own result: looking at the
         number here would wait for the device."""
-        on_device = isinstance(self.alpha, Tensor) and self.device.type != "cpu"
-        return on_device and self.encoding.angle == "exact" and loader.compiled(self.device.type)
+        is_plain = self.is_one and not self.form.extra and self.encoding.angle == "exact"
+        return is_plain and self.device.type != "cpu" and loader.compiled(self.device.type)
 
-    def _fill(self, target: Tensor) -> None:
-        x, target = self.view.detach(), target.detach()
-        if self.encoding.angle != "exact":
+    def _fill(self, x: Tensor, target: Tensor) -> None:
+        """In canonical form."""
+        if self.is_one and self.encoding.angle == "exact":
+            add_into(self._sum(x, plan_words(self.encoding, self.device)), target)
+        elif self.is_one:
             target.copy_(self.dropped(self.sum(x.to(self.acc))))
-            return
-        positions = None if self.positions is None else self.positions.detach()
-        a = self._sum(plan_words(self.encoding, self.device))
-        add_into(a._replace(x=x, positions=positions), target)
+        elif self.positions is None:
+            self._fill_shared(x, target)
+        else:
+            self._fill_each(x, target)
 
-    def _sum(self, words: Tensor) -> Add:
-        """Of x in canonical form."""
-        with_x = self.positions, self.padding_mask, self.alpha, self.seed
-        return Add(self.view, words, *with_x, self.start, self.are_starts, self.scale, self.drop, self.elements)
+    def _sum(self, x: Tensor, words: Tensor) -> Add:
+        """Of the rows of one encoding, all detached."""
+        positions = None if self.positions is None else self.positions.detach()
+        alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
+        with_x = positions, self.padding_mask, alpha, self.seed
+        elements = self.elements if self.drop else []
+        return Add(x, words, *with_x, self.start, self.are_starts, self.scale, self.drop, elements)
 
     def operands(self, words: Tensor) -> Add:
-        """The same for the operator `add_dropout`, which takes alpha as a tensor."""
-        return self._sum(words)._replace(alpha=self.alpha_or_none())
+        """Of the operator `add_dropout`, which takes alpha as a tensor."""
+        with_x = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
+        rows = self.start, self.are_starts, self.scale
+        return Add(self.form.canonical(self.x), words, *with_x, *rows, self.drop, self.elements)
+
+    def _fill_shared(self, x: Tensor, target: Tensor) -> None:
+        """Places of a grid whose coordinates all samples share."""
+        by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
+        elements = self.elements if self.drop else []
+        if not by_channels:
+            self._fill_rows(x, target, False, self.padding_mask, elements)
+            return
+        x, target = x.transpose(-1, -2), target.transpose(-1, -2)
+        elements = [*elements[:-2], *elements[:-3:-1]]
+        if self.padding_mask is None:
+            self._fill_rows(x, target, True, None, elements)
+            return
+        # A kernel by channels has no mask, and by places it would step through memory channel by channel.
+        plain = self.drop == 0 and self.scale == 1.0 and x.data_ptr() != target.data_ptr()
+        bare = x if plain else DROPOUT.run(*Dropout(x, self.seed, self.drop, self.scale, elements))
+        self._fill_rows(x, target, True, None, elements)
+        mask = arranged(self.padding_mask.unsqueeze(-2), x.dim())
+        torch.where(mask, bare, target, out=target)
+
+    def _fill_rows(
+        self, x: Tensor, target: Tensor, by_channels: bool, mask: Tensor | None, elements: list[int]
+    ) -> None:
+        """By the kernel or the reference: (*B, S, C), or by channels (*B, C, S)."""
+        assert isinstance(self.form, GridForm)
+        lengths = tuple(self.form.lengths)
+        values = grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
+        words = grid_rows.words(self.grid, lengths, by_channels, self.device)
+        ADD_GRID_OUT.run(*AddGrid(x, values, words, mask, self.seed, self.scale, self.drop, elements), target)
+
+    def _fill_each(self, x: Tensor, target: Tensor) -> None:
+        """Places of a grid with coordinates of their own: each piece on its channels."""
+        assert self.positions is not None
+        if not self._are_exact():
+            target.copy_(self.dropped(self.sum(x.to(self.acc))))
+            return
+        positions = self.positions.detach()
+        if self._fill_as_one(x, target, positions):
+            return
+        first = 0  # of the channels that no piece feeds: the last ones
+        for piece in self.grid.pieces:
+            first = max(first, piece.first + (piece.encoding.dim - 1) * piece.step + 1)
+            self._fill_piece(x, target, piece, positions.select(-1, piece.axis))
+        if first < self.grid.dim:
+            self._fill_piece(x, target, Piece(0, grid_rows.nothing(self.grid.dim - first), first, 1), None)
+
+    def _fill_piece(self, x: Tensor, target: Tensor, piece: Piece, positions: Tensor | None) -> None:
+        at = piece.first, piece.step, piece.encoding.dim
+        a = self._sum_of(grid_rows.channels_of(x, *at), piece.encoding, positions, self.elements_at(*at[:2]))
+        add_into(a, grid_rows.channels_of(target, *at))
+
+    def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, elements: list[int]) -> Add:
+        """Of channels of x that one encoding feeds."""
+        alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
+        a = Add(x, plan_words(encoding, self.device), positions, self.padding_mask, alpha, self.seed)
+        return a._replace(scale=self.scale, drop=self.drop, elements=elements)
+
+    def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
+        """Where all axes have the same channels in blocks: each axis' part of a place is a row of its own."""
+        shared, axes = grid_rows.alike(*self.grid_given), len(self.firsts)
+        if (
+            shared is None
+            or shared[0] != "blocks"
+            or any(t.stride(-2) != t.shape[-1] * t.stride(-1) for t in (x, target))
+        ):
+            return False
+        encoding = self.grid.axes[0]
+        x, target = (t.unflatten(-1, (axes, encoding.dim)).flatten(-3, -2) for t in (x, target))
+        positions = grid_rows.ordered(positions, shared[1]).flatten(-2)
+        mask = None if self.padding_mask is None else self.padding_mask.repeat_interleave(axes, -1)
+        elements = [*self.elements[:-2], encoding.dim * self.elements[-1], self.elements[-1]]
+        if self.drop and self.elements[-2] != self.grid.dim * self.elements[-1]:
+            return False
+        a = self._sum_of(x, encoding, positions, elements if self.drop else [])
+        add_into(a._replace(padding_mask=mask), target)
+        return True
+
+    def elements_at(self, first: int, step: int) -> list[int]:
+        """How channels first, first + step, ... count x's elements."""
+        base, *steps = self.elements
+        return [base + first * steps[-1], *steps[:-1], step * steps[-1]]
+
+    # With autograd.
+
+    def _differentiable(self, in_place: bool) -> Tensor:
+        """By the kernels, below an autograd function."""
+        if not self.is_one or self.form.extra:
+            from . import grid_gradient
+
+            positions = None if self.positions is None else self.coordinates()
+            return grid_gradient.GridAdd.apply(self.x, self.alpha_or_none(), positions, self, in_place)
+        a = self.operands(plan_words(self.encoding, self.device))
+        if in_place:
+            return AddInPlace.apply(*a._replace(x=self.x), self.form, self._write)
+        return self.form.restored(ADD_DROPOUT(*a))
+
+    def _write(self) -> None:
+        self.run(self.x)
+
+    def words_of(self, index: int) -> Tensor:
+        """The plan of a piece of a grid."""
+        return plan_words(self.grid.pieces[index].encoding, self.device)
+
+    # In operations that autograd, a compiler and torch.func look into.
 
     def traced(self) -> Tensor:
         """The whole of `add` in operations that a compiler fuses with their neighbours and torch.func looks into.
@@ -167,31 +415,83 @@ class AddCall(SumCall):
         own loops are several times slower at it. torch.jit.trace records the operator as well, since it follows the
         length of x, where the mask's numbering does not keep a length.
         """
-        recorded = checks.is_jit_traced()
-        fused = self.drop and _is_compiling() if not recorded else not self.elements and not observers.is_exporting()
-        if fused and self.encoding.angle == "exact" and not is_functional():
-            words = traced.plan_words(*self.given, self.device)
-            return self.form.restored(torch.ops.sinpe_ext.add_dropout.default(*self.operands(words)))
-        total = self.sum(self.view.to(self.acc))
+        form, recorded = self.form, checks.is_jit_traced()
+        if self.is_one and not form.extra:
+            fused = (
+                self.drop and _is_compiling() if not recorded else not self.elements and not observers.is_exporting()
+            )
+            if fused and self.encoding.angle == "exact" and not is_functional():
+                words = traced.plan_words(*self.given, self.device)
+                return form.restored(torch.ops.sinpe_ext.add_dropout.default(*self.operands(words)))
         if recorded:
-            return self.dropped(self.form.restored(total), []).to(self.x.dtype)
-        return self.form.restored(self.dropped(total).to(self.x.dtype))
+            return self._recorded()
+        total = self.sum(form.canonical(self.x).to(self.acc))
+        if not isinstance(form, GridForm):
+            return form.restored(self.dropped(total).to(self.x.dtype))
+        if not form.is_run:
+            return self.dropped(form.restored(total), form.numbers).to(self.x.dtype)
+        body = self.dropped(total).to(self.x.dtype)
+        if not form.extra:
+            return form.restored(body)
+        front = self.dropped(form.front(self.x).to(self.acc) * self.scale, self.front_elements).to(self.x.dtype)
+        return torch.cat([front, form.restored(body)], form.rows_at[0])
+
+    def _recorded(self) -> Tensor:
+        """What torch.jit.trace records: the mask is numbered as x is, so that no length is kept but those of
+        grid_shape, which x then has to have."""
+        form, x = self.form, self.x
+        if not isinstance(form, GridForm):
+            total = form.restored(self.sum(form.canonical(x).to(self.acc)))
+            return self.dropped(total, []).to(x.dtype)
+        if form.grid_shape is not None:  # has a trace raise for an x of other lengths
+            lengths = form.traced_lengths(x)
+            given = dict(zip(form.rows_at, [form.extra + math.prod(lengths)] if form.is_flat else lengths, strict=True))
+            x = x.reshape([given.get(d, x.shape[d]) for d in range(x.dim())])
+        total = form.restored(self.sum(form.canonical(x).to(self.acc)), x)
+        if form.extra:
+            total = torch.cat([form.front(x).to(self.acc) * self.scale, total], form.rows_at[0])
+        return self.dropped(total, []).to(x.dtype)
 
     def length(self) -> Any:
-        return self.view.shape[-2]
+        if not isinstance(self.form, GridForm):
+            return self.x.shape[self.form.axes[0]]
+        return self.form.traced_lengths(self.x)[0] if len(self.firsts) == 1 else self.shape[-2]
 
-    def _is_formula(self) -> bool:
-        """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
-        return self.encoding.angle != "exact" or 0 in self.shape or observers.no_data(self.device)
+    def rows(self) -> Tensor:
+        if self.is_one:
+            return super().rows()
+        assert isinstance(self.form, GridForm)
+        acc, device = self.acc, self.device
+        value, dim = self.grid_given
+        if self.positions is not None:
+            rows = arranged(grid_rows.encode(value, dim, self.positions, acc), len(self.shape))
+        else:
+            lengths = self.form.traced_lengths(self.x)
+            rows = grid_rows.table(value, dim, lengths, self.starts, acc, device).reshape(-1, dim)
+        return rows if self.columns is None else rows.narrow(-1, *self.columns)
 
-    def differentiable(self, in_place: bool) -> Tensor:
-        a = self.operands(plan_words(self.encoding, self.device))
-        if in_place:
-            return AddInPlace.apply(*a._replace(x=self.x), self.form, self._write)
-        return self.form.restored(ADD_DROPOUT(*a))
+    def depend_on(self, zero: Tensor) -> None:
+        if self.is_one or self.positions is not None:
+            super().depend_on(zero)
+        else:
+            self.starts = [start + zero.to(self.device) for start in self.starts]
 
-    def run_into(self, out: Tensor) -> None:
-        self.run(self.form.canonical(out))
 
-    def _write(self) -> None:
-        self.run_into(self.x)
+def _front_elements(form: GridForm) -> list[int]:
+    steps = form.elements[1:]
+    at = [*form.batch_at, form.rows_at[-1], form.channels_at]
+    order = sorted(range(len(at)), key=lambda k: at[k])
+    return [form.first, *(steps[k] for k in order)]
+
+
+def _outline(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> tuple[int, tuple[int, ...]]:
+    """`checks.grid_outline`; where a name does not take x's channels, they may be another dimension's."""
+    if _is_compiling() or not isinstance(encoding, str):
+        return checks.grid_outline(encoding, width)
+    try:
+        return checks.grid_outline(encoding, width)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} (x of shape {tuple(x.shape)} has {width} channels in its dimension {channel_dim}; channel_dim "
+            "says where they are)"
+        ) from None

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ..ops.rows import ROW_DOTS, position_gradient, row_dots_of, scaled
 from ..reference.operands import Add, Dropout
-from .grid_form import GridForm
+from .form import GridForm
 
 if TYPE_CHECKING:
-    from .grid import GridCall
+    from .add import AddCall
 
 
 class GridAdd(torch.autograd.Function):
@@ -20,14 +20,15 @@ class GridAdd(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, alpha: Tensor | None, positions: Tensor | None, call: GridCall, into_x: bool
+        ctx: Any, x: Tensor, alpha: Tensor | None, positions: Tensor | None, call: AddCall, into_x: bool
     ) -> Tensor:
+        assert isinstance(call.form, GridForm)
         ctx.form, ctx.scale, ctx.drop = call.form, call.scale, call.drop
         ctx.pieces = [(p.axis, p.first, p.step, p.encoding.dim) for p in call.grid.pieces]
         ctx.words = [call.words_of(k) for k in range(len(ctx.pieces))]
         ctx.numbers = [] if call.is_whole else call.form.numbers
         ctx.elements = [call.elements_at(p.first, p.step) for p in call.grid.pieces]
-        every = call.all_positions() if ctx.needs_input_grad[1] or ctx.needs_input_grad[2] else None
+        every = call.coordinates() if ctx.needs_input_grad[1] or ctx.needs_input_grad[2] else None
         ctx.save_for_backward(every if positions is None else positions, call.padding_mask, alpha, call.seed)
         if into_x:
             ctx.mark_dirty(x)

@@ -1,11 +1,12 @@
-"""What `add` and `embed` have in common: their checked arguments in canonical form, and the rows they speak of."""
+"""What `add` and `embed` are given, a record each, and what the two have in common once that is checked: arguments in
+canonical form, and the rows they speak of."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,10 +20,51 @@ from ..reference import philox
 from ..reference.operands import Dropout
 from ..reference.tiles import arranged
 from ..runtime.observers import is_functional, is_transformed
-from .arguments import AddArguments, EmbedArguments
 
 _is_compiling = torch.compiler.is_compiling
 _Result = TypeVar("_Result")
+
+
+class AddArguments(NamedTuple):
+    """Of `add` and `add_`, as the caller gave them: nothing is checked yet. Their meaning: `functional.add`."""
+
+    x: Any
+    encoding: Any = None
+    positions: Any = None
+    start: Any = 0
+    scale: Any = 1.0
+    alpha: Any = 1.0
+    padding_mask: Any = None
+    seq_dim: Any = -2
+    channel_dim: Any = -1
+    dropout: Any = 0.0
+    seed: Any = None
+    grid_shape: Any = None
+    extra_tokens: Any = 0
+
+    def is_sequence(self) -> bool:
+        """Whether all of x's rows are those of an encoding of one dimension."""
+        extra = self.extra_tokens
+        return self.grid_shape is None and isinstance(extra, int) and extra == 0 and not checks.is_grid(self.encoding)
+
+
+class EmbedArguments(NamedTuple):
+    """Of `embed`; see `functional.embed`."""
+
+    ids: Any
+    weight: Any
+    encoding: Any = None
+    positions: Any = None
+    start: Any = 0
+    scale: Any = 1.0
+    alpha: Any = 1.0
+    dropout: Any = 0.0
+    seed: Any = None
+    padding_idx: Any = None
+    padding_mask: Any = None
+    sparse: Any = False
+    encode_padding: Any = True
+    seq_dim: Any = -1
 
 
 def kept(function: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -53,41 +95,12 @@ def _factor(name: str, value: Any) -> float:
     return value if type(value) is float else checks.factor(name, value)
 
 
-class Form:
-    """Where a tensor has its sequence and its channels, and the way from there to canonical form and back."""
-
-    def __init__(self, axes: tuple[int, int], rank: int) -> None:
-        self.axes = axes
-        self.is_canonical = axes == (rank - 2, rank - 1)
-        self.order = [d for d in range(rank) if d not in axes] + [*axes]
-
-    def canonical(self, t: Tensor) -> Tensor:
-        return t if self.is_canonical else t.permute(*self.order)
-
-    def restored(self, t: Tensor) -> Tensor:
-        return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
-
-    def elements(self, shape: Sequence[int], part: Part | None = None) -> list[int]:
-        """How the canonical form counts the row-major elements of `shape`, or of the whole that `part` is one of; empty
-        where it is its own.
-
-        Never empty in a graph: AOTInductor reads an empty list back as None.
-        """
-        if part is not None:
-            steps = philox.row_major(part.shape)
-            first = sum(at * step for at, step in zip(part.first, steps, strict=True))
-            return [first, *(steps[d] for d in self.order)]
-        if self.is_canonical and not _is_compiling():
-            return []
-        steps = philox.row_major(shape)
-        return [0, *(steps[d] for d in self.order)]
-
-
 class RowsCall:
     """The arguments that say which encoding goes where, after every check.
 
     Attributes:
         shape: of the result in canonical form, (batch, *middle, sequence, channels) or (sequence, channels).
+        is_empty: whether the result has no elements.
         device.   acc: the dtype that products and the sum are rounded to.
         encoding.   given: the arguments that it came from.
         positions: None, (1 or B, S), or (1 or B, 1) int64 with `are_starts`: the first position of each sample.
@@ -102,7 +115,10 @@ class RowsCall:
     columns: tuple[int, int] | None = None
     row_offset = 0
     whole_rows: int
+    start: Any = 0
+    are_starts = False
 
+    is_empty: bool
     shape: torch.Size
     device: torch.device
     acc: torch.dtype
@@ -112,6 +128,7 @@ class RowsCall:
     def set_rows(self, of: Target, width: int, arguments: AddArguments | EmbedArguments) -> None:
         """Checks and keeps what `add` and `embed` both take; `width` is the number of channels, for an encoding that
         was given by name or not at all."""
+        self.is_empty = 0 in self.shape
         self.given: traced.Given = arguments.encoding, width, self.columns
         self.encoding, self.drop = _checked(*self.given, arguments.dropout)
         self.scale, alpha = _factor("scale", arguments.scale), arguments.alpha
@@ -140,8 +157,6 @@ class RowsCall:
 
     def _set_positions(self, of: Target, positions: Any, start: Any) -> None:
         self.positions: Tensor | None = None
-        self.are_starts = False
-        self.start: Any = 0
         if positions is not None:
             checks.start_beside_positions(start)
             positions = checks.positions(positions)
@@ -163,7 +178,7 @@ class RowsCall:
 
     def draw(self) -> None:
         """Takes or draws the seed; after every check, so that a refused call leaves the generator as it was."""
-        if 0 in self.shape and not checks.is_jit_traced():
+        if self.is_empty and not checks.is_jit_traced():
             self.drop = 0
         if 0 < self.drop < checks.DROP_UNIT:
             self.seed = seed_tensor.tensor(self._given_seed, self.device)

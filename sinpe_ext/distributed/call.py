@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from .. import checks
 from ..calls.add import AddCall
-from ..calls.arguments import AddArguments, EmbedArguments
 from ..calls.embed import EmbedCall
-from ..calls.grid import GridCall
+from ..calls.rows import AddArguments, EmbedArguments
 from ..checks import embedding
 from ..runtime.no_grad import no_grad
 from . import dtensor
@@ -29,13 +28,13 @@ class _Nothing:
 
 
 class ShardedAdd:
-    """`add` of a DTensor: what a SumCall offers.
+    """`add` of a DTensor: what an AddCall offers.
 
     Attributes:
         x: Shard and Replicate alone.   local: the call of this rank's part.
     """
 
-    local: AddCall | GridCall | _Nothing
+    local: AddCall | _Nothing
 
     def __init__(self, given: AddArguments) -> None:
         x: DTensor = given.x
@@ -128,7 +127,7 @@ class ShardedEmbed:
     sharded by its rows, torch's own lookup sums what the ranks find, along the sequence, and `add` does the rest.
     """
 
-    local: EmbedCall | AddCall | GridCall | _Nothing
+    local: EmbedCall | AddCall | _Nothing
 
     def __init__(self, given: EmbedArguments) -> None:
         ids, weight = given.ids, given.weight

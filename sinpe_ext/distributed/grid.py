@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..calls.arguments import AddArguments
-from ..calls.grid import GridCall
-from ..calls.grid_form import GridForm
+from ..calls.add import AddCall
+from ..calls.form import GridForm
+from ..calls.rows import AddArguments
 from ..checks.part import Part
 from .dtensor import Layout, seed_of_all
 
 
-def local_call(given: AddArguments, part: Tensor, layout: Layout) -> GridCall:
+def local_call(given: AddArguments, part: Tensor, layout: Layout) -> AddCall:
     """The call of this rank's part of x, which is a DTensor.
 
     A part has all rows of the grid, or a box of them, or a run of its places; a run is told by the coordinates of each.
@@ -21,16 +21,17 @@ def local_call(given: AddArguments, part: Tensor, layout: Layout) -> GridCall:
     names = "positions", "start", "alpha", "padding_mask"
     given = given._replace(**{name: layout.local(name, getattr(given, name), {}) for name in names})
     given = given._replace(seed=seed_of_all(given.seed, given.dropout, layout, part.device))
-    whole = GridCall(given)
-    form, at = whole.form, whole.positions
+    whole = AddCall(given)
+    form, at = whole.form, whole.coordinates() if whole.are_starts else whole.positions
+    assert isinstance(form, GridForm)
     if at is None and form.is_flat and len(whole.starts) > 1:
         is_cut = layout.sizes[form.rows_at[0]] != given.x.shape[form.rows_at[0]]
-        at = whole.all_positions() if is_cut else None
+        at = whole.coordinates() if is_cut else None
     of_whole = given._replace(x=part, positions=at, start=list(whole.starts), padding_mask=whole.padding_mask)
     return _call(of_whole, form, layout.part, layout.sizes)
 
 
-def _call(of_whole: AddArguments, form: GridForm, of: Part, sizes: tuple[int, ...]) -> GridCall:
+def _call(of_whole: AddArguments, form: GridForm, of: Part, sizes: tuple[int, ...]) -> AddCall:
     """The call of a part of `sizes` that lies `of` the whole, whose canonical arguments are given: coordinates where
     they are not counted, else one start for each axis."""
     at, starts, mask = of_whole.positions, of_whole.start, of_whole.padding_mask
@@ -56,7 +57,7 @@ def _call(of_whole: AddArguments, form: GridForm, of: Part, sizes: tuple[int, ..
         begin, count = first[form.batch_at[0]], sizes[form.batch_at[0]]
         at, mask = (t if t is None or t.shape[0] == 1 else t[begin : begin + count] for t in (at, mask))
     places = of_whole._replace(positions=at, start=starts, padding_mask=mask, grid_shape=lengths, extra_tokens=front)
-    return GridCall(places, part=of, is_flat=form.is_flat)
+    return AddCall(places, part=of, is_flat=form.is_flat)
 
 
 def _boxed(t: Tensor, form: Any, box: list[slice]) -> Tensor:

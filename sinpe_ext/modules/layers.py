@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..calls import plain
-from ..calls.arguments import AddArguments, EmbedArguments
+from ..calls.rows import AddArguments, EmbedArguments
 from ..checks import embedding, grids
 from ..encodings.catalogue import conventions
 from ..encodings.encoding import Encoding

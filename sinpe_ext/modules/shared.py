@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..calls.grid import GridCall
 from ..ops import traced
 from ..runtime import observers
 from ..runtime.observers import is_traced
@@ -88,14 +87,13 @@ def check_limit(call: Any, max_len: int) -> None:
     call = getattr(call, "local", call)  # of a DTensor
     if not hasattr(call, "shape"):  # of a process that is not part of the mesh: no rows
         return
-    one_axis = isinstance(call, GridCall)  # a sequence behind extra tokens
-    rows, lowest = call.shape[-2], call.firsts[0] if one_axis else call.encoding.start
+    rows, lowest = call.shape[-2], call.encoding.start
     highest = lowest + max_len - 1
     first: float
     last: float
     if call.positions is None:
         rows = call.whole_rows
-        first = lowest + int(call.starts[0] if one_axis else call.start) - call.row_offset
+        first = lowest + int(call.start) - call.row_offset
         last = first + rows - 1
         if checks.is_jit_traced():
             _assert_in_trace(call, first + call.length() - 1 <= highest, _limit_message(lowest, highest, "others"))
@@ -103,7 +101,7 @@ def check_limit(call: Any, max_len: int) -> None:
         return
     else:
         p = call.positions
-        by_start = not one_axis and call.are_starts
+        by_start = call.are_starts
         if observers.unreadable(p):
             ahead = call.length() - 1 if by_start else 0
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()

@@ -16,6 +16,7 @@ operators, so every order works.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -145,19 +146,17 @@ ADD = Operator(
 )
 
 
-def _add_out(
-    x: Tensor,
-    plan: Tensor,
-    positions: Tensor | None,
-    padding_mask: Tensor | None,
-    start: int,
-    positions_are_starts: bool,
-    scale: float,
-    alpha: float,
-    out: Tensor,
-) -> None:
-    a = Add(x, plan, positions, padding_mask, alpha, None, start, positions_are_starts, scale)
-    apply.add(decoded(plan), a, out)
+# What the operators that write into `out` take before it, of the fields of Add.
+OUT_FIELDS = "x", "plan", "positions", "padding_mask", "start", "positions_are_starts", "scale", "alpha"
+DROPOUT_OUT_FIELDS = (*OUT_FIELDS[:4], "seed", *OUT_FIELDS[4:], "drop", "elements")
+_of_out = attrgetter(*OUT_FIELDS)
+_of_dropout_out = attrgetter(*DROPOUT_OUT_FIELDS)
+
+
+def _add_out(*operands: Any) -> None:
+    *of_sum, out = operands
+    a = Add(**dict(zip(OUT_FIELDS, of_sum, strict=True)))
+    apply.add(decoded(a.plan), a, out)
 
 
 ADD_OUT = Operator(
@@ -260,22 +259,10 @@ class AddInPlace(torch.autograd.Function):
         return None if to_x is None else ctx.form.restored(to_x), *others, None, None
 
 
-def _add_dropout_out(
-    x: Tensor,
-    plan: Tensor,
-    positions: Tensor | None,
-    padding_mask: Tensor | None,
-    seed: Tensor | None,
-    start: int,
-    positions_are_starts: bool,
-    scale: float,
-    alpha: float,
-    drop: int,
-    elements: list[int],
-    out: Tensor,
-) -> None:
-    a = Add(x, plan, positions, padding_mask, alpha, seed, start, positions_are_starts, scale, drop, elements)
-    apply.add(decoded(plan), a, out)
+def _add_dropout_out(*operands: Any) -> None:
+    *of_sum, out = operands
+    a = Add(**dict(zip(DROPOUT_OUT_FIELDS, of_sum, strict=True)))
+    apply.add(decoded(a.plan), a, out)
 
 
 ADD_DROPOUT_OUT = Operator(
@@ -297,12 +284,11 @@ def add_into(a: Add, out: Tensor) -> None:
             out.copy_(ADD_DROPOUT.run(*a))
             return
         alpha = alpha.item()
-    rows = a.start, a.positions_are_starts, a.scale, alpha
+    a = a._replace(alpha=alpha)
     if a.drop:
-        seeded = a.padding_mask, a.seed, *rows, a.drop, a.elements, out
-        ADD_DROPOUT_OUT.op(a.x, a.plan, a.positions, *seeded)
+        ADD_DROPOUT_OUT.op(*_of_dropout_out(a), out)
     else:
-        ADD_OUT.op(a.x, a.plan, a.positions, a.padding_mask, *rows, out)
+        ADD_OUT.op(*_of_out(a), out)
 
 
 # --------------------------------------------------------------------------------------------------- of a grid

@@ -69,15 +69,16 @@ def _is_default_device() -> bool:
     )
 
 
-def is_recorded() -> bool:
-    """Whether torch.jit.trace or make_fx writes down the operations."""
-    return _tracing_state() is not None or is_written_down()
-
-
 def needs_operations() -> bool:
     """Whether a call is to be made of operations that someone looks into: a compiler, torch.func and forward mode,
     torch.jit.trace and make_fx."""
-    return _is_compiling() or _transforms() or forward_ad._current_level >= 0 or is_recorded()
+    return (
+        _is_compiling()
+        or _transforms()
+        or forward_ad._current_level >= 0
+        or _tracing_state() is not None
+        or is_written_down()
+    )
 
 
 def no_data(device: torch.device) -> bool:
