@@ -32,9 +32,11 @@ def calls() -> dict[str, Callable[[], Any]]:
     ids, weight = torch.randint(0, ROWS, (B, S)), torch.randn(ROWS, D)
     embedding, timesteps = sinpe.SinusoidalEmbedding(ROWS, D).eval(), sinpe.TimestepEncoding(D).eval()
     positions, out = torch.arange(S), torch.empty(B, S, D)
+    large, every = torch.randn(B, 16 * S, D), torch.arange(16 * S)
     return {
         "add": lambda: sinpe.add(x, encoding),
         "add positions": lambda: sinpe.add(x, encoding, positions=positions),
+        "add positions, large": lambda: sinpe.add(large, encoding, positions=every),
         "add padding_mask": lambda: sinpe.add(x, encoding, padding_mask=positions > 8),
         "add dropout": lambda: sinpe.add(x, encoding, dropout=0.1),
         "add dropout gradient": lambda: sinpe.add(learned, encoding, dropout=0.1),

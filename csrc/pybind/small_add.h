@@ -33,7 +33,7 @@ struct Exchange {  // DLPackExchangeAPI
   void* current_stream;
 };
 constexpr int32_t kCpu = 1;
-constexpr uint8_t kFloat = 2, kBfloat = 4;
+constexpr uint8_t kInt = 0, kFloat = 2, kBfloat = 4, kBool = 6;
 
 // More elements are worth a second thread and the operator's way. (1 << 15: kGrain in csrc/cpu/exceptions.h.)
 constexpr int64_t kMostElements = 1 << 15;
@@ -105,7 +105,7 @@ inline bool is_looked_at() {
 // The plans of the last encodings, by the object that was given and the number of channels; both are held.
 struct Plan {
   PyObject *encoding, *holder;
-  int64_t dim, words;
+  int64_t dim, words, start;
   const int64_t* plan;
 };
 constexpr int kPlans = 8;
@@ -126,10 +126,11 @@ inline Plan new_plan(PyObject* encoding, int64_t dim) {
   PyObject* found =
       number == nullptr ? nullptr : PyObject_CallFunctionObjArgs(torch.plan_of, encoding, number, nullptr);
   Py_XDECREF(number);
-  Plan made{encoding, found, dim, 0, nullptr};
-  if (found != nullptr && PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 3) {  // what holds it, address, length
+  Plan made{encoding, found, dim, 0, 0, nullptr};
+  if (found != nullptr && PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 4) {  // holder, address, length, start
     made.plan = static_cast<const int64_t*>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(found, 1)));
     made.words = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 2));
+    made.start = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 3));
   }
   if (PyErr_Occurred() != nullptr || made.plan == nullptr) {
     PyErr_Clear();
@@ -168,11 +169,10 @@ inline bool is_int(PyObject* value, long wanted) {
   return PyLong_CheckExact(value) && PyLong_AsLong(value) == wanted && (wanted != -1 || PyErr_Occurred() == nullptr);
 }
 
-// Whether these are the arguments of a plain sum: scale * x + alpha * PE of rows from an int `start` on.
+// Whether these may be the arguments of a plain sum, scale * x + alpha * PE: no dropout, no grid, batch first.
 inline bool is_plain(PyObject* given) {
   const auto at = [given](Place place) { return PyTuple_GET_ITEM(given, place); };
-  const bool plain = at(kPositions) == Py_None && at(kMask) == Py_None && at(kSeed) == Py_None &&
-                     at(kGrid) == Py_None && PyLong_CheckExact(at(kStart)) && PyFloat_CheckExact(at(kScale)) &&
+  const bool plain = at(kSeed) == Py_None && at(kGrid) == Py_None && PyFloat_CheckExact(at(kScale)) &&
                      PyFloat_CheckExact(at(kAlpha)) && PyFloat_CheckExact(at(kDropout)) &&
                      PyFloat_AS_DOUBLE(at(kDropout)) == 0.0 && is_int(at(kSeqDim), -2) && is_int(at(kChannelDim), -1) &&
                      is_int(at(kExtra), 0);
@@ -215,15 +215,18 @@ inline bool may_be_written(PyObject* out) {
          is(PyObject_CallOneArg(torch.is_lazy, out), Py_False);
 }
 
-// A small contiguous floating-point tensor in the CPU's memory, of two dimensions or more; -1 for any other, else its
-// sinpe_dtype.
-inline int dtype_of(PyObject* object, Tensor* t) {
+// Whether a tensor has elements in the CPU's memory, of one of DLPack's common types.
+inline bool describe(PyObject* object, Tensor* t) {
   if (exchange->describe(object, t) != 0) {
     PyErr_Clear();
-    return -1;
+    return false;
   }
-  if (t->device_type != kCpu || t->data == nullptr || t->lanes != 1 || t->byte_offset != 0) return -1;
-  if (t->rank < 2 || t->rank > SINPE_MAX_RANK) return -1;
+  return t->device_type == kCpu && t->data != nullptr && t->lanes == 1 && t->byte_offset == 0;
+}
+
+// A small contiguous floating-point tensor of two dimensions or more; -1 for any other, else its sinpe_dtype.
+inline int dtype_of(PyObject* object, Tensor* t) {
+  if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK) return -1;
   int64_t elements = 1;
   for (int32_t d = t->rank - 1; d >= 0; --d) {
     if (t->sizes[d] < 1 || t->sizes[d] > kMostElements) return -1;
@@ -243,28 +246,80 @@ inline bool are_alike(const Tensor& a, const Tensor& b) {
   return alike;
 }
 
-// The call of sinpe_add, all of whose conditions have been seen to.
-inline sinpe_status run(PyObject* given, const Tensor& x, const Tensor& out, int dtype, const int64_t* plan,
-                        int64_t words) {
-  int overflow = 0;
-  const long long start = PyLong_AsLongLongAndOverflow(PyTuple_GET_ITEM(given, kStart), &overflow);
-  if (overflow != 0) return SINPE_OUT_OF_RANGE;
+// x as sinpe_add takes it: (batch, middle, rows, dim), contiguous as out is.
+inline sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, int dtype) {
   sinpe_add_arguments a{};
-  a.rank = 3;
-  const int64_t rows = x.sizes[x.rank - 2], dim = x.sizes[x.rank - 1];
-  a.sizes[0] = 1;
-  for (int32_t d = 0; d < x.rank - 2; ++d) a.sizes[0] *= x.sizes[d];
-  a.sizes[1] = rows, a.sizes[2] = dim;
-  a.x_strides[0] = a.out_strides[0] = rows * dim;
-  a.x_strides[1] = a.out_strides[1] = dim;
-  a.x_strides[2] = a.out_strides[2] = 1;
+  a.rank = 4;
+  a.sizes[0] = x.rank > 2 ? x.sizes[0] : 1;
+  a.sizes[1] = 1;
+  for (int32_t d = 1; d < x.rank - 2; ++d) a.sizes[1] *= x.sizes[d];
+  a.sizes[2] = x.sizes[x.rank - 2], a.sizes[3] = x.sizes[x.rank - 1];
+  int64_t step = 1;
+  for (int d = 3; d >= 0; --d) {
+    a.x_strides[d] = a.out_strides[d] = step;
+    step *= a.sizes[d];
+  }
   a.x = x.data;
   a.out = out.data;
   a.dtype = static_cast<sinpe_dtype>(dtype);
-  a.start = start;
-  a.scale = PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kScale));
-  a.alpha = PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kAlpha));
-  return sinpe_add(plan, words, &a);
+  return a;
+}
+
+// What goes with x: a tensor (S,) or (B, S), of `rows` S, any strides; its strides of batch and sequence.
+inline bool describe_rows(PyObject* object, const sinpe_add_arguments& a, int64_t rows, Tensor* t, int64_t* strides) {
+  if (!may_be_read(object) || !describe(object, t) || t->rank < 1 || t->rank > 2) return false;
+  const int64_t batch = t->rank == 2 ? t->sizes[0] : 1;
+  if (t->sizes[t->rank - 1] != rows || (batch != 1 && batch != a.sizes[0])) return false;
+  strides[0] = batch > 1 ? t->strides[0] : 0;
+  strides[1] = rows > 1 ? t->strides[t->rank - 1] : 0;
+  return strides[0] >= 0 && strides[1] >= 0 &&
+         has_memory(object, *t, (batch - 1) * strides[0] + (rows - 1) * strides[1] + 1);
+}
+
+// Positions of any dtype that kernels take, or starts () or (B,), final because the encoding's own start is 0.
+inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, sinpe_add_arguments* a) {
+  Tensor t;
+  if (are_starts) {
+    if (own_start != 0 || !may_be_read(object) || !describe(object, &t) || t.rank > 1) return false;
+    if (t.kind != kInt || t.bits != 64 || (t.rank == 1 && t.sizes[0] != 1 && t.sizes[0] != a->sizes[0])) return false;
+    a->position_strides[0] = t.rank == 1 && t.sizes[0] > 1 ? t.strides[0] : 0;
+    if (a->position_strides[0] < 0) return false;
+    if (!has_memory(object, t, (a->sizes[0] - 1) * a->position_strides[0] + 1)) return false;
+  } else if (!describe_rows(object, *a, a->sizes[2], &t, a->position_strides)) {
+    return false;
+  }
+  if (t.kind == kInt && t.bits == 64) {
+    a->position_dtype = SINPE_INT64;
+  } else if (t.kind == kFloat && t.bits >= 32) {
+    a->position_dtype = t.bits == 32 ? SINPE_FLOAT32 : SINPE_FLOAT64;
+  } else {
+    return false;
+  }
+  a->positions = t.data;
+  a->positions_are_starts = are_starts;
+  return true;
+}
+
+// Adds to `a` what else was given; false for what the long way has to look at.
+inline bool set_rows(PyObject* given, int64_t own_start, sinpe_add_arguments* a) {
+  PyObject *start = PyTuple_GET_ITEM(given, kStart), *positions = PyTuple_GET_ITEM(given, kPositions);
+  PyObject* mask = PyTuple_GET_ITEM(given, kMask);
+  if (PyLong_CheckExact(start)) {
+    int overflow = 0;
+    a->start = PyLong_AsLongLongAndOverflow(start, &overflow);
+    if (overflow != 0 || (positions != Py_None && a->start != 0)) return false;
+    if (positions != Py_None && !set_positions(positions, false, own_start, a)) return false;
+  } else if (positions != Py_None || !set_positions(start, true, own_start, a)) {
+    return false;
+  }
+  if (mask != Py_None) {
+    Tensor t;
+    if (!describe_rows(mask, *a, a->sizes[2], &t, a->mask_strides) || t.kind != kBool || t.bits != 8) return false;
+    a->padding_mask = static_cast<const uint8_t*>(t.data);
+  }
+  a->scale = PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kScale));
+  a->alpha = PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kAlpha));
+  return true;
 }
 
 // small_add(given, out) -> out, a new tensor where out is None, or None for arguments that it does not take.
@@ -296,7 +351,11 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const bool fits = result != nullptr && dtype_of(result, &out) == dtype && are_alike(x, out) &&
                     (distance() == 0 || distance() >= size || distance() <= -size) && has_memory(object, x, elements) &&
                     (is_new || has_memory(result, out, elements));
-  const bool done = fits && run(given, x, out, dtype, plan.plan, plan.words) == SINPE_OK;
+  bool done = false;
+  if (fits) {
+    sinpe_add_arguments a = arguments_of(x, out, dtype);
+    done = set_rows(given, plan.start, &a) && sinpe_add(plan.plan, plan.words, &a) == SINPE_OK;
+  }
   Py_DECREF(plan.holder);
   if (!done) {
     if (result == nullptr) return nullptr;

@@ -30,15 +30,15 @@ _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 
 
-def _plan(encoding: Any, dim: int) -> tuple[Tensor, int, int] | None:
-    """The plan of what `add` was given as an encoding: the tensor that holds it, its address and its length. None where
-    no kernel serves it for `dim` channels, and where the long way has to say what is wrong."""
+def _plan(encoding: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
+    """The plan of what `add` was given as an encoding: the tensor that holds it, its address and length, and the
+    encoding's start. None where no kernel serves it for `dim` channels, or the long way has to say what is wrong."""
     if encoding is None or type(encoding) is str:
         encoding = _named(encoding, dim)
     if type(encoding) is not Encoding or encoding.angle != "exact" or encoding.dim != dim:
         return None
     words = host_words(encoding)
-    return words, words.data_ptr(), words.numel()
+    return words, words.data_ptr(), words.numel(), encoding.start
 
 
 def _set_up(module: Any) -> bool:

@@ -173,7 +173,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         places = self.grid_shape if grid_shape is None else grid_shape
         given = (x, self.encoding, positions, start, self.scale, self.alpha, padding_mask,
                  seq_dim, self.channel_dim, p, seed, places, self.extra_tokens)  # fmt: skip
-        is_limited = self.max_len is not None and not self._is_within(x, start)
+        is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start))
         encoded = None if is_limited else plain.added(given)
         if encoded is None:
             call = add_call(AddArguments(*given))
@@ -332,7 +332,7 @@ class SinusoidalEmbedding(nn.Embedding):
         given = (ids, self.weight, self.encoding, positions, start, self.scale, self.alpha, p, seed,
                  self.padding_idx, padding_mask, self.sparse, self.encode_padding,
                  -1 if self.batch_first else 0)  # fmt: skip
-        is_limited = self.max_len is not None and not self._is_within(ids, start)
+        is_limited = self.max_len is not None and (positions is not None or not self._is_within(ids, start))
         encoded = None if is_limited else plain.embedded(given)
         if encoded is None:
             call = embed_call(EmbedArguments(*given))

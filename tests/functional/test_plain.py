@@ -30,14 +30,46 @@ PLAIN = [
     {"scale": 2.5},
     {"scale": float("nan")},
 ]
-OTHERS = [
+ROWS = [
     {"positions": torch.arange(3)},
+    {"positions": torch.tensor([[5, 0, -7], [2**62, 9, 9]])},
+    {"positions": torch.tensor([[0.5, float("nan"), -1e30]]), "encoding": sinpe.Encoding(8, start=3)},
+    {"positions": torch.arange(24, dtype=torch.float64).view(2, 3, 4)[..., 1]},
+    {"positions": torch.arange(3).flip(0), "padding_mask": MASK},
+    {"positions": torch.tensor(4).expand(2, 3)},
     {"start": torch.tensor(5)},
+    {"start": torch.tensor([2**61, -3])},
+    {"start": torch.tensor([7])},
+    {"start": torch.arange(10)[1::5]},
+    {"padding_mask": MASK},
+    {"padding_mask": torch.tensor([[True, False, True], [False, False, True]]), "start": 9, "scale": -0.0},
+    {"padding_mask": torch.tensor([[False], [True]]).expand(2, 3), "encoding": "t2t"},
+]
+OTHERS = [
+    {"positions": torch.arange(3), "start": 1},
+    {"positions": torch.arange(3), "start": torch.tensor(0)},
+    {"positions": torch.arange(4)},
+    {"positions": torch.arange(3, dtype=torch.int32)},
+    {"positions": torch.arange(3, dtype=torch.float16)},
+    {"positions": torch.zeros(3, dtype=torch.float64, requires_grad=True)},
+    {"positions": torch.zeros(3, 3, dtype=torch.int64)},
+    {"positions": torch.zeros(1, 1, 3, dtype=torch.int64)},
+    {"positions": [0, 1, 2]},
+    {"positions": torch._neg_view(torch.zeros(3))},
+    {"start": torch.tensor(5), "encoding": sinpe.Encoding(8, start=1)},
+    {"start": torch.tensor(5.0)},
+    {"start": torch.tensor([1, 2, 3])},
+    {"start": torch.tensor([[1, 2]])},
+    {"start": torch.tensor([2**63 - 1, 0])},
+    {"start": torch.tensor(5, dtype=torch.int32)},
+    {"padding_mask": MASK[:2]},
+    {"padding_mask": MASK.long()},
+    {"padding_mask": torch.zeros(3, 3, dtype=torch.bool)},
+    {"padding_mask": torch.zeros(2, 1, dtype=torch.bool)},
     {"start": True},
     {"start": 2**63 - 1},
     {"scale": 2},
     {"alpha": torch.tensor(0.5)},
-    {"padding_mask": MASK},
     {"dropout": 0.5, "seed": 1},
     {"dropout": 1.0},
     {"seed": 1},
@@ -101,6 +133,62 @@ def test_other_arguments_take_the_long_way(arguments, by, monkeypatch) -> None:
     for call in (sinpe.add, sinpe.add_, lambda x, **rest: sinpe.add(x, out=x, **rest)):
         with pytest.raises(AssertionError, match="the long way"):
             call(some(), **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("arguments", ROWS)
+def test_rows_that_are_given(arguments, dtype, monkeypatch) -> None:
+    """Positions, starts and padding in tensors, which no operator of the short way takes."""
+    if loader.small_calls(plain._set_up) is None:
+        pytest.skip("the install has no _core")
+    x, flat, wide = (
+        some(dtype),
+        some(dtype)[:1, :, :].reshape(3, 8),
+        some(dtype).repeat_interleave(3, 0).view(2, 3, 3, 8),
+    )
+    of_samples = any(isinstance(t, torch.Tensor) and 2 in t.shape[:1] for t in arguments.values())
+    for given in (x, wide) if of_samples else (x, wide, flat):
+        want = long_way(given, monkeypatch, alpha=0.5, **arguments)
+        with monkeypatch.context() as patched:
+            patched.setattr(functional, "add_call", refused)
+            out, same = torch.full_like(given, float("nan")), given.clone()
+            assert sinpe.add(given, alpha=0.5, out=out, **arguments) is out
+            assert sinpe.add_(same, alpha=0.5, **arguments) is same
+            for got in (sinpe.add(given, alpha=0.5, **arguments), out, same):
+                assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+def test_rows_in_memory_that_was_cut() -> None:
+    others = 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
+    for dtype, bytes in ((torch.int64, 8), (torch.float32, 4)):
+        positions = torch.zeros(3, dtype=dtype)
+        assert plain.added((some(), PE, positions, *others)) is not None
+        positions.untyped_storage().resize_(3 * bytes - 1)
+        assert plain.added((some(), PE, positions, *others)) is None
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+    mask.untyped_storage().resize_(5)
+    assert plain.added((some(), PE, None, 0, 1.0, 1.0, mask, *others[4:])) is None
+    starts = torch.zeros(2, dtype=torch.int64)
+    starts.untyped_storage().resize_(8)
+    assert plain.added((some(), PE, None, starts, *others[1:])) is None
+
+
+def test_rows_that_are_written_over_are_refused() -> None:
+    x = torch.zeros(1, 1, 8, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="positions"):
+        sinpe.add_(x, PE, positions=x.view(-1)[:1])
+    with pytest.raises(RuntimeError, match="start"):
+        sinpe.add_(x, PE, start=x.view(torch.int64).view(-1)[:1])
+
+
+def test_a_limit_counts_positions_too() -> None:
+    layer = sinpe.SinusoidalPositionalEncoding(8, dropout=0.0, max_len=4).eval()
+    assert torch.equal(
+        layer(some(), positions=torch.tensor([3, 1, 2])), sinpe.add(some(), positions=torch.tensor([3, 1, 2]))
+    )
+    for arguments in ({"positions": torch.tensor([3, 1, 4])}, {"start": torch.tensor([0, 2])}):
+        with pytest.raises(IndexError, match="max_len"):
+            layer(some(), **arguments)
 
 
 def gone() -> torch.Tensor:
@@ -373,8 +461,26 @@ def test_a_layer_takes_it_in_eval(monkeypatch) -> None:
 
 
 EMBED_OTHERS = [
-    {"positions": torch.arange(3)},
-    {"start": torch.tensor(5)},
+    {"positions": torch.arange(3), "start": 1},
+    {"positions": torch.arange(3), "start": torch.tensor(0)},
+    {"positions": torch.arange(4)},
+    {"positions": torch.arange(3, dtype=torch.int32)},
+    {"positions": torch.arange(3, dtype=torch.float16)},
+    {"positions": torch.zeros(3, dtype=torch.float64, requires_grad=True)},
+    {"positions": torch.zeros(3, 3, dtype=torch.int64)},
+    {"positions": torch.zeros(1, 1, 3, dtype=torch.int64)},
+    {"positions": [0, 1, 2]},
+    {"positions": torch._neg_view(torch.zeros(3))},
+    {"start": torch.tensor(5), "encoding": sinpe.Encoding(8, start=1)},
+    {"start": torch.tensor(5.0)},
+    {"start": torch.tensor([1, 2, 3])},
+    {"start": torch.tensor([[1, 2]])},
+    {"start": torch.tensor([2**63 - 1, 0])},
+    {"start": torch.tensor(5, dtype=torch.int32)},
+    {"padding_mask": MASK[:2]},
+    {"padding_mask": MASK.long()},
+    {"padding_mask": torch.zeros(3, 3, dtype=torch.bool)},
+    {"padding_mask": torch.zeros(2, 1, dtype=torch.bool)},
     {"start": True},
     {"scale": 2},
     {"alpha": 0.5},
