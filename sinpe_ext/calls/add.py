@@ -31,8 +31,8 @@ from ..runtime import observers
 from ..runtime.no_grad import no_grad
 from ..runtime.observers import is_functional, needs_operations
 from . import grid_rows
-from .form import Form, GridForm
-from .rows import AddArguments, RowsCall, kept
+from .grid_form import GridForm
+from .rows import AddArguments, Form, RowsCall, kept
 
 _is_compiling = torch.compiler.is_compiling
 

@@ -20,8 +20,7 @@ from ..reference.operands import Embed
 from ..reference.tiles import accumulation
 from ..runtime import observers
 from ..runtime.observers import is_functional, is_transformed, needs_operations
-from .form import Form
-from .rows import EmbedArguments, RowsCall, kept
+from .rows import EmbedArguments, Form, RowsCall, kept
 
 _is_compiling = torch.compiler.is_compiling
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..ops.rows import ROW_DOTS, position_gradient, row_dots_of, scaled
 from ..reference.operands import Add, Dropout
-from .form import GridForm
+from .grid_form import GridForm
 
 if TYPE_CHECKING:
     from .add import AddCall

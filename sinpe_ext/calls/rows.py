@@ -90,9 +90,42 @@ def _checked(given: Any, dim: int, columns: Any, dropout: Any) -> tuple[Any, int
     return checks.encoding(given, dim, columns), checks.dropped(dropout)
 
 
-def _factor(name: str, value: Any) -> float:
-    """Not `kept`: 0.0 and -0.0 are equal, and give other signs."""
-    return value if type(value) is float else checks.factor(name, value)
+class Form:
+    """Of a tensor with a sequence, and the way from there to canonical form and back.
+
+    Attributes:
+        axes: dimensions of the sequence and of the channels.
+    """
+
+    extra = 0  # see GridForm
+    is_run = True
+
+    def __init__(self, axes: tuple[int, int], rank: int) -> None:
+        self.axes = axes
+        self.is_canonical = axes == (rank - 2, rank - 1)
+        self.order = [d for d in range(rank) if d not in axes] + [*axes]
+
+    def canonical(self, t: Tensor) -> Tensor:
+        return t if self.is_canonical else t.permute(*self.order)
+
+    def restored(self, t: Tensor, like: Tensor | None = None) -> Tensor:
+        """The inverse of `canonical`."""
+        return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
+
+    def elements(self, shape: Sequence[int], part: Part | None = None) -> list[int]:
+        """How the canonical form counts the row-major elements of `shape`, or of the whole that `part` is one of; empty
+        where it is its own.
+
+        Never empty in a graph: AOTInductor reads an empty list back as None.
+        """
+        if part is not None:
+            steps = philox.row_major(part.shape)
+            first = sum(at * step for at, step in zip(part.first, steps, strict=True))
+            return [first, *(steps[d] for d in self.order)]
+        if self.is_canonical and not _is_compiling():
+            return []
+        steps = philox.row_major(shape)
+        return [0, *(steps[d] for d in self.order)]
 
 
 class RowsCall:
@@ -131,8 +164,10 @@ class RowsCall:
         self.is_empty = 0 in self.shape
         self.given: traced.Given = arguments.encoding, width, self.columns
         self.encoding, self.drop = _checked(*self.given, arguments.dropout)
-        self.scale, alpha = _factor("scale", arguments.scale), arguments.alpha
-        self.alpha = checks.alpha(alpha, of) if isinstance(alpha, Tensor) else _factor("alpha", alpha)
+        # Not `kept`: 0.0 and -0.0 are equal, and give other signs.
+        scale, alpha = arguments.scale, arguments.alpha
+        self.scale: float = scale if type(scale) is float else checks.factor("scale", scale)
+        self.alpha = alpha if type(alpha) is float else checks.alpha(alpha, of)
         mask = arguments.padding_mask
         self.padding_mask = None if mask is None else checks.padding_mask(mask, of)
         self._set_positions(of, arguments.positions, arguments.start)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..calls.add import AddCall
-from ..calls.form import GridForm
+from ..calls.grid_form import GridForm
 from ..calls.rows import AddArguments
 from ..checks.part import Part
 from .dtensor import Layout, seed_of_all

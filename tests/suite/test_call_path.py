@@ -19,10 +19,10 @@ import call_path  # noqa: E402
 MOST = {  # functions and files, as measured on 2026-11-23; only ever to be lowered
     "add": (3, 3),
     "add positions": (3, 3),
-    "add positions, large": (52, 17),
+    "add positions, large": (50, 16),
     "add padding_mask": (3, 3),
-    "add dropout": (50, 19),
-    "add dropout gradient": (55, 20),
+    "add dropout": (48, 18),
+    "add dropout gradient": (53, 19),
     "embed": (5, 5),
     "table": (5, 5),
     "encode": (5, 5),

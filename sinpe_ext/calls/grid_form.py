@@ -1,7 +1,6 @@
-"""Where a tensor has its rows and its channels: in a sequence, or in the dimensions of a grid.
+"""Where x of `add` has the rows of a grid: as dimensions of its own, or row-major in its sequence.
 
-The rows of a grid are its places, row-major. They are dimensions of x of their own, or lie in its sequence, perhaps
-behind extra tokens.
+Or where it has those of a sequence behind extra tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .. import checks
@@ -19,46 +17,6 @@ from ..checks import grids
 from ..checks.part import Part
 from ..reference import philox
 from .rows import AddArguments
-
-_is_compiling = torch.compiler.is_compiling
-
-
-class Form:
-    """Of a tensor with a sequence, and the way from there to canonical form and back.
-
-    Attributes:
-        axes: dimensions of the sequence and of the channels.
-    """
-
-    extra = 0
-    is_run = True
-
-    def __init__(self, axes: tuple[int, int], rank: int) -> None:
-        self.axes = axes
-        self.is_canonical = axes == (rank - 2, rank - 1)
-        self.order = [d for d in range(rank) if d not in axes] + [*axes]
-
-    def canonical(self, t: Tensor) -> Tensor:
-        return t if self.is_canonical else t.permute(*self.order)
-
-    def restored(self, t: Tensor, like: Tensor | None = None) -> Tensor:
-        """The inverse of `canonical`."""
-        return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
-
-    def elements(self, shape: Sequence[int], part: Part | None = None) -> list[int]:
-        """How the canonical form counts the row-major elements of `shape`, or of the whole that `part` is one of; empty
-        where it is its own.
-
-        Never empty in a graph: AOTInductor reads an empty list back as None.
-        """
-        if part is not None:
-            steps = philox.row_major(part.shape)
-            first = sum(at * step for at, step in zip(part.first, steps, strict=True))
-            return [first, *(steps[d] for d in self.order)]
-        if self.is_canonical and not _is_compiling():
-            return []
-        steps = philox.row_major(shape)
-        return [0, *(steps[d] for d in self.order)]
 
 
 class GridForm:
