@@ -57,7 +57,8 @@ class AddCall(RowsCall):
         starts: one per axis, on top of `firsts`, the axes' own, where positions is None.   (Of a grid.)
         front_elements: how the extra tokens count x's elements.   (Of a grid.)
     With `part` x is one of a larger tensor: its rows, channels and elements are some of the whole's. The arguments of a
-    grid are then canonical, and its `start` has an item for each axis.
+    grid, or of a sequence behind extra tokens, are then canonical, its `start` has an item for each axis, and `is_flat` is
+    that of the whole's form.
     """
 
     form: Form | GridForm
@@ -70,7 +71,7 @@ class AddCall(RowsCall):
         checks.summand(given.x)
         self.x: Tensor = given.x
         self.device, self.acc = self.x.device, accumulation(self.x.dtype)
-        if given.is_sequence():
+        if given.is_sequence() and is_flat is None:
             self._set_sequence(given, part)
         else:
             self._set_grid(given, part, is_flat)
