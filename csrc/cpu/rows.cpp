@@ -14,7 +14,7 @@ Lanes lanes_of(const Plan& plan) {
           {0, second}, {plan.n0, plan.n1}};
 }
 
-RowState::RowState(const Plan& p) : plan(&p), lanes(lanes_of(p)), ahead_bound(0.0) {
+RowState::RowState(const Plan& p) : plan(&p), lanes(lanes_of(p)), ahead_bound(0.0), is_normal(false) {
   const size_t n = static_cast<size_t>(lanes.total);
   storage_.reset(new double[5 * n]());
   value = storage_.get();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
 
 #include "core/exact.h"
 #include "core/sample.h"
@@ -38,6 +39,8 @@ class RowState {
   double *step_cos, *step_sin;  // [lanes.total], cos and sin of one position's phase
   double* bound;                // [lanes.total], error bound of `value`; that of `ahead` is ahead_bound
   double ahead_bound;
+  bool
+      is_normal;  // whether no value is so small that floats lie farther apart than usual (kLeastValue in cpu/rows.inc)
   void share_steps(const RowState& from);  // points to another state's steps, which must live on
   void compute_steps();
 

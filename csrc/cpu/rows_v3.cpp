@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx,avx2,fma,bmi,bmi2,f16c,lzcnt,popcnt"))), apply_to = function)

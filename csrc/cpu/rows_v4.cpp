@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                                                       \

@@ -57,7 +57,7 @@ class AddCall(RowsCall):
         starts: one per axis, on top of `firsts`, the axes' own, where positions is None.   (Of a grid.)
         front_elements: how the extra tokens count x's elements.   (Of a grid.)
     With `part` x is one of a larger tensor: its rows, channels and elements are some of the whole's. The arguments of a
-    grid, or of a sequence behind extra tokens, are then canonical, its `start` has an item for each axis, and `is_flat` is
+    grid, or of a sequence behind extra tokens, are then canonical, `start` has an item for each axis, and `is_flat` is
     that of the whole's form.
     """
 
