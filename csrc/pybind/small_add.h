@@ -76,9 +76,21 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// Whether an answer, which is let go, is `wanted` itself. An error is taken away, and is another answer.
+// What becomes of an exception: torch's own errors are the long way's to say. Others stay, since signal handlers run in
+// Python's code, which a TorchFunctionMode has even torch's methods call.
+inline void forget_torchs() {
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_RuntimeError)) PyErr_Clear();
+}
+
+// What the caller gets where the long way has to be taken.
+inline PyObject* not_taken() {
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  Py_RETURN_NONE;
+}
+
+// Whether an answer, which is let go, is `wanted` itself. An error is another answer; no other question may follow then.
 inline bool is(PyObject* answer, PyObject* wanted) {
-  PyErr_Clear();
+  if (answer == nullptr) forget_torchs();
   Py_XDECREF(answer);
   return answer == wanted;
 }
@@ -87,9 +99,10 @@ inline bool is_not(PyObject* object, PyObject* method) {
   return is(PyObject_CallMethodNoArgs(object, method), Py_False);
 }
 
-// Whether anybody looks at the operations of this call: `questions` are pairs of a function and what it answers where
-// nobody does, `attributes` the same of an object, a name and its value. Another answer has `is_looked_at` decide.
-inline bool is_looked_at() {
+// Whether anybody looks at the operations of this call, or -1 with an exception: `questions` are pairs of a function and what
+// it answers where nobody does, `attributes` the same of an object, a name and its value. Another answer has `is_looked_at`
+// decide, which is Python.
+inline int is_looked_at() {
   bool quiet = true;
   for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(torch.questions); ++k) {
     PyObject* pair = PyTuple_GET_ITEM(torch.questions, k);
@@ -99,7 +112,10 @@ inline bool is_looked_at() {
     PyObject* three = PyTuple_GET_ITEM(torch.attributes, k);
     quiet = is(PyObject_GetAttr(PyTuple_GET_ITEM(three, 0), PyTuple_GET_ITEM(three, 1)), PyTuple_GET_ITEM(three, 2));
   }
-  return !quiet && !is(PyObject_CallNoArgs(torch.is_looked_at), Py_False);
+  if (quiet) return 0;
+  PyObject* answer = PyObject_CallNoArgs(torch.is_looked_at);
+  Py_XDECREF(answer);
+  return answer == nullptr ? -1 : answer != Py_False;
 }
 
 // The plans of the last encodings, by the object that was given and the number of channels; both are held.
@@ -108,7 +124,7 @@ struct Plan {
   int64_t dim, words, start;
   const int64_t* plan;
 };
-constexpr int kPlans = 8;
+constexpr int kPlans = 32;
 inline Plan plans[kPlans];
 inline int next_plan = 0;
 
@@ -120,7 +136,7 @@ inline Plan kept_plan(PyObject* encoding, int64_t dim) {
 }
 
 // The plan of an encoding, or of a name or None; without a holder where it has none that kernels take for `dim`
-// channels.
+// channels, or with an exception.
 inline Plan new_plan(PyObject* encoding, int64_t dim) {
   PyObject* number = PyLong_FromLongLong(dim);
   PyObject* found =
@@ -133,7 +149,6 @@ inline Plan new_plan(PyObject* encoding, int64_t dim) {
     made.start = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 3));
   }
   if (PyErr_Occurred() != nullptr || made.plan == nullptr) {
-    PyErr_Clear();
     Py_XDECREF(found);
     return {};
   }
@@ -180,14 +195,13 @@ inline bool is_plain(PyObject* given) {
   return plain;
 }
 
-// An int that a method gives, or -1, which takes any error away. `object` is let go where `steals`.
+// An int that a method gives, or -1. `object` is let go where `steals`.
 inline int64_t number_of(PyObject* object, PyObject* method, bool steals = false) {
-  if (object == nullptr) return PyErr_Clear(), -1;
-  PyObject* number = PyObject_CallMethodNoArgs(object, method);
+  PyObject* number = object == nullptr ? nullptr : PyObject_CallMethodNoArgs(object, method);
   const int64_t value = number == nullptr ? -1 : PyLong_AsLongLong(number);
   Py_XDECREF(number);
-  if (steals) Py_DECREF(object);
-  PyErr_Clear();
+  if (steals) Py_XDECREF(object);
+  forget_torchs();
   return value;
 }
 
@@ -195,24 +209,28 @@ inline int64_t number_of(PyObject* object, PyObject* method, bool steals = false
 // which anyone may have made smaller.
 inline bool has_memory(PyObject* object, const Tensor& t, int64_t elements) {
   const int64_t bytes = number_of(PyObject_CallMethodNoArgs(object, names.untyped_storage), names.nbytes, true);
+  if (bytes < 0) return false;
   const int64_t offset = number_of(object, names.storage_offset);
   return offset >= 0 && offset <= bytes && (offset + elements) * (t.bits / 8) <= bytes;
 }
 
 // Whether autograd need not know of what is read here.
 inline bool may_be_read(PyObject* x) {
-  return Py_TYPE(x) == reinterpret_cast<PyTypeObject*>(torch.tensor) &&
-         (is(PyObject_GetAttr(x, names.requires_grad), Py_False) || !asked(torch.is_grad_enabled)) &&
-         is_not(x, names.is_neg);
+  if (Py_TYPE(x) != reinterpret_cast<PyTypeObject*>(torch.tensor)) return false;
+  PyObject* requires_grad = PyObject_GetAttr(x, names.requires_grad);
+  Py_XDECREF(requires_grad);
+  if (requires_grad != Py_False && (requires_grad == nullptr || asked(torch.is_grad_enabled))) return false;
+  return is_not(x, names.is_neg);
 }
 
 // Of `out`. A lazy copy is put off until someone asks for the address to write to. (Of x, which is read, it is then
 // made.)
 inline bool may_be_written(PyObject* out) {
-  return Py_TYPE(out) == reinterpret_cast<PyTypeObject*>(torch.tensor) &&
-         is(PyObject_GetAttr(out, names.requires_grad), Py_False) &&
-         (is_not(out, names.is_inference) || asked(torch.is_inference_mode)) && is_not(out, names.is_neg) &&
-         is(PyObject_CallOneArg(torch.is_lazy, out), Py_False);
+  if (Py_TYPE(out) != reinterpret_cast<PyTypeObject*>(torch.tensor)) return false;
+  if (!is(PyObject_GetAttr(out, names.requires_grad), Py_False)) return false;
+  const bool is_ordinary = is_not(out, names.is_inference);
+  if (!is_ordinary && (PyErr_Occurred() != nullptr || !asked(torch.is_inference_mode))) return false;
+  return is_not(out, names.is_neg) && is(PyObject_CallOneArg(torch.is_lazy, out), Py_False);
 }
 
 // Whether a tensor has elements in the CPU's memory, of one of DLPack's common types.
@@ -330,8 +348,11 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   PyObject *given = items[0], *object = PyTuple_GET_ITEM(given, kX), *result = items[1];
   const bool is_new = result == Py_None;
-  if (exchange == nullptr || !is_plain(given) || is_looked_at()) Py_RETURN_NONE;
-  if (!may_be_read(object) || !(is_new || may_be_written(result))) Py_RETURN_NONE;
+  if (exchange == nullptr || !is_plain(given)) Py_RETURN_NONE;
+  const int looked_at = is_looked_at();
+  if (looked_at < 0) return nullptr;
+  if (looked_at > 0) Py_RETURN_NONE;
+  if (!may_be_read(object) || !(is_new || may_be_written(result))) return not_taken();
   Tensor x, out;
   int dtype = dtype_of(object, &x);
   if (dtype < 0) Py_RETURN_NONE;
@@ -339,8 +360,9 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   Plan plan = kept_plan(encoding, x.sizes[x.rank - 1]);
   if (plan.holder == nullptr) {
     plan = new_plan(encoding, x.sizes[x.rank - 1]);
+    if (plan.holder == nullptr) return not_taken();
     dtype = dtype_of(object, &x);  // again: meanwhile other threads may have run
-    if (plan.holder == nullptr || dtype < 0) Py_RETURN_NONE;
+    if (dtype < 0) Py_RETURN_NONE;
   }
   Py_INCREF(plan.holder);
   result = is_new ? PyObject_CallOneArg(torch.empty_like, object) : Py_NewRef(result);
@@ -360,12 +382,14 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (!done) {
     if (result == nullptr) return nullptr;
     Py_DECREF(result);
-    Py_RETURN_NONE;
+    return not_taken();
   }
-  if (!is_new && !is(PyObject_CallOneArg(torch.increment_version, result), Py_None)) {
-    PyErr_SetString(PyExc_RuntimeError, "out: autograd could not be told that it was written to");
-    Py_DECREF(result);
-    return nullptr;
+  if (!is_new) {  // a function in C: no signal handler comes between
+    PyObject* written = PyTuple_Pack(1, result);
+    PyObject* told = written == nullptr ? nullptr : PyObject_CallOneArg(torch.increment_version, written);
+    Py_XDECREF(written);
+    Py_XDECREF(told);
+    if (told == nullptr) Py_CLEAR(result);
   }
   return result;
 }

@@ -165,4 +165,4 @@ class GridForm:
             else canonical.unflatten(first, self.lengths if like is None else self.traced_lengths(like))
         )
         order = [*self.batch_at, *self.rows_at, self.channels_at]
-        return t.permute(*(order.index(d) for d in range(len(order))))
+        return t if order == sorted(order) else t.permute(*(order.index(d) for d in range(len(order))))

@@ -48,7 +48,7 @@ def _set_up(module: Any) -> bool:
         torch._C._is_cow_tensor,  # type: ignore[attr-defined]
         torch.is_grad_enabled,
         torch.is_inference_mode_enabled,
-        increment_version,
+        torch._C._increment_version,  # type: ignore[attr-defined]
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     asked = observers.QUESTIONS, observers.ATTRIBUTES, is_looked_at

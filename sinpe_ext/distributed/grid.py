@@ -22,7 +22,7 @@ def local_call(given: AddArguments, part: Tensor, layout: Layout) -> AddCall:
     given = given._replace(**{name: layout.local(name, getattr(given, name), {}) for name in names})
     given = given._replace(seed=seed_of_all(given.seed, given.dropout, layout, part.device))
     whole = AddCall(given)
-    form, at = whole.form, whole.coordinates() if whole.are_starts else whole.positions
+    form, at = whole.form, None if whole.positions is None else whole.coordinates()
     assert isinstance(form, GridForm)
     if at is None and form.is_flat and len(whole.starts) > 1:
         is_cut = layout.sizes[form.rows_at[0]] != given.x.shape[form.rows_at[0]]

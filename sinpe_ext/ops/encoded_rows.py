@@ -45,8 +45,10 @@ def rows_at(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> T
     if observers.no_data(positions.device) and not written_down:
         return positions.new_empty((*positions.shape, dim), dtype=dtype)
     if written_down or loader.compiled(positions.device.type):
+        # Written down, the positions stay as they are: whoever runs the graph may want their gradient.
+        given = positions if written_down else positions.detach()
         try:
-            return torch.ops.sinpe_ext.encode.default(positions.detach().contiguous(), words, dim, dtype)
+            return torch.ops.sinpe_ext.encode.default(given.contiguous(), words, dim, dtype)
         except RuntimeError:
             torch.empty((*positions.shape, dim), dtype=dtype, device=positions.device)
             raise

@@ -18,6 +18,7 @@ _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 _function_modes = torch._C._len_torch_function_stack
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
 _ATTENTION = torch._C._nn.scaled_dot_product_attention  # which context_parallel replaces
 
 # Set by `integrations.standard_operators`.
@@ -89,8 +90,10 @@ def no_data(device: torch.device) -> bool:
 
 
 def is_written_down() -> bool:
-    """Whether make_fx writes down the operations."""
-    return _modes() > 0 and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    """Whether make_fx writes down the operations. Before dispatch it has a TorchFunctionMode and a stack of its own."""
+    if _modes() > 0 and torch._C._get_dispatch_mode(_PROXY) is not None:
+        return True
+    return _function_modes() > 0 and torch._ops._get_dispatch_mode_pre_dispatch(_PROXY) is not None
 
 
 @constant_in_graph

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import signal
 import sys
 import weakref
 from collections.abc import Callable
@@ -323,6 +326,46 @@ def test_each_who_looks_is_seen(name: str) -> None:
             assert all(one == (True, True) for one in seen)
 
 
+def interrupted(call: Callable[[], object], times: int) -> list[type[BaseException]]:
+    """What each of so many signals during a loop of calls came to."""
+
+    def handler(*_: object) -> None:
+        nonlocal sent
+        sent += 1
+        raise KeyboardInterrupt
+
+    sent, came = 0, list[type[BaseException]]()
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        while len(came) < times:
+            at = sent
+            signal.setitimer(signal.ITIMER_REAL, 0.002)
+            try:
+                while sent == at:
+                    call()
+                came.append(type(None))  # the handler ran, and nobody heard of it
+            except BaseException as error:
+                came.append(type(error))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return came
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers on this system")
+@pytest.mark.parametrize("name", ["in place", "out", "under a device", "many encodings"])
+def test_ctrl_c_comes_through(name: str) -> None:
+    x, out, many = some(), torch.empty(2, 3, 8), itertools.cycle([sinpe.Encoding(8, base=b) for b in range(2, 60)])
+    call: Callable[[], object] = {
+        "in place": lambda: sinpe.add_(x, PE),
+        "out": lambda: sinpe.add(x, PE, out=out),
+        "under a device": lambda: sinpe.add_(x, PE),
+        "many encodings": lambda: sinpe.add(x, next(many)),
+    }[name]
+    with torch.device("cpu") if name == "under a device" else contextlib.nullcontext():
+        assert set(interrupted(call, 100)) == {KeyboardInterrupt}
+
+
 def test_context_parallel_is_seen(monkeypatch) -> None:
     """It puts an attention of its own in place of torch's."""
     small = loader.small_calls(plain._set_up)
@@ -356,6 +399,15 @@ def test_make_fx_before_dispatch() -> None:
     ):
         graph = make_fx(call, pre_dispatch=True)(some())
         assert "sinpe_ext" in graph.code and torch.equal(graph(some() + 1), call(some() + 1))
+    for call in (
+        lambda x: sinpe.add(x, PE),
+        lambda x: sinpe.add(x, PE, dropout=0.5, seed=3),
+        lambda x: sinpe.encode(x, PE),
+    ):
+        graph, given, same = make_fx(call, pre_dispatch=True)(some()), some().requires_grad_(), some().requires_grad_()
+        graph(given).sum().backward()
+        call(same).sum().backward()
+        assert torch.equal(given.grad, same.grad)
 
 
 @pytest.mark.parametrize("call", [sinpe.add, sinpe.add_, lambda x, e: sinpe.add(x, e, out=torch.empty(2, 3, 8))])

@@ -256,6 +256,16 @@ def grids(mesh: DeviceMesh) -> None:
     for more in (*behind, {"positions": torch.arange(6) * 7}):
         for d in range(3):
             compared(sinpe.add, torch.randn(3, 8, 10), Shard(d), mesh, (list(more), d), extra_tokens=2, **more)
+    line = sinpe.GridEncoding((sinpe.Encoding(10, start=2),))
+    places: list[dict[str, Any]] = [
+        {},
+        {"start": 5},
+        {"start": torch.tensor([4])},
+        {"positions": torch.arange(8)[:, None] + 3},
+    ]
+    for more in (*places, {"positions": torch.arange(24).view(3, 8, 1), "dropout": 0.3, "seed": 3}):
+        for d in range(3):
+            compared(sinpe.add, torch.randn(3, 8, 10), Shard(d), mesh, ("line", list(more), d), encoding=line, **more)
 
 
 @case
