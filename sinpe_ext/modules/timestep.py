@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
+from ..calls import plain
 from ..encodings.encoding import Encoding
 from ..encodings.values import MAX_DIM, integer
 from ..functional import encode
@@ -74,6 +75,9 @@ class TimestepEncoding(nn.Module):
         """
         if unnamed or unknown:
             shared.refuse(self, unnamed, unknown)
+        rows = plain.encoded(t, self.encoding, self.dtype)
+        if rows is not None:
+            return rows
         if shared.is_symbolic(t):
             return shared.symbolic(self, t)
         return encode(_timesteps(t), self.encoding, dtype=self.dtype)
