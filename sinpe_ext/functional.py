@@ -9,7 +9,7 @@ import torch
 
 from . import checks
 from .backend import loader
-from .calls import grid_table, plain
+from .calls import plain, tables
 from .calls.add import AddCall
 from .calls.embed import EmbedCall
 from .calls.rows import AddArguments, EmbedArguments
@@ -84,7 +84,7 @@ def table(
     dtype = checks.table_dtype(dtype, device, out)
     if checks.is_grid(encoding) or grids.extra(extra_tokens):
         lengths = length if checks.is_grid(encoding) else (length,)
-        return grid_table.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
+        return tables.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
     given = traced.given(encoding)
     encoding = checks.encoding(*given)
     checks.flag("flatten", flatten)
@@ -170,7 +170,7 @@ def encode(
 
         return sharded_rows.encode(encode, positions, encoding, dtype, allow_16bit)
     if checks.is_grid(encoding):
-        return grid_table.encode(positions, encoding, dtype, allow_16bit)
+        return tables.encode(positions, encoding, dtype, allow_16bit)
     given = traced.given(encoding)
     encoding = checks.encoding(*given)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
