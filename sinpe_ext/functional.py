@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import checks
-from .backend import loader
 from .calls import plain, tables
 from .calls.add import AddCall
 from .calls.embed import EmbedCall
 from .calls.rows import AddArguments, EmbedArguments
-from .checks import grids, memory
+from .checks import memory
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
-from .ops import encoded_rows, traced
-from .ops.plan_words import plan_words
-from .runtime import observers
 from .runtime.parallel import is_dtensor
 
 if TYPE_CHECKING:
@@ -70,68 +66,15 @@ def table(
     """
     if unknown:
         checks.no_unknown(table, unknown)
+    given = length, encoding, start, dtype, device, out, flatten, extra_tokens
     if device_mesh is not None or placements is not None:
         if device is not None or out is not None:
             raise ValueError("device_mesh: expected device and out to stay None with it, got one of them; leave it out")
         from .distributed import rows as sharded_rows
 
-        dtype = torch.float32 if dtype is None else dtype
-        return sharded_rows.table(table, length, encoding, start, dtype, device_mesh, placements, flatten, extra_tokens)
-    if out is None and flatten is False and type(extra_tokens) is int and extra_tokens == 0:
-        result = plain.tabled(length, encoding, start, dtype, device)
-        if result is not None:
-            return result
-    dtype = checks.table_dtype(dtype, device, out)
-    if checks.is_grid(encoding) or grids.extra(extra_tokens):
-        lengths = length if checks.is_grid(encoding) else (length,)
-        return tables.table(lengths, encoding, start, dtype, device, out, extra_tokens, flatten)
-    given = traced.given(encoding)
-    encoding = checks.encoding(*given)
-    checks.flag("flatten", flatten)
-    rows: Any = length  # ints, or symbols of a graph
-    first: Any = start
-    is_recorded = checks.is_jit_traced()
-    follows = checks.is_size(length)
-    if not _is_compiling():
-        rows = length if follows else checks.length(length)
-        first = start if checks.is_size(start) else checks.start(start)
-        if not follows and type(first) is int:
-            checks.position_range(encoding.start + first, rows)
-    if out is not None:
-        if follows or checks.is_size(start):
-            raise TypeError(
-                "out: expected None under torch.jit.trace with a length or start that follows a tensor, got a tensor; "
-                "use the result"
-            )
-        return _table_into(out, rows, encoding, given, first)
-    if _is_compiling():  # which cannot trace torch.get_default_device
-        device = torch.empty(0).device if device is None else torch.device(device)
-        return traced.table(given, rows, first, dtype, device)
-    if is_recorded:
-        device = torch.get_default_device() if device is None else checks.device(device)
-        return traced.table(given, rows, first, dtype, device)
-    checks.addressable("length", rows, encoding.dim, dtype.itemsize)
-    device = torch.get_default_device() if device is None else checks.device(device)
-    return encoded_rows.table(encoding, rows, first, dtype, device)
-
-
-def _table_into(out: torch.Tensor, length: int, encoding: Encoding, given: traced.Given, start: int) -> torch.Tensor:
-    if tuple(checks.sizes(out)) != (length, encoding.dim):
-        raise ValueError(
-            f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
-            "that shape"
-        )
-    checks.no_gradient_into(out)
-    if _is_compiling() or checks.is_jit_traced():
-        return out.copy_(traced.table(given, length, start, out.dtype, out.device))
-    memory.writable("out", out)
-    direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
-    if not direct or observers.no_data(out.device) or not loader.compiled(out.device.type):
-        return out.copy_(encoded_rows.table(encoding, length, start, out.dtype, out.device))
-    if length:
-        torch.ops.sinpe_ext.table_out.default(plan_words(encoding, out.device), start, out)
-        torch.autograd.graph.increment_version(out)
-    return out
+        return sharded_rows.table(table, tables.TableArguments(*given), device_mesh, placements)
+    result = plain.tabled(given)
+    return tables.table(tables.TableArguments(*given)) if result is None else result
 
 
 def encode(
@@ -169,16 +112,7 @@ def encode(
         from .distributed import rows as sharded_rows
 
         return sharded_rows.encode(encode, positions, encoding, dtype, allow_16bit)
-    if checks.is_grid(encoding):
-        return tables.encode(positions, encoding, dtype, allow_16bit)
-    given = traced.given(encoding)
-    encoding = checks.encoding(*given)
-    positions = checks.positions(positions, allow_16bit=allow_16bit)
-    checks.float_dtype("dtype", dtype)
-    if _is_compiling() or checks.is_jit_traced():
-        return traced.encode(given, positions, dtype)
-    checks.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
-    return encoded_rows.encode(positions, encoding, dtype)
+    return tables.encode(positions, encoding, dtype, allow_16bit)
 
 
 def add(

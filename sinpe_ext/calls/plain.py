@@ -178,10 +178,16 @@ def encoded(positions: Any, encoding: Any, dtype: Any) -> Tensor | None:
         return None
 
 
-def tabled(length: Any, encoding: Any, start: Any, dtype: Any, device: Any) -> Tensor | None:
-    """`table` of a sequence, new and on the CPU; None where the long way has to be taken."""
+def tabled(given: tuple[Any, ...]) -> Tensor | None:
+    """`table` of a sequence, new and on the CPU; None where the long way has to be taken. `given` are the fields of
+    TableArguments."""
+    length, encoding, start, dtype, device, out, flatten, extra_tokens = given
     if (
-        type(length) is not int
+        out is not None
+        or flatten is not False
+        or type(extra_tokens) is not int
+        or extra_tokens != 0
+        or type(length) is not int
         or length < 0
         or type(encoding) is not Encoding
         or encoding.angle != "exact"

@@ -1,36 +1,102 @@
-"""`table` and `encode` of a grid."""
+"""`table` and `encode`, of a sequence and of a grid."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import checks
+from ..backend import loader
 from ..checks import grids, memory
+from ..ops import encoded_rows, traced
+from ..ops.plan_words import plan_words
+from ..runtime import observers
 from . import grid_rows
 
 _is_compiling = torch.compiler.is_compiling
 
 
-def table(
-    length: Any,
-    encoding: Any,
-    start: Any,
-    dtype: torch.dtype,
-    device: torch.device | str | None,
-    out: Tensor | None,
-    extra_tokens: int,
-    flatten: bool,
-) -> Tensor:
-    """`sinpe_ext.table` of a GridEncoding."""
+class TableArguments(NamedTuple):
+    """Of `table`, as the caller gave them; see `functional.table`."""
+
+    length: Any
+    encoding: Any
+    start: Any = 0
+    dtype: Any = None
+    device: Any = None
+    out: Any = None
+    flatten: Any = False
+    extra_tokens: Any = 0
+
+
+def table(given: TableArguments) -> Tensor:
+    """`sinpe_ext.table` of one process."""
+    given = given._replace(dtype=checks.table_dtype(given.dtype, given.device, given.out))
+    is_grid = checks.is_grid(given.encoding)
+    if is_grid or grids.extra(given.extra_tokens):
+        return _of_grid(given if is_grid else given._replace(length=(given.length,)))
+    length, start, dtype, device, out = given.length, given.start, given.dtype, given.device, given.out
+    known = traced.given(given.encoding)
+    encoding = checks.encoding(*known)
+    checks.flag("flatten", given.flatten)
+    rows: Any = length  # ints, or symbols of a graph
+    first: Any = start
+    is_recorded = checks.is_jit_traced()
+    follows = checks.is_size(length)
+    if not _is_compiling():
+        rows = length if follows else checks.length(length)
+        first = start if checks.is_size(start) else checks.start(start)
+        if not follows and type(first) is int:
+            checks.position_range(encoding.start + first, rows)
+    if out is not None:
+        if follows or checks.is_size(start):
+            raise TypeError(
+                "out: expected None under torch.jit.trace with a length or start that follows a tensor, got a tensor; "
+                "use the result"
+            )
+        return _into(out, rows, known, first)
+    if _is_compiling():  # which cannot trace torch.get_default_device
+        device = torch.empty(0).device if device is None else torch.device(device)
+        return traced.table(known, rows, first, dtype, device)
+    if is_recorded:
+        device = torch.get_default_device() if device is None else checks.device(device)
+        return traced.table(known, rows, first, dtype, device)
+    checks.addressable("length", rows, encoding.dim, dtype.itemsize)
+    device = torch.get_default_device() if device is None else checks.device(device)
+    return encoded_rows.table(encoding, rows, first, dtype, device)
+
+
+def _into(out: Tensor, length: int, known: traced.Given, start: int) -> Tensor:
+    encoding = checks.encoding(*known)
+    if tuple(checks.sizes(out)) != (length, encoding.dim):
+        raise ValueError(
+            f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
+            "that shape"
+        )
+    checks.no_gradient_into(out)
+    if _is_compiling() or checks.is_jit_traced():
+        return out.copy_(traced.table(known, length, start, out.dtype, out.device))
+    memory.writable("out", out)
+    direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
+    if not direct or observers.no_data(out.device) or not loader.compiled(out.device.type):
+        return out.copy_(encoded_rows.table(encoding, length, start, out.dtype, out.device))
+    if length:
+        torch.ops.sinpe_ext.table_out.default(plan_words(encoding, out.device), start, out)
+        torch.autograd.graph.increment_version(out)
+    return out
+
+
+def _of_grid(given: TableArguments) -> Tensor:
+    """Of a GridEncoding, or behind extra tokens."""
+    length, encoding, dtype, device, out = given.length, given.encoding, given.dtype, given.device, given.out
     dim, firsts = checks.grid_outline(encoding, None)
     lengths = grids.lengths("length", length, len(firsts))
-    extra = grids.extra(extra_tokens)
+    extra = grids.extra(given.extra_tokens)
     places = math.prod(lengths)
-    shape = (extra + places, dim) if checks.flag("flatten", flatten) or extra else (*lengths, dim)
+    shape = (extra + places, dim) if checks.flag("flatten", given.flatten) or extra else (*lengths, dim)
     if out is not None:
         if tuple(checks.sizes(out)) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
@@ -43,9 +109,9 @@ def table(
         where = default if device is None else torch.device(device) if _is_compiling() else checks.device(device)
         if not _is_compiling():
             checks.addressable("length", extra + places, dim, dtype.itemsize)
-    starts = grids.starts(start, firsts, lengths, None, where)
+    starts = grids.starts(given.start, firsts, lengths, None, where)
     rows = grid_rows.table(encoding, dim, grids.traced_lengths(length, lengths), starts, dtype, where)
-    if flatten or extra:
+    if given.flatten or extra:
         rows = rows.flatten(0, -2)
     if extra:
         rows = torch.cat([rows.new_zeros((extra, dim)), rows])
@@ -53,7 +119,21 @@ def table(
 
 
 def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
-    """`sinpe_ext.encode` of a GridEncoding."""
+    """`sinpe_ext.encode` of one process."""
+    if checks.is_grid(encoding):
+        return _of_coordinates(positions, encoding, dtype, allow_16bit)
+    given = traced.given(encoding)
+    encoding = checks.encoding(*given)
+    positions = checks.positions(positions, allow_16bit=allow_16bit)
+    checks.float_dtype("dtype", dtype)
+    if _is_compiling() or checks.is_jit_traced():
+        return traced.encode(given, positions, dtype)
+    checks.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
+    return encoded_rows.encode(positions, encoding, dtype)
+
+
+def _of_coordinates(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
+    """Of a GridEncoding."""
     dim, firsts = checks.grid_outline(encoding, None)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     if positions.dim() < 1 or checks.sizes(positions)[-1] != len(firsts):

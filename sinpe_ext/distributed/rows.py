@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .. import checks
+from ..calls.tables import TableArguments
 from ..checks import grids
 from ..encodings.values import integer
 from ..ops import traced
@@ -19,21 +20,15 @@ from . import dtensor
 
 
 def table(
-    table_of: Callable[..., Tensor],
-    length: Any,
-    encoding: Any,
-    start: Any,
-    dtype: torch.dtype,
-    mesh: Any,
-    placements: Sequence[Placement] | None,
-    flatten: bool,
-    extra_tokens: int,
+    table_of: Callable[..., Tensor], given: TableArguments, mesh: Any, placements: Sequence[Placement] | None
 ) -> DTensor:
     """`sinpe_ext.table` with `device_mesh`: each rank makes its own rows and channels, by `table_of`, which is
     `sinpe_ext.table` of one process."""
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"device_mesh: expected a DeviceMesh, got {type(mesh).__name__}; pass init_device_mesh(...)")
-    is_grid, extra = checks.is_grid(encoding), grids.extra(extra_tokens)
+    length, encoding, start, flatten = given.length, given.encoding, given.start, given.flatten
+    dtype = torch.float32 if given.dtype is None else given.dtype
+    is_grid, extra = checks.is_grid(encoding), grids.extra(given.extra_tokens)
     device = torch.device(mesh.device_type)
     if is_grid:
         dim, firsts = checks.grid_outline(encoding, None)
@@ -59,9 +54,9 @@ def table(
         else:
             local_starts = [begin + at for begin, at in zip(starts, first, strict=False)]
             if not is_grid:
-                given = encoding, None, (min(first[-1], dim - 1), max(sizes[-1], 1))
+                columns = encoding, None, (min(first[-1], dim - 1), max(sizes[-1], 1))
                 make = traced.table if torch.compiler.is_compiling() else rows_of
-                return make(given, sizes[0], local_starts[0], dtype, device).narrow(-1, 0, sizes[-1])
+                return make(columns, sizes[0], local_starts[0], dtype, device).narrow(-1, 0, sizes[-1])
             rows = table_of(sizes[:-1], encoding, start=local_starts, dtype=dtype, device=device)
         return rows.narrow(-1, first[-1], sizes[-1]).contiguous()
 
