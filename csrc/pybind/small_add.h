@@ -394,6 +394,12 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   return result;
 }
 
+// is_looked_at() -> bool, for other calls; False before set_up.
+inline PyObject* looked_at(PyObject*, PyObject*) {
+  const int answer = exchange == nullptr ? 0 : is_looked_at();
+  return answer < 0 ? nullptr : PyBool_FromLong(answer);
+}
+
 // METH_FASTCALL functions, which PyMethodDef holds under an older type.
 template <class F>
 PyCFunction as_method(F* function) {
@@ -403,6 +409,8 @@ PyCFunction as_method(F* function) {
 inline PyMethodDef methods[] = {
     {"set_up", as_method(set_up), METH_FASTCALL, "Where tensors come from; whether they can be read."},
     {"small_add", as_method(add), METH_FASTCALL, "add of a small tensor, or None."},
+    {"is_looked_at", looked_at, METH_NOARGS,
+     "Whether anybody looks at the operations of a call, but for the compiler."},
     {nullptr, nullptr, 0, nullptr},
 };
 
