@@ -341,8 +341,8 @@ def interrupted(call: Callable[[], object], times: int) -> list[type[BaseExcepti
     try:
         while len(came) < times:
             at = sent
-            signal.setitimer(signal.ITIMER_REAL, 0.002)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.002)
                 while sent == at:
                     call()
                 came.append(type(None))  # the handler ran, and nobody heard of it
