@@ -365,7 +365,7 @@ def test_ctrl_c_comes_through(name: str) -> None:
         "many encodings": lambda: sinpe.add(x, next(many)),
     }[name]
     with torch.device("cpu") if name == "under a device" else contextlib.nullcontext():
-        assert set(interrupted(call, 100)) == {KeyboardInterrupt}
+        assert set(interrupted(call, 40)) == {KeyboardInterrupt}
 
 
 def test_context_parallel_is_seen(monkeypatch) -> None:
