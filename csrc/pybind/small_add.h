@@ -40,7 +40,7 @@ constexpr int64_t kMostElements = 1 << 15;
 
 inline const Exchange* exchange = nullptr;
 
-// What `set_up` was given, each held for good, see `small_calls` in sinpe_ext/backend/loader.py.
+// What `set_up` was given, each held for good, see `_set_up` in sinpe_ext/calls/plain.py.
 struct Given {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
   PyObject *questions, *attributes, *is_looked_at, *plan_of;
@@ -128,6 +128,7 @@ constexpr int kPlans = 32;
 inline Plan plans[kPlans];
 inline int next_plan = 0;
 
+// Without a holder where it is none of them.
 inline Plan kept_plan(PyObject* encoding, int64_t dim) {
   for (const Plan& kept : plans) {
     if (kept.encoding == encoding && kept.dim == dim) return kept;

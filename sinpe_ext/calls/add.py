@@ -51,7 +51,7 @@ class AddCall(RowsCall):
         x: as given.   form: how x is laid out.
         is_cut: whether x is a part that no kernel serves: some channels of a grid, or elements counted with gaps.
         is_one: whether the rows of one encoding go into all channels; if not, pieces of a grid have channels each, and
-            `encoding`, `given`, `start` and `are_starts` are unset.
+            there is no `encoding` and no `given`.
         shape: of x in canonical form, without extra tokens.
         positions: as RowsCall has them; of a grid (1 or B, S, axes).
         starts: one per axis, on top of `firsts`, the axes' own, where positions is None.   (Of a grid.)
@@ -356,10 +356,9 @@ class AddCall(RowsCall):
         add_into(a, grid_rows.channels_of(target, *at))
 
     def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, elements: list[int]) -> Add:
-        """Of channels of x that one encoding feeds."""
-        alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
-        a = Add(x, plan_words(encoding, self.device), positions, self.padding_mask, alpha, self.seed)
-        return a._replace(scale=self.scale, drop=self.drop, elements=elements)
+        """Of channels of x that one encoding of a grid feeds."""
+        whole = self._sum(x, plan_words(encoding, self.device))
+        return whole._replace(positions=positions, elements=elements)
 
     def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
         """Where all axes have the same channels in blocks: each axis' part of a place is a row of its own."""

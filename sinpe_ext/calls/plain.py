@@ -31,12 +31,22 @@ _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 
 
-def _plan(encoding: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
-    """The plan of what `add` was given as an encoding: the tensor that holds it, its address and length, and the
-    encoding's start. None where no kernel serves it for `dim` channels, or the long way has to say what is wrong."""
-    if encoding is None or type(encoding) is str:
-        encoding = _named(encoding, dim)
-    if type(encoding) is not Encoding or encoding.angle != "exact" or encoding.dim != dim:
+def _served(given: Any, dim: int) -> Encoding | None:
+    """What was given for an encoding, an Encoding, a name or None, where kernels serve it for `dim` channels; None of
+    anything else, and where the long way has to say what is wrong."""
+    if given is None or type(given) is str:
+        try:
+            given = None if checks.is_grid(given) else checks.encoding(given, dim)
+        except (TypeError, ValueError):  # which the long way raises again, in its order
+            return None
+    # A CUDA kernel could but answer other channels with NaN.
+    return given if type(given) is Encoding and given.angle == "exact" and given.dim == dim else None
+
+
+def _plan(given: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
+    """The plan of a `_served` encoding: the tensor that holds it, its address and length, and the encoding's start."""
+    encoding = _served(given, dim)
+    if encoding is None:
         return None
     words = host_words(encoding)
     return words, words.data_ptr(), words.numel(), encoding.start
@@ -61,7 +71,7 @@ def _set_up(module: Any) -> bool:
 
 
 def _is_seen_first() -> bool:
-    """`is_looked_at`, before it is known who answers that: C does in half the time."""
+    """`is_looked_at`, at the first call: later ones ask C, in half the time, where the install has built it."""
     global _is_seen
     _is_seen = is_looked_at
     loader.small_calls(_set_up)
@@ -83,15 +93,6 @@ def added(given: tuple[Any, ...], out: Any = None) -> Tensor | None:
     small = loader.small_calls(_set_up)
     result: Tensor | None = None if small is None else small.small_add(given, out)
     return _added_by_operator(given, out) if result is None else result
-
-
-def _named(name: str | None, dim: int) -> Encoding | None:
-    """The encoding of a convention's name, or the paper's; None for a grid, and where the long way has to say what is
-    wrong."""
-    try:
-        return None if checks.is_grid(name) else checks.encoding(name, dim)
-    except (TypeError, ValueError):
-        return None
 
 
 def _may_be_written(out: Any) -> bool:
@@ -125,7 +126,7 @@ def _added_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
         or channel_dim != -1
         or type(extra) is not int
         or extra != 0
-        or is_looked_at()
+        or _is_seen()
         or (x.requires_grad and _grad_enabled())
         or x.is_neg()
         or x.is_nested  # which has no shape
@@ -135,10 +136,9 @@ def _added_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
         or not (out is None or _may_be_written(out))
     ):
         return None
-    if encoding is None or type(encoding) is str:
-        encoding = _named(encoding, x.shape[-1])
-    if type(encoding) is not Encoding or encoding.angle != "exact" or encoding.dim != x.shape[-1]:
-        return None  # a CUDA kernel could but answer NaN
+    encoding = _served(encoding, x.shape[-1])
+    if encoding is None:
+        return None
     try:
         if out is not None:
             if not _are_apart(x, out):
@@ -259,11 +259,8 @@ def embedded(given: tuple[Any, ...]) -> Tensor | None:
     rows, channels = weight.shape
     if not (padding_idx is None or (type(padding_idx) is int and -rows <= padding_idx < rows)):
         return None
-    if type(encoding) is not Encoding:
-        if not (encoding is None or type(encoding) is str):
-            return None
-        encoding = _named(encoding, channels)
-    if encoding is None or encoding.angle != "exact" or encoding.dim != channels:  # a CUDA kernel could but answer NaN
+    encoding = _served(encoding, channels)
+    if encoding is None:
         return None
     nothing = None, None, None, None  # positions, padding_mask, alpha, seed
     try:
