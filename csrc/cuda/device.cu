@@ -1,6 +1,10 @@
 // What a launch asks of the device it goes to, and what the device said.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <random>
 
 #include "cuda/launch.h"
 
@@ -54,6 +58,7 @@ int multiprocessors() {
   const int count = attribute(cudaDevAttrMultiProcessorCount, known_multiprocessors);
   return count > 0 ? count : 1;
 #else
+  if (on_host::settings().multiprocessors > 0) return on_host::settings().multiprocessors;
   // No device: now few, now many, so that tests see work cut in every way. An odd number of them, since a launch asks twice.
   constexpr int kCounts[] = {1, 132, 6, 20, 48};
   static std::atomic<unsigned> calls{0};
@@ -92,5 +97,40 @@ const char* launch_error() { return last_launch_error; }
 
 const char* arithmetic() { return in_double() ? "double" : "single"; }
 
+#if !defined(__CUDACC__)
+
+on_host::Settings& on_host::settings() {
+  static Settings settings = [] {
+    Settings s;
+    const char* text = std::getenv("SINPE_CUDA_ON_HOST");
+    if (text == nullptr || std::strcmp(text, "ascending") == 0) return s;
+    s.order = std::strcmp(text, "descending") == 0 ? Order::kDescending : Order::kShuffled;
+    s.seed = std::strtoull(text, nullptr, 10);
+    return s;
+  }();
+  return settings;
+}
+
+std::vector<uint32_t> on_host::ordered(int64_t n, uint64_t salt) {
+  std::vector<uint32_t> order(static_cast<size_t>(n));
+  std::iota(order.begin(), order.end(), 0u);
+  if (settings().order == Order::kDescending) std::reverse(order.begin(), order.end());
+  if (settings().order == Order::kShuffled) {
+    std::shuffle(order.begin(), order.end(), std::mt19937_64(settings().seed * 0x9e3779b97f4a7c15u + salt));
+  }
+  return order;
+}
+
+#endif
+
 }  // namespace cuda
 }  // namespace sinpe
+
+#if !defined(__CUDACC__)
+// For tools/cuda_sass, which calls it through ctypes.
+extern "C" SINPE_API void sinpe_cuda_on_host(int32_t multiprocessors,
+                                                bool (*taken)(const sinpe::cuda::on_host::Launch*)) {
+  sinpe::cuda::on_host::settings().multiprocessors = multiprocessors;
+  sinpe::cuda::on_host::settings().taken = taken;
+}
+#endif

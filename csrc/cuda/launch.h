@@ -1,6 +1,5 @@
 // How a kernel is run. A body is a functor over (block, thread) in phases with a barrier between them: what a thread knows
-// beyond a phase it keeps in the block's Shared. nvcc makes a kernel of it; any other compiler a loop, thread by thread, so
-// that the same bodies run under AddressSanitizer on a machine without a card.
+// beyond a phase it keeps in the block's Shared. nvcc makes a kernel of it, any other compiler loops (cuda/on_host.h).
 //
 //   struct Body {
 //     static constexpr int kPhases, kThreads, kBlocks;   // kBlocks: that a multiprocessor should hold, at least
@@ -10,13 +9,13 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
-#include <memory>
-#include <new>
 #include <type_traits>
 
 #include "core/macros.h"
 #include "cuda/launchers.h"
+#if !defined(__CUDACC__)
+#include "cuda/on_host.h"
+#endif
 
 namespace sinpe {
 namespace cuda {
@@ -49,14 +48,6 @@ __global__ void __launch_bounds__(Body::kThreads, Body::kBlocks) kernel(const __
   phases<Body, 0>(body, shared);
 }
 
-#else
-
-template <class Body, int kPhase>
-void phases(const Body& body, uint32_t block, typename Body::Shared& shared) {
-  for (int thread = 0; thread < Body::kThreads; ++thread) body.template phase<kPhase>(block, thread, shared);
-  if constexpr (kPhase + 1 < Body::kPhases) phases<Body, kPhase + 1>(body, block, shared);
-}
-
 #endif
 
 template <class Body>
@@ -71,11 +62,7 @@ sinpe_status launch(const Body& body, int64_t blocks, Stream stream) {
   return error == cudaSuccess ? SINPE_OK : launch_failed(cudaGetErrorString(error));
 #else
   (void)stream;
-  const std::unique_ptr<typename Body::Shared> shared(new typename Body::Shared);
-  for (int64_t block = 0; block < blocks; ++block) {
-    std::memset(static_cast<void*>(shared.get()), 0xff, sizeof *shared);  // as undefined as on a device: NaN
-    phases<Body, 0>(body, static_cast<uint32_t>(block), *shared);
-  }
+  on_host::run(body, blocks);
   return SINPE_OK;
 #endif
 }

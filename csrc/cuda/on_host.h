@@ -1,0 +1,74 @@
+// How a launch runs where nvcc does not compile: blocks one after the other, and the threads of a block as the turns of a
+// loop, phase after phase. Nothing of a device is needed, so AddressSanitizer and UBSan see what the kernels do.
+//
+// Tests turn what a device leaves open: in which order threads and blocks run, what shared memory holds at first; and they
+// take a barrier out, to see that something fails without it. What a launch would be can be handed to someone else instead,
+// who runs the same kernel's machine code (tools/cuda_sass).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <typeinfo>
+#include <vector>
+
+#include "cuda/launchers.h"
+
+namespace sinpe {
+namespace cuda {
+namespace on_host {
+
+enum class Order : int32_t { kAscending, kDescending, kShuffled };
+
+struct Launch {
+  const char* body;  // the functor's type, as typeid names it
+  const void* bytes;
+  int64_t size, blocks;
+  int32_t threads;
+};
+
+struct Settings {
+  Order order = Order::kAscending;
+  uint64_t seed = 0;             // of kShuffled
+  int32_t dropped_barrier = -1;  // of a kernel: 0 for the one after the first phase, and so on; -1 for none
+  int32_t multiprocessors = 0;   // of the device that is not there; 0: another number with every launch
+  bool (*taken)(const Launch*) = nullptr;  // true where it ran the launch itself
+};
+
+// Of this process. SINPE_CUDA_ON_HOST=ascending, descending or a seed sets the order.
+Settings& settings();
+
+// 0, 1, ..., n - 1 in the order of the settings; `salt` tells one shuffle from the next.
+std::vector<uint32_t> ordered(int64_t n, uint64_t salt);
+
+template <class Body, int kPhase>
+void run_phase(const Body& body, uint32_t block, int thread, typename Body::Shared& shared) {
+  body.template phase<kPhase>(block, thread, shared);
+  if constexpr (kPhase + 1 < Body::kPhases) {
+    if (settings().dropped_barrier == kPhase) run_phase<Body, kPhase + 1>(body, block, thread, shared);
+  }
+}
+
+template <class Body, int kPhase>
+void run_phases(const Body& body, uint32_t block, typename Body::Shared& shared) {
+  if (kPhase == 0 || settings().dropped_barrier != kPhase - 1) {
+    for (const uint32_t thread : ordered(Body::kThreads, uint64_t{block} * Body::kPhases + kPhase))
+      run_phase<Body, kPhase>(body, block, static_cast<int>(thread), shared);
+  }
+  if constexpr (kPhase + 1 < Body::kPhases) run_phases<Body, kPhase + 1>(body, block, shared);
+}
+
+template <class Body>
+void run(const Body& body, int64_t blocks) {
+  const Launch launch{typeid(Body).name(), &body, sizeof body, blocks, Body::kThreads};
+  if (settings().taken != nullptr && settings().taken(&launch)) return;
+  const std::unique_ptr<typename Body::Shared> shared(new typename Body::Shared);
+  for (const uint32_t block : ordered(blocks, 0)) {
+    std::memset(static_cast<void*>(shared.get()), 0xff, sizeof *shared);  // as undefined as on a device: NaN
+    run_phases<Body, 0>(body, block, *shared);
+  }
+}
+
+}  // namespace on_host
+}  // namespace cuda
+}  // namespace sinpe

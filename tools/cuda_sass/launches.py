@@ -1,0 +1,82 @@
+"""Calls of the library on this machine, whose launches are handed over instead of run.
+
+The library is the CUDA kernels compiled as plain C++ (csrc/cuda/on_host.h), in the place of the CPU's. What it would launch
+comes with the bytes of the kernel's argument, in which the pointers are this process's: machine code that is run here
+(block.py) reads the call's tensors and writes its results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .cubin import body_of
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel: of what body, with what argument, how many blocks of how many threads."""
+
+    name: str
+    body: bytes
+    blocks: int
+    threads: int
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        ("body", ctypes.c_char_p),
+        ("bytes", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        ("blocks", ctypes.c_int64),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+_Taken = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(_Launch))
+
+
+def emulate() -> str:
+    """Puts the library in the CPU's place, compiling it if need be; its path. Before any call of sinpe_ext."""
+    from sinpe_ext.backend import jit, loader
+
+    if loader._found.get("cpu") is None or loader._found["cpu"].how != "emulated":
+        path, facts = jit.library("emulated", loader._load_library)
+        reason = "the CUDA kernels, compiled as C++"
+        loader._found["cpu"] = loader.DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
+    return str(loader._found["cpu"].library)
+
+
+@contextmanager
+def handed_over(library: str, multiprocessors: int, take: Callable[[Launch], bool]) -> Iterator[None]:
+    """Within: each launch is given to `take`, and runs as C++ where that returns False."""
+    switch = ctypes.CDLL(library).sinpe_cuda_on_host
+    failures: list[BaseException] = []
+
+    def taken(launch: ctypes._Pointer[_Launch]) -> bool:
+        it = launch.contents
+        try:
+            body = ctypes.string_at(it.bytes, it.size)
+            return take(Launch(_name(it.body.decode()), body, it.blocks, it.threads))
+        except BaseException as failure:  # C++ must not see it
+            failures.append(failure)
+            return True
+
+    callback = _Taken(taken)
+    switch(ctypes.c_int32(multiprocessors), callback)
+    try:
+        yield
+    finally:
+        switch(ctypes.c_int32(0), _Taken())
+    if failures:
+        raise failures[0]
+
+
+@lru_cache
+def _name(type_name: str) -> str:
+    done = subprocess.run(["c++filt", "-t", type_name], check=True, stdout=subprocess.PIPE, text=True)
+    return body_of(done.stdout.strip())
