@@ -110,14 +110,14 @@ template <class T, class Arithmetic, Source kSource, bool kDrop>
 struct Apply {
   using Real = typename Arithmetic::Real;
   static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
-  static constexpr int kPhases = 3;
+  static constexpr bool kEncoded = TileRows<Arithmetic>::kEncoded;
+  static constexpr int kPhases = kEncoded ? 3 : 2;
   static constexpr int kThreads = cuda::kThreads;
   // Registers for what a multiprocessor should hold of these: 64 for each thread, more where that would spill.
   static constexpr int kBlocks = std::is_same<Real, double>::value ? 2 : (kDrop || kSource != Source::kStrided ? 3 : 4);
   // Neighbouring channels that a thread handles at once: 16 bytes, or the eight elements of one draw.
   static constexpr int kGroup = kDrop || sizeof(T) == 2 ? 8 : 16 / static_cast<int>(sizeof(T));
 
-  static constexpr bool kEncoded = TileRows<Arithmetic>::kEncoded;
   // Slices that a thread handles at once, so that two loads of 16 bytes are on the way together.
   static constexpr int kMostFlight = kGroup * sizeof(T) > 16 ? 1 : 2;
 
@@ -150,7 +150,7 @@ struct Apply {
       const double alpha = s.scalars.alpha == nullptr ? s.alpha : value_of(s.scalars.alpha, s.scalars.alpha_dtype);
       shared.alpha = static_cast<Real>(alpha);
       shared.seed = s.scalars.seed == nullptr ? s.seed : static_cast<uint64_t>(*s.scalars.seed);
-    } else if constexpr (kPhase == 1) {
+    } else if constexpr (kPhase + 1 < kPhases) {
       shared.rows.fill(positions, tile, shared.alpha, thread);
     } else if (s.plain) {
       stream<true>(tile, slices, thread, shared);

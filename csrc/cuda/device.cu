@@ -80,6 +80,9 @@ sinpe_status use_device(int device) {
 }
 
 bool in_double() {
+#if !defined(__CUDACC__)
+  if (on_host::settings().in_double >= 0) return on_host::settings().in_double != 0;
+#endif
   if (chosen_arithmetic() != Choice::kByDevice) return chosen_arithmetic() == Choice::kDouble;
 #if defined(__CUDACC__)
   return attribute(cudaDevAttrSingleToDoublePrecisionPerfRatio, known_ratios) == 2;
@@ -111,6 +114,11 @@ on_host::Settings& on_host::settings() {
   return settings;
 }
 
+on_host::Rare& on_host::rare() {
+  static Rare rare{};
+  return rare;
+}
+
 std::vector<uint32_t> on_host::ordered(int64_t n, uint64_t salt) {
   std::vector<uint32_t> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0u);
@@ -127,10 +135,12 @@ std::vector<uint32_t> on_host::ordered(int64_t n, uint64_t salt) {
 }  // namespace sinpe
 
 #if !defined(__CUDACC__)
-// For tools/cuda_sass, which calls it through ctypes.
-extern "C" SINPE_API void sinpe_cuda_on_host(int32_t multiprocessors,
-                                                bool (*taken)(const sinpe::cuda::on_host::Launch*)) {
+// For tools/cuda_sass, which calls these through ctypes.
+extern "C" SINPE_API void sinpe_cuda_on_host(int32_t multiprocessors, int32_t in_double,
+                                             bool (*taken)(const sinpe::cuda::on_host::Launch*)) {
   sinpe::cuda::on_host::settings().multiprocessors = multiprocessors;
+  sinpe::cuda::on_host::settings().in_double = in_double;
   sinpe::cuda::on_host::settings().taken = taken;
 }
+extern "C" SINPE_API const sinpe::cuda::on_host::Rare* sinpe_cuda_rare() { return &sinpe::cuda::on_host::rare(); }
 #endif

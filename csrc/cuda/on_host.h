@@ -32,8 +32,17 @@ struct Settings {
   uint64_t seed = 0;             // of kShuffled
   int32_t dropped_barrier = -1;  // of a kernel: 0 for the one after the first phase, and so on; -1 for none
   int32_t multiprocessors = 0;   // of the device that is not there; 0: another number with every launch
+  int32_t in_double = -1;        // whether float32 rows are made in double precision there; -1: arithmetic()'s default
   bool (*taken)(const Launch*) = nullptr;  // true where it ran the launch itself
 };
+
+// How often a kernel took its long way, since the process began.
+struct Rare {
+  int64_t walks;          // of an oscillator down some rows
+  int64_t careful_walks;  // of these, done again since a sample was left open, or done so from the start
+  int64_t careful_rows;   // samples that they settled
+};
+Rare& rare();
 
 // Of this process. SINPE_CUDA_ON_HOST=ascending, descending or a seed sets the order.
 Settings& settings();

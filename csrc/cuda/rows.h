@@ -157,6 +157,7 @@ struct TileRows {
       if (!open)
         open = positions.positions == nullptr ? walk<true>(o, feed, from, to, tile.width, alpha)
                                               : walk<false>(o, feed, from, to, tile.width, alpha);
+      note_walk(open ? to - from : 0);
       if (open) walk_with_care(feed, from, to, tile.width, alpha);
     }
     // Channels that no oscillator feeds, at the end of the row.
@@ -265,7 +266,6 @@ struct TileRows<Unencoded<Number>> {
     if (thread == kThreads - 1) pe = nullptr;
     if (thread < tile.height) place_row(tiling, positions, tile, thread, &batch[thread], &row[thread]);
   }
-  SINPE_HD void fill(const RowPositions&, const Tile&, Number, int) {}
 };
 
 }  // namespace cuda

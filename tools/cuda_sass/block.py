@@ -8,21 +8,24 @@ Shared memory begins poisoned. What two threads write and read of it without a b
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .cubin import WIDTH, Instruction, Kernel
-from .operations import Operation, Unknown, bytes_of, operation, predicate, word
+from .operations import Instruction, Operation, Unknown, bytes_of, operation, predicate, register_file, word
+
+if TYPE_CHECKING:
+    from .cubin import Kernel
 
 WARP = 32
+WIDTH = 16  # bytes of an instruction
 _POISON = 0xFF  # NaN in every type
 _WINDOW = 0x7EAD0000  # the upper half of a generic address that leads to shared memory
 _RESERVED = 0x400  # bytes of shared memory before a block's own, from Hopper on
 _FIRST = 16  # the first byte of the view of all memory
-_COUNTED_LOADS = ("LDG", "LD")
 
 
 class Stuck(RuntimeError):
@@ -37,15 +40,23 @@ class BadAccess(RuntimeError):
 class Counts:
     """Of some blocks: how often a warp issued each instruction, and what the loads did."""
 
-    issued: np.ndarray  # per instruction
-    threads: np.ndarray  # the same with threads for warps
+    by_phase: np.ndarray  # (barriers passed, instruction)
     blocks: int = 0
-    in_flight: list[int] = field(default_factory=list)  # bytes of a thread on the way, each time it first waits
-    distance: list[int] = field(default_factory=list)  # instructions between a load and the first use
+    longest: int = 0  # instructions of one thread, of a block's threads the one with the most
+    # Of each block's first thread, whenever it waits for loads from device memory:
+    in_flight: list[int] = field(default_factory=list)  # bytes that are on the way to it
+    ahead: list[int] = field(default_factory=list)  # instructions since the load that it waits for
+    far: list[bool] = field(default_factory=list)  # whether it comes from beyond the L1 cache
+    read: int = 0  # bytes that it loaded
 
     @classmethod
     def of(cls, kernel: Kernel) -> Counts:
-        return cls(np.zeros(len(kernel.code), np.int64), np.zeros(len(kernel.code), np.int64))
+        return cls(np.zeros((1 + sum(i.base == "BAR" for i in kernel.code), len(kernel.code)), np.int64))
+
+    @property
+    def issued(self) -> np.ndarray:
+        """How often each instruction was."""
+        return self.by_phase.sum(0)
 
 
 class _Split:
@@ -55,9 +66,13 @@ class _Split:
 
     def __init__(self, at: int, mask: np.ndarray):
         self.at, self.mask = at, mask
-        of_warps = mask.reshape(-1, WARP).any(1)
-        self.warps = int(of_warps.sum())
-        self.whole_warps = np.repeat(of_warps, WARP)
+        self.whole_warps = _warps_of(mask)
+        self.warps = int(np.count_nonzero(self.whole_warps)) // WARP
+
+
+def _warps_of(mask: np.ndarray) -> np.ndarray:
+    """All threads of the warps that have one in the mask: what a uniform register belongs to."""
+    return np.repeat(mask.reshape(-1, WARP).any(1), WARP)
 
 
 class _Meeting:
@@ -91,8 +106,6 @@ class Program:
 
 def _registers(i: Instruction) -> frozenset[int]:
     """The registers that an operand names, of a pair the first."""
-    import re
-
     return frozenset(int(n) for text in i.operands for n in re.findall(r"(?<!U)R(\d+)", text))
 
 
@@ -126,8 +139,11 @@ class Block:
         self.epoch = 1  # of barriers, for races: who wrote and who read a byte since the last one
         self._writer = np.full((2, len(self.shared)), -1, np.int64)
         self._reader = np.full((2, len(self.shared)), -1, np.int64)
-        self._pending: dict[int, tuple[int, int, int]] = {}  # register: load, bytes, step
+        self._pending: dict[int, tuple[int, int, bool]] = {}  # register of the first thread: step of the load, bytes, far?
+        self._lines: set[int] = set()  # of device memory that the block has read
+        self._is_far = False
         self._step = 0
+        self._issued_to = np.zeros(self.lanes, np.int64)
 
     # ------------------------------------------------------------------------------------- what operations ask for
 
@@ -163,6 +179,9 @@ class Block:
         for inside, where, memory in self._memories(space, at, size * count):
             for k in range(count):
                 result[k][inside] = _gathered(memory, where + k * size, kind)
+            if memory is None:
+                self._is_far = bool(inside[0] == 0) and int(where[0]) >> 7 not in self._lines
+                self._lines.update(np.unique(where >> 7).tolist())
             if memory is self.shared:
                 self._watch(inside, where, size * count, written=False)
         return result
@@ -240,49 +259,55 @@ class Block:
                     self._barrier()
                     continue
                 self._go(self._ready.pop(), program, code)
+        self.counts.longest = max(self.counts.longest, int(self._issued_to.max()))
 
     def _go(self, split: _Split, program: Program, code: list[Instruction]) -> None:
-        issued, active = self.counts.issued, self.counts.threads
+        issued, issued_to = self.counts.by_phase[min(self.epoch, len(self.counts.by_phase)) - 1], self._issued_to
+        is_first = bool(split.mask[0])
         at = split.at
         while True:
             i = code[at]
             self._at = at
             issued[at] += split.warps
-            self._step += 1
+            issued_to += split.mask
             condition = program.predicates[at]
-            self.whole_warps = split.whole_warps
-            self.mask = split.mask if condition is None else split.mask & condition(self)
+            self.mask, self.whole_warps = split.mask, split.whole_warps
+            if condition is not None:
+                self.mask = split.mask & condition(self)
+                self.whole_warps = _warps_of(self.mask)
             if i.base in _CONTROL:
                 following = _CONTROL[i.base](self, i, at, split)
                 if following is None:
                     return
                 at = following
                 continue
-            active[at] += int(np.count_nonzero(self.mask))
-            if self._pending:
-                self._waits(program.touched[at])
+            if is_first:
+                self._step += 1
+                if self._pending:
+                    self._waits(program.touched[at])
             operation = program.operations[at]
             if isinstance(operation, Unknown):
                 raise operation
             operation(self)
-            if i.base in _COUNTED_LOADS and self.mask.any():
-                self._loads(i, at)
+            if is_first and i.base == "LDG" and self.mask[0]:
+                self._loads(i)
             at += 1
 
-    def _loads(self, i: Instruction, at: int) -> None:
-        first, size = int(i.operands[0][1:]) if i.operands[0] != "RZ" else -1, bytes_of(i)
+    def _loads(self, i: Instruction) -> None:
+        first, size = register_file(i.operands[0])[1], bytes_of(i)
+        self.counts.read += size
         for k in range(max(1, size // 4)):
-            self._pending[first + k] = (at, size, self._step)
+            self._pending[first + k] = (self._step, size, self._is_far)
 
     def _waits(self, touched: frozenset[int]) -> None:
-        """The first use of what is still on the way: how much of it there is, and for how long it has been."""
-        used = {self._pending[r] for r in touched if r in self._pending}
-        used = {load for load in used if load[2] != self._step}
-        if not used:
-            return
-        self.counts.in_flight.append(sum(size for _, size, _ in set(self._pending.values())))
-        self.counts.distance += [self._step - step for _, _, step in used]
-        self._pending = {r: load for r, load in self._pending.items() if load not in used}
+        """The first use of a value that is on the way. What was asked for before comes with it, or soon after."""
+        used = [self._pending[r][0] for r in touched if r in self._pending]
+        if used:
+            loads = set(self._pending.values())
+            self.counts.in_flight.append(sum(size for _, size, _ in loads))
+            self.counts.ahead.append(self._step - max(used))
+            self.counts.far.append(any(far for _, _, far in loads))
+            self._pending = {}
 
     def _part_ways(self, at: int, target: int, split: _Split, taken: np.ndarray) -> int | None:
         if taken.all() or not (split.mask & ~taken).any():

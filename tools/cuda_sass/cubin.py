@@ -12,35 +12,17 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-WIDTH = 16  # bytes of an instruction
+from .operations import Instruction
+
 # Attributes in .nv.info: where in bank 0 a kernel's parameters lie; the registers of a thread.
 _PARAMETERS, _REGISTERS = 0x0A, 0x2F
 _ADDRESS = 2  # a relocation: 64 bits of an address
-
-
-@dataclass(frozen=True)
-class Instruction:
-    opcode: str  # with its modifiers: IMAD.WIDE.U32
-    operands: tuple[str, ...]
-    predicate: str  # "P0", "!UP1"; empty for none
-
-    @cached_property
-    def base(self) -> str:
-        return self.opcode.split(".")[0]
-
-    @cached_property
-    def modifiers(self) -> frozenset[str]:
-        return frozenset(self.opcode.split(".")[1:])
-
-    def __str__(self) -> str:
-        return f"{'@' + self.predicate + ' ' if self.predicate else ''}{self.opcode} {', '.join(self.operands)}"
 
 
 @dataclass

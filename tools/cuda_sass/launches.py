@@ -52,28 +52,44 @@ def emulate() -> str:
 
 
 @contextmanager
-def handed_over(library: str, multiprocessors: int, take: Callable[[Launch], bool]) -> Iterator[None]:
-    """Within: each launch is given to `take`, and runs as C++ where that returns False."""
+def handed_over(
+    library: str, take: Callable[[Launch], bool], multiprocessors: int, in_double: bool = True
+) -> Iterator[None]:
+    """Within: each launch for such a device is given to `take`, and runs as C++ where that returns False."""
     switch = ctypes.CDLL(library).sinpe_cuda_on_host
+    switch.argtypes = [ctypes.c_int32, ctypes.c_int32, _Taken]
     failures: list[BaseException] = []
 
     def taken(launch: ctypes._Pointer[_Launch]) -> bool:
         it = launch.contents
         try:
-            body = ctypes.string_at(it.bytes, it.size)
-            return take(Launch(_name(it.body.decode()), body, it.blocks, it.threads))
+            return take(Launch(_name(it.body.decode()), ctypes.string_at(it.bytes, it.size), it.blocks, it.threads))
         except BaseException as failure:  # C++ must not see it
             failures.append(failure)
             return True
 
     callback = _Taken(taken)
-    switch(ctypes.c_int32(multiprocessors), callback)
+    switch(multiprocessors, in_double, callback)
     try:
         yield
     finally:
-        switch(ctypes.c_int32(0), _Taken())
+        switch(0, -1, _Taken())
     if failures:
         raise failures[0]
+
+
+class Rare(ctypes.Structure):
+    """How often a kernel took its long way (csrc/cuda/on_host.h)."""
+
+    _fields_ = [("walks", ctypes.c_int64), ("careful_walks", ctypes.c_int64), ("careful_rows", ctypes.c_int64)]
+
+
+def rare(library: str) -> tuple[int, int, int]:
+    """Walks, careful ones, and the rows of these, since the process began."""
+    read = ctypes.CDLL(library).sinpe_cuda_rare
+    read.restype = ctypes.POINTER(Rare)
+    found = read().contents
+    return found.walks, found.careful_walks, found.careful_rows
 
 
 @lru_cache

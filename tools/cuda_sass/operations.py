@@ -10,11 +10,11 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-
-from .cubin import Instruction
 
 Fetch = Callable[[Any], Any]  # of a block: the operand's value, one number or one for each thread
 Operation = Callable[[Any], None]
@@ -24,6 +24,24 @@ u32, i32, u64, i64, f16, f32, f64 = np.uint32, np.int32, np.uint64, np.int64, np
 _libm = ctypes.CDLL("libm.so.6")
 _libm.fma.restype = ctypes.c_double
 _libm.fma.argtypes = [ctypes.c_double] * 3
+
+
+@dataclass(frozen=True)
+class Instruction:
+    opcode: str  # with its modifiers: IMAD.WIDE.U32
+    operands: tuple[str, ...]
+    predicate: str  # "P0", "!UP1"; empty for none
+
+    @cached_property
+    def base(self) -> str:
+        return self.opcode.split(".")[0]
+
+    @cached_property
+    def modifiers(self) -> frozenset[str]:
+        return frozenset(self.opcode.split(".")[1:])
+
+    def __str__(self) -> str:
+        return f"{'@' + self.predicate + ' ' if self.predicate else ''}{self.opcode} {', '.join(self.operands)}"
 
 
 class Unknown(NotImplementedError):

@@ -1,0 +1,78 @@
+"""What the CUDA kernels' machine code does, counted here without a card: `make cuda-sass`.
+
+Each case (cases.py) is called as a user would; its launch is handed over, and some of its blocks are run from the machine
+code that nvcc made for each architecture. Printed: instructions a sine-cosine pair or per 16 elements, set-up and
+everything included, and from them and the cards' rates (cards.py) the fraction of a copy or a fill of the same bytes that
+no card can exceed. Exit status 1 where a budget does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT)]
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make cuda-sass SASS_ARGS=...", description=__doc__)
+    parser.add_argument("cases", nargs="*", help="names or patterns; default: all")
+    parser.add_argument("--arch", type=int, nargs="*", help="80, 89, 90, 100, 120; default: all of them")
+    parser.add_argument("--no-check", action="store_true", help="count only; do not compare results with C++")
+    parser.add_argument("--no-budgets", action="store_true", help="exit status 0 whatever the budgets say")
+    parser.add_argument("--write", action="store_true", help="keep the tables in docs/cuda.md")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parsed()
+    from . import check, measure, report
+    from .cards import CARDS
+    from .cases import CASES, LONG_WAY
+    from .launches import emulate
+
+    started = time.monotonic()
+    first = {card.architecture: card for card in reversed(CARDS)}
+    architectures = arguments.arch or sorted(first)
+    folder = ROOT / "build" / "cuda-sass"
+    measure.compile_cubins(folder, architectures)
+    library = emulate()
+    chosen = [c for c in CASES if not arguments.cases or any(fnmatch.fnmatch(c.name, f"*{p}*") for p in arguments.cases)]
+    rows, long_ways, failures = [], [], []
+    for architecture in architectures:
+        card, machine = first[architecture], measure.Machine(folder, architecture)
+        if not arguments.no_check:
+            outcome = check.Outcome()
+            check.same_bits(machine, library, card.in_double, outcome)
+            check.barriers_matter(machine, library, outcome)
+            failures += [f"sm_{architecture}: {failure}" for failure in outcome.failures]
+            print(f"sm_{architecture} {outcome}", flush=True)
+        for case in chosen:
+            for dtype in case.dtypes:
+                figures = measure.measure(library, machine, case, dtype, card.multiprocessors, card.in_double)
+                rows.append(report.Row(case, dtype, architecture, figures))
+                print(report.line(rows[-1]), flush=True)
+        if architecture in (90, 89) and not arguments.cases:
+            cost = measure.long_way_cost(library, machine, card.in_double)
+            for case in CASES:
+                if case.name in LONG_WAY:
+                    units, found = measure.long_way(library, case, card.in_double)
+                    long_ways.append((case.name, "double" if card.in_double else "single", units, found, cost))
+    text, over = report.tables(rows)
+    text += "\n" + report.rare_table(long_ways) if long_ways else ""
+    (folder / "report.md").write_text(text)
+    print(f"\n{text}\n{time.monotonic() - started:.0f} s, kept in {folder / 'report.md'}")
+    if arguments.write:
+        report.write(text)
+    for title, lines in (("FAILED", failures), ("over budget", over)):
+        if lines:
+            print(f"{title}:", *lines, sep="\n  ")
+    return 1 if failures or (over and not arguments.no_budgets) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Cards, as far as a prediction needs them, and the prediction.
+
+A launch takes as long as the slowest of what it needs: the memory's time for its bytes, the issue slots for its
+instructions, each pipe for its own instructions, and the loads' latency where too few bytes are on the way (Little's
+law). That is the least it can take: what these share, wait for or lose is not in it, so a prediction is an upper bound.
+Rates are NVIDIA's (datasheets; throughput table of the CUDA C++ programming guide), in threads a clock and multiprocessor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+COPY = 0.9  # of the datasheet's bandwidth is what a copy reaches
+LATENCY = 700e-9  # seconds from a load to its value, the memory being busy
+NEAR = 25e-9  # the same from the L1 cache
+SLOTS = 4  # instructions a clock and multiprocessor, each for a warp
+GAP = 5  # clocks between two instructions of a warp that wait for each other
+LAUNCH = 2e-6  # seconds: an empty kernel
+
+
+@dataclass(frozen=True)
+class Card:
+    name: str
+    architecture: int
+    multiprocessors: int
+    clock: float  # GHz, boost
+    bandwidth: float  # TB/s
+    threads: int  # of a multiprocessor
+    shared: int  # bytes of a multiprocessor
+    fp64: int
+    fp32: int
+    conversions64: int  # from and to 64-bit types
+    in_double: bool  # the arithmetic of float32 rows, csrc/cuda/device.cu
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        return {
+            "fp64": self.fp64, "alu": 64, "fma": self.fp32, "imad": 64, "convert64": self.conversions64, "special": 16,
+            "memory": 32, "other": 128,
+        }  # fmt: skip
+
+
+CARDS = (
+    Card("A100", 80, 108, 1.41, 2.04, 2048, 164 << 10, 32, 64, 16, True),
+    Card("H100", 90, 132, 1.76, 3.35, 2048, 228 << 10, 64, 128, 16, True),
+    Card("H200", 90, 132, 1.76, 4.8, 2048, 228 << 10, 64, 128, 16, True),
+    Card("B200", 100, 148, 1.85, 8.0, 2048, 228 << 10, 64, 128, 16, True),
+    Card("RTX 4090", 89, 128, 2.52, 1.01, 1536, 100 << 10, 2, 128, 2, False),
+    Card("RTX 5090", 120, 170, 2.41, 1.79, 1536, 100 << 10, 2, 128, 2, False),
+)
+
+_PIPES = {
+    "alu": "LOP3 PLOP3 SHF IADD3 IADD ISETP SEL FSEL FSETP PRMT LEA VIADD VIADDMNMX VIMNMX IMNMX MOV IABS F2FP I2FP P2R R2P",
+    "imad": "IMAD",
+    "fma": "FFMA FADD FMUL HADD2 HFMA2 CS2R",
+    "fp64": "DADD DMUL DFMA DSETP",
+    "special": "MUFU I2F F2I F2F",
+    "memory": "LDG LDS LD STG STS ST LDC",
+}
+_PIPE = {name: pipe for pipe, names in _PIPES.items() for name in names.split()}
+
+
+def pipe_of(opcode: str) -> str:
+    base, *modifiers = opcode.split(".")
+    if base in ("I2F", "F2I", "F2F") and {"F64", "S64", "U64"} & set(modifiers):
+        return "convert64"
+    return _PIPE.get(base, "other")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all blocks of a launch do together, from what some of them did."""
+
+    blocks: int
+    threads: int  # of a block
+    registers: int
+    shared: int  # bytes of a block
+    issued: float  # instructions, each for a warp
+    by_pipe: Mapping[str, float]
+    in_flight: float  # bytes that are on the way to a thread with each of them that it waits for, on average
+    longest: float  # instructions of the longest warp met
+    far: float  # how often the thread that waits most often does so for memory
+    near: float  # and for what a neighbour of it has read
+    read: float  # bytes
+
+    def resident(self, card: Card) -> int:
+        """Blocks that a multiprocessor holds at once."""
+        registers = -(-self.registers // 8) * 8 * 32  # of a warp, given out by 256
+        by_registers = 65536 // (registers * -(-self.threads // 32))
+        by_shared = card.shared // max(1, self.shared + 1024)
+        return max(1, min(by_registers, by_shared, card.threads // self.threads, 32))
+
+    def waves(self, card: Card) -> float:
+        return self.blocks / (self.resident(card) * card.multiprocessors)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    seconds: float
+    by: str  # what takes longest
+    waves: float
+
+
+def predict(work: Work, moved: float, card: Card) -> Prediction:
+    """Of one launch that moves so many bytes of device memory."""
+    clocks = card.multiprocessors * card.clock * 1e9
+    each = {"memory": moved / (card.bandwidth * 1e12 * COPY), "issue": work.issued / SLOTS / clocks}
+    for pipe, count in work.by_pipe.items():
+        each[f"pipe {pipe}"] = count * 32 / card.rates[pipe] / clocks
+    resident = work.resident(card) * work.threads * card.multiprocessors
+    if work.in_flight:
+        each["latency"] = work.read / (min(resident, work.blocks * work.threads) * work.in_flight / LATENCY)
+    waves = work.waves(card)
+    each = {name: seconds * (math.ceil(waves) / waves if waves > 1 else 1) for name, seconds in each.items()}
+    each["the longest warp"] = work.longest * GAP / (card.clock * 1e9) + work.far * LATENCY + work.near * NEAR
+    by = max(each, key=lambda name: each[name])
+    return Prediction(LAUNCH + each[by], by, waves)

@@ -1,0 +1,161 @@
+"""The calls that are counted, at the shapes that the targets name, with the budgets for sm_90."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sinpe_ext as sinpe
+
+B, L, D = 32, 4096, 1024
+VOCABULARY = 32000
+PAIR, SIXTEEN, ROW = "sine-cosine pair", "16 elements", "row"
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is counted: `run`, whose launches are `kernels`, makes `units` of `unit` and moves `moved` bytes."""
+
+    run: Callable[[], object]
+    units: int
+    unit: str
+    moved: int
+    floor: str  # copy or fill of the same bytes; kernel: an empty one
+    read: int = 0  # bytes, of those moved
+    heaviest: int | None = None  # the block that takes longest, where that depends on the data
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    build: Callable[[torch.dtype], Call]
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+    kernel: str = ""  # the one launch that is counted, where a call has several
+    # What must hold for sm_90: the figure's name, and its limit for float32 and for 16 bits.
+    budgets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    blocks: int = 4  # that are run
+    beside: str = ""  # the case that this one may not be much slower than
+
+
+def _size(*shape: int, dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def table(dtype: torch.dtype) -> Call:
+    length = B * L
+    return Call(
+        lambda: sinpe.table(length, D, dtype=dtype), length * D // 2, PAIR, _size(length, D, dtype=dtype), "fill"
+    )
+
+
+def encode(dtype: torch.dtype) -> Call:
+    count, dim = 1_000_000, 128
+    at = torch.randint(2**20, (count,), generator=torch.Generator().manual_seed(0))
+    moved = _size(count, dim, dtype=dtype) + 8 * count
+    return Call(lambda: sinpe.encode(at, dim, dtype=dtype), count * dim // 2, PAIR, moved, "fill", 8 * count)
+
+
+def add(dtype: torch.dtype, *, positions: bool = False, shape: tuple[int, int, int] = (B, L, D), **given: Any) -> Call:
+    batch, length, dim = shape
+    x = torch.empty(shape, dtype=dtype)
+    if positions:
+        generator = torch.Generator().manual_seed(0)
+        given["positions"] = torch.stack([torch.randperm(length, generator=generator) for _ in range(batch)])
+    moved = 2 * _size(*shape, dtype=dtype)
+    units, unit = (batch * length * dim // 2, PAIR) if positions else (batch * length * dim // 16, SIXTEEN)
+    return Call(lambda: sinpe.add(x, **given), units, unit, moved, "copy", moved // 2)
+
+
+def dropout_backward(dtype: torch.dtype) -> Call:
+    x = torch.empty(B, L, D, dtype=dtype, requires_grad=True)
+    grad, moved = torch.empty(B, L, D, dtype=dtype), 2 * _size(B, L, D, dtype=dtype)
+    return Call(
+        lambda: sinpe.add(x, dropout=0.1, seed=1).backward(grad), B * L * D // 16, SIXTEEN, moved, "copy", moved // 2
+    )
+
+
+def _ids(*, of_text: bool) -> Tensor:
+    """Random ids; those of a text: the most frequent one is 6 % of it, the n-th about 1/n of that (Zipf's law)."""
+    generator = torch.Generator().manual_seed(0)
+    if not of_text:
+        return torch.randint(VOCABULARY, (B, L), generator=generator)
+    weights = 1 / (torch.arange(VOCABULARY) + 1.7)
+    return torch.multinomial(weights, B * L, replacement=True, generator=generator).view(B, L)
+
+
+def embed(dtype: torch.dtype, dropout: float = 0.0) -> Call:
+    ids, weight = _ids(of_text=True), torch.empty(VOCABULARY, D, dtype=dtype)
+    moved = 2 * _size(B, L, D, dtype=dtype) + 8 * B * L
+    given = {"dropout": dropout, "seed": 1} if dropout else {}
+    return Call(lambda: sinpe.embed(ids, weight, **given), B * L * D // 16, SIXTEEN, moved, "copy", moved // 2)
+
+
+def embed_backward(dtype: torch.dtype, *, of_text: bool) -> Call:
+    ids = _ids(of_text=of_text)
+    weight = torch.empty(VOCABULARY, D, dtype=dtype, requires_grad=True)
+    grad = torch.empty(B, L, D, dtype=dtype)
+    read, written = _size(B, L, D, dtype=dtype) + 8 * B * L, _size(VOCABULARY, D, dtype=dtype)
+    return Call(
+        lambda: sinpe.embed(ids, weight).backward(grad),
+        B * L * D // 16,
+        SIXTEEN,
+        read + written,
+        "copy",
+        read,
+        heaviest=0 if of_text else None,
+    )
+
+
+def alpha_gradient(dtype: torch.dtype) -> Call:
+    x, grad = torch.empty(B, L, D, dtype=dtype), torch.empty(B, L, D, dtype=dtype)
+    alpha = torch.ones(1, dtype=dtype, requires_grad=True)
+    read = _size(B, L, D, dtype=dtype)
+    return Call(
+        lambda: sinpe.add(x, alpha=alpha).backward(grad), B * L * D // 16, SIXTEEN, read + 8 * B * L, "copy", read
+    )
+
+
+def timesteps(dtype: torch.dtype) -> Call:
+    at = torch.linspace(0, 999, 8).long()
+    return Call(lambda: sinpe.encode(at, 320, dtype=dtype), 8 * 160, PAIR, _size(8, 320, dtype=dtype), "kernel", 64)
+
+
+def decode(dtype: torch.dtype) -> Call:
+    x = torch.empty(8, 1, 4096, dtype=dtype)
+    return Call(
+        lambda: sinpe.add(x, start=1000), 8 * 4096 // 16, SIXTEEN, 2 * _size(8, 4096, dtype=dtype), "kernel",
+        _size(8, 4096, dtype=dtype),
+    )  # fmt: skip
+
+
+TO_REACH = {"instructions": (75.0, 50.0)}
+# Loads that are issued before the random numbers are drawn have a hundred instructions to arrive.
+DROPPED = {"instructions": (300.0, 300.0), "alu": (160.0, 160.0), "ahead": (100.0, 100.0)}
+
+CASES = (
+    Case("table 131072x1024", table, budgets={"instructions": (60, 40)}),
+    Case("encode 1M random int64 x 128", encode, budgets=TO_REACH),
+    Case("add, positions of each token, 32x4096x1024", partial(add, positions=True), budgets=TO_REACH),
+    Case("add 32x4096x1024", add, budgets={"waves": (8, 8)}),
+    Case("add 32x512x1024", partial(add, shape=(32, 512, 1024))),
+    Case("add 256x197x768", partial(add, shape=(256, 197, 768))),
+    Case("add + dropout 32x4096x1024", partial(add, dropout=0.1, seed=1), budgets=DROPPED),
+    Case("its backward", dropout_backward, kernel="Apply<*,Unencoded*", budgets=DROPPED),
+    Case("embed, ids of a text, 32x4096x1024", embed, budgets={"waits": (2.2, 1.2)}),
+    Case("embed + dropout", partial(embed, dropout=0.1)),
+    Case("embed backward, random ids", partial(embed_backward, of_text=False), kernel="EmbedBackward<*", blocks=24),
+    Case("embed backward, ids of a text", partial(embed_backward, of_text=True), kernel="EmbedBackward<*", blocks=24,
+         beside="embed backward, random ids", budgets={"times embed backward, random ids": (1.3, 1.3)}),
+    Case("gradient of alpha (row_dots)", alpha_gradient, kernel="RowDots<*"),
+    Case("encode 8 timesteps x 320", timesteps, budgets={"empty kernels": (1.2, 1.2)}),
+    Case("decode step 8x1x4096", decode),
+    Case("table 131072x1024 float64", table, (torch.float64,)),
+)
+# Whose long way is counted.
+LONG_WAY = ("table 131072x1024", "encode 1M random int64 x 128", "add, positions of each token, 32x4096x1024")

@@ -1,0 +1,142 @@
+"""The machine code against the same kernels compiled as C++: one call after the other, the same bits or it says where.
+
+Then each barrier of each kernel is taken out: the threads must be seen to race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+import sinpe_ext as sinpe
+
+from .launches import Launch, handed_over
+from .measure import Machine
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+MULTIPROCESSORS = 1  # large tiles, few blocks
+
+
+@dataclass
+class Outcome:
+    calls: int = 0
+    blocks: int = 0
+    kernels: set[str] = field(default_factory=set)
+    barriers: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.calls} calls, {self.blocks} blocks of {len(self.kernels)} kernels run from their machine code: "
+            f"{len(self.failures)} differ from C++ or race; {self.barriers} barriers taken out one by one"
+        )
+
+
+def _x(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(shape or (3, 9, 64), generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def _ids() -> Tensor:
+    return torch.randint(11, (3, 9), generator=torch.Generator().manual_seed(2))
+
+
+def _embed(dtype: torch.dtype, dropout: float) -> list[Tensor]:
+    weight = _x(dtype, 11, 64).requires_grad_()
+    y = sinpe.embed(_ids(), weight, dropout=dropout, seed=3)
+    y.backward(_x(dtype))
+    assert weight.grad is not None
+    return [y.detach(), weight.grad]
+
+
+def _alpha(dtype: torch.dtype, dropout: float, *shape: int) -> list[Tensor]:
+    alpha = torch.full((1,), 0.5, dtype=dtype, requires_grad=True)
+    y = sinpe.add(_x(dtype, *shape), alpha=alpha, dropout=dropout, seed=3)
+    y.backward(torch.ones_like(y))
+    assert alpha.grad is not None
+    return [y.detach(), alpha.grad]
+
+
+GRID = sinpe.GridEncoding((sinpe.Encoding(16), sinpe.Encoding(16)))
+OWN = sinpe.Encoding(33, cos_frequency="own", layout="cos_sin", odd="pad", amplitude=0.3)
+HUGE = torch.arange(27).view(3, 9) * 10**15 - 3
+
+CALLS: dict[str, Callable[[torch.dtype], list[Tensor]]] = {
+    "table": lambda t: [sinpe.table(19, 96, dtype=t)],
+    "table, wide": lambda t: [sinpe.table(2, 2500, dtype=t)],
+    "table, own frequencies": lambda t: [sinpe.table(70, OWN, dtype=t, start=-30)],
+    "encode": lambda t: [sinpe.encode(torch.tensor([0, 1, 5, 10**12, -7]), 64, dtype=t)],
+    "encode, fractions": lambda t: [sinpe.encode(torch.linspace(-3, 1e5, 9, dtype=torch.float64), 30, dtype=t)],
+    "add": lambda t: [sinpe.add(_x(t), scale=0.5)],
+    "add, positions": lambda t: [sinpe.add(_x(t), positions=HUGE, padding_mask=HUGE % 4 == 0)],
+    "add, not aligned": lambda t: [sinpe.add(_x(t)[:, :, 1:30], dropout=0.3, seed=5, start=torch.tensor([1, 2, 3]))],
+    "add, channels first": lambda t: [sinpe.add(_x(t).mT.contiguous().mT, dropout=0.1, seed=1)],
+    "add, dropout": lambda t: [sinpe.add(_x(t), dropout=0.1, seed=5)],
+    "dropout": lambda t: [torch.autograd.grad((y := _x(t).requires_grad_(), sinpe.add(y, dropout=0.1, seed=1))[1].sum(), y)[0]],
+    "embed": lambda t: _embed(t, 0.0),
+    "embed, dropout": lambda t: _embed(t, 0.2),
+    "alpha": lambda t: _alpha(t, 0.0),
+    "alpha, dropout": lambda t: _alpha(t, 0.2),
+    "alpha, wide": lambda t: _alpha(t, 0.2, 1, 1, 2056),
+    "grid": lambda t: [sinpe.add(_x(t, 2, 5, 6, 32), GRID)],
+    "grid, channels first": lambda t: [sinpe.add(_x(t, 2, 32, 5, 6), GRID, channel_dim=1, dropout=0.1, seed=1)],
+}  # fmt: skip
+
+
+def same_bits(machine: Machine, library: str, in_double: bool, outcome: Outcome) -> None:
+    """Every call, in every type, with results from the machine code and from C++."""
+
+    def take(launch: Launch) -> bool:
+        _, races = machine.run(launch, range(launch.blocks))
+        outcome.blocks += launch.blocks
+        outcome.kernels.add(launch.name)
+        outcome.failures += [f"race: {race}" for race in races]
+        return True
+
+    for name, call in CALLS.items():
+        for dtype in TYPES:
+            with handed_over(library, lambda launch: False, MULTIPROCESSORS, in_double):
+                want = call(dtype)
+            with handed_over(library, take, MULTIPROCESSORS, in_double):
+                got = call(dtype)
+            outcome.calls += 1
+            for w, g in zip(want, got, strict=True):
+                if not _equal(w, g):
+                    places = (~_same(w, g)).nonzero()
+                    outcome.failures.append(
+                        f"{name}, {dtype}: {len(places)} of {w.numel()} elements differ, at {places[0].tolist()} "
+                        f"{g[tuple(places[0])].item()} is not {w[tuple(places[0])].item()}"
+                    )
+
+
+def _same(w: Tensor, g: Tensor) -> Tensor:
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[w.element_size()]
+    return (w.contiguous().view(bits) == g.contiguous().view(bits)) | (w.isnan() & g.isnan())
+
+
+def _equal(w: Tensor, g: Tensor) -> bool:
+    return bool(_same(w, g).all())
+
+
+def barriers_matter(machine: Machine, library: str, outcome: Outcome) -> None:
+    """Without any one of a kernel's barriers its threads race."""
+    missed: dict[tuple[str, int], bool] = {}
+
+    def take(launch: Launch) -> bool:
+        for barrier in range(machine.barriers(launch.name)):
+            if missed.get((launch.name, barrier), True):
+                try:
+                    _, races = machine.run(launch, [0], barrier)
+                except (RuntimeError, ArithmeticError, ValueError, IndexError):
+                    races = {"it does not run at all"}
+                missed[launch.name, barrier] = not races
+        return True
+
+    for call in CALLS.values():
+        for dtype in (torch.float32, torch.bfloat16):
+            with handed_over(library, take, MULTIPROCESSORS, True):
+                call(dtype)
+    outcome.barriers += len(missed)
+    outcome.failures += [f"{name}: nothing is seen without its barrier {n}" for (name, n), no in missed.items() if no]

@@ -1,0 +1,177 @@
+"""Runs some blocks of a case's launch from its machine code, and scales what they did to the whole launch."""
+
+from __future__ import annotations
+
+import fnmatch
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from . import cubin
+from .block import Block, Counts, Program
+from .cards import Work, pipe_of
+from .cases import Call, Case
+from .launches import Launch, handed_over, rare
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("table", "encode", "add", "add_grid", "dropout", "embed", "embed_backward", "row_dots")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one case, for one architecture."""
+
+    kernel: str
+    work: Work
+    call: Call
+    values: dict[str, float]  # by the names that budgets use
+    phases: list[float]  # instructions per unit before, between and after the barriers
+
+
+def compile_cubins(folder: Path, architectures: Iterable[int], sources: Iterable[str] = SOURCES) -> None:
+    """SOURCE.ARCHITECTURE.cubin of each, where it is missing or older than csrc; two at a time."""
+    from sinpe_ext.backend import cuda_compiler
+
+    nvcc = cuda_compiler.find_nvcc(None)
+    csrc = ROOT / "csrc"
+    newest = max(path.stat().st_mtime for path in csrc.rglob("*.*"))
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def compile_one(job: tuple[str, int]) -> None:
+        source, architecture = job
+        result = folder / f"{source}.{architecture}.cubin"
+        if result.exists() and result.stat().st_mtime > newest:
+            return
+        flags = [*cuda_compiler.compile_flags(), f"-I{csrc}", f"-I{csrc / 'include'}"]
+        command = [nvcc.path, "-cubin", f"-arch=sm_{architecture}", *flags, str(csrc / "cuda" / f"{source}.cu")]
+        partial = result.with_suffix(".part")
+        done = subprocess.run([*command, "-o", str(partial)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            sys.exit(f"cuda-sass: {' '.join(command)}\n{done.stdout}")
+        partial.replace(result)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(compile_one, [(source, a) for a in architectures for source in sources]))
+
+
+class Machine:
+    """The kernels of one architecture."""
+
+    def __init__(self, folder: Path, architecture: int, sources: Iterable[str] = SOURCES):
+        self.architecture = architecture
+        found = [kernel for source in sources for kernel in cubin.kernels(folder / f"{source}.{architecture}.cubin")]
+        self.kernels = {kernel.name: kernel for kernel in found}
+
+    @lru_cache(None)  # noqa: B019
+    def program(self, name: str) -> Program:
+        return Program(self.kernels[name], self.architecture)
+
+    def barriers(self, name: str) -> int:
+        return sum(i.base == "BAR" for i in self.kernels[name].code)
+
+    def run(self, launch: Launch, blocks: Iterable[int], drop_barrier: int | None = None) -> tuple[Counts, set[str]]:
+        """What these blocks of a launch did, and the races that were seen; their results are written."""
+        program = self.program(launch.name)
+        counts, races = Counts.of(program.kernel), set()
+        for index in blocks:
+            block = Block(program, launch.body, index, launch.threads, counts, drop_barrier)
+            block.run()
+            races |= block.races
+        return counts, races
+
+
+def long_way(library: str, case: Case, in_double: bool) -> tuple[int, tuple[int, int, int]]:
+    """The pairs of a case, and of them (walks, walks that were done with care, their pairs), counted in C++ on all of it."""
+    call, before = case.build(torch.float32), rare(library)
+    with handed_over(library, lambda launch: False, 132, in_double):
+        call.run()
+    walks, careful, rows = (after - old for after, old in zip(rare(library), before, strict=True))
+    return call.units, (walks, careful, rows)
+
+
+def long_way_cost(library: str, machine: Machine, in_double: bool) -> float:
+    """Instructions of a warp for one sample that is settled by exact arithmetic, its loop included: those of a row of
+    fractional positions, less those of none."""
+    import sinpe_ext as sinpe
+
+    positions = torch.tensor([0.25], dtype=torch.float64)
+    totals: list[int] = []
+
+    def take(launch: Launch) -> bool:
+        counts, _ = machine.run(launch, [0])
+        totals.append(counts.longest)
+        return True
+
+    with handed_over(library, take, 132, in_double):
+        sinpe.encode(positions, 64)
+        sinpe.encode(positions.long() + 7, 64)
+    return float(totals[0] - totals[1])
+
+
+def measure(
+    library: str, machine: Machine, case: Case, dtype: torch.dtype, multiprocessors: int, in_double: bool
+) -> Figures:
+    """The case's figures, from the blocks that it names. The call's other launches are not run."""
+    call = case.build(dtype)
+    found: list[tuple[Launch, Counts, Counts | None]] = []
+    names: list[str] = []
+
+    def take(launch: Launch) -> bool:  # here, while all that the launch points to is there
+        names.append(launch.name)
+        if fnmatch.fnmatchcase(launch.name, case.kernel or "*"):
+            step = launch.blocks / min(case.blocks, launch.blocks)
+            blocks = sorted({int((k + 0.5) * step) for k in range(min(case.blocks, launch.blocks))})
+            counts, races = machine.run(launch, blocks)
+            if races:
+                raise RuntimeError(f"{case.name}: threads race: {'; '.join(sorted(races))}")
+            heaviest = None if call.heaviest is None else machine.run(launch, [call.heaviest])[0]
+            found.append((launch, counts, heaviest))
+        return True
+
+    with handed_over(library, take, multiprocessors, in_double):
+        call.run()
+    if len(found) != 1:
+        raise RuntimeError(f"{case.name}: expected one launch of {case.kernel or 'a kernel'}, got {', '.join(names)}")
+    ((launch, counts, heavy),) = found
+    waits = len(counts.in_flight) / counts.blocks
+    slowest = counts if heavy is None else heavy
+    far = sum(slowest.far) / slowest.blocks
+    kernel = machine.kernels[launch.name]
+    pipes: dict[str, float] = defaultdict(float)
+    scale = launch.blocks / counts.blocks
+    for i, issued in zip(kernel.code, counts.issued.tolist(), strict=True):
+        pipes[pipe_of(i.opcode)] += issued * scale
+    work = Work(
+        launch.blocks,
+        launch.threads,
+        kernel.registers,
+        kernel.shared,
+        issued=float(counts.issued.sum()) * scale,
+        by_pipe=dict(pipes),
+        in_flight=sum(n * n for n in counts.in_flight) / max(1, sum(counts.in_flight)),
+        longest=slowest.longest,
+        far=far,
+        near=len(slowest.far) / slowest.blocks - far,
+        read=call.read,
+    )
+    each = 32 / call.units
+    values = {
+        "instructions": work.issued * each,
+        "fp64": pipes["fp64"] * each,
+        "alu": pipes["alu"] * each,
+        "fma": (pipes["imad"] + pipes["fma"]) * each,
+        "memory": pipes["memory"] * each,
+        "in flight": work.in_flight,
+        "ahead": median(counts.ahead) if counts.ahead else 0.0,
+        "waits": waits * launch.threads * launch.blocks / call.units,
+    }
+    phases = [n * scale * each for n in counts.by_phase.sum(1).tolist() if n]
+    return Figures(launch.name, work, call, values, phases)

@@ -1,0 +1,135 @@
+"""Figures as tables: what was counted, what follows for the cards, which budgets do not hold."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .cards import CARDS, COPY, LAUNCH, Card, predict
+from .cases import Case
+from .measure import ROOT, Figures
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
+BUDGETED = 90  # the architecture that budgets are for
+PAGE = ROOT / "docs" / "cuda.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    case: Case
+    dtype: torch.dtype
+    architecture: int
+    figures: Figures
+
+    @property
+    def title(self) -> str:
+        return f"{self.case.name}, {_NAMES[self.dtype]}" if "float64" not in self.case.name else self.case.name
+
+
+def line(row: Row) -> str:
+    """A row in short, for who watches."""
+    v = row.figures.values
+    return (
+        f"sm_{row.architecture:<3d} {row.title:58s} {v['instructions']:8.1f} per {row.figures.call.unit} "
+        f"({' + '.join(f'{n:.0f}' for n in row.figures.phases)}): "
+        f"fp64 {v['fp64']:.1f}, ALU {v['alu']:.1f}, memory {v['memory']:.1f}; {row.figures.work.registers} registers, "
+        f"{v['in flight']:.0f} B in flight, loads {v['ahead']:.0f} ahead"
+    )
+
+
+def _waves(row: Row) -> float:
+    return row.figures.work.waves(next(card for card in CARDS if card.architecture == row.architecture))
+
+
+def _seconds(row: Row) -> float:
+    card = next(card for card in CARDS if card.architecture == row.architecture)
+    return predict(row.figures.work, row.figures.call.moved, card).seconds
+
+
+def over_budget(row: Row, rows: list[Row]) -> list[str]:
+    """Which budgets do not hold; they are for sm_90."""
+    if row.architecture != BUDGETED:
+        return []
+    found = []
+    values = {**row.figures.values, "waves": _waves(row), "empty kernels": _seconds(row) / LAUNCH}
+    if row.case.beside:
+        (other,) = (r for r in rows if (r.case.name, r.dtype) == (row.case.beside, row.dtype) and r.architecture == BUDGETED)
+        values["times " + row.case.beside] = _seconds(row) / _seconds(other)
+    for name, limits in row.case.budgets.items():
+        limit, value = limits[row.dtype != torch.float32], values[name]
+        at_least = name in ("ahead", "waves")
+        if value < limit if at_least else value > limit:
+            sign = ">=" if at_least else "<="
+            found.append(f"{row.title}: {name} {value:.1f}, budget {sign} {limit:g}")
+    return found
+
+
+def _fraction(row: Row, card: Card) -> str:
+    call = row.figures.call
+    predicted = predict(row.figures.work, call.moved, card)
+    if call.floor == "kernel":
+        return f"{1e6 * predicted.seconds:.1f} us"
+    fraction = call.moved / (card.bandwidth * 1e12 * COPY) / predicted.seconds
+    cell = f"{100 * min(1.0, fraction):.0f} %, {predicted.by.removeprefix('pipe ')}"
+    return cell if fraction > 0.1 else f"{cell}: {1e3 * predicted.seconds:.1f} ms"
+
+
+def tables(rows: list[Row]) -> tuple[str, list[str]]:
+    """Markdown, and the budgets that do not hold."""
+    text: list[str] = []
+    counted = [row for row in rows if row.architecture == BUDGETED]
+    if counted:
+        head = ("sm_90", "per", "instructions", "FP64", "ALU", "FMA", "memory", "registers", "bytes in flight", "waves")
+        text += [_table_line(head), "|---|---|" + "---:|" * (len(head) - 2)]
+        for row in counted:
+            v, work = row.figures.values, row.figures.work
+            numbers = [v[name] for name in ("instructions", "fp64", "alu", "fma", "memory")]
+            cells = [row.title, row.figures.call.unit, *(f"{n:.1f}" if n < 100 else f"{n:.0f}" for n in numbers)]
+            text.append(_table_line([*cells, str(work.registers), f"{v['in flight']:.0f}", f"{_waves(row):.1f}"]))
+        text.append("")
+    cards = [card for card in CARDS if any(row.architecture == card.architecture for row in rows)]
+    text += [_table_line(("at most, and what bounds it", *(card.name for card in cards))), "|---" * (len(cards) + 1) + "|"]
+    for title in dict.fromkeys(row.title for row in rows):
+        by = {row.architecture: row for row in rows if row.title == title}
+        cells = [_fraction(by[card.architecture], card) if card.architecture in by else "" for card in cards]
+        text.append(_table_line([title, *cells]))
+    text.append("")
+    if len({row.architecture for row in rows}) > 1:
+        names = [f"sm_{a}" for a in sorted({row.architecture for row in rows})]
+        text += [_table_line(("instructions per unit", *names)), "|---|" + "---:|" * len(names)]
+        for title in dict.fromkeys(row.title for row in rows):
+            by_name = {f"sm_{row.architecture}": row for row in rows if row.title == title}
+            cells = [f"{by_name[n].figures.values['instructions']:.0f}" if n in by_name else "" for n in names]
+            text.append(_table_line([title, *cells]))
+        text.append("")
+    return "\n".join(text), [budget for row in rows for budget in over_budget(row, rows)]
+
+
+def rare_table(rows: list[tuple[str, str, int, tuple[int, int, int], float]]) -> str:
+    """What the blocks that were run may not have met: how often the long way is taken, counted in C++ on the whole case."""
+    text = [
+        "| the long way (exact arithmetic) | arithmetic | taken for | of | adds |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for name, arithmetic, units, (_, _, careful), each in rows:
+        text.append(
+            f"| {name} | {arithmetic} | {careful:,} pairs | {units:,} | {careful * each * 32 / units:.2f} instructions a pair |"
+        )
+    return "\n".join([*text, ""])
+
+
+def _table_line(cells: list[str] | tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def write(text: str, page: Path = PAGE) -> None:
+    """Between the marks in docs/cuda.md."""
+    begin, end = "<!-- make cuda-sass: begin -->", "<!-- make cuda-sass: end -->"
+    old = page.read_text()
+    new, count = re.subn(f"{begin}.*?{end}", lambda _: f"{begin}\n\n{text}\n{end}", old, flags=re.S)
+    if count != 1:
+        raise ValueError(f"{page} has no place marked {begin} ... {end}")
+    page.write_text(new)
