@@ -103,14 +103,7 @@ const char* arithmetic() { return in_double() ? "double" : "single"; }
 #if !defined(__CUDACC__)
 
 on_host::Settings& on_host::settings() {
-  static Settings settings = [] {
-    Settings s;
-    const char* text = std::getenv("SINPE_CUDA_ON_HOST");
-    if (text == nullptr || std::strcmp(text, "ascending") == 0) return s;
-    s.order = std::strcmp(text, "descending") == 0 ? Order::kDescending : Order::kShuffled;
-    s.seed = std::strtoull(text, nullptr, 10);
-    return s;
-  }();
+  static Settings settings;
   return settings;
 }
 
@@ -119,14 +112,19 @@ on_host::Rare& on_host::rare() {
   return rare;
 }
 
-std::vector<uint32_t> on_host::ordered(int64_t n, uint64_t salt) {
-  std::vector<uint32_t> order(static_cast<size_t>(n));
-  std::iota(order.begin(), order.end(), 0u);
-  if (settings().order == Order::kDescending) std::reverse(order.begin(), order.end());
-  if (settings().order == Order::kShuffled) {
-    std::shuffle(order.begin(), order.end(), std::mt19937_64(settings().seed * 0x9e3779b97f4a7c15u + salt));
-  }
-  return order;
+on_host::Order on_host::next_order() {
+  static std::atomic<uint32_t> launches{0};
+  const Order order = settings().order;
+  return order == Order::kVarying ? static_cast<Order>(launches++ % 3) : order;
+}
+
+std::vector<uint32_t> on_host::ordered(int64_t n, Order order, uint64_t salt) {
+  std::vector<uint32_t> numbers(static_cast<size_t>(n));
+  std::iota(numbers.begin(), numbers.end(), 0u);
+  if (order == Order::kDescending) std::reverse(numbers.begin(), numbers.end());
+  if (order == Order::kShuffled)
+    std::shuffle(numbers.begin(), numbers.end(), std::minstd_rand(static_cast<uint32_t>(salt) + 1));
+  return numbers;
 }
 
 #endif

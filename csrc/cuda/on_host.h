@@ -18,18 +18,18 @@ namespace sinpe {
 namespace cuda {
 namespace on_host {
 
-enum class Order : int32_t { kAscending, kDescending, kShuffled };
+// Of the threads of a block and of the blocks; kVarying: another of the three with every launch.
+enum class Order : int32_t { kAscending, kDescending, kShuffled, kVarying };
 
 struct Launch {
   const char* body;  // the functor's type, as typeid names it
   const void* bytes;
   int64_t size, blocks;
-  int32_t threads;
+  int32_t threads, phases;
 };
 
 struct Settings {
-  Order order = Order::kAscending;
-  uint64_t seed = 0;             // of kShuffled
+  Order order = Order::kVarying;
   int32_t dropped_barrier = -1;  // of a kernel: 0 for the one after the first phase, and so on; -1 for none
   int32_t multiprocessors = 0;   // of the device that is not there; 0: another number with every launch
   int32_t in_double = -1;        // whether float32 rows are made in double precision there; -1: arithmetic()'s default
@@ -44,11 +44,14 @@ struct Rare {
 };
 Rare& rare();
 
-// Of this process. SINPE_CUDA_ON_HOST=ascending, descending or a seed sets the order.
+// Of this process.
 Settings& settings();
 
-// 0, 1, ..., n - 1 in the order of the settings; `salt` tells one shuffle from the next.
-std::vector<uint32_t> ordered(int64_t n, uint64_t salt);
+// The order of the next launch: never kVarying.
+Order next_order();
+
+// 0, 1, ..., n - 1 in such an order; `salt` tells one shuffle from the next.
+std::vector<uint32_t> ordered(int64_t n, Order order, uint64_t salt);
 
 template <class Body, int kPhase>
 void run_phase(const Body& body, uint32_t block, int thread, typename Body::Shared& shared) {
@@ -59,22 +62,23 @@ void run_phase(const Body& body, uint32_t block, int thread, typename Body::Shar
 }
 
 template <class Body, int kPhase>
-void run_phases(const Body& body, uint32_t block, typename Body::Shared& shared) {
+void run_phases(const Body& body, uint32_t block, Order order, typename Body::Shared& shared) {
   if (kPhase == 0 || settings().dropped_barrier != kPhase - 1) {
-    for (const uint32_t thread : ordered(Body::kThreads, uint64_t{block} * Body::kPhases + kPhase))
+    for (const uint32_t thread : ordered(Body::kThreads, order, uint64_t{block} * Body::kPhases + kPhase))
       run_phase<Body, kPhase>(body, block, static_cast<int>(thread), shared);
   }
-  if constexpr (kPhase + 1 < Body::kPhases) run_phases<Body, kPhase + 1>(body, block, shared);
+  if constexpr (kPhase + 1 < Body::kPhases) run_phases<Body, kPhase + 1>(body, block, order, shared);
 }
 
 template <class Body>
 void run(const Body& body, int64_t blocks) {
-  const Launch launch{typeid(Body).name(), &body, sizeof body, blocks, Body::kThreads};
+  const Launch launch{typeid(Body).name(), &body, sizeof body, blocks, Body::kThreads, Body::kPhases};
   if (settings().taken != nullptr && settings().taken(&launch)) return;
   const std::unique_ptr<typename Body::Shared> shared(new typename Body::Shared);
-  for (const uint32_t block : ordered(blocks, 0)) {
+  const Order order = next_order();
+  for (const uint32_t block : ordered(blocks, order, 0)) {
     std::memset(static_cast<void*>(shared.get()), 0xff, sizeof *shared);  // as undefined as on a device: NaN
-    run_phases<Body, 0>(body, block, *shared);
+    run_phases<Body, 0>(body, block, order, *shared);
   }
 }
 

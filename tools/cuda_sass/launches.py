@@ -34,6 +34,7 @@ class _Launch(ctypes.Structure):
         ("size", ctypes.c_int64),
         ("blocks", ctypes.c_int64),
         ("threads", ctypes.c_int32),
+        ("phases", ctypes.c_int32),
     ]
 
 
