@@ -51,6 +51,16 @@ class Place:
     def randn(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.randn(shape, device=self.device, dtype=dtype)
 
+    def ids(self, *, of_text: bool) -> Tensor:
+        """Tokens of x's shape: in no order; or as a text has them, of which the most frequent word is 6 %, the n-th about
+        1/n of that (Zipf's law)."""
+        shape, generator = self.shape()[:2], torch.Generator().manual_seed(0)
+        if not of_text:
+            return torch.randint(VOCABULARY, shape, generator=generator).to(self.device)
+        weights = 1 / (torch.arange(VOCABULARY) + 1.7)
+        picked = torch.multinomial(weights, math.prod(shape), replacement=True, generator=generator)
+        return picked.view(shape).to(self.device)
+
 
 @dataclass(frozen=True)
 class CudaRow:
@@ -100,7 +110,7 @@ def table(place: Place, dtype: torch.dtype) -> Work:
 
 def roofline(place: Place, dtype: torch.dtype, *, copy: bool) -> Work:
     """The floors themselves: what torch's own copy and fill reach here. "Ours" is the floor once more: its spread."""
-    x = torch.zeros(place.elements, device=place.device, dtype=dtype)
+    x = place.randn(place.elements, dtype=dtype)
     y = torch.empty_like(x)
     call: Callable[[], object] = (lambda: y.copy_(x)) if copy else (lambda: y.fill_(1))
     return Work(call, call, (2 if copy else 1) * x.numel() * x.element_size())
@@ -222,11 +232,11 @@ def dropout(place: Place, dtype: torch.dtype, *, backward: bool = False) -> Work
     )
 
 
-def embed(place: Place, dtype: torch.dtype, *, drop: float = 0.0) -> Work:
+def embed(place: Place, dtype: torch.dtype, *, drop: float = 0.0, of_text: bool = False) -> Work:
     batch, length, dim = place.shape()
     encoding, scale = sinpe.Encoding(dim), math.sqrt(dim)
     weight = place.randn(VOCABULARY, dim, dtype=dtype) / scale
-    ids = torch.randint(VOCABULARY, (batch, length), device=place.device)
+    ids = place.ids(of_text=of_text)
     pe, seed = (
         sinpe.table(length, encoding, dtype=dtype, device=place.device),
         torch.tensor(1, device=place.device),
@@ -306,6 +316,8 @@ ROWS = (
                 (0.92, 0.88)[narrow], None, {"eager": 3.0, "torch.compile": 1.0}),
         CudaRow(f"cuda_embed_{s}", f"embed {s}", partial(embed, dtype=dtype), "y.copy_(x)",
                 (0.90, 0.85)[narrow], None, {"eager": None, "torch.compile": 1.0}),
+        CudaRow(f"cuda_embed_text_{s}", f"embed, ids of a text {s}", partial(embed, dtype=dtype, of_text=True),
+                "y.copy_(x)", (0.90, 0.85)[narrow], None, {"eager": None, "torch.compile": 1.0}),
         CudaRow(f"cuda_embed_dropout_{s}", f"embed + dropout {s}", partial(embed, dtype=dtype, drop=P),
                 "y.copy_(x)", None, None, {"eager": 4.0, "torch.compile": 1.0}),
         CudaRow(f"cuda_timesteps_{s}", f"encode 8 timesteps {s}", partial(timesteps, dtype=dtype), "fill_ of one",

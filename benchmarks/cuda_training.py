@@ -28,12 +28,12 @@ def with_gradients(run: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor
     return both
 
 
-def embed_backward(place: Place, dtype: torch.dtype) -> Work:
+def embed_backward(place: Place, dtype: torch.dtype, *, of_text: bool = False) -> Work:
     """embed + dropout and the dense gradient of weight, which is zeroed and summed: two copies are its floor."""
     batch, length, dim = place.shape()
     encoding, scale = sinpe.Encoding(dim), math.sqrt(dim)
     weight = (place.randn(cases.VOCABULARY, dim, dtype=dtype) / scale).requires_grad_()
-    ids = torch.randint(cases.VOCABULARY, (batch, length), device=place.device)
+    ids = place.ids(of_text=of_text)
     pe, seed = sinpe.table(length, encoding, dtype=dtype, device=place.device), torch.tensor(1, device=place.device)
     grad = place.randn(batch, length, dim, dtype=dtype)
     y = torch.empty_like(grad)
@@ -116,6 +116,13 @@ TRAINING_ROWS = tuple(
             f"cuda_embed_train_{s}",
             f"embed + dropout, backward {s}",
             partial(embed_backward, dtype=dtype),
+            "two copies",
+            peers={"eager": None, "torch.compile": None},
+        ),
+        CudaRow(
+            f"cuda_embed_train_text_{s}",
+            f"embed + dropout, ids of a text, backward {s}",
+            partial(embed_backward, dtype=dtype, of_text=True),
             "two copies",
             peers={"eager": None, "torch.compile": None},
         ),

@@ -1,42 +1,60 @@
 #!/usr/bin/env bash
-# Everything that needs a CUDA device, in one command: build, tests, compute-sanitizer, benchmark. Writes a log for each
-# step into $OUT, adds each result to $OUT/summary.txt at once, and goes on after a failure.
+# Everything that needs a CUDA device, in one command, the figures first: build, a smoke test, memcheck, the core of the
+# benchmark, a profile that says why a row misses, then the tests and the rest. Each step's log and result are kept at once
+# and packed into one archive, OUT/gpu_check.tar.gz; nothing that fails costs what comes after it.
 #
 #   benchmarks/gpu_check.sh                       # all of it, less than LIMIT seconds
 #   DRY_RUN=1 benchmarks/gpu_check.sh             # print the commands
 #
-# Where a call may take ten minutes only, on one machine so that later calls find the build of the first:
+# Where a call may take ten minutes only; a call that finds no library builds it first:
 #
-#   LIMIT=570 STEPS=build,info,tests benchmarks/gpu_check.sh
-#   LIMIT=570 STEPS=single,bench_double benchmarks/gpu_check.sh
-#   LIMIT=570 STEPS=memcheck,racecheck,initcheck benchmarks/gpu_check.sh
-#   LIMIT=570 STEPS=bench_single benchmarks/gpu_check.sh
-#   LIMIT=1000 STEPS=suite benchmarks/gpu_check.sh                    # the whole suite takes longer than that
+#   LIMIT=580 STEPS=first benchmarks/gpu_check.sh     # build, info, smoke, memcheck, core, profile
+#   LIMIT=580 STEPS=second benchmarks/gpu_check.sh    # tests, single, bench
+#   LIMIT=580 STEPS=third benchmarks/gpu_check.sh     # racecheck, initcheck, synccheck, bench_single
+#   LIMIT=1000 STEPS=suite benchmarks/gpu_check.sh    # the whole suite takes longer than that
 #
-#   OUT=benchmarks/results   where results go         PYTHON=python3        with torch, numpy, pytest; see docs/cuda.md
-#   LIMIT=1440               seconds for everything   BUILD=pip | jit       install in place, or compile on first use
-#   STEPS=...                of the names below       WHEELS=DIR            wheels to put on the path first; nothing is
-#                                                                           ever fetched from an index
+#   OUT=build       where results go         PYTHON=python3     with torch, numpy, pytest; see docs/cuda.md
+#   LIMIT=1440      seconds for everything   BUILD=pip | jit    install in place, or compile on first use
+#   STEPS=...       of the names below       WHEELS=DIR         wheels to put on the path first; nothing is ever fetched
+#                                                               from an index
+#   BENCH_ROWS=A,B           the rows of `core` and `variant`, instead of the usual ones
+#   VARIANT="-DSINPE_CUDA_WAVES=8"   flags of nvcc for the step `variant`: the same rows from a library built with them
+#
+# Afterwards: python -m benchmarks.gpu_results OUT/gpu_check.tar.gz [--write]   results file, tables, comparison
 #
 # Exit code: 0 every step passed or could not be checked (NOT CHECKED), 1 one failed, 2 nothing was run, 3 no failure but
 # steps left out for lack of time (INCOMPLETE).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
-ALL=build,info,tests,single,memcheck,racecheck,initcheck,bench_double,bench_single,suite
+FIRST=build,info,smoke,memcheck,core,profile
+SECOND=tests,single,bench
+THIRD=racecheck,initcheck,synccheck,bench_single
+ALL=$FIRST,$SECOND,$THIRD,suite
+CORE=cuda_copy_f32,cuda_copy_bf16,cuda_fill_f32,cuda_fill_bf16,cuda_table_f32,cuda_table_bf16,cuda_encode_f32,cuda_encode_bf16
+CORE+=,cuda_add_f32,cuda_add_bf16,cuda_positions_f32,cuda_positions_bf16,cuda_dropout_f32,cuda_dropout_bf16
+CORE+=,cuda_embed_f32,cuda_embed_bf16,cuda_embed_train_f32,cuda_embed_train_bf16,cuda_embed_train_text_f32,cuda_embed_train_text_bf16
+CORE+=,cuda_timesteps_f32,cuda_decode_f32
+PROFILED="cuda_table_f32 cuda_add_f32 cuda_positions_f32 cuda_dropout_bf16 cuda_embed_f32 cuda_embed_train_text_bf16"
+
 PYTHON=${PYTHON:-python3}
-OUT=${OUT:-benchmarks/results}
+OUT=${OUT:-build}
 LIMIT=${LIMIT:-1440}
 BUILD=${BUILD:-pip}
 STEPS=${STEPS:-$ALL}
-STEPS=${STEPS// /}
 DRY_RUN=${DRY_RUN:-0}
 WHEELS=${WHEELS:-}
+VARIANT=${VARIANT:-}
+CORE=${BENCH_ROWS:-$CORE}
 CHECK=benchmarks/sanitizer_subset.py
 
+STEPS=,${STEPS// /},
+STEPS=${STEPS//,first,/,$FIRST,} STEPS=${STEPS//,second,/,$SECOND,}
+STEPS=${STEPS//,third,/,$THIRD,} STEPS=${STEPS//,all,/,$ALL,}
+STEPS=${STEPS#,} STEPS=${STEPS%,}
 for name in ${STEPS//,/ }; do
-  case ",$ALL," in *",$name,"*) ;; *)
-    echo "gpu_check: STEPS: expected some of $ALL, got $name" >&2
+  case ",$ALL,variant," in *",$name,"*) ;; *)
+    echo "gpu_check: STEPS: expected some of first,second,third,$ALL,variant, got $name" >&2
     exit 2
     ;;
   esac
@@ -49,11 +67,18 @@ esac
 
 mkdir -p "$OUT" || exit 2
 OUT=$(cd "$OUT" && pwd)
+LOGS=$OUT/gpu_check
+mkdir -p "$LOGS" || exit 2
 START=$SECONDS
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 table='' failed=0 incomplete=0
 
 wants() { case ",$STEPS," in *",$1,"*) return 0 ;; *) return 1 ;; esac; }
+
+# One archive, whole at any time: who is stopped keeps what was measured.
+pack() {
+  tar -czf "$OUT/gpu_check.tar.gz.part" -C "$OUT" gpu_check && mv "$OUT/gpu_check.tar.gz.part" "$OUT/gpu_check.tar.gz"
+}
 
 record() { # name result note
   local line
@@ -61,14 +86,14 @@ record() { # name result note
   line=$(printf '%-14s %-11s %s' "$1" "$2" "$3")
   table+=$line$'\n'
   printf '== %s\n' "$line"
-  printf '%s\n' "$line" >>"$OUT/summary.txt"
+  printf '%s\n' "$line" >>"$LOGS/summary.txt"
+  pack
 }
 
-# step NAME SECONDS COMMAND...: run within the time that is left, output to $OUT/NAME.log.
+# step NAME SECONDS COMMAND...: run within the time that is left, output to gpu_check/NAME.log.
 step() {
   local name=$1 limit=$2 left=$((LIMIT - (SECONDS - START))) begin=$SECONDS code note
   shift 2
-  wants "$name" || return 0
   if [ "$left" -lt "$limit" ]; then limit=$left; fi
   if [ "$DRY_RUN" = 1 ]; then
     printf '[%s, %s s] %s\n' "$name" "$limit" "$*"
@@ -79,9 +104,9 @@ step() {
     return 0
   fi
   printf '== %s: %s\n' "$name" "$*"
-  timeout --kill-after=15 "$limit" "$@" >"$OUT/$name.log" 2>&1
+  timeout --kill-after=15 "$limit" "$@" >"$LOGS/$name.log" 2>&1
   code=$?
-  note="$((SECONDS - begin)) s; $(grep -v '^[[:space:]]*$' "$OUT/$name.log" | tail -n 1 | cut -c1-100)"
+  note="$((SECONDS - begin)) s; $(grep -v '^[[:space:]]*$' "$LOGS/$name.log" | tail -n 1 | cut -c1-100)"
   case $code in
     0) record "$name" PASS "$note" ;;
     77) record "$name" "NOT CHECKED" "$note" ;;
@@ -108,7 +133,24 @@ for device in ("cpu", "cuda"):
     assert found.backend == "compiled", device'
 }
 
-tests() { "$PYTHON" -m pytest -q -p no:cacheprovider --require-backend=cuda --tb=short -rs "$@"; }
+# One process for each file: an illegal access ends every later use of the device in its own. 77 of none is no failure.
+tests() { # options and files
+  local options=() code=0 file
+  for file in "$@"; do
+    case $file in
+      *.py | tests)
+        echo "== $file"
+        "$PYTHON" -m pytest -q -p no:cacheprovider --require-backend=cuda --tb=short -rs --maxfail=20 "${options[@]}" "$file"
+        case $? in 0 | 5) ;; *) code=1 ;; esac
+        ;;
+      *) options+=("$file") ;;
+    esac
+  done
+  return $code
+}
+
+# Each kernel a few times, an error where it happens.
+smoke() { CUDA_LAUNCH_BLOCKING=1 "$PYTHON" $CHECK; }
 
 sanitizer() { # tool
   local tool code help only=()
@@ -124,10 +166,11 @@ sanitizer() { # tool
   esac
   # Without torch's caching allocator an access beyond a tensor is one beyond an allocation.
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$tool" --tool "$1" "${only[@]}" --error-exitcode 9 "$PYTHON" $CHECK \
-    >"$OUT/$1.raw" 2>&1
+    >"$LOGS/$1.raw" 2>&1
   code=$?
-  tail -n 200 "$OUT/$1.raw"
-  if [ $code -ne 0 ] && grep -q "Device not supported" "$OUT/$1.raw"; then
+  tail -n 200 "$LOGS/$1.raw" >"$LOGS/$1.tail" && mv "$LOGS/$1.tail" "$LOGS/$1.raw"
+  cat "$LOGS/$1.raw"
+  if [ $code -ne 0 ] && grep -q "Device not supported" "$LOGS/$1.raw"; then
     echo "compute-sanitizer does not support this device or its driver"
     return 77
   fi
@@ -135,14 +178,57 @@ sanitizer() { # tool
   return $code
 }
 
-bench() { # arithmetic
-  SINPE_EXT_CUDA_ARITHMETIC=$1 "$PYTHON" -m benchmarks --device cuda -o "$OUT/cuda-$1.json"
+# bench ARITHMETIC FILE [ROWS]: groups of a few rows, each in a process of its own, so that an illegal access in one costs
+# no other; FILE.1.json, FILE.2.json, ...
+bench() {
+  local rows=${3:-} group=0 code=0 some=()
+  if [ -z "$rows" ]; then rows=$("$PYTHON" -c 'from benchmarks.cuda import ROWS; print(",".join(r.name for r in ROWS))') || return; fi
+  IFS=, read -ra rows <<<"$rows"
+  while [ ${#rows[@]} -gt 0 ]; do
+    some=("${rows[@]:0:6}") rows=("${rows[@]:6}") group=$((group + 1))
+    SINPE_EXT_CUDA_ARITHMETIC=$1 "$PYTHON" -m benchmarks --device cuda --rows "$(IFS=,; echo "${some[*]}")" \
+      -o "$LOGS/$2.$group.json" || code=1
+  done
+  return $code
+}
+
+# Why a row misses: the profiler's whole account of our first kernel in it, as text.
+profile() {
+  local tool row code=0
+  tool=$(command -v ncu || ls "${CUDA_HOME:-/usr/local/cuda}/bin/ncu" 2>/dev/null) || {
+    echo "ncu was not found"
+    return 77
+  }
+  for row in $PROFILED; do
+    echo "== $row"
+    "$tool" --clock-control none --profile-from-start off -k regex:sinpe -c 1 --set full \
+      "$PYTHON" -m benchmarks.one_row "$row" >"$LOGS/profile_$row.txt" 2>&1 || code=1
+    grep -E "Duration|Memory Throughput|Executed Ipc|Registers Per|Achieved Occ|ERR" "$LOGS/profile_$row.txt" | head -n 8
+  done
+  if grep -qs ERR_NVGPUCTRPERM "$LOGS"/profile_*.txt; then
+    echo "ncu may not read this device's counters"
+    return 77
+  fi
+  return $code
+}
+
+# The core rows from a library that nvcc built with other flags, in a copy of the tree.
+variant() {
+  local copy
+  if [ -z "$VARIANT" ]; then
+    echo "VARIANT is not set"
+    return 77
+  fi
+  copy=$(mktemp -d) && cp -R sinpe_ext csrc benchmarks tests "$copy" && rm -f "$copy"/sinpe_ext/*.so "$copy"/sinpe_ext/_build.json || return
+  echo "$VARIANT" >"$LOGS/variant.txt"
+  (cd "$copy" && export PYTHONPATH="$copy${PYTHONPATH:+:$PYTHONPATH}" NVCC_APPEND_FLAGS="$VARIANT" SINPE_EXT_CACHE_DIR="$copy/cache" &&
+    bench double variant "$CORE")
 }
 
 # What a step runs, by the name that `timeout` can call.
-export PYTHON OUT BUILD CHECK
-export -f build check_build tests sanitizer bench
-run() { local name=$1 limit=$2; shift 2; step "$name" "$limit" bash -c "$*"; }
+export PYTHON OUT LOGS BUILD CHECK CORE PROFILED VARIANT
+export -f build check_build tests smoke sanitizer bench profile variant
+run() { local name=$1 limit=$2; shift 2; wants "$name" || return 0; step "$name" "$limit" bash -c "$*"; }
 
 if [ -n "$WHEELS" ] && [ "$DRY_RUN" != 1 ]; then
   target=$(mktemp -d)
@@ -161,16 +247,16 @@ if [ "$DRY_RUN" != 1 ]; then
   export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-$capability}
   missing=$("$PYTHON" -c '
 import importlib
-for name in "numpy pytest pluggy iniconfig packaging hypothesis sortedcontainers mpmath".split():
+for name in "numpy pytest pluggy iniconfig packaging pygments hypothesis sortedcontainers mpmath".split():
     try:
         importlib.import_module(name)
     except Exception:
         print(name)')
   missing=" ${missing//$'\n'/ } "
   case $missing in *[![:space:]]*) echo "gpu_check: missing Python modules:${missing}(pass WHEELS=DIR)" ;; esac
-  case $missing in *" pytest "* | *" pluggy "* | *" iniconfig "* | *" packaging "* | *" numpy "*)
+  case $missing in *" pytest "* | *" pluggy "* | *" iniconfig "* | *" packaging "* | *" pygments "* | *" numpy "*)
     if wants tests || wants single || wants suite; then
-      echo "gpu_check: the steps tests, single and suite need pytest and numpy; pass WHEELS=DIR or choose other STEPS"
+      echo "gpu_check: the steps tests, single and suite need pytest, pygments and numpy; pass WHEELS=DIR or choose other STEPS"
       exit 2
     fi
     ;;
@@ -178,32 +264,41 @@ for name in "numpy pytest pluggy iniconfig packaging hypothesis sortedcontainers
   esac
   {
     printf '\ngpu_check, %s, LIMIT=%s STEPS=%s\n' "$(date -u '+%Y-%m-%d %H:%M')" "$LIMIT" "$STEPS"
+    printf 'commit %s\n' "$(git describe --always --dirty --abbrev=12 2>/dev/null || echo 'not known: no git here')"
     "$PYTHON" -c '
 import torch
 p = torch.cuda.get_device_properties(0)
 print(f"{p.name}, capability {p.major}.{p.minor}, torch {torch.__version__}, CUDA {torch.version.cuda}")'
     printf '%-14s %-11s %s\n' step result note
-  } >>"$OUT/summary.txt"
+  } >>"$LOGS/summary.txt"
+  # Without a library every step would compile it, under a sanitizer too.
+  if ! wants build && ! SINPE_EXT_JIT=0 check_build >/dev/null 2>&1; then STEPS=build,$STEPS; fi
 fi
 
 export SINPE_EXT_BUILD=cuda
-run build 420 build
+run build 300 build
 export SINPE_EXT_BUILD=
 run info 60 '"$PYTHON" -m sinpe_ext info && { nvidia-smi || true; }'
-run tests 420 tests tests/cuda/test_cuda_{parity,grid,runtime,bad_input,binding,dispatch,bench}.py
+run smoke 60 smoke
+run memcheck 120 sanitizer memcheck
+run core 240 'bench double core "$CORE"'
+run profile 150 profile
+run variant 300 variant
+# By name: "-k cuda" takes the CPU's half as well, for the files' names match.
+run tests 420 tests -k '"not cpu"' tests/cuda/test_cuda_{parity,grid,runtime,bad_input,binding,dispatch,bench}.py
 export SINPE_EXT_CUDA_ARITHMETIC=single
-# By name: "-k cuda" takes the CPU's half as well, for the file's name matches.
-run single 240 tests tests/cuda/test_cuda_parity.py tests/cuda/test_cuda_grid.py -k '"not cpu"'
+run single 240 tests -k '"not cpu"' tests/cuda/test_cuda_{parity,grid}.py
 unset SINPE_EXT_CUDA_ARITHMETIC
-for tool in memcheck racecheck initcheck; do run $tool 180 sanitizer $tool; done
-run bench_double 420 bench double
-run bench_single 420 bench single
+run bench 420 bench double double
+for tool in racecheck initcheck synccheck; do run $tool 180 sanitizer $tool; done
+run bench_single 420 bench single single
 run suite 900 tests tests
 
 if [ "$DRY_RUN" = 1 ]; then exit 0; fi
 end="$((SECONDS - START)) s"
 if [ $incomplete = 1 ]; then end+=", INCOMPLETE: steps left out for lack of time"; fi
-printf '%s\n' "$end" >>"$OUT/summary.txt"
-printf '\n%s%s\n' "$table" "$end"
+printf '%s\n' "$end" >>"$LOGS/summary.txt"
+pack
+printf '\n%s%s\nall of it: %s\n' "$table" "$end" "$OUT/gpu_check.tar.gz"
 if [ $failed = 1 ]; then exit 1; fi
 exit $((incomplete * 3))

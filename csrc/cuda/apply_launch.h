@@ -8,11 +8,15 @@
 namespace sinpe {
 namespace cuda {
 
-// Blocks that a device should be given where there is work for them: twice what it holds, so that the last ones do not
-// matter. More would make tiles of the encoding again that one block could have used for all of its slices.
+// Blocks that a device should be given where there is work for them: so many times what it holds, so that the last ones
+// do not matter. More would make tiles of the encoding again that one block could have used for all of its slices. A macro,
+// so that a card can compare two (benchmarks/gpu_check.sh, VARIANT).
+#if !defined(SINPE_CUDA_WAVES)
+#define SINPE_CUDA_WAVES 2
+#endif
 template <class Body>
 int64_t wanted_blocks() {
-  return int64_t{2} * Body::kBlocks * multiprocessors();
+  return int64_t{SINPE_CUDA_WAVES} * Body::kBlocks * multiprocessors();
 }
 
 inline Strides strides_of(const int64_t* strides, int rank) {

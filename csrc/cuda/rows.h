@@ -10,9 +10,12 @@
 namespace sinpe {
 namespace cuda {
 
+#if !defined(SINPE_CUDA_TILE_ROWS)  // as SINPE_CUDA_WAVES, cuda/apply_launch.h
+#define SINPE_CUDA_TILE_ROWS 64
+#endif
 constexpr int kThreads = 256;
-constexpr int kTile = 2048;    // values of a tile: an octet for each thread
-constexpr int kTileRows = 64;  // rows of a tile, at most
+constexpr int kTile = 2048;                      // values of a tile: an octet for each thread
+constexpr int kTileRows = SINPE_CUDA_TILE_ROWS;  // rows of a tile, at most
 
 // How tiles cover the rows and channels. Rows are counted over the batch as well where positions differ between samples.
 struct Tiling {

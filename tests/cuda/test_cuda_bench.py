@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,68 +103,3 @@ def test_a_stopped_run_keeps_what_it_measured(tmp_path: Path) -> None:
     assert cuda_run.brief({"error": "RuntimeError: no"}) == "FAILED, RuntimeError: no"
     peers = [{"name": "eager", "ratio": 0.77}]
     assert cuda_run.brief(entry(peers=peers)) == "0.2600 ms, 96 % of y.copy_(x), met, eager 0.77x"
-
-
-SCRIPT = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "gpu_check.sh"
-# Answers for Python: a device, and one step that fails.
-STUB = """#!/bin/sh
-case "$*" in
-  *get_device_capability*) echo 9.0 ;;
-  *get_device_properties*) echo "a card, torch 2" ;;
-  *"test_cuda_runtime"*) echo "2 failed"; exit 1 ;;
-  *sanitizer_subset*) exit 0 ;;
-esac
-"""
-
-
-def gpu_check(out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    own = ("STEPS", "LIMIT", "BUILD", "WHEELS", "DRY_RUN", "OUT", "PYTHON", "SINPE_EXT_CUDA_ARITHMETIC")
-    settings = {name: value for name, value in os.environ.items() if name not in own}
-    settings |= {"OUT": str(out), **environment}
-    return execute([SCRIPT], env=settings, status=None)
-
-
-def results_of(summary: str) -> dict[str, str]:
-    """Step -> the first word of its result."""
-    steps = "build info tests single memcheck racecheck initcheck bench_double bench_single suite".split()
-    lines = [line.split() for line in summary.splitlines()]
-    return {words[0]: words[1] for words in lines if words and words[0] in steps}
-
-
-@pytest.mark.skipif(not SCRIPT.is_file() or shutil.which("bash") is None, reason="needs a checkout and bash")
-def test_gpu_check(tmp_path: Path) -> None:
-    """A failed step costs no other one; the table and the exit code tell."""
-    planned = gpu_check(tmp_path, DRY_RUN="1")  # takes none of its settings from the environment of this run
-    assert planned.returncode == 0 and "--require-backend" not in planned.stdout
-    assert [line.split(",")[0] for line in planned.stdout.splitlines()][:3] == ["[build", "[info", "[tests"]
-    stub = tmp_path / "python"
-    stub.write_text(STUB)
-    stub.chmod(0o755)
-    done = gpu_check(tmp_path, PYTHON=str(stub))
-    summary = (tmp_path / "summary.txt").read_text()
-    results = results_of(summary)
-    assert done.returncode == 1 and results["tests"] == "FAIL" and "2 failed" in summary
-    assert {name: result for name, result in results.items() if name not in ("tests", "memcheck")} == dict.fromkeys(
-        ("build", "info", "single", "bench_double", "bench_single", "suite"), "PASS"
-    ) | {name: results[name] for name in ("racecheck", "initcheck")}
-    assert results["racecheck"] in ("PASS", "NOT", "FAIL")  # the tool itself needs a device
-    # A later call adds to the summary, and says what it had no time for.
-    late = gpu_check(tmp_path, PYTHON=str(stub), STEPS="info,tests", LIMIT="0")
-    added = (tmp_path / "summary.txt").read_text()
-    assert late.returncode == 3 and added.startswith(summary) and "INCOMPLETE" in late.stdout
-    assert results_of(added[len(summary) :]) == {"info": "INCOMPLETE", "tests": "INCOMPLETE"}
-
-
-@pytest.mark.skipif(not SCRIPT.is_file() or shutil.which("bash") is None, reason="needs a checkout and bash")
-def test_gpu_check_refuses(tmp_path: Path) -> None:
-    """Before any time is spent: an unknown step, a LIMIT that is no number, a Python without pytest."""
-    done = gpu_check(tmp_path, STEPS="build,test")
-    assert done.returncode == 2 and "STEPS: expected some of build,info,tests," in done.stderr
-    assert gpu_check(tmp_path, LIMIT="ten").returncode == 2
-    stub = tmp_path / "python"
-    stub.write_text(STUB.replace("esac", "  *sortedcontainers*) echo pytest ;;\nesac"))
-    stub.chmod(0o755)
-    done = gpu_check(tmp_path, PYTHON=str(stub), STEPS="info,tests")
-    assert done.returncode == 2 and "missing Python modules: pytest (pass WHEELS=DIR)" in done.stdout
-    assert not (tmp_path / "summary.txt").exists()
-    assert gpu_check(tmp_path, PYTHON=str(stub), STEPS="info").returncode == 0

@@ -1,0 +1,174 @@
+"""What gpu_check.sh brought back: `python -m benchmarks.gpu_results ARCHIVE [--write]`.
+
+Prints each step's result, the rows as a table, a variant beside what it varies, and of the rows that missed their target
+what the profiler saw. --write: keeps the figures as benchmarks/results/DATE-DEVICE-cuda.json and the table in
+docs/cuda.md, in the place of what was measured before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "cuda.md"
+MARKS = ("<!-- gpu_results: begin -->", "<!-- gpu_results: end -->")
+SEEN = re.compile(
+    r"Duration|Throughput|Ipc|Registers Per Thread|Occupancy|Elapsed Cycles|No Eligible|Warp Cycles Per Issued|stall"
+)
+
+
+class Unusable(Exception):
+    """The archive is none of gpu_check.sh's, or has no figures; the message is for the user."""
+
+
+def read(archive: Path) -> dict[str, str]:
+    """File name -> text."""
+    try:
+        with tarfile.open(archive) as packed:
+            members = [member for member in packed.getmembers() if member.isfile()]
+            return {
+                Path(member.name).name: packed.extractfile(member).read().decode(errors="replace")  # type: ignore[union-attr]
+                for member in members
+            }
+    except (OSError, tarfile.TarError) as error:
+        raise Unusable(f"archive: expected gpu_check.sh's gpu_check.tar.gz, got {archive}: {error}") from error
+
+
+def merged(files: Mapping[str, str], name: str) -> dict[str, Any] | None:
+    """The groups NAME.1.json, NAME.2.json, ... as one run; None where there are none."""
+    found: dict[str, Any] | None = None
+    for file in sorted(files, key=lambda n: [int(t) if t.isdigit() else 0 for t in n.split(".")]):
+        if re.fullmatch(rf"{name}\.\d+\.json", file):
+            run = json.loads(files[file])
+            if run.get("cuda") is None:
+                continue
+            if found is None:
+                found = run
+            else:
+                found["cuda"]["rows"] += run["cuda"]["rows"]
+    return found
+
+
+def together(files: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Run -> its figures: double (the core's rows, then the others'), single, variant."""
+    runs = {name: run for name in ("core", "double", "single", "variant") if (run := merged(files, name))}
+    if "core" in runs:
+        known = {row["name"] for row in runs["core"]["cuda"]["rows"]}
+        others = runs.pop("double", {"cuda": {"rows": []}})["cuda"]["rows"]
+        runs["core"]["cuda"]["rows"] += [row for row in others if row["name"] not in known]
+        runs["double"] = runs.pop("core")
+    if not runs:
+        raise Unusable("archive: expected the figures of a benchmark (core.1.json, ...), got none")
+    return runs
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """The row against its target, in the words of a table."""
+    if "error" in row:
+        return f"failed: {row['error']}"
+    if row["ratio_target"] is not None:
+        text = f"{1 / row['fraction']:.2f}x, target <= {row['ratio_target']:.2f}x"
+    elif row["fraction_target"] is not None:
+        text = f"{100 * row['fraction']:.0f} %, target {100 * row['fraction_target']:.0f} %"
+    else:
+        text = f"{100 * row['fraction']:.0f} %"
+    return text + {None: "", True: "", False: ", MISSED"}[row["met"]]
+
+
+def table(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Markdown: a line a row, with its floor and its peers."""
+    lines = []
+    for name in ("double", "single"):
+        if name not in runs:
+            continue
+        facts, machine = runs[name]["cuda"]["facts"], runs[name]["machine"]
+        lines += [
+            f"{facts['device']}, CUDA {facts['cuda']}, torch {machine['torch']}, arithmetic {facts['arithmetic']}, "
+            f"{machine['date'][:10]}:",
+            "",
+            "| case | ms | GB/s | of the floor | floor | against others |",
+            "|---|---:|---:|---|---|---|",
+        ]
+        for row in runs[name]["cuda"]["rows"]:
+            if "error" in row:
+                lines.append(f"| {row['title']} | | | {verdict(row)} | | |")
+                continue
+            peers = ", ".join(f"{peer['name']} {peer['ratio']:.2f}x" for peer in row["peers"])
+            numbers = f"{row['ours_ms']:.4g} | {row['gigabytes_a_second']:.0f}"
+            lines.append(f"| {row['title']} | {numbers} | {verdict(row)} | {row['floor']} | {peers} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def compared(runs: Mapping[str, Mapping[str, Any]], flags: str) -> str:
+    """A variant's rows beside the same of the usual library."""
+    usual = {row["name"]: row for row in runs["double"]["cuda"]["rows"] if "ours_ms" in row}
+    lines = [f"with {flags}, beside the usual library:"]
+    for row in runs["variant"]["cuda"]["rows"]:
+        if "ours_ms" in row and row["name"] in usual:
+            before = usual[row["name"]]["ours_ms"]
+            lines.append(f"  {row['title']:44s} {before:9.4f} -> {row['ours_ms']:9.4f} ms, {row['ours_ms'] / before:.3f}x")
+    return "\n".join(lines)
+
+
+def reasons(files: Mapping[str, str], runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of the rows that missed, what the profile says."""
+    missed = {row["name"] for run in runs.values() for row in run["cuda"]["rows"] if row.get("met") is False}
+    lines = []
+    for name in sorted(missed):
+        if f"profile_{name}.txt" in files:
+            lines.append(f"{name}, as the profiler saw it:")
+            lines += [f"  {line.strip()}" for line in files[f"profile_{name}.txt"].splitlines() if SEEN.search(line)][:24]
+    return "\n".join(lines)
+
+
+def keep(files: Mapping[str, str], runs: Mapping[str, Mapping[str, Any]], results: Path, page: Path) -> Path:
+    """The results file and the table in the page; the file's path."""
+    first = next(iter(runs.values()))
+    tag = re.sub(r"[^a-z0-9]+", "-", first["cuda"]["facts"]["device"].lower()).strip("-")
+    path = results / f"{first['machine']['date'][:10]}-{tag}-cuda.json"
+    commit = re.findall(r"^commit (.*)$", files.get("summary.txt", ""), re.M)
+    kept = {"commit": commit[-1] if commit else None, "summary": files.get("summary.txt", ""), "runs": runs}
+    text = page.read_text()
+    begin, end = MARKS
+    new, count = re.subn(
+        f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n\n{table(runs)}\n{end}", text, flags=re.S
+    )
+    if count != 1:
+        raise Unusable(f"{page} has no place marked {begin} ... {end}")
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+    page.write_text(new)
+    return path
+
+
+def main(arguments: Sequence[str] | None = None, results: Path | None = None, page: Path = PAGE) -> int:
+    """The exit code: 0 done, 1 an archive without figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_results", description=__doc__)
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("--write", action="store_true", help="keep the figures and the table")
+    options = parser.parse_args(arguments)
+    try:
+        files = read(options.archive)
+        print(files.get("summary.txt", "").strip())
+        runs = together(files)
+        print("\n" + table(runs))
+        if "variant" in runs and "double" in runs:
+            print(compared(runs, files.get("variant.txt", "other flags").strip()) + "\n")
+        print(reasons(files, runs))
+        if options.write:
+            print(f"written: {keep(files, runs, results or ROOT / 'benchmarks' / 'results', page)}, {page}")
+    except Unusable as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

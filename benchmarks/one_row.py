@@ -1,0 +1,30 @@
+"""`python -m benchmarks.one_row NAME`: a CUDA row's own call once, for a profiler that waits to be started (ncu
+--profile-from-start off)."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from .cuda import ROWS
+from .cuda_cases import Place
+
+
+def main(name: str, place: Place) -> None:
+    """The call three times; only the last one is to be profiled."""
+    (row,) = (row for row in ROWS if row.name == name)
+    with torch.no_grad():
+        ours = row.build(place).ours
+        ours(), ours()
+        if place.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+        ours()
+        if place.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Place(torch.device("cuda", torch.cuda.current_device())))

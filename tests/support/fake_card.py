@@ -1,0 +1,109 @@
+"""Stands in for Python on a machine with a card: what benchmarks/gpu_check.sh calls, as far as a machine without one goes.
+
+The benchmark's rows are measured, small, on the CPU; the sanitizer's subset runs there; tests are collected, not run. The
+build leaves a mark in FAKE_CARD, by which later calls find the library. FAKE_CARD_FAILS: a word; a call with it fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+BUILT = Path(os.environ["FAKE_CARD"]) / "built"
+
+
+def resolve() -> int:
+    """As gpu_check.sh's check_build: compiles where it may."""
+    if not BUILT.exists() and os.environ.get("SINPE_EXT_JIT") == "0":
+        return 1
+    BUILT.touch()
+    print("cuda: compiled (a card that is none)")
+    return 0
+
+
+def code(text: str) -> int:
+    if "get_device_capability" in text:
+        print("9.0")
+    elif "get_device_properties" in text:
+        print("a card, capability 9.0, torch 2, CUDA 13.0")
+    elif "loader.resolve" in text:
+        return resolve()
+    elif "import ROWS" in text:  # of all, a few
+        print("cuda_copy_f32,cuda_grid_f32,cuda_dropout_train_f32,cuda_embed_f32,cuda_embed_text_f32,cuda_alpha_train_f32,"
+              "cuda_add_f64")  # fmt: skip
+    else:
+        exec(text, {})
+    return 0
+
+
+def small() -> object:
+    """Rows of the benchmark at a size for tests."""
+    import torch
+
+    from benchmarks import cuda as cuda_run
+    from benchmarks import cuda_cases
+
+    for name, value in (("VOCABULARY", 64), ("LENGTH", 64), ("DIM", 32), ("ENCODED", 100)):
+        setattr(cuda_cases, name, value)
+    cuda_run.SAMPLE_SECONDS = 1e-4
+    torch.compile = lambda function: function  # type: ignore[assignment]
+    return cuda_cases.Place(torch.device("cpu"), 2**12)
+
+
+def benchmark(arguments: list[str]) -> int:
+    place = small()
+    from benchmarks import cuda as cuda_run
+    from benchmarks.machine import machine
+
+    rows = cuda_run.chosen(arguments[arguments.index("--rows") + 1].split(","))
+    measured = [cuda_run.measure(row, place, 1) for row in rows]  # type: ignore[arg-type]
+    facts = {"device": "A Card", "capability": "9.0", "cuda": "13.0", "how": "jit", "arithmetic": "double"}
+    run = {"machine": machine(), "cuda": {"facts": facts, "elements": 1, "rows": measured}}
+    Path(arguments[arguments.index("-o") + 1]).write_text(json.dumps(run))
+    print(cuda_run.report(run["cuda"]))
+    return 1 if any("error" in row for row in measured) else 0
+
+
+def module(name: str, arguments: list[str]) -> int:
+    if name == "pip":
+        return 0
+    if name == "benchmarks":
+        return benchmark(arguments)
+    if name == "benchmarks.one_row":
+        place = small()
+        from benchmarks.one_row import main
+
+        main(arguments[0], place)  # type: ignore[arg-type]
+        return 0
+    if name == "pytest":
+        given = [text for text in arguments if not text.startswith("--require-backend")]
+        return subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", *given]).returncode
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    fails = os.environ.get("FAKE_CARD_FAILS")
+    if fails and any(fails in text for text in arguments):
+        print("2 failed")
+        return 1
+    if arguments[0] == "-c":
+        return code(arguments[1])
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        return module(arguments[1], arguments[2:])
+    if "--count" in arguments:
+        print("sanitizer subset: 9 launches of 9 kernels of ours, 9 launches in all")
+        return 0
+    sys.argv = [arguments[0], "cpu"]
+    runpy.run_path(arguments[0], run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path.cwd()))
+    sys.exit(main(sys.argv[1:]))
