@@ -18,6 +18,7 @@ TSAN_ARGS ?=
 MATRIX_ARGS ?=
 FAULTS_ARGS ?=
 ASAN_ARGS ?=
+SASS_ARGS ?=
 FUZZ_MINUTES ?= 60
 FUZZ_ARGS ?=
 WHEEL_ARGS ?=
@@ -32,7 +33,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test test-all test-long train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp asan asan-cpp tsan exhaustive fuzz bad-input faults cuda-check wheels check-wheels record lint format clean distclean
+.PHONY: help demo test test-all test-long train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp asan asan-cpp tsan exhaustive fuzz bad-input faults cuda-check cuda-sass wheels check-wheels record lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -52,6 +53,7 @@ help:
 	@echo "make tsan    the C++ tests under ThreadSanitizer, with std::thread                TSAN_ARGS=--core"
 	@echo "make exhaustive   every float32 entry of d=512, n < 2^20, and more, against double-doubles   EXHAUSTIVE_ARGS=--write"
 	@echo "make cuda-check   what can be known of the CUDA library without a device; needs nvcc    CUDA_TORCH_WHEEL=FILE"
+	@echo "make cuda-sass   runs the kernels' machine code here: the same bits? how many instructions? needs nvcc   SASS_ARGS=\"--arch 90\""
 	@echo "make fuzz    property-based tests with new examples for FUZZ_MINUTES=60, in JOBS processes; Ctrl-C ends it   FUZZ_ARGS="
 	@echo "make bad-input   the tests of the bad-input catalogue alone, docs/reliability.md"
 	@echo "make faults   which tests find each of the hand-made faults in tests/faults            FAULTS_ARGS=\"--quick 07\""
@@ -118,6 +120,10 @@ cpp:
 # How it is done, what it downloads and how to go without: tools/cuda_check.py.
 cuda-check:
 	@$(call environment,test) && exec $$py tools/cuda_check.py
+
+# What the machine code of the CUDA kernels does, without a device: tools/cuda_sass.
+cuda-sass:
+	@$(call environment,cuda-sass) && cd tools && exec $$py -m cuda_sass $(SASS_ARGS)
 
 asan: asan-cpp
 	@$(call environment,test) && exec $$py tools/asan.py $(ASAN_ARGS)

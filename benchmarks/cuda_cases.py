@@ -52,8 +52,8 @@ class Place:
         return torch.randn(shape, device=self.device, dtype=dtype)
 
     def ids(self, *, of_text: bool) -> Tensor:
-        """Tokens of x's shape: in no order; or as a text has them, of which the most frequent word is 6 %, the n-th about
-        1/n of that (Zipf's law)."""
+        """Tokens of x's shape: in no order; or as a text has them, where the most frequent word is 6 % of all, and the
+        n-th about 1/n of that (Zipf's law)."""
         shape, generator = self.shape()[:2], torch.Generator().manual_seed(0)
         if not of_text:
             return torch.randint(VOCABULARY, shape, generator=generator).to(self.device)

@@ -1,7 +1,7 @@
 """What gpu_check.sh brought back: `python -m benchmarks.gpu_results ARCHIVE [--write]`.
 
-Prints each step's result, the rows as a table, a variant beside what it varies, and of the rows that missed their target
-what the profiler saw. --write: keeps the figures as benchmarks/results/DATE-DEVICE-cuda.json and the table in
+Prints each step's result, the rows as a table, a variant beside what it varies, and of the rows that missed their
+target what the profiler saw. --write: keeps the figures as benchmarks/results/DATE-DEVICE-cuda.json and the table in
 docs/cuda.md, in the place of what was measured before.
 """
 
@@ -32,11 +32,8 @@ def read(archive: Path) -> dict[str, str]:
     """File name -> text."""
     try:
         with tarfile.open(archive) as packed:
-            members = [member for member in packed.getmembers() if member.isfile()]
-            return {
-                Path(member.name).name: packed.extractfile(member).read().decode(errors="replace")  # type: ignore[union-attr]
-                for member in members
-            }
+            files = [(member.name, packed.extractfile(member)) for member in packed.getmembers() if member.isfile()]
+            return {Path(name).name: file.read().decode(errors="replace") for name, file in files if file is not None}
     except (OSError, tarfile.TarError) as error:
         raise Unusable(f"archive: expected gpu_check.sh's gpu_check.tar.gz, got {archive}: {error}") from error
 
@@ -113,8 +110,8 @@ def compared(runs: Mapping[str, Mapping[str, Any]], flags: str) -> str:
     lines = [f"with {flags}, beside the usual library:"]
     for row in runs["variant"]["cuda"]["rows"]:
         if "ours_ms" in row and row["name"] in usual:
-            before = usual[row["name"]]["ours_ms"]
-            lines.append(f"  {row['title']:44s} {before:9.4f} -> {row['ours_ms']:9.4f} ms, {row['ours_ms'] / before:.3f}x")
+            before, after = usual[row["name"]]["ours_ms"], row["ours_ms"]
+            lines.append(f"  {row['title']:44s} {before:9.4f} -> {after:9.4f} ms, {after / before:.3f}x")
     return "\n".join(lines)
 
 
@@ -125,7 +122,8 @@ def reasons(files: Mapping[str, str], runs: Mapping[str, Mapping[str, Any]]) -> 
     for name in sorted(missed):
         if f"profile_{name}.txt" in files:
             lines.append(f"{name}, as the profiler saw it:")
-            lines += [f"  {line.strip()}" for line in files[f"profile_{name}.txt"].splitlines() if SEEN.search(line)][:24]
+            told = [line.strip() for line in files[f"profile_{name}.txt"].splitlines() if SEEN.search(line)]
+            lines += [f"  {line}" for line in told[:24]]
     return "\n".join(lines)
 
 

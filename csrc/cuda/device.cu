@@ -58,6 +58,7 @@ int multiprocessors() {
   const int count = attribute(cudaDevAttrMultiProcessorCount, known_multiprocessors);
   return count > 0 ? count : 1;
 #else
+  on_host::noted().questions += 1;
   if (on_host::settings().multiprocessors > 0) return on_host::settings().multiprocessors;
   // No device: now few, now many, so that tests see work cut in every way. An odd number of them, since a launch asks twice.
   constexpr int kCounts[] = {1, 132, 6, 20, 48};
@@ -75,12 +76,14 @@ sinpe_status use_device(int device) {
   forgotten();
   return launch_failed(cudaGetErrorString(error));
 #else
+  on_host::noted().questions += 1;
   return device >= 0 ? SINPE_OK : launch_failed("a device has a number from 0 on");
 #endif
 }
 
 bool in_double() {
 #if !defined(__CUDACC__)
+  on_host::noted().questions += 1;
   if (on_host::settings().in_double >= 0) return on_host::settings().in_double != 0;
 #endif
   if (chosen_arithmetic() != Choice::kByDevice) return chosen_arithmetic() == Choice::kDouble;
@@ -107,9 +110,9 @@ on_host::Settings& on_host::settings() {
   return settings;
 }
 
-on_host::Rare& on_host::rare() {
-  static Rare rare{};
-  return rare;
+on_host::Noted& on_host::noted() {
+  static Noted noted{};
+  return noted;
 }
 
 on_host::Order on_host::next_order() {
@@ -140,5 +143,5 @@ extern "C" SINPE_API void sinpe_cuda_on_host(int32_t multiprocessors, int32_t in
   sinpe::cuda::on_host::settings().in_double = in_double;
   sinpe::cuda::on_host::settings().taken = taken;
 }
-extern "C" SINPE_API const sinpe::cuda::on_host::Rare* sinpe_cuda_rare() { return &sinpe::cuda::on_host::rare(); }
+extern "C" SINPE_API const sinpe::cuda::on_host::Noted* sinpe_cuda_noted() { return &sinpe::cuda::on_host::noted(); }
 #endif

@@ -31,9 +31,9 @@ bool in_double();
 // A walk of an oscillator down some rows, and how many of them it settled one by one. Counted on the host alone.
 SINPE_HD void note_walk(int32_t careful_rows) {
 #if !defined(__CUDACC__)
-  on_host::rare().walks += 1;
-  on_host::rare().careful_walks += careful_rows > 0 ? 1 : 0;
-  on_host::rare().careful_rows += careful_rows;
+  on_host::noted().walks += 1;
+  on_host::noted().careful_walks += careful_rows > 0 ? 1 : 0;
+  on_host::noted().careful_rows += careful_rows;
 #else
   (void)careful_rows;
 #endif

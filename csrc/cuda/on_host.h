@@ -36,13 +36,15 @@ struct Settings {
   bool (*taken)(const Launch*) = nullptr;  // true where it ran the launch itself
 };
 
-// How often a kernel took its long way, since the process began.
-struct Rare {
+// Since the process began: how often kernels took their long way, and what launches would ask a device.
+struct Noted {
   int64_t walks;          // of an oscillator down some rows
   int64_t careful_walks;  // of these, done again since a sample was left open, or done so from the start
   int64_t careful_rows;   // samples that they settled
+  int64_t questions;      // to the CUDA runtime
+  int64_t launches;
 };
-Rare& rare();
+Noted& noted();
 
 // Of this process.
 Settings& settings();
@@ -72,6 +74,7 @@ void run_phases(const Body& body, uint32_t block, Order order, typename Body::Sh
 
 template <class Body>
 void run(const Body& body, int64_t blocks) {
+  noted().launches += 1;
   const Launch launch{typeid(Body).name(), &body, sizeof body, blocks, Body::kThreads, Body::kPhases};
   if (settings().taken != nullptr && settings().taken(&launch)) return;
   const std::unique_ptr<typename Body::Shared> shared(new typename Body::Shared);

@@ -1,5 +1,5 @@
-"""benchmarks/gpu_check.sh, rehearsed without a card: stand-ins for Python on a machine with one (support/fake_card.py) and
-for the card's tools; and what is made of the archive that it brings back."""
+"""benchmarks/gpu_check.sh, rehearsed without a card: stand-ins for Python on a machine with one (support/fake_card.py)
+and for the card's tools; and what is made of the archive that it brings back."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ SCRIPT = REPOSITORY / "benchmarks" / "gpu_check.sh"
 FAKE = Path(__file__).resolve().parents[1] / "support" / "fake_card.py"
 FIRST = ["build", "info", "smoke", "memcheck", "core", "profile"]
 ORDER = [*FIRST, "tests", "single", "bench", "racecheck", "initcheck", "synccheck", "bench_single", "suite"]
+# Both tools run the program that comes after their own options.
+PROGRAM = 'while [ "${1#*python}" = "$1" ]; do shift; done'
 TOOLS = {
     "nvidia-smi": "echo a card",
-    # Both run the program that comes after their own options.
-    "compute-sanitizer": 'case $1 in --help) echo --kernel-regex; exit ;; esac\nwhile [ "${1#*python}" = "$1" ]; do shift; done\nexec "$@"',
-    "ncu": 'while [ "${1#*python}" = "$1" ]; do shift; done\n"$@" || exit\necho "    Duration   us   12.5"\necho "    Executed Ipc Active   2.1"',
+    "compute-sanitizer": f'case $1 in --help) echo --kernel-regex; exit ;; esac\n{PROGRAM}\nexec "$@"',
+    "ncu": f'{PROGRAM}\n"$@" || exit\necho "    Duration   us   12.5"\necho "    Executed Ipc Active   2.1"',
 }
 
 needs_bash = pytest.mark.skipif(
@@ -51,7 +52,8 @@ def card(tmp_path: Path) -> dict[str, str]:
 
 
 def gpu_check(**environment: str) -> subprocess.CompletedProcess[str]:
-    own = "STEPS LIMIT BUILD WHEELS DRY_RUN OUT PYTHON BENCH_ROWS VARIANT SINPE_EXT_CUDA_ARITHMETIC SINPE_EXT_JIT".split()
+    own = "STEPS LIMIT BUILD WHEELS DRY_RUN OUT PYTHON BENCH_ROWS VARIANT".split()
+    own += ["SINPE_EXT_CUDA_ARITHMETIC", "SINPE_EXT_JIT"]
     settings = {name: value for name, value in os.environ.items() if name not in own}
     return execute([SCRIPT], env=settings | environment, status=None)
 
@@ -80,7 +82,8 @@ def test_rehearsal(card: dict[str, str], tmp_path: Path, capsys: pytest.CaptureF
     out = Path(card["OUT"])
     steps = ",".join([*ORDER[:-1], "variant"])
     rows = "cuda_copy_f32,cuda_table_f32,cuda_embed_f32"
-    done = gpu_check(**card, STEPS=steps, BENCH_ROWS=rows, VARIANT="-DSINPE_CUDA_WAVES=8", FAKE_CARD_FAILS="cuda_runtime")
+    variant = "-DSINPE_CUDA_WAVES=8"
+    done = gpu_check(**card, STEPS=steps, BENCH_ROWS=rows, VARIANT=variant, FAKE_CARD_FAILS="cuda_runtime")
     found = results(out)
     assert done.returncode == 1 and list(found) == [*FIRST, "variant", *ORDER[6:-1]], done.stdout
     assert {name for name, result in found.items() if result != "PASS"} == {"tests"}, done.stdout + done.stderr
@@ -104,7 +107,8 @@ def test_rehearsal(card: dict[str, str], tmp_path: Path, capsys: pytest.CaptureF
     whole = json.loads(kept.read_text())
     assert list(whole["runs"]) == ["single", "variant", "double"] and whole["commit"]
     of_double = [row["name"] for row in whole["runs"]["double"]["cuda"]["rows"]]
-    assert of_double[:3] == rows.split(",") and "cuda_add_f64" in of_double and len(set(of_double)) == len(of_double)
+    assert of_double[:3] == rows.split(",") and "cuda_alpha_train_f32" in of_double
+    assert len(set(of_double)) == len(of_double)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text and "| table f32 |" in text
     missed = [row for row in whole["runs"]["double"]["cuda"]["rows"] if row["met"] is False]

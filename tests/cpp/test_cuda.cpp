@@ -1,5 +1,6 @@
 // The CUDA kernels' bodies against the CPU, on random calls: table, encode, add, dropout, embed. Once more by ctest with
 // SINPE_EXT_CUDA_ARITHMETIC=single.
+#include "cuda/on_host.h"
 #include "cuda_cases.h"
 
 namespace {
@@ -202,6 +203,16 @@ void test_type() {
   test_rows<T>();
 }
 
+// What a launch asks the CUDA runtime, beyond the launch itself: docs/cuda.md says how much.
+void test_questions() {
+  const TestPlan plan = make_plan(64, 0, false);
+  std::vector<float> out(64 * 8);
+  const sinpe::cuda::on_host::Noted before = sinpe::cuda::on_host::noted();
+  CHECK(sinpe::cuda::table(on_device(plan), 0, 8, SINPE_FLOAT32, out.data(), 64, nullptr) == SINPE_OK);
+  const sinpe::cuda::on_host::Noted after = sinpe::cuda::on_host::noted();
+  CHECK(after.launches - before.launches == 1 && after.questions - before.questions == 3);
+}
+
 }  // namespace
 
 int main() {
@@ -211,5 +222,6 @@ int main() {
   test_type<sinpe::float16>();
   test_refused();
   test_sizes();
+  test_questions();
   return check::finish((std::string("test_cuda, arithmetic ") + sinpe::cuda::arithmetic()).c_str());
 }

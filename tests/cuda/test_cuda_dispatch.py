@@ -6,11 +6,16 @@ look at a number (`item`, `nonzero`) fails and every copy between devices is see
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from children import REPOSITORY
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -198,6 +203,84 @@ def test_nothing_is_looked_at_or_copied(name: str, as_if: None) -> None:
     between = [call for call, devices in seen.calls if len(devices) > 1]
     assert not between, between
     assert any("sinpe_ext" in call for call in names) or name in ("float32 angle", "add of all")
+
+
+# A call's share of the host: docs/cuda.md has the table.
+HOSTED: dict[str, Callable[[], Callable[[], Any]]] = {
+    "add": lambda: partial(sinpe.add, random(B, S, D), ENCODING),
+    "add, dropout, int seed, float alpha": lambda: partial(
+        sinpe.add, random(B, S, D), ENCODING, dropout=0.1, seed=5, alpha=0.5
+    ),
+    "embed": lambda: partial(sinpe.embed, whole(B, S), random(V, D), ENCODING),
+    "encode, 8 timesteps": lambda: partial(sinpe.encode, whole(8), ENCODING),
+    "decode step": lambda: partial(sinpe.add, random(B, 1, D), ENCODING, start=7),
+    "decode step, layer": lambda: partial(LAYER, random(B, 1, D), start=7),
+}
+
+
+def random(*shape: int) -> Tensor:
+    return torch.empty(shape, device="cuda")
+
+
+LAYER = sinpe.SinusoidalPositionalEncoding(D).eval()
+QUESTIONS = ("current_device", "is_current_stream_capturing", "synchronize", "get_device_properties")
+# What torch's other operators launch: a kernel, a fill or a copy.
+LAUNCHES_NOTHING = "empty view expand as_strided detach reshape alias unsqueeze select slice permute transpose".split()
+
+
+def share_of_the_host(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """(questions to the CUDA runtime from Python, kernels beside ours, functions of the package) of a warm call."""
+    asked: list[str] = []
+    for name in QUESTIONS:
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: asked.append(name) or 0)
+    call(), call()
+    asked.clear()
+    with Seen() as seen:
+        call()
+    questions = len(asked)
+    of_torch = [n.removeprefix("aten.") for n, devices in seen.calls if "cuda" in devices and n.startswith("aten.")]
+    beside = [n for n in of_torch if not n.removeprefix("_").removeprefix("new_").startswith(tuple(LAUNCHES_NOTHING))]
+    entered: list[str] = []
+    package = str(Path(sinpe.__file__).parent)
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package) and not is_fake(frame):
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return questions, len(beside), len(entered)
+
+
+def is_fake(frame: FrameType | None) -> bool:
+    """Whether a function is called for fake tensors alone."""
+    while frame is not None:
+        if "_subclasses" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_a_calls_share_of_the_host(name: str, as_if: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/cuda.md says, which is to be changed with it."""
+
+    def new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Any) -> Tensor:
+        words = make()
+        return device_constants._copies.setdefault((key, device), torch.empty_like(words, device=device))
+
+    monkeypatch.setattr(device_constants, "_copies", {})
+    monkeypatch.setattr(device_constants, "_new", new)
+    monkeypatch.setattr(plan_words, "on_device", device_constants.on_device)
+    call = HOSTED[name]()
+    with torch.no_grad():
+        questions, beside, functions = share_of_the_host(call, monkeypatch)
+    page = (REPOSITORY / "docs" / "cuda.md").read_text()
+    row = f"| {name} | {questions} | {beside} | {functions} |"
+    assert row in page, f"docs/cuda.md lacks the row {row}"
 
 
 @pytest.mark.parametrize("seed", ["tensor", "generator"])

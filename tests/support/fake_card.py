@@ -1,7 +1,7 @@
-"""Stands in for Python on a machine with a card: what benchmarks/gpu_check.sh calls, as far as a machine without one goes.
+"""Stands in for Python on a machine with a card: what benchmarks/gpu_check.sh calls, as far as one without it goes.
 
-The benchmark's rows are measured, small, on the CPU; the sanitizer's subset runs there; tests are collected, not run. The
-build leaves a mark in FAKE_CARD, by which later calls find the library. FAKE_CARD_FAILS: a word; a call with it fails.
+The benchmark's rows are measured, small, on the CPU; the sanitizer's subset runs there; tests are collected, not run.
+The build leaves a mark in FAKE_CARD, by which later calls find the library. FAKE_CARD_FAILS: calls with this word fail.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def code(text: str) -> int:
     elif "loader.resolve" in text:
         return resolve()
     elif "import ROWS" in text:  # of all, a few
-        print("cuda_copy_f32,cuda_grid_f32,cuda_dropout_train_f32,cuda_embed_f32,cuda_embed_text_f32,cuda_alpha_train_f32,"
-              "cuda_add_f64")  # fmt: skip
+        print(",".join(f"cuda_{row}_f32" for row in "copy grid dropout_train embed embed_text alpha_train".split()))
     else:
         exec(text, {})
     return 0

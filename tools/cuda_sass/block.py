@@ -2,7 +2,7 @@
 
 Threads that are at the same instruction run it together, as rows of NumPy arrays; a warp's instruction counts once,
 however many of its threads take part, and twice where a branch has parted them. Device memory is this process's own.
-Shared memory begins poisoned. What two threads write and read of it without a barrier between them is reported as a race.
+Shared memory begins poisoned. What two threads write and read of it without a barrier between them is a race, and told.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Block:
         self.epoch = 1  # of barriers, for races: who wrote and who read a byte since the last one
         self._writer = np.full((2, len(self.shared)), -1, np.int64)
         self._reader = np.full((2, len(self.shared)), -1, np.int64)
-        self._pending: dict[int, tuple[int, int, bool]] = {}  # register of the first thread: step of the load, bytes, far?
+        self._pending: dict[int, tuple[int, int, bool]] = {}  # thread 0's register: step of its load, bytes, far?
         self._lines: set[int] = set()  # of device memory that the block has read
         self._is_far = False
         self._step = 0
@@ -209,8 +209,8 @@ class Block:
             raise BadAccess(f"{self.place()}: address {where[(where % width != 0)][0]:#x} of {width} bytes")
         if space == "generic":
             is_shared = where >> 32 == _WINDOW
-            parts = [(threads[~is_shared], where[~is_shared], None), (threads[is_shared], where[is_shared] & 0xFFFFFFFF, 1)]
-            return [part for t, w, s in parts if len(t) for part in [self._part(t, w, width, s is not None)]]
+            parts = ((~is_shared, False), (is_shared, True))
+            return [self._part(threads[p], where[p] & (2**32 - 1 if s else -1), width, s) for p, s in parts if p.any()]
         return [self._part(threads, where, width, space == "shared")]
 
     def _part(self, threads: np.ndarray, where: np.ndarray, width: int, shared: bool) -> tuple[Any, Any, Any]:
@@ -219,7 +219,8 @@ class Block:
                 raise BadAccess(f"{self.place()}: {where.min():#x} to {where.max():#x} is no memory")
             return threads, where, None
         if where.min() < self.base or where.max() + width > len(self.shared):
-            raise BadAccess(f"{self.place()}: shared memory from {self.base:#x} to {len(self.shared):#x}, got {where.max():#x}")
+            whole = f"{self.base:#x} to {len(self.shared):#x}"
+            raise BadAccess(f"{self.place()}: shared memory is {whole}, got {where.min():#x} to {where.max():#x}")
         return threads, where, self.shared
 
     def _watch(self, threads: np.ndarray, where: np.ndarray, width: int, written: bool) -> None:
@@ -399,7 +400,8 @@ class Block:
         for split in self._at_barrier:
             waiting |= split.mask
         if not self._at_barrier or (self._live & ~waiting).any():
-            raise Stuck(f"{self.program.kernel.name}: {int((self._live & ~waiting).sum())} threads never come to a barrier")
+            missing = int((self._live & ~waiting).sum())
+            raise Stuck(f"{self.program.kernel.name}: {missing} threads never come to a barrier")
         places = {split.at for split in self._at_barrier}
         self._ready = [
             _Split(at, np.logical_or.reduce([s.mask for s in self._at_barrier if s.at == at])) for at in places

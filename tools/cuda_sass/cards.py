@@ -3,7 +3,8 @@
 A launch takes as long as the slowest of what it needs: the memory's time for its bytes, the issue slots for its
 instructions, each pipe for its own instructions, and the loads' latency where too few bytes are on the way (Little's
 law). That is the least it can take: what these share, wait for or lose is not in it, so a prediction is an upper bound.
-Rates are NVIDIA's (datasheets; throughput table of the CUDA C++ programming guide), in threads a clock and multiprocessor.
+Rates are NVIDIA's (datasheets; throughput table of the CUDA C++ programming guide), in threads a clock and
+multiprocessor.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ CARDS = (
 )
 
 _PIPES = {
-    "alu": "LOP3 PLOP3 SHF IADD3 IADD ISETP SEL FSEL FSETP PRMT LEA VIADD VIADDMNMX VIMNMX IMNMX MOV IABS F2FP I2FP P2R R2P",
+    "alu": "LOP3 PLOP3 SHF IADD3 IADD ISETP SEL FSEL FSETP PRMT LEA VIADD VIADDMNMX VIMNMX IMNMX MOV IABS F2FP I2FP "
+    "P2R R2P",
     "imad": "IMAD",
     "fma": "FFMA FADD FMUL HADD2 HFMA2 CS2R",
     "fp64": "DADD DMUL DFMA DSETP",

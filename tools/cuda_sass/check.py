@@ -51,6 +51,11 @@ def _embed(dtype: torch.dtype, dropout: float) -> list[Tensor]:
     return [y.detach(), weight.grad]
 
 
+def _dropout(dtype: torch.dtype) -> list[Tensor]:
+    x = _x(dtype).requires_grad_()
+    return list(torch.autograd.grad(sinpe.add(x, dropout=0.1, seed=1), x, _x(dtype)))
+
+
 def _alpha(dtype: torch.dtype, dropout: float, *shape: int) -> list[Tensor]:
     alpha = torch.full((1,), 0.5, dtype=dtype, requires_grad=True)
     y = sinpe.add(_x(dtype, *shape), alpha=alpha, dropout=dropout, seed=3)
@@ -74,7 +79,7 @@ CALLS: dict[str, Callable[[torch.dtype], list[Tensor]]] = {
     "add, not aligned": lambda t: [sinpe.add(_x(t)[:, :, 1:30], dropout=0.3, seed=5, start=torch.tensor([1, 2, 3]))],
     "add, channels first": lambda t: [sinpe.add(_x(t).mT.contiguous().mT, dropout=0.1, seed=1)],
     "add, dropout": lambda t: [sinpe.add(_x(t), dropout=0.1, seed=5)],
-    "dropout": lambda t: [torch.autograd.grad((y := _x(t).requires_grad_(), sinpe.add(y, dropout=0.1, seed=1))[1].sum(), y)[0]],
+    "dropout": _dropout,
     "embed": lambda t: _embed(t, 0.0),
     "embed, dropout": lambda t: _embed(t, 0.2),
     "alpha": lambda t: _alpha(t, 0.0),

@@ -1,4 +1,4 @@
-"""A cubin as nvcc writes it: its kernels, their instructions as nvdisasm prints them, their constants and their needs."""
+"""A cubin as nvcc writes it: its kernels, their instructions as nvdisasm prints them, constants, registers, memory."""
 
 from __future__ import annotations
 

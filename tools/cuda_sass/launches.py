@@ -1,8 +1,8 @@
 """Calls of the library on this machine, whose launches are handed over instead of run.
 
-The library is the CUDA kernels compiled as plain C++ (csrc/cuda/on_host.h), in the place of the CPU's. What it would launch
-comes with the bytes of the kernel's argument, in which the pointers are this process's: machine code that is run here
-(block.py) reads the call's tensors and writes its results.
+The library is the CUDA kernels compiled as plain C++ (csrc/cuda/on_host.h), in the place of the CPU's. What it would
+launch comes with the bytes of the kernel's argument, in which the pointers are this process's: machine code that is run
+here (block.py) reads the call's tensors and writes its results.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ def handed_over(
         raise failures[0]
 
 
-class Rare(ctypes.Structure):
-    """How often a kernel took its long way (csrc/cuda/on_host.h)."""
+class Noted(ctypes.Structure):
+    """How often kernels took their long way, and what launches asked (csrc/cuda/on_host.h)."""
 
-    _fields_ = [("walks", ctypes.c_int64), ("careful_walks", ctypes.c_int64), ("careful_rows", ctypes.c_int64)]
+    _fields_ = [(name, ctypes.c_int64) for name in ("walks", "careful_walks", "careful_rows", "questions", "launches")]
 
 
-def rare(library: str) -> tuple[int, int, int]:
-    """Walks, careful ones, and the rows of these, since the process began."""
-    read = ctypes.CDLL(library).sinpe_cuda_rare
-    read.restype = ctypes.POINTER(Rare)
+def noted(library: str) -> Noted:
+    """Since the process began."""
+    read = ctypes.CDLL(library).sinpe_cuda_noted
+    read.restype = ctypes.POINTER(Noted)
     found = read().contents
-    return found.walks, found.careful_walks, found.careful_rows
+    return Noted(*(getattr(found, name) for name, _ in Noted._fields_))
 
 
 @lru_cache

@@ -19,7 +19,7 @@ from . import cubin
 from .block import Block, Counts, Program
 from .cards import Work, pipe_of
 from .cases import Call, Case
-from .launches import Launch, handed_over, rare
+from .launches import Launch, handed_over, noted
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("table", "encode", "add", "add_grid", "dropout", "embed", "embed_backward", "row_dots")
@@ -53,7 +53,8 @@ def compile_cubins(folder: Path, architectures: Iterable[int], sources: Iterable
         flags = [*cuda_compiler.compile_flags(), f"-I{csrc}", f"-I{csrc / 'include'}"]
         command = [nvcc.path, "-cubin", f"-arch=sm_{architecture}", *flags, str(csrc / "cuda" / f"{source}.cu")]
         partial = result.with_suffix(".part")
-        done = subprocess.run([*command, "-o", str(partial)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run([*command, "-o", str(partial)], **both, text=True)
         if done.returncode:
             sys.exit(f"cuda-sass: {' '.join(command)}\n{done.stdout}")
         partial.replace(result)
@@ -88,13 +89,12 @@ class Machine:
         return counts, races
 
 
-def long_way(library: str, case: Case, in_double: bool) -> tuple[int, tuple[int, int, int]]:
-    """The pairs of a case, and of them (walks, walks that were done with care, their pairs), counted in C++ on all of it."""
-    call, before = case.build(torch.float32), rare(library)
+def long_way(library: str, case: Case, in_double: bool) -> tuple[int, int]:
+    """The pairs of a case, and those of them that exact arithmetic settled, counted in C++ on all of it."""
+    call, before = case.build(torch.float32), noted(library)
     with handed_over(library, lambda launch: False, 132, in_double):
         call.run()
-    walks, careful, rows = (after - old for after, old in zip(rare(library), before, strict=True))
-    return call.units, (walks, careful, rows)
+    return call.units, noted(library).careful_rows - before.careful_rows
 
 
 def long_way_cost(library: str, machine: Machine, in_double: bool) -> float:

@@ -1,8 +1,9 @@
 """What an instruction does to the registers of a block of threads.
 
 `operation(instruction)` gives a function of a `Block` (block.py), which applies it to all the threads in block.mask at
-once: a register is a row of 32-bit words, one for each thread. Control flow and barriers are block.py's. What the machine
-code of this library's kernels has is here and nothing else; an instruction that is not raises Unknown.
+once: a register is a row of 32-bit words, one for each thread. Control flow and barriers are block.py's. What the
+machine code of this library's kernels has is here and nothing else; an instruction that is not raises Unknown. The
+formats are nvdisasm's; what they mean NVIDIA's documents leave open in places: check.py shows that it is understood.
 """
 
 from __future__ import annotations
@@ -702,7 +703,8 @@ def _hadd2(i: Instruction) -> Operation:
     match = _REGISTER.fullmatch(i.operands[2])
     if "F32" not in i.modifiers or i.operands[1] != "-RZ" or match is None or match.group(5) is None:
         raise Unknown(str(i))
-    put, get, shift = setter(i.operands[0]), word(re.sub(r"\.H\d_H\d", "", i.operands[2])), u32(16 * int(match.group(5)))
+    put, get = setter(i.operands[0]), word(re.sub(r"\.H\d_H\d", "", i.operands[2]))
+    shift = u32(16 * int(match.group(5)))
     return lambda b: put(b, (np.asarray(get(b)) >> shift).astype(np.uint16).view(f16).astype(f32).view(u32))
 
 
