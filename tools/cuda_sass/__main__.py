@@ -2,9 +2,9 @@
 
 First the machine code that nvcc makes for each architecture is run, small, against the kernels compiled as C++: the
 same bits, no race, and without any one of the barriers a race (check.py). Then each case (cases.py) is called as a user
-would; its launch is handed over, and some of its blocks are run. Printed: instructions a sine-cosine pair or per 16 elements,
-set-up and everything included, and from them and the cards' rates (cards.py) the fraction of a copy or a fill of the
-same bytes that no card can exceed. Exit status 1 where something differs or a budget does not hold.
+would; its launch is handed over, and some of its blocks are run. Printed: instructions a sine-cosine pair or per 16
+elements, set-up and everything included, and from them and the cards' rates (cards.py) the fraction of a copy or a fill
+of the same bytes that no card can exceed. Exit status 1 where something differs or a budget does not hold.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def main() -> int:
                 if case.name in LONG_WAY:
                     units, found = measure.long_way(library, case, card.in_double)
                     long_ways.append((case.name, "double" if card.in_double else "single", units, found, cost))
-    text, over = report.tables(rows)
-    text += "\n" + report.long_way_table(long_ways) if long_ways else ""
+    text, over = "\n".join([*report.tables(rows), *report.long_way_table(long_ways)]), report.over_budgets(rows)
     (folder / "report.md").write_text(text)
-    print(f"\n{text}\n{time.monotonic() - started:.0f} s, kept in {folder / 'report.md'}")
+    by_architecture = "\n".join(report.by_architecture(rows))
+    print(f"\n{text}\n{by_architecture}\n{time.monotonic() - started:.0f} s, kept in {folder / 'report.md'}")
     if arguments.write:
         report.write(text)
     for title, lines in (("FAILED", failures), ("over budget", over)):

@@ -80,8 +80,13 @@ def _fraction(row: Row, card: Card) -> str:
     return cell if fraction > 0.1 else f"{cell}: {1e3 * predicted.seconds:.1f} ms"
 
 
-def tables(rows: list[Row]) -> tuple[str, list[str]]:
-    """Markdown, and the budgets that do not hold."""
+def over_budgets(rows: list[Row]) -> list[str]:
+    """A line for each budget that does not hold."""
+    return [budget for row in rows for budget in over_budget(row, rows)]
+
+
+def tables(rows: list[Row]) -> list[str]:
+    """Markdown: what was counted for sm_90, and what follows for the cards."""
     text: list[str] = []
     counted = [row for row in rows if row.architecture == BUDGETED]
     if counted:
@@ -100,20 +105,24 @@ def tables(rows: list[Row]) -> tuple[str, list[str]]:
         by = {row.architecture: row for row in rows if row.title == title}
         cells = [_fraction(by[card.architecture], card) if card.architecture in by else "" for card in cards]
         text.append(_table_line([title, *cells]))
-    text.append("")
-    if len({row.architecture for row in rows}) > 1:
-        names = [f"sm_{a}" for a in sorted({row.architecture for row in rows})]
-        text += [_table_line(("instructions per unit", *names)), "|---|" + "---:|" * len(names)]
-        for title in dict.fromkeys(row.title for row in rows):
-            by_name = {f"sm_{row.architecture}": row for row in rows if row.title == title}
-            cells = [f"{by_name[n].figures.values['instructions']:.0f}" if n in by_name else "" for n in names]
-            text.append(_table_line([title, *cells]))
-        text.append("")
-    return "\n".join(text), [budget for row in rows for budget in over_budget(row, rows)]
+    return [*text, ""]
 
 
-def long_way_table(rows: list[tuple[str, str, int, int, float]]) -> str:
+def by_architecture(rows: list[Row]) -> list[str]:
+    """Markdown: instructions per unit."""
+    names = [f"sm_{a}" for a in sorted({row.architecture for row in rows})]
+    text = [_table_line(("instructions per unit", *names)), "|---|" + "---:|" * len(names)]
+    for title in dict.fromkeys(row.title for row in rows):
+        by_name = {f"sm_{row.architecture}": row for row in rows if row.title == title}
+        cells = [f"{by_name[n].figures.values['instructions']:.0f}" if n in by_name else "" for n in names]
+        text.append(_table_line([title, *cells]))
+    return [*text, ""]
+
+
+def long_way_table(rows: list[tuple[str, str, int, int, float]]) -> list[str]:
     """What the blocks that were run may not have met: how often exact arithmetic is needed, counted on whole cases."""
+    if not rows:
+        return []
     text = [
         "| the long way (exact arithmetic) | arithmetic | taken for | of | adds |",
         "|---|---|---:|---:|---:|",
@@ -121,7 +130,7 @@ def long_way_table(rows: list[tuple[str, str, int, int, float]]) -> str:
     for name, arithmetic, units, careful, each in rows:
         adds = f"{careful * each * 32 / units:.2f} instructions a pair"
         text.append(f"| {name} | {arithmetic} | {careful:,} pairs | {units:,} | {adds} |")
-    return "\n".join([*text, ""])
+    return [*text, ""]
 
 
 def _table_line(cells: list[str] | tuple[str, ...]) -> str:
