@@ -141,7 +141,7 @@ class Block:
         self._reader = np.full((2, len(self.shared)), -1, np.int64)
         self._pending: dict[int, tuple[int, int, bool]] = {}  # thread 0's register: step of its load, bytes, far?
         self._lines: set[int] = set()  # of device memory that the block has read
-        self._is_far = False
+        self._loaded = self._is_far = False  # by thread 0 from device memory; from beyond the cache
         self._step = 0
         self._issued_to = np.zeros(self.lanes, np.int64)
 
@@ -180,7 +180,8 @@ class Block:
             for k in range(count):
                 result[k][inside] = _gathered(memory, where + k * size, kind)
             if memory is None:
-                self._is_far = bool(inside[0] == 0) and int(where[0]) >> 7 not in self._lines
+                self._loaded = bool(inside[0] == 0)
+                self._is_far = self._loaded and int(where[0]) >> 7 not in self._lines
                 self._lines.update(np.unique(where >> 7).tolist())
             if memory is self.shared:
                 self._watch(inside, where, size * count, written=False)
@@ -289,8 +290,9 @@ class Block:
             operation = program.operations[at]
             if isinstance(operation, Unknown):
                 raise operation
+            self._loaded = False
             operation(self)
-            if is_first and i.base == "LDG" and self.mask[0]:
+            if self._loaded and is_first:
                 self._loads(i)
             at += 1
 
