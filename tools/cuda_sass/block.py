@@ -11,14 +11,11 @@ import ctypes
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .operations import Instruction, Operation, Unknown, bytes_of, operation, predicate, register_file, word
-
-if TYPE_CHECKING:
-    from .cubin import Kernel
 
 WARP = 32
 WIDTH = 16  # bytes of an instruction
@@ -26,6 +23,19 @@ _POISON = 0xFF  # NaN in every type
 _WINDOW = 0x7EAD0000  # the upper half of a generic address that leads to shared memory
 _RESERVED = 0x400  # bytes of shared memory before a block's own, from Hopper on
 _FIRST = 16  # the first byte of the view of all memory
+
+
+@dataclass
+class Kernel:
+    symbol: str
+    name: str  # demangled: what it is a kernel of, as C++ spells the type
+    code: list[Instruction]
+    entries: dict[str, int]  # of the functions within the code: the address
+    registers: int  # of a thread
+    shared: int  # bytes of a block
+    parameters: int  # where they begin in constant bank 0
+    banks: dict[int, bytes]
+    keeps: list[object] = field(default_factory=list, repr=False)  # the memory that addresses in the banks lead to
 
 
 class Stuck(RuntimeError):

@@ -11,31 +11,18 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from .block import Kernel
 from .operations import Instruction
 
 # Attributes in .nv.info: where in bank 0 a kernel's parameters lie; the registers of a thread.
 _PARAMETERS, _REGISTERS = 0x0A, 0x2F
 _ADDRESS = 2  # a relocation: 64 bits of an address
-
-
-@dataclass
-class Kernel:
-    symbol: str
-    name: str  # demangled: what it is a kernel of, as C++ spells the type
-    code: list[Instruction]
-    entries: dict[str, int]  # of the functions within the code: the address
-    registers: int  # of a thread
-    shared: int  # bytes of a block
-    parameters: int  # where they begin in constant bank 0
-    banks: dict[int, bytes]
-    _keeps: list[object] = field(default_factory=list, repr=False)  # the memory that addresses in the banks lead to
 
 
 def nvdisasm() -> str:
@@ -99,7 +86,7 @@ def _kernel(elf: ELFFile, symbol: str, name: str, code: list[Instruction]) -> Ke
         shared=0 if shared is None else shared["sh_size"],
         parameters=parameters & 0xFFFF,  # above it stands their size
         banks=banks,
-        _keeps=keeps,
+        keeps=keeps,
     )
 
 
