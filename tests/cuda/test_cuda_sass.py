@@ -1,4 +1,4 @@
-"""tools/cuda_sass without nvcc: what instructions do, on random operands; a block with a barrier, a branch and a race; the
+"""tools/cuda_sass without nvcc: what instructions do, on random operands; a block with a barrier, a branch, a race; the
 prediction. That it understands real kernels is shown by `make cuda-sass` itself, which compares with C++."""
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Registers:
     def __init__(self) -> None:
         rng = random.Random(0)
         edges = [0, 1, 2, 31, 32, 33, 63, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
-        words = [[rng.choice(edges) if rng.random() < 0.3 else rng.getrandbits(32) for _ in range(LANES)] for _ in range(32)]
+        words = [rng.choice(edges) if rng.random() < 0.3 else rng.getrandbits(32) for _ in range(32 * LANES)]
         self.R = np.zeros((256, LANES), np.uint32)
-        self.R[:32] = words
+        self.R[:32] = np.array(words, np.uint32).reshape(32, LANES)
         self.U = self.R.copy()
         self.P = np.array([[rng.random() < 0.5 for _ in range(LANES)] for _ in range(8)])
         self.P[7] = True
@@ -136,7 +136,8 @@ def test_carries_and_wide_products() -> None:
 def test_a_comparison_of_64_bits_in_two_steps(relation: str, kind: str) -> None:
     state = Registers()
     state.R[7, ::2] = state.R[5, ::2]  # equal upper words
-    for line in (f"ISETP.{relation}.U32.AND P2, PT, R4, R6, PT", f"ISETP.{relation}{kind}.AND.EX P3, P4, R5, R7, P1, P2"):
+    lower = f"ISETP.{relation}.U32.AND P2, PT, R4, R6, PT"
+    for line in (lower, f"ISETP.{relation}{kind}.AND.EX P3, P4, R5, R7, P1, P2"):
         operations.operation(code(line)[0])(state)
     test = {"LT": "<", "LE": "<=", "GT": ">", "GE": ">=", "EQ": "==", "NE": "!="}[relation]
     for lane in range(LANES):
@@ -253,8 +254,8 @@ def test_a_prediction() -> None:
 
 @pytest.mark.parametrize(
     "opcode, pipe",
-    [("IMAD.WIDE.U32", "imad"), ("LOP3.LUT", "alu"), ("DFMA", "fp64"), ("F2F.F32.F64", "convert64"), ("MUFU.RCP", "special"),
-     ("I2F.U32.RP", "special"), ("STG.E.128", "memory"), ("BRA", "other"), ("FFMA", "fma")],
+    [("IMAD.WIDE.U32", "imad"), ("LOP3.LUT", "alu"), ("DFMA", "fp64"), ("F2F.F32.F64", "convert64"),
+     ("MUFU.RCP", "special"), ("I2F.U32.RP", "special"), ("STG.E.128", "memory"), ("BRA", "other"), ("FFMA", "fma")],
 )  # fmt: skip
 def test_which_pipe(opcode: str, pipe: str) -> None:
     assert cards.pipe_of(opcode) == pipe
