@@ -18,38 +18,52 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
+from . import check, measure, report  # noqa: E402
+from .cards import CARDS  # noqa: E402
+from .cases import CASES, LONG_WAY  # noqa: E402
+from .launches import emulate  # noqa: E402
+
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make cuda-sass SASS_ARGS=...", description=__doc__)
-    parser.add_argument("cases", nargs="*", help="names or patterns; default: all")
-    parser.add_argument("--arch", type=int, nargs="*", help="80, 89, 90, 100, 120; default: all of them")
+    parser.add_argument("cases", nargs="*", help="names or patterns of cases; default: all")
+    parser.add_argument("--arch", default="80,89,90,100,120", metavar="A,B,...", help="default: %(default)s")
     parser.add_argument("--no-check", action="store_true", help="count only; do not compare results with C++")
     parser.add_argument("--no-budgets", action="store_true", help="exit status 0 whatever the budgets say")
     parser.add_argument("--write", action="store_true", help="keep the tables in docs/cuda.md")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    known = {str(card.architecture) for card in CARDS}
+    given = arguments.arch.split(",")
+    if unknown := [name for name in given if name not in known]:
+        parser.error(f"--arch: expected some of {', '.join(sorted(known, key=int))}, got {', '.join(unknown)}")
+    arguments.architectures = sorted(set(map(int, given)))
+    arguments.whole = not arguments.cases and len(arguments.architectures) == len(known)
+    if arguments.write and not arguments.whole:
+        parser.error("--write: expected all cases and architectures, got some; docs/cuda.md has them all")
+    patterns = arguments.cases or ["*"]
+    arguments.chosen = [case for case in CASES if any(fnmatch.fnmatch(case.name, f"*{p}*") for p in patterns)]
+    if not arguments.chosen:
+        parser.error(f"cases: expected some of {'; '.join(case.name for case in CASES)}; got {', '.join(patterns)}")
+    return arguments
 
 
 def main() -> int:
     arguments = parsed()
-    from . import check, measure, report
-    from .cards import CARDS
-    from .cases import CASES, LONG_WAY
-    from .launches import emulate
-
     started = time.monotonic()
     first = {card.architecture: card for card in reversed(CARDS)}
-    architectures = arguments.arch or sorted(first)
+    architectures, chosen = arguments.architectures, arguments.chosen
     folder = ROOT / "build" / "cuda-sass"
     measure.compile_cubins(folder, architectures)
     library = emulate()
-    chosen = [c for c in CASES if any(fnmatch.fnmatch(c.name, f"*{p}*") for p in arguments.cases or ("*",))]
     rows, long_ways, failures = [], [], []
     for architecture in architectures:
         card, machine = first[architecture], measure.Machine(folder, architecture)
         if not arguments.no_check:
             outcome = check.Outcome()
-            check.same_bits(machine, library, card.in_double, outcome)
-            check.barriers_matter(machine, library, outcome)
+            for in_double in (True, False):
+                check.same_bits(machine, library, in_double, outcome)
+                check.barriers_matter(machine, library, in_double, outcome)
+            outcome.left_out = sorted(set(machine.kernels) - outcome.kernels)
             failures += [f"sm_{architecture}: {failure}" for failure in outcome.failures]
             print(f"sm_{architecture} {outcome}", flush=True)
         for case in chosen:
@@ -64,9 +78,8 @@ def main() -> int:
                     units, found = measure.long_way(library, case, card.in_double)
                     long_ways.append((case.name, "double" if card.in_double else "single", units, found, cost))
     text, over = "\n".join([*report.tables(rows), *report.long_way_table(long_ways)]), report.over_budgets(rows)
-    (folder / "report.md").write_text(text)
     by_architecture = "\n".join(report.by_architecture(rows))
-    print(f"\n{text}\n{by_architecture}\n{time.monotonic() - started:.0f} s, kept in {folder / 'report.md'}")
+    print(f"\n{text}\n{by_architecture}\n{time.monotonic() - started:.0f} s")
     if arguments.write:
         report.write(text)
     for title, lines in (("FAILED", failures), ("over budget", over)):

@@ -114,9 +114,15 @@ class Program:
         return (int(text, 16) if text.startswith("0x") else self.kernel.entries[text]) // WIDTH
 
 
+_PAIRS = frozenset(("64", "WIDE", "F64", "S64", "U64"))
+
+
 def _registers(i: Instruction) -> frozenset[int]:
-    """The registers that an operand names, of a pair the first."""
-    return frozenset(int(n) for text in i.operands for n in re.findall(r"(?<!U)R(\d+)", text))
+    """The registers that an instruction names, with the others of a pair or of four."""
+    words = 4 if "128" in i.modifiers else 2 if i.base[0] == "D" or i.modifiers & _PAIRS else 1
+    named = [int(n) for text in i.operands for n in re.findall(r"(?<!U)R(\d+)", text)]
+    named += [int(n) + 1 for text in i.operands for n in re.findall(r"(?<!U)R(\d+)\.64", text)]
+    return frozenset(n + k for n in named for k in range(words))
 
 
 class Block:
@@ -148,7 +154,7 @@ class Block:
         self.races: set[str] = set()
         self.epoch = 1  # of barriers, for races: who wrote and who read a byte since the last one
         self._writer = np.full((2, len(self.shared)), -1, np.int64)
-        self._reader = np.full((2, len(self.shared)), -1, np.int64)
+        self._reader = np.full((3, len(self.shared)), -1, np.int64)  # when, the first and the last of them
         self._pending: dict[int, tuple[int, int, bool]] = {}  # thread 0's register: step of its load, bytes, far?
         self._lines: set[int] = set()  # of device memory that the block has read
         self._loaded = self._is_far = False  # by thread 0 from device memory; from beyond the cache
@@ -238,15 +244,19 @@ class Block:
         """Notes who touched shared memory, and reports what another thread did to it since the last barrier."""
         cells = (where[:, None] + np.arange(width)).ravel()
         who = np.repeat(threads, width)
-        (epoch, writer), (read_epoch, reader) = self._writer, self._reader
+        (epoch, writer), (read_epoch, first, last) = self._writer, self._reader
         clash = (epoch[cells] == self.epoch) & (writer[cells] != who)
         if written:
-            clash |= (read_epoch[cells] == self.epoch) & (reader[cells] != who)
+            read = read_epoch[cells] == self.epoch
+            clash |= read & ((first[cells] != who) | (last[cells] != who))
             epoch[cells], writer[cells] = self.epoch, who
+            clash |= writer[cells] != who  # two threads in one instruction
         else:
-            # Of many readers one that is not the next writer is enough: -2 stands for several.
-            several = (read_epoch[cells] == self.epoch) & (reader[cells] != who)
-            read_epoch[cells], reader[cells] = self.epoch, np.where(several, -2, who)
+            fresh = cells[read_epoch[cells] != self.epoch]
+            first[fresh], last[fresh] = self.lanes, -1
+            read_epoch[cells] = self.epoch
+            np.minimum.at(first, cells, who)
+            np.maximum.at(last, cells, who)
         if clash.any():
             self.races.add(self.place())
 
@@ -313,14 +323,14 @@ class Block:
             self._pending[first + k] = (self._step, size, self._is_far)
 
     def _waits(self, touched: frozenset[int]) -> None:
-        """The first use of a value that is on the way. What was asked for before comes with it, or soon after."""
+        """The first use of a value that is on the way. What was asked for before it has come then."""
         used = [self._pending[r][0] for r in touched if r in self._pending]
         if used:
             loads = set(self._pending.values())
             self.counts.in_flight.append(sum(size for _, size, _ in loads))
             self.counts.ahead.append(self._step - max(used))
             self.counts.far.append(any(far for _, _, far in loads))
-            self._pending = {}
+            self._pending = {r: load for r, load in self._pending.items() if load[0] > max(used)}
 
     def _part_ways(self, at: int, target: int, split: _Split, taken: np.ndarray) -> int | None:
         if taken.all() or not (split.mask & ~taken).any():
@@ -393,6 +403,8 @@ class Block:
             raise Unknown(str(i))
         if at == self.dropped:
             return at + 1
+        if (split.mask & ~self.mask).any():
+            raise Unknown(f"{i}, which not all threads pass")
         self._at_barrier.append(split)
         split.at = at + 1
         return None

@@ -1,10 +1,11 @@
-"""Cards, as far as a prediction needs them, and the prediction.
+"""Cards, as far as an estimate needs them, and the estimate.
 
 A launch takes as long as the slowest of what it needs: the memory's time for its bytes, the issue slots for its
 instructions, each pipe for its own instructions, and the loads' latency where too few bytes are on the way (Little's
-law). That is the least it can take: what these share, wait for or lose is not in it, so a prediction is an upper bound.
+law); or as one warp that works alone. The last blocks, which do not fill the card, go at the speed that their own loads
+allow. What these lose by each other is not in it, and no figure of it was compared with a card yet.
 Rates are NVIDIA's (datasheets; throughput table of the CUDA C++ programming guide), in threads a clock and
-multiprocessor.
+multiprocessor, at the highest clock.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 COPY = 0.9  # of the datasheet's bandwidth is what a copy reaches
-LATENCY = 700e-9  # seconds from a load to its value, the memory being busy
+LATENCY = 700e-9  # seconds from a load to its value, where the memory is busy
 NEAR = 25e-9  # the same from the L1 cache
 SLOTS = 4  # instructions a clock and multiprocessor, each for a warp
 GAP = 5  # clocks between two instructions of a warp that wait for each other
-LAUNCH = 2e-6  # seconds: an empty kernel
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Card:
     @property
     def rates(self) -> Mapping[str, float]:
         return {
+            # Of the memory pipe, words of 32 bits.
             "fp64": self.fp64, "alu": 64, "fma": self.fp32, "imad": 64, "convert64": self.conversions64, "special": 16,
             "memory": 32, "other": 128,
         }  # fmt: skip
@@ -45,9 +46,9 @@ class Card:
 
 CARDS = (
     Card("A100", 80, 108, 1.41, 2.04, 2048, 164 << 10, 32, 64, 16, True),
-    Card("H100", 90, 132, 1.76, 3.35, 2048, 228 << 10, 64, 128, 16, True),
-    Card("H200", 90, 132, 1.76, 4.8, 2048, 228 << 10, 64, 128, 16, True),
-    Card("B200", 100, 148, 1.85, 8.0, 2048, 228 << 10, 64, 128, 16, True),
+    Card("H100", 90, 132, 1.98, 3.35, 2048, 228 << 10, 64, 128, 16, True),
+    Card("H200", 90, 132, 1.98, 4.8, 2048, 228 << 10, 64, 128, 16, True),
+    Card("B200", 100, 148, 1.97, 8.0, 2048, 228 << 10, 64, 128, 16, True),
     Card("RTX 4090", 89, 128, 2.52, 1.01, 1536, 100 << 10, 2, 128, 2, False),
     Card("RTX 5090", 120, 170, 2.41, 1.79, 1536, 100 << 10, 2, 128, 2, False),
 )
@@ -81,7 +82,7 @@ class Work:
     shared: int  # bytes of a block
     issued: float  # instructions, each for a warp
     by_pipe: Mapping[str, float]
-    in_flight: float  # bytes that are on the way to a thread with each of them that it waits for, on average
+    in_flight: float  # bytes that are on the way to a thread when it waits for memory, on average
     longest: float  # instructions of the longest warp met
     far: float  # how often the thread that waits most often does so for memory
     near: float  # and for what a neighbour of it has read
@@ -108,14 +109,21 @@ class Prediction:
 def predict(work: Work, moved: float, card: Card) -> Prediction:
     """Of one launch that moves so many bytes of device memory."""
     clocks = card.multiprocessors * card.clock * 1e9
-    each = {"memory": moved / (card.bandwidth * 1e12 * COPY), "issue": work.issued / SLOTS / clocks}
+    speed = card.bandwidth * 1e12 * COPY
+    each = {"memory": moved / speed, "issue": work.issued / SLOTS / clocks}
     for pipe, count in work.by_pipe.items():
         each[f"pipe {pipe}"] = count * 32 / card.rates[pipe] / clocks
-    resident = work.resident(card) * work.threads * card.multiprocessors
+    # On some cards products of integers take the pipe of the floats.
+    each["pipe fma"] = (work.by_pipe.get("fma", 0) + work.by_pipe.get("imad", 0)) * 32 / card.fp32 / clocks
+    waves, resident = work.waves(card), work.resident(card) * work.threads * card.multiprocessors
     if work.in_flight:
-        each["latency"] = work.read / (min(resident, work.blocks * work.threads) * work.in_flight / LATENCY)
-    waves = work.waves(card)
-    each = {name: seconds * (math.ceil(waves) / waves if waves > 1 else 1) for name, seconds in each.items()}
+        on_the_way = min(resident, work.blocks * work.threads) * work.in_flight
+        each["latency"] = work.read / (on_the_way / LATENCY)
+        last = waves % 1
+        if waves > 1 and last:
+            share = min(1.0, last * resident * work.in_flight / LATENCY / speed)  # of the memory's speed
+            for name in ("memory", "latency"):
+                each[name] *= (math.floor(waves) + last / share) / waves
     each["the longest warp"] = work.longest * GAP / (card.clock * 1e9) + work.far * LATENCY + work.near * NEAR
     by = max(each, key=lambda name: each[name])
-    return Prediction(LAUNCH + each[by], by, waves)
+    return Prediction(each[by], by, waves)

@@ -5,6 +5,7 @@ Then each barrier of each kernel is taken out: the threads must be seen to race.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import sinpe_ext as sinpe
 
+from .block import BadAccess, Stuck
 from .launches import Launch, handed_over
 from .measure import Machine
 
@@ -25,13 +27,15 @@ class Outcome:
     calls: int = 0
     blocks: int = 0
     kernels: set[str] = field(default_factory=set)
+    left_out: list[str] = field(default_factory=list)  # kernels that no call reaches
     barriers: int = 0
     failures: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return (
             f"{self.calls} calls, {self.blocks} blocks of {len(self.kernels)} kernels run from their machine code: "
-            f"{len(self.failures)} differ from C++ or race; {self.barriers} barriers taken out one by one"
+            f"{len(self.failures)} differ from C++ or race; {self.barriers} barriers taken out one by one; "
+            f"not run: {', '.join(self.left_out) or 'none'}"
         )
 
 
@@ -51,9 +55,9 @@ def _embed(dtype: torch.dtype, dropout: float) -> list[Tensor]:
     return [y.detach(), weight.grad]
 
 
-def _dropout(dtype: torch.dtype) -> list[Tensor]:
+def _dropout(dtype: torch.dtype, dropout: float) -> list[Tensor]:
     x = _x(dtype).requires_grad_()
-    return list(torch.autograd.grad(sinpe.add(x, dropout=0.1, seed=1), x, _x(dtype)))
+    return list(torch.autograd.grad(sinpe.add(x, scale=2.0, dropout=dropout, seed=1), x, _odd(dtype)))
 
 
 def _alpha(dtype: torch.dtype, dropout: float, *shape: int) -> list[Tensor]:
@@ -67,6 +71,18 @@ def _alpha(dtype: torch.dtype, dropout: float, *shape: int) -> list[Tensor]:
 GRID = sinpe.GridEncoding((sinpe.Encoding(16), sinpe.Encoding(16)))
 OWN = sinpe.Encoding(33, cos_frequency="own", layout="cos_sin", odd="pad", amplitude=0.3)
 HUGE = torch.arange(27).view(3, 9) * 10**15 - 3
+ODD = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 1e-30, 1e300, 2.5, -7.0], dtype=torch.float64)
+
+
+def _odd(dtype: torch.dtype) -> Tensor:
+    """Data with NaN, infinities, zeros of both signs and a subnormal number among them."""
+    x = _x(dtype)
+    x[0, 0, :6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, torch.finfo(dtype).tiny / 4]).to(dtype)
+    return x
+
+
+def _strange_ids() -> Tensor:
+    return torch.tensor([[3, -1, 4, 11, 2**62, 0, 10, 10, -(2**63)]])
 
 CALLS: dict[str, Callable[[torch.dtype], list[Tensor]]] = {
     "table": lambda t: [sinpe.table(19, 96, dtype=t)],
@@ -74,12 +90,16 @@ CALLS: dict[str, Callable[[torch.dtype], list[Tensor]]] = {
     "table, own frequencies": lambda t: [sinpe.table(70, OWN, dtype=t, start=-30)],
     "encode": lambda t: [sinpe.encode(torch.tensor([0, 1, 5, 10**12, -7]), 64, dtype=t)],
     "encode, fractions": lambda t: [sinpe.encode(torch.linspace(-3, 1e5, 9, dtype=torch.float64), 30, dtype=t)],
+    "add, no numbers": lambda t: [sinpe.add(_odd(t), positions=ODD), sinpe.add(_odd(t), dropout=0.5, seed=2)],
+    "embed, no rows": lambda t: [sinpe.embed(_strange_ids(), _x(t, 11, 64))],
+    "scale": lambda t: _dropout(t, 0.0),
+    "all dropped": lambda t: _dropout(t, 1.0),
     "add": lambda t: [sinpe.add(_x(t), scale=0.5)],
     "add, positions": lambda t: [sinpe.add(_x(t), positions=HUGE, padding_mask=HUGE % 4 == 0)],
     "add, not aligned": lambda t: [sinpe.add(_x(t)[:, :, 1:30], dropout=0.3, seed=5, start=torch.tensor([1, 2, 3]))],
     "add, channels first": lambda t: [sinpe.add(_x(t).mT.contiguous().mT, dropout=0.1, seed=1)],
     "add, dropout": lambda t: [sinpe.add(_x(t), dropout=0.1, seed=5)],
-    "dropout": _dropout,
+    "dropout": lambda t: _dropout(t, 0.1),
     "embed": lambda t: _embed(t, 0.0),
     "embed, dropout": lambda t: _embed(t, 0.2),
     "alpha": lambda t: _alpha(t, 0.0),
@@ -125,8 +145,8 @@ def _equal(w: Tensor, g: Tensor) -> bool:
     return bool(_same(w, g).all())
 
 
-def barriers_matter(machine: Machine, library: str, outcome: Outcome) -> None:
-    """Without any one of a kernel's barriers its threads race."""
+def barriers_matter(machine: Machine, library: str, in_double: bool, outcome: Outcome) -> None:
+    """Without any one of a kernel's barriers its threads race, or it does not run at all."""
     missed: dict[tuple[str, int], bool] = {}
 
     def take(launch: Launch) -> bool:
@@ -134,14 +154,14 @@ def barriers_matter(machine: Machine, library: str, outcome: Outcome) -> None:
             if missed.get((launch.name, barrier), True):
                 try:
                     _, races = machine.run(launch, [0], barrier)
-                except (RuntimeError, ArithmeticError, ValueError, IndexError):
+                except (BadAccess, Stuck):
                     races = {"it does not run at all"}
                 missed[launch.name, barrier] = not races
         return True
 
     for call in CALLS.values():
-        for dtype in (torch.float32, torch.bfloat16):
-            with handed_over(library, take, MULTIPROCESSORS, True):
+        for dtype in TYPES:
+            with handed_over(library, take, MULTIPROCESSORS, in_double):
                 call(dtype)
     outcome.barriers += len(missed)
     outcome.failures += [f"{name}: nothing is seen without its barrier {n}" for (name, n), no in missed.items() if no]

@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
+import numpy as np
 import torch
 
 from . import cubin
 from .block import Block, Counts, Program
+from .operations import bytes_of
 from .cards import Work, pipe_of
 from .cases import Call, Case
 from .launches import Launch, handed_over, noted
@@ -121,42 +123,50 @@ def measure(
 ) -> Figures:
     """The case's figures, from the blocks that it names. The call's other launches are not run."""
     call = case.build(dtype)
-    found: list[tuple[Launch, Counts, Counts | None]] = []
+    found: list[tuple[Launch, list[tuple[Counts, float]], Counts | None]] = []
     names: list[str] = []
 
     def take(launch: Launch) -> bool:  # here, while all that the launch points to is there
         names.append(launch.name)
         if fnmatch.fnmatchcase(launch.name, case.kernel or "*"):
-            step = launch.blocks / min(case.blocks, launch.blocks)
-            blocks = sorted({int((k + 0.5) * step) for k in range(min(case.blocks, launch.blocks))})
-            counts, races = machine.run(launch, blocks)
-            if races:
-                raise RuntimeError(f"{case.name}: threads race: {'; '.join(sorted(races))}")
+            runs = []
+            for blocks, stand_for in _sampled(launch.blocks, case.blocks, call.heaviest is not None):
+                counts, races = machine.run(launch, blocks)
+                runs.append((counts, stand_for / len(blocks)))
+                if races:
+                    raise RuntimeError(f"{case.name}: threads race: {'; '.join(sorted(races))}")
             heaviest = None if call.heaviest is None else machine.run(launch, [call.heaviest])[0]
-            found.append((launch, counts, heaviest))
+            found.append((launch, runs, heaviest))
         return True
 
     with handed_over(library, take, multiprocessors, in_double):
         call.run()
     if len(found) != 1:
         raise RuntimeError(f"{case.name}: expected one launch of {case.kernel or 'a kernel'}, got {', '.join(names)}")
-    ((launch, counts, heavy),) = found
-    waits = len(counts.in_flight) / counts.blocks
-    slowest = counts if heavy is None else heavy
-    far = sum(slowest.far) / slowest.blocks
-    kernel = machine.kernels[launch.name]
+    ((launch, runs, heavy),) = found
+    kernel, counts = machine.kernels[launch.name], runs[0][0]
+    slowest = heavy or counts
+    far, ahead, in_flight, waits = sum(slowest.far) / slowest.blocks, [], [], 0.0
+    shares: dict[str, float] = defaultdict(float)
     pipes: dict[str, float] = defaultdict(float)
-    scale = launch.blocks / counts.blocks
-    for i, issued in zip(kernel.code, counts.issued.tolist(), strict=True):
-        pipes[pipe_of(i.opcode)] += issued * scale
+    phases = np.zeros(len(counts.by_phase))
+    for some, scale in runs:
+        phases += some.by_phase.sum(1) * scale
+        waits += len(some.far) * scale / launch.blocks
+        ahead += [n for n, is_far in zip(some.ahead, some.far, strict=True) if is_far]
+        in_flight += [n for n, is_far in zip(some.in_flight, some.far, strict=True) if is_far]
+        for i, issued in zip(kernel.code, some.issued.tolist(), strict=True):
+            pipe = pipe_of(i.opcode)
+            shares[pipe] += issued * scale
+            pipes[pipe] += issued * scale * (max(1, bytes_of(i) // 4) if pipe == "memory" else 1)
     work = Work(
         launch.blocks,
         launch.threads,
         kernel.registers,
         kernel.shared,
-        issued=float(counts.issued.sum()) * scale,
+        issued=float(phases.sum()),
         by_pipe=dict(pipes),
-        in_flight=sum(n * n for n in counts.in_flight) / max(1, sum(counts.in_flight)),
+        in_flight=mean(in_flight) if in_flight else 0.0,
         longest=slowest.longest,
         far=far,
         near=len(slowest.far) / slowest.blocks - far,
@@ -165,13 +175,25 @@ def measure(
     each = 32 / call.units
     values = {
         "instructions": work.issued * each,
-        "fp64": pipes["fp64"] * each,
-        "alu": pipes["alu"] * each,
-        "fma": (pipes["imad"] + pipes["fma"]) * each,
-        "memory": pipes["memory"] * each,
+        "fp64": shares["fp64"] * each,
+        "alu": shares["alu"] * each,
+        "fma": (shares["imad"] + shares["fma"]) * each,
+        "memory": shares["memory"] * each,
+        "other": (shares["other"] + shares["special"] + shares["convert64"]) * each,
         "in flight": work.in_flight,
-        "ahead": median(counts.ahead) if counts.ahead else 0.0,
+        "ahead": median(ahead or [0]),
         "waits": waits * launch.threads * launch.blocks / call.units,
     }
-    phases = [n * scale * each for n in counts.by_phase.sum(1).tolist() if n]
-    return Figures(launch.name, work, call, values, phases)
+    return Figures(launch.name, work, call, values, [n * each for n in phases.tolist() if n])
+
+
+def _sampled(blocks: int, wanted: int, falls: bool) -> list[tuple[list[int], int]]:
+    """Blocks to run, and how many they stand for: evenly chosen, or where the work falls with the number from each of
+    four ranges, the first of them small."""
+    ends = [0, blocks // 400, blocks // 40, blocks // 4, blocks] if falls else [0, blocks]
+    parts = []
+    for first, last in zip(ends[:-1], ends[1:], strict=True):
+        count = min(wanted // (len(ends) - 1), last - first)
+        step = (last - first) / count
+        parts.append((sorted({first + int((k + 0.5) * step) for k in range(count)}), last - first))
+    return parts

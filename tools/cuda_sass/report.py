@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from .cards import CARDS, COPY, LAUNCH, Card, predict
+from .cards import CARDS, COPY, Card, predict
 from .cases import Case
 from .measure import ROOT, Figures
 
@@ -54,7 +54,7 @@ def over_budget(row: Row, rows: list[Row]) -> list[str]:
     if row.architecture != BUDGETED:
         return []
     found = []
-    values = {**row.figures.values, "waves": _waves(row), "empty kernels": _seconds(row) / LAUNCH}
+    values = {**row.figures.values, "waves": _waves(row)}
     if row.case.beside:
         for other in rows:
             if (other.case.name, other.dtype, other.architecture) == (row.case.beside, row.dtype, BUDGETED):
@@ -90,16 +90,19 @@ def tables(rows: list[Row]) -> list[str]:
     text: list[str] = []
     counted = [row for row in rows if row.architecture == BUDGETED]
     if counted:
-        head = ("sm_90", "per", "instructions", "FP64", "ALU", "FMA", "memory", "registers", "bytes in flight", "waves")
+        head = ("sm_90", "per", "instructions", "FP64", "ALU", "FMA", "memory", "other", "registers", "in flight", "waves",
+                "budget")  # fmt: skip
         text += [_table_line(head), "|---|---|" + "---:|" * (len(head) - 2)]
         for row in counted:
             v, work = row.figures.values, row.figures.work
-            numbers = [v[name] for name in ("instructions", "fp64", "alu", "fma", "memory")]
+            numbers = [v[name] for name in ("instructions", "fp64", "alu", "fma", "memory", "other")]
             cells = [row.title, row.figures.call.unit, *(f"{n:.1f}" if n < 100 else f"{n:.0f}" for n in numbers)]
-            text.append(_table_line([*cells, str(work.registers), f"{v['in flight']:.0f}", f"{_waves(row):.1f}"]))
+            cells += [str(work.registers), f"{v['in flight']:.0f} B", f"{_waves(row):.1f}"]
+            over = [text.split(": ", 1)[1] for text in over_budget(row, rows)]
+            text.append(_table_line([*cells, "; ".join(over) or ("met" if row.case.budgets else "")]))
         text.append("")
     cards = [card for card in CARDS if any(row.architecture == card.architecture for row in rows)]
-    text += [_table_line(("at most, and what bounds it", *(card.name for card in cards)))]
+    text += [_table_line(("estimate, and what bounds it", *(card.name for card in cards)))]
     text += ["|---" * (len(cards) + 1) + "|"]
     for title in dict.fromkeys(row.title for row in rows):
         by = {row.architecture: row for row in rows if row.title == title}
