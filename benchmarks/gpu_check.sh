@@ -35,7 +35,8 @@ CORE=cuda_copy_f32,cuda_copy_bf16,cuda_fill_f32,cuda_fill_bf16,cuda_table_f32,cu
 CORE+=,cuda_add_f32,cuda_add_bf16,cuda_positions_f32,cuda_positions_bf16,cuda_dropout_f32,cuda_dropout_bf16
 CORE+=,cuda_embed_f32,cuda_embed_bf16,cuda_embed_train_f32,cuda_embed_train_bf16,cuda_embed_train_text_f32,cuda_embed_train_text_bf16
 CORE+=,cuda_timesteps_f32,cuda_decode_f32
-PROFILED="cuda_table_f32 cuda_add_f32 cuda_positions_f32 cuda_dropout_bf16 cuda_embed_f32 cuda_embed_train_text_bf16"
+PROFILED=${BENCH_ROWS:+$(printf '%s' "$BENCH_ROWS" | tr -s ', ' ' ' | cut -d' ' -f1-6)}
+PROFILED=${PROFILED:-"cuda_table_f32 cuda_add_f32 cuda_positions_f32 cuda_dropout_bf16 cuda_embed_f32 cuda_embed_train_text_bf16"}
 
 PYTHON=${PYTHON:-python3}
 OUT=${OUT:-build}
@@ -48,10 +49,13 @@ VARIANT=${VARIANT:-}
 CORE=${BENCH_ROWS:-$CORE}
 CHECK=benchmarks/sanitizer_subset.py
 
-STEPS=,${STEPS// /},
-STEPS=${STEPS//,first,/,$FIRST,} STEPS=${STEPS//,second,/,$SECOND,}
-STEPS=${STEPS//,third,/,$THIRD,} STEPS=${STEPS//,all,/,$ALL,}
-STEPS=${STEPS#,} STEPS=${STEPS%,}
+STEPS=,$(printf '%s' "$STEPS" | tr -s ' ,' ','),
+for part in FIRST SECOND THIRD ALL; do STEPS=${STEPS//,${part,,},/,${!part},}; done
+STEPS=$(printf '%s' "$STEPS" | tr -s , ,) STEPS=${STEPS#,} STEPS=${STEPS%,}
+if [ -z "$STEPS" ]; then
+  echo "gpu_check: STEPS: expected some of first,second,third,$ALL,variant, got none" >&2
+  exit 2
+fi
 for name in ${STEPS//,/ }; do
   case ",$ALL,variant," in *",$name,"*) ;; *)
     echo "gpu_check: STEPS: expected some of first,second,third,$ALL,variant, got $name" >&2
@@ -64,6 +68,9 @@ case $LIMIT in '' | *[!0-9]*)
   exit 2
   ;;
 esac
+LIMIT=$((10#$LIMIT))
+case $PYTHON in /*) ;; */*) PYTHON=$PWD/$PYTHON ;; esac # a step may run elsewhere
+CORE=${CORE// /}
 
 mkdir -p "$OUT" || exit 2
 OUT=$(cd "$OUT" && pwd)
@@ -133,7 +140,8 @@ for device in ("cpu", "cuda"):
     assert found.backend == "compiled", device'
 }
 
-# One process for each file: an illegal access ends every later use of the device in its own. 77 of none is no failure.
+# One process for each file: an illegal access ends every later use of the device in its own. A file of which nothing is
+# chosen (5) has not failed.
 tests() { # options and files
   local options=() code=0 file
   for file in "$@"; do
@@ -182,6 +190,7 @@ sanitizer() { # tool
 # no other; FILE.1.json, FILE.2.json, ...
 bench() {
   local rows=${3:-} group=0 code=0 some=()
+  rm -f "$LOGS/$2".*.json # of an earlier run
   if [ -z "$rows" ]; then rows=$("$PYTHON" -c 'from benchmarks.cuda import ROWS; print(",".join(r.name for r in ROWS))') || return; fi
   IFS=, read -ra rows <<<"$rows"
   while [ ${#rows[@]} -gt 0 ]; do
@@ -195,6 +204,7 @@ bench() {
 # Why a row misses: the profiler's whole account of our first kernel in it, as text.
 profile() {
   local tool row code=0
+  rm -f "$LOGS"/profile_*.txt
   tool=$(command -v ncu || ls "${CUDA_HOME:-/usr/local/cuda}/bin/ncu" 2>/dev/null) || {
     echo "ncu was not found"
     return 77
@@ -219,7 +229,7 @@ variant() {
     echo "VARIANT is not set"
     return 77
   fi
-  copy=$(mktemp -d) && cp -R sinpe_ext csrc benchmarks tests "$copy" && rm -f "$copy"/sinpe_ext/*.so "$copy"/sinpe_ext/_build.json || return
+  copy=$(mktemp -d) && trap "rm -rf '$copy'" EXIT && cp -R sinpe_ext csrc benchmarks tests "$copy" && rm -f "$copy"/sinpe_ext/*.so "$copy"/sinpe_ext/_build.json || return
   echo "$VARIANT" >"$LOGS/variant.txt"
   (cd "$copy" && export PYTHONPATH="$copy${PYTHONPATH:+:$PYTHONPATH}" NVCC_APPEND_FLAGS="$VARIANT" SINPE_EXT_CACHE_DIR="$copy/cache" &&
     bench double variant "$CORE")
@@ -262,6 +272,10 @@ for name in "numpy pytest pluggy iniconfig packaging pygments hypothesis sortedc
     ;;
   *[![:space:]]*) if wants suite; then echo "gpu_check: the step suite needs all of them and will fail"; fi ;;
   esac
+  if [ -n "${BENCH_ROWS:-}" ] && ! "$PYTHON" -c 'import sys
+from benchmarks.cuda import ROWS
+unknown = set(sys.argv[1].split(",")) - {row.name for row in ROWS}
+sys.exit("gpu_check: BENCH_ROWS: no row is named " + ", ".join(sorted(unknown)) if unknown else 0)' "$CORE"; then exit 2; fi
   {
     printf '\ngpu_check, %s, LIMIT=%s STEPS=%s\n' "$(date -u '+%Y-%m-%d %H:%M')" "$LIMIT" "$STEPS"
     printf 'commit %s\n' "$(git describe --always --dirty --abbrev=12 2>/dev/null || echo 'not known: no git here')"
@@ -276,22 +290,22 @@ print(f"{p.name}, capability {p.major}.{p.minor}, torch {torch.__version__}, CUD
 fi
 
 export SINPE_EXT_BUILD=cuda
-run build 300 build
+run build 200 build
 export SINPE_EXT_BUILD=
-run info 60 '"$PYTHON" -m sinpe_ext info && { nvidia-smi || true; }'
-run smoke 60 smoke
-run memcheck 120 sanitizer memcheck
-run core 240 'bench double core "$CORE"'
-run profile 150 profile
-run variant 300 variant
+run info 20 '"$PYTHON" -m sinpe_ext info && { nvidia-smi || true; }'
+run smoke 40 smoke
+run memcheck 60 sanitizer memcheck
+run core 160 'bench double core "$CORE"'
+run profile 100 profile
+run variant 400 variant
 # By name: "-k cuda" takes the CPU's half as well, for the files' names match.
-run tests 420 tests -k '"not cpu"' tests/cuda/test_cuda_{parity,grid,runtime,bad_input,binding,dispatch,bench}.py
+run tests 240 tests -k '"not cpu"' tests/cuda/test_cuda_{parity,grid,runtime,bad_input,binding,dispatch,bench}.py
 export SINPE_EXT_CUDA_ARITHMETIC=single
-run single 240 tests -k '"not cpu"' tests/cuda/test_cuda_{parity,grid}.py
+run single 100 tests -k '"not cpu"' tests/cuda/test_cuda_{parity,grid}.py
 unset SINPE_EXT_CUDA_ARITHMETIC
-run bench 420 bench double double
-for tool in racecheck initcheck synccheck; do run $tool 180 sanitizer $tool; done
-run bench_single 420 bench single single
+run bench 240 bench double double
+for tool in racecheck initcheck synccheck; do run $tool 100 sanitizer $tool; done
+run bench_single 280 bench single single
 run suite 900 tests tests
 
 if [ "$DRY_RUN" = 1 ]; then exit 0; fi

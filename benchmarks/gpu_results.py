@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "cuda.md"
 MARKS = ("<!-- gpu_results: begin -->", "<!-- gpu_results: end -->")
+STATE = ("<!-- measured: begin -->", "<!-- measured: end -->")  # what the page says of it first
 SEEN = re.compile(
     r"Duration|Throughput|Ipc|Registers Per Thread|Occupancy|Elapsed Cycles|No Eligible|Warp Cycles Per Issued|stall"
 )
@@ -34,7 +35,7 @@ def read(archive: Path) -> dict[str, str]:
         with tarfile.open(archive) as packed:
             files = [(member.name, packed.extractfile(member)) for member in packed.getmembers() if member.isfile()]
             return {Path(name).name: file.read().decode(errors="replace") for name, file in files if file is not None}
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, EOFError, tarfile.TarError) as error:
         raise Unusable(f"archive: expected gpu_check.sh's gpu_check.tar.gz, got {archive}: {error}") from error
 
 
@@ -43,7 +44,11 @@ def merged(files: Mapping[str, str], name: str) -> dict[str, Any] | None:
     found: dict[str, Any] | None = None
     for file in sorted(files, key=lambda n: [int(t) if t.isdigit() else 0 for t in n.split(".")]):
         if re.fullmatch(rf"{name}\.\d+\.json", file):
-            run = json.loads(files[file])
+            try:
+                run = json.loads(files[file])
+            except ValueError:
+                print(f"{file}: left out, it was not written to its end", file=sys.stderr)
+                continue
             if run.get("cuda") is None:
                 continue
             if found is None:
@@ -134,15 +139,19 @@ def keep(files: Mapping[str, str], runs: Mapping[str, Mapping[str, Any]], result
     path = results / f"{first['machine']['date'][:10]}-{tag}-cuda.json"
     commit = re.findall(r"^commit (.*)$", files.get("summary.txt", ""), re.M)
     kept = {"commit": commit[-1] if commit else None, "summary": files.get("summary.txt", ""), "runs": runs}
+    if not {"double", "single"} & set(runs):
+        raise Unusable("archive: expected the figures of core, bench or bench_single, got those of variant alone")
+    facts = first["cuda"]["facts"]
+    state = f"**Measured on one {facts['device']}**, {first['machine']['date'][:10]}: the table under Checking a card. "
+    state += "The rest of this page is as it was before: counted, or run on the host."
     text = page.read_text()
-    begin, end = MARKS
-    new, count = re.subn(
-        f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n\n{table(runs)}\n{end}", text, flags=re.S
-    )
-    if count != 1:
-        raise Unusable(f"{page} has no place marked {begin} ... {end}")
+    for (begin, end), content in ((MARKS, table(runs)), (STATE, state)):
+        marked = f"{begin}\n\n{content}\n\n{end}"
+        text, count = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, new=marked: new, text, flags=re.S)
+        if count != 1:
+            raise Unusable(f"{page} has no place marked {begin} ... {end}")
     path.write_text(json.dumps(kept, indent=1) + "\n")
-    page.write_text(new)
+    page.write_text(text)
     return path
 
 

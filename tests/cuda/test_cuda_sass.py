@@ -265,7 +265,8 @@ def test_two_threads_that_write_one_word() -> None:
 
 @pytest.mark.parametrize("writer", [0, 7, LANES - 1])
 def test_a_word_that_all_read_and_one_writes(writer: int) -> None:
-    k = kernel(f"S2R R0, SR_TID.X\nLDS R1, [0x400]\nISETP.EQ.AND P0, PT, R0, {writer:#x}, PT\n@P0 STS [0x400], R0\nEXIT", 16)
+    test = f"ISETP.EQ.AND P0, PT, R0, {writer:#x}, PT"
+    k = kernel(f"S2R R0, SR_TID.X\nLDS R1, [0x400]\n{test}\n@P0 STS [0x400], R0\nEXIT", 16)
     running = block.Block(block.Program(k, 90), b"", 0, LANES, block.Counts.of(k))
     running.run()
     assert any("STS" in race for race in running.races)

@@ -25,16 +25,18 @@ def resolve() -> int:
     return 0
 
 
-def code(text: str) -> int:
+def code(text: str, arguments: list[str]) -> int:
     if "get_device_capability" in text:
         print("9.0")
     elif "get_device_properties" in text:
         print("a card, capability 9.0, torch 2, CUDA 13.0")
     elif "loader.resolve" in text:
         return resolve()
-    elif "import ROWS" in text:  # of all, a few
-        print(",".join(f"cuda_{row}_f32" for row in "copy grid dropout_train embed embed_text alpha_train".split()))
+    elif "import ROWS; print" in text:  # of all, a few
+        rows = "copy grid dropout_train embed embed_text alpha_train fill"
+        print(",".join(f"cuda_{row}_f32" for row in rows.split()))
     else:
+        sys.argv = ["-c", *arguments]
         exec(text, {})
     return 0
 
@@ -91,7 +93,7 @@ def main(arguments: list[str]) -> int:
         print("2 failed")
         return 1
     if arguments[0] == "-c":
-        return code(arguments[1])
+        return code(arguments[1], arguments[2:])
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         return module(arguments[1], arguments[2:])

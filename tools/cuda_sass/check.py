@@ -84,6 +84,7 @@ def _odd(dtype: torch.dtype) -> Tensor:
 def _strange_ids() -> Tensor:
     return torch.tensor([[3, -1, 4, 11, 2**62, 0, 10, 10, -(2**63)]])
 
+
 CALLS: dict[str, Callable[[torch.dtype], list[Tensor]]] = {
     "table": lambda t: [sinpe.table(19, 96, dtype=t)],
     "table, wide": lambda t: [sinpe.table(2, 2500, dtype=t)],

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 
@@ -18,10 +19,10 @@ import torch
 
 from . import cubin
 from .block import Block, Counts, Program
-from .operations import bytes_of
 from .cards import Work, pipe_of
 from .cases import Call, Case
 from .launches import Launch, handed_over, noted
+from .operations import bytes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("table", "encode", "add", "add_grid", "dropout", "embed", "embed_backward", "row_dots")
@@ -192,7 +193,7 @@ def _sampled(blocks: int, wanted: int, falls: bool) -> list[tuple[list[int], int
     four ranges, the first of them small."""
     ends = [0, blocks // 400, blocks // 40, blocks // 4, blocks] if falls else [0, blocks]
     parts = []
-    for first, last in zip(ends[:-1], ends[1:], strict=True):
+    for first, last in pairwise(ends):
         count = min(wanted // (len(ends) - 1), last - first)
         step = (last - first) / count
         parts.append((sorted({first + int((k + 0.5) * step) for k in range(count)}), last - first))

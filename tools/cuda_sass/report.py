@@ -90,8 +90,8 @@ def tables(rows: list[Row]) -> list[str]:
     text: list[str] = []
     counted = [row for row in rows if row.architecture == BUDGETED]
     if counted:
-        head = ("sm_90", "per", "instructions", "FP64", "ALU", "FMA", "memory", "other", "registers", "in flight", "waves",
-                "budget")  # fmt: skip
+        counts = ("instructions", "FP64", "ALU", "FMA", "memory", "other")
+        head = ("sm_90", "per", *counts, "registers", "in flight", "waves", "budget")
         text += [_table_line(head), "|---|---|" + "---:|" * (len(head) - 2)]
         for row in counted:
             v, work = row.figures.values, row.figures.work
