@@ -146,10 +146,11 @@ def keep(files: Mapping[str, str], runs: Mapping[str, Mapping[str, Any]], result
     state += "The rest of this page is as it was before: counted, or run on the host."
     text = page.read_text()
     for (begin, end), content in ((MARKS, table(runs)), (STATE, state)):
-        marked = f"{begin}\n\n{content}\n\n{end}"
-        text, count = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, new=marked: new, text, flags=re.S)
-        if count != 1:
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
             raise Unusable(f"{page} has no place marked {begin} ... {end}")
+        text = f"{before}{begin}\n\n{content}\n\n{end}{after}"
     path.write_text(json.dumps(kept, indent=1) + "\n")
     page.write_text(text)
     return path
