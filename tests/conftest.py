@@ -85,18 +85,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def _emulate() -> None:
     """Before the CPU library is ever loaded: a second implementation of an operator would be refused."""
-    from sinpe_ext.backend import jit, loader
+    from sinpe_ext.backend import loader
     from sinpe_ext.backend.compilation import BuildUnavailable
 
     assert "cpu" not in loader.found(), "the CPU library is loaded already"
     os.environ.pop("SINPE_EXT_BACKEND", None)
     try:
-        path, facts = jit.library("emulated", loader._load_library)
+        loader.emulate()
     except BuildUnavailable as error:
         pytest.exit(f"--require-backend=emulated: {error.reason}\n{error.todo}", returncode=1)
-    reason = "the CUDA kernels, compiled as C++"
-    found = loader.DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
-    loader._found["cpu"] = found
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -28,14 +28,12 @@ int multiprocessors();
 // Whether float32 rows are made in double precision on the current device, see arithmetic().
 bool in_double();
 
-// A walk of an oscillator down some rows, and how many of them it settled one by one. Counted on the host alone.
-SINPE_HD void note_walk(int32_t careful_rows) {
+// Samples that exact arithmetic will settle. Counted on the host alone.
+SINPE_HD void note_careful(int32_t rows) {
 #if !defined(__CUDACC__)
-  on_host::noted().walks += 1;
-  on_host::noted().careful_walks += careful_rows > 0 ? 1 : 0;
-  on_host::noted().careful_rows += careful_rows;
+  on_host::noted().careful_rows += rows;
 #else
-  (void)careful_rows;
+  (void)rows;
 #endif
 }
 

@@ -1,9 +1,9 @@
 // How a launch runs where nvcc does not compile: blocks one after the other, and the threads of a block as the turns of a
 // loop, phase after phase. Nothing of a device is needed, so AddressSanitizer and UBSan see what the kernels do.
 //
-// Tests turn what a device leaves open: in which order threads and blocks run, what shared memory holds at first; and they
-// take a barrier out, to see that something fails without it. What a launch would be can be handed to someone else instead,
-// who runs the same kernel's machine code (tools/cuda_sass).
+// Shared memory begins as NaN. Tests turn what a device leaves open, the order of threads and blocks, and take a barrier out
+// to see that something fails without it. A launch can be handed to someone else instead, who runs the same kernel's machine
+// code (tools/cuda_sass).
 #pragma once
 
 #include <cstdint>
@@ -38,10 +38,8 @@ struct Settings {
 
 // Since the process began: how often kernels took their long way, and what launches would ask a device.
 struct Noted {
-  int64_t walks;          // of an oscillator down some rows
-  int64_t careful_walks;  // of these, done again since a sample was left open, or done so from the start
-  int64_t careful_rows;   // samples that they settled
-  int64_t questions;      // to the CUDA runtime
+  int64_t careful_rows;  // samples that exact arithmetic settled
+  int64_t questions;     // to the CUDA runtime
   int64_t launches;
 };
 Noted& noted();

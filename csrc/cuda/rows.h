@@ -160,8 +160,10 @@ struct TileRows {
       if (!open)
         open = positions.positions == nullptr ? walk<true>(o, feed, from, to, tile.width, alpha)
                                               : walk<false>(o, feed, from, to, tile.width, alpha);
-      note_walk(open ? to - from : 0);
-      if (open) walk_with_care(feed, from, to, tile.width, alpha);
+      if (open) {
+        note_careful(to - from);
+        walk_with_care(feed, from, to, tile.width, alpha);
+      }
     }
     // Channels that no oscillator feeds, at the end of the row.
     const int64_t fed = usable ? plan.n0 + plan.n1 - tile.channel : tile.width;

@@ -179,6 +179,22 @@ def _demand(device_type: str) -> bool:
     return True
 
 
+def emulate() -> DeviceBackend:
+    """For tests and tools: the CUDA kernels compiled as plain C++ serve the CPU, from before its library is loaded.
+
+    Raises: BuildUnavailable where they cannot be compiled.
+    """
+    from . import jit
+
+    if "cpu" not in _found:
+        path, facts = jit.library("emulated", _load_library)
+        reason = "the CUDA kernels, compiled as C++"
+        _found["cpu"] = DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
+    if _found["cpu"].how != "emulated":
+        raise BuildUnavailable("the CPU library is loaded already", "emulate before any call of sinpe_ext")
+    return _found["cpu"]
+
+
 def resolve(device_type: str) -> DeviceBackend:
     """What "auto" gives for this kind of device, loading the library if it was not tried yet."""
     found = _found.get(device_type)

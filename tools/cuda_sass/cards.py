@@ -103,7 +103,6 @@ class Work:
 class Prediction:
     seconds: float
     by: str  # what takes longest
-    waves: float
 
 
 def predict(work: Work, moved: float, card: Card) -> Prediction:
@@ -126,4 +125,4 @@ def predict(work: Work, moved: float, card: Card) -> Prediction:
                 each[name] *= (math.floor(waves) + last / share) / waves
     each["the longest warp"] = work.longest * GAP / (card.clock * 1e9) + work.far * LATENCY + work.near * NEAR
     by = max(each, key=lambda name: each[name])
-    return Prediction(each[by], by, waves)
+    return Prediction(each[by], by)

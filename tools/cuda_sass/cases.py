@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import sinpe_ext as sinpe
+from benchmarks.cuda_cases import VOCABULARY, Place
 
-B, L, D = 32, 4096, 1024
-VOCABULARY = 32000
+PLACE = Place(torch.device("cpu"))  # the benchmark's shape and ids
+B, L, D = PLACE.shape()
 PAIR, SIXTEEN, ROW = "sine-cosine pair", "16 elements", "row"
 
 
@@ -80,24 +80,15 @@ def dropout_backward(dtype: torch.dtype) -> Call:
     )
 
 
-def _ids(*, of_text: bool) -> Tensor:
-    """Random ids; those of a text: the most frequent one is 6 % of it, the n-th about 1/n of that (Zipf's law)."""
-    generator = torch.Generator().manual_seed(0)
-    if not of_text:
-        return torch.randint(VOCABULARY, (B, L), generator=generator)
-    weights = 1 / (torch.arange(VOCABULARY) + 1.7)
-    return torch.multinomial(weights, B * L, replacement=True, generator=generator).view(B, L)
-
-
 def embed(dtype: torch.dtype, dropout: float = 0.0) -> Call:
-    ids, weight = _ids(of_text=True), torch.empty(VOCABULARY, D, dtype=dtype)
+    ids, weight = PLACE.ids(of_text=True), torch.empty(VOCABULARY, D, dtype=dtype)
     moved = 2 * _size(B, L, D, dtype=dtype) + 8 * B * L
     given = {"dropout": dropout, "seed": 1} if dropout else {}
     return Call(lambda: sinpe.embed(ids, weight, **given), B * L * D // 16, SIXTEEN, moved, "copy", moved // 2)
 
 
 def embed_backward(dtype: torch.dtype, *, of_text: bool) -> Call:
-    ids = _ids(of_text=of_text)
+    ids = PLACE.ids(of_text=of_text)
     weight = torch.empty(VOCABULARY, D, dtype=dtype, requires_grad=True)
     grad = torch.empty(B, L, D, dtype=dtype)
     read, written = _size(B, L, D, dtype=dtype) + 8 * B * L, _size(VOCABULARY, D, dtype=dtype)

@@ -43,13 +43,9 @@ _Taken = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(_Launch))
 
 def emulate() -> str:
     """Puts the library in the CPU's place, compiling it if need be; its path. Before any call of sinpe_ext."""
-    from sinpe_ext.backend import jit, loader
+    from sinpe_ext.backend import loader
 
-    if loader._found.get("cpu") is None or loader._found["cpu"].how != "emulated":
-        path, facts = jit.library("emulated", loader._load_library)
-        reason = "the CUDA kernels, compiled as C++"
-        loader._found["cpu"] = loader.DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
-    return str(loader._found["cpu"].library)
+    return str(loader.emulate().library)
 
 
 @contextmanager
@@ -82,7 +78,7 @@ def handed_over(
 class Noted(ctypes.Structure):
     """How often kernels took their long way, and what launches asked (csrc/cuda/on_host.h)."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in ("walks", "careful_walks", "careful_rows", "questions", "launches")]
+    _fields_ = [(name, ctypes.c_int64) for name in ("careful_rows", "questions", "launches")]
 
 
 def noted(library: str) -> Noted:

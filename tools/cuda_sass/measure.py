@@ -32,7 +32,6 @@ SOURCES = ("table", "encode", "add", "add_grid", "dropout", "embed", "embed_back
 class Figures:
     """Of one case, for one architecture."""
 
-    kernel: str
     work: Work
     call: Call
     values: dict[str, float]  # by the names that budgets use
@@ -185,7 +184,7 @@ def measure(
         "ahead": median(ahead or [0]),
         "waits": waits * launch.threads * launch.blocks / call.units,
     }
-    return Figures(launch.name, work, call, values, [n * each for n in phases.tolist() if n])
+    return Figures(work, call, values, [n * each for n in phases.tolist() if n])
 
 
 def _sampled(blocks: int, wanted: int, falls: bool) -> list[tuple[list[int], int]]:

@@ -198,38 +198,29 @@ def _signed(text: str) -> tuple[str, str]:
     return sign, text
 
 
-def single(text: str) -> Fetch:
+def _float(text: str, kind: Any, bits: Callable[[str], Fetch]) -> Fetch:
+    """A number, or the value of bits with its sign and magnitude bars applied."""
     value = _number(text)
     if value is not None:
-        number = f32(value)
+        number = kind(value)
         return lambda b: number
     sign, plain = _signed(text)
-    get = word(plain)
-    value_of: Fetch = lambda b: np.asarray(get(b)).view(f32)  # noqa: E731
-    if "|" in sign:
-        magnitude = value_of
-        value_of = lambda b: np.abs(magnitude(b))  # noqa: E731
-    if "-" in sign:
-        positive = value_of
-        return lambda b: -positive(b)
-    return value_of
+    get = bits(plain)
+
+    def read(b: Any) -> Any:
+        found = np.asarray(get(b)).view(kind)
+        found = np.abs(found) if "|" in sign else found
+        return -found if "-" in sign else found
+
+    return read
+
+
+def single(text: str) -> Fetch:
+    return _float(text, f32, word)
 
 
 def double(text: str) -> Fetch:
-    value = _number(text)
-    if value is not None:
-        number = f64(value)
-        return lambda b: number
-    sign, plain = _signed(text)
-    get = wide(plain)
-    value_of: Fetch = lambda b: np.asarray(get(b)).view(f64)  # noqa: E731
-    if "|" in sign:
-        magnitude = value_of
-        value_of = lambda b: np.abs(magnitude(b))  # noqa: E731
-    if "-" in sign:
-        positive = value_of
-        return lambda b: -positive(b)
-    return value_of
+    return _float(text, f64, wide)
 
 
 def address(text: str) -> tuple[Fetch, bool]:

@@ -25,6 +25,11 @@ class Row:
     figures: Figures
 
     @property
+    def card(self) -> Card:
+        """The first of its architecture."""
+        return next(card for card in CARDS if card.architecture == self.architecture)
+
+    @property
     def title(self) -> str:
         return f"{self.case.name}, {_NAMES[self.dtype]}" if "float64" not in self.case.name else self.case.name
 
@@ -41,12 +46,11 @@ def line(row: Row) -> str:
 
 
 def _waves(row: Row) -> float:
-    return row.figures.work.waves(next(card for card in CARDS if card.architecture == row.architecture))
+    return row.figures.work.waves(row.card)
 
 
 def _seconds(row: Row) -> float:
-    card = next(card for card in CARDS if card.architecture == row.architecture)
-    return predict(row.figures.work, row.figures.call.moved, card).seconds
+    return predict(row.figures.work, row.figures.call.moved, row.card).seconds
 
 
 def over_budget(row: Row, rows: list[Row]) -> list[str]:
