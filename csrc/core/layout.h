@@ -147,7 +147,7 @@ SINPE_HD bool first_position(int64_t plan_start, int64_t start, int64_t length, 
   return add_positions(plan_start, start, first) && (length == 0 || add_positions(*first, length - 1, &last));
 }
 
-constexpr int64_t size_of(sinpe_dtype t) {
+SINPE_HD constexpr int64_t size_of(sinpe_dtype t) {
   return t == SINPE_FLOAT64 || t == SINPE_INT64 ? 8 : t == SINPE_FLOAT32 ? 4 : 2;
 }
 

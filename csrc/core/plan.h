@@ -42,6 +42,29 @@ struct Plan {
   }
 };
 
+// The plan that `words` hold. Unchecked: of words that decode_plan() has passed.
+SINPE_HD Plan read_plan(const int64_t* words) {
+  const int64_t n = words[7], flags = words[5];
+  const int64_t* arrays = words + kPlanHeaderWords;
+  // The words of the last two arrays hold doubles; reading them through double* is how the buffer was filled.
+  return {words[2],
+          words[3],
+          words[4],
+          n,
+          words[8],
+          (flags & 1) != 0,
+          (flags & 2) != 0,
+          static_cast<int>(flags >> 2 & 1),
+          static_cast<int>(flags >> 3 & 1),
+          bit_cast<double>(words[6]),
+          bit_cast<double>(words[10]),
+          arrays,
+          arrays + n,
+          arrays + 2 * n,
+          reinterpret_cast<const double*>(arrays + 3 * n),
+          reinterpret_cast<const double*>(arrays + 4 * n)};
+}
+
 // Reads `words` into `plan`; false when the words are not a plan of this version. Every count that a kernel later trusts
 // is checked here.
 SINPE_HD bool decode_plan(const int64_t* words, int64_t n_words, Plan* plan) {
@@ -49,37 +72,15 @@ SINPE_HD bool decode_plan(const int64_t* words, int64_t n_words, Plan* plan) {
   int64_t header[kPlanHeaderWords];  // read at once: on a device one wait instead of one for each condition
   for (int64_t k = 0; k < kPlanHeaderWords; ++k) header[k] = words[k];
   if (header[0] != kPlanMagic || header[1] != n_words) return false;
-  const int64_t flags = header[5];
-  *plan = Plan{header[2],
-               header[3],
-               header[4],
-               header[7],
-               header[8],
-               (flags & 1) != 0,
-               (flags & 2) != 0,
-               static_cast<int>(flags >> 2 & 1),
-               static_cast<int>(flags >> 3 & 1),
-               bit_cast<double>(header[6]),
-               bit_cast<double>(header[10]),
-               nullptr,
-               nullptr,
-               nullptr,
-               nullptr,
-               nullptr};
-  const int64_t dim = plan->dim, n0 = plan->n0, n1 = plan->n1, n = plan->n_osc;
+  const int64_t dim = header[2], n0 = header[3], n1 = header[4], flags = header[5], n = header[7];
+  const bool interleaved = (flags & 1) != 0, shared = (flags & 2) != 0;
   if (flags < 0 || flags > 15 || dim < 1 || dim > kMaxDim || n0 < 0 || n1 < 0 || n0 > dim || n1 > dim - n0)
     return false;
-  if (!(plan->max_turns >= 0.0)) return false;
-  if (plan->interleaved && n0 != n1 && n0 != n1 + 1) return false;
-  if (n != (plan->shared ? (n0 > n1 ? n0 : n1) : n0 + n1)) return false;
+  if (!(bit_cast<double>(header[10]) >= 0.0)) return false;
+  if (interleaved && n0 != n1 && n0 != n1 + 1) return false;
+  if (n != (shared ? (n0 > n1 ? n0 : n1) : n0 + n1)) return false;
   if (n_words != kPlanHeaderWords + kPlanArrays * n) return false;
-  const int64_t* arrays = words + kPlanHeaderWords;
-  plan->frac_hi = arrays;
-  plan->frac_lo = arrays + n;
-  plan->whole = arrays + 2 * n;
-  // The words of the last two arrays hold doubles; reading them through double* is how the buffer was filled.
-  plan->turns_hi = reinterpret_cast<const double*>(arrays + 3 * n);
-  plan->turns_lo = reinterpret_cast<const double*>(arrays + 4 * n);
+  *plan = read_plan(words);
   return true;
 }
 

@@ -15,6 +15,17 @@ namespace sinpe {
 constexpr int64_t kAnchorRows = 128;
 constexpr double kRotateError = kAnchorRows * 6 * 0x1p-53 + kFastError;
 
+// One such row.
+template <class V>
+SINPE_HD void rotate(V step_cos, V step_sin, V* value, V* ahead) {
+  const V v = *value, a = *ahead;
+  *value = fma(v, step_cos, a * step_sin);
+  *ahead = fma(a, step_cos, -(v * step_sin));
+}
+
+// Values below have floats farther apart than usual: what tests a rounding by the bits of a double does not hold there.
+constexpr double kLeastValue = 0x1p-125;
+
 // The fast phase holds while the position is exact in double and the product keeps its rest: |p * f| < 2^45.
 constexpr double kFastProduct = 0x1p45;
 constexpr double kFastPosition = 0x1p53;

@@ -50,8 +50,8 @@ constexpr uint32_t kOpenReach = 16;
 // True where that leaves open which float is nearest: the double's low 29 bits stand close to the midpoint.
 //   Valid range: |v| >= 2^-126, or 0
 SINPE_HD bool is_open(double v) {
-  const uint32_t low = static_cast<uint32_t>(bit_cast<uint64_t>(v)) & 0x1fffffff;
-  return low - (0x10000000u - kOpenReach) <= 2 * kOpenReach;
+  const uint32_t low = static_cast<uint32_t>(bit_cast<uint64_t>(v)) << 3;  // three bits fall out
+  return low - 8 * (0x10000000u - kOpenReach) <= 16 * kOpenReach;
 }
 
 // float32 by double arithmetic, correctly rounded.
@@ -139,10 +139,10 @@ SINPE_HD Sample<Real> on_axis(uint128 phase, double amplitude) {
   return {v.s == Real{0} ? zero : v.s, v.c == Real{0} ? zero : v.c};
 }
 
-// The sample of any finite position, settled.
+// The sample of any finite position, settled. Long: behind a call, below.
 //   Error: that of Arithmetic
 template <class Arithmetic>
-SINPE_HD_RARE Sample<typename Arithmetic::Real> settled(const Plan& plan, int64_t osc, Position p) {
+SINPE_HD Sample<typename Arithmetic::Real> settled_inline(const Plan& plan, int64_t osc, Position p) {
   const Oscillator o = oscillator_of(plan, osc);
   const Frequency f = plan.frequency(osc);
   bool open = is_below_phase(plan, o, p, Arithmetic::kBits);
@@ -153,6 +153,15 @@ SINPE_HD_RARE Sample<typename Arithmetic::Real> settled(const Plan& plan, int64_
     if (!open) return v;
   }
   return exact_sample(typename Arithmetic::Real{}, plan, f, p);
+}
+template <class Arithmetic>
+SINPE_HD_RARE Sample<typename Arithmetic::Real> settled(const Plan& plan, int64_t osc, Position p) {
+  return settled_inline<Arithmetic>(plan, osc, p);
+}
+// By the words of a plan that decode_plan() has passed: a caller on a GPU needs no Plan in memory then.
+template <class Arithmetic>
+SINPE_HD_RARE Sample<typename Arithmetic::Real> settled(const int64_t* words, int64_t osc, Position p) {
+  return settled_inline<Arithmetic>(read_plan(words), osc, p);
 }
 
 }  // namespace sinpe

@@ -55,8 +55,27 @@ SINPE_HD double where_odd(uint64_t number, double a, double b) {
   return bit_cast<double>((bit_cast<uint64_t>(a) & mask) | (bit_cast<uint64_t>(b) & ~mask));
 }
 SINPE_HD float where_odd(uint32_t number, float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float odd;
+  asm("{.reg .pred p; .reg .b32 low; and.b32 low, %3, 1; setp.ne.b32 p, low, 0; selp.f32 %0, %1, %2, p;}"
+      : "=f"(odd)
+      : "f"(a), "f"(b), "r"(number));
+  return odd;
+#else
   const uint32_t mask = 0 - (number & 1);
   return bit_cast<float>((bit_cast<uint32_t>(a) & mask) | (bit_cast<uint32_t>(b) & ~mask));
+#endif
+}
+
+// The low half, which a GPU's compiler would widen again to compare it.
+SINPE_HD uint32_t low_half(uint64_t x) {
+#if defined(__CUDA_ARCH__)
+  uint32_t low;
+  asm("{.reg .b32 high; mov.b64 {%0, high}, %1;}" : "=r"(low) : "l"(x));
+  return low;
+#else
+  return static_cast<uint32_t>(x);
+#endif
 }
 
 // The whole product of x's low 32 bits and m.
@@ -127,7 +146,11 @@ SINPE_HD Words exclusive_or(Words a, Words b, uint32_t c) {
 // |x|.
 template <class V>
 SINPE_HD V magnitude(V x) {
+#if defined(__CUDA_ARCH__)
+  return ::fabs(x);  // a bit of the instruction that reads it
+#else
   return bit_cast<V>(bit_cast<bits_t<V>>(x) & 0x7fffffffffffffffULL);
+#endif
 }
 
 }  // namespace sinpe

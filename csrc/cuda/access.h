@@ -8,9 +8,11 @@
 namespace sinpe {
 namespace cuda {
 
-struct alignas(16) Bytes16 {
-  uint32_t w[4];
+template <int kBytes>
+struct alignas(kBytes) Bytes {
+  uint32_t w[kBytes / 4];
 };
+using Bytes16 = Bytes<16>;
 
 SINPE_HD bool is_aligned(const void* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
 
@@ -29,7 +31,7 @@ struct Divisor {
 };
 
 template <class T>
-SINPE_HD void unpack(uint32_t word, float* v) {
+SINPE_HD void unpack_word(uint32_t word, float* v) {
 #if defined(__CUDA_ARCH__)
   if constexpr (std::is_same<T, float16>::value) {
     asm("{.reg .f16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
@@ -43,7 +45,7 @@ SINPE_HD void unpack(uint32_t word, float* v) {
 }
 
 template <class T>
-SINPE_HD uint32_t pack(const float* v) {
+SINPE_HD uint32_t pack_word(const float* v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   uint32_t word;
   if constexpr (std::is_same<T, float16>::value) {
@@ -60,36 +62,32 @@ SINPE_HD uint32_t pack(const float* v) {
 #endif
 }
 
-// 16 bytes <-> values.
-template <class T>
-SINPE_HD void unpack16(const Bytes16& b, accumulate_t<T>* v) {
-  if constexpr (sizeof(T) == 2) {
-    SINPE_UNROLLED
-    for (int k = 0; k < 4; ++k) unpack<T>(b.w[k], v + 2 * k);
-  } else if constexpr (sizeof(T) == 4) {
-    SINPE_UNROLLED
-    for (int k = 0; k < 4; ++k) v[k] = bit_cast<float>(b.w[k]);
-  } else {
-    SINPE_UNROLLED
-    for (int k = 0; k < 2; ++k) v[k] = bit_cast<double>(static_cast<uint64_t>(b.w[2 * k + 1]) << 32 | b.w[2 * k]);
+// 16 bytes, or 8, <-> values.
+template <class T, int kBytes>
+SINPE_HD void unpack(const Bytes<kBytes>& b, accumulate_t<T>* v) {
+  SINPE_UNROLLED
+  for (int k = 0; k < kBytes / 4; ++k) {
+    if constexpr (sizeof(T) == 2) {
+      unpack_word<T>(b.w[k], v + 2 * k);
+    } else if constexpr (sizeof(T) == 4) {
+      v[k] = bit_cast<float>(b.w[k]);
+    } else if (k % 2 == 0) {
+      v[k / 2] = bit_cast<double>(static_cast<uint64_t>(b.w[k + 1]) << 32 | b.w[k]);
+    }
   }
 }
 
-template <class T>
-SINPE_HD Bytes16 pack16(const accumulate_t<T>* v) {
-  Bytes16 b;
-  if constexpr (sizeof(T) == 2) {
-    SINPE_UNROLLED
-    for (int k = 0; k < 4; ++k) b.w[k] = pack<T>(v + 2 * k);
-  } else if constexpr (sizeof(T) == 4) {
-    SINPE_UNROLLED
-    for (int k = 0; k < 4; ++k) b.w[k] = bit_cast<uint32_t>(v[k]);
-  } else {
-    SINPE_UNROLLED
-    for (int k = 0; k < 2; ++k) {
-      const uint64_t bits = bit_cast<uint64_t>(v[k]);
-      b.w[2 * k] = static_cast<uint32_t>(bits);
-      b.w[2 * k + 1] = static_cast<uint32_t>(bits >> 32);
+template <class T, int kBytes = 16>
+SINPE_HD Bytes<kBytes> pack(const accumulate_t<T>* v) {
+  Bytes<kBytes> b;
+  SINPE_UNROLLED
+  for (int k = 0; k < kBytes / 4; ++k) {
+    if constexpr (sizeof(T) == 2) {
+      b.w[k] = pack_word<T>(v + 2 * k);
+    } else if constexpr (sizeof(T) == 4) {
+      b.w[k] = bit_cast<uint32_t>(v[k]);
+    } else {
+      b.w[k] = static_cast<uint32_t>(bit_cast<uint64_t>(v[k / 2]) >> k % 2 * 32);
     }
   }
   return b;
@@ -121,7 +119,7 @@ struct Raw {
   }
   SINPE_HD void values(accumulate_t<T>* v) const {
     SINPE_UNROLLED
-    for (int k = 0; k < N / kEach; ++k) unpack16<T>(b[k], v + k * kEach);
+    for (int k = 0; k < N / kEach; ++k) unpack<T>(b[k], v + k * kEach);
   }
 };
 
@@ -146,7 +144,7 @@ SINPE_HD void store(T* row, int64_t first, int64_t step, Range range, const accu
   T* p = row + (kPlain ? first : first * step);
   if (kPlain || (range.from == 0 && range.to == N && step == 1 && is_aligned(p))) {
     SINPE_UNROLLED
-    for (int k = 0; k < N / kEach; ++k) reinterpret_cast<Bytes16*>(p)[k] = pack16<T>(v + k * kEach);
+    for (int k = 0; k < N / kEach; ++k) reinterpret_cast<Bytes16*>(p)[k] = pack<T>(v + k * kEach);
   } else if constexpr (!kPlain) {
     SINPE_UNROLLED
     for (int k = 0; k < N; ++k) {

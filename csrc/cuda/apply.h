@@ -1,6 +1,6 @@
-// The kernel behind table, encode, add, dropout and embed: a tile of the encoding is made in shared memory, then slices of
-// the data that need its rows stream past it, read once and written once. Blocks share a tile's slices where there are too
-// few tiles for the device, and each makes the tile for itself.
+// The kernel behind add, dropout and embed: a tile of the encoding is made in shared memory, then slices of the data that
+// need its rows stream past it, read once and written once. Blocks share a tile's slices where there are too few tiles for
+// the device, and each makes the tile for itself. (Rows that nothing shares: cuda/runs.h.)
 #pragma once
 
 #include "core/dtype.h"
@@ -10,7 +10,7 @@ namespace sinpe {
 namespace cuda {
 
 // Where data come from.
-enum class Source { kNone, kStrided, kRows };  // no data: the encoding alone; x; rows of a weight, picked by ids
+enum class Source { kStrided, kRows };  // x; rows of a weight, picked by ids
 
 constexpr int kSliceDims = SINPE_MAX_RANK - 2;
 
@@ -196,50 +196,44 @@ struct Apply {
     if (!kPlain) range = {c < 0 ? -c : 0, tile.width - c < kGroup ? tile.width - c : kGroup};
     if (range.from >= range.to) return;
     const Real* encoding = kEncoded ? shared.rows.pe + r * tile.width + c : nullptr;
-    if constexpr (kSource == Source::kNone) {
+    constexpr int kFlight = kPlain || !kDrop ? kMostFlight : 1;
+    SINPE_ROLLED
+    for (int32_t slice = 0; slice < slices; slice += kFlight) {
+      Draw drawn[kFlight];
+      Raw<T, kGroup> raw[kFlight];
+      bool exists[kFlight];
+      SINPE_UNROLLED
+      for (int k = 0; k < kFlight && kDrop; ++k) {
+        if (slice + k < slices) drawn[k] = draw_of<kPlain>(row, shared.slice[slice + k], c, shared.seed);
+      }
+      // Ids first, all of them: a row of the weight waits for its own. (With dropout there are no registers for that.)
+      constexpr bool kIdsFirst = kSource == Source::kRows && !kDrop;
+      const T* from[kFlight];
+      SINPE_UNROLLED
+      for (int k = 0; k < kFlight && kIdsFirst; ++k) {
+        if (slice + k < slices) from[k] = source(row, shared.slice[slice + k]);
+      }
+      SINPE_UNROLLED
+      for (int k = 0; k < kFlight; ++k) {
+        if (slice + k >= slices) continue;
+        if (!kIdsFirst) from[k] = source(row, shared.slice[slice + k]);
+        exists[k] = from[k] != nullptr;
+        if (exists[k]) {
+          load<T, kGroup, kPlain>(from[k], c, s.of_x.channel, range, &raw[k]);
+        } else {
+          raw[k] = {};
+        }
+      }
       Real pe[kGroup];
-      load_encoding<kPlain>(encoding, range, pe);
-      put<kPlain>(out + shared.slice[0].out, c, range, pe);
-    } else {
-      constexpr int kFlight = kPlain || !kDrop ? kMostFlight : 1;
-      SINPE_ROLLED
-      for (int32_t slice = 0; slice < slices; slice += kFlight) {
-        Draw drawn[kFlight];
-        Raw<T, kGroup> raw[kFlight];
-        bool exists[kFlight];
-        SINPE_UNROLLED
-        for (int k = 0; k < kFlight && kDrop; ++k) {
-          if (slice + k < slices) drawn[k] = draw_of<kPlain>(row, shared.slice[slice + k], c, shared.seed);
-        }
-        // Ids first, all of them: a row of the weight waits for its own. (With dropout there are no registers for that.)
-        constexpr bool kIdsFirst = kSource == Source::kRows && !kDrop;
-        const T* from[kFlight];
-        SINPE_UNROLLED
-        for (int k = 0; k < kFlight && kIdsFirst; ++k) {
-          if (slice + k < slices) from[k] = source(row, shared.slice[slice + k]);
-        }
-        SINPE_UNROLLED
-        for (int k = 0; k < kFlight; ++k) {
-          if (slice + k >= slices) continue;
-          if (!kIdsFirst) from[k] = source(row, shared.slice[slice + k]);
-          exists[k] = from[k] != nullptr;
-          if (exists[k]) {
-            load<T, kGroup, kPlain>(from[k], c, s.of_x.channel, range, &raw[k]);
-          } else {
-            raw[k] = {};
-          }
-        }
-        Real pe[kGroup];
-        if constexpr (kEncoded) load_encoding<kPlain>(encoding, range, pe);
-        SINPE_UNROLLED
-        for (int k = 0; k < kFlight; ++k) {
-          if (slice + k >= slices) continue;
-          const Place& at = shared.slice[slice + k];
-          const bool padded = s.padding_mask != nullptr && s.padding_mask[row.mask + at.mask] != 0;
-          Real v[kGroup];
-          combine(padded, exists[k], pe, raw[k], drawn[k], v);
-          put<kPlain>(out + at.out, c, range, v);
-        }
+      if constexpr (kEncoded) load_encoding<kPlain>(encoding, range, pe);
+      SINPE_UNROLLED
+      for (int k = 0; k < kFlight; ++k) {
+        if (slice + k >= slices) continue;
+        const Place& at = shared.slice[slice + k];
+        const bool padded = s.padding_mask != nullptr && s.padding_mask[row.mask + at.mask] != 0;
+        Real v[kGroup];
+        combine(padded, exists[k], pe, raw[k], drawn[k], v);
+        put<kPlain>(out + at.out, c, range, v);
       }
     }
   }
@@ -260,7 +254,7 @@ struct Apply {
       for (int k = 0; k < kGroup / kEach; ++k) {
         const Bytes16 b =
             reinterpret_cast<const Bytes16*>(from)[k];  // a copy: by reference it would be read word by word
-        unpack16<Real>(b, pe + k * kEach);
+        unpack<Real>(b, pe + k * kEach);
       }
     } else if constexpr (!kPlain) {
       SINPE_UNROLLED

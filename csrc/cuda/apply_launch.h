@@ -79,7 +79,6 @@ bool rows_begin_at(const void* base, const Strides& t, int dims, int64_t element
 template <class T, Source kSource>
 bool is_even_source(const Data& s) {
   constexpr int64_t kEach = 16 / static_cast<int64_t>(sizeof(T));
-  if (kSource == Source::kNone) return true;
   if (kSource == Source::kStrided) return rows_begin_at<T>(s.x, s.of_x, s.dims, kEach);
   return reinterpret_cast<uintptr_t>(s.x) % 16 == 0 && s.weight_stride % kEach == 0;
 }
@@ -119,9 +118,7 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
 template <class T, class Arithmetic, Source kSource>
 sinpe_status choose_dropout(const DevicePlan& plan, const typename TileRows<Arithmetic>::Operand& positions,
                             const sinpe_add_arguments& a, const Data& s, Stream stream) {
-  if constexpr (kSource != Source::kNone) {
-    if (a.dropout.drop != 0) return launch_apply<T, Arithmetic, kSource, true>(plan, positions, a, s, stream);
-  }
+  if (a.dropout.drop != 0) return launch_apply<T, Arithmetic, kSource, true>(plan, positions, a, s, stream);
   return launch_apply<T, Arithmetic, kSource, false>(plan, positions, a, s, stream);
 }
 

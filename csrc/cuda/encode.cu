@@ -1,5 +1,6 @@
 // encode: rows at arbitrary positions.
 #include "cuda/apply_launch.h"
+#include "cuda/runs.h"
 
 sinpe_status sinpe::cuda::encode(const DevicePlan& plan, const void* positions, sinpe_dtype position_dtype,
                                  int64_t count, sinpe_dtype dtype, void* out, int64_t row_stride, Stream stream) {
@@ -10,5 +11,5 @@ sinpe_status sinpe::cuda::encode(const DevicePlan& plan, const void* positions, 
   a.position_strides[1] = 1;
   bool empty;
   const sinpe_status status = check(plan, a, &empty);
-  return status != SINPE_OK || empty ? status : apply<Source::kNone>(plan, a, data_of(a, {}), stream);
+  return status != SINPE_OK || empty ? status : run_rows<false>(plan, a, {}, stream);
 }

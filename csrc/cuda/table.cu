@@ -1,5 +1,6 @@
 // table: consecutive rows of an encoding.
 #include "cuda/apply_launch.h"
+#include "cuda/runs.h"
 
 sinpe_status sinpe::cuda::table(const DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
                                 int64_t row_stride, Stream stream) {
@@ -8,5 +9,5 @@ sinpe_status sinpe::cuda::table(const DevicePlan& plan, int64_t start, int64_t l
   a.start = start;
   bool empty;
   const sinpe_status status = check(plan, a, &empty);
-  return status != SINPE_OK || empty ? status : apply<Source::kNone>(plan, a, data_of(a, {}), stream);
+  return status != SINPE_OK || empty ? status : run_rows<Given::kConsecutive, false>(plan, a, {}, stream);
 }

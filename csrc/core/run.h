@@ -1,0 +1,153 @@
+// One oscillator down a run of rows: what a thread of a GPU keeps in registers from row to row. The values are those of
+// core/sample.h's `settled` wherever `open` says nothing else, whichever way they are come by.
+#pragma once
+
+#include "core/sample.h"
+
+namespace sinpe {
+
+// What a row's samples say of being good enough, collected without a branch.
+struct Open {
+  bool is_set = false;
+  uint64_t differ = 0;  // bits in which the ends of a value's interval differ; those below kOpenBit have no meaning
+  SINPE_HD bool any() const { return is_set | (differ >> kOpenBit != 0); }
+  static constexpr int kOpenBit = 28;
+
+  SINPE_HD void add(bool open) { is_set = is_set | open; }
+  // Of [v - e, v + e]: floats, and the midpoints between them, differ in bit kOpenBit or above.
+  //   Valid range: e >= kLeastValue, or |v| >= kLeastValue, or both 0: below, floats lie farther apart
+  SINPE_HD void add(double v, double e) { differ |= bit_cast<uint64_t>(v - e) ^ bit_cast<uint64_t>(v + e); }
+};
+
+// What the fast phase (core/rotate.h) takes, told from the high words of doubles, which count as their logarithms do.
+struct Reach {
+  uint32_t most;  // positions from 2^-30 on are below it; above the high word of 2^-30
+  int32_t least;  // of a rest's square
+  static constexpr uint32_t kFirst = 993u << 20;
+
+  SINPE_HD explicit Reach(const Plan& plan) {
+    static_assert(kFastProduct == 0x1p45 && kFastPosition == 0x1p53, "as the exponents below say");
+    const int turns = static_cast<int>(bit_cast<uint64_t>(plan.max_turns) >> 52) - 1023;  // max_turns < 2^(turns + 1)
+    const int exponent = turns > -9 ? 44 - turns : 53;
+    most = exponent > -30 ? static_cast<uint32_t>(exponent + 30) << 20 : 0;
+    least = (2 * turns - 1115) * (1 << 20);
+  }
+  SINPE_HD static uint32_t size(double p) { return static_cast<uint32_t>(bit_cast<uint64_t>(p) >> 32) & 0x7fffffff; }
+  SINPE_HD bool holds(double p) const { return (size(p) - kFirst < most) | (p == 0.0); }
+
+  // Whether a rest of t turns, (2*pi*t)^2 = square, may have lost its digits: |t| < |p * max_turns| * 2^-50. With l(x) the
+  // high word over 2^20 less 1023, l(x) <= log2(x) < l(x) + 0.087; so 2 * (log2(2*pi) + l(p) + 0.087 + turns + 1 - 50) is
+  // enough for l(square).
+  SINPE_HD bool is_lost(double p, double square) const {
+    const int32_t needed = static_cast<int32_t>(2 * size(p) + static_cast<uint32_t>(least));
+    return static_cast<int32_t>(bit_cast<uint64_t>(square) >> 32) < needed;
+  }
+};
+
+// A run's ways. begin() returns false where every row of it has to be settled; at() gives the samples, row after row from the
+// first on where the run is consecutive. Rows that the reach does not hold have to be settled by the caller where kByReach
+// says so; kScales: at() reads the amplitude.
+template <class Arithmetic, bool kConsecutive>
+struct Run;
+
+// Rotated from the first row on, kAnchorRows at most.
+template <>
+struct Run<InDouble, true> {
+  static constexpr bool kByReach = false, kScales = false;  // begin() looks at the whole run, and at the amplitude
+  double value, ahead, step_cos, step_sin, bound, ahead_bound;
+
+  SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t rows, const Reach& reach) {
+    const double hi = plan.turns_hi[osc], lo = plan.turns_lo[osc], last = first.d + static_cast<double>(rows);
+    const double k_bound = kRotateError * (plan.amplitude < 0 ? -plan.amplitude : plan.amplitude);
+    const double farthest = magnitude(first.d) < magnitude(last) ? last : first.d, one = sine_bound(k_bound, hi);
+    bool good = reach.holds(first.d) && reach.holds(farthest) && reach.holds(1.0);
+    good = good && (k_bound == 0.0 || (k_bound >= kLeastValue && (one == 0.0 || one >= kRotateError * kLeastValue)));
+    if (!good) return false;
+    bits_t<double> quarter;
+    const double t = fast_phase(first.d, hi, lo, &quarter);
+    sincos_fast(t, &value, &ahead);
+    apply_quarter(quarter, &value, &ahead);
+    value = plan.amplitude * (value + 0.0);  // no negative zero
+    ahead = plan.amplitude * ahead;
+    bound = sine_bound(k_bound, farthest * hi);
+    ahead_bound = k_bound;
+    return accurate_sincos(1.0, hi, lo, 1.0, &step_sin, &step_cos);
+  }
+  SINPE_HD Sample<float> at(const Reach&, Position, const Amplitude&, Open* open) {
+    open->add(value, bound);
+    open->add(ahead, ahead_bound);
+    const Sample<float> v{static_cast<float>(value), static_cast<float>(ahead)};
+    rotate(step_cos, step_sin, &value, &ahead);
+    return v;
+  }
+};
+
+// Reduced from each position, whole or not.
+template <>
+struct Run<InDouble, false> {
+  static constexpr bool kByReach = true, kScales = true;
+  double hi, lo;
+
+  SINPE_HD bool begin(const Plan& plan, int64_t osc, Position, int32_t, const Reach& reach) {
+    hi = plan.turns_hi[osc];
+    lo = plan.turns_lo[osc];
+    // Then the sine of a position is 0, or no smaller than the least float whose neighbours lie as usual.
+    const double size = magnitude(plan.amplitude);
+    return reach.holds(1.0) && (hi == 0.0 || magnitude(hi) >= 0x1p-60) && (size == 0.0 || size >= 0x1p-30);
+  }
+  SINPE_HD Sample<float> at(const Reach& reach, Position p, const Amplitude& amplitude, Open* open) {
+    bits_t<double> quarter;
+    double s, c;
+    const double t = fast_phase(p.d, hi, lo, &quarter), y = t * SINPE_TWO_PI;
+    sincos_fast(t, &s, &c);
+    s *= amplitude.whole;
+    c *= amplitude.whole;
+    open->add(reach.is_lost(p.d, y * y));  // else what the reduction dropped is below 2^-54 of it
+    open->add(is_open(s));
+    open->add(is_open(c));
+    Sample<float> v{static_cast<float>(s), static_cast<float>(c)};
+    apply_quarter(low_half(quarter), &v.s, &v.c);
+    return v;
+  }
+};
+
+// By the integer phase; consecutive positions step, exactly.
+template <bool kConsecutive>
+struct Run<InSingle, kConsecutive> {
+  static constexpr bool kByReach = false, kScales = true;
+  uint128 phase, step;
+
+  SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t, const Reach&) {
+    const Oscillator o = oscillator_of(plan, osc);
+    step = o.step;
+    if (kConsecutive) phase = integer_phase(first.i, step);
+    return !is_below_phase(o, InSingle::kBits);
+  }
+  SINPE_HD Sample<float> at(const Reach&, Position p, const Amplitude& amplitude, Open* open) {
+    bool is_open = !kConsecutive && !p.integral;
+    if (!kConsecutive) phase = integer_phase(p.i, step);
+    const Sample<float> v = InSingle::at({}, {}, {}, phase, amplitude, &is_open);
+    if (kConsecutive) phase += step;
+    open->add(is_open);
+    return v;
+  }
+};
+
+template <bool kConsecutive>
+struct Run<InFull, kConsecutive> {
+  static constexpr bool kByReach = true, kScales = true;
+  double hi, lo;
+
+  SINPE_HD bool begin(const Plan& plan, int64_t osc, Position, int32_t, const Reach&) {
+    hi = plan.turns_hi[osc];
+    lo = plan.turns_lo[osc];
+    return true;
+  }
+  SINPE_HD Sample<double> at(const Reach&, Position p, const Amplitude& amplitude, Open* open) {
+    Sample<double> v;
+    open->add(!accurate_sincos(p.d, hi, lo, amplitude.whole, &v.s, &v.c));
+    return v;
+  }
+};
+
+}  // namespace sinpe

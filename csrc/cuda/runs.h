@@ -1,0 +1,344 @@
+// The kernel behind table and encode, and behind add where each row of x has an encoding of its own: a thread makes 16 bytes
+// of each row of a run, its oscillators in registers from row to row. Nothing is shared. A row with a sample that the fast
+// arithmetic leaves open is not written then, but by settle() after the run, channel by channel; so x may lie where the
+// result does. A plan that is none and a position without a number give NaN.
+#pragma once
+
+#include "core/dtype.h"
+#include "core/run.h"
+#include "cuda/access.h"
+#include "cuda/rows.h"
+
+namespace sinpe {
+namespace cuda {
+
+constexpr int kMostRows = 32;  // of a run: a bit each for those left open
+
+// Of a call's rows.
+enum class Given { kConsecutive, kWhole, kFloating };
+
+template <class T, class Arithmetic, Given kGiven, bool kAdds>
+struct Runs {
+  static constexpr bool kConsecutive = kGiven == Given::kConsecutive;
+  using Real = typename Arithmetic::Real;
+  static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
+  static constexpr int kPhases = 1, kThreads = cuda::kThreads;
+  // By the registers of kOsc oscillators.
+  static constexpr int kBlocks = std::is_same<T, float>::value && !kAdds ? 3 : 2;
+  static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row that a thread makes
+  static constexpr int kOsc = kEach / 2;                          // oscillators that make them
+  static constexpr int kFlight = kAdds && kOsc <= 2 ? 4 : 2;      // rows that a thread reads ahead
+  struct Shared {};
+
+  DevicePlan words;
+  RowPositions positions;
+  int64_t rows;
+  int32_t height;   // rows of a run
+  Divisor threads;  // that share a row
+  bool even;        // rows begin at multiples of 16 bytes
+  const T* x;
+  T* out;
+  int64_t x_stride, out_stride;
+  double scale, alpha;
+  DeviceScalars scalars;
+
+  template <int kPhase>
+  SINPE_HD void phase(uint32_t block, int thread, Shared&) const {
+    const uint32_t item = block * static_cast<uint32_t>(kThreads) + static_cast<uint32_t>(thread);
+    const uint32_t down = threads.quotient(item), across = item - down * threads.d;
+    const int64_t first = static_cast<int64_t>(down) * height;
+    if (first >= rows) return;
+    const Stretch at{first, rows - first < height ? static_cast<int32_t>(rows - first) : height, across};
+    Plan plan;
+    if (!decode_plan(words.words, words.n_words, &plan) || plan.dim != words.dim) {
+      for (int64_t c = at.across; c < words.dim; c += threads.d) fill(at, c, static_cast<Real>(quiet_nan()));
+    } else if (!even || !are_pairs(plan)) {
+      by_channel(at);
+    } else {
+      const Real by = kAdds ? factor() : Real{1};
+      const bool unit = !Run<Arithmetic, kConsecutive>::kScales || plan.amplitude == 1.0;
+      if (unit && (!kAdds || (by == Real{1} && scale == 1.0))) {
+        in_pairs<true>(plan, at, by);
+      } else {
+        in_pairs<false>(plan, at, by);
+      }
+    }
+  }
+
+ private:
+  // Of a thread.
+  struct Stretch {
+    int64_t row;      // first
+    int32_t height;   // rows that exist
+    uint32_t across;  // place of the thread among those of a row
+  };
+
+  // Whether every oscillator feeds a sine and a cosine, and kOsc of them a thread's values.
+  SINPE_HD bool are_pairs(const Plan& plan) const {
+    return plan.shared && plan.q0 != plan.q1 && plan.n0 == plan.n1 && plan.dim == 2 * plan.n0 &&
+           plan.n_osc == static_cast<int64_t>(threads.d) * kOsc;
+  }
+
+  SINPE_HD Real factor() const {
+    return static_cast<Real>(scalars.alpha == nullptr ? alpha : value_of(scalars.alpha, scalars.alpha_dtype));
+  }
+  SINPE_HD Real sum(Real value, Real pe) const { return static_cast<Real>(scale) * value + pe; }
+
+  // Where a row's position lies, in bytes; its bits; and what they say.
+  SINPE_HD int64_t apart_in_bytes() const {
+    return positions.strides[1] * (kGiven == Given::kFloating ? size_of(positions.dtype) : 8);
+  }
+  SINPE_HD const char* given(int64_t row) const {
+    return static_cast<const char*>(positions.positions) + row * apart_in_bytes();
+  }
+  SINPE_HD uint64_t read(const char* at) const {
+    const bool is_short = kGiven == Given::kFloating && positions.dtype == SINPE_FLOAT32;
+    return is_short ? *reinterpret_cast<const uint32_t*>(at) : *reinterpret_cast<const uint64_t*>(at);
+  }
+  SINPE_HD Position position(uint64_t bits) const {
+    if (kGiven == Given::kWhole) return integer_position(static_cast<int64_t>(bits));
+    return float_position(positions.dtype == SINPE_FLOAT32 ? static_cast<double>(bit_cast<float>(low_half(bits)))
+                                                           : bit_cast<double>(bits));
+  }
+  // The first of consecutive positions; false where some of them do not exist.
+  SINPE_HD bool begins(const Stretch& at, Position* first) const {
+    Position last;
+    return positions.at(words, 0, at.row + at.height - 1, &last) && positions.at(words, 0, at.row, first);
+  }
+
+  // What 16 bytes of a row hold, or 8 and 8.
+  enum class Layout { kSineCosine, kCosineSine, kHalves };
+
+  template <bool kUnit>
+  SINPE_HD void in_pairs(const Plan& plan, const Stretch& at, Real by) const {
+    if (!plan.interleaved) {
+      in_pairs<kUnit, Layout::kHalves>(plan, at, by);
+    } else if (plan.q0 == 0) {
+      in_pairs<kUnit, Layout::kSineCosine>(plan, at, by);
+    } else {
+      in_pairs<kUnit, Layout::kCosineSine>(plan, at, by);
+    }
+  }
+
+  // kUnit: the amplitude is 1 (or in the run's values), the scale is, and `by` is.
+  template <bool kUnit, Layout kLayout>
+  SINPE_HD void in_pairs(const Plan& plan, const Stretch& at, Real by) const {
+    constexpr bool kInterleaved = kLayout != Layout::kHalves;
+    const int64_t osc = static_cast<int64_t>(at.across) * kOsc;
+    const Reach reach(plan);
+    Position first{};
+    bool good = !kConsecutive || begins(at, &first);
+    Run<Arithmetic, kConsecutive> run[kOsc];
+    SINPE_UNROLLED
+    for (int k = 0; k < kOsc; ++k) good = run[k].begin(plan, osc + k, first, at.height, reach) && good;
+    uint32_t open = 0;  // a bit for each row
+    if (good) {
+      constexpr int kWide = kInterleaved ? kEach : kOsc, kPieces = kEach / kWide;  // values side by side
+      using Piece = Bytes<kWide* static_cast<int>(sizeof(T))>;
+      const int64_t channel = kInterleaved ? 2 * osc : osc + (plan.q0 == 0 ? 0 : plan.n0);  // of the sines
+      const int64_t apart = plan.q0 == 0 ? plan.n0 : -plan.n0;                              // the cosines
+      const Amplitude amplitude = amplitude_of(kUnit ? 1.0 : plan.amplitude);
+      // Writes a row, or says that it is open.
+      const auto make = [&](int32_t r, uint64_t position_bits, const Piece* data, T* to) {
+        Open row;
+        Position p{};
+        if (!kConsecutive || Run<Arithmetic, kConsecutive>::kByReach) {
+          p = kConsecutive ? integer_position(first.i + r) : position(position_bits);
+          if (Run<Arithmetic, kConsecutive>::kByReach) row.add(!reach.holds(p.d));
+        }
+        Real v[kEach];
+        SINPE_UNROLLED
+        for (int k = 0; k < kOsc; ++k) {
+          const Sample<Real> s = run[k].at(reach, p, amplitude, &row);
+          v[kInterleaved ? 2 * k : k] = kLayout == Layout::kCosineSine ? s.c : s.s;
+          v[kInterleaved ? 2 * k + 1 : kOsc + k] = kLayout == Layout::kCosineSine ? s.s : s.c;
+        }
+        const bool is_open = row.any();
+        SINPE_UNROLLED
+        for (int h = 0; h < kPieces; ++h) {
+          Real* u = v + h * kWide;
+          if constexpr (kAdds) {
+            Real added[kWide];
+            unpack<T>(data[h], added);
+            SINPE_UNROLLED
+            for (int k = 0; k < kWide; ++k) u[k] = kUnit ? added[k] + u[k] : sum(added[k], by * u[k]);
+          }
+          const Piece piece = pack<T, sizeof(Piece)>(u);
+          if (!is_open) *reinterpret_cast<Piece*>(to + h * apart) = piece;
+        }
+        return is_open;
+      };
+      const T* from = x + at.row * x_stride + channel;
+      T* to = out + at.row * out_stride + channel;
+      const char* where = given(at.row);
+      const int64_t step = apart_in_bytes();
+      // Some rows from r on: what is read of them is on its way together.
+      const auto make_some = [&](auto count, int32_t r) {
+        constexpr int kCount = decltype(count)::value;
+        uint64_t position_bits[kCount];
+        Piece data[kCount][kPieces];
+        SINPE_UNROLLED
+        for (int i = 0; i < kCount; ++i, where += step, from += x_stride) {
+          if (!kConsecutive) position_bits[i] = read(where);
+          SINPE_UNROLLED
+          for (int h = 0; h < kPieces && kAdds; ++h) data[i][h] = *reinterpret_cast<const Piece*>(from + h * apart);
+        }
+        uint32_t some = 0;
+        SINPE_UNROLLED
+        for (int i = 0; i < kCount; ++i, to += out_stride) {
+          if (make(r + i, position_bits[i], data[i], to)) some |= 1u << i;
+        }
+        open |= some << r;
+      };
+      int32_t r = 0;
+      SINPE_ROLLED
+      for (; r + kFlight <= at.height; r += kFlight) make_some(std::integral_constant<int, kFlight>{}, r);
+      SINPE_ROLLED
+      for (; r < at.height; ++r) make_some(std::integral_constant<int, 1>{}, r);
+    }
+    if (!good) open = ~uint32_t{0};
+    if (open == 0) return;
+    SINPE_ROLLED
+    for (int k = 0; k < kEach; ++k) {
+      const int64_t c = kInterleaved ? 2 * osc + k : osc + (k >= kOsc ? words.dim / 2 + k - kOsc : k);
+      settle(at, open, c);
+    }
+  }
+
+  // The stream and the oscillator of a channel; -1 for none.
+  SINPE_HD static int64_t oscillator(const Plan& plan, int64_t c, bool* cosine) {
+    const bool second = plan.interleaved ? (c & 1) != 0 : c >= plan.n0;
+    const int64_t i = plan.interleaved ? c >> 1 : (second ? c - plan.n0 : c);
+    *cosine = (second ? plan.q1 : plan.q0) != 0;
+    return i < (second ? plan.n1 : plan.n0) ? plan.oscillator(second ? 1 : 0, i) : -1;
+  }
+
+  SINPE_HD void put(int64_t row, int64_t c, Real pe) const {
+    T* to = out + row * out_stride + c;
+    if constexpr (kAdds) {
+      round_store(to, sum(to_float(x[row * x_stride + c]), pe));
+    } else {
+      round_store(to, pe);
+    }
+  }
+
+  // Any plan and any memory, channel after channel, neighbours by neighbours. The plan is read again for each, so that none
+  // stays in registers.
+  SINPE_HD void by_channel(const Stretch& at) const {
+    SINPE_ROLLED
+    for (int64_t c = at.across; c < words.dim; c += threads.d) {
+      const uint32_t open = channel(read_plan(words.words), at, c);
+      if (open != 0) settle(at, open, c);
+    }
+  }
+
+  // A channel's rows but for those that are left open: a bit for each of these.
+  SINPE_HD uint32_t channel(const Plan& plan, const Stretch& at, int64_t c) const {
+    bool cosine;
+    const int64_t osc = oscillator(plan, c, &cosine);
+    const Real by = kAdds ? factor() : Real{1};
+    if (osc < 0) {
+      fill(at, c, Real{0} * by);
+      return 0;
+    }
+    const Reach reach(plan);
+    Position first{};
+    Run<Arithmetic, kConsecutive> run;
+    if ((kConsecutive && !begins(at, &first)) || !run.begin(plan, osc, first, at.height, reach)) return ~uint32_t{0};
+    const Amplitude amplitude = amplitude_of(plan.amplitude);
+    uint32_t open = 0;
+    SINPE_ROLLED
+    for (int32_t r = 0; r < at.height; ++r) {
+      Open row;
+      const Position p = kConsecutive ? integer_position(first.i + r) : position(read(given(at.row + r)));
+      if (Run<Arithmetic, kConsecutive>::kByReach) row.add(!reach.holds(p.d));
+      const Sample<Real> v = run.at(reach, p, amplitude, &row);
+      if (row.any()) {
+        open |= 1u << r;
+      } else {
+        put(at.row + r, c, by * (cosine ? v.c : v.s));
+      }
+    }
+    return open;
+  }
+
+  // Those rows of a channel that are left.
+  SINPE_HD void settle(const Stretch& at, uint32_t open, int64_t c) const {
+    bool cosine;
+    const int64_t osc = oscillator(read_plan(words.words), c, &cosine);
+    const Real by = kAdds ? factor() : Real{1};
+    SINPE_ROLLED
+    for (int32_t r = 0; r < at.height; ++r) {
+      if ((open >> r & 1) == 0) continue;
+      note_careful(1);
+      Position p;
+      Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
+      if (positions.at(words, 0, at.row + r, &p)) v = settled<Arithmetic>(words.words, osc, p);
+      put(at.row + r, c, by * (cosine ? v.c : v.s));
+    }
+  }
+
+  SINPE_HD void fill(const Stretch& at, int64_t c, Real v) const {
+    SINPE_ROLLED
+    for (int32_t r = 0; r < at.height; ++r) put(at.row + r, c, v);
+  }
+};
+
+template <class T, class Arithmetic, Given kGiven, bool kAdds>
+sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
+                         Stream stream) {
+  using Body = Runs<T, Arithmetic, kGiven, kAdds>;
+  const int64_t x_stride = a.x_strides[a.rank - 2], out_stride = a.out_strides[a.rank - 2];
+  Body body{plan,
+            positions_of(a),
+            product(a.sizes, a.rank - 1),
+            kMostRows,
+            Divisor(),
+            false,
+            static_cast<const T*>(a.x),
+            static_cast<T*>(a.out),
+            x_stride,
+            out_stride,
+            a.scale,
+            a.alpha,
+            scalars};
+  const auto is_even = [](const void* p, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % Body::kEach == 0;
+  };
+  body.even = is_even(a.out, out_stride) && (!kAdds || is_even(a.x, x_stride));
+  const int64_t threads = (plan.dim + Body::kEach - 1) / Body::kEach;
+  if (threads > kMaxBlocks) return launch_failed("more channels than a grid can have");
+  body.threads = Divisor(static_cast<uint32_t>(threads));
+  // Few rows: shorter runs, so that there are blocks for all.
+  const int64_t wanted = int64_t{4} * Body::kBlocks * multiprocessors() * kThreads;
+  const int64_t height = (body.rows * threads + wanted - 1) / wanted;
+  body.height = static_cast<int32_t>(height < kMostRows ? height : kMostRows);
+  const int64_t items = (body.rows + body.height - 1) / body.height * threads;
+  if (items > kMaxBlocks) return launch_failed("more elements than one launch can have");
+  return launch(body, (items + kThreads - 1) / kThreads, stream);
+}
+
+// The encoding's rows, kAdds: on top of x's. Of checked arguments that are not empty, two dimensions, channels side by side.
+template <Given kGiven, bool kAdds>
+sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
+                      Stream stream) {
+  return with_type(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    if constexpr (std::is_same<T, double>::value) {
+      return launch_runs<T, InFull, kGiven, kAdds>(plan, a, scalars, stream);
+    } else {
+      return in_double() ? launch_runs<T, InDouble, kGiven, kAdds>(plan, a, scalars, stream)
+                         : launch_runs<T, InSingle, kGiven, kAdds>(plan, a, scalars, stream);
+    }
+  });
+}
+
+template <bool kAdds>
+sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
+                      Stream stream) {
+  return a.position_dtype == SINPE_INT64 ? run_rows<Given::kWhole, kAdds>(plan, a, scalars, stream)
+                                         : run_rows<Given::kFloating, kAdds>(plan, a, scalars, stream);
+}
+
+}  // namespace cuda
+}  // namespace sinpe
