@@ -58,9 +58,9 @@ struct Runs {
       const Real by = kAdds ? factor() : Real{1};
       const bool unit = !Run<Arithmetic, kConsecutive>::kScales || plan.amplitude == 1.0;
       if (unit && (!kAdds || (by == Real{1} && scale == 1.0))) {
-        in_pairs<true>(plan, at, by);
+        plan.interleaved ? in_pairs<true, true>(plan, at, by) : in_pairs<true, false>(plan, at, by);
       } else {
-        in_pairs<false>(plan, at, by);
+        plan.interleaved ? in_pairs<false, true>(plan, at, by) : in_pairs<false, false>(plan, at, by);
       }
     }
   }
@@ -75,8 +75,8 @@ struct Runs {
 
   // Whether every oscillator feeds a sine and a cosine, and kOsc of them a thread's values.
   SINPE_HD bool are_pairs(const Plan& plan) const {
-    return plan.shared && plan.q0 != plan.q1 && plan.n0 == plan.n1 && plan.dim == 2 * plan.n0 &&
-           plan.n_osc == static_cast<int64_t>(threads.d) * kOsc;
+    return plan.shared && (plan.interleaved ? plan.q0 < plan.q1 : plan.q0 != plan.q1) && plan.n0 == plan.n1 &&
+           plan.dim == 2 * plan.n0 && plan.n_osc == static_cast<int64_t>(threads.d) * kOsc;
   }
 
   SINPE_HD Real factor() const {
@@ -106,24 +106,9 @@ struct Runs {
     return positions.at(words, 0, at.row + at.height - 1, &last) && positions.at(words, 0, at.row, first);
   }
 
-  // What 16 bytes of a row hold, or 8 and 8.
-  enum class Layout { kSineCosine, kCosineSine, kHalves };
-
-  template <bool kUnit>
+  // 16 bytes of each row, or 8 and 8. kUnit: the amplitude is 1 (or in the run's values), the scale is, and `by` is.
+  template <bool kUnit, bool kInterleaved>
   SINPE_HD void in_pairs(const Plan& plan, const Stretch& at, Real by) const {
-    if (!plan.interleaved) {
-      in_pairs<kUnit, Layout::kHalves>(plan, at, by);
-    } else if (plan.q0 == 0) {
-      in_pairs<kUnit, Layout::kSineCosine>(plan, at, by);
-    } else {
-      in_pairs<kUnit, Layout::kCosineSine>(plan, at, by);
-    }
-  }
-
-  // kUnit: the amplitude is 1 (or in the run's values), the scale is, and `by` is.
-  template <bool kUnit, Layout kLayout>
-  SINPE_HD void in_pairs(const Plan& plan, const Stretch& at, Real by) const {
-    constexpr bool kInterleaved = kLayout != Layout::kHalves;
     const int64_t osc = static_cast<int64_t>(at.across) * kOsc;
     const Reach reach(plan);
     Position first{};
@@ -150,8 +135,8 @@ struct Runs {
         SINPE_UNROLLED
         for (int k = 0; k < kOsc; ++k) {
           const Sample<Real> s = run[k].at(reach, p, amplitude, &row);
-          v[kInterleaved ? 2 * k : k] = kLayout == Layout::kCosineSine ? s.c : s.s;
-          v[kInterleaved ? 2 * k + 1 : kOsc + k] = kLayout == Layout::kCosineSine ? s.s : s.c;
+          v[kInterleaved ? 2 * k : k] = s.s;
+          v[kInterleaved ? 2 * k + 1 : kOsc + k] = s.c;
         }
         const bool is_open = row.any();
         SINPE_UNROLLED

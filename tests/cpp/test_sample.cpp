@@ -11,32 +11,6 @@ namespace {
 
 using namespace sinpe;
 
-// A plan of one shared oscillator of frequency f turns, exactly.
-TestPlan one_frequency(double f, double amplitude) {
-  TestPlan made = make_plan(2, 0, false, amplitude);
-  std::vector<int64_t>& w = made.words;
-  w[10] = bits_of(std::fabs(f));
-  // |f| to 128 fractional bits (its whole turns are exact), then the sign.
-  const double size = std::fabs(f), turns = std::floor(size);
-  uint128 fraction = 0;
-  int64_t m, whole = static_cast<int64_t>(turns);
-  int e;
-  split_double(size - turns, &m, &e);
-  if (m != 0 && e + 128 > -64)
-    fraction = e + 128 >= 0 ? static_cast<uint128>(m) << (e + 128) : static_cast<uint128>(m >> -(e + 128));
-  if (f < 0) {
-    whole = fraction == 0 ? -whole : -whole - 1;
-    fraction = ~fraction + 1;
-  }
-  w[16] = static_cast<int64_t>(static_cast<uint64_t>(fraction >> 64));
-  w[17] = static_cast<int64_t>(static_cast<uint64_t>(fraction));
-  w[18] = whole;
-  w[19] = bits_of(f);
-  w[20] = 0;
-  CHECK(decode_plan(w.data(), static_cast<int64_t>(w.size()), &made.plan));
-  return made;
-}
-
 // |got - want| in ULPs of want, a double-double.
 double ulps(float got, DD want) {
   const float nearest = round_to_float(want);

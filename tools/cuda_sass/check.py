@@ -70,6 +70,11 @@ def _alpha(dtype: torch.dtype, dropout: float, *shape: int) -> list[Tensor]:
 
 GRID = sinpe.GridEncoding((sinpe.Encoding(16), sinpe.Encoding(16)))
 OWN = sinpe.Encoding(33, cos_frequency="own", layout="cos_sin", odd="pad", amplitude=0.3)
+LAYOUTS = (
+    sinpe.Encoding(64),
+    sinpe.Encoding(64, layout="sin_cos", amplitude=-0.3),
+    sinpe.Encoding(64, layout="cos_sin", position_scale=1e-7),
+)
 HUGE = torch.arange(27).view(3, 9) * 10**15 - 3
 ODD = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 1e-30, 1e300, 2.5, -7.0], dtype=torch.float64)
 
@@ -81,6 +86,21 @@ def _odd(dtype: torch.dtype) -> Tensor:
     return x
 
 
+def _own_rows(encoding: sinpe.Encoding, dtype: torch.dtype) -> list[Tensor]:
+    """That no other row of x shares: every way of the kernels in registers, their long ways among them."""
+    x, far = _x(dtype), _x(dtype)
+    sinpe.add(far, encoding, positions=HUGE, scale=2.0, out=far)
+    return [
+        far,
+        sinpe.table(37, encoding, dtype=dtype, start=2**52 - 20),
+        sinpe.encode(ODD, encoding, dtype=dtype),
+        sinpe.add(x, encoding, positions=HUGE % 1000),
+        sinpe.add(x, encoding, positions=(HUGE % 1000).float() / 8, alpha=0.5),
+        sinpe.add(x[:1], encoding, start=-4),
+        sinpe.add(x[0, :, 1:], sinpe.Encoding(63)),
+    ]
+
+
 def _strange_ids() -> Tensor:
     return torch.tensor([[3, -1, 4, 11, 2**62, 0, 10, 10, -(2**63)]])
 
@@ -89,6 +109,7 @@ CALLS: dict[str, Callable[[torch.dtype], list[Tensor]]] = {
     "table": lambda t: [sinpe.table(19, 96, dtype=t)],
     "table, wide": lambda t: [sinpe.table(2, 2500, dtype=t)],
     "table, own frequencies": lambda t: [sinpe.table(70, OWN, dtype=t, start=-30)],
+    "rows of their own": lambda t: [rows for encoding in LAYOUTS for rows in _own_rows(encoding, t)],
     "encode": lambda t: [sinpe.encode(torch.tensor([0, 1, 5, 10**12, -7]), 64, dtype=t)],
     "encode, fractions": lambda t: [sinpe.encode(torch.linspace(-3, 1e5, 9, dtype=torch.float64), 30, dtype=t)],
     "add, no numbers": lambda t: [sinpe.add(_odd(t), positions=ODD), sinpe.add(_odd(t), dropout=0.5, seed=2)],

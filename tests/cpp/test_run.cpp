@@ -1,0 +1,194 @@
+// Runs of rows (core/run.h) against samples that are settled: wherever a run leaves nothing open it has their bits.
+#include "core/run.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+
+#include "check.h"
+#include "plans.h"
+
+namespace {
+
+using namespace sinpe;
+
+struct Counted {
+  int64_t samples = 0, open = 0, refused = 0;  // refused: rows of runs that begin() did not take
+};
+
+template <class Real>
+bool same(Sample<Real> a, Sample<Real> b) {
+  return bit_cast<bits_t<Real>>(a.s) == bit_cast<bits_t<Real>>(b.s) &&
+         bit_cast<bits_t<Real>>(a.c) == bit_cast<bits_t<Real>>(b.c);
+}
+
+// Consecutive positions from `first` on.
+template <class Arithmetic>
+void test_consecutive(const Plan& plan, int64_t osc, int64_t first, int32_t rows, Counted* counted) {
+  const Reach reach(plan);
+  const Amplitude amplitude = amplitude_of(plan.amplitude);
+  Run<Arithmetic, true> run;
+  if (!run.begin(plan, osc, integer_position(first), rows, reach)) {
+    counted->refused += rows;
+    return;
+  }
+  for (int32_t r = 0; r < rows; ++r) {
+    const Position p = integer_position(first + r);
+    Open open;
+    if (Run<Arithmetic, true>::kByReach) open.add(!reach.holds(p.d));
+    const auto v = run.at(reach, p, amplitude, &open);
+    ++counted->samples;
+    counted->open += open.any();
+    CHECK(open.any() || same(v, settled<Arithmetic>(plan, osc, p)));
+  }
+}
+
+template <class Arithmetic>
+void test_any(const Plan& plan, int64_t osc, Position p, Counted* counted) {
+  const Reach reach(plan);
+  Run<Arithmetic, false> run;
+  if (!run.begin(plan, osc, {}, 1, reach)) {
+    ++counted->refused;
+    return;
+  }
+  Open open;
+  if (Run<Arithmetic, false>::kByReach) open.add(!reach.holds(p.d));
+  const auto v = run.at(reach, p, amplitude_of(plan.amplitude), &open);
+  ++counted->samples;
+  counted->open += open.any();
+  CHECK(open.any() || same(v, settled<Arithmetic>(plan, osc, p)));
+}
+
+struct All {
+  Counted in_double, in_single, in_full;
+  void consecutive(const Plan& plan, int64_t osc, int64_t first, int32_t rows) {
+    test_consecutive<InDouble>(plan, osc, first, rows, &in_double);
+    test_consecutive<InSingle>(plan, osc, first, rows, &in_single);
+    test_consecutive<InFull>(plan, osc, first, rows, &in_full);
+  }
+  void any(const Plan& plan, int64_t osc, Position p) {
+    test_any<InDouble>(plan, osc, p, &in_double);
+    test_any<InSingle>(plan, osc, p, &in_single);
+    test_any<InFull>(plan, osc, p, &in_full);
+  }
+};
+
+// Every frequency, amplitude and position that there is.
+void test_frequencies() {
+  check::Random random;
+  All consecutive, any;
+  for (int n = 0; n < 3000; ++n) {
+    const double size = std::exp2(-110.0 * random.uniform() * random.uniform());
+    const double f = n % 7 == 0    ? std::floor(random.uniform() * 4096) / 4  // whole quarters of a turn
+                     : n % 11 == 0 ? 0.0
+                                   : (n % 5 == 0 ? -1.0 : 1.0) * size * (n % 13 == 0 ? 1e4 : 1.0);
+    const double amplitude = n % 3 == 0 ? -0.044194173824159216 : (n % 17 == 0 ? std::exp2(-90) : 1.0);
+    const TestPlan p = one_frequency(f, amplitude);
+    const auto position = [&] {
+      const int bits = static_cast<int>(random.next() % 64);
+      const int64_t i = static_cast<int64_t>(random.next() >> (63 - bits) >> 1);
+      return random.next() % 4 == 0 ? -i : i;
+    };
+    for (int k = 0; k < 6; ++k) {
+      const int64_t first = k == 0 ? 0 : k == 1 ? -20 : std::min(position(), INT64_MAX - kAnchorRows);
+      consecutive.consecutive(p.plan, 0, first, k % 2 == 0 ? 32 : static_cast<int32_t>(kAnchorRows));
+    }
+    for (int k = 0; k < 40; ++k) {
+      any.any(p.plan, 0, integer_position(k == 0 ? 0 : position()));
+      any.any(p.plan, 0,
+              float_position(std::ldexp(random.uniform() - 0.5, static_cast<int>(random.next() % 120) - 60)));
+    }
+  }
+  CHECK(consecutive.in_double.samples > 100000 && any.in_double.samples > 10000 && any.in_full.samples > 100000);
+}
+
+// The paper's ladder: little is left open, so that a GPU's threads seldom wait for one another.
+void test_paper() {
+  check::Random random;
+  for (const double amplitude : {1.0, 0.5}) {
+    const TestPlan p = make_plan(512, 0, false, amplitude);
+    All consecutive, any;
+    for (int64_t osc = 0; osc < 256; ++osc) {
+      for (int k = 0; k < 6; ++k) {
+        const int64_t first = static_cast<int64_t>(random.next() >> (k == 0 ? 34 : 45));
+        consecutive.consecutive(p.plan, osc, first, static_cast<int32_t>(kAnchorRows));
+      }
+      for (int k = 0; k < 1000; ++k) {
+        any.any(p.plan, osc, integer_position(static_cast<int64_t>(random.next() >> 33)));
+        any.any(p.plan, osc, float_position(random.uniform() * 1000.0));
+      }
+    }
+    std::printf("amplitude %g: %" PRId64 " of %" PRId64 " consecutive samples left open, %" PRId64 " of %" PRId64
+                " others\n",
+                amplitude, consecutive.in_double.open, consecutive.in_double.samples, any.in_double.open,
+                any.in_double.samples);
+    CHECK(consecutive.in_double.refused == 0 && any.in_double.refused == 0);
+    CHECK(consecutive.in_double.open * 2000 < consecutive.in_double.samples);
+    CHECK(any.in_double.open * 20000 < any.in_double.samples);
+  }
+}
+
+// An amplitude that brings the sine or the cosine of a position, at the size of 2^exponent, as close to the midpoint of two
+// floats as doubles go: what leaves that open and does not say so gives the wrong one half of the time.
+double hard_amplitude(const TestPlan& unit, Position p, bool cosine, int exponent, check::Random* random) {
+  const Reduced r = reduce_position(p, unit.plan.frequency(0));
+  DD s, c;
+  sincos_dd(r.t, &s, &c);
+  apply_quarter(static_cast<uint64_t>(r.quadrant), &s, &c);
+  const float low = static_cast<float>(std::ldexp(1.0 + random->uniform(), exponent));
+  const double middle = (static_cast<double>(low) + static_cast<double>(std::nextafter(low, HUGE_VALF))) / 2;
+  return middle / (cosine ? c.hi : s.hi);
+}
+
+void test_midpoints() {
+  check::Random random;
+  All consecutive, any;
+  for (int n = 0; n < 20000; ++n) {
+    const double f = std::exp2(-40.0 * random.uniform() * random.uniform());
+    const TestPlan unit = one_frequency(f, 1.0);
+    const int64_t first = static_cast<int64_t>(random.next() >> (34 + random.next() % 29)) + 1;
+    const int32_t row = static_cast<int32_t>(random.next() % static_cast<uint64_t>(kAnchorRows));
+    const Position whole = integer_position(first + row), part = float_position(random.uniform() * 1e4 + 1e-3);
+    const bool cosine = n % 2 == 0;
+    const int exponent = n % 4 < 2 ? 0 : (n % 8 < 4 ? -60 : -140 + n % 16);  // the last: floats that lie farther apart
+    for (const Position p : {whole, part}) {
+      const double amplitude = hard_amplitude(unit, p, cosine, exponent, &random);
+      if (!(std::fabs(amplitude) < 1e30)) continue;  // an exact zero
+      const TestPlan hard = one_frequency(f, amplitude);
+      any.any(hard.plan, 0, p);
+      if (p.integral) consecutive.consecutive(hard.plan, 0, first, static_cast<int32_t>(kAnchorRows));
+    }
+  }
+  CHECK(any.in_double.open > 1000 && consecutive.in_double.open > 1000);
+}
+
+// What Reach says is true, whatever the sizes.
+void test_reach() {
+  check::Random random;
+  for (int n = 0; n < 200000; ++n) {
+    TestPlan made = one_frequency(0.25, 1.0);
+    made.plan.max_turns = std::ldexp(1.0 + random.uniform(), static_cast<int>(random.next() % 200) - 150);
+    const Reach reach(made.plan);
+    const double p = std::ldexp(1.0 + random.uniform(), static_cast<int>(random.next() % 140) - 60);
+    CHECK(reach.holds(p) == reach.holds(-p) && reach.holds(0.0));
+    CHECK(!reach.holds(p) || (p >= 0x1p-30 && p < kFastPosition && p * made.plan.max_turns < kFastProduct));
+    // No tighter than it need be by more than a factor of 4.
+    CHECK(reach.holds(p) || p < 0x1p-30 || 4 * p >= kFastPosition || 4 * p * made.plan.max_turns >= kFastProduct);
+    const double least = p * made.plan.max_turns * 0x1p-50, t = least * std::exp2(6.0 * (random.uniform() - 0.5));
+    if (!reach.holds(p) || t > 0.131) continue;
+    const double y = 6.283185307179586 * t;
+    CHECK(reach.is_lost(p, y * y) || t >= least);
+    CHECK(!reach.is_lost(p, y * y) || t < 4 * least);
+  }
+  for (const double p : {std::nan(""), HUGE_VAL, -HUGE_VAL, 1e300}) CHECK(!Reach(make_plan(8, 0, false).plan).holds(p));
+}
+
+}  // namespace
+
+int main() {
+  test_frequencies();
+  test_paper();
+  test_midpoints();
+  test_reach();
+  return check::finish("test_run");
+}
