@@ -79,7 +79,15 @@ SINPE_HD uint32_t low_half(uint64_t x) {
 }
 
 // The whole product of x's low 32 bits and m.
-SINPE_HD uint64_t multiply_low(uint64_t x, uint32_t m) { return (x & 0xffffffff) * m; }
+SINPE_HD uint64_t multiply_low(uint64_t x, uint32_t m) {
+#if defined(__CUDA_ARCH__)
+  uint64_t product;  // which the compiler makes of two products and a sum
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(static_cast<uint32_t>(x)), "r"(m));
+  return product;
+#else
+  return (x & 0xffffffff) * m;
+#endif
+}
 
 SINPE_HD uint64_t exclusive_or(uint64_t a, uint64_t b, uint32_t c) { return a ^ b ^ c; }
 

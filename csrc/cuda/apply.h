@@ -35,7 +35,7 @@ struct Data {
   double scale, alpha;
   DeviceScalars scalars;
   uint64_t seed;
-  uint32_t drop;
+  uint32_t drop_limit;
   double kept_scale;
   // Slices of one call: batch * middle, or middle alone where tiles count rows over the batch.
   int64_t middle, slices;
@@ -63,8 +63,14 @@ struct Place {
 // The 16 random bits of eight elements, two in a word.
 struct Draw {
   uint32_t words[4];
-  SINPE_HD uint32_t lane(int k) const { return words[k >> 1] >> (k & 1) * 16 & 0xffff; }
+  // Whether the k-th of them is kept, by drop_limit(): compared in the upper half of a word, whatever the lower one holds.
+  SINPE_HD bool keeps(int k, uint32_t limit) const {
+    return ((k & 1) != 0 ? words[k >> 1] : words[k >> 1] << 16) > limit;
+  }
 };
+// Of random numbers that are dropped, in the upper half of a word, the last one: none below drop is kept.
+//   Valid range: drop 1 .. 65536
+SINPE_HD uint32_t drop_limit(uint32_t drop) { return (drop << 16) - 1; }
 
 // Of the elements e, e + 1, ... that are a counter's own: one call of Philox.
 SINPE_HD Draw draw_counter(uint64_t e, uint64_t seed) {
@@ -202,10 +208,6 @@ struct Apply {
       Draw drawn[kFlight];
       Raw<T, kGroup> raw[kFlight];
       bool exists[kFlight];
-      SINPE_UNROLLED
-      for (int k = 0; k < kFlight && kDrop; ++k) {
-        if (slice + k < slices) drawn[k] = draw_of<kPlain>(row, shared.slice[slice + k], c, shared.seed);
-      }
       // Ids first, all of them: a row of the weight waits for its own. (With dropout there are no registers for that.)
       constexpr bool kIdsFirst = kSource == Source::kRows && !kDrop;
       const T* from[kFlight];
@@ -223,6 +225,11 @@ struct Apply {
         } else {
           raw[k] = {};
         }
+      }
+      // While these are on their way.
+      SINPE_UNROLLED
+      for (int k = 0; k < kFlight && kDrop; ++k) {
+        if (slice + k < slices) drawn[k] = draw_of<kPlain>(row, shared.slice[slice + k], c, shared.seed);
       }
       Real pe[kGroup];
       if constexpr (kEncoded) load_encoding<kPlain>(encoding, range, pe);
@@ -288,7 +295,7 @@ struct Apply {
     for (int k = 0; k < kGroup; ++k) {
       v[k] = scale * v[k];
       if constexpr (kEncoded) v[k] = padded ? v[k] : v[k] + pe[k];
-      if constexpr (kDrop) v[k] = drawn.lane(k) >= s.drop ? v[k] * kept : Real{0};
+      if constexpr (kDrop) v[k] = drawn.keeps(k, s.drop_limit) ? v[k] * kept : Real{0};
       if constexpr (kSource == Source::kRows) v[k] = exists ? v[k] : static_cast<Real>(quiet_nan());
     }
   }

@@ -46,8 +46,9 @@ inline Data data_of(const sinpe_add_arguments& a, const DeviceScalars& scalars) 
   s.alpha = a.alpha;
   s.scalars = scalars;
   s.seed = static_cast<uint64_t>(a.dropout.seed);
-  s.drop = static_cast<uint32_t>(a.dropout.drop);
-  s.kept_scale = kept_scale(s.drop);
+  const uint32_t drop = static_cast<uint32_t>(a.dropout.drop);
+  s.drop_limit = drop_limit(drop);
+  s.kept_scale = kept_scale(drop);
   return s;
 }
 

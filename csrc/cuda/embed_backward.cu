@@ -27,7 +27,7 @@ struct EmbedBackward {
   int64_t sizes[SINPE_MAX_RANK], strides[SINPE_MAX_RANK],
       steps[SINPE_MAX_RANK];  // of grad and of the elements' numbers
   uint64_t first_element, seed;
-  uint32_t drop;
+  uint32_t limit;
   bool askew;
   uint32_t octets, lanes, columns;  // of a row; rows of a block; blocks of a row
   Real factor;
@@ -68,7 +68,7 @@ struct EmbedBackward {
   SINPE_HD void sum(int64_t row, int64_t c, Range range) const {
     Real total[kOctet] = {};
     bool any = false;
-    int64_t k = row == padding_idx || drop >= kDropAll ? count : first_token(row);
+    int64_t k = row == padding_idx || (kDrop && limit == drop_limit(kDropAll)) ? count : first_token(row);
     const uint64_t key = device_seed == nullptr ? seed : static_cast<uint64_t>(*device_seed);
     SINPE_ROLLED
     while (k < count && ids[k] == row) {
@@ -101,7 +101,7 @@ struct EmbedBackward {
       drawn = draw(first_element + static_cast<uint64_t>(number), static_cast<uint64_t>(steps[dims]), key);
     }
     SINPE_UNROLLED
-    for (int i = 0; i < kOctet; ++i) total[i] += !kDrop || drawn.lane(i) >= drop ? v[i] : Real{0};
+    for (int i = 0; i < kOctet; ++i) total[i] += !kDrop || drawn.keeps(i, limit) ? v[i] : Real{0};
   }
 };
 
@@ -137,8 +137,9 @@ sinpe_status launch_backward(const sinpe_embed_backward_arguments& a, const int6
   body.even = tokens_are_even(a.sizes, a.grad_strides, dims) && tokens_are_even(a.sizes, elements.steps, dims);
   body.first_element = elements.base;
   body.seed = static_cast<uint64_t>(a.dropout.seed);
-  body.drop = static_cast<uint32_t>(a.dropout.drop);
-  body.factor = static_cast<Real>(kDrop ? a.scale * kept_scale(body.drop) : a.scale);
+  const uint32_t drop = static_cast<uint32_t>(a.dropout.drop);
+  body.limit = drop_limit(drop);
+  body.factor = static_cast<Real>(kDrop ? a.scale * kept_scale(drop) : a.scale);
   body.askew = reinterpret_cast<uintptr_t>(a.out) / sizeof(T) % kOctet != 0 || body.dim % kOctet != 0;
   const int64_t octets = (body.dim + (body.askew ? kOctet - 1 : 0) + kOctet - 1) / kOctet;
   if (octets > kMaxBlocks) return launch_failed("more channels than a grid can have");

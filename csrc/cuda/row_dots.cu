@@ -83,7 +83,7 @@ struct RowDots {
             tile.width <= kTile ? shared.rows.pe[r * tile.width + c + k] : shared.rows.entry(tile, r, c + k);
         double product = static_cast<double>(v[k]) * static_cast<double>(pe);
         if (slopes != nullptr) product = product * slopes[c + k];
-        total[k] += !kDrop || drawn.lane(k) >= s.drop ? product : 0.0;
+        total[k] += !kDrop || drawn.keeps(k, s.drop_limit) ? product : 0.0;
       }
     }
     SINPE_UNROLLED

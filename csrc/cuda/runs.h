@@ -27,7 +27,7 @@ struct Runs {
   static constexpr int kBlocks = std::is_same<T, float>::value && !kAdds ? 3 : 2;
   static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row that a thread makes
   static constexpr int kOsc = kEach / 2;                          // oscillators that make them
-  static constexpr int kFlight = kAdds && kOsc <= 2 ? 4 : 2;      // rows that a thread reads ahead
+  static constexpr int kFlight = kAdds ? (kOsc > 2 ? 3 : 4) : 2;  // rows that a thread reads ahead
   struct Shared {};
 
   DevicePlan words;
@@ -297,7 +297,8 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
   // Few rows: shorter runs, so that there are blocks for all.
   const int64_t wanted = int64_t{4} * Body::kBlocks * multiprocessors() * kThreads;
   const int64_t height = (body.rows * threads + wanted - 1) / wanted;
-  body.height = static_cast<int32_t>(height < kMostRows ? height : kMostRows);
+  constexpr int kMost = kMostRows - kMostRows % Body::kFlight;
+  body.height = static_cast<int32_t>(height < kMost ? height : kMost);
   const int64_t items = (body.rows + body.height - 1) / body.height * threads;
   if (items > kMaxBlocks) return launch_failed("more elements than one launch can have");
   return launch(body, (items + kThreads - 1) / kThreads, stream);
