@@ -26,16 +26,29 @@ SINPE_HD PhiloxBlock<V> philox_round(PhiloxBlock<V> x, uint32_t key0, uint32_t k
   return {exclusive_or(p1 >> 32, x.x1, key0), p1, exclusive_or(p0 >> 32, x.x3, key1), p0};
 }
 
-// Rounds [from, kPhiloxRounds) with the key (low, high half of the seed).
-template <class V>
-SINPE_HD PhiloxBlock<V> philox_rounds(PhiloxBlock<V> x, uint64_t seed, int from) {
-  const uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+// The key of a round, from the seed (its low, its high half).
+struct PhiloxKey {
+  uint32_t low, high;
+};
+SINPE_HD PhiloxKey philox_key(uint64_t seed, int round) {
+  const uint32_t n = static_cast<uint32_t>(round);
+  return {static_cast<uint32_t>(seed) + n * kPhiloxWeyl0, static_cast<uint32_t>(seed >> 32) + n * kPhiloxWeyl1};
+}
+// Those of a seed, made once: what the threads of a block share.
+struct alignas(16) PhiloxKeys {
+  PhiloxKey of[kPhiloxRounds];
+};
+SINPE_HD PhiloxKey philox_key(const PhiloxKeys& keys, int round) { return keys.of[round]; }
+
+// Rounds [from, kPhiloxRounds). Keys: a seed or its PhiloxKeys.
+template <class V, class Keys>
+SINPE_HD PhiloxBlock<V> philox_rounds(PhiloxBlock<V> x, const Keys& keys, int from) {
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
   for (int r = from; r < kPhiloxRounds; ++r) {
-    const uint32_t n = static_cast<uint32_t>(r);
-    x = philox_round(x, key0 + n * kPhiloxWeyl0, key1 + n * kPhiloxWeyl1);
+    const PhiloxKey key = philox_key(keys, r);
+    x = philox_round(x, key.low, key.high);
   }
   return x;
 }
@@ -48,11 +61,11 @@ SINPE_HD PhiloxBlock<V> philox(PhiloxBlock<V> counter, uint64_t seed) {
 }
 
 // The same of the counter (low half, high half, 0, 0), whose first round needs one product.
-template <class V>
-SINPE_HD PhiloxBlock<V> philox_counted(V counter, uint64_t seed) {
-  const uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+template <class V, class Keys>
+SINPE_HD PhiloxBlock<V> philox_counted(V counter, const Keys& keys) {
+  const PhiloxKey first = philox_key(keys, 0);
   const V p0 = multiply_low(counter, kPhiloxMultiplier0);
-  return philox_rounds<V>({counter >> 32 ^ key0, V{}, p0 >> 32 ^ key1, p0}, seed, 1);
+  return philox_rounds<V>({counter >> 32 ^ first.low, V{}, p0 >> 32 ^ first.high, p0}, keys, 1);
 }
 
 // The 16 random bits of one element.

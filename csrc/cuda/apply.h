@@ -73,8 +73,9 @@ struct Draw {
 SINPE_HD uint32_t drop_limit(uint32_t drop) { return (drop << 16) - 1; }
 
 // Of the elements e, e + 1, ... that are a counter's own: one call of Philox.
-SINPE_HD Draw draw_counter(uint64_t e, uint64_t seed) {
-  const PhiloxBlock<uint64_t> x = philox_counted<uint64_t>(e >> 3, seed);
+template <class Keys>
+SINPE_HD Draw draw_counter(uint64_t e, const Keys& keys) {
+  const PhiloxBlock<uint64_t> x = philox_counted<uint64_t>(e >> 3, keys);
   return {{static_cast<uint32_t>(x.x0), static_cast<uint32_t>(x.x1), static_cast<uint32_t>(x.x2),
            static_cast<uint32_t>(x.x3)}};
 }
@@ -132,6 +133,7 @@ struct Apply {
     Place row[kTileRows], slice[kMostSlices];
     Real alpha;
     uint64_t seed;
+    PhiloxKeys keys;  // of it
   };
 
   DevicePlan plan;
@@ -152,10 +154,15 @@ struct Apply {
       if (thread < tile.height)
         shared.row[thread] = row_place(tile, shared.rows.batch[thread], shared.rows.row[thread]);
       if (at >= 0 && at < slices) shared.slice[at] = slice_place(first + at);
+      const uint64_t seed = s.scalars.seed == nullptr ? s.seed : static_cast<uint64_t>(*s.scalars.seed);
+      if (kDrop && thread >= kThreads - kPhiloxRounds) {
+        const int round = thread - (kThreads - kPhiloxRounds);
+        shared.keys.of[round] = philox_key(seed, round);
+      }
       if (thread != kThreads - 1) return;
       const double alpha = s.scalars.alpha == nullptr ? s.alpha : value_of(s.scalars.alpha, s.scalars.alpha_dtype);
       shared.alpha = static_cast<Real>(alpha);
-      shared.seed = s.scalars.seed == nullptr ? s.seed : static_cast<uint64_t>(*s.scalars.seed);
+      shared.seed = seed;
     } else if constexpr (kPhase + 1 < kPhases) {
       shared.rows.fill(positions, tile, shared.alpha, thread);
     } else if (s.plain) {
@@ -229,7 +236,7 @@ struct Apply {
       // While these are on their way.
       SINPE_UNROLLED
       for (int k = 0; k < kFlight && kDrop; ++k) {
-        if (slice + k < slices) drawn[k] = draw_of<kPlain>(row, shared.slice[slice + k], c, shared.seed);
+        if (slice + k < slices) drawn[k] = draw_of<kPlain>(row, shared.slice[slice + k], c, shared);
       }
       Real pe[kGroup];
       if constexpr (kEncoded) load_encoding<kPlain>(encoding, range, pe);
@@ -246,11 +253,11 @@ struct Apply {
   }
 
   template <bool kPlain>
-  SINPE_HD Draw draw_of(const Place& row, const Place& slice, int32_t c, uint64_t seed) const {
+  SINPE_HD Draw draw_of(const Place& row, const Place& slice, int32_t c, const Shared& shared) const {
     const uint64_t first = row.element + slice.element;
-    if constexpr (kPlain) return draw_counter(first + static_cast<uint64_t>(c), seed);
+    if constexpr (kPlain) return draw_counter(first + static_cast<uint64_t>(c), shared.keys);
     const uint64_t step = static_cast<uint64_t>(s.of_elements.channel);
-    return draw(first + static_cast<uint64_t>(c) * step, step, seed);
+    return draw(first + static_cast<uint64_t>(c) * step, step, shared.seed);
   }
 
   template <bool kPlain>
