@@ -25,6 +25,7 @@ struct Reach {
   int32_t least;  // of a rest's square
   static constexpr uint32_t kFirst = 993u << 20;
 
+  Reach() = default;
   SINPE_HD explicit Reach(const Plan& plan) {
     static_assert(kFastProduct == 0x1p45 && kFastPosition == 0x1p53, "as the exponents below say");
     const int turns = static_cast<int>(bit_cast<uint64_t>(plan.max_turns) >> 52) - 1023;  // max_turns < 2^(turns + 1)

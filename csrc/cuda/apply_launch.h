@@ -8,16 +8,12 @@
 namespace sinpe {
 namespace cuda {
 
-// Blocks that a device should be given where there is work for them: so many times what it holds, so that the last ones
-// do not matter. More would make tiles of the encoding again that one block could have used for all of its slices. A macro,
-// so that a card can compare two (benchmarks/gpu_check.sh, VARIANT).
+// How often a launch should fill the device, so that the last blocks do not matter. A macro, so that a card can compare two
+// (benchmarks/gpu_check.sh, VARIANT).
 #if !defined(SINPE_CUDA_WAVES)
-#define SINPE_CUDA_WAVES 2
+#define SINPE_CUDA_WAVES 8
 #endif
-template <class Body>
-int64_t wanted_blocks() {
-  return int64_t{SINPE_CUDA_WAVES} * Body::kBlocks * multiprocessors();
-}
+constexpr int64_t kFewSlices = 8;  // of a block: with fewer, to make its tile takes longer than to use it
 
 inline Strides strides_of(const int64_t* strides, int rank) {
   Strides t{};
@@ -101,9 +97,15 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
   s.middle = shape.middle;
   s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
   if (by_sample) rows *= shape.batch;
-  const Tiling tiling(rows, shape.dim, by_sample);
-  const int64_t tiles = tiling.tiles(), wanted = (wanted_blocks<Body>() + tiles - 1) / tiles;
-  const int64_t parts = s.slices < wanted ? s.slices : wanted, part = (s.slices + parts - 1) / parts;
+  const int64_t wave = int64_t{Body::kBlocks} * multiprocessors(), wanted = SINPE_CUDA_WAVES * wave;
+  const auto share = [](int64_t n, int64_t among) { return (n + among - 1) / among; };
+  const int64_t few = Body::kEncoded ? kFewSlices : 1, most_parts = s.slices < few ? 1 : s.slices / few;
+  const Tiling tiling(rows, shape.dim, by_sample, share(wanted, most_parts));
+  const int64_t tiles = tiling.tiles();
+  // Where that is not one wave, blocks with fewer slices.
+  int64_t parts = share(wanted, tiles) < most_parts ? share(wanted, tiles) : most_parts;
+  if (parts < share(wave, tiles)) parts = share(wave, tiles) < s.slices ? share(wave, tiles) : s.slices;
+  const int64_t part = share(s.slices, parts);
   s.part = part < kMostSlices ? part : kMostSlices;
   if ((s.slices + s.part - 1) / s.part > kMaxBlocks) return launch_failed("more slices than a grid can have blocks");
   s.parts = static_cast<int32_t>((s.slices + s.part - 1) / s.part);

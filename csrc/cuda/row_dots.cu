@@ -111,7 +111,7 @@ sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, c
   const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
   s.middle = shape.middle;
   s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
-  Tiling tiling(by_sample ? shape.rows * shape.batch : shape.rows, shape.dim, by_sample);
+  Tiling tiling(by_sample ? shape.rows * shape.batch : shape.rows, shape.dim, by_sample, multiprocessors());
   tiling.columns = 1;
   s.part = kDots / tiling.height < s.slices ? kDots / tiling.height : s.slices;
   const int64_t parts = (s.slices + s.part - 1) / s.part;

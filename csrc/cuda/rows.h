@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/layout.h"
-#include "core/sample.h"
+#include "core/run.h"
 #include "cuda/access.h"
 #include "cuda/launch.h"
 
@@ -13,7 +13,7 @@ namespace cuda {
 #if !defined(SINPE_CUDA_TILE_ROWS)  // as SINPE_CUDA_WAVES, cuda/apply_launch.h
 #define SINPE_CUDA_TILE_ROWS 64
 #endif
-constexpr int kThreads = 256;
+constexpr int kThreadBits = 8, kThreads = 1 << kThreadBits;
 constexpr int kTile = 2048;                      // values of a tile: an octet for each thread
 constexpr int kTileRows = SINPE_CUDA_TILE_ROWS;  // rows of a tile, at most
 
@@ -24,7 +24,8 @@ struct Tiling {
   int32_t height, width;  // of a tile
   int32_t columns;        // of tiles
   bool by_sample;
-  Tiling(int64_t n_rows, int64_t n_dim, bool per_sample)
+  // `wanted`: tiles that there should be; where there are fewer, they are lower.
+  Tiling(int64_t n_rows, int64_t n_dim, bool per_sample, int64_t wanted)
       : rows(n_rows),
         dim(n_dim),
         height(1),
@@ -32,9 +33,8 @@ struct Tiling {
         columns(static_cast<int32_t>((n_dim + kTile - 1) / kTile)),
         by_sample(per_sample) {
     const int64_t fit = n_dim < kTile ? kTile / n_dim : 1, most = fit < kTileRows ? fit : kTileRows;
-    // Few rows: lower tiles, so that each multiprocessor gets one.
-    const int64_t share = n_rows / multiprocessors(), low = share < most ? (share > 0 ? share : 1) : most;
-    height = static_cast<int32_t>(n_rows < low ? n_rows : low);
+    const int64_t share = n_rows / ((wanted + columns - 1) / columns);
+    height = static_cast<int32_t>(share < 1 ? 1 : (share < most ? share : most));
   }
   int64_t tiles() const { return (rows + height - 1) / height * columns; }
 };
@@ -113,7 +113,8 @@ struct TileRows {
   alignas(16) Real pe[kTile];  // a tile's rows, `width` apart
   Plan plan;
   Amplitude amplitude;
-  bool usable, overflows, are_fractional;    // overflows: implicit positions, beyond int64
+  Reach reach;
+  bool usable, are_fractional;
   int64_t batch[kTileRows], row[kTileRows];  // of the tile's rows
   int64_t integer[kTileRows];                // their positions: these, or the next
   double fractional[kTileRows];
@@ -125,9 +126,8 @@ struct TileRows {
     if (thread == kThreads - 1) {
       usable = decode_plan(words.words, words.n_words, &plan) && plan.dim == words.dim;
       amplitude = amplitude_of(usable ? plan.amplitude : 1.0);
+      if (usable) reach = Reach(plan);
       are_fractional = positions.are_fractional();
-      Position last;
-      overflows = positions.positions == nullptr && !positions.at(words, 0, positions.rows - 1, &last);
     }
     if (thread >= tile.height) return;
     place_row(tiling, positions, tile, thread, &batch[thread], &row[thread]);
@@ -143,26 +143,23 @@ struct TileRows {
     const bool whole = tile.width == plan.dim;
     const bool pairs = usable && plan.shared && plan.q0 != plan.q1 && plan.n_osc > 0 && (whole || plan.interleaved);
     const int32_t items = !pairs ? tile.width : (whole ? static_cast<int32_t>(plan.n_osc) : (tile.width + 1) / 2);
-    const int32_t lanes = items < kThreads ? kThreads / items : 1, lane = items < kThreads ? thread / items : 0;
-    const int32_t depth = (tile.height + lanes - 1) / lanes, from = lane * depth;
-    const int32_t to = from + depth < tile.height ? from + depth : tile.height;
+    // Lanes side by side, a power of two of them: no division.
+    int shift = 0;
     SINPE_ROLLED
-    for (int32_t item = thread - lane * items; item < items && lane < lanes; item += kThreads) {
-      const Feed feed = pairs ? pair(tile, item) : channel(tile, item);
-      if (feed.osc < 0) {
-        SINPE_ROLLED
-        for (int32_t r = from; r < to; ++r)
-          pe[r * tile.width + item] = usable ? alpha * Real{0} : static_cast<Real>(quiet_nan());
-        continue;
-      }
-      const Oscillator o = oscillator_of(plan, feed.osc);
-      bool open = are_fractional || overflows || is_below_phase(o, Arithmetic::kBits);
-      if (!open)
-        open = positions.positions == nullptr ? walk<true>(o, feed, from, to, tile.width, alpha)
-                                              : walk<false>(o, feed, from, to, tile.width, alpha);
-      if (open) {
-        note_careful(to - from);
-        walk_with_care(feed, from, to, tile.width, alpha);
+    while (kThreads >> (shift + 1) >= items) ++shift;
+    const int32_t lane = thread >> (kThreadBits - shift), depth = (tile.height + (1 << shift) - 1) >> shift;
+    const int32_t from = lane * depth, to = from + depth < tile.height ? from + depth : tile.height;
+    if (from < to) {
+      SINPE_ROLLED
+      for (int32_t item = thread & ((kThreads >> shift) - 1); item < items; item += kThreads) {
+        const Feed feed = pairs ? pair(tile, item) : channel(tile, item);
+        if (feed.osc >= 0) {
+          walk(feed, from, to, tile.width, alpha);
+        } else {
+          SINPE_ROLLED
+          for (int32_t r = from; r < to; ++r)
+            pe[r * tile.width + item] = usable ? alpha * Real{0} : static_cast<Real>(quiet_nan());
+        }
       }
     }
     // Channels that no oscillator feeds, at the end of the row.
@@ -211,32 +208,32 @@ struct TileRows {
     return {plan.oscillator(second ? 1 : 0, i), cosine ? -1 : item, cosine ? item : -1};
   }
 
-  // Rows [from, to) of a feed's columns, at integer positions; true where a sample was left open. Consecutive positions
-  // step, exactly.
-  template <bool kConsecutive>
-  SINPE_HD bool walk(const Oscillator& o, const Feed& feed, int32_t from, int32_t to, int32_t width, Real alpha) {
+  // Rows [from, to) of a feed's columns. Those left open are settled after the loop, which costs it nothing then.
+  SINPE_HD void walk(const Feed& feed, int32_t from, int32_t to, int32_t width, Real alpha) {
     // Who feeds one column writes it twice: cheaper than to ask each time.
     const bool feeds_sine = feed.sine >= 0, feeds_cosine = feed.cosine >= 0;
     Real* sine = pe + from * width + (feeds_sine ? feed.sine : feed.cosine);
     Real* cosine = pe + from * width + (feeds_cosine ? feed.cosine : feed.sine);
-    uint128 phase = kConsecutive && from < to ? integer_phase(integer[from], o.step) : 0;
-    const Amplitude a = amplitude;  // a copy that no store can alias
-    bool open = false;
+    const Amplitude a = amplitude;  // copies that no store can alias
+    const Reach far = reach;
+    Run<Arithmetic, false> run;
+    bool open = !run.begin(plan, feed.osc, {}, 0, far);
     SINPE_ROLLED
-    for (int32_t r = from; r < to; ++r) {
-      if (!kConsecutive) {
-        phase = integer_phase(integer[r], o.step);
-        open = open || !exists[r];
-      }
-      const Position p = integer_position(Arithmetic::kByPosition ? integer[r] : 0);
-      const Sample<Real> v = Arithmetic::at(plan, o, p, phase, a, &open);
+    for (int32_t r = from; r < to && !open; ++r) {
+      const Position p = position(r);
+      Open row;
+      row.add(!exists[r]);
+      if (Run<Arithmetic, false>::kByReach) row.add(!far.holds(p.d));
+      const Sample<Real> v = run.at(far, p, a, &row);
+      open = row.any();
       *sine = alpha * (feeds_sine ? v.s : v.c);
       *cosine = alpha * (feeds_cosine ? v.c : v.s);
       sine += width;
       cosine += width;
-      if (kConsecutive) phase += o.step;
     }
-    return open;
+    if (!open) return;
+    note_careful(to - from);
+    walk_with_care(feed, from, to, width, alpha);
   }
 
   SINPE_HD void walk_with_care(const Feed& feed, int32_t from, int32_t to, int32_t width, Real alpha) {
