@@ -54,6 +54,15 @@ struct Data {
 
 constexpr int kMostSlices = 64;
 
+// What a tile's rows in all of its slices are: ids, which are there before the rows that they pick are asked for.
+constexpr int kTileIds = 512;
+template <Source>
+struct TileIds {};
+template <>
+struct TileIds<Source::kRows> {
+  int64_t of[kTileIds];  // row by row in each slice
+};
+
 // Where a row of a tile, or a slice, lies: offsets that add up.
 struct Place {
   int64_t x, out, ids, mask;
@@ -131,6 +140,7 @@ struct Apply {
   struct Shared {
     TileRows<Arithmetic> rows;
     Place row[kTileRows], slice[kMostSlices];
+    TileIds<kSource> ids;
     Real alpha;
     uint64_t seed;
     PhiloxKeys keys;  // of it
@@ -164,6 +174,13 @@ struct Apply {
       shared.alpha = static_cast<Real>(alpha);
       shared.seed = seed;
     } else if constexpr (kPhase + 1 < kPhases) {
+      if constexpr (kSource == Source::kRows) {
+        SINPE_ROLLED
+        for (int32_t i = thread; i < tile.height * slices; i += kThreads) {
+          const int32_t slice = i / tile.height, r = i - slice * tile.height;
+          shared.ids.of[i] = s.ids[shared.row[r].ids + shared.slice[slice].ids];
+        }
+      }
       shared.rows.fill(positions, tile, shared.alpha, thread);
     } else if (s.plain) {
       stream<true>(tile, slices, thread, shared);
@@ -215,20 +232,13 @@ struct Apply {
       Draw drawn[kFlight];
       Raw<T, kGroup> raw[kFlight];
       bool exists[kFlight];
-      // Ids first, all of them: a row of the weight waits for its own. (With dropout there are no registers for that.)
-      constexpr bool kIdsFirst = kSource == Source::kRows && !kDrop;
-      const T* from[kFlight];
-      SINPE_UNROLLED
-      for (int k = 0; k < kFlight && kIdsFirst; ++k) {
-        if (slice + k < slices) from[k] = source(row, shared.slice[slice + k]);
-      }
       SINPE_UNROLLED
       for (int k = 0; k < kFlight; ++k) {
         if (slice + k >= slices) continue;
-        if (!kIdsFirst) from[k] = source(row, shared.slice[slice + k]);
-        exists[k] = from[k] != nullptr;
+        const T* from = source(tile, r, slice + k, shared);
+        exists[k] = from != nullptr;
         if (exists[k]) {
-          load<T, kGroup, kPlain>(from[k], c, s.of_x.channel, range, &raw[k]);
+          load<T, kGroup, kPlain>(from, c, s.of_x.channel, range, &raw[k]);
         } else {
           raw[k] = {};
         }
@@ -277,14 +287,14 @@ struct Apply {
   }
 
   // Where a row of data begins; null for an id that is no row of the weight: nothing is read then.
-  SINPE_HD const T* source(const Place& row, const Place& slice) const {
-    const T* x = static_cast<const T*>(s.x) + row.x;
+  SINPE_HD const T* source(const Tile& tile, int32_t r, int32_t slice, const Shared& shared) const {
+    const T* x = static_cast<const T*>(s.x) + shared.row[r].x;
     if constexpr (kSource == Source::kRows) {
-      const int64_t id = s.ids[row.ids + slice.ids];
+      const int64_t id = shared.ids.of[slice * tile.height + r];
       const bool exists = static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings);
       return exists ? x + id * s.weight_stride : nullptr;
     } else {
-      return x + slice.x;
+      return x + shared.slice[slice].x;
     }
   }
 

@@ -105,8 +105,10 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
   // Where that is not one wave, blocks with fewer slices.
   int64_t parts = share(wanted, tiles) < most_parts ? share(wanted, tiles) : most_parts;
   if (parts < share(wave, tiles)) parts = share(wave, tiles) < s.slices ? share(wave, tiles) : s.slices;
-  const int64_t part = share(s.slices, parts);
-  s.part = part < kMostSlices ? part : kMostSlices;
+  const int64_t part = share(share(s.slices, parts), Body::kMostFlight) * Body::kMostFlight;
+  const int64_t most =
+      kSource == Source::kRows && kTileIds / tiling.height < kMostSlices ? kTileIds / tiling.height : kMostSlices;
+  s.part = part < most ? part : most;
   if ((s.slices + s.part - 1) / s.part > kMaxBlocks) return launch_failed("more slices than a grid can have blocks");
   s.parts = static_cast<int32_t>((s.slices + s.part - 1) / s.part);
   const bool even = rows_begin_at<T>(s.out, s.of_out, s.dims, Body::kGroup);

@@ -293,6 +293,7 @@ def test_what_a_thread_waits_for() -> None:
     counts = block.Counts.of(k)
     block.Block(block.Program(k, 90), values.ctypes.data.to_bytes(8, "little"), 0, LANES, counts).run()
     assert counts.in_flight == [12, 4] and counts.ahead == [3, 2] and counts.far == [True, True] and counts.read == 12
+    assert counts.apart == [True, False]  # the second was on its way already
 
 
 @pytest.mark.parametrize(

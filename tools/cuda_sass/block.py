@@ -57,6 +57,7 @@ class Counts:
     in_flight: list[int] = field(default_factory=list)  # bytes that are on the way to it
     ahead: list[int] = field(default_factory=list)  # instructions since the load that it waits for
     far: list[bool] = field(default_factory=list)  # whether it comes from beyond the L1 cache
+    apart: list[bool] = field(default_factory=list)  # whether it was asked for after the wait before: one more latency
     read: int = 0  # bytes that it loaded
 
     @classmethod
@@ -155,6 +156,7 @@ class Block:
         self.epoch = 1  # of barriers, for races: who wrote and who read a byte since the last one
         self._writer = np.full((2, len(self.shared)), -1, np.int64)
         self._reader = np.full((3, len(self.shared)), -1, np.int64)  # when, the first and the last of them
+        self._waited = -1  # the step of thread 0's last wait
         self._pending: dict[int, tuple[int, int, bool]] = {}  # thread 0's register: step of its load, bytes, far?
         self._lines: set[int] = set()  # of device memory that the block has read
         self._loaded = self._is_far = False  # by thread 0 from device memory; from beyond the cache
@@ -330,6 +332,8 @@ class Block:
             self.counts.in_flight.append(sum(size for _, size, _ in loads))
             self.counts.ahead.append(self._step - max(used))
             self.counts.far.append(any(far for _, _, far in loads))
+            self.counts.apart.append(max(used) > self._waited)
+            self._waited = self._step
             self._pending = {r: load for r, load in self._pending.items() if load[0] > max(used)}
 
     def _part_ways(self, at: int, target: int, split: _Split, taken: np.ndarray) -> int | None:

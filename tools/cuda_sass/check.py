@@ -117,6 +117,7 @@ CALLS: dict[str, Callable[[torch.dtype], list[Tensor]]] = {
     "scale": lambda t: _dropout(t, 0.0),
     "all dropped": lambda t: _dropout(t, 1.0),
     "add": lambda t: [sinpe.add(_x(t), scale=0.5)],
+    "add, more rows": lambda t: [sinpe.add(_x(t, 2, 64, 24))],
     "add, positions": lambda t: [sinpe.add(_x(t), positions=HUGE, padding_mask=HUGE % 4 == 0)],
     "add, not aligned": lambda t: [sinpe.add(_x(t)[:, :, 1:30], dropout=0.3, seed=5, start=torch.tensor([1, 2, 3]))],
     "add, channels first": lambda t: [sinpe.add(_x(t).mT.contiguous().mT, dropout=0.1, seed=1)],

@@ -152,7 +152,7 @@ def measure(
     phases = np.zeros(len(counts.by_phase))
     for some, scale in runs:
         phases += some.by_phase.sum(1) * scale
-        waits += len(some.far) * scale / launch.blocks
+        waits += sum(np.logical_and(some.far, some.apart)) * scale / launch.blocks
         ahead += [n for n, is_far in zip(some.ahead, some.far, strict=True) if is_far]
         in_flight += [n for n, is_far in zip(some.in_flight, some.far, strict=True) if is_far]
         for i, issued in zip(kernel.code, some.issued.tolist(), strict=True):
