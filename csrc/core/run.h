@@ -31,7 +31,7 @@ struct Reach {
     const int turns = static_cast<int>(bit_cast<uint64_t>(plan.max_turns) >> 52) - 1023;  // max_turns < 2^(turns + 1)
     const int exponent = turns > -9 ? 44 - turns : 53;
     most = exponent > -30 ? static_cast<uint32_t>(exponent + 30) << 20 : 0;
-    least = (2 * turns - 1115) * (1 << 20);
+    least = ((turns < -400 ? -800 : 2 * turns) - 1115) * (1 << 20);  // frequencies below 2^-60 take no fast phase
   }
   SINPE_HD static uint32_t size(double p) { return static_cast<uint32_t>(bit_cast<uint64_t>(p) >> 32) & 0x7fffffff; }
   SINPE_HD bool holds(double p) const { return (size(p) - kFirst < most) | (p == 0.0); }

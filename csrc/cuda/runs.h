@@ -27,7 +27,14 @@ struct Runs {
   static constexpr int kBlocks = std::is_same<T, float>::value && !kAdds ? 3 : 2;
   static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row that a thread makes
   static constexpr int kOsc = kEach / 2;                          // oscillators that make them
-  static constexpr int kFlight = kAdds ? (kOsc > 2 ? 3 : 4) : 2;  // rows that a thread reads ahead
+  // Rows that a thread works on at once, what it reads of them on the way together: as many as it has registers for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+  static constexpr int kRotated = 1;  // its compiler needs more of them
+#else
+  static constexpr int kRotated = 2;
+#endif
+  static constexpr int kMany = kOsc == 4 ? (kConsecutive ? kRotated : 3) : (kOsc == 2 ? 4 : 2);
+  static constexpr int kFlight = kAdds ? kMany : (kOsc == 4 && kConsecutive ? 1 : 2);
   struct Shared {};
 
   DevicePlan words;
@@ -178,8 +185,10 @@ struct Runs {
       int32_t r = 0;
       SINPE_ROLLED
       for (; r + kFlight <= at.height; r += kFlight) make_some(std::integral_constant<int, kFlight>{}, r);
-      SINPE_ROLLED
-      for (; r < at.height; ++r) make_some(std::integral_constant<int, 1>{}, r);
+      if constexpr (kFlight > 1) {
+        SINPE_ROLLED
+        for (; r < at.height; ++r) make_some(std::integral_constant<int, 1>{}, r);
+      }
     }
     if (!good) open = ~uint32_t{0};
     if (open == 0) return;
