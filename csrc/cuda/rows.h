@@ -139,7 +139,7 @@ struct TileRows {
 
   // By all, thereafter: one tile of alpha * PE. Threads take oscillators (channels where each has its own), and walk down
   // some of the rows.
-  SINPE_HD void fill(const RowPositions& positions, const Tile& tile, Real alpha, int thread) {
+  SINPE_HD void fill(const RowPositions&, const Tile& tile, Real alpha, int thread) {
     const bool whole = tile.width == plan.dim;
     const bool pairs = usable && plan.shared && plan.q0 != plan.q1 && plan.n_osc > 0 && (whole || plan.interleaved);
     const int32_t items = !pairs ? tile.width : (whole ? static_cast<int32_t>(plan.n_osc) : (tile.width + 1) / 2);

@@ -160,9 +160,9 @@ struct Runs {
         }
         return is_open;
       };
-      const T* from = x + at.row * x_stride + channel;
+      const T* from = kAdds ? x + at.row * x_stride + channel : nullptr;
       T* to = out + at.row * out_stride + channel;
-      const char* where = given(at.row);
+      const char* where = kConsecutive ? nullptr : given(at.row);
       const int64_t step = apart_in_bytes();
       // Some rows from r on: what is read of them is on its way together.
       const auto make_some = [&](auto count, int32_t r) {
