@@ -59,7 +59,6 @@ SINPE_HD bool is_open(double v) {
 struct InDouble {
   using Real = float;
   static constexpr int kBits = 54;  // a frequency below 2^-74
-  static constexpr bool kByPosition = false;
 
   SINPE_HD static Sample<float> at(const Plan&, const Oscillator&, Position, uint128 phase, const Amplitude& amplitude,
                                    bool* open) {
@@ -88,7 +87,6 @@ struct InDouble {
 struct InSingle {
   using Real = float;
   static constexpr int kBits = 36;  // a frequency below 2^-92: relative error 2^-37
-  static constexpr bool kByPosition = false;
 
   SINPE_HD static Sample<float> at(const Plan&, const Oscillator&, Position, uint128 phase, const Amplitude& amplitude,
                                    bool* open) {
@@ -106,7 +104,6 @@ struct InSingle {
 struct InFull {
   using Real = double;
   static constexpr int kBits = 0;
-  static constexpr bool kByPosition = true;
 
   SINPE_HD static Sample<double> at(const Plan& plan, const Oscillator& o, Position p, uint128,
                                     const Amplitude& amplitude, bool* open) {

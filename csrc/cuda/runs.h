@@ -309,7 +309,7 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
   constexpr int kMost = kMostRows - kMostRows % Body::kFlight;
   body.height = static_cast<int32_t>(height < kMost ? height : kMost);
   const int64_t items = (body.rows + body.height - 1) / body.height * threads;
-  if (items > kMaxBlocks) return launch_failed("more elements than one launch can have");
+  if (items > kMaxBlocks - kThreads) return launch_failed("more elements than one launch can have");
   return launch(body, (items + kThreads - 1) / kThreads, stream);
 }
 
