@@ -1,9 +1,10 @@
-// embed_backward: the gradient of the weight. Tokens are sorted by id (stably, by counting), then each row of the
-// result is summed in the order of its tokens and written once: the same bits for any number of threads.
+// embed_backward: the gradient of the weight. Tokens are sorted by id (stably, by counting), then each row of the result is
+// the tree sum of its tokens in their order (core/tree_sum.h), written once: the same bits for any number of threads.
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
+#include "core/tree_sum.h"
 #include "cpu/exceptions.h"
 #include "cpu/ids.h"
 #include "cpu/row_maker.h"
@@ -34,7 +35,7 @@ class TokensById {
     });
   }
   const int64_t* begin(int64_t row) const { return tokens_.data() + first(row); }
-  const int64_t* end(int64_t row) const { return tokens_.data() + end_[static_cast<size_t>(row)]; }
+  int64_t count(int64_t row) const { return end_[static_cast<size_t>(row)] - first(row); }
   const int64_t* end() const { return tokens_.data() + tokens_.size(); }
   int64_t largest() const { return largest_; }                  // tokens of the busiest row
   int64_t cost(int64_t row) const { return first(row) + row; }  // of all rows before this one
@@ -93,24 +94,21 @@ class RowSums {
         dim_(a.sizes[a.rank - 1]),
         channel_(a.grad_strides[a.rank - 1]),
         factor_(static_cast<Real>(a.dropout.drop != 0 ? a.scale * dropout_.scale : a.scale)),
+        width_(width),
         zeros_(static_cast<size_t>(width)),
-        sum_(static_cast<size_t>(width)),
+        sums_(static_cast<size_t>(width * tree_levels(tokens.largest()))),
         gathered_(channel_ == 1 ? 0 : static_cast<size_t>(width)) {}
 
   void operator()(int64_t row, int64_t last, int64_t c, int64_t n) {
     for (; row < last; ++row) {
       T* out = static_cast<T*>(a_.out) + row * dim_ + c;
-      if (tokens_.begin(row) == tokens_.end(row) || a_.dropout.drop == kDropAll) {
+      if (tokens_.count(row) == 0 || a_.dropout.drop == kDropAll) {
         // Not memset, whose string instruction starts over at each page fault of fresh memory.
         elementwise<T>().round(zeros_.data(), Real{1}, out, n);
         continue;
       }
-      std::memset(sum_.data(), 0, static_cast<size_t>(n) * sizeof(Real));
-      for (const int64_t* token = tokens_.begin(row); token != tokens_.end(row); ++token) {
-        if (channel_ == 1 && token + 1 != tokens_.end()) prefetch_row(grad_of(token[1], c), n);
-        add_token(*token, c, n);
-      }
-      elementwise<T>().round(sum_.data(), factor_, out, n);
+      sum(row, c, n);
+      elementwise<T>().round(sum_of(tree_levels(tokens_.count(row))), factor_, out, n);
     }
   }
 
@@ -119,6 +117,25 @@ class RowSums {
     return static_cast<const T*>(a_.grad) + grad_at_(token) + c * channel_;
   }
 
+  Real* sum_of(int level) { return sums_.data() + width_ * (level - 1); }
+
+  void sum(int64_t row, int64_t c, int64_t n) {
+    const int64_t *tokens = tokens_.begin(row), count = tokens_.count(row);
+    for (int level = 1; level <= tree_levels(count); ++level) clear(level, n);
+    tree_sum(
+        count,
+        [&](int64_t k) {
+          if (channel_ == 1 && tokens + k + 1 != tokens_.end()) prefetch_row(grad_of(tokens[k + 1], c), n);
+          add_token(tokens[k], c, n);
+        },
+        [&](int level) {
+          elementwise<Real>().accumulate(sum_of(level), sum_of(level + 1), n, Dropout{}, 0);
+          clear(level, n);
+        });
+  }
+
+  void clear(int level, int64_t n) { std::memset(sum_of(level), 0, static_cast<size_t>(n) * sizeof(Real)); }
+
   void add_token(int64_t token, int64_t c, int64_t n) {
     const T* grad = grad_of(token, c);
     const int64_t number = element_at_(token) + c * elements_.steps[a_.rank - 1];
@@ -126,7 +143,7 @@ class RowSums {
       for (int64_t i = 0; i < n; ++i) gathered_[static_cast<size_t>(i)] = grad[i * channel_];
       grad = gathered_.data();
     }
-    elementwise<T>().accumulate(grad, sum_.data(), n, dropout_, elements_.base + static_cast<uint64_t>(number));
+    elementwise<T>().accumulate(grad, sum_of(1), n, dropout_, elements_.base + static_cast<uint64_t>(number));
   }
 
   const Arguments& a_;
@@ -136,7 +153,8 @@ class RowSums {
   TokenPlaces grad_at_, element_at_;
   int64_t dim_, channel_;
   Real factor_;
-  std::vector<Real> zeros_, sum_;
+  int64_t width_;
+  std::vector<Real> zeros_, sums_;  // sums_: a running sum for each level of the tree
   std::vector<T> gathered_;
 };
 

@@ -90,8 +90,7 @@ struct Apply {
     Place row[kTileRows], slice[kMostSlices];
     TileIds<kSource> ids;
     Real alpha;
-    uint64_t seed;
-    PhiloxKeys keys;  // of it
+    Draws draws;
   };
 
   DevicePlan plan;
@@ -112,15 +111,10 @@ struct Apply {
       if (thread < tile.height)
         shared.row[thread] = row_place(tile, shared.rows.batch[thread], shared.rows.row[thread]);
       if (at >= 0 && at < slices) shared.slice[at] = slice_place(first + at);
-      const uint64_t seed = s.scalars.seed == nullptr ? s.seed : static_cast<uint64_t>(*s.scalars.seed);
-      if (kDrop && thread >= kThreads - kPhiloxRounds) {
-        const int round = thread - (kThreads - kPhiloxRounds);
-        shared.keys.of[round] = philox_key(seed, round);
-      }
+      if (kDrop) shared.draws.begin(s.seed, s.scalars.seed, thread, kThreads);
       if (thread != kThreads - 1) return;
       const double alpha = s.scalars.alpha == nullptr ? s.alpha : value_of(s.scalars.alpha, s.scalars.alpha_dtype);
       shared.alpha = static_cast<Real>(alpha);
-      shared.seed = seed;
     } else if constexpr (kPhase + 1 < kPhases) {
       if constexpr (kSource == Source::kRows) {
         SINPE_ROLLED
@@ -213,9 +207,9 @@ struct Apply {
   template <bool kPlain>
   SINPE_HD Draw draw_of(const Place& row, const Place& slice, int32_t c, const Shared& shared) const {
     const uint64_t first = row.element + slice.element;
-    if constexpr (kPlain) return draw_counter(first + static_cast<uint64_t>(c), shared.keys);
+    if constexpr (kPlain) return shared.draws.counter(first + static_cast<uint64_t>(c));
     const uint64_t step = static_cast<uint64_t>(s.of_elements.channel);
-    return draw(first + static_cast<uint64_t>(c) * step, step, shared.seed);
+    return shared.draws.of(first + static_cast<uint64_t>(c) * step, step);
   }
 
   template <bool kPlain>

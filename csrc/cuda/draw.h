@@ -53,11 +53,27 @@ SINPE_HD_RARE Draw draw_across(uint64_t e, uint64_t seed) {
   return d;
 }
 
-// Of the elements e, e + step, ...
-SINPE_HD Draw draw(uint64_t e, uint64_t step, uint64_t seed) {
-  if (step != 1) return draw_one_by_one(e, step, seed);
-  return (e & 7) == 0 ? draw_counter(e, seed) : draw_across(e, seed);
-}
+// What the threads of a block draw from: the seed, and its keys, which in shared memory cost no registers.
+struct Draws {
+  uint64_t seed;
+  PhiloxKeys keys;
+
+  // Written by the last threads of a block, a barrier before the first draw. device_seed: null, or where the seed is.
+  SINPE_HD void begin(uint64_t host_seed, const int64_t* device_seed, int thread, int threads) {
+    const int round = thread - (threads - kPhiloxRounds);
+    if (round < 0) return;
+    const uint64_t s = device_seed == nullptr ? host_seed : static_cast<uint64_t>(*device_seed);
+    keys.of[round] = philox_key(s, round);
+    if (round == 0) seed = s;
+  }
+  // Of the elements e, e + 1, ... where e is a counter's first.
+  SINPE_HD Draw counter(uint64_t e) const { return draw_counter(e, keys); }
+  // Of the elements e, e + step, ...
+  SINPE_HD Draw of(uint64_t e, uint64_t step) const {
+    if (step != 1) return draw_one_by_one(e, step, seed);
+    return (e & 7) == 0 ? counter(e) : draw_across(e, seed);
+  }
+};
 
 }  // namespace cuda
 }  // namespace sinpe

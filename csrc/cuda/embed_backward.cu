@@ -1,53 +1,49 @@
-// embed_backward: the gradient of the weight, from tokens that are sorted by their ids. A thread sums eight channels of one
-// row of the weight over its tokens, in their order, and writes them once: no atomics, the same bits every time, and those
-// of the CPU. A row that most tokens share is one thread's work for each octet of its channels.
+// embed_backward: the gradient of the weight, from tokens that are sorted by their ids. A row of it is the tree sum
+// (core/tree_sum.h) of its tokens in their order, eight channels a thread: no atomics, the same bits every time, and those of
+// the CPU.
+//
+// The first launch finds where each row's tokens begin among the sorted ones. One for each level makes that level's full nodes,
+// in scratch memory; the last makes the rows, of nodes and of what is in none. So a row that many tokens share takes some
+// 64 steps a level, of which the first are made by as many threads as it has nodes.
+//
+// A full node of a level that has 64^level tokens from place p on, among the sorted ones, is in slot p / 64^level. No two meet
+// there, for their places are 64^level apart; and the last place of a slot is covered by its node, if it has one, so that the id
+// there tells whose it is. The nodes below a node lie side by side.
+#include "core/tree_sum.h"
 #include "cuda/apply_launch.h"
 
 namespace sinpe {
 namespace cuda {
 namespace {
 
-constexpr int kOctet = 8;
+constexpr int kOctet = 8, kTerms = static_cast<int>(terms_under(1));
+constexpr int kLevels = 9;  // of full nodes: for another it takes 2^60 tokens, whose ids no memory holds
 
-template <class T, bool kDrop>
-struct EmbedBackward {
-  using Real = accumulate_t<T>;
-  static constexpr int kPhases = 1, kThreads = cuda::kThreads;
-  static constexpr int kBlocks = std::is_same<Real, double>::value ? 2 : 3;
+// Levels that have a full node, perhaps.
+int full_levels(int64_t count) {
+  int level = 0;
+  while (level < kLevels && count >= terms_under(level + 1)) ++level;
+  return level;
+}
+
+// Of scratch memory; a multiple of a node's alignment.
+int64_t bytes_of_starts(const sinpe_embed_backward_arguments& a) { return (a.num_embeddings + 4) / 4 * 32; }
+
+int64_t node_width(int64_t dim) { return (dim + kOctet - 1) / kOctet * kOctet; }
+
+struct RowStarts {
+  static constexpr int kPhases = 1, kThreads = cuda::kThreads, kBlocks = 4;
   struct Shared {};
-  // Tokens whose loads are on the way together: 64 bytes of them, one token with dropout, whose draw needs the registers.
-  static constexpr int kTokensAhead = kDrop || sizeof(T) == 8 ? 1 : 8 / static_cast<int>(sizeof(T));
 
-  const T* grad;
-  const int64_t *ids, *tokens, *device_seed;
-  T* out;
-  int64_t count, rows, dim, padding_idx;  // count: of tokens
-  int32_t dims;                           // of the tokens
-  bool even;                              // all tokens lie one stride apart
-  int64_t sizes[SINPE_MAX_RANK], strides[SINPE_MAX_RANK],
-      steps[SINPE_MAX_RANK];  // of grad and of the elements' numbers
-  uint64_t first_element, seed;
-  uint32_t limit;
-  bool askew;
-  uint32_t octets, lanes, columns;  // of a row; rows of a block; blocks of a row
-  Real factor;
+  const int64_t* ids;  // sorted
+  int64_t* starts;     // of each row, and the end of the last
+  int64_t count, rows;
 
+  // The first of the ids that is not below the row.
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared&) const {
-    const uint32_t across = columns == 1 ? 0 : block % columns, down = columns == 1 ? block : block / columns;
-    const uint32_t lane = octets < kThreads ? static_cast<uint32_t>(thread) / octets : 0;
-    const uint32_t octet = static_cast<uint32_t>(thread) - lane * octets + across * kThreads;
-    const int64_t row = static_cast<int64_t>(down) * lanes + lane;
-    if (lane >= lanes || octet >= octets || row >= rows) return;
-    int64_t c = static_cast<int64_t>(octet) * kOctet;
-    if (askew) c -= static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + row * dim) / sizeof(T) & (kOctet - 1));
-    const Range range{c < 0 ? static_cast<int>(-c) : 0, dim - c < kOctet ? static_cast<int>(dim - c) : kOctet};
-    if (range.from < range.to) sum(row, c, range);
-  }
-
- private:
-  // The first of the sorted ids that is not below `row`.
-  SINPE_HD int64_t first_token(int64_t row) const {
+    const int64_t row = static_cast<int64_t>(block) * kThreads + thread;
+    if (row > rows) return;
     int64_t low = 0, high = count;
     SINPE_ROLLED
     while (low < high) {
@@ -58,47 +54,158 @@ struct EmbedBackward {
         high = middle;
       }
     }
-    return low;
+    starts[row] = low;
+  }
+};
+
+// kNodes: the full nodes of a level; else the rows.
+template <class T, bool kDrop, bool kNodes>
+struct EmbedBackward {
+  using Real = accumulate_t<T>;
+  static constexpr int kPhases = kDrop ? 2 : 1, kThreads = cuda::kThreads;
+  static constexpr int kBlocks = kDrop || std::is_same<Real, double>::value ? 2 : 3;
+  struct Shared {
+    Draws draws;
+  };
+  // Tokens, and nodes, whose loads are on the way together: 64 bytes of them.
+  static constexpr int kTokensAhead = kDrop ? 2 : sizeof(T) == 8 ? 1 : 8 / static_cast<int>(sizeof(T));
+  static constexpr int kNodesAhead = 8 / static_cast<int>(sizeof(Real));
+
+  const T* grad;
+  const int64_t *ids, *tokens, *starts, *device_seed;
+  T* out;
+  Real* nodes[1 + kLevels];               // of each level; none of level 0
+  int64_t rows, dim, width, padding_idx;  // width: of a node
+  int64_t items;                          // of this launch: slots of nodes, or rows
+  int32_t level;                          // of this launch's nodes
+  int32_t dims;                           // of the tokens
+  bool even;                              // all tokens lie one stride apart
+  int64_t sizes[SINPE_MAX_RANK], strides[SINPE_MAX_RANK],
+      steps[SINPE_MAX_RANK];  // of grad and of the elements' numbers
+  uint64_t first_element, seed;
+  uint32_t limit;
+  bool askew;
+  uint32_t octets, lanes, columns;  // of an item; items of a block; blocks of an item
+  Real factor;
+
+  template <int kPhase>
+  SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
+    if constexpr (kPhase + 1 < kPhases) {
+      shared.draws.begin(seed, device_seed, thread, kThreads);
+    } else {
+      const uint32_t across = columns == 1 ? 0 : block % columns, down = columns == 1 ? block : block / columns;
+      const uint32_t lane = octets < kThreads ? static_cast<uint32_t>(thread) / octets : 0;
+      const uint32_t octet = static_cast<uint32_t>(thread) - lane * octets + across * kThreads;
+      const int64_t item = static_cast<int64_t>(down) * lanes + lane;
+      if (lane >= lanes || octet >= octets || item >= items) return;
+      int64_t c = static_cast<int64_t>(octet) * kOctet;
+      if (askew) c -= static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + item * dim) / sizeof(T) & (kOctet - 1));
+      const Range range{c < 0 ? static_cast<int>(-c) : 0, dim - c < kOctet ? static_cast<int>(dim - c) : kOctet};
+      if (range.from >= range.to) return;
+      if constexpr (kNodes) {
+        make_node(item, c, range, shared.draws);
+      } else {
+        make_row(item, c, range, shared.draws);
+      }
+    }
   }
 
-  SINPE_HD int64_t place(const int64_t* of, int64_t token) const {
-    return even ? token * of[dims - 1] : offset_at(sizes, of, dims, token);
-  }
-
-  SINPE_HD void sum(int64_t row, int64_t c, Range range) const {
+ private:
+  SINPE_HD void make_node(int64_t slot, int64_t c, Range range, const Draws& draws) const {
+    const int64_t terms = terms_under(level), begin = slot * terms, id = ids[begin + terms - 1];
+    if (id < 0 || id >= rows || id == padding_idx) return;
+    int64_t place = starts[id];
+    if (place < begin) place += (begin - place + terms - 1) >> (kTreeBits * level) << (kTreeBits * level);
+    if (place + terms > starts[id + 1]) return;
     Real total[kOctet] = {};
-    bool any = false;
-    int64_t k = row == padding_idx || (kDrop && limit == drop_limit(kDropAll)) ? count : first_token(row);
-    const uint64_t key = device_seed == nullptr ? seed : static_cast<uint64_t>(*device_seed);
+    if (level == 1) {
+      add_tokens(place, kTerms, c, range, draws, total);
+    } else {
+      add_nodes(level - 1, place, kTerms, c, range, total);
+    }
+    store<Real, kOctet>(nodes[level] + slot * width, c, 1, range, total);
+  }
+
+  SINPE_HD void make_row(int64_t row, int64_t c, Range range, const Draws& draws) const {
+    Real total[kOctet] = {};
+    const int64_t first = starts[row], n = is_summed(row) ? starts[row + 1] - first : 0;
+    // The digits of n in base 64 tell how many tokens, and how many full nodes of each level, are in no node above.
+    int64_t place = first + (n >> kTreeBits << kTreeBits);
+    add_tokens(place, static_cast<int>(n) & (kTerms - 1), c, range, draws, total);
     SINPE_ROLLED
-    while (k < count && ids[k] == row) {
-      any = true;
-      int n = 1;
+    for (int l = 1; n >> (kTreeBits * l) != 0; ++l) {
+      const int here = static_cast<int>(n >> (kTreeBits * l)) & (kTerms - 1);
+      place -= terms_under(l) * here;
+      Real after[kOctet];
       SINPE_UNROLLED
-      for (int i = 1; i < kTokensAhead; ++i) n += n == i && k + i < count && ids[k + i] == row;
-      Raw<T, kOctet> raw[kTokensAhead];
-      SINPE_UNROLLED
-      for (int i = 0; i < kTokensAhead; ++i) {
-        if (i < n) load<T, kOctet>(grad + place(strides, tokens[k + i]), c, strides[dims], range, &raw[i]);
+      for (int i = 0; i < kOctet; ++i) {
+        after[i] = total[i];
+        total[i] = Real{0};
       }
+      add_nodes(l, place, here, c, range, total);
       SINPE_UNROLLED
-      for (int i = 0; i < kTokensAhead; ++i) {
-        if (i < n) add(tokens[k + i], c, key, raw[i], total);
-      }
-      k += n;
+      for (int i = 0; i < kOctet; ++i) total[i] += after[i];
     }
     SINPE_UNROLLED
-    for (int i = 0; i < kOctet; ++i) total[i] = any ? total[i] * factor : Real{0};
+    for (int i = 0; i < kOctet; ++i) total[i] = n != 0 ? total[i] * factor : Real{0};
     store<T, kOctet>(out + row * dim, c, 1, range, total);
   }
 
-  SINPE_HD void add(int64_t token, int64_t c, uint64_t key, const Raw<T, kOctet>& raw, Real* total) const {
+  SINPE_HD bool is_summed(int64_t row) const {
+    return row != padding_idx && !(kDrop && limit == drop_limit(kDropAll));
+  }
+
+  // Full nodes of a level, the first of which has its first token at `place`.
+  SINPE_HD void add_nodes(int l, int64_t place, int n, int64_t c, Range range, Real* total) const {
+    const Real* node = nodes[l] + (place >> (kTreeBits * l)) * width;
+    SINPE_ROLLED
+    for (int k = 0; k < n; k += kNodesAhead) {
+      Raw<Real, kOctet> raw[kNodesAhead];
+      SINPE_UNROLLED
+      for (int i = 0; i < kNodesAhead; ++i) {
+        if (k + i < n) load<Real, kOctet>(node + static_cast<int64_t>(k + i) * width, c, 1, range, &raw[i]);
+      }
+      SINPE_UNROLLED
+      for (int i = 0; i < kNodesAhead; ++i) {
+        if (k + i < n) add(raw[i], total);
+      }
+    }
+  }
+
+  SINPE_HD static void add(const Raw<Real, kOctet>& raw, Real* total) {
+    Real v[kOctet];
+    raw.values(v);
+    SINPE_UNROLLED
+    for (int i = 0; i < kOctet; ++i) total[i] += v[i];
+  }
+
+  SINPE_HD void add_tokens(int64_t place, int n, int64_t c, Range range, const Draws& draws, Real* total) const {
+    const int64_t* token = tokens + place;
+    SINPE_ROLLED
+    for (int k = 0; k < n; k += kTokensAhead) {
+      Raw<T, kOctet> raw[kTokensAhead];
+      SINPE_UNROLLED
+      for (int i = 0; i < kTokensAhead; ++i) {
+        if (k + i < n) load<T, kOctet>(grad + lies_at(strides, token[k + i]), c, strides[dims], range, &raw[i]);
+      }
+      SINPE_UNROLLED
+      for (int i = 0; i < kTokensAhead; ++i) {
+        if (k + i < n) add_token(token[k + i], c, draws, raw[i], total);
+      }
+    }
+  }
+
+  SINPE_HD int64_t lies_at(const int64_t* of, int64_t token) const {
+    return even ? token * of[dims - 1] : offset_at(sizes, of, dims, token);
+  }
+
+  SINPE_HD void add_token(int64_t token, int64_t c, const Draws& draws, const Raw<T, kOctet>& raw, Real* total) const {
     Real v[kOctet];
     raw.values(v);
     Draw drawn{};
     if constexpr (kDrop) {
-      const int64_t number = place(steps, token) + c * steps[dims];
-      drawn = draw(first_element + static_cast<uint64_t>(number), static_cast<uint64_t>(steps[dims]), key);
+      const int64_t number = lies_at(steps, token) + c * steps[dims];
+      drawn = draws.of(first_element + static_cast<uint64_t>(number), static_cast<uint64_t>(steps[dims]));
     }
     SINPE_UNROLLED
     for (int i = 0; i < kOctet; ++i) total[i] += !kDrop || drawn.keeps(i, limit) ? v[i] : Real{0};
@@ -112,22 +219,31 @@ bool tokens_are_even(const int64_t* sizes, const int64_t* strides, int dims) {
   return true;
 }
 
-template <class T, bool kDrop>
-sinpe_status launch_backward(const sinpe_embed_backward_arguments& a, const int64_t* ids, const int64_t* tokens,
-                             const DeviceScalars& scalars, Stream stream) {
-  EmbedBackward<T, kDrop> body{};
+template <class T, bool kDrop, bool kNodes>
+sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const int64_t* ids, const int64_t* tokens,
+                          void* scratch, int level, const DeviceScalars& scalars, Stream stream) {
+  EmbedBackward<T, kDrop, kNodes> body{};
   using Real = accumulate_t<T>;
   const int dims = a.rank - 1;
   const Elements elements(a.dropout, a.sizes, a.rank);
   body.grad = static_cast<const T*>(a.grad);
   body.ids = ids;
   body.tokens = tokens;
+  body.starts = static_cast<const int64_t*>(scratch);
   body.device_seed = scalars.seed;
   body.out = static_cast<T*>(a.out);
-  body.count = product(a.sizes, dims);
   body.rows = a.num_embeddings;
   body.dim = a.sizes[dims];
+  body.width = node_width(body.dim);
   body.padding_idx = a.padding_idx;
+  body.level = level;
+  const int64_t count = product(a.sizes, dims);
+  body.items = kNodes ? count / terms_under(level) : body.rows;
+  Real* nodes = reinterpret_cast<Real*>(static_cast<char*>(scratch) + bytes_of_starts(a));
+  for (int l = 1; l <= full_levels(count); ++l) {
+    body.nodes[l] = nodes;
+    nodes += count / terms_under(l) * body.width;
+  }
   body.dims = dims;
   for (int d = 0; d < a.rank; ++d) {
     body.sizes[d] = a.sizes[d];
@@ -140,33 +256,55 @@ sinpe_status launch_backward(const sinpe_embed_backward_arguments& a, const int6
   const uint32_t drop = static_cast<uint32_t>(a.dropout.drop);
   body.limit = drop_limit(drop);
   body.factor = static_cast<Real>(kDrop ? a.scale * kept_scale(drop) : a.scale);
-  body.askew = reinterpret_cast<uintptr_t>(a.out) / sizeof(T) % kOctet != 0 || body.dim % kOctet != 0;
+  body.askew = !kNodes && (reinterpret_cast<uintptr_t>(a.out) / sizeof(T) % kOctet != 0 || body.dim % kOctet != 0);
   const int64_t octets = (body.dim + (body.askew ? kOctet - 1 : 0) + kOctet - 1) / kOctet;
   if (octets > kMaxBlocks) return launch_failed("more channels than a grid can have");
   body.octets = static_cast<uint32_t>(octets);
   body.lanes = octets < kThreads ? static_cast<uint32_t>(kThreads / octets) : 1;
   body.columns = static_cast<uint32_t>((octets + kThreads - 1) / kThreads);
-  return launch(body, (body.rows + body.lanes - 1) / body.lanes * body.columns, stream);
+  return launch(body, (body.items + body.lanes - 1) / body.lanes * body.columns, stream);
+}
+
+template <class T, bool kDrop>
+sinpe_status launch_levels(const sinpe_embed_backward_arguments& a, const int64_t* ids, const int64_t* tokens,
+                           void* scratch, const DeviceScalars& scalars, Stream stream) {
+  const int64_t count = product(a.sizes, a.rank - 1), rows = a.num_embeddings;
+  const int levels = a.dropout.drop == kDropAll ? 0 : full_levels(count);
+  const RowStarts starts{ids, static_cast<int64_t*>(scratch), count, rows};
+  sinpe_status status = launch(starts, rows / RowStarts::kThreads + 1, stream);
+  for (int level = 1; status == SINPE_OK && level <= levels; ++level) {
+    status = launch_level<T, kDrop, true>(a, ids, tokens, scratch, level, scalars, stream);
+  }
+  return status != SINPE_OK ? status : launch_level<T, kDrop, false>(a, ids, tokens, scratch, 0, scalars, stream);
 }
 
 }  // namespace
 }  // namespace cuda
 }  // namespace sinpe
 
+int64_t sinpe::cuda::embed_backward_scratch(const sinpe_embed_backward_arguments& a) {
+  const int64_t count = product(a.sizes, a.rank - 1), item = a.dtype == SINPE_FLOAT64 ? 8 : 4;
+  int64_t slots = 0;
+  for (int level = 1; level <= full_levels(count); ++level) slots += count / terms_under(level);
+  return bytes_of_starts(a) + slots * node_width(a.sizes[a.rank - 1]) * item;
+}
+
 sinpe_status sinpe::cuda::embed_backward(const sinpe_embed_backward_arguments& a, const int64_t* sorted_ids,
-                                         const int64_t* sorted_tokens, const DeviceScalars& scalars, Stream stream) {
+                                         const int64_t* sorted_tokens, void* scratch, const DeviceScalars& scalars,
+                                         Stream stream) {
   if (a.rank < 2 || a.rank > SINPE_MAX_RANK || !valid_sizes(a.sizes, a.rank) || a.num_embeddings < 0 ||
       !valid_dropout(a.dropout, a.sizes, a.rank)) {
     return SINPE_BAD_ARGUMENT;
   }
   const int64_t count = product(a.sizes, a.rank - 1);
   if (a.num_embeddings == 0 || a.sizes[a.rank - 1] == 0) return SINPE_OK;
-  if (a.out == nullptr || (count > 0 && (a.grad == nullptr || sorted_ids == nullptr || sorted_tokens == nullptr))) {
+  if (a.out == nullptr || (count > 0 && (a.grad == nullptr || sorted_ids == nullptr || sorted_tokens == nullptr)) ||
+      scratch == nullptr) {
     return SINPE_BAD_ARGUMENT;
   }
   return with_type(a.dtype, [&](auto type) {
     using T = decltype(type);
-    if (a.dropout.drop != 0) return launch_backward<T, true>(a, sorted_ids, sorted_tokens, scalars, stream);
-    return launch_backward<T, false>(a, sorted_ids, sorted_tokens, scalars, stream);
+    const auto run = a.dropout.drop != 0 ? launch_levels<T, true> : launch_levels<T, false>;
+    return run(a, sorted_ids, sorted_tokens, scratch, scalars, stream);
   });
 }

@@ -45,8 +45,10 @@ sinpe_status embed(const DevicePlan& plan, const sinpe_embed_arguments& e, const
 
 // As sinpe_embed_backward, from the ids in ascending order and, for each, the row-major index of its token; equal ids in
 // the order of their tokens (a stable sort). a.ids and a.id_strides are not read. An id that is no row counts for none.
+// scratch: memory of embed_backward_scratch(a) bytes, 16-byte aligned, for where rows begin and for sums of tokens.
 sinpe_status embed_backward(const sinpe_embed_backward_arguments& a, const int64_t* sorted_ids,
-                            const int64_t* sorted_tokens, const DeviceScalars& scalars, Stream stream);
+                            const int64_t* sorted_tokens, void* scratch, const DeviceScalars& scalars, Stream stream);
+int64_t embed_backward_scratch(const sinpe_embed_backward_arguments& a);
 
 // Makes a device the current one for what follows on this thread. The CUDA runtime in this library is its own: it is told what
 // PyTorch's has been told.

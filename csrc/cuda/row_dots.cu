@@ -19,7 +19,7 @@ struct RowDots {
   struct Shared {
     TileRows<Arithmetic> rows;
     double sums[kDots][kSums + 1];  // one more: neighbours' sums lie in different banks
-    uint64_t seed;
+    Draws draws;
   };
 
   DevicePlan plan;
@@ -36,8 +36,7 @@ struct RowDots {
     const int64_t first = static_cast<int64_t>(part) * s.part;
     if constexpr (kPhase == 0) {
       shared.rows.begin(plan, tiling, positions, tile, thread);
-      if (thread == kThreads - 1)
-        shared.seed = s.scalars.seed == nullptr ? s.seed : static_cast<uint64_t>(*s.scalars.seed);
+      if (kDrop) shared.draws.begin(s.seed, s.scalars.seed, thread, kThreads);
     } else if constexpr (kPhase == 1) {
       if (tile.width <= kTile) shared.rows.fill(positions, tile, Real{1}, thread);
     } else if constexpr (kPhase == 2) {
@@ -71,7 +70,7 @@ struct RowDots {
     for (; c < tile.width; c += kSums) {
       const Range range{0, tile.width - c < kSumsEach ? tile.width - c : kSumsEach};
       Draw drawn{};
-      if constexpr (kDrop) drawn = draw(element + static_cast<uint64_t>(c) * step, step, shared.seed);
+      if constexpr (kDrop) drawn = shared.draws.of(element + static_cast<uint64_t>(c) * step, step);
       Raw<T, kSumsEach> raw;
       load<T, kSumsEach>(x, c, s.of_x.channel, range, &raw);
       Real v[kSumsEach];

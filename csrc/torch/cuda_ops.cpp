@@ -49,7 +49,7 @@ void launched(sinpe_status status) {
 }
 
 // A tensor's numbers in ascending order, and the row-major index of each; equal ones in the order of their indices. The
-// sort is PyTorch's, whose memory comes from its caching allocator: the only scratch of these operators.
+// sort is PyTorch's, whose memory comes from its caching allocator.
 struct Sorted {
   Tensor values, indices;
 };
@@ -128,8 +128,11 @@ struct Call {
     if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0)
       return;  // the sort would write out an expanded tensor of ids
     const Sorted tokens = sorted(ids);
+    Tensor scratch =
+        new_dense(device, {cuda::embed_backward_scratch(b) / sinpe::size_of(SINPE_FLOAT32)}, SINPE_FLOAT32);
     launched(cuda::embed_backward(b, static_cast<const int64_t*>(tokens.values.const_data_ptr()),
-                                  static_cast<const int64_t*>(tokens.indices.const_data_ptr()), scalars, stream));
+                                  static_cast<const int64_t*>(tokens.indices.const_data_ptr()),
+                                  scratch.mutable_data_ptr(), scalars, stream));
   }
 };
 

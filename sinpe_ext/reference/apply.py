@@ -15,7 +15,7 @@ from torch import Tensor
 from ..checks import embedding, position_range
 from ..encodings.plan import Plan
 from ..runtime.no_grad import no_grad
-from . import philox
+from . import philox, tree_sum
 from .operands import Add, Dropout, Embed, EmbedBackward, RowDots
 from .tiles import Rows, accumulation, arranged, block
 
@@ -136,11 +136,15 @@ def embed(plan: Plan, e: Embed) -> Tensor:
 def embed_backward(b: EmbedBackward) -> Tensor:
     """The gradient of `embed` with respect to the weight, the same bits every time.
 
-    Equivalent to, in float32 (float64 for float64 grad) and in the order of the tokens:
-        sums = torch.zeros(num_embeddings, dim)
-        for g, id in zip(torch.where(keep, grad, 0.0).reshape(-1, dim), ids.flatten()):
-            sums[id] += g
+    Equivalent to, in float32 (float64 for float64 grad):
+        rows = torch.where(keep, grad, 0.0).reshape(-1, dim)
+        sums = torch.stack([sum_of(rows[ids.flatten() == id]) for id in range(num_embeddings)])
         sums * (scale * kept_scale)                            # row padding_idx: 0
+
+        def sum_of(terms):                                     # the tree of tree_sum.levels; no terms: 0
+            while len(terms) > 1:
+                terms = torch.stack([one_after_the_other(some) for some in terms.split(64)])
+            return terms[0]
 
     Args:
         b.grad: (*ids.shape, dim), floating point.
@@ -153,19 +157,12 @@ def embed_backward(b: EmbedBackward) -> Tensor:
     grad, ids = b.grad, b.ids
     _check_ids(ids, b.num_embeddings)
     acc, dim = accumulation(grad.dtype), grad.shape[-1]
-    sums = torch.zeros((b.num_embeddings, dim), dtype=acc, device=grad.device)
-    if b.drop == philox.DROP_ALL or not sums.numel() or not ids.numel():
-        return sums.to(grad.dtype)
+    if b.drop == philox.DROP_ALL or not b.num_embeddings * dim or not ids.numel():
+        return grad.new_zeros((b.num_embeddings, dim))
     keep = philox.keep(b.seed, b.drop, grad.shape, b.elements, grad.device).reshape(-1, dim) if b.drop else None
-    flat, tokens = ids.reshape(-1), grad.reshape(-1, dim)
-    if grad.device.type == "cpu":
-        at_once = max(1, block(grad.device) // dim)
-        for first in range(0, len(flat), at_once):
-            some = slice(first, first + at_once)
-            # On the CPU torch adds row after row, in this order.
-            sums.index_add_(0, flat[some], _kept(tokens[some].to(acc), None if keep is None else keep[some]))
-    else:
-        sums = _sums_by_sorting(_kept(tokens.to(acc), keep), flat, b.num_embeddings)
+    flat, sums = ids.reshape(-1), grad.reshape(-1, dim)
+    for nodes, count in tree_sum.levels(flat, b.num_embeddings):
+        sums, keep = _sums(sums, keep, nodes, count, acc), None
     # A row without a token is +0 whatever the factor's sign.
     factors = torch.ones(b.num_embeddings, dtype=acc, device=grad.device)
     factor = torch.full((), b.scale * philox.kept_scale(b.drop), dtype=torch.float64, device=grad.device)
@@ -184,11 +181,24 @@ def _rows(plan: Plan, a: Add | RowDots | Embed, data: Tensor, count: int, alpha:
     return Rows(plan, a.positions, first, accumulation(data.dtype), data.device, 1.0 if alpha is None else alpha)
 
 
-def _sums_by_sorting(tokens: Tensor, ids: Tensor, num_embeddings: int) -> Tensor:
-    """index_add_ in the order of the tokens, for devices where it has none: a segment is summed from first to last."""
-    ids, order = ids.sort(stable=True)
-    ends = torch.searchsorted(ids, torch.arange(num_embeddings + 1, device=ids.device))
-    return torch.segment_reduce(tokens[order], "sum", offsets=ends, axis=0, unsafe=True, initial=0)
+def _sums(terms: Tensor, keep: Tensor | None, nodes: Tensor, count: int, acc: torch.dtype) -> Tensor:
+    """(count, dim): the kept terms of each node, added one after the other."""
+    if terms.device.type != "cpu":
+        return _sums_by_sorting(_kept(terms.to(acc), keep), nodes, count)
+    sums = torch.zeros((count, terms.shape[-1]), dtype=acc)
+    at_once = max(1, block(terms.device) // terms.shape[-1])
+    for first in range(0, len(nodes), at_once):
+        some = slice(first, first + at_once)
+        # On the CPU torch adds row after row, in this order.
+        sums.index_add_(0, nodes[some], _kept(terms[some].to(acc), None if keep is None else keep[some]))
+    return sums
+
+
+def _sums_by_sorting(terms: Tensor, nodes: Tensor, count: int) -> Tensor:
+    """The same for devices whose index_add_ has no order: a segment is summed from first to last."""
+    nodes, order = nodes.sort(stable=True)
+    ends = torch.searchsorted(nodes, torch.arange(count + 1, device=nodes.device))
+    return torch.segment_reduce(terms[order], "sum", offsets=ends, axis=0, unsafe=True, initial=0)
 
 
 def _check_ids(ids: Tensor, num_embeddings: int) -> None:

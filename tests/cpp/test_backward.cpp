@@ -1,10 +1,13 @@
-// What goes backward, against plain loops: dropout, row_dots, embed_backward, with outputs full of NaN beforehand.
+// What goes backward, against plain loops: dropout, row_dots, embed_backward, with outputs full of NaN beforehand; and the
+// order that its sums have.
 #include <cmath>
 #include <vector>
 
 #include "check.h"
+#include "core/tree_sum.h"
 #include "kernels.h"
 #include "plans.h"
+#include "tree.h"
 
 namespace {
 
@@ -178,7 +181,7 @@ void test_embed_backward(const Ids& c, int32_t drop, int64_t sequence, bool odd_
   b.scale = c.padding_idx == 3 ? -1.7 : 1.7;  // +0 stays +0 where nothing is summed
   b.dropout = {drop, 8, nullptr};
   CHECK(sinpe_embed_backward(&b) == SINPE_OK);
-  std::vector<Real> sum(out.size());
+  std::vector<std::vector<Real>> terms(out.size());
   std::vector<bool> summed(static_cast<size_t>(c.rows));
   for (int64_t i = 0; i < batch; ++i) {
     for (int64_t s = 0; s < sequence; ++s) {
@@ -186,21 +189,61 @@ void test_embed_backward(const Ids& c, int32_t drop, int64_t sequence, bool odd_
       summed[static_cast<size_t>(id)] = id != c.padding_idx && drop != 65536;
       for (int64_t d = 0; d < c.dim && id != c.padding_idx; ++d) {
         const uint64_t number = static_cast<uint64_t>((i * sequence + s) * c.dim + d);
-        if (drop != 0 && !sinpe::kept(number, 8, static_cast<uint32_t>(drop))) continue;
+        const bool kept = drop == 0 || sinpe::kept(number, 8, static_cast<uint32_t>(drop));
         const int64_t at = i * b.grad_strides[0] + s * b.grad_strides[1] + d * channel;
-        sum[static_cast<size_t>(id * c.dim + d)] += sinpe::to_float(grad[static_cast<size_t>(at)]);
+        terms[static_cast<size_t>(id * c.dim + d)].push_back(kept ? sinpe::to_float(grad[static_cast<size_t>(at)])
+                                                                  : Real{0});
       }
     }
   }
   const Real factor = static_cast<Real>(drop == 65536 ? 0.0 : b.scale * (65536.0 / (65536 - drop)));
   for (size_t k = 0; k < out.size(); ++k) {
-    CHECK(same(out[k], summed[k / static_cast<size_t>(c.dim)] ? rounded<T>(sum[k] * factor) : T{}));
+    const bool any = summed[k / static_cast<size_t>(c.dim)];
+    CHECK(same(out[k], any ? rounded<T>(summed_in_tree(terms[k]) * factor) : T{}));
   }
   b.num_embeddings = c.rows / 2;  // half of the ids are now wrong
   if (c.hot > 0) {
     CHECK(sinpe_embed_backward(&b) == SINPE_BAD_ID);
     CHECK(b.bad_id >= c.rows / 2);
   }
+}
+
+// Of so many terms as are at the edge of a level, and of any number: the order, the number of levels, and the error bound.
+void test_tree_sum() {
+  check::Random random;
+  std::vector<int64_t> counts{0, 1, 2, 63, 64, 65, 127, 128, 129, 4095, 4096, 4097, 8192, 262143, 262144, 262145};
+  for (int i = 0; i < 20; ++i) counts.push_back(static_cast<int64_t>(random.next() % 300000));
+  for (const int64_t n : counts) {
+    std::vector<float> terms;
+    for (int64_t i = 0; i < n; ++i) terms.push_back(static_cast<float>(random.uniform() * 8 - 4));
+    std::vector<float> sums(12);  // of the levels; more than there are
+    int64_t next = 0;
+    sinpe::tree_sum(
+        n,
+        [&](int64_t k) {
+          CHECK(k == next++);
+          sums[1] += terms[static_cast<size_t>(k)];
+        },
+        [&](int level) {
+          sums[static_cast<size_t>(level) + 1] += sums[static_cast<size_t>(level)];
+          sums[static_cast<size_t>(level)] = 0.0f;
+        });
+    const int levels = sinpe::tree_levels(n);
+    CHECK(next == n && n <= sinpe::terms_under(levels) && (levels == 1 || n > sinpe::terms_under(levels - 1)));
+    const float got = sums[static_cast<size_t>(levels)];
+    CHECK(same(got, summed_in_tree(terms)));
+    double exact = 0.0, size = 0.0;
+    for (const float term : terms) {
+      exact += static_cast<double>(term);
+      size += std::fabs(static_cast<double>(term));
+    }
+    CHECK(std::fabs(static_cast<double>(got) - exact) <= 64.0 * levels * 0x1p-24 * size);
+  }
+  for (int level = 1; level <= 10; ++level) {
+    CHECK(sinpe::tree_levels(sinpe::terms_under(level)) == level);
+    CHECK(sinpe::tree_levels(sinpe::terms_under(level) + 1) == level + 1);
+  }
+  CHECK(sinpe::tree_levels(INT64_MAX) == 11);
 }
 
 void test_nothing() {
@@ -241,7 +284,9 @@ int main() {
     all<sinpe::bfloat16>(drop);
     all<sinpe::float16>(drop);
   }
-  test_embed_backward<float>({2000, 128, -1, 60}, 6554, 3000, false);  // long enough for threads
+  test_embed_backward<float>({2000, 128, -1, 60}, 6554, 3000, false);        // long enough for threads
+  test_embed_backward<sinpe::float16>({3, 2, -1, 90}, 6554, 100000, false);  // and for three levels of sums
+  test_tree_sum();
   test_dropout_ranks();
   test_nothing();
   return check::finish("test_backward");

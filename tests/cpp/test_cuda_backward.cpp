@@ -38,6 +38,28 @@ void test_row_dots() {
   }
 }
 
+// The CUDA kernels' bodies against the CPU. b has all but `out`.
+template <class T>
+void compare_embed_backward(sinpe_embed_backward_arguments b, const std::vector<int64_t>& ids,
+                            const DeviceScalars& scalars, Buffer<T>* want, Buffer<T>* got) {
+  b.out = want->data();
+  CHECK(sinpe_embed_backward(&b) == SINPE_OK);
+  std::vector<int64_t> order(ids.size()), sorted;
+  std::iota(order.begin(), order.end(), int64_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t i, int64_t j) { return ids[static_cast<size_t>(i)] < ids[static_cast<size_t>(j)]; });
+  for (const int64_t token : order) sorted.push_back(ids[static_cast<size_t>(token)]);
+  b.out = got->data();
+  if (scalars.seed != nullptr) b.dropout.seed = 99;
+  b.ids = nullptr;
+  // As long as it says, so that what is written beyond is seen, and NaN.
+  std::vector<char> scratch(static_cast<size_t>(sinpe::cuda::embed_backward_scratch(b)), char(-1));
+  CHECK(sinpe::cuda::embed_backward(b, sorted.data(), order.data(), scratch.data(), scalars, nullptr) == SINPE_OK);
+  int64_t wrong = 0;
+  for (size_t i = 0; i < want->storage.size(); ++i) wrong += !same(got->storage[i], want->storage[i]);
+  CHECK(wrong == 0);
+}
+
 template <class T>
 void test_embed_backward() {
   check::Random random;
@@ -48,7 +70,7 @@ void test_embed_backward() {
     int64_t tokens = 1;
     for (int d = 0; d + 1 < rank; ++d) tokens *= c.a.sizes[d];
     // Ids row-major; few of them, so that some rows have many tokens and others none.
-    std::vector<int64_t> ids, order(static_cast<size_t>(tokens)), sorted;
+    std::vector<int64_t> ids;
     for (int64_t i = 0; i < tokens; ++i) ids.push_back(below(random, 1 + below(random, vocabulary)));
     sinpe_embed_backward_arguments b{};
     b.rank = rank;
@@ -69,19 +91,35 @@ void test_embed_backward() {
     b.scale = c.a.scale;
     b.dropout = c.a.dropout;
     Buffer<T> want = numbers<T>(random, vocabulary * dim), got = want;
-    b.out = want.data();
-    CHECK(sinpe_embed_backward(&b) == SINPE_OK);
-    std::iota(order.begin(), order.end(), int64_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t i, int64_t j) { return ids[static_cast<size_t>(i)] < ids[static_cast<size_t>(j)]; });
-    for (const int64_t token : order) sorted.push_back(ids[static_cast<size_t>(token)]);
-    b.out = got.data();
-    if (c.scalars.seed != nullptr) b.dropout.seed = 99;
-    b.ids = nullptr;
-    CHECK(sinpe::cuda::embed_backward(b, sorted.data(), order.data(), c.scalars, nullptr) == SINPE_OK);
-    int64_t wrong = 0;
-    for (size_t i = 0; i < want.storage.size(); ++i) wrong += !same(got.storage[i], want.storage[i]);
-    CHECK(wrong == 0);
+    compare_embed_backward(b, ids, c.scalars, &want, &got);
+  }
+}
+
+// Runs of one id that end and begin at the edges of the tree's nodes, and in the middle of them.
+template <class T>
+void test_long_runs() {
+  check::Random random;
+  for (const int64_t longest : {63, 64, 65, 4095, 4096, 4161, 262145}) {
+    const int64_t lengths[] = {below(random, 100), longest, 64, 1, 128 + below(random, 64), longest / 3};
+    std::vector<int64_t> ids;
+    for (int64_t id = 0; id < 6; ++id) ids.insert(ids.end(), static_cast<size_t>(lengths[id]), id);
+    for (size_t i = ids.size(); i > 1; --i) std::swap(ids[i - 1], ids[random.next() % i]);  // as no text has them
+    const int64_t dim = longest > 10000 ? 3 : 17;
+    Buffer<T> grad = numbers<T>(random, static_cast<int64_t>(ids.size()) * dim), want = numbers<T>(random, 7 * dim);
+    sinpe_embed_backward_arguments b{};
+    b.rank = 2;
+    b.sizes[0] = static_cast<int64_t>(ids.size());
+    b.sizes[1] = b.grad_strides[0] = dim;
+    b.grad_strides[1] = b.id_strides[0] = 1;
+    b.grad = grad.data();
+    b.ids = ids.data();
+    b.dtype = dtype_of<T>();
+    b.num_embeddings = 7;
+    b.padding_idx = below(random, 3) == 0 ? 4 : -1;
+    b.scale = 0.3;
+    b.dropout.drop = below(random, 2) == 0 ? 6554 : 0;
+    Buffer<T> got = want;
+    compare_embed_backward(b, ids, {}, &want, &got);
   }
 }
 
@@ -99,12 +137,15 @@ void test_bad_ids() {
   b.num_embeddings = 3;
   b.padding_idx = -1;
   b.scale = 2.0;
-  CHECK(sinpe::cuda::embed_backward(b, sorted, order, {}, nullptr) == SINPE_OK);
+  std::vector<int64_t> memory(static_cast<size_t>(sinpe::cuda::embed_backward_scratch(b)) / 8);
+  int64_t* scratch = memory.data();
+  CHECK(sinpe::cuda::embed_backward(b, sorted, order, scratch, {}, nullptr) == SINPE_OK);
   CHECK(out[0] == 2.0f && out[1] == 0.0f && out[2] == 4.0f);
-  CHECK(sinpe::cuda::embed_backward(b, nullptr, order, {}, nullptr) == SINPE_BAD_ARGUMENT);
+  CHECK(sinpe::cuda::embed_backward(b, nullptr, order, scratch, {}, nullptr) == SINPE_BAD_ARGUMENT);
+  CHECK(sinpe::cuda::embed_backward(b, sorted, order, nullptr, {}, nullptr) == SINPE_BAD_ARGUMENT);
   b.sizes[0] = 0;
   b.grad = nullptr;
-  CHECK(sinpe::cuda::embed_backward(b, nullptr, nullptr, {}, nullptr) == SINPE_OK);
+  CHECK(sinpe::cuda::embed_backward(b, nullptr, nullptr, scratch, {}, nullptr) == SINPE_OK);
   CHECK(out[0] == 0.0f && out[1] == 0.0f && out[2] == 0.0f);
 }
 
@@ -116,9 +157,13 @@ int main() {
   test_row_dots<sinpe::bfloat16>();
   test_row_dots<sinpe::float16>();
   test_embed_backward<float>();
+  test_long_runs<float>();
   test_embed_backward<double>();
+  test_long_runs<double>();
   test_embed_backward<sinpe::bfloat16>();
+  test_long_runs<sinpe::bfloat16>();
   test_embed_backward<sinpe::float16>();
+  test_long_runs<sinpe::float16>();
   test_bad_ids();
   return check::finish((std::string("test_cuda_backward, arithmetic ") + sinpe::cuda::arithmetic()).c_str());
 }

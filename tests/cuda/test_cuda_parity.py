@@ -212,7 +212,7 @@ EMBED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", EMBED)
 def test_embed(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
-    """Forward, and the gradient of weight: summed in the order of the tokens, so the bits are the CPU's."""
+    """Forward, and the gradient of weight: a tree sum of its tokens, so the bits are the CPU's."""
     ids = torch.randint(0, 23, (3, S), generator=torch.Generator().manual_seed(4))
     for width in (1, 7, 64, 130):
         weight, grad = randn(23, width, dtype=dtype), randn(3, S, width, dtype=dtype, seed=5)

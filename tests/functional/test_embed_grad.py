@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracles import acc_of, tree_sum
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.flop_counter import FlopCounterMode
@@ -104,6 +105,28 @@ def test_gradients_have_the_same_bits_each_time(backend: str) -> None:
     for each in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(each, found[0], strict=True))
     assert bool((found[0][1][400:] == 0).all())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_frequent_token(dtype: torch.dtype, backend: str) -> None:
+    """Sums of tokens are trees, whatever other tokens stand between them; up to 64 that is one after the other."""
+    counts = torch.tensor([4162, 64, 65, 3, 0, 128])
+    ids = torch.arange(6).repeat_interleave(counts)
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))].reshape(3, -1)
+    weight = table(dtype, 6, 9).requires_grad_()
+    grad = (torch.randn(*ids.shape, 9, generator=torch.Generator().manual_seed(2)) * 100).to(dtype)
+    got = torch.autograd.grad(sinpe.embed(ids, weight, scale=2.0, dropout=P, seed=SEED), weight, grad)[0]
+    keep = sinpe.add(torch.full((*ids.shape, 9), 9.0), dropout=P, seed=SEED) != 0
+    terms = torch.where(keep, grad.to(acc_of(dtype)), 0.0).reshape(-1, 9)
+    factor = torch.tensor(2.0 * 65536 / (65536 - round(P * 65536)), dtype=terms.dtype)
+    for row in range(6):
+        some = terms[ids.flatten() == row]
+        assert torch.equal(got[row], (tree_sum(some) * factor).to(dtype) if len(some) else torch.zeros(9, dtype=dtype))
+        if 0 < len(some) <= 64:
+            in_order = torch.zeros(9, dtype=terms.dtype)
+            for one in some:
+                in_order += one
+            assert torch.equal(tree_sum(some), in_order)
 
 
 def double(*shape: int) -> Tensor:

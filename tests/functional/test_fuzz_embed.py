@@ -20,6 +20,7 @@ from oracles import (
     mask_by_the_rule,
     same,
     total_by_the_rule,
+    tree_sum,
 )
 from strategies import DTYPES, encodings, spread, sprinkle, views
 from strategies_calls import FACTORS, alphas, dropouts, gradients, rows
@@ -173,16 +174,13 @@ def check_weight(got: Tensor, grad: Tensor, case: Any) -> None:
         assert got._indices().tolist() == [[flat[k] for k in counted]]
         assert same(got._values(), each[counted])
         return
-    # Summed in acc in the order of the tokens, times one factor, rounded once; a row without a token is +0.
+    # The tree sum of the tokens in acc, times one factor, rounded once; a row without a token is +0.
     drop, acc = drop_of(dropout.rate), acc_of(grad.dtype)
     want = torch.zeros(got.shape, dtype=acc)
     if drop < 65536:
         keep = mask_by_the_rule(grad.shape, dropout.rate, dropout.seed)
         each = torch.where(keep, grad.to(acc), 0.0).permute(of.order).reshape(-1, grad.shape[-1])
-        for token, one in zip(flat, each, strict=True):
-            want[token] += one
         factor = torch.tensor(scale * (65536 / (65536 - drop)), dtype=torch.float64).to(acc)
-        named = sorted({token for token in flat if token != padding.row})
-        want[named] *= factor
-        want[[row for row in range(len(want)) if row not in named]] = 0.0
+        for row in {token for token in flat if token != padding.row}:
+            want[row] = tree_sum(each[[token == row for token in flat]]) * factor
     assert same(got, want.to(got.dtype))

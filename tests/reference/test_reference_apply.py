@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracles import tree_sum
 from philox import kept  # the oracle, in Python's integers
 from torch import Tensor
 
@@ -305,17 +306,16 @@ def test_embed(form: str, dtype: torch.dtype, drop: int, block: None) -> None:
         assert_bits(got, want[0])
 
 
-def sequential(grad: Tensor, ids: Tensor, rows: int, padding_idx: int, scale: float, drop: int) -> Tensor:
-    """embed_backward token by token."""
+def row_by_row(grad: Tensor, ids: Tensor, rows: int, padding_idx: int, scale: float, drop: int) -> Tensor:
+    """embed_backward from its definition."""
     acc, dim = acc_of(grad.dtype), grad.shape[-1]
-    sums, seen = torch.zeros(rows, dim, dtype=acc), torch.zeros(rows, dtype=torch.bool)
     tokens = torch.where(mask_of(grad.shape, drop), grad, 0.0).to(acc).reshape(-1, dim)
-    for token, row in zip(tokens, ids.flatten().tolist(), strict=True):
-        if row != padding_idx:
-            sums[row] = sums[row] + token
-            seen[row] = True
     factor = torch.tensor(scale * (65536 / (65536 - drop)), dtype=torch.float64).to(acc)
-    return torch.where(seen[:, None], sums * factor, 0.0).to(grad.dtype)
+    want, flat = torch.zeros(rows, dim, dtype=acc), ids.flatten()
+    for row in flat.unique().tolist():
+        if row != padding_idx:
+            want[row] = tree_sum(tokens[flat == row]) * factor
+    return want.to(grad.dtype)
 
 
 @pytest.mark.parametrize("drop", DROPS[:-1])
@@ -331,27 +331,36 @@ def test_embed_backward(dtype: torch.dtype, drop: int, block: None) -> None:
         grad = data(*shape, D, dtype=dtype)
         got = embed_backward(grad, ids, V, padding_idx, scale, seed=SEED, drop=drop)
         assert got.is_contiguous()
-        assert_bits(got, sequential(grad, ids, V, padding_idx, scale, drop))
+        assert_bits(got, row_by_row(grad, ids, V, padding_idx, scale, drop))
     assert_bits(embed_backward(grad, ids, V, -1, -1.0, drop=65536), torch.zeros(V, D, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_sums_follow_the_order_of_the_tokens(threads: int, dtype: torch.dtype) -> None:
-    """What embed_backward relies on: index_add_ on the CPU, and the way by sorting, give the bits of a loop."""
-    many, rows, dim, before = 6000, 5, 67, torch.get_num_threads()
-    ids = torch.randint(rows - 1, (many,), generator=torch.Generator().manual_seed(0))
-    tokens = randn(many, dim) * 10.0 ** randn(many, dim, seed=9)
-    tokens, want = tokens.to(dtype), torch.zeros(rows, dim, dtype=dtype)
-    for token, row in zip(tokens, ids.tolist(), strict=True):
-        want[row] += token
-    assert not torch.equal(torch.stack([tokens[ids == r].sum(0) for r in range(rows)]), want)  # the order shows
+def test_sums_are_trees(threads: int, dtype: torch.dtype) -> None:
+    """Of ids with none to more than 64 * 64 tokens: index_add_ on the CPU, and the way by sorting, give the bits of the
+    definition, which are those of no other order."""
+    rows, dim, before = 7, 67, torch.get_num_threads()
+    ids = torch.arange(rows).repeat_interleave(torch.tensor([64, 5000, 1, 0, 65, 4096, 129]))
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
+    tokens = (randn(len(ids), dim) * 10.0 ** randn(len(ids), dim, seed=9)).to(dtype)
+    want = row_by_row(tokens, ids, rows, -1, 1.0, 0)
+    assert not torch.equal(torch.zeros(rows, dim, dtype=dtype).index_add_(0, ids, tokens), want)  # the order shows
     try:
         torch.set_num_threads(threads)
         assert torch.equal(embed_backward(tokens, ids, rows, -1, 1.0), want)
-        assert torch.equal(apply._sums_by_sorting(tokens, ids, rows), want)
     finally:
         torch.set_num_threads(before)
+
+
+def test_sums_by_sorting() -> None:
+    """What other devices than the CPU do: node after node, a part after the last node counts for none."""
+    many, count = 6000, 5
+    nodes = torch.randint(count + 1, (many,), generator=torch.Generator().manual_seed(0))
+    terms, want = randn(many, 3) * 10.0 ** randn(many, 3, seed=9), torch.zeros(count + 1, 3)
+    for term, node in zip(terms, nodes.tolist(), strict=True):
+        want[node] += term
+    assert torch.equal(apply._sums_by_sorting(terms, nodes, count), want[:-1])
 
 
 @pytest.mark.parametrize("bad", [-1, V, 2**40])

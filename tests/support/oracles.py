@@ -166,3 +166,18 @@ def steepness(encoding: Encoding) -> Tensor:
     unit = 1.0 if encoding.unit == "radian" else math.pi
     found = [abs(float(truth(encoding).frequency(channel))) for channel in range(encoding.dim)]
     return torch.tensor(found, dtype=torch.float64) * unit * abs(encoding.amplitude)
+
+
+def tree_sum(terms: Tensor) -> Tensor:
+    """(*, dim) of (n, *, dim), as csrc/core/tree_sum.h orders it: each 64 neighbours become their sum, from +0 on
+    and one after the other, and those each 64 again, until one is left."""
+    while True:
+        sums = []
+        for some in terms.split(64):
+            total = torch.zeros_like(terms[0])
+            for one in some:
+                total = total + one
+            sums.append(total)
+        if len(sums) == 1:
+            return sums[0]
+        terms = torch.stack(sums)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 
 from . import cubin
 from .block import Block, Counts, Program
-from .cards import Work, pipe_of
+from .cards import Card, Prediction, Work, pipe_of, predict
 from .cases import Call, Case
 from .launches import Launch, handed_over, noted
 from .operations import bytes_of
@@ -32,10 +32,24 @@ SOURCES = ("table", "encode", "add", "add_grid", "dropout", "embed", "embed_back
 class Figures:
     """Of one case, for one architecture."""
 
-    work: Work
+    launches: list[Work]
     call: Call
     values: dict[str, float]  # by the names that budgets use
     phases: list[float]  # instructions per unit before, between and after the barriers
+
+    @property
+    def work(self) -> Work:
+        """The launch that does most."""
+        return max(self.launches, key=lambda work: work.issued)
+
+    def predicted(self, card: Card) -> Prediction:
+        """Of the launches one after the other, among which the bytes are divided as their accesses are."""
+        accesses = sum(work.by_pipe["memory"] for work in self.launches)
+        each = []
+        for work in self.launches:
+            share = work.by_pipe["memory"] / accesses
+            each.append(predict(replace(work, read=work.read * share), self.call.moved * share, card))
+        return Prediction(sum(one.seconds for one in each), max(each, key=lambda one: one.seconds).by)
 
 
 def compile_cubins(folder: Path, architectures: Iterable[int], sources: Iterable[str] = SOURCES) -> None:
@@ -121,38 +135,66 @@ def long_way_cost(library: str, machine: Machine, in_double: bool) -> float:
 def measure(
     library: str, machine: Machine, case: Case, dtype: torch.dtype, multiprocessors: int, in_double: bool
 ) -> Figures:
-    """The case's figures, from the blocks that it names. The call's other launches are not run."""
+    """The case's figures, from the blocks that it names, of the launches that it names."""
     call = case.build(dtype)
-    found: list[tuple[Launch, list[tuple[Counts, float]], Counts | None]] = []
+    found: list[_Measured] = []
     names: list[str] = []
 
     def take(launch: Launch) -> bool:  # here, while all that the launch points to is there
         names.append(launch.name)
-        if fnmatch.fnmatchcase(launch.name, case.kernel or "*"):
-            runs = []
-            for blocks, stand_for in _sampled(launch.blocks, case.blocks, call.heaviest is not None):
-                counts, races = machine.run(launch, blocks)
-                runs.append((counts, stand_for / len(blocks)))
-                if races:
-                    raise RuntimeError(f"{case.name}: threads race: {'; '.join(sorted(races))}")
-            heaviest = None if call.heaviest is None else machine.run(launch, [call.heaviest])[0]
-            found.append((launch, runs, heaviest))
-        return True
+        if any(fnmatch.fnmatchcase(launch.name, kernel) for kernel in case.kernels):
+            found.append(_measured(machine, case, call, launch))
+        return launch.name != case.followed
 
     with handed_over(library, take, multiprocessors, in_double):
         call.run()
-    if len(found) != 1:
-        raise RuntimeError(f"{case.name}: expected one launch of {case.kernel or 'a kernel'}, got {', '.join(names)}")
-    ((launch, runs, heavy),) = found
-    kernel, counts = machine.kernels[launch.name], runs[0][0]
-    slowest = heavy or counts
+    if len(found) != case.launches:
+        kernels = " or ".join(case.kernels)
+        raise RuntimeError(f"{case.name}: expected {case.launches} launches of {kernels}, got {', '.join(names)}")
+    most = max(found, key=lambda one: one.work.issued)
+    each, shares = 32 / call.units, sum((Counter(one.shares) for one in found), Counter())
+    values = {
+        "instructions": sum(one.work.issued for one in found) * each,
+        "fp64": shares["fp64"] * each,
+        "alu": shares["alu"] * each,
+        "fma": (shares["imad"] + shares["fma"]) * each,
+        "memory": shares["memory"] * each,
+        "other": (shares["other"] + shares["special"] + shares["convert64"]) * each,
+        "in flight": most.work.in_flight,
+        "ahead": most.ahead,
+        "waits": sum(one.waits for one in found) / call.units,
+    }
+    phases = [n * each for n in most.phases if n]
+    return Figures([one.work for one in found], call, values, phases)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Of one launch."""
+
+    work: Work
+    shares: dict[str, float]  # instructions of a warp, by pipe
+    phases: list[float]
+    ahead: float
+    waits: float  # of all threads
+
+
+def _measured(machine: Machine, case: Case, call: Call, launch: Launch) -> _Measured:
+    runs = []
+    for blocks, stand_for in _sampled(launch.blocks, case.blocks, call.heaviest is not None):
+        counts, races = machine.run(launch, blocks)
+        runs.append((counts, stand_for / len(blocks)))
+        if races:
+            raise RuntimeError(f"{case.name}: threads race: {'; '.join(sorted(races))}")
+    slowest = runs[0][0] if call.heaviest is None else machine.run(launch, [call.heaviest])[0]
+    kernel = machine.kernels[launch.name]
     far, ahead, in_flight, waits = sum(slowest.far) / slowest.blocks, [], [], 0.0
     shares: dict[str, float] = defaultdict(float)
     pipes: dict[str, float] = defaultdict(float)
-    phases = np.zeros(len(counts.by_phase))
+    phases = np.zeros(len(runs[0][0].by_phase))
     for some, scale in runs:
         phases += some.by_phase.sum(1) * scale
-        waits += sum(np.logical_and(some.far, some.apart)) * scale / launch.blocks
+        waits += sum(np.logical_and(some.far, some.apart)) * scale * launch.threads
         ahead += [n for n, is_far in zip(some.ahead, some.far, strict=True) if is_far]
         in_flight += [n for n, is_far in zip(some.in_flight, some.far, strict=True) if is_far]
         for i, issued in zip(kernel.code, some.issued.tolist(), strict=True):
@@ -172,19 +214,7 @@ def measure(
         near=len(slowest.far) / slowest.blocks - far,
         read=call.read,
     )
-    each = 32 / call.units
-    values = {
-        "instructions": work.issued * each,
-        "fp64": shares["fp64"] * each,
-        "alu": shares["alu"] * each,
-        "fma": (shares["imad"] + shares["fma"]) * each,
-        "memory": shares["memory"] * each,
-        "other": (shares["other"] + shares["special"] + shares["convert64"]) * each,
-        "in flight": work.in_flight,
-        "ahead": median(ahead or [0]),
-        "waits": waits * launch.threads * launch.blocks / call.units,
-    }
-    return Figures(work, call, values, [n * each for n in phases.tolist() if n])
+    return _Measured(work, dict(shares), phases.tolist(), median(ahead or [0]), waits)
 
 
 def _sampled(blocks: int, wanted: int, falls: bool) -> list[tuple[list[int], int]]:
@@ -194,6 +224,8 @@ def _sampled(blocks: int, wanted: int, falls: bool) -> list[tuple[list[int], int
     parts = []
     for first, last in pairwise(ends):
         count = min(wanted // (len(ends) - 1), last - first)
+        if count == 0:
+            continue
         step = (last - first) / count
         parts.append((sorted({first + int((k + 0.5) * step) for k in range(count)}), last - first))
     return parts

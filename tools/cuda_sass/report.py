@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from .cards import CARDS, COPY, Card, predict
+from .cards import CARDS, COPY, Card
 from .cases import Case
 from .measure import ROOT, Figures
 
@@ -50,7 +50,7 @@ def _waves(row: Row) -> float:
 
 
 def _seconds(row: Row) -> float:
-    return predict(row.figures.work, row.figures.call.moved, row.card).seconds
+    return row.figures.predicted(row.card).seconds
 
 
 def over_budget(row: Row, rows: list[Row]) -> list[str]:
@@ -76,7 +76,7 @@ def over_budget(row: Row, rows: list[Row]) -> list[str]:
 
 def _fraction(row: Row, card: Card) -> str:
     call = row.figures.call
-    predicted = predict(row.figures.work, call.moved, card)
+    predicted = row.figures.predicted(card)
     if call.floor == "kernel":
         return f"{1e6 * predicted.seconds:.1f} us"
     fraction = call.moved / (card.bandwidth * 1e12 * COPY) / predicted.seconds

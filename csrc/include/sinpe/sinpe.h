@@ -136,9 +136,9 @@ typedef struct {
 
 SINPE_API sinpe_status sinpe_embed(const int64_t* plan, int64_t plan_words, sinpe_embed_arguments* arguments);
 
-/* The gradient of sinpe_embed with respect to the weight: row v is factor * (the sum, in the order of the tokens and in
- * float32 or float64, of the kept elements of grad where the id is v), rounded once more to grad's type. factor is scale
- * times dropout's kept scale. Rows without a token and row padding_idx are +0, and all rows where all is dropped. Every
+/* The gradient of sinpe_embed with respect to the weight: row v is factor * (the sum, in float32 or float64, of the kept
+ * elements of grad where the id is v), rounded once more to grad's type. Up to 64 tokens are added in their order; of more,
+ * each 64 in a row, their sums likewise, and so on (csrc/core/tree_sum.h). factor is scale times dropout's kept scale. Rows without a token and row padding_idx are +0, and all rows where all is dropped. Every
  * row is written once, whatever the threads. */
 typedef struct {
   int32_t rank;                         /* of grad: 2 .. SINPE_MAX_RANK */
