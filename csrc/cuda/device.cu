@@ -13,6 +13,11 @@ namespace cuda {
 namespace {
 
 thread_local const char* last_launch_error = "no error";
+thread_local int told = -1;  // the current device, where use_device has said it
+
+#if !defined(__CUDACC__)
+void note_question() { on_host::noted().questions += told < 0 ? 1 : 0; }
+#endif
 
 enum class Choice { kByDevice, kSingle, kDouble };
 
@@ -36,8 +41,8 @@ int forgotten() {
 // An attribute of the current device, asked for once: the driver's answer takes longer than a launch's own work.
 int attribute(cudaDeviceAttr which, std::atomic<int>* known) {
   constexpr int kMostDevices = 64;
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return forgotten();
+  int device = told;
+  if (device < 0 && cudaGetDevice(&device) != cudaSuccess) return forgotten();
   std::atomic<int>* slot = device < kMostDevices ? known + device : nullptr;
   const int before = slot == nullptr ? 0 : slot->load(std::memory_order_relaxed);
   if (before != 0) return before;
@@ -58,7 +63,7 @@ int multiprocessors() {
   const int count = attribute(cudaDevAttrMultiProcessorCount, known_multiprocessors);
   return count > 0 ? count : 1;
 #else
-  on_host::noted().questions += 1;
+  note_question();
   if (on_host::settings().multiprocessors > 0) return on_host::settings().multiprocessors;
   // No device: now few, now many, so that tests see work cut in every way. An odd number of them, since a launch asks twice.
   constexpr int kCounts[] = {1, 132, 6, 20, 48};
@@ -68,22 +73,27 @@ int multiprocessors() {
 }
 
 sinpe_status use_device(int device) {
+  told = -1;
 #if defined(__CUDACC__)
   int current = -1;
-  if (cudaGetDevice(&current) == cudaSuccess && current == device) return SINPE_OK;
-  const cudaError_t error = cudaSetDevice(device);
-  if (error == cudaSuccess) return SINPE_OK;
-  forgotten();
-  return launch_failed(cudaGetErrorString(error));
+  if (cudaGetDevice(&current) != cudaSuccess || current != device) {
+    const cudaError_t error = cudaSetDevice(device);
+    if (error != cudaSuccess) {
+      forgotten();
+      return launch_failed(cudaGetErrorString(error));
+    }
+  }
 #else
   on_host::noted().questions += 1;
-  return device >= 0 ? SINPE_OK : launch_failed("a device has a number from 0 on");
+  if (device < 0) return launch_failed("a device has a number from 0 on");
 #endif
+  told = device;
+  return SINPE_OK;
 }
 
 bool in_double() {
 #if !defined(__CUDACC__)
-  on_host::noted().questions += 1;
+  note_question();
   if (on_host::settings().in_double >= 0) return on_host::settings().in_double != 0;
 #endif
   if (chosen_arithmetic() != Choice::kByDevice) return chosen_arithmetic() == Choice::kDouble;
@@ -101,7 +111,10 @@ sinpe_status launch_failed(const char* why) {
 
 const char* launch_error() { return last_launch_error; }
 
-const char* arithmetic() { return in_double() ? "double" : "single"; }
+const char* arithmetic() {
+  told = -1;  // another device may have been made the current one since
+  return in_double() ? "double" : "single";
+}
 
 #if !defined(__CUDACC__)
 

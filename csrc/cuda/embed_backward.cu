@@ -151,9 +151,7 @@ struct EmbedBackward {
     store<T, kOctet>(out + row * dim, c, 1, range, total);
   }
 
-  SINPE_HD bool is_summed(int64_t row) const {
-    return row != padding_idx && !(kDrop && limit == drop_limit(kDropAll));
-  }
+  SINPE_HD bool is_summed(int64_t row) const { return row != padding_idx && !(kDrop && limit == drop_limit(kDropAll)); }
 
   // Full nodes of a level, the first of which has its first token at `place`.
   SINPE_HD void add_nodes(int l, int64_t place, int n, int64_t c, Range range, Real* total) const {

@@ -50,7 +50,7 @@ sinpe_status embed_backward(const sinpe_embed_backward_arguments& a, const int64
                             const int64_t* sorted_tokens, void* scratch, const DeviceScalars& scalars, Stream stream);
 int64_t embed_backward_scratch(const sinpe_embed_backward_arguments& a);
 
-// Makes a device the current one for what follows on this thread. The CUDA runtime in this library is its own: it is told what
+// Makes a device the current one for what follows on this thread, which then asks no more which it is. The CUDA runtime in this library is its own: it is told what
 // PyTorch's has been told.
 sinpe_status use_device(int device);
 

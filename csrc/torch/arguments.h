@@ -151,6 +151,11 @@ inline void set_rows(const Device& device, sinpe_add_arguments* a, const Optiona
   }
 }
 
+// Whether an operand is a number that the host may read now: PyTorch's rule for tensors of shape () on the CPU.
+inline bool is_host_number(const Optional& t) {
+  return t.has_value() && t->dim() == 0 && Device::of(*t).type == aoti_torch_device_type_cpu();
+}
+
 // Where dropout's seed is; null where it needs none.
 inline const int64_t* seed_of(const Device& device, const Optional& seed, int64_t drop) {
   if (!seed.has_value()) {

@@ -4,6 +4,7 @@
 // With SINPE_EMULATED the launchers are loops on the CPU (cuda/launch.h): the same binding, for tensors on the CPU.
 #include <array>
 
+#include "core/dtype.h"
 #include "cuda/launchers.h"
 #include "torch/operators.h"
 
@@ -95,11 +96,22 @@ struct Call {
     expect(dim >= 1, "dim: expected 1 or more, got ", dim);
   }
 
-  void set_alpha(const Optional& alpha, sinpe_add_arguments*) {
-    scalars.alpha = alpha_of(device, alpha, &scalars.alpha_dtype);
+  // Numbers that are on the device stay there.
+  void set_alpha(const Optional& alpha, sinpe_add_arguments* a) {
+    if (is_host_number(alpha)) {
+      sinpe_dtype dtype;
+      const void* number = alpha_of(Device::cpu(), alpha, &dtype);
+      a->alpha = sinpe::value_of(number, dtype);
+    } else {
+      scalars.alpha = alpha_of(device, alpha, &scalars.alpha_dtype);
+    }
   }
-  void set_seed(const Optional& seed, int64_t drop, sinpe_dropout_arguments*) {
-    scalars.seed = seed_of(device, seed, drop);
+  void set_seed(const Optional& seed, int64_t drop, sinpe_dropout_arguments* d) {
+    if (is_host_number(seed)) {
+      d->seed = *seed_of(Device::cpu(), seed, drop);
+    } else {
+      scalars.seed = seed_of(device, seed, drop);
+    }
   }
 
   void table(const cuda::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,

@@ -6,7 +6,8 @@
 //   device                           where each operand must be
 //   plan(words, dim)                 the words of a plan, as the kernels take them, for rows of dim channels
 //   expect_dim(plan, dim)            before `dim` gives a result its size
-//   set_alpha(alpha, &arguments)     the tensor's number, now or when the kernel runs
+//   set_alpha(alpha, &arguments)     the tensor's number, now or when the kernel runs; a tensor of shape () on the CPU is a
+//                                    number on every device
 //   set_seed(seed, drop, &dropout)   the same
 //   table, encode, add, ...          the kernels; each raises where one does not succeed
 #pragma once

@@ -230,7 +230,7 @@ class RowsCall:
         """alpha as the operators take it: None for 1."""
         if isinstance(self.alpha, Tensor):
             return self.alpha
-        return None if self.alpha == 1.0 else torch.full((), self.alpha, dtype=torch.float64, device=self.device)
+        return None if self.alpha == 1.0 else seed_tensor.number(self.alpha, torch.float64, self.device)
 
     def depend_on(self, zero: Tensor) -> None:
         """Adds `zero`, a tensor whose value is 0, to the positions: torch.jit.trace then keeps the assertion that

@@ -194,7 +194,7 @@ def seed_of_all(seed: Any, dropout: Any, layout: Layout, device: torch.device) -
 
 def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
     """The first rank's seed, given or drawn, on all ranks of a mesh."""
-    drawn = seed_tensor.tensor(seed, device)
+    drawn = seed_tensor.tensor(seed, device).to(device)
     if not torch.compiler.is_compiling():
         copies: Tensor = distribute_tensor(drawn, mesh, [Replicate()] * mesh.ndim).to_local()
         return copies

@@ -1,4 +1,4 @@
-"""The seed of a dropout mask as the int64 tensor that operators take, drawn where none was given."""
+"""Numbers as the tensors that operators take: the seed of a dropout mask, drawn where none was given, and others."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backend import loader
 from ..checks import INT64_MAX
 from ..runtime import observers
 from ..runtime.tracing import is_jit_traced
 from .operator import Operator
 
+_CPU = torch.device("cpu")
+
 
 def tensor(seed: Any, device: torch.device) -> Tensor:
-    """A checked seed as an int64 tensor of shape () on `device`; None is drawn from torch's generator of the device."""
+    """A checked seed as an int64 tensor of shape () on `device`, or a `number`; None is drawn from the device's generator."""
     if (torch.compiler.is_compiling() or is_jit_traced()) and observers.is_exporting():
         # A mask is drawn by an operator that ONNX lacks, and a file that drops at random is hardly meant.
         raise ValueError(
@@ -39,7 +42,15 @@ def tensor(seed: Any, device: torch.device) -> Tensor:
         if seed.device.type != "cpu" or device.type == "cpu" or observers.unreadable(seed):
             return seed.detach().reshape(()).to(device, copy=True)  # the caller's may count on before the backward pass
         seed = seed.item()  # a copy from the CPU would wait for the device
-    return torch.full((), seed, dtype=torch.int64, device=device)
+    return number(seed, torch.int64, device)
+
+
+def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as the tensor of shape () that operators take: on the CPU for a CUDA kernel that is called now, which
+    gets it with its launch and needs no other kernel to fill memory. In a graph, and for all else, on `device`."""
+    if device.type == "cuda" and loader.compiled("cuda") and not observers.needs_operations():
+        device = _CPU
+    return torch.full((), value, dtype=dtype, device=device)
 
 
 def draw(device: torch.device, generator: torch.Generator | None = None) -> Tensor:

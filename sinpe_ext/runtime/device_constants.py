@@ -16,7 +16,7 @@ _captured: dict[int, Tensor] = {}  # those whose address a CUDA graph has: kept 
 
 def _is_capturing(device: torch.device) -> bool:
     """Whether the current stream of this device, which need not be the current device, is being captured."""
-    if device.index == torch.cuda.current_device():
+    if torch.cuda.device_count() == 1 or device.index == torch.cuda.current_device():
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()

@@ -203,14 +203,19 @@ void test_type() {
   test_rows<T>();
 }
 
-// What a launch asks the CUDA runtime, beyond the launch itself: docs/cuda.md says how much.
+// What a call asks the CUDA runtime, beyond the launch itself: docs/cuda.md says how much. The binding's calls begin with
+// use_device; what comes without asks for the device each time.
 void test_questions() {
   const TestPlan plan = make_plan(64, 0, false);
   std::vector<float> out(64 * 8);
-  const sinpe::cuda::on_host::Noted before = sinpe::cuda::on_host::noted();
-  CHECK(sinpe::cuda::table(on_device(plan), 0, 8, SINPE_FLOAT32, out.data(), 64, nullptr) == SINPE_OK);
-  const sinpe::cuda::on_host::Noted after = sinpe::cuda::on_host::noted();
-  CHECK(after.launches - before.launches == 1 && after.questions - before.questions == 2);
+  for (const bool is_told : {false, true, true}) {
+    const sinpe::cuda::on_host::Noted before = sinpe::cuda::on_host::noted();
+    if (is_told) CHECK(sinpe::cuda::use_device(0) == SINPE_OK);
+    CHECK(sinpe::cuda::table(on_device(plan), 0, 8, SINPE_FLOAT32, out.data(), 64, nullptr) == SINPE_OK);
+    const sinpe::cuda::on_host::Noted after = sinpe::cuda::on_host::noted();
+    CHECK(after.launches - before.launches == 1 && after.questions - before.questions == (is_told ? 1 : 2));
+    CHECK(std::strlen(sinpe::cuda::arithmetic()) == 6);  // which may be asked of another device
+  }
 }
 
 }  // namespace

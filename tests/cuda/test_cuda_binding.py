@@ -230,7 +230,10 @@ def test_alpha_and_seed_are_read_where_they_are(dtype: torch.dtype, device: torc
     alpha, seed = torch.tensor([0.25], dtype=dtype, device=device), torch.tensor([7], device=device)
     given = arguments("add_dropout", device) | {"alpha": alpha, "seed": seed, "drop": 30000}
     want = OPERATORS["add_dropout"].reference(*given.values())
-    torch.testing.assert_close(call("add_dropout", device, alpha=alpha, seed=seed, drop=30000), want)
+    got = call("add_dropout", device, alpha=alpha, seed=seed, drop=30000)
+    torch.testing.assert_close(got, want)
+    numbers = {"alpha": torch.tensor(0.25, dtype=dtype), "seed": torch.tensor(7)}  # of shape (), on the CPU
+    assert torch.equal(call("add_dropout", device, drop=30000, **numbers), got)
     alpha.fill_(0.5)
     assert not torch.equal(call("add_dropout", device, alpha=alpha, seed=seed, drop=30000), want)
 
@@ -246,7 +249,7 @@ IDS: dict[str, Callable[[Tensor], Tensor]] = {  # of shape (2, 6), values 0 to 4
 
 
 @pytest.mark.parametrize("view", IDS.values(), ids=IDS)
-def test_ids_of_any_strides_are_summed_in_the_order_of_the_tokens(view: Any, device: torch.device) -> None:
+def test_ids_of_any_strides_are_summed_in_order(view: Any, device: torch.device) -> None:
     """The bits of a loop over the tokens, which a sort that is not stable would change."""
     ids = view(torch.tensor([[4, 1, 4, 0, 1, 4], [1, 1, 4, 4, 0, 4]], device=device))
     grad = torch.randn(*ids.shape, D, generator=torch.Generator().manual_seed(0)).to(device) * 1e3

@@ -163,8 +163,9 @@ class Seen(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        leaves = torch.utils._pytree.tree_leaves((args, kwargs, result))
-        self.calls.append((str(function), {t.device.type for t in leaves if isinstance(t, Tensor)}))
+        tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
+        devices = {t.device.type for t in tensors if t.dim() or t.device.type != "cpu"}  # without numbers
+        self.calls.append((str(function), devices))
         return result
 
 
@@ -233,6 +234,7 @@ def share_of_the_host(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) 
     asked: list[str] = []
     for name in QUESTIONS:
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: asked.append(name) or 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # torch's own, which it keeps
     call(), call()
     asked.clear()
     with Seen() as seen:

@@ -60,7 +60,8 @@ def _often(dtype: torch.dtype, dropout: float) -> list[Tensor]:
     ids = torch.tensor([0, 1, 2]).repeat_interleave(torch.tensor([4161, 70, 64]))
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(2))][None]
     weight = _x(dtype, 3, 8).requires_grad_()
-    return list(torch.autograd.grad(sinpe.embed(ids, weight, dropout=dropout, seed=3), weight, _x(dtype, *ids.shape, 8)))
+    y = sinpe.embed(ids, weight, dropout=dropout, seed=3)
+    return list(torch.autograd.grad(y, weight, _x(dtype, *ids.shape, 8)))
 
 
 def _dropout(dtype: torch.dtype, dropout: float) -> list[Tensor]:
