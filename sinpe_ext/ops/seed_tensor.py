@@ -17,7 +17,7 @@ _CPU = torch.device("cpu")
 
 
 def tensor(seed: Any, device: torch.device) -> Tensor:
-    """A checked seed as an int64 tensor of shape () on `device`, or a `number`; None is drawn from the generator there."""
+    """A checked seed as an int64 tensor of shape () on `device`, or a `number`; None draws one with its generator."""
     if (torch.compiler.is_compiling() or is_jit_traced()) and observers.is_exporting():
         # A mask is drawn by an operator that ONNX lacks, and a file that drops at random is hardly meant.
         raise ValueError(
