@@ -39,8 +39,10 @@ sinpe_status add(const DevicePlan& plan, const sinpe_add_arguments& a, const Dev
 sinpe_status add_grid(const DevicePlan& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a,
                       const DeviceScalars& scalars, Stream stream);
 sinpe_status dropout(const sinpe_add_arguments& a, const DeviceScalars& scalars, Stream stream);
-sinpe_status row_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes,
+// scratch: memory of row_dots_scratch(a) bytes; null where that is 0.
+sinpe_status row_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes, void* scratch,
                       const DeviceScalars& scalars, Stream stream);
+int64_t row_dots_scratch(const sinpe_add_arguments& a);
 sinpe_status embed(const DevicePlan& plan, const sinpe_embed_arguments& e, const DeviceScalars& scalars, Stream stream);
 
 // As sinpe_embed_backward, from the ids in ascending order and, for each, the row-major index of its token; equal ids in

@@ -1,5 +1,6 @@
 // row_dots: the dot of each row of a gradient with its row of the encoding. Its order is that of the CPU (cpu/elementwise.h):
-// sixteen interleaved partial sums in double, then a tree; so the bits are the CPU's where the encoding's are.
+// sixteen interleaved partial sums in double, then a tree; so the bits are the CPU's where the encoding's are. Rows wider than a
+// tile take a launch for each of their tiles, which goes on with the sums of the one before.
 #include "cuda/apply_launch.h"
 
 namespace sinpe {
@@ -15,6 +16,7 @@ struct RowDots {
   using Real = typename Arithmetic::Real;
   static constexpr int kPhases = 4, kThreads = cuda::kThreads;
   static constexpr int kBlocks = std::is_same<Real, double>::value ? 1 : 2;
+  static constexpr int kFlight = sizeof(T) == 2 ? 4 : 2;  // octets whose loads are on the way together
 
   struct Shared {
     TileRows<Arithmetic> rows;
@@ -27,18 +29,21 @@ struct RowDots {
   Tiling tiling;  // one column of tiles, whatever the width
   Data s;
   const double* slopes;
+  int64_t channel;  // of this launch's tiles, the first
+  double* partial;  // kSums of each row, from launch to launch; null where one does
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
     const uint32_t parts = static_cast<uint32_t>(s.parts), index = block / parts, part = block - index * parts;
     Tile tile = tile_at(tiling, index);
-    tile.width = static_cast<int32_t>(tiling.dim);
+    tile.channel = channel;
+    tile.width = static_cast<int32_t>(tiling.dim - channel < kTile ? tiling.dim - channel : kTile);
     const int64_t first = static_cast<int64_t>(part) * s.part;
     if constexpr (kPhase == 0) {
       shared.rows.begin(plan, tiling, positions, tile, thread);
       if (kDrop) shared.draws.begin(s.seed, s.scalars.seed, thread, kThreads);
     } else if constexpr (kPhase == 1) {
-      if (tile.width <= kTile) shared.rows.fill(positions, tile, Real{1}, thread);
+      shared.rows.fill(positions, tile, Real{1}, thread);
     } else if constexpr (kPhase == 2) {
       // Neighbours share a row, which then is read once for all of them.
       const int dot = thread / 2, r = dot / static_cast<int>(s.part);
@@ -48,45 +53,73 @@ struct RowDots {
     } else {
       const int r = thread / static_cast<int>(s.part);
       const int64_t slice = first + thread % static_cast<int>(s.part);
-      if (thread >= kDots || r >= tile.height || slice >= s.slices) return;
+      if (thread >= kDots || r >= tile.height || slice >= s.slices || !is_last(tile)) return;
       finish(shared, r, slice, shared.sums[thread]);
     }
   }
 
  private:
+  SINPE_HD bool is_last(const Tile& tile) const { return tile.channel + tile.width == tiling.dim; }
+
+  // Of a row among all.
+  SINPE_HD int64_t whole_slice(int64_t batch, int64_t slice) const {
+    return tiling.by_sample ? batch * s.middle + slice : slice;
+  }
+
   SINPE_HD int64_t offset(const Strides& t, int64_t batch, int64_t slice) const {
     return (tiling.by_sample ? batch * t.slice[0] : 0) + s.slice_offset(t, tiling.by_sample, slice);
   }
 
-  // Channels c, c + 1, ..., c + 7, and so on every sixteen, each to its own sum.
+  // Channels c, c + 1, ..., c + 7 of the tile, and so on every sixteen, each to its own sum.
   SINPE_HD void sum(const Tile& tile, const Shared& shared, int r, int64_t slice, int32_t c, double* sums) const {
     const int64_t batch = shared.rows.batch[r], row = shared.rows.row[r];
-    const T* x = static_cast<const T*>(s.x) + offset(s.of_x, batch, slice) + row * s.of_x.row;
-    const int64_t number = offset(s.of_elements, batch, slice) + row * s.of_elements.row;
-    const uint64_t step = static_cast<uint64_t>(s.of_elements.channel),
-                   element = s.first_element + static_cast<uint64_t>(number);
+    const T* x =
+        static_cast<const T*>(s.x) + offset(s.of_x, batch, slice) + row * s.of_x.row + tile.channel * s.of_x.channel;
+    const int64_t number =
+        offset(s.of_elements, batch, slice) + row * s.of_elements.row + tile.channel * s.of_elements.channel;
+    const uint64_t element = s.first_element + static_cast<uint64_t>(number);
+    double* carried = nullptr;  // where a launch leaves its sums to the next
+    if (partial != nullptr) carried = partial + (whole_slice(batch, slice) * positions.rows + row) * kSums + c;
     double total[kSumsEach] = {};
+    SINPE_UNROLLED
+    for (int k = 0; k < kSumsEach; ++k) {
+      if (tile.channel != 0) total[k] = carried[k];
+    }
     SINPE_ROLLED
-    for (; c < tile.width; c += kSums) {
-      const Range range{0, tile.width - c < kSumsEach ? tile.width - c : kSumsEach};
-      Draw drawn{};
-      if constexpr (kDrop) drawn = shared.draws.of(element + static_cast<uint64_t>(c) * step, step);
-      Raw<T, kSumsEach> raw;
-      load<T, kSumsEach>(x, c, s.of_x.channel, range, &raw);
-      Real v[kSumsEach];
-      raw.values(v);
+    for (; c < tile.width; c += kFlight * kSums) {
+      Raw<T, kSumsEach> raw[kFlight];
+      Range range[kFlight];
       SINPE_UNROLLED
-      for (int k = 0; k < kSumsEach; ++k) {
-        if (k >= range.to) continue;
-        const Real pe =
-            tile.width <= kTile ? shared.rows.pe[r * tile.width + c + k] : shared.rows.entry(tile, r, c + k);
-        double product = static_cast<double>(v[k]) * static_cast<double>(pe);
-        if (slopes != nullptr) product = product * slopes[c + k];
-        total[k] += !kDrop || drawn.keeps(k, s.drop_limit) ? product : 0.0;
+      for (int i = 0; i < kFlight; ++i) {
+        const int32_t at = c + i * kSums, left = tile.width - at;
+        range[i] = {0, left < kSumsEach ? (left < 0 ? 0 : left) : kSumsEach};
+        if (left > 0) load<T, kSumsEach>(x, at, s.of_x.channel, range[i], &raw[i]);
+      }
+      SINPE_UNROLLED
+      for (int i = 0; i < kFlight; ++i) {
+        if (range[i].to != 0) add(tile, shared, r, c + i * kSums, range[i], element, raw[i], total);
       }
     }
+    double* to = is_last(tile) ? sums : carried;
     SINPE_UNROLLED
-    for (int k = 0; k < kSumsEach; ++k) sums[k] = total[k];
+    for (int k = 0; k < kSumsEach; ++k) to[k] = total[k];
+  }
+
+  SINPE_HD void add(const Tile& tile, const Shared& shared, int r, int32_t c, Range range, uint64_t element,
+                    const Raw<T, kSumsEach>& raw, double* total) const {
+    const uint64_t step = static_cast<uint64_t>(s.of_elements.channel);
+    Draw drawn{};
+    if constexpr (kDrop) drawn = shared.draws.of(element + static_cast<uint64_t>(c) * step, step);
+    Real v[kSumsEach];
+    raw.values(v);
+    const Real* pe = shared.rows.pe + r * tile.width + c;
+    SINPE_UNROLLED
+    for (int k = 0; k < kSumsEach; ++k) {
+      if (k >= range.to) continue;
+      double product = static_cast<double>(v[k]) * static_cast<double>(pe[k]);
+      if (slopes != nullptr) product = product * slopes[tile.channel + c + k];
+      total[k] += !kDrop || drawn.keeps(k, s.drop_limit) ? product : 0.0;
+    }
   }
 
   SINPE_HD void finish(const Shared& shared, int r, int64_t slice, double* sums) const {
@@ -95,7 +128,7 @@ struct RowDots {
     for (int width = kSums / 2; width > 0; width /= 2) {
       for (int k = 0; k < width; ++k) sums[k] += sums[k + width];
     }
-    const int64_t whole = tiling.by_sample ? batch * s.middle + slice : slice, sample = whole / s.middle;
+    const int64_t whole = whole_slice(batch, slice), sample = whole / s.middle;
     const bool padded =
         s.padding_mask != nullptr && s.padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
     static_cast<double*>(s.out)[whole * positions.rows + row] = padded ? 0.0 : (kDrop ? s.kept_scale : 1.0) * sums[0];
@@ -103,10 +136,9 @@ struct RowDots {
 };
 
 template <class T, class Arithmetic>
-sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes, Data s,
-                         Stream stream) {
+sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes, double* partial,
+                         Data s, Stream stream) {
   const Shape shape(a);
-  if (shape.dim > INT32_MAX - kSums) return launch_failed("more channels than row_dots can count");
   const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
   s.middle = shape.middle;
   s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
@@ -117,29 +149,41 @@ sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, c
   if (parts > kMaxBlocks) return launch_failed("more slices than a grid can have");
   s.parts = static_cast<int32_t>(parts);
   const int64_t blocks = tiling.tiles() * parts;
-  if (a.dropout.drop != 0)
-    return launch(RowDots<T, Arithmetic, true>{plan, positions_of(a), tiling, s, slopes}, blocks, stream);
-  return launch(RowDots<T, Arithmetic, false>{plan, positions_of(a), tiling, s, slopes}, blocks, stream);
+  sinpe_status status = SINPE_OK;
+  for (int64_t channel = 0; channel < shape.dim && status == SINPE_OK; channel += kTile) {
+    const auto run = [&](auto body) { return launch(body, blocks, stream); };
+    const RowPositions positions = positions_of(a);
+    status = a.dropout.drop != 0
+                 ? run(RowDots<T, Arithmetic, true>{plan, positions, tiling, s, slopes, channel, partial})
+                 : run(RowDots<T, Arithmetic, false>{plan, positions, tiling, s, slopes, channel, partial});
+  }
+  return status;
 }
 
 }  // namespace
 }  // namespace cuda
 }  // namespace sinpe
 
+int64_t sinpe::cuda::row_dots_scratch(const sinpe_add_arguments& a) {
+  const int64_t rows = product(a.sizes, a.rank - 1);
+  return a.sizes[a.rank - 1] > kTile ? rows * kSums * int64_t{sizeof(double)} : 0;
+}
+
 sinpe_status sinpe::cuda::row_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes,
-                                   const DeviceScalars& scalars, Stream stream) {
+                                   void* scratch, const DeviceScalars& scalars, Stream stream) {
   bool empty;
   const sinpe_status status = check(plan, a, &empty);
   if (status != SINPE_OK || empty) return status;
-  if (a.x == nullptr) return SINPE_BAD_ARGUMENT;
+  if (a.x == nullptr || (scratch == nullptr && row_dots_scratch(a) != 0)) return SINPE_BAD_ARGUMENT;
+  double* partial = static_cast<double*>(scratch);
   const Data s = data_of(a, scalars);
   return with_type(a.dtype, [&](auto type) {
     using T = decltype(type);
     if constexpr (std::is_same<T, double>::value) {
-      return launch_dots<T, InFull>(plan, a, slopes, s, stream);
+      return launch_dots<T, InFull>(plan, a, slopes, partial, s, stream);
     } else {
-      return in_double() ? launch_dots<T, InDouble>(plan, a, slopes, s, stream)
-                         : launch_dots<T, InSingle>(plan, a, slopes, s, stream);
+      return in_double() ? launch_dots<T, InDouble>(plan, a, slopes, partial, s, stream)
+                         : launch_dots<T, InSingle>(plan, a, slopes, partial, s, stream);
     }
   });
 }

@@ -173,15 +173,6 @@ struct TileRows {
     }
   }
 
-  // alpha = 1 times one entry of the tile's r-th row, for who cannot wait for a whole tile.
-  SINPE_HD Real entry(const Tile& tile, int32_t r, int64_t at) const {
-    const Feed feed = channel(tile, static_cast<int32_t>(at - tile.channel));
-    if (feed.osc < 0 && usable) return Real{0};
-    if (!usable || !exists[r]) return static_cast<Real>(quiet_nan());
-    const Sample<Real> v = settled<Arithmetic>(plan, feed.osc, position(r));
-    return feed.sine >= 0 ? v.s : v.c;
-  }
-
  private:
   // An oscillator and the columns of the tile that it feeds; -1 for none.
   struct Feed {

@@ -114,6 +114,9 @@ struct Call {
     }
   }
 
+  // From PyTorch's caching allocator, a multiple of 8 bytes.
+  Tensor memory(int64_t bytes) const { return new_dense(device, {bytes / 8}, SINPE_FLOAT64); }
+
   void table(const cuda::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
              int64_t stride) const {
     launched(cuda::table(plan, start, length, dtype, out, stride, stream));
@@ -131,7 +134,8 @@ struct Call {
   }
   void dropout(const sinpe_add_arguments& a) const { launched(cuda::dropout(a, scalars, stream)); }
   void row_dots(const cuda::DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes) const {
-    launched(cuda::row_dots(plan, a, slopes, scalars, stream));
+    Tensor scratch = memory(cuda::row_dots_scratch(a));
+    launched(cuda::row_dots(plan, a, slopes, scratch.mutable_data_ptr(), scalars, stream));
   }
   void embed(const cuda::DevicePlan& plan, const sinpe_embed_arguments& e) const {
     launched(cuda::embed(plan, e, scalars, stream));
@@ -140,8 +144,7 @@ struct Call {
     if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0)
       return;  // the sort would write out an expanded tensor of ids
     const Sorted tokens = sorted(ids);
-    Tensor scratch =
-        new_dense(device, {cuda::embed_backward_scratch(b) / sinpe::size_of(SINPE_FLOAT32)}, SINPE_FLOAT32);
+    Tensor scratch = memory(cuda::embed_backward_scratch(b));
     launched(cuda::embed_backward(b, static_cast<const int64_t*>(tokens.values.const_data_ptr()),
                                   static_cast<const int64_t*>(tokens.indices.const_data_ptr()),
                                   scratch.mutable_data_ptr(), scalars, stream));

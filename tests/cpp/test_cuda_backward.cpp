@@ -27,7 +27,10 @@ void test_row_dots() {
     sinpe_add_arguments b = c.a;
     b.out = got.data();
     if (c.scalars.seed != nullptr) b.dropout.seed = 99;
-    CHECK(sinpe::cuda::row_dots(on_device(c.plan), b, factors, c.scalars, nullptr) == SINPE_OK);
+    std::vector<double> scratch(static_cast<size_t>(sinpe::cuda::row_dots_scratch(b)) / sizeof(double), NAN);
+    if (!scratch.empty())
+      CHECK(sinpe::cuda::row_dots(on_device(c.plan), b, factors, nullptr, c.scalars, nullptr) == SINPE_BAD_ARGUMENT);
+    CHECK(sinpe::cuda::row_dots(on_device(c.plan), b, factors, scratch.data(), c.scalars, nullptr) == SINPE_OK);
     const bool exact = std::is_same<T, double>::value || std::string(sinpe::cuda::arithmetic()) == "double";
     const double slack =
         4.0 * static_cast<double>(c.plan.plan.dim) * c.slack() / std::max(1e-300, std::fabs(c.a.alpha)) * 0x1p-24;

@@ -104,7 +104,7 @@ void test_type(const TestPlan& plan) {
                      std::vector<double> out(kBatch * kRows);
                      sinpe_add_arguments a = arguments(&unused, drop);
                      a.out = out.data();
-                     CHECK(sinpe::cuda::row_dots(words, a, nullptr, {}, nullptr) == SINPE_OK);
+                     CHECK(sinpe::cuda::row_dots(words, a, nullptr, nullptr, {}, nullptr) == SINPE_OK);
                      return bytes_of(out);
                    }});
     check_barriers("embed", {[&] {
