@@ -110,6 +110,28 @@ SINPE_HD uint128 integer_phase(Position p, Frequency f) {
   return m == 0 ? 0 : scaled_product(m, e, f);
 }
 
+// A double's size in units of 2^-64, all of its bits: of those in [2^-12, 2^52), false of others.
+struct FixedPosition {
+  uint64_t whole, fraction;
+};
+SINPE_HD bool fixed_position(double d, FixedPosition* p) {
+  const uint64_t bits = bit_cast<uint64_t>(d);
+  const uint32_t shift = (static_cast<uint32_t>(bits >> 52) & 0x7ff) - 1011;  // of the significand
+  const uint64_t m = (bits & 0xfffffffffffffULL) | int64_t{1} << 52;
+  p->fraction = m << (shift & 63);
+  p->whole = shift == 0 ? 0 : m >> ((64 - shift) & 63);
+  return shift < 64;
+}
+
+// integer_phase(p, f) of a position of that size, where f is not negative.
+SINPE_HD uint128 fixed_phase(FixedPosition size, bool negative, uint128 step, uint64_t whole) {
+  const uint64_t step_high = static_cast<uint64_t>(step >> 64), step_low = static_cast<uint64_t>(step);
+  const uint128 turned = step * size.whole + (static_cast<uint128>(whole * size.fraction) << 64);
+  const uint128 phase =
+      turned + static_cast<uint128>(size.fraction) * step_high + (static_cast<uint128>(size.fraction) * step_low >> 64);
+  return negative ? ~phase + 1 : phase;
+}
+
 // The phase, or the quarter of a turn that lies no farther from it than the stored fraction's rounding can have moved it:
 // 1/3 of a turn is no fraction of 2^128, and three positions of it are a whole turn.
 SINPE_HD uint128 to_exact_quarter(uint128 phase, Position p) {

@@ -117,16 +117,27 @@ template <bool kConsecutive>
 struct Run<InSingle, kConsecutive> {
   static constexpr bool kByReach = false, kScales = true;
   uint128 phase, step;
+  uint64_t whole;  // turns of a position
+  float turns;     // roughly
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t, const Reach&) {
     const Oscillator o = oscillator_of(plan, osc);
     step = o.step;
     if (kConsecutive) phase = integer_phase(first.i, step);
+    whole = static_cast<uint64_t>(o.whole);
+    turns = o.whole < 0 ? 0.0f : static_cast<float>(plan.turns_hi[osc]);
     return !is_below_phase(o, InSingle::kBits);
   }
   SINPE_HD Sample<float> at(const Reach&, Position p, const Amplitude& amplitude, Open* open) {
-    bool is_open = !kConsecutive && !p.integral;
-    if (!kConsecutive) phase = integer_phase(p.i, step);
+    bool is_open = false;
+    if (!kConsecutive && p.integral) phase = integer_phase(p.i, step);
+    if (!kConsecutive && !p.integral) {
+      // A product below 2^-30 turns has lost its digits. Negative frequencies are rare.
+      FixedPosition size;
+      const float product = static_cast<float>(p.d) * turns;
+      is_open = !fixed_position(p.d, &size) || !(product > 0x1p-29f || product < -0x1p-29f);
+      phase = fixed_phase(size, p.d < 0, step, whole);
+    }
     const Sample<float> v = InSingle::at({}, {}, {}, phase, amplitude, &is_open);
     if (kConsecutive) phase += step;
     open->add(is_open);

@@ -90,7 +90,7 @@ struct InSingle {
 
   SINPE_HD static Sample<float> at(const Plan&, const Oscillator&, Position, uint128 phase, const Amplitude& amplitude,
                                    bool* open) {
-    const SingleAngle angle = single_angle(phase, open);
+    const SingleAngle angle = single_angle(phase, amplitude.whole > 0, open);  // a zero has the amplitude's sign
     FloatFloat s, c;
     sincos_single(angle.y, &s, &c);
     Sample<float> v{scaled_sum(s, amplitude.parts), scaled_sum(c, amplitude.parts)};

@@ -36,9 +36,9 @@ struct SingleAngle {
   FloatFloat y;
 };
 
-//   Error: 2^-40 relative, where *open is not set: a rest below 2^-50 turns has too few bits, or is an exact 0
-//   Valid range: every phase
-SINPE_HD SingleAngle single_angle(uint128 phase, bool* open) {
+//   Error: 2^-40 relative, where *open is not set: a rest below 2^-50 turns has too few bits, or is an exact 0, which is left
+//   open but for the phase 0 where takes_zero says that its sine may be +0   Valid range: every phase
+SINPE_HD SingleAngle single_angle(uint128 phase, bool takes_zero, bool* open) {
   const uint64_t top = static_cast<uint64_t>(phase >> 64), low = static_cast<uint64_t>(phase);
   const uint32_t quarter = (static_cast<uint32_t>(top >> 32) + 0x20000000u) >> 30;
   const uint64_t rest = top - (static_cast<uint64_t>(quarter) << 62);
@@ -46,7 +46,8 @@ SINPE_HD SingleAngle single_angle(uint128 phase, bool* open) {
   if (static_cast<uint32_t>(high + 0x800) < 0x1000u) {
     // The leading bits are gone: 64 from further down.
     const int64_t small = static_cast<int64_t>(rest << 12 | low >> 52);
-    *open = *open || static_cast<uint64_t>(small + (1 << 26)) < 1u << 27;
+    const bool is_zero = takes_zero && (top | low) == 0;
+    *open = *open || (static_cast<uint64_t>(small + (1 << 26)) < 1u << 27 && !is_zero);
     const float a = static_cast<float>(small), b = static_cast<float>(small - static_cast<int64_t>(a));
     const float hi = a * kRadiansSmall;
     return {quarter & 3, {hi, fma(b, kRadiansSmall, fma(a, kRadiansSmallLow, fma(a, kRadiansSmall, -hi)))}};

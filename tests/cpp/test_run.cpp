@@ -122,6 +122,11 @@ void test_paper() {
                 " others\n",
                 amplitude, consecutive.in_double.open, consecutive.in_double.samples, any.in_double.open,
                 any.in_double.samples);
+    std::printf("in single arithmetic %" PRId64 " of %" PRId64 " others\n", any.in_single.open, any.in_single.samples);
+    CHECK(any.in_single.refused == 0 && any.in_single.open * 1000 < any.in_single.samples);
+    Counted zero;
+    for (int64_t osc = 0; osc < 256; ++osc) test_any<InSingle>(p.plan, osc, integer_position(0), &zero);
+    CHECK(zero.samples == 256 && zero.open == 0);
     CHECK(consecutive.in_double.refused == 0 && any.in_double.refused == 0);
     CHECK(consecutive.in_double.open * 2000 < consecutive.in_double.samples);
     CHECK(any.in_double.open * 20000 < any.in_double.samples);
