@@ -33,7 +33,7 @@ struct Runs {
 #else
   static constexpr int kRotated = 2;
 #endif
-  static constexpr int kApart = kGiven == Given::kWhole ? 3 : 2;
+  static constexpr int kApart = std::is_same<Arithmetic, InSingle>::value ? 2 : 3;
   static constexpr int kMany = kOsc == 4 ? (kConsecutive ? kRotated : kApart) : (kOsc == 2 ? 4 : 2);
   static constexpr int kFlight = kAdds ? kMany : (kOsc == 4 && kConsecutive ? 1 : 2);
   struct Shared {};
