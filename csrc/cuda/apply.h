@@ -45,6 +45,8 @@ struct Data {
   bool askew;      // some row of the result does not begin where a group may
   bool plain;      // all rows, of whatever kind, begin and end where 16 bytes (and a draw's eight elements) do
   Divisor groups;  // of a tile's row
+  Divisor tile_groups;
+  int32_t lanes;  // a block's threads over the groups of a tile: who is left over takes other slices
 
   // Where a slice lies. Tiles that count rows over the batch have its first dimension in their rows.
   SINPE_HD int64_t slice_offset(const Strides& t, bool by_sample, int64_t slice) const {
@@ -147,16 +149,21 @@ struct Apply {
   template <bool kPlain>
   SINPE_HD void stream(const Tile& tile, int32_t slices, int thread, const Shared& shared) const {
     const uint32_t groups = s.groups.d * static_cast<uint32_t>(tile.height);
+    // Where the tile has fewer groups than the block has threads, lanes of them share its slices.
+    const uint32_t lane = s.lanes == 1 ? 0 : s.tile_groups.quotient(static_cast<uint32_t>(thread));
+    if (lane >= static_cast<uint32_t>(s.lanes)) return;
     SINPE_ROLLED
-    for (uint32_t g = static_cast<uint32_t>(thread); g < groups; g += kThreads) {
+    for (uint32_t g = static_cast<uint32_t>(thread) - lane * s.tile_groups.d; g < groups; g += kThreads) {
       const uint32_t r = s.groups.quotient(g), u = g - r * s.groups.d;
-      group<kPlain>(tile, static_cast<int32_t>(r), static_cast<int32_t>(u * kGroup), slices, shared);
+      group<kPlain>(tile, static_cast<int32_t>(r), static_cast<int32_t>(u * kGroup), static_cast<int32_t>(lane), slices,
+                    shared);
     }
   }
 
-  // One group of channels of a row, from channel c of the tile on, in all slices.
+  // One group of channels of a row, from channel c of the tile on, in a lane's slices.
   template <bool kPlain>
-  SINPE_HD void group(const Tile& tile, int32_t r, int32_t c, int32_t slices, const Shared& shared) const {
+  SINPE_HD void group(const Tile& tile, int32_t r, int32_t c, int32_t lane, int32_t slices,
+                      const Shared& shared) const {
     const Place& row = shared.row[r];
     T* out = static_cast<T*>(s.out) + row.out;
     // Where rows lie askew in memory, groups begin where 16 bytes do: a short one first, and one at the end.
@@ -170,7 +177,7 @@ struct Apply {
     const Real* encoding = kEncoded ? shared.rows.pe + r * tile.width + c : nullptr;
     constexpr int kFlight = kPlain || !kDrop ? kMostFlight : 1;
     SINPE_ROLLED
-    for (int32_t slice = 0; slice < slices; slice += kFlight) {
+    for (int32_t slice = lane * kFlight; slice < slices; slice += s.lanes * kFlight) {
       Draw drawn[kFlight];
       Raw<T, kGroup> raw[kFlight];
       bool exists[kFlight];

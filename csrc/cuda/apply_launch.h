@@ -13,7 +13,8 @@ namespace cuda {
 #if !defined(SINPE_CUDA_WAVES)
 #define SINPE_CUDA_WAVES 8
 #endif
-constexpr int64_t kFewSlices = 8;  // of a block: with fewer, to make its tile takes longer than to use it
+constexpr int64_t kLeastTile = 512;  // values: a smaller one is not made for the sake of more blocks
+constexpr int64_t kFewSlices = 8;    // of a block: with fewer, to make its tile takes longer than to use it
 
 inline Strides strides_of(const int64_t* strides, int rank) {
   Strides t{};
@@ -100,7 +101,10 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
   const int64_t wave = int64_t{Body::kBlocks} * multiprocessors(), wanted = SINPE_CUDA_WAVES * wave;
   const auto share = [](int64_t n, int64_t among) { return (n + among - 1) / among; };
   const int64_t few = Body::kEncoded ? kFewSlices : 1, most_parts = s.slices < few ? 1 : s.slices / few;
-  const Tiling tiling(rows, shape.dim, by_sample, share(wanted, most_parts));
+  // Low tiles before shared ones, since each of those who share a tile makes it; but no smaller than this.
+  const int64_t least = shape.dim < kLeastTile ? share(kLeastTile, shape.dim) : 1;
+  const int64_t low = rows / least < wanted ? rows / least : wanted, shared = share(wanted, most_parts);
+  const Tiling tiling(rows, shape.dim, by_sample, low > shared ? low : shared);
   const int64_t tiles = tiling.tiles();
   // Where that is not one wave, blocks with fewer slices.
   int64_t parts = share(wanted, tiles) < most_parts ? share(wanted, tiles) : most_parts;
@@ -117,6 +121,8 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
       even && shape.dim % Body::kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s));
   s.groups = Divisor(
       static_cast<uint32_t>((tiling.width + (s.askew ? Body::kGroup - 1 : 0) + Body::kGroup - 1) / Body::kGroup));
+  s.tile_groups = Divisor(s.groups.d * static_cast<uint32_t>(tiling.height));
+  s.lanes = s.tile_groups.d < kThreads ? static_cast<int32_t>(kThreads / s.tile_groups.d) : 1;
   return launch(Body{plan, positions, tiling, s}, tiles * s.parts, stream);
 }
 
