@@ -18,6 +18,7 @@ import numpy as np
 from .operations import Instruction, Operation, Unknown, bytes_of, operation, predicate, register_file, word
 
 WARP = 32
+SECTOR = 32  # bytes of device memory that are moved together
 WIDTH = 16  # bytes of an instruction
 _POISON = 0xFF  # NaN in every type
 _WINDOW = 0x7EAD0000  # the upper half of a generic address that leads to shared memory
@@ -59,6 +60,8 @@ class Counts:
     far: list[bool] = field(default_factory=list)  # whether it comes from beyond the L1 cache
     apart: list[bool] = field(default_factory=list)  # whether it was asked for after the wait before: one more latency
     read: int = 0  # bytes that it loaded
+    asked: int = 0  # bytes of device memory that a block loads and stores
+    touched: int = 0  # and those of the sectors in which they lie
 
     @classmethod
     def of(cls, kernel: Kernel) -> Counts:
@@ -119,11 +122,14 @@ _PAIRS = frozenset(("64", "WIDE", "F64", "S64", "U64"))
 
 
 def _registers(i: Instruction) -> frozenset[int]:
-    """The registers that an instruction names, with the others of a pair or of four."""
+    """The registers that an instruction names, with the others of a pair or of four; addresses are one or a pair."""
     words = 4 if "128" in i.modifiers else 2 if i.base[0] == "D" or i.modifiers & _PAIRS else 1
-    named = [int(n) for text in i.operands for n in re.findall(r"(?<!U)R(\d+)", text)]
-    named += [int(n) + 1 for text in i.operands for n in re.findall(r"(?<!U)R(\d+)\.64", text)]
-    return frozenset(n + k for n in named for k in range(words))
+    found: set[int] = set()
+    for n, text in enumerate(i.operands):
+        is_short = "[" in text or ("WIDE" in i.modifiers and n in (1, 2))
+        for register, pair in re.findall(r"(?<!U)R(\d+)(\.64)?", text):
+            found.update(range(int(register), int(register) + (2 if pair else 1 if is_short else words)))
+    return frozenset(found)
 
 
 class Block:
@@ -159,6 +165,7 @@ class Block:
         self._waited = -1  # the step of thread 0's last wait
         self._pending: dict[int, tuple[int, int, bool]] = {}  # thread 0's register: step of its load, bytes, far?
         self._lines: set[int] = set()  # of device memory that the block has read
+        self._words: list[np.ndarray] = []  # of two bytes in device memory that it has read or written
         self._loaded = self._is_far = False  # by thread 0 from device memory; from beyond the cache
         self._step = 0
         self._issued_to = np.zeros(self.lanes, np.int64)
@@ -198,6 +205,7 @@ class Block:
             for k in range(count):
                 result[k][inside] = _gathered(memory, where + k * size, kind)
             if memory is None:
+                self._note_words(where, size * count)
                 self._loaded = bool(inside[0] == 0)
                 self._is_far = self._loaded and int(where[0]) >> 7 not in self._lines
                 self._lines.update(np.unique(where >> 7).tolist())
@@ -208,6 +216,8 @@ class Block:
     def write(self, space: str, at: np.ndarray, kind: Any, values: list[np.ndarray]) -> None:
         size = np.dtype(kind).itemsize
         for inside, where, memory in self._memories(space, at, size * len(values)):
+            if memory is None:
+                self._note_words(where, size * len(values))
             for k, value in enumerate(values):
                 bits = value[inside].astype(kind)
                 first = (where + k * size) // size if memory is not self.shared else None
@@ -241,6 +251,9 @@ class Block:
             whole = f"{self.base:#x} to {len(self.shared):#x}"
             raise BadAccess(f"{self.place()}: shared memory is {whole}, got {where.min():#x} to {where.max():#x}")
         return threads, where, self.shared
+
+    def _note_words(self, where: np.ndarray, width: int) -> None:
+        self._words.append(np.unique(np.concatenate([where + k for k in range(0, width, 2)]) // 2))
 
     def _watch(self, threads: np.ndarray, where: np.ndarray, width: int, written: bool) -> None:
         """Notes who touched shared memory, and reports what another thread did to it since the last barrier."""
@@ -283,6 +296,10 @@ class Block:
                     self._barrier()
                     continue
                 self._go(self._ready.pop(), program, code)
+        if self._words:
+            words = np.unique(np.concatenate(self._words))
+            self.counts.asked += 2 * len(words)
+            self.counts.touched += SECTOR * len(np.unique(words // (SECTOR // 2)))
         self.counts.longest = max(self.counts.longest, int(self._issued_to.max()))
 
     def _go(self, split: _Split, program: Program, code: list[Instruction]) -> None:

@@ -87,6 +87,7 @@ class Work:
     far: float  # how often the thread that waits most often does so for memory
     near: float  # and for what a neighbour of it has read
     read: float  # bytes
+    sectors: float = 1.0  # bytes of the memory's sectors that are touched, for a byte that is asked for
 
     def resident(self, card: Card) -> int:
         """Blocks that a multiprocessor holds at once."""
@@ -109,7 +110,7 @@ def predict(work: Work, moved: float, card: Card) -> Prediction:
     """Of one launch that moves so many bytes of device memory."""
     clocks = card.multiprocessors * card.clock * 1e9
     speed = card.bandwidth * 1e12 * COPY
-    each = {"memory": moved / speed, "issue": work.issued / SLOTS / clocks}
+    each = {"memory": moved * max(1.0, work.sectors) / speed, "issue": work.issued / SLOTS / clocks}
     for pipe, count in work.by_pipe.items():
         each[f"pipe {pipe}"] = count * 32 / card.rates[pipe] / clocks
     # On some cards products of integers take the pipe of the floats.

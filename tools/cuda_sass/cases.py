@@ -74,6 +74,13 @@ def add(dtype: torch.dtype, *, positions: bool = False, shape: tuple[int, int, i
     return Call(lambda: sinpe.add(x, **given), units, unit, moved, "copy", moved // 2)
 
 
+def channels_first(dtype: torch.dtype, **given: Any) -> Call:
+    x, moved = torch.empty(B, D, L, dtype=dtype), 2 * _size(B, D, L, dtype=dtype)
+    return Call(
+        lambda: sinpe.add(x, seq_dim=2, channel_dim=1, **given), B * L * D // 16, SIXTEEN, moved, "copy", moved // 2
+    )
+
+
 def dropout_backward(dtype: torch.dtype) -> Call:
     x = torch.empty(B, L, D, dtype=dtype, requires_grad=True)
     grad, moved = torch.empty(B, L, D, dtype=dtype), 2 * _size(B, L, D, dtype=dtype)
@@ -130,6 +137,7 @@ def decode(dtype: torch.dtype) -> Call:
 TO_REACH = {"instructions": (75.0, 50.0)}
 # Loads that are issued before the random numbers are drawn have a draw's instructions, about fifty, to arrive.
 DROPPED = {"instructions": (300.0, 300.0), "alu": (160.0, 160.0), "ahead": (50.0, 50.0)}
+SIDE_BY_SIDE = {"sectors": (1.1, 1.1)}  # of memory, for what is asked for of them
 
 CASES = (
     Case("table 131072x1024", table, budgets={"instructions": (60, 40)}),
@@ -140,6 +148,8 @@ CASES = (
     Case("add 256x197x768", partial(add, shape=(256, 197, 768))),
     Case("add + dropout 32x4096x1024", partial(add, dropout=0.1, seed=1), budgets=DROPPED),
     Case("backward of add + dropout 32x4096x1024", dropout_backward, kernels=("Apply<*,Unencoded*",), budgets=DROPPED),
+    Case("add, channels first, 32x1024x4096", channels_first, budgets=SIDE_BY_SIDE),
+    Case("add + dropout, channels first", partial(channels_first, dropout=0.1, seed=1), budgets=SIDE_BY_SIDE),
     Case("embed, ids of a text, 32x4096x1024", embed, budgets={"waits": (2.3, 1.3)}),
     Case("embed + dropout", partial(embed, dropout=0.1)),
     Case(

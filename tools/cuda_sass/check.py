@@ -129,7 +129,12 @@ CALLS: dict[str, Callable[[torch.dtype], list[Tensor]]] = {
     "add, more rows": lambda t: [sinpe.add(_x(t, 2, 64, 24))],
     "add, positions": lambda t: [sinpe.add(_x(t), positions=HUGE, padding_mask=HUGE % 4 == 0)],
     "add, not aligned": lambda t: [sinpe.add(_x(t)[:, :, 1:30], dropout=0.3, seed=5, start=torch.tensor([1, 2, 3]))],
-    "add, channels first": lambda t: [sinpe.add(_x(t).mT.contiguous().mT, dropout=0.1, seed=1)],
+    "add, channels first": lambda t: [
+        sinpe.add(_x(t).mT.contiguous().mT, dropout=0.1, seed=1),
+        sinpe.add(_x(t, 2, 34, 72), seq_dim=2, channel_dim=1, scale=2.0),
+        sinpe.add(_x(t, 2, 21, 72), seq_dim=2, channel_dim=1, padding_mask=torch.arange(144).view(2, 72) % 3 == 0),
+        sinpe.add(_x(t, 2, 34, 67), seq_dim=2, channel_dim=1, dropout=0.1, seed=1),
+    ],
     "add, dropout": lambda t: [sinpe.add(_x(t), dropout=0.1, seed=5)],
     "dropout": lambda t: _dropout(t, 0.1),
     "embed": lambda t: _embed(t, 0.0),

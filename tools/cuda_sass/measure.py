@@ -163,6 +163,7 @@ def measure(
         "in flight": most.work.in_flight,
         "ahead": most.ahead,
         "waits": sum(one.waits for one in found) / call.units,
+        "sectors": most.work.sectors,
     }
     phases = [n * each for n in most.phases if n]
     return Figures([one.work for one in found], call, values, phases)
@@ -213,6 +214,7 @@ def _measured(machine: Machine, case: Case, call: Call, launch: Launch) -> _Meas
         far=far,
         near=len(slowest.far) / slowest.blocks - far,
         read=call.read,
+        sectors=sum(some.touched * scale for some, scale in runs) / sum(some.asked * scale for some, scale in runs),
     )
     return _Measured(work, dict(shares), phases.tolist(), median(ahead or [0]), waits)
 

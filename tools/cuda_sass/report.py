@@ -41,7 +41,7 @@ def line(row: Row) -> str:
         f"sm_{row.architecture:<3d} {row.title:58s} {v['instructions']:8.1f} per {row.figures.call.unit} "
         f"({' + '.join(f'{n:.0f}' for n in row.figures.phases)}): "
         f"fp64 {v['fp64']:.1f}, ALU {v['alu']:.1f}, memory {v['memory']:.1f}; {row.figures.work.registers} registers, "
-        f"{v['in flight']:.0f} B in flight, loads {v['ahead']:.0f} ahead"
+        f"{v['in flight']:.0f} B in flight, loads {v['ahead']:.0f} ahead, {v['sectors']:.2f} of sectors"
     )
 
 
