@@ -36,6 +36,13 @@ struct Plan {
   const double* turns_lo;  // [n_osc]
 
   SINPE_HD int64_t oscillator(int stream, int64_t i) const { return shared || stream == 0 ? i : n0 + i; }
+  // The oscillator of a channel, -1 for none, and whether the channel is its cosine.
+  SINPE_HD int64_t feeding(int64_t channel, bool* cosine) const {
+    const bool second = interleaved ? (channel & 1) != 0 : channel >= n0;
+    const int64_t i = interleaved ? channel >> 1 : (second ? channel - n0 : channel);
+    *cosine = (second ? q1 : q0) != 0;
+    return i < (second ? n1 : n0) ? oscillator(second ? 1 : 0, i) : -1;
+  }
   SINPE_HD Frequency frequency(int64_t osc) const {
     return {static_cast<uint64_t>(frac_hi[osc]), static_cast<uint64_t>(frac_lo[osc]), whole[osc], turns_hi[osc],
             turns_lo[osc]};

@@ -26,7 +26,7 @@ struct Divisor {
     if (divisor == 1) magic = uint32_t{1} << 31;
   }
   SINPE_HD uint32_t quotient(uint32_t n) const {
-    return static_cast<uint32_t>((static_cast<uint64_t>(n) * magic) >> (31 + shift));
+    return static_cast<uint32_t>((static_cast<uint64_t>(n << 1) * magic) >> 32) >> shift;
   }
 };
 

@@ -40,10 +40,11 @@ struct Data {
   double kept_scale;
   // Slices of one call: batch * middle, or middle alone where tiles count rows over the batch.
   int64_t middle, slices;
-  int32_t parts;   // blocks that share a tile's slices
+  Divisor parts;   // blocks that share a tile's slices
   int64_t part;    // slices of each, kMostSlices at most
   bool askew;      // some row of the result does not begin where a group may
   bool plain;      // all rows, of whatever kind, begin and end where 16 bytes (and a draw's eight elements) do
+  bool turned;     // see Apply
   Divisor groups;  // of a tile's row
   Divisor tile_groups;
   int32_t lanes;  // a block's threads over the groups of a tile: who is left over takes other slices
@@ -72,6 +73,8 @@ struct Place {
   uint64_t element;
 };
 
+// Threads take what lies side by side in memory: channels, or where x is turned (channels first) positions. Of a turned tile
+// the rows are channels and the columns positions, and so are the strides of Data.
 template <class T, class Arithmetic, Source kSource, bool kDrop>
 struct Apply {
   using Real = typename Arithmetic::Real;
@@ -89,6 +92,8 @@ struct Apply {
 
   struct Shared {
     TileRows<Arithmetic> rows;
+    Tile tile;
+    int32_t slices;
     Place row[kTileRows], slice[kMostSlices];
     TileIds<kSource> ids;
     Real alpha;
@@ -99,45 +104,58 @@ struct Apply {
   typename TileRows<Arithmetic>::Operand positions;  // what rows are made of: positions; a grid's values
   Tiling tiling;
   Data s;
+  Real scale, kept;  // those of s
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
-    const uint32_t parts = static_cast<uint32_t>(s.parts);
-    const uint32_t index = parts == 1 ? block : block / parts, part = parts == 1 ? 0 : block - index * parts;
-    const Tile tile = tile_at(tiling, index);
-    const int64_t first = static_cast<int64_t>(part) * s.part;
-    const int32_t slices = static_cast<int32_t>(first + s.part < s.slices ? s.part : s.slices - first);
     if constexpr (kPhase == 0) {
-      shared.rows.begin(plan, tiling, positions, tile, thread);
+      const uint32_t index = s.parts.quotient(block), part = block - index * s.parts.d;
+      const Tile tile = tile_at(tiling, index);
+      const int64_t first = static_cast<int64_t>(part) * s.part;
+      const int32_t slices = static_cast<int32_t>(first + s.part < s.slices ? s.part : s.slices - first);
+      if constexpr (kEncoded) {
+        // Of a turned tile rows of the encoding are columns.
+        const Tile rows = s.turned ? Tile{tile.channel, tile.width, tile.row, tile.height} : tile;
+        shared.rows.begin(plan, tiling, positions, rows, s.turned ? Steps{1, tile.width} : Steps{tile.width, 1},
+                          thread);
+      }
       const int at = thread - kThreads / 2;
-      if (thread < tile.height)
-        shared.row[thread] = row_place(tile, shared.rows.batch[thread], shared.rows.row[thread]);
+      if (thread < tile.height) {
+        int64_t sample = 0, row = tile.row + thread;
+        if constexpr (TileRows<Arithmetic>::kSampled) {
+          if (tiling.by_sample) sample = shared.rows.batch[thread], row = shared.rows.row[thread];
+        }
+        shared.row[thread] = row_place(tile, sample, row);
+      }
       if (at >= 0 && at < slices) shared.slice[at] = slice_place(first + at);
       if (kDrop) shared.draws.begin(s.seed, s.scalars.seed, thread, kThreads);
       if (thread != kThreads - 1) return;
       const double alpha = s.scalars.alpha == nullptr ? s.alpha : value_of(s.scalars.alpha, s.scalars.alpha_dtype);
       shared.alpha = static_cast<Real>(alpha);
+      shared.tile = tile;
+      shared.slices = slices;
     } else if constexpr (kPhase + 1 < kPhases) {
       if constexpr (kSource == Source::kRows) {
+        const int32_t height = shared.tile.height;
         SINPE_ROLLED
-        for (int32_t i = thread; i < tile.height * slices; i += kThreads) {
-          const int32_t slice = i / tile.height, r = i - slice * tile.height;
+        for (int32_t i = thread; i < height * shared.slices; i += kThreads) {
+          const int32_t slice = i / height, r = i - slice * height;
           shared.ids.of[i] = s.ids[shared.row[r].ids + shared.slice[slice].ids];
         }
       }
-      shared.rows.fill(positions, tile, shared.alpha, thread);
+      shared.rows.fill(positions, shared.alpha, thread);
     } else if (s.plain) {
-      stream<true>(tile, slices, thread, shared);
+      stream<true>(shared.tile, shared.slices, thread, shared);
     } else {
-      stream<false>(tile, slices, thread, shared);
+      stream<false>(shared.tile, shared.slices, thread, shared);
     }
   }
 
  private:
-  SINPE_HD Place row_place(const Tile& tile, int64_t batch, int64_t row) const {
-    const int64_t lead = tiling.by_sample ? batch : 0;
+  SINPE_HD Place row_place(const Tile& tile, int64_t lead, int64_t row) const {
     const auto offset = [&](const Strides& t) { return lead * t.slice[0] + row * t.row + tile.channel * t.channel; };
-    return {offset(s.of_x), offset(s.of_out), offset(s.of_ids), lead * s.mask_strides[0] + row * s.mask_strides[1],
+    const int64_t position = s.turned ? tile.channel : row;
+    return {offset(s.of_x), offset(s.of_out), offset(s.of_ids), lead * s.mask_strides[0] + position * s.mask_strides[1],
             s.first_element + static_cast<uint64_t>(offset(s.of_elements))};
   }
   SINPE_HD Place slice_place(int64_t slice) const {
@@ -174,39 +192,44 @@ struct Apply {
     Range range{0, c < tile.width ? kGroup : 0};
     if (!kPlain) range = {c < 0 ? -c : 0, tile.width - c < kGroup ? tile.width - c : kGroup};
     if (range.from >= range.to) return;
-    const Real* encoding = kEncoded ? shared.rows.pe + r * tile.width + c : nullptr;
+    const Real* encoding = nullptr;
+    if constexpr (kEncoded) encoding = shared.rows.pe + r * tile.width + c;
     constexpr int kFlight = kPlain || !kDrop ? kMostFlight : 1;
     SINPE_ROLLED
     for (int32_t slice = lane * kFlight; slice < slices; slice += s.lanes * kFlight) {
       Draw drawn[kFlight];
       Raw<T, kGroup> raw[kFlight];
       bool exists[kFlight];
+      int32_t at[kFlight];  // the last one again where there are no more, to the same result: no branch
       SINPE_UNROLLED
       for (int k = 0; k < kFlight; ++k) {
-        if (slice + k >= slices) continue;
-        const T* from = source(tile, r, slice + k, shared);
-        exists[k] = from != nullptr;
+        at[k] = slice + k < slices ? slice + k : slice;
+        const T* from = source(tile, r, at[k], shared);
+        exists[k] = kSource == Source::kStrided || from != nullptr;
         if (exists[k]) {
           load<T, kGroup, kPlain>(from, c, s.of_x.channel, range, &raw[k]);
         } else {
           raw[k] = {};
         }
       }
-      // While these are on their way.
-      SINPE_UNROLLED
-      for (int k = 0; k < kFlight && kDrop; ++k) {
-        if (slice + k < slices) drawn[k] = draw_of<kPlain>(row, shared.slice[slice + k], c, shared);
+      // While these are on their way. The branch keeps the compiler from asking for one after the other.
+      uint32_t padded[kFlight] = {};
+      if (kFlight > 1 && s.padding_mask != nullptr) {
+        SINPE_UNROLLED
+        for (int k = 0; k < kFlight; ++k)
+          padded[k] = padding<kPlain>(row.mask + shared.slice[at[k]].mask, c, range);
       }
+      SINPE_UNROLLED
+      for (int k = 0; k < kFlight && kDrop; ++k) drawn[k] = draw_of<kPlain>(row, shared.slice[at[k]], c, shared);
       Real pe[kGroup];
       if constexpr (kEncoded) load_encoding<kPlain>(encoding, range, pe);
       SINPE_UNROLLED
       for (int k = 0; k < kFlight; ++k) {
-        if (slice + k >= slices) continue;
-        const Place& at = shared.slice[slice + k];
-        const bool padded = s.padding_mask != nullptr && s.padding_mask[row.mask + at.mask] != 0;
+        const Place& place = shared.slice[at[k]];
         Real v[kGroup];
-        combine(padded, exists[k], pe, raw[k], drawn[k], v);
-        put<kPlain>(out + at.out, c, range, v);
+        if (kFlight == 1 && s.padding_mask != nullptr) padded[k] = padding<kPlain>(row.mask + place.mask, c, range);
+        combine<kPlain>(padded[k], exists[k], pe, raw[k], drawn[k], v);
+        put<kPlain>(out + place.out, c, range, v);
       }
     }
   }
@@ -252,14 +275,26 @@ struct Apply {
     store<T, kGroup, kPlain>(row, c, s.of_out.channel, range, v);
   }
 
+  // Which of a group's elements are padding, a bit each: all or none where they share a position.
+  template <bool kPlain>
+  SINPE_HD uint32_t padding(int64_t first, int32_t c, Range range) const {
+    if (kPlain || !s.turned) return s.padding_mask[first] != 0 ? ~uint32_t{0} : 0;
+    uint32_t bits = 0;
+    SINPE_ROLLED
+    for (int k = range.from; k < range.to; ++k)
+      bits |= static_cast<uint32_t>(s.padding_mask[first + (c + k) * s.mask_strides[1]] != 0) << k;
+    return bits;
+  }
+
   // round(scale*x) + round(alpha*PE), then dropout.
-  SINPE_HD void combine(bool padded, bool exists, const Real* pe, const Raw<T, kGroup>& raw, const Draw& drawn,
+  template <bool kPlain>
+  SINPE_HD void combine(uint32_t padding, bool exists, const Real* pe, const Raw<T, kGroup>& raw, const Draw& drawn,
                         Real* v) const {
-    const Real scale = static_cast<Real>(s.scale), kept = static_cast<Real>(s.kept_scale);
     raw.values(v);
     SINPE_UNROLLED
     for (int k = 0; k < kGroup; ++k) {
       v[k] = scale * v[k];
+      const bool padded = kPlain ? padding != 0 : (padding >> k & 1) != 0;
       if constexpr (kEncoded) v[k] = padded ? v[k] : v[k] + pe[k];
       if constexpr (kDrop) v[k] = drawn.keeps(k, s.drop_limit) ? v[k] * kept : Real{0};
       if constexpr (kSource == Source::kRows) v[k] = exists ? v[k] : static_cast<Real>(quiet_nan());

@@ -1,6 +1,8 @@
 // From the arguments of add and embed to the kernel of cuda/apply.h: what is checked, and how the work is cut.
 #pragma once
 
+#include <utility>
+
 #include "core/dtype.h"
 #include "core/layout.h"
 #include "cuda/apply.h"
@@ -88,23 +90,39 @@ inline bool rows_begin_counters(const Data& s) {
   return even && s.of_elements.channel == 1;
 }
 
+// Whether the positions of x and its result, not the channels, lie side by side.
+inline bool is_turned(const Data& s, const Shape& shape, bool draws) {
+  return s.of_x.row == 1 && s.of_out.row == 1 && (s.of_x.channel != 1 || s.of_out.channel != 1) && shape.rows > 1 &&
+         (!draws || s.of_elements.row == 1);
+}
+inline void turn(Strides* t) { std::swap(t->row, t->channel); }
+
 template <class T, class Arithmetic, Source kSource, bool kDrop>
 sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithmetic>::Operand& positions,
                           const sinpe_add_arguments& a, Data s, Stream stream) {
   using Body = Apply<T, Arithmetic, kSource, kDrop>;
   const Shape shape(a);
   const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
-  int64_t rows = shape.rows;
+  int64_t rows = shape.rows, width = shape.dim, widest = kTile;
   s.middle = shape.middle;
   s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
-  if (by_sample) rows *= shape.batch;
+  if (by_sample) {
+    rows *= shape.batch;
+  } else if (kSource == Source::kStrided && TileRows<Arithmetic>::kWidestTurned != 0 && is_turned(s, shape, kDrop)) {
+    s.turned = true;
+    std::swap(rows, width);
+    widest = TileRows<Arithmetic>::kWidestTurned;
+    for (Strides* t : {&s.of_x, &s.of_out, &s.of_elements}) turn(t);
+  }
   const int64_t wave = int64_t{Body::kBlocks} * multiprocessors(), wanted = SINPE_CUDA_WAVES * wave;
   const auto share = [](int64_t n, int64_t among) { return (n + among - 1) / among; };
   const int64_t few = Body::kEncoded ? kFewSlices : 1, most_parts = s.slices < few ? 1 : s.slices / few;
   // Low tiles before shared ones, since each of those who share a tile makes it; but no smaller than this.
-  const int64_t least = shape.dim < kLeastTile ? share(kLeastTile, shape.dim) : 1;
-  const int64_t low = rows / least < wanted ? rows / least : wanted, shared = share(wanted, most_parts);
-  const Tiling tiling(rows, shape.dim, by_sample, low > shared ? low : shared);
+  const int64_t least = share(kLeastTile, width < widest ? width : widest);
+  const int64_t lowest = rows / least * share(width, widest), low = lowest < wanted ? lowest : wanted;
+  const int64_t shared = share(wanted, most_parts);
+  Tiling tiling(rows, width, by_sample, low > shared ? low : shared, widest);
+  if (s.turned && Body::kEncoded) tiling.height = tiling.height < 2 ? 2 : tiling.height & ~1;  // no pair is parted
   const int64_t tiles = tiling.tiles();
   // Where that is not one wave, blocks with fewer slices.
   int64_t parts = share(wanted, tiles) < most_parts ? share(wanted, tiles) : most_parts;
@@ -114,16 +132,19 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
       kSource == Source::kRows && kTileIds / tiling.height < kMostSlices ? kTileIds / tiling.height : kMostSlices;
   s.part = part < most ? part : most;
   if ((s.slices + s.part - 1) / s.part > kMaxBlocks) return launch_failed("more slices than a grid can have blocks");
-  s.parts = static_cast<int32_t>((s.slices + s.part - 1) / s.part);
+  s.parts = Divisor(static_cast<uint32_t>((s.slices + s.part - 1) / s.part));
   const bool even = rows_begin_at<T>(s.out, s.of_out, s.dims, Body::kGroup);
   s.askew = s.of_out.channel == 1 && !even;
   s.plain =
-      even && shape.dim % Body::kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s));
+      even && width % Body::kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s));
+  if (s.turned && s.padding_mask != nullptr) s.plain = false;  // padding begins and ends anywhere
   s.groups = Divisor(
       static_cast<uint32_t>((tiling.width + (s.askew ? Body::kGroup - 1 : 0) + Body::kGroup - 1) / Body::kGroup));
   s.tile_groups = Divisor(s.groups.d * static_cast<uint32_t>(tiling.height));
   s.lanes = s.tile_groups.d < kThreads ? static_cast<int32_t>(kThreads / s.tile_groups.d) : 1;
-  return launch(Body{plan, positions, tiling, s}, tiles * s.parts, stream);
+  using Real = typename Body::Real;
+  return launch(Body{plan, positions, tiling, s, static_cast<Real>(s.scale), static_cast<Real>(s.kept_scale)},
+                tiles * s.parts.d, stream);
 }
 
 template <class T, class Arithmetic, Source kSource>

@@ -51,28 +51,29 @@ template <class Number>
 struct TileRows<Gathered<Number>> {
   using Real = Number;
   using Operand = GridValues;
-  static constexpr bool kEncoded = true;
+  static constexpr bool kEncoded = true, kSampled = false;
+  static constexpr int64_t kWidestTurned = 0;  // never: a grid by channels has its places side by side
   static constexpr int kFlight = 4;  // values that a thread waits for at once
   alignas(16) Real pe[kTile];
+  Tile tile;
   Grid grid;
   bool usable;
-  int64_t batch[kTileRows], row[kTileRows];
   int32_t coordinates[kMaxAxes][kTileRows];  // of the tile's rows where these are places
 
   // By all: the grid, checked, and the rows' coordinates. `words` are the grid's.
-  SINPE_HD void begin(const DevicePlan& words, const Tiling&, const GridValues& from, const Tile& tile, int thread) {
+  SINPE_HD void begin(const DevicePlan& words, const Tiling&, const GridValues& from, const Tile& of, const Steps&,
+                      int thread) {
     if (thread == kThreads - 1) {
+      tile = of;
       usable = decode_grid(words.words, words.n_words, from.n_values, &grid) &&
                words.dim == (grid.by_channels ? grid.places : grid.dim) &&
                from.rows == (grid.by_channels ? grid.dim : grid.places) && !(grid.by_channels && from.is_masked);
     }
-    if (thread >= tile.height) return;
-    batch[thread] = 0;
-    row[thread] = tile.row + thread;
+    if (thread >= of.height) return;
     // Beside the check, not after it: lengths that it will refuse are left.
     const int64_t axes = words.n_words < kGridHeaderWords ? 0 : words.words[3];
     if (axes < 1 || axes > kMaxAxes || words.n_words < kGridHeaderWords + axes) return;
-    int64_t place = row[thread];
+    int64_t place = of.row + thread;
     SINPE_ROLLED
     for (int64_t a = axes - 1; a >= 0; --a) {
       const int64_t length = words.words[kGridHeaderWords + a];
@@ -84,7 +85,7 @@ struct TileRows<Gathered<Number>> {
   }
 
   // By all, thereafter. Threads take columns, and walk down some of the rows.
-  SINPE_HD void fill(const GridValues& from, const Tile& tile, Real, int thread) {
+  SINPE_HD void fill(const GridValues& from, Real, int thread) {
     const int32_t lanes = tile.width < kThreads ? kThreads / tile.width : 1;
     const int32_t lane = tile.width < kThreads ? thread / tile.width : 0;
     const int32_t depth = (tile.height + lanes - 1) / lanes, first = lane * depth;
@@ -93,15 +94,15 @@ struct TileRows<Gathered<Number>> {
     const Real* values = static_cast<const Real*>(from.values);
     const int32_t item = thread - lane * tile.width;
     if (usable && grid.by_channels) {
-      fill_channels(values, tile, item, first, last);
+      fill_channels(values, item, first, last);
     } else {
-      fill_places(values, tile, item, first, last);
+      fill_places(values, item, first, last);
     }
   }
 
  private:
   // Columns are channels: `item` and those kThreads further on, at the places of some rows.
-  SINPE_HD void fill_places(const Real* values, const Tile& tile, int32_t item, int32_t first, int32_t last) {
+  SINPE_HD void fill_places(const Real* values, int32_t item, int32_t first, int32_t last) {
     SINPE_ROLLED
     for (; item < tile.width; item += kThreads) {
       int64_t c = 0;
@@ -130,7 +131,7 @@ struct TileRows<Gathered<Number>> {
   }
 
   // Columns are places: `item` and those kThreads further on, at the channels of some rows.
-  SINPE_HD void fill_channels(const Real* values, const Tile& tile, int32_t item, int32_t first, int32_t last) {
+  SINPE_HD void fill_channels(const Real* values, int32_t item, int32_t first, int32_t last) {
     Walk start;
     int64_t axis = -1;
     SINPE_ROLLED

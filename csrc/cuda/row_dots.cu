@@ -34,16 +34,16 @@ struct RowDots {
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
-    const uint32_t parts = static_cast<uint32_t>(s.parts), index = block / parts, part = block - index * parts;
+    const uint32_t index = s.parts.quotient(block), part = block - index * s.parts.d;
     Tile tile = tile_at(tiling, index);
     tile.channel = channel;
     tile.width = static_cast<int32_t>(tiling.dim - channel < kTile ? tiling.dim - channel : kTile);
     const int64_t first = static_cast<int64_t>(part) * s.part;
     if constexpr (kPhase == 0) {
-      shared.rows.begin(plan, tiling, positions, tile, thread);
+      shared.rows.begin(plan, tiling, positions, tile, {tile.width, 1}, thread);
       if (kDrop) shared.draws.begin(s.seed, s.scalars.seed, thread, kThreads);
     } else if constexpr (kPhase == 1) {
-      shared.rows.fill(positions, tile, Real{1}, thread);
+      shared.rows.fill(positions, Real{1}, thread);
     } else if constexpr (kPhase == 2) {
       // Neighbours share a row, which then is read once for all of them.
       const int dot = thread / 2, r = dot / static_cast<int>(s.part);
@@ -143,11 +143,11 @@ sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, c
   s.middle = shape.middle;
   s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
   Tiling tiling(by_sample ? shape.rows * shape.batch : shape.rows, shape.dim, by_sample, multiprocessors());
-  tiling.columns = 1;
+  tiling.columns = Divisor(1);
   s.part = kDots / tiling.height < s.slices ? kDots / tiling.height : s.slices;
   const int64_t parts = (s.slices + s.part - 1) / s.part;
   if (parts > kMaxBlocks) return launch_failed("more slices than a grid can have");
-  s.parts = static_cast<int32_t>(parts);
+  s.parts = Divisor(static_cast<uint32_t>(parts));
   const int64_t blocks = tiling.tiles() * parts;
   sinpe_status status = SINPE_OK;
   for (int64_t channel = 0; channel < shape.dim && status == SINPE_OK; channel += kTile) {

@@ -22,21 +22,21 @@ struct Tiling {
   int64_t rows;  // all
   int64_t dim;
   int32_t height, width;  // of a tile
-  int32_t columns;        // of tiles
+  Divisor columns;        // of tiles
   bool by_sample;
-  // `wanted`: tiles that there should be; where there are fewer, they are lower.
-  Tiling(int64_t n_rows, int64_t n_dim, bool per_sample, int64_t wanted)
+  // `wanted`: tiles that there should be; where there are fewer, they are lower. `widest`: of a tile.
+  Tiling(int64_t n_rows, int64_t n_dim, bool per_sample, int64_t wanted, int64_t widest = kTile)
       : rows(n_rows),
         dim(n_dim),
         height(1),
-        width(static_cast<int32_t>(n_dim < kTile ? n_dim : kTile)),
-        columns(static_cast<int32_t>((n_dim + kTile - 1) / kTile)),
+        width(static_cast<int32_t>(n_dim < widest ? n_dim : widest)),
+        columns(static_cast<uint32_t>((n_dim + widest - 1) / widest)),
         by_sample(per_sample) {
-    const int64_t fit = n_dim < kTile ? kTile / n_dim : 1, most = fit < kTileRows ? fit : kTileRows;
-    const int64_t share = n_rows / ((wanted + columns - 1) / columns);
+    const int64_t fit = kTile / width, most = fit < kTileRows ? fit : kTileRows;
+    const int64_t share = n_rows / ((wanted + columns.d - 1) / columns.d);
     height = static_cast<int32_t>(share < 1 ? 1 : (share < most ? share : most));
   }
-  int64_t tiles() const { return (rows + height - 1) / height * columns; }
+  int64_t tiles() const { return (rows + height - 1) / height * columns.d; }
 };
 
 // A tile that is being worked on.
@@ -48,9 +48,8 @@ struct Tile {
 };
 
 SINPE_HD Tile tile_at(const Tiling& t, uint32_t index) {
-  const uint32_t columns = static_cast<uint32_t>(t.columns);
-  const uint32_t down = columns == 1 ? index : index / columns, across = columns == 1 ? 0 : index - down * columns;
-  const int64_t row = static_cast<int64_t>(down) * t.height, channel = static_cast<int64_t>(across) * kTile;
+  const uint32_t down = t.columns.quotient(index), across = index - down * t.columns.d;
+  const int64_t row = static_cast<int64_t>(down) * t.height, channel = static_cast<int64_t>(across) * t.width;
   const int64_t height = t.rows - row, width = t.dim - channel;
   return {row, height < t.height ? static_cast<int32_t>(height) : t.height, channel,
           width < t.width ? static_cast<int32_t>(width) : t.width};
@@ -104,13 +103,21 @@ SINPE_HD void place_row(const Tiling& tiling, const RowPositions& positions, con
 
 SINPE_HD double quiet_nan() { return bit_cast<double>(uint64_t{0x7ff8000000000000}); }
 
+// Where the samples of a tile lie in shared memory.
+struct Steps {
+  int32_t row, channel;
+};
+
 // What the threads of a block share. `Arithmetic` is one of core/sample.h.
 template <class Arithmetic>
 struct TileRows {
   using Real = typename Arithmetic::Real;
   using Operand = RowPositions;
-  static constexpr bool kEncoded = true;
-  alignas(16) Real pe[kTile];  // a tile's rows, `width` apart
+  static constexpr bool kEncoded = true, kSampled = true;  // rows are made; positions may differ between samples
+  static constexpr int64_t kWidestTurned = kTileRows;  // a turned tile (cuda/apply.h), in positions
+  alignas(16) Real pe[kTile];
+  Tile tile;
+  Steps steps;
   Plan plan;
   Amplitude amplitude;
   Reach reach;
@@ -121,16 +128,18 @@ struct TileRows {
   bool exists[kTileRows];
 
   // By all: the plan, checked, and the tile's positions.
-  SINPE_HD void begin(const DevicePlan& words, const Tiling& tiling, const RowPositions& positions, const Tile& tile,
-                      int thread) {
+  SINPE_HD void begin(const DevicePlan& words, const Tiling& tiling, const RowPositions& positions, const Tile& of,
+                      const Steps& apart, int thread) {
     if (thread == kThreads - 1) {
+      tile = of;
+      steps = apart;
       usable = decode_plan(words.words, words.n_words, &plan) && plan.dim == words.dim;
       amplitude = amplitude_of(usable ? plan.amplitude : 1.0);
       if (usable) reach = Reach(plan);
       are_fractional = positions.are_fractional();
     }
-    if (thread >= tile.height) return;
-    place_row(tiling, positions, tile, thread, &batch[thread], &row[thread]);
+    if (thread >= of.height) return;
+    place_row(tiling, positions, of, thread, &batch[thread], &row[thread]);
     Position p;
     exists[thread] = positions.at(words, batch[thread], row[thread], &p);
     integer[thread] = p.i;
@@ -139,7 +148,7 @@ struct TileRows {
 
   // By all, thereafter: one tile of alpha * PE. Threads take oscillators (channels where each has its own), and walk down
   // some of the rows.
-  SINPE_HD void fill(const RowPositions&, const Tile& tile, Real alpha, int thread) {
+  SINPE_HD void fill(const RowPositions&, Real alpha, int thread) {
     const bool whole = tile.width == plan.dim;
     const bool pairs = usable && plan.shared && plan.q0 != plan.q1 && plan.n_osc > 0 && (whole || plan.interleaved);
     const int32_t items = !pairs ? tile.width : (whole ? static_cast<int32_t>(plan.n_osc) : (tile.width + 1) / 2);
@@ -154,11 +163,11 @@ struct TileRows {
       for (int32_t item = thread & ((kThreads >> shift) - 1); item < items; item += kThreads) {
         const Feed feed = pairs ? pair(tile, item) : channel(tile, item);
         if (feed.osc >= 0) {
-          walk(feed, from, to, tile.width, alpha);
+          walk(feed, from, to, steps, alpha);
         } else {
           SINPE_ROLLED
           for (int32_t r = from; r < to; ++r)
-            pe[r * tile.width + item] = usable ? alpha * Real{0} : static_cast<Real>(quiet_nan());
+            pe[r * steps.row + item * steps.channel] = usable ? alpha * Real{0} : static_cast<Real>(quiet_nan());
         }
       }
     }
@@ -169,7 +178,7 @@ struct TileRows {
     SINPE_ROLLED
     for (int32_t i = thread; i < zeros * tile.height; i += kThreads) {
       const int32_t r = i / zeros;
-      pe[r * tile.width + used + (i - r * zeros)] = alpha * Real{0};
+      pe[r * steps.row + (used + i - r * zeros) * steps.channel] = alpha * Real{0};
     }
   }
 
@@ -191,20 +200,17 @@ struct TileRows {
 
   SINPE_HD Feed channel(const Tile& tile, int32_t item) const {
     if (!usable) return {-1, item, -1};
-    const int64_t at = tile.channel + item;
-    const bool second = plan.interleaved ? (at & 1) != 0 : at >= plan.n0;
-    const int64_t i = plan.interleaved ? at >> 1 : (second ? at - plan.n0 : at);
-    if (i >= (second ? plan.n1 : plan.n0)) return {-1, item, -1};
-    const bool cosine = (second ? plan.q1 : plan.q0) != 0;
-    return {plan.oscillator(second ? 1 : 0, i), cosine ? -1 : item, cosine ? item : -1};
+    bool cosine;
+    const int64_t osc = plan.feeding(tile.channel + item, &cosine);
+    return osc < 0 ? Feed{-1, item, -1} : Feed{osc, cosine ? -1 : item, cosine ? item : -1};
   }
 
   // Rows [from, to) of a feed's columns. Those left open are settled after the loop, which costs it nothing then.
-  SINPE_HD void walk(const Feed& feed, int32_t from, int32_t to, int32_t width, Real alpha) {
+  SINPE_HD void walk(const Feed& feed, int32_t from, int32_t to, const Steps& steps, Real alpha) {
     // Who feeds one column writes it twice: cheaper than to ask each time.
     const bool feeds_sine = feed.sine >= 0, feeds_cosine = feed.cosine >= 0;
-    Real* sine = pe + from * width + (feeds_sine ? feed.sine : feed.cosine);
-    Real* cosine = pe + from * width + (feeds_cosine ? feed.cosine : feed.sine);
+    Real* sine = pe + from * steps.row + (feeds_sine ? feed.sine : feed.cosine) * steps.channel;
+    Real* cosine = pe + from * steps.row + (feeds_cosine ? feed.cosine : feed.sine) * steps.channel;
     const Amplitude a = amplitude;  // copies that no store can alias
     const Reach far = reach;
     Run<Arithmetic, false> run;
@@ -219,21 +225,21 @@ struct TileRows {
       open = row.any();
       *sine = alpha * (feeds_sine ? v.s : v.c);
       *cosine = alpha * (feeds_cosine ? v.c : v.s);
-      sine += width;
-      cosine += width;
+      sine += steps.row;
+      cosine += steps.row;
     }
     if (!open) return;
     note_careful(to - from);
-    walk_with_care(feed, from, to, width, alpha);
+    walk_with_care(feed, from, to, steps, alpha);
   }
 
-  SINPE_HD void walk_with_care(const Feed& feed, int32_t from, int32_t to, int32_t width, Real alpha) {
+  SINPE_HD void walk_with_care(const Feed& feed, int32_t from, int32_t to, const Steps& steps, Real alpha) {
     SINPE_ROLLED
     for (int32_t r = from; r < to; ++r) {
       Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
       if (exists[r]) v = settled<Arithmetic>(plan, feed.osc, position(r));
-      if (feed.sine >= 0) pe[r * width + feed.sine] = alpha * v.s;
-      if (feed.cosine >= 0) pe[r * width + feed.cosine] = alpha * v.c;
+      if (feed.sine >= 0) pe[r * steps.row + feed.sine * steps.channel] = alpha * v.s;
+      if (feed.cosine >= 0) pe[r * steps.row + feed.cosine * steps.channel] = alpha * v.c;
     }
   }
 
@@ -250,15 +256,8 @@ struct Unencoded {
 template <class Number>
 struct TileRows<Unencoded<Number>> {
   using Operand = RowPositions;
-  static constexpr bool kEncoded = false;
-  const Number* pe;
-  int64_t batch[kTileRows], row[kTileRows];
-
-  SINPE_HD void begin(const DevicePlan&, const Tiling& tiling, const RowPositions& positions, const Tile& tile,
-                      int thread) {
-    if (thread == kThreads - 1) pe = nullptr;
-    if (thread < tile.height) place_row(tiling, positions, tile, thread, &batch[thread], &row[thread]);
-  }
+  static constexpr bool kEncoded = false, kSampled = false;
+  static constexpr int64_t kWidestTurned = kTile;
 };
 
 }  // namespace cuda

@@ -200,14 +200,6 @@ struct Runs {
     }
   }
 
-  // The stream and the oscillator of a channel; -1 for none.
-  SINPE_HD static int64_t oscillator(const Plan& plan, int64_t c, bool* cosine) {
-    const bool second = plan.interleaved ? (c & 1) != 0 : c >= plan.n0;
-    const int64_t i = plan.interleaved ? c >> 1 : (second ? c - plan.n0 : c);
-    *cosine = (second ? plan.q1 : plan.q0) != 0;
-    return i < (second ? plan.n1 : plan.n0) ? plan.oscillator(second ? 1 : 0, i) : -1;
-  }
-
   SINPE_HD void put(int64_t row, int64_t c, Real pe) const {
     T* to = out + row * out_stride + c;
     if constexpr (kAdds) {
@@ -230,7 +222,7 @@ struct Runs {
   // A channel's rows but for those that are left open: a bit for each of these.
   SINPE_HD uint32_t channel(const Plan& plan, const Stretch& at, int64_t c) const {
     bool cosine;
-    const int64_t osc = oscillator(plan, c, &cosine);
+    const int64_t osc = plan.feeding(c, &cosine);
     const Real by = kAdds ? factor() : Real{1};
     if (osc < 0) {
       fill(at, c, Real{0} * by);
@@ -260,7 +252,7 @@ struct Runs {
   // Those rows of a channel that are left.
   SINPE_HD void settle(const Stretch& at, uint32_t open, int64_t c) const {
     bool cosine;
-    const int64_t osc = oscillator(read_plan(words.words), c, &cosine);
+    const int64_t osc = read_plan(words.words).feeding(c, &cosine);
     const Real by = kAdds ? factor() : Real{1};
     SINPE_ROLLED
     for (int32_t r = 0; r < at.height; ++r) {

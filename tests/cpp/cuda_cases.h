@@ -52,11 +52,11 @@ struct Buffer {
 
 // Strides of a tensor of these sizes in one of several layouts; `span` becomes the elements from first to last.
 inline void layout(check::Random& random, const int64_t* sizes, int rank, bool may_overlap, bool channels_last,
-                   int64_t* strides, int64_t* span) {
+                   int64_t* strides, int64_t* span, bool turned = false) {
   std::vector<int> order;  // from the innermost dimension outwards
   for (int d = rank - 1; d >= 0; --d) order.push_back(d);
-  const int64_t kind = below(random, 5);
-  if (kind == 1 && !channels_last && rank > 1) std::swap(order[0], order[1]);  // channels outside
+  const int64_t kind = turned ? (below(random, 2) == 0 ? 0 : 4) : below(random, 5);
+  if (turned || (kind == 1 && !channels_last && rank > 1)) std::swap(order[0], order[1]);  // channels outside
   if (kind == 2 && rank > 2) std::swap(order[1], order[static_cast<size_t>(rank - 1)]);
   int64_t step = kind == 3 && !channels_last ? 2 : 1, reach = 0;
   for (const int d : order) {
@@ -111,12 +111,14 @@ struct AddCase {
     plan = random_plan(random, dim);
     a.rank = 2 + static_cast<int32_t>(below(random, 4));
     for (int d = 0; d < a.rank - 2; ++d) a.sizes[d] = 1 + below(random, d == 0 ? 5 : 3);
+    const bool turned = below(random, 4) == 0;  // x, the result and the elements' numbers, with channels outside
     a.sizes[a.rank - 2] = 1 + below(random, wide ? 7 : 90);
+    if (turned && below(random, 2) == 0) a.sizes[a.rank - 2] = 8 * (1 + below(random, wide ? 2 : 11));
     a.sizes[a.rank - 1] = dim;
     int64_t span;
-    layout(random, a.sizes, a.rank, true, false, a.x_strides, &span);
+    layout(random, a.sizes, a.rank, true, false, a.x_strides, &span, turned);
     x = numbers<T>(random, span);
-    layout(random, a.sizes, a.rank, false, false, a.out_strides, &span);
+    layout(random, a.sizes, a.rank, false, false, a.out_strides, &span, turned);
     out = numbers<T>(random, span);
     a.x = x.data();
     a.out = out.data();
@@ -126,7 +128,7 @@ struct AddCase {
     a.alpha = one_of(random, factors);
     set_positions(random);
     set_mask(random);
-    set_dropout(random);
+    set_dropout(random, turned);
     // What the device reads is what the CPU is told.
     alpha = {static_cast<float>(a.alpha)};
     a.alpha = static_cast<double>(alpha[0]);
@@ -189,14 +191,21 @@ struct AddCase {
     a.mask_strides[1] = 1;
   }
 
-  void set_dropout(check::Random& random) {
+  void set_dropout(check::Random& random, bool turned) {
     const int32_t drops[] = {0, 0, 1, 6554, 32768, 65535, 65536};
     a.dropout.drop = one_of(random, drops);
     a.dropout.seed = static_cast<int64_t>(random.next());
-    if (below(random, 3) != 0) return;
-    elements.push_back(below(random, 2) == 0 ? 3 : (int64_t{1} << 35) - 50);
+    if (!turned && below(random, 3) != 0) return;
+    const int64_t firsts[] = {0, 3, (int64_t{1} << 35) - 48, (int64_t{1} << 35) - 50};
+    elements.push_back(one_of(random, firsts));
     for (int d = 0; d < a.rank; ++d)
       elements.push_back(d + 1 == a.rank && below(random, 2) == 0 ? 1 : below(random, 5000));
+    if (turned && below(random, 4) != 0) {
+      const int64_t rows = a.sizes[a.rank - 2], dim = a.sizes[a.rank - 1];
+      elements[static_cast<size_t>(a.rank) - 1] = 1;
+      elements[static_cast<size_t>(a.rank)] = rows;
+      for (int d = 0; d < a.rank - 2; ++d) elements[static_cast<size_t>(d) + 1] = rows * dim * (1 + below(random, 3));
+    }
     a.dropout.elements = elements.data();
   }
 };
