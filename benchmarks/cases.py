@@ -56,6 +56,16 @@ def tolerance(dtype: torch.dtype, farthest: float) -> float:
     return ROUNDING[dtype] * 1.0001 + abs(farthest) * 2.0**-51
 
 
+def token_ids(vocabulary: int, shape: tuple[int, ...], *, of_text: bool) -> Tensor:
+    """Tokens in no order; or as a text has them, where the most frequent word is 6 % of all, and the n-th about 1/n of
+    that (Zipf's law)."""
+    generator = torch.Generator().manual_seed(0)
+    if not of_text:
+        return torch.randint(vocabulary, shape, generator=generator)
+    weights = 1 / (torch.arange(vocabulary) + 1.7)
+    return torch.multinomial(weights, math.prod(shape), replacement=True, generator=generator).view(shape)
+
+
 def table(length: int, dim: int, dtype: torch.dtype = torch.float32, *, reused: bool = True) -> Subjects:
     """The paper's table against the usual formula with its ranges ready."""
     encoding = sinpe.Encoding(dim)

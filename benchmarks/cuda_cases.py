@@ -18,7 +18,7 @@ from torch.nn import functional
 import sinpe_ext as sinpe
 
 from . import peers as peer
-from .cases import CHECK_ROWS, ROUNDING
+from .cases import CHECK_ROWS, ROUNDING, token_ids
 
 P = 0.1
 LENGTH, DIM, VOCABULARY = 4096, 1024, 32000
@@ -52,14 +52,8 @@ class Place:
         return torch.randn(shape, device=self.device, dtype=dtype)
 
     def ids(self, *, of_text: bool) -> Tensor:
-        """Tokens of x's shape: in no order; or as a text has them, where the most frequent word is 6 % of all, and the
-        n-th about 1/n of that (Zipf's law)."""
-        shape, generator = self.shape()[:2], torch.Generator().manual_seed(0)
-        if not of_text:
-            return torch.randint(VOCABULARY, shape, generator=generator).to(self.device)
-        weights = 1 / (torch.arange(VOCABULARY) + 1.7)
-        picked = torch.multinomial(weights, math.prod(shape), replacement=True, generator=generator)
-        return picked.view(shape).to(self.device)
+        """Tokens of x's shape."""
+        return token_ids(VOCABULARY, self.shape()[:2], of_text=of_text).to(self.device)
 
 
 @dataclass(frozen=True)

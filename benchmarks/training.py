@@ -15,7 +15,7 @@ from torch.nn import functional
 import sinpe_ext as sinpe
 
 from . import peers as peer
-from .cases import CHECK_ROWS, WIDE, Row, Subjects, tolerance
+from .cases import CHECK_ROWS, WIDE, Row, Subjects, token_ids, tolerance
 
 P = 0.1
 TRAINED = (16, 512, 1024)
@@ -104,12 +104,12 @@ def embed(shape: tuple[int, int, int]) -> Subjects:
     )
 
 
-def embed_backward(shape: tuple[int, int, int]) -> Subjects:
+def embed_backward(shape: tuple[int, int, int], *, of_text: bool = False) -> Subjects:
     """dropout(scale * weight[ids] + PE) and the dense gradient of weight."""
     batch, length, dim = shape
     encoding, pe, scale = sinpe.Encoding(dim), sinpe.table(length, dim), math.sqrt(dim)
     weight = torch.randn(VOCABULARY, dim, requires_grad=True)
-    ids, grad = torch.randint(VOCABULARY, (batch, length)), torch.randn(shape)
+    ids, grad = token_ids(VOCABULARY, (batch, length), of_text=of_text), torch.randn(shape)
 
     def ours() -> Tensor:
         out = sinpe.embed(ids, weight, encoding, scale=scale, dropout=P)
@@ -230,6 +230,8 @@ TRAINING_ROWS: tuple[Row, ...] = (
     Row("embed", "embed (32,512,1024), fresh", lambda: embed(WIDE), "F.embedding", 1.0,
         {"eager": 2.5, "torch.compile": 1.1}),
     Row("embed_train", "embed + dropout (16,512,1024), backward", lambda: embed_backward(TRAINED),
+        peers={"eager": 3.0}, grad=True),
+    Row("embed_train_text", "the same with ids of a text", lambda: embed_backward(TRAINED, of_text=True),
         peers={"eager": 3.0}, grad=True),
     Row("eager_dropout", "eager twin, add + dropout", lambda: eager_dropout(TRAINED), "F.dropout(x + pe)",
         backend="eager"),

@@ -8,9 +8,11 @@ import random
 import sys
 from collections.abc import Callable
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from children import REPOSITORY
 
 np = pytest.importorskip("numpy")
@@ -19,7 +21,9 @@ if not (REPOSITORY / "tools" / "cuda_sass").is_dir():
     pytest.skip("needs a checkout", allow_module_level=True)
 block = importlib.import_module("cuda_sass.block")
 cards = importlib.import_module("cuda_sass.cards")
+cases = importlib.import_module("cuda_sass.cases")
 operations = importlib.import_module("cuda_sass.operations")
+report = importlib.import_module("cuda_sass.report")
 sys.path.remove(str(REPOSITORY / "tools"))
 
 WORD, LANES = 2**32, 64
@@ -294,6 +298,47 @@ def test_what_a_thread_waits_for() -> None:
     block.Block(block.Program(k, 90), values.ctypes.data.to_bytes(8, "little"), 0, LANES, counts).run()
     assert counts.in_flight == [12, 4] and counts.ahead == [3, 2] and counts.far == [True, True] and counts.read == 12
     assert counts.apart == [True, False]  # the second was on its way already
+
+
+def test_which_registers_a_load_of_16_bytes_names() -> None:
+    (load,) = code("LDG.E.128 R20, desc[UR8][R16.64]")
+    assert block._registers(load) == {16, 17, 20, 21, 22, 23}
+    (wide,) = code("IMAD.WIDE.U32 R4, R0, R9, R6")
+    assert block._registers(wide) == {0, 4, 5, 6, 7, 9}
+
+
+@pytest.mark.parametrize("stride, sectors", [(4, 1), (8, 2), (32, 8), (256, 8)])
+def test_sectors(stride: int, sectors: int) -> None:
+    """A word of each `stride` bytes; and twice the same ones, which are not moved twice."""
+    values = np.arange(LANES * 64 + 8, dtype=np.uint32)
+    k = kernel(f"""
+        S2R R0, SR_TID.X
+        LDC.64 R4, c[0x0][0x210]
+        IMAD.WIDE.U32 R4, R0, {stride:#x}, R4
+        LDG.E R6, desc[UR4][R4.64]
+        STG.E desc[UR4][R4.64], R6
+        EXIT
+    """)
+    counts, first = block.Counts.of(k), values.ctypes.data + -values.ctypes.data % block.SECTOR
+    block.Block(block.Program(k, 90), first.to_bytes(8, "little"), 0, LANES, counts).run()
+    assert counts.asked == 4 * LANES and counts.touched == sectors * counts.asked
+    predicted = cards.predict(work(sectors=float(sectors)), 1e9, cards.CARDS[0]).seconds
+    assert predicted == pytest.approx(sectors * cards.predict(work(), 1e9, cards.CARDS[0]).seconds)
+
+
+def test_a_budget_that_was_never_met_is_enforced_where_it_stands() -> None:
+    limits = {"instructions": (60.0, 40.0), "ahead": (50.0, 50.0)}
+    case = cases.Case("a case", cases.table, budgets=limits, reached={"instructions": (70.0, 45.0)})
+
+    def missed(dtype: Any, instructions: float, ahead: float, architecture: int = 90) -> list[tuple[str, bool]]:
+        figures = SimpleNamespace(values={"instructions": instructions, "ahead": ahead}, work=work())
+        row = report.Row(case, dtype, architecture, figures)
+        return [(str(one), one.is_lost) for one in report.missed(row, [row])]
+
+    assert missed(torch.float32, 60.0, 50.0) == [] == missed(torch.float32, 99.0, 0.0, architecture=80)
+    assert missed(torch.float32, 70.0, 50.0) == [("instructions 70.0, budget <= 60", False)]
+    assert missed(torch.bfloat16, 46.0, 50.0) == [("instructions 46.0, budget <= 40", True)]
+    assert missed(torch.float32, 10.0, 49.0) == [("ahead 49.0, budget >= 50", True)]
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,10 @@ def long_way(library: str, case: Case, in_double: bool) -> tuple[int, int]:
 
 def long_way_cost(library: str, machine: Machine, in_double: bool) -> float:
     """Instructions of a warp for one sample that is settled by exact arithmetic, its loop included: those of a row of
-    fractional positions, less those of none."""
+    a position that no fast arithmetic takes, less those of another."""
     import sinpe_ext as sinpe
 
-    positions = torch.tensor([0.25], dtype=torch.float64)
+    positions = torch.tensor([2.0**-40], dtype=torch.float64)
     totals: list[int] = []
 
     def take(launch: Launch) -> bool:

@@ -53,25 +53,50 @@ def _seconds(row: Row) -> float:
     return row.figures.predicted(row.card).seconds
 
 
-def over_budget(row: Row, rows: list[Row]) -> list[str]:
+@dataclass(frozen=True)
+class Missed:
+    """A budget that does not hold."""
+
+    row: Row
+    name: str
+    value: float
+    limit: float
+    is_lost: bool  # and neither does what was reached
+
+    def __str__(self) -> str:
+        sign = ">=" if _is_least(self.name) else "<="
+        return f"{self.name} {self.value:.1f}, budget {sign} {self.limit:g}"
+
+
+def _is_least(name: str) -> bool:
+    return name in ("ahead", "waves")
+
+
+def missed(row: Row, rows: list[Row]) -> list[Missed]:
     """Which budgets do not hold; they are for sm_90."""
     if row.architecture != BUDGETED:
         return []
-    found = []
     values = {**row.figures.values, "waves": _waves(row)}
     if row.case.beside:
         for other in rows:
             if (other.case.name, other.dtype, other.architecture) == (row.case.beside, row.dtype, BUDGETED):
                 values["times " + row.case.beside] = _seconds(row) / _seconds(other)
-    for name, limits in row.case.budgets.items():
-        if name not in values:  # of a case that was not asked for
-            continue
-        limit, value = limits[row.dtype != torch.float32], values[name]
-        at_least = name in ("ahead", "waves")
-        if value < limit if at_least else value > limit:
-            sign = ">=" if at_least else "<="
-            found.append(f"{row.title}: {name} {value:.1f}, budget {sign} {limit:g}")
-    return found
+
+    def holds(name: str, limits: tuple[float, float]) -> bool:
+        limit = limits[row.dtype != torch.float32]
+        return values[name] >= limit if _is_least(name) else values[name] <= limit
+
+    return [
+        Missed(
+            row,
+            name,
+            values[name],
+            limits[row.dtype != torch.float32],
+            is_lost=not holds(name, row.case.reached.get(name, limits)),
+        )
+        for name, limits in row.case.budgets.items()
+        if name in values and not holds(name, limits)  # not there: of a case that was not asked for
+    ]
 
 
 def _fraction(row: Row, card: Card) -> str:
@@ -84,9 +109,8 @@ def _fraction(row: Row, card: Card) -> str:
     return cell if fraction > 0.1 else f"{cell}: {1e3 * predicted.seconds:.1f} ms"
 
 
-def over_budgets(rows: list[Row]) -> list[str]:
-    """A line for each budget that does not hold."""
-    return [budget for row in rows for budget in over_budget(row, rows)]
+def all_missed(rows: list[Row]) -> list[Missed]:
+    return [one for row in rows for one in missed(row, rows)]
 
 
 def tables(rows: list[Row]) -> list[str]:
@@ -102,7 +126,7 @@ def tables(rows: list[Row]) -> list[str]:
             numbers = [v[name] for name in ("instructions", "fp64", "alu", "fma", "memory", "other")]
             cells = [row.title, row.figures.call.unit, *(f"{n:.1f}" if n < 100 else f"{n:.0f}" for n in numbers)]
             cells += [str(work.registers), f"{v['in flight']:.0f} B", f"{_waves(row):.1f}"]
-            over = [text.split(": ", 1)[1] for text in over_budget(row, rows)]
+            over = [str(one) for one in missed(row, rows)]
             text.append(_table_line([*cells, "; ".join(over) or ("met" if row.case.budgets else "")]))
         text.append("")
     cards = [card for card in CARDS if any(row.architecture == card.architecture for row in rows)]
