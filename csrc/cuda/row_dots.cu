@@ -100,9 +100,13 @@ struct RowDots {
         if (range[i].to != 0) add(tile, shared, r, c + i * kSums, range[i], element, raw[i], total);
       }
     }
-    double* to = is_last(tile) ? sums : carried;
-    SINPE_UNROLLED
-    for (int k = 0; k < kSumsEach; ++k) to[k] = total[k];
+    if (is_last(tile)) {
+      SINPE_UNROLLED
+      for (int k = 0; k < kSumsEach; ++k) sums[k] = total[k];
+    } else {
+      SINPE_UNROLLED
+      for (int k = 0; k < kSumsEach; ++k) carried[k] = total[k];
+    }
   }
 
   SINPE_HD void add(const Tile& tile, const Shared& shared, int r, int32_t c, Range range, uint64_t element,

@@ -845,7 +845,7 @@ _OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
     "R2UR": _r2ur, "P2R": _p2r, "R2P": _r2p,
     "IADD3": _iadd3, "UIADD3": _iadd3, "IADD": _iadd64, "VIADD": _viadd, "IMAD": _imad, "UIMAD": _imad, "IABS": _iabs,
     "LEA": _lea, "ULEA": _lea, "SHF": _shf, "USHF": _shf, "LOP3": _lop3, "ULOP3": _lop3, "PLOP3": _plop3,
-    "UPLOP3": _plop3, "PRMT": _prmt, "IMNMX": _minimum, "VIMNMX": _minimum, "VIADDMNMX": _minimum,
+    "UPLOP3": _plop3, "PRMT": _prmt, "UPRMT": _prmt, "IMNMX": _minimum, "VIMNMX": _minimum, "VIADDMNMX": _minimum,
     "ISETP": _isetp, "UISETP": _isetp,
     "FSETP": _float_compare, "DSETP": _float_compare,
     "FADD": _singles(lambda x, y: x + y), "FMUL": _singles(lambda x, y: x * y), "FFMA": _singles(_fma32),
