@@ -100,4 +100,4 @@ if not TYPE_CHECKING:  # a type checker knows the names from above, and is to se
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_SUBMODULES})
+    return sorted([*__all__, *_SUBMODULES])

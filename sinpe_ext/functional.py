@@ -22,13 +22,20 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
     from typing_extensions import Never
 
+__all__ = ["add", "add_", "embed", "encode", "table"]
+
 _is_compiling = torch.compiler.is_compiling
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
 
 
 def table(
     length: int | Sequence[int],
-    encoding: Encoding | GridEncoding | int,
+    encoding: Encoding | GridEncoding | str | int | None = None,
     *,
+    dim: int | None = None,
     start: int | Sequence[int] = 0,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
@@ -47,7 +54,8 @@ def table(
 
     Args:
         length: number of rows, 0 or more; for a grid the lengths of its axes, (H, W).
-        encoding: an Encoding, a GridEncoding, or an int for Encoding(int).
+        encoding: an Encoding, a GridEncoding, a convention's name, or an int for Encoding(int).
+        dim: number of channels, with a name: table(4096, "t2t", dim=512). Alone: of the default encoding.
         start: added to encoding.start; every position must fit int64. For a grid also one per axis: (top, left) of a
             crop.
         dtype: float32, float64, bfloat16 or float16. None: that of `out`, else float32.
@@ -66,7 +74,7 @@ def table(
     """
     if unknown:
         checks.no_unknown(table, unknown)
-    given = length, encoding, start, dtype, device, out, flatten, extra_tokens
+    given = length, encoding, start, dtype, device, out, flatten, extra_tokens, dim
     if device_mesh is not None or placements is not None:
         if device is not None or out is not None:
             raise ValueError("device_mesh: expected device and out to stay None with it, got one of them; leave it out")
@@ -79,8 +87,9 @@ def table(
 
 def encode(
     positions: torch.Tensor,
-    encoding: Encoding | GridEncoding | int,
+    encoding: Encoding | GridEncoding | str | int | None = None,
     *,
+    dim: int | None = None,
     dtype: torch.dtype = torch.float32,
     allow_16bit: bool = False,
     **unknown: Never,
@@ -94,7 +103,8 @@ def encode(
     Args:
         positions: any shape; integers of any width, float32 or float64 (taken at their exact value). Final:
             encoding.start is not added. For a grid the last dimension holds the coordinates, one per axis.
-        encoding: an Encoding, a GridEncoding, or an int for Encoding(int).
+        encoding: an Encoding, a GridEncoding, a convention's name, or an int for Encoding(int).
+        dim: number of channels, with a name: encode(t, "ddpm", dim=320). Alone: of the default encoding.
         dtype: float32, float64, bfloat16 or float16.
         allow_16bit: take float16 and bfloat16 positions at their stored value instead of refusing them.
     Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), on the device of `positions`; NaN where a
@@ -105,14 +115,14 @@ def encode(
     """
     if unknown:
         checks.no_unknown(encode, unknown)
-    result = plain.encoded(positions, encoding, dtype)
+    result = plain.encoded(positions, encoding, dtype) if dim is None else None
     if result is not None:
         return result
     if is_dtensor(positions):
         from .distributed import rows as sharded_rows
 
-        return sharded_rows.encode(encode, positions, encoding, dtype, allow_16bit)
-    return tables.encode(positions, encoding, dtype, allow_16bit)
+        return sharded_rows.encode(encode, positions, encoding, dim, dtype, allow_16bit)
+    return tables.encode(positions, encoding, dim, dtype, allow_16bit)
 
 
 def add(

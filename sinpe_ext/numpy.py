@@ -27,10 +27,15 @@ __all__ = ["table", "encode", "Encoding", "GridEncoding", "convention", "convent
 Rows = Callable[..., NDArray[Any]]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 def table(
     length: int | Sequence[int],
-    encoding: Encoding | GridEncoding | int,
+    encoding: Encoding | GridEncoding | str | int | None = None,
     *,
+    dim: int | None = None,
     start: int | Sequence[int] = 0,
     dtype: DTypeLike = np.float32,
     out: NDArray[Any] | None = None,
@@ -44,7 +49,8 @@ def table(
 
     Args:
         length: number of rows, 0 or more; for a grid the lengths of its axes.
-        encoding: an Encoding, a GridEncoding, or an int for Encoding(int).
+        encoding: an Encoding, a GridEncoding, a convention's name, or an int for Encoding(int).
+        dim: number of channels, with a name; alone, of the default encoding.
         start: added to encoding.start; for a grid also one per axis.
         dtype: float32, float64 or float16.
         out: array of the result's shape and of `dtype` to write into, of any strides; it is returned.
@@ -54,14 +60,15 @@ def table(
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
+    dim = checks.dim_beside(encoding, dim)
     if checks.is_grid(encoding):
-        made = _grid_table(table, length, checks.grid(encoding, None), start, arrays.dtype(dtype))
+        made = _grid_table(table, length, checks.grid(encoding, dim), start, arrays.dtype(dtype))
         if out is None:
             return made
         arrays.output(out, made.shape, arrays.dtype(dtype))
         out[...] = made
         return out
-    plan, name = _constants(encoding), arrays.dtype(dtype)
+    plan, name = _constants(encoding, dim), arrays.dtype(dtype)
     rows = checks.length(length)
     first = plan.start + checks.start(start)
     checks.position_range(first, rows)
@@ -80,7 +87,11 @@ def table(
 
 
 def encode(
-    positions: ArrayLike, encoding: Encoding | GridEncoding | int, *, dtype: DTypeLike = np.float32
+    positions: ArrayLike,
+    encoding: Encoding | GridEncoding | str | int | None = None,
+    *,
+    dim: int | None = None,
+    dtype: DTypeLike = np.float32,
 ) -> NDArray[Any]:
     """The encoding of any positions, whole or fractional.
 
@@ -92,16 +103,18 @@ def encode(
     Args:
         positions: any shape; integers of any width, float32 or float64 (taken at their exact value). Final:
             encoding.start is not added. For a grid the last dimension holds the coordinates, one per axis.
-        encoding: an Encoding, a GridEncoding, or an int for Encoding(int).
+        encoding: an Encoding, a GridEncoding, a convention's name, or an int for Encoding(int).
+        dim: number of channels, with a name; alone, of the default encoding.
         dtype: float32, float64 or float16.
     Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), of `dtype`; NaN where a
         position is NaN or infinite.
     Raises: TypeError, ValueError for arguments of the wrong type or out of range.
     Accuracy: as `table`.
     """
+    dim = checks.dim_beside(encoding, dim)
     if checks.is_grid(encoding):
-        return _grid_encode(encode, arrays.positions(positions), checks.grid(encoding, None), arrays.dtype(dtype))
-    plan, name = _constants(encoding), arrays.dtype(dtype)
+        return _grid_encode(encode, arrays.positions(positions), checks.grid(encoding, dim), arrays.dtype(dtype))
+    plan, name = _constants(encoding, dim), arrays.dtype(dtype)
     checked = arrays.positions(positions)
     checks.addressable("positions", checked.size, plan.dim, np.dtype(name).itemsize)
     core = _core()
@@ -110,8 +123,8 @@ def encode(
     return reference.encode(plan, checked, np.dtype(name), xp=np)
 
 
-def _constants(encoding: Any) -> Plan:
-    checked = checks.encoding(encoding)
+def _constants(encoding: Any, dim: int | None) -> Plan:
+    checked = checks.encoding(encoding, dim)
     if checked.angle != "exact":
         raise ValueError(
             f'encoding: expected angle="exact", got "{checked.angle}"; '

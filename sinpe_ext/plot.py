@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["curves", "error", "heatmap", "similarity"]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 HALF_ULP_AT_ONE = 2.0**-25  # the most that rounding once to float32 can cost a value of magnitude below 1
 MAX_ANCHORS = (
     64  # rows compared with all others by `similarity`: enough to see whether the product depends on the position

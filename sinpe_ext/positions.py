@@ -16,6 +16,13 @@ from .encodings.values import integer
 from .runtime import observers
 from .runtime.tracing import is_jit_traced, is_size
 
+__all__ = ["from_mask_2d", "from_padding_idx", "from_padding_mask", "grid", "packed", "relative"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 # Sums are of int64, said before the sum: compilers have dropped the dtype argument of a sum of something else.
 
 

@@ -198,9 +198,10 @@ def encoded(positions: Any, encoding: Any, dtype: Any) -> Tensor | None:
 def tabled(given: tuple[Any, ...]) -> Tensor | None:
     """`table` of a sequence, new and on the CPU; None where the long way has to be taken. `given` are the fields of
     TableArguments."""
-    length, encoding, start, dtype, device, out, flatten, extra_tokens = given
+    length, encoding, start, dtype, device, out, flatten, extra_tokens, dim = given
     if (
         out is not None
+        or dim is not None
         or flatten is not False
         or type(extra_tokens) is not int
         or extra_tokens != 0

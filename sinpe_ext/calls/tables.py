@@ -30,16 +30,18 @@ class TableArguments(NamedTuple):
     out: Any = None
     flatten: Any = False
     extra_tokens: Any = 0
+    dim: Any = None
 
 
 def table(given: TableArguments) -> Tensor:
     """`sinpe_ext.table` of one process."""
-    given = given._replace(dtype=checks.table_dtype(given.dtype, given.device, given.out))
+    dtype, dim = checks.table_dtype(given.dtype, given.device, given.out), checks.dim_beside(given.encoding, given.dim)
+    given = given._replace(dtype=dtype, dim=dim)
     is_grid = checks.is_grid(given.encoding)
     if is_grid or grids.extra(given.extra_tokens):
         return _of_grid(given if is_grid else given._replace(length=(given.length,)))
-    length, start, dtype, device, out = given.length, given.start, given.dtype, given.device, given.out
-    known = traced.given(given.encoding)
+    length, start, device, out = given.length, given.start, given.device, given.out
+    known = traced.given(given.encoding, dim)
     encoding = checks.encoding(*known)
     checks.flag("flatten", given.flatten)
     rows: Any = length  # ints, or symbols of a graph
@@ -92,7 +94,7 @@ def _into(out: Tensor, length: int, known: traced.Given, start: int) -> Tensor:
 def _of_grid(given: TableArguments) -> Tensor:
     """Of a GridEncoding, or behind extra tokens."""
     length, encoding, dtype, device, out = given.length, given.encoding, given.dtype, given.device, given.out
-    dim, firsts = checks.grid_outline(encoding, None)
+    dim, firsts = checks.grid_outline(encoding, given.dim)
     lengths = grids.lengths("length", length, len(firsts))
     extra = grids.extra(given.extra_tokens)
     places = math.prod(lengths)
@@ -118,11 +120,12 @@ def _of_grid(given: TableArguments) -> Tensor:
     return rows if out is None else out.copy_(rows)
 
 
-def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
+def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
     """`sinpe_ext.encode` of one process."""
+    dim = checks.dim_beside(encoding, dim)
     if checks.is_grid(encoding):
-        return _of_coordinates(positions, encoding, dtype, allow_16bit)
-    given = traced.given(encoding)
+        return _of_coordinates(positions, encoding, dim, dtype, allow_16bit)
+    given = traced.given(encoding, dim)
     encoding = checks.encoding(*given)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     checks.float_dtype("dtype", dtype)
@@ -132,9 +135,9 @@ def encode(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool)
     return encoded_rows.encode(positions, encoding, dtype)
 
 
-def _of_coordinates(positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
+def _of_coordinates(positions: Any, encoding: Any, dim: int | None, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
     """Of a GridEncoding."""
-    dim, firsts = checks.grid_outline(encoding, None)
+    dim, firsts = checks.grid_outline(encoding, dim)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     if positions.dim() < 1 or checks.sizes(positions)[-1] != len(firsts):
         raise ValueError(

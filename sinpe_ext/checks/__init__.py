@@ -16,7 +16,7 @@ from ..encodings.catalogue import is_grid as grid_name
 from ..encodings.columns import columns
 from ..encodings.encoding import Encoding, field_called, needs_nothing
 from ..encodings.grid import GridEncoding
-from ..encodings.values import dense_tensor, described, flag, in_memory, integer, is_scalar_array, shown
+from ..encodings.values import MAX_DIM, dense_tensor, described, flag, in_memory, integer, is_scalar_array, shown
 from ..runtime.tracing import constant_in_graph, is_jit_traced, is_size, untraced
 from . import tensors
 from .tensors import INT64_MAX, addressable, device, float_dtype, operand
@@ -177,7 +177,7 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
         if dim is None:
             raise TypeError(
                 f'encoding: expected an Encoding or an int (the dim), got the name "{value}" and no dim to go with it; '
-                f'pass convention("{value}", dim)'
+                f'pass dim=, or convention("{value}", dim)'
             )
         return _convention(value, max(dim, 1))
     if isinstance(value, int) and not isinstance(value, bool):
@@ -190,6 +190,18 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
         f"encoding: expected an Encoding{named} or an int (the dim), got {type(value).__name__}; pass Encoding(dim) or "
         'convention("paper", dim)'
     )
+
+
+def dim_beside(encoding: Any, dim: Any) -> int | None:
+    """The `dim` that goes with a convention's name, or alone; None where there is none."""
+    if dim is None:
+        return None
+    if encoding is not None and not isinstance(encoding, str):
+        raise TypeError(
+            f"dim: expected None beside {described(encoding)}, which has its own, got {shown(dim)}; leave it out, or "
+            'pass a name for encoding, as in table(4096, "t2t", dim=512)'
+        )
+    return integer("dim", dim, 1, MAX_DIM, "pass the number of channels")
 
 
 _is_grid_name = constant_in_graph(lambda name: grid_name(name))
@@ -209,8 +221,8 @@ def grid(value: Any, dim: int | None) -> GridEncoding:
         return GridEncoding((encoding(value, dim),))
     if dim is None:
         raise TypeError(
-            f'encoding: expected a GridEncoding, got the name "{value}" and no dim to go with it; pass '
-            f'convention("{value}", dim)'
+            f'encoding: expected a GridEncoding, got the name "{value}" and no dim to go with it; pass dim=, '
+            f'or convention("{value}", dim)'
         )
     return _convention(value, max(dim, 1))
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["agreed_seed", "context_parallel_positions", "in_context_parallel", "shard_positions", "shard_start"]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 def shard_start(length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None) -> int:
     """The place in a sequence of the first row that this process has of it.
 

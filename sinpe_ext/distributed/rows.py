@@ -29,13 +29,13 @@ def table(
     length, encoding, start, flatten = given.length, given.encoding, given.start, given.flatten
     dtype = torch.float32 if given.dtype is None else given.dtype
     is_grid, extra = checks.is_grid(encoding), grids.extra(given.extra_tokens)
-    device = torch.device(mesh.device_type)
+    device, named = torch.device(mesh.device_type), checks.dim_beside(encoding, given.dim)
     if is_grid:
-        dim, firsts = checks.grid_outline(encoding, None)
+        dim, firsts = checks.grid_outline(encoding, named)
         lengths = grids.lengths("length", length, len(firsts))
         starts = grids.starts(start, firsts, lengths, None, device)
     else:
-        one = checks.encoding(encoding)
+        one = checks.encoding(encoding, named)
         dim, lengths, starts = one.dim, (checks.length(length),), [checks.start(start)]
         checks.position_range(one.start + starts[0], lengths[0])
     is_flat = bool(extra) or flatten
@@ -48,16 +48,16 @@ def table(
     def part(first: Sequence[int], sizes: Sequence[int]) -> Tensor:
         if is_flat:
             whole: Any = table_of(
-                length, encoding, start=start, dtype=dtype, device=device, flatten=True, extra_tokens=extra
+                length, encoding, dim=named, start=start, dtype=dtype, device=device, flatten=True, extra_tokens=extra
             )
             rows = whole[first[0] : first[0] + sizes[0]]
         else:
             local_starts = [begin + at for begin, at in zip(starts, first, strict=False)]
             if not is_grid:
-                columns = encoding, None, (min(first[-1], dim - 1), max(sizes[-1], 1))
+                columns = encoding, named, (min(first[-1], dim - 1), max(sizes[-1], 1))
                 make = traced.table if torch.compiler.is_compiling() else rows_of
                 return make(columns, sizes[0], local_starts[0], dtype, device).narrow(-1, 0, sizes[-1])
-            rows = table_of(sizes[:-1], encoding, start=local_starts, dtype=dtype, device=device)
+            rows = table_of(sizes[:-1], encoding, dim=named, start=local_starts, dtype=dtype, device=device)
         return rows.narrow(-1, first[-1], sizes[-1]).contiguous()
 
     return layout.result(part(layout.part.first, layout.sizes), shape)
@@ -80,7 +80,7 @@ def _placements(placements: Any, mesh: DeviceMesh, rank: int) -> list[Placement]
 
 
 def encode(
-    encode_of: Callable[..., Tensor], positions: Any, encoding: Any, dtype: torch.dtype, allow_16bit: bool
+    encode_of: Callable[..., Tensor], positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16bit: bool
 ) -> DTensor:
     """`sinpe_ext.encode` of positions that are sharded: each rank encodes its own, by `encode_of`."""
     positions = dtensor.plain_shards(positions)
@@ -89,7 +89,7 @@ def encode(
         wanted = [Replicate() if isinstance(p, Shard) and p.dim == last else p for p in positions.placements]
         positions = positions.redistribute(placements=wanted)
     part = positions.to_local(grad_placements=positions.placements)
-    local = encode_of(part, encoding, dtype=dtype, allow_16bit=allow_16bit)
+    local = encode_of(part, encoding, dim=dim, dtype=dtype, allow_16bit=allow_16bit)
     outer = positions.shape[:-1] if checks.is_grid(encoding) else positions.shape
     layout = dtensor.layout(positions.device_mesh, positions.placements, positions.shape)
     return layout.result(local, (*outer, local.shape[-1]))

@@ -24,6 +24,10 @@ __all__ = ["Report", "Swap", "standard_operators", "swap"]
 ANGLES = ("exact", "float32", "float32_exp", "float32_pow")
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 @dataclass(frozen=True)
 class Swap:
     """What became of one module.

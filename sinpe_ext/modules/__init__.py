@@ -4,3 +4,7 @@ from .layers import SinusoidalEmbedding, SinusoidalPositionalEncoding
 from .timestep import TimestepEncoding
 
 __all__ = ["SinusoidalEmbedding", "SinusoidalPositionalEncoding", "TimestepEncoding"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -54,6 +54,8 @@ class SinusoidalPositionalEncoding(nn.Module):
         channel_dim: dimension of x that holds the channels, 1 for pictures of shape (batch, channels, H, W).
         require_positions: refuse a call without `positions`, for models whose sequence may be cut over processes: a
             part of it looks like any tensor, and would be counted from 0. A DTensor knows its place and needs none.
+        device: of a learned alpha and of the buffer `pe`. The result is on the device of x, and has its dtype.
+        dtype: of a learned alpha; float32 for one of 16 bits, in which alpha would lose the steps of its training.
     Raises: TypeError, ValueError for arguments of the wrong type or value.
     """
 
@@ -80,11 +82,14 @@ class SinusoidalPositionalEncoding(nn.Module):
         extra_tokens: int = 0,
         channel_dim: int = -1,
         require_positions: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **unknown: Never,
     ):
         if unknown:
             checks.no_unknown(type(self), unknown)
         super().__init__()
+        where = shared.factory(device, dtype)
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
         is_grid = checks.is_grid(encoding)
         self.encoding: Any
@@ -119,9 +124,11 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.dropout = nn.Dropout(checks.probability("dropout", dropout, hint))
         self._first_alpha = checks.factor("alpha", alpha)
         learned = checks.flag("learned_alpha", learned_alpha)
-        self.alpha = nn.Parameter(torch.tensor([self._first_alpha])) if learned else self._first_alpha
+        if dtype is not None:
+            where["dtype"] = accumulation(dtype)
+        self.alpha = nn.Parameter(torch.tensor([self._first_alpha], **where)) if learned else self._first_alpha
         if self.persistent_table:
-            self.register_buffer("pe", checkpoint.table_of(self))
+            self.register_buffer("pe", checkpoint.table_of(self, where["device"]))
         self.register_state_dict_post_hook(checkpoint.write_table)
         self.register_load_state_dict_pre_hook(checkpoint.compare_table)
 
@@ -253,8 +260,7 @@ class SinusoidalEmbedding(nn.Embedding):
         encode_padding, sparse = checks.flag("encode_padding", encode_padding), checks.flag("sparse", sparse)
         embedding.has_padding(encode_padding or padding_idx is not None)
         shared.not_offered(max_norm, scale_grad_by_freq)
-        checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
-        where: dict[str, Any] = {"device": None if device is None else checks.device(device), "dtype": dtype}
+        where = shared.factory(device, dtype)
         if _weight is not None and tuple(embedding.weight(_weight).shape) != (num_embeddings, embedding_dim):
             raise ValueError(
                 f"_weight: expected shape ({num_embeddings}, {embedding_dim}), got {tuple(_weight.shape)}; pass that"

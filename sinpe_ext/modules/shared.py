@@ -25,6 +25,12 @@ def options(layer: Any) -> list[str]:
     return [*parts, "learned_alpha=True"] if isinstance(layer.alpha, nn.Parameter) else parts
 
 
+def factory(device: Any, dtype: Any) -> dict[str, Any]:
+    """`device` and `dtype` of a layer, checked, as arguments for what makes its tensors."""
+    checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
+    return {"device": None if device is None else checks.device(device), "dtype": dtype}
+
+
 def not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
     if max_norm is not None or checks.flag("scale_grad_by_freq", scale_grad_by_freq):
         raise ValueError(

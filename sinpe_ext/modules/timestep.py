@@ -40,6 +40,7 @@ class TimestepEncoding(nn.Module):
         dtype: of the result: float32, float64, bfloat16 or float16, whatever the dtype of t and whatever the layer is
             converted to. None: as a parameter's, torch's default dtype until `.half()`, `.to(torch.bfloat16)` or the
             like of the layer or of the model around it, so that the next Linear gets what it computes in.
+        device: taken, as PyTorch's layers do; the layer holds no tensor, and the result is on the device of t.
         fields: fields of `Encoding` that override the encoding's, such as position_scale=1000 or base=...
     Raises: TypeError, ValueError for arguments of the wrong type or value.
     Accuracy: as `encode`. t times position_scale is exact, never rounded to a dtype.
@@ -55,14 +56,15 @@ class TimestepEncoding(nn.Module):
         *,
         encoding: Encoding | str = "ddpm",
         dtype: torch.dtype | None = torch.float32,
+        device: torch.device | str | None = None,
         **fields: Any,
     ):
         super().__init__()
+        shared.factory(device, dtype)
         self.dim = integer("dim", dim, 1, MAX_DIM, "pass the number of channels")
         self.encoding = _one_dimensional(encoding, self.dim, fields)
         self.follows = dtype is None
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
-        checks.float_dtype("dtype", self.dtype)
 
     def forward(self, t: Tensor, *unnamed: Never, **unknown: Never) -> Tensor:
         """The rows of t.

@@ -38,9 +38,9 @@ Given: TypeAlias = tuple[Any, int | None, Piece]  # the arguments of checks.enco
 Constant: TypeAlias = Callable[[Any, int | None, Piece, torch.device], torch.Tensor]
 
 
-def given(encoding: Any) -> Given:
+def given(encoding: Any, dim: int | None = None) -> Given:
     """An encoding as the caller gave it; a dim that is a symbol of the graph becomes a number."""
-    return (operator.index(encoding) if isinstance(encoding, int) else encoding), None, None
+    return (operator.index(encoding) if isinstance(encoding, int) else encoding), dim, None
 
 
 SLOTS = 256  # constants of one kind that a graph tells apart

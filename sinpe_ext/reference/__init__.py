@@ -2,3 +2,9 @@
 
 from .rows import encode as encode
 from .rows import table as table
+
+__all__ = ["encode", "table"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -199,7 +199,11 @@ TABLE: dict[str, Case] = {
     "length bool": (table(True, D), TypeError, "length: expected int, got bool"),
     "length 2**63": (table(2**63, D), ValueError, r"length: expected an int in 0..\d+, got 9223372036854775808"),
     "encoding None": (table(4, None), TypeError, "encoding: expected .* got NoneType; pass Encoding"),
-    "encoding name": (table(4, "t2t"), TypeError, 'encoding: expected .* the name "t2t" and no dim .*; pass conv'),
+    "encoding name": (
+        table(4, "t2t"),
+        TypeError,
+        'encoding: expected .* the name "t2t" and no dim .*; pass dim=, or conv',
+    ),
     "start float": (table(4, D, start=0.5), TypeError, "start: expected int, got float"),
     "start + length": (table(2, D, start=MAX), ValueError, "start: expected every position .* within int64"),
     "dtype int": (table(4, D, dtype=torch.int32), TypeError, f"dtype: {FLOATS} torch.int32; pass one of these"),

@@ -105,7 +105,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "attention_mask of encode": (
         lambda: sinpe.encode(IDS, D, attention_mask=IDS),
         TypeError,
-        "the arguments are positions, encoding, dtype, allow_16bit",
+        "the arguments are positions, encoding, dim, dtype, allow_16bit",
     ),
     "timesteps called with offset": (
         lambda: sinpe.TimestepEncoding(D)(X[0, 0], offset=1),
@@ -118,7 +118,11 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "use start=...",
     ),
     "misspelt": (lambda: sinpe.add(X, positons=IDS), TypeError, "did you mean positions?"),
-    "far from all": (lambda: sinpe.encode(IDS, D, zzz=1), TypeError, "the arguments are positions, encoding, dtype"),
+    "far from all": (
+        lambda: sinpe.encode(IDS, D, zzz=1),
+        TypeError,
+        "the arguments are positions, encoding, dim, dtype",
+    ),
     "layer, p": (
         lambda: sinpe.SinusoidalPositionalEncoding(D, p=0.1),
         TypeError,
@@ -201,6 +205,8 @@ def test_message(name: str, backend: str) -> None:
 def test_every_function_and_layer_knows_the_usual_mistakes() -> None:
     for function in (sinpe.add, sinpe.add_, sinpe.embed, sinpe.encode, sinpe.table):
         for name in ("offset", "mask", "p", "dim", "base"):
+            if name == "dim" and function in (sinpe.encode, sinpe.table):
+                continue  # which have it
             with pytest.raises(TypeError, match=f"^{name}: expected an argument of {function.__name__}, got"):
                 function(X, X, **{name: 1})
 

@@ -60,7 +60,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: sinpe.table((5, 6), 8), TypeError, "length: expected int, got tuple"),
     (lambda: sinpe.table((2, 3), GRID, out=torch.zeros(6, 8)), ValueError, "out: expected shape (2, 3, 8)"),
     (lambda: sinpe.table((2, 3), GRID, dtype=torch.int64), TypeError, "dtype: expected torch.float32"),
-    (lambda: sinpe.table((2, 3), "mae2d"), TypeError, 'pass convention("mae2d", dim)'),
+    (lambda: sinpe.table((2, 3), "mae2d"), TypeError, 'pass dim=, or convention("mae2d", dim)'),
     (lambda: sinpe.encode(torch.zeros(3), GRID), ValueError, "positions: expected 2 coordinates"),
     (lambda: sinpe.encode(torch.tensor(1.0), GRID), ValueError, "positions: expected 2 coordinates"),
     (lambda: sinpe.embed(FLAT[..., 0].long(), torch.zeros(4, 8), GRID), TypeError, "got a GridEncoding of 2 axes"),

@@ -242,6 +242,43 @@ def test_meta_and_to_empty(name: str, learned: bool, backend: str) -> None:
     assert torch.equal(reset(x), ready(x))
 
 
+MAKE: dict[str, Callable[..., nn.Module]] = {
+    "SinusoidalPositionalEncoding": lambda **on: sinpe.SinusoidalPositionalEncoding(
+        D, 0.0, 9, learned_alpha=True, alpha=0.5, persistent_table=True, **on
+    ),
+    "SinusoidalEmbedding": lambda **on: sinpe.SinusoidalEmbedding(V, D, learned_alpha=True, **on),
+    "TimestepEncoding": lambda **on: sinpe.TimestepEncoding(D, **on),
+}
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_device_and_dtype_as_arguments(name: str, backend: str) -> None:
+    """As PyTorch's own layers take them, with the default device and dtype beside."""
+    made = MAKE[name](device="meta", dtype=torch.float64)
+    assert all(t.is_meta for t in made.state_dict(keep_vars=True).values() if isinstance(t, nn.Parameter))
+    assert all(t.is_meta for t in made.buffers()) and all(p.dtype is torch.float64 for p in made.parameters())
+    assert len(list(made.parameters())) == {"TimestepEncoding": 0, "SinusoidalEmbedding": 2}.get(name, 1)
+    with torch.device("meta"):
+        assert all(t.device.type == "cpu" for t in [*MAKE[name](device="cpu").parameters()])
+    if name != "TimestepEncoding":  # whose result has the dtype
+        alpha = MAKE[name](device=torch.device("cpu"), dtype=torch.bfloat16).alpha
+        assert alpha.dtype is torch.float32  # 16 bits would lose its steps
+    for wrong, error in (
+        ({"device": "nowhere"}, ValueError),
+        ({"device": 2.5}, TypeError),
+        ({"dtype": int}, TypeError),
+    ):
+        with pytest.raises(error, match=f"{[*wrong][0]}: expected "):
+            MAKE[name](**wrong)
+
+
+def test_a_table_made_elsewhere(backend: str) -> None:
+    """`pe` of a layer that was made on meta, once it has memory."""
+    made = MAKE["SinusoidalPositionalEncoding"](device="meta").to_empty(device="cpu")
+    made.reset_parameters()
+    assert torch.equal(made.pe, sinpe.table(9, D)[None]) and made.alpha.tolist() == [0.5]
+
+
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)

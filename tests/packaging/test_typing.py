@@ -51,4 +51,4 @@ def test_a_program_checks_by_mypy_strict(installed, tmp_path):
 @pytest.mark.builds
 def test_the_program_runs(installed, tmp_path):
     done = execute([installed, PROGRAM], cwd=tmp_path, env=library_environment("eager", PYTHONPATH=None))
-    assert done.stdout.startswith("19 32 (2, 3, 8) ")
+    assert done.stdout.startswith("21 32 (2, 3, 8) ")

@@ -199,6 +199,10 @@ def table(mesh: DeviceMesh) -> None:
         same(sinpe.table((5, 6), grid, extra_tokens=2, **more), sinpe.table((5, 6), grid, extra_tokens=2), d)
         same(sinpe.table((5, 6), grid, flatten=True, **more), sinpe.table((5, 6), grid, flatten=True), d)
         same(sinpe.table(6, 10, extra_tokens=1, **more), sinpe.table(6, 10, extra_tokens=1), d)
+        same(sinpe.table(6, "t2t", dim=10, **more), sinpe.table(6, sinpe.convention("t2t", 10)), d)
+        for flat in (False, True):
+            by_name = sinpe.table((5, 6), "mae2d", dim=8, flatten=flat, **more)
+            same(by_name, sinpe.table((5, 6), sinpe.convention("mae2d", 8), flatten=flat), d)
 
 
 @case
@@ -219,6 +223,8 @@ def encode(mesh: DeviceMesh) -> None:
     at = torch.randint(0, 500, (3, 7, 2))
     for d in range(3):
         same(sinpe.encode(distribute_tensor(at, mesh, [Shard(d)]), grid), sinpe.encode(at, grid), d)
+        same(sinpe.encode(distribute_tensor(at, mesh, [Shard(d)]), "mae2d", dim=8),
+             sinpe.encode(at, sinpe.convention("mae2d", 8)), d)  # fmt: skip
 
 
 @case

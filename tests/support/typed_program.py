@@ -33,6 +33,8 @@ def tables() -> list[Tensor]:
         assert_type(sinpe.table(4, 8), Tensor),
         sinpe.table(4, encoding, start=-3, dtype=torch.bfloat16, device="cpu"),
         sinpe.table(4, own, out=out),
+        assert_type(sinpe.table(4096, "t2t", dim=512), Tensor),
+        sinpe.encode(torch.arange(4), "ddpm", dim=320),
         sinpe.table((2, 3), grid, flatten=False),
         assert_type(sinpe.encode(torch.arange(4), wider), Tensor),
         sinpe.encode(torch.tensor([0.5, 9.25]), 8, dtype=torch.float64),

@@ -1,0 +1,93 @@
+"""`table` and `encode` by a convention's name and `dim`: the same as of the object that `convention` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import sinpe_ext as sinpe
+import sinpe_ext.numpy
+
+DIM = 48  # which every convention takes
+NAMES = list(sinpe.conventions())
+
+
+def made(name: str) -> Any:
+    return sinpe.convention(name, DIM)
+
+
+def lengths(encoding: Any) -> Any:
+    return (3,) * encoding.ndim if isinstance(encoding, sinpe.GridEncoding) else 9
+
+
+def positions(encoding: Any) -> Tensor:
+    shape = (7, encoding.ndim) if isinstance(encoding, sinpe.GridEncoding) else (7,)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name(name: str, backend: str) -> None:
+    encoding = made(name)
+    at, places = positions(encoding), lengths(encoding)
+    table, rows = sinpe.table(places, encoding), sinpe.encode(at, encoding)
+    assert torch.equal(sinpe.table(places, name, dim=DIM), table)
+    assert torch.equal(sinpe.table(places, name.upper(), dim=np.int64(DIM), out=torch.empty_like(table)), table)
+    assert torch.equal(sinpe.encode(at, name, dim=DIM), rows)
+    if encoding.angle == "exact" if isinstance(encoding, sinpe.Encoding) else True:
+        assert np.array_equal(sinpe_ext.numpy.table(places, name, dim=DIM), table.numpy())
+        assert np.array_equal(sinpe_ext.numpy.encode(at.numpy(), name, dim=DIM), rows.numpy())
+
+
+def test_a_dim_alone(backend: str) -> None:
+    assert torch.equal(sinpe.table(9, dim=8, start=3), sinpe.table(9, 8, start=3))
+    assert torch.equal(sinpe.encode(torch.arange(5), dim=7), sinpe.encode(torch.arange(5), 7))
+    assert np.array_equal(sinpe_ext.numpy.table(9, dim=8), sinpe.table(9, 8).numpy())
+
+
+def test_in_a_graph(backend: str) -> None:
+    def sums(at: Tensor, places: Tensor) -> Tensor:
+        rows = sinpe.encode(at, "ddpm", dim=8) + sinpe.table(7, "t2t", dim=8) + sinpe.table(7, dim=8)
+        return rows + sinpe.encode(places, "mae2d", dim=8) + sinpe.table((7, 1), "mae2d", dim=8, flatten=True)
+
+    at, places = torch.rand(7), torch.rand(7, 2)
+    want = sums(at, places)
+    torch.testing.assert_close(torch.compile(sums, fullgraph=True)(at, places), want, rtol=0, atol=1e-6)
+
+    class Module(torch.nn.Module):
+        def forward(self, at: Tensor, places: Tensor) -> Tensor:
+            return sums(at, places)
+
+    exported = torch.export.export(Module(), (at, places), strict=True).module()
+    torch.testing.assert_close(exported(at, places), want, rtol=0, atol=1e-6)
+
+
+T = torch.arange(5)
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "neither": (lambda: sinpe.table(4), TypeError, "encoding: expected .* got NoneType; pass Encoding"),
+    "no dim": (
+        lambda: sinpe.encode(T, "t2t"),
+        TypeError,
+        r'no dim to go with it; pass dim=, or convention\("t2t", dim\)',
+    ),
+    "no dim of a grid": (lambda: sinpe.table((4, 4), "mae2d"), TypeError, "no dim to go with it; pass dim=, or conv"),
+    "an int has one": (lambda: sinpe.table(4, 8, dim=8), TypeError, "dim: expected None beside int, which has its own"),
+    "an Encoding has one": (lambda: sinpe.encode(T, sinpe.Encoding(8), dim=8), TypeError, "beside Encoding, which"),
+    "a grid has one": (lambda: sinpe.table((2, 2), made("mae2d"), dim=8), TypeError, "beside GridEncoding, which"),
+    "0": (lambda: sinpe.table(4, "t2t", dim=0), ValueError, "dim: expected an int in 1..16777216, got 0"),
+    "a word": (lambda: sinpe.encode(T, "t2t", dim="8"), TypeError, "dim: expected int, got str"),  # type: ignore[arg-type]
+    "no such name": (lambda: sinpe.table(4, "ddqm", dim=8), ValueError, "expected a known name, got"),
+    "NumPy": (lambda: sinpe_ext.numpy.encode([1, 2], sinpe.Encoding(8), dim=8), TypeError, "dim: expected None beside"),
+    "NumPy, neither": (lambda: sinpe_ext.numpy.table(4), TypeError, "encoding: expected .* got NoneType"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, backend: str) -> None:
+    call, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        call()
