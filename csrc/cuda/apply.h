@@ -216,8 +216,7 @@ struct Apply {
       uint32_t padded[kFlight] = {};
       if (kFlight > 1 && s.padding_mask != nullptr) {
         SINPE_UNROLLED
-        for (int k = 0; k < kFlight; ++k)
-          padded[k] = padding<kPlain>(row.mask + shared.slice[at[k]].mask, c, range);
+        for (int k = 0; k < kFlight; ++k) padded[k] = padding<kPlain>(row.mask + shared.slice[at[k]].mask, c, range);
       }
       SINPE_UNROLLED
       for (int k = 0; k < kFlight && kDrop; ++k) drawn[k] = draw_of<kPlain>(row, shared.slice[at[k]], c, shared);

@@ -53,7 +53,7 @@ struct TileRows<Gathered<Number>> {
   using Operand = GridValues;
   static constexpr bool kEncoded = true, kSampled = false;
   static constexpr int64_t kWidestTurned = 0;  // never: a grid by channels has its places side by side
-  static constexpr int kFlight = 4;  // values that a thread waits for at once
+  static constexpr int kFlight = 4;            // values that a thread waits for at once
   alignas(16) Real pe[kTile];
   Tile tile;
   Grid grid;

@@ -114,7 +114,7 @@ struct TileRows {
   using Real = typename Arithmetic::Real;
   using Operand = RowPositions;
   static constexpr bool kEncoded = true, kSampled = true;  // rows are made; positions may differ between samples
-  static constexpr int64_t kWidestTurned = kTileRows;  // a turned tile (cuda/apply.h), in positions
+  static constexpr int64_t kWidestTurned = kTileRows;      // a turned tile (cuda/apply.h), in positions
   alignas(16) Real pe[kTile];
   Tile tile;
   Steps steps;

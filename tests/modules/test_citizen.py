@@ -268,7 +268,7 @@ def test_device_and_dtype_as_arguments(name: str, backend: str) -> None:
         ({"device": 2.5}, TypeError),
         ({"dtype": int}, TypeError),
     ):
-        with pytest.raises(error, match=f"{[*wrong][0]}: expected "):
+        with pytest.raises(error, match=f"{next(iter(wrong))}: expected "):
             MAKE[name](**wrong)
 
 
