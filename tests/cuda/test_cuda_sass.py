@@ -307,6 +307,23 @@ def test_which_registers_a_load_of_16_bytes_names() -> None:
     assert block._registers(wide) == {0, 4, 5, 6, 7, 9}
 
 
+@pytest.mark.parametrize("how, bound, said", [("ANY", 1, True), ("ANY", 0, False), ("ALL", 9, True), ("ALL", 3, False)])
+def test_a_vote_of_a_warp(how: str, bound: int, said: bool) -> None:
+    """Whether any or all of the threads 0 to 3 are below the bound; the second warp is not asked."""
+    k = kernel(f"""
+        S2R R0, SR_TID.X
+        ISETP.LT.U32.AND P1, PT, R0, {bound:#x}, PT
+        LOP3.LUT R1, R0, 0xfc, RZ, 0xc0, !PT
+        ISETP.EQ.U32.AND P2, PT, R1, RZ, PT
+        @P2 VOTEU.{how} UP0, P1
+        EXIT
+    """)
+    running = block.Block(block.Program(k, 90), b"", 0, LANES, block.Counts.of(k))
+    running.UP[0] = ~running.UP[0] if not said else running.UP[0]
+    running.run()
+    assert (running.UP[0][:32] == said).all() and (running.UP[0][32:] != said).all()
+
+
 @pytest.mark.parametrize("stride, sectors", [(4, 1), (8, 2), (32, 8), (256, 8)])
 def test_sectors(stride: int, sectors: int) -> None:
     """A word of each `stride` bytes; and twice the same ones, which are not moved twice."""

@@ -299,6 +299,20 @@ def _r2ur(i: Instruction) -> Operation:
     return lambda b: put(b, b.first_of_warp(get(b)))
 
 
+def _voteu(i: Instruction) -> Operation:
+    """Whether any, or all, of a warp's threads that are here have the predicate."""
+    put, get, is_all = set_predicate(i.operands[0]), predicate(i.operands[1]), "ALL" in i.modifiers
+    if len(i.operands) != 2 or not i.modifiers & {"ALL", "ANY"}:
+        raise Unknown(str(i))
+
+    def run(b: Any) -> None:
+        said = (get(b) | ~b.mask) if is_all else (get(b) & b.mask)
+        of_warps = said.reshape(-1, 32)
+        put(b, np.repeat(of_warps.all(1) if is_all else of_warps.any(1), 32))
+
+    return run
+
+
 def _p2r(i: Instruction) -> Operation:
     put, get, mask = setter(i.operands[0]), word(i.operands[-2]), u32(int(i.operands[-1], 0))
 
@@ -842,7 +856,7 @@ def _load_constant(i: Instruction) -> Operation:
 
 _OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
     "MOV": _mov, "UMOV": _mov, "SEL": _sel, "USEL": _sel, "FSEL": _fsel, "CS2R": _cs2r, "S2R": _s2r, "S2UR": _s2r,
-    "R2UR": _r2ur, "P2R": _p2r, "R2P": _r2p,
+    "R2UR": _r2ur, "VOTEU": _voteu, "P2R": _p2r, "R2P": _r2p,
     "IADD3": _iadd3, "UIADD3": _iadd3, "IADD": _iadd64, "VIADD": _viadd, "IMAD": _imad, "UIMAD": _imad, "IABS": _iabs,
     "LEA": _lea, "ULEA": _lea, "SHF": _shf, "USHF": _shf, "LOP3": _lop3, "ULOP3": _lop3, "PLOP3": _plop3,
     "UPLOP3": _plop3, "PRMT": _prmt, "UPRMT": _prmt, "IMNMX": _minimum, "VIMNMX": _minimum, "VIADDMNMX": _minimum,
