@@ -13,6 +13,7 @@ from .calls.add import AddCall
 from .calls.embed import EmbedCall
 from .calls.rows import AddArguments, EmbedArguments
 from .checks import memory
+from .encodings import in_graph
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .runtime.parallel import is_dtensor
@@ -74,6 +75,8 @@ def table(
     """
     if unknown:
         checks.no_unknown(table, unknown)
+    if _is_compiling():
+        encoding = in_graph.constant(encoding)
     given = length, encoding, start, dtype, device, out, flatten, extra_tokens, dim
     if device_mesh is not None or placements is not None:
         if device is not None or out is not None:
@@ -118,6 +121,8 @@ def encode(
     result = plain.encoded(positions, encoding, dtype) if dim is None else None
     if result is not None:
         return result
+    if _is_compiling():
+        encoding = in_graph.constant(encoding)
     if is_dtensor(positions):
         from .distributed import rows as sharded_rows
 
@@ -296,6 +301,8 @@ for _function in (table, encode, add, add_, embed):
 
 def add_call(given: AddArguments) -> Any:
     """The checked call of `add`."""
+    if _is_compiling():
+        given = given._replace(encoding=in_graph.constant(given.encoding))
     if is_dtensor(given.x):
         from .distributed.call import ShardedAdd
 
@@ -305,6 +312,8 @@ def add_call(given: AddArguments) -> Any:
 
 def embed_call(given: EmbedArguments) -> Any:
     """The checked call of `embed`."""
+    if _is_compiling():
+        given = given._replace(encoding=in_graph.constant(given.encoding))
     if is_dtensor(given.ids) or is_dtensor(given.weight):
         from .distributed.call import ShardedEmbed
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal
 from fractions import Fraction
+from operator import index
 from typing import Any, TypeAlias
 
 from ..runtime.handle import with_handle
@@ -107,16 +108,19 @@ class Encoding:
         # dataclass's own message for an unknown field names neither the close match nor what peers call it.
         if len(args) > 1:
             raise TypeError(f"Encoding: expected one positional argument (dim), got {len(args)}; name the other fields")
-        known = [field.name for field in dataclasses.fields(cls)]
         for name in fields:
-            if name not in known:
-                raise TypeError(unknown_field(name, known))
-        return with_handle(super().__new__(cls))
+            if name not in FIELDS:
+                raise TypeError(unknown_field(name, FIELDS))
+        made = with_handle(super().__new__(cls))
+        if getattr(made, "_in_graph", False):
+            _refuse_fractions(fields)
+        return made
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "dim", integer("dim", self.dim, 1, MAX_DIM, "pass the number of channels"))
-        put(self, "start", integer("start", self.start, -(2**63), 2**63 - 1, "pass an int64 position"))
+        # index: a symbol of a graph becomes a number.
+        put(self, "dim", index(integer("dim", self.dim, 1, MAX_DIM, "pass the number of channels")))
+        put(self, "start", index(integer("start", self.start, -(2**63), 2**63 - 1, "pass an int64 position")))
         for name in ("base", "shift", "exponent_scale", "position_scale"):
             put(self, name, real(name, getattr(self, name)))
         put(self, "amplitude", float(real("amplitude", self.amplitude)))
@@ -138,7 +142,8 @@ class Encoding:
                 raise ValueError(f"exponent_dim: expected a number above 0, got {self.exponent_dim!r}; usually dim")
         if self.frequencies is not None:
             put(self, "frequencies", real_tuple("frequencies", self.frequencies))
-        frequency.check(self)
+        if not getattr(self, "_in_graph", False):  # it is made again outside
+            frequency.check(self)
 
     def __hash__(self) -> int:
         # Kept: the hash is the key of the plan cache, and `frequencies` may be long.
@@ -150,7 +155,7 @@ class Encoding:
 
     def __getstate__(self) -> dict[str, Any]:
         # String hashes differ between processes, so the kept hash must not travel.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_handle")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_handle", "_in_graph")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -165,7 +170,7 @@ class Encoding:
 
     def replace(self, **fields: Any) -> Encoding:
         """The same encoding with some fields changed, validated again."""
-        current = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        current = {name: getattr(self, name) for name in FIELDS}
         current.update(fields)
         return type(self)(current.pop("dim"), **current)
 
@@ -185,6 +190,19 @@ class Encoding:
         Accuracy: correctly rounded.
         """
         return frequency.timescales(self)
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Encoding))  # which a compiler cannot ask of a class
+
+
+def _refuse_fractions(fields: dict[str, Any]) -> None:
+    """Of an encoding that is made while a graph is traced, whose fields have to be constants of it."""
+    for name, value in fields.items():
+        if isinstance(value, (Fraction, Decimal)):
+            raise TypeError(
+                f"{name}: expected a float or an int in an Encoding that is made inside of a graph, got "
+                f"{type(value).__name__}; make the Encoding outside of the compiled function"
+            )
 
 
 def unknown_field(name: str, known: Iterable[str]) -> str:

@@ -6,7 +6,6 @@ encodings, each with its axis and its channels, and each axis' rows are made onc
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..runtime.handle import with_handle
 from . import frequency
-from .encoding import HALVES, Encoding, unknown_field
+from .encoding import FIELDS, HALVES, Encoding, unknown_field
 from .values import MAX_DIM, choice, integer, real
 
 ARRANGEMENTS = ("blocks", "grouped", "interleaved")
@@ -201,10 +200,9 @@ def lengths_of(name: str, value: Any, axes: int) -> tuple[int, ...]:
 
 def of_axis(fields: dict[str, Any], axis: int, number: int) -> dict[str, Any]:
     """The fields of one axis' Encoding, where a tuple gives one value per axis."""
-    known = [field.name for field in dataclasses.fields(Encoding)]
     for name in fields:
-        if name not in known:
-            raise TypeError(unknown_field(name, known))
+        if name not in FIELDS:
+            raise TypeError(unknown_field(name, FIELDS))
     return {name: value if name == "frequencies" else _one(name, value, axis, number) for name, value in fields.items()}
 
 

@@ -33,6 +33,8 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
     """`value` as an int in low..high."""
+    if type(value) is int and low <= value <= high:  # nearly every call; and a symbol of a graph
+        return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: expected int, got {type(value).__name__}; {advice}")
     if is_size(value) and name not in ("dim", "d_model", "embedding_dim"):  # widths do not change

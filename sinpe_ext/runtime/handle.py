@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
+from .tracing import is_in_graph
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -33,8 +35,11 @@ _Value = TypeVar("_Value")
 
 
 def with_handle(value: _Value) -> _Value:
-    """A new encoding with its handle: in __new__, so that copies have their own."""
+    """A new encoding with its handle: in __new__, so that copies have their own. One that is made while a graph is
+    traced says so, see encodings/in_graph.py."""
     object.__setattr__(value, "_handle", Handle(value))
+    if is_in_graph():
+        object.__setattr__(value, "_in_graph", True)
     return value
 
 

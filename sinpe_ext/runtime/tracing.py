@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -30,6 +31,15 @@ def is_jit_traced() -> bool:
 
         _tracing_state = torch._C._get_tracing_state
     return _tracing_state() is not None
+
+
+def is_in_graph() -> bool:
+    """Whether this very call is being traced by torch.compile or a strict export; what runs meanwhile is not."""
+    if "torch" not in sys.modules:
+        return False
+    import torch
+
+    return torch.compiler.is_dynamo_compiling()
 
 
 def is_size(value: Any) -> bool:

@@ -155,12 +155,12 @@ def long_way_table(rows: list[tuple[str, str, int, int, float]]) -> list[str]:
     if not rows:
         return []
     text = [
-        "| the long way (exact arithmetic) | arithmetic | taken for | of | adds |",
+        "| the long way | arithmetic | taken for | of | adds |",
         "|---|---|---:|---:|---:|",
     ]
     for name, arithmetic, units, careful, each in rows:
         adds = f"{careful * each * 32 / units:.2f} instructions a pair"
-        text.append(f"| {name} | {arithmetic} | {careful:,} pairs | {units:,} | {adds} |")
+        text.append(f"| {name} | {arithmetic} | {careful:,} values | {units:,} | {adds} |")
     return [*text, ""]
 
 

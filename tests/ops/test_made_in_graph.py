@@ -1,0 +1,122 @@
+"""Encodings that are made inside of a compiled function or a strict export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+import sinpe_ext as sinpe
+
+D, TENTH = 8, Decimal("0.1")
+PICTURE, IDS = (2, 3, 2, 4), torch.arange(3)
+MADE: dict[str, Callable[[Tensor], Tensor]] = {
+    "Encoding": lambda x: sinpe.add(x, sinpe.Encoding(D)),
+    "fields": lambda x: sinpe.add(x, sinpe.Encoding(D, layout="sin_cos", base=500, start=-3, amplitude=0.5)),
+    "frequencies": lambda x: sinpe.add(x, sinpe.Encoding(D, frequencies=(1.0, 0.5, 0.25, 2.0))),
+    "angle": lambda x: sinpe.add(x, sinpe.Encoding(D, angle="float32_exp")),
+    "dropout": lambda x: sinpe.add(x, sinpe.Encoding(D), dropout=0.5, seed=3),
+    "of its size": lambda x: sinpe.add(x, sinpe.Encoding(x.shape[-1], odd="pad")),
+    "replace": lambda x: sinpe.add(x, sinpe.Encoding(D).replace(base=500.0).replace(start=2)),
+    "convention": lambda x: sinpe.add(x, sinpe.convention("ddpm", D, start=1)),
+    "in place": lambda x: sinpe.add_(x.clone(), sinpe.convention("t2t", D)),
+    "table": lambda x: x + sinpe.table(3, sinpe.Encoding(D), start=5),
+    "encode": lambda x: x + sinpe.encode(IDS / 3, sinpe.convention("adm", D)),
+    "embed": lambda x: sinpe.embed(IDS, x[0], sinpe.Encoding(D, base=100.0), scale=2.0),
+    "grid convention": lambda x: sinpe.add(x.view(PICTURE), sinpe.convention("mae2d", 4)),
+    "axes": lambda x: sinpe.add(x.view(PICTURE), sinpe.GridEncoding([sinpe.Encoding(2), sinpe.Encoding(2, base=9)])),
+    "with_axes": lambda x: sinpe.add(x.view(PICTURE), sinpe.convention("detr2d", 4).with_axes(start=(1, 2))),
+    "grid table": lambda x: x.view(PICTURE) + sinpe.table((3, 2), sinpe.convention("hf2d", 4)),
+    "coordinates": lambda x: x + sinpe.encode(x[..., :2], sinpe.convention("mae2d", D)),
+}
+
+
+def data(*shape: int) -> Tensor:
+    return torch.randn(shape or (2, 3, D), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.feature("torch.compile")
+@pytest.mark.parametrize("name", MADE)
+def test_compiled(name: str, backend: str) -> None:
+    x, run = data(), MADE[name]
+    torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="eager")(x), run(x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ["fields", "convention", "encode", "grid convention", "axes"])
+def test_exported(name: str, strict: bool, backend: str) -> None:
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return MADE[name](x)
+
+    x = data()
+    exported = torch.export.export(Module(), (x,), strict=strict).module()
+    torch.testing.assert_close(exported(x), MADE[name](x), rtol=0, atol=1e-6)
+
+
+def test_sizes_that_change(backend: str) -> None:
+    """A dim that is a symbol of the graph, and a start that is an argument."""
+
+    def run(x: Tensor, start: int) -> Tensor:
+        return sinpe.add(x, sinpe.Encoding(x.shape[-1], base=100.0, start=start))
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for k, shape in enumerate(((2, 3, 8), (2, 5, 8), (4, 7, 8), (2, 3, 10), (2, 3, 12), (1, 9, 6))):
+        torch.testing.assert_close(compiled(data(*shape), k // 2), run(data(*shape), k // 2), rtol=0, atol=1e-6)
+
+
+def test_one_that_leaves_the_graph(backend: str) -> None:
+    """It equals one that was made outside, goes on through a graph break, and into the next graph."""
+
+    def run(x: Tensor) -> tuple[Tensor, sinpe.Encoding]:
+        encoding = sinpe.Encoding(D, base=50.0)
+        y = sinpe.add(x, encoding)
+        torch._dynamo.graph_break()
+        return sinpe.add(y, encoding), encoding
+
+    torch._dynamo.reset()
+    x = data()
+    y, encoding = torch.compile(run, backend="eager")(x)
+    outside = sinpe.Encoding(D, base=50.0)
+    torch.testing.assert_close(y, run(x)[0], rtol=0, atol=1e-6)
+    assert encoding == outside and hash(encoding) == hash(outside) and repr(encoding) == repr(outside)
+    assert encoding.__getstate__().keys() >= outside.__getstate__().keys()
+
+    def taken(x: Tensor, encoding: sinpe.Encoding) -> Tensor:
+        return sinpe.add(x, encoding)
+
+    compiled = torch.compile(taken, fullgraph=True, backend="eager")
+    for one in (encoding, outside, encoding.replace(base=60.0), encoding.replace(base=70.0), sinpe.Encoding(D)):
+        torch.testing.assert_close(compiled(x, one), sinpe.add(x, one), rtol=0, atol=1e-6)
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "Fraction": (
+        lambda x: sinpe.add(x, sinpe.Encoding(D, base=Fraction(10))),
+        "got Fraction; make the Encoding outside",
+    ),
+    "Decimal": (
+        lambda x: sinpe.add(x, sinpe.convention("t2t", D, base=TENTH)),
+        "got Decimal; make the Encoding ou",
+    ),
+    "base": (lambda x: sinpe.add(x, sinpe.Encoding(D, base=-1.0)), "base: expected a number above 0, got -1"),
+    "field": (lambda x: sinpe.add(x, sinpe.Encoding(D, temperature=9)), "use base="),  # type: ignore[call-arg]
+    "dim": (lambda x: sinpe.add(x, sinpe.Encoding(6)), "expected 6 channels, those of the encoding, got 8"),
+    "step": (lambda x: sinpe.add(x, sinpe.Encoding(D, shift=4.0)), "shift: expected "),
+    "a tuple": (lambda x: sinpe.add(x, ("Encod", 8)), "encoding: expected .* got tuple"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, backend: str) -> None:
+    """As outside of a graph, and what cannot be a constant of it with what to do."""
+    run, message = REFUSED[case]
+    with pytest.raises(Exception, match=message):
+        torch.compile(run, fullgraph=True, backend="eager")(data())
+    if case not in ("Fraction", "Decimal"):
+        with pytest.raises((TypeError, ValueError), match=message):
+            run(data())
