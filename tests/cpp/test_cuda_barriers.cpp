@@ -1,5 +1,6 @@
 // The barriers of the CUDA kernels matter: a kernel without any one of them gives something else, or comes to grief. So
 // the other tests of its results, on the host where the phases between barriers are loops, would fail without it.
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,12 +36,15 @@ std::vector<char> bytes_of(const std::vector<T>& v) {
   return std::vector<char>(from, from + v.size() * sizeof(T));
 }
 
-// Whether the call fares otherwise without the barrier, in a process of its own, which may well die of it.
+// Whether the call fares otherwise without the barrier, in a process of its own, which may well die of it, or never end.
 bool matters(const Call& call, const std::vector<char>& want, int32_t barrier, on_host::Order order) {
   std::fflush(nullptr);
   const pid_t child = fork();
   if (child == 0) {
     if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(2);
+    // Of a processor: a call takes a thousandth of it, and what nobody has written yet may be the bound of a loop.
+    const itimerval half_a_second{{0, 0}, {0, 500000}};
+    if (barrier >= 0 && setitimer(ITIMER_PROF, &half_a_second, nullptr) != 0) _exit(2);
     on_host::settings().dropped_barrier = barrier;
     on_host::settings().order = order;
     _exit(call() == want ? 0 : 1);
