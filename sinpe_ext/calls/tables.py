@@ -122,7 +122,8 @@ def _of_grid(given: TableArguments) -> Tensor:
 
 def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
     """`sinpe_ext.encode` of one process."""
-    dim = checks.dim_beside(encoding, dim)
+    if dim is not None:
+        dim = checks.dim_beside(encoding, dim)
     if checks.is_grid(encoding):
         return _of_coordinates(positions, encoding, dim, dtype, allow_16bit)
     given = traced.given(encoding, dim)

@@ -159,7 +159,8 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
     piece: where `value` is a grid, the number of its piece, or -1 for the encoding that all its axes have; where it is
         none, the first channel and the number of channels that a part of the data has, `dim` being those of the whole.
     """
-    value = in_graph.made_again(value)
+    if isinstance(value, tuple):
+        value = in_graph.made_again(value)
     if isinstance(piece, tuple):
         return columns(encoding(value, dim), *piece)
     if isinstance(value, Encoding):
@@ -211,15 +212,16 @@ _is_grid_name = constant_in_graph(lambda name: grid_name(name))
 
 def is_grid(value: Any) -> bool:
     """Whether what a caller passes for an encoding is a GridEncoding or the name of one."""
-    return (
-        isinstance(value, GridEncoding) or (isinstance(value, str) and _is_grid_name(value)) or in_graph.is_grid(value)
-    )
+    if isinstance(value, tuple):
+        return in_graph.is_grid(value)
+    return isinstance(value, GridEncoding) or (isinstance(value, str) and _is_grid_name(value))
 
 
 @constant_in_graph
 def grid(value: Any, dim: int | None) -> GridEncoding:
     """A GridEncoding, itself or by its name and dim; of what is no grid, a grid of one axis."""
-    value = in_graph.made_again(value)
+    if isinstance(value, tuple):
+        value = in_graph.made_again(value)
     if isinstance(value, GridEncoding):
         return value
     if not is_grid(value):

@@ -27,16 +27,16 @@ def _fields(encoding: Encoding) -> Fields:
     return ("Encoding", *[getattr(encoding, name) for name in FIELDS])
 
 
-def is_grid(value: Any) -> bool:
+def is_grid(value: Fields) -> bool:
     """Whether these are the fields of a GridEncoding."""
-    return isinstance(value, tuple) and value[:1] == ("GridEncoding",)
+    return bool(value[:1] == ("GridEncoding",))
 
 
-def made_again(value: Any) -> Any:
-    """The Encoding or GridEncoding that has these fields; what are no fields as it is."""
+def made_again(value: Fields) -> Any:
+    """The Encoding or GridEncoding that has these fields; any other tuple as it is."""
     if is_grid(value):
         _, axes, order, arrangement, dim = value
         return GridEncoding([made_again(axis) for axis in axes], order=order, arrangement=arrangement, dim=dim)
-    if isinstance(value, tuple) and value[:1] == ("Encoding",):
+    if value[:1] == ("Encoding",):
         return Encoding(value[1], **dict(zip(FIELDS[1:], value[2:], strict=True)))
     return value

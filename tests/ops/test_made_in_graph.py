@@ -39,7 +39,6 @@ def data(*shape: int) -> Tensor:
     return torch.randn(shape or (2, 3, D), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.feature("torch.compile")
 @pytest.mark.parametrize("name", MADE)
 def test_compiled(name: str, backend: str) -> None:
     x, run = data(), MADE[name]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from .cards import CARDS, COPY, Card
 from .cases import Case
-from .measure import ROOT, Figures
+
+if TYPE_CHECKING:
+    from .measure import Figures  # which needs what reads machine code
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
 BUDGETED = 90  # the architecture that budgets are for
-PAGE = ROOT / "docs" / "cuda.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cuda.md"
 
 
 @dataclass(frozen=True)
