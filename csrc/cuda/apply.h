@@ -12,6 +12,9 @@ namespace cuda {
 
 // Where data come from.
 enum class Source { kStrided, kRows };  // x; rows of a weight, picked by ids
+// What a call's rows allow. Plain: all of them, of whatever kind, begin and end where 16 bytes (and a draw's eight elements)
+// do. Bare: plain, with x as it is (scale 1) and no padding, as most calls are.
+enum class Way { kAny, kPlain, kBare };
 
 constexpr int kSliceDims = SINPE_MAX_RANK - 2;
 
@@ -43,7 +46,7 @@ struct Data {
   Divisor parts;   // blocks that share a tile's slices
   int64_t part;    // slices of each, kMostSlices at most
   bool askew;      // some row of the result does not begin where a group may
-  bool plain;      // all rows, of whatever kind, begin and end where 16 bytes (and a draw's eight elements) do
+  Way way;
   bool turned;     // see Apply
   Divisor groups;  // of a tile's row
   Divisor tile_groups;
@@ -68,7 +71,7 @@ struct TileIds<Source::kRows> {
 };
 
 // Where a row of a tile, or a slice, lies: offsets that add up.
-struct Place {
+struct alignas(16) Place {
   int64_t x, out, ids, mask;
   uint64_t element;
 };
@@ -144,10 +147,12 @@ struct Apply {
         }
       }
       shared.rows.fill(positions, shared.alpha, thread);
-    } else if (s.plain) {
-      stream<true>(shared.tile, shared.slices, thread, shared);
+    } else if (s.way == Way::kBare) {
+      stream<Way::kBare>(shared.tile, shared.slices, thread, shared);
+    } else if (s.way == Way::kPlain) {
+      stream<Way::kPlain>(shared.tile, shared.slices, thread, shared);
     } else {
-      stream<false>(shared.tile, shared.slices, thread, shared);
+      stream<Way::kAny>(shared.tile, shared.slices, thread, shared);
     }
   }
 
@@ -164,7 +169,7 @@ struct Apply {
             tiling.by_sample ? 0 : slice / s.middle * s.mask_strides[0], static_cast<uint64_t>(offset(s.of_elements))};
   }
 
-  template <bool kPlain>
+  template <Way kWay>
   SINPE_HD void stream(const Tile& tile, int32_t slices, int thread, const Shared& shared) const {
     const uint32_t groups = s.groups.d * static_cast<uint32_t>(tile.height);
     // Where the tile has fewer groups than the block has threads, lanes of them share its slices.
@@ -173,16 +178,17 @@ struct Apply {
     SINPE_ROLLED
     for (uint32_t g = static_cast<uint32_t>(thread) - lane * s.tile_groups.d; g < groups; g += kThreads) {
       const uint32_t r = s.groups.quotient(g), u = g - r * s.groups.d;
-      group<kPlain>(tile, static_cast<int32_t>(r), static_cast<int32_t>(u * kGroup), static_cast<int32_t>(lane), slices,
-                    shared);
+      group<kWay>(tile, static_cast<int32_t>(r), static_cast<int32_t>(u * kGroup), static_cast<int32_t>(lane), slices,
+                  shared);
     }
   }
 
   // One group of channels of a row, from channel c of the tile on, in a lane's slices.
-  template <bool kPlain>
+  template <Way kWay>
   SINPE_HD void group(const Tile& tile, int32_t r, int32_t c, int32_t lane, int32_t slices,
                       const Shared& shared) const {
-    const Place& row = shared.row[r];
+    constexpr bool kPlain = kWay != Way::kAny, kBare = kWay == Way::kBare;
+    const Place row = shared.row[r];  // a copy, since the compiler cannot tell that no store changes it
     T* out = static_cast<T*>(s.out) + row.out;
     // Where rows lie askew in memory, groups begin where 16 bytes do: a short one first, and one at the end.
     if (!kPlain && s.askew) {
@@ -194,51 +200,63 @@ struct Apply {
     if (range.from >= range.to) return;
     const Real* encoding = nullptr;
     if constexpr (kEncoded) encoding = shared.rows.pe + r * tile.width + c;
+    const T* x = static_cast<const T*>(s.x) + row.x;
+    uint64_t element = row.element;
+    if (kPlain) x += c, out += c, element += static_cast<uint64_t>(c);
+    const int32_t first = kPlain ? 0 : c;  // that is left to add
     constexpr int kFlight = kPlain || !kDrop ? kMostFlight : 1;
     SINPE_ROLLED
     for (int32_t slice = lane * kFlight; slice < slices; slice += s.lanes * kFlight) {
       Draw drawn[kFlight];
       Raw<T, kGroup> raw[kFlight];
       bool exists[kFlight];
-      int32_t at[kFlight];  // the last one again where there are no more, to the same result: no branch
+      const Place* place[kFlight];  // the last one again where there are no more, to the same result: no branch
       SINPE_UNROLLED
       for (int k = 0; k < kFlight; ++k) {
-        at[k] = slice + k < slices ? slice + k : slice;
-        const T* from = source(tile, r, at[k], shared);
-        exists[k] = kSource == Source::kStrided || from != nullptr;
+        const int32_t at = slice + k < slices ? slice + k : slice;
+        place[k] = &shared.slice[at];
+        const T* from = x;
+        exists[k] = true;
+        if constexpr (kSource == Source::kStrided) {
+          from += place[k]->x;
+        } else {  // an id that is no row of the weight: nothing is read
+          const int64_t id = shared.ids.of[at * tile.height + r];
+          exists[k] = static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings);
+          if (exists[k]) from += id * s.weight_stride;
+        }
         if (exists[k]) {
-          load<T, kGroup, kPlain>(from, c, s.of_x.channel, range, &raw[k]);
+          load<T, kGroup, kPlain>(from, first, s.of_x.channel, range, &raw[k]);
         } else {
           raw[k] = {};
         }
       }
       // While these are on their way. The branch keeps the compiler from asking for one after the other.
       uint32_t padded[kFlight] = {};
-      if (kFlight > 1 && s.padding_mask != nullptr) {
+      if (!kBare && kFlight > 1 && s.padding_mask != nullptr) {
         SINPE_UNROLLED
-        for (int k = 0; k < kFlight; ++k) padded[k] = padding<kPlain>(row.mask + shared.slice[at[k]].mask, c, range);
+        for (int k = 0; k < kFlight; ++k) padded[k] = padding<kPlain>(row.mask + place[k]->mask, c, range);
       }
       SINPE_UNROLLED
-      for (int k = 0; k < kFlight && kDrop; ++k) drawn[k] = draw_of<kPlain>(row, shared.slice[at[k]], c, shared);
+      for (int k = 0; k < kFlight && kDrop; ++k) drawn[k] = draw_of<kPlain>(element + place[k]->element, first, shared);
       Real pe[kGroup];
       if constexpr (kEncoded) load_encoding<kPlain>(encoding, range, pe);
       SINPE_UNROLLED
       for (int k = 0; k < kFlight; ++k) {
-        const Place& place = shared.slice[at[k]];
         Real v[kGroup];
-        if (kFlight == 1 && s.padding_mask != nullptr) padded[k] = padding<kPlain>(row.mask + place.mask, c, range);
-        combine<kPlain>(padded[k], exists[k], pe, raw[k], drawn[k], v);
-        put<kPlain>(out + place.out, c, range, v);
+        if (!kBare && kFlight == 1 && s.padding_mask != nullptr)
+          padded[k] = padding<kPlain>(row.mask + place[k]->mask, c, range);
+        combine<kWay>(padded[k], exists[k], pe, raw[k], drawn[k], v);
+        store<T, kGroup, kPlain>(out + place[k]->out, first, s.of_out.channel, range, v);
       }
     }
   }
 
+  // Of the group that begins `first` channels after an element.
   template <bool kPlain>
-  SINPE_HD Draw draw_of(const Place& row, const Place& slice, int32_t c, const Shared& shared) const {
-    const uint64_t first = row.element + slice.element;
-    if constexpr (kPlain) return shared.draws.counter(first + static_cast<uint64_t>(c));
+  SINPE_HD Draw draw_of(uint64_t element, int32_t first, const Shared& shared) const {
+    if constexpr (kPlain) return shared.draws.counter(element);
     const uint64_t step = static_cast<uint64_t>(s.of_elements.channel);
-    return shared.draws.of(first + static_cast<uint64_t>(c) * step, step);
+    return shared.draws.of(element + static_cast<uint64_t>(first) * step, step);
   }
 
   template <bool kPlain>
@@ -257,23 +275,6 @@ struct Apply {
     }
   }
 
-  // Where a row of data begins; null for an id that is no row of the weight: nothing is read then.
-  SINPE_HD const T* source(const Tile& tile, int32_t r, int32_t slice, const Shared& shared) const {
-    const T* x = static_cast<const T*>(s.x) + shared.row[r].x;
-    if constexpr (kSource == Source::kRows) {
-      const int64_t id = shared.ids.of[slice * tile.height + r];
-      const bool exists = static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings);
-      return exists ? x + id * s.weight_stride : nullptr;
-    } else {
-      return x + shared.slice[slice].x;
-    }
-  }
-
-  template <bool kPlain>
-  SINPE_HD void put(T* row, int32_t c, Range range, const Real* v) const {
-    store<T, kGroup, kPlain>(row, c, s.of_out.channel, range, v);
-  }
-
   // Which of a group's elements are padding, a bit each: all or none where they share a position.
   template <bool kPlain>
   SINPE_HD uint32_t padding(int64_t first, int32_t c, Range range) const {
@@ -286,14 +287,15 @@ struct Apply {
   }
 
   // round(scale*x) + round(alpha*PE), then dropout.
-  template <bool kPlain>
+  template <Way kWay>
   SINPE_HD void combine(uint32_t padding, bool exists, const Real* pe, const Raw<T, kGroup>& raw, const Draw& drawn,
                         Real* v) const {
+    constexpr bool kPlain = kWay != Way::kAny, kBare = kWay == Way::kBare;
     raw.values(v);
     SINPE_UNROLLED
     for (int k = 0; k < kGroup; ++k) {
-      v[k] = scale * v[k];
-      const bool padded = kPlain ? padding != 0 : (padding >> k & 1) != 0;
+      if constexpr (!kBare) v[k] = scale * v[k];
+      const bool padded = !kBare && (kPlain ? padding != 0 : (padding >> k & 1) != 0);
       if constexpr (kEncoded) v[k] = padded ? v[k] : v[k] + pe[k];
       if constexpr (kDrop) v[k] = drawn.keeps(k, s.drop_limit) ? v[k] * kept : Real{0};
       if constexpr (kSource == Source::kRows) v[k] = exists ? v[k] : static_cast<Real>(quiet_nan());

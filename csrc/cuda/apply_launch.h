@@ -135,8 +135,9 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
   s.parts = Divisor(static_cast<uint32_t>((s.slices + s.part - 1) / s.part));
   const bool even = rows_begin_at<T>(s.out, s.of_out, s.dims, Body::kGroup);
   s.askew = s.of_out.channel == 1 && !even;
-  s.plain = even && width % Body::kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s));
-  if (s.turned && s.padding_mask != nullptr) s.plain = false;  // padding begins and ends anywhere
+  bool plain = even && width % Body::kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s));
+  if (s.turned && s.padding_mask != nullptr) plain = false;  // padding begins and ends anywhere
+  s.way = !plain ? Way::kAny : (s.scale == 1.0 && s.padding_mask == nullptr ? Way::kBare : Way::kPlain);
   s.groups = Divisor(
       static_cast<uint32_t>((tiling.width + (s.askew ? Body::kGroup - 1 : 0) + Body::kGroup - 1) / Body::kGroup));
   s.tile_groups = Divisor(s.groups.d * static_cast<uint32_t>(tiling.height));
