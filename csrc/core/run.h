@@ -22,6 +22,7 @@ struct Open {
 // What the fast phase (core/rotate.h) takes, told from the high words of doubles, which count as their logarithms do.
 struct Reach {
   uint32_t most;  // positions from 2^-30 on are below it; above the high word of 2^-30
+  uint32_t most_whole;  // as `most`, above 0: whole positions are 0, or 1 and more
   int32_t least;  // of a rest's square
   static constexpr uint32_t kFirst = 993u << 20;
 
@@ -31,10 +32,12 @@ struct Reach {
     const int turns = static_cast<int>(bit_cast<uint64_t>(plan.max_turns) >> 52) - 1023;  // max_turns < 2^(turns + 1)
     const int exponent = turns > -9 ? 44 - turns : 53;
     most = exponent > -30 ? static_cast<uint32_t>(exponent + 30) << 20 : 0;
+    most_whole = most == 0 ? 1 : kFirst + most;
     least = ((turns < -400 ? -800 : 2 * turns) - 1115) * (1 << 20);  // frequencies below 2^-60 take no fast phase
   }
   SINPE_HD static uint32_t size(double p) { return static_cast<uint32_t>(bit_cast<uint64_t>(p) >> 32) & 0x7fffffff; }
   SINPE_HD bool holds(double p) const { return (size(p) - kFirst < most) | (p == 0.0); }
+  SINPE_HD bool holds_whole(double p) const { return size(p) < most_whole; }
 
   // Whether a rest of t turns, (2*pi*t)^2 = square, may have lost its digits: |t| < |p * max_turns| * 2^-50. With l(x) the
   // high word over 2^20 less 1023, l(x) <= log2(x) < l(x) + 0.087; so 2 * (log2(2*pi) + l(p) + 0.087 + turns + 1 - 50) is

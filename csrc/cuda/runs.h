@@ -46,7 +46,7 @@ struct Runs {
   bool even;        // rows begin at multiples of 16 bytes
   const T* x;
   T* out;
-  int64_t x_stride, out_stride;
+  int64_t x_step, out_step, position_step;  // of a row, in bytes
   double scale, alpha;
   DeviceScalars scalars;
 
@@ -92,12 +92,11 @@ struct Runs {
   }
   SINPE_HD Real sum(Real value, Real pe) const { return static_cast<Real>(scale) * value + pe; }
 
-  // Where a row's position lies, in bytes; its bits; and what they say.
-  SINPE_HD int64_t apart_in_bytes() const {
-    return positions.strides[1] * (kGiven == Given::kFloating ? size_of(positions.dtype) : 8);
-  }
+  // Where a row's values lie; where its position does; the position's bits; and what they say.
+  SINPE_HD const char* x_row(int64_t row) const { return reinterpret_cast<const char*>(x) + row * x_step; }
+  SINPE_HD char* out_row(int64_t row) const { return reinterpret_cast<char*>(out) + row * out_step; }
   SINPE_HD const char* given(int64_t row) const {
-    return static_cast<const char*>(positions.positions) + row * apart_in_bytes();
+    return static_cast<const char*>(positions.positions) + row * position_step;
   }
   SINPE_HD uint64_t read(const char* at) const {
     const bool is_short = kGiven == Given::kFloating && positions.dtype == SINPE_FLOAT32;
@@ -107,6 +106,9 @@ struct Runs {
     if (kGiven == Given::kWhole) return integer_position(static_cast<int64_t>(bits));
     return float_position(positions.dtype == SINPE_FLOAT32 ? static_cast<double>(bit_cast<float>(low_half(bits)))
                                                            : bit_cast<double>(bits));
+  }
+  SINPE_HD bool is_held(const Reach& reach, Position p) const {
+    return kGiven == Given::kFloating ? reach.holds(p.d) : reach.holds_whole(p.d);
   }
   // The first of consecutive positions; false where some of them do not exist.
   SINPE_HD bool begins(const Stretch& at, Position* first) const {
@@ -129,15 +131,16 @@ struct Runs {
       constexpr int kWide = kInterleaved ? kEach : kOsc, kPieces = kEach / kWide;  // values side by side
       using Piece = Bytes<kWide* static_cast<int>(sizeof(T))>;
       const int64_t channel = kInterleaved ? 2 * osc : osc + (plan.q0 == 0 ? 0 : plan.n0);  // of the sines
-      const int64_t apart = plan.q0 == 0 ? plan.n0 : -plan.n0;                              // the cosines
+      // From the sines to the cosines, in bytes.
+      const int64_t apart = (plan.q0 == 0 ? plan.n0 : -plan.n0) * static_cast<int64_t>(sizeof(T));
       const Amplitude amplitude = amplitude_of(kUnit ? 1.0 : plan.amplitude);
       // Writes a row, or says that it is open.
-      const auto make = [&](int32_t r, uint64_t position_bits, const Piece* data, T* to) {
+      const auto make = [&](int32_t r, uint64_t position_bits, const Piece* data, char* to) {
         Open row;
         Position p{};
         if (!kConsecutive || Run<Arithmetic, kConsecutive>::kByReach) {
           p = kConsecutive ? integer_position(first.i + r) : position(position_bits);
-          if (Run<Arithmetic, kConsecutive>::kByReach) row.add(!reach.holds(p.d));
+          if (Run<Arithmetic, kConsecutive>::kByReach) row.add(!is_held(reach, p));
         }
         Real v[kEach];
         SINPE_UNROLLED
@@ -161,24 +164,24 @@ struct Runs {
         }
         return is_open;
       };
-      const T* from = kAdds ? x + at.row * x_stride + channel : nullptr;
-      T* to = out + at.row * out_stride + channel;
+      const int64_t begin = channel * static_cast<int64_t>(sizeof(T));
+      const char* from = kAdds ? x_row(at.row) + begin : nullptr;
+      char* to = out_row(at.row) + begin;
       const char* where = kConsecutive ? nullptr : given(at.row);
-      const int64_t step = apart_in_bytes();
       // Some rows from r on: what is read of them is on its way together.
       const auto make_some = [&](auto count, int32_t r) {
         constexpr int kCount = decltype(count)::value;
         uint64_t position_bits[kCount];
         Piece data[kCount][kPieces];
         SINPE_UNROLLED
-        for (int i = 0; i < kCount; ++i, where += step, from += x_stride) {
+        for (int i = 0; i < kCount; ++i, where += position_step, from += x_step) {
           if (!kConsecutive) position_bits[i] = read(where);
           SINPE_UNROLLED
           for (int h = 0; h < kPieces && kAdds; ++h) data[i][h] = *reinterpret_cast<const Piece*>(from + h * apart);
         }
         uint32_t some = 0;
         SINPE_UNROLLED
-        for (int i = 0; i < kCount; ++i, to += out_stride) {
+        for (int i = 0; i < kCount; ++i, to += out_step) {
           if (make(r + i, position_bits[i], data[i], to)) some |= 1u << i;
         }
         open |= some << r;
@@ -201,9 +204,9 @@ struct Runs {
   }
 
   SINPE_HD void put(int64_t row, int64_t c, Real pe) const {
-    T* to = out + row * out_stride + c;
+    T* to = reinterpret_cast<T*>(out_row(row)) + c;
     if constexpr (kAdds) {
-      round_store(to, sum(to_float(x[row * x_stride + c]), pe));
+      round_store(to, sum(to_float(reinterpret_cast<const T*>(x_row(row))[c]), pe));
     } else {
       round_store(to, pe);
     }
@@ -238,7 +241,7 @@ struct Runs {
     for (int32_t r = 0; r < at.height; ++r) {
       Open row;
       const Position p = kConsecutive ? integer_position(first.i + r) : position(read(given(at.row + r)));
-      if (Run<Arithmetic, kConsecutive>::kByReach) row.add(!reach.holds(p.d));
+      if (Run<Arithmetic, kConsecutive>::kByReach) row.add(!is_held(reach, p));
       const Sample<Real> v = run.at(reach, p, amplitude, &row);
       if (row.any()) {
         open |= 1u << r;
@@ -275,24 +278,29 @@ template <class T, class Arithmetic, Given kGiven, bool kAdds>
 sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
                          Stream stream) {
   using Body = Runs<T, Arithmetic, kGiven, kAdds>;
-  const int64_t x_stride = a.x_strides[a.rank - 2], out_stride = a.out_strides[a.rank - 2];
+  constexpr int64_t kSize = sizeof(T);
+  const int64_t x_step = a.x_strides[a.rank - 2] * kSize, out_step = a.out_strides[a.rank - 2] * kSize;
+  const RowPositions positions = positions_of(a);
+  const int64_t position_step =
+      positions.strides[1] * (kGiven == Given::kFloating ? size_of(a.position_dtype) : int64_t{8});
   Body body{plan,
-            positions_of(a),
+            positions,
             product(a.sizes, a.rank - 1),
             kMostRows,
             Divisor(),
             false,
             static_cast<const T*>(a.x),
             static_cast<T*>(a.out),
-            x_stride,
-            out_stride,
+            x_step,
+            out_step,
+            position_step,
             a.scale,
             a.alpha,
             scalars};
-  const auto is_even = [](const void* p, int64_t stride) {
-    return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % Body::kEach == 0;
+  const auto is_even = [](const void* p, int64_t step) {
+    return reinterpret_cast<uintptr_t>(p) % 16 == 0 && step % 16 == 0;
   };
-  body.even = is_even(a.out, out_stride) && (!kAdds || is_even(a.x, x_stride));
+  body.even = is_even(a.out, out_step) && (!kAdds || is_even(a.x, x_step));
   const int64_t threads = (plan.dim + Body::kEach - 1) / Body::kEach;
   if (threads > kMaxBlocks) return launch_failed("more channels than a grid can have");
   body.threads = Divisor(static_cast<uint32_t>(threads));
