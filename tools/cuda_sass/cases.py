@@ -41,8 +41,6 @@ class Case:
     followed: str = ""  # the kernel that is also run, since those after it read where to go
     # What should hold for sm_90: the figure's name, and its limit for float32 and for 16 bits.
     budgets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    # Where a limit is missed: what was reached, with some room, and must not be lost.
-    reached: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     blocks: int = 4  # that are run
     beside: str = ""  # the case that this one may not be much slower than
 
@@ -136,29 +134,19 @@ def decode(dtype: torch.dtype) -> Call:
     )  # fmt: skip
 
 
-TO_REACH = {"instructions": (75.0, 50.0)}
+DIRECT = {"instructions": (75.0, 50.0)}  # a position a row, that has nothing to do with the next one
 # Loads that are issued before the random numbers are drawn have a draw's instructions, about fifty, to arrive.
 DROPPED = {"instructions": (300.0, 300.0), "alu": (160.0, 160.0), "ahead": (50.0, 50.0)}
 SIDE_BY_SIDE = {"sectors": (1.1, 1.1)}  # of memory, for what is asked for of them
 
 CASES = (
     Case("table 131072x1024", table, budgets={"instructions": (60, 40)}),
-    Case("encode 1M random int64 x 128", encode, budgets=TO_REACH),
-    Case(
-        "add, positions of each token, 32x4096x1024",
-        partial(add, positions=True),
-        budgets=TO_REACH,
-        reached={"instructions": (75, 53)},
-    ),
+    Case("encode 1M random int64 x 128", encode, budgets=DIRECT),
+    Case("add, positions of each token, 32x4096x1024", partial(add, positions=True), budgets=DIRECT),
     Case("add 32x4096x1024", add, budgets={"waves": (8, 8)}),
     Case("add 32x512x1024", partial(add, shape=(32, 512, 1024))),
     Case("add 256x197x768", partial(add, shape=(256, 197, 768))),
-    Case(
-        "add + dropout 32x4096x1024",
-        partial(add, dropout=0.1, seed=1),
-        budgets=DROPPED,
-        reached={"instructions": (320, 350)},
-    ),
+    Case("add + dropout 32x4096x1024", partial(add, dropout=0.1, seed=1), budgets=DROPPED),
     Case("backward of add + dropout 32x4096x1024", dropout_backward, kernels=("Apply<*,Unencoded*",), budgets=DROPPED),
     Case("add, channels first, 32x1024x4096", channels_first, budgets=SIDE_BY_SIDE),
     Case("add + dropout, channels first", partial(channels_first, dropout=0.1, seed=1), budgets=SIDE_BY_SIDE),

@@ -64,7 +64,6 @@ class Missed:
     name: str
     value: float
     limit: float
-    is_lost: bool  # and neither does what was reached
 
     def __str__(self) -> str:
         sign = ">=" if _is_least(self.name) else "<="
@@ -90,13 +89,7 @@ def missed(row: Row, rows: list[Row]) -> list[Missed]:
         return values[name] >= limit if _is_least(name) else values[name] <= limit
 
     return [
-        Missed(
-            row,
-            name,
-            values[name],
-            limits[row.dtype != torch.float32],
-            is_lost=not holds(name, row.case.reached.get(name, limits)),
-        )
+        Missed(row, name, values[name], limits[row.dtype != torch.float32])
         for name, limits in row.case.budgets.items()
         if name in values and not holds(name, limits)  # not there: of a case that was not asked for
     ]
