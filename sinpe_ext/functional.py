@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from . import checks
-from .calls import plain, tables
+from .calls import jagged, plain, tables
 from .calls.add import AddCall
 from .calls.embed import EmbedCall
 from .calls.rows import AddArguments, EmbedArguments
@@ -111,7 +112,7 @@ def encode(
         dtype: float32, float64, bfloat16 or float16.
         allow_16bit: take float16 and bfloat16 positions at their stored value instead of refusing them.
     Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), on the device of `positions`; NaN where a
-        position is NaN or infinite.
+        position is NaN or infinite; jagged where positions are (`layout=torch.jagged`).
     Raises: TypeError, ValueError for arguments of the wrong type or value.
     Accuracy: as `table`; float positions likewise, below 2^31 in size; float64 <= 1 ULP.
     Gradient: to float positions, of any order.
@@ -127,6 +128,8 @@ def encode(
         from .distributed import rows as sharded_rows
 
         return sharded_rows.encode(encode, positions, encoding, dim, dtype, allow_16bit)
+    if jagged.is_jagged(positions):
+        return jagged.encode(positions, encoding, dim, dtype, allow_16bit)
     return tables.encode(positions, encoding, dim, dtype, allow_16bit)
 
 
@@ -156,8 +159,11 @@ def add(
 
     Args:
         x: (batch, ..., sequence, channels) or (sequence, channels), float32, float64, bfloat16 or float16, any strides.
+            A jagged nested tensor (`layout=torch.jagged`, a prototype of torch's) is (batch, sequence, channels): each
+            sequence is counted for itself, and elements for the mask as they lie in x.values() (docs/training.md).
         encoding: an Encoding, a convention's name (its dim from x), an int, or None for the paper's with x's channels.
         positions: (S,) or (B, S), integers or float32/float64; final: encoding.start is not added, `start` must stay 0.
+            For a jagged x: jagged, (B, S) with the offsets of x.
         start: position of the first row, on top of encoding.start: an int, a 0-d integer tensor, or (B,), one a sample.
         scale: factor of x.
         alpha: factor of the encoding, a float or a tensor of shape () or (1,).
@@ -269,7 +275,7 @@ def embed(
         sinpe.add(torch.nn.functional.embedding(ids, weight, padding_idx, sparse=sparse), encoding, ...)
 
     Args:
-        ids: (batch, ..., sequence) or (sequence,), integers, any strides.
+        ids: (batch, ..., sequence) or (sequence,), integers, any strides; or jagged, (batch, sequence).
         weight: (num_embeddings, channels), float32, float64, bfloat16 or float16.
         encoding, positions, start, scale, alpha, dropout, seed: as `add`, for an x of shape (*ids.shape, channels).
         padding_idx: id whose row of weight gets no gradient, as in nn.Embedding; the row itself is used as stored.
@@ -303,17 +309,21 @@ def add_call(given: AddArguments) -> Any:
     """The checked call of `add`."""
     if _is_compiling():
         given = given._replace(encoding=in_graph.constant(given.encoding))
+    if type(given.x) is Tensor:
+        return AddCall(given)
     if is_dtensor(given.x):
         from .distributed.call import ShardedAdd
 
         return ShardedAdd(given)
-    return AddCall(given)
+    return jagged.JaggedAdd(given) if jagged.is_jagged(given.x) else AddCall(given)
 
 
 def embed_call(given: EmbedArguments) -> Any:
     """The checked call of `embed`."""
     if _is_compiling():
         given = given._replace(encoding=in_graph.constant(given.encoding))
+    if type(given.ids) is not Tensor and jagged.is_jagged(given.ids):
+        return jagged.JaggedEmbed(given)
     if is_dtensor(given.ids) or is_dtensor(given.weight):
         from .distributed.call import ShardedEmbed
 

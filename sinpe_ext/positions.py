@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .calls.jagged import counted
 from .checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown
 from .checks import length as _length
 from .encodings.values import integer
@@ -62,8 +63,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
             )
     rows = _length(total, "total")
     addressable("total", rows, 1, 8)
-    index = torch.arange(rows, device=ends.device)
-    return index - ends[torch.searchsorted(ends, index, right=True) - 1]
+    return counted(ends, rows)
 
 
 def relative(length: int, *, device: torch.device | str | None = None) -> Tensor:

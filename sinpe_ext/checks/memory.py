@@ -39,9 +39,11 @@ def apart(out: torch.Tensor, **read: Any) -> None:
 
     Tensors whose memory ranges meet count as sharing.
     """
+    out = _elements_of(out)
     if torch.compiler.is_compiling() or type(out) not in _PLAIN or observers.no_data(out.device) or not out.numel():
         return
     for name, t in read.items():
+        t = _elements_of(t)
         if type(t) not in _PLAIN or t.device != out.device or not t.numel():
             continue
         try:
@@ -82,7 +84,7 @@ def in_place(x: torch.Tensor) -> None:
     """x of `add_`."""
     if torch.compiler.is_compiling():
         return
-    writable("x", x)
+    writable("x", _elements_of(x))
     if torch.is_grad_enabled() and x.requires_grad:
         base = x._base if x._is_view() else None
         if x.is_leaf or (base is not None and base.is_leaf and base.requires_grad):
@@ -90,6 +92,11 @@ def in_place(x: torch.Tensor) -> None:
                 f"x: expected a tensor that may be written to, got a {'' if base is None else 'view of a '}leaf "
                 "Variable that requires grad, which cannot be used in an in-place operation; call add, or detach() it"
             )
+
+
+def _elements_of(t: Any) -> Any:
+    """A tensor, of a jagged one its values: what lies in memory."""
+    return t.values() if isinstance(t, torch.Tensor) and t.layout == torch.jagged else t
 
 
 def _nested(t: torch.Tensor) -> list[tuple[int, int]]:

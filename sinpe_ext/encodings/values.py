@@ -191,7 +191,11 @@ def strided_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> No
             )
     if value.layout != torch.strided or value.is_nested or value.is_quantized:
         kind = "a nested tensor" if value.is_nested else value.dtype if value.is_quantized else f"layout {value.layout}"
-        raise TypeError(f"{name}: expected a dense strided tensor, got {kind}; convert it to a dense one first")
+        jagged = value.is_nested and value.layout == torch.strided and name in ("x", "ids", "positions")
+        raise TypeError(
+            f"{name}: expected a dense strided tensor, got {kind}; convert it to a dense one first"
+            f"{', or make it with layout=torch.jagged' if jagged else ''}"
+        )
 
 
 def in_memory(name: str, value: torch.Tensor) -> None:

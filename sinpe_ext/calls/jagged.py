@@ -1,0 +1,282 @@
+"""Jagged nested tensors (`layout=torch.jagged`): the same calls of their values, whose rows are counted from 0, or from
+`start`, in each sequence.
+
+torch's nested tensors are a prototype. What is used of them: `values`, `offsets`, `lengths`, `nested_tensor_from_jagged`,
+and, since nothing public tells them, `_ragged_idx` and the lengths that are known without a look at the offsets,
+`_maybe_min_seqlen` and `_maybe_max_seqlen`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .. import checks
+from ..checks.part import no_context_parallel
+from ..encodings.values import strided_tensor
+from ..runtime.observers import looked_at, needs_operations
+from . import tables
+from .add import AddCall
+from .embed import EmbedCall
+from .rows import AddArguments, EmbedArguments, RowsCall
+
+_is_compiling = torch.compiler.is_compiling
+
+
+def is_jagged(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.jagged
+
+
+def counted(ends: Tensor, rows: int | torch.SymInt, first: Any = 0) -> Tensor:
+    """The positions of sequences that lie one behind the other, each counted from `first`.
+
+    Args:
+        ends: (sequences + 1,), int64, contiguous: 0, then where each sequence ends.
+        rows: of all sequences; those beyond the last end are one more.
+        first: an int, or int64 of shape (sequences, 1) or (1, 1); what is beyond the last end then counts from 0.
+    Returns: (rows,), int64.
+    """
+    index = torch.arange(rows, device=ends.device)
+    if isinstance(first, Tensor):
+        first = functional.pad(first.reshape(-1).expand(ends.shape[0] - 1), (0, 1))
+    return index - (ends - first)[torch.searchsorted(ends, index, right=True) - 1]
+
+
+class _Ragged(NamedTuple):
+    """What tells a jagged tensor's lengths. Tensors with the same offsets can be computed with together.
+
+    Attributes:
+        min_seqlen, max_seqlen: as torch has them kept, None where they were never asked for.
+    """
+
+    offsets: Tensor
+    min_seqlen: int | None
+    max_seqlen: int | None
+
+
+def _ragged(given: Any) -> _Ragged:
+    return _Ragged(given.offsets(), given._maybe_min_seqlen, given._maybe_max_seqlen)
+
+
+def _wrapped(values: Tensor, ragged: _Ragged) -> Tensor:
+    """A jagged tensor of these values."""
+    known = {"min_seqlen": ragged.min_seqlen, "max_seqlen": ragged.max_seqlen}
+    return torch.nested.nested_tensor_from_jagged(values, ragged.offsets, **known)
+
+
+# torch's own way into a jagged tensor and out of it has no second derivative; each of these is the other's derivative.
+
+
+class _Values(torch.autograd.Function):
+    """The values of a jagged tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Any) -> Tensor:
+        ctx.ragged = _ragged(given)
+        ctx.set_materialize_grads(False)
+        values: Tensor = given.values()
+        return values.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        return None if grad is None else _Wrapped.apply(grad, ctx.ragged)
+
+
+class _Wrapped(torch.autograd.Function):
+    """`_wrapped`."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ragged: _Ragged) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return _wrapped(values.detach(), ragged)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        return None if grad is None else _Values.apply(grad), None
+
+
+def _is_differentiated(t: Tensor) -> bool:
+    return t.requires_grad and torch.is_grad_enabled() and not needs_operations()
+
+
+class Sequences:
+    """Where the sequences of a jagged tensor lie among the rows of its values.
+
+    Attributes:
+        values: (rows, ...), the sequences one behind the other.
+        ends: (sequences + 1,) int64, torch's offsets.   count: number of sequences.
+        longest: number of rows of the longest sequence; 1 where the offsets are not looked at.
+    """
+
+    def __init__(self, name: str, given: Tensor) -> None:
+        self.name, self.given, self.shape = name, given, tuple(given.shape)
+        if given._ragged_idx != 1:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"{name}: expected sequences of different lengths along dimension 1, (batch, sequence, ...), got "
+                f"dimension {given._ragged_idx} in shape {self.shape}; transpose it"  # type: ignore[attr-defined]
+            )
+        if given.lengths() is not None:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"{name}: expected jagged sequences that lie one behind the other, got one with lengths, whose "
+                f"values have gaps; pass {name}.contiguous()"
+            )
+        self.values: Tensor = _Values.apply(given) if _is_differentiated(given) else given.values()
+        strided_tensor(name, self.values)
+        ends = given.offsets()
+        self.ends, self.count = ends.long().contiguous(), ends.shape[0] - 1
+        self.longest = self._longest() if looked_at(ends) else 1
+
+    def _longest(self) -> int:
+        """Refuses offsets that are none, which torch takes as they come."""
+        ends, rows = self.ends, self.values.shape[0]
+        lengths = ends.diff()
+        shortest, longest = lengths.aminmax() if self.count else (0, 0)
+        if int(ends[0]) != 0 or int(shortest) < 0 or int(ends[-1]) > rows:
+            raise ValueError(
+                f"{self.name}: expected offsets that begin with 0, do not fall and end with at most {rows}, the rows of "
+                f"its values, got {ends.tolist()[:8]}; pass torch.tensor([0, *lengths]).cumsum(0)"
+            )
+        return int(longest)
+
+    def like(self, values: Tensor) -> Tensor:
+        """A jagged tensor of other values, with the same offsets."""
+        wrapped: Tensor = (_Wrapped.apply if _is_differentiated(values) else _wrapped)(values, _ragged(self.given))
+        return wrapped
+
+    def beside(self, name: str, value: Any) -> Tensor:
+        """The values of another jagged tensor with the same offsets."""
+        advice = f"pass torch.nested.nested_tensor_from_jagged(values, {self.name}.offsets())"
+        if not is_jagged(value):
+            raise TypeError(
+                f"{name}: expected a jagged nested tensor, as {self.name} is, got {checks.described(value)}; {advice}"
+            )
+        other = Sequences(name, value)
+        if not self._is_alike(other):
+            raise ValueError(
+                f"{name}: expected the offsets of {self.name}, got others, in shape {other.shape} for {self.name} of "
+                f"shape {self.shape}; {advice}"
+            )
+        return other.values
+
+    def _is_alike(self, other: Sequences) -> bool:
+        if self.shape[1] == other.shape[1]:  # torch's own name for the lengths
+            return True
+        ours, theirs = self.ends, other.ends
+        return looked_at(ours) and looked_at(theirs) and torch.equal(ours, theirs)
+
+    def positions(self, of: checks.Target, positions: Any, start: Any, first: int) -> Tensor:
+        """Those of all rows, (1, rows); implicit ones begin at `first`, an encoding's own start, and `start`."""
+        rows, of = of.rows, of._replace(shape=self.shape, batch=self.count, rows=self.longest)
+        if positions is not None:
+            checks.start_beside_positions(start)
+            values = checks.positions(self.beside("positions", positions))
+            if values.dim() != 1 or values.shape[0] != rows:
+                raise ValueError(
+                    f"positions: expected shape {self.shape[:2]}, one for each row of {self.name}, got "
+                    f"{tuple(positions.shape)} with {values.shape[0]} rows of values; reshape it"
+                )
+            checks.same_device("positions", values, of)
+            return values.unsqueeze(0)
+        no_context_parallel()
+        if isinstance(start, Tensor):
+            start, first = checks.start_tensor(start, of, first), 0
+        elif not (_is_compiling() and isinstance(start, (int, torch.SymInt))):
+            checks.no_list(start, of)
+            start = checks.start(start)
+            checks.position_range(first + start, of.rows)
+        return counted(self.ends, rows, start + first).unsqueeze(0)
+
+    def no_padding(self, mask: Any) -> None:
+        if mask is not None:
+            raise ValueError(
+                f"padding_mask: expected None for a jagged {self.name}, which has no padding, got "
+                f"{checks.described(mask)}; leave it out"
+            )
+
+    def along(self, seq_dim: Any) -> None:
+        """That `seq_dim` is the dimension of the sequences."""
+        if checks.axis("seq_dim", seq_dim, len(self.shape), self.name) != 1:
+            raise ValueError(
+                f"seq_dim: expected 1, the dimension of the sequences of {self.name}, got {seq_dim} for shape "
+                f"{self.shape}; pass seq_dim=1 (a layer: batch_first=True)"
+            )
+
+
+class _JaggedCall(RowsCall):
+    """What a call with a jagged tensor has in place of positions that samples share."""
+
+    sequences: Sequences
+
+    def _set_positions(self, of: checks.Target, positions: Any, start: Any) -> None:
+        self.positions = self.sequences.positions(of, positions, start, self.encoding.start)
+
+
+class JaggedAdd(_JaggedCall, AddCall):
+    """`add` of a jagged tensor: `x` and what else an AddCall has are of its values."""
+
+    def __init__(self, given: AddArguments) -> None:
+        self.sequences = of = Sequences("x", given.x)
+        if not given.is_sequence():
+            raise ValueError(
+                "encoding, grid_shape, extra_tokens: expected an encoding of one dimension, None and 0 for a jagged x, "
+                f"got {checks.shown(given.encoding)}, {checks.shown(given.grid_shape)} and "
+                f"{checks.shown(given.extra_tokens)}; encode the values with positions of your own, add(x.values(), ...)"
+            )
+        of.no_padding(given.padding_mask)
+        rank = len(of.shape)
+        if rank < 3:
+            raise ValueError(
+                f"x: expected a jagged tensor of 3 dimensions or more, (batch, sequence, channels), got shape {of.shape}; "
+                "unsqueeze it"
+            )
+        of.along(given.seq_dim)
+        channels_at = checks.axis("channel_dim", given.channel_dim, rank)
+        checks.two_dimensions(1, channels_at, given.seq_dim, given.channel_dim)
+        if channels_at == 0:
+            raise ValueError(
+                f"channel_dim: expected a dimension behind the sequences of a jagged x, got {given.channel_dim} for "
+                f"shape {of.shape}; pass -1"
+            )
+        super().__init__(given._replace(x=of.values, seq_dim=0, channel_dim=channels_at - 1))
+
+    def result(self) -> Tensor:
+        return self.sequences.like(super().result())
+
+    def result_in_place(self) -> Tensor:
+        x = self.sequences.given
+        if _is_compiling() or self.needs_grad(self.x):
+            return x.copy_(self.result())
+        super().result_in_place()
+        return x
+
+    def written(self, out: Any) -> tuple[Any, Tensor]:
+        return self.sequences.beside("out", out), self.x
+
+    def write_to(self, out: Tensor) -> Tensor:
+        super().write_to(out.values())
+        return out
+
+
+class JaggedEmbed(_JaggedCall, EmbedCall):
+    """`embed` of jagged ids: `ids` and what else an EmbedCall has are of their values."""
+
+    def __init__(self, given: EmbedArguments) -> None:
+        self.sequences = of = Sequences("ids", given.ids)
+        strided_tensor("weight", given.weight)  # no DTensor
+        of.no_padding(given.padding_mask)
+        of.along(given.seq_dim)
+        super().__init__(given._replace(ids=of.values, seq_dim=0))
+
+    def result(self) -> Tensor:
+        return self.sequences.like(super().result())
+
+
+def encode(positions: Tensor, encoding: Any, dim: Any, dtype: Any, allow_16bit: Any) -> Tensor:
+    """`encode` of jagged positions."""
+    sequences = Sequences("positions", positions)
+    return sequences.like(tables.encode(sequences.values, encoding, dim, dtype, allow_16bit))
