@@ -61,8 +61,10 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
             raise ValueError(
                 f"total: expected {int(ends[-1])} or more, the last of cu_seqlens, got {total}; leave it unset"
             )
-    rows = _length(total, "total")
-    addressable("total", rows, 1, 8)
+    traced = torch.compiler.is_compiling() or is_jit_traced()  # checks would make a number of a symbol
+    rows = total if traced else _length(total, "total")
+    if not traced:
+        addressable("total", rows, 1, 8)
     return counted(ends, rows)
 
 

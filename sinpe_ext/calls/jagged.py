@@ -1,9 +1,9 @@
 """Jagged nested tensors (`layout=torch.jagged`): the same calls of their values, whose rows are counted from 0, or from
 `start`, in each sequence.
 
-torch's nested tensors are a prototype. What is used of them: `values`, `offsets`, `lengths`, `nested_tensor_from_jagged`,
-and, since nothing public tells them, `_ragged_idx` and the lengths that are known without a look at the offsets,
-`_maybe_min_seqlen` and `_maybe_max_seqlen`.
+torch's nested tensors are a prototype. What is used of them: `values`, `offsets`, `lengths` and
+`nested_tensor_from_jagged`; since nothing public tells these, `_ragged_idx`, and `_maybe_min_seqlen` and
+`_maybe_max_seqlen`, the extreme lengths where they are known without a look at the offsets.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def is_jagged(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.jagged
 
 
-def counted(ends: Tensor, rows: int | torch.SymInt, first: Any = 0) -> Tensor:
+def counted(ends: Tensor, rows: Any, first: Any = 0) -> Tensor:
     """The positions of sequences that lie one behind the other, each counted from `first`.
 
     Args:
         ends: (sequences + 1,), int64, contiguous: 0, then where each sequence ends.
-        rows: of all sequences; those beyond the last end are one more.
+        rows: int, of all sequences; those beyond the last end are one more.
         first: an int, or int64 of shape (sequences, 1) or (1, 1); what is beyond the last end then counts from 0.
     Returns: (rows,), int64.
     """
@@ -63,7 +63,7 @@ def _ragged(given: Any) -> _Ragged:
 
 def _wrapped(values: Tensor, ragged: _Ragged) -> Tensor:
     """A jagged tensor of these values."""
-    known = {"min_seqlen": ragged.min_seqlen, "max_seqlen": ragged.max_seqlen}
+    known: dict[str, Any] = {"min_seqlen": ragged.min_seqlen, "max_seqlen": ragged.max_seqlen}
     return torch.nested.nested_tensor_from_jagged(values, ragged.offsets, **known)
 
 
@@ -113,14 +113,14 @@ class Sequences:
         longest: number of rows of the longest sequence; 1 where the offsets are not looked at.
     """
 
-    def __init__(self, name: str, given: Tensor) -> None:
+    def __init__(self, name: str, given: Any) -> None:
         self.name, self.given, self.shape = name, given, tuple(given.shape)
-        if given._ragged_idx != 1:  # type: ignore[attr-defined]
+        if given._ragged_idx != 1:
             raise ValueError(
                 f"{name}: expected sequences of different lengths along dimension 1, (batch, sequence, ...), got "
-                f"dimension {given._ragged_idx} in shape {self.shape}; transpose it"  # type: ignore[attr-defined]
+                f"dimension {given._ragged_idx} in shape {self.shape}; transpose it"
             )
-        if given.lengths() is not None:  # type: ignore[attr-defined]
+        if given.lengths() is not None:
             raise ValueError(
                 f"{name}: expected jagged sequences that lie one behind the other, got one with lengths, whose "
                 f"values have gaps; pass {name}.contiguous()"
@@ -138,8 +138,8 @@ class Sequences:
         shortest, longest = lengths.aminmax() if self.count else (0, 0)
         if int(ends[0]) != 0 or int(shortest) < 0 or int(ends[-1]) > rows:
             raise ValueError(
-                f"{self.name}: expected offsets that begin with 0, do not fall and end with at most {rows}, the rows of "
-                f"its values, got {ends.tolist()[:8]}; pass torch.tensor([0, *lengths]).cumsum(0)"
+                f"{self.name}: expected offsets that begin with 0, do not fall and end with at most {rows}, the "
+                f"rows of its values, got {ends.tolist()[:8]}; pass torch.tensor([0, *lengths]).cumsum(0)"
             )
         return int(longest)
 
@@ -225,14 +225,14 @@ class JaggedAdd(_JaggedCall, AddCall):
             raise ValueError(
                 "encoding, grid_shape, extra_tokens: expected an encoding of one dimension, None and 0 for a jagged x, "
                 f"got {checks.shown(given.encoding)}, {checks.shown(given.grid_shape)} and "
-                f"{checks.shown(given.extra_tokens)}; encode the values with positions of your own, add(x.values(), ...)"
+                f"{checks.shown(given.extra_tokens)}; call add(x.values(), ...) with positions of its rows"
             )
         of.no_padding(given.padding_mask)
         rank = len(of.shape)
         if rank < 3:
             raise ValueError(
-                f"x: expected a jagged tensor of 3 dimensions or more, (batch, sequence, channels), got shape {of.shape}; "
-                "unsqueeze it"
+                "x: expected a jagged tensor of 3 dimensions or more, (batch, sequence, channels), got shape "
+                f"{of.shape}; unsqueeze it"
             )
         of.along(given.seq_dim)
         channels_at = checks.axis("channel_dim", given.channel_dim, rank)

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from .. import checks
 from ..checks import seeds
 from ..checks.part import Part
+from ..encodings.values import strided_tensor
 from ..ops import seed_tensor
 
 
@@ -166,6 +167,7 @@ def plain_shards(t: DTensor) -> DTensor:
 def on_mesh(name: str, value: Tensor, mesh: DeviceMesh) -> DTensor:
     """A DTensor as it is; of a tensor, which all ranks have alike, copies."""
     if not isinstance(value, DTensor):
+        strided_tensor(name, value)
         if value.device.type != mesh.device_type:
             raise RuntimeError(
                 f"{name}: expected the device of the mesh, {mesh.device_type}, got {value.device}; move it there"

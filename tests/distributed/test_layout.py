@@ -97,3 +97,30 @@ def test_simulated_ranks(backend: str) -> None:
                     call()
     finally:
         dist.destroy_process_group()
+
+
+def test_jagged_tensors_and_dtensors_are_not_combined(backend: str) -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def jagged(values: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 3, 9]))
+
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+
+        def whole(*shape: int) -> torch.Tensor:
+            return distribute_tensor(torch.ones(shape, dtype=torch.float32), mesh, [Replicate()])
+
+        ids = jagged(torch.zeros(9, dtype=torch.int64))
+        refused = {
+            "weight": lambda: sinpe.embed(ids, whole(5, 10)),
+            "alpha": lambda: sinpe.add(jagged(torch.zeros(9, 10)), alpha=whole(1)),
+            "start": lambda: sinpe.add(jagged(torch.zeros(9, 10)), start=whole(2)),
+            "positions": lambda: sinpe.add(whole(2, 5, 10), positions=ids),
+        }
+        for name, call in refused.items():
+            with pytest.raises(TypeError, match=f"^{name}: expected (a dense|an ordinary)"):
+                call()
+    finally:
+        dist.destroy_process_group()

@@ -205,6 +205,20 @@ def test_detr(backend: str) -> None:
     assert torch.allclose(found, want, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_packed_positions_follow_the_total_in_a_graph(strict: bool) -> None:
+    class Packed(torch.nn.Module):
+        def forward(self, values: Tensor, ends: Tensor) -> Tensor:
+            return sinpe.add(values, positions=sinpe.positions.packed(ends, values.shape[0]))
+
+    sizes = {0: torch.export.Dim("total", min=2, max=1000)}, {0: torch.export.Dim("ends", min=2, max=100)}
+    given = torch.randn(9, D), torch.tensor([0, 3, 9])
+    program = torch.export.export(Packed(), given, dynamic_shapes=sizes, strict=strict).module()
+    for lengths in ((3, 6), (4, 0, 7, 1)):
+        values, ends = torch.randn(sum(lengths), D), torch.tensor([0, *lengths]).cumsum(0)
+        assert torch.equal(program(values, ends), torch.cat([sinpe.add(part) for part in values.split(lengths)]))
+
+
 def test_positions_under_compile_and_on_meta() -> None:
     mask, pixels = torch.tensor(list(MASKS.values())), IMAGES
     ids, past = torch.full(mask.shape, 9).masked_fill(mask, P), torch.arange(len(mask))

@@ -16,13 +16,13 @@ if not (TOOLS / "call_path.py").is_file():
 sys.path.insert(0, str(TOOLS))
 import call_path  # noqa: E402
 
-MOST = {  # functions and files, as measured on 2026-11-23; only ever to be lowered
+MOST = {  # functions and files, as measured on 2026-11-24; only ever to be lowered
     "add": (3, 3),
     "add positions": (3, 3),
-    "add positions, large": (50, 16),
+    "add positions, large": (49, 15),
     "add padding_mask": (3, 3),
-    "add dropout": (48, 18),
-    "add dropout gradient": (53, 19),
+    "add dropout": (47, 18),
+    "add dropout gradient": (52, 19),
     "embed": (5, 5),
     "table": (5, 5),
     "encode": (5, 5),
