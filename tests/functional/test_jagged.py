@@ -470,6 +470,17 @@ def test_a_layer_in_a_graph(name: str, fresh: None) -> None:
     assert counter.frame_count == 1
 
 
+def test_one_graph_more_where_the_extreme_lengths_are_known(fresh: None) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda t: sinpe.add(t, dropout=0.3, seed=5), fullgraph=True, backend=counter)
+    for k in range(4):
+        t = torch.nested.nested_tensor(list(x(rows=sum(batch(k))).split(batch(k))), layout=torch.jagged)
+        found, wanted = compiled(t), sinpe.add(t, dropout=0.3, seed=5)
+        assert torch.equal(found.values(), wanted.values())  # type: ignore[attr-defined]
+        assert found._maybe_max_seqlen == max(batch(k))
+    assert counter.frame_count <= 2
+
+
 @pytest.mark.parametrize("way", ["add_", "out"])
 def test_written_to_in_a_graph(way: str, fresh: None) -> None:
     compiled = torch.compile(
