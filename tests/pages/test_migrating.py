@@ -1,0 +1,180 @@
+"""docs/migrating.md: each adapter gives what its library gave for the same calls (tests/support/library_calls.json)."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from typing import Any
+
+import migrating
+import pages
+import pytest
+import torch
+from children import execute
+from torch import Tensor
+
+import sinpe_ext as sinpe
+
+RECORDED = migrating.recorded()
+CALLS = [(heading, entry) for heading, library in RECORDED.items() for entry in library["calls"]]
+LINES = 26  # of one class or function
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return pages.text_of(migrating.PAGE)
+
+
+@pytest.fixture(scope="module")
+def adapters() -> dict[str, tuple[str, dict[str, Any]]]:
+    return migrating.adapters()
+
+
+def values(entry: dict[str, Any]) -> Tensor:
+    return torch.tensor(entry["values"], dtype=getattr(torch, entry["dtype"])).reshape(entry["shape"])
+
+
+@pytest.mark.parametrize(("heading", "entry"), CALLS, ids=[f"{heading}: {entry['call']}" for heading, entry in CALLS])
+def test_the_librarys_numbers(heading: str, entry: dict[str, Any], adapters: dict) -> None:
+    got, want = migrating.result(entry["call"], adapters[heading][1]), values(entry)
+    assert got.dtype == want.dtype and got.shape == want.shape
+    assert torch.allclose(got.double(), want.double(), rtol=0, atol=migrating.TOLERANCE)
+
+
+# Of the adapter of a heading: what is written wrong.
+MISTAKES = {
+    "fairseq": [("_idx + step", "_idx + 1 + step"), (".masked_fill(padding[..., None], 0)", ""), ('"t2t"', '"adm"')],
+    "fairseq2": [("_legacy_pad_idx + 1", "_legacy_pad_idx"), ("/ 6)", "/ 8)"), ("index < 0", "index < -1")],
+    "ESPnet": [("last, last - x.size(1), -1", "0, x.size(1)"), (", scale=math.sqrt(d_model)", "")],
+    "WeNet": [(".clamp(min=0)", "")],
+    "NeMo": [('"unit"', '"paper"')],
+    "SpeechBrain": [(".abs()", "")],
+    "OpenNMT-py": [("step or 0", "0"), ('"t2t"', '"paper_concat"')],
+    "AllenNLP": [("max_timescale / min_timescale", "max_timescale")],
+    "Texar": [("steps >= ", "steps > ")],
+    "Sockeye": [(".clamp(max=self.last)", ""), ("num_embed**-0.5", "1.0")],
+    "tensor2tensor": [("start=start_index", "start=0"), (", shift=1", ""), ("dim=x.shape[-1]", "order=(1, 0)")],
+    "MLX": [("base=max_freq / min_freq", "base=1 / min_freq"), ("(2 / dims) ** 0.5", "1.0")],
+    "Flax": [("position_scale=1000", "position_scale=1")],
+    "diffusers": [('odd="pad"', 'odd="truncate"'), ('"position_scale": scale, ', "")],
+    "MAE": [('"mae2d"', '"hf2d"'), ("torch.float64", "torch.float32")],
+    "DETR": [('"detr2d"', '"hf2d"')],
+    "MMDetection": [('"offset": offset', '"offset": 0.0'), ('"eps": eps', '"eps": 0.0')],
+    "positional-encodings": [('"multidim2d"', '"hf2d"')],
+    "PyTorch3D": [('"layout": "sin_cos", "arrangement": "grouped"', '"layout": "interleaved"')],
+    "nerfstudio": [('unit="turn", ', ""), ("2.0**min_freq_exp", "1.0")],
+    "CTranslate2": [('"ctranslate2"', '"t2t"')],
+}
+
+
+@pytest.mark.parametrize(("heading", "old", "new"), [(h, *pair) for h, pairs in MISTAKES.items() for pair in pairs])
+def test_a_mistake_would_be_found(heading: str, old: str, new: str, text: str) -> None:
+    section = migrating.sections(text)[heading]
+    assert old in section
+    start = text[: text.index("\n## ")]
+    names = migrating.adapters(f"{start}\n## {heading}\n{section.replace(old, new)}")[heading][1]
+
+    def is_right(entry: dict[str, Any]) -> bool:
+        try:
+            got, want = migrating.result(entry["call"], names), values(entry)
+        except (ValueError, RuntimeError):
+            return False
+        same = got.shape == want.shape and got.dtype == want.dtype
+        return same and torch.allclose(got.double(), want.double(), rtol=0, atol=migrating.TOLERANCE)
+
+    assert not all(is_right(entry) for entry in RECORDED[heading]["calls"])
+
+
+def test_each_library_is_recorded_and_listed(text: str, adapters: dict) -> None:
+    assert set(adapters) == set(RECORDED)
+    contents = text[: text.index("\n## ")]
+    for heading, section in migrating.sections(text).items():
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        assert f"[{heading}](#{anchor})" in contents
+        if heading in RECORDED:
+            said = " ".join(section.split())
+            library = RECORDED[heading]
+            assert library["version"].partition(",")[0] in said
+            assert ("`swap` does" in said) == bool(library["swapped"])
+            defined = [name for name in library["names"] if name in adapters[heading][1]]
+            assert defined and all(library["names"][name] in said for name in defined)
+            assert any(name in entry["call"] for name in defined for entry in library["calls"])
+
+
+def test_each_adapter_is_short(adapters: dict) -> None:
+    for heading, (code, _) in adapters.items():
+        defined = [node for node in ast.parse(code).body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+        assert len(defined) == len(ast.parse(code).body), heading
+        for node in defined:
+            assert node.end_lineno - node.lineno < LINES, f"{heading}: {node.name}"
+            assert any(node.name in entry["call"] for entry in RECORDED[heading]["calls"]) or any(
+                node.name in other for other in RECORDED[heading]["names"]
+            ), f"{heading}: no call of {node.name}"
+        assert len(code.splitlines()) >= 2
+
+
+ARRAYS = ("tensor2tensor", "KerasHub", "MLX", "Flax", "big_vision")
+
+
+def test_arrays_need_no_torch(text: str, adapters: dict) -> None:
+    assert "| Arrays | " + ", ".join(f"[{name}](#{name.lower()})" for name in ARRAYS) + " |" in text
+    imports = (
+        "import math, sys\nimport numpy as np\nimport sinpe_ext as sinpe\nimport sinpe_ext.numpy\narray = np.array\n"
+    )
+    calls = [entry["call"] for name in ARRAYS for entry in RECORDED[name]["calls"]]
+    code = imports + "\n".join(adapters[name][0] for name in ARRAYS) + "\n".join(["", *calls])
+    environment = {"PYTHONPATH": ":".join(filter(None, sys.path)), "PATH": ""}
+    environment |= {name: os.environ[name] for name in ("LD_PRELOAD", "ASAN_OPTIONS") if name in os.environ}
+    execute([sys.executable, "-c", f"{code}\nassert 'torch' not in sys.modules\n"], env=environment)
+
+
+X16 = [
+    ("The PyTorch tutorial", "PositionalEncoding(8, 0.0)(x)"),
+    ("fairseq2", "SinusoidalPositionEncoder(8, 9)(x, SimpleNamespace(packed=False, padded=False))"),
+    ("ESPnet", "PositionalEncoding(8, 0.0)(x)"),
+    ("ESPnet", "RelPositionalEncoding(8, 0.0)(x)[1]"),
+    ("WeNet", "PositionalEncoding(8, 0.0).bfloat16()(x)[0]"),
+    ("NeMo", "RelPositionalEncoding(8, 0.0)(x)[1]"),
+    ("OpenNMT-py", "PositionalEncoding(8, 'SinusoidalConcat')(x)"),
+    ("AllenNLP", "add_positional_features(x)"),
+    ("Sockeye", "PositionalEmbeddings('fixed', 8, 9, True, False)(x)"),
+    ("positional-encodings", "Summer(PositionalEncoding1D(8))(x)"),
+    ("Marian", "addPositionalEmbeddings(x)"),
+]
+
+
+@pytest.mark.parametrize(("heading", "call"), X16)
+def test_the_dtype_of_x(heading: str, call: str, adapters: dict) -> None:
+    x = torch.ones(2, 4, 8)
+    wide, narrow = (migrating.result(call, {**adapters[heading][1], "x": v}) for v in (x, x.bfloat16()))
+    assert narrow.dtype == torch.bfloat16 and wide.dtype == torch.float32
+    assert torch.allclose(narrow.float(), wide, rtol=0, atol=2.0**-5)  # bfloat16 keeps 8 bits of values up to 4
+
+
+# What a checkpoint of the library has beside its parameters, and the layer that takes it under strict=True.
+CHECKPOINTS = [
+    ("The PyTorch tutorial", "PositionalEncoding(8, max_len=9)", {"pe": (9, 1, 8)}),
+    ("fairseq", "SinusoidalPositionalEmbedding(8, 1)", {"weights": (9, 8), "_float_tensor": (1,)}),
+    ("ESPnet", "PositionalEncoding(8, 0.1)", {"pe": (1, 9, 8)}),
+    ("ESPnet", "ScaledPositionalEncoding(8, 0.1)", {"alpha": ()}),
+    ("WeNet", "PositionalEncoding(8, 0.1, 9)", {"pe": (1, 9, 8)}),
+    ("NeMo", "FixedPositionalEncoding(8, 9)", {"pos_enc": (9, 8)}),
+    ("SpeechBrain", "PositionalEncoding(8, 9)", {"pe": (1, 9, 8)}),
+    ("SpeechBrain", "RelPosEncXL(8)", {"inv_freq": (4,)}),
+    ("OpenNMT-py", "PositionalEncoding(8, 'SinusoidalInterleaved', 9)", {"pe": (9, 1, 8)}),
+    ("Sockeye", "PositionalEmbeddings('fixed', 8, 9, True, False)", {"weight": (9, 8)}),
+    ("transformers", "MarianSinusoidalPositionalEmbedding(9, 8)", {"weight": (9, 8)}),
+    ("x-transformers", "ScaledSinusoidalEmbedding(8)", {"scale": (1,)}),
+]
+
+
+@pytest.mark.parametrize(("heading", "call", "shapes"), CHECKPOINTS, ids=[f"{h}: {c}" for h, c, _ in CHECKPOINTS])
+def test_the_librarys_checkpoint_loads(heading: str, call: str, shapes: dict, adapters: dict) -> None:
+    layer = eval(call, adapters[heading][1])
+    rows = sinpe.table(9, sinpe.Encoding(8))
+    layer.load_state_dict(
+        {name: rows.reshape(shape) if rows.numel() == torch.Size(shape).numel() else torch.ones(shape)
+         for name, shape in shapes.items()}
+    )  # fmt: skip
