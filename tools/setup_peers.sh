@@ -7,8 +7,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 LIBRARIES="diffusers==0.42.1 transformers==5.23.0 positional-encodings==6.0.3 x-transformers==2.31.10 monai==1.6.1"
-# Without what they ask for: one file of each is compared, and a torchvision would have to match this torch.
-FILES="timm==1.0.31 denoising-diffusion-pytorch==2.2.5"
+# Without what they ask for: a file or two of each is compared, and a torchvision would have to match this torch.
+FILES="timm==1.0.31 denoising-diffusion-pytorch==2.2.5 espnet==202511 OpenNMT-py==3.5.1 allennlp==2.10.1 mmdet==3.3.0 \
+texar-pytorch==0.1.4 sockeye==3.1.34 fairseq2==0.8.1 speechbrain==1.1.2 nemo-toolkit==3.0.0 nerfstudio==1.1.5 \
+torch-geometric==2.8.1"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
 log=build/setup-peers.log
 
