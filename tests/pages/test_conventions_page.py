@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import doctest
+import math
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -95,3 +97,107 @@ def test_the_pictures(tool: ModuleType, tmp_path: Path) -> None:
     for drawn in tool.pictures(tmp_path):
         new, old = image.imread(drawn), image.imread(PICTURES / drawn.name)
         assert new.shape == old.shape and abs(new - old).mean() < SAME, drawn.name
+
+
+DIM, COUNT = 12, 6
+NUMBERS = {"min_timescale": 0.5, "max_timescale": 400.0, "min_freq": 0.01, "max_freq": 4.0, "shortest": 3.0,
+           "longest": 900.0, "max_wavelength": 500.0}  # fmt: skip
+RISING = torch.arange(COUNT, dtype=torch.float64) / (COUNT - 1)
+# The fields of "if your code says ...", and the code's own angular frequencies.
+FIELDS = {
+    "position_scale=min_timescale, base=max_timescale / min_timescale, shift=1": 0.5
+    * torch.exp(-RISING * math.log(400 / 0.5)),
+    "position_scale=max_freq, base=max_freq / min_freq, shift=1": torch.exp(
+        math.log(4) + RISING * (math.log(0.01) - math.log(4))
+    ),
+    "position_scale=min_freq, base=min_freq / max_freq, shift=1": torch.logspace(
+        math.log10(0.01), math.log10(4), COUNT, dtype=torch.float64
+    ),
+    'unit="turn", position_scale=1 / shortest, base=longest / shortest, shift=1': 2
+    * math.pi
+    / (3 * (900 / 3) ** RISING),
+    "base=max_wavelength": (1 / 500) ** (2 * torch.arange(COUNT, dtype=torch.float64) / DIM),
+}
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+def test_the_fields_are_the_codes_frequencies(text: str, fields: str) -> None:
+    assert text.count(f"| `{fields}` |") == 1
+    encoding = sinpe.Encoding(DIM, **eval(f"dict({fields})", NUMBERS))
+    got = torch.tensor(encoding.frequencies_radians(), dtype=torch.float64)
+    assert torch.allclose(got, FIELDS[fields], rtol=1e-12, atol=0)
+    timescales = torch.tensor(encoding.timescales(), dtype=torch.float64)
+    assert torch.allclose(timescales, 1 / got, rtol=1e-15, atol=0)  # each rounded once
+
+
+def written(text: str, line: str, **names: Any) -> Any:
+    """What a line of the page gives."""
+    assert text.count(f"| `{line}` |") == 1
+    return eval(line, {"sinpe": sinpe, "math": math, **names})
+
+
+ROUNDED = 1e-6  # of a float32 angle below 8, and of its sine
+
+
+def test_the_order_of_harmonics(text: str) -> None:
+    line = 'sinpe.convention("nerf", 2 * n * axes, axes=axes, layout="sin_cos", arrangement="grouped")'
+    grid = written(text, line, n=3, axes=2)
+    x = torch.tensor([[0.3, -1.1], [0.7, 1.9]])
+    embed = x[..., None] * torch.tensor([1.0, 2.0, 4.0])
+    want = torch.cat([embed.flatten(-2).sin(), embed.flatten(-2).cos()], -1)
+    assert torch.allclose(sinpe.encode(x, grid), want, rtol=0, atol=ROUNDED)
+
+
+def test_fewer_timescales_than_channels(text: str) -> None:
+    line = 'sinpe.GridEncoding((sinpe.Encoding(2 * num_timescales, layout="sin_cos", shift=1),), dim=d)'
+    grid = written(text, line, num_timescales=3, d=9)
+    angle = torch.arange(7)[:, None] * torch.tensor([1.0, 0.01, 0.0001])
+    want = torch.nn.functional.pad(torch.cat([angle.sin(), angle.cos()], -1), (0, 3))
+    assert torch.allclose(sinpe.table((7,), grid), want, rtol=0, atol=ROUNDED)
+    assert torch.allclose(sinpe.add(torch.ones(2, 7, 9), grid), 1 + want.expand(2, 7, 9), rtol=0, atol=ROUNDED)
+
+
+@pytest.mark.parametrize("dim", [12, 16, 20, 26])
+def test_uniform_power(text: str, dim: int) -> None:
+    line = 'sinpe.GridEncoding((sinpe.Encoding(2 * math.ceil(d / 6), layout="sin_cos"),) * 3, dim=d)'
+    grid = written(text, line, d=dim)
+    half = math.ceil(dim / 6)
+    angle = torch.arange(4)[:, None] * 10000.0 ** (-torch.arange(half) / half)
+    axis = torch.cat([angle.sin(), angle.cos()], -1)
+    place = (3, 1, 2)
+    want = torch.cat([axis[p] for p in place])[:dim]
+    assert torch.allclose(sinpe.table((4, 4, 4), grid)[place], want, rtol=0, atol=ROUNDED)
+
+
+def test_learned_frequencies(text: str) -> None:
+    x = torch.tensor([0.5, -1.5, 2.0], requires_grad=True)
+    frequency = torch.nn.Parameter(torch.tensor([1.0, 0.3]))
+    angle = x[..., None] * frequency
+    alternating, halves = (
+        written(text, f"sinpe.encode(x[..., None] * frequency, 2){tail}", x=x, frequency=frequency)
+        for tail in (".flatten(-2)", ".transpose(-1, -2).flatten(-2)")
+    )
+    for got, want in (
+        (alternating, torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)),
+        (halves, torch.cat([angle.sin(), angle.cos()], -1)),
+    ):
+        assert torch.allclose(got, want, rtol=0, atol=ROUNDED)
+        weight = torch.randn(want.shape)
+        ours, theirs = (torch.autograd.grad((y * weight).sum(), (x, frequency), retain_graph=True) for y in (got, want))
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.abs().min() > 0 and torch.allclose(mine, other, rtol=1e-5, atol=1e-5)
+
+
+def test_code_that_reads_pe(text: str) -> None:
+    line = "sinpe.SinusoidalPositionalEncoding(d, dropout, max_len, persistent_table=True)"
+    layer = written(text, line, d=8, dropout=0.1, max_len=9)
+    assert torch.equal(layer.pe, sinpe.table(9, 8)[None]) and torch.equal(layer.state_dict()["pe"], layer.pe)
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [({}, 3), ({"odd": "pad"}, 2), ({"odd": "round"}, 3), ({"cos_frequency": "own"}, 5), ({"layout": "cos"}, 5)],
+)
+def test_the_number_of_frequencies(fields: dict, count: int) -> None:
+    encoding = sinpe.Encoding(5, **fields)
+    assert len(encoding.frequencies_radians()) == len(encoding.timescales()) == count
