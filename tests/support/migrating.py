@@ -4,8 +4,8 @@
 names. An adapter has those names and signatures, so the same call runs on the adapter, beside the recorded numbers
 (tests/pages/test_migrating.py), and on the library itself where it is installed (tests/peers/test_migrating_calls.py).
 
-The numbers are what the named files gave on 2026-11-24 on an x86-64 CPU: the PyTorch ones under torch 2.13.0, C++ as its
-lines compiled alone, others under what `version` says. float32 is written with the fewest digits that give it back.
+The numbers are what the named files gave on 2026-11-24 on an x86-64 CPU: the PyTorch ones under torch 2.13.0, C++ by
+its lines in a program of their own, others under what `version` says. float32 has the fewest digits that give it back.
 """
 
 from __future__ import annotations
