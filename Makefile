@@ -39,7 +39,7 @@ help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
 	@echo "make test    set up, then ctest and pytest: every promise once, in some minutes  PYTEST_ARGS=\"-k add\""
 	@echo "make test-all   the same and all the rest; make test-long is the rest alone"
-	@echo "make test-peers   the encodings against diffusers, transformers, timm and others themselves, which it installs"
+	@echo "make test-peers   the encodings against diffusers, transformers, timm and others themselves, which it installs, and examples in them"
 	@echo "make compatibility   the tests of features under torch 2.11, 2.13 and the newest, which it installs: docs/compatibility.md"
 	@echo "make test-matrix   the whole suite under the same versions, and the library of each in the others   MATRIX_ARGS=--side-by-side"
 	@echo "make bench   set up, then the benchmarks                                        BENCH_ARGS="

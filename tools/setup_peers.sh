@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Finds or makes the Python environment that tests/peers needs: the libraries it compares with, on top of the environment
+# Finds or makes the Python environment that tests/peers needs: the libraries it compares with and runs examples in, on top of the environment
 # of `make test`, which stays as it is. Prints the path of its Python; everything else goes to standard error.
 #
 # PEERS_VENV: where it is made, .venv-peers by default. PYTHON, VENV, TORCH, TORCH_INDEX_URL: see `make help`.
@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 LIBRARIES="diffusers==0.42.1 transformers==5.23.0 positional-encodings==6.0.3 x-transformers==2.31.10 monai==1.6.1"
+LIBRARIES+=" accelerate==1.15.0 lightning==2.6.6"  # of examples/
 # Without what they ask for: a file or two of each is compared, and a torchvision would have to match this torch.
 FILES="timm==1.0.31 denoising-diffusion-pytorch==2.2.5 espnet==202511 OpenNMT-py==3.5.1 allennlp==2.10.1 mmdet==3.3.0 \
 texar-pytorch==0.1.4 sockeye==3.1.34 fairseq2==0.8.1 speechbrain==1.1.2 nemo-toolkit==3.0.0 nerfstudio==1.1.5 \

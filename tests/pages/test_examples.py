@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -11,22 +11,14 @@ from types import ModuleType
 
 import pytest
 import torch
-from children import DEADLINE, REPOSITORY, execute, library_environment
+from example_runs import EXAMPLES, run, run_as_documented
 from loading import module_at
+from test_compile import needs_aoti_dtypes, needs_inductor
 
-EXAMPLES = REPOSITORY / "examples"
+import sinpe_ext
+
 NUMBER = r"([-+]?\d+\.\d+)"
 FELL = re.compile(rf"loss {NUMBER} -> {NUMBER}")
-
-
-def run(name: str, *arguments: str, status: int = 0, first: Path | None = None) -> str:
-    """What an example prints as a process; `first` stands before everything else that it can import."""
-    env = library_environment()
-    if first is not None:
-        env["PYTHONPATH"] = os.pathsep.join([str(first), env["PYTHONPATH"]])
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
-    done = execute(command, env=env, status=status, limit=2 * DEADLINE)  # threads that share cores train much slower
-    return done.stdout + done.stderr
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -190,6 +182,30 @@ def test_energy_distance(monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(sum(same) / 50) < 4 * error < 0.01  # unbiased
 
 
+# ------------------------------------------------------------------------------- scripts that check what they claim
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_session(tmp_path: Path) -> None:
+    for library in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(library, reason=f"pip install {library}")
+    printed = run_as_documented("onnx_session.py", tmp_path)
+    assert printed.count("tokens + rows: 0.0e+00") >= 4  # one rounding in 2^24 may differ
+
+
+@pytest.mark.builds
+@needs_inductor
+@needs_aoti_dtypes
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake was not found: pip install cmake")
+def test_aoti_package(tmp_path: Path) -> None:
+    """The C++ program has our kernels, or standard operations, and no Python."""
+    if sinpe_ext.backend_info().device("cpu").backend != "compiled":
+        pytest.skip("the C++ program loads the compiled library")
+    printed = run_as_documented("aoti_package.py", tmp_path)
+    assert printed.count("under Python: True") == 4 and printed.count("Python in this process: no") == 2
+
+
 # ------------------------------------------------------------------------------------------------------------- of all
 
 
@@ -216,8 +232,6 @@ def test_a_seed_is_one_result(name, arguments, monkeypatch, capsys) -> None:
 
 
 def test_the_ten_lines() -> None:
-    import sinpe_ext
-
     code = (EXAMPLES / "jit_research.py").read_text()
     assert sum(bool(line) and not line.startswith(("import", "from", '"')) for line in code.splitlines()) <= 10
     found = sinpe_ext.backend_info().device("cpu").backend

@@ -1,0 +1,97 @@
+"""A model with this library's operators, compiled by AOTInductor and run by a C++ program: no Python in the process.
+
+    python examples/aoti_package.py     needs CMake and a C++ compiler; --folder DIR keeps what was built
+
+Schemas of operators are defined in Python, once; the library of kernels has none, and neither needs Python. So the
+schemas of those that the model uses travel as text beside the package, and the program (cpp/aoti/aoti_main.cpp) defines
+them before it loads the kernels. The same model exported under `standard_operators` has none of ours and needs neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import sinpe_ext as sinpe
+from sinpe_ext.integrations import standard_operators
+
+TOLERANCE = 1e-5  # of a LayerNorm's output: Inductor sums in another order
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = sinpe.SinusoidalEmbedding(1000, 64, padding_idx=0, dropout=0.1, scale=8.0)
+        self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, 8)
+
+    def forward(self, ids: Tensor, start: Tensor) -> Tensor:
+        return self.head(self.norm(self.tokens(ids, start=start)))
+
+
+def write(model: Model, calls: list[list[Tensor]], folder: Path) -> None:
+    """What the program reads: the package, schemas, the library's place, inputs."""
+    folder.mkdir(exist_ok=True)
+    batch, length = Dim("batch", min=2, max=64), Dim("length", min=2, max=4096)
+    program = torch.export.export(model, tuple(calls[0]), dynamic_shapes=({0: batch, 1: length}, {0: batch}))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
+    schemas = {str(node.target._schema) for node in program.graph.nodes if "sinpe_ext" in str(node.target)}
+    (folder / "schemas.txt").write_text("".join(f"{schema}\n" for schema in sorted(schemas)))
+    (folder / "library.txt").write_text(f"{sinpe.backend_info().device('cpu').library}\n")
+    torch.save(calls, folder / "inputs.pt")
+
+
+def build(folder: Path) -> Path:
+    source = Path(__file__).resolve().parent / "cpp" / "aoti"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # a cmake from pip
+    prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
+    for words in (["-S", source, "-B", folder, prefix, "-DCMAKE_BUILD_TYPE=Release"], ["--build", folder]):
+        command = ["cmake", *map(str, words)]
+        done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"cmake: {done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return folder / "aoti_main"
+
+
+def check(folder: Path) -> None:
+    torch.manual_seed(0)
+    model = Model().eval()
+    first = [torch.randint(1000, (2, 16)), torch.tensor([0, 7])]
+    far = [torch.randint(1000, (5, 300)), torch.tensor([0, 1, 2, 3, 2**40])]  # a later length, and a distant start
+    program = build(folder / "build")
+    for name, made_under in (("kernels", contextlib.nullcontext()), ("standard", standard_operators())):
+        with made_under:
+            write(model, [first, far], folder / name)
+        print(f"{name}:", flush=True)
+        subprocess.run([program, folder / name], check=True)
+        here = torch._inductor.aoti_load_package(str(folder / name / "model.pt2"))
+        for call, output in zip((first, far), torch.load(folder / name / "outputs.pt"), strict=True):
+            difference = float((output - model(*call)).abs().max())
+            same = torch.equal(output, here(*call))
+            print(f"  {tuple(call[0].shape)}: the package's bits under Python: {same}; from eager {difference:.1e}")
+            assert same and difference <= TOLERANCE
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="where everything is written; a temporary one if not given")
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}")
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        return check(options.folder.resolve())
+    with tempfile.TemporaryDirectory() as folder:
+        check(Path(folder))
+
+
+if __name__ == "__main__":
+    main()
