@@ -48,15 +48,17 @@ def test_the_example_runs(example: ModuleType, monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.processes
 @pytest.mark.feature("FSDP2 + sequence parallel, example")
-def test_the_distributed_example(tmp_path: Path) -> None:
-    """Two groups of samples would be four processes; here two share the rows."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+@pytest.mark.parametrize("samples", [1, 2])
+def test_the_distributed_example(samples: int, tmp_path: Path) -> None:
+    """Two processes share the rows of a group of samples."""
+    ranks = 2 * samples
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    command += [str(ROOT / "examples" / "train_distributed.py"), "--samples", "1", "--steps", "3"]
+    command += [str(ROOT / "examples" / "train_distributed.py"), "--samples", str(samples), "--steps", "3"]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     run = execute(command, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path)
     assert re.search(r"largest difference \S+: the same", run.stdout)
-    assert "2 ranks: 1 group(s) of samples x 2 part(s) of rows, dropout 0.1" in run.stdout
+    assert f"{ranks} ranks: {samples} group(s) of samples x 2 part(s) of rows, dropout 0.1" in run.stdout
 
 
 @pytest.mark.processes
