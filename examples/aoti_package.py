@@ -45,8 +45,15 @@ def write(model: Model, calls: list[list[Tensor]], folder: Path) -> None:
     torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2"))
     schemas = {str(node.target._schema) for node in program.graph.nodes if "sinpe_ext" in str(node.target)}
     (folder / "schemas.txt").write_text("".join(f"{schema}\n" for schema in sorted(schemas)))
-    (folder / "library.txt").write_text(f"{sinpe.backend_info().device('cpu').library}\n")
+    (folder / "library.txt").write_text(f"{library()}\n")
     torch.save(calls, folder / "inputs.pt")
+
+
+def library() -> str:
+    cpu = sinpe.backend_info().device("cpu")
+    if cpu.library is None:
+        raise SystemExit(f"the C++ program loads the compiled library, and there is none: {cpu.reason}")
+    return cpu.library
 
 
 def build(folder: Path) -> Path:
