@@ -100,6 +100,7 @@ using HalfWords = uint32_t __attribute__((vector_size(4 * SINPE_LANES)));
 using FloatPairs = float __attribute__((vector_size(8 * SINPE_LANES)));
 using PairWords = uint32_t __attribute__((vector_size(8 * SINPE_LANES)));
 using PairHalves = uint16_t __attribute__((vector_size(4 * SINPE_LANES)));
+using WordHalves = uint16_t __attribute__((vector_size(8 * SINPE_LANES)));  // two in each of PairWords
 using Masks = int64_t __attribute__((vector_size(8 * SINPE_LANES)));
 
 template <>
