@@ -10,6 +10,8 @@ template <class T>
 class TileEmbedder {
  public:
   using Real = accumulate_t<T>;
+  using Element = T;
+  static constexpr bool kStreams = true;
   TileEmbedder(const sinpe_embed_arguments& e, const Shape& shape)
       : e_(e),
         a_(e.add),
@@ -28,6 +30,15 @@ class TileEmbedder {
         one_row(count, slice, row + r, pe + r * shape_.dim);
       }
     }
+  }
+
+  // As over_streamed_rows asks.
+  bool can_stream() const { return a_.padding_mask == nullptr && is_worth_streaming<T>(a_); }
+  Streamed streamed() const { return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_}; }
+  void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* element) const {
+    *x = weight_of(e_.ids[slice_offset(a_, e_.id_strides, slice) + row * id_row()]);
+    *out = static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row();
+    *element = elements_.base + static_cast<uint64_t>(slice_offset(a_, elements_.steps, slice) + row * element_row());
   }
 
  private:

@@ -8,6 +8,7 @@ template <class T>
 class TileDots {
  public:
   using Real = accumulate_t<T>;
+  static constexpr bool kStreams = false;
   TileDots(const sinpe_add_arguments& a, const Shape& shape, const double* slopes)
       : a_(a),
         shape_(shape),

@@ -42,19 +42,24 @@ class RowMaker {
       for (int64_t r = 0; r < n; ++r) one(integer_position(position + r), out + r * stride);
       return;
     }
-    if (state_ == nullptr) {
-      state_.reset(new RowState(plan_));
-      state_->share_steps(*steps_);
-    }
     while (n > 0) {
-      if (!continues(position) || since_anchor_ == kAnchorRows) set_anchor(position);
-      const int64_t k = std::min(n, kAnchorRows - since_anchor_);
+      const int64_t k = begin(position, n);
       rotate(position, k, out, stride);
-      since_anchor_ += k;
-      next_ = static_cast<uint64_t>(position) + static_cast<uint64_t>(k);
-      position = static_cast<int64_t>(next_);
+      position = end(position, k);
       out += k * stride;
       n -= k;
+    }
+  }
+
+  // n rows of data, each against the row of the next position, that rows_of(first, count) says where to find. Steps are needed.
+  template <class T, class RowsOf>
+  void stream(int64_t position, int64_t n, const RowsOf& rows_of, const Streamed& how) {
+    for (int64_t r = 0; r < n;) {
+      const int64_t k = begin(position, std::min<int64_t>(n - r, kStreamedRows));
+      const StreamedRows<T> rows = rows_of(r, k);
+      stream(position, k, rows, how);
+      position = end(position, k);
+      r += k;
     }
   }
 
@@ -76,6 +81,22 @@ class RowMaker {
   bool continues(int64_t position) const {
     return since_anchor_ >= 0 && next_ == static_cast<uint64_t>(position) && position != INT64_MIN &&
            since_anchor_ < kAnchorRows;
+  }
+
+  // Makes the state that of a position; returns how many of n rows it may go on from there.
+  int64_t begin(int64_t position, int64_t n) {
+    if (state_ == nullptr) {
+      state_.reset(new RowState(plan_));
+      state_->share_steps(*steps_);
+    }
+    if (!continues(position)) set_anchor(position);
+    return std::min(n, kAnchorRows - since_anchor_);
+  }
+  // n rows after a position; returns the next one.
+  int64_t end(int64_t position, int64_t n) {
+    since_anchor_ += n;
+    next_ = static_cast<uint64_t>(position) + static_cast<uint64_t>(n);
+    return static_cast<int64_t>(next_);
   }
 
   void set_anchor(int64_t position) {
@@ -102,6 +123,16 @@ class RowMaker {
     kernels_.rotate_float16(*state_, p, n, out, stride);
   }
   void rotate(int64_t, int64_t, double*, int64_t) {}  // float64 rows are always reduced directly
+
+  void stream(int64_t p, int64_t n, const StreamedRows<float>& rows, const Streamed& how) {
+    kernels_.stream_float(*state_, p, n, rows, how);
+  }
+  void stream(int64_t p, int64_t n, const StreamedRows<bfloat16>& rows, const Streamed& how) {
+    kernels_.stream_bfloat16(*state_, p, n, rows, how);
+  }
+  void stream(int64_t p, int64_t n, const StreamedRows<float16>& rows, const Streamed& how) {
+    kernels_.stream_float16(*state_, p, n, rows, how);
+  }
 
   const float* through_float(Position p) {
     scratch_.resize(static_cast<size_t>(plan_.dim));

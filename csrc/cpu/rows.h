@@ -48,8 +48,23 @@ class RowState {
   std::unique_ptr<double[]> storage_;
 };
 
+// Rows of data that one row of the encoding each is added to, kStreamedRows at most: where they are read and written, and
+// the number of their first element.
+constexpr int kStreamedRows = 8;
+template <class T>
+struct StreamedRows {
+  const T* x[kStreamedRows];
+  T* out[kStreamedRows];
+  uint64_t element[kStreamedRows];
+};
+struct Streamed {
+  float scale, alpha;
+  Dropout dropout;
+};
+
 struct RowKernels {
   const char* name;
+  int lanes;  // doubles in a vector
   // One row, reduced directly from a position for which fast_position() holds.
   void (*direct_float)(const Plan& plan, double position, float* row);
   void (*direct_double)(const Plan& plan, double position, double* row);
@@ -61,6 +76,13 @@ struct RowKernels {
   void (*rotate_float)(RowState& state, int64_t position, int64_t n, float* out, int64_t stride);
   void (*rotate_bfloat16)(RowState& state, int64_t position, int64_t n, bfloat16* out, int64_t stride);
   void (*rotate_float16)(RowState& state, int64_t position, int64_t n, float16* out, int64_t stride);
+  // out = dropout(scale * x + alpha * PE) of the next n rows; x may be out.
+  void (*stream_float)(RowState& state, int64_t position, int64_t n, const StreamedRows<float>& rows,
+                       const Streamed& how);
+  void (*stream_bfloat16)(RowState& state, int64_t position, int64_t n, const StreamedRows<bfloat16>& rows,
+                          const Streamed& how);
+  void (*stream_float16)(RowState& state, int64_t position, int64_t n, const StreamedRows<float16>& rows,
+                         const Streamed& how);
   Elementwise<float> of_float;
   Elementwise<double> of_double;
   Elementwise<bfloat16> of_bfloat16;

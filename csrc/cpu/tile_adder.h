@@ -10,6 +10,8 @@ template <class T>
 class TileAdder {
  public:
   using Real = accumulate_t<T>;
+  using Element = T;
+  static constexpr bool kStreams = true;
   TileAdder(const sinpe_add_arguments& a, const Shape& shape)
       : a_(a),
         shape_(shape),
@@ -24,7 +26,8 @@ class TileAdder {
         scale_(static_cast<Real>(a.scale)) {
     const bool dense = shape.dim == 1 || (x_channel_ == 1 && out_channel_ == 1);
     const bool rows_follow = element_row_ == shape.dim * elements_.steps[a.rank - 1];
-    whole_tile_ = dense && a.padding_mask == nullptr && x_row_ == shape.dim && out_row_ == shape.dim &&
+    can_stream_ = dense && a.padding_mask == nullptr;
+    whole_tile_ = can_stream_ && x_row_ == shape.dim && out_row_ == shape.dim &&
                   (a.dropout.drop == 0 || rows_follow);
     if (!dense) gathered_.resize(static_cast<size_t>(2 * shape.dim));
   }
@@ -46,6 +49,15 @@ class TileAdder {
       }
       elementwise<T>().add(x, pe, out, count, n * shape_.dim, scale_, dropout_, element);
     }
+  }
+
+  // As over_streamed_rows asks.
+  bool can_stream() const { return can_stream_ && is_worth_streaming<T>(a_); }
+  Streamed streamed() const { return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_}; }
+  void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* element) const {
+    *x = from(slice, row);
+    *out = to(slice, row);
+    *element = element_of(slice, row);
   }
 
  private:
@@ -86,7 +98,7 @@ class TileAdder {
   Dropout dropout_;
   int64_t x_row_, out_row_, x_channel_, out_channel_, element_row_;
   Real scale_;
-  bool whole_tile_;
+  bool can_stream_, whole_tile_;
   std::vector<T> gathered_;
 };
 

@@ -48,13 +48,17 @@ class Positions {
   Positions(const sinpe_add_arguments& a, int64_t first) : a_(a), first_(first) {}
   bool shared_by_batch() const { return a_.positions == nullptr || a_.position_strides[0] == 0; }
 
+  // Whether the rows of a batch element follow one another, and the position of the first.
+  bool are_consecutive() const { return a_.positions == nullptr || a_.positions_are_starts != 0; }
+  int64_t first(int64_t batch) const {
+    if (a_.positions == nullptr) return first_;
+    return static_cast<const int64_t*>(a_.positions)[batch * a_.position_strides[0]];
+  }
+
   template <class Real>
   void rows(RowMaker& maker, int64_t batch, int64_t row, int64_t n, Real* out, int64_t dim) const {
-    if (a_.positions == nullptr) return maker.run(first_ + row, n, out, dim);
+    if (are_consecutive()) return maker.run(first(batch) + row, n, out, dim);
     const int64_t at = batch * a_.position_strides[0], step = a_.position_strides[1];
-    if (a_.positions_are_starts != 0) {
-      return maker.run(static_cast<const int64_t*>(a_.positions)[at] + row, n, out, dim);
-    }
     for (int64_t r = 0; r < n;) {
       if (a_.position_dtype != SINPE_INT64) {
         const int64_t i = at + (row + r) * step;
@@ -147,12 +151,47 @@ sinpe_status over_row_tiles(const Shape& shape, int64_t groups, int64_t tile, co
   });
 }
 
+// Dropout of 16-bit elements, or in short vectors, is bound by arithmetic, of which a tile takes less.
+template <class T>
+bool is_worth_streaming(const sinpe_add_arguments& a) {
+  return a.dropout.drop == 0 || (sizeof(T) == 4 && row_kernels().lanes > 2);
+}
+
+// Of work that can name its rows in a StreamedRows: rows that one slice alone needs are not worth a tile.
+template <class T, class Start>
+sinpe_status over_streamed_rows(const Plan& plan, const RowState& steps, const Shape& shape, int64_t groups,
+                                const Positions& positions, const Start& start) {
+  const int64_t tile = std::min(shape.rows, tile_rows(shape.dim)), tiles = (shape.rows + tile - 1) / tile;
+  const int64_t grain = std::max<int64_t>(1, kGrain / (tile * shape.dim));
+  return parallel_status(groups * tiles, grain, [&](int64_t begin, int64_t end) {
+    RowMaker maker(plan, &steps);
+    const auto work = start();
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t row = item % tiles * tile, group = item / tiles, n = std::min(tile, shape.rows - row);
+      const auto rows_of = [&](int64_t r, int64_t count) {
+        StreamedRows<T> rows{};
+        for (int64_t k = 0; k < count; ++k) work.find(group, row + r + k, &rows.x[k], &rows.out[k], &rows.element[k]);
+        return rows;
+      };
+      maker.stream<T>(positions.first(group) + row, n, rows_of, work.streamed());
+    }
+  });
+}
+
 // over_row_tiles of a plan's rows, times alpha.
 template <class Real, class Start>
 sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha, const Start& start) {
+  using Work = decltype(start());
   const Shape shape(a);
   const Positions positions(a, first);
+  const int64_t groups = positions.shared_by_batch() ? 1 : shape.batch;
   const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<Real, double>::value ? 0 : shape.rows);
+  if constexpr (std::is_same<Real, float>::value && Work::kStreams) {
+    const bool alone = shape.batch * shape.middle == groups;
+    if (steps != nullptr && alone && positions.are_consecutive() && start().can_stream()) {
+      return over_streamed_rows<typename Work::Element>(plan, *steps, shape, groups, positions, start);
+    }
+  }
   const auto rows = [&] {
     return [&, maker = RowMaker(plan, steps.get())](int64_t group, int64_t row, int64_t n, Real* pe) mutable {
       positions.rows(maker, group, row, n, pe, shape.dim);
@@ -160,7 +199,6 @@ sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t 
       for (int64_t i = 0; i < n * shape.dim; ++i) pe[i] *= alpha;
     };
   };
-  const int64_t groups = positions.shared_by_batch() ? 1 : shape.batch;
   return over_row_tiles<Real>(shape, groups, std::min(shape.rows, tile_rows(shape.dim)), rows, start);
 }
 
