@@ -21,9 +21,9 @@ struct Open {
 
 // What the fast phase (core/rotate.h) takes, told from the high words of doubles, which count as their logarithms do.
 struct Reach {
-  uint32_t most;  // positions from 2^-30 on are below it; above the high word of 2^-30
+  uint32_t most;        // positions from 2^-30 on are below it; above the high word of 2^-30
   uint32_t most_whole;  // as `most`, above 0: whole positions are 0, or 1 and more
-  int32_t least;  // of a rest's square
+  int32_t least;        // of a rest's square
   static constexpr uint32_t kFirst = 993u << 20;
 
   Reach() = default;

@@ -43,9 +43,9 @@ struct Data {
   double kept_scale;
   // Slices of one call: batch * middle, or middle alone where tiles count rows over the batch.
   int64_t middle, slices;
-  Divisor parts;   // blocks that share a tile's slices
-  int64_t part;    // slices of each, kMostSlices at most
-  bool askew;      // some row of the result does not begin where a group may
+  Divisor parts;  // blocks that share a tile's slices
+  int64_t part;   // slices of each, kMostSlices at most
+  bool askew;     // some row of the result does not begin where a group may
   Way way;
   bool turned;     // see Apply
   Divisor groups;  // of a tile's row
