@@ -250,13 +250,13 @@ def compiled_chain(batch: int, length: int, dim: int, vocabulary: int = 32000) -
     )
 
 
-WIDE = (32, 512, 1024)
+WIDE, ALONE = (32, 512, 1024), (1, 16384, 1024)
 FILL, FULL, USUAL = "out.fill_(1)", "torch.full", "usual formula"
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
     # name, title, calls, floor, target, peers with their targets
-    Row("table", "table 4096x1024, reused", lambda: table(4096, 1024), FILL, 2.5, {USUAL: 9.0}),
+    Row("table", "table 4096x1024, reused", lambda: table(4096, 1024), FILL, 1.45, {USUAL: 9.0}),
     Row("fairseq", "table 4096x1024 t2t", lambda: builder("t2t", "fairseq", peer.fairseq_table, 4096, 1024),
         FILL, None, {"fairseq": 10.0}),
     Row("diffusers", "table 4096x1024 ddpm", lambda: builder("ddpm", "diffusers", diffusers_table, 4096, 1024),
@@ -265,13 +265,19 @@ ROWS: tuple[Row, ...] = (
         lambda: builder("paper_concat", "transformers", peer.transformers_table, 4096, 1024),
         FILL, None, {"transformers": 10.0}, slow=True),
     Row("table_long", "table 131072x512, reused", lambda: table(131072, 512), FILL, 1.2, {USUAL: None}),
-    Row("table_fresh", "table 131072x512, fresh", lambda: table(131072, 512, reused=False), FULL, 1.25, {USUAL: 4.0}),
-    Row("table_bf16", "table 4096x1024 bf16", lambda: table(4096, 1024, torch.bfloat16), FILL, 4.0, {USUAL: 12.0}),
-    Row("table_f16", "table 4096x1024 f16", lambda: table(4096, 1024, torch.float16), FILL, 4.0, {USUAL: 12.0}),
-    Row("table_f64", "table 4096x1024 f64", lambda: table(4096, 1024, torch.float64), FILL, None, {USUAL: 3.0}),
+    Row("table_fresh", "table 131072x512, fresh", lambda: table(131072, 512, reused=False), FULL, 1.2, {USUAL: 4.0}),
+    Row("table_bf16", "table 4096x1024 bf16", lambda: table(4096, 1024, torch.bfloat16), FILL, 2.5, {USUAL: 12.0}),
+    Row("table_f16", "table 4096x1024 f16", lambda: table(4096, 1024, torch.float16), FILL, 3.5, {USUAL: 12.0}),
+    Row("table_f64", "table 4096x1024 f64", lambda: table(4096, 1024, torch.float64), FILL, 3.5, {USUAL: 3.0}),
     Row("add", "add (32,512,1024), fresh", lambda: add(WIDE, "fresh"), "x.clone()", 1.10, {"x + pe": 1.0}),
-    Row("add_out", "add (32,512,1024), out=", lambda: add(WIDE, "out"), "y.copy_(x)", 1.10, {"out=y": 1.0}),
+    Row("add_out", "add (32,512,1024), out=", lambda: add(WIDE, "out"), "y.copy_(x)", 1.05, {"out=y": 1.0}),
     Row("add_inplace", "add_ (32,512,1024)", lambda: add(WIDE, "inplace"), "x.mul_(1.0)", 1.10, {"x.add_(pe)": 1.0}),
+    Row("add_one", "add (1,16384,1024), fresh", lambda: add(ALONE, "fresh"), "x.clone()", 1.2, {"x + pe": 1.0}),
+    Row("add_one_out", "add (1,16384,1024), out=", lambda: add(ALONE, "out"), "y.copy_(x)", 1.35, {"out=y": 1.0}),
+    Row("add_one_inplace", "add_ (1,16384,1024)", lambda: add(ALONE, "inplace"), "x.mul_(1.0)", None,
+        {"x.add_(pe)": None}),
+    Row("add_few", "add (8,2048,1024), fresh", lambda: add((8, 2048, 1024), "fresh"), "x.clone()", None,
+        {"x + pe": 1.0}),
     Row("encode", "encode 1M random int64 x 128", lambda: encode(1_000_000, 128), FULL, 1.5, {"float64 formula": 5.0}),
     Row("decode", "decode step (1,1,512)", lambda: decode(512, "fresh"), "x + pe[i:i+1]", 1.1, threads=1),
     Row("decode_out", "decode step, out=", lambda: decode(512, "out"), "out=y", threads=1),

@@ -31,6 +31,8 @@ def machine() -> dict[str, Any]:
         "tag": re.sub(r"[^a-z0-9]+", "-", f"{model} {cores}c".lower()).strip("-"),
         "cpu": model,
         "cores": cores,
+        "caches": caches(),
+        "huge_pages": huge_pages(),
         "load": load(),
         "threads": torch.get_num_threads(),
         "platform": info.platform,
@@ -44,6 +46,22 @@ def machine() -> dict[str, Any]:
         "compiler": cpu.build.get("compiler_version"),
         "libraries": versions(),
     }
+
+
+def caches(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, str]:
+    """The first core's, as Linux tells: {"L1d": "32K", "L2": "1024K", ...}; empty elsewhere."""
+    found = {}
+    for index in sorted(folder.glob("index*")):
+        level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        found["L" + level + {"Data": "d", "Instruction": "i"}.get(kind, "")] = size
+    return found
+
+
+def huge_pages() -> str | None:
+    """Linux's setting of transparent huge pages: always, madvise or never."""
+    path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    chosen = re.search(r"\[(\w+)\]", path.read_text()) if path.exists() else None
+    return chosen and chosen[1]
 
 
 def commit() -> str | None:
@@ -63,8 +81,9 @@ def commit() -> str | None:
 def describe(facts: dict[str, Any]) -> str:
     """One line about the machine above the report, and a warning where others use it too."""
     isa = f" ({facts['instruction_set']})" if facts["instruction_set"] else ""
+    sizes = "".join(f", {size} of {name}" for name, size in facts["caches"].items() if name != "L1i")
     text = (
-        f"{facts['cpu']}, {facts['threads']} threads on {facts['cores']} cores, torch {facts['torch']}, "
+        f"{facts['cpu']}{sizes}, {facts['threads']} threads on {facts['cores']} cores, torch {facts['torch']}, "
         f"Python {facts['python']}, backend {facts['backend']}{isa}"
     )
     return "\n".join(filter(None, [text, warning(facts["load"])]))

@@ -164,6 +164,12 @@ def _size_table(entries: Sequence[dict[str, Any]]) -> str:
     return aligned(lines, right=set(range(len(lines[0]))))
 
 
+def never_steady(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What was timed although its time was still falling: no figure to rely on."""
+    lines = [f"  {row['title']}: {', '.join(row['unsteady'])}" for row in rows if row.get("unsteady")]
+    return "\n".join(["\nnever steady, so no figures to rely on:", *lines]) if lines else ""
+
+
 def missed(found: Mapping[str, Any]) -> str:
     """The last word: every target that was missed, with its figure."""
     verdicts = list(_verdicts(found))

@@ -28,7 +28,7 @@ from .installed import INSTALLED_ROWS
 from .machine import ROOT, describe, machine
 from .process import PROCESSES, Process, Skipped
 from .progress import Progress
-from .report import flatness, met, missed, plural, report, report_processes, report_sizes
+from .report import flatness, met, missed, never_steady, plural, report, report_processes, report_sizes
 from .sweep import Point
 from .training import TRAINING_ROWS
 
@@ -193,6 +193,7 @@ def text(found: dict[str, Any]) -> str:
     """The whole report."""
     parts = [
         report(found["rows"]) if found["rows"] else "",
+        never_steady(found["rows"]),
         report_processes(found["processes"]) if found["processes"] else "",
         report_sizes(found["sizes"]) if found["sizes"] else "",
         cuda_run.report(found["cuda"]) if found["cuda"] else "",
@@ -244,13 +245,17 @@ def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = 
                 "ours": subjects.ours,
                 **{f"peer:{k}": v for k, v in subjects.peers.items()},
             }
-            samples = interleaved({name: call for name, call in calls.items() if call}, rounds, count)
+            present = {name: call for name, call in calls.items() if call}
+            unsteady: list[str] = []
+            samples = interleaved(present, rounds, count, unsteady.append)
     except Skipped as reason:
         return {**result, "skipped": str(reason)}
     except Exception as error:  # one row that cannot run must not cost the others; it is reported and fails the run
         return {**result, "error": first_line(error)}
     seconds = summary(samples, best=best)
     ours = seconds["ours"]
+    if unsteady:
+        result["unsteady"] = [name.removeprefix("peer:") for name in unsteady]
     result |= {
         "ours_ms": 1e3 * ours,
         "samples_ms": {name: [round(1e3 * v, 6) for v in s] for name, s in samples.items()},

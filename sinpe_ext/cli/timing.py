@@ -10,6 +10,7 @@ from statistics import median
 
 SLOW_SECONDS = 1.0  # a subject slower than this is timed by one run only: its ratio is never a close call
 SAMPLE_SECONDS = 0.02  # one sample repeats a fast subject for about this long
+MOST_CALLS = 8  # before timing, within which a call's time has to stop falling
 BUSY = 0.5  # load per core, before anything is timed, above which other programs disturb the timing
 
 
@@ -26,23 +27,30 @@ def warning(average: float | None) -> str | None:
 
 
 def interleaved(
-    subjects: Mapping[str, Callable[[], object]], rounds: int, threads: int | None = None
+    subjects: Mapping[str, Callable[[], object]],
+    rounds: int,
+    threads: int | None = None,
+    unsteady: Callable[[str], object] = lambda name: None,
 ) -> dict[str, list[float]]:
-    """Time every subject once a round.
+    """Time every subject once a round, each after it was called until its time fell no more (a first call may compile or
+    fill a cache, and a second one compile again).
 
     Args:
         subjects: name -> call without arguments.
         rounds: samples per subject.
         threads: torch threads during the measurement, default the current number.
+        unsteady: called with the name of a subject whose time was still falling after `MOST_CALLS` calls.
     Returns:
         name -> seconds per call, one entry a round (a single entry for a slow subject).
     """
     from torch.utils.benchmark import Timer
 
     with on_threads(threads) as count:
-        warm = {name: _once(call) for name, call in subjects.items()}
-        # A first call may compile or fill a cache: a second one decides, except for what is hopelessly slow.
-        estimate = {name: t if t > 4 * SLOW_SECONDS else _once(subjects[name]) for name, t in warm.items()}
+        estimate = {}
+        for name, call in subjects.items():
+            estimate[name], is_steady = _warmed(call)
+            if not is_steady:
+                unsteady(name)
         samples: dict[str, list[float]] = {name: [t] for name, t in estimate.items() if t > SLOW_SECONDS}
         timers = {
             name: Timer("call()", globals={"call": call}, num_threads=count)
@@ -78,6 +86,18 @@ def on_threads(count: int | None) -> Iterator[int]:
 def first_line(error: BaseException) -> str:
     """An error in one line: its type and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def _warmed(call: Callable[[], object]) -> tuple[float, bool]:
+    """Seconds of the last of some calls, the first that took no less than two thirds of the fastest before it; and
+    whether there was one."""
+    fastest = _once(call)
+    for _ in range(MOST_CALLS - 1):
+        last = _once(call)
+        if last > fastest / 1.5:
+            return last, True
+        fastest = last
+    return fastest, False
 
 
 def _once(call: Callable[[], object]) -> float:
