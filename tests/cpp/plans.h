@@ -18,16 +18,10 @@ inline int64_t bits_of(double x) {
   return word;
 }
 
-// dim channels of the paper's ladder; layout 0 interleaved, 1 sin|cos, 2 cos|sin; own: a frequency for each channel.
-inline TestPlan make_plan(int64_t dim, int layout, bool own, double amplitude = 1.0, double base = 10000.0) {
+// dim channels of frequencies in turns; layout 0 interleaved, 1 sin|cos, 2 cos|sin; own: a frequency for each channel.
+inline TestPlan plan_of(const std::vector<double>& turns, int64_t dim, int layout, bool own, double amplitude) {
   const int64_t sines = (dim + 1) / 2, cosines = dim / 2;
-  const int64_t n0 = layout == 2 ? cosines : sines, n1 = dim - n0;
-  const int64_t n = own ? dim : sines;
-  std::vector<double> turns;
-  for (int64_t i = 0; i < n; ++i) {
-    const double exponent = own ? 1.0 * static_cast<double>(i) : 2.0 * static_cast<double>(i);
-    turns.push_back(std::pow(base, -exponent / static_cast<double>(dim)) / 6.283185307179586);
-  }
+  const int64_t n0 = layout == 2 ? cosines : sines, n1 = dim - n0, n = static_cast<int64_t>(turns.size());
   double largest = 0.0;
   for (double f : turns) largest = std::fmax(largest, std::fabs(f));
   const int64_t flags = (layout == 0 ? 1 : 0) | (own ? 0 : 2) | (layout == 2 ? 4 : 8);
@@ -48,6 +42,16 @@ inline TestPlan make_plan(int64_t dim, int layout, bool own, double amplitude = 
     made.words.insert(made.words.end(), part->begin(), part->end());
   sinpe::decode_plan(made.words.data(), static_cast<int64_t>(made.words.size()), &made.plan);
   return made;
+}
+
+// The paper's ladder.
+inline TestPlan make_plan(int64_t dim, int layout, bool own, double amplitude = 1.0, double base = 10000.0) {
+  std::vector<double> turns;
+  for (int64_t i = 0; i < (own ? dim : (dim + 1) / 2); ++i) {
+    const double exponent = own ? 1.0 * static_cast<double>(i) : 2.0 * static_cast<double>(i);
+    turns.push_back(std::pow(base, -exponent / static_cast<double>(dim)) / 6.283185307179586);
+  }
+  return plan_of(turns, dim, layout, own, amplitude);
 }
 
 // A plan of one shared oscillator of frequency f turns, exactly.

@@ -15,11 +15,13 @@ struct Case {
   bool channels_first, explicit_positions, starts, masked, in_place;
   int32_t drop = 0;
   bool numbered = false;  // elements with numbers of their own
+  int layout = 0;
+  bool own = false;  // frequencies of the cosines' own
 };
 
 template <class T>
 void run(const Case& c) {
-  const TestPlan made = make_plan(c.dim, 0, false);
+  const TestPlan made = make_plan(c.dim, c.layout, c.own);
   const int64_t total = c.batch * c.middle * c.rows * c.dim;
   check::Random random;
   std::vector<T> x(static_cast<size_t>(total)), out(static_cast<size_t>(total));
@@ -139,6 +141,22 @@ int main() {
           }
         }
       }
+    }
+  }
+  // One sequence, or one for each start: rows are made as they are needed.
+  for (int layout : {0, 1, 2}) {
+    for (bool own : {false, true}) {
+      for (int64_t dim : {5, 64, 301, 520}) {
+        for (int32_t drop : {0, 6554}) {
+          for (bool starts : {false, true}) {
+            const Case c{starts ? 2 : 1, 1, 21, dim, false, false, starts, false, dim == 301, drop, starts, layout, own};
+            run<float>(c);
+            run<sinpe::bfloat16>(c);
+            run<sinpe::float16>(c);
+          }
+        }
+      }
+      run<float>({1, 1, 300, 150, false, false, false, false, true, 0, false, layout, own});  // more than one anchor
     }
   }
   run<float>({2000, 1, 1, 64, false, false, false, false, false});  // one row: threads share the batch

@@ -137,6 +137,40 @@ void test_other_types(const TestPlan& made) {
   }
 }
 
+// Rotated rows are the float32 ones, rounded once more.
+void test_bfloat16(const sinpe::Plan& plan, int64_t first) {
+  const size_t n = static_cast<size_t>(sinpe::kAnchorRows * plan.dim);
+  for (const sinpe::RowKernels* kernels : kernel_sets()) {
+    std::vector<float> floats(n);
+    std::vector<sinpe::bfloat16> got(n);
+    for (int kind = 0; kind < 2; ++kind) {
+      sinpe::RowState state(plan);
+      kernels->steps(state);
+      kernels->anchor(state, static_cast<double>(first), true);
+      if (kind == 0) kernels->rotate_float(state, first, sinpe::kAnchorRows, floats.data(), plan.dim);
+      if (kind == 1) kernels->rotate_bfloat16(state, first, sinpe::kAnchorRows, got.data(), plan.dim);
+    }
+    for (size_t i = 0; i < n; ++i) {
+      sinpe::bfloat16 want;
+      sinpe::round_store(&want, floats[i]);
+      CHECK(got[i].bits == want.bits);
+    }
+  }
+}
+void test_bfloat16(int layout, bool own) {
+  for (const double amplitude : {1.0, 0.5, -1.9375, 2.5, 0.03}) {  // with and without a walk of their own
+    const TestPlan made = make_plan(160, layout, own, amplitude);
+    for (int64_t first = 0; first < 100000; first += 4001) test_bfloat16(made.plan, first);
+    // Each 64 positions near a zero of every sine, where a rotated value has few digits.
+    check::Random random;
+    std::vector<double> turns;
+    for (int i = 0; i < (own ? 160 : 80); ++i)
+      turns.push_back((2 * (i % 32) + 1) / 64.0 + std::ldexp(random.uniform() - 0.5, -33 - 6 * (i % 4)));
+    const TestPlan near = plan_of(turns, 160, layout, own, amplitude);
+    for (int64_t first = 2; first < 4096; first += 129) test_bfloat16(near.plan, first);
+  }
+}
+
 void test_interface() {
   const TestPlan made = make_plan(6, 0, false);
   const int64_t words = static_cast<int64_t>(made.words.size());
@@ -176,6 +210,7 @@ int main() {
         test_bounds(made);
         if (dim > 16) test_other_types(made);
       }
+      test_bfloat16(layout, own);
     }
   }
   test_plan(make_plan(96, 0, false, 1.0, 1e30));  // angles down to 1e-30: relative bounds at work
