@@ -171,13 +171,19 @@ struct Runs {
       // Some rows from r on: what is read of them is on its way together.
       const auto make_some = [&](auto count, int32_t r) {
         constexpr int kCount = decltype(count)::value;
-        uint64_t position_bits[kCount];
+        uint64_t position_bits[kCount] = {};
         Piece data[kCount][kPieces];
         SINPE_UNROLLED
-        for (int i = 0; i < kCount; ++i, where += position_step, from += x_step) {
-          if (!kConsecutive) position_bits[i] = read(where);
-          SINPE_UNROLLED
-          for (int h = 0; h < kPieces && kAdds; ++h) data[i][h] = *reinterpret_cast<const Piece*>(from + h * apart);
+        for (int i = 0; i < kCount; ++i) {
+          if constexpr (!kConsecutive) {
+            position_bits[i] = read(where);
+            where += position_step;
+          }
+          if constexpr (kAdds) {
+            SINPE_UNROLLED
+            for (int h = 0; h < kPieces; ++h) data[i][h] = *reinterpret_cast<const Piece*>(from + h * apart);
+            from += x_step;
+          }
         }
         uint32_t some = 0;
         SINPE_UNROLLED

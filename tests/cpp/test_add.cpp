@@ -149,7 +149,8 @@ int main() {
       for (int64_t dim : {5, 64, 301, 520}) {
         for (int32_t drop : {0, 6554}) {
           for (bool starts : {false, true}) {
-            const Case c{starts ? 2 : 1, 1, 21, dim, false, false, starts, false, dim == 301, drop, starts, layout, own};
+            const Case c{starts ? 2 : 1, 1,          21,   dim,    false,  false, starts,
+                         false,          dim == 301, drop, starts, layout, own};
             run<float>(c);
             run<sinpe::bfloat16>(c);
             run<sinpe::float16>(c);

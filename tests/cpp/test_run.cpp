@@ -176,6 +176,8 @@ void test_reach() {
     const Reach reach(made.plan);
     const double p = std::ldexp(1.0 + random.uniform(), static_cast<int>(random.next() % 140) - 60);
     CHECK(reach.holds(p) == reach.holds(-p) && reach.holds(0.0));
+    const double whole = std::floor(p);
+    CHECK(reach.holds_whole(whole) == reach.holds(whole) && reach.holds_whole(-whole) == reach.holds(-whole));
     CHECK(!reach.holds(p) || (p >= 0x1p-30 && p < kFastPosition && p * made.plan.max_turns < kFastProduct));
     // No tighter than it need be by more than a factor of 4.
     CHECK(reach.holds(p) || p < 0x1p-30 || 4 * p >= kFastPosition || 4 * p * made.plan.max_turns >= kFastProduct);

@@ -358,6 +358,16 @@ def test_budgets_are_those_of_sm_90_and_of_the_type() -> None:
     assert missed(torch.float32, 10.0, 49.0) == ["ahead 49.0, budget >= 50"]
 
 
+@pytest.mark.parametrize("limit, dtype, missed", [
+    (5.0, torch.float32, ["fp64 6.0, budget <= 5"]), (6.0, torch.bfloat16, []), (None, torch.float32, []),
+    (5.0, torch.float64, []),
+])  # fmt: skip
+def test_double_precision_where_it_is_slow(limit: float | None, dtype: Any, missed: list[str]) -> None:
+    case = cases.Case("a case", cases.table, fp64=limit)
+    row = report.Row(case, dtype, 89, SimpleNamespace(values={"fp64": 6.0}, work=work()))
+    assert [str(one) for one in report.missed(row, [row])] == missed
+
+
 @pytest.mark.parametrize(
     "opcode, pipe",
     [("IMAD.WIDE.U32", "imad"), ("LOP3.LUT", "alu"), ("DFMA", "fp64"), ("F2F.F32.F64", "convert64"),

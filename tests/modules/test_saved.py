@@ -117,7 +117,9 @@ def test_an_onnx_file(earlier: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", ["bits", "messages"])
-def test_bits_and_messages(name: str, backend: str) -> None:
+def test_bits_and_messages(name: str, backend: str, request: pytest.FixtureRequest) -> None:
+    if name == "messages" and request.config.getoption("--require-backend") == "emulated":
+        pytest.skip("CUDA kernels do not look at ids, and have no message for a wrong one (docs/cuda.md)")
     want = json.loads((HERE / f"{name}.json").read_text())
     found = getattr(write, name)()
     differ = {key: (found.get(key), want.get(key)) for key in {*found, *want} if found.get(key) != want.get(key)}

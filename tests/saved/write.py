@@ -201,6 +201,11 @@ def results() -> Iterator[tuple[str, Tensor]]:
         yield f"embed {dtype}", out.detach()
         out.backward(x(3, 11, 24).to(dtype))
         yield f"gradient of weight {dtype}", rows.grad  # type: ignore[misc]
+        # Words as frequent as in a text: sums of two levels of the tree, of one, and of few tokens.
+        k, rows = torch.arange(5000)[None], weight(8, 24).to(dtype).requires_grad_()
+        often = torch.where(k % 8 != 0, 0, torch.where(k % 64 != 0, 1, 2 + k // 64 % 6))  # 4375, 546, 13 or 14 times
+        sinpe.embed(often, rows, dropout=0.3, seed=8).backward((k[..., None] * 37 % 1021 + x(1, 1, 24)).to(dtype) / 7)
+        yield f"gradient of weight, frequent tokens {dtype}", rows.grad  # type: ignore[misc]
 
 
 def digest(result: Tensor) -> str:

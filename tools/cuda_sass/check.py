@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,9 +48,9 @@ def _ids() -> Tensor:
     return torch.randint(11, (3, 9), generator=torch.Generator().manual_seed(2))
 
 
-def _embed(dtype: torch.dtype, dropout: float) -> list[Tensor]:
+def _embed(dtype: torch.dtype, dropout: float, **given: Any) -> list[Tensor]:
     weight = _x(dtype, 11, 64).requires_grad_()
-    y = sinpe.embed(_ids(), weight, dropout=dropout, seed=3)
+    y = sinpe.embed(_ids(), weight, dropout=dropout, seed=3, **given)
     y.backward(_x(dtype))
     assert weight.grad is not None
     return [y.detach(), weight.grad]
@@ -135,9 +136,16 @@ CALLS: dict[str, Callable[[torch.dtype], list[Tensor]]] = {
         sinpe.add(_x(t, 2, 21, 72), seq_dim=2, channel_dim=1, padding_mask=torch.arange(144).view(2, 72) % 3 == 0),
         sinpe.add(_x(t, 2, 34, 67), seq_dim=2, channel_dim=1, dropout=0.1, seed=1),
     ],
-    "add, dropout": lambda t: [sinpe.add(_x(t), dropout=0.1, seed=5)],
+    "add, dropout": lambda t: [
+        sinpe.add(_x(t), dropout=0.1, seed=5),
+        sinpe.add(_x(t), dropout=0.1, seed=5, scale=2.0),
+        sinpe.add(_x(t), dropout=0.1, seed=5, padding_mask=HUGE % 4 == 0),
+    ],
     "dropout": lambda t: _dropout(t, 0.1),
     "embed": lambda t: _embed(t, 0.0),
+    "embed, scale": lambda t: _embed(t, 0.0, scale=8.0),
+    "embed, padding": lambda t: _embed(t, 0.2, scale=8.0, padding_mask=HUGE % 4 == 0),
+    "embed, not aligned": lambda t: [sinpe.embed(_ids(), _x(t, 11, 29), scale=8.0)],
     "embed, dropout": lambda t: _embed(t, 0.2),
     "embed, a token often": lambda t: _often(t, 0.0),
     "embed, a token often, dropout": lambda t: _often(t, 0.2),

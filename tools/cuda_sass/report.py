@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
 BUDGETED = 90  # the architecture that budgets are for
+SINGLE = 89  # that of cards whose double precision is slow
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cuda.md"
 
 
@@ -52,8 +53,10 @@ def _waves(row: Row) -> float:
     return row.figures.work.waves(row.card)
 
 
-def _seconds(row: Row) -> float:
-    return row.figures.predicted(row.card).seconds
+def _times(row: Row, other: Row) -> float:
+    """The longest that a row takes of another's time, among the cards of its architecture."""
+    cards = [card for card in CARDS if card.architecture == row.architecture]
+    return max(row.figures.predicted(card).seconds / other.figures.predicted(card).seconds for card in cards)
 
 
 @dataclass(frozen=True)
@@ -75,14 +78,17 @@ def _is_least(name: str) -> bool:
 
 
 def missed(row: Row, rows: list[Row]) -> list[Missed]:
-    """Which budgets do not hold; they are for sm_90."""
+    """Which budgets do not hold; they are for sm_90, and in single arithmetic that nothing needs double precision."""
+    if row.architecture == SINGLE and row.case.fp64 is not None and row.dtype != torch.float64:
+        value = row.figures.values["fp64"]
+        return [Missed(row, "fp64", value, row.case.fp64)] if value > row.case.fp64 else []
     if row.architecture != BUDGETED:
         return []
     values = {**row.figures.values, "waves": _waves(row)}
     if row.case.beside:
         for other in rows:
             if (other.case.name, other.dtype, other.architecture) == (row.case.beside, row.dtype, BUDGETED):
-                values["times " + row.case.beside] = _seconds(row) / _seconds(other)
+                values["times " + row.case.beside] = _times(row, other)
 
     def holds(name: str, limits: tuple[float, float]) -> bool:
         limit = limits[row.dtype != torch.float32]
