@@ -18,6 +18,7 @@ TSAN_ARGS ?=
 MATRIX_ARGS ?=
 FAULTS_ARGS ?=
 ASAN_ARGS ?=
+ARM64_ARGS ?=
 SASS_ARGS ?=
 FUZZ_MINUTES ?= 60
 FUZZ_ARGS ?=
@@ -33,7 +34,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test test-all test-long train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp asan asan-cpp tsan exhaustive fuzz bad-input faults cuda-check cuda-sass wheels check-wheels record lint format clean distclean
+.PHONY: help demo test test-all test-long train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp arm64 asan asan-cpp tsan exhaustive fuzz bad-input faults cuda-check cuda-sass wheels check-wheels record lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -48,6 +49,7 @@ help:
 	@echo "make train-distributed   the same loss from one process and from FSDP2 + sequence parallel   RANKS=4"
 	@echo "make build   set up alone: environment, torch, compiled libraries"
 	@echo "make cpp     the C++ library and its tests, without Python or torch             CXX_STANDARD=20 CMAKE_ARGS="
+	@echo "make arm64   the C++ library for arm64 and its tests under qemu-user; skipped without them   ARM64_ARGS=--core CXX="
 	@echo "make asan    these, then pytest, under AddressSanitizer and UBSan, CUDA kernels as plain C++ among them   ASAN_ARGS=\"--jobs 4\""
 	@echo "make asan-cpp   the C++ tests alone"
 	@echo "make tsan    the C++ tests under ThreadSanitizer, with std::thread                TSAN_ARGS=--core"
@@ -116,6 +118,10 @@ cpp:
 	if ! command -v cmake >/dev/null; then echo "cpp: cmake was not found: pip install cmake"; exit 1; fi; \
 	mkdir -p build; cmake -S . -B $(BUILD) -DCMAKE_CXX_STANDARD=$(CXX_STANDARD) $(CMAKE_ARGS) >build/cmake.log || { cat build/cmake.log; exit 1; }; \
 	cmake --build $(BUILD) --parallel $${CMAKE_BUILD_PARALLEL_LEVEL:-$$(nproc 2>/dev/null || echo 2)} && ctest --test-dir $(BUILD) --output-on-failure --parallel $${CMAKE_BUILD_PARALLEL_LEVEL:-$$(nproc 2>/dev/null || echo 2)}
+
+# Which compilers and which tests: tools/arm64.py.
+arm64:
+	@exec $(PYTHON) tools/arm64.py $(ARM64_ARGS)
 
 # How it is done, what it downloads and how to go without: tools/cuda_check.py.
 cuda-check:
