@@ -6,6 +6,8 @@
 
 #if defined(SINPE_LANES) && defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(SINPE_LANES) && defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace sinpe {
@@ -137,6 +139,8 @@ SINPE_HD Words multiply_low(Words x, uint32_t m) {
   return (Words)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(m));
 #elif defined(__x86_64__)
   return (Words)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(m));
+#elif defined(__aarch64__)
+  return (Words)vmull_u32(vmovn_u64((uint64x2_t)x), vdup_n_u32(m));
 #else
   return (x & 0xffffffff) * m;
 #endif
