@@ -60,7 +60,7 @@ def compiler() -> Compiler | None:
         if machine.startswith(("aarch64", "arm64")):
             candidates.append(chosen)
         else:
-            say(f"CXX={shlex.join(chosen)} compiles for {machine or 'nothing: it does not run'}, so it is not used")
+            say(f"CXX={shlex.join(chosen)} compiles for {machine or 'another machine'}, so it is not used")
     if shutil.which(GNU) is not None:
         candidates.append([GNU])
     if importlib.util.find_spec("ziglang") is not None:
