@@ -1,7 +1,7 @@
 """The C++ library compiled for arm64 and its tests under qemu-user: make arm64.
 
     python tools/arm64.py           # all tests but those of LEFT_OUT
-    python tools/arm64.py --core    # test_sha256 and the tests of the arithmetic and of the row kernels
+    python tools/arm64.py --core    # test_sha256 and the tests of the arithmetic, of the row kernels and of add
 
 The compiler is CXX where that compiles for arm64, else aarch64-linux-gnu-g++, else `python -m ziglang c++` (the ziglang
 wheel, with musl). Without a compiler or without qemu-aarch64 the tests are SKIPPED, which is no failure. qemu shows
@@ -27,7 +27,7 @@ GNU = "aarch64-linux-gnu-g++"
 ZIG = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-musl"]
 QEMU = ("qemu-aarch64", "qemu-aarch64-static")
 INSTALL = "apt-get install g++-aarch64-linux-gnu qemu-user (or pip install ziglang for the compiler)"
-CORE = ["test_sha256", "test_core", "test_philox", "test_rows"]
+CORE = ["test_sha256", "test_core", "test_philox", "test_rows", "test_add"]
 LEFT_OUT = {
     "test_cuda.*": "the CUDA kernels as plain C++ take minutes under emulation and have no path of arm64's own",
     "test_fork": "qemu-user 7.2 aborts when a child of fork starts a thread",
