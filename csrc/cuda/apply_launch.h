@@ -1,7 +1,6 @@
 // From the arguments of add and embed to the kernel of cuda/apply.h: what is checked, and how the work is cut.
 #pragma once
 
-#include <algorithm>
 #include <utility>
 
 #include "core/dtype.h"
@@ -128,10 +127,7 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
   // Where that is not one wave, blocks with fewer slices.
   int64_t parts = share(wanted, tiles) < most_parts ? share(wanted, tiles) : most_parts;
   if (parts < share(wave, tiles)) parts = share(wave, tiles) < s.slices ? share(wave, tiles) : s.slices;
-  // Whole flights; where no tile is made, rather more blocks than fewer.
-  const int64_t flight = Body::kMostFlight,
-                even_part = Body::kEncoded ? share(s.slices, parts) + flight - 1 : s.slices / parts;
-  const int64_t part = std::max(flight, even_part / flight * flight);
+  const int64_t part = share(share(s.slices, parts), Body::kMostFlight) * Body::kMostFlight;
   const int64_t most =
       kSource == Source::kRows && kTileIds / tiling.height < kMostSlices ? kTileIds / tiling.height : kMostSlices;
   s.part = part < most ? part : most;

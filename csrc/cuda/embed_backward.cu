@@ -67,10 +67,9 @@ struct EmbedBackward {
   struct Shared {
     Draws draws;
   };
-  // Tokens, and nodes, whose loads are on the way together: 64 bytes of tokens, which lie anywhere, 128 of nodes, of which the
-  // longest sums are made.
+  // Tokens, and nodes, whose loads are on the way together: 64 bytes of them. (With 128 of nodes, fewer threads fit.)
   static constexpr int kTokensAhead = kDrop ? 2 : sizeof(T) == 8 ? 1 : 8 / static_cast<int>(sizeof(T));
-  static constexpr int kNodesAhead = 16 / static_cast<int>(sizeof(Real));
+  static constexpr int kNodesAhead = 8 / static_cast<int>(sizeof(Real));
 
   const T* grad;
   const int64_t *ids, *tokens, *starts, *device_seed;
