@@ -7,6 +7,7 @@ extern "C" sinpe_status sinpe_add(const int64_t* words, int64_t n_words, const s
   return run_checked(words, n_words, a, apart, [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
     using T = decltype(type);
     const auto alpha = static_cast<accumulate_t<T>>(a->alpha);
-    return over_tiles(plan, *a, first, alpha, [&] { return TileAdder<T>(*a, shape); });
+    const NewPages pages;
+    return over_tiles(plan, *a, first, alpha, [&] { return TileAdder<T>(*a, shape, pages); });
   });
 }

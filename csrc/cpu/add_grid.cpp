@@ -114,7 +114,8 @@ template <class T, class Rows>
 sinpe_status run(const sinpe_add_arguments& a, const Rows& rows) {
   const Shape shape(a);
   const int64_t tile = std::max<int64_t>(1, std::min<int64_t>(64, kTileValues / shape.dim));
-  const auto start = [&] { return TileAdder<T>(a, shape); };
+  const NewPages pages;
+  const auto start = [&] { return TileAdder<T>(a, shape, pages); };
   return over_row_tiles<accumulate_t<T>>(shape, 1, std::min(shape.rows, tile), rows, start);
 }
 

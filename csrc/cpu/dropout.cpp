@@ -4,6 +4,7 @@
 
 #include "core/layout.h"
 #include "cpu/exceptions.h"
+#include "cpu/populate.h"
 #include "cpu/rows.h"
 
 namespace sinpe {
@@ -23,15 +24,21 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
   const Real scale = static_cast<Real>(a.scale);
   const auto add = elementwise<T>().add;
   const int64_t grain = std::max<int64_t>(1, kGrain / std::min(width, kPiece));
+  const NewPages pages;
+  const bool is_dense = m.rank == 1 && out_step == 1;
   return parallel_status(rows * pieces, grain, [&](int64_t begin, int64_t end) {
     std::vector<T> dense_x(x_step == 1 ? 0 : static_cast<size_t>(kPiece));
     std::vector<T> dense_out(out_step == 1 ? 0 : static_cast<size_t>(kPiece));
+    T* const first_out = static_cast<T*>(a.out);
+    PagesAhead ahead(pages, first_out + begin * kPiece,
+                     first_out + (is_dense ? std::min(end * kPiece, width) : begin * kPiece));
     for (int64_t item = begin; item < end; ++item) {
       const int64_t row = item / pieces, at = item % pieces * kPiece, n = std::min(kPiece, width - at);
       const T* x = static_cast<const T*>(a.x) + offset_at(m.sizes, m.x, inner, row) + at * x_step;
       T* out = static_cast<T*>(a.out) + offset_at(m.sizes, m.out, inner, row) + at * out_step;
       const int64_t number = offset_at(m.sizes, m.elements, inner, row) + at * m.elements[inner];
       const uint64_t first = numbers.base + static_cast<uint64_t>(number);
+      if (is_dense) ahead.until(out + n);
       const T* from = x;
       T* to = out;
       if (x_step != 1) {

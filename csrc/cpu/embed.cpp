@@ -12,10 +12,11 @@ class TileEmbedder {
   using Real = accumulate_t<T>;
   using Element = T;
   static constexpr bool kStreams = true;
-  TileEmbedder(const sinpe_embed_arguments& e, const Shape& shape)
+  TileEmbedder(const sinpe_embed_arguments& e, const Shape& shape, const NewPages& pages)
       : e_(e),
         a_(e.add),
         shape_(shape),
+        pages_(pages),
         padding_(a_, shape),
         elements_(a_.dropout, a_.sizes, a_.rank),
         dropout_(dropout_of(a_.dropout, elements_.steps[a_.rank - 1])),
@@ -24,7 +25,10 @@ class TileEmbedder {
   void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
     for (int64_t slice = first; slice < last; slice += kAddSlices) {
       const int count = static_cast<int>(std::min<int64_t>(kAddSlices, last - slice));
-      for (int k = 0; k < count; ++k) begin(k, slice + k, row);
+      for (int k = 0; k < count; ++k) {
+        begin(k, slice + k, row);
+        populate(slice + k, row, n);
+      }
       for (int64_t r = 0; r < n; ++r) {
         for (int k = 0; k < count && r + 1 < n; ++k) prefetch_row(weight_of(ids_[k][id_row()]), shape_.dim);
         one_row(count, slice, row + r, pe + r * shape_.dim);
@@ -33,6 +37,12 @@ class TileEmbedder {
   }
 
   // As over_streamed_rows asks.
+  // Before n rows of a slice are written.
+  void populate(int64_t slice, int64_t row, int64_t n) const {
+    if (out_row() != shape_.dim) return;
+    pages_.populate(static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row(),
+                    n * shape_.dim * static_cast<int64_t>(sizeof(T)));
+  }
   bool can_stream() const { return a_.padding_mask == nullptr && is_worth_streaming<T>(a_); }
   Streamed streamed() const { return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_}; }
   void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* element) const {
@@ -77,6 +87,7 @@ class TileEmbedder {
   const sinpe_embed_arguments& e_;
   const sinpe_add_arguments& a_;
   const Shape& shape_;
+  NewPages pages_;
   Padding padding_;
   Elements elements_;
   Dropout dropout_;
@@ -115,7 +126,8 @@ extern "C" sinpe_status sinpe_embed(const int64_t* words, int64_t n_words, sinpe
     return with_type(a.dtype, [&](auto type) {
       using T = decltype(type);
       const auto alpha = static_cast<accumulate_t<T>>(a.alpha);
-      return over_tiles(plan, a, first, alpha, [&] { return TileEmbedder<T>(*e, shape); });
+      const NewPages pages;
+      return over_tiles(plan, a, first, alpha, [&] { return TileEmbedder<T>(*e, shape, pages); });
     });
   });
 }

@@ -7,6 +7,7 @@
 #include "core/tree_sum.h"
 #include "cpu/exceptions.h"
 #include "cpu/ids.h"
+#include "cpu/populate.h"
 #include "cpu/row_maker.h"
 
 namespace sinpe {
@@ -84,8 +85,9 @@ template <class T>
 class RowSums {
  public:
   using Real = accumulate_t<T>;
-  RowSums(const Arguments& a, const Elements& elements, const TokensById& tokens, int64_t width)
+  RowSums(const Arguments& a, const Elements& elements, const TokensById& tokens, int64_t width, const NewPages& pages)
       : a_(a),
+        pages_(pages),
         elements_(elements),
         tokens_(tokens),
         dropout_(dropout_of(a.dropout, elements.steps[a.rank - 1])),
@@ -100,8 +102,11 @@ class RowSums {
         gathered_(channel_ == 1 ? 0 : static_cast<size_t>(width)) {}
 
   void operator()(int64_t row, int64_t last, int64_t c, int64_t n) {
+    T* const rows = static_cast<T*>(a_.out);
+    PagesAhead ahead(pages_, rows + row * dim_, rows + (n == dim_ ? last : row) * dim_);
     for (; row < last; ++row) {
-      T* out = static_cast<T*>(a_.out) + row * dim_ + c;
+      T* out = rows + row * dim_ + c;
+      ahead.until(out + n);
       if (tokens_.count(row) == 0 || a_.dropout.drop == kDropAll) {
         // Not memset, whose string instruction starts over at each page fault of fresh memory.
         elementwise<T>().round(zeros_.data(), Real{1}, out, n);
@@ -147,6 +152,7 @@ class RowSums {
   }
 
   const Arguments& a_;
+  const NewPages& pages_;
   const Elements& elements_;
   const TokensById& tokens_;
   Dropout dropout_;
@@ -171,8 +177,9 @@ sinpe_status embed_backward(const Arguments& a) {
   const int64_t width = (dim + most * kNarrowest - 1) / (most * kNarrowest) * kNarrowest;
   const int64_t blocks = (dim + width - 1) / width, parts = std::max<int64_t>(1, 4 * threads / blocks);
   const int64_t work = std::max<int64_t>(1, total * dim / (blocks * parts));
+  const NewPages pages;
   return parallel_status(blocks * parts, std::max<int64_t>(1, kGrain / work), [&](int64_t begin, int64_t end) {
-    RowSums<T> sums(a, elements, tokens, width);
+    RowSums<T> sums(a, elements, tokens, width, pages);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t part = item % parts, c = item / parts * width;
       sums(tokens.cut(part, parts), tokens.cut(part + 1, parts), c, std::min(width, dim - c));

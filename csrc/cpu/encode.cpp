@@ -1,5 +1,6 @@
 // encode: rows at arbitrary positions.
 #include "cpu/exceptions.h"
+#include "cpu/populate.h"
 #include "cpu/row_maker.h"
 
 namespace sinpe {
@@ -27,10 +28,13 @@ bool has_run(const int64_t* positions, int64_t count) {
 template <class T>
 sinpe_status encode(const Plan& plan, const int64_t* positions, int64_t count, T* out, int64_t stride) {
   const std::unique_ptr<RowState> steps = shared_steps(plan, has_run(positions, count) ? count : 0);
+  const NewPages pages;
   return parallel_status(count, std::max<int64_t>(1, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
     RowMaker rows(plan, steps.get());
+    PagesAhead ahead(pages, out + begin * stride, out + end * stride);
     for (int64_t i = begin; i < end;) {
       const int64_t n = run_length(positions, i, end);
+      ahead.until(out + (i + n) * stride);
       rows.run(positions[i], n, out + i * stride, stride);
       i += n;
     }

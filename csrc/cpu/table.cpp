@@ -2,6 +2,7 @@
 #include "core/layout.h"
 #include "core/status.h"
 #include "cpu/exceptions.h"
+#include "cpu/populate.h"
 #include "cpu/row_maker.h"
 
 namespace sinpe {
@@ -13,9 +14,12 @@ constexpr int64_t kTableTile = 16;
 template <class T>
 sinpe_status table(const Plan& plan, int64_t first, int64_t length, T* out, int64_t stride) {
   const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<T, double>::value ? 0 : length);
+  const NewPages pages;
   return parallel_status(length, std::max<int64_t>(1, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
     RowMaker rows(plan, steps.get());
+    PagesAhead ahead(pages, out + begin * stride, out + end * stride);
     for (int64_t r = begin; r < end; r += kTableTile) {
+      ahead.until(out + std::min(r + kTableTile, end) * stride);
       rows.run(first + r, std::min(kTableTile, end - r), out + r * stride, stride);
     }
   });

@@ -12,9 +12,10 @@ class TileAdder {
   using Real = accumulate_t<T>;
   using Element = T;
   static constexpr bool kStreams = true;
-  TileAdder(const sinpe_add_arguments& a, const Shape& shape)
+  TileAdder(const sinpe_add_arguments& a, const Shape& shape, const NewPages& pages)
       : a_(a),
         shape_(shape),
+        pages_(pages),
         padding_(a, shape),
         elements_(a.dropout, a.sizes, a.rank),
         dropout_(dropout_of(a.dropout, elements_.steps[a.rank - 1])),
@@ -44,6 +45,7 @@ class TileAdder {
       for (; count < kAddSlices && slice < last; ++count, ++slice) {
         x[count] = from(slice, row);
         out[count] = to(slice, row);
+        populate(slice, row, n);
         element[count] = element_of(slice, row);
       }
       elementwise<T>().add(x, pe, out, count, n * shape_.dim, scale_, dropout_, element);
@@ -51,6 +53,11 @@ class TileAdder {
   }
 
   // As over_streamed_rows asks.
+  // Before n rows of a slice are written.
+  void populate(int64_t slice, int64_t row, int64_t n) const {
+    const bool follow = out_row_ == shape_.dim && (out_channel_ == 1 || shape_.dim == 1);
+    if (follow) pages_.populate(to(slice, row), n * shape_.dim * static_cast<int64_t>(sizeof(T)));
+  }
   bool can_stream() const { return can_stream_ && is_worth_streaming<T>(a_); }
   Streamed streamed() const { return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_}; }
   void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* element) const {
@@ -71,6 +78,7 @@ class TileAdder {
   }
 
   void row_by_row(int64_t slice, int64_t row, int64_t n, const Real* pe) {
+    populate(slice, row, n);
     const T* x = from(slice, row);
     T* out = to(slice, row);
     const uint64_t element = element_of(slice, row);
@@ -92,6 +100,7 @@ class TileAdder {
 
   const sinpe_add_arguments& a_;
   const Shape& shape_;
+  NewPages pages_;
   Padding padding_;
   Elements elements_;
   Dropout dropout_;

@@ -4,6 +4,7 @@
 
 #include "core/layout.h"
 #include "cpu/exceptions.h"
+#include "cpu/populate.h"
 #include "cpu/row_maker.h"
 
 namespace sinpe {
@@ -172,6 +173,7 @@ sinpe_status over_streamed_rows(const Plan& plan, const RowState& steps, const S
     const auto work = start();
     for (int64_t item = begin; item < end; ++item) {
       const int64_t row = item % tiles * tile, group = item / tiles, n = std::min(tile, shape.rows - row);
+      work.populate(group, row, n);
       const auto rows_of = [&](int64_t r, int64_t count) {
         StreamedRows<T> rows{};
         for (int64_t k = 0; k < count; ++k) work.find(group, row + r + k, &rows.x[k], &rows.out[k], &rows.element[k]);

@@ -1,5 +1,6 @@
 // The operators on the CPU: the kernels behind the C interface, sinpe.h.
 #include "core/dtype.h"
+#include "cpu/populate.h"
 #include "torch/operators.h"
 
 namespace {
@@ -10,6 +11,12 @@ struct Call {
   Device device = Device::cpu();
 
   Call(const char*, const Tensor&) {}  // each operand is checked as it is used
+
+  // The result, which nobody has written yet: its pages are populated by the kernel, until this call ends.
+  Tensor fresh(Tensor out) {
+    new_output_.emplace(out.mutable_data_ptr(), out.numel() * static_cast<int64_t>(out.element_size()));
+    return out;
+  }
 
   Words plan(const Tensor& words, int64_t, const char* name = "plan") const { return Words(device, words, name); }
 
@@ -58,6 +65,8 @@ struct Call {
   }
 
  private:
+  std::optional<sinpe::NewOutput> new_output_;
+
   static void succeed_with_ids(sinpe_status status, int64_t bad_id, int64_t rows) {
     expect(status != SINPE_BAD_ID, "ids: expected 0 to ", rows - 1, ", rows of weight, got ", bad_id, " (weight has ",
            rows, " rows); check the tokenizer's vocabulary, or enlarge the embedding");

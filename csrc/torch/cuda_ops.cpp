@@ -87,6 +87,8 @@ struct Call {
 #endif
   cuda::DeviceScalars scalars{};
 
+  Tensor fresh(Tensor out) const { return out; }
+
   // The words are checked on the device.
   cuda::DevicePlan plan(const Tensor& plan, int64_t dim, const char* name = "plan") const {
     const Words words(device, plan, name);

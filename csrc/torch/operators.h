@@ -9,6 +9,7 @@
 //   set_alpha(alpha, &arguments)     the tensor's number, now or when the kernel runs; a tensor of shape () on the CPU is a
 //                                    number on every device
 //   set_seed(seed, drop, &dropout)   the same
+//   fresh(out)                       before a kernel writes a result that the operator allocated: hands it back
 //   table, encode, add, ...          the kernels; each raises where one does not succeed
 #pragma once
 
@@ -19,12 +20,12 @@ namespace sinpe_torch {
 template <class Call>
 struct Operators {
   static Tensor table(const Tensor& plan, int64_t start, int64_t length, int64_t dim, ScalarType dtype) {
-    const Call call("plan", plan);
+    Call call("plan", plan);
     const auto words = call.plan(plan, dim);
     expect(length >= 0, "length: expected 0 or more, got ", length);
     call.expect_dim(words, dim);
     const sinpe_dtype type = float_type("dtype", dtype);
-    Tensor out = new_dense(call.device, {length, dim}, type);
+    Tensor out = call.fresh(new_dense(call.device, {length, dim}, type));
     call.table(words, start, length, type, out.mutable_data_ptr(), dim);
     return out;
   }
@@ -39,20 +40,20 @@ struct Operators {
   }
 
   static Tensor encode(const Tensor& positions, const Tensor& plan, int64_t dim, ScalarType dtype) {
-    const Call call("positions", positions);
+    Call call("positions", positions);
     expect_positions(call.device, positions);
     const auto words = call.plan(plan, dim);
     call.expect_dim(words, dim);
     const sinpe_dtype type = float_type("dtype", dtype);
-    Tensor out = new_with_channels(call.device, positions, dim, type);
+    Tensor out = call.fresh(new_with_channels(call.device, positions, dim, type));
     call.encode(words, positions.const_data_ptr(), dtype_of("positions", positions.scalar_type()), positions.numel(),
                 type, out.mutable_data_ptr(), dim);
     return out;
   }
 
   static Tensor add(const Tensor& x, const Tensor& plan, int64_t start, double scale) {
-    const Call call("x", x);
-    Tensor out = new_like(call.device, x);
+    Call call("x", x);
+    Tensor out = call.fresh(new_like(call.device, x));
     const sinpe_add_arguments a = arguments_of(call.device, x, out, scale, start);
     call.add(call.plan(plan, dim_of(a)), a);
     return out;
@@ -72,7 +73,7 @@ struct Operators {
                             Optional alpha, Optional seed, int64_t start, bool positions_are_starts, double scale,
                             int64_t drop, Integers elements) {
     Call call("x", x);
-    Tensor out = new_like(call.device, x);
+    Tensor out = call.fresh(new_like(call.device, x));
     sinpe_add_arguments a = arguments_of(call.device, x, out, scale, start);
     call.set_alpha(alpha, &a);
     a.dropout = dropout_of(&call, seed, drop, elements, a.sizes, x.dim());
@@ -106,7 +107,7 @@ struct Operators {
 
   static Tensor dropout(const Tensor& x, Optional seed, int64_t drop, double scale, Integers elements) {
     Call call("x", x);
-    Tensor out = new_like(call.device, x);
+    Tensor out = call.fresh(new_like(call.device, x));
     sinpe_add_arguments a = arguments_of(call.device, x, out, scale, 0, 1);
     a.dropout = dropout_of(&call, seed, drop, elements, a.sizes, x.dim());
     call.dropout(a);
@@ -137,7 +138,7 @@ struct Operators {
     const int64_t dim = weight.size(1);
     const auto words = call.plan(plan, dim);
     call.expect_dim(words, dim);
-    Tensor out = new_with_channels(call.device, ids, dim, float_type("weight", weight.scalar_type()));
+    Tensor out = call.fresh(new_with_channels(call.device, ids, dim, float_type("weight", weight.scalar_type())));
     sinpe_embed_arguments e = embed_arguments_of(call.device, ids, weight, out, scale, start);
     call.set_alpha(alpha, &e.add);
     e.add.dropout = dropout_of(&call, seed, drop, elements, e.add.sizes, out.dim());
@@ -152,7 +153,7 @@ struct Operators {
     sinpe_embed_backward_arguments b =
         embed_backward_arguments_of(call.device, grad, ids, num_embeddings, padding_idx, scale);
     b.dropout = dropout_of(&call, seed, drop, elements, b.sizes, grad.dim());
-    Tensor out = new_dense(call.device, {num_embeddings, b.sizes[b.rank - 1]}, b.dtype);
+    Tensor out = call.fresh(new_dense(call.device, {num_embeddings, b.sizes[b.rank - 1]}, b.dtype));
     b.out = out.mutable_data_ptr();
     call.embed_backward(b, ids);
     return out;

@@ -28,6 +28,7 @@ SETTINGS = {
     "CUDA_ARITHMETIC": Setting(("single", "double"), "the first call on CUDA raises ValueError", fatal=True),
     "CHECK": Setting(("0", "1"), "taken as 1: numbers on a device are looked at"),
     "CPU_ISA": Setting(("default", "v3", "v4"), "ignored: the best that the CPU has is taken"),
+    "POPULATE": Setting(("0", "1"), "taken as 1: pages of new outputs are populated"),
     "CACHE_DIR": Setting(),
     "LOCK_TIMEOUT": Setting(("a number of seconds",), "compiling on first use raises ValueError", fatal=True),
     "SANITIZE": Setting(("0", "1"), "taken as 1: libraries are built with sanitizers"),
