@@ -257,7 +257,7 @@ class AddCall(RowsCall):
         x, form = self.x, self.form
         if not x.numel() or observers.no_data(self.device):
             return torch.empty_like(x) if out is None else out
-        if out is None and isinstance(self.alpha, Tensor) and self._leaves_alpha():
+        if out is None and self._has_result_of_operator():
             return form.restored(ADD_DROPOUT.run(*self.operands(plan_words(self.encoding, self.device))))
         target = torch.empty_like(x) if out is None else out
         if self.is_cut:
@@ -274,11 +274,16 @@ class AddCall(RowsCall):
             self._fill(form.canonical(x), form.canonical(to))
         return target if is_viewable else target.copy_(to)
 
-    def _leaves_alpha(self) -> bool:
-        """Whether alpha is a tensor to be read where it lies, by an operator that makes its own result: looking at the
-        number here would wait for the device."""
+    def _has_result_of_operator(self) -> bool:
+        """Whether an operator allocates the result. On a device it reads alpha, a tensor, where it lies: looking at the
+        number here would wait. On the CPU it knows that the memory is new, and populates it."""
         is_plain = self.is_one and not self.form.extra and self.encoding.angle == "exact"
-        return is_plain and self.device.type != "cpu" and loader.compiled(self.device.type)
+        if not is_plain or not loader.compiled(self.device.type):
+            return False
+        if self.device.type != "cpu":
+            return isinstance(self.alpha, Tensor)
+        is_dense = self.form.is_canonical and self.x.is_contiguous()
+        return is_dense and (isinstance(self.alpha, Tensor) or self.alpha == 1.0)
 
     def _fill(self, x: Tensor, target: Tensor) -> None:
         """In canonical form."""
