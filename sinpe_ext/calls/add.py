@@ -282,7 +282,7 @@ class AddCall(RowsCall):
             return False
         if self.device.type != "cpu":
             return isinstance(self.alpha, Tensor)
-        is_dense = self.form.is_canonical and self.x.is_contiguous()
+        is_dense = isinstance(self.form, Form) and self.form.is_canonical and self.x.is_contiguous()
         return is_dense and (isinstance(self.alpha, Tensor) or self.alpha == 1.0)
 
     def _fill(self, x: Tensor, target: Tensor) -> None:
