@@ -90,7 +90,7 @@ def test_a_folder_of_the_sources_includes_only_what_it_may(folder: str) -> None:
 
 
 def test_the_binding_sees_little_of_the_kernels() -> None:
-    """Of cpu/ and cuda/ the binding includes the launchers and the pool's own threads alone."""
+    """Of cpu/ and cuda/ the binding includes the launchers, the pool's own threads and new outputs alone."""
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "csrc" / "torch").iterdir())
     included = re.findall(r'#\s*include\s*"((?:\.\./)*(?:cpu|cuda)/.*)"', sources)
-    assert set(included) == {"cuda/launchers.h", "cpu/own_threads.h"}
+    assert set(included) == {"cuda/launchers.h", "cpu/own_threads.h", "cpu/populate.h"}
