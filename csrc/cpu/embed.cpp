@@ -36,13 +36,13 @@ class TileEmbedder {
     }
   }
 
-  // As over_streamed_rows asks.
   // Before n rows of a slice are written.
   void populate(int64_t slice, int64_t row, int64_t n) const {
     if (out_row() != shape_.dim) return;
     pages_.populate(static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row(),
                     n * shape_.dim * static_cast<int64_t>(sizeof(T)));
   }
+  // As over_streamed_rows asks.
   bool can_stream() const { return a_.padding_mask == nullptr && is_worth_streaming<T>(a_); }
   Streamed streamed() const { return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_}; }
   void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* element) const {
