@@ -36,6 +36,9 @@ from .rows import AddArguments, Form, RowsCall, kept
 
 _is_compiling = torch.compiler.is_compiling
 
+LARGE = 4 << 20  # bytes of a result from which it pays that the operator allocates it (csrc/cpu/populate.cpp)
+
+
 
 @kept
 def _form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
@@ -257,7 +260,7 @@ class AddCall(RowsCall):
         x, form = self.x, self.form
         if not x.numel() or observers.no_data(self.device):
             return torch.empty_like(x) if out is None else out
-        if out is None and self._has_result_of_operator():
+        if out is None and (isinstance(self.alpha, Tensor) or x.nbytes >= LARGE) and self._has_result_of_operator():
             return form.restored(ADD_DROPOUT.run(*self.operands(plan_words(self.encoding, self.device))))
         target = torch.empty_like(x) if out is None else out
         if self.is_cut:
