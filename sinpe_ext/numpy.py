@@ -1,6 +1,6 @@
 """Tables and encodings as NumPy arrays, without torch in the process.
 
-The compiled module `_core` does the work where it was built; otherwise NumPy does, with the same bits.
+Compiled code does the work where it was built; otherwise NumPy does, with the same bits.
 """
 
 from __future__ import annotations

@@ -1,15 +1,27 @@
-"""What `dir`, `help` and a star import show of the package and its submodules: public names alone."""
+"""What `dir`, `help` and a star import show of the package and its submodules: public names alone.
+
+But for one section of `help`: pydoc's PACKAGE CONTENTS lists every file of a package's folder, and cannot be told not to.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pydoc
+import re
+from types import ModuleType
 
 import pytest
 
 import sinpe_ext as sinpe
 
 SUBMODULES = "distributed functional integrations modules numpy plot positions reference".split()
+OF_OTHERS = {"_freeze", "_weight", "_wrapped_call_impl", "_DataclassParams"}  # nn.Embedding's, nn.Module's, dataclasses'
+
+
+def sections(module: ModuleType) -> dict[str, str]:
+    """What `help(module)` prints, by its headings."""
+    parts = re.split(r"^([A-Z][A-Z ]+)\n", pydoc.plain(pydoc.render_doc(module)), flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def test_of_the_package() -> None:
@@ -25,7 +37,19 @@ def test_of_a_submodule(name: str) -> None:
     found: dict[str, object] = {}
     exec(f"from sinpe_ext.{name} import *", found)
     assert sorted(found.keys() - {"__builtins__"}) == dir(module)
-    text = pydoc.plain(pydoc.render_doc(module))
-    assert all(public in text for public in dir(module)) and all(
-        getattr(module, public).__doc__ for public in dir(module)
-    )
+    assert all(getattr(module, public).__doc__ for public in dir(module))
+
+
+@pytest.mark.parametrize("name", ["sinpe_ext", *(f"sinpe_ext.{name}" for name in SUBMODULES)])
+def test_help(name: str) -> None:
+    module = importlib.import_module(name)
+    found = sections(module)
+    assert ("PACKAGE CONTENTS" in found) == hasattr(module, "__path__")
+    text = "".join(body for heading, body in found.items() if heading != "PACKAGE CONTENTS")
+    listed = found.get("CLASSES", "") + found.get("FUNCTIONS", "") + found.get("DATA", "")
+    names = re.findall(r"^    (?:class )?(\w+)(?:\(| =)", listed, re.MULTILINE)
+    assert sorted(names) == [public for public in dir(module) if public not in (*SUBMODULES, "__version__")]
+    assert set(re.findall(r"(?<!\w)_[A-Za-z]\w*", text)) <= OF_OTHERS
+    ours = set(re.findall(r"\bsinpe_ext\.[\w.]*\w", text))  # where a public class is defined, and the submodules
+    public = {*module.__all__, *SUBMODULES}
+    assert {word for word in ours if word.rpartition(".")[2] not in public} == set()
