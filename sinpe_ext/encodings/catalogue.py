@@ -148,6 +148,11 @@ CATALOGUE: dict[str, Convention] = {
 NAMES = (*CATALOGUE, *GRIDS)
 
 
+# The names for type checkers, of `CATALOGUE` and of `GRIDS`.
+_RowName = Literal[
+    "paper", "paper_concat", "own_index", "doubled_index", "t2t", "fairseq", "ctranslate2", "musicgen", "ddpm",
+    "adm", "flux", "unit", "nerf", "tcnn", "multidim1d",
+]  # fmt: skip
 _GridName = Literal[
     "mae2d", "hf2d", "bigvision2d", "timm2d", "cogvideo3d", "t2t2d", "multidim2d", "multidim3d", "detr2d",
     "fairseq2_2d", "fairseq2_3d", "monai2d", "monai3d",
@@ -159,7 +164,9 @@ def convention(name: _GridName, dim: int, **fields: Any) -> GridEncoding: ...
 @overload
 def convention(name: str, dim: int, *, axes: int, **fields: Any) -> GridEncoding: ...
 @overload
-def convention(name: str, dim: int, **fields: Any) -> Encoding: ...
+def convention(name: _RowName, dim: int, **fields: Any) -> Encoding: ...
+@overload
+def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding: ...
 def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding:
     """The encoding that a library or paper uses, by name.
 

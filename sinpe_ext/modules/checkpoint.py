@@ -220,4 +220,5 @@ def _different_rows(rows: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
 
 
 def _is(rows: Tensor, name: str) -> bool:
-    return not bool(_different_rows(rows, convention(name, rows.shape[1]))[0].any())
+    encoding = convention(name, rows.shape[1])
+    return isinstance(encoding, Encoding) and not bool(_different_rows(rows, encoding)[0].any())

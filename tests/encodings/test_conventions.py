@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from children import execute
 
 from sinpe_ext.cli.export import export_header
+from sinpe_ext.encodings import catalogue
 from sinpe_ext.encodings.catalogue import CATALOGUE, GRIDS, NAMES, convention, conventions
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import plan
@@ -24,6 +26,10 @@ def padded(row: list[float], dim: int) -> list[float]:
 
 def row(encoding: Encoding, position: float) -> list[float]:
     return [exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
+
+
+def test_names_for_type_checkers() -> None:
+    assert get_args(catalogue._RowName) == tuple(CATALOGUE) and get_args(catalogue._GridName) == tuple(GRIDS)
 
 
 def test_diffusers_timestep_embedding() -> None:

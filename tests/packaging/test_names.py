@@ -15,7 +15,7 @@ import pytest
 import sinpe_ext as sinpe
 
 SUBMODULES = "distributed functional integrations modules numpy plot positions reference".split()
-OF_OTHERS = {"_freeze", "_weight", "_wrapped_call_impl", "_DataclassParams"}  # nn.Embedding's, nn.Module's, dataclasses'
+OF_OTHERS = {"_freeze", "_weight", "_wrapped_call_impl", "_DataclassParams"}  # names of torch's and of dataclasses
 
 
 def sections(module: ModuleType) -> dict[str, str]:

@@ -45,7 +45,7 @@ def test_a_program_checks_by_mypy_strict(installed, tmp_path):
         if found:
             marked[str(number)] = found[1]
     assert refused == marked, done.stdout + done.stderr
-    assert len(marked) == 7 and "Found 7 errors in 1 file" in done.stdout
+    assert len(marked) == 8 and "Found 8 errors in 1 file" in done.stdout
 
 
 @pytest.mark.builds

@@ -26,6 +26,9 @@ def tables() -> list[Tensor]:
     grid = assert_type(sinpe.convention("mae2d", 8), GridEncoding)
     points = assert_type(sinpe.convention("nerf", 60, axes=3), GridEncoding)
     assert_type(encoding.timescales(), tuple[float, ...])
+    for name in sinpe.conventions():  # a variable: what it names is known at run time only
+        either = assert_type(sinpe.convention(name, 48), Encoding | GridEncoding)
+        sinpe.table((2,) * either.ndim if isinstance(either, GridEncoding) else 2, either)
     assert_type(grid.interpolated((4, 4), base_size=2), GridEncoding)
     assert_type(sinpe.conventions(), dict[str, str])
     out = torch.empty(4, 8)
@@ -125,6 +128,7 @@ if TYPE_CHECKING:
     sinpe.positions.pakced(torch.arange(3))  # error: [attr-defined]
     SinusoidalPositionalEncoding("8")  # error: [arg-type]
     sinpe.convention("paper", "8")  # error: [call-overload]
+    sinpe.convention(sinpe.__version__, 8).timescales()  # error: [union-attr]
 
 
 if __name__ == "__main__":
