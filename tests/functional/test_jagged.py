@@ -481,6 +481,28 @@ def test_one_graph_more_where_the_extreme_lengths_are_known(fresh: None) -> None
     assert counter.frame_count <= 2
 
 
+# Lengths of batches, one after the other.
+NUMBERS = [(3, 5), (2, 4, 6), (7,)]
+THOROUGH = pytest.mark.thorough("the same batches by offsets alone")
+
+
+@pytest.mark.parametrize("extremes", [False, pytest.param(True, marks=THOROUGH)])
+@pytest.mark.parametrize("batches", [NUMBERS, pytest.param([*NUMBERS[::-1], (4, 4), (6, 6)], marks=THOROUGH)])
+def test_other_numbers_of_sequences_compile_again_as_torchs_own_do(batches: list, extremes: bool, fresh: None) -> None:
+    counts = []
+    for call in (sinpe.add, lambda t: t.sin() + t):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(call, fullgraph=True, backend=counter)
+        for lengths in batches:
+            values = x(rows=sum(lengths))
+            listed = list(values.split(lengths))
+            t = torch.nested.nested_tensor(listed, layout=torch.jagged) if extremes else jagged(values, lengths)
+            assert torch.equal(compiled(t).values(), call(t).values())
+        counts.append(counter.frame_count)
+    assert counts[0] <= counts[1] + extremes
+
+
 @pytest.mark.parametrize("way", ["add_", "out"])
 def test_written_to_in_a_graph(way: str, fresh: None) -> None:
     compiled = torch.compile(
