@@ -188,6 +188,24 @@ def test_learned_frequencies(text: str) -> None:
             assert mine.abs().min() > 0 and torch.allclose(mine, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_learned_frequencies_of_16_bits(text: str, dtype: torch.dtype) -> None:
+    """A model of 16 bits: refused, unless as the row says."""
+    product = "x[..., None].float() * frequency.float()"
+    assert text.count(f"`{product}`, or `allow_16bit=True`") == 1
+    x, frequency = torch.tensor([0.5, -1.5, 2.0], dtype=dtype), torch.nn.Parameter(torch.tensor([1, 0.3], dtype=dtype))
+    names = {"x": x, "frequency": frequency}
+    with pytest.raises(TypeError, match="allow_16bit"):
+        written(text, "sinpe.encode(x[..., None] * frequency, 2).flatten(-2)", **names)
+    wide = eval(product, names)
+    for angle, got in (
+        (wide, sinpe.encode(wide, 2)),
+        ((x[..., None] * frequency).float(), sinpe.encode(x[..., None] * frequency, 2, allow_16bit=True)),
+    ):
+        assert torch.allclose(got, torch.stack([angle.sin(), angle.cos()], -1), rtol=0, atol=ROUNDED)
+        assert bool(torch.autograd.grad(got.sum(), frequency)[0].isfinite().all())
+
+
 def test_code_that_reads_pe(text: str) -> None:
     line = "sinpe.SinusoidalPositionalEncoding(d, dropout, max_len, persistent_table=True)"
     layer = written(text, line, d=8, dropout=0.1, max_len=9)
