@@ -32,8 +32,8 @@ def interleaved(
     threads: int | None = None,
     unsteady: Callable[[str], object] = lambda name: None,
 ) -> dict[str, list[float]]:
-    """Time every subject once a round, each after it was called until its time fell no more (a first call may compile or
-    fill a cache, and a second one compile again).
+    """Time every subject once a round, each after it was called until its time fell no more (a first call may compile
+    or fill a cache, and a second one compile again).
 
     Args:
         subjects: name -> call without arguments.

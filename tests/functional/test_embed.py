@@ -142,9 +142,7 @@ BAD_IDS = {"beyond": (V, V), "negative": (-1, -1), "far": (2**40, 2**40), "lowes
 
 @pytest.mark.parametrize("value, told", BAD_IDS.values(), ids=BAD_IDS)
 @pytest.mark.parametrize("grad", [False, True])
-def test_an_id_that_is_no_row(
-    value: int, told: int, grad: bool, backend: str, request: pytest.FixtureRequest
-) -> None:
+def test_an_id_that_is_no_row(value: int, told: int, grad: bool, backend: str, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--require-backend") == "emulated":
         pytest.skip("CUDA kernels do not look at ids: such a row is NaN (docs/cuda.md)")
     ids, layer = tokens(), Layer(V, D, dropout=0.0)

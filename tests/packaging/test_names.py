@@ -1,6 +1,7 @@
 """What `dir`, `help` and a star import show of the package and its submodules: public names alone.
 
-But for one section of `help`: pydoc's PACKAGE CONTENTS lists every file of a package's folder, and cannot be told not to.
+But for one section of `help`: pydoc's PACKAGE CONTENTS lists every file of a package's folder, and cannot be told
+otherwise.
 """
 
 from __future__ import annotations
