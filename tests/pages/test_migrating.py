@@ -153,6 +153,32 @@ def test_the_dtype_of_x(heading: str, call: str, adapters: dict) -> None:
     assert torch.allclose(narrow.float(), wide, rtol=0, atol=2.0**-5)  # bfloat16 keeps 8 bits of values up to 4
 
 
+@pytest.mark.parametrize(
+    ("heading", "layer", "read", "value", "reader"), migrating.ATTRIBUTES, ids=lambda value: str(value)
+)
+def test_what_callers_read(heading: str, layer: str, read: str, value: Any, reader: str, adapters: dict) -> None:
+    names = adapters[heading][1]
+    assert eval(read, {"torch": torch, "layer": eval(layer, names)}) == value, f"read by {reader}"
+
+
+def test_alpha_is_set_as_espnet_sets_it(adapters: dict) -> None:
+    """espnet2/tts/transformer: `embed[-1].alpha.data = torch.tensor(init_enc_alpha)`, of shape ()."""
+    layer, x = adapters["ESPnet"][1]["ScaledPositionalEncoding"](8, 0.0), torch.ones(2, 4, 8)
+    layer.alpha.data = torch.tensor(0.5)
+    assert torch.equal(layer(x), sinpe.add(x, alpha=0.5))
+
+
+@pytest.mark.parametrize(("heading", "layer", "call", "half", "single"), migrating.DTYPES)
+def test_the_dtype_of_the_module(
+    heading: str, layer: str, call: str, half: torch.dtype, single: torch.dtype, adapters: dict
+) -> None:
+    made = eval(layer, adapters[heading][1])
+    wide = eval(call, {**migrating.given(), "layer": made})
+    narrow = eval(call, {**migrating.given(), "layer": made.half()})
+    assert (narrow.dtype, wide.dtype) == (half, single)
+    assert torch.allclose(narrow.float(), wide.float(), rtol=0, atol=2.0**-10)
+
+
 # What a checkpoint of the library has beside its parameters, and the layer that takes it under strict=True.
 CHECKPOINTS = [
     ("The PyTorch tutorial", "PositionalEncoding(8, max_len=9)", {"pe": (9, 1, 8)}),
@@ -167,6 +193,7 @@ CHECKPOINTS = [
     ("Sockeye", "PositionalEmbeddings('fixed', 8, 9, True, False)", {"weight": (9, 8)}),
     ("transformers", "MarianSinusoidalPositionalEmbedding(9, 8)", {"weight": (9, 8)}),
     ("x-transformers", "ScaledSinusoidalEmbedding(8)", {"scale": (1,)}),
+    ("PyTorch Geometric", "PositionalEncoding(8)", {"frequency": (4,)}),
 ]
 
 

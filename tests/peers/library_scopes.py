@@ -30,8 +30,8 @@ class EncodingOfNerfstudio(Based):
         super().__init__()
         self.in_dim = in_dim
 
-    def __call__(self, *args: Any) -> Any:
-        return self.forward(*args)
+    def __call__(self, *args: Any, **fields: Any) -> Any:
+        return self.forward(*args, **fields)
 
 
 class EmbedderOfTexar(Based):

@@ -64,6 +64,24 @@ def test_the_call(heading: str, entry: dict[str, Any], theirs: dict[str, Any], a
     assert torch.allclose(want.double(), before, rtol=0, atol=migrating.TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("heading", "layer", "read", "value"), [entry[:4] for entry in migrating.ATTRIBUTES if entry[0] in RECORDED]
+)
+def test_what_callers_read(heading: str, layer: str, read: str, value: Any, theirs: dict[str, Any]) -> None:
+    assert eval(read, {"torch": torch, "layer": eval(layer, theirs)}) == value
+
+
+@pytest.mark.parametrize(
+    ("heading", "layer", "call", "half", "single"), [entry for entry in migrating.DTYPES if entry[0] in RECORDED]
+)
+def test_the_dtype_of_the_module(
+    heading: str, layer: str, call: str, half: torch.dtype, single: torch.dtype, theirs: dict[str, Any]
+) -> None:
+    made = eval(layer, theirs)
+    assert eval(call, {**migrating.given(), "layer": made}).dtype == single
+    assert eval(call, {**migrating.given(), "layer": made.half()}).dtype == half
+
+
 @pytest.mark.parametrize(("heading", "layer"), SWAPPED)
 def test_swap_does_it(heading: str, layer: str, theirs: dict[str, Any]) -> None:
     model = torch.nn.Sequential(eval(layer, {**migrating.WHAT_CALLS_NAME, **theirs}))

@@ -32,6 +32,88 @@ WHAT_CALLS_NAME = {"torch": torch, "math": math, "np": np, "SimpleNamespace": Si
 LARGEST_ANGLE = 32.0
 TOLERANCE = LARGEST_ANGLE * 2.0**-22 + 2.0**-21
 
+# What is read of a layer by the code that holds it: heading, layer, expression, value, and who reads it.
+ATTRIBUTES: list[tuple[str, str, str, Any, str]] = [
+    ("The PyTorch tutorial", "PositionalEncoding(8, max_len=9)", "layer.pe.shape", (9, 1, 8),
+     "checkpoints, and code that slices pe"),
+    ("fairseq", "SinusoidalPositionalEmbedding(8, 1)", "min(1024, layer.max_positions)", 1024,
+     "fairseq/models/transformer/transformer_encoder.py"),
+    ("fairseq", "SinusoidalPositionalEmbedding(8, 1)", "layer.padding_idx, layer.embedding_dim", (1, 8),
+     "what patches weights that are on the meta device"),
+    ("fairseq", "SinusoidalPositionalEmbedding(8, 1)", "layer.get_embedding(9, 8, 1)[1].any().item()", False,
+     "TensorRT-LLM: examples/enc_dec/convert_checkpoint.py"),
+    ("fairseq", "SinusoidalPositionalEmbedding(8, None)", "layer.padding_idx", 0,
+     "the constructor: None means 0"),
+    ("ESPnet", "PositionalEncoding(8, 0.1)", "layer.xscale, layer.d_model, layer.reverse", (8**0.5, 8, False),
+     "espnet_onnx/export/asr/models/layers/embed.py"),
+    ("ESPnet", "StreamPositionalEncoding(8, 0.1)", "layer.xscale, layer.d_model", (8**0.5, 8),
+     "espnet_onnx/export/asr/models/encoders/contextual_block_xformer.py"),
+    ("ESPnet", "RelPositionalEncoding(8, 0.1)", "layer.xscale, layer.d_model", (8**0.5, 8),
+     "espnet_onnx/export/asr/models/layers/embed.py"),
+    ("ESPnet", "ScaledPositionalEncoding(8, 0.1)", "layer.alpha.data.item()", 1.0,
+     "espnet2/tts/fastspeech/fastspeech.py, of embed[-1]"),
+    ("WeNet", "PositionalEncoding(8, 0.1, 9)", "layer.position_encoding(2, 4).shape", (1, 4, 8),
+     "wenet/models/transformer/subsampling.py"),
+    ("WeNet", "RelPositionalEncoding(8, 0.1, 9)", "layer.xscale, layer.pe.shape", (8**0.5, (1, 9, 8)),
+     "code that folds xscale into the layer before (IndexTTS)"),
+    ("NeMo", "RelPositionalEncoding(8, 0.1, xscale=2.0)",
+     "layer.extend_pe(9, 'cpu', torch.float32), layer.d_model, layer.xscale", (None, 8, 2.0),
+     "nemo/collections/asr/modules/conformer_encoder.py; exporters of it"),
+    ("SpeechBrain", "PositionalEncoding(8, 9)", "layer.pe.shape", (1, 9, 8), "checkpoints"),
+    ("Texar", "SinusoidsPositionEmbedder(9, {'dim': 8})", "layer.output_size, layer.dim", (8, 8),
+     "texar/torch/module_base.py: every module has output_size"),
+    ("transformers", "M2M100SinusoidalPositionalEmbedding(9, 8, 1)",
+     "layer.get_embedding(layer.weights.size(0), layer.embedding_dim, layer.padding_idx).shape == layer.weights.shape",
+     True, "code that makes weights anew (TrOCR's class, a copy)"),
+    ("diffusers", "Timesteps(32, True, 0)",
+     "layer.num_channels, layer.flip_sin_to_cos, layer.downscale_freq_shift, layer.scale", (32, True, 0, 1),
+     "conversions of the time embedding for other devices"),
+    ("DiT", "TimestepEmbedder(8)", "layer.mlp[0].weight.shape, layer.mlp[2].weight.shape", ((8, 256), (8, 8)),
+     "models.py of DiT: initialize_weights"),
+    ("MMDetection", "SinePositionalEncoding(4)", "layer.num_feats", 4, "mmdet/models/detectors/detr.py"),
+    ("positional-encodings", "PositionalEncoding2D(8)", "layer.org_channels", 8, "Permute classes of the same file"),
+    ("PyTorch3D", "HarmonicEmbedding(4)", "layer.get_output_dim(), layer.get_output_dim(input_dims=1)", (27, 9),
+     "pytorch3d/implicitron/models/implicit_function/neural_radiance_field.py"),
+    ("PyTorch3D", "HarmonicEmbedding(4, append_input=False)", "layer.get_output_dim_static(3, 4, True)", 27,
+     "pytorch3d/implicitron/models/implicit_function/scene_representation_networks.py"),
+    ("PyTorch3D", "HarmonicEmbedding(4)", "layer(torch.ones(2, 3), diag_cov=None).shape", (2, 27),
+     "pytorch3d/implicitron/models/implicit_function/utils.py"),
+    ("nerfstudio", "NeRFEncoding(3, 4, 0.0, 3.0, True)",
+     "layer.get_out_dim(), layer.in_dim, layer.num_frequencies", (27, 3, 4),
+     "nerfstudio/fields/vanilla_nerf_field.py, and fields made after it"),
+    ("nerfstudio", "NeRFEncoding(3, 4, 0.0, 3.0)", "layer(torch.ones(2, 3), covs=None).shape", (2, 24),
+     "nerfstudio/fields/vanilla_nerf_field.py"),
+    ("tiny-cuda-nn", "Encoding(3, {'otype': 'Frequency', 'n_frequencies': 4})",
+     "layer.n_input_dims, layer.n_output_dims, layer.dtype", (3, 24, torch.float16),
+     "README.md of tiny-cuda-nn: Network(encoding.n_output_dims, ...)"),
+]  # fmt: skip
+
+# Layer, call of x (float16), ids and steps, and the dtypes of its result: after half(), and of the float32 layer.
+HALF, SINGLE = torch.float16, torch.float32
+DTYPES = [
+    ("fairseq", "SinusoidalPositionalEmbedding(8, 1)", "layer(ids)", HALF, SINGLE),
+    ("fairseq", "SinusoidalPositionalEmbedding(8, 1)", "layer(ids, incremental_state={})", HALF, SINGLE),
+    ("WeNet", "PositionalEncoding(8, 0.0)", "layer(x)[1]", HALF, SINGLE),
+    ("NeMo", "FixedPositionalEncoding(8)", "layer(ids)", HALF, SINGLE),
+    ("SpeechBrain", "PositionalEncoding(8)", "layer(x)", HALF, SINGLE),
+    ("Texar", "SinusoidsPositionEmbedder(9, {'dim': 8})", "layer(ids)", HALF, SINGLE),
+    ("transformers", "MarianSinusoidalPositionalEmbedding(9, 8)", "layer(ids.shape)", HALF, SINGLE),
+    ("transformers", "M2M100SinusoidalPositionalEmbedding(9, 8, 1)", "layer(ids)", HALF, SINGLE),
+    ("x-transformers", "ScaledSinusoidalEmbedding(8)", "layer(x)", HALF, SINGLE),
+    ("PyTorch Geometric", "PositionalEncoding(8)", "layer(steps)", HALF, SINGLE),
+    ("PyTorch Geometric", "PositionalEncoding(8)", "layer(ids)", HALF, SINGLE),
+    ("diffusers", "Timesteps(8, True, 0)", "layer(steps)", SINGLE, SINGLE),
+    ("positional-encodings", "PositionalEncoding1D(8)", "layer(x)", HALF, HALF),
+    ("PyTorch3D", "HarmonicEmbedding(4)", "layer(x)", HALF, SINGLE),
+    ("nerfstudio", "NeRFEncoding(8, 4, 0.0, 3.0, True)", "layer(x)", SINGLE, SINGLE),
+]
+
+
+def given() -> dict[str, Any]:
+    """The inputs that DTYPES names."""
+    ids = torch.tensor([[5, 6, 7], [5, 6, 1]])
+    return {"torch": torch, "x": torch.ones(2, 3, 8, dtype=HALF), "ids": ids, "steps": torch.arange(3, dtype=HALF)}
+
 
 def sections(text: str) -> dict[str, str]:
     """The page by its headings: what stands below each."""
