@@ -39,7 +39,6 @@ _is_compiling = torch.compiler.is_compiling
 LARGE = 4 << 20  # bytes of a result from which it pays that the operator allocates it (csrc/cpu/populate.cpp)
 
 
-
 @kept
 def _form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
     rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
