@@ -187,10 +187,8 @@ class GridEncoding:
 def lengths_of(name: str, value: Any, axes: int) -> tuple[int, ...]:
     """The lengths of a grid's axes."""
     if not isinstance(value, (tuple, list)):
-        raise TypeError(
-            f"{name}: expected {axes} ints, the grid's lengths, got {type(value).__name__}; pass a tuple such as "
-            f"({', '.join(['14'] * axes)})"
-        )
+        expected = "1 int, the grid's length" if axes == 1 else f"{axes} ints, the grid's lengths"
+        raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}; pass a tuple such as {(14,) * axes}")
     if len(value) != axes:
         raise ValueError(
             f"{name}: expected {axes} lengths, one per axis of the grid, got {tuple(value)}; pass one each"

@@ -11,6 +11,7 @@ import torch
 import sinpe_ext as sinpe
 
 GRID = sinpe.convention("mae2d", 8)
+LINE = sinpe.GridEncoding((sinpe.Encoding(6, layout="sin_cos", shift=1),), dim=8)
 X = torch.zeros(2, 3, 4, 8)
 FLAT = torch.zeros(2, 12, 8)
 add = sinpe.add
@@ -70,6 +71,12 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: sinpe.numpy.table(5, GRID), TypeError, "length: expected 2 ints, the grid's lengths, got int"),
     (lambda: sinpe.numpy.table((5, 6), GRID, start=(1,)), ValueError, "start: expected an int or 2 of them"),
     (lambda: sinpe.numpy.encode([1.0, 2.0, 3.0], GRID), ValueError, "positions: expected 2 coordinates"),
+    (
+        lambda: sinpe.table(5, LINE),
+        TypeError,
+        "length: expected 1 int, the grid's length, got int; pass a tuple such as (14,)",
+    ),
+    (lambda: add(FLAT, LINE, grid_shape=12), TypeError, "the grid's length, got int; pass a tuple such as (14,)"),
 ]
 
 
