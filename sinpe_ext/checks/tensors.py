@@ -48,10 +48,12 @@ def device(value: Any) -> torch.device:
 
     if isinstance(value, torch.device):
         return value
+    if isinstance(value, int) and not isinstance(value, bool):  # of an accelerator; without one torch says so
+        return torch.device(value)
     try:
         return torch.device(value)
     except (RuntimeError, TypeError, ValueError) as error:
-        names = isinstance(value, (str, int))
+        names = isinstance(value, (str, bool))
         raise (ValueError if names else TypeError)(
             f"device: expected a torch.device or the name of one, got {repr(value) if names else described(value)}; "
             'pass "cpu", "cuda:0" or the like'

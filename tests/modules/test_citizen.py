@@ -272,6 +272,19 @@ def test_device_and_dtype_as_arguments(name: str, backend: str) -> None:
             MAKE[name](**wrong)
 
 
+@pytest.mark.parametrize("name", ["Linear", "table", *MAKE])
+def test_a_device_by_its_number(name: str, backend: str) -> None:
+    """The accelerator of that number; without one, what torch says."""
+    make = {"Linear": lambda **on: nn.Linear(2, 2, **on), "table": lambda **on: sinpe.table(3, D, **on), **MAKE}[name]
+    if not torch.accelerator.is_available():
+        with pytest.raises(RuntimeError, match="Cannot access accelerator device when none is available"):
+            make(device=0)
+        return
+    made = make(device=0)
+    tensors = [made] if isinstance(made, Tensor) else [*made.parameters(), *made.buffers()]
+    assert all(t.device == torch.device(0) for t in tensors)
+
+
 def test_a_table_made_elsewhere(backend: str) -> None:
     """`pe` of a layer that was made on meta, once it has memory."""
     made = MAKE["SinusoidalPositionalEncoding"](device="meta").to_empty(device="cpu")
