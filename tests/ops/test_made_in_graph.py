@@ -14,6 +14,14 @@ import sinpe_ext as sinpe
 
 D, TENTH = 8, Decimal("0.1")
 PICTURE, IDS = (2, 3, 2, 4), torch.arange(3)
+
+
+def named(name: str) -> Callable[[Tensor], Tensor]:
+    """A convention of 48 channels, which every one takes."""
+    shape = 2, *(3,) * getattr(sinpe.convention(name, 48), "ndim", 1), 48
+    return lambda x: sinpe.add(x.new_ones(shape), sinpe.convention(name, 48))
+
+
 MADE: dict[str, Callable[[Tensor], Tensor]] = {
     "Encoding": lambda x: sinpe.add(x, sinpe.Encoding(D)),
     "fields": lambda x: sinpe.add(x, sinpe.Encoding(D, layout="sin_cos", base=500, start=-3, amplitude=0.5)),
@@ -32,6 +40,7 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
     "with_axes": lambda x: sinpe.add(x.view(PICTURE), sinpe.convention("detr2d", 4).with_axes(start=(1, 2))),
     "grid table": lambda x: x.view(PICTURE) + sinpe.table((3, 2), sinpe.convention("hf2d", 4)),
     "coordinates": lambda x: x + sinpe.encode(x[..., :2], sinpe.convention("mae2d", D)),
+    **{f'"{name}"': named(name) for name in sinpe.conventions()},
 }
 
 
@@ -41,12 +50,13 @@ def data(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("name", MADE)
 def test_compiled(name: str, backend: str) -> None:
+    torch._dynamo.reset()
     x, run = data(), MADE[name]
     torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="eager")(x), run(x), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("name", ["fields", "convention", "encode", "grid convention", "axes"])
+@pytest.mark.parametrize("name", ["fields", "convention", "encode", "grid convention", "axes", '"unit"'])
 def test_exported(name: str, strict: bool, backend: str) -> None:
     class Module(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
