@@ -113,7 +113,7 @@ class Encoding:
                 raise TypeError(unknown_field(name, FIELDS))
         made = with_handle(super().__new__(cls))
         if getattr(made, "_in_graph", False):
-            _refuse_fractions(fields)
+            _refuse_decimals(fields)
         return made
 
     def __post_init__(self) -> None:
@@ -195,13 +195,13 @@ class Encoding:
 FIELDS = tuple(field.name for field in dataclasses.fields(Encoding))  # which a compiler cannot ask of a class
 
 
-def _refuse_fractions(fields: dict[str, Any]) -> None:
+def _refuse_decimals(fields: dict[str, Any]) -> None:
     """Of an encoding that is made while a graph is traced, whose fields have to be constants of it."""
     for name, value in fields.items():
-        if isinstance(value, (Fraction, Decimal)):
+        if isinstance(value, Decimal):
             raise TypeError(
-                f"{name}: expected a float or an int in an Encoding that is made inside of a graph, got "
-                f"{type(value).__name__}; make the Encoding outside of the compiled function"
+                f"{name}: expected a float, an int or a Fraction in an Encoding that is made inside of a graph, got "
+                "Decimal; pass a Fraction, or make the Encoding outside of the compiled function"
             )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from functools import cached_property
+from operator import index
 from typing import Any, NamedTuple
 
 from ..runtime.handle import with_handle
@@ -159,8 +160,10 @@ class GridEncoding:
             raise ValueError(f"lengths: expected {self.ndim}, one per axis, got {len(lengths)}; pass the grid's shape")
         factors = []
         for k, length in enumerate(lengths):
-            length = integer("lengths", length, 1, 2**62, "pass the number of places along each axis")
+            # index: a symbol of a graph becomes a number.
+            length = index(integer("lengths", length, 1, 2**62, "pass the number of places along each axis"))
             size = length if base_size is None else _one("base_size", base_size, k, self.ndim)
+            size = index(size) if type(size) is int else size
             by = Fraction(real("scale", _one("scale", scale, k, self.ndim)))
             if by <= 0:
                 raise ValueError(f"scale: expected numbers above 0, got {scale}; 1 leaves the coordinates as they are")

@@ -4,6 +4,7 @@ one from outside is. Its fields are; what runs while the compiler traces makes i
 
 from __future__ import annotations
 
+from fractions import Fraction
 from operator import index
 from typing import Any, TypeAlias
 
@@ -24,7 +25,16 @@ def constant(encoding: Any) -> Any:
 
 
 def _fields(encoding: Encoding) -> Fields:
-    return ("Encoding", *[getattr(encoding, name) for name in FIELDS])
+    return ("Encoding", *[_field(getattr(encoding, name)) for name in FIELDS])
+
+
+def _field(value: Any) -> Any:
+    """A field as the compiler keeps it: of a Fraction its two integers."""
+    return ("Fraction", value.numerator, value.denominator) if isinstance(value, Fraction) else value
+
+
+def _field_again(value: Any) -> Any:
+    return Fraction(*value[1:]) if isinstance(value, tuple) and value[:1] == ("Fraction",) else value
 
 
 def is_grid(value: Fields) -> bool:
@@ -38,5 +48,5 @@ def made_again(value: Fields) -> Any:
         _, axes, order, arrangement, dim = value
         return GridEncoding([made_again(axis) for axis in axes], order=order, arrangement=arrangement, dim=dim)
     if value[:1] == ("Encoding",):
-        return Encoding(value[1], **dict(zip(FIELDS[1:], value[2:], strict=True)))
+        return Encoding(value[1], **dict(zip(FIELDS[1:], map(_field_again, value[2:]), strict=True)))
     return value

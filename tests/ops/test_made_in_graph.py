@@ -13,6 +13,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 
 D, TENTH = 8, Decimal("0.1")
+OUTSIDE, THIRD = sinpe.convention("hf2d", 4).interpolated((5, 3), base_size=7), Fraction(1, 3)
 PICTURE, IDS = (2, 3, 2, 4), torch.arange(3)
 
 
@@ -38,6 +39,9 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
     "grid convention": lambda x: sinpe.add(x.view(PICTURE), sinpe.convention("mae2d", 4)),
     "axes": lambda x: sinpe.add(x.view(PICTURE), sinpe.GridEncoding([sinpe.Encoding(2), sinpe.Encoding(2, base=9)])),
     "with_axes": lambda x: sinpe.add(x.view(PICTURE), sinpe.convention("detr2d", 4).with_axes(start=(1, 2))),
+    "Fraction": lambda x: sinpe.add(x, sinpe.Encoding(D, base=Fraction(1001, 3), position_scale=THIRD)),
+    "interpolated": lambda x: sinpe.add(x.view(PICTURE), OUTSIDE.interpolated((3, 2), base_size=7, scale=1.7)),
+    "interpolated in it": lambda x: sinpe.add(x.view(PICTURE), sinpe.convention("mae2d", 4).interpolated((3, 2), 7)),
     "grid table": lambda x: x.view(PICTURE) + sinpe.table((3, 2), sinpe.convention("hf2d", 4)),
     "coordinates": lambda x: x + sinpe.encode(x[..., :2], sinpe.convention("mae2d", D)),
     **{f'"{name}"': named(name) for name in sinpe.conventions()},
@@ -56,7 +60,7 @@ def test_compiled(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("name", ["fields", "convention", "encode", "grid convention", "axes", '"unit"'])
+@pytest.mark.parametrize("name", ["fields", "convention", "encode", "grid convention", "axes", "interpolated", '"unit"'])
 def test_exported(name: str, strict: bool, backend: str) -> None:
     class Module(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -76,6 +80,16 @@ def test_sizes_that_change(backend: str) -> None:
     compiled = torch.compile(run, fullgraph=True, backend="eager")
     for k, shape in enumerate(((2, 3, 8), (2, 5, 8), (4, 7, 8), (2, 3, 10), (2, 3, 12), (1, 9, 6))):
         torch.testing.assert_close(compiled(data(*shape), k // 2), run(data(*shape), k // 2), rtol=0, atol=1e-6)
+
+
+def test_a_picture_whose_sides_change(backend: str) -> None:
+    def run(x: Tensor, base: int) -> Tensor:
+        return sinpe.add(x, OUTSIDE.interpolated(x.shape[1:3], base_size=base))
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for height, width, base in ((5, 3, 7), (6, 3, 7), (6, 4, 9), (7, 7, 11)):
+        x = data(2, height, width, 4)
+        torch.testing.assert_close(compiled(x, base), run(x, base), rtol=0, atol=1e-6)
 
 
 def test_one_that_leaves_the_graph(backend: str) -> None:
@@ -104,13 +118,9 @@ def test_one_that_leaves_the_graph(backend: str) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "Fraction": (
-        lambda x: sinpe.add(x, sinpe.Encoding(D, base=Fraction(10))),
-        "got Fraction; make the Encoding outside",
-    ),
     "Decimal": (
         lambda x: sinpe.add(x, sinpe.convention("t2t", D, base=TENTH)),
-        "got Decimal; make the Encoding ou",
+        "got Decimal; pass a Fraction, or make the Encoding outside",
     ),
     "base": (lambda x: sinpe.add(x, sinpe.Encoding(D, base=-1.0)), "base: expected a number above 0, got -1"),
     "field": (lambda x: sinpe.add(x, sinpe.Encoding(D, temperature=9)), "use base="),  # type: ignore[call-arg]
@@ -126,6 +136,6 @@ def test_what_is_refused(case: str, backend: str) -> None:
     run, message = REFUSED[case]
     with pytest.raises(Exception, match=message):
         torch.compile(run, fullgraph=True, backend="eager")(data())
-    if case not in ("Fraction", "Decimal"):
+    if case != "Decimal":
         with pytest.raises((TypeError, ValueError), match=message):
             run(data())
