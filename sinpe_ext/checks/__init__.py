@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import inspect
 import numbers
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -204,7 +205,8 @@ def dim_beside(encoding: Any, dim: Any) -> int | None:
             f"dim: expected None beside {described(encoding)}, which has its own, got {shown(dim)}; leave it out, or "
             'pass a name for encoding, as in table(4096, "t2t", dim=512)'
         )
-    return integer("dim", dim, 1, MAX_DIM, "pass the number of channels")
+    # index: a symbol of a graph becomes a number.
+    return operator.index(integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))
 
 
 _is_grid_name = constant_in_graph(lambda name: grid_name(name))

@@ -66,6 +66,26 @@ def test_in_a_graph(backend: str) -> None:
     torch.testing.assert_close(exported(at, places), want, rtol=0, atol=1e-6)
 
 
+# Of x of shape (B, C), with the sizes of it that the graph knows as symbols.
+OF_ITS_SIZE: dict[str, Callable[[Tensor], Tensor]] = {
+    "table": lambda x: x + sinpe.table(x.shape[0], "t2t", dim=x.shape[1]),
+    "table of a grid": lambda x: x + sinpe.table((1, x.shape[0]), "mae2d", dim=x.shape[1], flatten=True),
+    "dim alone": lambda x: x + sinpe.table(x.shape[0], dim=x.shape[1]),
+    "encode": lambda x: x + sinpe.encode(x[:, 0], "ddpm", dim=x.shape[1]),
+    "encode of a grid": lambda x: x + sinpe.encode(x[:, :2], "mae2d", dim=x.shape[1]),
+}
+
+
+@pytest.mark.parametrize("name", OF_ITS_SIZE)
+def test_a_dim_that_changes_in_a_graph(name: str, backend: str) -> None:
+    torch._dynamo.reset()
+    run = OF_ITS_SIZE[name]
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for shape in ((3, 8), (4, 12), (5, 16), (9, 8)):
+        x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(compiled(x), run(x), rtol=0, atol=1e-6)
+
+
 T = torch.arange(5)
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "neither": (lambda: sinpe.table(4), TypeError, "encoding: expected .* got NoneType; pass Encoding"),
