@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from operator import index
 from typing import Any, Literal, NamedTuple, overload
 
+from ..runtime.tracing import constant_in_graph
 from .encoding import Encoding
 from .grid import MAX_AXES, GridEncoding, of_axis
 from .grid_catalogue import GRIDS, GridConvention
@@ -226,6 +227,7 @@ _GENERIC = """sinusoidal sine sin cos sincos concat position positional encoding
 speech diffusion image stable paper tutorial index pytorch""".split()
 
 
+@constant_in_graph  # a compiler cannot trace difflib
 def _advice(key: str) -> str:
     """What to write for an unknown name: the conventions that it is a misspelling of, or that a library or model of
     that name uses."""

@@ -7,7 +7,6 @@ It holds the formula only: no table, no tensor, no device. Everything numeric is
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal
@@ -17,7 +16,7 @@ from typing import Any, TypeAlias
 
 from ..runtime.handle import with_handle
 from . import frequency
-from .values import MAX_DIM, choice, integer, real, real_tuple
+from .values import MAX_DIM, choice, integer, misspelled, real, real_tuple
 
 # A float is taken at its exact value; Fraction and Decimal state values a float cannot.
 Number: TypeAlias = float | Fraction | Decimal
@@ -209,8 +208,8 @@ def unknown_field(name: str, known: Iterable[str]) -> str:
     """The message for a field that Encoding lacks, with what to write instead."""
     if name in _HINTS:
         return f"{name}: expected a field of Encoding, got a name it lacks; use {_HINTS[name]}"
-    close = difflib.get_close_matches(name, list(known), n=1)
-    advice = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+    close = misspelled(name, tuple(known))
+    advice = f"did you mean {close}?" if close else f"the fields are {', '.join(known)}"
     return f"{name}: expected a field of Encoding, got a name it lacks; {advice}"
 
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.parallel import is_dtensor
-from ..runtime.tracing import is_size
+from ..runtime.tracing import constant_in_graph, is_size
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +26,15 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected one of {listed}, got {type(value).__name__}; pass the name as a string")
     if value not in allowed:
-        close = difflib.get_close_matches(value, allowed, n=1, cutoff=0.5)
-        advice = f'did you mean "{close[0]}"?' if close else "pass one of these"
+        close = misspelled(value, allowed, 0.5)
+        advice = f'did you mean "{close}"?' if close else "pass one of these"
         raise ValueError(f'{name}: expected one of {listed}, got "{value}"; {advice}')
+
+
+@constant_in_graph  # a compiler cannot trace difflib, and would say that in place of what is wrong
+def misspelled(value: str, known: tuple[str, ...], cutoff: float = 0.6) -> str:
+    """The name that `value` may be a misspelling of; "" where there is none."""
+    return next(iter(difflib.get_close_matches(value, known, n=1, cutoff=cutoff)), "")
 
 
 def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:

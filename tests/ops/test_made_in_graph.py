@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -124,6 +125,18 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     ),
     "base": (lambda x: sinpe.add(x, sinpe.Encoding(D, base=-1.0)), "base: expected a number above 0, got -1"),
     "field": (lambda x: sinpe.add(x, sinpe.Encoding(D, temperature=9)), "use base="),  # type: ignore[call-arg]
+    "layout": (lambda x: sinpe.add(x, sinpe.Encoding(D, layout="foo")), 'layout: expected .* got "foo"; pass one of'),
+    "a misspelling": (lambda x: sinpe.add(x, sinpe.Encoding(D, odd="pads")), 'odd: expected .* did you mean "pad"'),
+    "no field": (lambda x: sinpe.add(x, sinpe.Encoding(D, foo=1)), "foo: expected a field"),  # type: ignore[call-arg]
+    "nearly one": (lambda x: sinpe.add(x, sinpe.convention("adm", D, layot=1)), "did you mean layout?"),
+    "no name": (lambda x: sinpe.add(x, sinpe.convention("foo", D)), 'convention: expected a known name, got "foo"'),
+    "nearly a name": (lambda x: sinpe.add(x, sinpe.convention("papers", D)), "did you mean paper"),
+    "a library": (lambda x: sinpe.add(x, sinpe.convention("whisper", D)), '"t2t" is used by Whisper'),
+    "a multiple": (lambda x: sinpe.add(x, sinpe.convention("mae2d", 6)), "expected a multiple of 4 for mae2d, got 6"),
+    "arrangement": (
+        lambda x: sinpe.add(x, sinpe.GridEncoding([sinpe.Encoding(D)], arrangement="block")),
+        'arrangement: expected .* did you mean "blocks"',
+    ),
     "dim": (lambda x: sinpe.add(x, sinpe.Encoding(6)), "expected 6 channels, those of the encoding, got 8"),
     "step": (lambda x: sinpe.add(x, sinpe.Encoding(D, shift=4.0)), "shift: expected "),
     "a tuple": (lambda x: sinpe.add(x, ("Encod", 8)), "encoding: expected .* got tuple"),  # type: ignore[arg-type]
@@ -133,9 +146,12 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused(case: str, backend: str) -> None:
     """As outside of a graph, and what cannot be a constant of it with what to do."""
+    torch._dynamo.reset()
     run, message = REFUSED[case]
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(Exception) as caught:
         torch.compile(run, fullgraph=True, backend="eager")(data())
+    said = str(caught.value).partition("from user code")[0]  # which shows the line above, and what is looked for in it
+    assert re.search(message, said), said
     if case != "Decimal":
         with pytest.raises((TypeError, ValueError), match=message):
             run(data())
