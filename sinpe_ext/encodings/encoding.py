@@ -15,6 +15,7 @@ from operator import index
 from typing import Any, TypeAlias
 
 from ..runtime.handle import with_handle
+from ..runtime.tracing import constant_in_graph, is_in_graph
 from . import frequency
 from .values import MAX_DIM, choice, integer, misspelled, real, real_tuple
 
@@ -179,6 +180,8 @@ class Encoding:
         Returns: one per pair; for cos_frequency="own" one per channel in pair order (sin 0, cos 0, sin 1, ...).
         Accuracy: correctly rounded.
         """
+        if is_in_graph():  # a compiler cannot trace the exact arithmetic
+            return _radians(fields_of(self))
         return frequency.radians(self)
 
     def timescales(self) -> tuple[float, ...]:
@@ -188,10 +191,28 @@ class Encoding:
             torch.pow(base, torch.arange(0, dim, 2) / dim)
         Accuracy: correctly rounded.
         """
+        if is_in_graph():  # a compiler cannot trace the exact arithmetic
+            return _timescales(fields_of(self))
         return frequency.timescales(self)
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Encoding))  # which a compiler cannot ask of a class
+
+
+def fields_of(encoding: Encoding) -> tuple[Any, ...]:
+    """An Encoding as a compiler can keep it: the class's name and the fields, of a Fraction its two integers."""
+    values = [getattr(encoding, name) for name in FIELDS]
+    return ("Encoding", *[("/", v.numerator, v.denominator) if isinstance(v, Fraction) else v for v in values])
+
+
+def of_fields(given: tuple[Any, ...]) -> Encoding:
+    """The Encoding that has these fields."""
+    values: list[Any] = [Fraction(*v[1:]) if isinstance(v, tuple) and v[:1] == ("/",) else v for v in given[1:]]
+    return Encoding(values[0], **dict(zip(FIELDS[1:], values[1:], strict=True)))
+
+
+_radians = constant_in_graph(lambda given: frequency.radians(of_fields(given)))
+_timescales = constant_in_graph(lambda given: frequency.timescales(of_fields(given)))
 
 
 def _refuse_decimals(fields: dict[str, Any]) -> None:

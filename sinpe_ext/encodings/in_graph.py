@@ -4,11 +4,10 @@ one from outside is. Its fields are; what runs while the compiler traces makes i
 
 from __future__ import annotations
 
-from fractions import Fraction
 from operator import index
 from typing import Any, TypeAlias
 
-from .encoding import FIELDS, Encoding
+from .encoding import Encoding, fields_of, of_fields
 from .grid import GridEncoding
 
 Fields: TypeAlias = tuple[Any, ...]  # the class's name, then what it is made of
@@ -19,22 +18,9 @@ def constant(encoding: Any) -> Any:
     if not isinstance(encoding, (Encoding, GridEncoding)) or not getattr(encoding, "_in_graph", False):
         return encoding
     if not isinstance(encoding, GridEncoding):
-        return _fields(encoding)
-    axes = tuple([_fields(axis) for axis in encoding.axes])
+        return fields_of(encoding)
+    axes = tuple([fields_of(axis) for axis in encoding.axes])
     return "GridEncoding", axes, encoding.order, encoding.arrangement, index(encoding.dim)
-
-
-def _fields(encoding: Encoding) -> Fields:
-    return ("Encoding", *[_field(getattr(encoding, name)) for name in FIELDS])
-
-
-def _field(value: Any) -> Any:
-    """A field as the compiler keeps it: of a Fraction its two integers."""
-    return ("Fraction", value.numerator, value.denominator) if isinstance(value, Fraction) else value
-
-
-def _field_again(value: Any) -> Any:
-    return Fraction(*value[1:]) if isinstance(value, tuple) and value[:1] == ("Fraction",) else value
 
 
 def is_grid(value: Fields) -> bool:
@@ -48,5 +34,5 @@ def made_again(value: Fields) -> Any:
         _, axes, order, arrangement, dim = value
         return GridEncoding([made_again(axis) for axis in axes], order=order, arrangement=arrangement, dim=dim)
     if value[:1] == ("Encoding",):
-        return Encoding(value[1], **dict(zip(FIELDS[1:], map(_field_again, value[2:]), strict=True)))
+        return of_fields(value)
     return value

@@ -15,6 +15,7 @@ import sinpe_ext as sinpe
 
 D, TENTH = 8, Decimal("0.1")
 OUTSIDE, THIRD = sinpe.convention("hf2d", 4).interpolated((5, 3), base_size=7), Fraction(1, 3)
+T2T, THIRDS = sinpe.convention("t2t", D), sinpe.Encoding(D, base=THIRD)
 PICTURE, IDS = (2, 3, 2, 4), torch.arange(3)
 
 
@@ -45,6 +46,8 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
     "interpolated in it": lambda x: sinpe.add(x.view(PICTURE), sinpe.convention("mae2d", 4).interpolated((3, 2), 7)),
     "grid table": lambda x: x.view(PICTURE) + sinpe.table((3, 2), sinpe.convention("hf2d", 4)),
     "coordinates": lambda x: x + sinpe.encode(x[..., :2], sinpe.convention("mae2d", D)),
+    "its frequencies": lambda x: x[..., :4] * torch.tensor(sinpe.Encoding(D, base=9.0).frequencies_radians()),
+    "frequencies of two": lambda x: x[..., :4] * torch.tensor(T2T.frequencies_radians()) + max(THIRDS.timescales()),
     **{f'"{name}"': named(name) for name in sinpe.conventions()},
 }
 
@@ -61,7 +64,9 @@ def test_compiled(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("name", ["fields", "convention", "encode", "grid convention", "axes", "interpolated", '"unit"'])
+@pytest.mark.parametrize(
+    "name", ["fields", "convention", "encode", "grid convention", "axes", "interpolated", "its frequencies", '"unit"']
+)
 def test_exported(name: str, strict: bool, backend: str) -> None:
     class Module(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
