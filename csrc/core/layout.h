@@ -62,11 +62,10 @@ struct Span {
   bool overlaps(const Span& other) const { return begin < other.end && other.begin < end; }
 };
 
-// False for another rate, and for elements whose numbers int64 does not hold, or are negative.
+// False for another rate, and for elements whose numbers, from the base on, int64 does not hold.
 inline bool valid_dropout(const sinpe_dropout_arguments& a, const int64_t* sizes, int rank) {
   if (a.drop < 0 || a.drop > kDropAll) return false;
-  int64_t last = a.elements == nullptr ? 0 : a.elements[0], reach;
-  if (last < 0) return false;
+  int64_t last = 0, reach;  // from the base on, which is unsigned and may wrap
   for (int d = 0; a.elements != nullptr && d < rank; ++d) {
     const int64_t step = a.elements[1 + d];
     if (step < 0 || __builtin_mul_overflow(step, sizes[d], &reach) || __builtin_add_overflow(last, reach, &last)) {

@@ -78,6 +78,7 @@ FORMS: dict[str, tuple[tuple[int, ...], list[int]]] = {
     "scattered over the high word": ((3, 5), [2**35 - 50, 31, 2**40 + 3]),
     "largest": ((3, 5), [2**63 - 1 - 14, 5, 1]),
     "as unsigned": ((3, 5), [-40, 5, 1]),
+    "from the last number to the first": ((2, 300), [-301, 300, 1]),
 }
 PERMUTED = ("row-major", "permuted", "permuted and based", "size 1 with any step", "expanded", "as unsigned")
 

@@ -100,9 +100,9 @@ def missing_paths(text: str) -> list[str]:
 
 def missing_targets(text: str) -> list[str]:
     """`make` targets that it names and that the Makefile lacks."""
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M))
     code = [block.code for block in blocks(text, "", "sh", "console")] + re.findall(r"`([^`\n]+)`", prose(text))
     named = [
-        name for line in "\n".join(code).splitlines() for name in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)", line)
+        name for line in "\n".join(code).splitlines() for name in re.findall(r"^(?:\$ )?make ([a-z][a-z0-9-]*)", line)
     ]
     return [name for name in named if name not in targets]
