@@ -81,7 +81,7 @@ def _fairseq2(*shares: int) -> Callable[[str, int], GridEncoding]:
                 f"dim: expected an even number that leaves each axis all of its sines for {name}, got {dim}, which the "
                 f"library {'refuses' if dim % 2 else 'would write past its table for'}; pass {remedy}"
             )
-        return GridEncoding((Encoding(width, layout="sin_cos") for width in widths_of(dim)), dim=dim)
+        return GridEncoding([Encoding(width, layout="sin_cos") for width in widths_of(dim)], dim=dim)
 
     return build
 

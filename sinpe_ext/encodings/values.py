@@ -70,7 +70,8 @@ def real(name: str, value: Any) -> float | Fraction:
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, Decimal)):
         raise TypeError(f"{name}: expected a real number, got {type(value).__name__}; pass an int or a float")
     try:
-        nearest = float(value)
+        # A Fraction's float, without the call, which torch 2.11 does not trace.
+        nearest = value.numerator / value.denominator if isinstance(value, Fraction) else float(value)
     except (OverflowError, ValueError):  # ValueError: a signaling NaN
         nearest = math.inf
     if not math.isfinite(nearest):

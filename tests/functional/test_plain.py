@@ -566,7 +566,9 @@ def test_other_arguments_of_embed_take_the_long_way(arguments, monkeypatch) -> N
             sinpe.embed(*others, PE)
 
 
-def test_an_id_that_is_no_row_takes_the_long_way(monkeypatch) -> None:
+def test_an_id_that_is_no_row_takes_the_long_way(monkeypatch, request) -> None:
+    if request.config.getoption("--require-backend") == "emulated":
+        pytest.skip("CUDA kernels do not look at ids: such a row is NaN (docs/cuda.md)")
     monkeypatch.setattr(functional, "embed_call", refused)
     with pytest.raises(AssertionError, match="the long way"):
         sinpe.embed(torch.tensor([[3, 20]]), torch.randn(20, 8), PE)

@@ -277,6 +277,8 @@ def test_a_device_by_its_number(name: str, backend: str) -> None:
     """The accelerator of that number; without one, what torch says."""
     make = {"Linear": lambda **on: nn.Linear(2, 2, **on), "table": lambda **on: sinpe.table(3, D, **on), **MAKE}[name]
     if not torch.accelerator.is_available():
+        if torch.version.cuda:
+            pytest.skip("a CUDA build of torch without a device: what a number is then, a driver says")
         with pytest.raises(RuntimeError, match="Cannot access accelerator device when none is available"):
             make(device=0)
         return
