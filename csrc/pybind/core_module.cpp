@@ -1,11 +1,11 @@
-// sinpe_ext._core: the kernels for NumPy arrays, and for small tensors (small_add.h). No torch here, no OpenMP runtime.
+// sinpe_ext._core: the kernels for NumPy arrays, and for small tensors (small_calls.h). No torch here, no OpenMP runtime.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <string>
 #include <vector>
 
-#include "pybind/small_add.h"
+#include "pybind/small_calls.h"
 #include "sinpe/sinpe.h"
 
 namespace py = pybind11;

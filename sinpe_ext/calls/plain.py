@@ -2,7 +2,7 @@
 nobody who looks at operators.
 
 One token at a time costs microseconds. `add` of a small tensor on the CPU goes from here straight into the kernel
-(`csrc/pybind/small_add.h`, where the install has built `_core`); anything else to the kernel of its operator, past what
+(`csrc/pybind/small_calls.h`, where the install has built `_core`); anything else to the kernel of its operator, past what
 dispatches that. What a kernel refuses takes the long way, whose checkers have the messages.
 """
 
@@ -53,7 +53,7 @@ def _plan(given: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
 
 
 def _set_up(module: Any) -> bool:
-    """Gives `csrc/pybind/small_add.h` what it asks; whether it serves."""
+    """Gives `csrc/pybind/small_calls.h` what it asks; whether it serves."""
     of_torch = (
         torch.empty_like,
         torch._C._is_cow_tensor,  # type: ignore[attr-defined]
