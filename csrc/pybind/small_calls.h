@@ -1,5 +1,5 @@
-// `add` of a small tensor, such as one token's: straight from the Python objects to sinpe_add. A decode step costs
-// microseconds, of which an operator would be one and a guard in Python another.
+// `add` of a small tensor, such as one token's, and `encode` of a few timesteps: straight from the Python objects to
+// sinpe_add and sinpe_encode. Such a call costs microseconds, of which an operator would be one and a guard in Python another.
 //
 // Tensors are read by DLPack's C exchange functions, which torch.Tensor offers; nothing here knows torch. What DLPack
 // does not tell (gradients, negative bits, modes that look at operators) is asked of the functions and methods that
@@ -43,18 +43,18 @@ inline const Exchange* exchange = nullptr;
 // What `set_up` was given, each held for good, see `_set_up` in sinpe_ext/calls/plain.py.
 struct Given {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
-  PyObject *questions, *attributes, *is_looked_at, *plan_of;
+  PyObject *questions, *variables, *is_looked_at, *plan_of;
 };
 inline Given torch{};
 
-// Names of attributes and methods of a tensor.
+// Names of attributes and methods of a tensor, and the one name of a keyword in a tuple.
 struct Names {
-  PyObject *untyped_storage, *nbytes, *storage_offset, *requires_grad, *is_neg, *is_inference;
+  PyObject *untyped_storage, *nbytes, *storage_offset, *requires_grad, *is_neg, *is_inference, *new_empty, *dtype_alone;
 };
 inline Names names{};
 
 // set_up(exchange, tensor, empty_like, is_lazy, is_grad_enabled, is_inference_mode, increment_version, questions,
-// attributes, is_looked_at, plan_of): DLPack's functions in a capsule, torch.Tensor, functions of torch, and of
+// variables, is_looked_at, plan_of): DLPack's functions in a capsule, torch.Tensor, functions of torch, and of
 // sinpe_ext what tells whether anybody looks and the plan of an encoding. Whether they serve.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   constexpr Py_ssize_t kGiven = sizeof(Given) / sizeof(PyObject*);
@@ -68,7 +68,8 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (offered == nullptr || offered->major != 1 || offered->describe == nullptr) Py_RETURN_FALSE;
   names = {PyUnicode_InternFromString("untyped_storage"), PyUnicode_InternFromString("nbytes"),
            PyUnicode_InternFromString("storage_offset"),  PyUnicode_InternFromString("requires_grad"),
-           PyUnicode_InternFromString("is_neg"),          PyUnicode_InternFromString("is_inference")};
+           PyUnicode_InternFromString("is_neg"),          PyUnicode_InternFromString("is_inference"),
+           PyUnicode_InternFromString("new_empty"),       Py_BuildValue("(s)", "dtype")};
   if (PyErr_Occurred() != nullptr) return nullptr;
   for (Py_ssize_t k = 1; k <= kGiven; ++k) Py_INCREF(items[k]);
   torch = {items[1], items[2], items[3], items[4], items[5], items[6], items[7], items[8], items[9], items[10]};
@@ -100,7 +101,7 @@ inline bool is_not(PyObject* object, PyObject* method) {
 }
 
 // Whether anybody looks at the operations of this call, or -1 with an exception: `questions` are pairs of a function and what
-// it answers where nobody does, `attributes` the same of an object, a name and its value. Another answer has `is_looked_at`
+// it answers where nobody does, `variables` a dict, a key and the value that it has then. Another answer has `is_looked_at`
 // decide, which is Python.
 inline int is_looked_at() {
   bool quiet = true;
@@ -108,15 +109,18 @@ inline int is_looked_at() {
     PyObject* pair = PyTuple_GET_ITEM(torch.questions, k);
     quiet = is(PyObject_CallNoArgs(PyTuple_GET_ITEM(pair, 0)), PyTuple_GET_ITEM(pair, 1));
   }
-  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(torch.attributes); ++k) {
-    PyObject* three = PyTuple_GET_ITEM(torch.attributes, k);
-    quiet = is(PyObject_GetAttr(PyTuple_GET_ITEM(three, 0), PyTuple_GET_ITEM(three, 1)), PyTuple_GET_ITEM(three, 2));
+  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(torch.variables); ++k) {
+    PyObject* three = PyTuple_GET_ITEM(torch.variables, k);
+    quiet =
+        PyDict_GetItemWithError(PyTuple_GET_ITEM(three, 0), PyTuple_GET_ITEM(three, 1)) == PyTuple_GET_ITEM(three, 2);
   }
   if (quiet) return 0;
   PyObject* answer = PyObject_CallNoArgs(torch.is_looked_at);
   Py_XDECREF(answer);
   return answer == nullptr ? -1 : answer != Py_False;
 }
+
+constexpr int64_t kOwnDim = 0;  // the number of channels of calls that give none: the encoding's own
 
 // The plans of the last encodings, by the object that was given and the number of channels; both are held.
 struct Plan {
@@ -243,16 +247,21 @@ inline bool describe(PyObject* object, Tensor* t) {
   return t->device_type == kCpu && t->data != nullptr && t->lanes == 1 && t->byte_offset == 0;
 }
 
-// A small contiguous floating-point tensor of two dimensions or more; -1 for any other, else its sinpe_dtype.
-inline int dtype_of(PyObject* object, Tensor* t) {
-  if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK) return -1;
+// The elements of a contiguous tensor that has some, but kMostElements at most; -1 of any other.
+inline int64_t elements_of(const Tensor& t) {
   int64_t elements = 1;
-  for (int32_t d = t->rank - 1; d >= 0; --d) {
-    if (t->sizes[d] < 1 || t->sizes[d] > kMostElements) return -1;
-    if (t->sizes[d] > 1 && t->strides[d] != elements) return -1;
-    elements *= t->sizes[d];
+  for (int32_t d = t.rank - 1; d >= 0; --d) {
+    if (t.sizes[d] < 1 || t.sizes[d] > kMostElements) return -1;
+    if (t.sizes[d] > 1 && t.strides[d] != elements) return -1;
+    elements *= t.sizes[d];
     if (elements > kMostElements) return -1;
   }
+  return elements;
+}
+
+// A small contiguous floating-point tensor of two dimensions or more; -1 for any other, else its sinpe_dtype.
+inline int dtype_of(PyObject* object, Tensor* t) {
+  if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK || elements_of(*t) < 0) return -1;
   if (t->kind == kFloat && t->bits == 32) return SINPE_FLOAT32;
   if (t->kind == kFloat && t->bits == 64) return SINPE_FLOAT64;
   if (t->kind == kFloat && t->bits == 16) return SINPE_FLOAT16;
@@ -295,6 +304,18 @@ inline bool describe_rows(PyObject* object, const sinpe_add_arguments& a, int64_
          has_memory(object, *t, (batch - 1) * strides[0] + (rows - 1) * strides[1] + 1);
 }
 
+// The type of positions, or false for one that kernels do not take.
+inline bool is_position(const Tensor& t, sinpe_dtype* type) {
+  if (t.kind == kInt && t.bits == 64) {
+    *type = SINPE_INT64;
+  } else if (t.kind == kFloat && t.bits >= 32) {
+    *type = t.bits == 32 ? SINPE_FLOAT32 : SINPE_FLOAT64;
+  } else {
+    return false;
+  }
+  return true;
+}
+
 // Positions of any dtype that kernels take, or starts () or (B,), final because the encoding's own start is 0.
 inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, sinpe_add_arguments* a) {
   Tensor t;
@@ -307,13 +328,7 @@ inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, 
   } else if (!describe_rows(object, *a, a->sizes[2], &t, a->position_strides)) {
     return false;
   }
-  if (t.kind == kInt && t.bits == 64) {
-    a->position_dtype = SINPE_INT64;
-  } else if (t.kind == kFloat && t.bits >= 32) {
-    a->position_dtype = t.bits == 32 ? SINPE_FLOAT32 : SINPE_FLOAT64;
-  } else {
-    return false;
-  }
+  if (!is_position(t, &a->position_dtype)) return false;
   a->positions = t.data;
   a->positions_are_starts = are_starts;
   return true;
@@ -367,9 +382,7 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   Py_INCREF(plan.holder);
   result = is_new ? PyObject_CallOneArg(torch.empty_like, object) : Py_NewRef(result);
-  int64_t elements = 1;
-  for (int32_t d = 0; d < x.rank; ++d) elements *= x.sizes[d];
-  const int64_t size = elements * (x.bits / 8);
+  const int64_t elements = elements_of(x), size = elements * (x.bits / 8);
   const auto distance = [&] { return static_cast<char*>(out.data) - static_cast<char*>(x.data); };
   const bool fits = result != nullptr && dtype_of(result, &out) == dtype && are_alike(x, out) &&
                     (distance() == 0 || distance() >= size || distance() <= -size) && has_memory(object, x, elements) &&
@@ -395,6 +408,59 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   return result;
 }
 
+// A new tensor of t's sizes and one more, `dim`, of a torch.dtype, on the device of `object`; or null with an exception.
+inline PyObject* new_rows(PyObject* object, const Tensor& t, int64_t dim, PyObject* dtype) {
+  PyObject* call[SINPE_MAX_RANK + 2] = {object};
+  int32_t made = 1;
+  for (; made <= t.rank + 1; ++made) {
+    call[made] = PyLong_FromLongLong(made <= t.rank ? t.sizes[made - 1] : dim);
+    if (call[made] == nullptr) break;
+  }
+  call[t.rank + 2] = dtype;
+  PyObject* result = nullptr;
+  if (made == t.rank + 2) result = PyObject_VectorcallMethod(names.new_empty, call, t.rank + 2, names.dtype_alone);
+  for (int32_t k = 1; k < made; ++k) Py_DECREF(call[k]);
+  return result;
+}
+
+// small_encode(positions, encoding, dtype) -> a new tensor, or None for arguments that it does not take.
+inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "small_encode: expected positions, an encoding and a dtype");
+    return nullptr;
+  }
+  PyObject *object = items[0], *encoding = items[1];
+  if (exchange == nullptr) Py_RETURN_NONE;
+  const int looked_at = is_looked_at();
+  if (looked_at < 0) return nullptr;
+  if (looked_at > 0) Py_RETURN_NONE;
+  if (!may_be_read(object)) return not_taken();
+  Tensor t, out;
+  const auto positions = [&] {
+    sinpe_dtype type;
+    return describe(object, &t) && t.rank > 0 && t.rank + 1 < SINPE_MAX_RANK && elements_of(t) > 0 &&
+           is_position(t, &type);
+  };
+  if (!positions()) Py_RETURN_NONE;
+  Plan plan = kept_plan(encoding, kOwnDim);
+  if (plan.holder == nullptr) plan = new_plan(encoding, kOwnDim);
+  if (plan.holder == nullptr) return not_taken();
+  const int64_t dim = sinpe_plan_dim(plan.plan, plan.words);
+  if (elements_of(t) > kMostElements / dim) Py_RETURN_NONE;
+  Py_INCREF(plan.holder);
+  PyObject* result = new_rows(object, t, dim, items[2]);
+  sinpe_dtype type;
+  const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
+  const bool done = dtype >= 0 && positions() && is_position(t, &type) && has_memory(object, t, elements_of(t)) &&
+                    elements_of(out) == elements_of(t) * dim &&
+                    sinpe_encode(plan.plan, plan.words, t.data, type, elements_of(t), static_cast<sinpe_dtype>(dtype),
+                                 out.data, dim) == SINPE_OK;
+  Py_DECREF(plan.holder);
+  if (done) return result;
+  Py_XDECREF(result);
+  return not_taken();
+}
+
 // is_looked_at() -> bool, for other calls; False before set_up.
 inline PyObject* looked_at(PyObject*, PyObject*) {
   const int answer = exchange == nullptr ? 0 : is_looked_at();
@@ -410,6 +476,7 @@ PyCFunction as_method(F* function) {
 inline PyMethodDef methods[] = {
     {"set_up", as_method(set_up), METH_FASTCALL, "Where tensors come from; whether they can be read."},
     {"small_add", as_method(add), METH_FASTCALL, "add of a small tensor, or None."},
+    {"small_encode", as_method(encode), METH_FASTCALL, "encode of a few positions, or None."},
     {"is_looked_at", looked_at, METH_NOARGS,
      "Whether anybody looks at the operations of a call, but for the compiler."},
     {nullptr, nullptr, 0, nullptr},

@@ -48,7 +48,7 @@ class DeviceBackend:
 _lock = threading.RLock()
 _setting: str | None = None  # None: SINPE_EXT_BACKEND decides
 _found: dict[str, DeviceBackend] = {}  # what loading gave, whatever the setting
-_choices: dict[str, Any] = {}  # device type -> compiled?, and what small_calls gives, under the present setting
+choices: dict[str, Any] = {}  # device type -> compiled?, and what small_calls gives, under the present setting
 _errors: dict[str, BuildUnavailable] = {}  # device type -> why the last attempt at a library failed
 _warned: set[str] = set()
 
@@ -66,7 +66,7 @@ if hasattr(os, "register_at_fork"):
 def compiled(device_type: str) -> bool:
     """Whether the compiled kernels serve this kind of device. Loads on first use; a dictionary look-up after that."""
     try:
-        answer: bool = _choices[device_type]
+        answer: bool = choices[device_type]
         return answer
     except KeyError:
         return _choose(device_type)
@@ -125,8 +125,8 @@ class use_backend:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        global _setting, _choices
-        _setting, _choices = self._before[-1], {}  # first of all, and no call: Python looks for signals in calls
+        global _setting, choices
+        _setting, choices = self._before[-1], {}  # first of all, and no call: Python looks for signals in calls
         del self._before[-1]
 
     def __repr__(self) -> str:
@@ -151,21 +151,21 @@ def _is_with_expression() -> bool:
 
 
 def _set(name: str | None) -> None:
-    global _setting, _choices
+    global _setting, choices
     # A new dictionary: a thread still choosing under the old setting fills the old one. One statement, which a signal
     # does not divide.
-    _setting, _choices = name, {}
+    _setting, choices = name, {}
 
 
 def _choose(device_type: str) -> bool:
-    choices, wanted = _choices, setting()
+    chosen, wanted = choices, setting()
     if wanted == "eager" or device_type == "meta":
         answer = False
     elif wanted == "compiled":
         answer = _demand(device_type)
     else:
         answer = resolve(device_type).backend == "compiled"
-    choices[device_type] = answer
+    chosen[device_type] = answer
     return answer
 
 
@@ -352,7 +352,7 @@ def build(device: str = "cpu", verbose: bool = False) -> str:
     with _lock:
         if device in DISPATCH_KEYS and _is_missing(device):
             _found[device] = _load(device, verbose)
-            _choices.pop(device, None)
+            choices.pop(device, None)
         _demand(device)
         return str(resolve(device).library)
 
@@ -380,14 +380,12 @@ def _is_missing(device_type: str) -> bool:
 
 def small_calls(set_up: Callable[[Any], bool]) -> Any:
     """The module _core for calls of small tensors on the CPU, or None: where the library that serves the CPU is not the
-    install's own, eager PyTorch was chosen, or `set_up`, which gets the module, says that it does not serve."""
-    try:
-        return _choices["small calls"]
-    except KeyError:
-        choices = _choices
-        module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how == "prebuilt" else None
-        choices["small calls"] = found = module if module is not None and set_up(module) else None
-        return found
+    install's own, eager PyTorch was chosen, or `set_up`, which gets the module, says that it does not serve. Kept in
+    `choices["small calls"]`, where callers look first."""
+    chosen = choices
+    module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how == "prebuilt" else None
+    chosen["small calls"] = found = module if module is not None and set_up(module) else None
+    return found
 
 
 def core_module() -> tuple[object | None, str]:

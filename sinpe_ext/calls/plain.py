@@ -1,9 +1,9 @@
 """The short way of calls whose arguments need nothing of the layers above a kernel: no data beside x, no gradient,
 nobody who looks at operators.
 
-One token at a time costs microseconds. `add` of a small tensor on the CPU goes from here straight into the kernel
-(`csrc/pybind/small_calls.h`, where the install has built `_core`); anything else to the kernel of its operator, past what
-dispatches that. What a kernel refuses takes the long way, whose checkers have the messages.
+One token at a time costs microseconds. `add` of a small tensor on the CPU, and `encode` of a few positions, go from
+here straight into the kernel (`csrc/pybind/small_calls.h`, where the install has built `_core`); anything else to the kernel
+of its operator, past what dispatches that. What a kernel refuses takes the long way, whose checkers have the messages.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def _served(given: Any, dim: int) -> Encoding | None:
 
 
 def _plan(given: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
-    """The plan of a `_served` encoding: the tensor that holds it, its address and length, and the encoding's start."""
-    encoding = _served(given, dim)
+    """The plan of a `_served` encoding: the tensor that holds it, its address and length, and the encoding's start.
+    `dim` 0 is that of the encoding."""
+    encoding = _served(given, dim or given.dim)
     if encoding is None:
         return None
     words = host_words(encoding)
@@ -63,7 +64,7 @@ def _set_up(module: Any) -> bool:
     )
     global _is_seen
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    asked = observers.QUESTIONS, observers.ATTRIBUTES, is_looked_at
+    asked = observers.QUESTIONS, observers.VARIABLES, is_looked_at
     serves: bool = exchange is not None and module.set_up(exchange, Tensor, *of_torch, *asked, _plan)
     if serves:
         _is_seen = module.is_looked_at
@@ -90,7 +91,10 @@ def added(given: tuple[Any, ...], out: Any = None) -> Tensor | None:
     """
     if _is_compiling():
         return None
-    small = loader.small_calls(_set_up)
+    try:
+        small = loader.choices["small calls"]
+    except KeyError:
+        small = loader.small_calls(_set_up)
     result: Tensor | None = None if small is None else small.small_add(given, out)
     return _added_by_operator(given, out) if result is None else result
 
@@ -172,16 +176,24 @@ def _are_apart(x: Tensor, out: Tensor) -> bool:
 
 def encoded(positions: Any, encoding: Any, dtype: Any) -> Tensor | None:
     """`encode`; None where the long way has to be taken."""
+    if type(encoding) is not Encoding or type(dtype) is not torch.dtype or _is_compiling():
+        return None
+    try:
+        small = loader.choices["small calls"]
+    except KeyError:
+        small = loader.small_calls(_set_up)
+    result: Tensor | None = None if small is None else small.small_encode(positions, encoding, dtype)
+    return _encoded_by_operator(positions, encoding, dtype) if result is None else result
+
+
+def _encoded_by_operator(positions: Any, encoding: Encoding, dtype: torch.dtype) -> Tensor | None:
     if (
-        type(encoding) is not Encoding
-        or type(dtype) is not torch.dtype
-        or type(positions) is not Tensor
+        type(positions) is not Tensor
         or positions.dtype not in POSITION_DTYPES
         or positions.layout is not torch.strided
         or not (positions.is_cpu or positions.is_cuda)
         or positions.requires_grad
         or encoding.angle != "exact"
-        or _is_compiling()
         or _is_seen()
         or positions.is_neg()
         or not loader.compiled("cpu" if positions.is_cpu else "cuda")

@@ -41,10 +41,10 @@ def is_traced() -> bool:
     return _is_compiling() or _modes() > 0 or _transforms() or _tracing_state() is not None
 
 
-# `is_looked_at` but for the compiler, as `csrc/pybind/small_calls.h` asks it: what these functions answer, and the values
-# of these attributes, where nobody looks.
+# `is_looked_at` but for the compiler, as `csrc/pybind/small_calls.h` asks it: what these functions answer, and the
+# values of these modules' variables, where nobody looks.
 QUESTIONS = (_modes, 0), (_transforms, False), (_tracing_state, None), (_function_modes, 0)
-ATTRIBUTES = (forward_ad, "_current_level", -1), (functional, "scaled_dot_product_attention", _ATTENTION)
+VARIABLES = (vars(forward_ad), "_current_level", -1), (vars(functional), "scaled_dot_product_attention", _ATTENTION)
 
 
 def is_looked_at() -> bool:

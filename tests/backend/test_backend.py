@@ -71,7 +71,7 @@ def test_use_backend_is_a_setter_and_a_context_manager(monkeypatch):
     monkeypatch.delenv("SINPE_EXT_BACKEND", raising=False)
     monkeypatch.setattr(loader, "_setting", None)
     monkeypatch.setattr(loader, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
-    monkeypatch.setattr(loader, "_choices", {})
+    monkeypatch.setattr(loader, "choices", {})
     assert loader.setting() == "auto" and loader.compiled("cpu")
     with use_backend("eager") as inside:
         assert not loader.compiled("cpu")
@@ -94,7 +94,7 @@ def auto(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting "auto", and no library to load for it."""
     monkeypatch.setattr(loader, "_setting", "auto")
     monkeypatch.setattr(loader, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
-    monkeypatch.setattr(loader, "_choices", {})
+    monkeypatch.setattr(loader, "choices", {})
 
 
 def test_a_use_backend_object_serves_more_than_one_block(auto):
@@ -237,7 +237,7 @@ def test_unknown_cuda_arithmetic_is_refused(monkeypatch):
 @pytest.mark.bad_input(26, "compiled", "eager")
 def test_environment_variable_chooses_and_use_backend_wins(monkeypatch):
     monkeypatch.setattr(loader, "_setting", None)
-    monkeypatch.setattr(loader, "_choices", {})
+    monkeypatch.setattr(loader, "choices", {})
     monkeypatch.setenv("SINPE_EXT_BACKEND", "eager")
     assert not loader.compiled("cpu")
     with use_backend("auto"):
@@ -250,7 +250,7 @@ def test_environment_variable_chooses_and_use_backend_wins(monkeypatch):
 
 def test_compiled_demanded_and_missing_raises_with_reason_and_remedy(monkeypatch):
     monkeypatch.setattr(loader, "_setting", None)
-    monkeypatch.setattr(loader, "_choices", {})
+    monkeypatch.setattr(loader, "choices", {})
     missing = DeviceBackend("cpu", "eager", "no C++ compiler was found", todo="install g++")
     monkeypatch.setattr(loader, "_found", {"cpu": missing})
     with pytest.raises(BackendUnavailableError, match="no C.. compiler was found; install g"):
@@ -264,12 +264,12 @@ def test_compiled_demanded_and_missing_raises_with_reason_and_remedy(monkeypatch
 @pytest.mark.parametrize("device", ["mps", "xpu"])
 def test_device_without_kernels_is_eager_without_a_warning(device, monkeypatch, recwarn):
     monkeypatch.setattr(loader, "_setting", "auto")
-    monkeypatch.setattr(loader, "_choices", {})
+    monkeypatch.setattr(loader, "choices", {})
     assert not loader.compiled(device)
     assert "kernels" in loader.resolve(device).reason
     assert not recwarn.list
     monkeypatch.setattr(loader, "_setting", "compiled")
-    monkeypatch.setattr(loader, "_choices", {})
+    monkeypatch.setattr(loader, "choices", {})
     with pytest.raises(BackendUnavailableError, match=f"{device} devices have none"):
         loader.compiled(device)
     assert not loader.compiled("meta")

@@ -188,7 +188,7 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(grid_rows, "on_device", on_device)
         monkeypatch.setattr(observers, "no_data", lambda device: False)
         monkeypatch.setattr(observers, "unreadable", lambda value: False)
-        monkeypatch.setattr(loader, "_choices", {"cuda": True, "cpu": True})
+        monkeypatch.setattr(loader, "choices", {"cuda": True, "cpu": True})
         yield
 
 

@@ -1,4 +1,4 @@
-"""The short way of `add` and `add_`, sinpe_ext/calls/plain.py: where all arguments are plain, with the same result."""
+"""The short way of `add`, `add_` and `encode`, sinpe_ext/calls/plain.py: plain arguments, the same result."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_same_bits(arguments, dtype, by, monkeypatch) -> None:
     scaled = long_way(x, monkeypatch, alpha=-0.25, **arguments)
     monkeypatch.setattr(functional, "add_call", refused)
     if by == "operator":
-        monkeypatch.setattr(loader, "small_calls", lambda _: None)
+        monkeypatch.setitem(loader.choices, "small calls", None)
     elif loader.small_calls(plain._set_up) is not None:
         for operator in (ADD, ADD_OUT):
             monkeypatch.setattr(operator, "direct", refused)
@@ -132,7 +132,7 @@ def test_the_same_bits(arguments, dtype, by, monkeypatch) -> None:
 def test_other_arguments_take_the_long_way(arguments, by, monkeypatch) -> None:
     monkeypatch.setattr(functional, "add_call", refused)
     if by == "operator":
-        monkeypatch.setattr(loader, "small_calls", lambda _: None)
+        monkeypatch.setitem(loader.choices, "small calls", None)
     for call in (sinpe.add, sinpe.add_, lambda x, **rest: sinpe.add(x, out=x, **rest)):
         with pytest.raises(AssertionError, match="the long way"):
             call(some(), **arguments)
@@ -159,6 +159,78 @@ def test_rows_that_are_given(arguments, dtype, monkeypatch) -> None:
             assert sinpe.add_(same, alpha=0.5, **arguments) is same
             for got in (sinpe.add(given, alpha=0.5, **arguments), out, same):
                 assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "positions",
+    [
+        torch.tensor([3, -7, 2**62, 0]),
+        torch.arange(12).view(2, 1, 6),
+        torch.tensor([0.5, float("nan"), -0.0]),
+        torch.tensor([[1e9 + 0.25], [float("-inf")]], dtype=torch.float64),
+        torch.arange(4096),  # the most, of eight channels
+        torch.arange(6)[1:4],
+    ],
+    ids=lambda positions: f"{positions.dtype}-{tuple(positions.shape)}",
+)
+def test_encode_of_a_few_positions(positions, dtype, monkeypatch) -> None:
+    if loader.small_calls(plain._set_up) is None:
+        pytest.skip("the install has no _core")
+    for encoding in (PE, sinpe.Encoding(8, layout="sin_cos", start=5)):
+        with monkeypatch.context() as patched:
+            patched.setattr(plain, "encoded", lambda *_: None)
+            want = sinpe.encode(positions, encoding, dtype=dtype)
+        with monkeypatch.context() as patched:
+            patched.setattr(plain, "_encoded_by_operator", refused)
+            got = sinpe.encode(positions, encoding, dtype=dtype)
+        assert got.dtype == dtype and got.shape == (*positions.shape, 8)
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+def cut_positions() -> torch.Tensor:
+    positions = torch.arange(3)
+    positions.untyped_storage().resize_(16)
+    return positions
+
+
+def test_encode_of_other_positions() -> None:
+    small = loader.small_calls(plain._set_up)
+    if small is None:
+        pytest.skip("the install has no _core")
+    assert small.small_encode(torch.arange(3), PE, torch.float32) is not None
+    others = {
+        "no dimension": torch.tensor(3),
+        "no elements": torch.arange(0),
+        "too many": torch.arange(4097),
+        "strided": torch.arange(6)[::2],
+        "int32": torch.arange(3, dtype=torch.int32),
+        "bfloat16": torch.zeros(3, dtype=torch.bfloat16),
+        "a gradient": torch.zeros(3, requires_grad=True),
+        "a negative bit": torch._neg_view(torch.ones(3)),
+        "meta": torch.arange(3, device="meta"),
+        "15 dimensions": torch.zeros((1,) * 15),
+        "sparse": torch.zeros(3).to_sparse(),
+        "a parameter": torch.nn.Parameter(torch.ones(3), requires_grad=False),
+        "memory that was cut": cut_positions(),
+        "a list": [1, 2],
+        "an int": 3,
+    }
+    taken = [name for name, positions in others.items() if small.small_encode(positions, PE, torch.float32) is not None]
+    assert not taken
+
+
+def test_encode_to_another_dtype_or_of_another_encoding() -> None:
+    small, few = loader.small_calls(plain._set_up), torch.arange(3)
+    if small is None:
+        pytest.skip("the install has no _core")
+    assert small.small_encode(few, PE, torch.int64) is None
+    assert small.small_encode(few, PE, torch.complex64) is None
+    assert small.small_encode(few, sinpe.Encoding(8, angle="float32_exp"), torch.float32) is None
+    with torch.device("meta"):
+        assert sinpe.encode(few, PE).device.type == "cpu"
+    with pytest.raises(TypeError, match="small_encode"):
+        small.small_encode(few, PE)
 
 
 def test_rows_in_memory_that_was_cut() -> None:
@@ -325,6 +397,8 @@ def test_each_who_looks_is_seen(name: str) -> None:
         assert small.small_add(given, None) is not None
         if name != "the compiler":  # which calls no C
             everyone_who_looks()[name](lambda: seen.append((True, small.small_add(given, None) is None)))
+            few = torch.arange(3), PE, torch.float32
+            everyone_who_looks()[name](lambda: seen.append((True, small.small_encode(*few) is None)))
             assert all(one == (True, True) for one in seen)
 
 
