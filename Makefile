@@ -34,7 +34,7 @@ define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
 
-.PHONY: help demo test test-all test-long train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp arm64 asan asan-cpp tsan exhaustive fuzz bad-input faults cuda-check cuda-sass wheels check-wheels record lint format clean distclean
+.PHONY: help demo test test-all test-long train-distributed test-peers compatibility test-matrix bench bench-peers train build docs cpp arm64 asan asan-cpp tsan exhaustive fuzz bad-input faults cuda-check cuda-sass wheels check-wheels record lint format clean distclean
 
 help:
 	@echo "make demo    set up, then the main job on real text: accuracy, time, pictures   DEMO_ARGS=\"--text FILE\""
@@ -48,6 +48,7 @@ help:
 	@echo "make train   set up, then a small language model with these layers and with torch's   TRAIN_ARGS=\"--steps 1000\""
 	@echo "make train-distributed   the same loss from one process and from FSDP2 + sequence parallel   RANKS=4"
 	@echo "make build   set up alone: environment, torch, compiled libraries"
+	@echo "make docs    the pages and the API reference as a site with a search, build/site/index.html"
 	@echo "make cpp     the C++ library and its tests, without Python or torch             CXX_STANDARD=20 CMAKE_ARGS="
 	@echo "make arm64   the C++ library for arm64 and its tests under qemu-user; skipped without them   ARM64_ARGS=--core CXX="
 	@echo "make asan    these, then pytest, under AddressSanitizer and UBSan, CUDA kernels as plain C++ among them   ASAN_ARGS=\"--jobs 4\""
@@ -110,6 +111,11 @@ train:
 
 build:
 	@$(call environment) && exec $$py -m sinpe_ext info
+
+# Strict: a link, an anchor or a name that leads nowhere fails. Nothing is downloaded but the packages.
+docs:
+	@$(call environment,docs) && $$py -m sphinx -q -W --keep-going -d build/doctrees -c docs . build/site && \
+	echo "docs: build/site/index.html"
 
 cpp:
 	@for name in $${CXX:-c++ g++ clang++}; do command -v $$name >/dev/null && found=$$name && break; done; \

@@ -1,0 +1,132 @@
+"""How `make docs` makes a site of the pages: Sphinx with MyST, over the repository's own files at their own paths."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import conventions_page  # noqa: E402
+import phase_picture  # noqa: E402
+
+import sinpe_ext  # noqa: E402
+from benchmarks import picture  # noqa: E402
+
+project, author, release = "sinpe_ext", "the authors of sinpe_ext", sinpe_ext.__version__
+project_copyright = author
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+root_doc = "README"
+exclude_patterns = [".*", "build", "demo_output", "dist"]
+include_patterns = ["*.md", "docs/*", "examples/README.md", "benchmarks/README.md", "csrc/README.md"]
+MENU = {
+    "Use": "docs/conventions docs/migrating docs/integrations docs/training docs/graphs docs/distributed docs/api "
+    "examples/README",
+    "Results": "docs/accuracy docs/performance benchmarks/README docs/compatibility docs/peers docs/reliability",
+    "Inside": "docs/internals docs/decisions docs/cuda csrc/README docs/packaging CONTRIBUTING CHANGELOG docs/README",
+}
+
+html_theme = "furo"
+html_title = f"sinpe_ext {release}"
+html_copy_source = False
+smartquotes = False  # docstrings quote code
+myst_heading_anchors = 4
+nitpicky = True
+# Classes that torch, NumPy and matplotlib document, whose inventories would have to be downloaded, and internal ones.
+nitpick_ignore_regex = [
+    ("py:.*", r"(torch|numpy|np|matplotlib|collections|types|sinpe_ext\.encodings|sinpe_ext\.backend)\..*"),
+    ("py:class", "ArrayLike|Axes|DTypeLike|DeviceMesh|Placement|Tensor"),
+]
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_inherit_docstrings = False
+autodoc_preserve_defaults = True
+autodoc_type_aliases = {"ArrayLike": "ArrayLike", "DTypeLike": "DTypeLike"}
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 100
+napoleon_use_param = False
+napoleon_custom_sections = [("Fields", "params_style")]
+SECTIONS = "Args", "Fields", "Returns", "Raises", "Accuracy", "Gradient", "Source"
+
+
+def add_menu(app: Sphinx, docname: str, source: list[str]) -> None:
+    """The menu, which no code host could show, at the end of the first page."""
+    if docname == root_doc:
+        for caption, pages in MENU.items():
+            entries = "\n".join(pages.split())
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
+
+
+def link_folders(app: Sphinx, doctree: nodes.document) -> None:
+    """A link to a folder, which a code host lists, leads to its page if it has one, and else is no link."""
+    for node in list(doctree.findall(addnodes.pending_xref)):
+        folder = Path(app.env.relfn2path(node["reftarget"])[1])
+        if node["reftype"] != "myst" or node["refdomain"] or not folder.is_dir():
+            continue
+        name = (folder / "README").relative_to(ROOT).as_posix()
+        if name in app.env.found_docs:
+            node.attributes.update(refdomain="doc", reftarget=name, reftargetid=None)
+        else:
+            node.replace_self(node.children)
+
+
+def markup(line: str) -> str:
+    """Markdown's backticks as reStructuredText: a public name links to its entry, all else is code or plain text."""
+    made = ""
+    for text, _, code in re.findall(r"([^`]*)(?:(`+)(.+?)\2)?", line):
+        made += re.sub(r"[*_\\|]", r"\\\g<0>", text)
+        made += f":py:obj:`~sinpe_ext.{code}`" if code in sinpe_ext.__all__ else f"``{code}``" if code else ""
+    return made
+
+
+def as_google(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """What napoleon does not read in our docstrings: sections of one line, and code after a colon."""
+    made: list[str] = []
+    code = False
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        section = re.fullmatch(rf"({'|'.join(SECTIONS)}):(?: (.+))?", line)
+        if code and line and not line.startswith(" "):
+            code = False
+            made.append("")
+        if section:
+            made += ["", f":{section[1]}: {markup(section[2])}" if section[2] else line]
+        elif not code and line.endswith(":") and not line.startswith(" ") and after.startswith("    "):
+            made += [f"{markup(line)}:", ""]
+            code = True
+        else:
+            made.append(line if code else markup(line))
+    lines[:] = made
+
+
+def draw(app: Sphinx, exception: Exception | None) -> None:
+    """Pictures as the library draws them today, in the place of the copies that the repository keeps for code hosts."""
+    if exception or app.builder.name != "html":
+        return
+    out = Path(app.outdir)
+    with tempfile.TemporaryDirectory() as scratch:
+        drawn = {path.name: path for path in conventions_page.pictures(Path(scratch))}
+        drawn["phase.png"] = Path(scratch) / "phase.png"
+        phase_picture.draw(drawn["phase.png"])
+        for kept, name in app.builder.images.items():
+            measured = (ROOT / kept).with_suffix(".json")
+            if measured.is_file():
+                picture.draw(json.loads(measured.read_text(encoding="utf-8")), out / "_images" / name)
+            elif Path(kept).name in drawn:
+                shutil.copyfile(drawn[Path(kept).name], out / "_images" / name)
+    shutil.copyfile(out / "README.html", out / "index.html")
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", add_menu)
+    app.connect("doctree-read", link_folders)
+    app.connect("autodoc-process-docstring", as_google, priority=400)  # napoleon has 500
+    app.connect("build-finished", draw)

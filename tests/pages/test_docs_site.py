@@ -1,0 +1,97 @@
+"""`make docs`: the site builds without a warning, offline, has every public name, and a browser finds its way in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import zlib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import execute
+
+import sinpe_ext as sinpe
+
+for package in ("furo", "matplotlib", "myst_parser", "sphinx"):
+    pytest.importorskip(package, reason=f"{package} is not installed: `make docs` installs it")
+pytestmark = pytest.mark.builds
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BROWSERS = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
+NO_EXCERPT = "Failed to fetch"  # what the search shows below a result comes from a server alone, not from file:
+SUBMODULES = ("distributed", "integrations", "plot", "positions", "reference")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("docs")
+    options = ["-q", "-W", "--keep-going", "-d", str(made / "doctrees"), "-c", "docs"]
+    execute([sys.executable, "-m", "sphinx", *options, ".", str(made / "site")], cwd=ROOT)
+    return made / "site"
+
+
+@pytest.fixture
+def page() -> Iterator[Any]:
+    """A page of a headless browser, the system's or playwright's own."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: `make docs` installs it")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    with api.sync_playwright() as playwright:
+        if found is None and not Path(playwright.chromium.executable_path).exists():
+            pytest.skip(f"no browser: none of {', '.join(BROWSERS)}; `playwright install chromium` downloads one")
+        browser = playwright.chromium.launch(executable_path=found)
+        try:
+            yield browser.new_page()
+        finally:
+            browser.close()
+
+
+def test_every_public_name_is_indexed(site: Path) -> None:
+    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    entries = {line.split(" ", 1)[0] for line in zlib.decompress(inventory).decode().splitlines()}
+    public = {f"sinpe_ext.{name}" for name in sinpe.__all__}
+    for module in SUBMODULES:
+        public |= {f"sinpe_ext.{module}.{name}" for name in import_module(f"sinpe_ext.{module}").__all__}
+    assert public - entries == set()
+
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    search = json.loads(index[index.index("(") + 1 : index.rindex(")")])
+    pages = {search["docnames"][number] for number in search["titleterms"]["fairseq"]}
+    assert {"docs/conventions", "docs/migrating"} <= pages
+
+
+def test_the_pictures_are_drawn(site: Path) -> None:
+    kept = {path.name for folder in ("docs/images", "benchmarks/results") for path in (ROOT / folder).rglob("*.png")}
+    assert {path.name for path in (site / "_images").iterdir()} <= kept
+    for name in ("t2t.png", "mae2d.png"):  # the same bytes each time
+        assert (site / "_images" / name).read_bytes() == (ROOT / "docs/images/conventions" / name).read_bytes()
+
+
+def test_a_reader_finds_a_convention(site: Path, page: Any) -> None:
+    asked: list[str] = []
+    faults: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+
+    page.goto((site / "index.html").as_uri())
+    menu = page.locator(".sidebar-tree a.reference")
+    titles = menu.all_inner_texts()
+    assert {"Conventions", "API reference", "Changelog"} <= set(titles)
+    for title in titles:
+        menu.get_by_text(title, exact=True).click()
+        page.locator(".sidebar-tree li.current-page", has_text=title).wait_for()
+        assert page.locator("h1").count() == 1, title
+
+    page.locator(".sidebar-search").fill("musicgen")
+    page.keyboard.press("Enter")
+    page.locator("#search-results a[href$='docs/conventions.html#musicgen']").first.click()
+    assert page.url.endswith("docs/conventions.html#musicgen")
+    section = page.locator("section#musicgen")
+    assert 'sinpe.convention("musicgen", d)' in section.inner_text()
+    assert section.locator("img").evaluate("picture => picture.complete && picture.naturalWidth > 0")
+
+    assert [url for url in asked if not url.startswith("file:")] == []
+    assert set(faults) <= {NO_EXCERPT}
