@@ -2,8 +2,9 @@
 nobody who looks at operators.
 
 One token at a time costs microseconds. `add` of a small tensor on the CPU, and `encode` of a few positions, go from
-here straight into the kernel (`csrc/pybind/small_calls.h`, where the install has built `_core`); anything else to the kernel
-of its operator, past what dispatches that. What a kernel refuses takes the long way, whose checkers have the messages.
+here straight into the kernel (`csrc/pybind/small_calls.h`, where the install has built `_core`); anything else to the
+kernel of its operator, past what dispatches that. What a kernel refuses takes the long way, whose checkers have the
+messages.
 """
 
 from __future__ import annotations
