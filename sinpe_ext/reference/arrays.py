@@ -23,9 +23,9 @@ class TorchArrays:
         settle()
         self.xp = xp
         self.device = xp.device("cpu" if device is None else device)
-        # Elements of one work buffer. CPU: a megabyte of float64 a thread, so that the passes over it stay in the cache
-        # and are few enough that waking the threads does not count.
-        self.block = 2**17 * min(xp.get_num_threads(), 64) if self.device.type == "cpu" else 2**22
+        # Elements of one work buffer. CPU: half a megabyte of float64 a thread, so that the passes over it stay in the
+        # second-level cache and are few enough that waking the threads does not count.
+        self.block = 2**16 * min(xp.get_num_threads(), 64) if self.device.type == "cpu" else 2**22
 
     def quiet(self, function: Callable[..., Array]) -> Callable[..., Array]:
         """The function without autograd."""
