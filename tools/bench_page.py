@@ -1,4 +1,4 @@
-"""The tables of the benchmark in README.md and benchmarks/README.md, from a file of results:
+"""The tables of the benchmark in docs/performance.md and benchmarks/README.md, from a file of results:
 
     python tools/bench_page.py                                  # writes them anew from the file that they name
     python tools/bench_page.py benchmarks/results/new.json      # from another, which they then name
@@ -28,7 +28,7 @@ from benchmarks.installed import INSTALLED_ROWS  # noqa: E402
 from benchmarks.report import lines_of_sizes, nanoseconds, number, power  # noqa: E402
 from benchmarks.training import TRAINING_ROWS  # noqa: E402
 
-PAGES = ("README.md", "benchmarks/README.md")
+PAGES = ("docs/performance.md", "benchmarks/README.md")
 TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.S)
 GROUPS = {"tables": ROWS, "installed": INSTALLED_ROWS, "grids": GRID_ROWS, "training": TRAINING_ROWS}
 SUMMARY = ("table", "table_long", "table_fresh", "fairseq", "transformers", "add", "add_out", "add_inplace", "encode")

@@ -29,7 +29,7 @@ from environments import LIMIT, OLDEST, PINNED, ROOT, CannotRun, newest, output,
 WORK = ROOT / "build" / "wheels"
 EAGER = "2.6.0"  # the oldest torch that eager PyTorch is tested with
 SMOKE = ROOT / "tools" / "wheel_smoke.py"
-TABLE = "0bd6b4b1dfc59ae6ab06fb89d6ef7bf2be812b44837dee370b4231f20574f60f"  # README: table(65536, 512)
+TABLE = "0bd6b4b1dfc59ae6ab06fb89d6ef7bf2be812b44837dee370b4231f20574f60f"  # docs/accuracy.md: table(65536, 512)
 NOT_TRIED = "not tried"
 OPERATIONS = 10  # of wheel_smoke.calls
 

@@ -3,7 +3,7 @@
     python tools/records.py asan exhaustive    # runs make asan, then make exhaustive: docs/reliability/<target>.json
     python tools/records.py --page             # runs nothing: the table of docs/reliability.md from those files
     python tools/records.py --check            # runs and writes nothing: is the table current, and has each command of
-                                               # README a clean run?
+                                               # the page a clean run?
 
 A command says what it found on lines that begin with "result: ", and that it was clean by its exit code. A commit with
 a + had files changed since. Standard library alone.
@@ -76,8 +76,8 @@ def page(text: str) -> str:
 
 
 def not_shown() -> list[str]:
-    """Commands that README's section Reliable names in its first column and that no clean run is kept of."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Commands that the section Reliable names in its first column and that no clean run is kept of."""
+    text = PAGE.read_text(encoding="utf-8")
     section = text[text.index("## Reliable") :].split("\n## ")[0]
     firsts = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
     named = {target for cell in firsts for target in re.findall(r"`make ([a-z-]+)`", cell)} - {"test", "test-all"}
@@ -108,7 +108,7 @@ def main() -> int:
         print("current" if made == text else f"{PAGE.name}: not current, run python tools/records.py --page")
         missing = not_shown()
         if missing:
-            print(f"README.md names commands of which no clean run is kept: {', '.join(missing)}; make record OF=...")
+            print(f"{PAGE.name} names commands of which no clean run is kept: {', '.join(missing)}; make record OF=...")
         return made != text or bool(missing)
     PAGE.write_text(made, encoding="utf-8")
     return not clean

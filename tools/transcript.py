@@ -1,6 +1,6 @@
 """Runs the commands that a page shows, in a clean copy, and writes what they print into the page:
 
-    python tools/transcript.py                           # README.md: its blocks marked <!-- transcript -->
+    python tools/transcript.py                           # docs/tour.md: its blocks marked <!-- transcript -->
     python tools/transcript.py docs/page.md --keep DIR   # another page; the copy stays in DIR
 
 A marked ```console block has commands behind "$ ", their further lines behind "> ", and what they print. All blocks of
@@ -121,7 +121,7 @@ def renewed(text: str, home: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("page", nargs="?", type=Path, default=ROOT / "README.md")
+    parser.add_argument("page", nargs="?", type=Path, default=ROOT / "docs" / "tour.md")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the copy, which stays there")
     options = parser.parse_args(arguments)
     text = options.page.read_text(encoding="utf-8")

@@ -107,6 +107,6 @@ def test_the_index_names_every_page() -> None:
 
 
 def test_every_convention_is_named() -> None:
-    text = pages.text_of("README.md")
+    text = pages.text_of("docs/guide.md")
     section = text[text.index("## Conventions") :]
     assert not [name for name in sinpe.conventions() if f"`{name}`" not in section]

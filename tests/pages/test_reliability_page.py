@@ -43,12 +43,12 @@ def test_the_table_has_a_line_for_each_run(tmp_path: Path, monkeypatch: pytest.M
     assert "old" not in made and made.startswith("head\n") and made.endswith("\ntail\n")
 
 
-def test_what_readme_names_and_no_clean_run_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_page_names_and_no_clean_run_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """tools/lint.sh asks for it, no test: a run of the whole suite could not be the first clean one."""
-    monkeypatch.setattr(records, "ROOT", tmp_path)
+    monkeypatch.setattr(records, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(records, "RECORDS", tmp_path)
     row = "| `make asan`, `make tsan` | x |\n| `make test` | `make none` |\n"
-    (tmp_path / "README.md").write_text(f"| `make before` |\n## Reliable\n\n{row}\n## After\n| `make after` |\n")
+    (tmp_path / "page.md").write_text(f"| `make before` |\n## Reliable\n\n{row}\n## After\n| `make after` |\n")
     (tmp_path / "asan.json").write_text('{"clean": true}')
     (tmp_path / "tsan.json").write_text('{"clean": false}')
     assert records.not_shown() == ["tsan"]

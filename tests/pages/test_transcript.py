@@ -82,9 +82,9 @@ def test_a_page_that_fails_stays(tool: ModuleType, tmp_path: Path, capsys, block
     assert page.read_text() == text
 
 
-def test_readme_shows_a_transcript(tool: ModuleType) -> None:
-    """What a newcomer is to do was done: README's own commands, each with what it printed."""
-    text = pages.text_of("README.md")
+def test_the_tour_is_a_transcript(tool: ModuleType) -> None:
+    """What a newcomer is to do was done: the page's own commands, each with what it printed."""
+    text = pages.text_of("docs/tour.md")
     found = [line for block in tool.BLOCK.findall(text) for command in tool.commands(block) for line in command.lines]
     for wanted in ("make demo", "sinpe_ext info", "sinpe_ext identify", "examples/", "pip install"):
         assert any(wanted in line for line in found), wanted
