@@ -1,4 +1,4 @@
-"""The tables of the benchmark in docs/performance.md and benchmarks/README.md, from a file of results:
+"""The tables of the benchmark in README.md, docs/performance.md and benchmarks/README.md, from a file of results:
 
     python tools/bench_page.py                                  # writes them anew from the file that they name
     python tools/bench_page.py benchmarks/results/new.json      # from another, which they then name
@@ -28,12 +28,23 @@ from benchmarks.installed import INSTALLED_ROWS  # noqa: E402
 from benchmarks.report import lines_of_sizes, nanoseconds, number, power  # noqa: E402
 from benchmarks.training import TRAINING_ROWS  # noqa: E402
 
-PAGES = ("docs/performance.md", "benchmarks/README.md")
+PAGES = ("README.md", "docs/performance.md", "benchmarks/README.md")
 TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.S)
 GROUPS = {"tables": ROWS, "installed": INSTALLED_ROWS, "grids": GRID_ROWS, "training": TRAINING_ROWS}
 SUMMARY = ("table", "table_long", "table_fresh", "fairseq", "transformers", "add", "add_out", "add_inplace", "encode")
 SUMMARY += ("decode", "decode_out", "timesteps", "dropout", "dropout_train", "embed", "embed_train", "train_step")
-OTHERS = ("summary", "processes", "sizes")
+FRONT = {  # of README: a row, and what it is called there
+    "table": "a table of 4096 x 1024, into memory that is there",
+    "embed": "token lookup, scale, encoding: 32 x 512 tokens, 1024 channels",
+    "dropout": "`x + PE` with dropout: (32, 512, 1024)",
+    "dropout_train": "the same with its backward pass: (16, 512, 1024)",
+    "timesteps": "8 timesteps, 320 channels",
+    "add": "`x + PE`: (32, 512, 1024)",
+    "decode": "one decoding step: (1, 1, 512)",
+}
+PEERS = ("eager", "usual formula", "x + pe", "diffusers")  # who stands for eager PyTorch, in its row
+TIE = 1.3  # at most so much between two times that are told as a tie
+OTHERS = ("front", "summary", "processes", "sizes")
 
 
 def verdict(flag: bool | None, target: float | None, sign: str) -> str:
@@ -56,6 +67,25 @@ def rows(entries: list[dict[str, Any]]) -> Iterator[str]:
         ratio = f"{entry['ratio']:.2f}" if "ratio" in entry else ""
         aim = verdict(entry.get("met"), entry["target"], "<=")
         yield f"| {title} | {number(entry['ours_ms'])} | {floor} | {ratio} | {aim} | {'; '.join(peers)} |"
+
+
+def faster(ratio: float) -> str:
+    """How a peer's time over ours is told."""
+    return "ties" if 1 / TIE < ratio < TIE else f"{ratio:.1f} x faster" if ratio > 1 else f"{1 / ratio:.1f} x slower"
+
+
+def front(most: dict[str, dict[str, Any]]) -> Iterator[str]:
+    yield "| operation | sinpe_ext | than eager PyTorch | than torch.compile |"
+    yield "|---|---|---|---|"
+    for name, title in FRONT.items():
+        if "ours_ms" not in (entry := most.get(name, {})):
+            continue
+        ratios = {peer["name"]: peer["ratio"] for peer in entry["peers"]}
+        eager = next((ratios[peer] for peer in PEERS if peer in ratios), 1 / entry["ratio"])  # its floor, of one step
+        compiled = faster(ratios["torch.compile"]) if "torch.compile" in ratios else ""
+        milliseconds = entry["ours_ms"]
+        spent = f"{milliseconds:.3g} ms" if milliseconds >= 0.1 else f"{1000 * milliseconds:.2g} us"
+        yield f"| {title} | {spent} | {faster(eager)} | {compiled} |"
 
 
 def processes(entries: list[dict[str, Any]]) -> Iterator[str]:
@@ -92,8 +122,10 @@ def table(group: str, found: dict[str, Any]) -> str:
         return "\n".join(processes(found["processes"])) + "\n"
     if group == "sizes":
         return "\n".join(sizes(found["sizes"])) + "\n"
-    names = SUMMARY if group == "summary" else [row.name for row in GROUPS[group]]
     most = {entry["name"]: entry for entry in sorted(found["rows"], key=lambda entry: entry.get("threads") or 0)}
+    if group == "front":
+        return "\n".join(front(most)) + "\n"
+    names = SUMMARY if group == "summary" else [row.name for row in GROUPS[group]]
     return "\n".join(rows([most[name] for name in names if name in most])) + "\n"
 
 

@@ -16,11 +16,15 @@ def canvas(width: float, height: float, dpi: int) -> Any:
     return FigureCanvasAgg(Figure(figsize=(width, height), dpi=dpi, layout="constrained"))
 
 
-def save(drawn: Any, path: Path, colours: int = COLOURS) -> None:
-    """The canvas as a PNG."""
+def save(drawn: Any, path: Path, colours: int = COLOURS, transparent: bool = False) -> None:
+    """The canvas as a PNG, without its background where `transparent`."""
     from PIL import Image
 
     drawn.draw()
     path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.frombytes("RGBA", drawn.get_width_height(), bytes(drawn.buffer_rgba())).convert("RGB")
-    image.quantize(colours).save(path, optimize=True)
+    image = Image.frombytes("RGBA", drawn.get_width_height(), bytes(drawn.buffer_rgba()))
+    if transparent:
+        image = image.quantize(colours, method=Image.Quantize.FASTOCTREE)  # the others know no transparency
+    else:
+        image = image.convert("RGB").quantize(colours)
+    image.save(path, optimize=True)

@@ -84,3 +84,13 @@ def test_tables(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert page.read_text().count("new.json") == 3 and tool.main(["--check"]) == 0
     page.write_text(page.read_text().replace("31.0 ms", "30.0 ms"))
     assert tool.main(["--check"]) == 1 and "30.0 ms" in page.read_text()
+
+
+def test_the_front_page_says_what_ties(tool: ModuleType) -> None:
+    row = {"ours_ms": 2.0, "ratio": 0.8, "floor": "f", "target": None, "title": "t", "peers": []}
+    peers = [{"name": "eager", "ratio": 3.21}, {"name": "torch.compile", "ratio": 0.5}]
+    found = {"rows": [{"name": "add", **row}, {"name": "dropout", **row, "peers": peers}]}
+    head, line, dropped, added = tool.table("front", found).splitlines()
+    assert head.count("|") == line.count("|") == dropped.count("|") == added.count("|")
+    assert dropped.endswith("| 2 ms | 3.2 x faster | 2.0 x slower |") and added.endswith("| 2 ms | ties |  |")
+    assert tool.faster(1.4) == "1.4 x faster" and tool.faster(1 / 1.4) == "1.4 x slower"

@@ -1,0 +1,56 @@
+"""Draws docs/images/front.png, the picture of README: python tools/front_picture.py [-o FILE]
+
+Left: a table of the paper's encoding. Right: the largest error of a row against its position, of the usual float32
+formula and of this library. Transparent, in greys and colours that show on a light page and on a dark one.
+Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import pictures  # noqa: E402
+
+import sinpe_ext as sinpe  # noqa: E402
+from sinpe_ext import plot  # noqa: E402
+
+PICTURE = ROOT / "docs" / "images" / "front.png"
+GREY = "#808080"  # reads on white and on black
+
+
+def draw(path: Path) -> None:
+    drawn = pictures.canvas(9.0, 2.9, dpi=100)
+    left, right = drawn.figure.subplots(1, 2, width_ratios=(3, 2))
+    plot.heatmap(sinpe.Encoding(128, layout="sin_cos"), length=256, transpose=True, colorbar=False, ax=left)
+    left.set_title("256 positions of 128 channels: sines above, cosines below", fontsize=10, color=GREY)
+    plot.error(sinpe.Encoding(512), ax=right)
+    right.set(title="largest error in a row of 512 float32 channels", ylabel=None)
+    right.title.set(fontsize=10, color=GREY)
+    right.legend(fontsize=8, frameon=False, labelcolor=GREY)
+    for ax in (left, right):
+        ax.set_facecolor("none")
+        ax.tick_params(colors=GREY, labelsize=8)
+        for label in (ax.xaxis.label, ax.yaxis.label):
+            label.set(color=GREY, fontsize=9)
+        for spine in ax.spines.values():
+            spine.set_color(GREY)
+    drawn.figure.patch.set_alpha(0)
+    pictures.save(drawn, path, colours=128, transparent=True)
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("-o", "--output", metavar="FILE", type=Path, default=PICTURE)
+    path = arguments.parse_args().output
+    draw(path)
+    print(f"{path}: {path.stat().st_size} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
