@@ -63,13 +63,14 @@ template <class T, bool kDrop, bool kNodes>
 struct EmbedBackward {
   using Real = accumulate_t<T>;
   static constexpr int kPhases = kDrop ? 2 : 1, kThreads = cuda::kThreads;
-  static constexpr int kBlocks = kDrop || std::is_same<Real, double>::value ? 2 : 3;
+  static constexpr int kBlocks = kDrop || std::is_same<Real, double>::value ? 2 : kNodes ? 4 : 3;
   struct Shared {
     Draws draws;
   };
-  // Tokens, and nodes, whose loads are on the way together: 64 bytes of them. (With 128 of nodes, fewer threads fit.)
+  // Tokens, and nodes, whose loads are on the way together: 64 bytes of them, of the nodes below a node 128. (With as many of
+  // nodes, fewer threads fit that make rows.)
   static constexpr int kTokensAhead = kDrop ? 2 : sizeof(T) == 8 ? 1 : 8 / static_cast<int>(sizeof(T));
-  static constexpr int kNodesAhead = 8 / static_cast<int>(sizeof(Real));
+  static constexpr int kNodesAhead = (kNodes ? 16 : 8) / static_cast<int>(sizeof(Real));
 
   const T* grad;
   const int64_t *ids, *tokens, *starts, *device_seed;
@@ -177,20 +178,33 @@ struct EmbedBackward {
     for (int i = 0; i < kOctet; ++i) total[i] += v[i];
   }
 
+  // A round's loads are issued before any of them is waited for; without dropout, so are those of where the next round's tokens
+  // lie. (With dropout tokens are needed until they are added: registers would run out.)
   SINPE_HD void add_tokens(int64_t place, int n, int64_t c, Range range, const Draws& draws, Real* total) const {
-    const int64_t* token = tokens + place;
+    int64_t next[kTokensAhead];
+    find_tokens(place, n, next);
     SINPE_ROLLED
     for (int k = 0; k < n; k += kTokensAhead) {
+      int64_t token[kTokensAhead];
       Raw<T, kOctet> raw[kTokensAhead];
       SINPE_UNROLLED
       for (int i = 0; i < kTokensAhead; ++i) {
-        if (k + i < n) load<T, kOctet>(grad + lies_at(strides, token[k + i]), c, strides[dims], range, &raw[i]);
+        token[i] = next[i];
+        if (k + i < n) load<T, kOctet>(grad + lies_at(strides, token[i]), c, strides[dims], range, &raw[i]);
       }
+      if (!kDrop) find_tokens(place + k + kTokensAhead, n - k - kTokensAhead, next);
       SINPE_UNROLLED
       for (int i = 0; i < kTokensAhead; ++i) {
-        if (k + i < n) add_token(token[k + i], c, draws, raw[i], total);
+        if (k + i < n) add_token(token[i], c, draws, raw[i], total);
       }
+      if (kDrop) find_tokens(place + k + kTokensAhead, n - k - kTokensAhead, next);
     }
+  }
+
+  // The tokens of a round, for which n are left.
+  SINPE_HD void find_tokens(int64_t place, int n, int64_t* found) const {
+    SINPE_UNROLLED
+    for (int i = 0; i < kTokensAhead; ++i) found[i] = i < n ? tokens[place + i] : 0;
   }
 
   SINPE_HD int64_t lies_at(const int64_t* of, int64_t token) const {
