@@ -350,7 +350,8 @@ class Block:
             self.counts.ahead.append(self._step - max(used))
             self.counts.far.append(any(far for _, _, far in loads))
             self.counts.apart.append(max(used) > self._waited)
-            self._waited = self._step
+            if self.counts.apart[-1]:  # else it had come, and no time went by for those after it
+                self._waited = self._step
             self._pending = {r: load for r, load in self._pending.items() if load[0] > max(used)}
 
     def _part_ways(self, at: int, target: int, split: _Split, taken: np.ndarray) -> int | None:

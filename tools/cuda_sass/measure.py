@@ -190,7 +190,9 @@ def _measured(machine: Machine, case: Case, call: Call, launch: Launch) -> _Meas
             raise RuntimeError(f"{case.name}: threads race: {'; '.join(sorted(races))}")
     slowest = runs[0][0] if call.heaviest is None else machine.run(launch, [call.heaviest])[0]
     kernel = machine.kernels[launch.name]
-    far, ahead, in_flight, waits = sum(slowest.far) / slowest.blocks, [], [], 0.0
+    # Loads that were asked for together come together: the longest warp waits once for them.
+    apart, far = np.array(slowest.apart, bool), np.array(slowest.far, bool)
+    ahead, in_flight, waits = [], [], 0.0
     shares: dict[str, float] = defaultdict(float)
     pipes: dict[str, float] = defaultdict(float)
     phases = np.zeros(len(runs[0][0].by_phase))
@@ -212,8 +214,8 @@ def _measured(machine: Machine, case: Case, call: Call, launch: Launch) -> _Meas
         by_pipe=dict(pipes),
         in_flight=mean(in_flight) if in_flight else 0.0,
         longest=slowest.longest,
-        far=far,
-        near=len(slowest.far) / slowest.blocks - far,
+        far=np.count_nonzero(apart & far) / slowest.blocks,
+        near=np.count_nonzero(apart & ~far) / slowest.blocks,
         read=call.read,
         sectors=sum(some.touched * scale for some, scale in runs) / sum(some.asked * scale for some, scale in runs),
     )
