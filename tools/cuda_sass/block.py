@@ -164,7 +164,7 @@ class Block:
         self._reader = np.full((3, len(self.shared)), -1, np.int64)  # when, the first and the last of them
         self._waited = -1  # the step of thread 0's last wait
         self._pending: dict[int, tuple[int, int, bool]] = {}  # thread 0's register: step of its load, bytes, far?
-        self._lines: set[int] = set()  # of device memory that the block has read
+        self._sectors: set[int] = set()  # of 32 bytes of device memory that the block has read
         self._words: list[np.ndarray] = []  # of two bytes in device memory that it has read or written
         self._loaded = self._is_far = False  # by thread 0 from device memory; from beyond the cache
         self._step = 0
@@ -207,8 +207,8 @@ class Block:
             if memory is None:
                 self._note_words(where, size * count)
                 self._loaded = bool(inside[0] == 0)
-                self._is_far = self._loaded and int(where[0]) >> 7 not in self._lines
-                self._lines.update(np.unique(where >> 7).tolist())
+                self._is_far = self._loaded and int(where[0]) >> 5 not in self._sectors
+                self._sectors.update(np.unique(where >> 5).tolist())
             if memory is self.shared:
                 self._watch(inside, where, size * count, written=False)
         return result
