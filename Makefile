@@ -12,7 +12,6 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
-COMPATIBILITY_ARGS ?=
 EXHAUSTIVE_ARGS ?=
 TSAN_ARGS ?=
 MATRIX_ARGS ?=
@@ -23,16 +22,18 @@ SASS_ARGS ?=
 FUZZ_MINUTES ?= 60
 FUZZ_ARGS ?=
 WHEEL_ARGS ?=
-WHEEL_CHECK_ARGS ?=
 JOBS ?= 0
 
 # An active environment is used unless VENV is given.
-export PYTHON TORCH TORCH_INDEX_URL VENV PEERS_VENV
+export PYTHON TORCH TORCH_INDEX_URL VENV
 
 # A line of shell: py is the environment's Python; its folder comes first on the PATH, for cmake, ninja, ruff from pip.
 define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
+
+# A session of noxfile.py.
+nox = $(call environment,dev) && $$py -m nox
 
 .PHONY: help demo test test-all test-long train-distributed test-peers compatibility test-matrix bench bench-peers train build cpp arm64 asan asan-cpp tsan exhaustive fuzz bad-input faults cuda-check cuda-sass wheels check-wheels record lint format clean distclean
 
@@ -42,7 +43,7 @@ help:
 	@echo "make test-all   the same and all the rest; make test-long is the rest alone"
 	@echo "make test-peers   the encodings against diffusers, transformers, timm and others themselves, which it installs, and examples in them"
 	@echo "make compatibility   the tests of features under torch 2.11, 2.13 and the newest, which it installs: docs/compatibility.md"
-	@echo "make test-matrix   the whole suite under the same versions, and the library of each in the others   MATRIX_ARGS=--side-by-side"
+	@echo "make test-matrix   the whole suite under the same versions, and the library of each in the others   MATRIX_ARGS=--lf"
 	@echo "make bench   set up, then the benchmarks                                        BENCH_ARGS="
 	@echo "make bench-peers   the same with the libraries of make test-peers beside ours"
 	@echo "make train   set up, then a small language model with these layers and with torch's   TRAIN_ARGS=\"--steps 1000\""
@@ -60,8 +61,8 @@ help:
 	@echo "make bad-input   the tests of the bad-input catalogue alone, docs/reliability.md"
 	@echo "make faults   which tests find each of the hand-made faults in tests/faults            FAULTS_ARGS=\"--quick 07\""
 	@echo "make record OF=\"asan\"   runs such a command and keeps what it found in docs/reliability.md"
-	@echo "make wheels  the source distribution, the pure and the CPU wheel in dist/         WHEEL_ARGS=\"--kinds none\""
-	@echo "make check-wheels   these in clean environments of torch 2.11, 2.13, the newest and 2.6   WHEEL_CHECK_ARGS=\"--python PATH\""
+	@echo "make wheels  the source distribution, the pure and the CPU wheel in dist/         WHEEL_ARGS=none"
+	@echo "make check-wheels   these in clean environments of torch 2.11, 2.13, the newest and 2.6"
 	@echo "make lint    ruff, clang-format, mypy, import-linter and the records, checking only; make format applies what it can"
 	@echo "make clean   remove what was built; make distclean removes .venv as well"
 	@echo
@@ -84,22 +85,22 @@ test-all:
 test-long:
 	@$(call environment,test) && exec $$py $(PYTEST) -m long $(PYTEST_ARGS)
 
-# In an environment of its own, .venv-peers, on top of the usual one. The table it prints is also build/peers.md.
+# The table it prints is also build/peers.md.
 test-peers:
-	@py=$$(tools/setup_peers.sh) && SINPE_EXT_REQUIRE_PEERS=1 exec $$py -m pytest tests/peers --require-backend=compiled $(PYTEST_ARGS)
+	@$(nox) -s peers
 
-# In environments of its own, build/matrix. COMPATIBILITY_ARGS="--python PATH": in one that is there; see the tool's head.
+# All libraries are built before the first suite, which loads those of the others.
 compatibility:
-	@exec $(PYTHON) tools/compatibility.py $(COMPATIBILITY_ARGS)
+	@$(nox) -s matrix --install-only && $$py -m nox -R -s matrix -- --features
 
 test-matrix:
-	@exec $(PYTHON) tools/test_matrix.py $(MATRIX_ARGS)
+	@$(nox) -s matrix --install-only && $$py -m nox -R -s matrix -- $(MATRIX_ARGS)
 
 bench:
 	@$(call environment,bench) && exec $$py -m benchmarks $(BENCH_ARGS)
 
 bench-peers:
-	@py=$$(tools/setup_peers.sh) && exec $$py -m benchmarks $(BENCH_ARGS)
+	@$(nox) -s peers -- python -m benchmarks $(BENCH_ARGS)
 
 RANKS ?= 4
 train-distributed:
@@ -154,10 +155,10 @@ faults:
 	@$(call environment,test) && exec $$py tools/faults.py $(FAULTS_ARGS)
 
 wheels:
-	@$(call environment,wheels) && exec $$py tools/wheels.py $(WHEEL_ARGS)
+	@$(nox) -s wheels -- $(WHEEL_ARGS)
 
 check-wheels:
-	@exec $(PYTHON) tools/check_wheels.py dist/*.whl $(WHEEL_CHECK_ARGS)
+	@$(nox) -s check-wheels installs
 
 record:
 	@exec $(PYTHON) tools/records.py $(OF)
@@ -174,4 +175,4 @@ clean:
 	find . -path './.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(if $(VENV),$(VENV),.venv) $(if $(PEERS_VENV),$(PEERS_VENV),.venv-peers)
+	rm -rf $(if $(VENV),$(VENV),.venv) .nox

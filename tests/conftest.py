@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         backend = config.getoption("--require-backend")
         if backend not in ("compiled", "eager", "cuda"):
             raise pytest.UsageError("--feature-report: name the backend, --require-backend=compiled, eager or cuda")
-        config.pluginmanager.register(feature_report.FeatureReport(config, Path(path), backend))
+        config.pluginmanager.register(feature_report.FeatureReport(config, Path(path), backend), "feature report")
 
 
 def _missing(backend: str) -> str:
@@ -80,6 +80,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     elif required == "emulated":
         _emulate()
     elif reason := _missing(required):
+        if report := session.config.pluginmanager.get_plugin("feature report"):
+            report.missing(reason)
+            pytest.exit(f"not run: {reason}", returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
         pytest.exit(f"--require-backend={required}: {reason}\n\n{sinpe_ext.backend_info()}", returncode=1)
 
 
