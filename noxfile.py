@@ -47,9 +47,8 @@ def install_torch(session: nox.Session, version: str, *more: str) -> None:
 
 
 def clean_environment(session: nox.Session) -> None:
-    """Drops what settings of the caller would change."""
-    for name in [name for name in session.env if name.startswith(("SINPE_EXT_", "PYTHONPATH"))]:
-        del session.env[name]
+    """Drops settings of the caller that would change what is shown."""
+    session.env.update({name: None for name in os.environ if name.startswith(("SINPE_EXT_", "PYTHONPATH"))})
 
 
 # ------------------------------------------------------------------------------------------------- versions of torch
@@ -72,7 +71,8 @@ def matrix(session: nox.Session, torch: str) -> None:
     session.env["SINPE_EXT_OTHER_LIBRARIES"] = os.pathsep.join(map(str, others))  # tests/backend/test_stable_abi.py
     session.env["SINPE_EXT_CACHE_DIR"] = str(every / f"cache-{torch}")
     if "--features" not in session.posargs:
-        session.run("python", "-m", "pytest", "--require-backend=compiled", *session.posargs)
+        command = "python -m pytest -n auto --dist worksteal --require-backend=compiled"
+        session.run(*command.split(), *session.posargs)
         return
     more = [word for word in session.posargs if word != "--features"]
     session.env["SINPE_EXT_COMMIT"] = commit()
@@ -104,7 +104,7 @@ def wheels(session: nox.Session) -> None:
     install_torch(session, PINNED, *BUILD, "build", "check-manifest", "check-wheel-contents", "twine", "wheel")
     clean_environment(session)
     commit_time = session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)
-    session.env.setdefault("SOURCE_DATE_EPOCH", str(commit_time).strip())  # the same sources give the same bytes
+    session.env["SOURCE_DATE_EPOCH"] = os.environ.get("SOURCE_DATE_EPOCH") or str(commit_time).strip()
     session.run("check-manifest", "--no-build-isolation")
     for kind in session.posargs or ["none", "cpu"]:
         session.run("python", "-m", "build", "--no-isolation", env={"SINPE_EXT_BUILD": kind})
@@ -135,7 +135,7 @@ def check_wheels(session: nox.Session, torch: str) -> None:
 
 
 def run_alone(session: nox.Session, *arguments: str, **options: Any) -> str:
-    """Python in an empty folder that is all of its PATH, without a cache; what it prints."""
+    """What Python prints in an empty folder that is all of its PATH, without a cache and without settings."""
     empty = ROOT / "build" / "empty"
     shutil.rmtree(empty, ignore_errors=True)
     empty.mkdir(parents=True)
@@ -201,7 +201,56 @@ def installs(session: nox.Session) -> None:
             session.error(f"{name}: expected {expected!r}, got\n{said}")
         if name == "plot":
             session.run("python", "-m", "sinpe_ext", "plot", "--length", "50", "--dim", "20", "-o", "pe.png")
+            if not Path("pe.png").read_bytes().startswith(b"\x89PNG"):
+                session.error("plot drew nothing")
         session.run("python", "-m", "pip", "uninstall", "-qy", "sinpe-ext")
         site = session.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True)
         if left := [path.name for path in Path(str(site).strip()).glob("*sinpe*")]:
             session.error(f"{name}: uninstalled, and {', '.join(left)} left")
+        session.install(*BUILD)
+
+
+# ----------------------------------------------------------------------------------------------------------- sanitizers
+
+
+@nox.session
+def asan(session: nox.Session) -> None:
+    """The suite on libraries built with AddressSanitizer and UBSan; -- FILES: these tests."""
+    install_torch(session, PINNED, *BUILD, *TEST)
+    clean_environment(session)
+    session.chdir(sources(ROOT / "build" / "sanitized"))
+    session.env.update({"SINPE_EXT_SANITIZE": "1", "CXX": "g++"})
+    session.run("python", "setup.py", "-q", "build_ext", "--inplace", env={"SINPE_EXT_BUILD": "cpu"})
+    # Python itself was built without the runtimes, so they come first; they belong to g++.
+    names = ("libasan.so", "libubsan.so", "libstdc++.so")
+    found = [str(session.run("g++", f"-print-file-name={name}", external=True, silent=True)).strip() for name in names]
+    reports = ROOT / "build" / "sanitizers"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir(parents=True)
+    # Without the leak check: Python keeps what it has at its end. PYTHONMALLOC: an allocation for each object.
+    settings = {
+        "LD_PRELOAD": " ".join(found),
+        "ASAN_OPTIONS": f"detect_leaks=0:protect_shadow_gap=0:allocator_may_return_null=1:log_path={reports}/report",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONMALLOC": "malloc",
+        "OMP_NUM_THREADS": str(os.cpu_count() or 2),
+    }
+    # A report ends its worker, which pytest-xdist replaces. Left out: builds, and the halves of tests that run eager
+    # PyTorch, where no code of ours is compiled.
+    command = ["python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not builds"]
+    emulated = (ROOT / "tests" / "emulated.txt").read_text().split()
+    runs = {
+        "compiled": (session.posargs or ["tests"], "not [eager and not -eager"),
+        # There a row of NaN by contract, no IndexError.
+        "emulated": (
+            [file for file in emulated if file in (session.posargs or emulated)],
+            "not [eager and not -eager and not an_id_that_is_no_row",
+        ),
+    }
+    session.run("python", "-m", "pytest", "-q", "tests/suite/test_sanitizers.py", env=settings)  # planted faults
+    for backend, (files, names) in runs.items():
+        if files:
+            required = f"--require-backend={backend}"
+            session.run(*command, required, "-k", names, *files, env=settings, success_codes=[0, 5])
+    if wrong := [path for path in reports.iterdir() if "ERROR: " in path.read_text(errors="replace")]:
+        session.error(f"reports, of child processes too: {', '.join(map(str, wrong))}")
