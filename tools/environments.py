@@ -7,9 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,26 +80,3 @@ def commit() -> str:
     except CannotRun:
         return ""
     return head + ("+" if changed else "")
-
-
-@dataclass
-class Outcome:
-    """What came of runs of pytest."""
-
-    counts: Counter[str] = field(default_factory=Counter)  # passed, skipped, failed
-    failed: list[str] = field(default_factory=list)
-    passed: set[str] = field(default_factory=set)  # the files of which a test passed, as modules
-
-    def read(self, report: Path) -> None:
-        """Adds a run, from its --junitxml."""
-        for case in ET.parse(report).getroot().iter("testcase"):
-            kinds = {child.tag for child in case}
-            kind = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-            self.counts[kind] += 1
-            if kind == "failed":
-                self.failed.append(f"{case.get('classname')}::{case.get('name')}")
-            elif kind == "passed":
-                self.passed.add(str(case.get("classname")))
-
-    def __str__(self) -> str:
-        return f"{self.counts['passed']} passed, {self.counts['skipped']} skipped, {self.counts['failed']} failed"
