@@ -1,4 +1,4 @@
-# Cross-compilation for arm64 Linux, with tests that ctest runs under qemu-user; `make arm64` finds other compilers as well.
+# Cross-compilation for arm64 Linux, with tests that ctest runs under qemu-user; `cmake --workflow --preset arm64` finds other compilers as well.
 #   cmake -S . -B build/arm64/by-hand -DCMAKE_TOOLCHAIN_FILE=cmake/arm64.cmake
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)

@@ -1,6 +1,6 @@
 """A small language model, trained by one process and by many (FSDP2 and sequence parallel): the same loss?
 
-    make train-distributed, or, with the package installed or PYTHONPATH=.:
+    With the package installed or PYTHONPATH=.:
     torchrun --nproc-per-node 4 examples/train_distributed.py             # 2 groups of samples x 2 parts of rows
     torchrun --nproc-per-node 2 examples/train_distributed.py             # sequence and tensor parallel alone
 

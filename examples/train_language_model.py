@@ -1,6 +1,6 @@
 """A small language model of characters, trained with these layers and with plain torch layers: the same loss?
 
-    make train, or, with the package installed or PYTHONPATH=.:
+    With the package installed or PYTHONPATH=.:
     python examples/train_language_model.py              # three seeds of each, the text that every Python carries
     python examples/train_language_model.py --text FILE --steps 1000 --seeds 0 1 2 3 4
 

@@ -19,17 +19,17 @@ import tiers  # noqa: E402
 
 try:  # the tests that a card needs do without
     import fuzzing
-    from hypothesis import HealthCheck, settings
+    from hypothesis import settings
 except ImportError:
     fuzzing = None  # type: ignore[assignment]
 else:
-    # A first use may compile, and machines differ: time is no property of the code under test.
-    settings.register_profile("sinpe_ext", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sinpe_ext"))
+    settings.load_profile("ci")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(tiers, "tiers")
+    if fuzzing is not None:
+        pluginmanager.register(fuzzing, "fuzzing")
     parser.addoption(
         "--require-backend",
         choices=("compiled", "eager", "cuda", "emulated"),
@@ -44,13 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # begun in a shell's background, which every child would inherit
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if fuzzing is not None and not config.pluginmanager.hasplugin("fuzzing"):
-        config.pluginmanager.register(fuzzing, "fuzzing")
     if path := config.getoption("--feature-report"):
         backend = config.getoption("--require-backend")
         if backend not in ("compiled", "eager", "cuda"):
             raise pytest.UsageError("--feature-report: name the backend, --require-backend=compiled, eager or cuda")
-        config.pluginmanager.register(feature_report.FeatureReport(config, Path(path), backend))
+        config.pluginmanager.register(feature_report.FeatureReport(config, Path(path), backend), "feature report")
 
 
 def _missing(backend: str) -> str:
@@ -80,6 +78,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     elif required == "emulated":
         _emulate()
     elif reason := _missing(required):
+        if report := session.config.pluginmanager.get_plugin("feature report"):
+            report.missing(reason)
+            pytest.exit(f"not run: {reason}", returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
         pytest.exit(f"--require-backend={required}: {reason}\n\n{sinpe_ext.backend_info()}", returncode=1)
 
 

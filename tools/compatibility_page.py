@@ -1,4 +1,4 @@
-"""The tables of docs/compatibility.md, from docs/compatibility/*.json, which compatibility.py has written."""
+"""Writes the tables of docs/compatibility.md from the files of `pytest --feature-report`, docs/compatibility/*.json."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ PART = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 MARK = re.compile(r"""\bfeature\(\s*["']([^"']+)["']""")
 BACKENDS = ("compiled", "eager", "cuda")
 NO_TEST = "this run had no test of it"
+NOT_RUN = {"not_run": "not run"}
 
 
 def marked(root: Path = ROOT) -> dict[Path, set[str]]:
@@ -79,7 +80,7 @@ def matrix(text: str, found: list[dict[str, Any]]) -> str:
     lines = [f"| feature | {' | '.join(titles)} |", "|---|" + "---|" * len(columns)]
     extra = sorted({f for r in found for run in r["runs"].values() for f in run.get("features", ())} - set(rows(text)))
     for feature in [*rows(text), *extra]:
-        cells = [cell(result["runs"][backend], feature, note) for backend, result in columns]
+        cells = [cell(result["runs"].get(backend, NOT_RUN), feature, note) for backend, result in columns]
         lines.append(f"| {feature} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *note]) + "\n"
 
@@ -91,7 +92,7 @@ def environments(text: str, found: list[dict[str, Any]]) -> str:
     ]
     for result in found:
         for backend in BACKENDS:
-            run = result["runs"][backend]
+            run = result["runs"].get(backend, NOT_RUN)
             if "not_run" in run:
                 continue
             passed = sum(feature["passed"] for feature in run["features"].values())
@@ -112,3 +113,7 @@ def page(text: str) -> str:
     """The page with its marked parts made anew."""
     found = results()
     return PART.sub(lambda part: part[1] + PARTS[part[2]](text, found) + part[3], text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

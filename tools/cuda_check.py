@@ -1,4 +1,4 @@
-"""What can be known of the CUDA library without a device: `make cuda-check`.
+"""What can be known of the CUDA library without a device: `make check-cuda`.
 
 1. nvcc compiles every kernel for the architectures below, warnings are errors, and nothing spills a register.
 2. The binding compiles against the headers of a CUDA build of torch, and the whole links against its libraries with

@@ -1,4 +1,4 @@
-"""Compares every float32 entry of d=512, n < 2^20, and of ranges beyond, with double-doubles: make exhaustive.
+"""Compares every float32 entry of d=512, n < 2^20, and of ranges beyond, with double-doubles: make check-exhaustive.
 
     python tools/exhaustive.py            # builds tests/cpp/exhaustive.cpp, runs it, checks its judge against mpmath
     python tools/exhaustive.py --write    # the same, and puts the table into docs/accuracy.md
@@ -181,7 +181,7 @@ def main() -> int:
     print(f"exhaustive: {minutes:.1f} minutes")
     print(f"result: {said}")
     if arguments.write:
-        head = f"Produced by `make exhaustive` on {datetime.date.today()}, commit {made_of}: {said}."
+        head = f"Produced by `make check-exhaustive` on {datetime.date.today()}, commit {made_of}: {said}."
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
         text = "\n".join([before + BEGIN, head, "", *lines, END]) + rest.partition(END)[2]
         PAGE.write_text(text, encoding="utf-8")

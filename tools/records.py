@@ -1,25 +1,26 @@
-"""Runs commands of the Makefile, and keeps what they found, with date and commit, for docs/reliability.md:
+"""Runs the long commands, and keeps what they found, with date and commit, for docs/reliability.md:
 
-    python tools/records.py asan exhaustive    # runs make asan, then make exhaustive: docs/reliability/<target>.json
+    python tools/records.py asan exhaustive    # runs these of COMMANDS: docs/reliability/<name>.json
     python tools/records.py --page             # runs nothing: the table of docs/reliability.md from those files
     python tools/records.py --check            # runs and writes nothing: is the table current, and has each command of
                                                # the page a clean run?
 
-A command says what it found on lines that begin with "result: ", and that it was clean by its exit code. A commit with
-a + had files changed since. Standard library alone.
+What a command found is its lines "result: ...", and the last ones of pytest and ctest; it was clean by its exit code. A
+commit with a + had files changed since. Standard library alone; run in the environment of `make test`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -29,29 +30,34 @@ from environments import commit  # noqa: E402
 PAGE = ROOT / "docs" / "reliability.md"
 RECORDS = ROOT / "docs" / "reliability"
 BEGIN, END = "<!-- begin: python tools/records.py --page -->", "<!-- end -->"
-SAID = "result: "
+COMMANDS = {
+    "asan": "nox -s asan",
+    "bad-input": "pytest -m bad_input --require-backend=compiled",
+    "exhaustive": "make check-exhaustive",
+    "fuzz": "pytest -m hypothesis --hypothesis-profile=long",
+    "matrix": "make check-matrix",
+    "tsan": "cmake --workflow --preset tsan",
+}
+SAID = re.compile(r"(?:result|hypothesis): (.*)|=+ (\d+ (?:passed|failed).* in .*?) =+|(\d+% tests passed.*)")
 
 
-def run(target: str) -> dict[str, object]:
-    """`make target`, shown as it runs."""
-    record: dict[str, object] = {"command": f"make {target}", "commit": commit()}
+def run(command: str) -> dict[str, object]:
+    """A command, shown as it runs."""
+    record: dict[str, object] = {"command": command, "commit": commit()}
     started, said = time.monotonic(), []
-    environ = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    process = subprocess.Popen(
-        ["make", target],
-        cwd=ROOT,
-        env=environ,
-        text=True,
-        errors="replace",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    streams: dict[str, Any] = {
+        "text": True,
+        "errors": "replace",
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+    }
+    process = subprocess.Popen(shlex.split(command), cwd=ROOT, **streams)
     assert process.stdout is not None
     for line in process.stdout:
         sys.stdout.write(line)
         sys.stdout.flush()
-        if line.startswith(SAID):
-            said.append(line.removeprefix(SAID).strip())
+        if found := SAID.fullmatch(line.strip()):
+            said.append(next(filter(None, found.groups())))
     clean = process.wait() == 0
     return record | {
         "date": datetime.now(timezone.utc).date().isoformat(),
@@ -80,35 +86,34 @@ def not_shown() -> list[str]:
     text = PAGE.read_text(encoding="utf-8")
     section = text[text.index("## Reliable") :].split("\n## ")[0]
     firsts = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
-    named = {target for cell in firsts for target in re.findall(r"`make ([a-z-]+)`", cell)} - {"test", "test-all"}
-    kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RECORDS.glob("*.json")}
-    return sorted(target for target in named if not kept.get(target, {}).get("clean"))
+    named = {command for cell in firsts for command in re.findall(r"`([^`]+)`", cell)} - {"make test", "make test-all"}
+    kept = [json.loads(path.read_text(encoding="utf-8")) for path in RECORDS.glob("*.json")]
+    return sorted(named - {record["command"] for record in kept if record["clean"]})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("target", nargs="*", help="targets of the Makefile")
+    parser.add_argument("name", nargs="*", metavar="NAME", help=", ".join(COMMANDS))
     parser.add_argument("--page", action="store_true", help="run nothing; write the table")
     parser.add_argument("--check", action="store_true", help="run nothing, write nothing")
     arguments = parser.parse_args()
-    if bool(arguments.target) == (arguments.page or arguments.check):
-        parser.error("name targets, or --page, or --check")
+    if bool(arguments.name) == (arguments.page or arguments.check):
+        parser.error("a NAME, or --page, or --check")
+    if strangers := sorted(set(arguments.name) - set(COMMANDS)):
+        parser.error(f"NAME: expected some of {', '.join(COMMANDS)}, got {', '.join(strangers)}")
     clean = True
-    known = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    if strangers := [target for target in arguments.target if target not in known]:
-        parser.error(f"the Makefile has no target {', '.join(strangers)}")
-    for target in arguments.target:
-        record = run(target)
+    for name in arguments.name:
+        record = run(COMMANDS[name])
         clean = clean and bool(record["clean"])
         RECORDS.mkdir(exist_ok=True)
-        (RECORDS / f"{target}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     text = PAGE.read_text(encoding="utf-8")
     made = page(text)
     if arguments.check:
         print("current" if made == text else f"{PAGE.name}: not current, run python tools/records.py --page")
         missing = not_shown()
         if missing:
-            print(f"{PAGE.name} names commands of which no clean run is kept: {', '.join(missing)}; make record OF=...")
+            print(f"{PAGE.name} names commands of which no clean run is kept: {', '.join(missing)}; run tools/records.py")
         return made != text or bool(missing)
     PAGE.write_text(made, encoding="utf-8")
     return not clean

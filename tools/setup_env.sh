@@ -2,7 +2,7 @@
 # Finds or makes the Python environment that the Makefile works in, installs the project there (editable), and prints the
 # path of its Python. Everything else goes to standard error.
 #
-#   tools/setup_env.sh [EXTRA...]      extras of pyproject.toml whose packages are needed: bench, docs, test, lint
+#   tools/setup_env.sh [EXTRA...]      extras of pyproject.toml whose packages are needed: bench, docs, test, lint, dev
 #
 # PYTHON, VENV, TORCH, TORCH_INDEX_URL: see `make help`. A VENV given outright wins over an active environment.
 set -euo pipefail

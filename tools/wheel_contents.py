@@ -1,73 +1,36 @@
-"""What a wheel or a source distribution of ours has to hold and must not, for wheels.py and check_wheels.py.
+"""What a wheel of ours has to hold beyond what check-wheel-contents, twine and RECORD know of: `nox -s wheels`.
 
-Standard library alone.
+python tools/wheel_contents.py dist/*.whl     # standard library alone
 """
 
 from __future__ import annotations
 
-import base64
-import csv
-import email
-import hashlib
 import json
 import re
 import sys
-import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = ("sinpe_ext/py.typed", "sinpe_ext/_build.json", "sinpe_ext/__main__.py")
-SDIST = (
-    "pyproject.toml",
-    "setup.py",
-    "MANIFEST.in",
-    "CMakeLists.txt",
-    "Makefile",
-    "README.md",
-    "CHANGELOG.md",
-    "LICENSE",
-)
-
-
-def version() -> str:
-    found = re.search(
-        r'"(.+)"', (ROOT / "sinpe_ext" / "_version.py").read_text(encoding="utf-8").split("__version__")[1]
-    )
-    assert found
-    return found[1]
+SOURCES = (".h", ".hpp", ".inl", ".inc", ".cpp", ".cu", ".cuh")
 
 
 def problems(path: Path) -> list[str]:
-    """What is wrong with a file that is to be given away; nothing, hopefully."""
-    return of_wheel(path) if path.suffix == ".whl" else of_sdist(path)
-
-
-def of_sdist(path: Path) -> list[str]:
-    with tarfile.open(path) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = {*SDIST, *csrc_files("csrc"), *python_files("sinpe_ext"), *python_files("tests")}
-    found = [f"{name} is missing" for name in sorted(needed - names)]
-    return found + [f"{name} does not belong there" for name in sorted(names) if unwanted(name)]
-
-
-def of_wheel(path: Path) -> list[str]:
+    """What is wrong with a wheel that is to be given away; nothing, hopefully."""
     with zipfile.ZipFile(path) as archive:
-        content = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
-    info = f"sinpe_ext-{version()}.dist-info"
-    needed = {*NEEDED, *python_files("sinpe_ext"), *csrc_files("sinpe_ext/_csrc"), f"{info}/licenses/LICENSE"}
-    found = [f"{name} is missing" for name in sorted(needed - set(content))]
-    for name in sorted(content):
-        if not name.startswith(("sinpe_ext/", f"{info}/")) or unwanted(name):
-            found.append(f"{name} does not belong there")
-    if found:
-        return found
-    found += record(content, info)
-    metadata = email.message_from_bytes(content[f"{info}/METADATA"])
-    if (metadata["Name"], metadata["Version"]) != ("sinpe-ext", version()):
-        found.append(f"METADATA names {metadata['Name']} {metadata['Version']}, and _version.py {version()}")
-    return found + libraries(path, content) + build_paths(content)
+        content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+        places = build_paths({name: archive.read(name) for name in archive.namelist()})
+    package, csrc = ROOT / "sinpe_ext", ROOT / "csrc"
+    expected = {file.relative_to(ROOT).as_posix() for file in package.rglob("*.py")}
+    expected |= {f"sinpe_ext/_csrc/{f.relative_to(csrc).as_posix()}" for f in csrc.rglob("*") if f.suffix in SOURCES}
+    expected |= {"sinpe_ext/py.typed", "sinpe_ext/_build.json"}
+    found = [f"{name} is missing" for name in sorted(expected - set(content))]
+    strangers = {
+        name for name in set(content) - expected if not re.fullmatch(r"sinpe_ext/\w+(\.[\w-]+)*\.(so|pyd)", name)
+    }
+    found += [f"{name} does not belong there" for name in sorted(strangers)]
+    return found or libraries(path, content) + places
 
 
 def libraries(path: Path, content: dict[str, bytes]) -> list[str]:
@@ -117,34 +80,18 @@ def build_paths(content: dict[str, bytes]) -> list[str]:
     return found
 
 
-def record(content: dict[str, bytes], info: str) -> list[str]:
-    """RECORD names every file, with its hash and size."""
-    rows = {row[0]: row[1:] for row in csv.reader(content[f"{info}/RECORD"].decode().splitlines()) if row}
-    found = [f"RECORD and the wheel disagree about {name}" for name in sorted(set(rows) ^ set(content))]
-    for name, (digest, size) in rows.items():
-        if name in content and name != f"{info}/RECORD":
-            made = base64.urlsafe_b64encode(hashlib.sha256(content[name]).digest()).rstrip(b"=").decode()
-            if (digest, size) != (f"sha256={made}", str(len(content[name]))):
-                found.append(f"RECORD has another {name}")
-    return found
+def main() -> int:
+    bad = 0
+    for path in map(Path, sys.argv[1:]):
+        found = problems(path)
+        bad += len(found)
+        print(
+            f"result: {path.name}: {path.stat().st_size / 1e6:.2f} MB",
+            *(found or ["holds what it should"]),
+            sep="\n    ",
+        )
+    return bool(bad) or len(sys.argv) == 1
 
 
-def unwanted(name: str) -> bool:
-    """Leftovers of a build or of an editor, wherever they are; libraries and _build.json in a source distribution."""
-    if re.search(r"(^|/)(__pycache__|\.git|\.venv[^/]*|build|dist)/|\.(py[co]|o|orig|rej|swp)$|~$", name):
-        return True
-    inside = name.startswith("sinpe_ext/") or ".dist-info/" in name
-    return not inside and name.endswith((".so", "_build.json"))
-
-
-def python_files(package: str) -> set[str]:
-    return {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
-
-
-def csrc_files(prefix: str) -> set[str]:
-    """Sources and headers, as the JIT compiles them."""
-    root = ROOT / "csrc"
-    files = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    return {
-        f"{prefix}/{name}" for name in files if name.endswith((".h", ".hpp", ".inl", ".inc", ".cpp", ".cu", ".cuh"))
-    }
+if __name__ == "__main__":
+    sys.exit(main())

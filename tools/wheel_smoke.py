@@ -1,6 +1,8 @@
-"""Runs in an environment that check_wheels.py made: each operation once, as JSON. Needs torch and sinpe_ext alone.
+"""Calls each operation of an installed wheel once, and exits 1 where one is not as it should: `nox -s check-wheels`.
 
-The results of `calls` have the same bits on every backend and under every torch, so their SHA-256 is the same.
+The results of `calls` have the same bits on every backend and under every torch. A wheel with a CPU library has to run
+it from torch 2.11 on, and eager PyTorch with a reason before; a pure one runs eager PyTorch. Needs torch and sinpe_ext
+alone.
 """
 
 from __future__ import annotations
@@ -10,12 +12,16 @@ import hashlib
 import json
 import sys
 import warnings
+from pathlib import Path
 
 warnings.simplefilter("ignore")
 
 import torch  # noqa: E402
 
 import sinpe_ext as sinpe  # noqa: E402
+
+TABLE = "0bd6b4b1dfc59ae6ab06fb89d6ef7bf2be812b44837dee370b4231f20574f60f"  # README: table(65536, 512)
+CALLS = "9680c1a7e8dfb258fa9f9c235756ff6ea189dcc75f743f290b1b225d31d48164"  # of all that follows
 
 
 def digest(*tensors: torch.Tensor) -> str:
@@ -55,36 +61,40 @@ def calls() -> dict[str, list[torch.Tensor]]:
     }
 
 
-def main() -> None:
+def main() -> int:
     found = calls()
     info = sinpe.backend_info()
     cpu = info.device("cpu")
-    recognised = sinpe.identify(sinpe.table(64, sinpe.convention("fairseq", 64)))[0].name
-    account = {
-        "version": sinpe.__version__,
-        "file": sinpe.__file__,
-        "torch": str(torch.__version__),
-        "python": info.python,
-        "backend": cpu.backend,
-        "how": cpu.how,
-        "reason": cpu.reason,
-        "isa": info.instruction_set,
-        "core": info.core,
-        "table": digest(sinpe.table(65536, 512)),
-        "calls": digest(*(tensor for tensors in found.values() for tensor in tensors)),
-        "names": list(found),
-        "identified": recognised,
+    package = Path(sinpe.__file__).parent
+    manifest = json.loads((package / "_build.json").read_text(encoding="utf-8"))
+    old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11)
+    built = "cpu" in manifest["libraries"] and not old
+    reason = "is older than 2.11" if old else str(manifest.get("reason"))
+    checks = {
+        "an installed package": package.parent != Path(__file__).resolve().parent.parent,
+        "the backend": (cpu.backend, cpu.how) == (("compiled", "prebuilt") if built else ("eager", "none")),
+        "the reason": built or (reason in cpu.reason and bool(cpu.todo)),
+        "the NumPy core": info.core == ("core" in manifest["libraries"]),
+        "the table's SHA-256": digest(sinpe.table(65536, 512)) == TABLE,
+        "NumPy's SHA-256": numpy_digest() in (None, TABLE),
+        "the calls' SHA-256": digest(*(tensor for tensors in found.values() for tensor in tensors)) == CALLS,
+        "identify": sinpe.identify(sinpe.table(64, sinpe.convention("fairseq", 64)))[0].name == "fairseq",
     }
+    wrong = [name for name, good in checks.items() if not good]
+    how = f"{cpu.backend}, {cpu.how}, {info.instruction_set}" if built else f"{cpu.backend}: {cpu.reason}"
+    print(f"torch {torch.__version__}, {how}: {'wrong: ' + ', '.join(wrong) if wrong else 'as it should be'}")
+    return bool(wrong)
+
+
+def numpy_digest() -> str | None:
     try:
         import numpy
 
         from sinpe_ext import numpy as in_numpy
-
-        account["numpy"] = hashlib.sha256(numpy.ascontiguousarray(in_numpy.table(65536, 512))).hexdigest()
     except ImportError:
-        account["numpy"] = None
-    json.dump(account, sys.stdout)
+        return None
+    return hashlib.sha256(numpy.ascontiguousarray(in_numpy.table(65536, 512))).hexdigest()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -120,7 +120,7 @@ def compile_flags(target: str) -> list[str]:
 
 
 def _sanitizers(target: str) -> list[str]:
-    """Of a library for tests, which loads only beside their runtimes (tools/asan.py)."""
+    """Of a library for tests, which loads only beside their runtimes (nox -s asan)."""
     if os.environ.get("SINPE_EXT_SANITIZE", "0") in ("", "0") or target == "cuda":
         return []
     return [*"-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined".split()]

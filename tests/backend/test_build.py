@@ -38,14 +38,14 @@ def test_flags_keep_to_the_rounding_and_to_every_machine(target):
 
 
 def test_sanitizers_are_for_tests_alone(monkeypatch):
-    monkeypatch.delenv("SINPE_EXT_SANITIZE", raising=False)  # tools/asan.py sets it
+    monkeypatch.delenv("SINPE_EXT_SANITIZE", raising=False)  # nox -s asan sets it
     plain = {
         target: (compilation.compile_flags(target), compilation.link_flags(target))
         for target in ("cpu", "core", "emulated")
     }
     assert not [f for flags in plain.values() for part in flags for f in part if "sanitize" in f]
     monkeypatch.setenv("SINPE_EXT_SANITIZE", "1")
-    for target in plain:  # what tools/asan.py runs
+    for target in plain:  # what nox -s asan runs
         for flags in (compilation.compile_flags(target), compilation.link_flags(target)):
             assert {"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"} <= set(flags)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
 
-# Packages with a library built there by another torch; tools/compatibility.py names them.
+# Packages with a library built there by another torch; noxfile.py names them.
 FOLDERS = [folder for folder in os.environ.get("SINPE_EXT_OTHER_LIBRARIES", "").split(os.pathsep) if folder]
 
 LOAD = """
@@ -57,7 +57,7 @@ def digest() -> str:
 
 
 @pytest.mark.feature("library of another torch")
-@pytest.mark.skipif(not FOLDERS, reason="no library built with another torch is named; make compatibility names them")
+@pytest.mark.skipif(not FOLDERS, reason="no library built with another torch is named; make check-matrix names them")
 @pytest.mark.parametrize("number", range(max(len(FOLDERS), 1)))
 def test_the_same_bits(number: int, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--require-backend") == "eager" or not loader.compiled("cpu"):

@@ -1,5 +1,5 @@
 // Many std::threads call everything at once, on the same plans and inputs: the bits are those of one thread alone. Nothing
-// is called before they start, so that the choice of the instruction set is raced as well. `make tsan` runs this under
+// is called before they start, so that the choice of the instruction set is raced as well. `cmake --workflow --preset tsan` runs this under
 // ThreadSanitizer; each call also starts threads of its own, and is made once more from inside the library's parallel loop.
 #include <array>
 #include <atomic>

@@ -1,5 +1,5 @@
 """tools/cuda_sass without nvcc: what instructions do, on random operands; a block with a barrier, a branch, a race; the
-prediction. That it understands real kernels is shown by `make cuda-sass` itself, which compares with C++."""
+prediction. That it understands real kernels is shown by `make check-cuda` itself, which compares with C++."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
+import os
 import re
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -50,7 +50,6 @@ def sdist(project: Path) -> Path:
 
 def test_wheel_and_sdist_hold_what_they_should(wheel, sdist):
     assert wheel_contents.problems(wheel) == []
-    assert wheel_contents.problems(sdist) == []
     assert (wheel.name, sdist.name) == (f"sinpe_ext-{__version__}-py3-none-any.whl", f"sinpe_ext-{__version__}.tar.gz")
 
 
@@ -80,10 +79,6 @@ SPOILED: dict[str, tuple[str, Change]] = {
         lambda c: c.update({"sinpe_ext/_build.json": LIBRARY}),
     ),
     "no reason": ("gives no reason", lambda c: c.update({"sinpe_ext/_build.json": b'{"libraries": {}}'})),
-    "another version": (
-        "METADATA names sinpe-ext 9.9.9",
-        lambda c: c.update({f"{INFO}/METADATA": b"Name: sinpe-ext\nVersion: 9.9.9\n\n"}),
-    ),
     "a folder of the machine": (
         f"METADATA names {REPOSITORY}",
         lambda c: c.update({f"{INFO}/METADATA": c[f"{INFO}/METADATA"] + f"see {REPOSITORY}/x".encode()}),
@@ -97,49 +92,39 @@ def test_spoiled_wheel_is_refused(case, wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
     change(content)
-    del content[f"{INFO}/RECORD"]
     path = tmp_path / wheel.name
     with zipfile.ZipFile(path, "w") as archive:
-        rows = []
         for name, data in content.items():
             archive.writestr(name, data)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            rows.append(f"{name},sha256={digest},{len(data)}")
-        archive.writestr(f"{INFO}/RECORD", "\n".join([*rows, f"{INFO}/RECORD,,"]) + "\n")
     assert [problem for problem in wheel_contents.problems(path) if words in problem], wheel_contents.problems(path)
 
 
-def test_record_that_is_wrong_is_refused(wheel, tmp_path):
-    path = tmp_path / wheel.name
-    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(path, "w") as copy:
-        for name in archive.namelist():
-            copy.writestr(name, archive.read(name) + (b"\n" if name == "sinpe_ext/numpy.py" else b""))
-    assert wheel_contents.problems(path) == ["RECORD has another sinpe_ext/numpy.py"]
-
-
 @pytest.mark.builds
-def test_wheel_in_a_clean_environment(project, wheel):
-    """tools/check_wheels.py beside the torch that is here: info, every operation, README's SHA-256, no compiler."""
-    command = [sys.executable, str(project / "tools" / "check_wheels.py"), str(wheel), "--python", sys.executable]
-    done = execute(command, cwd=project, env=environment())
-    assert "| eager | " in done.stdout and done.stdout.rstrip().endswith("| as it should be |")
-    spoiled = project.parent / "spoiled" / wheel.name
-    spoiled.parent.mkdir()
-    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(spoiled, "w") as copy:
-        for name in archive.namelist():
-            data = archive.read(name)
-            copy.writestr(name, data.replace(b"def add_(", b"def add__(") if name.endswith("functional.py") else data)
-    command[2] = str(spoiled)
-    done = execute(command, cwd=project, env=environment(), status=1)
-    assert "| failed |" in done.stdout, done.stdout
-
-
-def test_wheel_that_is_tried_nowhere_is_no_success(project, wheel, tmp_path):
-    other = tmp_path / wheel.name.replace("py3-none", "cp30-cp30")
-    other.write_bytes(wheel.read_bytes())
-    command = [sys.executable, str(project / "tools" / "check_wheels.py"), str(other), "--python", sys.executable]
-    done = execute(command, cwd=project, env=environment(), status=1)
-    assert "for no Python here, so not tried" in done.stdout, done.stdout + done.stderr
+def test_installed_wheel(wheel, tmp_path):
+    """tools/wheel_smoke.py beside the torch that is here: every operation, README's SHA-256, no compiler."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(tmp_path),
+        str(wheel),
+    ]
+    execute(command)
+    places = os.pathsep.join([str(tmp_path), sysconfig.get_path("purelib")])
+    settings = environment(PYTHONPATH=places, PATH=str(tmp_path / "none"), SINPE_EXT_JIT="0")
+    smoke = [sys.executable, "-S", str(REPOSITORY / "tools" / "wheel_smoke.py")]  # without the editable installation
+    done = execute(smoke, cwd=tmp_path, env=settings)
+    assert "eager: installed without compiled libraries" in done.stdout and "as it should be" in done.stdout, (
+        done.stdout
+    )
+    path = tmp_path / "sinpe_ext" / "functional.py"
+    path.write_text(path.read_text().replace("def add_(", "def add__("))
+    execute(smoke, cwd=tmp_path, env=settings, status=1)
 
 
 def test_old_setuptools_is_named(project, tmp_path):
@@ -157,7 +142,7 @@ def test_old_setuptools_is_named(project, tmp_path):
 def test_version_is_stated_once(wheel):
     """sinpe_ext/_version.py; the others read it there, and no other file that is built or installed has it."""
     assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)  # what CMakeLists.txt looks for
-    assert sinpe_ext.__version__ == sinpe_ext.backend_info().version == wheel_contents.version() == __version__
+    assert sinpe_ext.__version__ == sinpe_ext.backend_info().version == __version__
     with zipfile.ZipFile(wheel) as archive:
         assert f"\nVersion: {__version__}\n" in archive.read(f"{INFO}/METADATA").decode()
     assert 'version = { attr = "sinpe_ext._version.__version__" }' in (REPOSITORY / "pyproject.toml").read_text()
@@ -173,9 +158,3 @@ def test_version_is_stated_once(wheel):
 def test_changelog_has_the_version():
     headings = re.findall(r"^## \[(.+?)\]", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[0] == "Unreleased" and __version__ in headings
-
-
-def test_wheels_names_what_it_does_not_know():
-    command = [sys.executable, str(REPOSITORY / "tools" / "wheels.py"), "--kinds", "gpu"]
-    done = execute(command, status=2)
-    assert "--kinds: expected some of none, cpu, cuda, auto with commas, got 'gpu'" in done.stderr

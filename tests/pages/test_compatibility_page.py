@@ -21,7 +21,7 @@ def tool() -> ModuleType:
 def test_the_tables_are_those_of_the_committed_runs(tool: ModuleType) -> None:
     text = tool.PAGE.read_text(encoding="utf-8")
     assert {part[2] for part in tool.PART.finditer(text)} == set(tool.PARTS)
-    assert tool.page(text) == text, "run python tools/compatibility.py --page"
+    assert tool.page(text) == text, "run python tools/compatibility_page.py"
 
 
 def test_every_feature_has_a_row_and_every_row_a_test(tool: ModuleType) -> None:

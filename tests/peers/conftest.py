@@ -1,4 +1,4 @@
-"""Comparison with the libraries themselves: `make test-peers` installs them; without one its tests are skipped."""
+"""Comparison with the libraries themselves: `make check-peers` installs them; without one its tests are skipped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def installed(library: str) -> ModuleSpec:
     if spec is None:
         if os.environ.get("SINPE_EXT_REQUIRE_PEERS"):
             pytest.fail(f"{library} is not installed")
-        pytest.skip(f"{library} is not installed: make test-peers installs it")
+        pytest.skip(f"{library} is not installed: make check-peers installs it")
     return spec
 
 

@@ -28,7 +28,7 @@ def installed(name: str) -> Distribution:
     except PackageNotFoundError:
         if os.environ.get("SINPE_EXT_REQUIRE_PEERS"):
             pytest.fail(f"{name} is not installed")
-        pytest.skip(f"{name} is not installed: make test-peers installs it")
+        pytest.skip(f"{name} is not installed: make check-peers installs it")
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_the_page_has_every_scan(tool: ModuleType) -> None:
     assert "the same bits from table and encode on default" in head
 
 
-@pytest.mark.parametrize("command", ["make exhaustive", "python tools/accuracy_table.py"])
+@pytest.mark.parametrize("command", ["make check-exhaustive", "python tools/accuracy_table.py"])
 def test_the_tables_say_of_which_commit_they_are(tool: ModuleType, command: str) -> None:
     said = rf"^Produced by `{command}` on \d{{4}}-\d\d-\d\d, commit [0-9a-f]{{10}}\+?[,:] "
     assert re.search(said, tool.PAGE.read_text(encoding="utf-8"), re.M), f"run {command}, which writes it"

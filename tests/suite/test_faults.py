@@ -41,9 +41,9 @@ def test_the_page_has_a_row_for_each_fault() -> None:
     text = faults.PAGE.read_text(encoding="utf-8")
     table = text[text.index(faults.BEGIN) : text.index(faults.END)]
     for fault in map(faults.fault, PATCHES):
-        assert f"| {fault.name} | {fault.what} |" in table, "run make faults FAULTS_ARGS=--write"
+        assert f"| {fault.name} | {fault.what} |" in table, "run python tools/faults.py --write"
     for found in re.findall(r"`([\w/]+\.py)::", table):
-        assert (faults.ROOT / "tests" / found).is_file(), f"{found} is gone: run make faults FAULTS_ARGS=--write"
+        assert (faults.ROOT / "tests" / found).is_file(), f"{found} is gone: run python tools/faults.py --write"
 
 
 def test_the_table_counts_what_was_found() -> None:

@@ -1,6 +1,7 @@
-"""``pytest --feature-report=FILE``: what came of the tests marked ``feature(name)``, for tools/compatibility.py.
+"""``pytest --feature-report=FOLDER``: what came of the tests marked ``feature(name)``, for docs/compatibility.md.
 
-One run is about one backend, that of --require-backend: a case that is about another one is left out of it.
+One run is about one backend, that of --require-backend: a case that is about another one is left out of it. FOLDER has
+a file for each torch and Python, and that an entry for each backend.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import Any
 import pytest
 
 MARK = re.compile(r"""\bfeature\(\s*["']([^"']+)["']""")
+PLACE = re.compile(r"(?<![\w.])/\S+/")
 
 
 def options(parser: pytest.Parser) -> None:
     parser.addoption(
         "--feature-report",
-        metavar="FILE",
+        metavar="FOLDER",
         help="run the tests of features alone, with the backend of --require-backend; write what came of them as JSON",
     )
 
@@ -42,8 +44,8 @@ def about(item: pytest.Item) -> set[str]:
 class FeatureReport:
     """Collects the outcomes of one run; registered only where --feature-report is given."""
 
-    def __init__(self, config: pytest.Config, path: Path, backend: str):
-        self.path, self.backend, self.root = path, backend, config.rootpath
+    def __init__(self, config: pytest.Config, folder: Path, backend: str):
+        self.folder, self.backend, self.root = folder, backend, config.rootpath
         self.begun = time.monotonic()
         self.names: dict[str, list[str]] = {}  # test -> its features
         self.features: dict[str, dict[str, Any]] = {}
@@ -97,25 +99,34 @@ class FeatureReport:
         served = loader.resolve("cuda" if self.backend == "cuda" else "cpu")
         device = torch.cuda.get_device_name() if self.backend == "cuda" else ""
         library = served.build.get("torch", "") if self.backend != "eager" else ""
-        self.path.write_text(
-            json.dumps(
-                {
-                    "backend": self.backend,
-                    "torch": str(torch.__version__),
-                    "python": platform.python_version(),
-                    "platform": f"{platform.system()} {platform.machine()}",
-                    "device": device,
-                    "library": f"built with torch {library}" if library else "",
-                    "commit": os.environ.get("SINPE_EXT_COMMIT", ""),
-                    "date": datetime.date.today().isoformat(),
-                    "seconds": round(time.monotonic() - self.begun),
-                    "features": self.features,
-                },
-                indent=1,
-            )
-            + "\n",
-            encoding="utf-8",
+        self.write(
+            {
+                "backend": self.backend,
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+                "platform": f"{platform.system()} {platform.machine()}",
+                "device": device,
+                "library": f"built with torch {library}" if library else "",
+                "commit": os.environ.get("SINPE_EXT_COMMIT", ""),
+                "date": datetime.date.today().isoformat(),
+                "seconds": round(time.monotonic() - self.begun),
+                "features": self.features,
+            }
         )
+
+    def missing(self, reason: str) -> None:
+        """There is no such backend here."""
+        self.write({"not_run": re.sub(PLACE, "", reason)})
+
+    def write(self, run: dict[str, Any]) -> None:
+        import torch
+
+        release, python = str(torch.__version__).split("+")[0], platform.python_version()
+        path = self.folder / f"torch-{release}-python-{python.rpartition('.')[0]}.json"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else {}
+        result = {"torch": release, "python": python, "runs": runs | {self.backend: run}}
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
     def _of(self, name: str) -> dict[str, Any]:
         return self.features.setdefault(name, {"passed": 0, "failed": [], "skipped": Counter()})
@@ -131,4 +142,4 @@ def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     if hasattr(report, "wasxfail"):
         return f"expected to fail: {report.wasxfail.removeprefix('reason: ')}"
     said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return re.sub(r"(?<![\w.])/\S+/", "", said.removeprefix("Skipped: ")).splitlines()[0]
+    return re.sub(PLACE, "", said.removeprefix("Skipped: ")).splitlines()[0]

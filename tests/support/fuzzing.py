@@ -1,14 +1,13 @@
 """Property-based tests that are counted: `@fuzz(examples)` above `@given`, and `machine(rules, examples)`.
 
-Each draws the same examples for everyone. SINPE_EXT_FUZZ=50 draws 50 times as many, new ones at each run or those of
-`--hypothesis-seed`; tools/fuzz.py does that for hours. As a plugin of pytest this file counts what really ran: a test
-that drew fewer examples than it says fails. SINPE_EXT_FUZZ_LOG names a file that gets a line for each test.
+The profile of hypothesis says how many are drawn and which: `ci` that many and the same for everyone, `long` 20 times
+as many and new ones (`pytest -m hypothesis --hypothesis-profile=long`). As a plugin of pytest this file counts what
+really ran: a test that drew fewer examples than it says fails.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -18,27 +17,29 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-MORE = int(os.environ.get("SINPE_EXT_FUZZ", "1"))
-LOG = os.environ.get("SINPE_EXT_FUZZ_LOG")
+USUAL = 100  # max_examples of `ci`; fuzz and machine take other profiles' as a multiple of it
+# A first use may compile, and machines differ: time is no property of the code under test.
+settings.register_profile(
+    "ci", max_examples=USUAL, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "long",
+    max_examples=20 * USUAL,
+    derandomize=False,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    # In so many examples it happens.
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
 
 PROMISED: dict[str, int] = {}  # examples by test, as declared
 _ran: Counter[str] = Counter()
 
 
-def _settings(examples: int, **more: Any) -> settings:
-    slow = [HealthCheck.too_slow]  # a first use may compile, and machines differ
-    if MORE == 1:
-        return settings(max_examples=examples, derandomize=True, deadline=None, suppress_health_check=slow, **more)
-    chance = [*slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]  # it happens, in so many
-    return settings(
-        max_examples=examples * MORE,
-        derandomize=False,
-        database=None,
-        print_blob=True,
-        deadline=None,
-        suppress_health_check=chance,
-        **more,
-    )
+def _drawn(examples: int) -> int:
+    """How many examples the profile draws in the place of these."""
+    return examples * settings().max_examples // USUAL
 
 
 def fuzz(examples: int) -> Callable[[Any], Any]:
@@ -55,7 +56,7 @@ def fuzz(examples: int) -> Callable[[Any], Any]:
         test.hypothesis.inner_test = counted
         test.promised = name
         PROMISED[name] = examples
-        return _settings(examples)(test)
+        return settings(max_examples=_drawn(examples))(test)
 
     return decorate
 
@@ -70,12 +71,13 @@ def machine(rules: type[RuleBasedStateMachine], examples: int, steps: int) -> Ca
             _ran[name] += 1
 
     def test() -> None:
-        run_state_machine_as_test(Counted, settings=_settings(examples, stateful_step_count=steps))
+        drawn = settings(max_examples=_drawn(examples), stateful_step_count=steps)
+        run_state_machine_as_test(Counted, settings=drawn)
 
     Counted.__name__ = Counted.__qualname__ = rules.__name__
     test.promised = name  # type: ignore[attr-defined]
     PROMISED[name] = examples
-    return test
+    return pytest.mark.hypothesis(test)
 
 
 # What pytest calls.
@@ -92,19 +94,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
         yield
         return
     before = _ran[name]
-    _log(test=pyfuncitem.nodeid, began=True)
     outcome: Any = yield
-    ran, error = _ran[name] - before, outcome.excinfo
-    _log(test=pyfuncitem.nodeid, cases=ran, outcome="passed" if error is None else error[0].__name__)
-    if error is None and ran < PROMISED[name] * MORE:
-        wanted = f"{name}: expected {PROMISED[name] * MORE} examples, got {ran}"
-        outcome.force_exception(pytest.fail.Exception(wanted, pytrace=False))
+    ran, wanted = _ran[name] - before, _drawn(PROMISED[name])
+    if outcome.excinfo is None and ran < wanted:
+        outcome.force_exception(pytest.fail.Exception(f"{name}: expected {wanted} examples, got {ran}", pytrace=False))
 
 
-def _log(**line: Any) -> None:
-    if LOG:
-        with open(LOG, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A seed for the examples of `long`, before hypothesis and the workers of pytest-xdist look for one."""
+    if config.getoption("--hypothesis-profile", None) == "long" and config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**31))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    seed = config.getoption("--hypothesis-seed", None)
+    return f"hypothesis: --hypothesis-seed={seed} has these examples again" if seed else ""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -120,4 +125,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _ran:
-        terminalreporter.write_line(f"fuzz: {sum(_ran.values())} examples in {len(_ran)} tests")
+        seed = terminalreporter.config.getoption("--hypothesis-seed", None)
+        drawn = f"{sum(_ran.values()):,} examples of {len(_ran)} tests"
+        terminalreporter.write_line(f"hypothesis: {drawn}{f', seed {seed}' if seed else ''}")

@@ -1,4 +1,4 @@
-"""What the CUDA kernels' machine code does, counted here without a card: `make cuda-sass`.
+"""What the CUDA kernels' machine code does, counted here without a card: `make check-cuda`.
 
 First the machine code that nvcc makes for each architecture is run, small, against the kernels compiled as C++: the
 same bits, no race, and without any one of the barriers a race (check.py). Then each case (cases.py) is called as a user
@@ -25,7 +25,7 @@ from .launches import emulate  # noqa: E402
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make cuda-sass SASS_ARGS=...", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m cuda_sass", description=__doc__)
     parser.add_argument("cases", nargs="*", help="names or patterns of cases; default: all")
     parser.add_argument("--arch", default="80,89,90,100,120", metavar="A,B,...", help="default: %(default)s")
     parser.add_argument("--no-check", action="store_true", help="count only; do not compare results with C++")

@@ -1,0 +1,256 @@
+"""What runs in environments of its own: other torches, other libraries, wheels, sanitizers; `nox -l` lists it.
+
+What stands behind -- goes to the command that a session ends with. TORCH_INDEX_URL is where torch comes from, say, an
+index of the builds without CUDA, a tenth of the download; the other settings are nox's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from environments import commit, sources  # noqa: E402
+
+OLDEST, PINNED = "2.11.0", "2.13.0"  # what the kernels promise; what the environment of `make test` has
+EAGER = "2.6.0"  # the oldest torch that eager PyTorch is tested with
+NEWEST = "newest"
+
+PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+TEST = PROJECT["project"]["optional-dependencies"]["test"]
+BUILD = [name for name in PROJECT["build-system"]["requires"] if not name.startswith("torch")]
+
+# Libraries that tests/peers compares with and runs examples in.
+PEERS = """diffusers==0.42.1 transformers==5.23.0 positional-encodings==6.0.3 x-transformers==2.31.10 monai==1.6.1
+accelerate==1.15.0 lightning==2.6.6""".split()
+# Without what they ask for: a file or two of each is compared, and a torchvision would have to match this torch.
+PEERS_FILES = """timm==1.0.31 denoising-diffusion-pytorch==2.2.5 espnet==202511 OpenNMT-py==3.5.1 allennlp==2.10.1
+mmdet==3.3.0 texar-pytorch==0.1.4 sockeye==3.1.34 fairseq2==0.8.1 speechbrain==1.1.2 nemo-toolkit==3.0.0
+nerfstudio==1.1.5 torch-geometric==2.8.1""".split()
+
+nox.options.sessions = []
+nox.options.error_on_missing_interpreters = True
+
+
+def install_torch(session: nox.Session, version: str, *more: str) -> None:
+    index = ["--index-url", os.environ["TORCH_INDEX_URL"]] if os.environ.get("TORCH_INDEX_URL") else []
+    session.install(*(["--upgrade", "torch"] if version == NEWEST else [f"torch=={version}"]), *index)
+    if more:
+        session.install(*more)
+
+
+def clean_environment(session: nox.Session) -> None:
+    """Drops settings of the caller that would change what is shown."""
+    session.env.update({name: None for name in os.environ if name.startswith(("SINPE_EXT_", "PYTHONPATH"))})
+
+
+# ------------------------------------------------------------------------------------------------- versions of torch
+
+
+@nox.session
+@nox.parametrize("torch", os.environ.get("TORCH_VERSIONS", f"{OLDEST} {PINNED} {NEWEST}").split())
+def matrix(session: nox.Session, torch: str) -> None:
+    """The whole suite under a torch, with a library built there; -- --features: the tests of docs/compatibility.md."""
+    every = ROOT / "build" / "matrix"
+    copy = sources(every / f"torch-{torch}")
+    others = [path.parent for path in every.glob("*/sinpe_ext/_build.json") if copy not in path.parents]
+    build = os.environ.get("SINPE_EXT_BUILD", "cpu")
+    clean_environment(session)
+    install_torch(session, torch, *BUILD, *TEST)
+    session.chdir(copy)
+    session.run_install(
+        "pip", "install", "--no-build-isolation", "--no-deps", "-e", ".", env={"SINPE_EXT_BUILD": build}
+    )
+    session.env["SINPE_EXT_OTHER_LIBRARIES"] = os.pathsep.join(map(str, others))  # tests/backend/test_stable_abi.py
+    session.env["SINPE_EXT_CACHE_DIR"] = str(every / f"cache-{torch}")
+    if "--features" not in session.posargs:
+        command = "python -m pytest -n auto --dist worksteal --require-backend=compiled"
+        session.run(*command.split(), *session.posargs)
+        return
+    more = [word for word in session.posargs if word != "--features"]
+    session.env["SINPE_EXT_COMMIT"] = commit()
+    for backend in ("compiled", "eager", "cuda"):
+        report = f"--feature-report={ROOT / 'docs' / 'compatibility'}"
+        command = ["python", "-m", "pytest", "-q", "-m", "feature", f"--require-backend={backend}", report]
+        session.run(*command, *more, success_codes=[0, 5])  # 5: there is no such backend here, and the report says so
+    session.run("python", str(ROOT / "tools" / "compatibility_page.py"))
+
+
+# ----------------------------------------------------------------------------------------------------- other libraries
+
+
+@nox.session
+def peers(session: nox.Session) -> None:
+    """tests/peers, or the command behind --, beside diffusers, transformers, timm and others."""
+    install_torch(session, PINNED, *BUILD, *TEST, f"torch=={PINNED}", *PEERS)
+    session.install("--no-deps", *PEERS_FILES)
+    default = ["python", "-m", "pytest", "tests/peers", "--require-backend=compiled"]
+    session.run(*(session.posargs or default), env={"SINPE_EXT_REQUIRE_PEERS": "1"}, external=True)
+
+
+# ------------------------------------------------------------------------------------------------------------- packages
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """The source distribution, and wheels from it, in dist/; -- cuda: SINPE_EXT_BUILD of the wheels (none cpu)."""
+    install_torch(session, PINNED, *BUILD, "build", "check-manifest", "check-wheel-contents", "twine", "wheel")
+    clean_environment(session)
+    commit_time = session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)
+    session.env["SOURCE_DATE_EPOCH"] = os.environ.get("SOURCE_DATE_EPOCH") or str(commit_time).strip()
+    session.run("check-manifest", "--no-build-isolation")
+    for kind in session.posargs or ["none", "cpu"]:
+        session.run("python", "-m", "build", "--no-isolation", env={"SINPE_EXT_BUILD": kind})
+    files = sorted(str(path) for path in (ROOT / "dist").glob("sinpe_ext-*"))
+    made = [name for name in files if name.endswith(".whl")]
+    session.run("twine", "check", "--strict", *files)
+    session.run("check-wheel-contents", *made)
+    for name in made:
+        session.run("wheel", "unpack", "--dest", session.create_tmp(), name)  # compares with RECORD
+    session.run("python", "tools/wheel_contents.py", *made)
+
+
+@nox.session(name="check-wheels")
+@nox.parametrize("torch", [EAGER, OLDEST, PINNED, NEWEST])
+def check_wheels(session: nox.Session, torch: str) -> None:
+    """Installs the wheels of dist/ for this Python, and runs tools/wheel_smoke.py on each without a compiler."""
+    python = str(session.run("python", "-c", "import sys; print('cp%d%d' % sys.version_info[:2])", silent=True)).strip()
+    made = [
+        path for path in (ROOT / "dist").glob("*.whl") if f"-{python}-" in path.name or "-py3-none-any" in path.name
+    ]
+    if not made:
+        session.error(f"dist/ has no wheel for {python}: nox -s wheels")
+    install_torch(session, torch)
+    for wheel in made:
+        session.install("--force-reinstall", "--no-deps", str(wheel))
+        run_alone(session, "-m", "sinpe_ext", "info")
+        run_alone(session, "-W", "ignore", str(ROOT / "tools" / "wheel_smoke.py"))
+
+
+def run_alone(session: nox.Session, *arguments: str, **options: Any) -> str:
+    """What Python prints in an empty folder that is all of its PATH, without a cache and without settings."""
+    empty = ROOT / "build" / "empty"
+    shutil.rmtree(empty, ignore_errors=True)
+    empty.mkdir(parents=True)
+    settings = {
+        "PATH": str(empty),
+        "HOME": str(empty),
+        "SINPE_EXT_JIT": "0",
+        "SINPE_EXT_CACHE_DIR": str(empty / "none"),
+    }
+    with session.chdir(empty):
+        said = session.run("python", *arguments, env=settings, include_outer_env=False, silent=True, **options)
+    if left := [path.name for path in empty.iterdir()]:
+        session.error(f"{' '.join(arguments)} left {', '.join(left)} behind")
+    session.log(said)
+    return str(said)
+
+
+# What is installed, the settings, and what `python -m sinpe_ext info` then says, or pip.
+NO_COMPILER = "no C++ compiler was found"
+PURE = "cpu: eager (installed without compiled libraries"
+WAYS: dict[str, tuple[list[str], dict[str, str], str]] = {
+    "no compiler": (
+        ["--no-build-isolation", "."],
+        {"PATH": ""},
+        f"cpu: eager (not built at install time: {NO_COMPILER}",
+    ),
+    "demanded": (["--no-build-isolation", "."], {"PATH": "", "SINPE_EXT_BUILD": "cpu"}, NO_COMPILER),
+    "pure": (["--no-build-isolation", "."], {"SINPE_EXT_BUILD": "none"}, PURE),
+    "editable": (["--no-build-isolation", "-e", "."], {"SINPE_EXT_BUILD": "none"}, PURE),
+    "sdist": (["--no-build-isolation", "--no-index", "{sdist}"], {"SINPE_EXT_BUILD": "none"}, PURE),
+    "plot": (["{wheel}[plot]"], {}, PURE),
+    "offline": (["--no-build-isolation", "--no-index", "."], {}, "cpu: compiled (built at install time)"),
+    "isolated": (["."], {}, "cpu: compiled (built at install time)"),
+    "old setuptools": (
+        ["--no-build-isolation", "."],
+        {},
+        "setuptools 65.5.0 is older than 77; run `pip install -U setuptools`",
+    ),
+}
+
+
+@nox.session
+def installs(session: nox.Session) -> None:
+    """Installs the project in the ways that users do (docs/packaging.md); -- NAME: some of them."""
+    install_torch(session, PINNED, *BUILD, "build")
+    clean_environment(session)
+    copy = sources(ROOT / "build" / "installs")
+    session.chdir(copy)
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build", "--no-isolation", env={"SINPE_EXT_BUILD": "none"})
+    for name in session.posargs or WAYS:
+        given, settings, expected = WAYS[name]
+        if name == "old setuptools":
+            session.install("setuptools==65.5.0")
+        session.log(f"installs: {name}")
+        words = [
+            word.format(sdist=next(copy.glob("dist/*.tar.gz")), wheel=next(copy.glob("dist/*.whl"))) for word in given
+        ]
+        said = session.run("python", "-m", "pip", "install", *words, env=settings, silent=True, success_codes=[0, 1])
+        if expected.startswith("cpu: "):
+            said = run_alone(session, "-m", "sinpe_ext", "info")
+        if expected not in str(said):
+            session.error(f"{name}: expected {expected!r}, got\n{said}")
+        if name == "plot":
+            session.run("python", "-m", "sinpe_ext", "plot", "--length", "50", "--dim", "20", "-o", "pe.png")
+            if not Path("pe.png").read_bytes().startswith(b"\x89PNG"):
+                session.error("plot drew nothing")
+        session.run("python", "-m", "pip", "uninstall", "-qy", "sinpe-ext")
+        site = session.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True)
+        if left := [path.name for path in Path(str(site).strip()).glob("*sinpe*")]:
+            session.error(f"{name}: uninstalled, and {', '.join(left)} left")
+        session.install(*BUILD)
+
+
+# ----------------------------------------------------------------------------------------------------------- sanitizers
+
+
+@nox.session
+def asan(session: nox.Session) -> None:
+    """The suite on libraries built with AddressSanitizer and UBSan; -- FILES: these tests."""
+    install_torch(session, PINNED, *BUILD, *TEST)
+    clean_environment(session)
+    session.chdir(sources(ROOT / "build" / "sanitized"))
+    session.env.update({"SINPE_EXT_SANITIZE": "1", "CXX": "g++"})
+    session.run("python", "setup.py", "-q", "build_ext", "--inplace", env={"SINPE_EXT_BUILD": "cpu"})
+    # Python itself was built without the runtimes, so they come first; they belong to g++.
+    names = ("libasan.so", "libubsan.so", "libstdc++.so")
+    found = [str(session.run("g++", f"-print-file-name={name}", external=True, silent=True)).strip() for name in names]
+    reports = ROOT / "build" / "sanitizers"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir(parents=True)
+    # Without the leak check: Python keeps what it has at its end. PYTHONMALLOC: an allocation for each object.
+    settings = {
+        "LD_PRELOAD": " ".join(found),
+        "ASAN_OPTIONS": f"detect_leaks=0:protect_shadow_gap=0:allocator_may_return_null=1:log_path={reports}/report",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONMALLOC": "malloc",
+        "OMP_NUM_THREADS": str(os.cpu_count() or 2),
+    }
+    # A report ends its worker, which pytest-xdist replaces. Left out: builds, and the halves of tests that run eager
+    # PyTorch, where no code of ours is compiled.
+    command = ["python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not builds"]
+    emulated = (ROOT / "tests" / "emulated.txt").read_text().split()
+    runs = {
+        "compiled": (session.posargs or ["tests"], "not [eager and not -eager"),
+        # There a row of NaN by contract, no IndexError.
+        "emulated": (
+            [file for file in emulated if file in (session.posargs or emulated)],
+            "not [eager and not -eager and not an_id_that_is_no_row",
+        ),
+    }
+    session.run("python", "-m", "pytest", "-q", "tests/suite/test_sanitizers.py", env=settings)  # planted faults
+    for backend, (files, names) in runs.items():
+        if files:
+            required = f"--require-backend={backend}"
+            session.run(*command, required, "-k", names, *files, env=settings, success_codes=[0, 5])
+    if wrong := [path for path in reports.iterdir() if "ERROR: " in path.read_text(errors="replace")]:
+        session.error(f"reports, of child processes too: {', '.join(map(str, wrong))}")

@@ -1,0 +1,54 @@
+"""That AddressSanitizer and UBSan see what is wrong, where the suite runs under them: `nox -s asan`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from children import execute
+
+from sinpe_ext.backend import compilation
+
+PLANTED = """
+#include <cstdlib>
+extern "C" int overrun(int count) {
+  volatile int* array = static_cast<int*>(std::malloc(count * sizeof(int)));
+  const int value = array[count];
+  std::free(const_cast<int*>(array));
+  return value;
+}
+extern "C" int overflow(int count) { return count * 65536; }
+"""
+WORDS = {"overrun": "heap-buffer-overflow", "overflow": "signed integer overflow"}
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("SINPE_EXT_SANITIZE", "0") in ("", "0"), reason="not under sanitizers: nox -s asan"
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as the package's own libraries are."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "planted.cpp").write_text(PLANTED)
+    flags = [flag for flag in compilation.compile_flags("cpu") if not flag.startswith(("-D", "-fvisibility"))]
+    command = ["g++", "-shared", "-fPIC", *flags, str(folder / "planted.cpp"), "-o", str(folder / "planted.so")]
+    subprocess.run(command, check=True, env={**os.environ, "LD_PRELOAD": ""})
+    return folder / "planted.so"
+
+
+@pytest.mark.parametrize("fault", WORDS)
+def test_a_planted_fault_is_reported(fault: str, library: Path, tmp_path: Path) -> None:
+    call = f"import ctypes; ctypes.CDLL({str(library)!r}).{fault}(40000)"
+    options = os.environ["ASAN_OPTIONS"].split(":log_path=")[0]  # to what it prints, not to the reports of the run
+    environment = {**os.environ, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": ""}
+    done = execute([sys.executable, "-c", call], env=environment, status=1, merged=True)
+    assert WORDS[fault] in done.stdout
+
+
+def test_the_runtimes_are_loaded() -> None:
+    assert hasattr(ctypes.CDLL(None), "__asan_init")
