@@ -1,4 +1,4 @@
-"""Conventions of pictures, videos and volumes by name; `catalogue.convention` is how they are asked for."""
+"""Conventions for images, videos and volumes by name; `catalogue.convention` looks them up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from .grid import GridEncoding
 
 
 class GridConvention(NamedTuple):
-    """What a grid's name stands for; `build` takes the name (for its errors) and the number of channels."""
+    """The grid encoding that a name stands for; the fields are those of `Convention`, with C = dim.
+
+    build: called with the name (for error messages) and the number of channels.
+    """
 
     description: str
     users: str
@@ -20,14 +23,14 @@ class GridConvention(NamedTuple):
 
 
 def _multiple(name: str, dim: int, of: int) -> int:
-    """dim / of, where the convention's library refuses what is no multiple."""
+    """dim / of. Raises ValueError if dim is not a multiple, which the library of the convention does not support."""
     if dim % of:
         raise ValueError(f"dim: expected a multiple of {of} for {name}, got {dim}; pass one, as the library asks for")
     return dim // of
 
 
 def _equal(number: int, fields: dict[str, Any], **of_grid: Any) -> Callable[[str, int], GridEncoding]:
-    """Axes of one width, an even share of the channels each."""
+    """Axes with the same, even number of channels."""
 
     def build(name: str, dim: int) -> GridEncoding:
         width = 2 * _multiple(name, dim, 2 * number)
@@ -37,7 +40,7 @@ def _equal(number: int, fields: dict[str, Any], **of_grid: Any) -> Callable[[str
 
 
 def _rounded(number: int) -> Callable[[str, int], GridEncoding]:
-    """positional-encodings: each axis as wide as an even share rounded up; what is too much is cut."""
+    """positional-encodings: each axis has dim / number channels rounded up to an even number; the excess is cut off."""
 
     def build(name: str, dim: int) -> GridEncoding:
         width = 2 * -(-dim // (2 * number))
@@ -47,7 +50,7 @@ def _rounded(number: int) -> Callable[[str, int], GridEncoding]:
 
 
 def _t2t(number: int) -> Callable[[str, int], GridEncoding]:
-    """add_timing_signal_nd: each axis as wide as an even share rounded down; what is left is zero."""
+    """add_timing_signal_nd: each axis has dim / number channels rounded down to an even number; the rest is zero."""
 
     def build(name: str, dim: int) -> GridEncoding:
         width = 2 * (dim // (2 * number))
@@ -65,7 +68,7 @@ def _cogvideo(name: str, dim: int) -> GridEncoding:
 
 
 def _fairseq2(*shares: int) -> Callable[[str, int], GridEncoding]:
-    """fairseq2: an axis of share k has 2 ceil(C/k) channels; what is too much is cut from the last axis' cos."""
+    """fairseq2: an axis of share k has 2 ceil(C/k) channels; the excess is cut off from the cos of the last axis."""
 
     def widths_of(dim: int) -> list[int]:
         return [2 * -(-dim // share) for share in shares]
