@@ -1,4 +1,4 @@
-"""The environment variables that this library reads: what each takes, and which of those that are set make no sense."""
+"""The environment variables of this library: the values that each accepts, and a check of those that are set."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PREFIX = "SINPE_EXT_"
 
 @dataclass(frozen=True)
 class Setting:
-    """What a variable takes; no values: anything."""
+    """The values that a variable accepts; without values it accepts any."""
 
     values: tuple[str, ...] = ()
-    otherwise: str = ""  # what another value does
-    fatal: bool = False  # another value is an error where the variable is read
+    otherwise: str = ""  # the effect of any other value
+    fatal: bool = False  # whether any other value raises an error when the variable is read
 
 
 SETTINGS = {
@@ -39,7 +39,7 @@ SETTINGS |= {name: Setting() for name in _OF_TESTS if name not in SETTINGS}
 
 @dataclass(frozen=True)
 class Problem:
-    """A variable that is set and does not do what it seems to."""
+    """A variable that is set to an invalid value, or whose name is unknown."""
 
     name: str
     value: str
@@ -48,7 +48,7 @@ class Problem:
 
 
 def problems(environ: Mapping[str, str] | None = None) -> list[Problem]:
-    """Values that are none of the variable's own, and names that are nobody's."""
+    """The variables with invalid values, and those with a name that looks like one of this library and is unknown."""
     environ = os.environ if environ is None else environ
     found = []
     for name, value in sorted(environ.items()):
@@ -73,7 +73,7 @@ def _accepts(name: str, known: Setting, value: str) -> bool:
 
 
 def _misspelt(name: str, value: str) -> list[Problem]:
-    """A name of ours that is none, and one beside ours such as SINPE_JIT; other people's variables are theirs."""
+    """The problem of an unknown name with the prefix SINPE_EXT_, or of a similar one such as SINPE_JIT; else none."""
     ours = name.startswith(PREFIX)
     match = re.match(r"SINPE_?(?:EXT_?)?(.+)", name.upper())
     if match is None:
@@ -87,7 +87,7 @@ def _misspelt(name: str, value: str) -> list[Problem]:
 
 @contextlib.contextmanager
 def without(refused: list[Problem]) -> Iterator[None]:
-    """The environment less the variables that would raise: a report is to be had all the same."""
+    """Removes the variables whose values would raise an error, so that a report is possible, and restores them."""
     kept = {problem.name: os.environ.pop(problem.name) for problem in refused if problem.fatal}
     try:
         yield
