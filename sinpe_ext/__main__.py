@@ -17,11 +17,11 @@ from .cli.outputs import file_to_write, refused
 
 
 class UsageError(Exception):
-    """Bad usage; the message is the one line that the user sees, the exit code 2."""
+    """Raised for bad usage; the first line of the message is printed, and the exit code is 2."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every subcommand with its options; a subcommand imports what it needs when it runs."""
+    """The argument parser with all subcommands. A subcommand imports the modules that it needs when it runs."""
     top = argparse.ArgumentParser(
         prog="python -m sinpe_ext", description="Exact, fast sinusoidal positional encoding for PyTorch."
     )
@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add(commands: Any, run: Any, text: str) -> argparse.ArgumentParser:
-    """A subcommand named after its function."""
+    """Adds a subcommand that is named after the function that runs it."""
     command: argparse.ArgumentParser = commands.add_parser(
         run.__name__, help=text, description=text[0].upper() + text[1:] + "."
     )
@@ -73,12 +73,13 @@ def add(commands: Any, run: Any, text: str) -> argparse.ArgumentParser:
 
 
 def encoding_options(command: argparse.ArgumentParser) -> None:
+    """Adds the option --set of subcommands that take an encoding."""
     text = "a field of the Encoding, such as base=500000 or odd=pad; may be repeated"
     command.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[], help=text)
 
 
 def chosen_encoding(options: argparse.Namespace) -> Any:
-    """The encoding that --convention, --dim and --set name."""
+    """The encoding of the arguments convention and dim and of --set. Raises UsageError."""
     from .encodings.catalogue import convention
 
     try:
@@ -88,7 +89,7 @@ def chosen_encoding(options: argparse.Namespace) -> Any:
 
 
 def field(setting: str) -> tuple[str, Any]:
-    """A field from the command line: int, float or comma-separated floats where it reads as such, else a string."""
+    """Parses FIELD=VALUE: the value is an int, a float or comma-separated floats if it reads as one, else a string."""
     name, separator, text = setting.partition("=")
     if not separator or not name:
         raise UsageError(f"--set: expected FIELD=VALUE, got {setting!r}; write base=500000, say")
@@ -109,6 +110,7 @@ def info(options: argparse.Namespace) -> int:
 
 
 def need_torch() -> None:
+    """Raises UsageError if torch is not installed."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -180,26 +182,26 @@ def plot(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code: 0 done, 1 failed, 2 bad usage."""
+    """Runs the command line and returns the exit code: 0 for success, 1 for failure, 2 for bad usage."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name of a file may hold what the terminal's encoding does not
+        if isinstance(stream, io.TextIOWrapper):  # file names may have characters that the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
     commands = parser()
     options, unknown = commands.parse_known_args(arguments)
-    if unknown and options.command != "bench":  # which says in any case where it has gone
+    if unknown and options.command != "bench":  # bench accepts any arguments and says where the benchmark is
         commands.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code = int(options.run(options))
-        if sys.stdout is not None:  # it is None where it was closed before the start
+        if sys.stdout is not None:  # None if it was closed when the process started
             sys.stdout.flush()
         return code
     except UsageError as error:
         print(f"python -m sinpe_ext {options.command}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
         drop_output()
         return 1
-    except OSError as error:  # a full disk, also under standard output
+    except OSError as error:  # for example a full disk to which standard output is redirected
         print(f"python -m sinpe_ext {options.command}: {error}", file=sys.stderr)
         drop_output()
         return 1
@@ -208,8 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def drop_output() -> None:
-    """Whatever of standard output could not be written is not tried again at the end."""
-    with contextlib.suppress(AttributeError, OSError):  # where it is no file
+    """Redirects standard output to the null device, so that Python does not try to flush it again at exit."""
+    with contextlib.suppress(AttributeError, OSError):  # standard output is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

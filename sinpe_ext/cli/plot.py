@@ -1,4 +1,4 @@
-"""`python -m sinpe_ext plot`: an encoding's picture in a file."""
+"""`python -m sinpe_ext plot`: writes a plot of an encoding to a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 PLOTS = ("heatmap", "curves", "similarity", "error")
-OF_KINDS = {  # the options that some kinds alone have
+OF_KINDS = {  # option -> the kinds of plot that it applies to
     "length": ("heatmap", "similarity"),
     "positions": ("curves", "error"),
     "transpose": ("heatmap",),
@@ -16,7 +16,7 @@ LENGTH = 200
 
 
 def options(command: argparse.ArgumentParser) -> None:
-    """The options, but for --set."""
+    """Adds the options of the subcommand, except --set."""
     command.add_argument("--convention", metavar="NAME", default="paper", help="name of a convention (default: paper)")
     command.add_argument("--dim", type=int, default=100, help="number of channels (default: 100)")
     command.add_argument("--kind", choices=PLOTS, default="heatmap", help="the picture (default: heatmap)")
@@ -31,10 +31,7 @@ def options(command: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, encoding: Any) -> int:
-    """Draw it.
-
-    Raises: ImportError without matplotlib; TypeError, ValueError for options that no picture can be drawn of.
-    """
+    """Runs the subcommand. Raises ImportError without matplotlib, TypeError or ValueError for invalid options."""
     from ..checks import plots
 
     plots.matplotlib_installed()
@@ -70,14 +67,14 @@ def main(options: argparse.Namespace, encoding: Any) -> int:
         raise ValueError(
             f"dpi: expected a picture that fits into memory, got {dpi} dots an inch; lower it, --length or --dim"
         ) from None
-    except RuntimeError as error:  # a format whose tool is not installed, as LaTeX for .pgf
+    except RuntimeError as error:  # a format that needs a program that is not installed, such as LaTeX for .pgf
         raise ValueError(f"output: expected a format that can be written here, got {path} ({error})") from None
     print(path)
     return 0
 
 
 def check(options: argparse.Namespace, encoding: Any) -> None:
-    """That the encoding and the options go with the kind of picture."""
+    """Raises ValueError if the encoding or an option does not apply to the kind of plot."""
     from ..encodings.grid import GridEncoding
 
     if isinstance(encoding, GridEncoding):
@@ -93,6 +90,7 @@ def check(options: argparse.Namespace, encoding: Any) -> None:
 
 
 def whole_numbers(text: str) -> list[int]:
+    """Parses comma-separated integers. Raises ValueError."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
