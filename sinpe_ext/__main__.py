@@ -100,6 +100,7 @@ def field(setting: str) -> tuple[str, Any]:
 
 
 def floats(text: str) -> tuple[float, ...]:
+    """Parses comma-separated floats."""
     return tuple(float(part) for part in text.rstrip(",").split(","))
 
 

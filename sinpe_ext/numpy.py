@@ -155,6 +155,7 @@ def _core() -> Any:
 
 @lru_cache(maxsize=1)
 def _find_core() -> tuple[Any, str]:
+    """The compiled module or None, and the reason; looked up once."""
     return loader.core_module()
 
 

@@ -178,6 +178,7 @@ def find_compiler(environ: Mapping[str, str] | None = None) -> Compiler:
 
 
 def _compiler_version(command: tuple[str, ...]) -> str:
+    """The first line that a compiler prints for --version."""
     try:
         done = subprocess.run(
             [*command, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, errors="replace"
@@ -250,6 +251,7 @@ def build_key(facts: Mapping[str, str]) -> str:
 
 
 def file_hash(path: Path) -> str:
+    """SHA-256 of the content of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -48,6 +48,7 @@ class Nvcc:
 
     @property
     def release(self) -> tuple[int, int]:
+        """(major, minor) of the version."""
         major, minor = self.version.split(".")[:2]
         return int(major), int(minor)
 
@@ -87,6 +88,7 @@ def find_nvcc(torch_cuda: str | None, environ: Mapping[str, str] | None = None) 
 
 
 def _nvcc_path(environ: Mapping[str, str], wanted: str) -> str:
+    """The path of nvcc. Raises BuildUnavailable."""
     search = environ.get("PATH")
     chosen = environ.get("CUDACXX", "").strip()
     if chosen:
@@ -113,6 +115,7 @@ def _nvcc_path(environ: Mapping[str, str], wanted: str) -> str:
 
 
 def _nvcc_version(path: str) -> str:
+    """The version that an nvcc prints, such as 13.0.88. Raises BuildUnavailable."""
     output = _output([path, "--version"])
     found = re.search(r"\bV(\d+\.\d+\.\d+)", output)
     if found is None:
@@ -129,6 +132,7 @@ def _supported(path: str) -> tuple[tuple[int, int], ...]:
 
 
 def _output(command: Sequence[str]) -> str:
+    """What a command prints. Raises BuildUnavailable if it cannot be run."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, errors="replace", text=True
@@ -171,6 +175,7 @@ def _items(text: str) -> list[str]:
 
 
 def _chosen_architecture(item: str, nvcc: Nvcc | None) -> str:
+    """Checks one item of TORCH_CUDA_ARCH_LIST and returns it. Raises BuildUnavailable."""
     if re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", item) is None:
         raise BuildUnavailable(
             f'{_SETTING}: expected compute capabilities such as "8.0;9.0+PTX", got {item!r}',
@@ -201,6 +206,7 @@ def _for_device(capability: tuple[int, int], nvcc: Nvcc | None) -> str:
 
 
 def _ordered(items: Iterable[str]) -> tuple[str, ...]:
+    """Architectures without duplicates, ascending."""
     return tuple(sorted(set(items), key=lambda item: (capability_of(item), item)))
 
 
@@ -228,6 +234,7 @@ def serves(architectures: Iterable[str], device: tuple[int, int]) -> bool:
 
 
 def gencode_flags(architectures: Iterable[str]) -> list[str]:
+    """The flags of nvcc for these architectures."""
     flags = []
     for name in architectures:
         number = name.removesuffix("+PTX").replace(".", "")
@@ -323,6 +330,7 @@ def compile_kernels(
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
+    """Runs one compiler command in `folder`, with its output in a .log file. Raises CalledProcessError."""
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     (folder / command[-1]).with_suffix(".log").write_bytes(done.stdout)
     if done.returncode:

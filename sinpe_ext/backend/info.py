@@ -86,6 +86,7 @@ class BackendInfo:
 
 
 def _how_built(facts: dict[str, Any]) -> str:
+    """A line on the compilers of a build and the versions that it was built for."""
     text = f"built by {facts.get('compiler_version')} for torch {facts.get('torch')}"
     if "architectures" not in facts:
         return text
@@ -94,6 +95,7 @@ def _how_built(facts: dict[str, Any]) -> str:
 
 
 def _indented(text: str) -> str:
+    """Text whose further lines are indented for the report."""
     return text.replace("\n", "\n        ")
 
 
@@ -140,6 +142,7 @@ def _under(setting: str, device: str) -> DeviceBackend:
 
 
 def _torch_version() -> str | None:
+    """The version of torch, None if it is not installed."""
     try:
         import torch
     except ImportError:
@@ -148,6 +151,7 @@ def _torch_version() -> str | None:
 
 
 def _instruction_set(cpu: DeviceBackend, core: Any) -> str | None:
+    """The instruction set of the CPU kernels, of torch's library or else of the NumPy module; None without either."""
     if cpu.backend == "compiled":
         import torch
 
@@ -156,6 +160,7 @@ def _instruction_set(cpu: DeviceBackend, core: Any) -> str | None:
 
 
 def _cuda_arithmetic(cuda: DeviceBackend) -> str | None:
+    """The arithmetic of the CUDA kernels for float32; None if no library is loaded."""
     if cuda.backend != "compiled":
         return None
     import torch
@@ -164,6 +169,7 @@ def _cuda_arithmetic(cuda: DeviceBackend) -> str | None:
 
 
 def _cache_directory() -> str:
+    """The directory of the JIT cache, or why there is none."""
     try:
         return str(build_cache.directory())
     except BuildUnavailable as error:
@@ -171,6 +177,7 @@ def _cache_directory() -> str:
 
 
 def _threads() -> int:
+    """The number of threads of torch, without torch the cores that this process may use."""
     if _torch_version() is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     import torch

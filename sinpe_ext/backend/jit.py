@@ -169,6 +169,7 @@ def _turn(cache: Path, folder: Path) -> Iterator[None]:
 
 
 def _lock_timeout() -> float:
+    """The value of SINPE_EXT_LOCK_TIMEOUT in seconds. Raises ValueError."""
     text = os.environ.get("SINPE_EXT_LOCK_TIMEOUT") or "300"
     try:
         return max(0.0, float(text))

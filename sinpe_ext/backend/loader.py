@@ -163,6 +163,7 @@ def _is_with_expression() -> bool:
 
 
 def _set(name: str | None) -> None:
+    """Sets the backend and clears the choices that were made under the previous setting."""
     global _setting, choices
     # A new dict: a thread that is still choosing under the old setting writes to the old one. One statement, so that a
     # signal handler cannot run between the two assignments.

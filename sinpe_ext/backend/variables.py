@@ -64,6 +64,7 @@ def problems(environ: Mapping[str, str] | None = None) -> list[Problem]:
 
 
 def _accepts(name: str, known: Setting, value: str) -> bool:
+    """Whether a variable accepts a value."""
     if name != f"{PREFIX}LOCK_TIMEOUT":
         return not known.values or value in known.values
     with contextlib.suppress(ValueError):

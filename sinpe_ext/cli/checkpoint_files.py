@@ -165,6 +165,7 @@ def _numpy(path: Path) -> Any:
 
 
 def _of_npy(path: Path, file: BinaryIO, size: int) -> Iterator[Entry]:
+    """The array of an .npy file, memory-mapped."""
     numpy = _numpy(path)
     try:
         file.seek(0)
@@ -207,6 +208,7 @@ def _check_size(nbytes: int) -> None:
 
 
 def _of_npz(path: Path, archive: zipfile.ZipFile) -> Iterator[Entry]:
+    """The arrays of an .npz archive."""
     _numpy(path)
     for info in archive.infolist():
         name = pickled.shortened(info.filename.removesuffix(".npy"))
@@ -246,6 +248,7 @@ def _npy_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], Any]:
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, nbytes: int) -> Any:
+    """Reads an array from an archive. Raises SkipError if it is too large."""
     from numpy.lib import format as npy
 
     _check_size(nbytes)
@@ -257,6 +260,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, nbytes: int) -
 
 
 def _of_safetensors(path: Path, header: int, size: int, stack: contextlib.ExitStack) -> Iterator[Entry]:
+    """The tensors of a safetensors file."""
     try:
         from safetensors import safe_open
     except ImportError:
@@ -288,6 +292,7 @@ def _of_safetensors(path: Path, header: int, size: int, stack: contextlib.ExitSt
 
 
 def _of_zip(path: Path, file: BinaryIO, size: int, stack: contextlib.ExitStack) -> Iterator[Entry]:
+    """The tensors of a zip archive written by torch.save, or the arrays of an .npz archive."""
     try:
         if not zipfile.is_zipfile(file):
             raise IdentifyError(
@@ -429,12 +434,14 @@ def _damaged(path: Path, error: Exception) -> IdentifyError:
 
 
 def _mapped(file: BinaryIO, size: int) -> mmap.mmap:
+    """Maps a file into memory."""
     return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)  # closed when the last tensor over it is deleted
 
 
 def _of_pickle(
     value: Any, bytes_of: mmap.mmap, place: Callable[[str | int], tuple[int, int]], order: str
 ) -> Iterator[Entry]:
+    """The tensors of an unpickled checkpoint; place(key) is the offset and the number of bytes of a storage."""
     for name, item in pickled.walk(value):
         if isinstance(item, pickled.Unsupported):
             yield Entry(name, skipped=item.reason)

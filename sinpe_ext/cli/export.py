@@ -117,6 +117,7 @@ def _why_not(name: str) -> str:
 
 
 def _literal(word: int) -> str:
+    """An int64 as a C literal."""
     # In C, -9223372036854775808 is a minus applied to a number that does not fit into a signed type.
     return "(-9223372036854775807 - 1)" if word == _INT64_MIN else str(word)
 
@@ -137,4 +138,5 @@ def _formula(encoding: Encoding) -> list[str]:
 
 
 def _number(value: Number) -> str:
+    """A number as text, without a trailing .0."""
     return repr(float(value)).removesuffix(".0")

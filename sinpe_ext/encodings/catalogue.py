@@ -309,4 +309,5 @@ def _points(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> G
 
 
 def _all() -> str:
+    """The names of all conventions, for error messages."""
     return ", ".join(NAMES)

@@ -41,6 +41,7 @@ class Columns(Encoding):
         return hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
+        """What equality and the hash depend on."""
         return self.whole, self.first, self.dim
 
     def __reduce__(self) -> tuple[Any, ...]:

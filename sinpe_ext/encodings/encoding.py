@@ -264,6 +264,7 @@ def field_called(name: str) -> str:
 
 
 def _short(value: Any) -> str:
+    """The repr of a field; of a long tuple only its first items and its length."""
     if isinstance(value, tuple) and len(value) > 8:
         return f"({', '.join(map(repr, value[:4]))}, ... {len(value)} in all)"
     return repr(value)

@@ -260,6 +260,7 @@ def _first_channels(encoding: Encoding, count: int) -> tuple[Encoding, ...]:
 
 
 def _axes(values: Any) -> tuple[Encoding, ...]:
+    """Checks the argument `axes` and returns it as a tuple. Raises TypeError, ValueError."""
     if isinstance(values, Encoding) or not isinstance(values, Iterable) or hasattr(type(values), "dtype"):
         raise TypeError(
             f"axes: expected a sequence of Encoding, one per axis, got {type(values).__name__}; pass a tuple"
@@ -276,6 +277,7 @@ def _axes(values: Any) -> tuple[Encoding, ...]:
 
 
 def _order(values: Iterable[int], number: int) -> tuple[int, ...]:
+    """Checks that `order` is a permutation of the axes and returns it as a tuple. Raises TypeError, ValueError."""
     order = tuple(integer("order", value, 0, number - 1, "pass the indices of the axes") for value in values)
     if sorted(order) != list(range(number)):
         raise ValueError(f"order: expected each of 0 to {number - 1} once, got {order}; name every axis once")

@@ -62,6 +62,7 @@ def _t2t(number: int) -> Callable[[str, int], GridEncoding]:
 
 
 def _cogvideo(name: str, dim: int) -> GridEncoding:
+    """CogVideoX: a quarter of the channels for time, three eighths for each spatial axis, columns before rows."""
     quarter = 4 * _multiple(name, dim, 16)
     time, place = Encoding(quarter, layout="sin_cos"), Encoding(3 * quarter // 2, layout="sin_cos")
     return GridEncoding((time, place, place), order=(0, 2, 1))

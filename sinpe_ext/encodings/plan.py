@@ -162,6 +162,7 @@ def _packed(
 
 @lru_cache(maxsize=256)
 def _columns(plan: Plan, first: int, count: int) -> Plan:
+    """The plan of channels first .. first + count - 1, with the frequencies that they use."""
     entries = plan.channels()[first : first + count]
     if plan.interleaved:
         streams, swapped = (entries[0::2], entries[1::2]), bool(first % 2)
@@ -192,12 +193,14 @@ def _columns(plan: Plan, first: int, count: int) -> Plan:
 
 @lru_cache(maxsize=256)
 def _partner(plan: Plan) -> Plan:
+    """The plan with the flags of sin and cos exchanged."""
     words = plan.words[:]
     words[FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
     return replace(plan, q0=1 - plan.q0, q1=1 - plan.q1, words=words)
 
 
 def _as_words(values: array[int] | array[float]) -> array[int]:
+    """The bits of an array of 64-bit numbers as signed integers."""
     return array("q", values.tobytes())
 
 

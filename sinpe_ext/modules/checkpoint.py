@@ -95,6 +95,7 @@ def compare_assigned(layer: SinusoidalPositionalEncoding, pe: Tensor) -> None:
 
 
 def _warn(layer: SinusoidalPositionalEncoding, prefix: str, problem: Mismatch) -> None:
+    """Warns that a table in a checkpoint is not that of the layer's encoding."""
     known = f"; it is {problem.convention}" if problem.convention else ""
     warnings.warn(
         f"{prefix}pe: the checkpoint's table is not this layer's encoding, {layer.encoding!r}: {problem.text}{known}. "

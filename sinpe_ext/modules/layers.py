@@ -372,6 +372,7 @@ class SinusoidalEmbedding(nn.Embedding):
         return encoded if others is None else others(encoded)
 
     def _is_within(self, ids: Any, start: Any) -> bool:
+        """Whether max_len allows all positions of the ids, decided without reading data."""
         return type(ids) is Tensor and ids.dim() > 0 and shared.is_within(start, ids.shape[-1], self.max_len or 0)
 
     def extra_repr(self) -> str:

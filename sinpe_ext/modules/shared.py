@@ -140,6 +140,7 @@ def _assert_in_trace(call: Any, condition: Tensor, message: str) -> None:
 
 
 def _limit_message(lowest: int, highest: int, got: str) -> str:
+    """The error message for a position outside of lowest..highest."""
     return (
         f"positions: expected {lowest} to {highest}, the rows that max_len allows, got {got}; raise max_len or leave "
         "it unset, no table is stored"

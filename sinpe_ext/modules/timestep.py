@@ -86,6 +86,7 @@ class TimestepEncoding(nn.Module):
         return encode(_timesteps(t), self.encoding, dtype=self.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TimestepEncoding:
+        """Applies fn as nn.Module does, and with dtype=None follows a change of the floating-point dtype."""
         # .half(), .to(...) and .bfloat16() apply fn to parameters; as there are none, an empty tensor shows the dtype.
         if self.follows:
             dtype = fn(torch.empty(0, dtype=self.dtype, device="cpu")).dtype
@@ -132,6 +133,7 @@ def _timesteps(t: Any) -> Tensor:
 
 
 def _warn_once(dtype: torch.dtype) -> None:
+    """Warns, once per process, that a 16-bit dtype cannot hold most timesteps."""
     global _warned
     if _warned:
         return
