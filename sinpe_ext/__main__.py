@@ -92,7 +92,7 @@ def field(setting: str) -> tuple[str, Any]:
     """Parses FIELD=VALUE: the value is an int, a float or comma-separated floats if it reads as one, else a string."""
     name, separator, text = setting.partition("=")
     if not separator or not name:
-        raise UsageError(f"--set: expected FIELD=VALUE, got {setting!r}; write base=500000, say")
+        raise UsageError(f"--set: expected FIELD=VALUE, got {setting!r}; pass --set base=500000")
     for read in (int, float, floats):
         with contextlib.suppress(ValueError):
             return name.strip(), read(text)

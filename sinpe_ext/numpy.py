@@ -148,7 +148,7 @@ def _core() -> Any:
     module, reason = _find_core()
     if module is None and wanted == "compiled":
         raise loader.BackendUnavailableError(
-            f'the compiled backend is demanded, but there is none for NumPy: {reason}; use_backend("auto") runs NumPy'
+            f'the compiled backend is required, but there is none for NumPy: {reason}; use_backend("auto") runs NumPy'
         )
     return module
 

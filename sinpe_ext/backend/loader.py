@@ -189,7 +189,7 @@ def _demand(device_type: str) -> bool:
     if found.backend != "compiled":
         todo = f"; {found.todo}" if found.todo else '; use_backend("auto") runs eager PyTorch instead'
         raise BackendUnavailableError(
-            f"the compiled backend is demanded, but {device_type} devices have none: {found.reason}{todo}"
+            f"the compiled backend is required, but {device_type} devices have none: {found.reason}{todo}"
         )
     return True
 
@@ -294,7 +294,7 @@ def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
         raise BuildUnavailable(str(reason or manifest.get("reason") or "nothing was built at install time"))
     path = package / built["file"]
     if not path.is_file():
-        raise BuildUnavailable(f"the prebuilt library {path} is gone")
+        raise BuildUnavailable(f"the prebuilt library {path} does not exist")
     if compilation.is_cut_short(path):
         raise BuildUnavailable(f"the prebuilt library {path} is damaged: its end is missing")
     root = compilation.source_root(package)

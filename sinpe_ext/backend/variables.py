@@ -26,7 +26,7 @@ SETTINGS = {
     "JIT": Setting(("0", "1"), "taken as 1: kernels are compiled on first use"),
     "BUILD": Setting(("auto", "cpu", "cuda", "none"), "an installation refuses it"),
     "CUDA_ARITHMETIC": Setting(("single", "double"), "the first call on CUDA raises ValueError", fatal=True),
-    "CHECK": Setting(("0", "1"), "taken as 1: numbers on a device are looked at"),
+    "CHECK": Setting(("0", "1"), "taken as 1: values on a device are checked"),
     "CPU_ISA": Setting(("default", "v3", "v4"), "ignored: the best that the CPU has is taken"),
     "POPULATE": Setting(("0", "1"), "taken as 1: pages of new outputs are populated"),
     "CACHE_DIR": Setting(),
@@ -81,9 +81,9 @@ def _misspelt(name: str, value: str) -> list[Problem]:
         return []
     close = difflib.get_close_matches(match[1], SETTINGS, n=1)
     if close:
-        return [Problem(name, value, f"{name}={value} is read by nobody; did you mean {PREFIX}{close[0]}?")]
+        return [Problem(name, value, f"{name}={value} has no effect; did you mean {PREFIX}{close[0]}?")]
     known = ", ".join(PREFIX + each for each in SETTINGS if each not in _OF_TESTS)
-    return [Problem(name, value, f"{name}={value} is read by nobody; expected one of {known}")] if ours else []
+    return [Problem(name, value, f"{name}={value} has no effect; expected one of {known}")] if ours else []
 
 
 @contextlib.contextmanager

@@ -228,7 +228,9 @@ def _chosen(tensors: list[Entry], key: str) -> list[Entry]:
 
         names = [entry.name for entry in tensors[:COMPARED_KEYS]]
         near = difflib.get_close_matches(key, names, n=NEAREST_KEYS, cutoff=0.3) or names[:NEAREST_KEYS]
-        raise IdentifyError(f"--key: expected the name of a tensor in the file, got {key!r}; say {', '.join(near)}")
+        raise IdentifyError(
+            f"--key: expected the name of a tensor in the file, got {key!r}; pass one of {', '.join(near)}"
+        )
     return chosen
 
 

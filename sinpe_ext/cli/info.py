@@ -194,7 +194,7 @@ def conclusion(facts: dict[str, Any], refused: bool = False) -> str:
     """
     cpu, cuda = facts["devices"]["cpu"], facts["devices"]["cuda"]
     if facts["setting"] == "compiled" and cpu["backend"] != "compiled":
-        said = "Calls on the CPU raise BackendUnavailableError: the compiled backend is demanded and not to be had."
+        said = "Calls on the CPU raise BackendUnavailableError: the compiled backend is required and not available."
     else:
         runs = {"compiled": "the compiled kernels", "none": "nothing (NumPy alone)"}
         said = f"The CPU runs {runs.get(cpu['backend'], 'eager PyTorch: the same values, slower')}."
@@ -202,7 +202,7 @@ def conclusion(facts: dict[str, Any], refused: bool = False) -> str:
         said += " CUDA devices run the compiled kernels."
     elif has_cuda(facts):
         said += f" CUDA devices run eager PyTorch: {cuda['reason'].splitlines()[0]}."
-    said = f"Without what raises above: {said}" if refused else said
+    said = f"With the settings above corrected: {said}" if refused else said
     return said + (" To change that:" if facts["todo"] else "")
 
 

@@ -94,4 +94,6 @@ def whole_numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"--positions: expected whole numbers with commas, got {text!r}; write 5,6,50, say") from None
+        raise ValueError(
+            f"--positions: expected whole numbers with commas, got {text!r}; pass --positions 5,6,50"
+        ) from None
