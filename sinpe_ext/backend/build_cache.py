@@ -46,7 +46,7 @@ def checked(create: bool) -> Path | None:
         cache = cache.resolve()
         if not cache.is_dir():
             raise NotADirectoryError(20, "not a directory", str(cache))
-        _only_ours(cache, f"the cache {cache}")
+        _check_ownership(cache, f"the cache {cache}")
         for folder in (cache, *cache.parents):
             mode = folder.stat().st_mode
             if mode & stat.S_IWOTH and (folder == cache or not mode & stat.S_ISVTX):
@@ -56,7 +56,7 @@ def checked(create: bool) -> Path | None:
     return cache
 
 
-def _only_ours(path: Path, title: str) -> None:
+def _check_ownership(path: Path, title: str) -> None:
     """Raises BuildUnavailable if another user can write to `path`, as that user could run code in this process.
 
     Raises OSError if the path does not exist.
@@ -93,10 +93,10 @@ def finished(folder: Path) -> Path | None:
     try:
         if not done or compilation.file_hash(library) != done.get("sha256"):
             return None
-        _only_ours(folder, f"the build {folder}")
+        _check_ownership(folder, f"the build {folder}")
         if folder.stat().st_mode & 0o077:  # otherwise other users cannot reach the files
             for path in (folder / DONE, library):  # the marker too, because the hash of the library is in it
-                _only_ours(path, f"the build {folder}")
+                _check_ownership(path, f"the build {folder}")
         return library
     except OSError:
         return None

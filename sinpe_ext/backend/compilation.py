@@ -255,7 +255,7 @@ def file_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def is_cut_short(path: Path) -> bool:
+def is_truncated(path: Path) -> bool:
     """Whether an ELF file ends before its last segment: loading it would kill the process (SIGBUS)."""
     content = path.read_bytes()
     if content[:6] != b"\x7fELF\x02\x01":  # only 64-bit little-endian ELF is checked here

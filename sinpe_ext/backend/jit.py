@@ -119,7 +119,7 @@ def library(target: str, load: Callable[[Path], None], verbose: bool = False) ->
             raise BuildUnavailable(
                 f"{found} does not load and cannot be replaced: {error}", build_cache.OWN_FOLDER
             ) from error
-    with _turn(cache, folder):
+    with _build_lock(cache, folder):
         found = build_cache.finished(folder)  # another process may have built it while this one waited
         if found:
             _load_cached(found, load)
@@ -137,7 +137,7 @@ def _load_cached(path: Path, load: Callable[[Path], None]) -> None:
 
 
 @contextlib.contextmanager
-def _turn(cache: Path, folder: Path) -> Iterator[None]:
+def _build_lock(cache: Path, folder: Path) -> Iterator[None]:
     """Holds the file lock of a build directory; the operating system releases it if the process dies."""
     try:
         from filelock import FileLock, Timeout
@@ -215,10 +215,10 @@ def _compile(
             link_flags = compilation.link_flags(target)
             if tools.nvcc:
                 kernels = cuda_compiler.compile_kernels(tools.nvcc, root, work, tools.architectures, tools.compiler)
-                # Relative to where ninja runs: torch quotes neither these nor its own folder, see _short_way_to_torch.
+                # Relative to where ninja runs: torch does not quote these paths either (_linked_torch_libraries).
                 flags = cuda_compiler.link_flags(tools.nvcc, [path.relative_to(work) for path in kernels])
                 link_flags += map(shlex.quote, flags)
-            with _short_way_to_torch(cpp_extension, work), _escaped_for_ninja(cpp_extension), _open_streams():
+            with _linked_torch_libraries(cpp_extension, work), _escaped_for_ninja(cpp_extension), _open_streams():
                 cpp_extension.load(
                     name=name,
                     sources=_forwarding_sources(target, root, work),
@@ -249,7 +249,7 @@ def _compile(
 
 
 @contextlib.contextmanager
-def _short_way_to_torch(cpp_extension: ModuleType, work: Path) -> Iterator[None]:
+def _linked_torch_libraries(cpp_extension: ModuleType, work: Path) -> Iterator[None]:
     """Links torch's library folder into `work` if its path needs quoting in a shell.
 
     torch (2.11 to 2.15) does not quote that path in the command of the linker.

@@ -114,7 +114,7 @@ class use_backend:
         if name not in SETTINGS:
             raise ValueError(f"name: expected one of {', '.join(SETTINGS)}, got {name!r}")
         if name == "compiled":
-            _demand("cpu")
+            _require_compiled("cpu")
         self.name = name
         self._before: list[str | None] = []  # the settings to restore, one for each open block of this object
         self._set_by_call = not _is_with_expression()
@@ -176,14 +176,14 @@ def _choose(device_type: str) -> bool:
     if wanted == "eager" or device_type == "meta":
         answer = False
     elif wanted == "compiled":
-        answer = _demand(device_type)
+        answer = _require_compiled(device_type)
     else:
         answer = resolve(device_type).backend == "compiled"
     chosen[device_type] = answer
     return answer
 
 
-def _demand(device_type: str) -> bool:
+def _require_compiled(device_type: str) -> bool:
     """True if the compiled kernels serve this device type. Raises BackendUnavailableError otherwise."""
     found = resolve(device_type)
     if found.backend != "compiled":
@@ -251,7 +251,7 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
         return _load_prebuilt(device)
     except BuildUnavailable as error:
         no_prebuilt = error.reason
-        _note(device, error)
+        _record_failure(device, error)
     if os.environ.get("SINPE_EXT_JIT", "1") == "0":
         reason = f"{no_prebuilt}; compiling on first use is switched off (SINPE_EXT_JIT=0)"
         tools = "nvcc" if device == "cuda" else "a C++ compiler"
@@ -264,7 +264,7 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
     try:
         path, facts = jit.library(device, lambda path: _load_library(path, device), verbose)
     except BuildUnavailable as error:
-        _note(device, error)
+        _record_failure(device, error)
         return DeviceBackend(device, "eager", f"{no_prebuilt}; compiling on first use: {error.reason}", todo=error.todo)
     return DeviceBackend(device, "compiled", f"{no_prebuilt}; compiled on first use", "jit", str(path), build=facts)
 
@@ -295,13 +295,13 @@ def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
     path = package / built["file"]
     if not path.is_file():
         raise BuildUnavailable(f"the prebuilt library {path} does not exist")
-    if compilation.is_cut_short(path):
+    if compilation.is_truncated(path):
         raise BuildUnavailable(f"the prebuilt library {path} is damaged: its end is missing")
     root = compilation.source_root(package)
     if root is not None and compilation.source_hash(device, root) != built["sources"]:
         raise BuildUnavailable("the prebuilt library is older than the sources")
     if device == "cuda":
-        _suits_cuda(built)
+        _check_cuda_build(built)
     try:
         _load_library(path, device)
     except OSError as error:
@@ -309,7 +309,7 @@ def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
     return DeviceBackend(device, "compiled", "built at install time", "prebuilt", str(path), build=built)
 
 
-def _suits_cuda(built: dict[str, Any]) -> None:
+def _check_cuda_build(built: dict[str, Any]) -> None:
     """Raises BuildUnavailable if a prebuilt CUDA library is of another CUDA major version than torch, or has no code
     for a visible device."""
     import torch
@@ -352,7 +352,7 @@ def _define_facts() -> None:
         library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
 
 
-def _note(device: str, error: BuildUnavailable) -> None:
+def _record_failure(device: str, error: BuildUnavailable) -> None:
     """Records why a library is not available, for `_warn_once`."""
     _errors[device] = error
 
@@ -376,7 +376,7 @@ def build(device: str = "cpu", verbose: bool = False) -> str:
         if device in DISPATCH_KEYS and _is_missing(device):
             _found[device] = _load(device, verbose)
             choices.pop(device, None)
-        _demand(device)
+        _require_compiled(device)
         return str(resolve(device).library)
 
 

@@ -54,7 +54,7 @@ def problems(environ: Mapping[str, str] | None = None) -> list[Problem]:
     for name, value in sorted(environ.items()):
         known = SETTINGS.get(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
         if known is None:
-            found += _misspelt(name, value)
+            found += _unknown_variable(name, value)
         elif value and not _accepts(name, known, value):
             expected = ", ".join(known.values)
             found.append(
@@ -73,7 +73,7 @@ def _accepts(name: str, known: Setting, value: str) -> bool:
     return False
 
 
-def _misspelt(name: str, value: str) -> list[Problem]:
+def _unknown_variable(name: str, value: str) -> list[Problem]:
     """The problem of an unknown name with the prefix SINPE_EXT_, or of a similar one such as SINPE_JIT; else none."""
     ours = name.startswith(PREFIX)
     match = re.match(r"SINPE_?(?:EXT_?)?(.+)", name.upper())
