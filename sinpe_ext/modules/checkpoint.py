@@ -173,7 +173,7 @@ def mismatch(
     text = f"row {row} differs by {float(error[row]):.3g}, and {int(differs.sum())} of {len(rows)} rows differ"
     if row >= ROWS_TO_RECOGNISE:  # its first rows are those of the layer, so no other convention can match
         return Mismatch(text)
-    known = [name for name in CATALOGUE if _is(rows[:ROWS_TO_RECOGNISE], name)]
+    known = [name for name in CATALOGUE if _matches_convention(rows[:ROWS_TO_RECOGNISE], name)]
     return Mismatch(text, f'convention("{known[0]}", {encoding.dim})' if known else "")
 
 
@@ -230,7 +230,7 @@ def _different_rows(rows: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
     return ~(error <= allowed * max(1.0, abs(encoding.amplitude))), error
 
 
-def _is(rows: Tensor, name: str) -> bool:
+def _matches_convention(rows: Tensor, name: str) -> bool:
     """Whether rows are the first ones of the table of a convention."""
     encoding = convention(name, rows.shape[1])
     return isinstance(encoding, Encoding) and not bool(_different_rows(rows, encoding)[0].any())

@@ -91,7 +91,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         if unknown:
             checks.no_unknown(type(self), unknown)
         super().__init__()
-        where = shared.factory(device, dtype)
+        where = shared.factory_kwargs(device, dtype)
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
         is_grid = checks.is_grid(encoding)
         self.encoding: Any
@@ -179,11 +179,11 @@ class SinusoidalPositionalEncoding(nn.Module):
         Raises: IndexError for a position that max_len does not allow; otherwise as `add`.
         """
         if unnamed or unknown:
-            shared.refuse(self, unnamed, unknown)
-        if type(x) is not Tensor and shared.is_symbolic(x):
+            shared.refuse_arguments(self, unnamed, unknown)
+        if type(x) is not Tensor and shared.is_fx_proxy(x):
             options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
-            return shared.symbolic(self, x, grid_shape=grid_shape, **options)
-        shared.check_positions(self, x, positions)
+            return shared.record_fx_call(self, x, grid_shape=grid_shape, **options)
+        shared.check_required_positions(self, x, positions)
         p, others = shared.rate(self._modules.get("dropout"))
         seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
         if self.channel_dim != -1 and isinstance(x, Tensor) and self.channel_dim % max(x.dim(), 1) == x.dim() - 2:
@@ -205,7 +205,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         return type(x) is Tensor and x.dim() > 1 and shared.is_within(start, x.shape[-2], self.max_len or 0)
 
     def extra_repr(self) -> str:
-        parts = shared.options(self)
+        parts = shared.repr_parts(self)
         parts += [f"grid_shape={self.grid_shape}"] if self.grid_shape is not None else []
         parts += [f"extra_tokens={self.extra_tokens}"] if self.extra_tokens else []
         parts += [f"channel_dim={self.channel_dim}"] if self.channel_dim != -1 else []
@@ -270,8 +270,8 @@ class SinusoidalEmbedding(nn.Embedding):
             padding_idx = embedding.padding_idx(padding_idx, num_embeddings)
         encode_padding, sparse = checks.flag("encode_padding", encode_padding), checks.flag("sparse", sparse)
         embedding.has_padding(encode_padding or padding_idx is not None)
-        shared.not_offered(max_norm, scale_grad_by_freq)
-        where = shared.factory(device, dtype)
+        shared.check_unsupported(max_norm, scale_grad_by_freq)
+        where = shared.factory_kwargs(device, dtype)
         if _weight is not None and tuple(embedding.weight(_weight).shape) != (num_embeddings, embedding_dim):
             raise ValueError(
                 f"_weight: expected shape ({num_embeddings}, {embedding_dim}), got {tuple(_weight.shape)}; pass that"
@@ -352,12 +352,12 @@ class SinusoidalEmbedding(nn.Embedding):
             `embed`.
         """
         if unnamed or unknown:
-            shared.refuse(self, unnamed, unknown)
-        shared.not_offered(self.max_norm, self.scale_grad_by_freq)
-        if type(ids) is not Tensor and shared.is_symbolic(ids):
+            shared.refuse_arguments(self, unnamed, unknown)
+        shared.check_unsupported(self.max_norm, self.scale_grad_by_freq)
+        if type(ids) is not Tensor and shared.is_fx_proxy(ids):
             options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
-            return shared.symbolic(self, ids, **options)
-        shared.check_positions(self, ids, positions)
+            return shared.record_fx_call(self, ids, **options)
+        shared.check_required_positions(self, ids, positions)
         p, others = shared.rate(self._modules.get("dropout"))
         given = (ids, self.weight, self.encoding, positions, start, self.scale, self.alpha, p, seed,
                  self.padding_idx, padding_mask, self.sparse, self.encode_padding,
@@ -377,4 +377,4 @@ class SinusoidalEmbedding(nn.Embedding):
 
     def extra_repr(self) -> str:
         bare = [] if self.encode_padding else ["encode_padding=False"]
-        return ", ".join([super().extra_repr(), *shared.options(self), *bare])
+        return ", ".join([super().extra_repr(), *shared.repr_parts(self), *bare])

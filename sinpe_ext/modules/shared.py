@@ -14,7 +14,7 @@ from ..runtime.observers import is_traced
 from ..runtime.parallel import is_dtensor
 
 
-def options(layer: Any) -> list[str]:
+def repr_parts(layer: Any) -> list[str]:
     """The parts of `extra_repr` that both layers have: the encoding, and the options that differ from their default."""
     parts = [repr(layer.encoding)]
     parts += [f"max_len={layer.max_len}"] if layer.max_len is not None else []
@@ -25,13 +25,13 @@ def options(layer: Any) -> list[str]:
     return [*parts, "learned_alpha=True"] if isinstance(layer.alpha, nn.Parameter) else parts
 
 
-def factory(device: Any, dtype: Any) -> dict[str, Any]:
+def factory_kwargs(device: Any, dtype: Any) -> dict[str, Any]:
     """Checks `device` and `dtype` of a layer and returns them as keyword arguments of tensor factories."""
     checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
     return {"device": None if device is None else checks.device(device), "dtype": dtype}
 
 
-def not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
+def check_unsupported(max_norm: Any, scale_grad_by_freq: Any) -> None:
     """Refuses the two options of nn.Embedding that SinusoidalEmbedding does not support."""
     if max_norm is not None or checks.flag("scale_grad_by_freq", scale_grad_by_freq):
         raise ValueError(
@@ -40,7 +40,7 @@ def not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
         )
 
 
-def refuse(layer: nn.Module, unnamed: tuple[Any, ...], unknown: dict[str, Any]) -> None:
+def refuse_arguments(layer: nn.Module, unnamed: tuple[Any, ...], unknown: dict[str, Any]) -> None:
     """Raises TypeError for arguments that forward does not have, or has by keyword only."""
     if unnamed:
         raise TypeError(
@@ -55,7 +55,7 @@ def refuse_script(layer: nn.Module) -> nn.Module:
     raise NotImplementedError(checks.NO_SCRIPT)
 
 
-def check_positions(layer: Any, t: Any, positions: Any) -> None:
+def check_required_positions(layer: Any, t: Any, positions: Any) -> None:
     """Raises ValueError if a layer with require_positions=True is called without positions on an ordinary tensor."""
     if layer.require_positions and positions is None and not is_dtensor(t):
         raise ValueError(
@@ -85,12 +85,12 @@ def is_within(first: Any, rows: Any, max_len: int) -> bool:
     return not is_traced() and type(first) is int and 0 <= first <= max_len - rows
 
 
-def is_symbolic(given: Any) -> bool:
+def is_fx_proxy(given: Any) -> bool:
     """Whether the input of a layer is a torch.fx.Proxy, as under torch.fx.symbolic_trace."""
     return not isinstance(given, Tensor) and isinstance(given, torch.fx.Proxy)
 
 
-def symbolic(layer: nn.Module, given: Any, **options: Any) -> Any:
+def record_fx_call(layer: nn.Module, given: Any, **options: Any) -> Any:
     """Records the call of a layer as one call_module node: the layer is a leaf module, as those of torch.nn are.
 
     torch.fx recognizes leaf modules by the module name torch.nn, so the layer has to record itself.

@@ -61,7 +61,7 @@ class TimestepEncoding(nn.Module):
         **fields: Any,
     ):
         super().__init__()
-        shared.factory(device, dtype)
+        shared.factory_kwargs(device, dtype)
         self.dim = integer("dim", dim, 1, MAX_DIM, "pass the number of channels")
         self.encoding = _one_dimensional(encoding, self.dim, fields)
         self.follows = dtype is None
@@ -77,12 +77,12 @@ class TimestepEncoding(nn.Module):
         Raises: TypeError if t is not a tensor, or is of a bool, complex or 8-bit floating-point dtype.
         """
         if unnamed or unknown:
-            shared.refuse(self, unnamed, unknown)
+            shared.refuse_arguments(self, unnamed, unknown)
         rows = plain.encoded(t, self.encoding, self.dtype)
         if rows is not None:
             return rows
-        if shared.is_symbolic(t):
-            return shared.symbolic(self, t)
+        if shared.is_fx_proxy(t):
+            return shared.record_fx_call(self, t)
         return encode(_timesteps(t), self.encoding, dtype=self.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TimestepEncoding:
