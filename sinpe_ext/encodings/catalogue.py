@@ -206,7 +206,7 @@ def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding:
         return grid_of(GRIDS[key], key, dim, fields)
     entry = CATALOGUE[key]
     if entry.arrangement and "axes" in fields:
-        return _points(entry, key, dim, dict(fields))
+        return _point_encoding(entry, key, dim, dict(fields))
     own = {key: value(dim) if callable(value) else value for key, value in entry.fields.items()}
     return Encoding(dim, **{**own, **fields})
 
@@ -279,10 +279,10 @@ def is_grid(name: str) -> bool:
 
 def grid_of(entry: GridConvention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
     """The grid encoding of a catalogue entry, with `fields` overridden."""
-    return _changed(entry.build(name, dim), fields)
+    return _override_fields(entry.build(name, dim), fields)
 
 
-def _changed(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
+def _override_fields(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
     """A copy of a grid with fields of its own and of its axes changed.
 
     All are changed in one step because some are valid only together, as arrangement="grouped" and layout="sin_cos".
@@ -295,7 +295,7 @@ def _changed(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
     return grid.replace(axes=tuple(axes), **own)
 
 
-def _points(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
+def _point_encoding(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
     """The encoding of points with n coordinates, n = fields["axes"], of a one-dimensional convention."""
     number = integer("axes", fields.pop("axes"), 1, MAX_AXES, "pass the number of coordinates of a point")
     if dim % (2 * number):
@@ -305,7 +305,7 @@ def _points(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> G
         )
     own: dict[str, Any] = dict(entry.fields)
     axes = (Encoding(dim // number, **own),) * number
-    return _changed(GridEncoding(axes, arrangement=entry.arrangement or "blocks"), fields)
+    return _override_fields(GridEncoding(axes, arrangement=entry.arrangement or "blocks"), fields)
 
 
 def _all() -> str:

@@ -196,7 +196,7 @@ class Encoding:
         Accuracy: correctly rounded.
         """
         if is_in_graph():  # torch.compile cannot trace the exact arithmetic
-            return _radians(fields_of(self))
+            return _radians(to_fields(self))
         return frequency.radians(self)
 
     def timescales(self) -> tuple[float, ...]:
@@ -209,27 +209,27 @@ class Encoding:
         Accuracy: correctly rounded.
         """
         if is_in_graph():  # torch.compile cannot trace the exact arithmetic
-            return _timescales(fields_of(self))
+            return _timescales(to_fields(self))
         return frequency.timescales(self)
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Encoding))  # torch.compile cannot trace dataclasses.fields
 
 
-def fields_of(encoding: Encoding) -> tuple[Any, ...]:
+def to_fields(encoding: Encoding) -> tuple[Any, ...]:
     """An Encoding as a tuple that can be a constant of a graph: "Encoding", then the fields, a Fraction as two ints."""
     values = [getattr(encoding, name) for name in FIELDS]
     return ("Encoding", *[("/", v.numerator, v.denominator) if isinstance(v, Fraction) else v for v in values])
 
 
-def of_fields(given: tuple[Any, ...]) -> Encoding:
-    """The inverse of `fields_of`."""
+def from_fields(given: tuple[Any, ...]) -> Encoding:
+    """The inverse of `to_fields`."""
     values: list[Any] = [Fraction(*v[1:]) if isinstance(v, tuple) and v[:1] == ("/",) else v for v in given[1:]]
     return Encoding(values[0], **dict(zip(FIELDS[1:], values[1:], strict=True)))
 
 
-_radians = constant_in_graph(lambda given: frequency.radians(of_fields(given)))
-_timescales = constant_in_graph(lambda given: frequency.timescales(of_fields(given)))
+_radians = constant_in_graph(lambda given: frequency.radians(from_fields(given)))
+_timescales = constant_in_graph(lambda given: frequency.timescales(from_fields(given)))
 
 
 def _refuse_decimals(fields: dict[str, Any]) -> None:

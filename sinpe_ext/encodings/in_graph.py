@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import index
 from typing import Any, TypeAlias
 
-from .encoding import Encoding, fields_of, of_fields
+from .encoding import Encoding, from_fields, to_fields
 from .grid import GridEncoding
 
 Fields: TypeAlias = tuple[Any, ...]  # the name of the class, then its fields
@@ -20,8 +20,8 @@ def constant(encoding: Any) -> Any:
     if not isinstance(encoding, (Encoding, GridEncoding)) or not getattr(encoding, "_in_graph", False):
         return encoding
     if not isinstance(encoding, GridEncoding):
-        return fields_of(encoding)
-    axes = tuple([fields_of(axis) for axis in encoding.axes])
+        return to_fields(encoding)
+    axes = tuple([to_fields(axis) for axis in encoding.axes])
     return "GridEncoding", axes, encoding.order, encoding.arrangement, index(encoding.dim)
 
 
@@ -36,5 +36,5 @@ def made_again(value: Fields) -> Any:
         _, axes, order, arrangement, dim = value
         return GridEncoding([made_again(axis) for axis in axes], order=order, arrangement=arrangement, dim=dim)
     if value[:1] == ("Encoding",):
-        return of_fields(value)
+        return from_fields(value)
     return value
