@@ -77,7 +77,7 @@ def table(
         arrays.output(out, (rows, plan.dim), name)
     core = _core()
     if core is not None:
-        made = core.table(_words(plan), first - plan.start, rows, name)  # the plan adds its own start
+        made = core.table(_packed_plan(plan), first - plan.start, rows, name)  # the plan adds its own start
     else:
         made = reference.table(plan, rows, first, np.dtype(name), xp=np)
     if out is None:
@@ -120,7 +120,9 @@ def encode(
     checks.addressable("positions", checked.size, plan.dim, np.dtype(name).itemsize)
     core = _core()
     if core is not None:
-        return core.encode(_words(plan), np.require(checked, requirements=["C", "A"]).reshape(checked.shape), name)
+        return core.encode(
+            _packed_plan(plan), np.require(checked, requirements=["C", "A"]).reshape(checked.shape), name
+        )
     return reference.encode(plan, checked, np.dtype(name), xp=np)
 
 
@@ -135,7 +137,7 @@ def _constants(encoding: Any, dim: int | None) -> Plan:
     return _plan(checked)
 
 
-def _words(plan: Plan) -> NDArray[np.int64]:
+def _packed_plan(plan: Plan) -> NDArray[np.int64]:
     """The packed plan as an array, for the compiled module."""
     return np.frombuffer(plan.words, dtype=np.int64)
 
