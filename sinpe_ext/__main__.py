@@ -200,17 +200,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"python -m sinpe_ext {options.command}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
-        drop_output()
+        discard_output()
         return 1
     except OSError as error:  # for example a full disk to which standard output is redirected
         print(f"python -m sinpe_ext {options.command}: {error}", file=sys.stderr)
-        drop_output()
+        discard_output()
         return 1
     except KeyboardInterrupt:
         return 130
 
 
-def drop_output() -> None:
+def discard_output() -> None:
     """Redirects standard output to the null device, so that Python does not try to flush it again at exit."""
     with contextlib.suppress(AttributeError, OSError):  # standard output is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

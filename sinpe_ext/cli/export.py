@@ -12,7 +12,7 @@ _INT64_MIN = -(2**63)
 # In C99 the first 63 characters of a macro are significant, and the include guard has the prefix SINPE_PLAN_.
 _LONGEST = 52
 # Reason -> patterns of names that a header which includes only stdint.h cannot define in every C and C++ program.
-_TAKEN = {
+_RESERVED = {
     "a keyword of C or C++": (
         "alignas alignof and and_eq asm atomic_cancel atomic_commit atomic_noexcept auto bitand bitor bool break case "
         "catch char char16_t char32_t char8_t class co_await co_return co_yield compl concept const const_cast "
@@ -62,7 +62,7 @@ def export_header(encoding: Encoding, name: str) -> str:
         raise TypeError(f"encoding: expected Encoding, got {type(encoding).__name__}; pass convention(name, dim)")
     if not isinstance(name, str):
         raise TypeError(f"name: expected str, got {type(name).__name__}; pass a C identifier such as paper6")
-    refused = _why_not(name)
+    refused = _reserved_reason(name)
     if refused:
         shown = repr(name) if len(name) <= _LONGEST else f"{name[:_LONGEST]!r}..."
         raise ValueError(
@@ -104,13 +104,13 @@ def export_header(encoding: Encoding, name: str) -> str:
     )
 
 
-def _why_not(name: str) -> str:
+def _reserved_reason(name: str) -> str:
     """Why a header cannot define this name in every C and C++ program; "" if it can."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or "__" in name:
         return "which is not made of a letter, then letters, digits and single underscores"
     if len(name) > _LONGEST:
         return f"which has {len(name)} characters and not at most {_LONGEST}"
-    for reason, patterns in _TAKEN.items():
+    for reason, patterns in _RESERVED.items():
         if re.fullmatch(patterns.replace(" ", "|"), name):
             return reason
     return ""

@@ -19,7 +19,7 @@ from ..backend.info import BackendInfo, backend_info
 
 OPTIONAL = ("numpy", "matplotlib", "mpmath", "ninja", "pybind11")
 # Environment variables of other programs that affect the compilers, the architectures and the threads.
-OTHERS = """CXX CUDACXX CUDA_HOME CUDA_PATH TORCH_CUDA_ARCH_LIST CUDA_VISIBLE_DEVICES MAX_JOBS OMP_NUM_THREADS
+OTHER_VARIABLES = """CXX CUDACXX CUDA_HOME CUDA_PATH TORCH_CUDA_ARCH_LIST CUDA_VISIBLE_DEVICES MAX_JOBS OMP_NUM_THREADS
 XDG_CACHE_HOME""".split()
 
 
@@ -30,12 +30,12 @@ def main(options: argparse.Namespace) -> int:
         for device in accelerators():
             if device not in loader.DISPATCH_KEYS:  # the others are in backend_info() anyway
                 loader.resolve(device)
-        account = backend_info()
-        facts = collect(account, refused)
+        report = backend_info()
+        facts = collect(report, refused)
     if options.json:
         print(json.dumps(facts, indent=1))
         return 0
-    print(account)
+    print(report)
     print(f"    {facts['cache']}")
     for device in facts["hardware"]:
         print(f"device: {device}")
@@ -56,12 +56,16 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def collect(account: BackendInfo, refused: list[variables.Problem]) -> dict[str, Any]:
+def collect(report: BackendInfo, refused: list[variables.Problem]) -> dict[str, Any]:
     """backend_info() as a dict, with the compilers, the environment variables and the steps to the compiled backend."""
-    told = {name: value for name, value in os.environ.items() if name in OTHERS or name.startswith(variables.PREFIX)}
+    told = {
+        name: value
+        for name, value in os.environ.items()
+        if name in OTHER_VARIABLES or name.startswith(variables.PREFIX)
+    }
     told |= {problem.name: problem.value for problem in refused}
     facts = {
-        **account.as_dict(),
+        **report.as_dict(),
         "hardware": hardware(),
         "cache": cache(),
         "compiler": compiler(),
@@ -71,17 +75,17 @@ def collect(account: BackendInfo, refused: list[variables.Problem]) -> dict[str,
         "environment": dict(sorted(told.items())),
         "executable": sys.executable,
         "package": str(loader.PACKAGE),
-        "problems": [problem.text for problem in refused] + other_kernels(account),
+        "problems": [problem.text for problem in refused] + other_kernels(report),
     }
     return {**facts, "todo": todo(facts)}
 
 
-def other_kernels(account: BackendInfo) -> list[str]:
+def other_kernels(report: BackendInfo) -> list[str]:
     """A warning if SINPE_EXT_CPU_ISA requests an instruction set that the CPU does not have."""
     asked = os.environ.get("SINPE_EXT_CPU_ISA", "")
-    if asked not in ("v3", "v4") or account.instruction_set in (None, asked):
+    if asked not in ("v3", "v4") or report.instruction_set in (None, asked):
         return []
-    return [f"SINPE_EXT_CPU_ISA={asked}: this CPU lacks it; {account.instruction_set} is taken"]
+    return [f"SINPE_EXT_CPU_ISA={asked}: this CPU lacks it; {report.instruction_set} is taken"]
 
 
 # ---------------------------------------------------------------------------------------------------------- the machine
@@ -190,7 +194,7 @@ def package_version(name: str) -> str | None:
 def conclusion(facts: dict[str, Any], refused: bool = False) -> str:
     """A sentence on what the CPU and the CUDA devices run.
 
-    refused: whether environment variables that raise an error were left out of account.
+    refused: whether environment variables whose values raise an error were ignored for the report.
     """
     cpu, cuda = facts["devices"]["cpu"], facts["devices"]["cuda"]
     if facts["setting"] == "compiled" and cpu["backend"] != "compiled":

@@ -21,13 +21,13 @@ MOST_NESTED = 1000  # levels of nested lists and dicts
 MOST_ITEMS = 8  # items of a tuple that is a key, and of a dict of flags
 
 # Known functions that do not return tensors: those of torch.load(weights_only=True), and more.
-BESIDE = (
+KNOWN_FUNCTIONS = (
     "_codecs.encode builtins.bytearray builtins.set builtins.complex __builtin__.bytearray __builtin__.set "
     "__builtin__.complex torch.device torch.serialization._get_layout"
 ).split()
 # Keys that are left out of paths: the dict of an object and those of a module, so that names are as in a state dict.
-INSIDE = ("__dict__", "_parameters", "_buffers", "_modules")
-BESIDE_MODULES = ("torch.nested.", "torch.distributed.", "torch._dynamo.decorators.", "numpy.")
+OMITTED_KEYS = ("__dict__", "_parameters", "_buffers", "_modules")
+KNOWN_MODULES = ("torch.nested.", "torch.distributed.", "torch._dynamo.decorators.", "numpy.")
 PLAIN_TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 UNSUPPORTED = {
     "torch._utils._rebuild_sparse_tensor": "sparse",
@@ -203,7 +203,7 @@ def _read(file: BinaryIO, storages: list[Storage], unknown: list[str]) -> Any:
             state = pop(1)[0]
             if isinstance(stack[-1], Object):  # the state is a __dict__, or a tuple of __dict__ and __slots__
                 parts = state if type(state) is tuple and len(state) == 2 else (state,)
-                stack[-1].content.extend((INSIDE[0], part) for part in parts if type(part) is Pairs)
+                stack[-1].content.extend((OMITTED_KEYS[0], part) for part in parts if type(part) is Pairs)
         elif name == "BINPERSID":
             persistent_id = pop(1)[0]
             if type(persistent_id) is tuple and persistent_id[:1] == ("module",):  # before PyTorch 1.6: a class
@@ -272,7 +272,7 @@ def _call(function: Any, arguments: Any, unknown: list[str]) -> Any:
         return arguments[0] if type(arguments[0]) is Pairs else Listed(arguments[0])
     if name == "_codecs.encode" and type(arguments[0]) is str and len(arguments[0]) <= LONGEST_NAME:
         return arguments[0].encode("latin1", "replace")  # bytes, which may be a key of a dict
-    if name not in BESIDE and not name.startswith(BESIDE_MODULES):
+    if name not in KNOWN_FUNCTIONS and not name.startswith(KNOWN_MODULES):
         unknown.append(name.removeprefix("builtins."))
     return Object(name, arguments)
 
@@ -324,7 +324,7 @@ def walk(value: Any) -> Iterator[tuple[str, Stored | Unsupported]]:
             elif len(path) < MOST_NESTED:
                 seen.add(inner)
                 path.append(
-                    (prefix if type(key) is str and key in INSIDE else joined(prefix, key), inner, _items(item))
+                    (prefix if type(key) is str and key in OMITTED_KEYS else joined(prefix, key), inner, _items(item))
                 )
             else:
                 yield joined(prefix, key), Unsupported(f"nested deeper than {MOST_NESTED} lists")
