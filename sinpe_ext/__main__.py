@@ -28,13 +28,13 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"sinpe_ext {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    command = add(commands, info, "which backend runs on which device, why, and how to get more")
+    command = add(commands, info, "show which backend runs on which device, why, and how to get the compiled one")
     command.add_argument("--json", action="store_true", help="print JSON")
 
-    command = add(commands, demo, "encode a text; show accuracy, time and pictures")
+    command = add(commands, demo, "encode a text; show accuracy, times and plots")
     command.add_argument("--text", metavar="FILE", help="the text to encode (default: the README)")
     command.add_argument(
-        "--output", metavar="DIR", default="demo_output", help="where the pictures go (default: ./demo_output)"
+        "--output", metavar="DIR", default="demo_output", help="folder for the plots (default: ./demo_output)"
     )
     command.add_argument("--quick", action="store_true", help="fewer timing rounds, no torch.compile")
 
@@ -42,10 +42,10 @@ def parser() -> argparse.ArgumentParser:
     encoding_options(command)
     plot_command.options(command)
 
-    add(commands, bench, "say where the benchmark is")
+    add(commands, bench, "print where the benchmark is")
 
     command = add(commands, build, "compile the kernels now (for containers and clusters)")
-    text = "only this device's (default: the CPU's, and CUDA's where a device is visible or TORCH_CUDA_ARCH_LIST set)"
+    text = "device (default: the CPU, and CUDA if a device is visible or TORCH_CUDA_ARCH_LIST is set)"
     command.add_argument("--device", choices=("cpu", "cuda"), help=text)
     command.add_argument("--verbose", action="store_true", help="show the compiler's output")
 
@@ -54,11 +54,11 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("dim", metavar="DIM", type=int, help="number of channels")
     encoding_options(command)
     command.add_argument("--name", help="C identifier of the array (default: the convention and the dim, as paper6)")
-    command.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="the header's file; - for standard output"
-    )
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write; - for standard output")
 
-    command = add(commands, identify, "find the tables of positional encodings in a checkpoint, and what made them")
+    command = add(
+        commands, identify, "find the tables of positional encodings in a checkpoint and name their conventions"
+    )
     identify_command.options(command)
     return top
 

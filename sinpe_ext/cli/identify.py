@@ -44,7 +44,7 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--key",
         metavar="NAME",
-        help="only this tensor, or those whose names end so; larger ones too, and however long it takes",
+        help="only the tensor of this name, or those whose names end with it; without limits of size and time",
     )
     command.add_argument("--json", action="store_true", help="print JSON")
 

@@ -19,7 +19,7 @@ def options(command: argparse.ArgumentParser) -> None:
     """Adds the options of the subcommand, except --set."""
     command.add_argument("--convention", metavar="NAME", default="paper", help="name of a convention (default: paper)")
     command.add_argument("--dim", type=int, default=100, help="number of channels (default: 100)")
-    command.add_argument("--kind", choices=PLOTS, default="heatmap", help="the picture (default: heatmap)")
+    command.add_argument("--kind", choices=PLOTS, default="heatmap", help="kind of plot (default: heatmap)")
     text = f"number of positions (heatmap, similarity; default: {LENGTH})"
     command.add_argument("--length", type=int, help=text)
     text = "positions (curves: default 5,6,50; error: default 1 to 10 million)"
@@ -27,7 +27,7 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--transpose", action="store_true", default=None, help="positions along the x axis (heatmap)")
     command.add_argument("--cmap", help="matplotlib colour map (heatmap; default: coolwarm)")
     command.add_argument("--dpi", type=int, default=150, help="resolution (default: 150)")
-    command.add_argument("-o", "--output", metavar="FILE", required=True, help="the picture's file")
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write")
 
 
 def main(options: argparse.Namespace, encoding: Any) -> int:
