@@ -1,12 +1,12 @@
-"""Sinusoidal positional encoding for PyTorch: every convention, exact at every position, at the speed of memory.
+"""Sinusoidal positional encodings for PyTorch: every convention by name, correctly rounded, without a stored table.
 
     import sinpe_ext as sinpe
 
     pe = sinpe.table(4096, 512)                                  # (4096, 512) float32, correctly rounded
-    y = sinpe.add(x)                                             # x + PE, no table in memory
+    y = sinpe.add(x)                                             # x + PE; does not store a table
     layer = sinpe.SinusoidalPositionalEncoding(512, dropout=0.1)
 
-Importing the package imports neither torch nor NumPy: names are looked up when they are first used.
+Importing the package imports neither torch nor NumPy; each public name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .identification import Match, Matches, identify
     from .modules import SinusoidalEmbedding, SinusoidalPositionalEncoding, TimestepEncoding
 
-# Public name -> the module that defines it.
+# Public name -> the module that defines it, relative to this package.
 _HOMES = {
     "Encoding": "encodings.encoding",
     "GridEncoding": "encodings.grid",
@@ -80,12 +80,12 @@ __all__ = [
     "use_backend",
 ]
 
-__path__.append(os.path.join(__path__[0], "earlier_names"))  # where pickles of earlier versions find their modules
+__path__.append(os.path.join(__path__[0], "earlier_names"))  # module names that pickles of earlier versions refer to
 
 _SUBMODULES = ("distributed", "functional", "integrations", "modules", "numpy", "plot", "positions", "reference")
 
 
-if not TYPE_CHECKING:  # a type checker knows the names from above, and is to see a misspelt one
+if not TYPE_CHECKING:  # type checkers use the imports above; a module __getattr__ would hide misspelled names from them
 
     def __getattr__(name: str) -> Any:
         from importlib import import_module

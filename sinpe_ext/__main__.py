@@ -17,24 +17,24 @@ from .cli.outputs import file_to_write, refused
 
 
 class UsageError(Exception):
-    """Bad usage; the message is the one line that the user sees, the exit code 2."""
+    """Raised for bad usage; the first line of the message is printed, and the exit code is 2."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every subcommand with its options; a subcommand imports what it needs when it runs."""
+    """The argument parser with all subcommands. A subcommand imports the modules that it needs when it runs."""
     top = argparse.ArgumentParser(
         prog="python -m sinpe_ext", description="Exact, fast sinusoidal positional encoding for PyTorch."
     )
     top.add_argument("--version", action="version", version=f"sinpe_ext {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    command = add(commands, info, "which backend runs on which device, why, and how to get more")
+    command = add(commands, info, "show which backend runs on which device, why, and how to get the compiled one")
     command.add_argument("--json", action="store_true", help="print JSON")
 
-    command = add(commands, demo, "encode a text; show accuracy, time and pictures")
+    command = add(commands, demo, "encode a text; show accuracy, times and plots")
     command.add_argument("--text", metavar="FILE", help="the text to encode (default: the README)")
     command.add_argument(
-        "--output", metavar="DIR", default="demo_output", help="where the pictures go (default: ./demo_output)"
+        "--output", metavar="DIR", default="demo_output", help="folder for the plots (default: ./demo_output)"
     )
     command.add_argument("--quick", action="store_true", help="fewer timing rounds, no torch.compile")
 
@@ -42,10 +42,10 @@ def parser() -> argparse.ArgumentParser:
     encoding_options(command)
     plot_command.options(command)
 
-    add(commands, bench, "say where the benchmark is")
+    add(commands, bench, "print where the benchmark is")
 
     command = add(commands, build, "compile the kernels now (for containers and clusters)")
-    text = "only this device's (default: the CPU's, and CUDA's where a device is visible or TORCH_CUDA_ARCH_LIST set)"
+    text = "device (default: the CPU, and CUDA if a device is visible or TORCH_CUDA_ARCH_LIST is set)"
     command.add_argument("--device", choices=("cpu", "cuda"), help=text)
     command.add_argument("--verbose", action="store_true", help="show the compiler's output")
 
@@ -54,17 +54,17 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("dim", metavar="DIM", type=int, help="number of channels")
     encoding_options(command)
     command.add_argument("--name", help="C identifier of the array (default: the convention and the dim, as paper6)")
-    command.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="the header's file; - for standard output"
-    )
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write; - for standard output")
 
-    command = add(commands, identify, "find the tables of positional encodings in a checkpoint, and what made them")
+    command = add(
+        commands, identify, "find the tables of positional encodings in a checkpoint and name their conventions"
+    )
     identify_command.options(command)
     return top
 
 
 def add(commands: Any, run: Any, text: str) -> argparse.ArgumentParser:
-    """A subcommand named after its function."""
+    """Adds a subcommand that is named after the function that runs it."""
     command: argparse.ArgumentParser = commands.add_parser(
         run.__name__, help=text, description=text[0].upper() + text[1:] + "."
     )
@@ -73,12 +73,13 @@ def add(commands: Any, run: Any, text: str) -> argparse.ArgumentParser:
 
 
 def encoding_options(command: argparse.ArgumentParser) -> None:
+    """Adds the option --set of subcommands that take an encoding."""
     text = "a field of the Encoding, such as base=500000 or odd=pad; may be repeated"
     command.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[], help=text)
 
 
 def chosen_encoding(options: argparse.Namespace) -> Any:
-    """The encoding that --convention, --dim and --set name."""
+    """The encoding of the arguments convention and dim and of --set. Raises UsageError."""
     from .encodings.catalogue import convention
 
     try:
@@ -88,10 +89,10 @@ def chosen_encoding(options: argparse.Namespace) -> Any:
 
 
 def field(setting: str) -> tuple[str, Any]:
-    """A field from the command line: int, float or comma-separated floats where it reads as such, else a string."""
+    """Parses FIELD=VALUE: the value is an int, a float or comma-separated floats if it reads as one, else a string."""
     name, separator, text = setting.partition("=")
     if not separator or not name:
-        raise UsageError(f"--set: expected FIELD=VALUE, got {setting!r}; write base=500000, say")
+        raise UsageError(f"--set: expected FIELD=VALUE, got {setting!r}; pass --set base=500000")
     for read in (int, float, floats):
         with contextlib.suppress(ValueError):
             return name.strip(), read(text)
@@ -99,6 +100,7 @@ def field(setting: str) -> tuple[str, Any]:
 
 
 def floats(text: str) -> tuple[float, ...]:
+    """Parses comma-separated floats."""
     return tuple(float(part) for part in text.rstrip(",").split(","))
 
 
@@ -109,6 +111,7 @@ def info(options: argparse.Namespace) -> int:
 
 
 def need_torch() -> None:
+    """Raises UsageError if torch is not installed."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -180,36 +183,36 @@ def plot(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code: 0 done, 1 failed, 2 bad usage."""
+    """Runs the command line and returns the exit code: 0 for success, 1 for failure, 2 for bad usage."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name of a file may hold what the terminal's encoding does not
+        if isinstance(stream, io.TextIOWrapper):  # file names may have characters that the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
     commands = parser()
     options, unknown = commands.parse_known_args(arguments)
-    if unknown and options.command != "bench":  # which says in any case where it has gone
+    if unknown and options.command != "bench":  # bench accepts any arguments and says where the benchmark is
         commands.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code = int(options.run(options))
-        if sys.stdout is not None:  # it is None where it was closed before the start
+        if sys.stdout is not None:  # None if it was closed when the process started
             sys.stdout.flush()
         return code
     except UsageError as error:
         print(f"python -m sinpe_ext {options.command}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        drop_output()
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
+        discard_output()
         return 1
-    except OSError as error:  # a full disk, also under standard output
+    except OSError as error:  # for example a full disk to which standard output is redirected
         print(f"python -m sinpe_ext {options.command}: {error}", file=sys.stderr)
-        drop_output()
+        discard_output()
         return 1
     except KeyboardInterrupt:
         return 130
 
 
-def drop_output() -> None:
-    """Whatever of standard output could not be written is not tried again at the end."""
-    with contextlib.suppress(AttributeError, OSError):  # where it is no file
+def discard_output() -> None:
+    """Redirects standard output to the null device, so that Python does not try to flush it again at exit."""
+    with contextlib.suppress(AttributeError, OSError):  # standard output is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

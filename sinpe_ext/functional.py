@@ -1,4 +1,4 @@
-"""The functions: `table`, `encode`, `add`, `add_`, `embed`. Arguments are checked once, for kernels and eager twin."""
+"""The public functions `table`, `encode`, `add`, `add_` and `embed`; all backends share the same argument checks."""
 
 from __future__ import annotations
 
@@ -48,30 +48,33 @@ def table(
     placements: Sequence[Placement] | None = None,
     **unknown: Never,
 ) -> torch.Tensor:
-    """Rows encoding.start + start, ..., + length - 1 of an encoding.
+    """Returns the encodings of `length` consecutive positions, the first of which is encoding.start + start.
 
-    Equivalent to, in real arithmetic rounded once (default encoding):
+    Equivalent to, in real arithmetic and rounded once (default encoding):
         angle = torch.arange(start, start + length)[:, None] * 10000 ** (-torch.arange(0, dim, 2) / dim)
         out[:, 0::2], out[:, 1::2] = angle.sin(), angle.cos()
 
     Args:
-        length: number of rows, 0 or more; for a grid the lengths of its axes, (H, W).
-        encoding: an Encoding, a GridEncoding, a convention's name, or an int for Encoding(int).
-        dim: number of channels, with a name: table(4096, "t2t", dim=512). Alone: of the default encoding.
-        start: added to encoding.start; every position must fit int64. For a grid also one per axis: (top, left) of a
-            crop.
-        dtype: float32, float64, bfloat16 or float16. None: that of `out`, else float32.
-        device: of the result. None: that of `out`, else the default device.
-        out: of the result's shape, to write into, of any strides; it is returned.
-        flatten: give a grid's places, row-major, as one dimension.
-        extra_tokens: rows of zeros in front, say 1 for a class token; a grid is then flattened.
-        device_mesh: give a DTensor on this mesh, of which each rank makes its own part; device and out stay None.
-        placements: Shard or Replicate, one for each dimension of the mesh; None: Replicate.
-    Returns: (length, dim); of a grid (*length, dim), or (extra_tokens + H * W, dim).
-    Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError where `out` overlaps itself
-        or has another dtype or device than the one that is given.
-    Accuracy: float32 correctly rounded for abs(position) < 2^31 and, but for values that are all but 0, at every int64
-        (docs/accuracy.md); float64 <= 1 ULP; 16-bit the float32 value, rounded.
+        length: number of rows, 0 or more; for a grid the lengths of its axes, such as (H, W).
+        encoding: an Encoding, a GridEncoding, the name of a convention, or an int as short form of Encoding(int). None:
+            Encoding(dim).
+        dim: number of channels, for encoding=None and for the name of a convention, as in table(4096, "t2t", dim=512).
+            Must be None for any other encoding.
+        start: added to encoding.start; every position must fit into int64. For a grid an int, or one int per axis, such
+            as the (top, left) corner of a crop.
+        dtype: float32, float64, bfloat16 or float16. None: the dtype of `out`, or float32 without `out`.
+        device: device of the result. None: the device of `out`, or the default device without `out`.
+        out: output tensor of the shape of the result, with any strides.
+        flatten: return the cells of a grid as one dimension, in row-major order.
+        extra_tokens: number of rows of zeros to prepend, for example 1 for a class token; implies `flatten` for a grid.
+        device_mesh: return a DTensor on this mesh; every rank computes its own shard. `device` and `out` must be None.
+        placements: one Shard or Replicate for each dimension of the mesh. None: Replicate.
+    Returns: (length, dim); for a grid (*length, dim), or (extra_tokens + H * W, dim) where flattened. `out` if given.
+    Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError if elements of `out` overlap in
+        memory, or if its dtype or device differs from `dtype` or `device`.
+    Accuracy: float32 is correctly rounded for abs(position) < 2^31; beyond, it is within 2^-24 absolute and correctly
+        rounded except for values close to 0 (docs/accuracy.md). float64 is within 1 ULP up to 2^31. bfloat16 and
+        float16 are the float32 value, rounded.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
     if unknown:
@@ -98,24 +101,26 @@ def encode(
     allow_16bit: bool = False,
     **unknown: Never,
 ) -> torch.Tensor:
-    """The encoding of any positions, whole or fractional.
+    """Returns the encodings of the given positions, which may be integers or fractional.
 
-    Equivalent to, in real arithmetic rounded once (default encoding):
+    Equivalent to, in real arithmetic and rounded once (default encoding):
         angle = positions[..., None] * 10000 ** (-torch.arange(0, dim, 2) / dim)
         out[..., 0::2], out[..., 1::2] = angle.sin(), angle.cos()
 
     Args:
-        positions: any shape; integers of any width, float32 or float64 (taken at their exact value). Final:
-            encoding.start is not added. For a grid the last dimension holds the coordinates, one per axis.
-        encoding: an Encoding, a GridEncoding, a convention's name, or an int for Encoding(int).
-        dim: number of channels, with a name: encode(t, "ddpm", dim=320). Alone: of the default encoding.
+        positions: any shape; integers of any width, float32 or float64, used at their exact value. encoding.start is
+            not added. For a grid the last dimension holds the coordinates, one per axis.
+        encoding: an Encoding, a GridEncoding, the name of a convention, or an int as short form of Encoding(int). None:
+            Encoding(dim).
+        dim: number of channels, for encoding=None and for the name of a convention, as in encode(t, "ddpm", dim=320).
+            Must be None for any other encoding.
         dtype: float32, float64, bfloat16 or float16.
-        allow_16bit: take float16 and bfloat16 positions at their stored value instead of refusing them.
+        allow_16bit: accept float16 and bfloat16 positions and use their stored value; by default they are refused.
     Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), on the device of `positions`; NaN where a
-        position is NaN or infinite; jagged where positions are (`layout=torch.jagged`).
+        position is NaN or infinite. A jagged tensor if positions is one (`layout=torch.jagged`).
     Raises: TypeError, ValueError for arguments of the wrong type or value.
-    Accuracy: as `table`; float positions likewise, below 2^31 in size; float64 <= 1 ULP.
-    Gradient: to float positions, of any order.
+    Accuracy: as `table`; for float positions as `table` below 2^31 in size, and within 2^-24 absolute up to 2^53.
+    Gradient: for float positions, of any order.
     """
     if unknown:
         checks.no_unknown(encode, unknown)
@@ -151,46 +156,51 @@ def add(
     out: torch.Tensor | None = None,
     **unknown: Never,
 ) -> torch.Tensor:
-    """dropout(scale * x + alpha * PE) in one pass: encoding and mask are made while x streams past, and not kept.
+    """Returns dropout(scale * x + alpha * PE), in one pass over x, storing neither the encoding nor the mask.
 
     Equivalent to, with acc = float64 for float64 x and float32 otherwise:
         total = scale * x.to(acc) + alpha * sinpe.table(S, encoding, start=start, dtype=acc)
-        torch.nn.functional.dropout(total, dropout).to(x.dtype)               # with the mask that `seed` names
+        torch.nn.functional.dropout(total, dropout).to(x.dtype)               # with the mask that `seed` determines
 
     Args:
         x: (batch, ..., sequence, channels) or (sequence, channels), float32, float64, bfloat16 or float16, any strides.
-            A jagged nested tensor (`layout=torch.jagged`, a prototype of torch's) is (batch, sequence, channels): each
-            sequence is counted for itself, and elements for the mask as they lie in x.values() (docs/training.md).
-        encoding: an Encoding, a convention's name (its dim from x), an int, or None for the paper's with x's channels.
-        positions: (S,) or (B, S), integers or float32/float64; final: encoding.start is not added, `start` must stay 0.
-            For a jagged x: jagged, (B, S) with the offsets of x.
-        start: position of the first row, on top of encoding.start: an int, a 0-d integer tensor, or (B,), one a sample.
+            A jagged nested tensor (`layout=torch.jagged`, a prototype feature of torch) is (batch, sequence, channels):
+            positions start again in each sequence, and the dropout mask uses the order of x.values()
+            (docs/training.md).
+        encoding: an Encoding, a GridEncoding, the name of a convention, or an int as short form of Encoding(int). None:
+            the paper's encoding with the channels of x.
+        positions: (S,) or (B, S), integers, float32 or float64. encoding.start is not added, and `start` must be 0. For
+            a jagged x: a jagged tensor (B, S) with the offsets of x.
+        start: position of the first row, added to encoding.start: an int, a 0-d integer tensor, or a tensor (B,) with
+            one value per sample.
         scale: factor of x.
         alpha: factor of the encoding, a float or a tensor of shape () or (1,).
-        dropout: probability that an element of the sum is dropped, whatever the training mode of any module; the others
-            are divided by the probability of keeping them. Rounded to a multiple of 1/65536, but to 0 and 1 only when
-            it is 0 and 1.
-        seed: names the mask: an int or an int64 tensor of one element; a torch.Generator, to draw one from; None, to
-            draw one from torch's generator of the device. Nothing is drawn where nothing is random (dropout 0 or 1, no
-            elements). The mask is Philox 4x32-10 of the seed and the element's row-major index in x: the same on
-            every backend, at any number of threads, under torch.compile and in the backward pass.
-        padding_mask: (S,) or (B, S), bool; True = padding: those rows get no encoding.
+        dropout: probability that an element of the sum is set to zero; the other elements are divided by the
+            probability of being kept. Applied regardless of the training mode of any module. Rounded to a multiple of
+            1/65536; only 0 and 1 themselves are rounded to 0 and 1.
+        seed: seed of the dropout mask: an int, or an int64 tensor of one element. A torch.Generator: the seed is drawn
+            from it. None: the seed is drawn from torch's default generator of the device. No seed is drawn if dropout
+            is 0 or 1 or x is empty. The mask is Philox 4x32-10 of the seed and the row-major index of the element in x:
+            the same on every backend, for any number of threads, under torch.compile and in the backward pass.
+        padding_mask: (S,) or (B, S), bool; rows where it is True are padding and get no encoding.
         seq_dim, channel_dim: dimensions of x that hold the sequence and the channels. positions, start and padding_mask
-            are batch-first whatever seq_dim is; the batch is x's first remaining dimension.
-        grid_shape: of a GridEncoding, the lengths of its axes, where the places are row-major in the sequence of x,
-            (B, H * W, C). None: they are dimensions of x, (B, H, W, C), or (B, C, H, W) with channel_dim=1. With a grid
-            `start` may be one int per axis (a crop's corner) or a tensor (axes,) or (B, axes), `positions` has
-            coordinates in one dimension more, (S, axes), (B, S, axes), or with H, W in place of S where x has them, and
-            padding_mask is (S,), (B, S), (H, W) or (B, H, W).
-        extra_tokens: rows in front of the sequence that get no encoding, say 1 for a class token; positions and
-            padding_mask speak of the others.
-        out: like x; x itself is allowed.
-    Returns: like x (its strides are those of torch.empty_like(x)).
-    Raises: TypeError, ValueError, IndexError for arguments of the wrong type, value or shape; RuntimeError for devices
-        that differ and for an `out` that overlaps itself, part of x, or another argument.
-    Accuracy: the encoding as in `table`; each product, then the sum, then the kept sum times 1 / (1 - dropout) rounded
-        to acc, then once to the dtype of x. A dropped element is +0 whatever it was; NaN and infinity stay where kept.
-    Gradient: to x, alpha and float positions, of any order; the mask is made again, not stored.
+            are batch-first whatever seq_dim is; the batch is the first remaining dimension of x.
+        grid_shape: lengths of the axes of a GridEncoding, if its cells are the sequence of x in row-major order,
+            (B, H * W, C). None: the axes are dimensions of x, (B, H, W, C), or (B, C, H, W) with channel_dim=1. With a
+            grid, `start` may also be one int per axis (the corner of a crop) or a tensor (axes,) or (B, axes);
+            `positions` has the coordinates in an additional last dimension, (S, axes) or (B, S, axes), with H, W in
+            place of S if x has them; padding_mask is (S,), (B, S), (H, W) or (B, H, W).
+        extra_tokens: number of rows at the start of the sequence that get no encoding, for example 1 for a class token;
+            positions and padding_mask do not include them.
+        out: output tensor of the shape, dtype and device of x; may be x itself.
+    Returns: a tensor like x, with the strides of torch.empty_like(x). `out` if given.
+    Raises: TypeError, ValueError, IndexError for arguments of the wrong type, value or shape; RuntimeError for
+        arguments on different devices, and for an `out` whose elements overlap in memory or that overlaps a part of x
+        or another argument.
+    Accuracy: the encoding is as accurate as `table`. Each product, the sum, and the kept sum times 1 / (1 - dropout)
+        are rounded to acc, the result once more to the dtype of x. A dropped element is +0, even if it was NaN or
+        infinite; kept NaN and infinite elements stay so.
+    Gradient: for x, alpha and float positions, of any order; the backward pass recomputes the mask.
     Source: dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
     if unknown:
@@ -230,13 +240,15 @@ def add_(
     extra_tokens: int = 0,
     **unknown: Never,
 ) -> torch.Tensor:
-    """`add` that writes into x and returns it. Arguments, accuracy and gradients as `add`.
+    """In-place version of `add`: writes the result into x and returns x.
+
+    Arguments, accuracy and gradients are those of `add`.
 
     Equivalent to:
         x.copy_(sinpe.add(x, encoding, ...))
 
-    Raises: as `add`; RuntimeError for an x whose elements share memory (expand), an argument that shares memory with
-        x, or a leaf that requires grad.
+    Raises: as `add`; RuntimeError for an x whose elements overlap in memory (as after expand), for another argument
+        that overlaps x, and for an x that is a leaf tensor and requires grad.
     """
     if unknown:
         checks.no_unknown(add_, unknown)
@@ -269,29 +281,29 @@ def embed(
     seq_dim: int = -1,
     **unknown: Never,
 ) -> torch.Tensor:
-    """dropout(scale * weight[ids] + alpha * PE): token lookup, encoding and dropout in one pass.
+    """Returns dropout(scale * weight[ids] + alpha * PE): embedding lookup, encoding and dropout in one pass.
 
     Equivalent to:
         sinpe.add(torch.nn.functional.embedding(ids, weight, padding_idx, sparse=sparse), encoding, ...)
 
     Args:
-        ids: (batch, ..., sequence) or (sequence,), integers, any strides; or jagged, (batch, sequence).
+        ids: (batch, ..., sequence) or (sequence,), integers, any strides; or a jagged tensor (batch, sequence).
         weight: (num_embeddings, channels), float32, float64, bfloat16 or float16.
-        encoding, positions, start, scale, alpha, dropout, seed: as `add`, for an x of shape (*ids.shape, channels).
+        encoding, positions, start, scale, alpha, dropout, seed: as in `add`, for an x of shape (*ids.shape, channels).
         padding_idx: id whose row of weight gets no gradient, as in nn.Embedding; the row itself is used as stored.
-        padding_mask: (S,) or (B, S), bool; True = padding: those rows get no encoding.
-        sparse: make the gradient of weight a sparse tensor, as nn.Embedding(sparse=True) does.
-        encode_padding: False: tokens equal to padding_idx get no encoding either, as if in padding_mask; ids must then
-            be (S,) or (B, S).
+        padding_mask: (S,) or (B, S), bool; tokens where it is True are padding and get no encoding.
+        sparse: return the gradient of weight as a sparse tensor, as nn.Embedding(sparse=True) does.
+        encode_padding: if False, tokens equal to padding_idx get no encoding, as if padding_mask were True for them;
+            ids must then be (S,) or (B, S).
         seq_dim: dimension of ids that holds the sequence. positions, start and padding_mask are batch-first whatever it
             is; the batch is the first remaining dimension.
-    Returns: (*ids.shape, channels) in the dtype of weight; contiguous where seq_dim is the last dimension.
-    Raises: IndexError for an id that is no row of weight, before anything is written; else as `add`. On CUDA nothing
-        waits to look at the ids: such a token gives a row of NaN and no gradient, and with SINPE_EXT_CHECK=1 in the
-        environment the IndexError.
+    Returns: (*ids.shape, channels) in the dtype of weight; contiguous if seq_dim is the last dimension.
+    Raises: IndexError for an id outside of weight, before anything is written; otherwise as `add`. On CUDA the ids are
+        not read back for this check: such a token gives a row of NaN and no gradient, unless the environment variable
+        SINPE_EXT_CHECK=1 asks for the IndexError.
     Accuracy: as `add`. The gradient of a row of weight is summed in float32 (float64 for float64) in the order of the
-        tokens, then rounded once: the same bits in every run, at any number of threads.
-    Gradient: to weight, alpha and float positions, of any order (the sparse one: first order).
+        tokens and rounded once, so it has the same bits in every run and for any number of threads.
+    Gradient: for weight, alpha and float positions, of any order (with sparse=True of first order).
     """
     if unknown:
         checks.no_unknown(embed, unknown)
@@ -306,7 +318,7 @@ for _function in (table, encode, add, add_, embed):
 
 
 def add_call(given: AddArguments) -> Any:
-    """The checked call of `add`."""
+    """Checks the arguments of `add` and returns the call object for the kind of x: plain, DTensor or jagged."""
     if _is_compiling():
         given = given._replace(encoding=in_graph.constant(given.encoding))
     if type(given.x) is Tensor:
@@ -319,7 +331,7 @@ def add_call(given: AddArguments) -> Any:
 
 
 def embed_call(given: EmbedArguments) -> Any:
-    """The checked call of `embed`."""
+    """Checks the arguments of `embed` and returns the call object for its tensors: plain, DTensor or jagged."""
     if _is_compiling():
         given = given._replace(encoding=in_graph.constant(given.encoding))
     if type(given.ids) is not Tensor and jagged.is_jagged(given.ids):

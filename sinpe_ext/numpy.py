@@ -1,6 +1,6 @@
-"""Tables and encodings as NumPy arrays, without torch in the process.
+"""Tables and encodings as NumPy arrays; torch is not imported.
 
-Compiled code does the work where it was built; otherwise NumPy does, with the same bits.
+A compiled module is used if it was built, otherwise NumPy. float32 and float16 results have the same bits either way.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ def table(
     dtype: DTypeLike = np.float32,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
-    """Rows encoding.start + start .. + length - 1 of an encoding.
+    """Returns the encodings of `length` consecutive positions, the first of which is encoding.start + start.
 
-    Equivalent to (default encoding):
+    Equivalent to, in real arithmetic and rounded once (default encoding):
         angles = np.arange(start, start + length)[:, None] * 10000 ** (-np.arange(0, dim, 2) / dim)
         out[:, 0::2], out[:, 1::2] = np.sin(angles), np.cos(angles)
-    with real arithmetic in place of floats.
 
     Args:
-        length: number of rows, 0 or more; for a grid the lengths of its axes.
-        encoding: an Encoding, a GridEncoding, a convention's name, or an int for Encoding(int).
-        dim: number of channels, with a name; alone, of the default encoding.
-        start: added to encoding.start; for a grid also one per axis.
+        length: number of rows, 0 or more; for a grid the lengths of its axes, such as (H, W).
+        encoding: an Encoding, a GridEncoding, the name of a convention, or an int as short form of Encoding(int). None:
+            Encoding(dim).
+        dim: number of channels, for encoding=None and for the name of a convention. Must be None for any other
+            encoding.
+        start: added to encoding.start; every position must fit into int64. For a grid an int, or one int per axis.
         dtype: float32, float64 or float16.
-        out: array of the result's shape and of `dtype` to write into, of any strides; it is returned.
-    Returns: (length, dim), for a grid (*length, dim), of `dtype`.
-    Raises: TypeError, ValueError for arguments of the wrong type, out of range, or positions beyond int64.
-    Accuracy: as functional.table; float16 the float32 value rounded again.
-
+        out: output array of the shape of the result and of `dtype`, with any strides.
+    Returns: (length, dim), for a grid (*length, dim), of `dtype`. `out` if given.
+    Raises: TypeError, ValueError for arguments of the wrong type or value, and for positions beyond int64.
+    Accuracy: as `sinpe_ext.table`; float16 is the float32 value, rounded.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
     dim = checks.dim_beside(encoding, dim)
@@ -77,7 +77,7 @@ def table(
         arrays.output(out, (rows, plan.dim), name)
     core = _core()
     if core is not None:
-        made = core.table(_words(plan), first - plan.start, rows, name)  # the plan adds its own start
+        made = core.table(_packed_plan(plan), first - plan.start, rows, name)  # the plan adds its own start
     else:
         made = reference.table(plan, rows, first, np.dtype(name), xp=np)
     if out is None:
@@ -93,23 +93,24 @@ def encode(
     dim: int | None = None,
     dtype: DTypeLike = np.float32,
 ) -> NDArray[Any]:
-    """The encoding of any positions, whole or fractional.
+    """Returns the encodings of the given positions, which may be integers or fractional.
 
-    Equivalent to (default encoding):
+    Equivalent to, in real arithmetic and rounded once (default encoding):
         angles = positions[..., None] * 10000 ** (-np.arange(0, dim, 2) / dim)
         out[..., 0::2], out[..., 1::2] = np.sin(angles), np.cos(angles)
-    with real arithmetic in place of floats.
 
     Args:
-        positions: any shape; integers of any width, float32 or float64 (taken at their exact value). Final:
-            encoding.start is not added. For a grid the last dimension holds the coordinates, one per axis.
-        encoding: an Encoding, a GridEncoding, a convention's name, or an int for Encoding(int).
-        dim: number of channels, with a name; alone, of the default encoding.
+        positions: any shape; integers of any width, float32 or float64, used at their exact value. encoding.start is
+            not added. For a grid the last dimension holds the coordinates, one per axis.
+        encoding: an Encoding, a GridEncoding, the name of a convention, or an int as short form of Encoding(int). None:
+            Encoding(dim).
+        dim: number of channels, for encoding=None and for the name of a convention. Must be None for any other
+            encoding.
         dtype: float32, float64 or float16.
-    Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), of `dtype`; NaN where a
-        position is NaN or infinite.
-    Raises: TypeError, ValueError for arguments of the wrong type or out of range.
-    Accuracy: as `table`.
+    Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), of `dtype`; NaN where a position is NaN
+        or infinite.
+    Raises: TypeError, ValueError for arguments of the wrong type or value.
+    Accuracy: as `sinpe_ext.encode`; float16 is the float32 value, rounded.
     """
     dim = checks.dim_beside(encoding, dim)
     if checks.is_grid(encoding):
@@ -119,11 +120,14 @@ def encode(
     checks.addressable("positions", checked.size, plan.dim, np.dtype(name).itemsize)
     core = _core()
     if core is not None:
-        return core.encode(_words(plan), np.require(checked, requirements=["C", "A"]).reshape(checked.shape), name)
+        return core.encode(
+            _packed_plan(plan), np.require(checked, requirements=["C", "A"]).reshape(checked.shape), name
+        )
     return reference.encode(plan, checked, np.dtype(name), xp=np)
 
 
 def _constants(encoding: Any, dim: int | None) -> Plan:
+    """Checks the argument `encoding` and returns its plan."""
     checked = checks.encoding(encoding, dim)
     if checked.angle != "exact":
         raise ValueError(
@@ -133,30 +137,32 @@ def _constants(encoding: Any, dim: int | None) -> Plan:
     return _plan(checked)
 
 
-def _words(plan: Plan) -> NDArray[np.int64]:
+def _packed_plan(plan: Plan) -> NDArray[np.int64]:
+    """The packed plan as an array, for the compiled module."""
     return np.frombuffer(plan.words, dtype=np.int64)
 
 
 def _core() -> Any:
-    """The compiled module, or None where NumPy does the work."""
+    """The compiled module, or None if NumPy is to be used. Raises BackendUnavailableError."""
     wanted = loader.setting()
     if wanted == "eager":
         return None
     module, reason = _find_core()
     if module is None and wanted == "compiled":
         raise loader.BackendUnavailableError(
-            f'the compiled backend is demanded, but there is none for NumPy: {reason}; use_backend("auto") runs NumPy'
+            f'the compiled backend is required, but there is none for NumPy: {reason}; use_backend("auto") runs NumPy'
         )
     return module
 
 
 @lru_cache(maxsize=1)
 def _find_core() -> tuple[Any, str]:
+    """The compiled module or None, and the reason; looked up once."""
     return loader.core_module()
 
 
 def _grid_table(rows: Rows, length: Any, grid: GridEncoding, start: Any, name: str) -> NDArray[Any]:
-    """(*length, dim), from `rows(length, encoding, start=, dtype=)`."""
+    """The table (*length, dim) of a grid, whose pieces are computed by `rows(length, encoding, start=, dtype=)`."""
     lengths = lengths_of("length", length, grid.ndim)
     starts = checks.one_per_axis(start, grid.ndim)
     checks.addressable("length", math.prod(lengths), grid.dim, np.dtype(name).itemsize)
@@ -170,7 +176,7 @@ def _grid_table(rows: Rows, length: Any, grid: GridEncoding, start: Any, name: s
 
 
 def _grid_encode(rows: Rows, positions: NDArray[Any], grid: GridEncoding, name: str) -> NDArray[Any]:
-    """(*positions.shape[:-1], dim), from `rows(positions, encoding, dtype=)`."""
+    """The encodings (*positions.shape[:-1], dim) of a grid; `rows(positions, encoding, dtype=)` computes its pieces."""
     if positions.ndim < 1 or positions.shape[-1] != grid.ndim:
         raise ValueError(
             f"positions: expected {grid.ndim} coordinates, one per axis of the grid, in the last dimension, got shape "
@@ -183,6 +189,7 @@ def _grid_encode(rows: Rows, positions: NDArray[Any], grid: GridEncoding, name: 
 
 
 def _places(grid: GridEncoding, out: NDArray[Any]) -> Iterator[tuple[Piece, NDArray[Any]]]:
+    """Every piece of a grid with the view of its channels in `out`."""
     for piece in grid.pieces:
         last = piece.first + (piece.encoding.dim - 1) * piece.step + 1
         yield piece, out[..., piece.first : last : piece.step]

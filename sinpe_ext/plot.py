@@ -1,7 +1,7 @@
-"""Pictures of a positional encoding, with matplotlib (optional: ``pip install matplotlib``).
+"""Plots of positional encodings with matplotlib, an optional dependency (``pip install matplotlib``).
 
-Every function takes an ``Axes`` (default: the current one) and returns it, so the pictures can be combined and styled
-like any other. Tables may be torch tensors, NumPy arrays or nested lists; an ``Encoding`` is evaluated by
+Every function draws into an ``Axes`` (default: the current one) and returns it, so that plots can be combined and
+styled as usual. Tables may be torch tensors, NumPy arrays or nested lists; an ``Encoding`` is evaluated by
 ``sinpe_ext.numpy``, without torch.
 """
 
@@ -25,10 +25,9 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
-HALF_ULP_AT_ONE = 2.0**-25  # the most that rounding once to float32 can cost a value of magnitude below 1
-MAX_ANCHORS = (
-    64  # rows compared with all others by `similarity`: enough to see whether the product depends on the position
-)
+HALF_ULP_AT_ONE = 2.0**-25  # largest error of one rounding to float32 of a value of magnitude below 1
+# Rows that `similarity` compares with all others: enough to see whether the product depends on the position.
+MAX_ANCHORS = 64
 
 
 def heatmap(
@@ -42,19 +41,20 @@ def heatmap(
     ax: Axes | None = None,
     **imshow: Any,
 ) -> Axes:
-    """Draw a table as a heat map, one row per position and one column per channel.
+    """Draws a table as a heat map, one row per position and one column per channel.
 
-    Equivalent to: ``ax.imshow(table, cmap="coolwarm", aspect="auto")`` with labels and a colour bar.
+    Equivalent to, without the labels and the colour bar:
+        ax.imshow(table, cmap="coolwarm", aspect="auto")
 
     Args:
-        table: (length, dim) tensor or array, or an ``Encoding``, whose rows are evaluated.
-        length: number of rows; needed for an ``Encoding``, cuts a table.
-        start: position of the first row (an encoding's own ``start`` is added).
-        transpose: positions along the x axis and channels up the y axis.
+        table: (length, dim) tensor or array, or an ``Encoding``, whose table is computed.
+        length: number of rows; required for an ``Encoding``. Of a table, the first `length` rows are drawn.
+        start: position of the first row; the ``start`` of an ``Encoding`` is added.
+        transpose: draw positions along the x axis and channels along the y axis.
         cmap: matplotlib colour map.
-        colorbar: draw the colour bar beside the Axes.
-        ax: Axes to draw into, default ``plt.gca()``.
-        **imshow: passed on to ``Axes.imshow``.
+        colorbar: draw a colour bar beside the Axes.
+        ax: Axes to draw into; default ``plt.gca()``.
+        **imshow: passed to ``Axes.imshow``.
     Returns:
         The Axes.
     """
@@ -88,18 +88,18 @@ def curves(
     ax: Axes | None = None,
     **plot: Any,
 ) -> Axes:
-    """Draw the encoding of a few positions, value against channel.
+    """Draws the encodings of a few positions, value against channel.
 
     Args:
-        table: an ``Encoding`` (any position, fractional ones too), or a (length, dim) table to pick rows from.
+        table: an ``Encoding``, for any positions, also fractional ones, or a (length, dim) table with their rows.
         positions: positions to draw, one line each.
-        start: position of a table's first row.
-        ax: Axes to draw into, default ``plt.gca()``.
-        **plot: passed on to ``Axes.plot``.
+        start: position of the first row of a table.
+        ax: Axes to draw into; default ``plt.gca()``.
+        **plot: passed to ``Axes.plot``.
     Returns:
         The Axes.
     Raises:
-        IndexError: a position lies outside a table.
+        IndexError: a position outside of the table.
     """
     plots.axes(ax)
     plots.one_axis("table", table)
@@ -129,18 +129,18 @@ def curves(
 def similarity(
     encoding: Encoding | Any, length: int | None = None, *, normalize: bool = False, ax: Axes | None = None, **plot: Any
 ) -> Axes:
-    """Draw the dot product of two positions' encodings against their distance.
+    """Draws the dot product of the encodings of two positions against their distance.
 
-    Where sin and cos share their frequencies the product depends on the distance alone and is one line; where it also
-    depends on the position (``cos_frequency="own"``), the line is the mean and the band reaches from the smallest
-    product to the largest.
+    If sin and cos share their frequencies, the product depends on the distance only and is one line. Otherwise
+    (``cos_frequency="own"``) it also depends on the position: the line is the mean, and the band spans the smallest to
+    the largest product.
 
     Args:
         encoding: an ``Encoding``, or a (length, dim) tensor or array.
-        length: number of positions; needed for an ``Encoding``.
+        length: number of positions; required for an ``Encoding``.
         normalize: divide by the norms of both rows (cosine similarity).
-        ax: Axes to draw into, default ``plt.gca()``.
-        **plot: passed on to ``Axes.plot``.
+        ax: Axes to draw into; default ``plt.gca()``.
+        **plot: passed to ``Axes.plot``.
     Returns:
         The Axes.
     """
@@ -173,17 +173,17 @@ def similarity(
 
 
 def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draw the largest error of a row against its position: the usual float32 formula, and this library's float32.
+    """Draws the largest error over the channels against the position, of the usual float32 formula and of this library.
 
-    The usual formula takes a float32 frequency times a float32 position. Both are compared with this library's float64,
-    whose own error (below 2e-16) does not show here.
+    The usual formula multiplies a float32 frequency by a float32 position. Both float32 results are compared with the
+    float64 result of this library, whose error (below 2e-16) is negligible here.
 
     Args:
         encoding: an ``Encoding``.
-        positions: whole positions from 1 on, default 128 of them up to 10 million.
-        ax: Axes to draw into, default ``plt.gca()``.
+        positions: integer positions from 1 on. None: 128 positions from 1 to 10 million, logarithmically spaced.
+        ax: Axes to draw into; default ``plt.gca()``.
     Returns:
-        The Axes, with both scales logarithmic.
+        The Axes, with logarithmic scales.
     """
     import numpy as np
 
@@ -207,11 +207,11 @@ def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axe
 
 
 def usual_float32(positions: np.ndarray, encoding: Encoding) -> np.ndarray:
-    """What the usual float32 code computes for an encoding: ``sin(float32(position) * exp(float32(log(frequency))))``.
+    """Returns the result of the usual float32 code, ``sin(float32(position) * exp(float32(log(frequency))))``.
 
     Args:
         positions: (P,) int64.
-        encoding: any ``Encoding``; its float64 frequencies are rounded where the usual code rounds.
+        encoding: any ``Encoding``; its float64 frequencies are rounded where the usual code rounds them.
     Returns:
         (P, dim) float32.
     """
@@ -233,7 +233,7 @@ def usual_float32(positions: np.ndarray, encoding: Encoding) -> np.ndarray:
 
 
 def _evaluate(positions: np.ndarray, encoding: Encoding, dtype: Any = "float64") -> np.ndarray:
-    """(P, dim) rows of final positions."""
+    """The encodings (P, dim) of positions, to which encoding.start is not added."""
     import numpy as np
 
     from . import numpy as front
@@ -242,7 +242,7 @@ def _evaluate(positions: np.ndarray, encoding: Encoding, dtype: Any = "float64")
 
 
 def _rows(name: str, table: Any, length: int | None, start: int) -> tuple[np.ndarray, int]:
-    """A table as a 2-D float64 array, and the position of its first row."""
+    """The table as a 2-D float64 array, computed if it is given as an Encoding, and the position of its first row."""
     import numpy as np
 
     if isinstance(table, Encoding):

@@ -1,4 +1,4 @@
-"""Positions for the layouts of real batches, to pass as `positions=` or to `encode`."""
+"""Position tensors for packed, padded, relative and two-dimensional inputs, for `positions=` and for `encode`."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
-# Sums are of int64, said before the sum: compilers have dropped the dtype argument of a sum of something else.
+# Sums convert to int64 first: some versions of torch.compile ignore the dtype argument of sum and cumsum.
 
 
 def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
-    """Positions of sequences that lie one behind the other in one dimension: each counts from 0.
+    """Returns the positions of sequences that are packed into one dimension; each sequence starts at 0.
 
     Equivalent to:
         torch.cat([torch.arange(n) for n in cu_seqlens.diff()])
 
     Args:
-        cu_seqlens: (number of sequences + 1,), integers: 0, then where each sequence ends, as in variable-length
-            attention. The last one is the number of tokens.
-        total: the number of tokens, where it is known: on a device other than the CPU nothing waits for it then. Tokens
-            beyond the last end are one more sequence.
-    Returns: (total,), int64, on the device of cu_seqlens; of shape (S,) as `add` takes it for x of shape (S, D) or
-        (1, S, D).
+        cu_seqlens: (number of sequences + 1,), int32 or int64, cumulative sequence lengths as in variable-length
+            attention: 0, then the end of each sequence. The last one is the number of tokens.
+        total: number of tokens. If given, cu_seqlens is not read back from a device other than the CPU. Tokens after
+            the last end form one more sequence. None: the last of cu_seqlens.
+    Returns: (total,), int64, on the device of cu_seqlens; for x of shape (S, D) or (1, S, D).
     Raises: TypeError, ValueError for arguments of the wrong type, shape or value.
     """
     dense_tensor("cu_seqlens", cu_seqlens)
@@ -61,7 +60,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
             raise ValueError(
                 f"total: expected {int(ends[-1])} or more, the last of cu_seqlens, got {total}; leave it unset"
             )
-    traced = torch.compiler.is_compiling() or is_jit_traced()  # checks would make a number of a symbol
+    traced = torch.compiler.is_compiling() or is_jit_traced()  # the checks would specialize a symbolic size
     rows = total if traced else _length(total, "total")
     if not traced:
         addressable("total", rows, 1, 8)
@@ -69,17 +68,17 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
 
 
 def relative(length: int, *, device: torch.device | str | None = None) -> Tensor:
-    """The distances length - 1, ..., 1, 0, -1, ..., -(length - 1) of relative attention, in Transformer-XL's order.
+    """Returns the distances length - 1, ..., 1, 0, -1, ..., -(length - 1) for relative attention, as in Transformer-XL.
 
     Equivalent to:
         torch.arange(length - 1, -length, -1)
 
     Args:
-        length: of the sequence, 1 or more.
-        device: of the result; the default device where None.
-    Returns: (2 * length - 1,), int64. `encode` of it is the table of relative attention (ESPnet, Conformer, NeMo), and
-        `table(2 * length - 1, encoding, start=1 - length)` the same with its rows in rising order.
-    Raises: TypeError, ValueError for a length that is no positive int.
+        length: length of the sequence, 1 or more.
+        device: device of the result. None: the default device.
+    Returns: (2 * length - 1,), int64. `encode` of it is the table for relative attention (ESPnet, Conformer, NeMo);
+        `table(2 * length - 1, encoding, start=1 - length)` has the same rows in ascending order.
+    Raises: TypeError, ValueError for a length that is not a positive int.
     Source: Dai et al. 2019, "Transformer-XL", section 3.3.
     """
     if not is_size(length):
@@ -88,38 +87,38 @@ def relative(length: int, *, device: torch.device | str | None = None) -> Tensor
 
 
 def from_padding_mask(mask: Tensor) -> Tensor:
-    """Positions that count a sequence's tokens from 0 and pass over its padding, wherever that stands.
+    """Returns positions that count the tokens of each sequence from 0 and skip padding, wherever the padding is.
 
     Equivalent to:
         positions = attention_mask.long().cumsum(-1) - 1                      # attention_mask = ~mask
         positions.masked_fill(attention_mask == 0, 0)
 
     Args:
-        mask: (B, S) or (S,), bool; True = padding, as `padding_mask` of `add`.
-    Returns: like mask, int64; 0 at padding.
+        mask: (B, S) or (S,), bool; True marks padding, as in `padding_mask` of `add`.
+    Returns: a tensor of the shape of mask, int64; 0 at padding.
     Raises: TypeError, ValueError for a mask of another dtype or shape.
-    Source: the position_ids of Hugging Face transformers, which fill another number in at padding.
+    Source: the position_ids of Hugging Face transformers, which have another value than 0 at padding.
     """
     _mask("mask", mask, (1, 2), "(S,) or (B, S)")
     return ((~mask).long().cumsum(-1) - 1).masked_fill(mask, 0)
 
 
 def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -> tuple[Tensor, Tensor]:
-    """fairseq's positions, padding_idx + 1 at a sequence's first token, and the mask of its padding.
+    """Returns the positions of fairseq, which start at padding_idx + 1 in each sequence, and the padding mask.
 
     Equivalent to:
         tokens = (ids != padding_idx).long()
         positions = (tokens.cumsum(-1) + past) * tokens + padding_idx
         padding_mask = ids == padding_idx
 
-    `embed(ids, weight, "t2t", positions=positions, padding_mask=padding_mask)` adds what fairseq adds, with no row at
-    padding. The convention "fairseq" starts at 2 for implicit positions; these are final.
+    `embed(ids, weight, "t2t", positions=positions, padding_mask=padding_mask)` adds the encoding of fairseq and none at
+    padding. The `start` of the convention "fairseq" is not added to explicit positions such as these.
 
     Args:
         ids: (B, S) or (S,), integers.
         padding_idx: the id of padding, 1 in fairseq.
-        past: number of tokens that came before ids, padding not counted: an int, or an integer tensor, () or (B,).
-    Returns: (positions, padding_mask), like ids, int64 and bool; padding_idx and True at padding.
+        past: number of earlier tokens of the sequence, without padding: an int, or an integer tensor () or (B,).
+    Returns: (positions, padding_mask), of the shape of ids, int64 and bool; at padding they are padding_idx and True.
     Raises: TypeError, ValueError for arguments of the wrong type, shape or value.
     Source: fairseq, make_positions; Hugging Face transformers, create_position_ids_from_input_ids.
     """
@@ -140,22 +139,22 @@ def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -
 
 
 def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.device | str | None = None) -> Tensor:
-    """The coordinates of every cell of a grid, row-major.
+    """Returns the coordinates of every cell of a grid.
 
     Equivalent to:
         torch.stack(torch.meshgrid(*(torch.arange(s, s + n) for s, n in zip(start, shape)), indexing="ij"), -1)
 
     Args:
-        shape: length of each axis: (H, W), (T, H, W).
+        shape: length of each axis, such as (H, W) or (T, H, W).
         start: coordinate of the first cell, one for all axes or one for each.
-        device: of the result; the default device where None.
-    Returns: (*shape, number of axes), int64; the first coordinate is that of the first axis: rows of an image.
-        `encode` of it is the grid's table, and of a part of it the part's.
-    Raises: TypeError, ValueError for lengths that are none and for coordinates beyond int64.
+        device: device of the result. None: the default device.
+    Returns: (*shape, number of axes), int64; the first coordinate is that of the first axis, the row of an image.
+        `encode` of it, or of a part of it, gives the rows of the grid's table.
+    Raises: TypeError, ValueError for invalid lengths and for coordinates beyond int64.
     """
     if isinstance(shape, (int, str)) or not isinstance(shape, Sequence) or not shape:
         raise TypeError(f"shape: expected a length for each axis, got {shown(shape)}; pass (H, W) or (T, H, W)")
-    traced = torch.compiler.is_compiling() or is_jit_traced()  # checks would make numbers of symbols
+    traced = torch.compiler.is_compiling() or is_jit_traced()  # the checks would specialize symbolic sizes
     lengths = list(shape) if traced else [_length(length, "shape") for length in shape]
     starts = list(start) if isinstance(start, Sequence) else [start] * len(lengths)
     if len(starts) != len(lengths):
@@ -180,7 +179,7 @@ def from_mask_2d(
     offset: float = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """DETR's positions of the pixels of padded images: each counts the pixels of its column and of its row from 1.
+    """Returns the (y, x) positions of DETR for the pixels of padded images, counted from 1 and without padding.
 
     Equivalent to:
         y, x = (~mask).long().cumsum(-2), (~mask).long().cumsum(-1)
@@ -192,13 +191,13 @@ def from_mask_2d(
     `encode(positions, convention("detr2d", channels))` is DETR's encoding, channels last.
 
     Args:
-        mask: (B, H, W) or (H, W), bool; True = padding.
-        normalize: divide by the last position of the column or the row, so that an image's own size is `scale`.
-        scale: the largest position where normalised, 2 pi in DETR.
-        eps: added to what divides.
-        offset: added to the count before it is normalised, -0.5 in some of MMDetection's models.
-        dtype: of normalised positions, and of their arithmetic: float64, or float32 for DETR's own rounding.
-    Returns: (*mask.shape, 2), y first; int64, or dtype where normalised. Padding repeats the count before it.
+        mask: (B, H, W) or (H, W), bool; True marks padding.
+        normalize: divide each position by the last one of its column or row, so that the unpadded size becomes `scale`.
+        scale: largest position after normalization, 2 pi in DETR.
+        eps: added to the divisor.
+        offset: added to the count before normalization, -0.5 in some models of MMDetection.
+        dtype: dtype of normalized positions and of the arithmetic: float64, or float32 to reproduce DETR's rounding.
+    Returns: (*mask.shape, 2), y first; int64, or `dtype` if normalized. Padding has the count of the pixel before it.
     Raises: TypeError, ValueError for arguments of the wrong type, shape or value.
     Source: Carion et al. 2020, "End-to-End Object Detection with Transformers"; MMDetection for offset.
     """
@@ -221,7 +220,7 @@ def from_mask_2d(
 
 
 def _mask(name: str, value: Any, ranks: tuple[int, ...], shapes: str) -> None:
-    """A bool tensor of one of these ranks."""
+    """Checks that `value` is a bool tensor whose number of dimensions is in `ranks`."""
     dense_tensor(name, value)
     if value.dtype != torch.bool:
         raise TypeError(
@@ -233,7 +232,7 @@ def _mask(name: str, value: Any, ranks: tuple[int, ...], shapes: str) -> None:
 
 
 def _past(past: Tensor, ids: Tensor) -> Tensor:
-    """`past` as a tensor, to be added to a sum over the last dimension of ids."""
+    """Checks the tensor `past` and returns it as int64 that broadcasts over the last dimension of ids."""
     dense_tensor("past", past)
     if past.dtype == torch.bool or past.is_floating_point() or past.is_complex():
         raise TypeError(f"past: expected an int or an integer tensor, got {past.dtype}; pass int64 counts")

@@ -1,1 +1,1 @@
-"""Which compiled library serves a device: its sources, the compilers, the cache, the loader with its reasons."""
+"""The compiled libraries: how they are built, cached and loaded, and which one serves a device."""

@@ -1,4 +1,4 @@
-"""The folder of JIT builds: where it is, whether code may be loaded from it, and which builds in it are complete."""
+"""The directory of JIT builds: its location, whether it is safe to load code from it, and its complete builds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ OWN_FOLDER = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
 
 
 def directory() -> Path:
-    """Where JIT builds go: SINPE_EXT_CACHE_DIR, else sinpe_ext under XDG_CACHE_HOME or ~/.cache; nowhere else.
+    """The directory of JIT builds: SINPE_EXT_CACHE_DIR, otherwise sinpe_ext in XDG_CACHE_HOME or ~/.cache.
 
-    Raises BuildUnavailable for a user without a home: a folder that others share would be no place for code. And for a
-    relative path where the current folder is gone.
+    Raises BuildUnavailable for a user without a home directory, because a directory shared with others would not be
+    safe for code, and for a relative path if the current directory does not exist.
     """
     chosen = os.environ.get("SINPE_EXT_CACHE_DIR")
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # to be ignored, says the XDG specification
+    if not os.path.isabs(base):  # the XDG specification says to ignore relative paths
         base = os.path.join("~", ".cache")
     path = os.path.expanduser(chosen or os.path.join(base, "sinpe_ext"))
     if path.startswith("~"):
@@ -33,7 +33,10 @@ def directory() -> Path:
 
 
 def checked(create: bool) -> Path | None:
-    """The cache directory, safe to load code from; None where it does not exist and is not to be made."""
+    """The cache directory, checked to be safe to load code from; None if it does not exist and `create` is False.
+
+    Raises BuildUnavailable if it is not safe, or cannot be used.
+    """
     cache = directory()
     try:
         if create:
@@ -43,7 +46,7 @@ def checked(create: bool) -> Path | None:
         cache = cache.resolve()
         if not cache.is_dir():
             raise NotADirectoryError(20, "not a directory", str(cache))
-        _only_ours(cache, f"the cache {cache}")
+        _check_ownership(cache, f"the cache {cache}")
         for folder in (cache, *cache.parents):
             mode = folder.stat().st_mode
             if mode & stat.S_IWOTH and (folder == cache or not mode & stat.S_ISVTX):
@@ -53,8 +56,11 @@ def checked(create: bool) -> Path | None:
     return cache
 
 
-def _only_ours(path: Path, title: str) -> None:
-    """Whoever can write there can run code in this process. Raises OSError where there is nothing."""
+def _check_ownership(path: Path, title: str) -> None:
+    """Raises BuildUnavailable if another user can write to `path`, as that user could run code in this process.
+
+    Raises OSError if the path does not exist.
+    """
     found = path.stat()
     if found.st_uid not in (os.geteuid(), 0):
         raise BuildUnavailable(f"{title} belongs to another user (uid {found.st_uid})", OWN_FOLDER)
@@ -65,7 +71,7 @@ def _only_ours(path: Path, title: str) -> None:
 
 
 def _is_private(group: int) -> bool:
-    """Whether a group is this user's alone: many systems give each user one, and a umask that lets it write."""
+    """Whether a group has this user as its only member, as is usual where the umask gives groups write permission."""
     try:
         import grp
         import pwd
@@ -77,26 +83,30 @@ def _is_private(group: int) -> bool:
 
 
 def finished(folder: Path) -> Path | None:
-    """The library of a complete build: the marker exists and names a file of that content.
+    """The library of a complete build, None if the build is not complete.
 
-    Raises BuildUnavailable where others may write to any of it.
+    It is complete if its marker file exists and has the hash of the library. Raises BuildUnavailable if another user
+    can write to the build.
     """
     done = compilation.read_json(folder / DONE)
     library = folder / str(done.get("file", ""))
     try:
         if not done or compilation.file_hash(library) != done.get("sha256"):
             return None
-        _only_ours(folder, f"the build {folder}")
-        if folder.stat().st_mode & 0o077:  # else nobody comes as far as the files
-            for path in (folder / DONE, library):  # the marker would vouch for whatever its writer put there
-                _only_ours(path, f"the build {folder}")
+        _check_ownership(folder, f"the build {folder}")
+        if folder.stat().st_mode & 0o077:  # otherwise other users cannot reach the files
+            for path in (folder / DONE, library):  # the marker too, because the hash of the library is in it
+                _check_ownership(path, f"the build {folder}")
         return library
     except OSError:
         return None
 
 
 def finished_without_compiler(cache: Path, facts: dict[str, str]) -> Path | None:
-    """A build by any compiler that matches in all else: images are often built with one and run without."""
+    """A complete build with these facts, whatever compiler it was built with; None if there is none.
+
+    For container images that are built with a compiler and run without one.
+    """
     for marker in sorted(cache.glob(f"*/{DONE}")):
         known = compilation.read_json(marker).get("facts", {})
         if {**known, **{name: "" for name in known if name.startswith(("compiler", "nvcc"))}} == facts:

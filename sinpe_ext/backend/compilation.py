@@ -1,7 +1,7 @@
-"""What is compiled, from which files, with which flags, and how a finished library is recognised.
+"""The sources, flags and compiler of each library, and the facts that identify a build.
 
-``setup.py`` loads this file by its path and the JIT (``jit.py``) imports it, so it needs the standard library alone:
-torch may be missing, and the package may not be importable yet. What concerns nvcc is in ``cuda_compiler.py``.
+``setup.py`` loads this file by its path and the JIT (``jit.py``) imports it, so it uses the standard library only:
+torch may be missing, and the package may not be importable yet. Everything about nvcc is in ``cuda_compiler.py``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any
 
 MIN_TORCH_COMPILED = (2, 11)
 MANIFEST = "_build.json"
-LIBRARY_NAMES = {"cpu": "_C_cpu", "cuda": "_C_cuda", "core": "_core"}  # what an install may hold
+LIBRARY_NAMES = {"cpu": "_C_cpu", "cuda": "_C_cuda", "core": "_core"}  # the libraries that an installation may contain
 
-# What a library is made of: folders of csrc, less the files that match. parallel_standalone.cpp brings threads of its
-# own; inside torch the kernels use torch's pool instead. Of torch/, cuda_* belongs to the CUDA library alone, every
-# other .cpp to the CPU's, and the other headers to both. "emulated", for tests, is the CUDA library compiled as plain
-# C++, which serves CPU tensors: the same kernels without a device.
+# The sources of a library: folders of csrc, without the files that match _LEFT_OUT. parallel_standalone.cpp has its own
+# threads; inside torch the kernels use torch's thread pool instead. In torch/, the files cuda_* belong to the CUDA
+# library, the other .cpp files to the CPU library, and the other headers to both. "emulated", for tests, is the CUDA
+# library compiled as plain C++ for CPU tensors: the same kernels without a device.
 _FOLDERS = {
     "cpu": ("core", "include", "cpu", "torch"),
     "core": ("core", "include", "cpu", "pybind"),
@@ -47,7 +47,13 @@ _SUFFIXES = (".h", ".hpp", ".inl", ".inc", ".cpp", ".cu", ".cuh")
 
 
 class BuildUnavailable(RuntimeError):
-    """A library cannot be had here: why, what to do about it, and whether a compiler ran and failed."""
+    """Raised if a library cannot be loaded or built here.
+
+    Attributes:
+        reason: why.
+        todo: what to do about it, "" if nothing can be done.
+        failed: whether a build was tried and failed.
+    """
 
     def __init__(self, reason: str, todo: str = "", failed: bool = False):
         super().__init__(reason)
@@ -57,7 +63,7 @@ class BuildUnavailable(RuntimeError):
 
 
 def torch_target_version(version: tuple[int, int] = MIN_TORCH_COMPILED) -> int:
-    """TORCH_TARGET_VERSION of the stable ABI; computed, because 0x0210... typed by hand is 2.16 and compiles."""
+    """TORCH_TARGET_VERSION of the stable ABI. Computed, because a mistyped 0x0210..., which is 2.16, would compile."""
     major, minor = version
     return major << 56 | minor << 48
 
@@ -74,7 +80,7 @@ def parse_version(text: str) -> tuple[int, int]:
 
 
 def source_root(package: Path | None = None) -> Path | None:
-    """csrc: inside an installed package as _csrc, in a checkout or an editable install beside the package."""
+    """The folder csrc: in an installed package as _csrc, in a checkout or an editable install next to the package."""
     package = package or Path(__file__).resolve().parent.parent
     for root in (package / "_csrc", package.parent / "csrc"):
         if (root / "core").is_dir():
@@ -83,7 +89,7 @@ def source_root(package: Path | None = None) -> Path | None:
 
 
 def _files(target: str, root: Path) -> list[Path]:
-    """Every source and header that can reach the library, in a stable order."""
+    """Every source and header of a library, in a stable order."""
     found: list[Path] = []
     for folder in _FOLDERS[target]:
         found += [path for path in sorted((root / folder).rglob("*")) if path.suffix in _SUFFIXES and path.is_file()]
@@ -96,11 +102,12 @@ def sources(target: str, root: Path) -> list[Path]:
 
 
 def include_directories(root: Path) -> list[str]:
+    """The include directories of every library."""
     return [str(root), str(root / "include")]
 
 
 def source_hash(target: str, root: Path) -> str:
-    """One hash over every source and header that can reach the library, with their names."""
+    """SHA-256 of the names and contents of every source and header of a library."""
     digest = hashlib.sha256()
     for path in _files(target, root):
         content = path.read_bytes()
@@ -110,8 +117,11 @@ def source_hash(target: str, root: Path) -> str:
 
 
 def compile_flags(target: str) -> list[str]:
-    """No -std (torch chooses its own), no -march (clones choose at run time), no fast math; contraction is off so that
-    every clone rounds alike. -fno-fast-math answers a CFLAGS of the user's that says otherwise."""
+    """The compiler flags of a library.
+
+    No -std, which torch sets, and no -march: function clones are selected at run time. Contraction is off so that all
+    clones round alike, and -fno-fast-math overrides a -ffast-math in CFLAGS.
+    """
     flags = ["-O3", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-g0"]
     if target == "core":
         return [*flags, "-DSINPE_STANDALONE", "-pthread", *_sanitizers(target)]
@@ -120,13 +130,14 @@ def compile_flags(target: str) -> list[str]:
 
 
 def _sanitizers(target: str) -> list[str]:
-    """Of a library for tests, which loads only beside their runtimes (nox -s asan)."""
+    """Flags of a library for tests with sanitizers; it loads only together with their runtimes (nox -s asan)."""
     if os.environ.get("SINPE_EXT_SANITIZE", "0") in ("", "0") or target == "cuda":
         return []
     return [*"-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined".split()]
 
 
 def link_flags(target: str) -> list[str]:
+    """The linker flags of a library."""
     flags = ["-Wl,-s", "-Wl,--as-needed"] if sys.platform.startswith("linux") else []
     flags = _sanitizers(target) or flags
     return flags + (["-pthread"] if target in ("cpu", "core") and sys.platform != "darwin" else [])
@@ -137,13 +148,15 @@ def link_flags(target: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Compiler:
+    """A C++ compiler: the command that calls it, its resolved path, and the first line of its version."""
+
     command: tuple[str, ...]
     path: str
     version: str
 
 
 def find_compiler(environ: Mapping[str, str] | None = None) -> Compiler:
-    """The C++ compiler: CXX, else c++, g++ or clang++ on the PATH."""
+    """Finds the C++ compiler: CXX, otherwise c++, g++ or clang++ on the PATH. Raises BuildUnavailable."""
     environ = os.environ if environ is None else environ
     search = environ.get("PATH")
     chosen = environ.get("CXX", "").strip()
@@ -151,11 +164,11 @@ def find_compiler(environ: Mapping[str, str] | None = None) -> Compiler:
         whole = shutil.which(candidate, path=search)
         try:
             command = (whole,) if whole else tuple(shlex.split(candidate))
-        except ValueError as error:  # a quotation without its end
+        except ValueError as error:  # an unterminated quotation
             raise BuildUnavailable(f"CXX={chosen} cannot be read: {error}", "set CXX to a C++ compiler") from error
         path = shutil.which(command[0], path=search)
         if path:
-            path = os.path.abspath(path)  # ninja and nvcc run in folders of their own
+            path = os.path.abspath(path)  # ninja and nvcc run in other directories
             return Compiler((path, *command[1:]), os.path.realpath(path), _compiler_version((path, *command[1:])))
     if chosen:
         raise BuildUnavailable(f"the C++ compiler CXX={chosen} was not found", "set CXX to a C++ compiler or unset it")
@@ -165,6 +178,7 @@ def find_compiler(environ: Mapping[str, str] | None = None) -> Compiler:
 
 
 def _compiler_version(command: tuple[str, ...]) -> str:
+    """The first line that a compiler prints for --version."""
     try:
         done = subprocess.run(
             [*command, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, errors="replace"
@@ -175,14 +189,14 @@ def _compiler_version(command: tuple[str, ...]) -> str:
 
 
 def find_ninja(environ: Mapping[str, str] | None = None) -> str | None:
-    """ninja on the PATH, else beside this Python: a virtual environment's bin folder is often not on the PATH."""
+    """ninja on the PATH, otherwise next to this Python, as the bin folder of a virtual environment may not be on it."""
     environ = os.environ if environ is None else environ
     beside = [os.path.dirname(os.path.abspath(sys.executable)), sysconfig.get_path("scripts")]
     return shutil.which("ninja", path=environ.get("PATH")) or shutil.which("ninja", path=os.pathsep.join(beside))
 
 
 def default_jobs() -> int:
-    """Cores this process may use, at most one job per 2 GiB of free memory."""
+    """Number of compiler jobs: the cores that this process may use, at most one job per 2 GiB of free memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -193,7 +207,7 @@ def default_jobs() -> int:
 
 @contextlib.contextmanager
 def build_environment(ninja: str | None, cxx: str | None = None) -> Iterator[None]:
-    """PATH with ninja, CXX, and MAX_JOBS where unset, for the time of a build only."""
+    """Sets PATH (with ninja), CXX, and MAX_JOBS if it is unset, and restores them after the build."""
     changes: dict[str, str] = {}
     if ninja and shutil.which("ninja") is None:
         changes["PATH"] = os.pathsep.join([*filter(None, [os.environ.get("PATH")]), os.path.dirname(ninja)])
@@ -217,7 +231,7 @@ def build_environment(ninja: str | None, cxx: str | None = None) -> Iterator[Non
 
 
 def build_facts(target: str, root: Path, compiler: Compiler | None, torch_facts: Mapping[str, str]) -> dict[str, str]:
-    """Everything a library depends on. torch's own JIT key leaves out torch itself, headers and compiler."""
+    """Everything a library depends on. The key of torch's own JIT omits torch itself, the headers and the compiler."""
     return {
         "target": target,
         "sources": source_hash(target, root),
@@ -232,18 +246,19 @@ def build_facts(target: str, root: Path, compiler: Compiler | None, torch_facts:
 
 
 def build_key(facts: Mapping[str, str]) -> str:
-    """16 hex digits that name the build directory."""
+    """The name of the build directory, 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def file_hash(path: Path) -> str:
+    """SHA-256 of the content of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def is_cut_short(path: Path) -> bool:
-    """Whether an ELF file ends before what it says is to be loaded: to load it would kill the process (SIGBUS)."""
+def is_truncated(path: Path) -> bool:
+    """Whether an ELF file ends before its last segment: loading it would kill the process (SIGBUS)."""
     content = path.read_bytes()
-    if content[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian; the loader itself looks at any other
+    if content[:6] != b"\x7fELF\x02\x01":  # only 64-bit little-endian ELF is checked here
         return False
     try:
         (first,) = struct.unpack_from("<Q", content, 0x20)
@@ -255,7 +270,7 @@ def is_cut_short(path: Path) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where the file is missing or damaged, which is then treated as absent."""
+    """The object in a JSON file; an empty dict if the file is missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -264,7 +279,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Whole or not at all: a reader never sees half a file."""
+    """Writes a JSON file atomically: a reader never sees an incomplete file."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(scratch, path)

@@ -1,8 +1,8 @@
-"""nvcc: where it is, whether it suits this torch, for which architectures it compiles, and how.
+"""nvcc: finding it, checking it against torch, the architectures to compile for, and compiling the kernels.
 
-Our own calls of nvcc, and torch's builder for the C++ around them: torch's CUDA builder would link libcudart.so and
-libtorch_cuda.so, and take its architectures and its toolkit from guesses. ``setup.py`` and the JIT share this file;
-like ``backend/compilation.py`` it needs the standard library alone.
+nvcc is called directly, and torch's builder compiles the C++ around the kernels: torch's CUDA builder would link
+libcudart.so and libtorch_cuda.so, and would guess the architectures and the toolkit. ``setup.py`` and the JIT share
+this file; like ``backend/compilation.py`` it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pathlib import Path
 
 from .compilation import BuildUnavailable, Compiler, default_jobs, include_directories, sources
 
-# Without a device or a list: every architecture since 2018 that torch is built for, and PTX for those to come.
+# If neither a device nor a list says otherwise: every architecture since 2018 that torch is built for, and PTX for
+# later ones.
 DEFAULT_ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 _SETTING = "TORCH_CUDA_ARCH_LIST"
-_NAMES = {  # torch's own names; the longer one first where one begins another
+_NAMES = {  # names that torch accepts in that list; a name comes before those that are its prefixes
     "Volta+Tegra": "7.2",
     "Volta": "7.0+PTX",
     "Turing": "7.5+PTX",
@@ -39,12 +40,15 @@ _INSTALL = "install the CUDA toolkit {wanted} or set CUDA_HOME to one"
 
 @dataclass(frozen=True)
 class Nvcc:
+    """A CUDA compiler."""
+
     path: str
     version: str  # 13.0.88
     supported: tuple[tuple[int, int], ...]  # compute capabilities, ascending
 
     @property
     def release(self) -> tuple[int, int]:
+        """(major, minor) of the version."""
         major, minor = self.version.split(".")[:2]
         return int(major), int(minor)
 
@@ -62,10 +66,14 @@ def no_cuda_torch(version: str, cuda: str | None, hip: str | None) -> BuildUnava
 
 
 def find_nvcc(torch_cuda: str | None, environ: Mapping[str, str] | None = None) -> Nvcc:
-    """nvcc by CUDACXX, CUDA_HOME or CUDA_PATH, the PATH, /usr/local/cuda; of the CUDA major version torch is built for.
+    """Finds nvcc by CUDACXX, CUDA_HOME or CUDA_PATH, on the PATH, or in /usr/local/cuda. Raises BuildUnavailable.
 
-    torch_cuda: torch.version.cuda; None: any will do. Two major versions of the CUDA runtime in one process need
+    Its CUDA major version must be that of torch, because two major versions of the CUDA runtime in one process may need
     different drivers.
+
+    Args:
+        torch_cuda: torch.version.cuda; None: any version is accepted.
+        environ: the environment variables; None: os.environ.
     """
     environ = os.environ if environ is None else environ
     wanted = torch_cuda.split(".")[0] if torch_cuda else "12"
@@ -80,6 +88,7 @@ def find_nvcc(torch_cuda: str | None, environ: Mapping[str, str] | None = None) 
 
 
 def _nvcc_path(environ: Mapping[str, str], wanted: str) -> str:
+    """The path of nvcc. Raises BuildUnavailable."""
     search = environ.get("PATH")
     chosen = environ.get("CUDACXX", "").strip()
     if chosen:
@@ -106,6 +115,7 @@ def _nvcc_path(environ: Mapping[str, str], wanted: str) -> str:
 
 
 def _nvcc_version(path: str) -> str:
+    """The version that an nvcc prints, such as 13.0.88. Raises BuildUnavailable."""
     output = _output([path, "--version"])
     found = re.search(r"\bV(\d+\.\d+\.\d+)", output)
     if found is None:
@@ -114,6 +124,7 @@ def _nvcc_version(path: str) -> str:
 
 
 def _supported(path: str) -> tuple[tuple[int, int], ...]:
+    """The compute capabilities that an nvcc compiles for, ascending."""
     found = {divmod(int(number), 10) for number in re.findall(r"compute_(\d+)\b", _output([path, "--list-gpu-arch"]))}
     if not found:
         raise BuildUnavailable(f"{path} --list-gpu-arch lists nothing", "install CUDA 11.5 or newer")
@@ -121,6 +132,7 @@ def _supported(path: str) -> tuple[tuple[int, int], ...]:
 
 
 def _output(command: Sequence[str]) -> str:
+    """What a command prints. Raises BuildUnavailable if it cannot be run."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, errors="replace", text=True
@@ -136,10 +148,10 @@ def _output(command: Sequence[str]) -> str:
 def cuda_architectures(
     nvcc: Nvcc | None, devices: Iterable[tuple[int, int]] = (), environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """What to compile for, as TORCH_CUDA_ARCH_LIST spells it ("8.0", "9.0a", "12.0+PTX"), ascending.
+    """The architectures to compile for, in the format of TORCH_CUDA_ARCH_LIST ("8.0", "9.0a", "12.0+PTX"), ascending.
 
-    TORCH_CUDA_ARCH_LIST decides where it is set; then the devices (their compute capabilities); without either it is
-    the default list as far as this nvcc knows it. Without an nvcc (None) nothing is checked against one.
+    They are those of TORCH_CUDA_ARCH_LIST if it is set, otherwise those of the devices (compute capabilities), without
+    devices the default list as far as this nvcc supports it. With nvcc=None they are not checked against an nvcc.
     """
     environ = os.environ if environ is None else environ
     chosen = environ.get(_SETTING, "").strip(" ,;")
@@ -149,19 +161,21 @@ def cuda_architectures(
     if found:
         return _ordered(_for_device(capability, nvcc) for capability in found)
     known = [name for name in DEFAULT_ARCHITECTURES if nvcc is None or capability_of(name) in nvcc.supported]
-    if not known:  # an nvcc newer than all of these: its oldest, whose PTX serves every newer one
+    if not known:  # an nvcc that supports only newer ones: its oldest, whose PTX runs on all newer devices
         assert nvcc is not None
         known = ["{}.{}".format(*nvcc.supported[0])]
     return (*known[:-1], f"{known[-1]}+PTX")
 
 
 def _items(text: str) -> list[str]:
+    """The items of TORCH_CUDA_ARCH_LIST, with names replaced by numbers."""
     for name, numbers in _NAMES.items():
         text = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w+])", numbers, text)
     return [item for item in re.split(r"[\s,;]+", text) if item]
 
 
 def _chosen_architecture(item: str, nvcc: Nvcc | None) -> str:
+    """Checks one item of TORCH_CUDA_ARCH_LIST and returns it. Raises BuildUnavailable."""
     if re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", item) is None:
         raise BuildUnavailable(
             f'{_SETTING}: expected compute capabilities such as "8.0;9.0+PTX", got {item!r}',
@@ -179,7 +193,7 @@ def _chosen_architecture(item: str, nvcc: Nvcc | None) -> str:
 
 
 def _for_device(capability: tuple[int, int], nvcc: Nvcc | None) -> str:
-    """The device's own architecture, or the next older one that this nvcc knows: as PTX where the major differs."""
+    """The architecture of a device, or the newest older one that this nvcc supports, as PTX if the major differs."""
     older = [known for known in nvcc.supported if known <= capability] if nvcc else [capability]
     if not older:
         assert nvcc is not None
@@ -192,21 +206,25 @@ def _for_device(capability: tuple[int, int], nvcc: Nvcc | None) -> str:
 
 
 def _ordered(items: Iterable[str]) -> tuple[str, ...]:
+    """Architectures without duplicates, ascending."""
     return tuple(sorted(set(items), key=lambda item: (capability_of(item), item)))
 
 
 def capability_of(architecture: str) -> tuple[int, int]:
-    """(9, 0) of 9.0a+PTX."""
+    """The compute capability of an architecture, (9, 0) for "9.0a+PTX"."""
     major, minor = re.sub(r"[af]?(\+PTX)?$", "", architecture).split(".")
     return int(major), int(minor)
 
 
 def serves(architectures: Iterable[str], device: tuple[int, int]) -> bool:
-    """Whether code for these architectures runs on a device: same major, minor not above its own, or older PTX."""
+    """Whether code for these architectures runs on a device of this compute capability.
+
+    It does if one has the same major and no higher minor version, or is older and PTX.
+    """
     for name in architectures:
         own = capability_of(name)
         plain, ptx = name.removesuffix("+PTX"), name.endswith("+PTX")
-        if plain.endswith("a"):  # for this one alone, PTX too
+        if plain.endswith("a"):  # architecture-specific code, PTX included, runs on this compute capability only
             fits = own == device
         else:
             fits = own <= device and (own[0] == device[0] or (ptx and not plain.endswith("f")))
@@ -216,6 +234,7 @@ def serves(architectures: Iterable[str], device: tuple[int, int]) -> bool:
 
 
 def gencode_flags(architectures: Iterable[str]) -> list[str]:
+    """The flags of nvcc for these architectures."""
     flags = []
     for name in architectures:
         number = name.removesuffix("+PTX").replace(".", "")
@@ -229,14 +248,16 @@ def gencode_flags(architectures: Iterable[str]) -> list[str]:
 
 
 def compile_flags() -> list[str]:
-    """No fast math, and no contraction: the kernels say fma where they mean it. torch's C++ standard does not matter
-    here, where no torch header is seen."""
+    """The flags of nvcc. No fast math and no contraction: the kernels call fma explicitly.
+
+    The C++ standard need not be that of torch, because the kernels include no torch header.
+    """
     host = "-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden,-ffp-contract=off,-fno-fast-math"
     return ["-std=c++17", "-O3", "-fmad=false", "-Xcompiler", host]
 
 
 def cuda_facts(nvcc: Nvcc | None, architectures: Iterable[str]) -> dict[str, str]:
-    """What the kernels depend on beyond compilation.build_facts."""
+    """What the CUDA kernels depend on in addition to compilation.build_facts."""
     return {
         "nvcc": os.path.realpath(nvcc.path) if nvcc else "",
         "nvcc_version": nvcc.version if nvcc else "",
@@ -246,13 +267,14 @@ def cuda_facts(nvcc: Nvcc | None, architectures: Iterable[str]) -> dict[str, str
 
 
 def link_flags(nvcc: Nvcc, objects: Iterable[Path]) -> list[str]:
-    """The kernels' objects and the CUDA runtime as a static library, hidden from the one that torch loads."""
+    """The object files of the kernels and the static CUDA runtime, whose symbols are hidden from those of torch."""
     runtime = ["-lcudart_static", "-ldl", "-lrt", "-lpthread", "-Wl,--exclude-libs,ALL"]
     return [*map(str, objects), f"-L{_runtime_directory(nvcc)}", *runtime]
 
 
 def _runtime_directory(nvcc: Nvcc) -> str:
-    """Where libcudart_static.a is, from nvcc itself: nvcc on the PATH may be a script far from its toolkit."""
+    """The directory of libcudart_static.a. nvcc itself is asked, as nvcc on the PATH may be a script outside of its
+    toolkit. Raises BuildUnavailable."""
     output = _output([nvcc.path, "--dryrun", "-E", "-x", "cu", os.devnull])
     folders = [folder for line in output.splitlines() for folder in re.findall(r'"-L([^"]+)"', line)]
     for folder in folders:
@@ -272,16 +294,17 @@ def compile_kernels(
     compiler: Compiler | None = None,
     extra_flags: Sequence[str] = (),
 ) -> list[Path]:
-    """The object files of every .cu, in `folder`, at most MAX_JOBS at a time; what nvcc printed in a .log beside each.
+    """Compiles every .cu file into `folder`, at most MAX_JOBS at a time, and returns the object files.
 
-    Raises subprocess.CalledProcessError with the output of the first that fails.
+    The output of nvcc is in a .log file next to each. Raises subprocess.CalledProcessError with the output of the first
+    that fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # nvcc takes its host compiler by one file name; NVCC_CCBIN is nvcc's own setting.
+    # -ccbin accepts one file name only; NVCC_CCBIN is nvcc's own setting.
     known = compiler is not None and len(compiler.command) == 1 and not os.environ.get("NVCC_CCBIN")
     flags = [*compile_flags(), *gencode_flags(architectures), *extra_flags]
     flags += ["-ccbin", compiler.command[0]] if compiler and known else []
-    # nvcc has a shell read the paths that it is given: it runs in `folder`, and finds the sources by a link there.
+    # nvcc passes paths to a shell without quoting them: it runs in `folder`, with a link to the sources there.
     seen = root.absolute()
     if shlex.quote(str(seen)) != str(seen):
         seen = Path("csrc")
@@ -307,6 +330,7 @@ def compile_kernels(
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
+    """Runs one compiler command in `folder`, with its output in a .log file. Raises CalledProcessError."""
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     (folder / command[-1]).with_suffix(".log").write_bytes(done.stdout)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""The account that backend_info() gives: for a person as text, for a program as a dictionary. Works without torch."""
+"""`backend_info`: which backend runs on which device, as text and as a dictionary. Works without torch."""
 
 from __future__ import annotations
 
@@ -15,30 +15,50 @@ from .loader import DeviceBackend
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """Which backend serves which device and why, and the facts a bug report needs."""
+    """Which backend runs on which device and why, and what a bug report needs. `str()` gives a readable report.
+
+    Fields:
+        version: version of sinpe_ext.
+        torch: version of torch; None if it is not installed.
+        python: version of Python.
+        platform: operating system and machine, such as "Linux x86_64".
+        setting: the backend that was chosen, "auto", "compiled" or "eager"; see `use_backend`.
+        devices: one entry for the CPU, one for CUDA, and one for each other device type that was used. Each has the
+            fields device, backend ("compiled", "eager", or "none" without torch), reason, how ("prebuilt", "jit" or
+            "none"), library (its path), todo (how to get the compiled backend, if that is possible) and build (a dict
+            with the compiler, its flags and the versions that the library was built with).
+        instruction_set: instruction set of the CPU kernels, "default", "v3" or "v4"; None if no library is loaded.
+        cuda_arithmetic: arithmetic of the CUDA kernels for float32, "double" or "single"; None if no library is loaded.
+        threads: number of threads that the CPU kernels use.
+        cache_dir: directory of libraries that are compiled on first use.
+        core: whether the compiled module behind `sinpe_ext.numpy` is available.
+        core_reason: where that module comes from, or why it is not available.
+    """
 
     version: str
     torch: str | None
     python: str
     platform: str
-    setting: str  # auto | compiled | eager
+    setting: str
     devices: tuple[DeviceBackend, ...]
-    instruction_set: str | None  # the CPU kernels' choice; None where none are loaded
-    cuda_arithmetic: str | None  # of the CUDA kernels' float32 rows: double or single; None where none are loaded
+    instruction_set: str | None
+    cuda_arithmetic: str | None
     threads: int
     cache_dir: str
-    core: bool  # the torch-free pybind11 module behind sinpe_ext.numpy
+    core: bool
     core_reason: str
 
     def device(self, device_type: str) -> DeviceBackend:
+        """Returns the entry of `devices` for a device type such as "cpu", "cuda" or "mps"."""
         for found in self.devices:
             if found.device == device_type:
                 return found
         return loader.resolve(device_type)
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the fields as a dict that can be written as JSON; `devices` is a dict by device type."""
         fields = asdict(self)
-        for found in fields["devices"]:  # a build is recorded as text: str(torch.version.cuda)
+        for found in fields["devices"]:  # build facts are strings, so None was recorded as str(torch.version.cuda)
             found["build"] = {key: None if value == "None" else value for key, value in found["build"].items()}
         fields["devices"] = {found["device"]: found for found in fields["devices"]}
         return fields
@@ -66,6 +86,7 @@ class BackendInfo:
 
 
 def _how_built(facts: dict[str, Any]) -> str:
+    """A line on the compilers of a build and the versions that it was built for."""
     text = f"built by {facts.get('compiler_version')} for torch {facts.get('torch')}"
     if "architectures" not in facts:
         return text
@@ -74,11 +95,23 @@ def _how_built(facts: dict[str, Any]) -> str:
 
 
 def _indented(text: str) -> str:
+    """Text whose further lines are indented for the report."""
     return text.replace("\n", "\n        ")
 
 
 def backend_info() -> BackendInfo:
-    """What serves which device and why, how it was built, and what to do for more. Loads the CPU backend if need be."""
+    """Returns which backend runs on which device, why, how it was built, and how to get the compiled one.
+
+    Example:
+        >>> print(sinpe.backend_info().device("cpu").backend)
+        compiled
+
+    The CPU and CUDA libraries are loaded if that was not tried before, which may compile them; with the setting "eager"
+    nothing is loaded. `python -m sinpe_ext info` prints the same with the compilers and settings that were found.
+
+    Returns: a `BackendInfo`; print it for a readable report.
+    Raises: ValueError for an invalid value of SINPE_EXT_BACKEND.
+    """
     setting = loader.setting()
     devices = [_under(setting, device) for device in ("cpu", "cuda")]
     devices += [found for name, found in loader.found().items() if name not in ("cpu", "cuda")]
@@ -100,7 +133,7 @@ def backend_info() -> BackendInfo:
 
 
 def _under(setting: str, device: str) -> DeviceBackend:
-    """Under "eager" nothing is loaded for the sake of a report."""
+    """The backend of a device under a setting. Under "eager" no library is loaded for the report."""
     if setting != "eager" or _torch_version() is None:
         return loader.resolve(device)
     if loader.chosen_in_code():
@@ -109,6 +142,7 @@ def _under(setting: str, device: str) -> DeviceBackend:
 
 
 def _torch_version() -> str | None:
+    """The version of torch, None if it is not installed."""
     try:
         import torch
     except ImportError:
@@ -117,6 +151,7 @@ def _torch_version() -> str | None:
 
 
 def _instruction_set(cpu: DeviceBackend, core: Any) -> str | None:
+    """The instruction set of the CPU kernels, of torch's library or else of the NumPy module; None without either."""
     if cpu.backend == "compiled":
         import torch
 
@@ -125,6 +160,7 @@ def _instruction_set(cpu: DeviceBackend, core: Any) -> str | None:
 
 
 def _cuda_arithmetic(cuda: DeviceBackend) -> str | None:
+    """The arithmetic of the CUDA kernels for float32; None if no library is loaded."""
     if cuda.backend != "compiled":
         return None
     import torch
@@ -133,6 +169,7 @@ def _cuda_arithmetic(cuda: DeviceBackend) -> str | None:
 
 
 def _cache_directory() -> str:
+    """The directory of the JIT cache, or why there is none."""
     try:
         return str(build_cache.directory())
     except BuildUnavailable as error:
@@ -140,6 +177,7 @@ def _cache_directory() -> str:
 
 
 def _threads() -> int:
+    """The number of threads of torch, without torch the cores that this process may use."""
     if _torch_version() is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     import torch

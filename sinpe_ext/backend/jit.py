@@ -1,10 +1,10 @@
-"""Compile a library on first use, once per machine, through torch.utils.cpp_extension.
+"""Compiles a library on first use, once per machine, with torch.utils.cpp_extension.
 
 Targets: "cpu", "cuda" (nvcc compiles the kernels first) and, for tests, "emulated" (see ``compilation.py``).
-A finished build is ``<cache>/<key>/sinpe_ext_cpu.so`` with ``done.json`` beside it. Each attempt compiles in a
-directory of its own and moves the library into place at the end, so a killed build leaves nothing that a later one
-could trip over: neither torch's ``lock`` file, on which torch waits for ever, nor objects that an orphaned ninja still
-writes. Attempts of several processes are put in turn by a file lock with a time-out.
+A finished build is ``<cache>/<key>/sinpe_ext_cpu.so`` with ``done.json`` next to it. Each attempt compiles in its own
+directory and moves the library into place at the end. A killed build therefore leaves nothing that disturbs a later
+one: neither torch's ``lock`` file, for which torch waits without end, nor objects that an orphaned ninja still writes.
+A file lock with a time-out lets one process build at a time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from .compilation import BuildUnavailable
 
 _TITLES = {"cpu": "the CPU kernels", "cuda": "the CUDA kernels", "emulated": "the CUDA kernels as plain C++"}
 _SCRIPT = "cxx"
-_QUIET_WAIT = 20.0  # seconds that another process's build is awaited before saying so
+_QUIET_WAIT = 20.0  # seconds to wait for the build of another process before a message says so
 
 
 def _torch_facts() -> dict[str, str]:
+    """What a library depends on of torch."""
     import torch
 
     return {
@@ -43,7 +44,7 @@ def _torch_facts() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Tools:
-    """What compiles a library, and what it is compiled for (CUDA alone)."""
+    """The compilers of a library, and for CUDA the architectures that it is compiled for."""
 
     compiler: compilation.Compiler
     nvcc: cuda_compiler.Nvcc | None
@@ -51,6 +52,7 @@ class _Tools:
 
 
 def _tools(target: str) -> _Tools:
+    """The compilers that were found for a target. Raises BuildUnavailable."""
     compiler = compilation.find_compiler()
     if target != "cuda":
         return _Tools(compiler, None, ())
@@ -64,7 +66,7 @@ def _tools(target: str) -> _Tools:
 
 
 def device_capabilities() -> list[tuple[int, int]]:
-    """Of every visible CUDA device. Starts CUDA where there is one, and only there."""
+    """The compute capabilities of the visible CUDA devices. Initializes CUDA only if there is a device."""
     import torch
 
     if not torch.cuda.is_available():
@@ -73,6 +75,7 @@ def device_capabilities() -> list[tuple[int, int]]:
 
 
 def _facts(target: str, root: Path, tools: _Tools | None) -> dict[str, str]:
+    """The facts that identify a build; without `tools`, those of its compilers are empty."""
     try:
         facts = compilation.build_facts(target, root, tools.compiler if tools else None, _torch_facts())
     except OSError as error:
@@ -84,9 +87,9 @@ def _facts(target: str, root: Path, tools: _Tools | None) -> dict[str, str]:
 
 
 def library(target: str, load: Callable[[Path], None], verbose: bool = False) -> tuple[Path, dict[str, str]]:
-    """The loaded library and its build facts, from the cache or compiled now.
+    """Loads a library from the cache, or compiles it; returns its path and its build facts.
 
-    ``load`` loads a file and raises OSError or BuildUnavailable if that does not work. Raises BuildUnavailable.
+    ``load`` loads a file and raises OSError or BuildUnavailable if that fails. Raises BuildUnavailable.
     """
     root = compilation.source_root()
     if root is None or not compilation.sources(target, root):
@@ -111,12 +114,12 @@ def library(target: str, load: Callable[[Path], None], verbose: bool = False) ->
             load(found)
             return found, facts
         try:
-            found.unlink(missing_ok=True)  # complete, and yet it does not load: build it once more
+            found.unlink(missing_ok=True)  # complete, but it does not load: build it again
         except OSError as error:
             raise BuildUnavailable(
                 f"{found} does not load and cannot be replaced: {error}", build_cache.OWN_FOLDER
             ) from error
-    with _turn(cache, folder):
+    with _build_lock(cache, folder):
         found = build_cache.finished(folder)  # another process may have built it while this one waited
         if found:
             _load_cached(found, load)
@@ -126,6 +129,7 @@ def library(target: str, load: Callable[[Path], None], verbose: bool = False) ->
 
 
 def _load_cached(path: Path, load: Callable[[Path], None]) -> None:
+    """Loads a library of the cache. Raises BuildUnavailable."""
     try:
         load(path)
     except OSError as error:
@@ -133,8 +137,8 @@ def _load_cached(path: Path, load: Callable[[Path], None]) -> None:
 
 
 @contextlib.contextmanager
-def _turn(cache: Path, folder: Path) -> Iterator[None]:
-    """Hold the lock of one build directory; the operating system frees it when its holder dies."""
+def _build_lock(cache: Path, folder: Path) -> Iterator[None]:
+    """Holds the file lock of a build directory; the operating system releases it if the process dies."""
     try:
         from filelock import FileLock, Timeout
     except ImportError as error:
@@ -165,6 +169,7 @@ def _turn(cache: Path, folder: Path) -> Iterator[None]:
 
 
 def _lock_timeout() -> float:
+    """The value of SINPE_EXT_LOCK_TIMEOUT in seconds. Raises ValueError."""
     text = os.environ.get("SINPE_EXT_LOCK_TIMEOUT") or "300"
     try:
         return max(0.0, float(text))
@@ -181,7 +186,7 @@ def _compile(
     load: Callable[[Path], None],
     verbose: bool,
 ) -> Path:
-    """Compile, load, move into place, mark as done. The lock of ``folder`` is held."""
+    """Compiles and loads a library, moves it into place and writes the marker. The lock of ``folder`` is held."""
     ninja = compilation.find_ninja()
     if ninja is None:
         raise BuildUnavailable("ninja, which torch compiles with, was not found", "pip install ninja")
@@ -189,7 +194,7 @@ def _compile(
         from torch.utils import cpp_extension
     except ImportError as error:
         raise BuildUnavailable(f"torch.utils.cpp_extension: {error}", "pip install setuptools") from error
-    except OSError as error:  # setuptools reads the current folder, which may be gone
+    except OSError as error:  # setuptools reads the current directory, which may have been deleted
         raise BuildUnavailable(f"torch.utils.cpp_extension: {error}", "change to a folder that exists") from error
 
     name = f"sinpe_ext_{target}"
@@ -201,7 +206,7 @@ def _compile(
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / build_cache.DONE).unlink(missing_ok=True)
-        for stale in folder.glob("build-*"):  # left by killed builds: the lock says nobody is at work in them
+        for stale in folder.glob("build-*"):  # left by killed builds: the lock is held, so no process uses them
             shutil.rmtree(stale, ignore_errors=True)
         for scratch in folder.glob(f"{build_cache.DONE}.*"):
             scratch.unlink(missing_ok=True)
@@ -210,10 +215,10 @@ def _compile(
             link_flags = compilation.link_flags(target)
             if tools.nvcc:
                 kernels = cuda_compiler.compile_kernels(tools.nvcc, root, work, tools.architectures, tools.compiler)
-                # Relative to where ninja runs: torch quotes neither these nor its own folder, see _short_way_to_torch.
+                # Relative to where ninja runs: torch does not quote these paths either (_linked_torch_libraries).
                 flags = cuda_compiler.link_flags(tools.nvcc, [path.relative_to(work) for path in kernels])
                 link_flags += map(shlex.quote, flags)
-            with _short_way_to_torch(cpp_extension, work), _escaped_for_ninja(cpp_extension), _open_streams():
+            with _linked_torch_libraries(cpp_extension, work), _escaped_for_ninja(cpp_extension), _open_streams():
                 cpp_extension.load(
                     name=name,
                     sources=_forwarding_sources(target, root, work),
@@ -231,7 +236,7 @@ def _compile(
             record = {"file": done.name, "sha256": compilation.file_hash(done), "facts": facts}
             compilation.write_json(folder / build_cache.DONE, record)
             outcome = "done"
-        except OSError as error:  # this process has its library all the same
+        except OSError as error:  # the library is loaded in this process, but not in the cache
             outcome = f"done, for this process alone ({error}),"
     except BuildUnavailable:
         raise
@@ -244,9 +249,11 @@ def _compile(
 
 
 @contextlib.contextmanager
-def _short_way_to_torch(cpp_extension: ModuleType, work: Path) -> Iterator[None]:
-    """Where a shell would not read the path of torch's folder as it is, a link to it from where ninja runs: torch (2.11
-    to 2.15) does not quote that path in the linker's command."""
+def _linked_torch_libraries(cpp_extension: ModuleType, work: Path) -> Iterator[None]:
+    """Links torch's library folder into `work` if its path needs quoting in a shell.
+
+    torch (2.11 to 2.15) does not quote that path in the command of the linker.
+    """
     libraries = getattr(cpp_extension, "TORCH_LIB_PATH", "")
     if shlex.quote(libraries) == libraries:
         yield
@@ -262,9 +269,9 @@ def _short_way_to_torch(cpp_extension: ModuleType, work: Path) -> Iterator[None]
 
 @contextlib.contextmanager
 def _escaped_for_ninja(cpp_extension: ModuleType) -> Iterator[None]:
-    """Escape `$` and `:` in the ninja file as well; torch (2.11 to 2.15) escapes blanks alone, and 2.11 not CXX.
+    """Escapes `$` and `:` in the ninja file; torch (2.11 to 2.15) escapes only spaces, and 2.11 does not escape CXX.
 
-    Raises BuildUnavailable for what a ninja file cannot hold, while torch writes it.
+    While torch writes the file, BuildUnavailable is raised for paths that a ninja file cannot contain.
     """
     write = getattr(cpp_extension, "_write_ninja_file", None)
     if write is None:
@@ -289,7 +296,8 @@ def _escaped_for_ninja(cpp_extension: ModuleType) -> Iterator[None]:
 
 
 def _escaped(text: str, also_impossible: str = "") -> str:
-    """A text of a ninja file, which has no way to write line breaks and what is not UTF-8, nor `|` in a file's name."""
+    """Escapes a text for a ninja file. Raises BuildUnavailable for characters that it cannot contain: line breaks, text
+    that is not UTF-8, and those of `also_impossible`."""
     if re.search(rf"[\r\n\ud800-\udfff{also_impossible}]", text):
         raise BuildUnavailable(f"a ninja file cannot hold the path in {text!r}", build_cache.OWN_FOLDER)
     return text.replace("$", "$$")
@@ -297,7 +305,7 @@ def _escaped(text: str, also_impossible: str = "") -> str:
 
 @contextlib.contextmanager
 def _open_streams() -> Iterator[None]:
-    """torch flushes sys.stdout and sys.stderr, which are None in a process that was started without them."""
+    """Replaces sys.stdout and sys.stderr if they are None, as in a process started without them: torch flushes them."""
     with contextlib.ExitStack() as stack:
         if sys.stdout is None:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
@@ -307,8 +315,8 @@ def _open_streams() -> Iterator[None]:
 
 
 def _single_command(compiler: compilation.Compiler, work: Path) -> str:
-    """torch takes CXX as one file name; a CXX of several words ("ccache g++"), or one that a shell would not read as it
-    is, goes through a script."""
+    """The compiler as one file name, as torch requires of CXX. A command of several words ("ccache g++"), or one that
+    needs quoting, is wrapped in a script in `work`."""
     if [shlex.join(compiler.command)] == [*compiler.command]:
         return compiler.command[0]
     script = work / _SCRIPT
@@ -318,9 +326,10 @@ def _single_command(compiler: compilation.Compiler, work: Path) -> str:
 
 
 def _forwarding_sources(target: str, root: Path, work: Path) -> list[str]:
-    """torch names objects by file name alone, where those of one name collide: forward by unique names.
+    """Writes a source with a unique file name for each source of a target, which includes it, and returns their paths.
 
-    A .cu is compiled as C++ here, or by nvcc elsewhere.
+    torch names object files by the file name only, so sources of the same name in two folders would collide. A .cu
+    file of the target "cuda" is left out, as nvcc compiles it; of "emulated" it is compiled as C++.
     """
     forwarded = []
     for source in compilation.sources(target, root):
@@ -333,12 +342,13 @@ def _forwarding_sources(target: str, root: Path, work: Path) -> list[str]:
 
 
 def _failure(error: BaseException) -> BuildUnavailable:
-    """A folder that cannot be written to is no failed build, and deserves no warning; all else is."""
+    """The BuildUnavailable of an exception during a build. It counts as a failed build, which warns, unless the reason
+    is a directory that cannot be written to."""
     if isinstance(error, OSError) and error.errno is not None:
         return BuildUnavailable(f"the cache cannot be written to: {error}", build_cache.OWN_FOLDER)
     output = error.output if isinstance(error, subprocess.CalledProcessError) else None
     text = output.decode(errors="replace") if isinstance(output, bytes) else str(output or "")
-    if isinstance(error, OSError) and error.__cause__:  # a library that does not load: torch keeps why in the cause
+    if isinstance(error, OSError) and error.__cause__:  # a library that does not load: the reason is in the cause
         text = str(error.__cause__)
     said = str(error)
     tail = compilation.last_lines(_without_commands(said if text in said else f"{said}\n{text}"))
@@ -348,7 +358,7 @@ def _failure(error: BaseException) -> BuildUnavailable:
 
 
 def _without_commands(printed: str) -> str:
-    """What compilers say, of what ninja prints: not the commands that went well, nor the one that failed."""
+    """The output of the compilers from the output of ninja, without the commands that ninja prints."""
     kept, after_failed = [], False
     for line in printed.splitlines():
         shown = re.sub(r"\[\d+/\d+\] .*", "", line)
@@ -359,6 +369,7 @@ def _without_commands(printed: str) -> str:
 
 
 def _say(text: str) -> None:
+    """Writes a progress message to standard error."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be closed or None
         sys.stderr.write(text)
         sys.stderr.flush()

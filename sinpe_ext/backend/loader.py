@@ -1,7 +1,7 @@
-"""Which implementation serves which device: found on first use, never at import, and remembered with its reason.
+"""Selects the implementation for each device type, on first use and not at import, and keeps the reason.
 
 Order: ``use_backend`` or SINPE_EXT_BACKEND, then the library built at install time, then one compiled now
-(``backend/jit.py``), then eager PyTorch. A failure is remembered as well, so that it costs once.
+(``backend/jit.py``), then eager PyTorch. The result is cached, a failure too, so that no attempt is repeated.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class BackendUnavailableError(RuntimeError):
-    """The compiled backend was demanded and is not to be had; the message says why and what to do."""
+    """Raised if the compiled backend is required and not available. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class DeviceBackend:
-    """What serves one kind of device, and why."""
+    """The backend of one device type, and the reason for it."""
 
     device: str
     backend: str  # compiled | eager | none (no torch)
@@ -47,14 +47,14 @@ class DeviceBackend:
 
 _lock = threading.RLock()
 _setting: str | None = None  # None: SINPE_EXT_BACKEND decides
-_found: dict[str, DeviceBackend] = {}  # what loading gave, whatever the setting
-choices: dict[str, Any] = {}  # device type -> compiled?, and what small_calls gives, under the present setting
+_found: dict[str, DeviceBackend] = {}  # device type -> result of loading, independent of the setting
+choices: dict[str, Any] = {}  # for the current setting: device type -> compiled?, and the result of small_calls
 _errors: dict[str, BuildUnavailable] = {}  # device type -> why the last attempt at a library failed
 _warned: set[str] = set()
 
 
 def _new_lock_after_fork() -> None:
-    """A child forked while another thread was loading would wait for a thread that it does not have."""
+    """Replaces the lock in a forked child: a thread that held it in the parent does not exist there to release it."""
     global _lock
     _lock = threading.RLock()
 
@@ -64,7 +64,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def compiled(device_type: str) -> bool:
-    """Whether the compiled kernels serve this kind of device. Loads on first use; a dictionary look-up after that."""
+    """Whether the compiled kernels serve this device type. Loads the library on first use; later a dict lookup."""
     try:
         answer: bool = choices[device_type]
         return answer
@@ -73,7 +73,7 @@ def compiled(device_type: str) -> bool:
 
 
 def setting() -> str:
-    """auto, compiled or eager: what use_backend said last, else SINPE_EXT_BACKEND."""
+    """The current setting, "auto", "compiled" or "eager": that of use_backend, otherwise SINPE_EXT_BACKEND."""
     if _setting is not None:
         return _setting
     chosen = os.environ.get("SINPE_EXT_BACKEND") or "auto"
@@ -83,28 +83,40 @@ def setting() -> str:
 
 
 def chosen_in_code() -> bool:
-    """Whether use_backend decides, and not SINPE_EXT_BACKEND."""
+    """Whether the setting comes from use_backend and not from SINPE_EXT_BACKEND."""
     return _setting is not None
 
 
 class use_backend:
-    """Choose the implementation for the whole process: "auto", "compiled" or "eager".
+    """Selects the backend for the whole process, as a function or as a context manager.
 
-    ``use_backend("eager")`` sets it at once and for good. ``with use_backend("eager"):`` sets it as the block is
-    entered and restores the choice before at its end, so that Ctrl-C before the block changes nothing (it still can as
-    `__exit__` is called, at the very end). An object that was kept has set it already; a block of it sets it again, and
-    at its end there is what was before.
-    "compiled" raises BackendUnavailableError, here for the CPU and at first use for another device, where "auto" would
-    quietly run eager PyTorch. The results are the same bits either way.
+    Example:
+        >>> sinpe.use_backend("compiled")  # from now on
+        use_backend('compiled')
+        >>> with sinpe.use_backend("eager"):  # inside the block
+        ...     pe = sinpe.table(4096, 512)
+
+    Called as a function, it sets the backend at once. In a with statement, it sets the backend when the block is
+    entered and restores the previous one at the end of the block. An object that was created before the with statement
+    has set the backend already; its block restores what was set before the object was created.
+
+    float32, bfloat16 and float16 results on the CPU have the same bits with either backend.
+
+    Args:
+        name: "auto": the compiled kernels if they are available for the device, otherwise eager PyTorch; "compiled":
+            the compiled kernels, or an error if they are not available; "eager": eager PyTorch. It takes precedence
+            over the environment variable SINPE_EXT_BACKEND.
+    Raises: ValueError for another name; BackendUnavailableError for "compiled", if there is no compiled backend for the
+        CPU here, and if there is none for another device at the first call on that device.
     """
 
     def __init__(self, name: str):
         if name not in SETTINGS:
             raise ValueError(f"name: expected one of {', '.join(SETTINGS)}, got {name!r}")
         if name == "compiled":
-            _demand("cpu")
+            _require_compiled("cpu")
         self.name = name
-        self._before: list[str | None] = []  # what to restore, for each block of this object that is open
+        self._before: list[str | None] = []  # the settings to restore, one for each open block of this object
         self._set_by_call = not _is_with_expression()
         if self._set_by_call:
             self._before.append(_setting)
@@ -118,7 +130,7 @@ class use_backend:
         try:
             _set(self.name)
             return self
-        except BaseException:  # Ctrl-C, before the block that would restore it
+        except BaseException:  # KeyboardInterrupt before the block: __exit__ would not be called
             self.__exit__(None, None, None)
             raise
 
@@ -126,7 +138,7 @@ class use_backend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         global _setting, choices
-        _setting, choices = self._before[-1], {}  # first of all, and no call: Python looks for signals in calls
+        _setting, choices = self._before[-1], {}  # first and without a call: Python handles signals in calls
         del self._before[-1]
 
     def __repr__(self) -> str:
@@ -134,11 +146,11 @@ class use_backend:
 
 
 def _is_with_expression() -> bool:
-    """Whether the caller of use_backend is a with statement, which is what its next instruction is then.
+    """Whether use_backend(...) is the expression of a with statement, judged by the caller's next instruction.
 
-    False where that is not seen (torch.compile traces, `with a if b else c`): the choice is made by the call.
+    False if that cannot be seen (under torch.compile, `with a if b else c`): the call then sets the backend.
     """
-    compiler = getattr(sys.modules.get("torch"), "compiler", None)  # none while another thread imports torch
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)  # missing while another thread imports torch
     if getattr(compiler, "is_compiling", bool)():
         return False
     frame = sys._getframe(1).f_back
@@ -151,38 +163,41 @@ def _is_with_expression() -> bool:
 
 
 def _set(name: str | None) -> None:
+    """Sets the backend and clears the choices that were made under the previous setting."""
     global _setting, choices
-    # A new dictionary: a thread still choosing under the old setting fills the old one. One statement, which a signal
-    # does not divide.
+    # A new dict: a thread that is still choosing under the old setting writes to the old one. One statement, so that a
+    # signal handler cannot run between the two assignments.
     _setting, choices = name, {}
 
 
 def _choose(device_type: str) -> bool:
+    """`compiled` for a device type that is not in `choices` yet, to which it is added."""
     chosen, wanted = choices, setting()
     if wanted == "eager" or device_type == "meta":
         answer = False
     elif wanted == "compiled":
-        answer = _demand(device_type)
+        answer = _require_compiled(device_type)
     else:
         answer = resolve(device_type).backend == "compiled"
     chosen[device_type] = answer
     return answer
 
 
-def _demand(device_type: str) -> bool:
+def _require_compiled(device_type: str) -> bool:
+    """True if the compiled kernels serve this device type. Raises BackendUnavailableError otherwise."""
     found = resolve(device_type)
     if found.backend != "compiled":
         todo = f"; {found.todo}" if found.todo else '; use_backend("auto") runs eager PyTorch instead'
         raise BackendUnavailableError(
-            f"the compiled backend is demanded, but {device_type} devices have none: {found.reason}{todo}"
+            f"the compiled backend is required, but {device_type} devices have none: {found.reason}{todo}"
         )
     return True
 
 
 def emulate() -> DeviceBackend:
-    """For tests and tools: the CUDA kernels compiled as plain C++ serve the CPU, from before its library is loaded.
+    """For tests and tools: makes the CUDA kernels, compiled as plain C++, serve CPU tensors.
 
-    Raises: BuildUnavailable where they cannot be compiled.
+    Must be called before the CPU library is loaded. Raises BuildUnavailable if that is too late or the build fails.
     """
     from . import jit
 
@@ -196,7 +211,7 @@ def emulate() -> DeviceBackend:
 
 
 def resolve(device_type: str) -> DeviceBackend:
-    """What "auto" gives for this kind of device, loading the library if it was not tried yet."""
+    """The backend that "auto" selects for this device type. Loads the library if that was not tried yet."""
     found = _found.get(device_type)
     if found is None:
         with _lock:
@@ -209,12 +224,14 @@ def resolve(device_type: str) -> DeviceBackend:
 
 
 def _without_kernels(device_type: str) -> DeviceBackend:
+    """The eager backend of a device type for which there are no kernels."""
     if device_type == "meta":
         return DeviceBackend(device_type, "eager", "meta tensors hold no data")
     return DeviceBackend(device_type, "eager", f"there are no {device_type} kernels; eager PyTorch runs on the device")
 
 
 def _load(device: str, verbose: bool = False) -> DeviceBackend:
+    """Loads the prebuilt library or compiles one; on failure the eager backend with the reason."""
     try:
         import torch
     except ImportError as error:
@@ -234,7 +251,7 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
         return _load_prebuilt(device)
     except BuildUnavailable as error:
         no_prebuilt = error.reason
-        _note(device, error)
+        _record_failure(device, error)
     if os.environ.get("SINPE_EXT_JIT", "1") == "0":
         reason = f"{no_prebuilt}; compiling on first use is switched off (SINPE_EXT_JIT=0)"
         tools = "nvcc" if device == "cuda" else "a C++ compiler"
@@ -247,25 +264,29 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
     try:
         path, facts = jit.library(device, lambda path: _load_library(path, device), verbose)
     except BuildUnavailable as error:
-        _note(device, error)
+        _record_failure(device, error)
         return DeviceBackend(device, "eager", f"{no_prebuilt}; compiling on first use: {error.reason}", todo=error.todo)
     return DeviceBackend(device, "compiled", f"{no_prebuilt}; compiled on first use", "jit", str(path), build=facts)
 
 
 def _names_architectures() -> bool:
-    """Whether TORCH_CUDA_ARCH_LIST says what to compile for; blanks and separators say nothing."""
+    """Whether TORCH_CUDA_ARCH_LIST names an architecture; spaces and separators alone do not count."""
     return bool(os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip(" \t\n,;"))
 
 
 def _check_arithmetic() -> None:
-    """Before the library, which takes what it does not know for the device's own choice."""
+    """Raises ValueError for an invalid SINPE_EXT_CUDA_ARITHMETIC, which the library itself would ignore."""
     chosen = os.environ.get("SINPE_EXT_CUDA_ARITHMETIC", "")
     if chosen not in ("", "single", "double"):
         raise ValueError(f"SINPE_EXT_CUDA_ARITHMETIC: expected single, double or nothing, got {chosen!r}; unset it")
 
 
 def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
-    """The library that setup.py built, unless the sources have changed since or a visible device is none of its own."""
+    """Loads the library that setup.py built. Raises BuildUnavailable if there is none, or if it does not fit.
+
+    It does not fit if it is damaged, older than the sources, or (CUDA) not built for this CUDA version and the visible
+    devices.
+    """
     manifest = compilation.read_json(package / compilation.MANIFEST)
     built = manifest.get("libraries", {}).get(device)
     if not built:
@@ -273,14 +294,14 @@ def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
         raise BuildUnavailable(str(reason or manifest.get("reason") or "nothing was built at install time"))
     path = package / built["file"]
     if not path.is_file():
-        raise BuildUnavailable(f"the prebuilt library {path} is gone")
-    if compilation.is_cut_short(path):
+        raise BuildUnavailable(f"the prebuilt library {path} does not exist")
+    if compilation.is_truncated(path):
         raise BuildUnavailable(f"the prebuilt library {path} is damaged: its end is missing")
     root = compilation.source_root(package)
     if root is not None and compilation.source_hash(device, root) != built["sources"]:
         raise BuildUnavailable("the prebuilt library is older than the sources")
     if device == "cuda":
-        _suits_cuda(built)
+        _check_cuda_build(built)
     try:
         _load_library(path, device)
     except OSError as error:
@@ -288,8 +309,9 @@ def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
     return DeviceBackend(device, "compiled", "built at install time", "prebuilt", str(path), build=built)
 
 
-def _suits_cuda(built: dict[str, Any]) -> None:
-    """Whether a prebuilt CUDA library has code for the devices here, and the CUDA of this torch."""
+def _check_cuda_build(built: dict[str, Any]) -> None:
+    """Raises BuildUnavailable if a prebuilt CUDA library is of another CUDA major version than torch, or has no code
+    for a visible device."""
     import torch
 
     from . import jit
@@ -307,14 +329,14 @@ def _suits_cuda(built: dict[str, Any]) -> None:
 
 
 def _load_library(path: Path, device: str = "cpu") -> None:
-    """Load the kernels of the operators and make sure that they are there; `ops` may define the schemas later."""
+    """Loads a library of kernels and checks that they were registered; `ops` may define the schemas later."""
     import torch
 
     _define_facts()
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        raise OSError(str(error.__cause__ or error)) from error  # torch keeps why in the cause
+        raise OSError(str(error.__cause__ or error)) from error  # the reason is in the cause of torch's exception
     has_kernel = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", None)
     key = DISPATCH_KEYS[device]
     if has_kernel is not None and not has_kernel(f"{OPS}::table", key):
@@ -323,19 +345,20 @@ def _load_library(path: Path, device: str = "cpu") -> None:
 
 @functools.cache
 def _define_facts() -> None:
-    """Defines the operators by which a loaded library tells its instruction set (CPU) and its arithmetic (CUDA)."""
+    """Defines the operators that return the instruction set (CPU) and the arithmetic (CUDA) of a loaded library."""
     with interrupts_held():
         library = fragment(OPS)
         library.define("cpu_isa() -> str")
         library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
 
 
-def _note(device: str, error: BuildUnavailable) -> None:
+def _record_failure(device: str, error: BuildUnavailable) -> None:
+    """Records why a library is not available, for `_warn_once`."""
     _errors[device] = error
 
 
 def _warn_once(device: str) -> None:
-    """Only a build that failed is worth a warning; a missing compiler is a reason in backend_info()."""
+    """Warns once per device type if a build failed. A missing compiler is only a reason in backend_info()."""
     error = _errors.get(device)
     if error is not None and error.failed and device not in _warned:
         _warned.add(device)
@@ -345,20 +368,20 @@ def _warn_once(device: str) -> None:
 
 
 def build(device: str = "cpu", verbose: bool = False) -> str:
-    """Load the compiled backend, compiling it if need be, and return its path: ``python -m sinpe_ext build``.
+    """Loads the compiled backend, compiling it if necessary, and returns its path: ``python -m sinpe_ext build``.
 
-    Raises BackendUnavailableError with the reason where that does not work. An earlier failure is tried again.
+    Tries again after an earlier failure. Raises BackendUnavailableError with the reason if it fails.
     """
     with _lock:
         if device in DISPATCH_KEYS and _is_missing(device):
             _found[device] = _load(device, verbose)
             choices.pop(device, None)
-        _demand(device)
+        _require_compiled(device)
         return str(resolve(device).library)
 
 
 def buildable() -> list[str]:
-    """The devices that are worth a build here: the CPU, and CUDA where torch has it and it is known for what."""
+    """The device types to build for here: the CPU, and CUDA if torch supports it and the architectures are known."""
     try:
         import torch
     except ImportError:
@@ -368,20 +391,22 @@ def buildable() -> list[str]:
 
 
 def found() -> dict[str, DeviceBackend]:
-    """What was resolved so far, by device type."""
+    """The backends that were resolved so far, by device type."""
     return dict(_found)
 
 
 def _is_missing(device_type: str) -> bool:
-    """Whether this device was not tried yet, or was tried in vain."""
+    """Whether no compiled library is loaded for this device type."""
     found = _found.get(device_type)
     return found is None or found.backend != "compiled"
 
 
 def small_calls(set_up: Callable[[Any], bool]) -> Any:
-    """The module _core for calls of small tensors on the CPU, or None: where the library that serves the CPU is not the
-    install's own, eager PyTorch was chosen, or `set_up`, which gets the module, says that it does not serve. Kept in
-    `choices["small calls"]`, where callers look first."""
+    """The module _core for calls with small CPU tensors, or None if it cannot be used.
+
+    It can be used if the compiled backend serves the CPU with the library built at install time, and `set_up(module)`
+    returns True. The result is cached in `choices["small calls"]`, where callers look first.
+    """
     chosen = choices
     module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how == "prebuilt" else None
     chosen["small calls"] = found = module if module is not None and set_up(module) else None
@@ -389,7 +414,7 @@ def small_calls(set_up: Callable[[Any], bool]) -> Any:
 
 
 def core_module() -> tuple[object | None, str]:
-    """The torch-free pybind11 module _core, or None, with the reason. Older than the sources counts as absent."""
+    """(module, reason): the pybind11 module _core, which needs no torch, or None if it is missing or out of date."""
     manifest = compilation.read_json(PACKAGE / compilation.MANIFEST)
     built = manifest.get("libraries", {}).get("core")
     root = compilation.source_root(PACKAGE)

@@ -1,4 +1,4 @@
-"""The environment variables that this library reads: what each takes, and which of those that are set make no sense."""
+"""The environment variables of this library: the values that each accepts, and a check of those that are set."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PREFIX = "SINPE_EXT_"
 
 @dataclass(frozen=True)
 class Setting:
-    """What a variable takes; no values: anything."""
+    """The values that a variable accepts; without values it accepts any."""
 
     values: tuple[str, ...] = ()
-    otherwise: str = ""  # what another value does
-    fatal: bool = False  # another value is an error where the variable is read
+    otherwise: str = ""  # the effect of any other value
+    fatal: bool = False  # whether any other value raises an error when the variable is read
 
 
 SETTINGS = {
@@ -26,7 +26,7 @@ SETTINGS = {
     "JIT": Setting(("0", "1"), "taken as 1: kernels are compiled on first use"),
     "BUILD": Setting(("auto", "cpu", "cuda", "none"), "an installation refuses it"),
     "CUDA_ARITHMETIC": Setting(("single", "double"), "the first call on CUDA raises ValueError", fatal=True),
-    "CHECK": Setting(("0", "1"), "taken as 1: numbers on a device are looked at"),
+    "CHECK": Setting(("0", "1"), "taken as 1: values on a device are checked"),
     "CPU_ISA": Setting(("default", "v3", "v4"), "ignored: the best that the CPU has is taken"),
     "POPULATE": Setting(("0", "1"), "taken as 1: pages of new outputs are populated"),
     "CACHE_DIR": Setting(),
@@ -39,7 +39,7 @@ SETTINGS |= {name: Setting() for name in _OF_TESTS if name not in SETTINGS}
 
 @dataclass(frozen=True)
 class Problem:
-    """A variable that is set and does not do what it seems to."""
+    """A variable that is set to an invalid value, or whose name is unknown."""
 
     name: str
     value: str
@@ -48,13 +48,13 @@ class Problem:
 
 
 def problems(environ: Mapping[str, str] | None = None) -> list[Problem]:
-    """Values that are none of the variable's own, and names that are nobody's."""
+    """The variables with invalid values, and those with a name that looks like one of this library and is unknown."""
     environ = os.environ if environ is None else environ
     found = []
     for name, value in sorted(environ.items()):
         known = SETTINGS.get(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
         if known is None:
-            found += _misspelt(name, value)
+            found += _unknown_variable(name, value)
         elif value and not _accepts(name, known, value):
             expected = ", ".join(known.values)
             found.append(
@@ -64,6 +64,7 @@ def problems(environ: Mapping[str, str] | None = None) -> list[Problem]:
 
 
 def _accepts(name: str, known: Setting, value: str) -> bool:
+    """Whether a variable accepts a value."""
     if name != f"{PREFIX}LOCK_TIMEOUT":
         return not known.values or value in known.values
     with contextlib.suppress(ValueError):
@@ -72,22 +73,22 @@ def _accepts(name: str, known: Setting, value: str) -> bool:
     return False
 
 
-def _misspelt(name: str, value: str) -> list[Problem]:
-    """A name of ours that is none, and one beside ours such as SINPE_JIT; other people's variables are theirs."""
+def _unknown_variable(name: str, value: str) -> list[Problem]:
+    """The problem of an unknown name with the prefix SINPE_EXT_, or of a similar one such as SINPE_JIT; else none."""
     ours = name.startswith(PREFIX)
     match = re.match(r"SINPE_?(?:EXT_?)?(.+)", name.upper())
     if match is None:
         return []
     close = difflib.get_close_matches(match[1], SETTINGS, n=1)
     if close:
-        return [Problem(name, value, f"{name}={value} is read by nobody; did you mean {PREFIX}{close[0]}?")]
+        return [Problem(name, value, f"{name}={value} has no effect; did you mean {PREFIX}{close[0]}?")]
     known = ", ".join(PREFIX + each for each in SETTINGS if each not in _OF_TESTS)
-    return [Problem(name, value, f"{name}={value} is read by nobody; expected one of {known}")] if ours else []
+    return [Problem(name, value, f"{name}={value} has no effect; expected one of {known}")] if ours else []
 
 
 @contextlib.contextmanager
 def without(refused: list[Problem]) -> Iterator[None]:
-    """The environment less the variables that would raise: a report is to be had all the same."""
+    """Removes the variables whose values would raise an error, so that a report is possible, and restores them."""
     kept = {problem.name: os.environ.pop(problem.name) for problem in refused if problem.fatal}
     try:
         yield

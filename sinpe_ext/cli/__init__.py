@@ -1,1 +1,1 @@
-"""The command line, python -m sinpe_ext: info, demo, plot, identify, export, build."""
+"""The subcommands of the command line `python -m sinpe_ext`; their options are in `sinpe_ext/__main__.py`."""

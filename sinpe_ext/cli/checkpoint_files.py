@@ -1,7 +1,7 @@
-"""The tensors of a file, whatever its format: their names, shapes and types first, their values one at a time.
+"""Reads the tensors of a checkpoint or array file: all names, shapes and dtypes first, then the values one at a time.
 
-Sizes are compared with the file's own before anything is allocated. A table is mapped into memory where the format
-allows it (.npy, .safetensors, .pt), so that a large weight costs the few rows that tell it is none.
+Sizes are compared with the size of the file before anything is allocated. Tensors are memory-mapped if the format
+allows it (.npy, .safetensors, .pt), so that only the examined rows of a large tensor are read.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from . import pickled
 if TYPE_CHECKING:
     import torch
 
-HEAD = 32  # bytes that tell what a file is
+HEAD = 32  # bytes at the start of a file that determine its format
 LFS = b"version https://git-lfs"
 NUMPY, ZIP, PICKLE = b"\x93NUMPY", b"PK", b"\x80"
-MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa85019")  # a number at the beginning of a file before PyTorch 1.6
-# Names and shapes stand in a header, which is parsed as a whole: 130 bytes a tensor, so 100000 tensors and more.
-LARGEST_HEADER = 2**24  # bytes
-LARGEST_PICKLE = 2**28  # bytes: a checkpoint may hold a vocabulary and NumPy arrays beside its tensors
-LARGEST_ARRAY = 2**29  # bytes of an array that cannot be mapped and is read: compressed, big-endian or not aligned
-MOST_TENSORS = 2**17  # of a file
+MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa85019")  # a number at the start of files written before PyTorch 1.6
+# Bytes of the header with names and shapes, which is parsed as a whole: 130 bytes per tensor, over 100000 tensors.
+LARGEST_HEADER = 2**24
+LARGEST_PICKLE = 2**28  # bytes: a checkpoint may contain a vocabulary and NumPy arrays in addition to tensors
+LARGEST_ARRAY = 2**29  # bytes of an array that is read because it cannot be mapped: compressed, big-endian, unaligned
+MOST_TENSORS = 2**17  # per file
 NPY_HEADER = 2**16  # bytes; NumPy itself refuses more than 10000
 LONGEST_LINE = 160
 SAFETENSORS = {
@@ -46,14 +46,14 @@ SAFETENSORS = {
 
 
 class IdentifyError(Exception):
-    """A file that cannot be read; the message is one line, fit for a terminal."""
+    """Raised for a file that cannot be read; the message is one printable line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 class SkipError(Exception):
-    """A tensor that is not looked at; the message is why, as it follows "was skipped:"."""
+    """Raised for a tensor that is skipped; the message is the reason, as it is printed after "was skipped:"."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,10 @@ class Entry:
     """A tensor of a file.
 
     Fields:
-        load: reads it, or raises SkipError.
-        skipped: why it cannot be looked at, "" where it can; its shape and dtype are unknown then.
-        same: equal for two names of the same elements.
+        name, shape, dtype: of the tensor; shape and dtype are unknown for a skipped one.
+        load: function that reads the tensor, or raises SkipError.
+        skipped: why the tensor cannot be read; "" if it can.
+        same: a value that is equal for names of the same elements.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Entry:
 
 
 def printable(text: str) -> str:
-    """A text without what steers a terminal: control characters, line ends, marks of direction, lone surrogates."""
+    """A text with unprintable characters escaped: control characters, line breaks, direction marks, lone surrogates."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -87,9 +88,9 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def entries(path: Path) -> Iterator[Iterator[Entry]]:
-    """The tensors of a file, while it is open. Raises IdentifyError where there is no way to read it."""
+    """Opens a file and yields an iterator over its tensors. Raises IdentifyError if the file cannot be read."""
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of libraries, about a file that they read all the same
+        warnings.simplefilter("ignore")  # libraries warn of files that they can read
         try:
             opened = _opened(path, stack)
         except OSError as error:
@@ -98,6 +99,7 @@ def entries(path: Path) -> Iterator[Iterator[Entry]]:
 
 
 def _limited(found: Iterator[Entry]) -> Iterator[Entry]:
+    """The first MOST_TENSORS tensors, then a skipped one if there are more."""
     for number, entry in enumerate(found):
         if number == MOST_TENSORS:
             yield Entry(entry.name, skipped=f"behind the first {MOST_TENSORS} tensors, with all that follow")
@@ -106,6 +108,7 @@ def _limited(found: Iterator[Entry]) -> Iterator[Entry]:
 
 
 def _opened(path: Path, stack: contextlib.ExitStack) -> Iterator[Entry]:
+    """The tensors of a file, whose format is determined by its first bytes. Raises IdentifyError."""
     file = stack.enter_context(_regular(path))
     size = os.fstat(file.fileno()).st_size
     head = file.read(HEAD)
@@ -131,13 +134,13 @@ def _opened(path: Path, stack: contextlib.ExitStack) -> Iterator[Entry]:
 
 
 def _regular(path: Path) -> BinaryIO:
-    """The file, opened; what is none (a pipe, a device, a folder) is refused and never waited for."""
+    """Opens a regular file. Anything else (a pipe, a device, a folder) is refused without blocking."""
     kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-            descriptor = os.open(path, flags)  # it may have become a pipe meanwhile
+            descriptor = os.open(path, flags)  # it may have been replaced by a pipe in the meantime
             mode = os.fstat(descriptor).st_mode
             if stat.S_ISREG(mode):
                 return os.fdopen(descriptor, "rb")
@@ -153,6 +156,7 @@ def _regular(path: Path) -> BinaryIO:
 
 
 def _numpy(path: Path) -> Any:
+    """The module numpy. Raises IdentifyError if it is not installed."""
     try:
         import numpy
     except ImportError:
@@ -161,13 +165,14 @@ def _numpy(path: Path) -> Any:
 
 
 def _of_npy(path: Path, file: BinaryIO, size: int) -> Iterator[Entry]:
+    """The array of an .npy file, memory-mapped."""
     numpy = _numpy(path)
     try:
         file.seek(0)
         if _npy_header(file, size)[1].hasobject:
             raise ValueError("object arrays, which it loads with allow_pickle=True alone")
         array = numpy.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # a header is Python source: its parser raises nearly anything
+    except Exception as error:  # the header is a Python literal, whose parser may raise anything
         raise IdentifyError(
             f"{path.name}: expected arrays of numbers, got a file that NumPy refuses ({first_line(error)}); save the "
             "array alone with numpy.save"
@@ -176,12 +181,14 @@ def _of_npy(path: Path, file: BinaryIO, size: int) -> Iterator[Entry]:
 
 
 def _of_array(name: str, shape: tuple[int, ...], dtype: Any, load: Callable[[], Any]) -> Entry:
+    """The entry of a NumPy array, which `load` reads."""
     if dtype.hasobject or dtype.kind == "V":
         return Entry(name, skipped="of objects or records, not numbers")
     return Entry(name, tuple(shape), dtype.newbyteorder("=").name, partial(_tensor_of, load, math.prod(shape), dtype))
 
 
 def _tensor_of(load: Callable[[], Any], numel: int, dtype: Any) -> Any:
+    """Loads an array as a tensor in native byte order; as an array if torch does not support its dtype."""
     import torch
 
     if not dtype.isnative:
@@ -189,17 +196,19 @@ def _tensor_of(load: Callable[[], Any], numel: int, dtype: Any) -> Any:
     array = load()
     if not dtype.isnative:
         array = array.astype(dtype.newbyteorder("="))
-    with contextlib.suppress(TypeError, ValueError):  # of a type or a layout that torch lacks
+    with contextlib.suppress(TypeError, ValueError):  # a dtype or a layout that torch does not support
         return torch.from_numpy(array)
     return array
 
 
 def _check_size(nbytes: int) -> None:
+    """Raises SkipError if an array that cannot be mapped is too large to be read."""
     if nbytes > LARGEST_ARRAY:
         raise SkipError(f"larger than {LARGEST_ARRAY >> 20} MiB, and its format has to be read whole")
 
 
 def _of_npz(path: Path, archive: zipfile.ZipFile) -> Iterator[Entry]:
+    """The arrays of an .npz archive."""
     _numpy(path)
     for info in archive.infolist():
         name = pickled.shortened(info.filename.removesuffix(".npy"))
@@ -208,14 +217,15 @@ def _of_npz(path: Path, archive: zipfile.ZipFile) -> Iterator[Entry]:
         try:
             with _member(archive, info) as file:
                 shape, dtype = _npy_header(file, info.file_size)
-        except Exception as error:  # of zipfile, zlib, NumPy and the parser of the header
+        except Exception as error:  # from zipfile, zlib, NumPy and the parser of the header
             yield Entry(name, skipped=_why(error))
             continue
         yield _of_array(name, shape, dtype, partial(_read_member, archive, info, math.prod(shape) * dtype.itemsize))
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> BinaryIO:
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack any length at once
+    """Opens a member of an archive. Raises SkipError for other compression methods than NumPy's and for encryption."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others cannot be unpacked in parts
         raise SkipError("compressed otherwise than NumPy does")
     if info.flag_bits & 1:
         raise SkipError("encrypted")
@@ -223,7 +233,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> BinaryIO:
 
 
 def _npy_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], Any]:
-    """Shape and dtype of an array in a file of some size, or in an archive that says it unpacks to that."""
+    """(shape, dtype) of an array from its header. Raises SkipError if it does not fit into a file of `size` bytes."""
     from numpy.lib import format as npy
 
     start = io.BytesIO(file.read(NPY_HEADER))
@@ -238,6 +248,7 @@ def _npy_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], Any]:
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, nbytes: int) -> Any:
+    """Reads an array from an archive. Raises SkipError if it is too large."""
     from numpy.lib import format as npy
 
     _check_size(nbytes)
@@ -249,6 +260,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, nbytes: int) -
 
 
 def _of_safetensors(path: Path, header: int, size: int, stack: contextlib.ExitStack) -> Iterator[Entry]:
+    """The tensors of a safetensors file."""
     try:
         from safetensors import safe_open
     except ImportError:
@@ -280,6 +292,7 @@ def _of_safetensors(path: Path, header: int, size: int, stack: contextlib.ExitSt
 
 
 def _of_zip(path: Path, file: BinaryIO, size: int, stack: contextlib.ExitStack) -> Iterator[Entry]:
+    """The tensors of a zip archive written by torch.save, or the arrays of an .npz archive."""
     try:
         if not zipfile.is_zipfile(file):
             raise IdentifyError(
@@ -339,7 +352,7 @@ def _of_zip(path: Path, file: BinaryIO, size: int, stack: contextlib.ExitStack) 
 
 
 class _Bounded(io.RawIOBase):
-    """A file without reads longer than a limit: zipfile reads the table of an archive at once, whatever it promises."""
+    """A file that refuses reads longer than a limit: zipfile reads the directory of an archive at once."""
 
     limit = LARGEST_HEADER
 
@@ -363,11 +376,11 @@ class _Bounded(io.RawIOBase):
 
 
 def _of_legacy(path: Path, file: BinaryIO, size: int) -> Iterator[Entry]:
-    """The format of PyTorch before 1.6: five pickles, then each storage behind its length."""
+    """The format of PyTorch before 1.6: five pickles, then the storages, each after its length."""
     try:
         bytes_of = _mapped(file, size)
         start = io.BytesIO(bytes_of[:LARGEST_PICKLE])
-        for _ in range(3):  # magic number, version, sizes of C's types
+        for _ in range(3):  # magic number, version, sizes of the C types
             pickled.read(start)
         value, storages, _ = _unpickled(path, start)
         keys = pickled.read(start).value
@@ -380,7 +393,7 @@ def _of_legacy(path: Path, file: BinaryIO, size: int) -> Iterator[Entry]:
             numel = int.from_bytes(bytes_of[at : at + 8], "little", signed=True)
             length = numel * sizes.get(key, 1)
             if not 0 <= length <= size - at - 8:
-                break  # cut short: those before it are whole
+                break  # the file is truncated here; the storages before are complete
             places[key] = (at + 8, length)
             at += 8 + length
     except IdentifyError:
@@ -397,6 +410,7 @@ def _of_legacy(path: Path, file: BinaryIO, size: int) -> Iterator[Entry]:
 
 
 def _unpickled(path: Path, file: BinaryIO) -> pickled.Content:
+    """The content of a pickle. Raises IdentifyError if it has no tensors but objects of unknown classes."""
     content = pickled.read(file)
     if content.unknown and next(pickled.walk(content.value), None) is None:
         raise IdentifyError(
@@ -407,6 +421,7 @@ def _unpickled(path: Path, file: BinaryIO) -> pickled.Content:
 
 
 def _damaged(path: Path, error: Exception) -> IdentifyError:
+    """The IdentifyError for an exception while a checkpoint was read."""
     if isinstance(error, pickled.PickleTooLargeError):
         return IdentifyError(
             f"{path.name}: expected a checkpoint whose pickle has at most {LARGEST_PICKLE >> 20} MiB and "
@@ -419,12 +434,14 @@ def _damaged(path: Path, error: Exception) -> IdentifyError:
 
 
 def _mapped(file: BinaryIO, size: int) -> mmap.mmap:
-    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)  # closed when no tensor uses it any more
+    """Maps a file into memory."""
+    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)  # closed when the last tensor over it is deleted
 
 
 def _of_pickle(
     value: Any, bytes_of: mmap.mmap, place: Callable[[str | int], tuple[int, int]], order: str
 ) -> Iterator[Entry]:
+    """The tensors of an unpickled checkpoint; place(key) is the offset and the number of bytes of a storage."""
     for name, item in pickled.walk(value):
         if isinstance(item, pickled.Unsupported):
             yield Entry(name, skipped=item.reason)
@@ -436,7 +453,7 @@ def _of_pickle(
 def _stored_tensor(
     item: pickled.Stored, bytes_of: mmap.mmap, place: Callable[[str | int], tuple[int, int]], order: str
 ) -> torch.Tensor:
-    """A tensor over the bytes of the file, or a copy where these cannot be used as they are."""
+    """A tensor over the mapped file, or a copy if the bytes are unaligned or of another byte order."""
     import torch
 
     dtype = getattr(torch, item.dtype, None)
@@ -465,6 +482,7 @@ def _stored_tensor(
 
 
 def _itemsize(dtype: str) -> int:
+    """The bytes of an element; 1 for a dtype that torch does not have."""
     import torch
 
     found = getattr(torch, dtype, None)
@@ -472,5 +490,5 @@ def _itemsize(dtype: str) -> int:
 
 
 def _why(error: Exception) -> str:
-    """Why a tensor is skipped, in a few words."""
+    """The reason for which a tensor is skipped, from the exception that reading it raised."""
     return first_line(error) if isinstance(error, SkipError) else f"{type(error).__name__}: {first_line(error)}"

@@ -1,4 +1,4 @@
-"""`python -m sinpe_ext demo`: a text, embedded and encoded, with accuracy, time and pictures of the result."""
+"""`python -m sinpe_ext demo`: encodes the embedding of a text, and shows accuracy, times and plots."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 class DemoError(Exception):
-    """The demo cannot run; the message is one line for the user."""
+    """Raised if the demo cannot run; the message is one line for the user."""
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the demo and print it; 0 when it went through."""
+    """Runs the demo, prints its results and returns 0. Raises DemoError."""
     from .timing import load
 
     begin, average = time.perf_counter(), load()
@@ -57,6 +57,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def heading(text: str) -> None:
+    """Prints an underlined heading."""
     print(f"\n{text}\n{'-' * len(text)}", flush=True)
 
 
@@ -64,7 +65,7 @@ def heading(text: str) -> None:
 
 
 def read_text(path: str | None) -> tuple[str, str]:
-    """The text to encode and its name: a file, else the project's README, else the package's own description."""
+    """(name, text) of what to encode: a file, otherwise the README, otherwise the description of the package."""
     if path is not None:
         try:
             return path, Path(path).read_text(encoding="utf-8")
@@ -89,7 +90,7 @@ def read_text(path: str | None) -> tuple[str, str]:
 
 
 def tokenise(text: str) -> tuple[list[int], list[str]]:
-    """Ids of the words and signs of a text, and the vocabulary, most frequent first."""
+    """The ids of the words and punctuation marks of a text, and the vocabulary, most frequent first."""
     tokens = TOKEN.findall(text.lower())
     vocabulary = [token for token, _ in Counter(tokens).most_common()]
     ids = {token: index for index, token in enumerate(vocabulary)}
@@ -97,7 +98,7 @@ def tokenise(text: str) -> tuple[list[int], list[str]]:
 
 
 def encode_text(name: str, text: str) -> None:
-    """The main job: ids -> embedding * sqrt(d) -> x + PE."""
+    """Part 1: ids -> embedding * sqrt(d) -> x + PE, with some values of each."""
     import torch
     from torch import nn
 
@@ -129,7 +130,7 @@ def encode_text(name: str, text: str) -> None:
 
 
 def exact_rows(positions: list[int], dim: int) -> Any:
-    """(P, dim) float64 array of the paper's formula from mpmath, far closer than a float32 unit."""
+    """The paper's formula at positions, computed by mpmath and rounded to a float64 array (P, dim)."""
     import mpmath
     import numpy as np
 
@@ -144,7 +145,7 @@ def exact_rows(positions: list[int], dim: int) -> Any:
 
 
 def errors(got: Tensor, exact: Any) -> tuple[float, float]:
-    """Largest absolute error, and largest error in float32 units in the last place of the exact value."""
+    """The largest absolute error, and the largest error in float32 ULP of the exact value."""
     import numpy as np
 
     difference = np.abs(got.numpy().astype(np.float64) - exact)
@@ -154,7 +155,7 @@ def errors(got: Tensor, exact: Any) -> tuple[float, float]:
 
 
 def accuracy() -> None:
-    """The usual float32 formula and ours, at positions up to a million."""
+    """Part 3: the errors of the usual float32 formula and of this library at positions up to a million."""
     import torch
 
     import sinpe_ext as sinpe
@@ -180,7 +181,7 @@ def accuracy() -> None:
 
 
 def timing(quick: bool, average: float | None) -> None:
-    """A table and a sum, ours beside eager and, where it works in time, torch.compile."""
+    """Part 4: the times of a table and of a sum, beside eager PyTorch and, if it compiles in time, torch.compile."""
     import torch
 
     import sinpe_ext as sinpe
@@ -231,7 +232,7 @@ def timing(quick: bool, average: float | None) -> None:
 
 @contextlib.contextmanager
 def quiet_compiler() -> Iterator[None]:
-    """Keep the compiler's warnings out of the demo's table."""
+    """Suppresses the warnings of torch.compile inside the table of times."""
     import warnings
 
     with warnings.catch_warnings():
@@ -240,7 +241,7 @@ def quiet_compiler() -> Iterator[None]:
 
 
 def compile_problem() -> str | None:
-    """Compile both functions in a process that can be stopped, into torch's cache. Returns what hinders, or None."""
+    """Compiles both functions into torch's cache, in a process that can be stopped. Returns why it failed, or None."""
     script = (
         "import torch\n"
         "from sinpe_ext.cli import usual as p\n"
@@ -254,7 +255,7 @@ def compile_problem() -> str | None:
             capture_output=True,
             text=True,
             timeout=COMPILE_SECONDS,
-            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},  # no worker processes to outlive this one
+            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},  # no worker processes that outlive this one
         )
     except subprocess.TimeoutExpired:
         return f"left out, its first compilation took more than {COMPILE_SECONDS} s"
@@ -268,7 +269,7 @@ def compile_problem() -> str | None:
 
 
 def pictures(output: Path) -> None:
-    """The heat maps and curves of the own-index convention, and the error against the position, as PNG."""
+    """Part 5: heat maps and curves of the convention "own_index", and the error against the position, as PNG files."""
     import sinpe_ext as sinpe
 
     try:

@@ -1,4 +1,4 @@
-"""A plan as C source, so that a C or C++ program needs no Python at run time."""
+"""`python -m sinpe_ext export`: the plan of an encoding as a C header, for C and C++ programs without Python."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..encodings.encoding import Encoding, Number
 from ..encodings.plan import plan
 
 _INT64_MIN = -(2**63)
-# C99 tells macros apart by their first 63 characters, and the include guard puts SINPE_PLAN_ before a name.
+# In C99 the first 63 characters of a macro are significant, and the include guard has the prefix SINPE_PLAN_.
 _LONGEST = 52
-# What cannot be defined where no header but stdint.h is included, and why: the first pattern that a whole name matches.
-_TAKEN = {
+# Reason -> patterns of names that a header which includes only stdint.h cannot define in every C and C++ program.
+_RESERVED = {
     "a keyword of C or C++": (
         "alignas alignof and and_eq asm atomic_cancel atomic_commit atomic_noexcept auto bitand bitor bool break case "
         "catch char char16_t char32_t char8_t class co_await co_return co_yield compl concept const const_cast "
@@ -46,23 +46,23 @@ _PER_LINE = 4
 
 
 def export_header(encoding: Encoding, name: str) -> str:
-    """A self-contained C99 / C++17 header with the plan of an encoding, for `sinpe_table` and its siblings.
+    """Returns a self-contained C99 / C++17 header with the plan of an encoding, for the functions of sinpe/sinpe.h.
 
     Args:
-        encoding: what to export; angle must be "exact".
-        name: C identifier of the array, of at most 52 characters; <name>_words and <name>_dim come with it.
+        encoding: the encoding to export; its angle must be "exact".
+        name: C identifier of the array, at most 52 characters; the header also defines <name>_words and <name>_dim.
 
     Returns: the text of the header.
 
     Raises:
-        TypeError: not an Encoding, or a name that is no string.
-        ValueError: a name that C cannot use, or an angle that the C interface does not compute.
+        TypeError: not an Encoding, or a name that is not a string.
+        ValueError: a name that cannot be used in C, or an angle that the C interface does not support.
     """
     if not isinstance(encoding, Encoding):
         raise TypeError(f"encoding: expected Encoding, got {type(encoding).__name__}; pass convention(name, dim)")
     if not isinstance(name, str):
         raise TypeError(f"name: expected str, got {type(name).__name__}; pass a C identifier such as paper6")
-    refused = _why_not(name)
+    refused = _reserved_reason(name)
     if refused:
         shown = repr(name) if len(name) <= _LONGEST else f"{name[:_LONGEST]!r}..."
         raise ValueError(
@@ -77,7 +77,7 @@ def export_header(encoding: Encoding, name: str) -> str:
         "    " + ", ".join(_literal(word) for word in words[index : index + _PER_LINE]) + ","
         for index in range(0, len(words), _PER_LINE)
     ]
-    guard = f"SINPE_PLAN_{name}_H"  # as written: names may differ in case only
+    guard = f"SINPE_PLAN_{name}_H"  # not in upper case, because names may differ in case only
     return "\n".join(
         [
             "/* Written by `python -m sinpe_ext export`; change the encoding and export again.",
@@ -104,25 +104,26 @@ def export_header(encoding: Encoding, name: str) -> str:
     )
 
 
-def _why_not(name: str) -> str:
-    """Why a header cannot define this name in every C and C++ program; empty if it can."""
+def _reserved_reason(name: str) -> str:
+    """Why a header cannot define this name in every C and C++ program; "" if it can."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or "__" in name:
         return "which is not made of a letter, then letters, digits and single underscores"
     if len(name) > _LONGEST:
         return f"which has {len(name)} characters and not at most {_LONGEST}"
-    for reason, patterns in _TAKEN.items():
+    for reason, patterns in _RESERVED.items():
         if re.fullmatch(patterns.replace(" ", "|"), name):
             return reason
     return ""
 
 
 def _literal(word: int) -> str:
-    # -9223372036854775808 is minus applied to a number that no signed type holds.
+    """An int64 as a C literal."""
+    # In C, -9223372036854775808 is a minus applied to a number that does not fit into a signed type.
     return "(-9223372036854775807 - 1)" if word == _INT64_MIN else str(word)
 
 
 def _formula(encoding: Encoding) -> list[str]:
-    """The formula with this encoding's numbers, as the lines of a comment."""
+    """The formula of the channels with the numbers of this encoding, as lines of a comment."""
     angle = {"radian": "position * w", "half_turn": "pi * position * w", "turn": "2 * pi * position * w"}[encoding.unit]
     scale, shift = _number(encoding.position_scale), _number(encoding.shift)
     lines = [f"value = {_number(encoding.amplitude)} * sin or cos of ({angle}), layout {encoding.layout}"]
@@ -137,4 +138,5 @@ def _formula(encoding: Encoding) -> list[str]:
 
 
 def _number(value: Number) -> str:
+    """A number as text, without a trailing .0."""
     return repr(float(value)).removesuffix(".0")

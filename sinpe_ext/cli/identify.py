@@ -1,4 +1,4 @@
-"""`python -m sinpe_ext identify FILE`: which tensors of a checkpoint are tables of positional encodings, and whose."""
+"""`python -m sinpe_ext identify FILE`: finds positional-encoding tables in a checkpoint and names their convention."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["IdentifyError", "main", "options"]
 
 NEAREST_KEYS, COMPARED_KEYS = 8, 10000
-NAMED = 5  # tensors that are no table and might have been, or that were skipped
+NAMED = 5  # names listed of tensors that have the shape of a table and are none, and of skipped ones
 REASONS = 5
 MOST_AXES = 5
-# Elements of a table of 65536 rows of 1024 channels: looked at in 3 s on one core, 20 s where it is smooth and of no
-# convention, and 2 GiB. Larger ones whose first rows are no sinusoids need milliseconds; those that are, --key.
+# Largest number of elements that is examined without --key: 65536 rows of 1024 channels take 3 s on one core (20 s if
+# they are smooth and match no convention) and 2 GiB. A larger table whose first rows are not sinusoids is rejected in
+# milliseconds; otherwise --key is needed.
 LARGEST = 2**26
-LONGEST_AXIS = 2**23  # of a table: the time grows with its rows, however few the channels
-SECONDS = 60.0  # for all tensors of a file, which may hold any number that take long
+LONGEST_AXIS = 2**23  # the time grows with the number of rows, even for few channels
+SECONDS = 60.0  # for all tensors of a file together
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -43,23 +44,23 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--key",
         metavar="NAME",
-        help="only this tensor, or those whose names end so; larger ones too, and however long it takes",
+        help="only the tensor of this name, or those whose names end with it; without limits of size and time",
     )
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
 @dataclasses.dataclass
 class _Report:
-    """What is said of a file's tensors, each in one of the three."""
+    """The results for the tensors of a file. Each tensor is in one of `found`, `others` and `skipped`."""
 
     found: list[tuple[Entry, Matches]] = dataclasses.field(default_factory=list)
-    others: dict[str, int] = dataclasses.field(default_factory=dict)  # no tables: how many for each reason
-    skipped: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # names, and why
-    missed: list[tuple[bool, str]] = dataclasses.field(default_factory=list)  # of the others, those shaped like tables
+    others: dict[str, int] = dataclasses.field(default_factory=dict)  # reason -> number of tensors that are no table
+    skipped: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # name and reason
+    missed: list[tuple[bool, str]] = dataclasses.field(default_factory=list)  # `others` shaped like a table
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Runs the subcommand: 0 where a table was found, 1 where none was. Raises IdentifyError for a bad file or key."""
+    """Runs the subcommand. Returns 0 if a table was found, otherwise 1. Raises IdentifyError for a bad file or key."""
     from ..identification import lengths_of
 
     try:
@@ -78,7 +79,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _look(path: Path, chosen: list[Entry], shape: list[int] | None, *, everything: bool) -> _Report:
-    """Looks at each tensor; one that cannot be looked at costs the others nothing. Raises IdentifyError with a key."""
+    """Examines each tensor. An error in one does not affect the others; with a key it raises IdentifyError."""
     report = _Report()
     known: dict[Any, Matches] = {}
     ends = time.monotonic() + SECONDS
@@ -100,7 +101,7 @@ def _look(path: Path, chosen: list[Entry], shape: list[int] | None, *, everythin
                 matches = _identified(entry, shape, everything=everything)
         except IdentifyError:
             raise
-        except Exception as error:  # whatever reading or identifying this one raises
+        except Exception as error:  # reading a damaged tensor may raise anything
             why = first_line(error) if isinstance(error, SkipError) else f"{type(error).__name__}: {first_line(error)}"
             if not everything:
                 raise IdentifyError(f"{name}: expected a tensor to look at, got one that is {why}") from None
@@ -117,6 +118,7 @@ def _look(path: Path, chosen: list[Entry], shape: list[int] | None, *, everythin
 
 
 def _identified(entry: Entry, shape: list[int] | None, *, everything: bool) -> Matches:
+    """The matches of one tensor. Raises SkipError for one that is too large."""
     from ..identification import Matches, identify
     from ..identification.table import LARGEST as LARGEST_ASKED
     from ..identification.table import NO_SINUSOIDS, begins_regular
@@ -138,13 +140,14 @@ def _identified(entry: Entry, shape: list[int] | None, *, everything: bool) -> M
 
 
 def _say(lines: list[str]) -> None:
-    """Prints lines: what would steer the terminal as a backslash sequence."""
+    """Prints lines, with control characters as backslash sequences."""
     for line in lines:
         print(printable(line))
-    sys.stdout.flush()  # here, where a reader that has gone is expected
+    sys.stdout.flush()  # here, where the caller handles BrokenPipeError
 
 
 def _lines(path: Path, report: _Report) -> list[str]:
+    """The report as lines of text."""
     lines = []
     for entry, matches in report.found:
         lines.append(f"{entry.name or path.name} {tuple(entry.shape)} {entry.dtype}")
@@ -166,6 +169,7 @@ def _lines(path: Path, report: _Report) -> list[str]:
 
 
 def _skipped_line(skipped: list[tuple[str, str]], path: Path) -> str:
+    """A line on the skipped tensors: how many, why, and the names of some."""
     reasons = Counter(reason for _, reason in skipped)
     shown = [f"{reason} ({number})" for reason, number in reasons.most_common(REASONS)]
     if len(reasons) > REASONS:
@@ -177,12 +181,12 @@ def _skipped_line(skipped: list[tuple[str, str]], path: Path) -> str:
 
 
 def _near(report: _Report) -> list[str]:
-    """Those shaped like a table, likeliest first."""
+    """Names of tensors that have the shape of a table and are none, the most likely first."""
     return [name for _, name in sorted(report.missed, key=lambda item: item[0])]
 
 
 def _named(near: list[str]) -> str:
-    """Which tensors have the shape of a table, and how to hear more of one."""
+    """The part of a line that names tensors with the shape of a table, and the option that explains each."""
     if not near:
         return ""
     more = f" and {len(near) - NAMED} more" if len(near) > NAMED else ""
@@ -190,6 +194,7 @@ def _named(near: list[str]) -> str:
 
 
 def _as_json(path: Path, report: _Report) -> dict[str, Any]:
+    """The report as a dict for --json."""
     return {
         "file": str(path),
         "tensors": [
@@ -210,10 +215,12 @@ def _as_json(path: Path, report: _Report) -> dict[str, Any]:
 
 
 def _match_json(match: Match) -> dict[str, Any]:
+    """The fields of a match for --json, without the encoding, which is not JSON."""
     return {field.name: getattr(match, field.name) for field in dataclasses.fields(match) if field.name != "encoding"}
 
 
 def _chosen(tensors: list[Entry], key: str) -> list[Entry]:
+    """The tensors with the name --key, otherwise those whose names end with it. Raises IdentifyError without any."""
     exact = [entry for entry in tensors if key in (entry.name, printable(entry.name))]
     chosen = exact or [entry for entry in tensors if entry.name.endswith(key) or printable(entry.name).endswith(key)]
     if not chosen:
@@ -221,11 +228,13 @@ def _chosen(tensors: list[Entry], key: str) -> list[Entry]:
 
         names = [entry.name for entry in tensors[:COMPARED_KEYS]]
         near = difflib.get_close_matches(key, names, n=NEAREST_KEYS, cutoff=0.3) or names[:NEAREST_KEYS]
-        raise IdentifyError(f"--key: expected the name of a tensor in the file, got {key!r}; say {', '.join(near)}")
+        raise IdentifyError(
+            f"--key: expected the name of a tensor in the file, got {key!r}; pass one of {', '.join(near)}"
+        )
     return chosen
 
 
 def _may_be_table(entry: Entry) -> bool:
-    """Floating-point rows: at least two of its axes longer than 1, or one beside the channels."""
+    """Whether a tensor has the dtype and shape of a table: floating point, and at least two axes longer than 1."""
     shape = entry.shape
     return entry.dtype in FLOATING and 2 <= len(shape) <= MOST_AXES and sum(length > 1 for length in shape) >= 2

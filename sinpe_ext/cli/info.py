@@ -1,4 +1,4 @@
-"""`python -m sinpe_ext info`: what runs here, why, and what to install or set to get more."""
+"""`python -m sinpe_ext info`: which backend runs on which device, why, and how to get the compiled one."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ..backend.compilation import BuildUnavailable
 from ..backend.info import BackendInfo, backend_info
 
 OPTIONAL = ("numpy", "matplotlib", "mpmath", "ninja", "pybind11")
-# Variables of others that decide what is found, compiled for and run.
-OTHERS = """CXX CUDACXX CUDA_HOME CUDA_PATH TORCH_CUDA_ARCH_LIST CUDA_VISIBLE_DEVICES MAX_JOBS OMP_NUM_THREADS
+# Environment variables of other programs that affect the compilers, the architectures and the threads.
+OTHER_VARIABLES = """CXX CUDACXX CUDA_HOME CUDA_PATH TORCH_CUDA_ARCH_LIST CUDA_VISIBLE_DEVICES MAX_JOBS OMP_NUM_THREADS
 XDG_CACHE_HOME""".split()
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the account; 0 always: a missing compiler is a fact, not an error."""
+    """Prints the report. Always returns 0: a missing compiler is not an error."""
     refused = variables.problems()
     with variables.without(refused):
         for device in accelerators():
-            if device not in loader.DISPATCH_KEYS:  # those are in the account anyway
+            if device not in loader.DISPATCH_KEYS:  # the others are in backend_info() anyway
                 loader.resolve(device)
-        account = backend_info()
-        facts = collect(account, refused)
+        report = backend_info()
+        facts = collect(report, refused)
     if options.json:
         print(json.dumps(facts, indent=1))
         return 0
-    print(account)
+    print(report)
     print(f"    {facts['cache']}")
     for device in facts["hardware"]:
         print(f"device: {device}")
@@ -56,12 +56,16 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def collect(account: BackendInfo, refused: list[variables.Problem]) -> dict[str, Any]:
-    """backend_info() as a dictionary, with the tools and settings that decide it, and what to do."""
-    told = {name: value for name, value in os.environ.items() if name in OTHERS or name.startswith(variables.PREFIX)}
+def collect(report: BackendInfo, refused: list[variables.Problem]) -> dict[str, Any]:
+    """backend_info() as a dict, with the compilers, the environment variables and the steps to the compiled backend."""
+    told = {
+        name: value
+        for name, value in os.environ.items()
+        if name in OTHER_VARIABLES or name.startswith(variables.PREFIX)
+    }
     told |= {problem.name: problem.value for problem in refused}
     facts = {
-        **account.as_dict(),
+        **report.as_dict(),
         "hardware": hardware(),
         "cache": cache(),
         "compiler": compiler(),
@@ -71,24 +75,24 @@ def collect(account: BackendInfo, refused: list[variables.Problem]) -> dict[str,
         "environment": dict(sorted(told.items())),
         "executable": sys.executable,
         "package": str(loader.PACKAGE),
-        "problems": [problem.text for problem in refused] + other_kernels(account),
+        "problems": [problem.text for problem in refused] + other_kernels(report),
     }
     return {**facts, "todo": todo(facts)}
 
 
-def other_kernels(account: BackendInfo) -> list[str]:
-    """What is wrong with an instruction set that is asked for and not taken."""
+def other_kernels(report: BackendInfo) -> list[str]:
+    """A warning if SINPE_EXT_CPU_ISA requests an instruction set that the CPU does not have."""
     asked = os.environ.get("SINPE_EXT_CPU_ISA", "")
-    if asked not in ("v3", "v4") or account.instruction_set in (None, asked):
+    if asked not in ("v3", "v4") or report.instruction_set in (None, asked):
         return []
-    return [f"SINPE_EXT_CPU_ISA={asked}: this CPU lacks it; {account.instruction_set} is taken"]
+    return [f"SINPE_EXT_CPU_ISA={asked}: this CPU lacks it; {report.instruction_set} is taken"]
 
 
 # ---------------------------------------------------------------------------------------------------------- the machine
 
 
 def accelerators() -> list[str]:
-    """The kind of device beside the CPU that torch has here, if any."""
+    """The type of the accelerator that torch finds here, if any, as a list."""
     try:
         import torch
 
@@ -99,11 +103,12 @@ def accelerators() -> list[str]:
 
 
 def hardware() -> list[str]:
-    """The processor and the visible CUDA devices, or an NVIDIA driver that torch makes nothing of."""
+    """The processor and the visible CUDA devices, or a note about an NVIDIA driver that torch cannot use."""
     return [f"{processor()}, {cores()} cores", *cuda_devices()]
 
 
 def processor() -> str:
+    """The name of the processor."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -113,11 +118,12 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cuda_devices() -> list[str]:
+    """A line for each visible CUDA device, or one that says why there is none although there is a driver."""
     try:
         import torch
 
@@ -126,7 +132,7 @@ def cuda_devices() -> list[str]:
             return [f"cuda:{k} {p.name}, compute capability {p.major}.{p.minor}" for k, p in enumerate(named)]
     except ImportError:
         pass
-    except RuntimeError as error:  # a driver that torch finds and cannot use
+    except RuntimeError as error:  # torch finds a driver but cannot use it
         return [f"cuda: {str(error).splitlines()[0]}"]
     return ["an NVIDIA driver is loaded, and torch sees no CUDA device"] if has_nvidia_driver() else []
 
@@ -139,6 +145,7 @@ def has_nvidia_driver() -> bool:
 
 
 def compiler() -> str:
+    """The C++ compiler that a build would use, or why there is none."""
     try:
         found = compilation.find_compiler()
     except BuildUnavailable as problem:
@@ -147,7 +154,7 @@ def compiler() -> str:
 
 
 def nvcc() -> str:
-    """nvcc as a build would use it, or why it would not."""
+    """The nvcc that a build would use, or why there is none."""
     try:
         import torch
 
@@ -162,7 +169,7 @@ def nvcc() -> str:
 
 
 def cache() -> str:
-    """What the folder of first-use builds holds, and whether this process can build there."""
+    """The number of builds in the JIT cache, and whether this process can write to it; or why it cannot be used."""
     try:
         folder = build_cache.checked(create=False)
     except BuildUnavailable as problem:
@@ -185,10 +192,13 @@ def package_version(name: str) -> str | None:
 
 
 def conclusion(facts: dict[str, Any], refused: bool = False) -> str:
-    """What the CPU and the CUDA devices run; refused: once the settings that raise are mended."""
+    """A sentence on what the CPU and the CUDA devices run.
+
+    refused: whether environment variables whose values raise an error were ignored for the report.
+    """
     cpu, cuda = facts["devices"]["cpu"], facts["devices"]["cuda"]
     if facts["setting"] == "compiled" and cpu["backend"] != "compiled":
-        said = "Calls on the CPU raise BackendUnavailableError: the compiled backend is demanded and not to be had."
+        said = "Calls on the CPU raise BackendUnavailableError: the compiled backend is required and not available."
     else:
         runs = {"compiled": "the compiled kernels", "none": "nothing (NumPy alone)"}
         said = f"The CPU runs {runs.get(cpu['backend'], 'eager PyTorch: the same values, slower')}."
@@ -196,16 +206,17 @@ def conclusion(facts: dict[str, Any], refused: bool = False) -> str:
         said += " CUDA devices run the compiled kernels."
     elif has_cuda(facts):
         said += f" CUDA devices run eager PyTorch: {cuda['reason'].splitlines()[0]}."
-    said = f"Without what raises above: {said}" if refused else said
+    said = f"With the settings above corrected: {said}" if refused else said
     return said + (" To change that:" if facts["todo"] else "")
 
 
 def has_cuda(facts: dict[str, Any]) -> bool:
+    """Whether a CUDA device is listed under "hardware"."""
     return any("cuda" in device.lower() for device in facts["hardware"])
 
 
 def todo(facts: dict[str, Any]) -> list[str]:
-    """The steps to the compiled backend, all at once: the first obstacle often hides another."""
+    """All steps to the compiled backend, including those whose need shows only after the first."""
     steps: list[str] = []
     cpu, cuda = facts["devices"]["cpu"], facts["devices"]["cuda"]
     if cpu["backend"] != "compiled":
@@ -218,7 +229,7 @@ def todo(facts: dict[str, Any]) -> list[str]:
 
 
 def obstacles() -> list[str]:
-    """What would stop a build on first use, each with its remedy."""
+    """The remedies for everything that would prevent a build on first use."""
     found = []
     for look in (compilation.find_compiler, lambda: build_cache.checked(create=False)):
         try:
@@ -233,7 +244,7 @@ def obstacles() -> list[str]:
 
 
 def backend_lines() -> list[str]:
-    """Which backend serves the CPU and why, in two or three lines (for the demo)."""
+    """Lines for the demo on which backend serves the CPU, and why."""
     info = backend_info()
     cpu = info.device("cpu")
     isa = f", {info.instruction_set}" if info.instruction_set else ""

@@ -1,4 +1,4 @@
-"""Where a command writes: refused before any work is done, in one wording."""
+"""Checks of output paths, made before any work is done."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def file_to_write(name: str, given: str, *, or_folder: bool = False) -> Path:
-    """The path of a file that can be written; with `or_folder` also that of a folder that can.
+    """Checks that a file can be written and returns its path; with `or_folder` a folder is accepted as well.
 
-    Raises: ValueError naming the argument; folders are not made, since most that are missing are misspelt.
+    Missing folders are not created, because most of them are misspelled. Raises ValueError that names the argument.
     """
     path = Path(given)
     is_folder = os.path.isdir(given)
@@ -28,12 +28,12 @@ def file_to_write(name: str, given: str, *, or_folder: bool = False) -> Path:
 
 
 def refused(name: str, given: object, error: OSError) -> ValueError:
-    """What to raise where the system refuses a file after all."""
+    """The exception to raise if writing a file fails in spite of the checks."""
     return ValueError(f"{name}: expected a file to write to, got {given} ({error.strerror or error}); pass another")
 
 
 def picture_to_write(name: str, given: str) -> Path:
-    """The path of a picture, in a format that matplotlib writes."""
+    """Checks that an image file can be written in a format of matplotlib and returns its path. Raises ValueError."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     path, known = file_to_write(name, given), sorted(FigureCanvasBase.get_supported_filetypes())

@@ -1,10 +1,10 @@
-"""What the pickle of a checkpoint describes: names, shapes and places of tensors, read without running it.
+"""Reads names, shapes and locations of tensors from the pickle of a checkpoint, without executing it.
 
-`torch.load` allocates what a pickle promises, hashes its keys and makes its calls, and one object that cannot be loaded
-loses all the others. Here `pickletools` splits the pickle into opcodes, calls are noted and not made, and a tensor is a
-record of a few numbers until it is read: so the tensors beside and inside of objects of any class are found, and no
-class is imported. Time and memory are proportional to the pickle: what it refers to many times is neither copied nor
-searched each time.
+`torch.load` allocates whatever sizes a pickle states, hashes its keys and executes its calls, and fails as a whole if
+one object cannot be loaded. Here `pickletools` splits the pickle into opcodes, calls are recorded and not executed, and
+a tensor is described by a few numbers until its values are read. So tensors next to and inside of objects of any class
+are found, and no class is imported. Time and memory are proportional to the size of the pickle: an object that is
+referenced many times is neither copied nor searched again.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ import pickletools
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-MOST_OPCODES = 2**22  # 32 for a tensor: 131072 tensors
+MOST_OPCODES = 2**22  # 32 per tensor: 131072 tensors
 MOST_AXES = 64
 INT64 = 2**63
 LONGEST_NAME = 200  # characters
-MOST_NESTED = 1000  # lists within each other
-MOST_ITEMS = 8  # of a tuple that is a key, of a dict of flags
+MOST_NESTED = 1000  # levels of nested lists and dicts
+MOST_ITEMS = 8  # items of a tuple that is a key, and of a dict of flags
 
-# Calls that make a part of a tensor, or something beside tensors; those of torch.load(weights_only=True), and more.
-BESIDE = (
+# Known functions that do not return tensors: those of torch.load(weights_only=True), and more.
+KNOWN_FUNCTIONS = (
     "_codecs.encode builtins.bytearray builtins.set builtins.complex __builtin__.bytearray __builtin__.set "
     "__builtin__.complex torch.device torch.serialization._get_layout"
 ).split()
-# Keys that leave no trace in a path: an object's own dict and what a module has there, so names are those of a state
-# dict.
-INSIDE = ("__dict__", "_parameters", "_buffers", "_modules")
-BESIDE_MODULES = ("torch.nested.", "torch.distributed.", "torch._dynamo.decorators.", "numpy.")
+# Keys that are left out of paths: the dict of an object and those of a module, so that names are as in a state dict.
+OMITTED_KEYS = ("__dict__", "_parameters", "_buffers", "_modules")
+KNOWN_MODULES = ("torch.nested.", "torch.distributed.", "torch._dynamo.decorators.", "numpy.")
 PLAIN_TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 UNSUPPORTED = {
     "torch._utils._rebuild_sparse_tensor": "sparse",
@@ -51,11 +50,11 @@ STORAGES = {
 
 
 class PickleError(Exception):
-    """A pickle that is damaged; the message says how."""
+    """Raised for a damaged pickle; the message says what is wrong."""
 
 
 class PickleTooLargeError(Exception):
-    """A pickle of more than MOST_OPCODES; the message says so."""
+    """Raised for a pickle of more than MOST_OPCODES opcodes, or too many bytes."""
 
 
 class Global(NamedTuple):
@@ -65,7 +64,7 @@ class Global(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """Bytes that a pickle refers to."""
+    """A storage that a pickle refers to."""
 
     dtype: str
     key: str | int
@@ -74,7 +73,7 @@ class Storage(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A strided tensor over a storage."""
+    """A strided tensor over a storage; its negative if `negative`."""
 
     storage: Storage
     dtype: str
@@ -85,25 +84,25 @@ class Stored(NamedTuple):
 
 
 class Unsupported(NamedTuple):
-    """A tensor without rows in memory, and why."""
+    """A tensor that cannot be read as rows, and the reason."""
 
     reason: str
 
 
 class Pairs(list[tuple[Any, Any]]):
-    """A dict: its keys are whatever the pickle says, so they are not hashed."""
+    """A dict as a list of (key, value). Its keys are not hashed, as they may be objects of any kind."""
 
     __slots__ = ()
 
 
 class Listed(NamedTuple):
-    """A dict that was made from a list of pairs, as Python 2 saved an OrderedDict."""
+    """A dict that was created from a list of pairs, as Python 2 pickled an OrderedDict."""
 
     items: Any
 
 
 class Object:
-    """Anything else: an object that a function or a class would make of `arguments`, and what is then put into it."""
+    """Any other object: the function or class that would create it, its arguments, and the state that is then set."""
 
     __slots__ = ("arguments", "content", "made_by")
 
@@ -112,7 +111,7 @@ class Object:
 
 
 class Content(NamedTuple):
-    """The value that a pickle describes, every storage that it refers to, and an unknown function that it calls."""
+    """The value of a pickle, the storages that it refers to, and the first unknown function that it calls, or ""."""
 
     value: Any
     storages: list[Storage]
@@ -120,19 +119,20 @@ class Content(NamedTuple):
 
 
 def read(file: BinaryIO) -> Content:
-    """What a pickle describes, up to its end. Raises PickleError, PickleTooLargeError."""
+    """Reads one pickle from a file and returns its content. Raises PickleError, PickleTooLargeError."""
     storages: list[Storage] = []
     unknown: list[str] = []
     try:
         value = _read(file, storages, unknown)
     except (PickleError, PickleTooLargeError):
         raise
-    except Exception as error:  # bytes that are no pickle: pickletools and the stack raise nearly anything
+    except Exception as error:  # for bytes that are not a pickle, pickletools may raise anything
         raise PickleError(f"{type(error).__name__}: {error}") from None
     return Content(value, storages, unknown[0] if unknown else "")
 
 
 def _read(file: BinaryIO, storages: list[Storage], unknown: list[str]) -> Any:
+    """Interprets the opcodes of a pickle without calls, and returns its value; appends to `storages` and `unknown`."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -201,9 +201,9 @@ def _read(file: BinaryIO, storages: list[Storage], unknown: list[str]) -> Any:
             stack.append(_call(function, arguments, unknown))
         elif name == "BUILD":
             state = pop(1)[0]
-            if isinstance(stack[-1], Object):  # its __dict__, or that and its __slots__
+            if isinstance(stack[-1], Object):  # the state is a __dict__, or a tuple of __dict__ and __slots__
                 parts = state if type(state) is tuple and len(state) == 2 else (state,)
-                stack[-1].content.extend((INSIDE[0], part) for part in parts if type(part) is Pairs)
+                stack[-1].content.extend((OMITTED_KEYS[0], part) for part in parts if type(part) is Pairs)
         elif name == "BINPERSID":
             persistent_id = pop(1)[0]
             if type(persistent_id) is tuple and persistent_id[:1] == ("module",):  # before PyTorch 1.6: a class
@@ -229,7 +229,7 @@ def _read(file: BinaryIO, storages: list[Storage], unknown: list[str]) -> Any:
 
 
 def _storage(persistent_id: Any) -> Storage:
-    """The storage of ("storage", type, key, device, numel[, (view key, offset, numel)])."""
+    """The storage of a persistent id ("storage", type, key, device, numel[, (view key, offset, numel)])."""
     if type(persistent_id) is not tuple or len(persistent_id) not in (5, 6):
         raise PickleError("it refers to something that is no storage")
     kind, made_by, key, _, numel, *view = persistent_id
@@ -244,7 +244,7 @@ def _storage(persistent_id: Any) -> Storage:
 
 
 def _call(function: Any, arguments: Any, unknown: list[str]) -> Any:
-    """What a function gives, as far as it is a tensor or holds some; nothing is called."""
+    """The result of a call, as far as it matters for tensors, without executing it: a tensor, a dict or an Object."""
     if type(function) is not Global or type(arguments) is not tuple:
         raise PickleError("it calls something that is no function")
     name = function.name
@@ -271,14 +271,14 @@ def _call(function: Any, arguments: Any, unknown: list[str]) -> Any:
             return Pairs()
         return arguments[0] if type(arguments[0]) is Pairs else Listed(arguments[0])
     if name == "_codecs.encode" and type(arguments[0]) is str and len(arguments[0]) <= LONGEST_NAME:
-        return arguments[0].encode("latin1", "replace")  # bytes, which may be a key
-    if name not in BESIDE and not name.startswith(BESIDE_MODULES):
+        return arguments[0].encode("latin1", "replace")  # bytes, which may be a key of a dict
+    if name not in KNOWN_FUNCTIONS and not name.startswith(KNOWN_MODULES):
         unknown.append(name.removeprefix("builtins."))
     return Object(name, arguments)
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored | Unsupported:
-    """A tensor; the rest holds its dtype where the storage does not, and the flags of a lazy conjugate or negative."""
+    """A tensor. `rest` contains its dtype if the storage is untyped, and the flags of a lazy conjugate or negative."""
     known = type(storage) is Storage and type(size) is tuple and type(stride) is tuple
     if not known or len(size) != len(stride) or len(size) > MOST_AXES or not _are_lengths((offset, *size, *stride)):
         return Unsupported("damaged (its shape is not one)")
@@ -288,15 +288,17 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> St
 
 
 def _are_lengths(values: tuple[Any, ...]) -> bool:
+    """Whether all values are non-negative integers that fit into int64."""
     return all(type(value) is int and 0 <= value < INT64 for value in values)
 
 
 def walk(value: Any) -> Iterator[tuple[str, Stored | Unsupported]]:
-    """Tensors in nested dicts and lists with their paths; each dict and list once, under its first path."""
+    """Yields the tensors in nested dicts and lists with their paths. Every dict and list is visited once, under its
+    first path; for a later path that leads to tensors, one Unsupported is yielded."""
     if isinstance(value, (Stored, Unsupported)):
         yield "", value
     seen = {_identity(value)}
-    held: set[int] = set()  # dicts and lists with tensors somewhere below
+    held: set[int] = set()  # identities of the dicts and lists that contain tensors at any depth
     again: list[tuple[str, Any, int]] = []
     path = [("", _identity(value), _items(value))]
     while path:
@@ -322,7 +324,7 @@ def walk(value: Any) -> Iterator[tuple[str, Stored | Unsupported]]:
             elif len(path) < MOST_NESTED:
                 seen.add(inner)
                 path.append(
-                    (prefix if type(key) is str and key in INSIDE else joined(prefix, key), inner, _items(item))
+                    (prefix if type(key) is str and key in OMITTED_KEYS else joined(prefix, key), inner, _items(item))
                 )
             else:
                 yield joined(prefix, key), Unsupported(f"nested deeper than {MOST_NESTED} lists")
@@ -332,10 +334,12 @@ def walk(value: Any) -> Iterator[tuple[str, Stored | Unsupported]]:
 
 
 def _identity(value: Any) -> int:
+    """The id of a value, the same for a list and the dict that was created from it."""
     return id(value.items if type(value) is Listed else value)
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    """The (key, value) pairs of a dict, the state of an object, or a list or tuple (by index)."""
     if type(value) is Pairs:
         return iter(value)
     if type(value) is Object:
@@ -346,19 +350,19 @@ def _items(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def joined(prefix: str, key: Any) -> str:
-    """A path, shortened."""
+    """The path of a key below a prefix, shortened."""
     name = _text(key)
     return shortened(f"{prefix}.{name}" if prefix else name)
 
 
 def shortened(name: str) -> str:
-    """A name, its middle left out where it is long."""
+    """A name, with its middle replaced by "..." if it is long."""
     half = LONGEST_NAME // 2
     return name if len(name) <= LONGEST_NAME else f"{name[:half]}...{name[-half:]}"
 
 
 def _text(key: Any) -> str:
-    """A key of a dict as str() gives it, as far as it is short."""
+    """A key of a dict as text: str() of simple keys, a shortened form or the type of others."""
     if isinstance(key, str):
         return shortened(key)
     if isinstance(key, Global):

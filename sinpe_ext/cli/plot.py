@@ -1,4 +1,4 @@
-"""`python -m sinpe_ext plot`: an encoding's picture in a file."""
+"""`python -m sinpe_ext plot`: writes a plot of an encoding to a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 PLOTS = ("heatmap", "curves", "similarity", "error")
-OF_KINDS = {  # the options that some kinds alone have
+OF_KINDS = {  # option -> the kinds of plot that it applies to
     "length": ("heatmap", "similarity"),
     "positions": ("curves", "error"),
     "transpose": ("heatmap",),
@@ -16,10 +16,10 @@ LENGTH = 200
 
 
 def options(command: argparse.ArgumentParser) -> None:
-    """The options, but for --set."""
+    """Adds the options of the subcommand, except --set."""
     command.add_argument("--convention", metavar="NAME", default="paper", help="name of a convention (default: paper)")
     command.add_argument("--dim", type=int, default=100, help="number of channels (default: 100)")
-    command.add_argument("--kind", choices=PLOTS, default="heatmap", help="the picture (default: heatmap)")
+    command.add_argument("--kind", choices=PLOTS, default="heatmap", help="kind of plot (default: heatmap)")
     text = f"number of positions (heatmap, similarity; default: {LENGTH})"
     command.add_argument("--length", type=int, help=text)
     text = "positions (curves: default 5,6,50; error: default 1 to 10 million)"
@@ -27,14 +27,11 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--transpose", action="store_true", default=None, help="positions along the x axis (heatmap)")
     command.add_argument("--cmap", help="matplotlib colour map (heatmap; default: coolwarm)")
     command.add_argument("--dpi", type=int, default=150, help="resolution (default: 150)")
-    command.add_argument("-o", "--output", metavar="FILE", required=True, help="the picture's file")
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write")
 
 
 def main(options: argparse.Namespace, encoding: Any) -> int:
-    """Draw it.
-
-    Raises: ImportError without matplotlib; TypeError, ValueError for options that no picture can be drawn of.
-    """
+    """Runs the subcommand. Raises ImportError without matplotlib, TypeError or ValueError for invalid options."""
     from ..checks import plots
 
     plots.matplotlib_installed()
@@ -70,14 +67,14 @@ def main(options: argparse.Namespace, encoding: Any) -> int:
         raise ValueError(
             f"dpi: expected a picture that fits into memory, got {dpi} dots an inch; lower it, --length or --dim"
         ) from None
-    except RuntimeError as error:  # a format whose tool is not installed, as LaTeX for .pgf
+    except RuntimeError as error:  # a format that needs a program that is not installed, such as LaTeX for .pgf
         raise ValueError(f"output: expected a format that can be written here, got {path} ({error})") from None
     print(path)
     return 0
 
 
 def check(options: argparse.Namespace, encoding: Any) -> None:
-    """That the encoding and the options go with the kind of picture."""
+    """Raises ValueError if the encoding or an option does not apply to the kind of plot."""
     from ..encodings.grid import GridEncoding
 
     if isinstance(encoding, GridEncoding):
@@ -93,7 +90,10 @@ def check(options: argparse.Namespace, encoding: Any) -> None:
 
 
 def whole_numbers(text: str) -> list[int]:
+    """Parses comma-separated integers. Raises ValueError."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"--positions: expected whole numbers with commas, got {text!r}; write 5,6,50, say") from None
+        raise ValueError(
+            f"--positions: expected whole numbers with commas, got {text!r}; pass --positions 5,6,50"
+        ) from None

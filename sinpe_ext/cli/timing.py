@@ -1,4 +1,4 @@
-"""Interleaved timing: A B A B ..., so that a slow minute of the machine falls on every subject alike."""
+"""Interleaved timing, A B A B ..., so that temporary slowness of the machine affects all subjects alike."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
 
-SLOW_SECONDS = 1.0  # a subject slower than this is timed by one run only: its ratio is never a close call
+SLOW_SECONDS = 1.0  # a subject slower than this is timed once only, because its ratio does not need more precision
 SAMPLE_SECONDS = 0.02  # one sample repeats a fast subject for about this long
-MOST_CALLS = 8  # before timing, within which a call's time has to stop falling
-BUSY = 0.5  # load per core, before anything is timed, above which other programs disturb the timing
+MOST_CALLS = 8  # warm-up calls, within which the time of a call has to stop falling
+BUSY = 0.5  # load per core before timing above which other programs disturb the measurement
 
 
 def load() -> float | None:
-    """The average number of running programs in the last minute, where the system tells."""
+    """The load average of the last minute; None on systems that do not report it."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def warning(average: float | None) -> str | None:
-    """What to tell the reader where the load before the timing was too high for several threads, else None."""
+    """A warning if the load before timing was too high for timing several threads, otherwise None."""
     if average is None or average <= BUSY * (os.cpu_count() or 1):
         return None
     return f"The machine was busy when this began (load {average}): times on several threads mean little."
@@ -32,16 +32,17 @@ def interleaved(
     threads: int | None = None,
     unsteady: Callable[[str], object] = lambda name: None,
 ) -> dict[str, list[float]]:
-    """Time every subject once a round, each after it was called until its time fell no more (a first call may compile
-    or fill a cache, and a second one compile again).
+    """Times every subject once per round.
+
+    Each is first called until its time stops falling, since the first calls may compile or fill a cache.
 
     Args:
-        subjects: name -> call without arguments.
-        rounds: samples per subject.
-        threads: torch threads during the measurement, default the current number.
+        subjects: name -> function without arguments.
+        rounds: number of samples per subject.
+        threads: number of torch threads during the measurement. None: the current number.
         unsteady: called with the name of a subject whose time was still falling after `MOST_CALLS` calls.
     Returns:
-        name -> seconds per call, one entry a round (a single entry for a slow subject).
+        name -> seconds per call, one entry per round (a single entry for a slow subject).
     """
     from torch.utils.benchmark import Timer
 
@@ -66,13 +67,13 @@ def interleaved(
 
 
 def summary(samples: Mapping[str, list[float]], *, best: bool = False) -> dict[str, float]:
-    """name -> median seconds per call, or the fewest."""
+    """name -> median seconds per call, or with `best` the minimum."""
     return {name: min(values) if best else median(values) for name, values in samples.items()}
 
 
 @contextmanager
 def on_threads(count: int | None) -> Iterator[int]:
-    """So many of torch's threads, the current number for None; yields the number."""
+    """Sets the number of torch threads inside a with block (None: does not change it), and yields it."""
     import torch
 
     before = torch.get_num_threads()
@@ -84,13 +85,15 @@ def on_threads(count: int | None) -> Iterator[int]:
 
 
 def first_line(error: BaseException) -> str:
-    """An error in one line: its type and the first line of its message."""
+    """The type of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _warmed(call: Callable[[], object]) -> tuple[float, bool]:
-    """Seconds of the last of some calls, the first that took no less than two thirds of the fastest before it; and
-    whether there was one."""
+    """Calls repeatedly until a call takes at least two thirds of the time of the fastest one before it.
+
+    Returns the seconds of the last call, and whether the time stopped falling within `MOST_CALLS` calls.
+    """
     fastest = _once(call)
     for _ in range(MOST_CALLS - 1):
         last = _once(call)
@@ -101,6 +104,7 @@ def _warmed(call: Callable[[], object]) -> tuple[float, bool]:
 
 
 def _once(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin

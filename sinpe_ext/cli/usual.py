@@ -1,6 +1,6 @@
-"""The formula that most code has for the encoding, which the demo times ours against.
+"""The usual float32 formula of the encoding, with which the demo compares time and accuracy.
 
-Our own short transcription with the same operations in the same precision, so that its time and its error are theirs.
+It has the same operations in the same precision as most existing code, so that its time and its error are the same.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ BASE = 10000.0
 
 
 def usual_parts(length: int, dim: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """What the usual code keeps ready: positions as a column, and the even channel indices."""
+    """The inputs of `usual_table`, which are computed once: a column of positions, and the even channel indices."""
     return torch.arange(length, dtype=dtype).unsqueeze(1), torch.arange(0, dim, 2, dtype=dtype)
 
 
 def usual_table(position: Tensor, index: Tensor) -> Tensor:
-    """The table of the PyTorch tutorial and most research code: frequencies by exp, all in the dtype of `position`."""
+    """The table of the PyTorch tutorial and most research code, computed with exp in the dtype of `position`."""
     dim = 2 * index.numel()
     frequency = torch.exp(index * (-math.log(BASE) / dim))
     pe = torch.zeros(position.numel(), dim, dtype=position.dtype)

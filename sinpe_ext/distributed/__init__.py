@@ -1,7 +1,7 @@
-"""Positions and seeds for tensors that are cut over many processes; torch's distributed engine does everything else.
+"""Positions and dropout seeds for sequences that are sharded over processes as ordinary tensors.
 
-A DTensor needs none of this: `add`, `embed`, `encode`, `table` and the layers know where its parts lie. These helpers
-are for ordinary tensors of which a process has a part: no one can see that from the tensor.
+DTensors need none of these functions: `add`, `embed`, `encode`, `table` and the layers take the place of a shard from
+its DTensor. An ordinary tensor does not tell which part of a sequence it is; its positions must be passed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def __dir__() -> list[str]:
 
 
 def shard_start(length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None) -> int:
-    """The place in a sequence of the first row that this process has of it.
+    """Returns the index in the sequence of the first row of this process.
 
-    Equivalent to, as torch.chunk and DTensor's Shard cut:
+    Equivalent to, for the shards of torch.chunk and of Shard in DTensor:
         min(math.ceil(length / ranks) * rank, length)
 
     Args:
-        length: of the whole sequence.
-        mesh: the device mesh that it is cut over.
-        mesh_dim: the dimension of the mesh that it is cut over, a number or a name; None where there is one only.
-    Returns: 0 to length; `length` where nothing is left for this process.
+        length: length of the whole sequence.
+        mesh: the device mesh over which the sequence is sharded.
+        mesh_dim: the dimension of the mesh over which it is sharded, an index or a name. None: the only one.
+    Returns: an int from 0 to length; `length` if the shard of this process is empty.
     Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError in a process that is not part
         of the mesh.
     """
@@ -46,17 +46,17 @@ def shard_start(length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None
 def shard_positions(
     length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None, *, start: int = 0, device: Any = None
 ) -> Tensor:
-    """The positions of the rows that this process has of a sequence cut into neighbouring pieces.
+    """Returns the positions of the rows of this process, for a sequence that is sharded into contiguous chunks.
 
     Equivalent to:
         distribute_tensor(start + torch.arange(length), mesh, [Shard(0)]).to_local()
 
     Args:
-        length, mesh, mesh_dim: as `shard_start`.
-        start: position of the sequence's first row; positions are final, so encoding.start belongs in here as well.
-        device: of the result; the mesh's where None.
-    Returns: (rows of this process,) int64, for `positions=`.
-    Raises: as `shard_start`.
+        length, mesh, mesh_dim: as in `shard_start`.
+        start: position of the first row of the sequence. Include encoding.start, as it is not added to positions.
+        device: device of the result. None: that of the mesh.
+    Returns: (number of rows of this process,), int64, for `positions=`.
+    Raises: as `shard_start`; ValueError for positions beyond int64.
     """
     first, count = _run(checks.length(length), mesh, mesh_dim)
     begin = checks.start(start) + first
@@ -73,10 +73,11 @@ def context_parallel_positions(
     start: int = 0,
     device: Any = None,
 ) -> Tensor:
-    """The positions of the rows that this process has inside of torch's `context_parallel`.
+    """Returns the positions of the rows of this process inside of torch's `context_parallel`.
 
-    It gives rank r of n the r-th of 2 n pieces and the r-th from the end, so that causal attention is equal work for
-    all (Llama 3, arXiv:2407.21783, section 3.3.2). No offset describes that.
+    With load balancing, `context_parallel` splits the sequence into 2 n chunks for n ranks and gives rank r the r-th
+    chunk and the r-th from the end, so that causal attention is the same amount of work on every rank (Llama 3,
+    arXiv:2407.21783, section 3.3.2). The rows of a process are then not contiguous.
 
     Equivalent to:
         positions = start + torch.arange(length)
@@ -84,12 +85,12 @@ def context_parallel_positions(
             return positions.clone()
 
     Args:
-        length, mesh, mesh_dim: as `shard_start`; length is a multiple of the number of ranks.
-        load_balance: whether the sequence is dealt out so; None: where length is a multiple of 2 n, as torch decides.
-            False: neighbouring pieces.
-        start, device: as `shard_positions`.
-    Returns: (length / n,) int64, for `positions=`.
-    Raises: ValueError for a length that cannot be dealt out; else as `shard_start`.
+        length, mesh, mesh_dim: as in `shard_start`; length must be a multiple of the number of ranks n.
+        load_balance: True: the order above; False: contiguous chunks. None: True if length is a multiple of 2 n, as in
+            torch.
+        start, device: as in `shard_positions`.
+    Returns: (length / n,), int64, for `positions=`.
+    Raises: ValueError for a length that is not such a multiple; otherwise as `shard_positions`.
     """
     length = checks.length(length)
     rank, ranks = _place(mesh, mesh_dim)
@@ -117,16 +118,16 @@ def context_parallel_positions(
 
 
 def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = None, *, device: Any = None) -> Tensor:
-    """A seed for `seed=` that is the same in all processes of a mesh: what the first one has, or draws.
+    """Returns a dropout seed that is the same in all processes of a mesh, that of the first process.
 
-    Two processes that hold copies of one tensor need one mask; each would draw its own. With DTensors `add` and `embed`
-    do this themselves where no seed is given.
+    Processes that hold replicas of a tensor need the same dropout mask, but would each draw a seed of their own. For
+    DTensors, `add` and `embed` do this themselves if no seed is given.
 
     Args:
-        mesh: all its processes must call.
-        seed: as in `add`; None: drawn from torch's generator of the device.
-        device: of the result; the mesh's where None.
-    Returns: () int64.
+        mesh: the device mesh; all its processes must call this function.
+        seed: as in `add`. None: the first process draws one from torch's generator of the device.
+        device: device of the result. None: that of the mesh.
+    Returns: (), int64, for `seed=`.
     Raises: TypeError for a seed of the wrong type; RuntimeError in a process that is not part of the mesh.
     """
     from ..checks import seeds
@@ -139,7 +140,7 @@ def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = 
 
 
 def _place(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
-    """This process' place along a dimension of the mesh, and how many it has."""
+    """(rank, ranks): the index of this process along a dimension of the mesh, and the size of the dimension."""
     _mesh(mesh)
     if mesh_dim is None:
         if mesh.ndim != 1:
@@ -156,7 +157,7 @@ def _place(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
 
 
 def _coordinate(mesh: DeviceMesh) -> Sequence[int]:
-    """This process' place along each dimension of the mesh."""
+    """The index of this process along each dimension of the mesh. Raises RuntimeError if it is not part of the mesh."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise RuntimeError("mesh: expected this process to be part of it, got one that is not; call it in the others")
@@ -164,6 +165,7 @@ def _coordinate(mesh: DeviceMesh) -> Sequence[int]:
 
 
 def _mesh(mesh: Any) -> None:
+    """Raises TypeError if an argument is not a DeviceMesh."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if not isinstance(mesh, DeviceMesh):
@@ -171,7 +173,7 @@ def _mesh(mesh: Any) -> None:
 
 
 def _run(length: int, mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
-    """First row and number of rows of this process, as torch.chunk deals them out."""
+    """(first row, number of rows) of this process, for the chunks of torch.chunk."""
     from .dtensor import chunk
 
     rank, ranks = _place(mesh, mesh_dim)
@@ -179,4 +181,5 @@ def _run(length: int, mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
 
 
 def _device(mesh: DeviceMesh, device: Any) -> torch.device:
+    """The device of a result: the argument `device`, or that of the mesh."""
     return torch.device(mesh.device_type if device is None else device)

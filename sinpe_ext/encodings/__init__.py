@@ -1,1 +1,1 @@
-"""What an encoding is: its fields and names, its frequencies, its constants for the kernels. No torch."""
+"""Encodings: their fields, the conventions by name, exact frequencies, and the constants for the kernels. No torch."""

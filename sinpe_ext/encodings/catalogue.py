@@ -1,4 +1,4 @@
-"""Conventions by name. A convention is a row of `CATALOGUE` or `GRIDS`: adding one is one entry and no other code."""
+"""Conventions by name. A convention is an entry of `CATALOGUE` or `GRIDS`; a new one needs no other code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from .values import MAX_DIM, integer
 
 
 class Convention(NamedTuple):
-    """What a name stands for; a field given as a function is computed from dim.
+    """The encoding that a name stands for, and its documentation.
 
-    formula: of channel values at position p, d = dim, h = d // 2, i the index of a pair.
-    code: what the code of a reader who needs this convention says.
-    arrangement: how several axes share the channels, for an encoding of points of several coordinates.
+    Fields:
+        description: one line.
+        users: papers, libraries and models that use it.
+        formula: the channels at position p, with d = dim, h = d // 2 and i the index of a pair.
+        code: the lines by which a reader can recognize this convention in existing code.
+        fields: the fields of `Encoding` that differ from the defaults; a function is called with dim.
+        arrangement: `GridEncoding.arrangement` for axes=n; None if the convention does not have that argument.
     """
 
     description: str
@@ -33,8 +37,11 @@ class Convention(NamedTuple):
 
 
 def _reciprocal_root(dim: int) -> float:
-    """1 / sqrt(dim), rounded once; 1 / math.sqrt(dim) is rounded twice. In integers, which a compiler can trace: below
-    dim 2**24 no such value comes within 2**-160 of the middle between two floats."""
+    """1 / sqrt(dim), correctly rounded, where 1 / math.sqrt(dim) is rounded twice.
+
+    Computed with integers, which torch.compile can trace. For dim up to 2**24 no value is within 2**-160 of the
+    midpoint between two floats, so 200 bits decide the rounding.
+    """
     return math.isqrt((1 << 400) // dim) / (1 << 200)
 
 
@@ -156,7 +163,7 @@ CATALOGUE: dict[str, Convention] = {
 NAMES = (*CATALOGUE, *GRIDS)
 
 
-# The names for type checkers, of `CATALOGUE` and of `GRIDS`.
+# The keys of `CATALOGUE` and of `GRIDS`, for type checkers.
 _RowName = Literal[
     "paper", "paper_concat", "own_index", "doubled_index", "t2t", "fairseq", "ctranslate2", "musicgen", "ddpm",
     "adm", "flux", "unit", "nerf", "tcnn", "multidim1d",
@@ -176,42 +183,50 @@ def convention(name: _RowName, dim: int, **fields: Any) -> Encoding: ...
 @overload
 def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding: ...
 def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding:
-    """The encoding that a library or paper uses, by name.
+    """Returns the encoding of a library or paper by name.
 
-    Equivalent to, for `convention("t2t", 512, start=3)`:
+    Equivalent to, for convention("t2t", 512, start=3):
         Encoding(512, layout="sin_cos", shift=1, odd="pad", start=3)
 
     Args:
-        name: a key of `conventions()`; case and the difference between - and _ do not count.
+        name: a key of `conventions()`, in upper or lower case, with - or _.
         dim: number of channels.
-        fields: fields of `Encoding` that override the convention's; for a grid those of every axis, where a tuple gives
-            one value per axis, and its own order and arrangement. "nerf" and "tcnn" also take axes=n, for points of n
-            coordinates.
-    Returns: an Encoding; for the names that describe a picture, a video or a volume, and for axes=n, a GridEncoding.
+        fields: fields of `Encoding` that override those of the convention. For a grid they override those of every
+            axis, where a tuple has one value per axis; order and arrangement of the `GridEncoding` can be overridden as
+            well. "nerf" and "tcnn" have the additional argument axes=n, for points with n coordinates.
+    Returns: an Encoding; a GridEncoding for conventions of images, videos and volumes, and with axes=n.
 
     Raises:
-        TypeError: a name that is no string, or a field that Encoding lacks.
-        ValueError: an unknown name, a field out of range, or a dim that the convention's library refuses.
+        TypeError: a name that is not a string, or an unknown field.
+        ValueError: an unknown name, a field out of range, or a dim that the library of the convention does not support.
     """
     key = resolve(name)
-    dim = index(integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))  # of a symbol of a graph its number
+    dim = index(integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))  # makes an int of a SymInt
     if key in GRIDS:
         return grid_of(GRIDS[key], key, dim, fields)
     entry = CATALOGUE[key]
     if entry.arrangement and "axes" in fields:
-        return _points(entry, key, dim, dict(fields))
+        return _point_encoding(entry, key, dim, dict(fields))
     own = {key: value(dim) if callable(value) else value for key, value in entry.fields.items()}
     return Encoding(dim, **{**own, **fields})
 
 
 def conventions() -> dict[str, str]:
-    """Every name that `convention` knows, with one line on what it is and who uses it."""
+    """Returns the names that `convention` accepts, each with a one-line description.
+
+    Example:
+        >>> sinpe.conventions()["unit"]
+        "the paper's encoding divided by sqrt(d); used by NeMo (FixedPositionalEncoding)"
+
+    Returns: a new dict from name to description, with the libraries and papers that use the convention; one-dimensional
+        conventions first, then those of grids.
+    """
     entries: dict[str, Any] = {**CATALOGUE, **GRIDS}
     return {name: f"{entry.description}; used by {entry.users}" for name, entry in entries.items()}
 
 
 def resolve(name: str) -> str:
-    """The catalogue's spelling of a convention's name."""
+    """Checks the name of a convention and returns it as spelled in the catalogue. Raises TypeError, ValueError."""
     if not isinstance(name, str):
         raise TypeError(f"convention: expected a name, got {type(name).__name__}; pass one of {_all()}")
     key = name.lower().replace("-", "_")
@@ -220,17 +235,17 @@ def resolve(name: str) -> str:
     return key
 
 
-# What names of models with rotary embeddings have in them.
+# Parts of the names of models with rotary embeddings.
 _ROTARY = ("rope", "rotary", "llama", "mistral", "mixtral", "qwen", "gemma", "gptj", "gpt_neox", "rotate_half")
-# Words in the names of users that tell no convention from another.
+# Words in the names of users that do not distinguish conventions.
 _GENERIC = """sinusoidal sine sin cos sincos concat position positional encoding embedding encoder frequency code text
 speech diffusion image stable paper tutorial index pytorch""".split()
 
 
-@constant_in_graph  # a compiler cannot trace difflib
+@constant_in_graph  # torch.compile cannot trace difflib
 def _advice(key: str) -> str:
-    """What to write for an unknown name: the conventions that it is a misspelling of, or that a library or model of
-    that name uses."""
+    """The suggestion for an unknown name: conventions with a similar name, or those that a library or model of that
+    name uses."""
     if any(word in key for word in _ROTARY):
         return "rotary embeddings are not here, this library adds to x or gives tables; the"
     swapped = [known for known in NAMES if sorted(known) == sorted(key)]  # letters in another order
@@ -247,7 +262,7 @@ def _advice(key: str) -> str:
 
 
 def _user(name: str, wanted: str) -> str:
-    """Who of a convention's users is called `wanted`, as the catalogue writes it; "" where none is."""
+    """The user of a convention whose name contains `wanted`, as spelled in the catalogue; "" if there is none."""
     entry: Any = CATALOGUE.get(name) or GRIDS[name]
     for user in re.split(r",(?![^(]*\))", entry.users):
         for word in re.findall(r"\w+", re.sub('".*?"', "", user)):
@@ -258,18 +273,20 @@ def _user(name: str, wanted: str) -> str:
 
 
 def is_grid(name: str) -> bool:
-    """Whether a name that `resolve` knows is a grid's."""
+    """Whether the name of a convention is that of a grid. Raises as `resolve`."""
     return resolve(name) in GRIDS
 
 
 def grid_of(entry: GridConvention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
-    """The grid that an entry describes, its axes' fields overridden."""
-    return _changed(entry.build(name, dim), fields)
+    """The grid encoding of a catalogue entry, with `fields` overridden."""
+    return _override_fields(entry.build(name, dim), fields)
 
 
-def _changed(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
-    """A grid with some of its own fields and of its axes' changed, in one step: one change may be valid only with the
-    other, as arrangement="grouped" is with layout="sin_cos"."""
+def _override_fields(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
+    """A copy of a grid with fields of its own and of its axes changed.
+
+    All are changed in one step because some are valid only together, as arrangement="grouped" and layout="sin_cos".
+    """
     if not fields:
         return grid
     own = {name: fields[name] for name in ("order", "arrangement") if name in fields}
@@ -278,8 +295,8 @@ def _changed(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
     return grid.replace(axes=tuple(axes), **own)
 
 
-def _points(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
-    """One encoding for each of n coordinates."""
+def _point_encoding(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
+    """The encoding of points with n coordinates, n = fields["axes"], of a one-dimensional convention."""
     number = integer("axes", fields.pop("axes"), 1, MAX_AXES, "pass the number of coordinates of a point")
     if dim % (2 * number):
         raise ValueError(
@@ -288,8 +305,9 @@ def _points(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> G
         )
     own: dict[str, Any] = dict(entry.fields)
     axes = (Encoding(dim // number, **own),) * number
-    return _changed(GridEncoding(axes, arrangement=entry.arrangement or "blocks"), fields)
+    return _override_fields(GridEncoding(axes, arrangement=entry.arrangement or "blocks"), fields)
 
 
 def _all() -> str:
+    """The names of all conventions, for error messages."""
     return ", ".join(NAMES)

@@ -1,4 +1,4 @@
-"""`Columns`: some neighbouring channels of an encoding, which is what a shard of the channels has of it."""
+"""`Columns`: a range of channels of an encoding, for a tensor whose channels are sharded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from .encoding import Encoding
 
 
 class Columns(Encoding):
-    """Channels first .. first + dim - 1 of `whole`. Every field but dim is that of `whole`, so it is no formula of its
-    own: its frequencies are taken from whole's plan, never computed again.
+    """Channels first .. first + dim - 1 of the encoding `whole`.
+
+    All fields except dim are those of `whole`, so they are not a formula for these channels: the frequencies are taken
+    from the plan of `whole`.
 
     Attributes:
-        whole: the encoding of all channels.   first: the first of these among them.
+        whole: the encoding of all channels.
+        first: index of the first channel in `whole`.
     """
 
     whole: Encoding
@@ -38,6 +41,7 @@ class Columns(Encoding):
         return hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
+        """What equality and the hash depend on."""
         return self.whole, self.first, self.dim
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -49,5 +53,5 @@ class Columns(Encoding):
 
 @lru_cache(maxsize=256)
 def columns(whole: Encoding, first: int, dim: int) -> Encoding:
-    """Channels first .. first + dim - 1 of an encoding; itself where these are all."""
+    """Channels first .. first + dim - 1 of an encoding; the encoding itself if these are all its channels."""
     return whole if dim == whole.dim else Columns(whole, first, dim)

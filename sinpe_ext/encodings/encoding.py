@@ -1,7 +1,7 @@
-"""`Encoding`: one sinusoidal positional encoding, written down as a small value.
+"""`Encoding`: an immutable description of a one-dimensional sinusoidal positional encoding.
 
-It holds the formula only: no table, no tensor, no device. Everything numeric is derived from it, exactly, in
-`encodings/frequency.py` and packed for the kernels in `encodings/plan.py`.
+It holds the parameters of the formula only: no table, no tensor, no device. The frequencies are computed from it in
+`encodings/frequency.py`, exactly, and packed for the kernels in `encodings/plan.py`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ..runtime.tracing import constant_in_graph, is_in_graph
 from . import frequency
 from .values import MAX_DIM, choice, integer, misspelled, real, real_tuple
 
-# A float is taken at its exact value; Fraction and Decimal state values a float cannot.
+# Floats are used at their exact value; Fraction and Decimal express values that a float cannot hold.
 Number: TypeAlias = float | Fraction | Decimal
 
 LAYOUTS = ("interleaved", "sin_cos", "cos_sin", "sin", "cos")
-HALVES = ("sin", "cos")  # layouts of one stream
+HALVES = ("sin", "cos")  # layouts that have only sines or only cosines
 ODD_POLICIES = ("truncate", "pad", "round", "raise")
 COS_FREQUENCIES = ("shared", "own")
 UNITS = ("radian", "half_turn", "turn")
 ANGLES = ("exact", "float32_exp", "float32_pow")
 
-# What other libraries call these fields.
+# Parameter names of other libraries -> what to write instead.
 _HINTS = {
     "temperature": "base=...",
     "theta": "base=...",
@@ -53,37 +53,42 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Encoding:
-    """A one-dimensional sinusoidal positional encoding: which frequencies, in which channels.
+    """A one-dimensional sinusoidal positional encoding: its frequencies and the order of its channels.
 
-    Equivalent to (interleaved, even dim):
+    Instances are immutable, hashable and compare by value.
+
+    Equivalent to (layout="interleaved", even dim), in real arithmetic instead of float32:
         w = position_scale * base ** (-exponent_scale * torch.arange(dim // 2) / (exponent_dim / 2 - shift))
         pe[:, 0::2] = amplitude * torch.sin(positions[:, None] * w)
         pe[:, 1::2] = amplitude * torch.cos(positions[:, None] * w)
-    with real arithmetic in place of float32.
 
     Args:
         dim: number of channels, 1 to 2**24.
-        base: ratio between the longest and the shortest timescale, above 0.
-        layout: "interleaved" (sin, cos, sin, cos), "sin_cos" (all sin, then all cos), "cos_sin"; or "sin" or "cos", the
-            channels of that half alone, one frequency each, for which an odd dim is nothing special.
-        shift: subtracted from exponent_dim / 2; 1 gives the tensor2tensor ladder.
-        odd: what an odd dim does. "truncate": the last channel is a sin; "pad": the ladder of dim - 1, then a zero
-            channel; "round": the ladder of dim + 1, last channel cut; "raise": ValueError.
-        cos_frequency: "shared" with the sin of the pair, or "own": exponent index i + 1/2 in place of i.
+        base: base of the geometric sequence of frequencies, above 0. Other libraries call it theta, temperature or
+            max_period.
+        layout: order of the channels. "interleaved": sin, cos, sin, cos, ...; "sin_cos": all sin, then all cos;
+            "cos_sin": all cos, then all sin; "sin" or "cos": only sines or only cosines, dim frequencies.
+        shift: subtracted from exponent_dim / 2 in the exponent; 1 gives the frequencies of Tensor2Tensor.
+        odd: how an odd dim is handled. "truncate": the last channel is a sin without its cos; "pad": the encoding of
+            dim - 1 channels, then a channel of zeros; "round": the first dim channels of the encoding of dim + 1;
+            "raise": ValueError. Without effect for layout "sin" and "cos".
+        cos_frequency: "shared": cos has the frequency of the sin of its pair; "own": the exponent of the cos of pair i
+            has i + 1/2 in place of i.
         exponent_scale: factor on the exponent.
-        exponent_dim: the dim in the exponent; default dim (dim - 1 for odd="pad", dim + 1 for odd="round"; 2 * dim for
-            layout "sin" and "cos").
-        frequencies: the frequencies outright, in `unit`, as float64: one per pair, or for cos_frequency="own" one per
-            channel (sin 0, cos 0, sin 1, cos 1, ...). base, shift, exponent_scale and exponent_dim are then unused.
-        unit: what a frequency of 1 means per position: "radian", "half_turn" (pi) or "turn" (2 pi).
+        exponent_dim: the dim in the exponent. None: dim (dim - 1 for odd="pad", dim + 1 for odd="round", if dim is odd;
+            2 * dim for layout "sin" and "cos").
+        frequencies: explicit frequencies in `unit`, rounded to float64: one per pair, or for cos_frequency="own" one
+            per channel (sin 0, cos 0, sin 1, cos 1, ...). base, shift, exponent_scale and exponent_dim are then unused.
+        unit: unit of the frequencies: "radian", "half_turn" (pi radians) or "turn" (2 pi radians) per position.
         position_scale: factor on every position.
-        start: position of the first row where positions are implicit.
+        start: position of the first row where positions are not given explicitly.
         amplitude: factor on every value.
-        angle: "exact", or "float32_exp" / "float32_pow": the usual float32 rounding, for trained checkpoints.
+        angle: "exact", or "float32_exp" or "float32_pow" to reproduce the float32 rounding errors of the usual
+            formulas, for models that were trained with them.
 
     Raises:
         TypeError: a field of the wrong type, or an unknown field.
-        ValueError: a field out of range, or a combination without meaning.
+        ValueError: a field out of range, or an invalid combination of fields.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
@@ -105,7 +110,7 @@ class Encoding:
     angle: str = "exact"
 
     def __new__(cls, *args: Any, **fields: Any) -> Encoding:
-        # dataclass's own message for an unknown field names neither the close match nor what peers call it.
+        # The dataclass's own message for an unknown field suggests neither a close match nor our name for the field.
         if len(args) > 1:
             raise TypeError(f"Encoding: expected one positional argument (dim), got {len(args)}; name the other fields")
         for name in fields:
@@ -118,7 +123,7 @@ class Encoding:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        # index: a symbol of a graph becomes a number.
+        # operator.index makes an int of a SymInt.
         put(self, "dim", index(integer("dim", self.dim, 1, MAX_DIM, "pass the number of channels")))
         put(self, "start", index(integer("start", self.start, -(2**63), 2**63 - 1, "pass an int64 position")))
         for name in ("base", "shift", "exponent_scale", "position_scale"):
@@ -142,11 +147,11 @@ class Encoding:
                 raise ValueError(f"exponent_dim: expected a number above 0, got {self.exponent_dim!r}; usually dim")
         if self.frequencies is not None:
             put(self, "frequencies", real_tuple("frequencies", self.frequencies))
-        if not getattr(self, "_in_graph", False):  # it is made again outside
+        if not getattr(self, "_in_graph", False):  # otherwise checked when it is built again outside of the graph
             frequency.check(self)
 
     def __hash__(self) -> int:
-        # Kept: the hash is the key of the plan cache, and `frequencies` may be long.
+        # Cached: the encoding is the key of the plan cache, and `frequencies` may be long.
         value: int | None = self.__dict__.get("_hash")
         if value is None:
             value = hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
@@ -154,7 +159,7 @@ class Encoding:
         return value
 
     def __getstate__(self) -> dict[str, Any]:
-        # String hashes differ between processes, so the kept hash must not travel.
+        # String hashes differ between processes, so the cached hash must not be pickled.
         return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_handle", "_in_graph")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -169,54 +174,66 @@ class Encoding:
         return f"Encoding({', '.join(shown)})"
 
     def replace(self, **fields: Any) -> Encoding:
-        """The same encoding with some fields changed, validated again."""
+        """Returns a copy with some fields changed, as dataclasses.replace does.
+
+        Example:
+            >>> sinpe.Encoding(512).replace(base=500000, start=1)
+            Encoding(512, base=500000.0, start=1)
+
+        Args:
+            fields: fields of `Encoding` with their new values, dim included.
+        Returns: a new Encoding; all fields are checked again.
+        Raises: TypeError, ValueError as the constructor.
+        """
         current = {name: getattr(self, name) for name in FIELDS}
         current.update(fields)
         return type(self)(current.pop("dim"), **current)
 
     def frequencies_radians(self) -> tuple[float, ...]:
-        """Angular frequencies in radians per position, as float64.
+        """Returns the angular frequencies in radians per position, position_scale included, as float64.
 
         Returns: one per pair; for cos_frequency="own" one per channel in pair order (sin 0, cos 0, sin 1, ...).
         Accuracy: correctly rounded.
         """
-        if is_in_graph():  # a compiler cannot trace the exact arithmetic
-            return _radians(fields_of(self))
+        if is_in_graph():  # torch.compile cannot trace the exact arithmetic
+            return _radians(to_fields(self))
         return frequency.radians(self)
 
     def timescales(self) -> tuple[float, ...]:
-        """The denominators of the formula, 1 / frequencies_radians, as float64; inf where a frequency is 0.
+        """Returns the timescales, 1 / frequencies_radians, as float64; infinite where a frequency is 0.
 
-        Equivalent to:
+        Equivalent to (default fields):
             torch.pow(base, torch.arange(0, dim, 2) / dim)
+
+        Returns: one per pair; for cos_frequency="own" one per channel in pair order (sin 0, cos 0, sin 1, ...).
         Accuracy: correctly rounded.
         """
-        if is_in_graph():  # a compiler cannot trace the exact arithmetic
-            return _timescales(fields_of(self))
+        if is_in_graph():  # torch.compile cannot trace the exact arithmetic
+            return _timescales(to_fields(self))
         return frequency.timescales(self)
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Encoding))  # which a compiler cannot ask of a class
+FIELDS = tuple(field.name for field in dataclasses.fields(Encoding))  # torch.compile cannot trace dataclasses.fields
 
 
-def fields_of(encoding: Encoding) -> tuple[Any, ...]:
-    """An Encoding as a compiler can keep it: the class's name and the fields, of a Fraction its two integers."""
+def to_fields(encoding: Encoding) -> tuple[Any, ...]:
+    """An Encoding as a tuple that can be a constant of a graph: "Encoding", then the fields, a Fraction as two ints."""
     values = [getattr(encoding, name) for name in FIELDS]
     return ("Encoding", *[("/", v.numerator, v.denominator) if isinstance(v, Fraction) else v for v in values])
 
 
-def of_fields(given: tuple[Any, ...]) -> Encoding:
-    """The Encoding that has these fields."""
+def from_fields(given: tuple[Any, ...]) -> Encoding:
+    """The inverse of `to_fields`."""
     values: list[Any] = [Fraction(*v[1:]) if isinstance(v, tuple) and v[:1] == ("/",) else v for v in given[1:]]
     return Encoding(values[0], **dict(zip(FIELDS[1:], values[1:], strict=True)))
 
 
-_radians = constant_in_graph(lambda given: frequency.radians(of_fields(given)))
-_timescales = constant_in_graph(lambda given: frequency.timescales(of_fields(given)))
+_radians = constant_in_graph(lambda given: frequency.radians(from_fields(given)))
+_timescales = constant_in_graph(lambda given: frequency.timescales(from_fields(given)))
 
 
 def _refuse_decimals(fields: dict[str, Any]) -> None:
-    """Of an encoding that is made while a graph is traced, whose fields have to be constants of it."""
+    """Raises TypeError for a Decimal: in an Encoding created inside a traced graph the fields are graph constants."""
     for name, value in fields.items():
         if isinstance(value, Decimal):
             raise TypeError(
@@ -226,7 +243,7 @@ def _refuse_decimals(fields: dict[str, Any]) -> None:
 
 
 def unknown_field(name: str, known: Iterable[str]) -> str:
-    """The message for a field that Encoding lacks, with what to write instead."""
+    """The error message for a field that Encoding does not have, with a suggestion."""
     if name in _HINTS:
         return f"{name}: expected a field of Encoding, got a name it lacks; use {_HINTS[name]}"
     close = misspelled(name, tuple(known))
@@ -235,18 +252,19 @@ def unknown_field(name: str, known: Iterable[str]) -> str:
 
 
 def needs_nothing(name: str) -> str:
-    """What to write for an argument of other libraries that has no use here; "" for any other."""
+    """The hint for an argument of other libraries that is not needed here, such as max_len; "" for any other name."""
     hint = _HINTS.get(name, "")
     return hint if hint.startswith("nothing:") else ""
 
 
 def field_called(name: str) -> str:
-    """The field of Encoding that other libraries call `name`; "" where there is none."""
+    """The field of Encoding that other libraries call `name`; "" if there is none."""
     hint = _HINTS.get(name, "")
     return next((field.name for field in dataclasses.fields(Encoding) if hint.startswith(f"{field.name}=")), "")
 
 
 def _short(value: Any) -> str:
+    """The repr of a field; of a long tuple only its first items and its length."""
     if isinstance(value, tuple) and len(value) > 8:
         return f"({', '.join(map(repr, value[:4]))}, ... {len(value)} in all)"
     return repr(value)

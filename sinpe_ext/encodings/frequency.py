@@ -1,8 +1,8 @@
-"""Exact frequencies: the ladder of an `Encoding` as fixed-point integers, standard library only.
+"""Exact frequencies of an `Encoding` as fixed-point integers, with the standard library only.
 
-A ladder is computed by products of neighbours in integers wide enough that every value keeps `GUARD` good bits more
-than the widest result asks for (a float64 pair, or 62 whole and 128 fractional bits); float `pow` would be wrong in
-the last digits and the phase of a late position multiplies that error.
+The frequencies are a geometric sequence, called ladder here. Each is the previous one times a ratio, in integers wide
+enough that the smallest frequency has `GUARD` bits; the widest result is a pair of float64, or 62 integer and 128
+fractional bits. A float `pow` would be wrong in the last digits, and the phase multiplies that error by the position.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from .encoding import Encoding
 
 FRACTION_BITS = 128
-MAX_TURNS_LOG2 = 62  # whole turns must fit int64
-GUARD = 384  # bits below the smallest frequency: 192 that a result can ask for, 26 of rounding, the rest margin
-TINY = 1200  # frequencies below 2^-1200 are 0 in float64, so their bits are not kept
-MAX_STEP = 2**30  # exponent of the base between neighbours; beyond it every base but 1 leaves float64 at once
+MAX_TURNS_LOG2 = 62  # whole turns must fit into int64
+GUARD = 384  # bits of the smallest frequency: 192 for the result, 26 of rounding errors, the others are margin
+TINY = 1200  # frequencies below 2^-1200 are 0 in float64, so their bits are not needed
+MAX_STEP = 2**30  # exponent of base from one frequency to the next; above it, only base 1 stays within float64
 _SNAP_BITS = 200  # see _snap
 _SNAP_MARGIN = 64
 
 
 class Shape(NamedTuple):
-    """How many sin and cos channels an encoding has, and the dim in its exponent."""
+    """The numbers of sin and cos channels of an encoding, and the dim in its exponent."""
 
     sin: int
     cos: int
@@ -34,14 +34,14 @@ class Shape(NamedTuple):
 
 
 class Ladder(NamedTuple):
-    """Frequencies as integers: values[k] / 2**bits, in channel-pair order (own) or pair order (shared)."""
+    """Frequencies as fixed-point integers, values[k] / 2**bits, in the order of `indices`."""
 
     bits: int
     values: list[int]
 
 
 def shape(encoding: Encoding) -> Shape:
-    """Channel counts after the odd policy."""
+    """The `Shape` of an encoding, with `layout`, `odd` and `exponent_dim` taken into account."""
     dim = encoding.dim
     sin, cos, ladder_dim = (dim + 1) // 2, dim // 2, dim
     if encoding.layout in ("sin", "cos"):
@@ -50,20 +50,20 @@ def shape(encoding: Encoding) -> Shape:
         sin, ladder_dim = dim // 2, dim - 1
     elif dim % 2 and encoding.odd == "round":
         ladder_dim = dim + 1
-        if encoding.layout == "cos_sin":  # the channel cut is the last one, here a sin
+        if encoding.layout == "cos_sin":  # the channel that is cut off is the last one, here a sin
             sin, cos = cos, sin
     exponent_dim = Fraction(ladder_dim if encoding.exponent_dim is None else encoding.exponent_dim)
     return Shape(sin, cos, exponent_dim)
 
 
 def count(encoding: Encoding) -> int:
-    """Number of distinct frequencies."""
+    """The number of frequencies of an encoding."""
     sin, cos, _ = shape(encoding)
     return sin + cos if encoding.cos_frequency == "own" else max(sin, cos)
 
 
 def indices(encoding: Encoding) -> list[int]:
-    """Ladder index of each frequency; in half steps of the pair index for cos_frequency="own"."""
+    """Ladder index of each frequency: i of pair i; for cos_frequency="own" 2 i of its sin and 2 i + 1 of its cos."""
     sin, cos, _ = shape(encoding)
     if encoding.cos_frequency == "shared":
         return list(range(max(sin, cos)))
@@ -71,7 +71,7 @@ def indices(encoding: Encoding) -> list[int]:
 
 
 def last_index(encoding: Encoding) -> int:
-    """The largest of `indices`, -1 without any."""
+    """The largest of `indices`, -1 if there are none."""
     sin, cos, _ = shape(encoding)
     if encoding.cos_frequency == "shared":
         return max(sin, cos) - 1
@@ -79,7 +79,7 @@ def last_index(encoding: Encoding) -> int:
 
 
 def check(encoding: Encoding) -> None:
-    """Raises ValueError for fields that are valid alone and meaningless together."""
+    """Raises ValueError for an invalid combination of fields."""
     number = count(encoding)
     if encoding.frequencies is not None:
         if len(encoding.frequencies) != number:
@@ -109,12 +109,12 @@ def check(encoding: Encoding) -> None:
 
 
 def _unit(encoding: Encoding) -> Fraction:
-    """Turns per unit of frequency, less the factor 1/pi that "radian" carries."""
+    """Turns per unit of frequency, without the factor 1/pi of "radian"."""
     return Fraction(1) if encoding.unit == "turn" else Fraction(1, 2)
 
 
 def _step(encoding: Encoding) -> Fraction:
-    """Exponent of the base from one ladder index to the next."""
+    """The exponent of base from one index of the ladder to the next."""
     half = shape(encoding).exponent_dim / 2 - Fraction(encoding.shift)
     if not half:  # a single frequency: exponent 0, not 0/0
         return Fraction(0)
@@ -123,11 +123,12 @@ def _step(encoding: Encoding) -> Fraction:
 
 
 def _log2(value: Fraction) -> float:
+    """log2(abs(value)) to float64 accuracy, also of a Fraction beyond the range of float64; -inf of 0."""
     return math.log2(abs(value.numerator)) - math.log2(value.denominator) if value else -math.inf
 
 
 def _extremes_log2(encoding: Encoding) -> tuple[float, float]:
-    """Base-2 logarithms of the smallest non-zero and the largest frequency in turns, to float64 accuracy."""
+    """Base-2 logarithms of the smallest non-zero and of the largest frequency in turns, to float64 accuracy."""
     factor = _log2(Fraction(encoding.position_scale) * _unit(encoding))
     factor -= math.log2(math.pi) if encoding.unit == "radian" else 0.0
     if encoding.frequencies is not None:
@@ -140,7 +141,7 @@ def _extremes_log2(encoding: Encoding) -> tuple[float, float]:
 
 def pi_bits(bits: int) -> int:
     """floor(pi * 2**bits)."""
-    kept = -(-bits // 1024) * 1024  # few distinct widths, so that the series runs once
+    kept = -(-bits // 1024) * 1024  # rounded up to a few distinct widths, so that the cached series is reused
     return _machin(kept) >> kept - bits
 
 
@@ -161,17 +162,17 @@ def _machin(bits: int) -> int:
 
 
 def turns(encoding: Encoding) -> Ladder:
-    """Frequencies in turns per position; the exact value differs by less than 2**-(bits - 26)."""
+    """Frequencies in turns per position, with an error below 2**-(bits - 26)."""
     return _ladder(encoding, _unit(encoding), -1 if encoding.unit == "radian" else 0)
 
 
 def angular(encoding: Encoding) -> Ladder:
-    """Frequencies in radians per position, to the same accuracy."""
+    """Frequencies in radians per position, with the accuracy of `turns`."""
     return _ladder(encoding, 2 * _unit(encoding), 0 if encoding.unit == "radian" else 1)
 
 
 def _ladder(encoding: Encoding, factor: Fraction, pi_power: int) -> Ladder:
-    """factor * pi**pi_power * position_scale * base**(step * index) for every index."""
+    """factor * pi**pi_power * position_scale * base**(step * index) for every index of `indices`."""
     if not count(encoding):
         return Ladder(GUARD, [])
     factor *= Fraction(encoding.position_scale)
@@ -188,7 +189,7 @@ def _ladder(encoding: Encoding, factor: Fraction, pi_power: int) -> Ladder:
         walk.append(value)
     if pi_power == 0:
         walk = [_snap(value) for value in walk]
-    wanted = indices(encoding)  # the ladder of "own" can lack one index (a cut sin)
+    wanted = indices(encoding)  # for cos_frequency="own" one index can be missing, that of a sin that is cut off
     return Ladder(bits, walk if len(walk) == len(wanted) else [walk[index] for index in wanted])
 
 
@@ -203,7 +204,7 @@ def _fixed(value: Fraction, pi_power: int, bits: int) -> int:
 
 @lru_cache(maxsize=64)
 def _power(base: Fraction, exponent: Fraction, bits: int) -> int:
-    """base**exponent * 2**bits, relative error below 2**-bits / base**exponent."""
+    """base**exponent * 2**bits as an integer, relative error below 2**-bits / base**exponent."""
     if not exponent or base == 1:
         return 1 << bits
     log2 = float(exponent) * _log2(base)
@@ -217,21 +218,22 @@ def _power(base: Fraction, exponent: Fraction, bits: int) -> int:
 
 
 def _snap(value: int) -> int:
-    """Removes rounding noise from a value that is exactly a short binary number (2**-i, say).
+    """Removes the rounding error from a value whose exact binary form is short, such as 2**-i.
 
-    Only numbers of at most 192 significant bits can be a tie of a later rounding. The ladder's relative error is
-    below 2**-290, so what lies within 2**-264 of a number of 200 bits is taken to be that number.
+    Such a value could otherwise be on the wrong side of a tie of a later rounding, which only numbers of at most 192
+    significant bits can be. The relative error of the ladder is below 2**-290, so a value within 2**-264 of a number of
+    200 bits is replaced by that number.
     """
-    drop = abs(value).bit_length() - _SNAP_BITS
-    if drop <= _SNAP_MARGIN:
+    low_bits = abs(value).bit_length() - _SNAP_BITS
+    if low_bits <= _SNAP_MARGIN:
         return value
-    short = (value + (1 << drop - 1)) >> drop << drop
-    return value if abs(value - short) >> drop - _SNAP_MARGIN else short
+    short = (value + (1 << low_bits - 1)) >> low_bits << low_bits
+    return value if abs(value - short) >> low_bits - _SNAP_MARGIN else short
 
 
 @lru_cache(maxsize=64)
 def radians(encoding: Encoding) -> tuple[float, ...]:
-    """Correctly rounded angular frequencies."""
+    """Angular frequencies in radians per position, correctly rounded to float64."""
     bits, values = angular(encoding)
     one = 1 << bits
     return tuple(value / one for value in values)
@@ -239,14 +241,14 @@ def radians(encoding: Encoding) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def timescales(encoding: Encoding) -> tuple[float, ...]:
-    """Correctly rounded reciprocals of the angular frequencies."""
+    """Reciprocals of the angular frequencies, correctly rounded to float64; infinite where they do not fit."""
     bits, values = angular(encoding)
     one = 1 << bits
 
     def reciprocal(value: int) -> float:
         try:
             return _snap((one << bits) // value) / one
-        except (ZeroDivisionError, OverflowError):  # 0 or too small: its reciprocal does not fit
+        except (ZeroDivisionError, OverflowError):  # a frequency of 0, or so small that 1 / frequency overflows
             return -math.inf if value < 0 else math.inf
 
     return tuple(reciprocal(value) for value in values)

@@ -1,7 +1,7 @@
-"""`GridEncoding`: the encoding of a place in a picture, a video or a volume, from one `Encoding` per axis.
+"""`GridEncoding`: the positional encoding of images, videos and volumes, composed of one `Encoding` per axis.
 
-Every channel depends on one coordinate only. So a grid is nothing new below Python: `pieces` writes it as ordinary
-encodings, each with its axis and its channels, and each axis' rows are made once, however many places share them.
+Every channel depends on one coordinate only, so the kernels need no code for grids: `pieces` gives the equivalent
+one-dimensional encodings, each with its axis and its channels. The rows of an axis are computed once for all cells.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_AXES = 8
 
 
 class Piece(NamedTuple):
-    """Channels of a grid that one encoding makes from one coordinate: its channel c is the grid's first + c * step."""
+    """Channels of a grid that encode one coordinate: channel c of `encoding` is channel first + c * step."""
 
     axis: int
     encoding: Encoding
@@ -33,31 +33,34 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class GridEncoding:
-    """An n-dimensional sinusoidal positional encoding: one `Encoding` per axis, and how they share the channels.
+    """An n-dimensional sinusoidal positional encoding: one `Encoding` per axis, and the arrangement of their channels.
 
-    Equivalent to, for two axes in blocks:
+    Instances are immutable, hashable and compare by value.
+
+    Equivalent to, for two axes and arrangement="blocks":
         rows, columns = sinpe.table(H, axes[0]), sinpe.table(W, axes[1])
         torch.cat([rows[:, None].expand(H, W, -1), columns[None].expand(H, W, -1)], -1)
 
     Args:
-        axes: one Encoding per axis of the grid, 1 to 8: rows (H) then columns (W) of a picture; time first for a video.
-            start and position_scale of each are those of its own coordinate.
-        order: the axes in the order in which their channels stand, say (1, 0) for columns first; None: as given.
+        axes: one Encoding per axis of the grid, 1 to 8: rows (H), then columns (W) of an image; time first for a video.
+            start and position_scale of each apply to its own coordinate.
+        order: indices of the axes in the order of their channels, for example (1, 0) if the channels of the columns
+            come first. None: the order of `axes`.
         arrangement: "blocks": all channels of one axis, then all of the next; "grouped": the first half of every axis
             (sin for layout "sin_cos"), then the second half of every axis; "interleaved": channel 0 of every axis, then
             channel 1 of every axis, ...
-        dim: total number of channels; with more than the axes have, the last ones are zero; with fewer, the last ones
-            are cut. None: as many as the axes have.
+        dim: total number of channels. If the axes have fewer, the remaining channels are zero; if they have more, the
+            last ones are cut off. None: the sum over the axes.
     Raises:
         TypeError: a field of the wrong type, or an unknown field.
-        ValueError: a field out of range, or a combination without meaning.
+        ValueError: a field out of range, or an invalid combination of fields.
     """
 
     axes: tuple[Encoding, ...]
     _: KW_ONLY
     order: tuple[int, ...] | None = None
     arrangement: str = "blocks"
-    dim: int = 0  # None until __post_init__ has counted
+    dim: int = 0  # __init__ sets it
 
     def __new__(cls, *args: Any, **fields: Any) -> GridEncoding:
         return with_handle(super().__new__(cls))
@@ -99,7 +102,7 @@ class GridEncoding:
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
-        """The grid as ordinary encodings, by their first channel; a channel of no piece is zero."""
+        """The one-dimensional encodings that make up the grid, with their channels; all other channels are zero."""
         order = range(self.ndim) if self.order is None else self.order
         if self.arrangement == "interleaved":
             step, laid = self.ndim, []
@@ -121,7 +124,14 @@ class GridEncoding:
         return tuple(pieces)
 
     def replace(self, **fields: Any) -> GridEncoding:
-        """The same grid with some fields changed, validated again."""
+        """Returns a copy with some fields changed, as dataclasses.replace does.
+
+        Args:
+            fields: axes, order, arrangement or dim, with their new values. A dim that is the sum over the axes follows
+                new axes. Fields of the axes are changed by `with_axes`.
+        Returns: a new GridEncoding; all fields are checked again.
+        Raises: TypeError, ValueError as the constructor.
+        """
         current = self.__getstate__()
         if self.dim == sum(axis.dim for axis in self.axes):
             current["dim"] = None
@@ -134,10 +144,16 @@ class GridEncoding:
         return GridEncoding(**{**current, **fields})
 
     def with_axes(self, **fields: Any) -> GridEncoding:
-        """The same grid with fields of every axis' Encoding replaced; a tuple gives one value per axis.
+        """Returns a copy with fields of the Encoding of every axis changed.
 
         Equivalent to, for base=(10000, 100):
             grid.replace(axes=(grid.axes[0].replace(base=10000), grid.axes[1].replace(base=100)))
+
+        Args:
+            fields: fields of `Encoding` with their new values; a tuple has one value per axis, any other value is that
+                of all axes. `frequencies`, itself a tuple, is that of all axes.
+        Returns: a new GridEncoding.
+        Raises: TypeError, ValueError as the constructors, and for a tuple of another length.
         """
         return self.replace(
             axes=tuple(axis.replace(**of_axis(fields, k, self.ndim)) for k, axis in enumerate(self.axes))
@@ -146,21 +162,27 @@ class GridEncoding:
     def interpolated(
         self, lengths: Sequence[int], base_size: int | Sequence[int] | None = None, scale: Any = 1.0
     ) -> GridEncoding:
-        """The grid stretched so that `lengths` places span the coordinates of `base_size`, divided by `scale`.
+        """Returns a copy whose coordinates are interpolated, for images of another size than the model was trained on.
 
-        Equivalent to (diffusers):
-            coordinate = torch.arange(length) / (length / base_size) / interpolation_scale
+        The position_scale of each axis is multiplied by base_size / length / scale.
+
+        Equivalent to, for each axis (diffusers):
+            coordinate = torch.arange(length) / (length / base_size) / scale
 
         Args:
-            lengths: of the axes.
-            base_size: length that the model was trained on, for each axis or all; None: that of `lengths`.
-            scale: diffusers' interpolation_scale, for each axis or all.
+            lengths: lengths of the axes of the new grid, such as (H, W).
+            base_size: length of the axes that the model was trained with, one for each axis or one for all, above 0.
+                None: `lengths`.
+            scale: interpolation_scale of diffusers, one for each axis or one for all, above 0.
+        Returns: a new GridEncoding.
+        Raises: TypeError, ValueError for arguments of the wrong type, value or length.
+        Accuracy: the new position_scale is the exact fraction.
         """
         if len(lengths) != self.ndim:
             raise ValueError(f"lengths: expected {self.ndim}, one per axis, got {len(lengths)}; pass the grid's shape")
         factors = []
         for k, length in enumerate(lengths):
-            # index: a symbol of a graph becomes a number.
+            # operator.index makes an int of a SymInt.
             length = index(integer("lengths", length, 1, 2**62, "pass the number of places along each axis"))
             size = length if base_size is None else _one("base_size", base_size, k, self.ndim)
             size = index(size) if type(size) is int else size
@@ -188,7 +210,7 @@ class GridEncoding:
 
 
 def lengths_of(name: str, value: Any, axes: int) -> tuple[int, ...]:
-    """The lengths of a grid's axes."""
+    """Checks the lengths of the axes of a grid and returns them as a tuple."""
     if not isinstance(value, (tuple, list)):
         expected = "1 int, the grid's length" if axes == 1 else f"{axes} ints, the grid's lengths"
         raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}; pass a tuple such as {(14,) * axes}")
@@ -200,7 +222,7 @@ def lengths_of(name: str, value: Any, axes: int) -> tuple[int, ...]:
 
 
 def of_axis(fields: dict[str, Any], axis: int, number: int) -> dict[str, Any]:
-    """The fields of one axis' Encoding, where a tuple gives one value per axis."""
+    """The fields of the Encoding of one axis, taken from fields of which a tuple has one value per axis."""
     for name in fields:
         if name not in FIELDS:
             raise TypeError(unknown_field(name, FIELDS))
@@ -208,12 +230,12 @@ def of_axis(fields: dict[str, Any], axis: int, number: int) -> dict[str, Any]:
 
 
 def half(encoding: Encoding, second: bool) -> Encoding:
-    """The channels of the first or the second half of layout "sin_cos" or "cos_sin", as an encoding of their own."""
+    """The first or second half of layout "sin_cos" or "cos_sin", as an encoding of layout "sin" or "cos"."""
     sines, cosines, exponent_dim = frequency.shape(encoding)
     cosine = second == (encoding.layout == "sin_cos")
     count, given = cosines if cosine else sines, encoding.frequencies
     if given is not None:
-        if encoding.cos_frequency == "own":  # sin 0, cos 0, sin 1, ...; what the odd policy cuts is not among them
+        if encoding.cos_frequency == "own":  # sin 0, cos 0, sin 1, ...; without channels that `odd` cuts off
             given = tuple(w for w, k in zip(given, frequency.indices(encoding), strict=True) if k % 2 == cosine)
         given = given[:count]
     layout = "cos" if cosine else "sin"
@@ -221,13 +243,13 @@ def half(encoding: Encoding, second: bool) -> Encoding:
 
 
 def _first_channels(encoding: Encoding, count: int) -> tuple[Encoding, ...]:
-    """The first `count` channels of an encoding, as encodings that stand one behind the other."""
+    """Encodings whose concatenated channels are the first `count` channels of an encoding."""
     if count >= encoding.dim:
         return (encoding,)
     if count <= 0:
         return ()
     if encoding.layout in HALVES or encoding.layout == "interleaved":
-        one_each = encoding.layout in HALVES or encoding.cos_frequency == "own"  # of the frequencies, a channel
+        one_each = encoding.layout in HALVES or encoding.cos_frequency == "own"  # one frequency per channel
         exponent_dim, given = frequency.shape(encoding).exponent_dim, encoding.frequencies
         given = None if given is None else given[: count if one_each else (count + 1) // 2]
         odd = "round" if encoding.odd == "round" and given is None else "truncate"
@@ -238,6 +260,7 @@ def _first_channels(encoding: Encoding, count: int) -> tuple[Encoding, ...]:
 
 
 def _axes(values: Any) -> tuple[Encoding, ...]:
+    """Checks the argument `axes` and returns it as a tuple. Raises TypeError, ValueError."""
     if isinstance(values, Encoding) or not isinstance(values, Iterable) or hasattr(type(values), "dtype"):
         raise TypeError(
             f"axes: expected a sequence of Encoding, one per axis, got {type(values).__name__}; pass a tuple"
@@ -254,6 +277,7 @@ def _axes(values: Any) -> tuple[Encoding, ...]:
 
 
 def _order(values: Iterable[int], number: int) -> tuple[int, ...]:
+    """Checks that `order` is a permutation of the axes and returns it as a tuple. Raises TypeError, ValueError."""
     order = tuple(integer("order", value, 0, number - 1, "pass the indices of the axes") for value in values)
     if sorted(order) != list(range(number)):
         raise ValueError(f"order: expected each of 0 to {number - 1} once, got {order}; name every axis once")
@@ -261,7 +285,7 @@ def _order(values: Iterable[int], number: int) -> tuple[int, ...]:
 
 
 def _one(name: str, value: Any, axis: int, number: int) -> Any:
-    """An axis' share of a field: of a tuple or list its own entry, anything else as it is."""
+    """The value of one axis: the entry of a tuple or list that has one value per axis; any other value unchanged."""
     if not isinstance(value, (tuple, list)):
         return value
     if len(value) != number:

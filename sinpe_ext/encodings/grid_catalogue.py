@@ -1,4 +1,4 @@
-"""Conventions of pictures, videos and volumes by name; `catalogue.convention` is how they are asked for."""
+"""Conventions for images, videos and volumes by name; `catalogue.convention` looks them up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from .grid import GridEncoding
 
 
 class GridConvention(NamedTuple):
-    """What a grid's name stands for; `build` takes the name (for its errors) and the number of channels."""
+    """The grid encoding that a name stands for; the fields are those of `Convention`, with C = dim.
+
+    build: called with the name (for error messages) and the number of channels.
+    """
 
     description: str
     users: str
@@ -19,25 +22,25 @@ class GridConvention(NamedTuple):
     build: Callable[[str, int], GridEncoding]
 
 
-def _multiple(name: str, dim: int, of: int) -> int:
-    """dim / of, where the convention's library refuses what is no multiple."""
+def _divided_by(name: str, dim: int, of: int) -> int:
+    """dim / of. Raises ValueError if dim is not a multiple, which the library of the convention does not support."""
     if dim % of:
         raise ValueError(f"dim: expected a multiple of {of} for {name}, got {dim}; pass one, as the library asks for")
     return dim // of
 
 
-def _equal(number: int, fields: dict[str, Any], **of_grid: Any) -> Callable[[str, int], GridEncoding]:
-    """Axes of one width, an even share of the channels each."""
+def _equal_axes(number: int, fields: dict[str, Any], **of_grid: Any) -> Callable[[str, int], GridEncoding]:
+    """Axes with the same, even number of channels."""
 
     def build(name: str, dim: int) -> GridEncoding:
-        width = 2 * _multiple(name, dim, 2 * number)
+        width = 2 * _divided_by(name, dim, 2 * number)
         return GridEncoding((Encoding(width, **fields),) * number, **of_grid)
 
     return build
 
 
-def _rounded(number: int) -> Callable[[str, int], GridEncoding]:
-    """positional-encodings: each axis as wide as an even share rounded up; what is too much is cut."""
+def _rounded_axes(number: int) -> Callable[[str, int], GridEncoding]:
+    """positional-encodings: each axis has dim / number channels rounded up to an even number; the excess is cut off."""
 
     def build(name: str, dim: int) -> GridEncoding:
         width = 2 * -(-dim // (2 * number))
@@ -47,7 +50,7 @@ def _rounded(number: int) -> Callable[[str, int], GridEncoding]:
 
 
 def _t2t(number: int) -> Callable[[str, int], GridEncoding]:
-    """add_timing_signal_nd: each axis as wide as an even share rounded down; what is left is zero."""
+    """add_timing_signal_nd: each axis has dim / number channels rounded down to an even number; the rest is zero."""
 
     def build(name: str, dim: int) -> GridEncoding:
         width = 2 * (dim // (2 * number))
@@ -59,13 +62,14 @@ def _t2t(number: int) -> Callable[[str, int], GridEncoding]:
 
 
 def _cogvideo(name: str, dim: int) -> GridEncoding:
-    quarter = 4 * _multiple(name, dim, 16)
+    """CogVideoX: a quarter of the channels for time, three eighths for each spatial axis, columns before rows."""
+    quarter = 4 * _divided_by(name, dim, 16)
     time, place = Encoding(quarter, layout="sin_cos"), Encoding(3 * quarter // 2, layout="sin_cos")
     return GridEncoding((time, place, place), order=(0, 2, 1))
 
 
 def _fairseq2(*shares: int) -> Callable[[str, int], GridEncoding]:
-    """fairseq2: an axis of share k has 2 ceil(C/k) channels; what is too much is cut from the last axis' cos."""
+    """fairseq2: an axis of share k has 2 ceil(C/k) channels; the excess is cut off from the cos of the last axis."""
 
     def widths_of(dim: int) -> list[int]:
         return [2 * -(-dim // share) for share in shares]
@@ -94,28 +98,28 @@ GRIDS: dict[str, GridConvention] = {
         "MAE, DiT, diffusers (get_2d_sincos_pos_embed), PixArt, SD3",
         "[sin_x | cos_x | sin_y | cos_y], w_i = 10000^(-i/(C/4)), x the column",
         "get_2d_sincos_pos_embed; grid = np.meshgrid(grid_w, grid_h)  # here w goes first",
-        _equal(2, _HALVES, order=(1, 0)),
+        _equal_axes(2, _HALVES, order=(1, 0)),
     ),
     "hf2d": GridConvention(
         "rows first then columns, each all sin then all cos, frequency 10000^(-i/(C/4))",
         "Hugging Face transformers (build_2d_sinusoidal_position_embedding), timm (interleave_sin_cos=True), MoCo v3",
         "[sin_y | cos_y | sin_x | cos_x], w_i = 10000^(-i/(C/4)), y the row",
         "torch.cat([out_h.sin(), out_h.cos(), out_w.sin(), out_w.cos()], dim=1)",
-        _equal(2, _HALVES),
+        _equal_axes(2, _HALVES),
     ),
     "bigvision2d": GridConvention(
         "columns first then rows, each all sin then all cos, frequency 10000^(-i/(C/4-1))",
         "big_vision and vit-pytorch (posemb_sincos_2d)",
         "[sin_x | cos_x | sin_y | cos_y], w_i = 10000^(-i/(C/4-1)), x the column",
         "omega = jnp.arange(width // 4) / (width // 4 - 1)",
-        _equal(2, {**_HALVES, "shift": 1}, order=(1, 0)),
+        _equal_axes(2, {**_HALVES, "shift": 1}, order=(1, 0)),
     ),
     "timm2d": GridConvention(
         "sin of rows, sin of columns, cos of rows, cos of columns, frequency 10000^(-i/(C/4))",
         "timm (build_sincos2d_pos_embed)",
         "[sin_y | sin_x | cos_y | cos_x], w_i = 10000^(-i/(C/4)), y the row",
         "build_sincos2d_pos_embed without interleave_sin_cos; torch.stack([sin(pos2), cos(pos2)], dim=1).flatten(1)",
-        _equal(2, _HALVES, arrangement="grouped"),
+        _equal_axes(2, _HALVES, arrangement="grouped"),
     ),
     "cogvideo3d": GridConvention(
         "a quarter of the channels for time, the rest mae2d, each all sin then all cos",
@@ -136,21 +140,21 @@ GRIDS: dict[str, GridConvention] = {
         "positional-encodings (PositionalEncoding2D)",
         "[sin_y cos_y ... | sin_x cos_x ...], w_i = 10000^(-2i/c), c = 2 ceil(C/4) for each axis, the first C channels",
         "channels = int(np.ceil(org_channels / 4) * 2)",
-        _rounded(2),
+        _rounded_axes(2),
     ),
     "multidim3d": GridConvention(
         "three axes in turn, sin and cos alternate, frequency 10000^(-2i/c), c = 2 ceil(C/6); cut to C",
         "positional-encodings (PositionalEncoding3D)",
         "[sin_0 cos_0 ... | sin_1 cos_1 ... | sin_2 cos_2 ...], w_i = 10000^(-2i/c), c = 2 ceil(C/6), cut to C",
         "channels = int(np.ceil(org_channels / 6) * 2)",
-        _rounded(3),
+        _rounded_axes(3),
     ),
     "detr2d": GridConvention(
         "rows then columns counted from 1, sin and cos alternate, frequency 10000^(-2i/(C/2))",
         "DETR and its descendants (PositionEmbeddingSine), mmdetection, SAM 2",
         "[sin_y cos_y ... | sin_x cos_x ...], w_i = 10000^(-2i/(C/2)), y and x from 1 (cumsum of the mask)",
         "y_embed = not_mask.cumsum(1); dim_t = temperature ** (2 * (dim_t // 2) / num_pos_feats)",
-        _equal(2, {"start": 1}),
+        _equal_axes(2, {"start": 1}),
     ),
     "fairseq2_2d": GridConvention(
         "rows then columns, each all sin then all cos, 2 ceil(C/4) channels an axis, cut to C",
@@ -171,13 +175,13 @@ GRIDS: dict[str, GridConvention] = {
         "MONAI (build_sincos_position_embedding, spatial_dims=2)",
         "[sin_x | cos_x | sin_y | cos_y], w_i = 10000^(-i/(C/4)), x the second axis",
         "build_sincos_position_embedding(grid_size, embed_dim, spatial_dims=2)",
-        _equal(2, _HALVES, order=(1, 0)),
+        _equal_axes(2, _HALVES, order=(1, 0)),
     ),
     "monai3d": GridConvention(
         "second axis, first, third, each all sin then all cos, frequency 10000^(-i/(C/6))",
         "MONAI (build_sincos_position_embedding, spatial_dims=3)",
         "[sin_1 | cos_1 | sin_0 | cos_0 | sin_2 | cos_2], w_i = 10000^(-i/(C/6)), axes 0, 1, 2 of the grid",
         "build_sincos_position_embedding(grid_size, embed_dim, spatial_dims=3)",
-        _equal(3, _HALVES, order=(1, 0, 2)),
+        _equal_axes(3, _HALVES, order=(1, 0, 2)),
     ),
 }

@@ -1,5 +1,7 @@
-"""Encodings that are made while torch.compile or torch.export traces. Such an object is no constant of the graph, as
-one from outside is. Its fields are; what runs while the compiler traces makes it again from them.
+"""Encodings that are created inside a function traced by torch.compile or torch.export.
+
+An Encoding from outside of the function is a constant of the graph. One created inside is not, but its fields are: they
+are passed instead, and functions that run at trace time create the Encoding from them.
 """
 
 from __future__ import annotations
@@ -7,19 +9,19 @@ from __future__ import annotations
 from operator import index
 from typing import Any, TypeAlias
 
-from .encoding import Encoding, fields_of, of_fields
+from .encoding import Encoding, from_fields, to_fields
 from .grid import GridEncoding
 
-Fields: TypeAlias = tuple[Any, ...]  # the class's name, then what it is made of
+Fields: TypeAlias = tuple[Any, ...]  # the name of the class, then its fields
 
 
 def constant(encoding: Any) -> Any:
-    """An encoding as the caller gave it, or its fields where it was made inside of the graph."""
+    """The fields of an encoding that was created inside the graph; any other argument unchanged."""
     if not isinstance(encoding, (Encoding, GridEncoding)) or not getattr(encoding, "_in_graph", False):
         return encoding
     if not isinstance(encoding, GridEncoding):
-        return fields_of(encoding)
-    axes = tuple([fields_of(axis) for axis in encoding.axes])
+        return to_fields(encoding)
+    axes = tuple([to_fields(axis) for axis in encoding.axes])
     return "GridEncoding", axes, encoding.order, encoding.arrangement, index(encoding.dim)
 
 
@@ -29,10 +31,10 @@ def is_grid(value: Fields) -> bool:
 
 
 def made_again(value: Fields) -> Any:
-    """The Encoding or GridEncoding that has these fields; any other tuple as it is."""
+    """The inverse of `constant`: the Encoding or GridEncoding with these fields; any other tuple unchanged."""
     if is_grid(value):
         _, axes, order, arrangement, dim = value
         return GridEncoding([made_again(axis) for axis in axes], order=order, arrangement=arrangement, dim=dim)
     if value[:1] == ("Encoding",):
-        return of_fields(value)
+        return from_fields(value)
     return value

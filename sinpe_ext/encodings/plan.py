@@ -1,15 +1,16 @@
-"""`Plan`: the constants of one encoding, decoded for Python and packed into int64 words for the kernels.
+"""`Plan`: the constants of one encoding, as fields for Python and packed into an int64 array for the kernels.
 
-The words are the only thing a kernel is given; no convention is known below this line. Layout (int64, host order;
-unsigned words in two's complement):
+The packed array, `words`, is all that a kernel knows of an encoding: kernels have no code for any convention. Its
+layout (int64 in host byte order; unsigned values in two's complement):
 
     0 magic "SINPE1"   1 number of words   2 dim   3 n0   4 n1   5 flags   6 amplitude (float64 bits)
     7 n_osc   8 start   9 zero   10 largest |turns_hi| (float64 bits)   11..15 zero (reserved)
     then five arrays of n_osc words: fraction high, fraction low, whole, turns_hi (float64 bits), turns_lo (the same)
 
-Stream 0 has n0 channels and stream 1 has n1. Interleaved: stream 0 is channels 0, 2, 4, ... and stream 1 is
-1, 3, 5, ...; otherwise stream 0 comes first, then stream 1. Channels left over at the end are zero. Oscillator i
-serves both streams when shared; otherwise stream 0 owns the first n0 oscillators and stream 1 the rest.
+The channels form two streams, one of sines and one of cosines, of n0 and n1 channels. Interleaved: stream 0 is channels
+0, 2, 4, ... and stream 1 is channels 1, 3, 5, ...; otherwise stream 0 comes first, then stream 1. Remaining channels at
+the end are zero. An oscillator is one frequency. If shared, oscillator i serves the i-th channel of both streams;
+otherwise the first n0 oscillators belong to stream 0 and the others to stream 1.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ _MASK64 = 2**64 - 1
 _MASK128 = 2**128 - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # compared and hashed by identity: plan() gives one per encoding
+@dataclass(frozen=True, slots=True, eq=False)  # compared and hashed by identity: plan() caches one per encoding
 class Plan:
-    """Channel value = amplitude * sin(2 pi (p f + q / 4)); f in turns per position, q 0 (sin) or 1 (cos).
+    """The constants of one encoding. Channel value = amplitude * sin(2 pi (p f + q / 4)).
 
-    f is held twice: whole + fractions / 2**128 (rounded to nearest, for phases that wrap) and turns_hi + turns_lo
-    (relative error at most 2**-106 above 2**-900, for products far below one turn).
+    f is the frequency in turns per position, and q is 0 (sin) or 1 (cos).
+
+    f is stored in two forms: whole + fractions / 2**128 (rounded to nearest, for the exact phase modulo one turn) and
+    turns_hi + turns_lo (relative error at most 2**-106 above 2**-900, for products far below one turn).
     """
 
     dim: int
@@ -60,15 +63,15 @@ class Plan:
     words: array[int]
 
     def partner(self) -> Plan:
-        """The same frequencies per channel with sin and cos exchanged: the derivative, up to sign and 2 pi f."""
+        """The plan with sin and cos exchanged: the derivative, up to the factor 2 pi f and the sign."""
         return _partner(self)
 
     def columns(self, first: int, count: int) -> Plan:
-        """The plan of channels first .. first + count - 1 alone: the same oscillators, so the same bits."""
+        """The plan of channels first .. first + count - 1; it has the same frequencies, so it gives the same bits."""
         return _columns(self, first, count)
 
     def channel(self, index: int) -> tuple[int, int] | None:
-        """(oscillator, q) of a channel, None for a zero channel."""
+        """(oscillator, q) of a channel; None for a channel that is always zero."""
         if self.interleaved:
             pair, stream = divmod(index, 2)
         else:
@@ -80,17 +83,17 @@ class Plan:
         return oscillator, self.q1 if stream else self.q0
 
     def channels(self) -> list[tuple[int, int] | None]:
-        """(oscillator, q) per channel, None for a zero channel."""
+        """(oscillator, q) of every channel; None for a channel that is always zero."""
         return [self.channel(index) for index in range(self.dim)]
 
     def channel_turns(self) -> tuple[float, ...]:
-        """f per channel as float64, 0 for a zero channel."""
+        """The frequency of every channel in turns per position, as float64; 0 for a channel that is always zero."""
         return tuple(self.turns_hi[entry[0]] if entry else 0.0 for entry in self.channels())
 
 
 @lru_cache(maxsize=256)
 def plan(encoding: Encoding) -> Plan:
-    """The plan of an encoding (the exact one whatever `encoding.angle` is)."""
+    """The plan of an encoding. It has the exact frequencies, whatever `encoding.angle` is."""
     if isinstance(encoding, Columns):
         return plan(encoding.whole).columns(encoding.first, encoding.dim)
     sin, cos, _ = frequency.shape(encoding)
@@ -98,9 +101,9 @@ def plan(encoding: Encoding) -> Plan:
     cos_first = encoding.layout in ("cos_sin", "cos")
     n0, n1 = (cos, sin) if cos_first else (sin, cos)
     bits, values = frequency.turns(encoding)
-    if not encoding.amplitude:  # nothing turns, so that no sine is negative: 0 times it would be -0
+    if not encoding.amplitude:  # frequency 0, so that no sine is negative: 0 times a negative one would be -0
         values = [0] * len(values)
-    if not shared:  # from channel-pair order to stream 0, then stream 1
+    if not shared:  # reorder from sin 0, cos 0, sin 1, ... to all of stream 0, then all of stream 1
         pairs = min(sin, cos)
         sines = values[0 : 2 * pairs : 2] + (values[2 * pairs :] if sin > cos else [])
         cosines = values[1 : 2 * pairs : 2] + (values[2 * pairs :] if cos > sin else [])
@@ -134,7 +137,7 @@ def _packed(
     largest: float,
     **header: Any,
 ) -> Plan:
-    """A plan of its fields, with its words; `largest` is word 10."""
+    """A plan with these fields and its packed array; `largest` is word 10."""
     flags = (
         FLAG_INTERLEAVED * header["interleaved"]
         | FLAG_SHARED * header["shared"]
@@ -159,6 +162,7 @@ def _packed(
 
 @lru_cache(maxsize=256)
 def _columns(plan: Plan, first: int, count: int) -> Plan:
+    """The plan of channels first .. first + count - 1, with the frequencies that they use."""
     entries = plan.channels()[first : first + count]
     if plan.interleaved:
         streams, swapped = (entries[0::2], entries[1::2]), bool(first % 2)
@@ -182,24 +186,26 @@ def _columns(plan: Plan, first: int, count: int) -> Plan:
         whole=tuple(plan.whole[k] for k in order),
         turns_hi=tuple(plan.turns_hi[k] for k in order),
         turns_lo=tuple(plan.turns_lo[k] for k in order),
-        # Of the whole: it chooses among ways of computing that may differ in float64's last bit.
+        # Of all channels: kernels choose by it between algorithms whose float64 results may differ in the last bit.
         largest=max(map(abs, plan.turns_hi), default=0.0),
     )
 
 
 @lru_cache(maxsize=256)
 def _partner(plan: Plan) -> Plan:
+    """The plan with the flags of sin and cos exchanged."""
     words = plan.words[:]
     words[FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
     return replace(plan, q0=1 - plan.q0, q1=1 - plan.q1, words=words)
 
 
 def _as_words(values: array[int] | array[float]) -> array[int]:
+    """The bits of an array of 64-bit numbers as signed integers."""
     return array("q", values.tobytes())
 
 
 def _split(bits: int, values: list[int]) -> tuple[list[int], list[int]]:
-    """Whole turns and 128 fractional bits, rounded to nearest even with the carry in the whole turns."""
+    """Splits fixed-point values into whole turns and 128 fractional bits, rounded to nearest even with carry."""
     shift = bits - frequency.FRACTION_BITS
     half = (1 << shift - 1) - 1
     rounded = [(value + half + (value >> shift & 1)) >> shift for value in values]
@@ -207,7 +213,7 @@ def _split(bits: int, values: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _double_double(bits: int, values: list[int]) -> tuple[list[float], list[float]]:
-    """The nearest float64 of each value, and the nearest of what it leaves (int / int rounds correctly)."""
+    """Each value as a sum of two float64, the second nearest to the error of the first (int / int rounds correctly)."""
     one = 1 << bits
     high = [value / one for value in values]
     low = []

@@ -1,4 +1,4 @@
-"""What callers pass for a number, a name or a tensor, and the refusal of anything else. Imports no torch by itself."""
+"""Argument checks for numbers, names and tensors. Imports torch only when a tensor is checked."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..runtime.tracing import constant_in_graph, is_size
 if TYPE_CHECKING:
     import torch
 
-MAX_DIM = 2**24  # far above any model; stops a sequence length or a vocabulary size passed as dim
-MAX_BITS = 2**13  # of a Fraction or Decimal: 2,466 digits
+MAX_DIM = 2**24  # far above any model; catches a sequence length or a vocabulary size passed as dim
+MAX_BITS = 2**13  # of the numerator and denominator of a Fraction or Decimal: 2,466 digits
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Checks that `value` is one of `allowed`."""
+    """Checks that `value` is one of the strings `allowed`. Raises TypeError, ValueError."""
     listed = ", ".join(f'"{item}"' for item in allowed)
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected one of {listed}, got {type(value).__name__}; pass the name as a string")
@@ -31,26 +31,26 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise ValueError(f'{name}: expected one of {listed}, got "{value}"; {advice}')
 
 
-@constant_in_graph  # a compiler cannot trace difflib, and would say that in place of what is wrong
+@constant_in_graph  # torch.compile cannot trace difflib; its error would hide the message about the argument
 def misspelled(value: str, known: tuple[str, ...], cutoff: float = 0.6) -> str:
-    """The name that `value` may be a misspelling of; "" where there is none."""
+    """The known name that is closest to `value`, "" if none is close."""
     return next(iter(difflib.get_close_matches(value, known, n=1, cutoff=cutoff)), "")
 
 
 def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
-    """`value` as an int in low..high."""
-    if type(value) is int and low <= value <= high:  # nearly every call; and a symbol of a graph
+    """Checks that `value` is an integer in low..high and returns it as an int. Raises TypeError, ValueError."""
+    if type(value) is int and low <= value <= high:  # the fast path, also taken by a SymInt under torch.compile
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: expected int, got {type(value).__name__}; {advice}")
-    if is_size(value) and name not in ("dim", "d_model", "embedding_dim"):  # widths do not change
+    if is_size(value) and name not in ("dim", "d_model", "embedding_dim"):  # numbers of channels are constants
         raise TypeError(
             f"{name}: expected an int, got a tensor, say a size of another one, which torch.jit.trace would keep as it "
             f"is now; pass int({name}) if that is meant"
         )
     try:
         number = int(value.__index__())
-    except (TypeError, RuntimeError) as error:  # tensors and arrays have it too, but only integer scalars answer
+    except (TypeError, RuntimeError) as error:  # tensors and arrays have __index__, but only integer scalars support it
         kind, what = type(value).__name__, described(value)
         got = kind if kind == what else f"{kind}, {what}"
         raise TypeError(f"{name}: expected int, got {got}; {advice}") from error
@@ -60,8 +60,8 @@ def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
 
 
 def real(name: str, value: Any) -> float | Fraction:
-    """`value` as a float where a float holds it exactly, otherwise as a Fraction."""
-    if type(value) is float and math.isfinite(value):  # nearly every call
+    """Checks that `value` is a finite real number; returns a float if that is exact, otherwise a Fraction."""
+    if type(value) is float and math.isfinite(value):  # the fast path
         return value + 0.0
     if hasattr(value, "item") and is_scalar_array(value):  # a NumPy scalar or a 0-d tensor
         if hasattr(value, "untyped_storage"):
@@ -70,14 +70,14 @@ def real(name: str, value: Any) -> float | Fraction:
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, Decimal)):
         raise TypeError(f"{name}: expected a real number, got {type(value).__name__}; pass an int or a float")
     try:
-        # A Fraction's float, without the call, which torch 2.11 does not trace.
+        # float(Fraction), which torch.compile of torch 2.11 cannot trace.
         nearest = value.numerator / value.denominator if isinstance(value, Fraction) else float(value)
     except (OverflowError, ValueError):  # ValueError: a signaling NaN
         nearest = math.inf
     if not math.isfinite(nearest):
         raise ValueError(f"{name}: expected a finite number, got {_number(value)}; pass one that float64 can hold")
     if not nearest:
-        if value:  # seen before a Fraction is made of it: 1e-9999999 is one of ten million digits
+        if value:  # refused before it is converted: Decimal("1e-9999999") as a Fraction has ten million digits
             got = _number(value)
             raise ValueError(f"{name}: expected 0 or a number that float64 can hold, got {got}; pass 0 or a larger one")
         return 0.0
@@ -92,7 +92,7 @@ def real(name: str, value: Any) -> float | Fraction:
 
 
 def _bits(value: numbers.Rational | Decimal) -> int:
-    """About how many bits the numerator or the denominator of a finite number has, without a fraction of it."""
+    """Approximate number of bits of the larger of numerator and denominator, without converting to a Fraction."""
     if isinstance(value, Decimal):
         _, digits, exponent = value.as_tuple()
         return int(max(len(digits) + int(exponent), len(digits), -int(exponent)) * math.log2(10))
@@ -100,7 +100,7 @@ def _bits(value: numbers.Rational | Decimal) -> int:
 
 
 def _number(value: Any) -> str:
-    """What to print of a number, however long it is."""
+    """A number as text for an error message; a very long one is described by its length."""
     if isinstance(value, Fraction) and _bits(value) > MAX_BITS:
         return f"a Fraction of {_bits(value)} bits"
     if isinstance(value, Decimal) and value.is_finite() and len(value.as_tuple().digits) > 100:
@@ -109,7 +109,7 @@ def _number(value: Any) -> str:
 
 
 def real_tuple(name: str, values: Any) -> tuple[float, ...]:
-    """A one-dimensional sequence, array or tensor as a tuple of float."""
+    """Checks a one-dimensional sequence, array or tensor of real numbers and returns a tuple of float."""
     if hasattr(values, "tolist") and hasattr(values, "dtype"):
         if hasattr(values, "untyped_storage"):
             dense_tensor(name, values)
@@ -148,15 +148,15 @@ def described(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """What to print of a value: a number or a name in full, of anything else the kind."""
-    if isinstance(value, int) and value.bit_length() > 10000:  # Python refuses to print the longest
+    """A value as text for an error message: numbers, strings and tuples by their repr, anything else by its type."""
+    if isinstance(value, int) and value.bit_length() > 10000:  # beyond Python's limit for printing integers
         return f"an int of {value.bit_length()} bits"
     plain = value is None or isinstance(value, (int, float, str, tuple))
     return repr(value) if plain else described(value)
 
 
 def flag(name: str, value: Any) -> bool:
-    """A yes or no: a bool, NumPy's, or the int 0 or 1."""
+    """Checks that `value` is a bool, a NumPy bool, or the int 0 or 1, and returns a bool. Raises TypeError."""
     if isinstance(value, bool):
         return value
     if (type(value) is int and value in (0, 1)) or type(value).__name__ in ("bool", "bool_"):
@@ -165,13 +165,13 @@ def flag(name: str, value: Any) -> bool:
 
 
 def dense_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> None:
-    """An ordinary strided tensor, all of whose elements are in memory."""
+    """Checks that `value` is an ordinary strided tensor whose storage holds all its elements. Raises TypeError."""
     strided_tensor(name, value, may_be_dtensor=may_be_dtensor)
     in_memory(name, value)
 
 
 def strided_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> None:
-    """An ordinary strided tensor, wherever its elements are."""
+    """Checks that `value` is an ordinary strided tensor, without a check of its storage. Raises TypeError."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -206,7 +206,10 @@ def strided_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> No
 
 
 def in_memory(name: str, value: torch.Tensor) -> None:
-    """That a tensor's elements lie in its storage, which may have been resized under it: torch itself does not look."""
+    """Raises RuntimeError if the storage of a tensor was resized and no longer holds all its elements.
+
+    torch does not check this itself.
+    """
     import torch
 
     if torch.compiler.is_compiling() or type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -215,10 +218,10 @@ def in_memory(name: str, value: torch.Tensor) -> None:
         return
     try:
         there = value.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):  # torch.func's and other tensors without a storage
+    except (NotImplementedError, RuntimeError):  # tensors without a storage, such as those of torch.func
         return
     reach: Any = value.numel()
-    if type(reach) is not int or type(there) is not int or not reach:  # traced with symbols
+    if type(reach) is not int or type(there) is not int or not reach:  # symbolic sizes
         return
     if not value.is_contiguous():
         reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""`identify`: which convention made a table of positional encodings, from the values alone."""
+"""`identify`: finds the convention of a table of positional encodings from its values."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ from .table import Refused, as_rows, regular
 
 @dataclass(frozen=True)
 class Match:
-    """A convention that reproduces a table.
+    """An encoding that reproduces a table, with the name of its convention.
 
     Fields:
-        name: of the convention; "custom" for an encoding that has none.
-        aliases: names that give the same table (`alias_codes`: the line for each).
-        encoding: `sinpe.table(rows - extra_tokens, encoding)` is the table, below its first `extra_tokens` rows; for a
-            grid `sinpe.table(shape, encoding)`.
-        start: position of the first row that is not an extra token's; for a grid one per axis where they differ.
+        name: name of the convention; "custom" if the encoding has no name.
+        aliases: names of other conventions that give the same table.
+        encoding: the encoding; `sinpe.table(rows - extra_tokens, encoding)` is the table after its first `extra_tokens`
+            rows, and for a grid `sinpe.table(shape, encoding)`.
+        start: position of the first row after the extra tokens; for a grid a tuple with one per axis if they differ.
         amplitude: factor on every value.
-        max_error: largest difference from the exact encoding.
-        code: the line that gives `encoding`.
-        rows, shape: of the table; shape is None for one that is no grid.
-        extra_tokens: rows before the first position: zeros, or before a grid learned ones (class tokens).
-        zero_rows: other rows that are zero where the encoding is not (a padding row).
-        float32_angle: "" for the exact values; "float32_exp" or "float32_pow" where the table has the rounding errors
-            of that formula; "other" where it has those of another one.
-        note: what else there is to know, in a sentence or two.
-        zero_columns: columns of zeros that were set aside; `encoding` and `max_error` speak of the others.
-        transposed: whether the table was given with the channels first, (d, N): `encoding`, `rows` and the other fields
-            speak of its transpose, (N, d).
+        max_error: largest difference of the table from the exact encoding.
+        code: a line of Python that creates `encoding`.
+        rows: number of rows of the table.
+        shape: lengths of the axes of a grid; None if the table is not a grid.
+        extra_tokens: number of rows before the first position. They are zeros, or, before a grid, learned rows (class
+            tokens).
+        zero_rows: other rows that are zero although the encoding is not, such as a padding row.
+        float32_angle: "" if the table has no float32 rounding errors in its angles; "float32_exp" or "float32_pow" if
+            it has those of one of these formulas; "other" if it has those of another formula.
+        alias_codes: for each alias, a line of Python that creates its encoding.
+        note: further remarks, in a sentence or two.
+        zero_columns: columns of zeros; `encoding` and `max_error` refer to the other columns.
+        transposed: whether the table was given with the channels first, (d, N); `encoding`, `rows` and the other fields
+            then refer to its transpose, (N, d).
     """
 
     name: str
@@ -74,14 +77,16 @@ class Match:
 
 
 def _fields(code: str) -> set[str]:
-    """The fields that a line sets, save for start, which the first line of a match tells."""
+    """The arguments of a line of code, without the convention, dim, start and axes."""
     return {part.rstrip(")") for part in code.split(", ")[2:] if not part.startswith(("start=", "axes="))}
 
 
 class Matches(list[Match]):
-    """The matches of a table, best first. Empty where none fits: then `reason` says why.
+    """The result of `identify`: a list of `Match`, best first; empty if no encoding fits.
 
-    closest: the encoding that comes nearest where none fits, if any is near; its max_error says how near.
+    Fields:
+        reason: why no encoding fits; "" if there are matches.
+        closest: if no encoding fits, the `Match` with the smallest max_error, or None if none is close.
     """
 
     def __init__(self, matches: Iterable[Match] = (), reason: str = "", closest: Match | None = None) -> None:
@@ -97,7 +102,7 @@ class Matches(list[Match]):
 
 
 def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) -> Matches:
-    """The conventions that reproduce a table of positional encodings, best first.
+    """Finds the conventions that reproduce a table of positional encodings.
 
     Example:
         >>> import torch
@@ -107,20 +112,21 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
         fairseq (also t2t, ddpm), 64 rows, start 2, max error 3e-08
             sinpe.convention("fairseq", 64)
 
-    Nothing but the values is used: the layout, base, first position, amplitude and position_scale are found from them,
-    and every row is compared with the exact encoding. Rows of zeros (padding, class tokens) and
-    columns of zeros do not count; values may be rounded to 16 bits, or to the decimals of a printed table.
+    Only the values are used: layout, base, first position, amplitude and position_scale are derived from them, and
+    every row is compared with the exact encoding. Rows of zeros (padding, class tokens) and columns of zeros are
+    ignored. The values may be rounded to 16 bits, or to the decimals of a printed table.
 
     Args:
-        table: a tensor or NumPy array of floating-point values, float16 to float64: (N, d), (1, N, d) or (N, 1, d);
-            a grid as (H, W, d), (T, H, W, d), (1, C, H, W), or flattened to (extra tokens + H * W, d). Where nothing
-            fits it as it is, the transpose of (d, N) or (1, d, N) is tried: see `Match.transposed`.
-        shape: (H, W) or (T, H, W) of a flattened grid. None: rows of one coordinate, or else the shape is read off.
-        top: the most matches to return.
-    Returns: a list of `Match`; it is empty where no convention fits (a learned table, a rotary cache, noise), and its
-        `reason` and `closest` say what was found instead.
+        table: a tensor or NumPy array of dtype float16, bfloat16, float32 or float64: (N, d), (1, N, d) or (N, 1, d);
+            a grid as (H, W, d), (T, H, W, d), (1, C, H, W), or flattened to (extra tokens + H * W, d). If nothing fits,
+            the transpose of (d, N) or (1, d, N) is tried; see `transposed` of `Match`.
+        shape: lengths of the axes of a flattened grid, (H, W) or (T, H, W). None: the table has rows of one coordinate,
+            or its shape is found from the values.
+        top: largest number of matches to return.
+    Returns: a `Matches`, a list of `Match`, best first. It is empty if no encoding fits (a learned table, a cache of
+        rotary embeddings, noise); its `reason` and `closest` then say what was found.
     Raises:
-        TypeError: a table that is neither tensor nor array, a shape of no integers.
+        TypeError: a table that is neither a tensor nor an array, or a shape that is not a sequence of integers.
         ValueError: a shape that the table cannot have.
     """
     top = integer("top", top, 1, 2**31, "pass the most matches that you want")

@@ -1,7 +1,8 @@
-"""Ways from and to other programs: `standard_operators` for exporters, and
+"""Integration with existing models and other runtimes.
 
-`swap`: the sinusoidal modules of an existing model, replaced by this library's, checkpoints and all.
-transformers and diffusers are never imported here: what a model has of them is told by its classes' names.
+`swap` replaces the sinusoidal modules of a model by this library and keeps its checkpoints valid. `standard_operators`
+exports programs for runtimes without this library. transformers and diffusers are not imported: their modules are
+recognized by the names of their classes.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ def __dir__() -> list[str]:
 
 @dataclass(frozen=True)
 class Swap:
-    """What became of one module.
+    """The result of `swap` for one module.
 
     Fields:
-        name: its qualified name, the first of them where it is shared; "" for the model itself.
-        old_class: its class before, with the module it is defined in.
-        swapped: whether it was replaced (with dry_run: whether it would be).
-        encoding: the encoding it has now; where it was left alone the one that was recognised, or None.
-        convention: the name of the encoding in `sinpe.conventions()`, or its fields.
-        form: what the module does with the rows.
-        difference: the largest difference between its output before and after, over calls of several lengths and
-            over its whole table; nan where it was left alone.
-        reason: why it was left alone, else "".
+        name: qualified name of the module, the first one if it is shared; "" for the model itself.
+        old_class: its original class, with the Python module that defines it.
+        swapped: whether the module was replaced (with dry_run, whether it would be).
+        encoding: the encoding that the module has now; for a module that was not replaced, the one that was recognized,
+            or None.
+        convention: name of the encoding in `sinpe.conventions()`, or its fields.
+        form: what the module does with the rows of the encoding.
+        difference: largest difference between the outputs before and after, over calls with several lengths and over
+            the whole table; nan for a module that was not replaced.
+        reason: why the module was not replaced, otherwise "".
     """
 
     name: str
@@ -67,9 +69,12 @@ class Swap:
 
 
 class Report(list[Swap]):
-    """What `swap` did, one entry for each module that it recognised as sinusoidal. An empty one is no proof of absence.
+    """The result of `swap`: a list with a `Swap` for each module that was recognized as sinusoidal.
 
-    model: the swapped model, which is the one that was passed unless inplace=False.
+    If it is empty, the model may still have sinusoidal modules of a form that is not recognized.
+
+    Fields:
+        model: the model with the replaced modules, the one that was passed unless inplace=False.
     """
 
     def __init__(self, entries: Iterable[Swap] = (), model: nn.Module | None = None) -> None:
@@ -78,17 +83,17 @@ class Report(list[Swap]):
 
     @property
     def swapped(self) -> list[Swap]:
-        """The entries that were swapped."""
+        """The entries of modules that were replaced."""
         return [entry for entry in self if entry.swapped]
 
     @property
     def left(self) -> list[Swap]:
-        """The entries that were recognised, or look sinusoidal, and were left alone."""
+        """The entries of modules that were recognized, or look sinusoidal, and were not replaced."""
         return [entry for entry in self if not entry.swapped]
 
     @property
     def difference(self) -> float:
-        """The largest difference of all that were swapped; 0 where none was."""
+        """The largest difference over the modules that were replaced; 0 if there are none."""
         return max((entry.difference for entry in self.swapped), default=0.0)
 
     def __str__(self) -> str:
@@ -115,10 +120,10 @@ def swap(
     fuse_dropout: bool = False,
     dry_run: bool = False,
 ) -> Report:
-    """Replaces the sinusoidal modules of a model that it recognises, and reports what it did.
+    """Replaces the sinusoidal modules of a model by this library, and returns a report.
 
-    Equivalent to, for each module whose output stays the same but for the float32 error of its angles:
-        module.__class__ = a subclass of its class, with a forward that is made of sinpe's functions
+    Equivalent to, for each module whose output stays the same except for the float32 error of its angles:
+        module.__class__ = a subclass of its class, whose forward calls the functions of this library
 
     Example:
         >>> from torch import nn
@@ -135,28 +140,31 @@ def swap(
         swapped  1: PositionalEncoding
             x + rows, batch first; paper; differs by 0
 
-    Recognised: transformers' and fairseq's modules that look up rows of tokens, and transformers' sine embeddings of
-    pictures; diffusers' Timesteps, PatchEmbed and CogVideoXPatchEmbed; x-transformers' ScaledSinusoidalEmbedding and
-    positional-encodings' modules; and, of any origin and whatever they are called, a frozen nn.Embedding of sinusoids,
-    modules that add rows of a table, or give them, where `identify` knows the table, and modules that compute the rows
-    of timesteps, in their forward or in a method that it calls. Each is tried on a copy first: it is replaced only
-    where tables and outputs agree, else the entry has the reason. Names in the state dict, parameters, hooks,
-    `isinstance`, signatures and every reference to a module stay; tables stay and get the encoding's values.
+    Recognized are the modules of transformers and fairseq that look up rows by token, and the sine embeddings for
+    images of transformers; Timesteps, PatchEmbed and CogVideoXPatchEmbed of diffusers; ScaledSinusoidalEmbedding of
+    x-transformers and the modules of positional-encodings. In addition, from any source and with any class name: a
+    frozen nn.Embedding that holds sinusoids; modules that add or return rows of a table that `identify` recognizes; and
+    modules that compute the encodings of timesteps in forward or in a method that forward calls.
+
+    Every replacement is verified on a copy first: a module is replaced only if tables and outputs agree, otherwise the
+    entry has the reason. Names in the state dict, parameters, hooks, `isinstance`, signatures and references to the
+    module stay valid. Tables are kept and filled with the values of the encoding.
 
     Args:
-        inplace: False: leave the model as it is and swap a deep copy, `report.model`.
-        angle: "exact"; "float32_exp" or "float32_pow" for the roundings of the usual float32 formula; "float32" for
-            whichever of all three is nearest to each module, often its very bits.
-        strict: raise instead, and swap nothing, where a module that was recognised would be left alone. A model in
-            which none is recognised does not raise.
-        skip: names of modules to pass over, with * and ? as in fnmatch.
-        fuse_dropout: in plain modules, drop in the same pass as the sum. Faster, but the masks are this library's;
-            by default they are torch's, the ones that the old module would have drawn.
-        dry_run: report what would be done, and do nothing.
+        model: the model to change.
+        inplace: if False, the model is not changed; `report.model` is a deep copy with the replaced modules.
+        angle: "exact"; "float32_exp" or "float32_pow" to reproduce the float32 rounding errors of the usual formulas;
+            "float32" for the one of these three that is closest to each module, often with the same bits.
+        strict: raise ValueError and change nothing if a recognized module cannot be replaced. A model without
+            recognized modules does not raise.
+        skip: names of modules to skip, with * and ? as in fnmatch.
+        fuse_dropout: in modules that add rows of a table, apply dropout in the same pass as the sum. Faster, but the
+            dropout masks are those of this library; by default they are those of torch, as in the original module.
+        dry_run: report what would be done and change nothing.
     Returns: a `Report`, a list of `Swap`.
     Raises:
-        TypeError: a model that is no nn.Module, an argument of the wrong type.
-        ValueError: an unknown angle; with strict, modules that would be left alone.
+        TypeError: a model that is not an nn.Module, or an argument of the wrong type.
+        ValueError: an unknown angle; with strict=True, modules that cannot be replaced.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
@@ -184,6 +192,7 @@ def swap(
 
 
 def _entry(plan: swapping.Plan) -> Swap:
+    """The entry of the report for a planned replacement."""
     kind = type(plan.module)
     return Swap(
         name=plan.name,
@@ -198,5 +207,6 @@ def _entry(plan: swapping.Plan) -> Swap:
 
 
 def _angle_of(encoding: Any) -> str:
+    """The `angle` of an encoding or of the first axis of a grid; "" for None."""
     axis = encoding.axes[0] if isinstance(encoding, GridEncoding) else encoding
     return str(axis.angle) if axis is not None else ""

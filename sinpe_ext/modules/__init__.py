@@ -1,4 +1,4 @@
-"""Layers without tables: the tutorial's PositionalEncoding, nn.Embedding with one, and diffusion models' timesteps."""
+"""Layers that store no table: positional encoding, embedding with positional encoding, and timestep encoding."""
 
 from .layers import SinusoidalEmbedding, SinusoidalPositionalEncoding
 from .timestep import TimestepEncoding

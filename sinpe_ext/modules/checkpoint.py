@@ -1,5 +1,8 @@
-"""What layers have in checkpoints: the table `pe`, written for code that expects one and compared with the layer's
-encoding when read, and a learned alpha, of shape (1,) here and () in other libraries."""
+"""State-dict hooks of the layers, for the table `pe` and a learned alpha.
+
+`pe` is written for code that expects a table, and compared with the encoding of the layer when a checkpoint is loaded.
+A learned alpha has shape (1,) here and () in other libraries; either is accepted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from ..runtime.parallel import is_dtensor
 if TYPE_CHECKING:
     from .layers import SinusoidalPositionalEncoding
 
-# A table in float32 carries the float32 rounding of its angles, below 2^-22 a position; one in 16 bits its own as well.
+# Tolerances of the comparison. The angles of a float32 table have rounding errors below 2^-22 per position; a 16-bit
+# table has in addition the rounding error of its dtype.
 TABLE_ANGLE_ERROR = 2.0**-22
 TABLE_ERROR = 1e-6
 TABLE_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -27,14 +31,14 @@ ROWS_TO_RECOGNISE = 64
 
 
 class Mismatch(NamedTuple):
-    """How a checkpoint's table differs from an encoding, and the convention that it is of, "" where none is known."""
+    """How a table in a checkpoint differs from an encoding, and the convention that it matches, "" if none is known."""
 
     text: str
     convention: str = ""
 
 
 def table_of(layer: SinusoidalPositionalEncoding, device: torch.device | str | None = None) -> Tensor | None:
-    """The float32 table of a layer that was made with persistent_table=True, in its shape; None of another layer."""
+    """The float32 table for the buffer `pe` of a layer with persistent_table=True; None for other layers."""
     places = layer.grid_shape if layer.max_len is None else layer.max_len
     if not layer.persistent_table or places is None:
         return None
@@ -44,7 +48,7 @@ def table_of(layer: SinusoidalPositionalEncoding, device: torch.device | str | N
 
 
 def write_table(layer: SinusoidalPositionalEncoding, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    """State-dict hook: the table made anew, whatever was done to the buffer `pe`, which no call reads."""
+    """Hook of state_dict(): writes the exact table, computed again, whatever the buffer `pe` contains."""
     device = _device_of(layer)
     table = table_of(layer, "cpu" if device.type == "meta" else device)
     if table is not None:
@@ -54,8 +58,11 @@ def write_table(layer: SinusoidalPositionalEncoding, state: dict[str, Any], pref
 def compare_table(
     layer: SinusoidalPositionalEncoding, state: dict[str, Any], prefix: str, metadata: Any = None, *_: Any
 ) -> None:
-    """Loading hook: warns if a checkpoint's `pe` is another table, and puts the layer's own in its place, or none where
-    the layer has no buffer, so that strict loading is content either way."""
+    """Hook of load_state_dict(): warns if the checkpoint's `pe` is the table of another encoding.
+
+    The entry is replaced by the layer's own table, or removed if the layer has no buffer, so that strict loading
+    succeeds in either case.
+    """
     reshape_alpha(layer, state, prefix)
     pe = state.pop(prefix + "pe", None)
     if "pe" in layer._buffers:
@@ -66,7 +73,7 @@ def compare_table(
         table = table_of(layer, device)
         state[prefix + "pe"] = table
         held = layer._buffers["pe"]
-        if table is not None and held is not None and table.shape != held.shape:  # max_len was set anew
+        if table is not None and held is not None and table.shape != held.shape:  # max_len was changed
             layer._buffers["pe"] = torch.empty_like(table, device=held.device)
     if pe is None:
         return
@@ -77,14 +84,18 @@ def compare_table(
 
 
 def compare_assigned(layer: SinusoidalPositionalEncoding, pe: Tensor) -> None:
-    """Warns if the buffer `pe` is set to another convention's table, as transformers' from_pretrained does, which calls
-    no loading hook. It sets buffers to memory without values as well, of which nothing can be said."""
+    """Warns if the buffer `pe` is assigned the table of another convention.
+
+    from_pretrained of transformers assigns buffers and calls no load_state_dict() hook. As it also assigns
+    uninitialized memory, a table that matches no convention does not warn.
+    """
     problem = mismatch(pe, layer.encoding, layer.grid_shape, layer.extra_tokens)
     if problem is not None and problem.convention:
         _warn(layer, "", problem)
 
 
 def _warn(layer: SinusoidalPositionalEncoding, prefix: str, problem: Mismatch) -> None:
+    """Warns that a table in a checkpoint is not that of the layer's encoding."""
     known = f"; it is {problem.convention}" if problem.convention else ""
     warnings.warn(
         f"{prefix}pe: the checkpoint's table is not this layer's encoding, {layer.encoding!r}: {problem.text}{known}. "
@@ -95,16 +106,16 @@ def _warn(layer: SinusoidalPositionalEncoding, prefix: str, problem: Mismatch) -
 
 
 def reshape_alpha(layer: nn.Module, state: dict[str, Any], prefix: str) -> None:
-    """Takes an alpha of shape () for a parameter of shape (1,), and the other way round."""
+    """Reshapes an alpha of shape () in a checkpoint to a parameter of shape (1,), and the other way round."""
     held, given = layer._parameters.get("alpha"), state.get(prefix + "alpha")
     if held is not None and isinstance(given, Tensor) and given.numel() == 1 and held.dim() + given.dim() == 1:
         reshaped = given.reshape(held.shape)
-        # torch gives all ranks a number as it is, because it has no dimension to be sharded by.
+        # torch cannot shard a 0-d tensor, so a distributed checkpoint has the whole value on every rank.
         state[prefix + "alpha"] = _sharded_as(held, reshaped) if is_dtensor(held) else reshaped
 
 
 def _sharded_as(held: Any, given: Any) -> Tensor:
-    """This rank's part of what all ranks have; nothing is sent."""
+    """Shards a tensor that all ranks have like the DTensor `held`, without communication."""
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = held.device_mesh
@@ -116,13 +127,13 @@ def _sharded_as(held: Any, given: Any) -> Tensor:
 
 
 def _device_of(layer: nn.Module) -> torch.device:
-    """Where the buffer `pe` is; the CPU for a layer without one."""
+    """The device of the buffer `pe`; the CPU for a layer without one."""
     pe = layer._buffers.get("pe")
     return torch.device("cpu") if pe is None else pe.device
 
 
 def _compare_order(layer: SinusoidalPositionalEncoding, pe: Any, prefix: str) -> None:
-    """Warns of a table that adds to the other order of batch and sequence: that layer would encode the batch."""
+    """Warns if the shape of `pe` is that of the other batch_first: the layer would then encode the batch dimension."""
     if not isinstance(pe, Tensor) or pe.dim() != 3 or pe.shape[0] == pe.shape[1] or 1 not in pe.shape[:2]:
         return
     if (pe.shape[0] == 1) == layer.batch_first:
@@ -139,7 +150,7 @@ def _compare_order(layer: SinusoidalPositionalEncoding, pe: Any, prefix: str) ->
 def mismatch(
     pe: Any, encoding: Encoding | GridEncoding, grid_shape: tuple[int, ...] | None = None, extra_tokens: int = 0
 ) -> Mismatch | None:
-    """How a checkpoint's table differs from an encoding beyond its own rounding; None where it does not."""
+    """How a table in a checkpoint differs from an encoding by more than its rounding errors; None if it does not."""
     if not isinstance(pe, Tensor):
         return Mismatch(f"it is a {type(pe).__name__}, not a tensor")
     if grid_shape is not None and tuple(pe.shape[-len(grid_shape) - 1 : -1]) == grid_shape:
@@ -153,23 +164,23 @@ def mismatch(
     if isinstance(encoding, GridEncoding):
         return _grid_mismatch(rows, encoding, grid_shape, extra_tokens)
     if extra_tokens and not bool(_different_rows(rows, encoding)[0].any()):
-        return None  # a table without rows for the tokens in front
+        return None  # a table without rows for the extra tokens
     rows = rows[extra_tokens:]
     differs, error = _different_rows(rows, encoding)
     if not bool(differs.any()):
         return None
     row = int(differs.nonzero()[0])
     text = f"row {row} differs by {float(error[row]):.3g}, and {int(differs.sum())} of {len(rows)} rows differ"
-    if row >= ROWS_TO_RECOGNISE:  # it begins as this layer's own: no other convention to name
+    if row >= ROWS_TO_RECOGNISE:  # its first rows are those of the layer, so no other convention can match
         return Mismatch(text)
-    known = [name for name in CATALOGUE if _is(rows[:ROWS_TO_RECOGNISE], name)]
+    known = [name for name in CATALOGUE if _matches_convention(rows[:ROWS_TO_RECOGNISE], name)]
     return Mismatch(text, f'convention("{known[0]}", {encoding.dim})' if known else "")
 
 
 def _grid_mismatch(
     rows: Tensor, grid: GridEncoding, grid_shape: tuple[int, ...] | None, extra_tokens: int
 ) -> Mismatch | None:
-    """The same of a grid; None where nothing says what places the rows are of."""
+    """`mismatch` for the table of a grid; None without a grid_shape, as the coordinates of its rows are unknown."""
     if grid_shape is None:
         return None
     ours = functional.table(
@@ -188,7 +199,7 @@ def _grid_mismatch(
     for name in GRIDS:
         try:
             other = convention(name, grid.dim)
-        except ValueError:  # a dim that the library refuses
+        except ValueError:  # this convention does not support the dim
             continue
         if isinstance(other, GridEncoding) and other.ndim == grid.ndim:
             theirs = functional.table(
@@ -200,7 +211,7 @@ def _grid_mismatch(
 
 
 def _allowed(rows: Tensor, grid: GridEncoding, grid_shape: tuple[int, ...]) -> float:
-    """What a table's own roundings may differ from a grid by."""
+    """The largest difference from a grid encoding that the rounding errors of a table explain."""
     furthest = max(
         (abs(axis.start) + length) * max(1.0, abs(float(axis.position_scale)))
         for axis, length in zip(grid.axes, grid_shape, strict=True)
@@ -210,7 +221,7 @@ def _allowed(rows: Tensor, grid: GridEncoding, grid_shape: tuple[int, ...]) -> f
 
 
 def _different_rows(rows: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
-    """Which rows are not those of an encoding, and their largest errors."""
+    """(rows,) bool, which rows differ from an encoding by more than rounding errors; and their largest errors."""
     ours = functional.table(len(rows), encoding, dtype=torch.float64, device="cpu")
     error = (rows.to(torch.float64) - ours).abs().amax(1)
     positions = (torch.arange(len(rows), dtype=torch.float64) + encoding.start).abs()
@@ -219,6 +230,7 @@ def _different_rows(rows: Tensor, encoding: Encoding) -> tuple[Tensor, Tensor]:
     return ~(error <= allowed * max(1.0, abs(encoding.amplitude))), error
 
 
-def _is(rows: Tensor, name: str) -> bool:
+def _matches_convention(rows: Tensor, name: str) -> bool:
+    """Whether rows are the first ones of the table of a convention."""
     encoding = convention(name, rows.shape[1])
     return isinstance(encoding, Encoding) and not bool(_different_rows(rows, encoding)[0].any())

@@ -1,4 +1,4 @@
-"""Layers without tables: `SinusoidalPositionalEncoding`, the tutorial's PositionalEncoding, `SinusoidalEmbedding`."""
+"""The layers `SinusoidalPositionalEncoding` and `SinusoidalEmbedding`, which store no table of encodings."""
 
 from __future__ import annotations
 
@@ -25,42 +25,44 @@ if TYPE_CHECKING:
 
 
 class SinusoidalPositionalEncoding(nn.Module):
-    """dropout(scale * x + alpha * PE), with nothing in the state dict and any sequence length.
+    """Computes dropout(scale * x + alpha * PE) for any sequence length; by default its state dict is empty.
 
-    Equivalent to, but for the table's rounding:
+    Equivalent to, except for the rounding of a stored table:
         self.dropout(scale * x + alpha * self.pe[:, start : start + x.size(1)])
 
-    PyTorch's tutorial and nn.Transformer have the sequence first: the tutorial's `PositionalEncoding(512, 0.1, 5000)`
-    is `SinusoidalPositionalEncoding(512, 0.1, 5000, batch_first=False)`. max_len is a limit only. A `pe` in a
-    checkpoint is accepted, compared with this layer's encoding and dropped; a difference warns.
+    The default is batch first. PyTorch's tutorial and nn.Transformer have the sequence first: the tutorial's
+    `PositionalEncoding(512, 0.1, 5000)` is `SinusoidalPositionalEncoding(512, 0.1, 5000, batch_first=False)`. A table
+    `pe` in a checkpoint is accepted: it is compared with the encoding of this layer, which warns if they differ, and is
+    not used otherwise.
 
     Args:
-        d_model: channels.
-        dropout: probability, 0 to 1, in training only; in the same pass, with a mask that is never stored. `dropout` is
-            an nn.Dropout that says how much and when: set its p, or switch it alone to training, as with any other.
-        max_len: number of rows that a table would have: positions encoding.start to encoding.start + max_len - 1 are
-            accepted; None: any.
-        encoding: an Encoding, a GridEncoding or a convention's name; None: the paper's.
-        batch_first: x is (batch, sequence, channels), else (sequence, batch, channels), as in PyTorch's tutorial and by
-            default in nn.Transformer; in either case also (sequence, channels).
+        d_model: number of channels.
+        dropout: dropout probability, 0 to 1, applied in training mode only, in the same pass as the sum. The attribute
+            `dropout` is an nn.Dropout, whose p and training mode may be changed as usual.
+        max_len: number of positions that are accepted, encoding.start to encoding.start + max_len - 1. Nothing of this
+            length is stored. None: any position.
+        encoding: an Encoding, a GridEncoding or the name of a convention. None: the paper's encoding.
+        batch_first: x is (batch, sequence, channels) if True and (sequence, batch, channels) if False; (sequence,
+            channels) is accepted in either case.
         scale, alpha: factors of x and of the encoding.
-        learned_alpha: make alpha a parameter of shape (1,), starting at `alpha`.
-        persistent_table: have a buffer `pe`, for code that expects one: the table of max_len rows in float32,
-            (1, max_len, d_model) or, for batch_first=False, (max_len, 1, d_model); extra_tokens rows more with those.
-            No call reads it, and the state dict gets it made anew, whatever a cast did to it.
-        grid_shape: of a GridEncoding, the lengths of its axes, for x of shape (batch, H * W, channels); None where x
-            has them as dimensions. In place of max_len it is what persistent_table has the rows of.
-        extra_tokens: rows in front that get no encoding, say 1 for a class token.
-        channel_dim: dimension of x that holds the channels, 1 for pictures of shape (batch, channels, H, W).
-        require_positions: refuse a call without `positions`, for models whose sequence may be cut over processes: a
-            part of it looks like any tensor, and would be counted from 0. A DTensor knows its place and needs none.
-        device: of a learned alpha and of the buffer `pe`. The result is on the device of x, and has its dtype.
-        dtype: of a learned alpha; float32 for one of 16 bits, in which alpha would lose the steps of its training.
+        learned_alpha: make alpha a parameter of shape (1,), initialized to `alpha`.
+        persistent_table: register a buffer `pe`, for code that expects one: the float32 table of max_len rows (and of
+            extra_tokens rows before them), (1, max_len, d_model) or, with batch_first=False, (max_len, 1, d_model).
+            forward does not read it, and state_dict() always contains the exact table, even after the buffer was cast.
+        grid_shape: lengths of the axes of a GridEncoding, for x of shape (batch, H * W, channels). None if the axes are
+            dimensions of x. For a grid it takes the place of max_len as the size of persistent_table.
+        extra_tokens: number of rows at the start of the sequence that get no encoding, for example 1 for a class token.
+        channel_dim: dimension of x that holds the channels, 1 for images of shape (batch, channels, H, W).
+        require_positions: refuse a call without `positions`. For models whose sequence may be sharded over processes:
+            a shard that is an ordinary tensor would otherwise be encoded from position 0. DTensors need no positions.
+        device: device of a learned alpha and of the buffer `pe`. The result has the device and the dtype of x.
+        dtype: dtype of a learned alpha. For a 16-bit dtype alpha is float32, because 16 bits would lose small updates.
     Raises: TypeError, ValueError for arguments of the wrong type or value.
     """
 
     alpha: Any
-    grid_shape: tuple[int, ...] | None = None  # here too, for layers that were pickled without them
+    # Also class attributes, for layers that were pickled before these existed.
+    grid_shape: tuple[int, ...] | None = None
     extra_tokens = 0
     channel_dim = -1
     require_positions = False
@@ -89,7 +91,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         if unknown:
             checks.no_unknown(type(self), unknown)
         super().__init__()
-        where = shared.factory(device, dtype)
+        where = shared.factory_kwargs(device, dtype)
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
         is_grid = checks.is_grid(encoding)
         self.encoding: Any
@@ -133,7 +135,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.register_load_state_dict_pre_hook(checkpoint.compare_table)
 
     def reset_parameters(self) -> None:
-        """Puts a learned alpha back to its first value and the buffer `pe` to the table, as after `to_empty`."""
+        """Resets a learned alpha to its initial value and the buffer `pe` to the table; needed after `to_empty`."""
         if isinstance(self.alpha, nn.Parameter):
             nn.init.constant_(self.alpha, self._first_alpha)
         pe = self._buffers.get("pe")
@@ -148,7 +150,7 @@ class SinusoidalPositionalEncoding(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if self.persistent_table and "pe" not in self._buffers:  # pickled when only the state dict had it
+        if self.persistent_table and "pe" not in self._buffers:  # pickled by an earlier version without the buffer
             self.register_buffer("pe", checkpoint.table_of(self))
 
     def forward(
@@ -162,17 +164,26 @@ class SinusoidalPositionalEncoding(nn.Module):
         grid_shape: Sequence[int] | None = None,
         **unknown: Never,
     ) -> Tensor:
-        """The encoded x, in its own shape and dtype. Arguments as in `add`; positions etc. are batch-first.
+        """Adds the encoding to x, with dropout in training mode.
 
-        grid_shape: in place of the layer's own, for pictures of another size.
-        Raises: IndexError for a position outside of what max_len allows, where that is set; else as `add`.
+        Args:
+            x: (batch, sequence, channels), (sequence, batch, channels) with batch_first=False, or (sequence, channels);
+                for a grid also with the axes as dimensions. float32, float64, bfloat16 or float16.
+            positions: (S,) or (B, S), integers, float32 or float64; batch-first whatever batch_first is.
+                encoding.start is not added, and `start` must be 0.
+            start: position of the first row, added to encoding.start: an int, a 0-d tensor, or (B,), one per sample.
+            padding_mask: (S,) or (B, S), bool; rows where it is True are padding and get no encoding.
+            seed: seed of the dropout mask, as in `add`. None: drawn from torch's generator of the device.
+            grid_shape: overrides the grid_shape of the layer, for images of another size.
+        Returns: a tensor of the shape, dtype and device of x.
+        Raises: IndexError for a position that max_len does not allow; otherwise as `add`.
         """
         if unnamed or unknown:
-            shared.refuse(self, unnamed, unknown)
-        if type(x) is not Tensor and shared.is_symbolic(x):
+            shared.refuse_arguments(self, unnamed, unknown)
+        if type(x) is not Tensor and shared.is_fx_proxy(x):
             options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
-            return shared.symbolic(self, x, grid_shape=grid_shape, **options)
-        shared.check_positions(self, x, positions)
+            return shared.record_fx_call(self, x, grid_shape=grid_shape, **options)
+        shared.check_required_positions(self, x, positions)
         p, others = shared.rate(self._modules.get("dropout"))
         seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
         if self.channel_dim != -1 and isinstance(x, Tensor) and self.channel_dim % max(x.dim(), 1) == x.dim() - 2:
@@ -190,11 +201,11 @@ class SinusoidalPositionalEncoding(nn.Module):
         return encoded if others is None else others(encoded)
 
     def _is_within(self, x: Any, start: Any) -> bool:
-        """Whether max_len surely allows the rows of an x of the usual form."""
+        """Whether x is an ordinary (..., S, D) tensor and max_len allows all its rows, decided without reading data."""
         return type(x) is Tensor and x.dim() > 1 and shared.is_within(start, x.shape[-2], self.max_len or 0)
 
     def extra_repr(self) -> str:
-        parts = shared.options(self)
+        parts = shared.repr_parts(self)
         parts += [f"grid_shape={self.grid_shape}"] if self.grid_shape is not None else []
         parts += [f"extra_tokens={self.extra_tokens}"] if self.extra_tokens else []
         parts += [f"channel_dim={self.channel_dim}"] if self.channel_dim != -1 else []
@@ -202,29 +213,29 @@ class SinusoidalPositionalEncoding(nn.Module):
 
 
 class SinusoidalEmbedding(nn.Embedding):
-    """dropout(scale * weight[ids] + alpha * PE): nn.Embedding and its positional encoding in one pass.
+    """Computes dropout(scale * weight[ids] + alpha * PE): nn.Embedding and positional encoding in one pass.
 
     Equivalent to:
         SinusoidalPositionalEncoding(embedding_dim, dropout, scale=scale)(nn.Embedding(num_embeddings, ...)(ids))
 
-    An nn.Embedding in its parameter (`weight`, which another layer may share), its state dict, its first values and its
-    `padding_idx`; max_norm and scale_grad_by_freq are not offered, a value other than None and False is refused.
+    A subclass of nn.Embedding with the same parameter `weight` (which may be tied to another layer), state dict,
+    initialization and `padding_idx`. max_norm and scale_grad_by_freq are not supported and must be None and False.
 
     Args:
-        num_embeddings, embedding_dim, padding_idx, sparse, device, dtype: as nn.Embedding; float32, float64, bfloat16
-            or float16.
-        dropout: probability, 0 to 1, in training only; see SinusoidalPositionalEncoding.
-        encoding: an Encoding or a convention's name; None: the paper's.
-        scale, alpha: factors of the token's row, often sqrt(embedding_dim), and of the encoding.
-        learned_alpha: make alpha a parameter of shape (1,), starting at `alpha`.
-        encode_padding: False: tokens equal to padding_idx get no encoding.
-        batch_first: ids are (batch, ..., sequence), else (sequence, batch, ...).
-        require_positions, max_len: as SinusoidalPositionalEncoding.
+        num_embeddings, embedding_dim, padding_idx, sparse, device, dtype: as in nn.Embedding; dtype is float32,
+            float64, bfloat16 or float16.
+        dropout: dropout probability, 0 to 1, applied in training mode only; see SinusoidalPositionalEncoding.
+        encoding: an Encoding or the name of a convention. None: the paper's encoding.
+        scale, alpha: factors of the token embedding, often sqrt(embedding_dim), and of the encoding.
+        learned_alpha: make alpha a parameter of shape (1,), initialized to `alpha`.
+        encode_padding: if False, tokens equal to padding_idx get no encoding.
+        batch_first: ids are (batch, ..., sequence) if True and (sequence, batch, ...) if False.
+        require_positions, max_len: as in SinusoidalPositionalEncoding.
     Raises: TypeError, ValueError for arguments of the wrong type or value.
     """
 
     alpha: Any
-    require_positions = False  # here too, for layers that were pickled without it
+    require_positions = False  # also a class attribute, for layers that were pickled before it existed
     __prepare_scriptable__ = shared.refuse_script
 
     def __init__(
@@ -259,8 +270,8 @@ class SinusoidalEmbedding(nn.Embedding):
             padding_idx = embedding.padding_idx(padding_idx, num_embeddings)
         encode_padding, sparse = checks.flag("encode_padding", encode_padding), checks.flag("sparse", sparse)
         embedding.has_padding(encode_padding or padding_idx is not None)
-        shared.not_offered(max_norm, scale_grad_by_freq)
-        where = shared.factory(device, dtype)
+        shared.check_unsupported(max_norm, scale_grad_by_freq)
+        where = shared.factory_kwargs(device, dtype)
         if _weight is not None and tuple(embedding.weight(_weight).shape) != (num_embeddings, embedding_dim):
             raise ValueError(
                 f"_weight: expected shape ({num_embeddings}, {embedding_dim}), got {tuple(_weight.shape)}; pass that"
@@ -288,7 +299,7 @@ class SinusoidalEmbedding(nn.Embedding):
             self.alpha = nn.Parameter(torch.tensor([self._first_alpha], **where))
 
     def reset_parameters(self) -> None:
-        """First values as nn.Embedding's, and a learned alpha's own."""
+        """Initializes weight as nn.Embedding does and resets a learned alpha to its initial value."""
         super().reset_parameters()
         if isinstance(getattr(self, "alpha", None), nn.Parameter):
             nn.init.constant_(self.alpha, self._first_alpha)
@@ -297,11 +308,15 @@ class SinusoidalEmbedding(nn.Embedding):
     def from_pretrained(  # type: ignore[override]
         cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None, **options: Any
     ) -> SinusoidalEmbedding:
-        """A layer whose weight is `embeddings`, (num_embeddings, embedding_dim), which it shares.
+        """Creates a layer from existing embeddings, as nn.Embedding.from_pretrained does.
 
         Args:
-            freeze: keep it out of training, as nn.Embedding.from_pretrained does by default.
-            padding_idx, options: those of the constructor.
+            embeddings: (num_embeddings, embedding_dim), float32, float64, bfloat16 or float16; the weight of the layer
+                shares its memory.
+            freeze: if True, weight does not require grad.
+            padding_idx, options: arguments of the constructor.
+        Returns: the layer.
+        Raises: TypeError, ValueError for arguments of the wrong type or value.
         """
         if isinstance(embeddings, nn.Embedding):
             raise TypeError("embeddings: expected a torch.Tensor, got an nn.Embedding; pass its weight")
@@ -323,17 +338,26 @@ class SinusoidalEmbedding(nn.Embedding):
         seed: int | Tensor | torch.Generator | None = None,
         **unknown: Never,
     ) -> Tensor:  # [*ids.shape, embedding_dim]
-        """The encoded rows of weight. Arguments as in `embed`.
+        """Returns the embeddings of the tokens plus the encoding of their positions, with dropout in training mode.
 
-        Raises: IndexError for an id that is no row of weight and for a position beyond max_len; else as `embed`.
+        Args:
+            ids: (batch, ..., sequence) or (sequence,), or (sequence, batch, ...) with batch_first=False; integers.
+            positions: (S,) or (B, S), integers, float32 or float64; batch-first whatever batch_first is.
+                encoding.start is not added, and `start` must be 0.
+            start: position of the first token, added to encoding.start: an int, a 0-d tensor, or (B,), one per sample.
+            padding_mask: (S,) or (B, S), bool; tokens where it is True are padding and get no encoding.
+            seed: seed of the dropout mask, as in `add`. None: drawn from torch's generator of the device.
+        Returns: (*ids.shape, embedding_dim), in the dtype and on the device of weight.
+        Raises: IndexError for an id outside of weight and for a position that max_len does not allow; otherwise as
+            `embed`.
         """
         if unnamed or unknown:
-            shared.refuse(self, unnamed, unknown)
-        shared.not_offered(self.max_norm, self.scale_grad_by_freq)
-        if type(ids) is not Tensor and shared.is_symbolic(ids):
+            shared.refuse_arguments(self, unnamed, unknown)
+        shared.check_unsupported(self.max_norm, self.scale_grad_by_freq)
+        if type(ids) is not Tensor and shared.is_fx_proxy(ids):
             options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
-            return shared.symbolic(self, ids, **options)
-        shared.check_positions(self, ids, positions)
+            return shared.record_fx_call(self, ids, **options)
+        shared.check_required_positions(self, ids, positions)
         p, others = shared.rate(self._modules.get("dropout"))
         given = (ids, self.weight, self.encoding, positions, start, self.scale, self.alpha, p, seed,
                  self.padding_idx, padding_mask, self.sparse, self.encode_padding,
@@ -348,8 +372,9 @@ class SinusoidalEmbedding(nn.Embedding):
         return encoded if others is None else others(encoded)
 
     def _is_within(self, ids: Any, start: Any) -> bool:
+        """Whether max_len allows all positions of the ids, decided without reading data."""
         return type(ids) is Tensor and ids.dim() > 0 and shared.is_within(start, ids.shape[-1], self.max_len or 0)
 
     def extra_repr(self) -> str:
         bare = [] if self.encode_padding else ["encode_padding=False"]
-        return ", ".join([super().extra_repr(), *shared.options(self), *bare])
+        return ", ".join([super().extra_repr(), *shared.repr_parts(self), *bare])

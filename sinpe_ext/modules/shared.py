@@ -1,4 +1,4 @@
-"""What the layers share: their fast path, their limit of rows, and what they print."""
+"""Code that the layers share: argument checks, the limit `max_len`, torch.fx tracing, and `extra_repr`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..runtime.observers import is_traced
 from ..runtime.parallel import is_dtensor
 
 
-def options(layer: Any) -> list[str]:
-    """What both layers print of themselves: the encoding, and what differs from its default."""
+def repr_parts(layer: Any) -> list[str]:
+    """The parts of `extra_repr` that both layers have: the encoding, and the options that differ from their default."""
     parts = [repr(layer.encoding)]
     parts += [f"max_len={layer.max_len}"] if layer.max_len is not None else []
     parts += ["require_positions=True"] if layer.require_positions else []
@@ -25,22 +25,23 @@ def options(layer: Any) -> list[str]:
     return [*parts, "learned_alpha=True"] if isinstance(layer.alpha, nn.Parameter) else parts
 
 
-def factory(device: Any, dtype: Any) -> dict[str, Any]:
-    """`device` and `dtype` of a layer, checked, as arguments for what makes its tensors."""
+def factory_kwargs(device: Any, dtype: Any) -> dict[str, Any]:
+    """Checks `device` and `dtype` of a layer and returns them as keyword arguments of tensor factories."""
     checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
     return {"device": None if device is None else checks.device(device), "dtype": dtype}
 
 
-def not_offered(max_norm: Any, scale_grad_by_freq: Any) -> None:
+def check_unsupported(max_norm: Any, scale_grad_by_freq: Any) -> None:
+    """Refuses the two options of nn.Embedding that SinusoidalEmbedding does not support."""
     if max_norm is not None or checks.flag("scale_grad_by_freq", scale_grad_by_freq):
         raise ValueError(
             f"max_norm, scale_grad_by_freq: expected None and False, got {checks.shown(max_norm)} and "
-            f"{scale_grad_by_freq}; they are nn.Embedding's alone, use it with SinusoidalPositionalEncoding"
+            f"{scale_grad_by_freq}; for these options use nn.Embedding followed by SinusoidalPositionalEncoding"
         )
 
 
-def refuse(layer: nn.Module, unnamed: tuple[Any, ...], unknown: dict[str, Any]) -> None:
-    """Refuses arguments that forward does not have."""
+def refuse_arguments(layer: nn.Module, unnamed: tuple[Any, ...], unknown: dict[str, Any]) -> None:
+    """Raises TypeError for arguments that forward does not have, or has by keyword only."""
     if unnamed:
         raise TypeError(
             f"{type(layer).__name__}: expected one argument by position, got {1 + len(unnamed)}; name the others. "
@@ -50,12 +51,12 @@ def refuse(layer: nn.Module, unnamed: tuple[Any, ...], unknown: dict[str, Any]) 
 
 
 def refuse_script(layer: nn.Module) -> nn.Module:
-    """What torch.jit.script asks of a module before it reads its code."""
+    """`__prepare_scriptable__` of the layers, which torch.jit.script calls first: raises NotImplementedError."""
     raise NotImplementedError(checks.NO_SCRIPT)
 
 
-def check_positions(layer: Any, t: Any, positions: Any) -> None:
-    """`require_positions` of a layer."""
+def check_required_positions(layer: Any, t: Any, positions: Any) -> None:
+    """Raises ValueError if a layer with require_positions=True is called without positions on an ordinary tensor."""
     if layer.require_positions and positions is None and not is_dtensor(t):
         raise ValueError(
             "positions: expected the positions of these rows, as the layer's require_positions=True says, got none; "
@@ -64,7 +65,11 @@ def check_positions(layer: Any, t: Any, positions: Any) -> None:
 
 
 def rate(dropout: Any) -> tuple[float, nn.Module | None]:
-    """The probability to drop with in the fused pass, and what else a layer put in nn.Dropout's place has to do."""
+    """(p, module): the dropout probability of the fused pass, and the module to apply after it.
+
+    The module is None for an ordinary nn.Dropout. One with hooks, or another module in its place, is called itself: p
+    is then 0.
+    """
     if type(dropout) is not nn.Dropout or (
         dropout._forward_hooks or dropout._forward_pre_hooks or dropout._backward_hooks or dropout._backward_pre_hooks
     ):
@@ -73,25 +78,30 @@ def rate(dropout: Any) -> tuple[float, nn.Module | None]:
 
 
 def is_within(first: Any, rows: Any, max_len: int) -> bool:
-    """Whether rows from an int `first` on are among the max_len first ones; False where `check_limit` has to see, and
-    where someone looks on, who would keep the answer."""
+    """Whether max_len allows `rows` rows from the int `first` on, without a look at tensor data.
+
+    False where `check_limit` has to decide, and under tracing, where the answer would become a constant of the graph.
+    """
     return not is_traced() and type(first) is int and 0 <= first <= max_len - rows
 
 
-def is_symbolic(given: Any) -> bool:
-    """Whether a layer is called under torch.fx.symbolic_trace, with what stands for a tensor."""
+def is_fx_proxy(given: Any) -> bool:
+    """Whether the input of a layer is a torch.fx.Proxy, as under torch.fx.symbolic_trace."""
     return not isinstance(given, Tensor) and isinstance(given, torch.fx.Proxy)
 
 
-def symbolic(layer: nn.Module, given: Any, **options: Any) -> Any:
-    """The node of such a call: a layer is a leaf, as torch.nn's are; a tracer knows those by their names alone."""
+def record_fx_call(layer: nn.Module, given: Any, **options: Any) -> Any:
+    """Records the call of a layer as one call_module node: the layer is a leaf module, as those of torch.nn are.
+
+    torch.fx recognizes leaf modules by the module name torch.nn, so the layer has to record itself.
+    """
     return given.tracer.create_proxy("call_module", given.tracer.path_of_module(layer), (given,), options)
 
 
 def check_limit(call: Any, max_len: int) -> None:
-    """Rows 0 .. max_len - 1 of the encoding, as an index into a table of max_len rows would have it."""
-    call = getattr(call, "local", call)  # of a DTensor
-    if not hasattr(call, "shape"):  # of a process that is not part of the mesh: no rows
+    """Raises IndexError for positions outside of the first max_len of the encoding, as indexing a table would."""
+    call = getattr(call, "local", call)  # the call on the local tensor of a DTensor
+    if not hasattr(call, "shape"):  # a process that is not part of the mesh has no rows
         return
     rows, lowest = call.shape[-2], call.encoding.start
     highest = lowest + max_len - 1
@@ -117,20 +127,21 @@ def check_limit(call: Any, max_len: int) -> None:
             else:
                 torch._assert_async(allowed, message)
             return
-        first, last = torch.stack(p.aminmax()).tolist()  # on a device: the one wait
+        first, last = torch.stack(p.aminmax()).tolist()  # the only synchronization with a device
         last += rows - 1 if by_start else 0
     if rows and not (first >= lowest and last <= highest):
         raise IndexError(_limit_message(lowest, highest, f"{last if first >= lowest else first}"))
 
 
 def _assert_in_trace(call: Any, condition: Tensor, message: str) -> None:
-    """Has torch.jit.trace record that a condition must hold; ONNX has no assertions."""
+    """Makes torch.jit.trace record an assertion of `condition`. Does nothing for ONNX, which has no assertions."""
     if not observers.is_exporting():
         call.depend_on(traced.zero_where(condition, message))
 
 
 def _limit_message(lowest: int, highest: int, got: str) -> str:
+    """The error message for a position outside of lowest..highest."""
     return (
         f"positions: expected {lowest} to {highest}, the rows that max_len allows, got {got}; raise max_len or leave "
-        "it unset, there is no table to outgrow"
+        "it unset, no table is stored"
     )

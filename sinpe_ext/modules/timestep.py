@@ -1,4 +1,4 @@
-"""`TimestepEncoding`: the layer that diffusion models put before their timestep MLP."""
+"""`TimestepEncoding`: the encoding of timesteps, the input of the timestep MLP of a diffusion model."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ if TYPE_CHECKING:
     from typing_extensions import Never
 
 _EXACT = (torch.float32, torch.int64, torch.float64)
-# What 998.39 becomes in a 16-bit dtype.
+# The value that 998.39 is rounded to in each 16-bit dtype, for the warning.
 _STORED = {torch.bfloat16: "1000", torch.float16: "998.5"}
 _warned = False
 
 
 class TimestepEncoding(nn.Module):
-    """The encoding of timesteps or noise levels, exact at every float: nothing to train, nothing in the state dict.
+    """Encodes timesteps or noise levels at their exact value. The layer has no parameters and an empty state dict.
 
     Equivalent to:
         sinpe.encode(t, sinpe.convention(encoding, dim, **fields), dtype=dtype)
 
     `TimestepEncoding(256)` is diffusers' `Timesteps(256, flip_sin_to_cos=False, downscale_freq_shift=1)`,
-    `TimestepEncoding(256, encoding="adm")` its `Timesteps(256, True, 0)`, `encoding="flux"` the same of 1000 * t.
+    `TimestepEncoding(256, encoding="adm")` is `Timesteps(256, True, 0)`, and `encoding="flux"` the same for 1000 * t.
 
     Args:
-        dim: channels.
+        dim: number of channels.
         encoding: an Encoding or the name of a one-dimensional convention.
-        dtype: of the result: float32, float64, bfloat16 or float16, whatever the dtype of t and whatever the layer is
-            converted to. None: as a parameter's, torch's default dtype until `.half()`, `.to(torch.bfloat16)` or the
-            like of the layer or of the model around it, so that the next Linear gets what it computes in.
-        device: taken, as PyTorch's layers do; the layer holds no tensor, and the result is on the device of t.
-        fields: fields of `Encoding` that override the encoding's, such as position_scale=1000 or base=...
+        dtype: dtype of the result: float32, float64, bfloat16 or float16, whatever the dtype of t and whatever dtype
+            the layer is converted to. None: follow the layer as a parameter would, that is torch's default dtype until
+            `.half()`, `.to(torch.bfloat16)` or similar is called on the layer or on a model that contains it.
+        device: accepted as in PyTorch's layers and not used: the layer holds no tensor, and the result is on the device
+            of t.
+        fields: fields of `Encoding` that override those of `encoding`, such as position_scale=1000 or base=...
     Raises: TypeError, ValueError for arguments of the wrong type or value.
-    Accuracy: as `encode`. t times position_scale is exact, never rounded to a dtype.
-    Gradient: to a floating-point t, of any order.
+    Accuracy: as `encode`. The product of t and position_scale is exact, not rounded to a dtype.
+    Gradient: for a floating-point t, of any order.
     Source: Ho et al. 2020, "Denoising Diffusion Probabilistic Models", appendix B.
     """
 
@@ -60,32 +61,33 @@ class TimestepEncoding(nn.Module):
         **fields: Any,
     ):
         super().__init__()
-        shared.factory(device, dtype)
+        shared.factory_kwargs(device, dtype)
         self.dim = integer("dim", dim, 1, MAX_DIM, "pass the number of channels")
         self.encoding = _one_dimensional(encoding, self.dim, fields)
         self.follows = dtype is None
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
 
     def forward(self, t: Tensor, *unnamed: Never, **unknown: Never) -> Tensor:
-        """The rows of t.
+        """Returns the encodings of the timesteps t.
 
         Args:
-            t: any shape; float32, float64 or integers, taken at their exact value and final: encoding.start is not
-                added. bfloat16 and float16 are taken at their stored value, with one warning in a process.
-        Returns: (*t.shape, dim), on the device of t; NaN where t is NaN or infinite.
-        Raises: TypeError for a t that is no tensor of numbers.
+            t: any shape; integers, float32 or float64, used at their exact value. encoding.start is not added. bfloat16
+                and float16 are used at their stored value, with one warning per process.
+        Returns: (*t.shape, dim) in the dtype of the layer, on the device of t; NaN where t is NaN or infinite.
+        Raises: TypeError if t is not a tensor, or is of a bool, complex or 8-bit floating-point dtype.
         """
         if unnamed or unknown:
-            shared.refuse(self, unnamed, unknown)
+            shared.refuse_arguments(self, unnamed, unknown)
         rows = plain.encoded(t, self.encoding, self.dtype)
         if rows is not None:
             return rows
-        if shared.is_symbolic(t):
-            return shared.symbolic(self, t)
+        if shared.is_fx_proxy(t):
+            return shared.record_fx_call(self, t)
         return encode(_timesteps(t), self.encoding, dtype=self.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TimestepEncoding:
-        # What .half(), .to(...) and .bfloat16() do to a parameter: without one, an empty tensor tells the dtype.
+        """Applies fn as nn.Module does, and with dtype=None follows a change of the floating-point dtype."""
+        # .half(), .to(...) and .bfloat16() apply fn to parameters; as there are none, an empty tensor shows the dtype.
         if self.follows:
             dtype = fn(torch.empty(0, dtype=self.dtype, device="cpu")).dtype
             checks.float_dtype("dtype", dtype)
@@ -98,7 +100,7 @@ class TimestepEncoding(nn.Module):
 
 
 def _one_dimensional(encoding: Any, dim: int, fields: dict[str, Any]) -> Encoding:
-    """The encoding of a layer, with the caller's own fields."""
+    """The one-dimensional encoding of a layer, with `fields` overridden."""
     if not isinstance(encoding, (str, Encoding)) and not checks.is_grid(encoding):
         raise TypeError(
             f"encoding: expected an Encoding or a convention's name, got {type(encoding).__name__}; pass "
@@ -111,7 +113,7 @@ def _one_dimensional(encoding: Any, dim: int, fields: dict[str, Any]) -> Encodin
 
 
 def _timesteps(t: Any) -> Tensor:
-    """t as `encode` takes positions."""
+    """Checks t and converts it to what `encode` accepts as positions."""
     if type(t) is Tensor and t.dtype in _EXACT:
         return t
     if not isinstance(t, Tensor):
@@ -131,13 +133,14 @@ def _timesteps(t: Any) -> Tensor:
 
 
 def _warn_once(dtype: torch.dtype) -> None:
+    """Warns, once per process, that a 16-bit dtype cannot hold most timesteps."""
     global _warned
     if _warned:
         return
     _warned = True
     warnings.warn(
         f"t: got {dtype}, which cannot hold most timesteps: 998.39 is stored as {_STORED[dtype]}. The stored values "
-        "are encoded as they are; compute t in float32 and leave it so, the result has the layer's dtype in any case. "
-        "This is said once in a process.",
-        stacklevel=6,  # the caller of the layer, beyond nn.Module.__call__ and what that calls
+        "are encoded as they are; compute t in float32 and pass it so, the result has the layer's dtype in any case. "
+        "This warning is shown once per process.",
+        stacklevel=6,  # the caller of the layer, above nn.Module.__call__ and the functions that it calls
     )

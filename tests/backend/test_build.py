@@ -166,7 +166,7 @@ def test_damaged_json_counts_as_absent(tmp_path):
     [
         (None, "nothing was built at install time"),
         ({"reason": "no compiler, that day"}, "no compiler, that day"),
-        ({"libraries": {"cpu": {"file": "gone.so", "sources": "0"}}}, "is gone"),
+        ({"libraries": {"cpu": {"file": "gone.so", "sources": "0"}}}, "does not exist"),
         ({"libraries": {"cpu": {"file": "old.so", "sources": "0"}}}, "older than the sources"),
         ({"libraries": {"cpu": {"file": "old.so", "sources": "now", "torch": "9.9"}}}, "built for torch 9.9"),
     ],

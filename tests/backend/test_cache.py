@@ -211,9 +211,9 @@ def test_a_library_that_was_cut_short_is_not_loaded(tmp_path: Path) -> None:
     whole.write_bytes(content)
     for length in (0, 3, 30, 70, len(content) // 20):
         half.write_bytes(content[:length])
-        assert compilation.is_cut_short(half) is (length > 6)
+        assert compilation.is_truncated(half) is (length > 6)
     if content[:6] == b"\x7fELF\x02\x01":
-        assert not compilation.is_cut_short(whole)
+        assert not compilation.is_truncated(whole)
         library = {"file": half.name, "sources": "any", "torch": "2.13"}
         (tmp_path / compilation.MANIFEST).write_text(json.dumps({"libraries": {"cpu": library}}))
         with pytest.raises(BuildUnavailable, match="is damaged: its end is missing"):

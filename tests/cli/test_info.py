@@ -81,10 +81,10 @@ def steps(text: str) -> list[str]:
         ("SINPE_EXT_CUDA_ARITHMETIC", "half", "expected single, double, got 'half'; the first call on CUDA raises"),
         ("SINPE_EXT_LOCK_TIMEOUT", "5 min", "expected a number of seconds, got '5 min'; compiling on first use raises"),
         ("SINPE_EXT_BUILD", "gpu", "expected auto, cpu, cuda, none, got 'gpu'"),
-        ("SINPE_EXT_JTI", "0", "SINPE_EXT_JTI=0 is read by nobody; did you mean SINPE_EXT_JIT?"),
+        ("SINPE_EXT_JTI", "0", "SINPE_EXT_JTI=0 has no effect; did you mean SINPE_EXT_JIT?"),
         ("SINPE_JIT", "0", "did you mean SINPE_EXT_JIT?"),
         ("sinpe_ext_backend", "eager", "did you mean SINPE_EXT_BACKEND?"),
-        ("SINPE_EXT_COLOUR", "1", "is read by nobody; expected one of SINPE_EXT_BACKEND, SINPE_EXT_JIT"),
+        ("SINPE_EXT_COLOUR", "1", "has no effect; expected one of SINPE_EXT_BACKEND, SINPE_EXT_JIT"),
     ],
 )
 def test_setting_that_does_nothing_is_named(name, value, words, scene, capsys):
@@ -93,7 +93,7 @@ def test_setting_that_does_nothing_is_named(name, value, words, scene, capsys):
     scene(**{name: value})
     text = printed(capsys)
     assert f"warning: {problem.text}" in text and f"{name}={value}" in text
-    assert ("Without what raises above: The CPU runs" in text) == problem.fatal
+    assert ("With the settings above corrected: The CPU runs" in text) == problem.fatal
     assert os.environ[name] == value  # set aside for the account alone
     assert cli.main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["problems"] == [problem.text]

@@ -406,7 +406,7 @@ CASES = {
     "names that steer a terminal": Case(strange_names, 0, "\\x1b]0;title\\x07pe (100, 64) float32\n    paper"),
     "names on a terminal of ASCII": Case(strange_names, 0, "\\x1b]0;title\\x07pe (100, 64)", encoding="ascii"),
     "names in an error": Case(
-        strange_names, 2, "say a\\x1b[31mb, c\\nd, e\\u202ef, g\\ud800h, ", arguments=("--key", "?")
+        strange_names, 2, "pass one of a\\x1b[31mb, c\\nd, e\\u202ef, g\\ud800h, ", arguments=("--key", "?")
     ),
     "name of a file": Case(raw(b"junk"), 2, "a\\x1b[2Jb\\n.pt: expected a file of", name="a\x1b[2Jb\n.pt"),
     "file not in UTF-8": Case(raw(b"junk"), 2, "a\\udcff.pt: expected a file of", name="a\udcff.pt"),

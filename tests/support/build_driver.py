@@ -68,7 +68,7 @@ def seal(path):
 # The moments of a build, and what makes something happen at one.
 STEPS = """
 STEPS = [  # owner, function, before or after its first or second call
-    (build_cache, "checked", "before", 1), (build_cache, "checked", "after", 1), (jit, "_turn", "before", 1),
+    (build_cache, "checked", "before", 1), (build_cache, "checked", "after", 1), (jit, "_build_lock", "before", 1),
     (jit, "_compile", "before", 1), (compilation, "find_ninja", "after", 1), (jit, "_forwarding_sources", "before", 1),
     (cpp_extension, "load", "before", 1), (cpp_extension, "load", "after", 1), (loader, "_load_library", "after", 1),
     (os, "replace", "before", 1), (os, "replace", "after", 1), (os, "replace", "before", 2),
