@@ -60,37 +60,45 @@ class _EncodeTransformed(torch.autograd.Function):
     tensors, which an operator does not take together with the words of a plan."""
 
     @staticmethod
-    def forward(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
-        return rows_at(positions, words, slopes.shape[0], dtype)
+    def forward(
+        positions: Tensor, words: Tensor, partner: Tensor, angular_frequencies: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        return rows_at(positions, words, angular_frequencies.shape[0], dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        positions, words, partner, slopes, ctx.dtype = inputs
-        ctx.save_for_backward(positions, words, partner, slopes)
-        ctx.save_for_forward(positions, words, partner, slopes)
+        positions, words, partner, angular_frequencies, ctx.dtype = inputs
+        ctx.save_for_backward(positions, words, partner, angular_frequencies)
+        ctx.save_for_forward(positions, words, partner, angular_frequencies)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        positions, words, partner, slopes = ctx.saved_tensors
+        positions, words, partner, angular_frequencies = ctx.saved_tensors
         (grad,) = grads
         acc = accumulation(grad.dtype, positions.dtype)
-        rows = _derivative(positions, words, partner, slopes, acc)
+        rows = _derivative(positions, words, partner, angular_frequencies, acc)
         return (grad.to(acc) * rows).sum(-1).to(positions.dtype), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
-        positions, words, partner, slopes = ctx.saved_tensors
+        positions, words, partner, angular_frequencies = ctx.saved_tensors
         acc = accumulation(ctx.dtype, positions.dtype)
-        return (tangent.to(acc).unsqueeze(-1) * _derivative(positions, words, partner, slopes, acc)).to(ctx.dtype)
+        return (tangent.to(acc).unsqueeze(-1) * _derivative(positions, words, partner, angular_frequencies, acc)).to(
+            ctx.dtype
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, positions: Tensor, *constants: Any) -> Any:
         return _EncodeTransformed.apply(positions.movedim(in_dims[0], 0), *constants), 0
 
 
-def _derivative(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, acc: torch.dtype) -> Tensor:
+def _derivative(
+    positions: Tensor, words: Tensor, partner: Tensor, angular_frequencies: Tensor, acc: torch.dtype
+) -> Tensor:
     """d encode / d positions in acc, (*positions.shape, dim), differentiable."""
-    return _EncodeTransformed.apply(positions, partner, words, -slopes, acc) * slopes.to(positions.device, acc)
+    return _EncodeTransformed.apply(positions, partner, words, -angular_frequencies, acc) * angular_frequencies.to(
+        positions.device, acc
+    )
 
 
 def encode(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:

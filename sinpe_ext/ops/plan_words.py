@@ -68,7 +68,7 @@ def partner(words: Tensor) -> Tensor:
     return exchanged
 
 
-def slopes(words: Tensor, dim: int) -> Tensor:
+def angular_frequencies(words: Tensor, dim: int) -> Tensor:
     """What turns a row of the partner plan into d encode / d position: 2 pi f of each channel, float64, (dim,).
 
     Negative where the channel is a cosine, whose partner, a sine, enters with a minus. Those of the partner are minus
@@ -93,16 +93,18 @@ def slopes(words: Tensor, dim: int) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _host_slopes(plan: Plan) -> Tensor:
+def _host_angular_frequencies(plan: Plan) -> Tensor:
     with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch.inference_mode(False), CPU:
-        return slopes(_host_tensor(plan), plan.dim)
+        return angular_frequencies(_host_tensor(plan), plan.dim)
 
 
 def derivative_constants(plan: Plan, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
-    """The partner's words and the slopes of a plan, where `plan_tensor` has the plan itself."""
+    """The partner's words and the angular frequencies of a plan, where `plan_tensor` has the plan itself."""
     if device.type != "cuda":
-        return _host_tensor(plan.partner()), _host_slopes(plan)
-    return plan_tensor(plan.partner(), device), on_device((plan, "slopes"), device, lambda: _host_slopes(plan))
+        return _host_tensor(plan.partner()), _host_angular_frequencies(plan)
+    return plan_tensor(plan.partner(), device), on_device(
+        (plan, "angular_frequencies"), device, lambda: _host_angular_frequencies(plan)
+    )
 
 
 def decoded(words: Tensor) -> Plan:
@@ -149,6 +151,6 @@ Operator(
 )
 Operator(
     "plan_slopes(Tensor plan, int dim) -> Tensor",
-    reference=slopes,
+    reference=angular_frequencies,
     fake=lambda plan, dim: plan.new_empty((dim,), dtype=torch.float64),
 )

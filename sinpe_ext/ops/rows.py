@@ -9,9 +9,10 @@ no data.
 
 out = keep * (scale * x + alpha * PE(p)), keep being the dropout mask times its scale, so with G = keep * grad:
 d x = scale * G, d alpha = sum(G * PE), d p = alpha * sum_c(G_c * PE'_c), and a channel's derivative
-PE' = 2 pi f * A sin(2 pi (p f + (q + 1)/4)) is the partner plan's channel times a slope. The sums over channels are the
-operator `row_dots`, which makes rows and mask again instead of keeping them; its own derivative is made of the same
-operators, so every order works.
+PE' = 2 pi f * A sin(2 pi (p f + (q + 1)/4)) is the partner plan's channel times its angular frequency, the argument
+`slopes` of the operators (`angular_frequencies` in Python). The operator `row_dots` computes the sums over channels; it
+recomputes rows and mask instead of storing them, and its own derivative consists of the same operators, so derivatives
+of every order work.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .plan_words import decoded, derivative_constants
 
 
 def derivative_plan(words: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The partner's words and the slopes of a plan, see `plan_words.py`."""
+    """The partner's words and the angular frequencies of a plan, see `plan_words.py`."""
     if is_traced():
         return torch.ops.sinpe_ext.plan_partner.default(words), torch.ops.sinpe_ext.plan_slopes.default(words, dim)
     return derivative_constants(decoded(words), words.device)
@@ -103,9 +104,9 @@ def _encode_backward(ctx: Any, grad: Tensor) -> Any:
     if not ctx.needs_input_grad[0]:
         return None, None, None, None
     dim = grad.shape[-1]
-    partner, slopes = derivative_plan(words, dim)
+    partner, angular_frequencies = derivative_plan(words, dim)
     wide = grad.to(accumulation(grad.dtype, positions.dtype)).reshape(1, -1, dim)
-    dots = ROW_DOTS(*RowDots(wide, partner, positions.reshape(1, -1), slopes=slopes))
+    dots = ROW_DOTS(*RowDots(wide, partner, positions.reshape(1, -1), angular_frequencies=angular_frequencies))
     return dots.reshape(positions.shape).to(positions.dtype), None, None, None
 
 
@@ -227,8 +228,8 @@ def alpha_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
 def position_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
     """alpha * sum_c(G_c * PE'_c) of each row."""
     assert a.positions is not None
-    partner, slopes = derivative_plan(a.plan, grad.shape[-1])
-    each = ROW_DOTS(*row_dots_of(grad, a)._replace(plan=partner, slopes=slopes))
+    partner, angular_frequencies = derivative_plan(a.plan, grad.shape[-1])
+    each = ROW_DOTS(*row_dots_of(grad, a)._replace(plan=partner, angular_frequencies=angular_frequencies))
     return reduced(each * a.alpha.double() if isinstance(a.alpha, Tensor) else each, a.positions)
 
 
@@ -332,15 +333,15 @@ def _row_dots_backward(ctx: Any, upstream: Tensor) -> Any:
             ahead = torch.arange(a.grad.shape[-2], device=device) if a.positions_are_starts else None
             at = a.positions if ahead is None else a.positions + ahead
             rows = ENCODE(at.contiguous(), a.plan, dim, acc)
-        rows = rows if a.slopes is None else rows * a.slopes.to(rows.device, acc)
+        rows = rows if a.angular_frequencies is None else rows * a.angular_frequencies.to(rows.device, acc)
         rows = rows if a.padding_mask is None else rows.masked_fill(a.padding_mask.unsqueeze(-1), 0.0)
         product = (upstream.to(acc).unsqueeze(-1) * arranged(rows, rank)).to(a.grad.dtype)
         to_grad = scaled(Dropout(product, a.seed, a.drop, 1.0, a.elements))
     if ctx.needs_input_grad[2]:
         assert a.positions is not None
         partner, further = derivative_plan(a.plan, dim)
-        further = further if a.slopes is None else further * a.slopes
-        to_positions = reduced(ROW_DOTS(*a._replace(plan=partner, slopes=further)) * upstream, a.positions)
+        further = further if a.angular_frequencies is None else further * a.angular_frequencies
+        to_positions = reduced(ROW_DOTS(*a._replace(plan=partner, angular_frequencies=further)) * upstream, a.positions)
     return to_grad, None, to_positions, *(None,) * 7
 
 

@@ -71,11 +71,12 @@ def row_dots(plan: Plan, a: RowDots) -> Tensor:
     """The dot of each row of `grad` after dropout with its row of the encoding: the gradients of alpha and positions.
 
     Equivalent to:
-        (torch.where(keep, grad.double(), 0.0) * kept_scale * slopes * pe.double()).sum(-1)     # padded rows: 0
+        weights = kept_scale * angular_frequencies * pe.double()                 # padded rows: 0
+        (torch.where(keep, grad.double(), 0.0) * weights).sum(-1)
 
     Args:
         a.grad: as x of `add`; so are positions, start and padding_mask.
-        a.slopes: float64, (dim,), a factor for each channel; None: ones.
+        a.angular_frequencies: float64, (dim,), a factor for each channel; None: ones.
     Returns: float64, grad.shape[:-1], contiguous.
     Accuracy: products and sums in float64, summed in an order that depends on dim alone.
     """
@@ -88,9 +89,9 @@ def row_dots(plan: Plan, a: RowDots) -> Tensor:
     dots = result
     if grad.dim() == 2:
         grad, dots, keep = grad.unsqueeze(0), dots.unsqueeze(0), None if keep is None else keep.unsqueeze(0)
-    slopes = None if a.slopes is None else a.slopes.to(grad.device)
+    angular_frequencies = None if a.angular_frequencies is None else a.angular_frequencies.to(grad.device)
     for batch, rows, pe in source.tiles(grad.shape):
-        pe = pe.double() if slopes is None else pe.double() * slopes
+        pe = pe.double() if angular_frequencies is None else pe.double() * angular_frequencies
         products = grad[batch, ..., rows, :] * pe
         if keep is not None:
             _select_(products, keep[batch, ..., rows, :])

@@ -58,7 +58,7 @@ class RowDots(NamedTuple):
     plan: Tensor
     positions: Tensor | None = None
     padding_mask: Tensor | None = None
-    slopes: Tensor | None = None
+    angular_frequencies: Tensor | None = None
     seed: Tensor | None = None
     start: int = 0
     positions_are_starts: bool = False
