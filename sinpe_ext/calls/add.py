@@ -90,7 +90,7 @@ class AddCall(RowsCall):
         dim = self.encoding.dim if self.columns is None else self.whole_dim()
         if width != dim and (given.encoding is not None or width):
             checks.channels(x, width, dim)
-        self.elements = form.elements(shape, part) if self.drop else []
+        self.elements = form.elements(shape, part) if self.drop_threshold else []
 
     # Of a grid, or of a sequence behind extra tokens.
 
@@ -122,14 +122,14 @@ class AddCall(RowsCall):
             self._set_places(given, form)
         else:
             self._set_rows_behind(of, given)
-        self.drop = checks.dropped(given.dropout)
+        self.drop_threshold = checks.dropped(given.dropout)
         self._given_seed = seeds.checked(given.seed, self.device)
         self.seed: Tensor | None = None
         self.elements = form.elements
         self.front_elements = _front_elements(form)
         self.is_empty = 0 in shape
         self.is_one = self._is_one(is_grid, dim)
-        self.is_cut = (self.columns is not None and not self.is_one) or (self.drop > 0 and not form.is_run)
+        self.is_cut = (self.columns is not None and not self.is_one) or (self.drop_threshold > 0 and not form.is_run)
         if self.is_one:
             self._set_one(is_grid)
 
@@ -270,7 +270,7 @@ class AddCall(RowsCall):
             is_viewable = form.is_viewable(to)
             to = to if is_viewable else torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if form.extra:
-                seeded = Dropout(form.front(x), self.seed, self.drop, self.scale, self.front_elements)
+                seeded = Dropout(form.front(x), self.seed, self.drop_threshold, self.scale, self.front_elements)
                 form.front(to).copy_(DROPOUT.run(*seeded))
         if self.shape[-2]:
             self._fill(form.canonical(x), form.canonical(to))
@@ -303,19 +303,19 @@ class AddCall(RowsCall):
         positions = None if self.positions is None else self.positions.detach()
         alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
         with_x = positions, self.padding_mask, alpha, self.seed
-        elements = self.elements if self.drop else []
-        return Add(x, words, *with_x, self.start, self.are_starts, self.scale, self.drop, elements)
+        elements = self.elements if self.drop_threshold else []
+        return Add(x, words, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, elements)
 
     def operands(self, words: Tensor) -> Add:
         """Of the operator `add_dropout`, which takes alpha as a tensor."""
         with_x = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
         rows = self.start, self.are_starts, self.scale
-        return Add(self.form.canonical(self.x), words, *with_x, *rows, self.drop, self.elements)
+        return Add(self.form.canonical(self.x), words, *with_x, *rows, self.drop_threshold, self.elements)
 
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
         """Places of a grid whose coordinates all samples share."""
         by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
-        elements = self.elements if self.drop else []
+        elements = self.elements if self.drop_threshold else []
         if not by_channels:
             self._fill_rows(x, target, False, self.padding_mask, elements)
             return
@@ -325,8 +325,8 @@ class AddCall(RowsCall):
             self._fill_rows(x, target, True, None, elements)
             return
         # A kernel by channels has no mask, and by places it would step through memory channel by channel.
-        plain = self.drop == 0 and self.scale == 1.0 and x.data_ptr() != target.data_ptr()
-        bare = x if plain else DROPOUT.run(*Dropout(x, self.seed, self.drop, self.scale, elements))
+        plain = self.drop_threshold == 0 and self.scale == 1.0 and x.data_ptr() != target.data_ptr()
+        bare = x if plain else DROPOUT.run(*Dropout(x, self.seed, self.drop_threshold, self.scale, elements))
         self._fill_rows(x, target, True, None, elements)
         mask = arranged(self.padding_mask.unsqueeze(-2), x.dim())
         torch.where(mask, bare, target, out=target)
@@ -339,7 +339,7 @@ class AddCall(RowsCall):
         lengths = tuple(self.form.lengths)
         values = grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
         words = grid_rows.words(self.grid, lengths, by_channels, self.device)
-        ADD_GRID_OUT.run(*AddGrid(x, values, words, mask, self.seed, self.scale, self.drop, elements), target)
+        ADD_GRID_OUT.run(*AddGrid(x, values, words, mask, self.seed, self.scale, self.drop_threshold, elements), target)
 
     def _fill_each(self, x: Tensor, target: Tensor) -> None:
         """Places of a grid with coordinates of their own: each piece on its channels."""
@@ -381,9 +381,9 @@ class AddCall(RowsCall):
         positions = grid_rows.ordered(positions, shared[1]).flatten(-2)
         mask = None if self.padding_mask is None else self.padding_mask.repeat_interleave(axes, -1)
         elements = [*self.elements[:-2], encoding.dim * self.elements[-1], self.elements[-1]]
-        if self.drop and self.elements[-2] != self.grid.dim * self.elements[-1]:
+        if self.drop_threshold and self.elements[-2] != self.grid.dim * self.elements[-1]:
             return False
-        a = self._sum_of(x, encoding, positions, elements if self.drop else [])
+        a = self._sum_of(x, encoding, positions, elements if self.drop_threshold else [])
         add_into(a._replace(padding_mask=mask), target)
         return True
 
@@ -425,7 +425,9 @@ class AddCall(RowsCall):
         form, recorded = self.form, checks.is_jit_traced()
         if self.is_one and not form.extra:
             fused = (
-                self.drop and _is_compiling() if not recorded else not self.elements and not observers.is_exporting()
+                self.drop_threshold and _is_compiling()
+                if not recorded
+                else not self.elements and not observers.is_exporting()
             )
             if fused and self.encoding.angle == "exact" and not is_functional():
                 words = traced.plan_words(*self.given, self.device)

@@ -78,7 +78,7 @@ class EmbedCall(RowsCall):
         with_ids = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
         rows = self.start, self.are_starts, self.scale
         gradient = self.padding_idx, self.sparse
-        return Embed(self.ids, weight, words, *with_ids, *rows, *gradient, self.drop, self.elements)
+        return Embed(self.ids, weight, words, *with_ids, *rows, *gradient, self.drop_threshold, self.elements)
 
     def traced(self) -> Tensor:
         """In operations that a compiler fuses and torch.func looks into."""
@@ -110,7 +110,7 @@ class EmbedCall(RowsCall):
         on_cpu = self.device.type == "cpu" and not observers.unreadable(self.ids)
         by_operator = self._is_exact() and not (needs_operations() or observers.no_data(self.device))
         # Before a seed is drawn. Without dropout a CPU kernel looks itself; a device's never does.
-        if self.drop or not by_operator if on_cpu else observers.looked_at(self.ids):
+        if self.drop_threshold or not by_operator if on_cpu else observers.looked_at(self.ids):
             embedding.id_range(self.ids, self.num_embeddings)
         self.draw()
         if not by_operator:
@@ -131,7 +131,7 @@ class EmbedCall(RowsCall):
         """What torch.jit.trace records: the operator, which follows the length of ids, unless the numbering of a mask
         keeps one or a file for ONNX is made."""
         self.draw()
-        keeps_length = self.drop and not self.form.is_canonical
+        keeps_length = self.drop_threshold and not self.form.is_canonical
         if keeps_length or observers.is_exporting() or not self._is_exact() or is_functional():
             return self.traced()
         self.elements = []
@@ -142,7 +142,7 @@ class EmbedCall(RowsCall):
         order, and a mask of its own making is slow: then the operator is better."""
         self.draw()
         learns = self.weight.requires_grad and torch.is_grad_enabled()
-        if not (self.drop or learns) or not self._is_exact() or is_functional() or observers.is_exporting():
+        if not (self.drop_threshold or learns) or not self._is_exact() or is_functional() or observers.is_exporting():
             return self.traced()
         operands = self.operands(traced.plan_words(*self.given, self.device))
         return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))

@@ -23,7 +23,7 @@ class GridAdd(torch.autograd.Function):
         ctx: Any, x: Tensor, alpha: Tensor | None, positions: Tensor | None, call: AddCall, into_x: bool
     ) -> Tensor:
         assert isinstance(call.form, GridForm)
-        ctx.form, ctx.scale, ctx.drop = call.form, call.scale, call.drop
+        ctx.form, ctx.scale, ctx.drop_threshold = call.form, call.scale, call.drop_threshold
         ctx.pieces = [(p.axis, p.first, p.step, p.encoding.dim) for p in call.grid.pieces]
         ctx.words = [call.words_of(k) for k in range(len(ctx.pieces))]
         ctx.numbers = [] if call.is_whole else call.form.numbers
@@ -42,14 +42,14 @@ class GridAdd(torch.autograd.Function):
         form: GridForm = ctx.form
         to_x = to_alpha = to_positions = None
         if ctx.needs_input_grad[0]:
-            to_x = scaled(Dropout(grad, seed, ctx.drop, ctx.scale, ctx.numbers))
+            to_x = scaled(Dropout(grad, seed, ctx.drop_threshold, ctx.scale, ctx.numbers))
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             places = form.canonical(grad)
             of_axes: list[Any] = [None] * positions.shape[-1]
             for (axis, first, step, count), words, elements in zip(ctx.pieces, ctx.words, ctx.elements, strict=True):
                 part = places[..., first : first + (count - 1) * step + 1 : step]
                 at = positions[..., axis]
-                a = Add(part, words, at, mask, alpha, seed, drop=ctx.drop, elements=elements)
+                a = Add(part, words, at, mask, alpha, seed, drop_threshold=ctx.drop_threshold, elements=elements)
                 if ctx.needs_input_grad[1]:
                     dots = ROW_DOTS(*row_dots_of(part, a)).sum()
                     to_alpha = dots if to_alpha is None else to_alpha + dots

@@ -139,7 +139,7 @@ class RowsCall:
         positions: None, (1 or B, S), or (1 or B, 1) int64 with `are_starts`: the first position of each sample.
         start: int, on top of encoding.start, where positions is None.
         alpha: float or tensor.   padding_mask: None or (1 or B, S) bool.
-        drop: 65536ths that dropout drops.   seed: int64 tensor, or None where nothing is drawn.
+        drop_threshold: 65536ths that dropout drops.   seed: int64 tensor, or None where nothing is drawn.
         elements: how the canonical form counts the elements for the mask; empty: row-major.
         columns: first channel and number of channels, where the encoding has more of them than the data.
         row_offset, whole_rows: where the data's rows begin among those of the whole, and how many that has.
@@ -163,7 +163,7 @@ class RowsCall:
         was given by name or not at all."""
         self.is_empty = 0 in self.shape
         self.given: traced.Given = arguments.encoding, width, self.columns
-        self.encoding, self.drop = _checked(*self.given, arguments.dropout)
+        self.encoding, self.drop_threshold = _checked(*self.given, arguments.dropout)
         # Not `kept`: 0.0 and -0.0 are equal, and give other signs.
         scale, alpha = arguments.scale, arguments.alpha
         self.scale: float = scale if type(scale) is float else checks.factor("scale", scale)
@@ -214,8 +214,8 @@ class RowsCall:
     def draw(self) -> None:
         """Takes or draws the seed; after every check, so that a refused call leaves the generator as it was."""
         if self.is_empty and not checks.is_jit_traced():
-            self.drop = 0
-        if 0 < self.drop < checks.DROP_UNIT:
+            self.drop_threshold = 0
+        if 0 < self.drop_threshold < checks.DROP_UNIT:
             self.seed = seed_tensor.tensor(self._given_seed, self.device)
 
     def needs_grad(self, *others: Tensor) -> bool:
@@ -280,11 +280,11 @@ class RowsCall:
 
     def dropped(self, total: Tensor, elements: list[int] | None = None) -> Tensor:
         """Dropout of a sum in acc and canonical form, differentiable; the mask is made by operations in torch.func."""
-        drop, seed = self.drop, self.seed
+        drop_threshold, seed = self.drop_threshold, self.seed
         elements = self.elements if elements is None else elements
-        if not drop:
+        if not drop_threshold:
             return total
-        d = Dropout(total, seed, drop, 1.0, elements)
+        d = Dropout(total, seed, drop_threshold, 1.0, elements)
         if _is_compiling() and not is_functional():
             return torch.ops.sinpe_ext.dropout.default(*d)
         if not _is_compiling() and not is_transformed():
@@ -293,5 +293,5 @@ class RowsCall:
             ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
             keep = torch.ops.sinpe_ext.dropout.default(*d._replace(x=ones)) != 0
         else:
-            keep = philox.keep(seed, drop, total.shape, elements, self.device)
-        return (total * philox.kept_scale(drop)).masked_fill(~keep, 0.0)
+            keep = philox.keep(seed, drop_threshold, total.shape, elements, self.device)
+        return (total * philox.kept_scale(drop_threshold)).masked_fill(~keep, 0.0)

@@ -1,11 +1,11 @@
 """The operators that make rows of an encoding: table, encode, add with dropout or of a grid, and row_dots, its adjoint.
 
 Tensors are in canonical form: x and grad (batch, *middle, sequence, channels) or (sequence, channels), positions and
-padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `drop` counts the 65536ths that dropout drops;
-`elements` (empty: row-major) are [first, *steps], the index in the whole tensor of the first element and what a step
-along each dimension adds to it, which decide the mask (`reference/philox.py`). `plan` is always the int64 words of
-`plan.Plan`, in CUDA memory for CUDA tensors, else on the CPU; `dim` repeats its width for the fake kernels, which see
-no data.
+padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `drop` (`drop_threshold` in Python) is the dropout
+probability in units of 1 / 65536. `elements` is [first, *steps], the index in the whole tensor of the first element and
+the increment of that index along each dimension (empty: row-major); it determines the mask (`reference/philox.py`).
+`plan` is always a plan packed into int64 words (`plan.Plan`), in CUDA memory for CUDA tensors, else on the CPU; `dim`
+repeats its number of channels for the fake kernels, which see no data.
 
 out = keep * (scale * x + alpha * PE(p)), keep being the dropout mask times its scale, so with G = keep * grad:
 d x = scale * G, d alpha = sum(G * PE), d p = alpha * sum_c(G_c * PE'_c), and a channel's derivative
@@ -49,7 +49,7 @@ def reduced(each: Tensor, positions: Tensor) -> Tensor:
 
 def scaled(d: Dropout) -> Tensor:
     """The gradient of the first summand: no pass over memory where there is nothing to do."""
-    if d.drop:
+    if d.drop_threshold:
         return DROPOUT(*d)
     return d.x if d.scale == 1.0 else d.x * d.scale
 
@@ -149,7 +149,7 @@ ADD = Operator(
 
 # What the operators that write into `out` take before it, of the fields of Add.
 OUT_FIELDS = "x", "plan", "positions", "padding_mask", "start", "positions_are_starts", "scale", "alpha"
-DROPOUT_OUT_FIELDS = (*OUT_FIELDS[:4], "seed", *OUT_FIELDS[4:], "drop", "elements")
+DROPOUT_OUT_FIELDS = (*OUT_FIELDS[:4], "seed", *OUT_FIELDS[4:], "drop_threshold", "elements")
 _of_out = attrgetter(*OUT_FIELDS)
 _of_dropout_out = attrgetter(*DROPOUT_OUT_FIELDS)
 
@@ -207,7 +207,7 @@ def _add_dropout_setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _add_dropout_backward(ctx: Any, grad: Tensor) -> Any:
     a: Add = saved(ctx)
     needs = Add(*ctx.needs_input_grad[: len(Add._fields)])  # AddInPlace has more
-    to_x = scaled(Dropout(grad, a.seed, a.drop, a.scale, a.elements)) if needs.x else None
+    to_x = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.elements)) if needs.x else None
     to_alpha = alpha_gradient(grad, a) if needs.alpha else None
     to_positions = position_gradient(grad, a) if needs.positions else None
     return to_x, None, to_positions, None, to_alpha, *(None,) * 6
@@ -216,7 +216,7 @@ def _add_dropout_backward(ctx: Any, grad: Tensor) -> Any:
 def row_dots_of(grad: Tensor, a: Add | Embed) -> RowDots:
     """The operands of `row_dots` whose rows are those that `a` adds."""
     rows = a.plan, a.positions, a.padding_mask, None, a.seed, a.start, a.positions_are_starts
-    return RowDots(grad, *rows, a.drop, a.elements)
+    return RowDots(grad, *rows, a.drop_threshold, a.elements)
 
 
 def alpha_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
@@ -286,7 +286,7 @@ def add_into(a: Add, out: Tensor) -> None:
             return
         alpha = alpha.item()
     a = a._replace(alpha=alpha)
-    if a.drop:
+    if a.drop_threshold:
         ADD_DROPOUT_OUT.op(*_of_dropout_out(a), out)
     else:
         ADD_OUT.op(*_of_out(a), out)
@@ -336,7 +336,7 @@ def _row_dots_backward(ctx: Any, upstream: Tensor) -> Any:
         rows = rows if a.angular_frequencies is None else rows * a.angular_frequencies.to(rows.device, acc)
         rows = rows if a.padding_mask is None else rows.masked_fill(a.padding_mask.unsqueeze(-1), 0.0)
         product = (upstream.to(acc).unsqueeze(-1) * arranged(rows, rank)).to(a.grad.dtype)
-        to_grad = scaled(Dropout(product, a.seed, a.drop, 1.0, a.elements))
+        to_grad = scaled(Dropout(product, a.seed, a.drop_threshold, 1.0, a.elements))
     if ctx.needs_input_grad[2]:
         assert a.positions is not None
         partner, further = derivative_plan(a.plan, dim)

@@ -1,8 +1,9 @@
-"""The eager twin of what applies an encoding to data: add, dropout, embed and what goes backward.
+"""Reference implementation of the operators that apply an encoding to data: add, dropout, embed and their gradients.
 
-Built from `reference.table`, `reference.encode` and `philox.keep`, on any device of torch, without gradients. Values
-are rounded in the order of the compiled kernels, so that the results have the same bits, and dropout selects: a dropped
-element is +0 whatever it was. `seed`, `drop` and `elements` are those of `philox.keep`; drop 0 needs no seed.
+Built from `reference.table`, `reference.encode` and `philox.keep`, on any torch device, without autograd. Values are
+rounded in the same order as in the compiled kernels, so that the results are bitwise equal. Dropout selects instead of
+multiplying: a dropped element is +0 whatever its value. `seed`, `drop_threshold` and `elements` are the arguments of
+`philox.keep`; with drop_threshold 0 no seed is needed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def add(plan: Plan, a: Add, out: Tensor | None = None) -> Tensor:
 
     Equivalent to, with acc = float64 for float64 x and float32 otherwise:
         total = scale * x.to(acc) + alpha * pe.to(acc)             # padded rows: scale * x.to(acc)
-        torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop = 0: total.to(x.dtype)
+        torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop_threshold = 0: total.to(x.dtype)
 
     Args:
         plan: the constants of the encoding, which a.plan has as words.
@@ -40,7 +41,7 @@ def add(plan: Plan, a: Add, out: Tensor | None = None) -> Tensor:
     x = a.x
     source = _rows(plan, a, x, x.shape[-2], a.alpha)
     out = torch.empty_like(x) if out is None else out
-    if a.drop == philox.DROP_ALL:
+    if a.drop_threshold == philox.DROP_ALL:
         return out.zero_()
     _combine(x, source.at(slice(None), slice(0, x.shape[-2]), x.dim()), a, out)
     return _drop_(out, a)
@@ -52,7 +53,7 @@ def dropout(a: Dropout, out: Tensor | None = None) -> Tensor:
 
     Equivalent to, with acc as in `add`:
         total = scale * x.to(acc)
-        torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop = 0: total.to(x.dtype)
+        torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop_threshold = 0: total.to(x.dtype)
 
     Args:
         a.x: floating point, any shape.
@@ -60,7 +61,7 @@ def dropout(a: Dropout, out: Tensor | None = None) -> Tensor:
         out: as in `add`.
     """
     out = torch.empty_like(a.x) if out is None else out
-    if a.drop == philox.DROP_ALL:
+    if a.drop_threshold == philox.DROP_ALL:
         return out.zero_()
     _combine(a.x, None, a, out)
     return _drop_(out, a)
@@ -83,9 +84,9 @@ def row_dots(plan: Plan, a: RowDots) -> Tensor:
     grad = a.grad
     source = _rows(plan, a, grad, grad.shape[-2])
     result = torch.zeros(grad.shape[:-1], dtype=torch.float64, device=grad.device)
-    if a.drop == philox.DROP_ALL or not grad.numel():
+    if a.drop_threshold == philox.DROP_ALL or not grad.numel():
         return result
-    keep = philox.keep(a.seed, a.drop, grad.shape, a.elements, grad.device) if a.drop else None
+    keep = philox.keep(a.seed, a.drop_threshold, grad.shape, a.elements, grad.device) if a.drop_threshold else None
     dots = result
     if grad.dim() == 2:
         grad, dots, keep = grad.unsqueeze(0), dots.unsqueeze(0), None if keep is None else keep.unsqueeze(0)
@@ -98,7 +99,7 @@ def row_dots(plan: Plan, a: RowDots) -> Tensor:
         dots[batch, ..., rows] = _row_sums(products)
     if a.padding_mask is not None:
         dots.masked_fill_(arranged(a.padding_mask.unsqueeze(-1), grad.dim()).squeeze(-1), 0.0)
-    return result.mul_(philox.kept_scale(a.drop))
+    return result.mul_(philox.kept_scale(a.drop_threshold))
 
 
 @no_grad
@@ -106,7 +107,7 @@ def embed(plan: Plan, e: Embed) -> Tensor:
     """dropout(scale * weight[ids] + alpha * PE), without gradient.
 
     Equivalent to:
-        add(plan, weight[ids], positions, start, scale, alpha, padding_mask, seed, drop, elements)
+        add(plan, weight[ids], positions, start, scale, alpha, padding_mask, seed, drop_threshold, elements)
 
     Args:
         plan: as in `add`.
@@ -120,7 +121,7 @@ def embed(plan: Plan, e: Embed) -> Tensor:
     source = _rows(plan, e, weight, ids.shape[-1], e.alpha)
     _check_ids(ids, weight.shape[0])
     out = weight.new_empty((*ids.shape, weight.shape[1]))
-    if e.drop == philox.DROP_ALL:
+    if e.drop_threshold == philox.DROP_ALL:
         return out.zero_()
     if not out.numel():
         return out
@@ -158,15 +159,19 @@ def embed_backward(b: EmbedBackward) -> Tensor:
     grad, ids = b.grad, b.ids
     _check_ids(ids, b.num_embeddings)
     acc, dim = accumulation(grad.dtype), grad.shape[-1]
-    if b.drop == philox.DROP_ALL or not b.num_embeddings * dim or not ids.numel():
+    if b.drop_threshold == philox.DROP_ALL or not b.num_embeddings * dim or not ids.numel():
         return grad.new_zeros((b.num_embeddings, dim))
-    keep = philox.keep(b.seed, b.drop, grad.shape, b.elements, grad.device).reshape(-1, dim) if b.drop else None
+    keep = (
+        philox.keep(b.seed, b.drop_threshold, grad.shape, b.elements, grad.device).reshape(-1, dim)
+        if b.drop_threshold
+        else None
+    )
     flat, sums = ids.reshape(-1), grad.reshape(-1, dim)
     for nodes, count in tree_sum.levels(flat, b.num_embeddings):
         sums, keep = _sums(sums, keep, nodes, count, acc), None
     # A row without a token is +0 whatever the factor's sign.
     factors = torch.ones(b.num_embeddings, dtype=acc, device=grad.device)
-    factor = torch.full((), b.scale * philox.kept_scale(b.drop), dtype=torch.float64, device=grad.device)
+    factor = torch.full((), b.scale * philox.kept_scale(b.drop_threshold), dtype=torch.float64, device=grad.device)
     factors.index_fill_(0, flat, factor.to(acc))
     if b.padding_idx >= 0:
         sums[b.padding_idx], factors[b.padding_idx] = 0.0, 1.0
@@ -209,7 +214,7 @@ def _check_ids(ids: Tensor, num_embeddings: int) -> None:
 
 def _combine(x: Tensor, pe: Tensor | None, a: Any, out: Tensor) -> None:
     """out = (scale * x + pe) * kept_scale, where `pe` is in acc and may be None; `out` may be x. Of the record only
-    scale, drop and, with a `pe`, padding_mask are read.
+    scale, drop_threshold and, with a `pe`, padding_mask are read.
 
     In parts along the longest dimension but the channels', so that what lies between the roundings stays small and in
     the cache.
@@ -218,7 +223,12 @@ def _combine(x: Tensor, pe: Tensor | None, a: Any, out: Tensor) -> None:
         return
     along = max(range(max(1, x.dim() - 1)), key=lambda d: x.shape[d])
     at_once = max(1, block(x.device) // (x.numel() // x.shape[along]))
-    acc, scale, drop, kept_scale = accumulation(x.dtype), a.scale, a.drop, philox.kept_scale(a.drop)
+    acc, scale, drop_threshold, kept_scale = (
+        accumulation(x.dtype),
+        a.scale,
+        a.drop_threshold,
+        philox.kept_scale(a.drop_threshold),
+    )
     padding_mask = None if pe is None else a.padding_mask
     pe = None if pe is None else pe.expand(x.shape)
     padded = None if padding_mask is None else arranged(padding_mask.unsqueeze(-1), x.dim()).expand(x.shape)
@@ -234,7 +244,7 @@ def _combine(x: Tensor, pe: Tensor | None, a: Any, out: Tensor) -> None:
             # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around.
             rows = rows if padded is None else rows.masked_fill(padded.narrow(*place), -0.0)
             torch.add(part, rows, out=total)
-        if drop:
+        if drop_threshold:
             total.mul_(kept_scale)
         if total is not to:
             to.copy_(total)
@@ -255,8 +265,12 @@ def _kept(x: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _drop_(x: Tensor, a: Any) -> Tensor:
-    """+0 where dropout drops, in place. Of the record seed, drop and elements are read."""
-    return _select_(x, philox.keep(a.seed, a.drop, x.shape, a.elements, x.device)) if a.drop and x.numel() else x
+    """+0 where dropout drops, in place. Of the record seed, drop_threshold and elements are read."""
+    return (
+        _select_(x, philox.keep(a.seed, a.drop_threshold, x.shape, a.elements, x.device))
+        if a.drop_threshold and x.numel()
+        else x
+    )
 
 
 def _select_(x: Tensor, keep: Tensor) -> Tensor:

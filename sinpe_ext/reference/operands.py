@@ -17,7 +17,7 @@ class Dropout(NamedTuple):
 
     x: Tensor
     seed: Tensor | None
-    drop: int
+    drop_threshold: int
     scale: float = 1.0
     elements: Sequence[int] = ()
 
@@ -34,7 +34,7 @@ class Add(NamedTuple):
     start: int = 0
     positions_are_starts: bool = False
     scale: float = 1.0
-    drop: int = 0
+    drop_threshold: int = 0
     elements: Sequence[int] = ()
 
 
@@ -47,7 +47,7 @@ class AddGrid(NamedTuple):
     padding_mask: Tensor | None = None
     seed: Tensor | None = None
     scale: float = 1.0
-    drop: int = 0
+    drop_threshold: int = 0
     elements: Sequence[int] = ()
 
 
@@ -62,7 +62,7 @@ class RowDots(NamedTuple):
     seed: Tensor | None = None
     start: int = 0
     positions_are_starts: bool = False
-    drop: int = 0
+    drop_threshold: int = 0
     elements: Sequence[int] = ()
 
 
@@ -81,7 +81,7 @@ class Embed(NamedTuple):
     scale: float = 1.0
     padding_idx: int = -1
     sparse: bool = False
-    drop: int = 0
+    drop_threshold: int = 0
     elements: Sequence[int] = ()
 
 
@@ -94,7 +94,7 @@ class EmbedBackward(NamedTuple):
     num_embeddings: int
     padding_idx: int = -1
     scale: float = 1.0
-    drop: int = 0
+    drop_threshold: int = 0
     elements: Sequence[int] = ()
 
 

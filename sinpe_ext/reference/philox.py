@@ -1,9 +1,9 @@
-"""Dropout masks in torch operations: the eager twin of `csrc/core/philox.h`.
+"""Dropout masks in torch operations: reference implementation of `csrc/core/philox.h`.
 
 Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011), keyed by the seed. The
-counter is an element's index in the whole tensor divided by 8, the remainder chooses one of its eight 16-bit lanes. A
-mask is a function of (seed, element, drop) alone, so nobody needs to store one. Unsigned words live in int64: products
-wrap, and bits above the low 32 are cut off only where a multiplication would see them.
+counter is an element's index in the whole tensor divided by 8; the remainder selects one of its eight 16-bit lanes. The
+mask depends on (seed, element, drop_threshold) alone, so it never has to be stored. Unsigned words are held in int64:
+products wrap, and bits above the low 32 are masked off only before a multiplication.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from .arrays import arrays
 from .rows import COMPUTED_HERE
 
-DROP_ALL = 65536  # drop is counted in 65536ths
-LANES = 8  # elements served by one counter, 16 bits each
+DROP_ALL = 65536  # drop_threshold is a probability in units of 1 / 65536
+LANES = 8  # elements per counter, 16 bits each
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key after each round
@@ -31,21 +31,25 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 Keys = list[tuple[Tensor, Tensor]]
 
 
-def kept_scale(drop: int) -> float:
+def kept_scale(drop_threshold: int) -> float:
     """What kept elements are multiplied by, so that the mean stays; 0 where all are dropped."""
-    return 0.0 if drop >= DROP_ALL else DROP_ALL / (DROP_ALL - drop)
+    return 0.0 if drop_threshold >= DROP_ALL else DROP_ALL / (DROP_ALL - drop_threshold)
 
 
 def keep(
-    seed: Tensor | int | None, drop: int, shape: Sequence[int], elements: Sequence[int], device: torch.device | str
+    seed: Tensor | int | None,
+    drop_threshold: int,
+    shape: Sequence[int],
+    elements: Sequence[int],
+    device: torch.device | str,
 ) -> Tensor:
-    """Which elements dropout keeps: those whose 16 random bits are `drop` or more.
+    """Which elements dropout keeps: those whose 16 random bits are `drop_threshold` or more.
 
     Args:
-        seed: int64, an int or a tensor of one element, which torch.func.vmap may have batched; not read at drop 0 and
-            65536, where it may be None.
-        drop: 0 .. 65536, in 65536ths.
-        shape: of the tensor that is dropped from.
+        seed: int64, an int or a tensor of one element, possibly batched by torch.func.vmap; not read where
+            drop_threshold is 0 or 65536, and may be None there.
+        drop_threshold: 0 .. 65536, the dropout probability in units of 1 / 65536.
+        shape: shape of the tensor that dropout is applied to.
         elements: [base, *steps], the index of the first element and what a step along each dimension adds to it; empty:
             row-major.
         device: of the result.
@@ -54,12 +58,12 @@ def keep(
     device, shape = torch.device(device), tuple(shape)
     if device.type not in COMPUTED_HERE:
         seed = seed.cpu() if isinstance(seed, Tensor) else seed
-        return keep(seed, drop, shape, elements, "cpu").to(device)
+        return keep(seed, drop_threshold, shape, elements, "cpu").to(device)
     with torch.no_grad():
-        if seed is None or drop in (0, DROP_ALL):
-            if 0 < drop < DROP_ALL:
-                raise RuntimeError(f"seed: expected one int64, got None while drop is {drop}; pass a seed")
-            return torch.full((), drop == 0, device=device).expand(shape)
+        if seed is None or drop_threshold in (0, DROP_ALL):
+            if 0 < drop_threshold < DROP_ALL:
+                raise RuntimeError(f"seed: expected one int64, got None while drop is {drop_threshold}; pass a seed")
+            return torch.full((), drop_threshold == 0, device=device).expand(shape)
         if not isinstance(seed, Tensor):
             seed = torch.full((), seed, dtype=torch.int64, device=device)
         seed = seed.reshape(()).to(device)
@@ -76,10 +80,10 @@ def keep(
             return torch.empty(shape, dtype=torch.bool, device=device)
         whole_words = VIEWS_ARE_BATCHED or not torch._C._are_functorch_transforms_active()
         if whole_words and _is_dense([sizes[d] for d in order], [steps[d] for d in order]):
-            flat = _run(seed, drop, base, math.prod(sizes))
+            flat = _run(seed, drop_threshold, base, math.prod(sizes))
             mask = flat.reshape([sizes[d] for d in order]).permute([order.index(d) for d in range(len(order))])
         else:
-            mask = _scattered(seed, drop, base, sizes, steps).reshape(sizes)
+            mask = _scattered(seed, drop_threshold, base, sizes, steps).reshape(sizes)
         return mask.expand(shape)
 
 
@@ -94,9 +98,9 @@ def _is_dense(sizes: list[int], steps: list[int]) -> bool:
     return [step for _, step in counted] == row_major([size for size, _ in counted])
 
 
-def _run(seed: Tensor, drop: int, base: int, count: int) -> Tensor:
+def _run(seed: Tensor, drop_threshold: int, base: int, count: int) -> Tensor:
     """The mask of the elements base .. base + count - 1, (count,)."""
-    keys, limit = _keys(seed), drop - 0x8000
+    keys, limit = _keys(seed), drop_threshold - 0x8000
     first, end = base >> 3, (base + count - 1 >> 3) + 1
     mask = seed.new_empty(count, dtype=torch.bool)  # batched where the seed is
     for counter, n in _counters(first, end, seed.device):
@@ -121,7 +125,7 @@ def _counters(first: int, end: int, device: torch.device) -> Iterator[tuple[int,
         first += n
 
 
-def _scattered(seed: Tensor, drop: int, base: int, sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
+def _scattered(seed: Tensor, drop_threshold: int, base: int, sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
     """The mask of any elements, one by one, row-major."""
     keys, count = _keys(seed), math.prod(sizes)
     block = arrays(None, seed.device).block
@@ -135,7 +139,7 @@ def _scattered(seed: Tensor, drop: int, base: int, sizes: Sequence[int], steps: 
         upper = torch.where(element & 2 != 0, words[3], words[2])
         lower = torch.where(element & 2 != 0, words[1], words[0])
         word = torch.where(element & 4 != 0, upper, lower)
-        mask[first : first + block].copy_(((word >> (element & 1) * 16) & 0xFFFF) >= drop)
+        mask[first : first + block].copy_(((word >> (element & 1) * 16) & 0xFFFF) >= drop_threshold)
     return mask
 
 
