@@ -57,7 +57,7 @@ class AddCall(RowsCall):
         shape: of x in canonical form, without extra tokens.
         positions: as RowsCall has them; of a grid (1 or B, S, axes).
         starts: one per axis, on top of `firsts`, the axes' own, where positions is None.   (Of a grid.)
-        front_elements: how the extra tokens count x's elements.   (Of a grid.)
+        front_rng_offsets: `rng_offsets` of the extra tokens.   (Grids only.)
     With `part` x is one of a larger tensor: its rows, channels and elements are some of the whole's. The arguments of a
     grid, or of a sequence behind extra tokens, are then canonical, `start` has an item for each axis, and `is_flat` is
     that of the whole's form.
@@ -90,7 +90,7 @@ class AddCall(RowsCall):
         dim = self.encoding.dim if self.columns is None else self.whole_dim()
         if width != dim and (given.encoding is not None or width):
             checks.channels(x, width, dim)
-        self.elements = form.elements(shape, part) if self.drop_threshold else []
+        self.rng_offsets = form.rng_offsets(shape, part) if self.drop_threshold else []
 
     # Of a grid, or of a sequence behind extra tokens.
 
@@ -125,8 +125,8 @@ class AddCall(RowsCall):
         self.drop_threshold = checks.dropped(given.dropout)
         self._given_seed = seeds.checked(given.seed, self.device)
         self.seed: Tensor | None = None
-        self.elements = form.elements
-        self.front_elements = _front_elements(form)
+        self.rng_offsets = form.rng_offsets
+        self.front_rng_offsets = _front_rng_offsets(form)
         self.is_empty = 0 in shape
         self.is_one = self._is_one(is_grid, dim)
         self.is_cut = (self.columns is not None and not self.is_one) or (self.drop_threshold > 0 and not form.is_run)
@@ -270,7 +270,7 @@ class AddCall(RowsCall):
             is_viewable = form.is_viewable(to)
             to = to if is_viewable else torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if form.extra:
-                seeded = Dropout(form.front(x), self.seed, self.drop_threshold, self.scale, self.front_elements)
+                seeded = Dropout(form.front(x), self.seed, self.drop_threshold, self.scale, self.front_rng_offsets)
                 form.front(to).copy_(DROPOUT.run(*seeded))
         if self.shape[-2]:
             self._fill(form.canonical(x), form.canonical(to))
@@ -303,43 +303,45 @@ class AddCall(RowsCall):
         positions = None if self.positions is None else self.positions.detach()
         alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
         with_x = positions, self.padding_mask, alpha, self.seed
-        elements = self.elements if self.drop_threshold else []
-        return Add(x, words, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, elements)
+        rng_offsets = self.rng_offsets if self.drop_threshold else []
+        return Add(x, words, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, rng_offsets)
 
     def operands(self, words: Tensor) -> Add:
         """Of the operator `add_dropout`, which takes alpha as a tensor."""
         with_x = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
         rows = self.start, self.are_starts, self.scale
-        return Add(self.form.canonical(self.x), words, *with_x, *rows, self.drop_threshold, self.elements)
+        return Add(self.form.canonical(self.x), words, *with_x, *rows, self.drop_threshold, self.rng_offsets)
 
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
         """Places of a grid whose coordinates all samples share."""
         by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
-        elements = self.elements if self.drop_threshold else []
+        rng_offsets = self.rng_offsets if self.drop_threshold else []
         if not by_channels:
-            self._fill_rows(x, target, False, self.padding_mask, elements)
+            self._fill_rows(x, target, False, self.padding_mask, rng_offsets)
             return
         x, target = x.transpose(-1, -2), target.transpose(-1, -2)
-        elements = [*elements[:-2], *elements[:-3:-1]]
+        rng_offsets = [*rng_offsets[:-2], *rng_offsets[:-3:-1]]
         if self.padding_mask is None:
-            self._fill_rows(x, target, True, None, elements)
+            self._fill_rows(x, target, True, None, rng_offsets)
             return
         # A kernel by channels has no mask, and by places it would step through memory channel by channel.
         plain = self.drop_threshold == 0 and self.scale == 1.0 and x.data_ptr() != target.data_ptr()
-        bare = x if plain else DROPOUT.run(*Dropout(x, self.seed, self.drop_threshold, self.scale, elements))
-        self._fill_rows(x, target, True, None, elements)
+        bare = x if plain else DROPOUT.run(*Dropout(x, self.seed, self.drop_threshold, self.scale, rng_offsets))
+        self._fill_rows(x, target, True, None, rng_offsets)
         mask = arranged(self.padding_mask.unsqueeze(-2), x.dim())
         torch.where(mask, bare, target, out=target)
 
     def _fill_rows(
-        self, x: Tensor, target: Tensor, by_channels: bool, mask: Tensor | None, elements: list[int]
+        self, x: Tensor, target: Tensor, by_channels: bool, mask: Tensor | None, rng_offsets: list[int]
     ) -> None:
         """By the kernel or the reference: (*B, S, C), or by channels (*B, C, S)."""
         assert isinstance(self.form, GridForm)
         lengths = tuple(self.form.lengths)
         values = grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
         words = grid_rows.words(self.grid, lengths, by_channels, self.device)
-        ADD_GRID_OUT.run(*AddGrid(x, values, words, mask, self.seed, self.scale, self.drop_threshold, elements), target)
+        ADD_GRID_OUT.run(
+            *AddGrid(x, values, words, mask, self.seed, self.scale, self.drop_threshold, rng_offsets), target
+        )
 
     def _fill_each(self, x: Tensor, target: Tensor) -> None:
         """Places of a grid with coordinates of their own: each piece on its channels."""
@@ -359,13 +361,13 @@ class AddCall(RowsCall):
 
     def _fill_piece(self, x: Tensor, target: Tensor, piece: Piece, positions: Tensor | None) -> None:
         at = piece.first, piece.step, piece.encoding.dim
-        a = self._sum_of(grid_rows.channels_of(x, *at), piece.encoding, positions, self.elements_at(*at[:2]))
+        a = self._sum_of(grid_rows.channels_of(x, *at), piece.encoding, positions, self.rng_offsets_at(*at[:2]))
         add_into(a, grid_rows.channels_of(target, *at))
 
-    def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, elements: list[int]) -> Add:
+    def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, rng_offsets: list[int]) -> Add:
         """Of channels of x that one encoding of a grid feeds."""
         whole = self._sum(x, plan_words(encoding, self.device))
-        return whole._replace(positions=positions, elements=elements)
+        return whole._replace(positions=positions, rng_offsets=rng_offsets)
 
     def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
         """Where all axes have the same channels in blocks: each axis' part of a place is a row of its own."""
@@ -380,16 +382,16 @@ class AddCall(RowsCall):
         x, target = (t.unflatten(-1, (axes, encoding.dim)).flatten(-3, -2) for t in (x, target))
         positions = grid_rows.ordered(positions, shared[1]).flatten(-2)
         mask = None if self.padding_mask is None else self.padding_mask.repeat_interleave(axes, -1)
-        elements = [*self.elements[:-2], encoding.dim * self.elements[-1], self.elements[-1]]
-        if self.drop_threshold and self.elements[-2] != self.grid.dim * self.elements[-1]:
+        rng_offsets = [*self.rng_offsets[:-2], encoding.dim * self.rng_offsets[-1], self.rng_offsets[-1]]
+        if self.drop_threshold and self.rng_offsets[-2] != self.grid.dim * self.rng_offsets[-1]:
             return False
-        a = self._sum_of(x, encoding, positions, elements if self.drop_threshold else [])
+        a = self._sum_of(x, encoding, positions, rng_offsets if self.drop_threshold else [])
         add_into(a._replace(padding_mask=mask), target)
         return True
 
-    def elements_at(self, first: int, step: int) -> list[int]:
-        """How channels first, first + step, ... count x's elements."""
-        base, *steps = self.elements
+    def rng_offsets_at(self, first: int, step: int) -> list[int]:
+        """`rng_offsets` of channels first, first + step, ..."""
+        base, *steps = self.rng_offsets
         return [base + first * steps[-1], *steps[:-1], step * steps[-1]]
 
     # With autograd.
@@ -427,7 +429,7 @@ class AddCall(RowsCall):
             fused = (
                 self.drop_threshold and _is_compiling()
                 if not recorded
-                else not self.elements and not observers.is_exporting()
+                else not self.rng_offsets and not observers.is_exporting()
             )
             if fused and self.encoding.angle == "exact" and not is_functional():
                 words = traced.plan_words(*self.given, self.device)
@@ -438,11 +440,11 @@ class AddCall(RowsCall):
         if not isinstance(form, GridForm):
             return form.restored(self.dropped(total).to(self.x.dtype))
         if not form.is_run:
-            return self.dropped(form.restored(total), form.numbers).to(self.x.dtype)
+            return self.dropped(form.restored(total), form.own_rng_offsets).to(self.x.dtype)
         body = self.dropped(total).to(self.x.dtype)
         if not form.extra:
             return form.restored(body)
-        front = self.dropped(form.front(self.x).to(self.acc) * self.scale, self.front_elements).to(self.x.dtype)
+        front = self.dropped(form.front(self.x).to(self.acc) * self.scale, self.front_rng_offsets).to(self.x.dtype)
         return torch.cat([front, form.restored(body)], form.rows_at[0])
 
     def _recorded(self) -> Tensor:
@@ -486,8 +488,8 @@ class AddCall(RowsCall):
             self.starts = [start + zero.to(self.device) for start in self.starts]
 
 
-def _front_elements(form: GridForm) -> list[int]:
-    steps = form.elements[1:]
+def _front_rng_offsets(form: GridForm) -> list[int]:
+    steps = form.rng_offsets[1:]
     at = [*form.batch_at, form.rows_at[-1], form.channels_at]
     order = sorted(range(len(at)), key=lambda k: at[k])
     return [form.first, *(steps[k] for k in order)]

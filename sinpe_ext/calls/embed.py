@@ -61,7 +61,7 @@ class EmbedCall(RowsCall):
         dim = self.encoding.dim if self.columns is None else self.whole_dim()
         if width != dim and (arguments.encoding is not None or width):
             embedding.weight_channels(weight, width, dim)
-        self.elements = self.form.elements(result, part)
+        self.rng_offsets = self.form.rng_offsets(result, part)
         self.sparse = checks.flag("sparse", arguments.sparse)
         if not checks.flag("encode_padding", arguments.encode_padding):
             self._mask_padding()
@@ -78,7 +78,7 @@ class EmbedCall(RowsCall):
         with_ids = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
         rows = self.start, self.are_starts, self.scale
         gradient = self.padding_idx, self.sparse
-        return Embed(self.ids, weight, words, *with_ids, *rows, *gradient, self.drop_threshold, self.elements)
+        return Embed(self.ids, weight, words, *with_ids, *rows, *gradient, self.drop_threshold, self.rng_offsets)
 
     def traced(self) -> Tensor:
         """In operations that a compiler fuses and torch.func looks into."""
@@ -134,7 +134,7 @@ class EmbedCall(RowsCall):
         keeps_length = self.drop_threshold and not self.form.is_canonical
         if keeps_length or observers.is_exporting() or not self._is_exact() or is_functional():
             return self.traced()
-        self.elements = []
+        self.rng_offsets = []
         return self.form.restored(EMBED.op(*self.operands(traced.plan_words(*self.given, self.device))))
 
     def _in_graph(self) -> Tensor:

@@ -26,10 +26,11 @@ class GridForm:
         lengths: of the axes; (S,) where x has a sequence of places and no `grid_shape` was given.
         extra: places in front of the sequence that are none of the grid's.
         canonical_shape: (*B, S, C), without the extra ones.
-        elements: how the canonical form counts x's row-major elements, or those of the whole that x is a part of.
-        numbers: the same of x as it is; its first entry, `first`, is the number of x's first element.
+        rng_offsets: Philox counter base and stride of each dimension of the canonical form, in row-major order of x's
+            own shape, or of the shape of the whole that x is a part of.
+        own_rng_offsets: the same for x as it is; its first entry, `first`, is the index of x's first element.
         is_run: whether the places of a sample are counted in steps of one length; a box cut out of a grid has rows with
-            gaps between them, and then `elements` is wrong.
+            gaps between them, and then `rng_offsets` is wrong.
     """
 
     def __init__(
@@ -69,10 +70,10 @@ class GridForm:
         self.canonical_shape = (*(shape[d] for d in self.batch_at), self.places, shape[self.channels_at])
         steps = philox.row_major(shape if part is None else part.shape)
         self.first = 0 if part is None else sum(at * step for at, step in zip(part.first, steps, strict=True))
-        self.numbers = [self.first, *steps]
+        self.own_rng_offsets = [self.first, *steps]
         self.is_run = all(steps[a] == shape[b] * steps[b] for a, b in itertools.pairwise(self.rows_at))
-        self.elements = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
-        self.elements += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
+        self.rng_offsets = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
+        self.rng_offsets += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
 
     def _decide(self, arguments: AddArguments, given: Any, axes: int, others: list[int], rows_at: int) -> bool:
         """Whether the places are row-major in the sequence; `given` is grid_shape, `others` all but the channels."""

@@ -112,9 +112,9 @@ class Form:
         """The inverse of `canonical`."""
         return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
 
-    def elements(self, shape: Sequence[int], part: Part | None = None) -> list[int]:
-        """How the canonical form counts the row-major elements of `shape`, or of the whole that `part` is one of; empty
-        where it is its own.
+    def rng_offsets(self, shape: Sequence[int], part: Part | None = None) -> list[int]:
+        """Philox counter base and stride of each dimension of the canonical form, so that the mask follows the
+        row-major order of `shape`, or of the whole of which `part` is a part; empty if the two orders are the same.
 
         Never empty in a graph: AOTInductor reads an empty list back as None.
         """
@@ -140,7 +140,7 @@ class RowsCall:
         start: int, on top of encoding.start, where positions is None.
         alpha: float or tensor.   padding_mask: None or (1 or B, S) bool.
         drop_threshold: 65536ths that dropout drops.   seed: int64 tensor, or None where nothing is drawn.
-        elements: how the canonical form counts the elements for the mask; empty: row-major.
+        rng_offsets: Philox counter base and stride of each dimension of the canonical form; empty: row-major.
         columns: first channel and number of channels, where the encoding has more of them than the data.
         row_offset, whole_rows: where the data's rows begin among those of the whole, and how many that has.
     """
@@ -156,7 +156,7 @@ class RowsCall:
     device: torch.device
     acc: torch.dtype
     alpha: float | Tensor
-    elements: list[int]
+    rng_offsets: list[int]
 
     def set_rows(self, of: Target, width: int, arguments: AddArguments | EmbedArguments) -> None:
         """Checks and keeps what `add` and `embed` both take; `width` is the number of channels, for an encoding that
@@ -278,13 +278,13 @@ class RowsCall:
             rows = rows.masked_fill(mask, -0.0)
         return x + rows
 
-    def dropped(self, total: Tensor, elements: list[int] | None = None) -> Tensor:
+    def dropped(self, total: Tensor, rng_offsets: list[int] | None = None) -> Tensor:
         """Dropout of a sum in acc and canonical form, differentiable; the mask is made by operations in torch.func."""
         drop_threshold, seed = self.drop_threshold, self.seed
-        elements = self.elements if elements is None else elements
+        rng_offsets = self.rng_offsets if rng_offsets is None else rng_offsets
         if not drop_threshold:
             return total
-        d = Dropout(total, seed, drop_threshold, 1.0, elements)
+        d = Dropout(total, seed, drop_threshold, 1.0, rng_offsets)
         if _is_compiling() and not is_functional():
             return torch.ops.sinpe_ext.dropout.default(*d)
         if not _is_compiling() and not is_transformed():
@@ -293,5 +293,5 @@ class RowsCall:
             ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
             keep = torch.ops.sinpe_ext.dropout.default(*d._replace(x=ones)) != 0
         else:
-            keep = philox.keep(seed, drop_threshold, total.shape, elements, self.device)
+            keep = philox.keep(seed, drop_threshold, total.shape, rng_offsets, self.device)
         return (total * philox.kept_scale(drop_threshold)).masked_fill(~keep, 0.0)

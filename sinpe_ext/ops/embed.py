@@ -34,10 +34,10 @@ def _embed_grad(ctx: Any, grad: Tensor) -> Any:
     needs = Embed(*ctx.needs_input_grad)
     to_weight = to_alpha = to_positions = None
     if needs.weight and e.sparse:
-        values = scaled(Dropout(grad, e.seed, e.drop_threshold, e.scale, e.elements))
+        values = scaled(Dropout(grad, e.seed, e.drop_threshold, e.scale, e.rng_offsets))
         to_weight = _sparse(values, e.ids, ctx.num_embeddings, e.padding_idx)
     elif needs.weight:
-        rest = e.padding_idx, e.scale, e.drop_threshold, e.elements
+        rest = e.padding_idx, e.scale, e.drop_threshold, e.rng_offsets
         to_weight = EMBED_BACKWARD(*EmbedBackward(grad, e.ids, e.seed, ctx.num_embeddings, *rest))
     if needs.alpha:
         to_alpha = alpha_gradient(grad, e)
@@ -84,7 +84,7 @@ def _embed_backward_grad(ctx: Any, upstream: Tensor) -> Any:
         rows = rows.masked_fill((b.ids != inside).unsqueeze(-1), 0.0)
     if b.padding_idx >= 0:
         rows = rows.masked_fill((b.ids == b.padding_idx).unsqueeze(-1), 0.0)
-    return scaled(Dropout(rows, b.seed, b.drop_threshold, b.scale, b.elements)), *(None,) * 7
+    return scaled(Dropout(rows, b.seed, b.drop_threshold, b.scale, b.rng_offsets)), *(None,) * 7
 
 
 EMBED_BACKWARD = Operator(

@@ -2,10 +2,10 @@
 
 Tensors are in canonical form: x and grad (batch, *middle, sequence, channels) or (sequence, channels), positions and
 padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `drop` (`drop_threshold` in Python) is the dropout
-probability in units of 1 / 65536. `elements` is [first, *steps], the index in the whole tensor of the first element and
-the increment of that index along each dimension (empty: row-major); it determines the mask (`reference/philox.py`).
-`plan` is always a plan packed into int64 words (`plan.Plan`), in CUDA memory for CUDA tensors, else on the CPU; `dim`
-repeats its number of channels for the fake kernels, which see no data.
+probability in units of 1 / 65536. `elements` (`rng_offsets` in Python) is [first, *steps], the index in the whole
+tensor of the first element and the increment of that index along each dimension (empty: row-major); it determines the
+mask (`reference/philox.py`). `plan` is always a plan packed into int64 words (`plan.Plan`), in CUDA memory for CUDA
+tensors, else on the CPU; `dim` repeats its number of channels for the fake kernels, which see no data.
 
 out = keep * (scale * x + alpha * PE(p)), keep being the dropout mask times its scale, so with G = keep * grad:
 d x = scale * G, d alpha = sum(G * PE), d p = alpha * sum_c(G_c * PE'_c), and a channel's derivative
@@ -149,7 +149,7 @@ ADD = Operator(
 
 # What the operators that write into `out` take before it, of the fields of Add.
 OUT_FIELDS = "x", "plan", "positions", "padding_mask", "start", "positions_are_starts", "scale", "alpha"
-DROPOUT_OUT_FIELDS = (*OUT_FIELDS[:4], "seed", *OUT_FIELDS[4:], "drop_threshold", "elements")
+DROPOUT_OUT_FIELDS = (*OUT_FIELDS[:4], "seed", *OUT_FIELDS[4:], "drop_threshold", "rng_offsets")
 _of_out = attrgetter(*OUT_FIELDS)
 _of_dropout_out = attrgetter(*DROPOUT_OUT_FIELDS)
 
@@ -207,7 +207,7 @@ def _add_dropout_setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _add_dropout_backward(ctx: Any, grad: Tensor) -> Any:
     a: Add = saved(ctx)
     needs = Add(*ctx.needs_input_grad[: len(Add._fields)])  # AddInPlace has more
-    to_x = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.elements)) if needs.x else None
+    to_x = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.rng_offsets)) if needs.x else None
     to_alpha = alpha_gradient(grad, a) if needs.alpha else None
     to_positions = position_gradient(grad, a) if needs.positions else None
     return to_x, None, to_positions, None, to_alpha, *(None,) * 6
@@ -216,7 +216,7 @@ def _add_dropout_backward(ctx: Any, grad: Tensor) -> Any:
 def row_dots_of(grad: Tensor, a: Add | Embed) -> RowDots:
     """The operands of `row_dots` whose rows are those that `a` adds."""
     rows = a.plan, a.positions, a.padding_mask, None, a.seed, a.start, a.positions_are_starts
-    return RowDots(grad, *rows, a.drop_threshold, a.elements)
+    return RowDots(grad, *rows, a.drop_threshold, a.rng_offsets)
 
 
 def alpha_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
@@ -336,7 +336,7 @@ def _row_dots_backward(ctx: Any, upstream: Tensor) -> Any:
         rows = rows if a.angular_frequencies is None else rows * a.angular_frequencies.to(rows.device, acc)
         rows = rows if a.padding_mask is None else rows.masked_fill(a.padding_mask.unsqueeze(-1), 0.0)
         product = (upstream.to(acc).unsqueeze(-1) * arranged(rows, rank)).to(a.grad.dtype)
-        to_grad = scaled(Dropout(product, a.seed, a.drop_threshold, 1.0, a.elements))
+        to_grad = scaled(Dropout(product, a.seed, a.drop_threshold, 1.0, a.rng_offsets))
     if ctx.needs_input_grad[2]:
         assert a.positions is not None
         partner, further = derivative_plan(a.plan, dim)

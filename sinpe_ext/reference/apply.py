@@ -2,7 +2,7 @@
 
 Built from `reference.table`, `reference.encode` and `philox.keep`, on any torch device, without autograd. Values are
 rounded in the same order as in the compiled kernels, so that the results are bitwise equal. Dropout selects instead of
-multiplying: a dropped element is +0 whatever its value. `seed`, `drop_threshold` and `elements` are the arguments of
+multiplying: a dropped element is +0 whatever its value. `seed`, `drop_threshold` and `rng_offsets` are arguments of
 `philox.keep`; with drop_threshold 0 no seed is needed.
 """
 
@@ -86,7 +86,7 @@ def row_dots(plan: Plan, a: RowDots) -> Tensor:
     result = torch.zeros(grad.shape[:-1], dtype=torch.float64, device=grad.device)
     if a.drop_threshold == philox.DROP_ALL or not grad.numel():
         return result
-    keep = philox.keep(a.seed, a.drop_threshold, grad.shape, a.elements, grad.device) if a.drop_threshold else None
+    keep = philox.keep(a.seed, a.drop_threshold, grad.shape, a.rng_offsets, grad.device) if a.drop_threshold else None
     dots = result
     if grad.dim() == 2:
         grad, dots, keep = grad.unsqueeze(0), dots.unsqueeze(0), None if keep is None else keep.unsqueeze(0)
@@ -107,7 +107,7 @@ def embed(plan: Plan, e: Embed) -> Tensor:
     """dropout(scale * weight[ids] + alpha * PE), without gradient.
 
     Equivalent to:
-        add(plan, weight[ids], positions, start, scale, alpha, padding_mask, seed, drop_threshold, elements)
+        add(plan, weight[ids], positions, start, scale, alpha, padding_mask, seed, drop_threshold, rng_offsets)
 
     Args:
         plan: as in `add`.
@@ -162,7 +162,7 @@ def embed_backward(b: EmbedBackward) -> Tensor:
     if b.drop_threshold == philox.DROP_ALL or not b.num_embeddings * dim or not ids.numel():
         return grad.new_zeros((b.num_embeddings, dim))
     keep = (
-        philox.keep(b.seed, b.drop_threshold, grad.shape, b.elements, grad.device).reshape(-1, dim)
+        philox.keep(b.seed, b.drop_threshold, grad.shape, b.rng_offsets, grad.device).reshape(-1, dim)
         if b.drop_threshold
         else None
     )
@@ -265,9 +265,9 @@ def _kept(x: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _drop_(x: Tensor, a: Any) -> Tensor:
-    """+0 where dropout drops, in place. Of the record seed, drop_threshold and elements are read."""
+    """+0 where dropout drops, in place. Of the record seed, drop_threshold and rng_offsets are read."""
     return (
-        _select_(x, philox.keep(a.seed, a.drop_threshold, x.shape, a.elements, x.device))
+        _select_(x, philox.keep(a.seed, a.drop_threshold, x.shape, a.rng_offsets, x.device))
         if a.drop_threshold and x.numel()
         else x
     )

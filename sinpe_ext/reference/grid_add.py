@@ -23,7 +23,7 @@ def add(a: AddGrid, out: Tensor) -> Tensor:
         a.values, a.grid: the axes' rows and the words that say where they go, see `calls/grid_rows.py`.
         a.x: (*B, places, dim), or (*B, dim, places) of a grid by channels; out the same, or x itself.
         a.padding_mask: (1 or B, places) bool, True = no encoding; or None.
-        a.seed, a.drop_threshold, a.elements: as in `apply.py`.
+        a.seed, a.drop_threshold, a.rng_offsets: as in `apply.py`.
     """
     if a.drop_threshold == philox.DROP_ALL:
         return out.zero_()

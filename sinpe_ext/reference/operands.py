@@ -19,7 +19,7 @@ class Dropout(NamedTuple):
     seed: Tensor | None
     drop_threshold: int
     scale: float = 1.0
-    elements: Sequence[int] = ()
+    rng_offsets: Sequence[int] = ()
 
 
 class Add(NamedTuple):
@@ -35,7 +35,7 @@ class Add(NamedTuple):
     positions_are_starts: bool = False
     scale: float = 1.0
     drop_threshold: int = 0
-    elements: Sequence[int] = ()
+    rng_offsets: Sequence[int] = ()
 
 
 class AddGrid(NamedTuple):
@@ -48,7 +48,7 @@ class AddGrid(NamedTuple):
     seed: Tensor | None = None
     scale: float = 1.0
     drop_threshold: int = 0
-    elements: Sequence[int] = ()
+    rng_offsets: Sequence[int] = ()
 
 
 class RowDots(NamedTuple):
@@ -63,7 +63,7 @@ class RowDots(NamedTuple):
     start: int = 0
     positions_are_starts: bool = False
     drop_threshold: int = 0
-    elements: Sequence[int] = ()
+    rng_offsets: Sequence[int] = ()
 
 
 class Embed(NamedTuple):
@@ -82,7 +82,7 @@ class Embed(NamedTuple):
     padding_idx: int = -1
     sparse: bool = False
     drop_threshold: int = 0
-    elements: Sequence[int] = ()
+    rng_offsets: Sequence[int] = ()
 
 
 class EmbedBackward(NamedTuple):
@@ -95,7 +95,7 @@ class EmbedBackward(NamedTuple):
     padding_idx: int = -1
     scale: float = 1.0
     drop_threshold: int = 0
-    elements: Sequence[int] = ()
+    rng_offsets: Sequence[int] = ()
 
 
 def save(ctx: Any, operands: Any, *left_out: str) -> None:

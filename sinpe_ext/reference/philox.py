@@ -40,7 +40,7 @@ def keep(
     seed: Tensor | int | None,
     drop_threshold: int,
     shape: Sequence[int],
-    elements: Sequence[int],
+    rng_offsets: Sequence[int],
     device: torch.device | str,
 ) -> Tensor:
     """Which elements dropout keeps: those whose 16 random bits are `drop_threshold` or more.
@@ -50,7 +50,7 @@ def keep(
             drop_threshold is 0 or 65536, and may be None there.
         drop_threshold: 0 .. 65536, the dropout probability in units of 1 / 65536.
         shape: shape of the tensor that dropout is applied to.
-        elements: [base, *steps], the index of the first element and what a step along each dimension adds to it; empty:
+        rng_offsets: [base, *steps], the index of the first element and its increment along each dimension; empty:
             row-major.
         device: of the result.
     Returns: bool of `shape`, True = kept. May be expanded: not for writing.
@@ -58,7 +58,7 @@ def keep(
     device, shape = torch.device(device), tuple(shape)
     if device.type not in COMPUTED_HERE:
         seed = seed.cpu() if isinstance(seed, Tensor) else seed
-        return keep(seed, drop_threshold, shape, elements, "cpu").to(device)
+        return keep(seed, drop_threshold, shape, rng_offsets, "cpu").to(device)
     with torch.no_grad():
         if seed is None or drop_threshold in (0, DROP_ALL):
             if 0 < drop_threshold < DROP_ALL:
@@ -67,12 +67,12 @@ def keep(
         if not isinstance(seed, Tensor):
             seed = torch.full((), seed, dtype=torch.int64, device=device)
         seed = seed.reshape(()).to(device)
-        if elements and len(elements) != 1 + len(shape):
+        if rng_offsets and len(rng_offsets) != 1 + len(shape):
             raise RuntimeError(
                 f"elements: expected {1 + len(shape)} integers (base and a step for each dimension), got "
-                f"{len(elements)}; pass none for the row-major index"
+                f"{len(rng_offsets)}; pass none for the row-major index"
             )
-        base, *steps = elements or (0, *row_major(shape))
+        base, *steps = rng_offsets or (0, *row_major(shape))
         # A dimension that does not count is made once.
         sizes = [1 if step == 0 else size for size, step in zip(shape, steps, strict=True)]
         order = sorted(range(len(sizes)), key=lambda d: (steps[d], sizes[d]), reverse=True)

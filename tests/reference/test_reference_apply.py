@@ -207,7 +207,7 @@ ELEMENTS: dict[str, list[int]] = {
 @pytest.mark.parametrize("elements", ELEMENTS.values(), ids=ELEMENTS)
 def test_elements(elements: list[int], block: None) -> None:
     x, keep = randn(B, S, D).abs() + 2, mask_of((B, S, D), DROP, elements)
-    numbers: dict[str, Any] = {"seed": SEED, "drop_threshold": DROP, "elements": elements}
+    numbers: dict[str, Any] = {"seed": SEED, "drop_threshold": DROP, "rng_offsets": elements}
     assert torch.equal(dropout(x, SEED, DROP, 1.0, elements) != 0, keep)
     assert torch.equal(add(PLAN, x, None, 0, 1.0, 1.0, None, **numbers) != 0, keep)
     ids = torch.zeros(B, S, dtype=torch.long)
