@@ -18,9 +18,9 @@ class TorchArrays:
     """torch on one device. Every tensor names its device: `torch.set_default_device` must not move the constants."""
 
     def __init__(self, xp: ModuleType, device: Any) -> None:
-        from ..runtime.mkl import settle
+        from ..runtime.mkl import warm_up
 
-        settle()
+        warm_up()
         self.xp = xp
         self.device = xp.device("cpu" if device is None else device)
         # Elements of one work buffer. CPU: half a megabyte of float64 a thread, so that the passes over it stay in the

@@ -33,7 +33,7 @@ from ..encodings.encoding import Encoding
 from ..encodings.plan import Plan
 from ..encodings.plan import plan as _plan_of
 from ..runtime.device_constants import on_device
-from ..runtime.mkl import settle
+from ..runtime.mkl import warm_up
 from ..runtime.tracing import untraced
 
 _UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
@@ -89,7 +89,7 @@ def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
 
 def _steps(encoding: Encoding, index: Tensor) -> Tensor:
     """The ladder at the usual code's `2i` (2i + 1 for a cosine with a frequency of its own)."""
-    settle()
+    warm_up()
     unit = _UNITS[encoding.unit]
     width = float(frequency.shape(encoding).exponent_dim) - 2.0 * float(encoding.shift)
     base, exponent_scale = float(encoding.base), float(encoding.exponent_scale)

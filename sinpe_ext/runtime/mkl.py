@@ -10,7 +10,7 @@ _lock = threading.Lock()
 _done = False
 
 
-def settle() -> None:
+def warm_up() -> None:
     """Calls what torch hands to MKL once, with one element, before several threads do.
 
     MKL before 2025.0 (torch 2.11 to 2.15 have 2024.2) looks up its kernel at a function's first call; where threads do
