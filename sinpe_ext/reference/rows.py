@@ -161,7 +161,7 @@ def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
             if position <= 0 < position + count:
                 low[-position] = high[-position] = _origin(a, plan)
             if not a.same_bits(low, high):
-                _settle(a, plan, osc, low, high, position + a.arange(0, count))
+                _resolve_roundings(a, plan, osc, low, high, position + a.arange(0, count))
             if lower is not None:
                 a.copy(target, low)
 
@@ -185,7 +185,7 @@ def _float32_rows(a: Arrays, plan: Plan, osc: phase.Oscillators, positions: Arra
     if bool(zero.any()):
         low[zero] = high[zero] = _origin(a, plan)
     if not a.same_bits(low, high):
-        _settle(a, plan, osc, low, high, positions)
+        _resolve_roundings(a, plan, osc, low, high, positions)
     a.copy(out, low)
 
 
@@ -197,7 +197,9 @@ def _float64_rows(a: Arrays, plan: Plan, osc: phase.Oscillators, positions: Arra
     a.copy(out, _channels(a, plan, *_ordered(plan, sines, cosines)))
 
 
-def _settle(a: Arrays, plan: Plan, osc: phase.Oscillators, low: Array, high: Array, positions: Array) -> None:
+def _resolve_roundings(
+    a: Arrays, plan: Plan, osc: phase.Oscillators, low: Array, high: Array, positions: Array
+) -> None:
     """Corrects, in place, the entries of `low` where `high` differs: there the error bound straddles a rounding."""
     xp = a.xp
     rows, channels = a.nonzero(low.view(xp.int32) != high.view(xp.int32))
