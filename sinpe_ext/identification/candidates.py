@@ -264,7 +264,7 @@ BOUND = 4.0  # angle_errors bounds them; they are smaller by this
 NEAR = 0.3  # rms error, relative to the size of the values, of an encoding worth naming
 
 
-def settle(
+def rank_candidates(
     table: Table, candidates: Sequence[Candidate], places: Callable[[int], list[Tensor]], shape: tuple[int, ...] | None
 ) -> Found:
     """Compares candidates with every row; those that give one table become one result."""

@@ -17,7 +17,7 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.grid_catalogue import GRIDS
 from . import rows as row_search
-from .candidates import Candidate, Found, Template, settle
+from .candidates import Candidate, Found, Template, rank_candidates
 from .explain import channels_of, readings, wave_of
 from .fit import WELL, Channels, Fit, Noise, Samples, find, scattered, windows
 from .table import Refused, Table, angle_errors, coordinates
@@ -62,10 +62,10 @@ def search(table: Table, lengths: tuple[int, ...]) -> Found:
     table.look()
     places = coordinates(lengths, extra, table.number)
     templates = templates_of(table.dim, len(lengths))
-    found = settle(table, list(_candidates(table, lines, templates, extra)), lambda _: places, lengths)
+    found = rank_candidates(table, list(_candidates(table, lines, templates, extra)), lambda _: places, lengths)
     if not found.fitting:
         custom = _custom(table, lines, extra)
-        other = settle(table, [custom] if custom else [], lambda _: places, lengths)
+        other = rank_candidates(table, [custom] if custom else [], lambda _: places, lengths)
         if other.fitting or not found.closest:
             found = other
     if not found.fitting and not found.closest:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..encodings import catalogue, frequency
 from ..encodings.encoding import COS_FREQUENCIES, LAYOUTS, Encoding
-from .candidates import LADDER_FIELDS, Candidate, Found, Identified, Template, settle
+from .candidates import LADDER_FIELDS, Candidate, Found, Identified, Template, rank_candidates
 from .explain import LENIENCE, MISROUNDED, channels_of, readings, wave_of
 from .fit import (
     COSINE,
@@ -71,12 +71,12 @@ def search(table: Table, *, known: bool = False, strict: bool = False, exchanged
     _refuse_constant(samples)
     templates = templates_of(table.dim)
     places = places_of(table)
-    found = settle(table, named(table, samples, templates), places, None)
+    found = rank_candidates(table, named(table, samples, templates), places, None)
     doubtful = bool(found.fitting) and not _fits_best(table, samples, found.fitting[0])
     if known and not doubtful:
         return found
     if doubtful or not found.fitting:
-        blind = settle(table, fitted(table, samples, templates, strict), places, None)
+        blind = rank_candidates(table, fitted(table, samples, templates, strict), places, None)
         if blind.fitting or not (doubtful or found.closest) or (blind.closest and _nearer(blind, found)):
             found = blind
     if not found.fitting and not found.closest:
