@@ -153,7 +153,7 @@ def trial(
     return copy
 
 
-def settle(module: nn.Module, tried: Any) -> None:
+def apply_replacement(module: nn.Module, tried: Any) -> None:
     """Makes of a module what was tried on its twin."""
     own = {name: value for name, value in tried.__dict__.items() if name.startswith("_sinpe_")}
     module.__dict__.update(own)

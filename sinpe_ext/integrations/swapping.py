@@ -177,7 +177,7 @@ def with_angle(encoding: Encoding | GridEncoding, mode: str) -> Encoding | GridE
 
 
 def carry_out(plan: Plan) -> None:
-    dropin.settle(plan.module, plan.tried)
+    dropin.apply_replacement(plan.module, plan.tried)
 
 
 def name_of(encoding: Encoding | GridEncoding | None) -> str:
