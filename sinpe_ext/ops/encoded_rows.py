@@ -21,13 +21,13 @@ from .rows import ENCODE
 
 def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows encoding.start + start, ..., + length - 1, without autograd."""
-    written_down = observers.is_written_down()
-    if observers.no_data(device) and not written_down:
+    fx_tracing = observers.is_fx_tracing()
+    if observers.no_data(device) and not fx_tracing:
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact":
         positions = torch.arange(length, device=device) + (encoding.start + start)
         return float32_angle.encode(encoding, positions, dtype)
-    if written_down or loader.compiled(device.type):
+    if fx_tracing or loader.compiled(device.type):
         words = plan_words(encoding, device)
         try:
             return torch.ops.sinpe_ext.table.default(words, start, length, encoding.dim, dtype)
@@ -41,12 +41,12 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
 
 def rows_at(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Rows at int64, float32 or float64 positions, without autograd; `words` are those of an encoding's plan."""
-    written_down = observers.is_written_down()
-    if observers.no_data(positions.device) and not written_down:
+    fx_tracing = observers.is_fx_tracing()
+    if observers.no_data(positions.device) and not fx_tracing:
         return positions.new_empty((*positions.shape, dim), dtype=dtype)
-    if written_down or loader.compiled(positions.device.type):
+    if fx_tracing or loader.compiled(positions.device.type):
         # Written down, the positions stay as they are: whoever runs the graph may want their gradient.
-        given = positions if written_down else positions.detach()
+        given = positions if fx_tracing else positions.detach()
         try:
             return torch.ops.sinpe_ext.encode.default(given.contiguous(), words, dim, dtype)
         except RuntimeError:

@@ -78,7 +78,7 @@ def needs_operations() -> bool:
         or _transforms()
         or forward_ad._current_level >= 0
         or _tracing_state() is not None
-        or is_written_down()
+        or is_fx_tracing()
     )
 
 
@@ -89,7 +89,7 @@ def no_data(device: torch.device) -> bool:
     return _modes() > 0 and torch._guards.detect_fake_mode() is not None
 
 
-def is_written_down() -> bool:
+def is_fx_tracing() -> bool:
     """Whether make_fx writes down the operations. Before dispatch it has a TorchFunctionMode and a stack of its own."""
     if _modes() > 0 and torch._C._get_dispatch_mode(_PROXY) is not None:
         return True
