@@ -70,7 +70,7 @@ class AddCall(RowsCall):
     starts: list[Any]
 
     def __init__(self, given: AddArguments, part: Part | None = None, is_flat: bool | None = None) -> None:
-        checks.summand(given.x)
+        checks.check_x(given.x)
         self.x: Tensor = given.x
         self.device, self.acc = self.x.device, accumulation(self.x.dtype)
         if given.is_sequence() and is_flat is None:

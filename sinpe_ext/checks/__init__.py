@@ -330,7 +330,7 @@ def two_dimensions(rows_at: int, channels_at: int, seq_dim: Any, channel_dim: An
         )
 
 
-def summand(x: Any) -> None:
+def check_x(x: Any) -> None:
     """x of `add`: a dense floating-point tensor of two dimensions or more."""
     import torch
 

@@ -38,7 +38,7 @@ class ShardedAdd:
 
     def __init__(self, given: AddArguments) -> None:
         x: DTensor = given.x
-        checks.summand(x)
+        checks.check_x(x)
         self.given = x
         dtensor.check_part("x", x)
         self.x = dtensor.plain_shards(x)
