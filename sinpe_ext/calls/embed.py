@@ -110,7 +110,7 @@ class EmbedCall(RowsCall):
         on_cpu = self.device.type == "cpu" and not observers.unreadable(self.ids)
         by_operator = self._is_exact() and not (needs_operations() or observers.no_data(self.device))
         # Before a seed is drawn. Without dropout a CPU kernel looks itself; a device's never does.
-        if self.drop_threshold or not by_operator if on_cpu else observers.looked_at(self.ids):
+        if self.drop_threshold or not by_operator if on_cpu else observers.should_check_values(self.ids):
             embedding.id_range(self.ids, self.num_embeddings)
         self.draw()
         if not by_operator:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from .. import checks
 from ..checks.part import no_context_parallel
 from ..encodings.values import strided_tensor
-from ..runtime.observers import looked_at, needs_operations
+from ..runtime.observers import needs_operations, should_check_values
 from . import tables
 from .add import AddCall
 from .embed import EmbedCall
@@ -129,7 +129,7 @@ class Sequences:
         strided_tensor(name, self.values)
         ends = given.offsets()
         self.ends, self.count = ends.long().contiguous(), ends.shape[0] - 1
-        self.longest = self._longest() if looked_at(ends) else 1
+        self.longest = self._longest() if should_check_values(ends) else 1
 
     def _longest(self) -> int:
         """Refuses offsets that are none, which torch takes as they come."""
@@ -167,7 +167,7 @@ class Sequences:
         if self.shape[1] == other.shape[1]:  # torch's own name for the lengths
             return True
         ours, theirs = self.ends, other.ends
-        return looked_at(ours) and looked_at(theirs) and torch.equal(ours, theirs)
+        return should_check_values(ours) and should_check_values(theirs) and torch.equal(ours, theirs)
 
     def positions(self, of: checks.Target, positions: Any, start: Any, first: int) -> Tensor:
         """Those of all rows, (1, rows); implicit ones begin at `first`, an encoding's own start, and `start`."""

@@ -294,9 +294,9 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
         return value.long()
     if dtype == torch.uint64:
         wide = value.view(torch.int64)
-        from ..runtime.observers import looked_at
+        from ..runtime.observers import should_check_values
 
-        if looked_at(value) and bool((wide < 0).any()):
+        if should_check_values(value) and bool((wide < 0).any()):
             raise ValueError("positions: expected values up to 2**63 - 1, got larger uint64 ones; pass int64 positions")
         return wide
     raise TypeError(f"positions: expected an integer dtype or float32/float64, got {dtype}; pass int64 positions")
@@ -398,7 +398,7 @@ def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
     """`start` as a tensor, () or (B,) integers: the first positions, `first` added, as int64 of shape (1 or B, 1)."""
     import torch
 
-    from ..runtime.observers import looked_at
+    from ..runtime.observers import should_check_values
 
     dense_tensor("start", value)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
@@ -406,7 +406,7 @@ def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
     same_device("start", value, of)
     start_shape(value, of)
     value = positions(value).reshape(-1, 1)
-    if looked_at(value) and value.numel() and of.rows:
+    if should_check_values(value) and value.numel() and of.rows:
         for extreme in torch.stack(value.aminmax()).tolist():
             position_range(first + extreme, of.rows)
     return value + first if first else value

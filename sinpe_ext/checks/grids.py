@@ -97,7 +97,7 @@ def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], ba
 
 
 def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> None:
-    if not observers.looked_at(value) or not value.numel():
+    if not observers.should_check_values(value) or not value.numel():
         return
     low, high = torch.stack(value.reshape(-1, len(firsts)).aminmax(dim=0)).tolist()
     for extremes in (low, high):

@@ -51,7 +51,7 @@ class EmbeddingRows(Rows):
 
     def forward(self, input: Tensor) -> Tensor:
         if (
-            observers.looked_at(input) and input.numel() and int(input.min()) < 0
+            observers.should_check_values(input) and input.numel() and int(input.min()) < 0
         ):  # beyond the table it goes on, not before
             raise IndexError(f"input: expected ids of 0 or more, got {int(input.min())}; mask what is no token")
         first = self._sinpe_encoding.start

@@ -116,6 +116,6 @@ def of_values() -> bool:
     return os.environ.get("SINPE_EXT_CHECK", "0") not in ("", "0")
 
 
-def looked_at(value: torch.Tensor) -> bool:
+def should_check_values(value: torch.Tensor) -> bool:
     """Whether a tensor's numbers are checked: on the CPU, where that costs next to nothing, else where asked for."""
     return (value.device.type == "cpu" or of_values()) and not unreadable(value)
