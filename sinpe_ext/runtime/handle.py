@@ -43,7 +43,7 @@ def with_handle(value: _Value) -> _Value:
     return value
 
 
-def _opened(value: Any) -> Any:
+def _unwrapped(value: Any) -> Any:
     return value.of if isinstance(value, Handle) else value
 
 
@@ -64,7 +64,7 @@ def by_handle(function: _Function) -> _Function:
     """A constant of the graph, called with handles in place of encodings."""
 
     def constant(*arguments: Any, **named: Any) -> Any:
-        return function(*map(_opened, arguments), **{name: _opened(value) for name, value in named.items()})
+        return function(*map(_unwrapped, arguments), **{name: _unwrapped(value) for name, value in named.items()})
 
     # A graph calls a constant by the name of the function that gave it.
     code = constant.__code__.replace(co_name=function.__code__.co_name)  # type: ignore[attr-defined]
