@@ -1,4 +1,4 @@
-"""Argument checks of `plot`, made before a figure is opened. Does not import torch."""
+"""Argument checks of `plot`, made before a figure is opened. Imports torch only for tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of an encoding for checked arguments: from the kernels, or else from the reference."""
+"""Rows of an encoding for checked arguments, from the kernels or the reference implementation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .rows import ENCODE
 
 
 def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows encoding.start + start, ..., + length - 1, without autograd."""
+    """Rows at positions encoding.start + start, ..., encoding.start + start + length - 1, without autograd."""
     fx_tracing = observers.is_fx_tracing()
     if observers.no_data(device) and not fx_tracing:
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
@@ -34,18 +34,18 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
         except RuntimeError:
             torch.empty(
                 (length, encoding.dim), dtype=dtype, device=device
-            )  # where memory was the reason, this says how much
+            )  # if memory was the reason, torch's error says how much was needed
             raise
     return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
 
 
 def rows_at(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Rows at int64, float32 or float64 positions, without autograd; `words` are those of an encoding's plan."""
+    """Rows at int64, float32 or float64 positions, without autograd; `words` is the packed plan of an encoding."""
     fx_tracing = observers.is_fx_tracing()
     if observers.no_data(positions.device) and not fx_tracing:
         return positions.new_empty((*positions.shape, dim), dtype=dtype)
     if fx_tracing or loader.compiled(positions.device.type):
-        # Written down, the positions stay as they are: whoever runs the graph may want their gradient.
+        # When tracing, positions are not detached: their gradient may be needed when the graph runs.
         given = positions if fx_tracing else positions.detach()
         try:
             return torch.ops.sinpe_ext.encode.default(given.contiguous(), words, dim, dtype)
@@ -56,8 +56,8 @@ def rows_at(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> T
 
 
 class _EncodeTransformed(torch.autograd.Function):
-    """encode(positions) for torch.func and forward mode, which the operator's derivative does not serve, and for fake
-    tensors, which an operator does not take together with the words of a plan."""
+    """encode(positions) for torch.func and forward-mode AD, which the operator's derivative does not support, and for
+    fake tensors, which an operator does not accept together with a plan tensor."""
 
     @staticmethod
     def forward(
@@ -95,14 +95,14 @@ class _EncodeTransformed(torch.autograd.Function):
 def _derivative(
     positions: Tensor, words: Tensor, partner: Tensor, angular_frequencies: Tensor, acc: torch.dtype
 ) -> Tensor:
-    """d encode / d positions in acc, (*positions.shape, dim), differentiable."""
+    """d encode / d positions in dtype acc, (*positions.shape, dim), differentiable."""
     return _EncodeTransformed.apply(positions, partner, words, -angular_frequencies, acc) * angular_frequencies.to(
         positions.device, acc
     )
 
 
 def encode(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:
-    """`encode` of checked arguments outside of a graph, differentiable where that is asked for."""
+    """`encode` of checked arguments outside of a graph, differentiable if positions require grad."""
     if encoding.angle != "exact":
         return float32_angle.encode(encoding, positions, dtype)
     words = plan_words(encoding, positions.device)

@@ -1,7 +1,7 @@
-"""Plans as the int64 tensors that operators take, and back.
+"""Conversion of plans to the int64 tensors that operators take, and back.
 
-A plan tensor is a constant of a graph; a saved graph has a copy of it, which `decoded` reads again. CUDA kernels read
-plans in their own memory: a plan is copied there once, and the copy kept.
+A plan tensor is a constant of a graph; a saved graph contains a copy, which `decoded` can read. CUDA kernels read plans
+from device memory: each plan is copied there once, and the copy is cached.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _plans = WeakTensorKeyDictionary()  # a plan tensor -> its plan
 
 @lru_cache(maxsize=256)
 def _host_tensor(plan: Plan) -> Tensor:
+    """A plan as an int64 tensor on the CPU."""
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
         words = torch.frombuffer(plan.words, dtype=torch.int64)
     _plans[words] = plan
@@ -44,12 +45,12 @@ def _host_tensor(plan: Plan) -> Tensor:
 
 @lru_cache(maxsize=256)
 def host_words(encoding: Encoding) -> Tensor:
-    """The plan of an encoding as the operators take it for CPU tensors: `plan_words` without its second question."""
+    """The plan of an encoding as the operators take it for CPU tensors: `plan_words` without the test of the device."""
     return _host_tensor(_plan_of(encoding))
 
 
 def plan_tensor(plan: Plan, device: torch.device = CPU) -> Tensor:
-    """A plan as the int64 tensor that the operators take for data on a device: in CUDA memory for CUDA, else on the
+    """A plan as the int64 tensor that the operators take for data on `device`: in CUDA memory for CUDA, else on the
     CPU. Never a fake tensor."""
     if device.type != "cuda":
         return _host_tensor(plan)
@@ -57,25 +58,27 @@ def plan_tensor(plan: Plan, device: torch.device = CPU) -> Tensor:
 
 
 def plan_words(encoding: Encoding, device: torch.device = CPU) -> Tensor:
-    """The plan of an encoding as the operators take it for data on a device, see `plan_tensor`."""
+    """The plan of an encoding as the operators take it for data on `device`, see `plan_tensor`."""
     return host_words(encoding) if device.type != "cuda" else plan_tensor(_plan_of(encoding), device)
 
 
 def partner(words: Tensor) -> Tensor:
-    """The words of the partner plan (`Plan.partner`), as a new tensor."""
+    """The packed partner plan (`Plan.partner`), in which sines and cosines are exchanged, as a new tensor."""
     exchanged = words.clone()
     exchanged[FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
     return exchanged
 
 
 def angular_frequencies(words: Tensor, dim: int) -> Tensor:
-    """What turns a row of the partner plan into d encode / d position: 2 pi f of each channel, float64, (dim,).
+    """The factors that turn a row of the partner plan into d encode / d position: 2 pi f of each channel, float64,
+    (dim,).
 
-    Negative where the channel is a cosine, whose partner, a sine, enters with a minus. Those of the partner are minus
-    these. `Plan.channel` in operations on the words: on a device nothing waits for them.
+    Negative for cosine channels, whose derivative is minus a sine; the partner plan's factors are the negatives of
+    these. The same channel mapping as `Plan.channel`, in tensor operations on the packed plan, so that nothing
+    synchronizes with the device.
     """
     if words.device.type == "cpu":
-        decoded(words)  # refuses what is no plan
+        decoded(words)  # raises if this is not a packed plan
     n_osc = (len(words) - HEADER_WORDS) // ARRAYS
     n0, n1, flags = words[3], words[4], words[FLAGS_WORD]
     index = torch.arange(dim, device=words.device)
@@ -88,7 +91,7 @@ def angular_frequencies(words: Tensor, dim: int) -> Tensor:
     oscillator = torch.where(shared, pair, pair + n0 * stream).clamp(0, n_osc - 1)
     is_cosine = (flags & (FLAG_Q0 + (FLAG_Q1 - FLAG_Q0) * stream)) != 0
     turns = words[HEADER_WORDS + 3 * n_osc :][:n_osc].view(torch.float64)[oscillator]
-    # No torch.where of a number: it would be copied to the device.
+    # Not torch.where with a Python number, which would be copied to the device.
     return (2 * math.pi * turns * (1.0 - 2.0 * is_cosine.double())).masked_fill(is_zero, 0.0)
 
 
@@ -99,7 +102,8 @@ def _host_angular_frequencies(plan: Plan) -> Tensor:
 
 
 def derivative_constants(plan: Plan, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
-    """The partner's words and the angular frequencies of a plan, where `plan_tensor` has the plan itself."""
+    """The packed partner plan and the angular frequencies of a plan, on the device where `plan_tensor` puts the
+    plan."""
     if device.type != "cuda":
         return _host_tensor(plan.partner()), _host_angular_frequencies(plan)
     return plan_tensor(plan.partner(), device), on_device(
@@ -108,7 +112,7 @@ def derivative_constants(plan: Plan, device: torch.device = CPU) -> tuple[Tensor
 
 
 def decoded(words: Tensor) -> Plan:
-    """The plan that the words of `plan_tensor` hold; also of a copy, such as a saved graph has, which must be read."""
+    """The plan that a tensor of `plan_tensor` holds. A copy, as in a saved graph, is unpacked from its values."""
     plan = _plans.get(words)
     return plan if plan is not None else _unpacked(tuple(words.tolist()))
 

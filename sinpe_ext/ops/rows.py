@@ -1,4 +1,4 @@
-"""The operators that make rows of an encoding: table, encode, add with dropout or of a grid, and row_dots, its adjoint.
+"""The operators that generate rows of an encoding: table, encode, add, add with dropout or a grid, and their adjoint.
 
 Tensors are in canonical form: x and grad (batch, *middle, sequence, channels) or (sequence, channels), positions and
 padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `drop` (`drop_threshold` in Python) is the dropout
@@ -35,20 +35,21 @@ from .plan_words import decoded, derivative_constants
 
 
 def derivative_plan(words: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The partner's words and the angular frequencies of a plan, see `plan_words.py`."""
+    """The packed partner plan and the angular frequencies of a plan, see `plan_words.py`."""
     if is_traced():
         return torch.ops.sinpe_ext.plan_partner.default(words), torch.ops.sinpe_ext.plan_slopes.default(words, dim)
     return derivative_constants(decoded(words), words.device)
 
 
 def reduced(each: Tensor, positions: Tensor) -> Tensor:
-    """(batch, *middle, sequence) or (sequence,) summed to the shape of positions, (batch or 1, sequence)."""
+    """Sums a gradient of shape (batch, *middle, sequence) or (sequence,) to the shape of positions, (batch or 1,
+    sequence)."""
     each = each.sum(tuple(range(1, each.dim() - 1))) if each.dim() > 2 else each
     return (each if each.dim() > 1 else each.unsqueeze(0)).sum_to_size(positions.shape).to(positions.dtype)
 
 
 def scaled(d: Dropout) -> Tensor:
-    """The gradient of the first summand: no pass over memory where there is nothing to do."""
+    """The gradient with respect to x: d.x with dropout and scale applied, or d.x itself if there is nothing to do."""
     if d.drop_threshold:
         return DROPOUT(*d)
     return d.x if d.scale == 1.0 else d.x * d.scale
@@ -59,7 +60,7 @@ def scaled(d: Dropout) -> Tensor:
 
 def _table(plan: Tensor, start: int, length: int, dim: int, dtype: torch.dtype) -> Tensor:
     known = decoded(plan)
-    position_range(known.start + start, length)  # a graph calls with a start that no one has checked
+    position_range(known.start + start, length)  # a graph may pass an unchecked start
     return reference.table(known, length, known.start + start, dtype)
 
 
@@ -119,7 +120,7 @@ ENCODE = Operator(
 )
 
 
-# ---------------------------------------------------------------------------------- add, of implicit positions
+# ----------------------------------------------------------------------------------- add at implicit positions
 
 
 def _add(x: Tensor, plan: Tensor, start: int, scale: float) -> Tensor:
@@ -147,7 +148,7 @@ ADD = Operator(
 )
 
 
-# What the operators that write into `out` take before it, of the fields of Add.
+# The fields of Add that the operators with an `out` argument take before it.
 OUT_FIELDS = "x", "plan", "positions", "padding_mask", "start", "positions_are_starts", "scale", "alpha"
 DROPOUT_OUT_FIELDS = (*OUT_FIELDS[:4], "seed", *OUT_FIELDS[4:], "drop_threshold", "rng_offsets")
 _of_out = attrgetter(*OUT_FIELDS)
@@ -192,7 +193,7 @@ DROPOUT = Operator(
 )
 
 
-# -------------------------------------------------------------------------- add of everything, with dropout too
+# ------------------------------------------------------------------------- add with all options, dropout as well
 
 
 def _add_dropout(*operands: Any) -> Tensor:
@@ -206,7 +207,7 @@ def _add_dropout_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _add_dropout_backward(ctx: Any, grad: Tensor) -> Any:
     a: Add = saved(ctx)
-    needs = Add(*ctx.needs_input_grad[: len(Add._fields)])  # AddInPlace has more
+    needs = Add(*ctx.needs_input_grad[: len(Add._fields)])  # AddInPlace has two more arguments
     to_x = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.rng_offsets)) if needs.x else None
     to_alpha = alpha_gradient(grad, a) if needs.alpha else None
     to_positions = position_gradient(grad, a) if needs.positions else None
@@ -214,19 +215,19 @@ def _add_dropout_backward(ctx: Any, grad: Tensor) -> Any:
 
 
 def row_dots_of(grad: Tensor, a: Add | Embed) -> RowDots:
-    """The operands of `row_dots` whose rows are those that `a` adds."""
+    """The operands of `row_dots` for the rows that `a` adds."""
     rows = a.plan, a.positions, a.padding_mask, None, a.seed, a.start, a.positions_are_starts
     return RowDots(grad, *rows, a.drop_threshold, a.rng_offsets)
 
 
 def alpha_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
-    """sum(G * PE)."""
+    """d alpha = sum(G * PE)."""
     assert isinstance(a.alpha, Tensor)
     return ROW_DOTS(*row_dots_of(grad, a)).sum().reshape(a.alpha.shape).to(a.alpha.dtype)
 
 
 def position_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
-    """alpha * sum_c(G_c * PE'_c) of each row."""
+    """d p = alpha * sum_c(G_c * PE'_c) for each row."""
     assert a.positions is not None
     partner, angular_frequencies = derivative_plan(a.plan, grad.shape[-1])
     each = ROW_DOTS(*row_dots_of(grad, a)._replace(plan=partner, angular_frequencies=angular_frequencies))
@@ -244,7 +245,7 @@ ADD_DROPOUT = Operator(
 
 
 class AddInPlace(torch.autograd.Function):
-    """`add_dropout` that writes into x: its arguments, then the form of x and what does the work."""
+    """In-place `add_dropout`: takes its arguments, then the `Form` of x and a function that writes the result to x."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
@@ -281,7 +282,7 @@ def add_into(a: Add, out: Tensor) -> None:
         return
     alpha = 1.0 if a.alpha is None else a.alpha
     if isinstance(alpha, Tensor):
-        if a.x.device.type != "cpu":  # looking at the number would wait for the device
+        if a.x.device.type != "cpu":  # alpha.item() would synchronize with the device
             out.copy_(ADD_DROPOUT.run(*a))
             return
         alpha = alpha.item()
@@ -292,8 +293,8 @@ def add_into(a: Add, out: Tensor) -> None:
         ADD_OUT.op(*_of_out(a), out)
 
 
-# --------------------------------------------------------------------------------------------------- of a grid
-# `grid` are the int64 words of a grid and `values` the rows of its axes (`calls/grid_rows.py`), where x is.
+# ---------------------------------------------------------------------------------------------- add with a grid
+# `grid` is a grid packed into int64 words, `values` the rows of its axes (`calls/grid_rows.py`), on the device of x.
 
 
 def _add_grid_out(*operands: Any) -> None:
