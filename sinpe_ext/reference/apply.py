@@ -30,13 +30,13 @@ def add(plan: Plan, a: Add, out: Tensor | None = None) -> Tensor:
         torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop_threshold = 0: total.to(x.dtype)
 
     Args:
-        plan: the constants of the encoding, which a.plan has as words.
+        plan: the constants of the encoding, packed in a.plan.
         a.x: (B, *M, S, D) or (S, D), floating point.
         a.positions: None, (S,) or (1 or B, S), int64 or float; or (1 or B, 1) int64, the first position of each sample.
-        a.start: position of the first row, on top of plan.start, where there are no positions.
+        a.start: position of the first row relative to plan.start, if positions is None.
         a.scale, a.alpha: rounded to acc first; alpha may be a tensor of shape () or (1,).
         a.padding_mask: (1 or B, S) bool, True = no encoding; or None.
-        out: written to and returned; may be x itself. None: a new tensor with the strides of `torch.empty_like(x)`.
+        out: tensor to write to and return; may be x itself. None: a new tensor as of `torch.empty_like(x)`.
     """
     x = a.x
     source = _rows(plan, a, x, x.shape[-2], a.alpha)
@@ -69,17 +69,18 @@ def dropout(a: Dropout, out: Tensor | None = None) -> Tensor:
 
 @no_grad
 def row_dots(plan: Plan, a: RowDots) -> Tensor:
-    """The dot of each row of `grad` after dropout with its row of the encoding: the gradients of alpha and positions.
+    """The dot product of each row of `grad`, after dropout, with its row of the encoding; used for the gradients of
+    alpha and positions.
 
     Equivalent to:
         weights = kept_scale * angular_frequencies * pe.double()                 # padded rows: 0
         (torch.where(keep, grad.double(), 0.0) * weights).sum(-1)
 
     Args:
-        a.grad: as x of `add`; so are positions, start and padding_mask.
+        a.grad: as x of `add`; positions, start and padding_mask are as in `add`, too.
         a.angular_frequencies: float64, (dim,), a factor for each channel; None: ones.
     Returns: float64, grad.shape[:-1], contiguous.
-    Accuracy: products and sums in float64, summed in an order that depends on dim alone.
+    Accuracy: products and sums in float64; the order of summation depends on dim alone.
     """
     grad = a.grad
     source = _rows(plan, a, grad, grad.shape[-2])
@@ -115,7 +116,8 @@ def embed(plan: Plan, e: Embed) -> Tensor:
         e.weight: (num_embeddings, dim), floating point.
         e.positions, e.start, e.scale, e.alpha, e.padding_mask: as in `add`.
     Returns: (*ids.shape, dim), contiguous, the dtype of weight.
-    Raises: IndexError where an id is no row of weight, before anything is written; on the CPU alone, others would wait.
+    Raises: IndexError if an id is not a row of weight, before anything is written; only on the CPU, since the check
+        would synchronize with other devices.
     """
     ids, weight = e.ids, e.weight
     source = _rows(plan, e, weight, ids.shape[-1], e.alpha)
@@ -136,7 +138,7 @@ def embed(plan: Plan, e: Embed) -> Tensor:
 
 @no_grad
 def embed_backward(b: EmbedBackward) -> Tensor:
-    """The gradient of `embed` with respect to the weight, the same bits every time.
+    """The gradient of `embed` with respect to weight; deterministic.
 
     Equivalent to, in float32 (float64 for float64 grad):
         rows = torch.where(keep, grad, 0.0).reshape(-1, dim)
@@ -145,14 +147,14 @@ def embed_backward(b: EmbedBackward) -> Tensor:
 
         def sum_of(terms):                                     # the tree of tree_sum.levels; no terms: 0
             while len(terms) > 1:
-                terms = torch.stack([one_after_the_other(some) for some in terms.split(64)])
+                terms = torch.stack([sequential_sum(some) for some in terms.split(64)])
             return terms[0]
 
     Args:
         b.grad: (*ids.shape, dim), floating point.
         b.ids: int64.
-        b.padding_idx: the row that gets no gradient, -1 for none.
-        b.scale: its product with the kept scale is rounded once.
+        b.padding_idx: the row that receives no gradient, -1 for none.
+        b.scale: multiplied by the kept scale; the product is rounded once.
     Returns: (num_embeddings, dim), contiguous, the dtype of grad; rows without a token are +0.
     Raises: as `embed`.
     """
@@ -169,7 +171,7 @@ def embed_backward(b: EmbedBackward) -> Tensor:
     flat, sums = ids.reshape(-1), grad.reshape(-1, dim)
     for nodes, count in tree_sum.levels(flat, b.num_embeddings):
         sums, keep = _sums(sums, keep, nodes, count, acc), None
-    # A row without a token is +0 whatever the factor's sign.
+    # A row without a token is +0 whatever the sign of the factor.
     factors = torch.ones(b.num_embeddings, dtype=acc, device=grad.device)
     factor = torch.full((), b.scale * philox.kept_scale(b.drop_threshold), dtype=torch.float64, device=grad.device)
     factors.index_fill_(0, flat, factor.to(acc))
@@ -179,7 +181,8 @@ def embed_backward(b: EmbedBackward) -> Tensor:
 
 
 def _rows(plan: Plan, a: Add | RowDots | Embed, data: Tensor, count: int, alpha: float | Tensor | None = None) -> Rows:
-    """The rows that data meets; a graph calls with a start that no one has checked."""
+    """The encoding's rows for the data; checks the range of the positions, since a graph may pass an unchecked
+    start."""
     first = 0
     if a.positions is None:
         first = plan.start + a.start
@@ -188,20 +191,20 @@ def _rows(plan: Plan, a: Add | RowDots | Embed, data: Tensor, count: int, alpha:
 
 
 def _sums(terms: Tensor, keep: Tensor | None, nodes: Tensor, count: int, acc: torch.dtype) -> Tensor:
-    """(count, dim): the kept terms of each node, added one after the other."""
+    """(count, dim): the sum of the kept terms of each node, added sequentially."""
     if terms.device.type != "cpu":
         return _sums_by_sorting(_kept(terms.to(acc), keep), nodes, count)
     sums = torch.zeros((count, terms.shape[-1]), dtype=acc)
     at_once = max(1, block(terms.device) // terms.shape[-1])
     for first in range(0, len(nodes), at_once):
         some = slice(first, first + at_once)
-        # On the CPU torch adds row after row, in this order.
+        # On the CPU index_add_ adds row after row, in this order.
         sums.index_add_(0, nodes[some], _kept(terms[some].to(acc), None if keep is None else keep[some]))
     return sums
 
 
 def _sums_by_sorting(terms: Tensor, nodes: Tensor, count: int) -> Tensor:
-    """The same for devices whose index_add_ has no order: a segment is summed from first to last."""
+    """The same for devices where index_add_ has no defined order: each segment is summed from first to last."""
     nodes, order = nodes.sort(stable=True)
     ends = torch.searchsorted(nodes, torch.arange(count + 1, device=nodes.device))
     return torch.segment_reduce(terms[order], "sum", offsets=ends, axis=0, unsafe=True, initial=0)
@@ -216,8 +219,8 @@ def _combine(x: Tensor, pe: Tensor | None, a: Any, out: Tensor) -> None:
     """out = (scale * x + pe) * kept_scale, where `pe` is in acc and may be None; `out` may be x. Of the record only
     scale, drop_threshold and, with a `pe`, padding_mask are read.
 
-    In parts along the longest dimension but the channels', so that what lies between the roundings stays small and in
-    the cache.
+    Processed in blocks along the longest dimension other than the channels, so that the intermediate results in acc
+    stay in the cache.
     """
     if not x.numel():
         return
@@ -241,7 +244,7 @@ def _combine(x: Tensor, pe: Tensor | None, a: Any, out: Tensor) -> None:
             part = torch.mul(part, scale, out=total)
         if pe is not None:
             rows = pe.narrow(*place)
-            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around.
+            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 into +0.0.
             rows = rows if padded is None else rows.masked_fill(padded.narrow(*place), -0.0)
             torch.add(part, rows, out=total)
         if drop_threshold:
@@ -251,7 +254,8 @@ def _combine(x: Tensor, pe: Tensor | None, a: Any, out: Tensor) -> None:
 
 
 def _row_sums(x: Tensor) -> Tensor:
-    """x.sum(-1), destroying x: halves are added until one is left, an order that no thread, batch or device changes."""
+    """x.sum(-1), overwriting x: one half is added to the other until one column is left, an order of summation that is
+    the same for every number of threads, batch size and device."""
     width = x.shape[-1]
     while width > 1:
         half = width // 2
@@ -261,11 +265,12 @@ def _row_sums(x: Tensor) -> Tensor:
 
 
 def _kept(x: Tensor, keep: Tensor | None) -> Tensor:
+    """x where `keep` is true or None, else +0."""
     return x if keep is None else torch.where(keep, x, 0.0)
 
 
 def _drop_(x: Tensor, a: Any) -> Tensor:
-    """+0 where dropout drops, in place. Of the record seed, drop_threshold and rng_offsets are read."""
+    """Sets dropped elements to +0, in place. Of the record seed, drop_threshold and rng_offsets are read."""
     return (
         _select_(x, philox.keep(a.seed, a.drop_threshold, x.shape, a.rng_offsets, x.device))
         if a.drop_threshold and x.numel()

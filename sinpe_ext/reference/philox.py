@@ -24,7 +24,7 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key after each round
 LOW32, HIGH29 = 0xFFFFFFFF, 0x1FFFFFFF  # the halves of a counter, which has 61 bits
 SIGNS = -0x7FFF7FFF7FFF8000  # the top bit of each 16-bit lane: turns their unsigned order into the signed one
-# Whether vmap has a rule for a view of another dtype, which torch 2.11 lacks: there, each lane is cut out by itself.
+# Whether vmap supports a view as another dtype; torch 2.11 does not, and lanes are extracted one by one there.
 VIEWS_ARE_BATCHED = torch._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -32,7 +32,7 @@ Keys = list[tuple[Tensor, Tensor]]
 
 
 def kept_scale(drop_threshold: int) -> float:
-    """What kept elements are multiplied by, so that the mean stays; 0 where all are dropped."""
+    """The factor of the kept elements, which preserves the mean; 0 if all are dropped."""
     return 0.0 if drop_threshold >= DROP_ALL else DROP_ALL / (DROP_ALL - drop_threshold)
 
 
@@ -53,7 +53,7 @@ def keep(
         rng_offsets: [base, *steps], the index of the first element and its increment along each dimension; empty:
             row-major.
         device: of the result.
-    Returns: bool of `shape`, True = kept. May be expanded: not for writing.
+    Returns: bool of `shape`, True = kept. May be an expanded tensor, so it must not be written to.
     """
     device, shape = torch.device(device), tuple(shape)
     if device.type not in COMPUTED_HERE:
@@ -73,7 +73,7 @@ def keep(
                 f"{len(rng_offsets)}; pass none for the row-major index"
             )
         base, *steps = rng_offsets or (0, *row_major(shape))
-        # A dimension that does not count is made once.
+        # The mask is generated once along a dimension of stride 0.
         sizes = [1 if step == 0 else size for size, step in zip(shape, steps, strict=True)]
         order = sorted(range(len(sizes)), key=lambda d: (steps[d], sizes[d]), reverse=True)
         if 0 in shape:
@@ -88,18 +88,18 @@ def keep(
 
 
 def row_major(shape: Sequence[int]) -> list[int]:
-    """The steps of a contiguous tensor."""
+    """The strides of a contiguous tensor."""
     return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
 
 
 def _is_dense(sizes: list[int], steps: list[int]) -> bool:
-    """Whether the elements are a run without gaps, row-major in this order of dimensions; size 1 does not count."""
+    """Whether the indices are consecutive, row-major in this order of dimensions; dimensions of size 1 are ignored."""
     counted = [(size, step) for size, step in zip(sizes, steps, strict=True) if size > 1]
     return [step for _, step in counted] == row_major([size for size, _ in counted])
 
 
 def _run(seed: Tensor, drop_threshold: int, base: int, count: int) -> Tensor:
-    """The mask of the elements base .. base + count - 1, (count,)."""
+    """The mask of elements base .. base + count - 1, (count,)."""
     keys, limit = _keys(seed), drop_threshold - 0x8000
     first, end = base >> 3, (base + count - 1 >> 3) + 1
     mask = seed.new_empty(count, dtype=torch.bool)  # batched where the seed is
@@ -110,14 +110,14 @@ def _run(seed: Tensor, drop_threshold: int, base: int, count: int) -> Tensor:
             (x0.bitwise_or_(x1.bitwise_left_shift_(32)), x2.bitwise_or_(x3.bitwise_left_shift_(32))), -1
         )
         kept = lanes.bitwise_xor_(SIGNS).view(torch.int16).reshape(-1) >= limit
-        # The first and the last counter may serve elements beyond the run.
+        # The first and the last counter may have lanes outside of the range.
         at = counter * LANES - base
         mask[max(at, 0) : at + n * LANES].copy_(kept[max(-at, 0) : count - at])
     return mask
 
 
 def _counters(first: int, end: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """(first counter, number) of blocks in which the counters' high words are one."""
+    """(first counter, number) of blocks in which all counters have the same high word."""
     block = arrays(None, device).block
     while first < end:
         n = min(block, end - first, 2**32 - (first & LOW32))
@@ -126,7 +126,7 @@ def _counters(first: int, end: int, device: torch.device) -> Iterator[tuple[int,
 
 
 def _scattered(seed: Tensor, drop_threshold: int, base: int, sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
-    """The mask of any elements, one by one, row-major."""
+    """The mask of elements with any rng_offsets, each computed separately, in row-major order."""
     keys, count = _keys(seed), math.prod(sizes)
     block = arrays(None, seed.device).block
     mask = seed.new_empty(count, dtype=torch.bool)
@@ -150,12 +150,12 @@ def _keys(seed: Tensor) -> Keys:
 
 
 def _philox(low: Tensor, high: Tensor | int, keys: Keys) -> Words:
-    """The four words of counters (low, high, 0, 0), new tensors; in x1 and x3 the bits above the low 32 mean nothing.
+    """The four words of counters (low, high, 0, 0), new tensors; in x1 and x3 the bits above the low 32 are undefined.
 
-    The arrays of the first rounds are made by functional operations, because what a batched key enters is batched; from
-    then on in place.
+    The first rounds use out-of-place operations, because combining with a batched key gives a batched tensor; later
+    rounds work in place.
     """
-    # Round 0 has one product, and where `high` is a number the first half of round 1 is a number too.
+    # Round 0 has only one product; if `high` is a number, one of the two products of round 1 is a scalar.
     (key0, key1), (next0, next1) = keys[:2]
     x3 = low * MULTIPLIERS[0]
     x0, x2 = key0 ^ high, (x3 >> 32 ^ key1).bitwise_and_(LOW32)
