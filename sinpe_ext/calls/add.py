@@ -1,10 +1,10 @@
-"""One call of `add`: its checked arguments, and the choice between kernel, reference and graph.
+"""One call of `add`: its checked arguments, and the choice between kernel, reference implementation and graph.
 
-A sequence is a grid of one axis. Where the rows of one encoding go into all channels of x, the operators of
-`ops/rows.py` make them while x streams past. Where a grid has several pieces and all samples share the places'
-coordinates, the axes' rows are made once and the operator `add_grid_out` puts them together; where each place has
-coordinates of its own, each piece of the grid is such a sum on its channels. Dropout numbers the elements of x as it
-is, so none of these ways shows in the mask.
+A sequence is a grid of one axis. If one encoding covers all channels of x, the operators of `ops/rows.py` generate its
+rows while they process x. If a grid has several pieces and all samples have the same coordinates, the rows of the axes
+are generated once and the operator `add_grid_out` combines them. If each grid point has its own coordinates, each piece
+of the grid is a separate `add` on its channels. The dropout mask depends on the index of an element in x alone, so it
+is the same in all these cases.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .rows import AddArguments, Form, RowsCall, kept
 
 _is_compiling = torch.compiler.is_compiling
 
-LARGE = 4 << 20  # bytes of a result from which it pays that the operator allocates it (csrc/cpu/populate.cpp)
+LARGE = 4 << 20  # bytes; for larger results it is faster if the operator allocates them (csrc/cpu/populate.cpp)
 
 
 @kept
@@ -47,20 +47,23 @@ def _form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
 
 
 class AddCall(RowsCall):
-    """The arguments of `add` after every check.
+    """The arguments of `add` after all checks.
 
     Attributes:
-        x: as given.   form: how x is laid out.
-        is_cut: whether x is a part that no kernel serves: some channels of a grid, or elements counted with gaps.
-        is_one: whether the rows of one encoding go into all channels; if not, pieces of a grid have channels each, and
-            there is no `encoding` and no `given`.
-        shape: of x in canonical form, without extra tokens.
-        positions: as RowsCall has them; of a grid (1 or B, S, axes).
-        starts: one per axis, on top of `firsts`, the axes' own, where positions is None.   (Of a grid.)
-        front_rng_offsets: `rng_offsets` of the extra tokens.   (Grids only.)
-    With `part` x is one of a larger tensor: its rows, channels and elements are some of the whole's. The arguments of a
-    grid, or of a sequence behind extra tokens, are then canonical, `start` has an item for each axis, and `is_flat` is
-    that of the whole's form.
+        x: as given.
+        form: the layout of x.
+        is_cut: whether x is a shard that no kernel supports: some channels of a grid, or rows that are not evenly
+            spaced in the whole.
+        is_one: whether one encoding covers all channels; if not, each piece of a grid covers some of them, and there is
+            no `encoding` and no `given`.
+        shape: shape of x in canonical form, without extra tokens.
+        positions: as in RowsCall; for a grid (1 or B, S, axes).
+        starts: one per axis, relative to `firsts`, the starts of the axes' encodings, if positions is None. (Grids
+            only.)
+        front_rng_offsets: `rng_offsets` of the extra tokens. (Grids only.)
+
+    If `part` is given, x is a shard of a larger tensor. The arguments of a grid, or of a sequence with extra tokens,
+    are then in canonical form, `start` has one item per axis, and `is_flat` is that of the form of the whole.
     """
 
     form: Form | GridForm
@@ -92,11 +95,11 @@ class AddCall(RowsCall):
             checks.channels(x, width, dim)
         self.rng_offsets = form.rng_offsets(shape, part) if self.drop_threshold else []
 
-    # Of a grid, or of a sequence behind extra tokens.
+    # For a grid, or a sequence with extra tokens.
 
     def _set_grid(self, given: AddArguments, part: Part | None, is_flat: bool | None) -> None:
         x, encoding, channel_dim = given.x, given.encoding, given.channel_dim
-        checks.in_memory("x", x)  # views of it are made before a kernel could look
+        checks.in_memory("x", x)  # here, because views of x are created before a kernel could check
         channels_at = checks.axis("channel_dim", channel_dim, x.dim())
         shape = checks.sizes(x)
         width = shape[channels_at] if part is None else part.shape[channels_at]
@@ -134,7 +137,7 @@ class AddCall(RowsCall):
             self._set_one(is_grid)
 
     def _set_rows_behind(self, of: checks.Target, given: AddArguments) -> None:
-        """Of an encoding of one dimension, behind extra tokens: checked as without them."""
+        """For a one-dimensional encoding with extra tokens: the same checks as without them."""
         self.encoding = checks.encoding(*self.grid_given)
         self._set_positions(of, given.positions, given.start)
         mask = given.padding_mask
@@ -168,7 +171,7 @@ class AddCall(RowsCall):
         return not others and width == dim
 
     def _set_one(self, is_grid: bool) -> None:
-        """What RowsCall has, from what a grid of one axis has."""
+        """Sets the attributes of RowsCall for a grid with one axis."""
         value, width = self.grid_given
         if self.columns is not None:
             first, count = self.columns
@@ -188,7 +191,7 @@ class AddCall(RowsCall):
         return checks.grid(*self.grid_given)
 
     def coordinates(self) -> Tensor:
-        """Each place's, (1 or B, S, axes), also where they are implicit. (Of a grid.)"""
+        """The coordinates of each grid point, (1 or B, S, axes), computed if they are implicit. (Grids only.)"""
         if self.positions is None:
             return self._counted(self.starts)
         if not self.is_one:
@@ -197,7 +200,7 @@ class AddCall(RowsCall):
         return (self.positions if ahead is None else self.positions + ahead).unsqueeze(-1)
 
     def _counted(self, starts: list[Any]) -> Tensor:
-        """The coordinates of places that are counted from `starts` on, (1, S, axes) int64."""
+        """Implicit coordinates that begin at `starts`, (1, S, axes) int64."""
         assert isinstance(self.form, GridForm)
         axes = [
             torch.arange(size, device=self.device) + (first + start)
@@ -205,7 +208,7 @@ class AddCall(RowsCall):
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
 
-    # Which way a call takes.
+    # Choice of the implementation.
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
@@ -228,7 +231,7 @@ class AddCall(RowsCall):
         return self.x.copy_(self.traced()) if self._is_formula() else self._differentiable(in_place=True)
 
     def written(self, out: Any) -> tuple[Any, Tensor]:
-        """`out` and x as they lie in memory, to be checked."""
+        """`out` and x as the tensors that have the memory, to be checked."""
         return out, self.x
 
     def write_to(self, out: Tensor) -> Tensor:
@@ -241,20 +244,21 @@ class AddCall(RowsCall):
         return out
 
     def _is_formula(self) -> bool:
-        """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
+        """Whether a differentiable call uses torch operations: for float32 angles, empty tensors, shards that no kernel
+        supports, and tensors without data."""
         is_exact = self.encoding.angle == "exact" if self.is_one else self._are_exact()
         return self.is_empty or not is_exact or self.is_cut or observers.no_data(self.device)
 
     def _are_exact(self) -> bool:
-        """Whether kernels serve the axes of a grid."""
+        """Whether the kernels support all axes of a grid."""
         return all(axis.angle == "exact" for axis in self.grid.axes)
 
     # Without autograd.
 
     @no_grad
     def run(self, out: Tensor | None = None) -> Tensor:
-        """Computes; the result, or `out`, has x's form."""
-        if out is not None and out.is_neg():  # its sign turns on reading; kernels write plain numbers
+        """Computes the result, with the layout of x, in a new tensor or in `out`."""
+        if out is not None and out.is_neg():  # has the negative bit; kernels would write values of the wrong sign
             return out.copy_(self.run())
         x, form = self.x, self.form
         if not x.numel() or observers.no_data(self.device):
@@ -277,8 +281,8 @@ class AddCall(RowsCall):
         return target if is_viewable else target.copy_(to)
 
     def _has_result_of_operator(self) -> bool:
-        """Whether an operator allocates the result. On a device it reads alpha, a tensor, where it lies: looking at the
-        number here would wait. On the CPU it knows that the memory is new, and populates it."""
+        """Whether the operator with a result is called, which allocates it. On a device it reads a tensor alpha from
+        device memory, where reading the value here would synchronize. On the CPU it can populate the new memory."""
         is_plain = self.is_one and not self.form.extra and self.encoding.angle == "exact"
         if not is_plain or not loader.compiled(self.device.type):
             return False
@@ -288,7 +292,7 @@ class AddCall(RowsCall):
         return is_dense and (isinstance(self.alpha, Tensor) or self.alpha == 1.0)
 
     def _fill(self, x: Tensor, target: Tensor) -> None:
-        """In canonical form."""
+        """Computes the result into `target`; both are in canonical form."""
         if self.is_one and self.encoding.angle == "exact":
             add_into(self._sum(x, plan_words(self.encoding, self.device)), target)
         elif self.is_one:
@@ -299,7 +303,7 @@ class AddCall(RowsCall):
             self._fill_each(x, target)
 
     def _sum(self, x: Tensor, words: Tensor) -> Add:
-        """Of the rows of one encoding, all detached."""
+        """The operands of a sum with one encoding, all detached."""
         positions = None if self.positions is None else self.positions.detach()
         alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
         with_x = positions, self.padding_mask, alpha, self.seed
@@ -307,13 +311,13 @@ class AddCall(RowsCall):
         return Add(x, words, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, rng_offsets)
 
     def operands(self, words: Tensor) -> Add:
-        """Of the operator `add_dropout`, which takes alpha as a tensor."""
+        """The operands of the operator `add_dropout`, which takes alpha as a tensor."""
         with_x = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
         rows = self.start, self.are_starts, self.scale
         return Add(self.form.canonical(self.x), words, *with_x, *rows, self.drop_threshold, self.rng_offsets)
 
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
-        """Places of a grid whose coordinates all samples share."""
+        """A grid whose coordinates are the same for all samples."""
         by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
         rng_offsets = self.rng_offsets if self.drop_threshold else []
         if not by_channels:
@@ -324,7 +328,7 @@ class AddCall(RowsCall):
         if self.padding_mask is None:
             self._fill_rows(x, target, True, None, rng_offsets)
             return
-        # A kernel by channels has no mask, and by places it would step through memory channel by channel.
+        # The channels-first kernel takes no mask, and the other one would access memory with large strides.
         plain = self.drop_threshold == 0 and self.scale == 1.0 and x.data_ptr() != target.data_ptr()
         bare = x if plain else DROPOUT.run(*Dropout(x, self.seed, self.drop_threshold, self.scale, rng_offsets))
         self._fill_rows(x, target, True, None, rng_offsets)
@@ -334,7 +338,7 @@ class AddCall(RowsCall):
     def _fill_rows(
         self, x: Tensor, target: Tensor, by_channels: bool, mask: Tensor | None, rng_offsets: list[int]
     ) -> None:
-        """By the kernel or the reference: (*B, S, C), or by channels (*B, C, S)."""
+        """Calls the kernel or the reference: (*B, S, C), or channels first (*B, C, S)."""
         assert isinstance(self.form, GridForm)
         lengths = tuple(self.form.lengths)
         values = grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
@@ -344,7 +348,7 @@ class AddCall(RowsCall):
         )
 
     def _fill_each(self, x: Tensor, target: Tensor) -> None:
-        """Places of a grid with coordinates of their own: each piece on its channels."""
+        """A grid with explicit coordinates: each piece is added to its channels."""
         assert self.positions is not None
         if not self._are_exact():
             target.copy_(self.dropped(self.sum(x.to(self.acc))))
@@ -352,7 +356,7 @@ class AddCall(RowsCall):
         positions = self.positions.detach()
         if self._fill_as_one(x, target, positions):
             return
-        first = 0  # of the channels that no piece feeds: the last ones
+        first = 0  # of the channels that no piece covers, which are the last ones
         for piece in self.grid.pieces:
             first = max(first, piece.first + (piece.encoding.dim - 1) * piece.step + 1)
             self._fill_piece(x, target, piece, positions.select(-1, piece.axis))
@@ -365,12 +369,13 @@ class AddCall(RowsCall):
         add_into(a, grid_rows.channels_of(target, *at))
 
     def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, rng_offsets: list[int]) -> Add:
-        """Of channels of x that one encoding of a grid feeds."""
+        """The operands of a sum with one encoding of a grid, for the channels of x that it covers."""
         whole = self._sum(x, plan_words(encoding, self.device))
         return whole._replace(positions=positions, rng_offsets=rng_offsets)
 
     def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
-        """Where all axes have the same channels in blocks: each axis' part of a place is a row of its own."""
+        """If all axes have equal blocks of channels, adds them as rows of one encoding, `axes` rows per grid point;
+        returns whether it did."""
         shared, axes = grid_rows.alike(*self.grid_given), len(self.firsts)
         if (
             shared is None
@@ -397,7 +402,7 @@ class AddCall(RowsCall):
     # With autograd.
 
     def _differentiable(self, in_place: bool) -> Tensor:
-        """By the kernels, below an autograd function."""
+        """Calls the kernels inside an autograd.Function."""
         if not self.is_one or self.form.extra:
             from . import grid_gradient
 
@@ -412,17 +417,17 @@ class AddCall(RowsCall):
         self.run(self.x)
 
     def words_of(self, index: int) -> Tensor:
-        """The plan of a piece of a grid."""
+        """The packed plan of a piece of a grid."""
         return plan_words(self.grid.pieces[index].encoding, self.device)
 
-    # In operations that autograd, a compiler and torch.func look into.
+    # In torch operations, for autograd, compilers and torch.func.
 
     def traced(self) -> Tensor:
-        """The whole of `add` in operations that a compiler fuses with their neighbours and torch.func looks into.
+        """`add` in torch operations, which a compiler can fuse with others and torch.func can transform.
 
-        With dropout a graph has the fused operator instead: generating the mask is most of the work, and a compiler's
-        own loops are several times slower at it. torch.jit.trace records the operator as well, since it follows the
-        length of x, where the mask's numbering does not keep a length.
+        With dropout a graph contains the fused operator instead: generating the mask is most of the work, and compiled
+        loops are several times slower at it. torch.jit.trace records the operator, too, unless rng_offsets would make a
+        length constant.
         """
         form, recorded = self.form, checks.is_jit_traced()
         if self.is_one and not form.extra:
@@ -448,13 +453,13 @@ class AddCall(RowsCall):
         return torch.cat([front, form.restored(body)], form.rows_at[0])
 
     def _recorded(self) -> Tensor:
-        """What torch.jit.trace records: the mask is numbered as x is, so that no length is kept but those of
-        grid_shape, which x then has to have."""
+        """`add` for torch.jit.trace: the mask is row-major in x itself, so that no length becomes a constant except
+        those of grid_shape, which x must then have."""
         form, x = self.form, self.x
         if not isinstance(form, GridForm):
             total = form.restored(self.sum(form.canonical(x).to(self.acc)))
             return self.dropped(total, []).to(x.dtype)
-        if form.grid_shape is not None:  # has a trace raise for an x of other lengths
+        if form.grid_shape is not None:  # the trace then raises for an x of other lengths
             lengths = form.traced_lengths(x)
             given = dict(zip(form.rows_at, [form.extra + math.prod(lengths)] if form.is_flat else lengths, strict=True))
             x = x.reshape([given.get(d, x.shape[d]) for d in range(x.dim())])
@@ -489,6 +494,7 @@ class AddCall(RowsCall):
 
 
 def _front_rng_offsets(form: GridForm) -> list[int]:
+    """Philox counter base and stride of each dimension of the extra tokens."""
     steps = form.rng_offsets[1:]
     at = [*form.batch_at, form.rows_at[-1], form.channels_at]
     order = sorted(range(len(at)), key=lambda k: at[k])
@@ -496,7 +502,8 @@ def _front_rng_offsets(form: GridForm) -> list[int]:
 
 
 def _outline(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> tuple[int, tuple[int, ...]]:
-    """`checks.grid_outline`; where a name does not take x's channels, they may be another dimension's."""
+    """`checks.grid_outline`; if a named convention does not accept the number of channels, the error also mentions
+    channel_dim."""
     if _is_compiling() or not isinstance(encoding, str):
         return checks.grid_outline(encoding, width)
     try:

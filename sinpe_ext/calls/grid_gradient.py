@@ -1,4 +1,4 @@
-"""The derivative of `add` with a grid: that of `ops/rows.py` for each piece on its channels."""
+"""The derivative of `add` with a grid: that of `ops/rows.py` for each piece of the grid, on its channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class GridAdd(torch.autograd.Function):
-    """`add` of x, alpha (a tensor or None) and positions ((1 or B, S, axes) or None) of a call; into x or new."""
+    """`add` with a grid, differentiable in x, alpha (a tensor or None) and positions ((1 or B, S, axes) or None); the
+    result is written to x or to a new tensor."""
 
     @staticmethod
     def forward(
