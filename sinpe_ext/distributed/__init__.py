@@ -1,7 +1,7 @@
-"""Positions and seeds for tensors that are cut over many processes; torch's distributed engine does everything else.
+"""Positions and seeds for tensors sharded over several processes; torch.distributed does everything else.
 
-A DTensor needs none of this: `add`, `embed`, `encode`, `table` and the layers know where its parts lie. These helpers
-are for ordinary tensors of which a process has a part: no one can see that from the tensor.
+DTensors do not need these helpers: `add`, `embed`, `encode`, `table` and the layers know the offsets of their shards.
+They are for ordinary tensors that hold a shard, whose offset cannot be read from the tensor.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ def __dir__() -> list[str]:
 
 
 def shard_start(length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None) -> int:
-    """The place in a sequence of the first row that this process has of it.
+    """The index in a sequence of the first row of this process's shard.
 
-    Equivalent to, as torch.chunk and DTensor's Shard cut:
+    Equivalent to, with the sizes of torch.chunk and DTensor's Shard:
         min(math.ceil(length / ranks) * rank, length)
 
     Args:
-        length: of the whole sequence.
-        mesh: the device mesh that it is cut over.
-        mesh_dim: the dimension of the mesh that it is cut over, a number or a name; None where there is one only.
-    Returns: 0 to length; `length` where nothing is left for this process.
+        length: length of the whole sequence.
+        mesh: the device mesh over which the sequence is sharded.
+        mesh_dim: the dimension of the mesh over which it is sharded, an index or a name; may be None if the mesh has
+            one dimension only.
+    Returns: 0 to length; `length` if the shard of this process is empty.
     Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError in a process that is not part
         of the mesh.
     """
@@ -46,16 +47,16 @@ def shard_start(length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None
 def shard_positions(
     length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None, *, start: int = 0, device: Any = None
 ) -> Tensor:
-    """The positions of the rows that this process has of a sequence cut into neighbouring pieces.
+    """The positions of the rows of this process's shard, for a sequence sharded into contiguous pieces.
 
     Equivalent to:
         distribute_tensor(start + torch.arange(length), mesh, [Shard(0)]).to_local()
 
     Args:
         length, mesh, mesh_dim: as `shard_start`.
-        start: position of the sequence's first row; positions are final, so encoding.start belongs in here as well.
-        device: of the result; the mesh's where None.
-    Returns: (rows of this process,) int64, for `positions=`.
+        start: position of the first row of the sequence; positions are final, so include encoding.start.
+        device: device of the result; None: the mesh's.
+    Returns: (rows of this process,) int64, to be passed as `positions`.
     Raises: as `shard_start`.
     """
     first, count = _run(checks.length(length), mesh, mesh_dim)
@@ -73,10 +74,10 @@ def context_parallel_positions(
     start: int = 0,
     device: Any = None,
 ) -> Tensor:
-    """The positions of the rows that this process has inside of torch's `context_parallel`.
+    """The positions of the rows of this process inside torch's `context_parallel`.
 
-    It gives rank r of n the r-th of 2 n pieces and the r-th from the end, so that causal attention is equal work for
-    all (Llama 3, arXiv:2407.21783, section 3.3.2). No offset describes that.
+    It gives rank r of n the r-th of 2 n pieces and the r-th from the end, so that causal attention is the same work on
+    all ranks (Llama 3, arXiv:2407.21783, section 3.3.2). An offset cannot describe that.
 
     Equivalent to:
         positions = start + torch.arange(length)
@@ -85,11 +86,11 @@ def context_parallel_positions(
 
     Args:
         length, mesh, mesh_dim: as `shard_start`; length is a multiple of the number of ranks.
-        load_balance: whether the sequence is dealt out so; None: where length is a multiple of 2 n, as torch decides.
-            False: neighbouring pieces.
+        load_balance: whether the sequence is distributed in this way; False: in contiguous pieces; None: True if length
+            is a multiple of 2 n, as in torch.
         start, device: as `shard_positions`.
-    Returns: (length / n,) int64, for `positions=`.
-    Raises: ValueError for a length that cannot be dealt out; else as `shard_start`.
+    Returns: (length / n,) int64, to be passed as `positions`.
+    Raises: ValueError for a length that cannot be distributed; else as `shard_start`.
     """
     length = checks.length(length)
     rank, ranks = _place(mesh, mesh_dim)
@@ -117,15 +118,15 @@ def context_parallel_positions(
 
 
 def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = None, *, device: Any = None) -> Tensor:
-    """A seed for `seed=` that is the same in all processes of a mesh: what the first one has, or draws.
+    """A seed that is the same in all processes of a mesh: the one that the first process passes, or draws.
 
-    Two processes that hold copies of one tensor need one mask; each would draw its own. With DTensors `add` and `embed`
-    do this themselves where no seed is given.
+    Processes that hold replicas of a tensor need the same dropout mask, but each would draw its own seed. With DTensors
+    `add` and `embed` do this themselves if no seed is given.
 
     Args:
-        mesh: all its processes must call.
+        mesh: all its processes must make this call.
         seed: as in `add`; None: drawn from torch's generator of the device.
-        device: of the result; the mesh's where None.
+        device: device of the result; None: the mesh's.
     Returns: () int64.
     Raises: TypeError for a seed of the wrong type; RuntimeError in a process that is not part of the mesh.
     """
@@ -139,7 +140,7 @@ def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = 
 
 
 def _place(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
-    """This process' place along a dimension of the mesh, and how many it has."""
+    """The rank of this process along a dimension of the mesh, and the size of that dimension."""
     _mesh(mesh)
     if mesh_dim is None:
         if mesh.ndim != 1:
@@ -156,7 +157,7 @@ def _place(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
 
 
 def _coordinate(mesh: DeviceMesh) -> Sequence[int]:
-    """This process' place along each dimension of the mesh."""
+    """The rank of this process along each dimension of the mesh."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise RuntimeError("mesh: expected this process to be part of it, got one that is not; call it in the others")
@@ -164,6 +165,7 @@ def _coordinate(mesh: DeviceMesh) -> Sequence[int]:
 
 
 def _mesh(mesh: Any) -> None:
+    """Raises TypeError if a value is not a DeviceMesh."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if not isinstance(mesh, DeviceMesh):
@@ -171,7 +173,7 @@ def _mesh(mesh: Any) -> None:
 
 
 def _run(length: int, mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
-    """First row and number of rows of this process, as torch.chunk deals them out."""
+    """First row and number of rows of this process, with the sizes of torch.chunk."""
     from .dtensor import chunk
 
     rank, ranks = _place(mesh, mesh_dim)

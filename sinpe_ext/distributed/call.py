@@ -1,4 +1,4 @@
-"""One call of `add` or `embed` with DTensors: the same call of this rank's part, and its result put in place."""
+"""One call of `add` or `embed` with DTensors: the same call on this rank's shard, and the result as a DTensor."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from .grid import local_call
 
 
 class _Nothing:
-    """The call of a process that is not part of the mesh. As in torch's own operations its result has no elements, and
-    arguments that go with the data are not looked at."""
+    """The call in a process that is not part of the mesh. As in torch's own operations its result is empty, and the
+    other arguments are not checked."""
 
     def needs_grad(self, *others: Tensor) -> bool:
         return torch.is_grad_enabled() and any(t.requires_grad for t in others)
 
 
 class ShardedAdd:
-    """`add` of a DTensor: what an AddCall offers.
+    """`add` of a DTensor, with the methods of AddCall.
 
     Attributes:
-        x: Shard and Replicate alone.   local: the call of this rank's part.
+        x: x with Shard and Replicate placements only.
+        local: the call on this rank's shard.
     """
 
     local: AddCall | _Nothing
@@ -94,7 +95,7 @@ class ShardedAdd:
         return _written(whole)
 
     def written(self, out: Any) -> tuple[Tensor, Tensor]:
-        """This rank's parts of `out` and of x, to be checked."""
+        """This rank's shards of `out` and of x, to be checked."""
         if not isinstance(out, DTensor):
             raise TypeError(f"out: expected a DTensor, as x is, got {type(out).__name__}; pass torch.empty_like(x)")
         if out.shape != self.x.shape:
@@ -106,6 +107,7 @@ class ShardedAdd:
         return self.local.written(out.to_local())
 
     def _same_places(self, name: str, t: DTensor) -> None:
+        """Raises ValueError if a DTensor that is written to has another mesh or other placements than x."""
         if t.device_mesh != self.x.device_mesh or tuple(t.placements) != self.layout.placements:
             raise ValueError(
                 f"{name}: expected placements {self.layout.placements} on the mesh of x to write to, got "
@@ -114,17 +116,18 @@ class ShardedAdd:
 
 
 def _written(t: Tensor) -> Tensor:
-    """A DTensor whose part was written to: autograd is told, as of any other."""
+    """Increments the version counter of a DTensor whose shard was written to."""
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(t)
     return t
 
 
 class ShardedEmbed:
-    """`embed` of DTensors: what an EmbedCall offers.
+    """`embed` of DTensors, with the methods of EmbedCall.
 
-    ids may be sharded, weight by its channels; a mesh dimension that shards weight has copies of ids. Where weight is
-    sharded by its rows, torch's own lookup sums what the ranks find, along the sequence, and `add` does the rest.
+    ids may be sharded, and weight by its channels; ids is replicated over mesh dimensions that shard weight. If weight
+    is sharded by rows, torch's own embedding looks up and reduces over the ranks, the result is sharded along the
+    sequence, and `add` does the rest.
     """
 
     local: EmbedCall | AddCall | _Nothing
@@ -190,8 +193,8 @@ class ShardedEmbed:
 
 
 def _with_rows_each(weight: DTensor) -> DTensor:
-    """A weight that is sharded by rows over one dimension of the mesh at most, and copies where a rank would have none:
-    torch's lookup fails with more and with less."""
+    """weight with its rows sharded over at most one dimension of the mesh, and over none if a rank would have no row:
+    torch's embedding fails otherwise."""
     by_rows = [k for k, p in enumerate(weight.placements) if isinstance(p, Shard) and p.dim == 0]
     gathered = by_rows if by_rows and dtensor.smallest(weight)[0] == 0 else by_rows[:-1]
     wanted = [Replicate() if k in gathered else p for k, p in enumerate(weight.placements)]
@@ -203,8 +206,9 @@ def _both(ids: DTensor, weight: DTensor) -> list[tuple[Placement, Placement]]:
 
 
 def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: int) -> DTensor:
-    """Rows of a weight that is sharded by rows; the sum over its ranks is left sharded along the sequence, unless ids
-    are so already: then they are gathered, which torch's lookup wants, and the result is sharded as they were."""
+    """Looks up the rows of a weight that is sharded by rows; the reduced result is sharded along the sequence. If ids
+    is sharded along the sequence already, it is gathered first, as torch's embedding requires, and the result is
+    sharded like ids."""
     places = list(ids.placements)
     along = [isinstance(p, Shard) and p.dim == rows_at for p in places]
     if any(along):
@@ -219,7 +223,7 @@ def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: 
 
 
 def _mask(ids: DTensor, idx: int, padding_mask: Any, rows_at: int) -> Any:
-    """Tokens that are padding, (B, S), with the caller's own mask."""
+    """The mask of padding tokens, (B, S), combined with the caller's padding_mask."""
     embedding.masks_padding(idx, ids)
     mask = ids == idx
     mask = mask.transpose(0, 1) if ids.dim() > 1 and rows_at == 0 else mask
