@@ -1,4 +1,4 @@
-"""`identify`: which convention made a table of positional encodings, from the values alone."""
+"""`identify`: finds the convention of a table of positional encodings from its values alone."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ class Match:
     """A convention that reproduces a table.
 
     Fields:
-        name: of the convention; "custom" for an encoding that has none.
-        aliases: names that give the same table (`alias_codes`: the line for each).
-        encoding: `sinpe.table(rows - extra_tokens, encoding)` is the table, below its first `extra_tokens` rows; for a
+        name: name of the convention; "custom" for an encoding without one.
+        aliases: other names that give the same table (`alias_codes`: the code for each).
+        encoding: `sinpe.table(rows - extra_tokens, encoding)` is the table without its first `extra_tokens` rows; for a
             grid `sinpe.table(shape, encoding)`.
-        start: position of the first row that is not an extra token's; for a grid one per axis where they differ.
-        amplitude: factor on every value.
+        start: position of the first row after the extra tokens; for a grid one per axis if they differ.
+        amplitude: factor of every value.
         max_error: largest difference from the exact encoding.
-        code: the line that gives `encoding`.
-        rows, shape: of the table; shape is None for one that is no grid.
-        extra_tokens: rows before the first position: zeros, or before a grid learned ones (class tokens).
-        zero_rows: other rows that are zero where the encoding is not (a padding row).
-        float32_angle: "" for the exact values; "float32_exp" or "float32_pow" where the table has the rounding errors
-            of that formula; "other" where it has those of another one.
-        note: what else there is to know, in a sentence or two.
-        zero_columns: columns of zeros that were set aside; `encoding` and `max_error` speak of the others.
-        transposed: whether the table was given with the channels first, (d, N): `encoding`, `rows` and the other fields
-            speak of its transpose, (N, d).
+        code: code that creates `encoding`.
+        rows: number of rows of the table.
+        shape: lengths of the grid; None if the table is not a grid.
+        extra_tokens: number of rows before the first position: zeros, or, before a grid, learned rows (class tokens).
+        zero_rows: indices of other rows that are zero although the encoding is not (a padding row).
+        float32_angle: "" for exact values; "float32_exp" or "float32_pow" if the table has the rounding errors of that
+            formula; "other" if it has those of another formula.
+        note: further findings, as text.
+        zero_columns: indices of columns of zeros that were ignored; `encoding` and `max_error` refer to the others.
+        transposed: whether the table was given channels first, (d, N); `encoding`, `rows` and the other fields refer to
+            its transpose, (N, d).
     """
 
     name: str
@@ -74,14 +75,16 @@ class Match:
 
 
 def _fields(code: str) -> set[str]:
-    """The fields that a line sets, save for start, which the first line of a match tells."""
+    """The fields set by a line of code, except start, which the first line of a match states."""
     return {part.rstrip(")") for part in code.split(", ")[2:] if not part.startswith(("start=", "axes="))}
 
 
 class Matches(list[Match]):
-    """The matches of a table, best first. Empty where none fits: then `reason` says why.
+    """The matches of a table, best first. If nothing matches the list is empty.
 
-    closest: the encoding that comes nearest where none fits, if any is near; its max_error says how near.
+    Attributes:
+        reason: why nothing matches; "" otherwise.
+        closest: if nothing matches, the nearest encoding, if one is near; its max_error is the distance.
     """
 
     def __init__(self, matches: Iterable[Match] = (), reason: str = "", closest: Match | None = None) -> None:
@@ -107,21 +110,22 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
         fairseq (also t2t, ddpm), 64 rows, start 2, max error 3e-08
             sinpe.convention("fairseq", 64)
 
-    Nothing but the values is used: the layout, base, first position, amplitude and position_scale are found from them,
-    and every row is compared with the exact encoding. Rows of zeros (padding, class tokens) and
-    columns of zeros do not count; values may be rounded to 16 bits, or to the decimals of a printed table.
+    Only the values are used: layout, base, first position, amplitude and position_scale are determined from them, and
+    every row is compared with the exact encoding. Rows of zeros (padding, class tokens) and columns of zeros are
+    ignored; values may be rounded to 16 bits, or to the decimals of a printed table.
 
     Args:
         table: a tensor or NumPy array of floating-point values, float16 to float64: (N, d), (1, N, d) or (N, 1, d);
-            a grid as (H, W, d), (T, H, W, d), (1, C, H, W), or flattened to (extra tokens + H * W, d). Where nothing
-            fits it as it is, the transpose of (d, N) or (1, d, N) is tried: see `Match.transposed`.
-        shape: (H, W) or (T, H, W) of a flattened grid. None: rows of one coordinate, or else the shape is read off.
-        top: the most matches to return.
-    Returns: a list of `Match`; it is empty where no convention fits (a learned table, a rotary cache, noise), and its
-        `reason` and `closest` say what was found instead.
+            a grid as (H, W, d), (T, H, W, d), (1, C, H, W), or flattened to (extra tokens + H * W, d). If nothing
+            matches, the transpose of (d, N) or (1, d, N) is tried: see `Match.transposed`.
+        shape: (H, W) or (T, H, W) of a flattened grid. None: a one-dimensional encoding is tried first, then the shape
+            of a grid is determined from the values.
+        top: maximum number of matches to return.
+    Returns: a list of `Match`; it is empty if no convention matches (a learned table, a rotary cache, noise), and its
+        `reason` and `closest` then describe what was found.
     Raises:
-        TypeError: a table that is neither tensor nor array, a shape of no integers.
-        ValueError: a shape that the table cannot have.
+        TypeError: for a table that is neither a tensor nor an array, or a shape that is not integers.
+        ValueError: for a shape that the table cannot have.
     """
     top = integer("top", top, 1, 2**31, "pass the most matches that you want")
     lengths = lengths_of(shape)
@@ -140,10 +144,10 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
 
 @contextlib.contextmanager
 def _plain_cpu() -> Iterator[None]:
-    """One thread of the CPU, whatever the defaults are.
+    """Context manager: one CPU thread, and the CPU as the default device.
 
-    A search is thousands of small operations: threads that wait for each other cost more than they save, on a busy
-    machine tenfold. PyTorch keeps the number for the calling thread.
+    A search consists of thousands of small operations, for which synchronizing threads costs more than it saves, ten
+    times as much on a busy machine. PyTorch stores the number of threads per calling thread.
     """
     threads = torch.get_num_threads()
     elsewhere = torch.get_default_device().type != "cpu"
@@ -156,10 +160,10 @@ def _plain_cpu() -> Iterator[None]:
 
 
 def _search_both(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
-    """The table as it is given; where nothing fits it, its transpose."""
+    """Searches the table as it is given and, if nothing matches, its transpose."""
     turned = _transpose(rows)
     size = math.prod(lengths) if lengths else 0
-    if turned is not None and turned.shape[1] < size <= len(turned):  # too few rows for the shape, as it is given
+    if turned is not None and turned.shape[1] < size <= len(turned):  # has too few rows for the shape as it is given
         found = Found(reason=f"it has {turned.shape[1]} rows, too few for the shape")
     else:
         found = _search(rows, lengths)
@@ -180,7 +184,8 @@ def _search_both(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
 
 
 def _transpose(rows: Tensor) -> Tensor | None:
-    """The rows (N, d) of a table (d, N), (1, d, N) or one of these per sample; None where they cannot be sinusoids."""
+    """The transpose (N, d) of a table (d, N), (1, d, N) or one of these per sample; None if its columns cannot be
+    sinusoids."""
     if sum(length != 1 for length in rows.shape) == 2:
         flat = rows.squeeze()
     elif rows.dim() == 3 and _repeated(rows):
@@ -191,7 +196,7 @@ def _transpose(rows: Tensor) -> Tensor | None:
 
 
 def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
-    """Each way to read the shape, until one fits; else the most telling failure."""
+    """Tries each interpretation of the shape until one matches; else returns the most informative failure."""
     best: Found | None = None
     for view in _views(rows, lengths):
         found = search(view)
@@ -203,7 +208,7 @@ def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
 
 
 def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[View]:
-    """Ways to read a tensor: as rows (N, d), and as a grid of which lengths (None: rows of one coordinate)."""
+    """The interpretations of a tensor: as rows (N, d) of a sequence, or of a grid with certain lengths."""
     kept = [length for length in rows.shape[:-1] if length != 1]
     dim = rows.shape[-1]
     flat = rows.reshape(-1, dim)
@@ -224,7 +229,7 @@ def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[View]:
     if len(kept) <= 1:
         yield View(flat, None, known=True)
         shapes, sure = shapes_of(flat)
-        lines = [grid for grid in shapes if max(grid) == math.prod(grid)]  # rows of one coordinate are likelier
+        lines = [grid for grid in shapes if max(grid) == math.prod(grid)]  # a sequence is more likely than these
         for grid in shapes:
             if grid not in lines:
                 yield View(flat, grid)
@@ -244,13 +249,13 @@ def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[View]:
 
 
 def _repeated(rows: Tensor) -> bool:
-    """Whether a three-dimensional tensor is one table, once per sample of a batch."""
+    """Whether a three-dimensional tensor is the same table repeated for each sample of a batch."""
     samples = rows.reshape(-1, *[length for length in rows.shape[:-1] if length != 1][1:], rows.shape[-1])
     return bool((samples == samples[:1]).all()) if torch.equal(samples[0], samples[-1]) else False
 
 
 def lengths_of(shape: Any) -> tuple[int, ...] | None:
-    """The shape as a tuple of lengths. Raises TypeError, ValueError."""
+    """Checks `shape`; returns a tuple of lengths. Raises TypeError, ValueError."""
     if shape is None:
         return None
     try:
