@@ -29,11 +29,11 @@ from .dropin import (
     changed,
     half_rotary,
     inner,
+    isolated_copy,
     number,
     owner,
     parameters,
     settings,
-    twin,
 )
 from .measure import Differs, Probe, allowed, difference, quiet
 from .plain_forms import Unclear, fixed_inside, form_of, must, run, same_values, stateless
@@ -200,7 +200,7 @@ def _scaled(module: Any, key: str, scale: str) -> list[Candidate] | Left | None:
         return None
     dim, place = 2 * held.numel(), held.device
     with quiet(place):
-        tried = twin(module)
+        tried = isolated_copy(module)
         tried._parameters[scale] = nn.Parameter(torch.ones_like(tried._parameters[scale]))
         rows, why = run(tried, torch.zeros(1, STEPS, dim, device=place))
     encoding = _known(rows, (STEPS, dim))
@@ -264,7 +264,7 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
 def _steady(tried: Any, x: Tensor, known: tuple[str | None, ...]) -> None:
     """Raises Unclear where the rows depend on more than a drop-in follows, or are others in training."""
     fixed_inside(tried, x, known)
-    training = twin(tried)
+    training = isolated_copy(tried)
     training.__dict__["training"] = True
     if not same_values(run(training, x)[0], must(tried, x)):
         raise Unclear("it gives something else in training")
@@ -272,7 +272,7 @@ def _steady(tried: Any, x: Tensor, known: tuple[str | None, ...]) -> None:
 
 def _without_cache(module: nn.Module) -> Any:
     """A twin that has kept nothing from an earlier call."""
-    tried = twin(module)
+    tried = isolated_copy(module)
     for held in (tried._buffers, tried.__dict__):
         for key, value in held.items():
             if isinstance(value, Tensor) and value.dim() > 2:
@@ -338,7 +338,7 @@ def _required(function: Any) -> int | None:
 
 def _timesteps(module: Any) -> list[Candidate] | Left | None:
     """For a module without parameters whose forward gives rows for the positions that it is called with."""
-    place, tried = _place(module), twin(module)
+    place, tried = _place(module), isolated_copy(module)
     steps = torch.arange(float(STEPS), device=place)
     rank, rows = 1, run(tried, steps)[0]
     if rows is None or rows.dim() != 2 or len(rows) != STEPS:
@@ -386,7 +386,7 @@ def _lengths(module: Any) -> list[Candidate] | Left | None:
     """For a module without parameters whose forward computes a table for the length of x, and adds it or gives it."""
     if len(parameters(module)) != 1:
         return None
-    place, tried = _place(module), twin(module)
+    place, tried = _place(module), isolated_copy(module)
     widths = {value: key for key, value in vars(module).items() if type(value) is int and 2 <= value <= LONGEST}
     for width in list(widths)[:MOST_WIDTHS]:
         for shape in ((1, LENGTHS, width), (LENGTHS, 1, width)):
@@ -405,7 +405,7 @@ def _through(module: Any, name: str, required: int) -> list[Candidate] | Left | 
     """For a module whose forward calls a method of its own for the rows, and does what it likes with them."""
     if required != 1 or sum(value.numel() for value in module.parameters()) > LARGEST:
         return _alone(module, name)
-    place, tried = _place(module), twin(module)
+    place, tried = _place(module), isolated_copy(module)
     seen: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
     method = getattr(tried, name)
 
@@ -466,14 +466,14 @@ def _reads_no_tensor(module: Any, name: str, rows_of: Callable[[Any], Tensor], r
     """Raises Unclear where the rows of a method change with a tensor, or with a number inside of an object."""
     if isinstance(inspect.getattr_static(type(module), name), staticmethod):
         return
-    before = rows_of(getattr(twin(module), name))
-    other = twin(module)
+    before = rows_of(getattr(isolated_copy(module), name))
+    other = isolated_copy(module)
     for value in (*other.parameters(), *other.buffers()):
         if value.is_floating_point():
             value.data.mul_(2).add_(1)
     changes = [(other, "its tensors")]
     for path in list(inner(module))[:MOST]:
-        other = twin(module)
+        other = isolated_copy(module)
         changed(other, path)
         changes.append((other, f"`{'.'.join(map(str, path))}`"))
     for other, what in changes:
@@ -513,7 +513,7 @@ def _gain(module: Any, name: str, steps: Tensor, place: torch.device) -> float:
     generator, largest, size = torch.Generator().manual_seed(3), 0.0, 2.0**-7
     outs: list[Tensor] = []
     for change in range(3):
-        tried = twin(module)
+        tried = isolated_copy(module)
         method = getattr(tried, name)
 
         def changed(*args: Any, change: int = change, method: Any = method, **named: Any) -> Any:
@@ -602,7 +602,7 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _cast(tried: Any, held: torch.dtype | None) -> Any:
-    return tried if held is None else twin(tried).to(held)
+    return tried if held is None else isolated_copy(tried).to(held)
 
 
 def _shape(t: Tensor, rank: int) -> Tensor:

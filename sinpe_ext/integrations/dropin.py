@@ -114,7 +114,7 @@ def _rebuild(mixin: Any, base: Any, replaces: str = "forward") -> Any:
     return made.__new__(made)
 
 
-def twin(module: Any, as_it_is: bool = False, memo: dict[int, Any] | None = None) -> Any:
+def isolated_copy(module: Any, as_it_is: bool = False, memo: dict[int, Any] | None = None) -> Any:
     """A module with tensors, containers and children of its own, in evaluation mode and without hooks.
 
     Code can be tried on it: what it sets or writes, it sets and writes on the twin. as_it_is: in the mode that the
@@ -132,7 +132,7 @@ def twin(module: Any, as_it_is: bool = False, memo: dict[int, Any] | None = None
         copy.__dict__[name] = type(copy.__dict__[name])()
     children = module.__dict__["_modules"]
     copy.__dict__["_modules"] = {
-        name: None if child is None else twin(child, as_it_is, memo) for name, child in children.items()
+        name: None if child is None else isolated_copy(child, as_it_is, memo) for name, child in children.items()
     }
     copy.__dict__["training"] = as_it_is and module.training
     return copy
@@ -142,7 +142,7 @@ def trial(
     module: nn.Module, mixin: type[DropIn], encoding: Any, tables: tuple[str, ...], options: dict[str, Any]
 ) -> Any:
     """A twin that is swapped already, with tables of its own."""
-    copy = twin(module)
+    copy = isolated_copy(module)
     copy.__class__ = class_of(mixin, type(module), options.get("_sinpe_replaces", "forward"))
     copy.__dict__.update(_sinpe_encoding=encoding, _sinpe_tables=tables, **options)
     copy._sinpe_ready()

@@ -13,7 +13,20 @@ from torch import Tensor, nn
 from ..encodings.encoding import Encoding
 from ..functional import add, table
 from ..modules import shared
-from .dropin import MOST, Candidate, DropIn, Left, changed, inner, number, other, parameters, same, settings, twin
+from .dropin import (
+    MOST,
+    Candidate,
+    DropIn,
+    Left,
+    changed,
+    inner,
+    isolated_copy,
+    number,
+    other,
+    parameters,
+    same,
+    settings,
+)
 from .measure import Probe, quiet
 
 # ------------------------------------------------------------------------------------------------------------- trials
@@ -32,7 +45,7 @@ class Unclear(Exception):
 def run(tried: Any, x: Tensor) -> tuple[Tensor | None, str]:
     """Its output on a twin, which may convert or replace its table; None and the reason where there is none."""
     try:
-        out = twin(tried, as_it_is=True).forward(x.clone())
+        out = isolated_copy(tried, as_it_is=True).forward(x.clone())
     except Exception as problem:
         return None, f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
     return (out, "") if isinstance(out, Tensor) else (None, f"it gives {type(out).__name__}")
@@ -72,10 +85,10 @@ def inputs_of(tried: Any, x: Tensor) -> list[Tensor]:
 def stateless(tried: Any, x: Tensor) -> None:
     """Raises Unclear where a call leaves anything behind: the next one could differ."""
     for training in (False, True):
-        called = twin(tried)
+        called = isolated_copy(tried)
         for module in called.modules():
             module.__dict__["training"] = training and type(module).__name__ != "Dropout"
-        before = twin(called)
+        before = isolated_copy(called)
         first, second = called.forward(x.clone()), called.forward(x.clone())
         if not same(before, called):
             raise Unclear("its forward changes the module: it keeps a state from call to call")
@@ -90,7 +103,7 @@ def fixed_inside(tried: Any, x: Tensor, known: tuple[str | None, ...]) -> None:
     if len(paths) > MOST:
         raise Unclear(f"it holds {len(paths)} values, too many to try which of them its forward reads")
     for path in paths:
-        changed_ = twin(tried)
+        changed_ = isolated_copy(tried)
         changed(changed_, path)
         out, _ = run(changed_, x)
         if out is not None and not same_values(out, base):
@@ -113,7 +126,7 @@ def live(tried: Any, scale: float, factor: Any, x: Tensor, rows: Tensor) -> tupl
     for name, value in vars(tried).items():
         if not number(value) or value <= 0:
             continue
-        changed_ = twin(tried)
+        changed_ = isolated_copy(tried)
         changed_.__dict__[name] = other(value)
         out, _ = run(changed_, x)
         if out is None or out.shape != x.shape or same_values(out, must(tried, x)):
@@ -263,7 +276,7 @@ def form_of(
     reasons = []
     with quiet(rows.device):
         for channels_first in (turned, not turned):
-            tried = twin(module)
+            tried = isolated_copy(module)
             if channels_first:
                 _turn(tried)
             try:
@@ -434,7 +447,7 @@ def _factor(tried: Any, dim: int, got: Tensor, of: Tensor, what: str) -> float:
 
 def _learned(tried: Any, name: str, given: Tensor, rows: Tensor, zeros: Tensor) -> str:
     """The name of the parameter that the rows are multiplied by, once that is certain."""
-    other = twin(tried)
+    other = isolated_copy(tried)
     held = other._parameters[name] = nn.Parameter(tried._parameters[name].detach() * 2 + 0.5)
     for value, got in ((float(tried._parameters[name]), given), (float(held), None)):
         if got is None:
@@ -451,7 +464,7 @@ def _dropout(tried: Any, x: Tensor) -> str | None:
     names = [name for name, child in tried._modules.items() if isinstance(child, nn.Dropout)]
     if len(names) > 1:
         raise Unclear(f"it has {len(names)} dropouts")
-    other = twin(tried)
+    other = isolated_copy(tried)
     other.__dict__["training"] = True
     for name in names:
         other._modules[name].__dict__.update(training=True, p=1.0)

@@ -143,9 +143,9 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
             for key in candidate.tables:
                 apart.append(_table(module, tried, key, encoding))
         for probe in candidate.probes:
-            old = dropin.twin(module)  # a new one each time: some convert or replace their table as they go
+            old = dropin.isolated_copy(module)  # a new one each time: some convert or replace their table as they go
             difference = measure.compare(old, tried, probe, encoding)
-            if candidate.stateless and not same(dropin.twin(module), old, candidate.tables):
+            if candidate.stateless and not same(dropin.isolated_copy(module), old, candidate.tables):
                 raise measure.Differs("its forward changes the module: it keeps a state from call to call")
             apart.append(difference if probe.reported else 0.0)
     except measure.Differs as problem:
