@@ -138,7 +138,7 @@ def isolated_copy(module: Any, as_it_is: bool = False, memo: dict[int, Any] | No
     return copy
 
 
-def trial(
+def swapped_copy(
     module: nn.Module, mixin: type[DropIn], encoding: Any, tables: tuple[str, ...], options: dict[str, Any]
 ) -> Any:
     """A twin that is swapped already, with tables of its own."""

@@ -138,7 +138,9 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
     plan = Plan(module, name, encoding=encoding, form=candidate.form)
     try:
         with measure.quiet():
-            tried = dropin.trial(module, candidate.mixin, encoding, candidate.tables, {**candidate.options, **options})
+            tried = dropin.swapped_copy(
+                module, candidate.mixin, encoding, candidate.tables, {**candidate.options, **options}
+            )
             apart = [0.0]
             for key in candidate.tables:
                 apart.append(_table(module, tried, key, encoding))
