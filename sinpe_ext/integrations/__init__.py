@@ -1,7 +1,7 @@
-"""Ways from and to other programs: `standard_operators` for exporters, and
+"""Integration with other programs: `standard_operators` for exporters, and `swap`, which replaces the sinusoidal
+modules of an existing model by ones that use this library and keeps its checkpoints valid.
 
-`swap`: the sinusoidal modules of an existing model, replaced by this library's, checkpoints and all.
-transformers and diffusers are never imported here: what a model has of them is told by its classes' names.
+transformers and diffusers are never imported: their modules are recognised by signature, attributes and class names.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def __dir__() -> list[str]:
 
 @dataclass(frozen=True)
 class Swap:
-    """What became of one module.
+    """The result of `swap` for one module.
 
     Fields:
-        name: its qualified name, the first of them where it is shared; "" for the model itself.
-        old_class: its class before, with the module it is defined in.
+        name: its qualified name, the first one if it is shared; "" for the model itself.
+        old_class: its previous class, with the Python module that defines it.
         swapped: whether it was replaced (with dry_run: whether it would be).
-        encoding: the encoding it has now; where it was left alone the one that was recognised, or None.
+        encoding: its encoding now; if it was left alone, the one that was recognised, or None.
         convention: the name of the encoding in `sinpe.conventions()`, or its fields.
         form: what the module does with the rows.
         difference: the largest difference between its output before and after, over calls of several lengths and
-            over its whole table; nan where it was left alone.
+            its whole table; nan if it was left alone.
         reason: why it was left alone, else "".
     """
 
@@ -67,9 +67,11 @@ class Swap:
 
 
 class Report(list[Swap]):
-    """What `swap` did, one entry for each module that it recognised as sinusoidal. An empty one is no proof of absence.
+    """The result of `swap`: one entry for each module that it recognised as sinusoidal. An empty report does not prove
+    that the model has no sinusoidal modules.
 
-    model: the swapped model, which is the one that was passed unless inplace=False.
+    Attributes:
+        model: the swapped model, which is the given one unless inplace=False.
     """
 
     def __init__(self, entries: Iterable[Swap] = (), model: nn.Module | None = None) -> None:
@@ -78,17 +80,17 @@ class Report(list[Swap]):
 
     @property
     def swapped(self) -> list[Swap]:
-        """The entries that were swapped."""
+        """The entries of modules that were swapped."""
         return [entry for entry in self if entry.swapped]
 
     @property
     def left(self) -> list[Swap]:
-        """The entries that were recognised, or look sinusoidal, and were left alone."""
+        """The entries of modules that were recognised, or look sinusoidal, and were left alone."""
         return [entry for entry in self if not entry.swapped]
 
     @property
     def difference(self) -> float:
-        """The largest difference of all that were swapped; 0 where none was."""
+        """The largest difference of the swapped modules; 0 if there are none."""
         return max((entry.difference for entry in self.swapped), default=0.0)
 
     def __str__(self) -> str:
@@ -115,10 +117,10 @@ def swap(
     fuse_dropout: bool = False,
     dry_run: bool = False,
 ) -> Report:
-    """Replaces the sinusoidal modules of a model that it recognises, and reports what it did.
+    """Replaces the sinusoidal modules of a model that it recognises, and returns a report.
 
-    Equivalent to, for each module whose output stays the same but for the float32 error of its angles:
-        module.__class__ = a subclass of its class, with a forward that is made of sinpe's functions
+    Equivalent to, for each module whose output stays the same except for the float32 error of its angles:
+        module.__class__ = a subclass of its class whose forward calls sinpe's functions
 
     Example:
         >>> from torch import nn
@@ -136,27 +138,27 @@ def swap(
             x + rows, batch first; paper; differs by 0
 
     Recognised: transformers' and fairseq's modules that look up rows of tokens, and transformers' sine embeddings of
-    pictures; diffusers' Timesteps, PatchEmbed and CogVideoXPatchEmbed; x-transformers' ScaledSinusoidalEmbedding and
-    positional-encodings' modules; and, of any origin and whatever they are called, a frozen nn.Embedding of sinusoids,
-    modules that add rows of a table, or give them, where `identify` knows the table, and modules that compute the rows
-    of timesteps, in their forward or in a method that it calls. Each is tried on a copy first: it is replaced only
-    where tables and outputs agree, else the entry has the reason. Names in the state dict, parameters, hooks,
-    `isinstance`, signatures and every reference to a module stay; tables stay and get the encoding's values.
+    images; diffusers' Timesteps, PatchEmbed and CogVideoXPatchEmbed; x-transformers' ScaledSinusoidalEmbedding and
+    positional-encodings' modules; and, of any origin and name, a frozen nn.Embedding of sinusoids, modules that add or
+    return rows of a table that `identify` recognises, and modules that compute the rows of timesteps, in their forward
+    or in a method that it calls. Each replacement is first verified on a copy: a module is replaced only if tables and
+    outputs agree; otherwise its entry states the reason. State dict keys, parameters, hooks, `isinstance`, signatures
+    and all references to a module are preserved; tables are kept and overwritten with the encoding's values.
 
     Args:
-        inplace: False: leave the model as it is and swap a deep copy, `report.model`.
+        inplace: False: leave the model unchanged and swap a deep copy, `report.model`.
         angle: "exact"; "float32_exp" or "float32_pow" for the roundings of the usual float32 formula; "float32" for
-            whichever of all three is nearest to each module, often its very bits.
-        strict: raise instead, and swap nothing, where a module that was recognised would be left alone. A model in
-            which none is recognised does not raise.
-        skip: names of modules to pass over, with * and ? as in fnmatch.
-        fuse_dropout: in plain modules, drop in the same pass as the sum. Faster, but the masks are this library's;
-            by default they are torch's, the ones that the old module would have drawn.
-        dry_run: report what would be done, and do nothing.
+            the one of these three that is nearest to each module, often bitwise equal.
+        strict: raise, and swap nothing, if a module that was recognised would be left alone. A model without recognised
+            modules does not raise.
+        skip: names of modules to skip, with * and ? as in fnmatch.
+        fuse_dropout: in plain modules, apply dropout in the same pass as the sum. Faster, but the masks are this
+            library's; by default they are torch's, the same that the old module would have drawn.
+        dry_run: report what would be done without doing it.
     Returns: a `Report`, a list of `Swap`.
     Raises:
-        TypeError: a model that is no nn.Module, an argument of the wrong type.
-        ValueError: an unknown angle; with strict, modules that would be left alone.
+        TypeError: for a model that is not an nn.Module, or an argument of the wrong type.
+        ValueError: for an unknown angle; with strict, for modules that would be left alone.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
