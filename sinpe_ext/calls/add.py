@@ -41,6 +41,7 @@ LARGE = 4 << 20  # bytes; for larger results it is faster if the operator alloca
 
 @kept
 def _form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
+    """The layout of x for these dimensions, checked."""
     rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
     checks.two_dimensions(rows_at, channels_at, seq_dim, channel_dim)
     return Form((rows_at, channels_at), rank)
@@ -82,6 +83,7 @@ class AddCall(RowsCall):
             self._set_grid(given, part, is_flat)
 
     def _set_sequence(self, given: AddArguments, part: Part | None) -> None:
+        """Checks and stores the arguments for a one-dimensional encoding."""
         x, rank = self.x, self.x.dim()
         self.form = form = _form(rank, given.seq_dim, given.channel_dim)
         rows_at, channels_at = form.axes
@@ -98,6 +100,7 @@ class AddCall(RowsCall):
     # For a grid, or a sequence with extra tokens.
 
     def _set_grid(self, given: AddArguments, part: Part | None, is_flat: bool | None) -> None:
+        """Checks and stores the arguments for a grid, or a sequence with extra tokens."""
         x, encoding, channel_dim = given.x, given.encoding, given.channel_dim
         checks.in_memory("x", x)  # here, because views of x are created before a kernel could check
         channels_at = checks.axis("channel_dim", channel_dim, x.dim())
@@ -145,6 +148,7 @@ class AddCall(RowsCall):
         self.starts = [self.start]
 
     def _set_places(self, given: AddArguments, form: GridForm) -> None:
+        """Checks and stores positions, start and padding_mask of a grid."""
         axes, mask = len(self.firsts), given.padding_mask
         shapes = form.shapes() if given.positions is not None or mask is not None else []
         self.padding_mask = None if mask is None else grids.padding_mask(mask, shapes, self.x)
@@ -163,6 +167,7 @@ class AddCall(RowsCall):
             self.starts = found
 
     def _is_one(self, is_grid: bool, dim: int) -> bool:
+        """Whether one encoding covers all channels of x."""
         if not is_grid:
             return True
         if len(self.firsts) > 1 or self.columns is not None:
@@ -175,7 +180,7 @@ class AddCall(RowsCall):
         value, width = self.grid_given
         if self.columns is not None:
             first, count = self.columns
-            self.columns = min(first, width - 1), max(count, 1)  # a row of one channel broadcasts to one of none
+            self.columns = min(first, width - 1), max(count, 1)  # rows of one channel broadcast to data without any
         self.given = value, width, 0 if is_grid else self.columns
         self.encoding = checks.encoding(*self.given)
         if self.positions is not None:
@@ -364,6 +369,7 @@ class AddCall(RowsCall):
             self._fill_piece(x, target, Piece(0, grid_rows.nothing(self.grid.dim - first), first, 1), None)
 
     def _fill_piece(self, x: Tensor, target: Tensor, piece: Piece, positions: Tensor | None) -> None:
+        """Adds one piece of a grid to its channels, at `positions` along its axis."""
         at = piece.first, piece.step, piece.encoding.dim
         a = self._sum_of(grid_rows.channels_of(x, *at), piece.encoding, positions, self.rng_offsets_at(*at[:2]))
         add_into(a, grid_rows.channels_of(target, *at))

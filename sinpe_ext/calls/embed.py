@@ -71,6 +71,7 @@ class EmbedCall(RowsCall):
             self._mask_padding()
 
     def _mask_padding(self) -> None:
+        """Adds the padding tokens of ids to padding_mask."""
         embedding.masks_padding(self.padding_idx, self.ids)
         mask = self.ids == self.padding_idx
         mask = mask if mask.dim() == 2 else mask.unsqueeze(0)

@@ -106,6 +106,7 @@ class GridForm:
         return True
 
     def _refuse(self, x: Tensor, given: Any) -> None:
+        """Raises ValueError for a grid_shape, or extra_tokens, that does not match the shape of x."""
         shape = tuple(checks.sizes(x))
         if given is None:
             raise ValueError(
@@ -118,6 +119,7 @@ class GridForm:
         )
 
     def _between(self, rows_at: Sequence[int]) -> None:
+        """Raises ValueError if the channels lie between the grid's dimensions."""
         if rows_at[0] < self.channels_at < rows_at[-1]:
             raise ValueError(
                 f"channel_dim: expected the channels before or after the grid's dimensions {tuple(rows_at)}, got "

@@ -152,6 +152,7 @@ def values(
 
 @lru_cache(maxsize=256)
 def _host_words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool) -> Tensor:
+    """`words` on the CPU."""
     every, pieces, at = fed(grid, lengths), [], 0
     for piece in every:
         pieces += [piece.axis, piece.first, piece.step, piece.encoding.dim, at]

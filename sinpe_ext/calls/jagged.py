@@ -58,6 +58,7 @@ class _Ragged(NamedTuple):
 
 
 def _ragged(given: Any) -> _Ragged:
+    """The lengths of a jagged tensor."""
     return _Ragged(given.offsets(), given._maybe_min_seqlen, given._maybe_max_seqlen)
 
 
@@ -101,6 +102,7 @@ class _Wrapped(torch.autograd.Function):
 
 
 def _is_differentiated(t: Tensor) -> bool:
+    """Whether autograd needs the derivative of a conversion of this tensor."""
     return t.requires_grad and torch.is_grad_enabled() and not needs_operations()
 
 
@@ -165,6 +167,7 @@ class Sequences:
         return other.values
 
     def _is_alike(self, other: Sequences) -> bool:
+        """Whether another jagged tensor has the same offsets."""
         if self.shape[1] == other.shape[1]:  # torch's symbolic size, which identifies the offsets
             return True
         ours, theirs = self.ends, other.ends

@@ -106,6 +106,7 @@ class Form:
         self.order = [d for d in range(rank) if d not in axes] + [*axes]
 
     def canonical(self, t: Tensor) -> Tensor:
+        """A tensor of this layout in canonical form, as a view."""
         return t if self.is_canonical else t.permute(*self.order)
 
     def restored(self, t: Tensor, like: Tensor | None = None) -> Tensor:
@@ -196,6 +197,7 @@ class RowsCall:
         return self.whole_rows, width
 
     def _set_positions(self, of: Target, positions: Any, start: Any) -> None:
+        """Checks and stores positions, or start if there are none."""
         self.positions: Tensor | None = None
         if positions is not None:
             checks.start_beside_positions(start)

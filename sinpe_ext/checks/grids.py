@@ -76,6 +76,7 @@ def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int |
 
 
 def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
+    """`starts` for a tensor."""
     axes = len(firsts)
     checks.dense_tensor("start", value)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
@@ -101,6 +102,7 @@ def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], ba
 
 
 def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> None:
+    """Checks the range of the positions that follow from start, if its values can be read."""
     if not observers.should_check_values(value) or not value.numel():
         return
     low, high = torch.stack(value.reshape(-1, len(firsts)).aminmax(dim=0)).tolist()

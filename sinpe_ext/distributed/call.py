@@ -55,6 +55,7 @@ class ShardedAdd:
             self.local = local_call(given._replace(x=self.x), part, self.layout)
 
     def _sequence(self, given: AddArguments, part: Tensor) -> AddCall:
+        """The call on this rank's shard for a one-dimensional encoding."""
         x, rank = self.x, self.x.dim()
         rows_at = checks.axis("seq_dim", given.seq_dim, rank)
         channels_at = checks.axis("channel_dim", given.channel_dim, rank)
@@ -202,6 +203,7 @@ def _with_rows_each(weight: DTensor) -> DTensor:
 
 
 def _both(ids: DTensor, weight: DTensor) -> list[tuple[Placement, Placement]]:
+    """The placements of ids and weight for each dimension of the mesh."""
     return list(zip(ids.placements, weight.placements, strict=True))
 
 

@@ -65,6 +65,7 @@ class Layout(NamedTuple):
 def _join(
     local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: torch.Size, stride: tuple[int, ...]
 ) -> DTensor:
+    """The DTensor with `local` as the shard of this rank."""
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 

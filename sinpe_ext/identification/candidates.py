@@ -47,6 +47,7 @@ class Candidate:
 
     @property
     def code(self) -> str:
+        """Code that creates the encoding."""
         if self.template.name == "custom":
             return code_of(self.encoding)
         settings = "".join(f", {name}={value!r}" for name, value in {**dict(self.template.own), **self.fields}.items())
@@ -110,10 +111,12 @@ class Found:
 
 
 def axes_of(encoding: Encoding | GridEncoding) -> tuple[Encoding, ...]:
+    """The encodings of the axes of a grid, or the encoding itself."""
     return encoding.axes if isinstance(encoding, GridEncoding) else (encoding,)
 
 
 def pieces_of(encoding: Encoding | GridEncoding) -> tuple[Piece, ...]:
+    """The pieces of a grid; a one-dimensional encoding is one piece."""
     return encoding.pieces if isinstance(encoding, GridEncoding) else (Piece(0, encoding, 0, 1),)
 
 
@@ -226,7 +229,8 @@ def _zero_by_itself(candidate: Candidate, places: list[Tensor], rows: tuple[int,
 
 
 def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
-    """(the float32 formula that reproduces the table better than the exact values, whether it does so exactly)."""
+    """(name, exactly): the float32 formula that reproduces the table better than the exact values do, and whether to
+    the last digits; "" if the exact values are better, "other" if the table has errors of another formula."""
     table, candidate = item.table, item.candidate
     rows = table.live[spread(len(table.live), ANGLE_ROWS)]
     sample = table.rows[rows].double()

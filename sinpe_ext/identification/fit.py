@@ -29,6 +29,7 @@ class Channels(NamedTuple):
     rungs: Tensor  # (m,) float64
 
     def live(self) -> Tensor:
+        """The channels that are not zero."""
         return (self.kinds != ZERO).nonzero().flatten()
 
 
@@ -474,6 +475,7 @@ class Subset(NamedTuple):
 
 
 def _subset(samples: Samples, channels: Channels, noise: Noise) -> Subset:
+    """The rows and columns that a step uses, with their weights."""
     live = channels.live()
     columns, rows = live[scattered(len(live), COLUMNS)], spread(len(samples.rows), ROWS)
     t, x = samples.rows[rows].double()[:, None], samples.values[rows][:, columns]

@@ -96,6 +96,7 @@ def _columns(view: View) -> Found:
 
 
 def _whole(view: View, *, strict: bool = False) -> Found:
+    """Searches a view as it is; a refusal becomes the reason."""
     channels = view.rows.shape[1]
     if channels > MOST_CHANNELS:
         return Found(reason=f"its {channels} channels are more than the {MOST_CHANNELS} that encodings are tried with")

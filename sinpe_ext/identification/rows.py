@@ -245,6 +245,7 @@ def _ends(channels: Channels) -> tuple[Any, ...]:
 def _candidate(
     table: Table, template: Template, fields: dict[str, Any], cost: float, sure: bool, extra: int
 ) -> Candidate | None:
+    """The candidate with these fields; None if the template does not accept them."""
     try:
         encoding = template.build(fields)
     except (ValueError, OverflowError):

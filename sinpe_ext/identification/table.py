@@ -200,6 +200,7 @@ def _refuse_repeated(shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
 
 
 def _other(kind: str, is_complex: bool) -> str:
+    """The reason to report for a dtype that tables do not have."""
     if is_complex:
         return f"{kind} values are those of a rotary cache or a spectrum, not of an encoding that is added"
     return f"{kind} values are no sines (positions or ids, perhaps)"
@@ -233,6 +234,7 @@ def decimals_of(values: Tensor, held: float) -> int:
 
 
 def _chunks(number: int, dim: int) -> list[slice]:
+    """Ranges of rows with at most CHUNK elements each."""
     step = max(1, CHUNK // dim)
     return [slice(first, min(first + step, number)) for first in range(0, number, step)]
 

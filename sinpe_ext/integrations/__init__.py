@@ -186,6 +186,7 @@ def swap(
 
 
 def _entry(plan: swapping.Plan) -> Swap:
+    """The entry of the report for a plan."""
     kind = type(plan.module)
     return Swap(
         name=plan.name,

@@ -196,6 +196,7 @@ def computed_of(module: nn.Module) -> list[Candidate] | Left | None:
 
 
 def _scaled(module: Any, key: str, scale: str) -> list[Candidate] | Left | None:
+    """Candidates for x-transformers' module; `key` and `scale` are its buffer and its parameter."""
     held = module._buffers[key]
     if held.is_meta or not calls_sine(owner(module).forward, type(module)):
         return None
@@ -226,6 +227,7 @@ def _scaled(module: Any, key: str, scale: str) -> list[Candidate] | Left | None:
 
 
 def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
+    """Candidates for the modules of positional-encodings; `key` is the buffer of frequencies."""
     held = module._buffers[key]
     if held.is_meta or not calls_sine(owner(module).forward, type(module)):
         return None
@@ -490,6 +492,7 @@ def _reads_no_tensor(module: Any, name: str, rows_of: Callable[[Any], Tensor], r
 
 
 def _called(tried: Any, t: Tensor) -> tuple[Any, str]:
+    """(output of forward, ""), or (None, reason)."""
     try:
         return tried.forward(t), ""
     except Exception as problem:
@@ -601,6 +604,7 @@ def _holds(encoding: Any, held: Tensor) -> bool:
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers and tensor attributes of a module, by name."""
     named = {**module._buffers, **{key: value for key, value in vars(module).items() if isinstance(value, Tensor)}}
     return [(key, value) for key, value in named.items() if type(value) is Tensor and value.dim() > 0]
 
@@ -618,6 +622,7 @@ def _simple(value: Any) -> bool:
 
 
 def _numbers(module: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """The numbers among the settings of a module."""
     return tuple((key, value) for key, value in settings(module) if number(value))
 
 

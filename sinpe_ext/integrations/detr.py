@@ -26,6 +26,7 @@ class PictureRows(DropIn):
     _sinpe_offset: float = 0.0
 
     def _sinpe_places(self, padding: Tensor, dtype: torch.dtype) -> Tensor:
+        """The encoding of the cells of a padded feature map."""
         exact = self._sinpe_encoding.axes[0].angle == "exact" and padding.device.type != "mps"
         places = _positions.from_mask_2d(
             padding,

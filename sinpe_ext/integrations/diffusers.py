@@ -110,6 +110,7 @@ def _corner(shape: tuple[int, int], whole: tuple[int, int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def stretched(encoding: GridEncoding, whole: tuple[int, int], base_size: int, scale: float) -> GridEncoding:
+    """A grid interpolated to an image of `whole` patches, cached."""
     return encoding.interpolated(whole, base_size=base_size, scale=scale)
 
 
@@ -151,6 +152,7 @@ def diffusion_of(module: nn.Module) -> list[Candidate] | Left | None:
 
 
 def _timesteps(module: Any) -> list[Candidate] | Left | None:
+    """Candidates for Timesteps."""
     if not (number(module.num_channels) and number(module.downscale_freq_shift)):
         return None
     scale = getattr(module, "scale", 1)
@@ -175,6 +177,7 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
 
 
 def _patches(module: Any) -> list[Candidate] | Left | None:
+    """Candidates for PatchEmbed."""
     pos_embed = tensor_of(module, "pos_embed")
     if pos_embed is None:
         return None  # created without one
@@ -203,6 +206,7 @@ def _patches(module: Any) -> list[Candidate] | Left | None:
 
 
 def _videos(module: Any) -> list[Candidate] | Left | None:
+    """Candidates for CogVideoXPatchEmbed."""
     if not has(module, "_get_positional_embeddings", "spatial_interpolation_scale", "temporal_interpolation_scale"):
         return None
     if not (module.use_positional_embeddings or module.use_learned_positional_embeddings):
@@ -231,6 +235,7 @@ def _videos(module: Any) -> list[Candidate] | Left | None:
 
 
 def _inverse(*scales: Any) -> list[Any]:
+    """Exact reciprocals."""
     from fractions import Fraction
 
     return [1 / Fraction(scale) for scale in scales]

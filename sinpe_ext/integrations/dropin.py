@@ -112,6 +112,7 @@ def _class_of(mixin: Any, base: Any, replaces: str) -> Any:
 
 
 def _rebuild(mixin: Any, base: Any, replaces: str = "forward") -> Any:
+    """Creates an object of a swapped class, for pickle."""
     made = class_of(mixin, base, replaces)
     return made.__new__(made)
 
@@ -332,6 +333,7 @@ def inner(module: nn.Module) -> Iterator[tuple[Any, ...]]:
 
 
 def _inside(value: Any) -> Any:
+    """The items of a container, or the attributes of an object."""
     return value if isinstance(value, (dict, list)) else vars(value)
 
 

@@ -50,6 +50,7 @@ def steepest(encoding: Encoding | GridEncoding) -> float:
 
 
 def amplitude(encoding: Encoding | GridEncoding) -> float:
+    """The largest amplitude of the axes."""
     axes = encoding.axes if isinstance(encoding, GridEncoding) else (encoding,)
     return max(abs(axis.amplitude) for axis in axes)
 

@@ -238,6 +238,7 @@ def _of_table(module: nn.Module, key: str, table: Tensor, by_name: bool) -> list
 
 
 def _not_known(module: nn.Module, key: str, table: Tensor, matches: Matches) -> Left | None:
+    """The report for a table that `identify` does not recognise, if its name suggests one."""
     named = SINUSOIDAL.search(f"{type(module).__name__} {key}")
     if table.requires_grad or isinstance(table, nn.Parameter) or not named:
         return None
@@ -247,6 +248,7 @@ def _not_known(module: nn.Module, key: str, table: Tensor, matches: Matches) -> 
 def _with_match(
     module: nn.Module, key: str, table: Tensor, rows: Tensor, turned: bool, match: Match
 ) -> list[Candidate] | Left:
+    """Candidates for a module whose table is recognised, or why it is left alone."""
     encoding: Any = match.encoding
     recognised = f"its table `{key}` is recognised ({match.code})"
     if table.requires_grad:

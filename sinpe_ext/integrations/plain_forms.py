@@ -201,6 +201,7 @@ class PlainRows(DropIn):
         return (rows.T if self._sinpe_turned else rows).reshape(like.shape)
 
     def _sinpe_input(self, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        """The single tensor that forward was called with."""
         given = (*args, *named.values())
         if len(given) != 1 or not isinstance(given[0], Tensor) or not {self._sinpe_argument}.issuperset(named):
             got = ", ".join([*(type(value).__name__ for value in args), *named])
@@ -314,6 +315,7 @@ def _turn(tried: Any) -> None:
 
 
 def _turn_back(candidate: Candidate) -> None:
+    """Converts a candidate found on the copy of `_turn` to channels first."""
     candidate.options["_sinpe_channels_first"] = True
     candidate.form = candidate.form.replace("batch first", "channels first").replace("of x", "of x, channels first")
     for probe in candidate.probes:
@@ -321,6 +323,7 @@ def _turn_back(candidate: Candidate) -> None:
 
 
 def _form(tried: Any, key: str | None, held: Tensor, encoding: Encoding, learned: str | None) -> list[Candidate]:
+    """The candidate for a channels-last forward. Raises Unclear if there is none."""
     dim, rows = held.shape[-1], held.numel() // held.shape[-1]
     if rows < LENGTH:
         raise Unclear(f"it has only {rows} rows")
@@ -345,6 +348,7 @@ def _form(tried: Any, key: str | None, held: Tensor, encoding: Encoding, learned
 def _adding(
     tried: Any, key: str | None, held: Tensor, encoding: Encoding, learned: str | None, at_zero: Tensor
 ) -> list[Candidate]:
+    """The candidate for a forward that adds the rows to x."""
     dim, rows = held.shape[-1], held.reshape(-1, held.shape[-1])
     noise = torch.randn(at_zero.shape, generator=torch.Generator().manual_seed(0)).to(held) * 0.5
     sequence = 1
@@ -434,6 +438,7 @@ def _shapes(ranks: list[int], sequence: int, rows: Tensor) -> list[tuple[int, ..
 
 
 def _noise(shape: tuple[int, ...], dtype: torch.dtype, held: Tensor, rows: int, size: float = 0.5) -> Probe:
+    """A call with random x."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * size
     reported = dtype == held.dtype and size <= 1
     return Probe((x.to(device=held.device, dtype=dtype),), {}, float(rows), 2.0, reported, dtype)
@@ -509,4 +514,5 @@ def _differentiates(tried: Any, x: Tensor) -> None:
 
 
 def _times(factor: Any) -> str:
+    """A factor as text, for the description of a form."""
     return f"{factor} * " if isinstance(factor, str) else "" if factor == 1.0 else f"{factor:.6g} * "

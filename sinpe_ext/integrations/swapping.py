@@ -186,6 +186,7 @@ def _table(module: nn.Module, tried: Any, key: str, encoding: Any) -> float:
 
 
 def with_angle(encoding: Encoding | GridEncoding, mode: str) -> Encoding | GridEncoding:
+    """The encoding with another angle mode."""
     return encoding.with_axes(angle=mode) if isinstance(encoding, GridEncoding) else encoding.replace(angle=mode)
 
 

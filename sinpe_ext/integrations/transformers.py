@@ -105,6 +105,7 @@ class BufferRows(Rows):
         return self._sinpe_rows("weights", torch.empty(num_embeddings, embedding_dim))
 
     def _sinpe_count(self, length: int, first: int | Tensor, like: Tensor) -> Tensor:
+        """`length` rows at consecutive positions from `first`."""
         return self._sinpe_at(torch.arange(length, device=like.device) + first, length + first)
 
 
@@ -267,6 +268,7 @@ def rows_of(module: nn.Module) -> list[Candidate] | Left | None:
 
 
 def _marian(module: nn.Embedding) -> list[Candidate]:
+    """Candidates for Marian's class and its copies."""
     # from_pretrained may set requires_grad=True, but the forward runs without gradients anyway.
     rows, dim = module.weight.shape
     length = max(1, min(rows - 1, LONGEST // dim))
@@ -290,6 +292,7 @@ def _fsmt(module: Any) -> list[Candidate]:
 
 
 def _fairseq(module: Any, weights: Tensor) -> list[Candidate] | Left | None:
+    """Candidates for fairseq's own class and its copies."""
     padding: Any = getattr(module, "padding_idx", None)
     if weights.dim() != 2 or not weights.is_floating_point() or not number(padding):
         return None

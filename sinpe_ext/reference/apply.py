@@ -211,6 +211,7 @@ def _sums_by_sorting(terms: Tensor, nodes: Tensor, count: int) -> Tensor:
 
 
 def _check_ids(ids: Tensor, num_embeddings: int) -> None:
+    """Raises IndexError if an id is not a row of weight; only on the CPU."""
     if ids.device.type == "cpu":
         embedding.id_range(ids, num_embeddings)
 

@@ -38,6 +38,7 @@ def float64(plan: Plan, position: int | float, channel: int) -> float:
 
 
 def _entry(plan: Plan, position: int | float, channel: int, rounded: Callable[[int, int], float]) -> float:
+    """One entry, rounded by `rounded` (numerator, bits) -> float."""
     entry = plan.channel(channel)
     if entry is None:
         return 0.0

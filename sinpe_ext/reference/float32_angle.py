@@ -115,6 +115,7 @@ def _steps(encoding: Encoding, index: Tensor) -> Tensor:
 
 
 def _in_halves(encoding: Encoding) -> bool:
+    """Whether sines and cosines are not interleaved."""
     return encoding.layout != "interleaved"
 
 

@@ -41,6 +41,7 @@ class Oscillators(NamedTuple):
     turns_low: Array  # float64
 
     def at(self, index: Array) -> Oscillators:
+        """The oscillators at these indices."""
         return Oscillators._make(field[index] for field in self)
 
 

@@ -52,7 +52,7 @@ def keep(
         shape: shape of the tensor that dropout is applied to.
         rng_offsets: [base, *steps], the index of the first element and its increment along each dimension; empty:
             row-major.
-        device: of the result.
+        device: device of the result.
     Returns: bool of `shape`, True = kept. May be an expanded tensor, so it must not be written to.
     """
     device, shape = torch.device(device), tuple(shape)
@@ -102,7 +102,7 @@ def _run(seed: Tensor, drop_threshold: int, base: int, count: int) -> Tensor:
     """The mask of elements base .. base + count - 1, (count,)."""
     keys, limit = _keys(seed), drop_threshold - 0x8000
     first, end = base >> 3, (base + count - 1 >> 3) + 1
-    mask = seed.new_empty(count, dtype=torch.bool)  # batched where the seed is
+    mask = seed.new_empty(count, dtype=torch.bool)  # batched if the seed is
     for counter, n in _counters(first, end, seed.device):
         low = torch.arange(counter & LOW32, (counter & LOW32) + n, device=seed.device)
         x0, x1, x2, x3 = _philox(low, counter >> 32 & HIGH29, keys)
