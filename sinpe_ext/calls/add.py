@@ -307,19 +307,19 @@ class AddCall(RowsCall):
         else:
             self._fill_each(x, target)
 
-    def _sum(self, x: Tensor, words: Tensor) -> Add:
+    def _sum(self, x: Tensor, packed_plan: Tensor) -> Add:
         """The operands of a sum with one encoding, all detached."""
         positions = None if self.positions is None else self.positions.detach()
         alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
         with_x = positions, self.padding_mask, alpha, self.seed
         rng_offsets = self.rng_offsets if self.drop_threshold else []
-        return Add(x, words, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, rng_offsets)
+        return Add(x, packed_plan, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, rng_offsets)
 
-    def operands(self, words: Tensor) -> Add:
+    def operands(self, packed_plan: Tensor) -> Add:
         """The operands of the operator `add_dropout`, which takes alpha as a tensor."""
         with_x = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
         rows = self.start, self.are_starts, self.scale
-        return Add(self.form.canonical(self.x), words, *with_x, *rows, self.drop_threshold, self.rng_offsets)
+        return Add(self.form.canonical(self.x), packed_plan, *with_x, *rows, self.drop_threshold, self.rng_offsets)
 
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
         """A grid whose coordinates are the same for all samples."""
@@ -347,9 +347,9 @@ class AddCall(RowsCall):
         assert isinstance(self.form, GridForm)
         lengths = tuple(self.form.lengths)
         values = grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
-        words = grid_rows.words(self.grid, lengths, by_channels, self.device)
+        packed_grid = grid_rows.words(self.grid, lengths, by_channels, self.device)
         ADD_GRID_OUT.run(
-            *AddGrid(x, values, words, mask, self.seed, self.scale, self.drop_threshold, rng_offsets), target
+            *AddGrid(x, values, packed_grid, mask, self.seed, self.scale, self.drop_threshold, rng_offsets), target
         )
 
     def _fill_each(self, x: Tensor, target: Tensor) -> None:
@@ -422,7 +422,7 @@ class AddCall(RowsCall):
     def _write(self) -> None:
         self.run(self.x)
 
-    def words_of(self, index: int) -> Tensor:
+    def packed_plan_of(self, index: int) -> Tensor:
         """The packed plan of a piece of a grid."""
         return plan_words(self.grid.pieces[index].encoding, self.device)
 
@@ -443,8 +443,8 @@ class AddCall(RowsCall):
                 else not self.rng_offsets and not observers.is_exporting()
             )
             if fused and self.encoding.angle == "exact" and not is_functional():
-                words = traced.plan_words(*self.given, self.device)
-                return form.restored(torch.ops.sinpe_ext.add_dropout.default(*self.operands(words)))
+                packed_plan = traced.plan_words(*self.given, self.device)
+                return form.restored(torch.ops.sinpe_ext.add_dropout.default(*self.operands(packed_plan)))
         if recorded:
             return self._recorded()
         total = self.sum(form.canonical(self.x).to(self.acc))

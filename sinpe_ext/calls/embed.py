@@ -77,13 +77,13 @@ class EmbedCall(RowsCall):
         mask = mask if mask.dim() == 2 else mask.unsqueeze(0)
         self.padding_mask = mask if self.padding_mask is None else self.padding_mask | mask
 
-    def operands(self, words: Tensor) -> Embed:
+    def operands(self, packed_plan: Tensor) -> Embed:
         """The operands of the operator `embed`."""
         weight = self.weight if self.weight.stride(1) == 1 or self.shape[-1] == 1 else self.weight.contiguous()
         with_ids = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
         rows = self.start, self.are_starts, self.scale
         gradient = self.padding_idx, self.sparse
-        return Embed(self.ids, weight, words, *with_ids, *rows, *gradient, self.drop_threshold, self.rng_offsets)
+        return Embed(self.ids, weight, packed_plan, *with_ids, *rows, *gradient, self.drop_threshold, self.rng_offsets)
 
     def traced(self) -> Tensor:
         """`embed` in torch operations, which a compiler can fuse and torch.func can transform."""

@@ -26,7 +26,7 @@ class GridAdd(torch.autograd.Function):
         assert isinstance(call.form, GridForm)
         ctx.form, ctx.scale, ctx.drop_threshold = call.form, call.scale, call.drop_threshold
         ctx.pieces = [(p.axis, p.first, p.step, p.encoding.dim) for p in call.grid.pieces]
-        ctx.words = [call.words_of(k) for k in range(len(ctx.pieces))]
+        ctx.packed_plans = [call.packed_plan_of(k) for k in range(len(ctx.pieces))]
         ctx.own_rng_offsets = [] if call.is_whole else call.form.own_rng_offsets
         ctx.rng_offsets = [call.rng_offsets_at(p.first, p.step) for p in call.grid.pieces]
         every = call.coordinates() if ctx.needs_input_grad[1] or ctx.needs_input_grad[2] else None
@@ -47,12 +47,14 @@ class GridAdd(torch.autograd.Function):
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             places = form.canonical(grad)
             of_axes: list[Any] = [None] * positions.shape[-1]
-            for (axis, first, step, count), words, rng_offsets in zip(
-                ctx.pieces, ctx.words, ctx.rng_offsets, strict=True
+            for (axis, first, step, count), packed_plan, rng_offsets in zip(
+                ctx.pieces, ctx.packed_plans, ctx.rng_offsets, strict=True
             ):
                 part = places[..., first : first + (count - 1) * step + 1 : step]
                 at = positions[..., axis]
-                a = Add(part, words, at, mask, alpha, seed, drop_threshold=ctx.drop_threshold, rng_offsets=rng_offsets)
+                a = Add(
+                    part, packed_plan, at, mask, alpha, seed, drop_threshold=ctx.drop_threshold, rng_offsets=rng_offsets
+                )
                 if ctx.needs_input_grad[1]:
                     dots = ROW_DOTS(*row_dots_of(part, a)).sum()
                     to_alpha = dots if to_alpha is None else to_alpha + dots

@@ -38,9 +38,9 @@ _plans = WeakTensorKeyDictionary()  # a plan tensor -> its plan
 def _host_tensor(plan: Plan) -> Tensor:
     """A plan as an int64 tensor on the CPU."""
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
-        words = torch.frombuffer(plan.words, dtype=torch.int64)
-    _plans[words] = plan
-    return words
+        packed_plan = torch.frombuffer(plan.words, dtype=torch.int64)
+    _plans[packed_plan] = plan
+    return packed_plan
 
 
 @lru_cache(maxsize=256)
@@ -54,7 +54,9 @@ def plan_tensor(plan: Plan, device: torch.device = CPU) -> Tensor:
     CPU. Never a fake tensor."""
     if device.type != "cuda":
         return _host_tensor(plan)
-    return on_device((plan, "words"), device, lambda: _host_tensor(plan), lambda words: _plans.update({words: plan}))
+    return on_device(
+        (plan, "words"), device, lambda: _host_tensor(plan), lambda packed_plan: _plans.update({packed_plan: plan})
+    )
 
 
 def plan_words(encoding: Encoding, device: torch.device = CPU) -> Tensor:
@@ -62,14 +64,14 @@ def plan_words(encoding: Encoding, device: torch.device = CPU) -> Tensor:
     return host_words(encoding) if device.type != "cuda" else plan_tensor(_plan_of(encoding), device)
 
 
-def partner(words: Tensor) -> Tensor:
+def partner(packed_plan: Tensor) -> Tensor:
     """The packed partner plan (`Plan.partner`), in which sines and cosines are exchanged, as a new tensor."""
-    exchanged = words.clone()
+    exchanged = packed_plan.clone()
     exchanged[FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
     return exchanged
 
 
-def angular_frequencies(words: Tensor, dim: int) -> Tensor:
+def angular_frequencies(packed_plan: Tensor, dim: int) -> Tensor:
     """The factors that turn a row of the partner plan into d encode / d position: 2 pi f of each channel, float64,
     (dim,).
 
@@ -77,20 +79,20 @@ def angular_frequencies(words: Tensor, dim: int) -> Tensor:
     these. The same channel mapping as `Plan.channel`, in tensor operations on the packed plan, so that nothing
     synchronizes with the device.
     """
-    if words.device.type == "cpu":
-        decoded(words)  # raises if this is not a packed plan
-    n_osc = (len(words) - HEADER_WORDS) // ARRAYS
-    n0, n1, flags = words[3], words[4], words[FLAGS_WORD]
-    index = torch.arange(dim, device=words.device)
+    if packed_plan.device.type == "cpu":
+        decoded(packed_plan)  # raises if this is not a packed plan
+    n_osc = (len(packed_plan) - HEADER_WORDS) // ARRAYS
+    n0, n1, flags = packed_plan[3], packed_plan[4], packed_plan[FLAGS_WORD]
+    index = torch.arange(dim, device=packed_plan.device)
     interleaved, shared = flags & FLAG_INTERLEAVED != 0, flags & FLAG_SHARED != 0
     stream = torch.where(interleaved, index & 1, (index >= n0).long())
     pair = torch.where(interleaved, index >> 1, index - n0 * stream)
     is_zero = (pair >= torch.where(stream != 0, n1, n0)) | (pair < 0)
     if not n_osc:
-        return torch.zeros(dim, dtype=torch.float64, device=words.device)
+        return torch.zeros(dim, dtype=torch.float64, device=packed_plan.device)
     oscillator = torch.where(shared, pair, pair + n0 * stream).clamp(0, n_osc - 1)
     is_cosine = (flags & (FLAG_Q0 + (FLAG_Q1 - FLAG_Q0) * stream)) != 0
-    turns = words[HEADER_WORDS + 3 * n_osc :][:n_osc].view(torch.float64)[oscillator]
+    turns = packed_plan[HEADER_WORDS + 3 * n_osc :][:n_osc].view(torch.float64)[oscillator]
     # Not torch.where with a Python number, which would be copied to the device.
     return (2 * math.pi * turns * (1.0 - 2.0 * is_cosine.double())).masked_fill(is_zero, 0.0)
 
@@ -111,10 +113,10 @@ def derivative_constants(plan: Plan, device: torch.device = CPU) -> tuple[Tensor
     )
 
 
-def decoded(words: Tensor) -> Plan:
+def decoded(packed_plan: Tensor) -> Plan:
     """The plan that a tensor of `plan_tensor` holds. A copy, as in a saved graph, is unpacked from its values."""
-    plan = _plans.get(words)
-    return plan if plan is not None else _unpacked(tuple(words.tolist()))
+    plan = _plans.get(packed_plan)
+    return plan if plan is not None else _unpacked(tuple(packed_plan.tolist()))
 
 
 @lru_cache(maxsize=64)

@@ -34,11 +34,13 @@ from .operator import Operator, one_by_one
 from .plan_words import decoded, derivative_constants
 
 
-def derivative_plan(words: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def derivative_plan(packed_plan: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The packed partner plan and the angular frequencies of a plan, see `plan_words.py`."""
     if is_traced():
-        return torch.ops.sinpe_ext.plan_partner.default(words), torch.ops.sinpe_ext.plan_slopes.default(words, dim)
-    return derivative_constants(decoded(words), words.device)
+        return torch.ops.sinpe_ext.plan_partner.default(packed_plan), torch.ops.sinpe_ext.plan_slopes.default(
+            packed_plan, dim
+        )
+    return derivative_constants(decoded(packed_plan), packed_plan.device)
 
 
 def reduced(each: Tensor, positions: Tensor) -> Tensor:
@@ -96,16 +98,16 @@ def _encode_batched(
 
 
 def _encode_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    positions, words, _, _ = inputs
-    ctx.save_for_backward(positions, words)
+    positions, packed_plan, _, _ = inputs
+    ctx.save_for_backward(positions, packed_plan)
 
 
 def _encode_backward(ctx: Any, grad: Tensor) -> Any:
-    positions, words = ctx.saved_tensors
+    positions, packed_plan = ctx.saved_tensors
     if not ctx.needs_input_grad[0]:
         return None, None, None, None
     dim = grad.shape[-1]
-    partner, angular_frequencies = derivative_plan(words, dim)
+    partner, angular_frequencies = derivative_plan(packed_plan, dim)
     wide = grad.to(accumulation(grad.dtype, positions.dtype)).reshape(1, -1, dim)
     dots = ROW_DOTS(*RowDots(wide, partner, positions.reshape(1, -1), angular_frequencies=angular_frequencies))
     return dots.reshape(positions.shape).to(positions.dtype), None, None, None

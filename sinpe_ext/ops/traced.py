@@ -98,9 +98,9 @@ def _order(value: Any, dim: int | None, piece: Piece) -> tuple[bool, float]:
 
 def plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     """The plan of an encoding as a constant of the graph, for tensors on `device`."""
-    words = _plan_words[slot(value, dim, piece, device)](value, dim, piece, device)
+    packed_plan = _plan_words[slot(value, dim, piece, device)](value, dim, piece, device)
     # A graph for CUDA that is exported on a machine without CUDA copies the constant when it runs.
-    return words.to(device) if device.type == "cuda" and words.device.type != "cuda" else words
+    return packed_plan.to(device) if device.type == "cuda" and packed_plan.device.type != "cuda" else packed_plan
 
 
 def zero_where(condition: torch.Tensor, message: str) -> torch.Tensor:
@@ -133,5 +133,5 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
         return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
     if observers.is_exporting():
         return onnx_graph.encode(_plan_of(encoding), positions, dtype)
-    words = plan_words(*given, device)
-    return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, encoding.dim, dtype)
+    packed_plan = plan_words(*given, device)
+    return torch.ops.sinpe_ext.encode.default(positions.contiguous(), packed_plan, encoding.dim, dtype)
