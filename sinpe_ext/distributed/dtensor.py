@@ -110,7 +110,7 @@ def is_outside(mesh: DeviceMesh) -> bool:
 
 
 def check_part(name: str, t: DTensor) -> None:
-    """Raises ValueError if the shard of this rank has not the size that torch.chunk gives it, which
+    """Raises ValueError if the shard of this rank does not have the size that torch.chunk gives it, which
     `DTensor.from_local`
     allows: its offset in the whole is then unknown, and it would get the positions and the mask of other rows."""
     places = t.placements

@@ -18,8 +18,8 @@ def levels(ids: Tensor, rows: int) -> Iterator[tuple[Tensor, int]]:
         rows: the number of trees; ids are in 0 .. rows - 1.
     Yields: (index of the node to which each term, or each node of the level below, is added; number of nodes in this
         level). The nodes of the last level are the rows. The terms of a node are to be added sequentially. Except on
-        the CPU the number of nodes is an upper bound, since counting them would synchronize with the device; terms
-        added to the extra nodes belong to no row.
+        the CPU the number of nodes is an upper bound, since counting them would synchronize with the device; unused
+        nodes belong to row `rows`, one past the last, which is to be ignored.
     """
     on_cpu = ids.device.type == "cpu"
     most = int(ids.bincount().max()) if on_cpu else len(ids)
