@@ -222,7 +222,7 @@ class AddCall(RowsCall):
             return self.traced()
         if not self.needs_grad(self.x):
             return self.run()
-        return self.traced() if self._is_formula() else self._differentiable(in_place=False)
+        return self.traced() if self._needs_torch_operations() else self._differentiable(in_place=False)
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
@@ -233,7 +233,7 @@ class AddCall(RowsCall):
             self.run(self.x)
             torch.autograd.graph.increment_version(self.x)
             return self.x
-        return self.x.copy_(self.traced()) if self._is_formula() else self._differentiable(in_place=True)
+        return self.x.copy_(self.traced()) if self._needs_torch_operations() else self._differentiable(in_place=True)
 
     def written(self, out: Any) -> tuple[Any, Tensor]:
         """`out` and x as the tensors that have the memory, to be checked."""
@@ -248,7 +248,7 @@ class AddCall(RowsCall):
         torch.autograd.graph.increment_version(out)
         return out
 
-    def _is_formula(self) -> bool:
+    def _needs_torch_operations(self) -> bool:
         """Whether a differentiable call uses torch operations: for float32 angles, empty tensors, shards that no kernel
         supports, and tensors without data."""
         is_exact = self.encoding.angle == "exact" if self.is_one else self._are_exact()
