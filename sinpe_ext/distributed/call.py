@@ -19,7 +19,7 @@ from . import dtensor
 from .grid import local_call
 
 
-class _Nothing:
+class _OutsideMesh:
     """The call in a process that is not part of the mesh. As in torch's own operations its result is empty, and the
     other arguments are not checked."""
 
@@ -35,7 +35,7 @@ class ShardedAdd:
         local: the call on this rank's shard.
     """
 
-    local: AddCall | _Nothing
+    local: AddCall | _OutsideMesh
 
     def __init__(self, given: AddArguments) -> None:
         x: DTensor = given.x
@@ -46,7 +46,7 @@ class ShardedAdd:
         dtensor.equal_in_graph("x", self.x)
         self.layout = dtensor.layout(x.device_mesh, self.x.placements, x.shape)
         if dtensor.is_outside(x.device_mesh):
-            self.local = _Nothing()
+            self.local = _OutsideMesh()
             return
         part = self.x.to_local(grad_placements=self.x.placements)
         if given.is_sequence():
@@ -68,7 +68,7 @@ class ShardedAdd:
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
-        if isinstance(self.local, _Nothing):
+        if isinstance(self.local, _OutsideMesh):
             return self.x.clone()
         return self.layout.result(self.local.result(), self.x.shape, self.x)
 
@@ -78,7 +78,7 @@ class ShardedAdd:
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
         self._same_places("x", self.given)
-        if isinstance(self.local, _Nothing):
+        if isinstance(self.local, _OutsideMesh):
             return self.given
         if self.needs_grad(self.given):
             return self.given.copy_(self.result())
@@ -90,7 +90,7 @@ class ShardedAdd:
 
     @no_grad
     def _write(self, part: Tensor, whole: Any) -> Tensor:
-        if isinstance(self.local, _Nothing):
+        if isinstance(self.local, _OutsideMesh):
             return whole
         self.local.write_to(part)
         return _written(whole)
@@ -102,7 +102,7 @@ class ShardedAdd:
         if out.shape != self.x.shape:
             raise ValueError(f"out: expected shape {tuple(self.x.shape)}, got {tuple(out.shape)}; pass empty_like(x)")
         self._same_places("out", out)
-        if isinstance(self.local, _Nothing):
+        if isinstance(self.local, _OutsideMesh):
             return out.to_local(), self.x.to_local()
         dtensor.check_part("out", out)
         return self.local.written(out.to_local())
@@ -131,7 +131,7 @@ class ShardedEmbed:
     sequence, and `add` does the rest.
     """
 
-    local: EmbedCall | AddCall | _Nothing
+    local: EmbedCall | AddCall | _OutsideMesh
 
     def __init__(self, given: EmbedArguments) -> None:
         ids, weight = given.ids, given.weight
@@ -172,7 +172,7 @@ class ShardedEmbed:
         self.layout = dtensor.layout(mesh, places, shape)
         dtensor.equal_in_graph("ids", ids)
         if dtensor.is_outside(mesh):
-            self.local = _Nothing()
+            self.local = _OutsideMesh()
             self.nothing = weight.to_local().new_empty(0)
             return
         of = checks.Target(
@@ -188,7 +188,7 @@ class ShardedEmbed:
         """`embed`, differentiable."""
         if self.by_rows is not None:
             return self.by_rows.result()
-        if isinstance(self.local, _Nothing):
+        if isinstance(self.local, _OutsideMesh):
             return self.layout.result(self.nothing, self.layout.part.shape)
         return self.layout.result(self.local.result(), self.layout.part.shape)
 
