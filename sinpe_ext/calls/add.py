@@ -128,7 +128,7 @@ class AddCall(RowsCall):
             self._set_places(given, form)
         else:
             self._set_rows_behind(of, given)
-        self.drop_threshold = checks.dropped(given.dropout)
+        self.drop_threshold = checks.drop_threshold(given.dropout)
         self._given_seed = seeds.checked(given.seed, self.device)
         self.seed: Tensor | None = None
         self.rng_offsets = form.rng_offsets

@@ -87,7 +87,7 @@ def kept(function: Callable[..., _Result]) -> Callable[..., _Result]:
 @kept
 def _checked(given: Any, dim: int, columns: Any, dropout: Any) -> tuple[Any, int]:
     """(encoding, drop_threshold); the first three arguments are those of `checks.encoding`."""
-    return checks.encoding(given, dim, columns), checks.dropped(dropout)
+    return checks.encoding(given, dim, columns), checks.drop_threshold(dropout)
 
 
 class Form:

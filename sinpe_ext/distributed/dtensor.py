@@ -194,7 +194,7 @@ def seed_of_all(seed: Any, dropout: Any, layout: Layout, device: torch.device) -
     """
     seed = seeds.checked(seed, device)
     is_drawn = seed is None or isinstance(seed, torch.Generator)
-    if not is_drawn or not 0 < checks.dropped(dropout) < checks.DROP_UNIT or 0 in layout.part.shape:
+    if not is_drawn or not 0 < checks.drop_threshold(dropout) < checks.DROP_UNIT or 0 in layout.part.shape:
         return seed
     return agreed_seed(seed, layout.mesh, device)
 
