@@ -1,1 +1,1 @@
-"""From what a user gives to one operator's arguments: put in canonical form, checked once."""
+"""From the user's arguments to those of an operator: checked once, and brought to canonical form."""

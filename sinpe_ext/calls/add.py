@@ -1,10 +1,10 @@
-"""One call of `add`: its checked arguments, and the choice between kernel, reference and graph.
+"""One call of `add`: its checked arguments, and the choice between kernel, reference implementation and graph.
 
-A sequence is a grid of one axis. Where the rows of one encoding go into all channels of x, the operators of
-`ops/rows.py` make them while x streams past. Where a grid has several pieces and all samples share the places'
-coordinates, the axes' rows are made once and the operator `add_grid_out` puts them together; where each place has
-coordinates of its own, each piece of the grid is such a sum on its channels. Dropout numbers the elements of x as it
-is, so none of these ways shows in the mask.
+A sequence is a grid of one axis. If one encoding covers all channels of x, the operators of `ops/rows.py` generate its
+rows while they process x. If a grid has several pieces and all samples have the same coordinates, the rows of the axes
+are generated once and the operator `add_grid_out` combines them. If each grid point has its own coordinates, each piece
+of the grid is a separate `add` on its channels. The dropout mask depends on the index of an element in x alone, so it
+is the same in all these cases.
 """
 
 from __future__ import annotations
@@ -36,31 +36,35 @@ from .rows import AddArguments, Form, RowsCall, kept
 
 _is_compiling = torch.compiler.is_compiling
 
-LARGE = 4 << 20  # bytes of a result from which it pays that the operator allocates it (csrc/cpu/populate.cpp)
+LARGE = 4 << 20  # bytes; for larger results it is faster if the operator allocates them (csrc/cpu/populate.cpp)
 
 
 @kept
 def _form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
+    """The layout of x for these dimensions, checked."""
     rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
     checks.two_dimensions(rows_at, channels_at, seq_dim, channel_dim)
     return Form((rows_at, channels_at), rank)
 
 
 class AddCall(RowsCall):
-    """The arguments of `add` after every check.
+    """The arguments of `add` after all checks.
 
     Attributes:
-        x: as given.   form: how x is laid out.
-        is_cut: whether x is a part that no kernel serves: some channels of a grid, or elements counted with gaps.
-        is_one: whether the rows of one encoding go into all channels; if not, pieces of a grid have channels each, and
-            there is no `encoding` and no `given`.
-        shape: of x in canonical form, without extra tokens.
-        positions: as RowsCall has them; of a grid (1 or B, S, axes).
-        starts: one per axis, on top of `firsts`, the axes' own, where positions is None.   (Of a grid.)
-        front_elements: how the extra tokens count x's elements.   (Of a grid.)
-    With `part` x is one of a larger tensor: its rows, channels and elements are some of the whole's. The arguments of a
-    grid, or of a sequence behind extra tokens, are then canonical, `start` has an item for each axis, and `is_flat` is
-    that of the whole's form.
+        x: as given.
+        form: the layout of x.
+        is_cut: whether x is a shard that no kernel supports: some channels of a grid, or rows that are not evenly
+            spaced in the whole.
+        is_one: whether one encoding covers all channels; if not, each piece of a grid covers some of them, and there is
+            no `encoding` and no `given`.
+        shape: shape of x in canonical form, without extra tokens.
+        positions: as in RowsCall; for a grid (1 or B, S, axes).
+        starts: one per axis, relative to `firsts`, the starts of the axes' encodings, if positions is None. (Grids
+            only.)
+        front_rng_offsets: `rng_offsets` of the extra tokens. (Grids only.)
+
+    If `part` is given, x is a shard of a larger tensor. The arguments of a grid, or of a sequence with extra tokens,
+    are then in canonical form, `start` has one item per axis, and `is_flat` is that of the form of the whole.
     """
 
     form: Form | GridForm
@@ -70,7 +74,7 @@ class AddCall(RowsCall):
     starts: list[Any]
 
     def __init__(self, given: AddArguments, part: Part | None = None, is_flat: bool | None = None) -> None:
-        checks.summand(given.x)
+        checks.check_x(given.x)
         self.x: Tensor = given.x
         self.device, self.acc = self.x.device, accumulation(self.x.dtype)
         if given.is_sequence() and is_flat is None:
@@ -79,6 +83,7 @@ class AddCall(RowsCall):
             self._set_grid(given, part, is_flat)
 
     def _set_sequence(self, given: AddArguments, part: Part | None) -> None:
+        """Checks and stores the arguments for a one-dimensional encoding."""
         x, rank = self.x, self.x.dim()
         self.form = form = _form(rank, given.seq_dim, given.channel_dim)
         rows_at, channels_at = form.axes
@@ -90,13 +95,14 @@ class AddCall(RowsCall):
         dim = self.encoding.dim if self.columns is None else self.whole_dim()
         if width != dim and (given.encoding is not None or width):
             checks.channels(x, width, dim)
-        self.elements = form.elements(shape, part) if self.drop else []
+        self.rng_offsets = form.rng_offsets(shape, part) if self.drop_threshold else []
 
-    # Of a grid, or of a sequence behind extra tokens.
+    # For a grid, or a sequence with extra tokens.
 
     def _set_grid(self, given: AddArguments, part: Part | None, is_flat: bool | None) -> None:
+        """Checks and stores the arguments for a grid, or a sequence with extra tokens."""
         x, encoding, channel_dim = given.x, given.encoding, given.channel_dim
-        checks.in_memory("x", x)  # views of it are made before a kernel could look
+        checks.in_memory("x", x)  # here, because views of x are created before a kernel could check
         channels_at = checks.axis("channel_dim", channel_dim, x.dim())
         shape = checks.sizes(x)
         width = shape[channels_at] if part is None else part.shape[channels_at]
@@ -122,19 +128,19 @@ class AddCall(RowsCall):
             self._set_places(given, form)
         else:
             self._set_rows_behind(of, given)
-        self.drop = checks.dropped(given.dropout)
+        self.drop_threshold = checks.drop_threshold(given.dropout)
         self._given_seed = seeds.checked(given.seed, self.device)
         self.seed: Tensor | None = None
-        self.elements = form.elements
-        self.front_elements = _front_elements(form)
+        self.rng_offsets = form.rng_offsets
+        self.front_rng_offsets = _front_rng_offsets(form)
         self.is_empty = 0 in shape
         self.is_one = self._is_one(is_grid, dim)
-        self.is_cut = (self.columns is not None and not self.is_one) or (self.drop > 0 and not form.is_run)
+        self.is_cut = (self.columns is not None and not self.is_one) or (self.drop_threshold > 0 and not form.is_run)
         if self.is_one:
             self._set_one(is_grid)
 
     def _set_rows_behind(self, of: checks.Target, given: AddArguments) -> None:
-        """Of an encoding of one dimension, behind extra tokens: checked as without them."""
+        """For a one-dimensional encoding with extra tokens: the same checks as without them."""
         self.encoding = checks.encoding(*self.grid_given)
         self._set_positions(of, given.positions, given.start)
         mask = given.padding_mask
@@ -142,6 +148,7 @@ class AddCall(RowsCall):
         self.starts = [self.start]
 
     def _set_places(self, given: AddArguments, form: GridForm) -> None:
+        """Checks and stores positions, start and padding_mask of a grid."""
         axes, mask = len(self.firsts), given.padding_mask
         shapes = form.shapes() if given.positions is not None or mask is not None else []
         self.padding_mask = None if mask is None else grids.padding_mask(mask, shapes, self.x)
@@ -160,6 +167,7 @@ class AddCall(RowsCall):
             self.starts = found
 
     def _is_one(self, is_grid: bool, dim: int) -> bool:
+        """Whether one encoding covers all channels of x."""
         if not is_grid:
             return True
         if len(self.firsts) > 1 or self.columns is not None:
@@ -168,11 +176,11 @@ class AddCall(RowsCall):
         return not others and width == dim
 
     def _set_one(self, is_grid: bool) -> None:
-        """What RowsCall has, from what a grid of one axis has."""
+        """Sets the attributes of RowsCall for a grid with one axis."""
         value, width = self.grid_given
         if self.columns is not None:
             first, count = self.columns
-            self.columns = min(first, width - 1), max(count, 1)  # a row of one channel broadcasts to one of none
+            self.columns = min(first, width - 1), max(count, 1)  # rows of one channel broadcast to data without any
         self.given = value, width, 0 if is_grid else self.columns
         self.encoding = checks.encoding(*self.given)
         if self.positions is not None:
@@ -188,7 +196,7 @@ class AddCall(RowsCall):
         return checks.grid(*self.grid_given)
 
     def coordinates(self) -> Tensor:
-        """Each place's, (1 or B, S, axes), also where they are implicit. (Of a grid.)"""
+        """The coordinates of each grid point, (1 or B, S, axes), computed if they are implicit. (Grids only.)"""
         if self.positions is None:
             return self._counted(self.starts)
         if not self.is_one:
@@ -197,7 +205,7 @@ class AddCall(RowsCall):
         return (self.positions if ahead is None else self.positions + ahead).unsqueeze(-1)
 
     def _counted(self, starts: list[Any]) -> Tensor:
-        """The coordinates of places that are counted from `starts` on, (1, S, axes) int64."""
+        """Implicit coordinates that begin at `starts`, (1, S, axes) int64."""
         assert isinstance(self.form, GridForm)
         axes = [
             torch.arange(size, device=self.device) + (first + start)
@@ -205,7 +213,7 @@ class AddCall(RowsCall):
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
 
-    # Which way a call takes.
+    # Choice of the implementation.
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
@@ -214,7 +222,7 @@ class AddCall(RowsCall):
             return self.traced()
         if not self.needs_grad(self.x):
             return self.run()
-        return self.traced() if self._is_formula() else self._differentiable(in_place=False)
+        return self.traced() if self._needs_torch_operations() else self._differentiable(in_place=False)
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
@@ -225,10 +233,10 @@ class AddCall(RowsCall):
             self.run(self.x)
             torch.autograd.graph.increment_version(self.x)
             return self.x
-        return self.x.copy_(self.traced()) if self._is_formula() else self._differentiable(in_place=True)
+        return self.x.copy_(self.traced()) if self._needs_torch_operations() else self._differentiable(in_place=True)
 
     def written(self, out: Any) -> tuple[Any, Tensor]:
-        """`out` and x as they lie in memory, to be checked."""
+        """`out` and x as the tensors that have the memory, to be checked."""
         return out, self.x
 
     def write_to(self, out: Tensor) -> Tensor:
@@ -240,21 +248,22 @@ class AddCall(RowsCall):
         torch.autograd.graph.increment_version(out)
         return out
 
-    def _is_formula(self) -> bool:
-        """Whether a differentiable call is made of torch's operations: other angles, no elements, no data."""
+    def _needs_torch_operations(self) -> bool:
+        """Whether a differentiable call uses torch operations: for float32 angles, empty tensors, shards that no kernel
+        supports, and tensors without data."""
         is_exact = self.encoding.angle == "exact" if self.is_one else self._are_exact()
         return self.is_empty or not is_exact or self.is_cut or observers.no_data(self.device)
 
     def _are_exact(self) -> bool:
-        """Whether kernels serve the axes of a grid."""
+        """Whether the kernels support all axes of a grid."""
         return all(axis.angle == "exact" for axis in self.grid.axes)
 
     # Without autograd.
 
     @no_grad
     def run(self, out: Tensor | None = None) -> Tensor:
-        """Computes; the result, or `out`, has x's form."""
-        if out is not None and out.is_neg():  # its sign turns on reading; kernels write plain numbers
+        """Computes the result, with the layout of x, in a new tensor or in `out`."""
+        if out is not None and out.is_neg():  # has the negative bit; kernels would write values of the wrong sign
             return out.copy_(self.run())
         x, form = self.x, self.form
         if not x.numel() or observers.no_data(self.device):
@@ -270,15 +279,15 @@ class AddCall(RowsCall):
             is_viewable = form.is_viewable(to)
             to = to if is_viewable else torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if form.extra:
-                seeded = Dropout(form.front(x), self.seed, self.drop, self.scale, self.front_elements)
+                seeded = Dropout(form.front(x), self.seed, self.drop_threshold, self.scale, self.front_rng_offsets)
                 form.front(to).copy_(DROPOUT.run(*seeded))
         if self.shape[-2]:
             self._fill(form.canonical(x), form.canonical(to))
         return target if is_viewable else target.copy_(to)
 
     def _has_result_of_operator(self) -> bool:
-        """Whether an operator allocates the result. On a device it reads alpha, a tensor, where it lies: looking at the
-        number here would wait. On the CPU it knows that the memory is new, and populates it."""
+        """Whether the operator with a result is called, which allocates it. On a device it reads a tensor alpha from
+        device memory, where reading the value here would synchronize. On the CPU it can populate the new memory."""
         is_plain = self.is_one and not self.form.extra and self.encoding.angle == "exact"
         if not is_plain or not loader.compiled(self.device.type):
             return False
@@ -288,7 +297,7 @@ class AddCall(RowsCall):
         return is_dense and (isinstance(self.alpha, Tensor) or self.alpha == 1.0)
 
     def _fill(self, x: Tensor, target: Tensor) -> None:
-        """In canonical form."""
+        """Computes the result into `target`; both are in canonical form."""
         if self.is_one and self.encoding.angle == "exact":
             add_into(self._sum(x, plan_words(self.encoding, self.device)), target)
         elif self.is_one:
@@ -298,51 +307,53 @@ class AddCall(RowsCall):
         else:
             self._fill_each(x, target)
 
-    def _sum(self, x: Tensor, words: Tensor) -> Add:
-        """Of the rows of one encoding, all detached."""
+    def _sum(self, x: Tensor, packed_plan: Tensor) -> Add:
+        """The operands of a sum with one encoding, all detached."""
         positions = None if self.positions is None else self.positions.detach()
         alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
         with_x = positions, self.padding_mask, alpha, self.seed
-        elements = self.elements if self.drop else []
-        return Add(x, words, *with_x, self.start, self.are_starts, self.scale, self.drop, elements)
+        rng_offsets = self.rng_offsets if self.drop_threshold else []
+        return Add(x, packed_plan, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, rng_offsets)
 
-    def operands(self, words: Tensor) -> Add:
-        """Of the operator `add_dropout`, which takes alpha as a tensor."""
+    def operands(self, packed_plan: Tensor) -> Add:
+        """The operands of the operator `add_dropout`, which takes alpha as a tensor."""
         with_x = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
         rows = self.start, self.are_starts, self.scale
-        return Add(self.form.canonical(self.x), words, *with_x, *rows, self.drop, self.elements)
+        return Add(self.form.canonical(self.x), packed_plan, *with_x, *rows, self.drop_threshold, self.rng_offsets)
 
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
-        """Places of a grid whose coordinates all samples share."""
+        """A grid whose coordinates are the same for all samples."""
         by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
-        elements = self.elements if self.drop else []
+        rng_offsets = self.rng_offsets if self.drop_threshold else []
         if not by_channels:
-            self._fill_rows(x, target, False, self.padding_mask, elements)
+            self._fill_rows(x, target, False, self.padding_mask, rng_offsets)
             return
         x, target = x.transpose(-1, -2), target.transpose(-1, -2)
-        elements = [*elements[:-2], *elements[:-3:-1]]
+        rng_offsets = [*rng_offsets[:-2], *rng_offsets[:-3:-1]]
         if self.padding_mask is None:
-            self._fill_rows(x, target, True, None, elements)
+            self._fill_rows(x, target, True, None, rng_offsets)
             return
-        # A kernel by channels has no mask, and by places it would step through memory channel by channel.
-        plain = self.drop == 0 and self.scale == 1.0 and x.data_ptr() != target.data_ptr()
-        bare = x if plain else DROPOUT.run(*Dropout(x, self.seed, self.drop, self.scale, elements))
-        self._fill_rows(x, target, True, None, elements)
+        # The channels-first kernel takes no mask, and the other one would access memory with large strides.
+        plain = self.drop_threshold == 0 and self.scale == 1.0 and x.data_ptr() != target.data_ptr()
+        bare = x if plain else DROPOUT.run(*Dropout(x, self.seed, self.drop_threshold, self.scale, rng_offsets))
+        self._fill_rows(x, target, True, None, rng_offsets)
         mask = arranged(self.padding_mask.unsqueeze(-2), x.dim())
         torch.where(mask, bare, target, out=target)
 
     def _fill_rows(
-        self, x: Tensor, target: Tensor, by_channels: bool, mask: Tensor | None, elements: list[int]
+        self, x: Tensor, target: Tensor, by_channels: bool, mask: Tensor | None, rng_offsets: list[int]
     ) -> None:
-        """By the kernel or the reference: (*B, S, C), or by channels (*B, C, S)."""
+        """Calls the kernel or the reference: (*B, S, C), or channels first (*B, C, S)."""
         assert isinstance(self.form, GridForm)
         lengths = tuple(self.form.lengths)
         values = grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
-        words = grid_rows.words(self.grid, lengths, by_channels, self.device)
-        ADD_GRID_OUT.run(*AddGrid(x, values, words, mask, self.seed, self.scale, self.drop, elements), target)
+        packed_grid = grid_rows.words(self.grid, lengths, by_channels, self.device)
+        ADD_GRID_OUT.run(
+            *AddGrid(x, values, packed_grid, mask, self.seed, self.scale, self.drop_threshold, rng_offsets), target
+        )
 
     def _fill_each(self, x: Tensor, target: Tensor) -> None:
-        """Places of a grid with coordinates of their own: each piece on its channels."""
+        """A grid with explicit coordinates: each piece is added to its channels."""
         assert self.positions is not None
         if not self._are_exact():
             target.copy_(self.dropped(self.sum(x.to(self.acc))))
@@ -350,7 +361,7 @@ class AddCall(RowsCall):
         positions = self.positions.detach()
         if self._fill_as_one(x, target, positions):
             return
-        first = 0  # of the channels that no piece feeds: the last ones
+        first = 0  # of the channels that no piece covers, which are the last ones
         for piece in self.grid.pieces:
             first = max(first, piece.first + (piece.encoding.dim - 1) * piece.step + 1)
             self._fill_piece(x, target, piece, positions.select(-1, piece.axis))
@@ -358,17 +369,19 @@ class AddCall(RowsCall):
             self._fill_piece(x, target, Piece(0, grid_rows.nothing(self.grid.dim - first), first, 1), None)
 
     def _fill_piece(self, x: Tensor, target: Tensor, piece: Piece, positions: Tensor | None) -> None:
+        """Adds one piece of a grid to its channels, at `positions` along its axis."""
         at = piece.first, piece.step, piece.encoding.dim
-        a = self._sum_of(grid_rows.channels_of(x, *at), piece.encoding, positions, self.elements_at(*at[:2]))
+        a = self._sum_of(grid_rows.channels_of(x, *at), piece.encoding, positions, self.rng_offsets_at(*at[:2]))
         add_into(a, grid_rows.channels_of(target, *at))
 
-    def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, elements: list[int]) -> Add:
-        """Of channels of x that one encoding of a grid feeds."""
+    def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, rng_offsets: list[int]) -> Add:
+        """The operands of a sum with one encoding of a grid, for the channels of x that it covers."""
         whole = self._sum(x, plan_words(encoding, self.device))
-        return whole._replace(positions=positions, elements=elements)
+        return whole._replace(positions=positions, rng_offsets=rng_offsets)
 
     def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
-        """Where all axes have the same channels in blocks: each axis' part of a place is a row of its own."""
+        """If all axes have equal blocks of channels, adds them as rows of one encoding, `axes` rows per grid point;
+        returns whether it did."""
         shared, axes = grid_rows.alike(*self.grid_given), len(self.firsts)
         if (
             shared is None
@@ -380,22 +393,22 @@ class AddCall(RowsCall):
         x, target = (t.unflatten(-1, (axes, encoding.dim)).flatten(-3, -2) for t in (x, target))
         positions = grid_rows.ordered(positions, shared[1]).flatten(-2)
         mask = None if self.padding_mask is None else self.padding_mask.repeat_interleave(axes, -1)
-        elements = [*self.elements[:-2], encoding.dim * self.elements[-1], self.elements[-1]]
-        if self.drop and self.elements[-2] != self.grid.dim * self.elements[-1]:
+        rng_offsets = [*self.rng_offsets[:-2], encoding.dim * self.rng_offsets[-1], self.rng_offsets[-1]]
+        if self.drop_threshold and self.rng_offsets[-2] != self.grid.dim * self.rng_offsets[-1]:
             return False
-        a = self._sum_of(x, encoding, positions, elements if self.drop else [])
+        a = self._sum_of(x, encoding, positions, rng_offsets if self.drop_threshold else [])
         add_into(a._replace(padding_mask=mask), target)
         return True
 
-    def elements_at(self, first: int, step: int) -> list[int]:
-        """How channels first, first + step, ... count x's elements."""
-        base, *steps = self.elements
+    def rng_offsets_at(self, first: int, step: int) -> list[int]:
+        """`rng_offsets` of channels first, first + step, ..."""
+        base, *steps = self.rng_offsets
         return [base + first * steps[-1], *steps[:-1], step * steps[-1]]
 
     # With autograd.
 
     def _differentiable(self, in_place: bool) -> Tensor:
-        """By the kernels, below an autograd function."""
+        """Calls the kernels inside an autograd.Function."""
         if not self.is_one or self.form.extra:
             from . import grid_gradient
 
@@ -409,48 +422,50 @@ class AddCall(RowsCall):
     def _write(self) -> None:
         self.run(self.x)
 
-    def words_of(self, index: int) -> Tensor:
-        """The plan of a piece of a grid."""
+    def packed_plan_of(self, index: int) -> Tensor:
+        """The packed plan of a piece of a grid."""
         return plan_words(self.grid.pieces[index].encoding, self.device)
 
-    # In operations that autograd, a compiler and torch.func look into.
+    # In torch operations, for autograd, compilers and torch.func.
 
     def traced(self) -> Tensor:
-        """The whole of `add` in operations that a compiler fuses with their neighbours and torch.func looks into.
+        """`add` in torch operations, which a compiler can fuse with others and torch.func can transform.
 
-        With dropout a graph has the fused operator instead: generating the mask is most of the work, and a compiler's
-        own loops are several times slower at it. torch.jit.trace records the operator as well, since it follows the
-        length of x, where the mask's numbering does not keep a length.
+        With dropout a graph contains the fused operator instead: generating the mask is most of the work, and compiled
+        loops are several times slower at it. torch.jit.trace records the operator, too, unless rng_offsets would make a
+        length constant.
         """
         form, recorded = self.form, checks.is_jit_traced()
         if self.is_one and not form.extra:
             fused = (
-                self.drop and _is_compiling() if not recorded else not self.elements and not observers.is_exporting()
+                self.drop_threshold and _is_compiling()
+                if not recorded
+                else not self.rng_offsets and not observers.is_exporting()
             )
             if fused and self.encoding.angle == "exact" and not is_functional():
-                words = traced.plan_words(*self.given, self.device)
-                return form.restored(torch.ops.sinpe_ext.add_dropout.default(*self.operands(words)))
+                packed_plan = traced.plan_words(*self.given, self.device)
+                return form.restored(torch.ops.sinpe_ext.add_dropout.default(*self.operands(packed_plan)))
         if recorded:
             return self._recorded()
         total = self.sum(form.canonical(self.x).to(self.acc))
         if not isinstance(form, GridForm):
             return form.restored(self.dropped(total).to(self.x.dtype))
         if not form.is_run:
-            return self.dropped(form.restored(total), form.numbers).to(self.x.dtype)
+            return self.dropped(form.restored(total), form.own_rng_offsets).to(self.x.dtype)
         body = self.dropped(total).to(self.x.dtype)
         if not form.extra:
             return form.restored(body)
-        front = self.dropped(form.front(self.x).to(self.acc) * self.scale, self.front_elements).to(self.x.dtype)
+        front = self.dropped(form.front(self.x).to(self.acc) * self.scale, self.front_rng_offsets).to(self.x.dtype)
         return torch.cat([front, form.restored(body)], form.rows_at[0])
 
     def _recorded(self) -> Tensor:
-        """What torch.jit.trace records: the mask is numbered as x is, so that no length is kept but those of
-        grid_shape, which x then has to have."""
+        """`add` for torch.jit.trace: the mask is row-major in x itself, so that no length becomes a constant except
+        those of grid_shape, which x must then have."""
         form, x = self.form, self.x
         if not isinstance(form, GridForm):
             total = form.restored(self.sum(form.canonical(x).to(self.acc)))
             return self.dropped(total, []).to(x.dtype)
-        if form.grid_shape is not None:  # has a trace raise for an x of other lengths
+        if form.grid_shape is not None:  # the trace then raises for an x of other lengths
             lengths = form.traced_lengths(x)
             given = dict(zip(form.rows_at, [form.extra + math.prod(lengths)] if form.is_flat else lengths, strict=True))
             x = x.reshape([given.get(d, x.shape[d]) for d in range(x.dim())])
@@ -484,15 +499,17 @@ class AddCall(RowsCall):
             self.starts = [start + zero.to(self.device) for start in self.starts]
 
 
-def _front_elements(form: GridForm) -> list[int]:
-    steps = form.elements[1:]
+def _front_rng_offsets(form: GridForm) -> list[int]:
+    """Philox counter base and stride of each dimension of the extra tokens."""
+    steps = form.rng_offsets[1:]
     at = [*form.batch_at, form.rows_at[-1], form.channels_at]
     order = sorted(range(len(at)), key=lambda k: at[k])
     return [form.first, *(steps[k] for k in order)]
 
 
 def _outline(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> tuple[int, tuple[int, ...]]:
-    """`checks.grid_outline`; where a name does not take x's channels, they may be another dimension's."""
+    """`checks.grid_outline`; if a named convention does not accept the number of channels, the error also mentions
+    channel_dim."""
     if _is_compiling() or not isinstance(encoding, str):
         return checks.grid_outline(encoding, width)
     try:

@@ -1,4 +1,4 @@
-"""One call of `embed`: its checked arguments, and the choice between kernel, eager twin and graph."""
+"""One call of `embed`: its checked arguments, and the choice between kernel, reference implementation and graph."""
 
 from __future__ import annotations
 
@@ -27,20 +27,24 @@ _is_compiling = torch.compiler.is_compiling
 
 @kept
 def _form(rank: int, seq_dim: Any) -> Form:
-    """Of the result, which has the channels behind the dimensions of ids."""
+    """The layout of the result, which has the dimensions of ids, then the channels."""
     return Form((checks.axis("seq_dim", seq_dim, rank, "ids"), rank), rank + 1)
 
 
 class EmbedCall(RowsCall):
-    """The arguments of `embed` after every check.
+    """The arguments of `embed` after all checks.
 
     Attributes:
-        ids: int64, (batch, *middle, sequence) or (sequence,).   weight: (num_embeddings, channels).
-        form: how the result is laid out.
-        padding_idx: the row of weight that gets no gradient, -1 for none.   sparse: the kind of its gradient.
+        ids: int64, (batch, *middle, sequence) or (sequence,).
+        weight: (num_embeddings, channels).
+        form: the layout of the result.
+        padding_idx: the row of weight that receives no gradient, -1 for none.
+        sparse: whether the gradient of weight is sparse.
+
+    If `part` is given, the result is a shard of a larger tensor.
     """
 
-    def __init__(self, arguments: EmbedArguments, part: Part | None = None) -> None:  # part of the result
+    def __init__(self, arguments: EmbedArguments, part: Part | None = None) -> None:
         weight = arguments.weight
         self.weight: Tensor = embedding.weight(weight)
         given = embedding.ids(arguments.ids, weight)
@@ -61,40 +65,41 @@ class EmbedCall(RowsCall):
         dim = self.encoding.dim if self.columns is None else self.whole_dim()
         if width != dim and (arguments.encoding is not None or width):
             embedding.weight_channels(weight, width, dim)
-        self.elements = self.form.elements(result, part)
+        self.rng_offsets = self.form.rng_offsets(result, part)
         self.sparse = checks.flag("sparse", arguments.sparse)
         if not checks.flag("encode_padding", arguments.encode_padding):
             self._mask_padding()
 
     def _mask_padding(self) -> None:
+        """Adds the padding tokens of ids to padding_mask."""
         embedding.masks_padding(self.padding_idx, self.ids)
         mask = self.ids == self.padding_idx
         mask = mask if mask.dim() == 2 else mask.unsqueeze(0)
         self.padding_mask = mask if self.padding_mask is None else self.padding_mask | mask
 
-    def operands(self, words: Tensor) -> Embed:
-        """For the operator `embed`."""
+    def operands(self, packed_plan: Tensor) -> Embed:
+        """The operands of the operator `embed`."""
         weight = self.weight if self.weight.stride(1) == 1 or self.shape[-1] == 1 else self.weight.contiguous()
         with_ids = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
         rows = self.start, self.are_starts, self.scale
         gradient = self.padding_idx, self.sparse
-        return Embed(self.ids, weight, words, *with_ids, *rows, *gradient, self.drop, self.elements)
+        return Embed(self.ids, weight, packed_plan, *with_ids, *rows, *gradient, self.drop_threshold, self.rng_offsets)
 
     def traced(self) -> Tensor:
-        """In operations that a compiler fuses and torch.func looks into."""
+        """`embed` in torch operations, which a compiler can fuse and torch.func can transform."""
         padding_idx = None if self.padding_idx < 0 else self.padding_idx
         weight = self.weight
         if is_transformed() and not _is_compiling():
             weight = weight.to(self.acc)  # so that its gradient is summed in acc and rounded once
         ids, of_none = self.ids, None
-        if self.device.type == "cuda":  # torch's lookup would end the process's use of the device
+        if self.device.type == "cuda":  # torch's embedding fails with a device-side assert for an id out of range
             ids = ids.clamp(0, self.num_embeddings - 1)
             of_none = (ids != self.ids).unsqueeze(-1)
         gathered = functional.embedding(ids, weight, padding_idx, sparse=self.sparse)
         if of_none is not None:
             gathered = gathered.masked_fill(of_none, math.nan)
         total = self.sum(gathered.to(self.acc))
-        if checks.is_jit_traced():  # the mask is numbered as the result is, so that no length is kept
+        if checks.is_jit_traced():  # the mask is row-major in the result, so that no length becomes a constant
             return self.dropped(self.form.restored(total), []).to(self.weight.dtype)
         return self.form.restored(self.dropped(total).to(self.weight.dtype))
 
@@ -109,8 +114,8 @@ class EmbedCall(RowsCall):
             return self._recorded()
         on_cpu = self.device.type == "cpu" and not observers.unreadable(self.ids)
         by_operator = self._is_exact() and not (needs_operations() or observers.no_data(self.device))
-        # Before a seed is drawn. Without dropout a CPU kernel looks itself; a device's never does.
-        if self.drop or not by_operator if on_cpu else observers.looked_at(self.ids):
+        # Before a seed is drawn. Without dropout the CPU kernel checks the ids itself; kernels on devices never do.
+        if self.drop_threshold or not by_operator if on_cpu else observers.should_check_values(self.ids):
             embedding.id_range(self.ids, self.num_embeddings)
         self.draw()
         if not by_operator:
@@ -121,28 +126,28 @@ class EmbedCall(RowsCall):
             wrong = embedding.bad_ids(self.ids, self.num_embeddings) if on_cpu else None
             if wrong is None:
                 raise
-            raise wrong from None  # kernels refuse a bad id before they write; here it gets its Python type
+            raise wrong from None  # the kernel has refused a bad id before writing; this raises it as an IndexError
 
     def _is_exact(self) -> bool:
-        """Whether the operator serves the encoding and has something to do."""
+        """Whether the operator supports the encoding and the result is not empty."""
         return self.encoding.angle == "exact" and 0 not in self.shape
 
     def _recorded(self) -> Tensor:
-        """What torch.jit.trace records: the operator, which follows the length of ids, unless the numbering of a mask
-        keeps one or a file for ONNX is made."""
+        """`embed` for torch.jit.trace: the operator, which supports other lengths of ids, unless rng_offsets would make
+        a length constant or the model is exported to ONNX."""
         self.draw()
-        keeps_length = self.drop and not self.form.is_canonical
+        keeps_length = self.drop_threshold and not self.form.is_canonical
         if keeps_length or observers.is_exporting() or not self._is_exact() or is_functional():
             return self.traced()
-        self.elements = []
+        self.rng_offsets = []
         return self.form.restored(EMBED.op(*self.operands(traced.plan_words(*self.given, self.device))))
 
     def _in_graph(self) -> Tensor:
-        """A graph may fuse a lookup with what follows. But a gradient of its own making would be summed in no fixed
-        order, and a mask of its own making is slow: then the operator is better."""
+        """`embed` for torch.compile, which can fuse a lookup with what follows. If weight needs a gradient or there is
+        dropout, the operator is used: the compiler would sum the gradient in no fixed order, and its mask is slow."""
         self.draw()
         learns = self.weight.requires_grad and torch.is_grad_enabled()
-        if not (self.drop or learns) or not self._is_exact() or is_functional() or observers.is_exporting():
+        if not (self.drop_threshold or learns) or not self._is_exact() or is_functional() or observers.is_exporting():
             return self.traced()
         operands = self.operands(traced.plan_words(*self.given, self.device))
         return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))

@@ -1,6 +1,5 @@
-"""Where x of `add` has the rows of a grid: as dimensions of its own, or row-major in its sequence.
-
-Or where it has those of a sequence behind extra tokens.
+"""The layout of x of `add` for a grid, whose axes are dimensions of x or are flattened, row-major, in its sequence; and
+for a sequence with extra tokens.
 """
 
 from __future__ import annotations
@@ -20,16 +19,17 @@ from .rows import AddArguments
 
 
 class GridForm:
-    """Of x of `add` with places of a grid, or with rows behind extra tokens.
+    """The layout of x of `add` for a grid, or for a sequence with extra tokens. `places` are the points of the grid.
 
     Attributes:
-        lengths: of the axes; (S,) where x has a sequence of places and no `grid_shape` was given.
-        extra: places in front of the sequence that are none of the grid's.
-        canonical_shape: (*B, S, C), without the extra ones.
-        elements: how the canonical form counts x's row-major elements, or those of the whole that x is a part of.
-        numbers: the same of x as it is; its first entry, `first`, is the number of x's first element.
-        is_run: whether the places of a sample are counted in steps of one length; a box cut out of a grid has rows with
-            gaps between them, and then `elements` is wrong.
+        lengths: lengths of the axes; (S,) if the grid is flattened and no `grid_shape` was given.
+        extra: number of extra tokens, which precede the grid in the sequence.
+        canonical_shape: (*B, S, C), without extra tokens.
+        rng_offsets: Philox counter base and stride of each dimension of the canonical form, in row-major order of x's
+            own shape, or of the shape of the whole that x is a part of.
+        own_rng_offsets: the same for x as it is; its first entry, `first`, is the index of x's first element.
+        is_run: whether the places of a sample are evenly spaced in the whole. In a box cut out of a grid they are not,
+            and `rng_offsets` is invalid.
     """
 
     def __init__(
@@ -69,13 +69,14 @@ class GridForm:
         self.canonical_shape = (*(shape[d] for d in self.batch_at), self.places, shape[self.channels_at])
         steps = philox.row_major(shape if part is None else part.shape)
         self.first = 0 if part is None else sum(at * step for at, step in zip(part.first, steps, strict=True))
-        self.numbers = [self.first, *steps]
+        self.own_rng_offsets = [self.first, *steps]
         self.is_run = all(steps[a] == shape[b] * steps[b] for a, b in itertools.pairwise(self.rows_at))
-        self.elements = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
-        self.elements += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
+        self.rng_offsets = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
+        self.rng_offsets += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
 
     def _decide(self, arguments: AddArguments, given: Any, axes: int, others: list[int], rows_at: int) -> bool:
-        """Whether the places are row-major in the sequence; `given` is grid_shape, `others` all but the channels."""
+        """Whether the grid is flattened in the sequence; `given` is grid_shape, `others` all dimensions except the
+        channels."""
         x, positions = arguments.x, arguments.positions
         rank, shape = x.dim(), tuple(checks.sizes(x))
         at = others[len(others) - axes :]
@@ -84,7 +85,7 @@ class GridForm:
             if rank > axes + 1 and not self.extra:
                 if has_positions and positions.dim() <= 3 and checks.sizes(positions)[-2] == shape[rows_at]:
                     dims = tuple(shape[d] for d in at)
-                    if tuple(checks.sizes(positions)[:-1])[-axes:] != dims:  # a place for each of the sequence
+                    if tuple(checks.sizes(positions)[:-1])[-axes:] != dims:  # coordinates for each row of the sequence
                         return True
                 self._between(at)
                 return False
@@ -105,6 +106,7 @@ class GridForm:
         return True
 
     def _refuse(self, x: Tensor, given: Any) -> None:
+        """Raises ValueError for a grid_shape, or extra_tokens, that does not match the shape of x."""
         shape = tuple(checks.sizes(x))
         if given is None:
             raise ValueError(
@@ -117,6 +119,7 @@ class GridForm:
         )
 
     def _between(self, rows_at: Sequence[int]) -> None:
+        """Raises ValueError if the channels lie between the grid's dimensions."""
         if rows_at[0] < self.channels_at < rows_at[-1]:
             raise ValueError(
                 f"channel_dim: expected the channels before or after the grid's dimensions {tuple(rows_at)}, got "
@@ -124,7 +127,8 @@ class GridForm:
             )
 
     def shapes(self) -> list[tuple[tuple[int, ...], bool]]:
-        """Those that positions (less the coordinates) and padding_mask may have; whether samples come first."""
+        """The shapes that positions (without the coordinates) and padding_mask may have, each with whether its first
+        dimension is the batch."""
         every: list[tuple[tuple[int, ...], bool]] = []
         for dims in ((self.places,), tuple(self.lengths)) if self.is_flat else (tuple(self.lengths),):
             every += [(dims, False)]
@@ -132,12 +136,13 @@ class GridForm:
         return every
 
     def is_viewable(self, t: Tensor) -> bool:
-        """Whether the places of a tensor of x's shape are steps of one length."""
+        """Whether the places of a tensor with the shape of x are evenly spaced in memory, so that they can be viewed as
+        one dimension."""
         sized = [(t.shape[d], t.stride(d)) for d in self.rows_at if t.shape[d] != 1]
         return all(step == size * inner for (_, step), (size, inner) in itertools.pairwise(sized))
 
     def canonical(self, t: Tensor) -> Tensor:
-        """A tensor of x's shape as (*B, S, C): a view where `is_viewable`."""
+        """A tensor with the shape of x as (*B, S, C): a view if `is_viewable`."""
         t = t.permute(*self.batch_at, *self.rows_at, self.channels_at)
         first = len(self.batch_at)
         if self.is_flat:
@@ -145,11 +150,11 @@ class GridForm:
         return t.flatten(first, first + len(self.rows_at) - 1) if len(self.rows_at) > 1 else t
 
     def front(self, t: Tensor) -> Tensor:
-        """The extra places of a tensor of x's shape."""
+        """The extra tokens of a tensor with the shape of x."""
         return t.narrow(self.rows_at[0], 0, self.extra)
 
     def traced_lengths(self, x: Tensor) -> tuple[Any, ...]:
-        """`lengths`; where torch.jit.trace records, as tensors that follow x or what grid_shape was made of."""
+        """`lengths`; under torch.jit.trace as traced sizes of x, or as given in grid_shape."""
         if not checks.is_jit_traced():
             return self.lengths
         if self.grid_shape is not None:
@@ -157,7 +162,7 @@ class GridForm:
         return tuple(x.shape[d] - self.extra for d in self.rows_at)
 
     def restored(self, canonical: Tensor, like: Tensor | None = None) -> Tensor:
-        """The inverse of `canonical`, without the extra places; `like` is x where torch.jit.trace may record."""
+        """The inverse of `canonical`, without the extra tokens; `like` is x if torch.jit.trace may be active."""
         first = len(self.batch_at)
         t = (
             canonical

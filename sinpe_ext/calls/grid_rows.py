@@ -1,6 +1,7 @@
-"""Rows of a grid from rows of its axes: whole tables for `table` and `encode`, the operands of `add_grid_out`.
+"""Rows of a grid from the rows of its axes: whole tables for `table` and `encode`, and the operands of `add_grid_out`.
 
-The operator has the axes' rows, `values`, and int64 words that say where they go (layout: `csrc/core/grid.h`).
+The operator takes the rows of the axes, `values`, and a packed description, `words`, of the channels to which they
+belong (layout: `csrc/core/grid.h`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def layout(value: Any, dim: int | None) -> tuple[tuple[int, int, int, int, int],
 
 @constant_in_graph
 def alike(value: Any, dim: int | None) -> tuple[str, tuple[int, ...]] | None:
-    """Arrangement and order of a grid whose axes all have the same channels, all of them; None of another."""
+    """(arrangement, order of the axes) of a grid whose axes have equal encodings that cover all channels, else None."""
     grid = checks.grid(value, dim)
     if len({axis.replace(start=0) for axis in grid.axes}) > 1 or grid.dim != sum(axis.dim for axis in grid.axes):
         return None
@@ -40,7 +41,7 @@ def alike(value: Any, dim: int | None) -> tuple[str, tuple[int, ...]] | None:
 
 
 def rows_of(given: traced.Given, length: int, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows encoding.start + start, ... of one piece; start may be a 0-d tensor."""
+    """Rows of one piece at positions encoding.start + start, ...; start may be a 0-d tensor."""
     if isinstance(start, Tensor):
         encoding = checks.encoding(*given)
         return encoded(given, torch.arange(length, device=device) + (start + encoding.start), dtype)
@@ -50,7 +51,7 @@ def rows_of(given: traced.Given, length: int, start: Any, dtype: torch.dtype, de
 
 
 def encoded(given: traced.Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of one piece at positions, differentiable."""
+    """Rows of one piece at the given positions, differentiable."""
     if _is_compiling() or checks.is_jit_traced():
         return traced.encode(given, positions, dtype)
     return encoded_rows.encode(positions, checks.encoding(*given), dtype)
@@ -59,7 +60,7 @@ def encoded(given: traced.Given, positions: Tensor, dtype: torch.dtype) -> Tenso
 def table(
     value: Any, dim: int, lengths: Sequence[int], starts: Sequence[Any], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The whole grid, (*lengths, dim)."""
+    """The encoding of the whole grid, (*lengths, dim)."""
     places = layout(value, dim)
     parts = []
     for k, (axis, _, _, width, _) in enumerate(places):
@@ -71,7 +72,7 @@ def table(
 
 
 def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """The grid's encoding of positions (*shape, axes), (*shape, dim)."""
+    """The grid encoding of positions of shape (*shape, axes): (*shape, dim)."""
     shared = alike(value, dim)
     if shared is not None:  # every coordinate is a position of one encoding
         arrangement, order = shared
@@ -87,7 +88,7 @@ def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tenso
 
 
 def ordered(positions: Tensor, order: Sequence[int]) -> Tensor:
-    """The coordinates in the order in which their channels stand."""
+    """The coordinates in the order of their channels."""
     if tuple(order) == tuple(range(len(order))):
         return positions
     return torch.stack([positions.select(-1, axis) for axis in order], -1)
@@ -96,7 +97,7 @@ def ordered(positions: Tensor, order: Sequence[int]) -> Tensor:
 def together(
     parts: list[Tensor], places: Any, shape: Sequence[int], dim: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The channels of the pieces where they belong, zeros where none is; differentiable."""
+    """Combines the pieces into all channels; channels that no piece covers are zero. Differentiable."""
     steps, filled = {step for _, _, step, _, _ in places}, sum(width for _, _, _, width, _ in places)
     if len(parts) == 1 and filled == dim:
         return parts[0].contiguous()
@@ -106,7 +107,7 @@ def together(
         return torch.cat(parts, -1)
     if len({width for _, _, _, width, _ in places}) == 1 and filled == dim and steps == {len(parts)}:
         return torch.stack(parts, -1).flatten(-2)
-    at = [filled] * dim  # of each channel among the pieces' own, one behind the other and then a zero
+    at = [filled] * dim  # index of each channel in the concatenation of all pieces and a zero
     for k, (_, first, step, width, _) in enumerate(places):
         before = sum(place[3] for place in places[:k])
         at[first : first + (width - 1) * step + 1 : step] = range(before, before + width)
@@ -115,7 +116,7 @@ def together(
 
 
 def fed(grid: GridEncoding, lengths: Sequence[int]) -> tuple[Piece, ...]:
-    """The pieces, and one more for the zero channels behind them, if any, on the shortest axis."""
+    """The pieces, and one more, on the shortest axis, for the zero channels after them, if any."""
     first = max((p.first + (p.encoding.dim - 1) * p.step + 1 for p in grid.pieces), default=0)
     if first == grid.dim:
         return grid.pieces
@@ -132,7 +133,7 @@ def values(
     alpha: float | Tensor,
     by_channels: bool,
 ) -> Tensor:
-    """alpha times the axes' rows in acc, one piece behind the other, for the operator."""
+    """The operand `values` of `add_grid_out`: alpha times the rows of the axes in acc, all pieces concatenated."""
     parts = []
     for k, piece in enumerate(fed(grid, lengths)):
         length = lengths[piece.axis]
@@ -151,6 +152,7 @@ def values(
 
 @lru_cache(maxsize=256)
 def _host_words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool) -> Tensor:
+    """`words` on the CPU."""
     every, pieces, at = fed(grid, lengths), [], 0
     for piece in every:
         pieces += [piece.axis, piece.first, piece.step, piece.encoding.dim, at]
@@ -162,7 +164,7 @@ def _host_words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool)
 
 
 def words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, device: torch.device) -> Tensor:
-    """The words of a grid of these lengths, on CUDA for data there, else on the CPU."""
+    """The packed description of a grid with these lengths, in CUDA memory for CUDA data, else on the CPU."""
     if device.type != "cuda":
         return _host_words(grid, lengths, by_channels)
     key = grid, lengths, by_channels
@@ -171,11 +173,11 @@ def words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, devic
 
 @lru_cache(maxsize=64)
 def nothing(count: int) -> Encoding:
-    """Channels that are zero, to be added like any others: alpha times +0, whose sign shows in a sum of zeros."""
+    """An encoding whose channels are zero, added like any other: the sign of alpha * (+0) affects a sum of zeros."""
     return Encoding(count, layout="sin", frequencies=(0.0,) * count, amplitude=0.0)
 
 
 def channels_of(t: Tensor, first: int, step: int, count: int) -> Tensor:
-    """Channels first, first + step, ... of (..., C): a view."""
+    """Channels first, first + step, ... of a tensor (..., C), as a view."""
     t = t.narrow(-1, first, (count - 1) * step + 1)
     return t if step == 1 else t[..., ::step]

@@ -1,9 +1,9 @@
-"""Jagged nested tensors (`layout=torch.jagged`): the same calls of their values, whose rows are counted from 0, or from
+"""Jagged nested tensors (`layout=torch.jagged`): the same calls on their values, where positions start at 0, or at
 `start`, in each sequence.
 
-torch's nested tensors are a prototype. What is used of them: `values`, `offsets`, `lengths` and
-`nested_tensor_from_jagged`; since nothing public tells these, `_ragged_idx`, and `_maybe_min_seqlen` and
-`_maybe_max_seqlen`, the extreme lengths where they are known without a look at the offsets.
+torch's nested tensors are a prototype. This module uses `values`, `offsets`, `lengths` and `nested_tensor_from_jagged`,
+and, without a public equivalent, `_ragged_idx`, `_maybe_min_seqlen` and `_maybe_max_seqlen`, the smallest and largest
+length if they have been computed already.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional
 from .. import checks
 from ..checks.part import no_context_parallel
 from ..encodings.values import strided_tensor
-from ..runtime.observers import looked_at, needs_operations
+from ..runtime.observers import needs_operations, should_check_values
 from . import tables
 from .add import AddCall
 from .embed import EmbedCall
@@ -31,12 +31,12 @@ def is_jagged(value: Any) -> bool:
 
 
 def counted(ends: Tensor, rows: Any, first: Any = 0) -> Tensor:
-    """The positions of sequences that lie one behind the other, each counted from `first`.
+    """The positions of concatenated sequences, each beginning at `first`.
 
     Args:
-        ends: (sequences + 1,), int64, contiguous: 0, then where each sequence ends.
-        rows: int, of all sequences; those beyond the last end are one more.
-        first: an int, or int64 of shape (sequences, 1) or (1, 1); what is beyond the last end then counts from 0.
+        ends: (sequences + 1,), int64, contiguous: 0, then the end of each sequence.
+        rows: total number of rows; rows after the last end are treated as one more sequence.
+        first: an int, or int64 of shape (sequences, 1) or (1, 1); rows after the last end then begin at 0.
     Returns: (rows,), int64.
     """
     index = torch.arange(rows, device=ends.device)
@@ -46,10 +46,10 @@ def counted(ends: Tensor, rows: Any, first: Any = 0) -> Tensor:
 
 
 class _Ragged(NamedTuple):
-    """What tells a jagged tensor's lengths. Tensors with the same offsets can be computed with together.
+    """The lengths of a jagged tensor. torch can combine tensors that have the same offsets tensor.
 
     Attributes:
-        min_seqlen, max_seqlen: as torch has them kept, None where they were never asked for.
+        min_seqlen, max_seqlen: torch's cached values, None if they have not been computed.
     """
 
     offsets: Tensor
@@ -58,20 +58,21 @@ class _Ragged(NamedTuple):
 
 
 def _ragged(given: Any) -> _Ragged:
+    """The lengths of a jagged tensor."""
     return _Ragged(given.offsets(), given._maybe_min_seqlen, given._maybe_max_seqlen)
 
 
 def _wrapped(values: Tensor, ragged: _Ragged) -> Tensor:
-    """A jagged tensor of these values."""
+    """A jagged tensor with these values."""
     known: dict[str, Any] = {"min_seqlen": ragged.min_seqlen, "max_seqlen": ragged.max_seqlen}
     return torch.nested.nested_tensor_from_jagged(values, ragged.offsets, **known)
 
 
-# torch's own way into a jagged tensor and out of it has no second derivative; each of these is the other's derivative.
+# torch's own conversions to and from a jagged tensor have no second derivative; each of these is the other's backward.
 
 
 class _Values(torch.autograd.Function):
-    """The values of a jagged tensor."""
+    """The values of a jagged tensor, differentiable."""
 
     @staticmethod
     def forward(ctx: Any, given: Any) -> Tensor:
@@ -87,7 +88,7 @@ class _Values(torch.autograd.Function):
 
 
 class _Wrapped(torch.autograd.Function):
-    """`_wrapped`."""
+    """`_wrapped`, differentiable."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ragged: _Ragged) -> Tensor:
@@ -101,16 +102,18 @@ class _Wrapped(torch.autograd.Function):
 
 
 def _is_differentiated(t: Tensor) -> bool:
+    """Whether autograd needs the derivative of a conversion of this tensor."""
     return t.requires_grad and torch.is_grad_enabled() and not needs_operations()
 
 
 class Sequences:
-    """Where the sequences of a jagged tensor lie among the rows of its values.
+    """The sequences of a jagged tensor as ranges of the rows of its values.
 
     Attributes:
-        values: (rows, ...), the sequences one behind the other.
-        ends: (sequences + 1,) int64, torch's offsets.   count: number of sequences.
-        longest: number of rows of the longest sequence; 1 where the offsets are not looked at.
+        values: (rows, ...), the sequences, concatenated.
+        ends: (sequences + 1,) int64, torch's offsets.
+        count: number of sequences.
+        longest: number of rows of the longest sequence; 1 if the offsets are not read.
     """
 
     def __init__(self, name: str, given: Any) -> None:
@@ -129,10 +132,10 @@ class Sequences:
         strided_tensor(name, self.values)
         ends = given.offsets()
         self.ends, self.count = ends.long().contiguous(), ends.shape[0] - 1
-        self.longest = self._longest() if looked_at(ends) else 1
+        self.longest = self._longest() if should_check_values(ends) else 1
 
     def _longest(self) -> int:
-        """Refuses offsets that are none, which torch takes as they come."""
+        """The length of the longest sequence; raises ValueError for invalid offsets, which torch does not check."""
         ends, rows = self.ends, self.values.shape[0]
         lengths = ends.diff()
         shortest, longest = lengths.aminmax() if self.count else (0, 0)
@@ -144,12 +147,12 @@ class Sequences:
         return int(longest)
 
     def like(self, values: Tensor) -> Tensor:
-        """A jagged tensor of other values, with the same offsets."""
+        """A jagged tensor with other values and the same offsets."""
         wrapped: Tensor = (_Wrapped.apply if _is_differentiated(values) else _wrapped)(values, _ragged(self.given))
         return wrapped
 
     def beside(self, name: str, value: Any) -> Tensor:
-        """The values of another jagged tensor with the same offsets."""
+        """The values of another jagged tensor, which must have the same offsets."""
         advice = f"pass torch.nested.nested_tensor_from_jagged(values, {self.name}.offsets())"
         if not is_jagged(value):
             raise TypeError(
@@ -164,13 +167,15 @@ class Sequences:
         return other.values
 
     def _is_alike(self, other: Sequences) -> bool:
-        if self.shape[1] == other.shape[1]:  # torch's own name for the lengths
+        """Whether another jagged tensor has the same offsets."""
+        if self.shape[1] == other.shape[1]:  # torch's symbolic size, which identifies the offsets
             return True
         ours, theirs = self.ends, other.ends
-        return looked_at(ours) and looked_at(theirs) and torch.equal(ours, theirs)
+        return should_check_values(ours) and should_check_values(theirs) and torch.equal(ours, theirs)
 
     def positions(self, of: checks.Target, positions: Any, start: Any, first: int) -> Tensor:
-        """Those of all rows, (1, rows); implicit ones begin at `first`, an encoding's own start, and `start`."""
+        """The positions of all rows, (1, rows); implicit ones begin at first + start, `first` being the encoding's
+        start."""
         rows, of = of.rows, of._replace(shape=self.shape, batch=self.count, rows=self.longest)
         if positions is not None:
             checks.start_beside_positions(start)
@@ -192,6 +197,7 @@ class Sequences:
         return counted(self.ends, rows, start + first).unsqueeze(0)
 
     def no_padding(self, mask: Any) -> None:
+        """Raises ValueError for a padding_mask."""
         if mask is not None:
             raise ValueError(
                 f"padding_mask: expected None for a jagged {self.name}, which has no padding, got "
@@ -199,7 +205,7 @@ class Sequences:
             )
 
     def along(self, seq_dim: Any) -> None:
-        """That `seq_dim` is the dimension of the sequences."""
+        """Raises ValueError if `seq_dim` is not the dimension of the sequences."""
         if checks.axis("seq_dim", seq_dim, len(self.shape), self.name) != 1:
             raise ValueError(
                 f"seq_dim: expected 1, the dimension of the sequences of {self.name}, got {seq_dim} for shape "
@@ -208,7 +214,7 @@ class Sequences:
 
 
 class _JaggedCall(RowsCall):
-    """What a call with a jagged tensor has in place of positions that samples share."""
+    """A call with a jagged tensor, where each sequence has its own positions."""
 
     sequences: Sequences
 
@@ -217,7 +223,7 @@ class _JaggedCall(RowsCall):
 
 
 class JaggedAdd(_JaggedCall, AddCall):
-    """`add` of a jagged tensor: `x` and what else an AddCall has are of its values."""
+    """`add` of a jagged tensor: an AddCall on its values."""
 
     def __init__(self, given: AddArguments) -> None:
         self.sequences = of = Sequences("x", given.x)
@@ -263,11 +269,11 @@ class JaggedAdd(_JaggedCall, AddCall):
 
 
 class JaggedEmbed(_JaggedCall, EmbedCall):
-    """`embed` of jagged ids: `ids` and what else an EmbedCall has are of their values."""
+    """`embed` of jagged ids: an EmbedCall on their values."""
 
     def __init__(self, given: EmbedArguments) -> None:
         self.sequences = of = Sequences("ids", given.ids)
-        strided_tensor("weight", given.weight)  # no DTensor
+        strided_tensor("weight", given.weight)  # not a DTensor
         of.no_padding(given.padding_mask)
         of.along(given.seq_dim)
         super().__init__(given._replace(ids=of.values, seq_dim=0))

@@ -1,5 +1,5 @@
-"""What `add` and `embed` are given, a record each, and what the two have in common once that is checked: arguments in
-canonical form, and the rows they speak of."""
+"""The arguments of `add` and `embed` as records, and what the two calls share after the checks: arguments in canonical
+form, and the rows of the encoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 
 class AddArguments(NamedTuple):
-    """Of `add` and `add_`, as the caller gave them: nothing is checked yet. Their meaning: `functional.add`."""
+    """The arguments of `add` and `add_` as given by the caller, unchecked; see `functional.add`."""
 
     x: Any
     encoding: Any = None
@@ -43,13 +43,13 @@ class AddArguments(NamedTuple):
     extra_tokens: Any = 0
 
     def is_sequence(self) -> bool:
-        """Whether all of x's rows are those of an encoding of one dimension."""
+        """Whether the encoding is one-dimensional and covers all rows of x."""
         extra = self.extra_tokens
         return self.grid_shape is None and isinstance(extra, int) and extra == 0 and not checks.is_grid(self.encoding)
 
 
 class EmbedArguments(NamedTuple):
-    """Of `embed`; see `functional.embed`."""
+    """The arguments of `embed` as given by the caller, unchecked; see `functional.embed`."""
 
     ids: Any
     weight: Any
@@ -68,8 +68,8 @@ class EmbedArguments(NamedTuple):
 
 
 def kept(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Decorator of what is made of values that are no data, such as an encoding and a dropout probability: it is kept
-    for the next call with equal ones of the same types. A graph in the making and torch.jit.trace ask anew."""
+    """Decorator: cache the results of a function of values that are not tensors, such as an encoding and a dropout
+    probability, by equality and type. Not used while torch.compile or torch.jit.trace is tracing."""
     cached = lru_cache(maxsize=256, typed=True)(function)
 
     @wraps(function)
@@ -78,7 +78,7 @@ def kept(function: Callable[..., _Result]) -> Callable[..., _Result]:
             return function(*values)
         try:
             return cached(*values)
-        except TypeError:  # no hash, or refused: that is said by the function
+        except TypeError:  # an unhashable argument, or an error of the function, which it raises again
             return function(*values)
 
     return call
@@ -86,15 +86,15 @@ def kept(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 @kept
 def _checked(given: Any, dim: int, columns: Any, dropout: Any) -> tuple[Any, int]:
-    """The encoding, which the first three tell, see `checks.encoding`, and the 65536ths to drop."""
-    return checks.encoding(given, dim, columns), checks.dropped(dropout)
+    """(encoding, drop_threshold); the first three arguments are those of `checks.encoding`."""
+    return checks.encoding(given, dim, columns), checks.drop_threshold(dropout)
 
 
 class Form:
-    """Of a tensor with a sequence, and the way from there to canonical form and back.
+    """The layout of a tensor with a sequence, and its conversion to canonical form and back.
 
     Attributes:
-        axes: dimensions of the sequence and of the channels.
+        axes: the dimensions of the sequence and of the channels.
     """
 
     extra = 0  # see GridForm
@@ -106,15 +106,16 @@ class Form:
         self.order = [d for d in range(rank) if d not in axes] + [*axes]
 
     def canonical(self, t: Tensor) -> Tensor:
+        """A tensor of this layout in canonical form, as a view."""
         return t if self.is_canonical else t.permute(*self.order)
 
     def restored(self, t: Tensor, like: Tensor | None = None) -> Tensor:
         """The inverse of `canonical`."""
         return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
 
-    def elements(self, shape: Sequence[int], part: Part | None = None) -> list[int]:
-        """How the canonical form counts the row-major elements of `shape`, or of the whole that `part` is one of; empty
-        where it is its own.
+    def rng_offsets(self, shape: Sequence[int], part: Part | None = None) -> list[int]:
+        """Philox counter base and stride of each dimension of the canonical form, so that the mask follows the
+        row-major order of `shape`, or of the whole of which `part` is a part; empty if the two orders are the same.
 
         Never empty in a graph: AOTInductor reads an empty list back as None.
         """
@@ -129,20 +130,25 @@ class Form:
 
 
 class RowsCall:
-    """The arguments that say which encoding goes where, after every check.
+    """The arguments of `add` or `embed` after all checks.
 
     Attributes:
-        shape: of the result in canonical form, (batch, *middle, sequence, channels) or (sequence, channels).
+        shape: shape of the result in canonical form, (batch, *middle, sequence, channels) or (sequence, channels).
         is_empty: whether the result has no elements.
-        device.   acc: the dtype that products and the sum are rounded to.
-        encoding.   given: the arguments that it came from.
+        device: device of the result.
+        acc: the dtype to which products and the sum are rounded.
+        encoding: the encoding.
+        given: the caller's arguments for the encoding.
         positions: None, (1 or B, S), or (1 or B, 1) int64 with `are_starts`: the first position of each sample.
-        start: int, on top of encoding.start, where positions is None.
-        alpha: float or tensor.   padding_mask: None or (1 or B, S) bool.
-        drop: 65536ths that dropout drops.   seed: int64 tensor, or None where nothing is drawn.
-        elements: how the canonical form counts the elements for the mask; empty: row-major.
-        columns: first channel and number of channels, where the encoding has more of them than the data.
-        row_offset, whole_rows: where the data's rows begin among those of the whole, and how many that has.
+        start: int, relative to encoding.start, if positions is None.
+        alpha: float or tensor.
+        padding_mask: None or (1 or B, S) bool.
+        drop_threshold: the dropout probability in units of 1 / 65536.
+        seed: int64 tensor, or None if no random numbers are needed.
+        rng_offsets: Philox counter base and stride of each dimension of the canonical form; empty: row-major.
+        columns: (first channel, number of channels) of a shard that has only some of the encoding's channels.
+        row_offset: index of the first row of a shard in the whole.
+        whole_rows: number of rows of the whole.
     """
 
     columns: tuple[int, int] | None = None
@@ -156,15 +162,15 @@ class RowsCall:
     device: torch.device
     acc: torch.dtype
     alpha: float | Tensor
-    elements: list[int]
+    rng_offsets: list[int]
 
     def set_rows(self, of: Target, width: int, arguments: AddArguments | EmbedArguments) -> None:
-        """Checks and keeps what `add` and `embed` both take; `width` is the number of channels, for an encoding that
-        was given by name or not at all."""
+        """Checks and stores the arguments that `add` and `embed` share; `width` is the number of channels, for an
+        encoding given by name or not at all."""
         self.is_empty = 0 in self.shape
         self.given: traced.Given = arguments.encoding, width, self.columns
-        self.encoding, self.drop = _checked(*self.given, arguments.dropout)
-        # Not `kept`: 0.0 and -0.0 are equal, and give other signs.
+        self.encoding, self.drop_threshold = _checked(*self.given, arguments.dropout)
+        # Not cached by `kept`: 0.0 and -0.0 are equal, but results differ in sign.
         scale, alpha = arguments.scale, arguments.alpha
         self.scale: float = scale if type(scale) is float else checks.factor("scale", scale)
         self.alpha = alpha if type(alpha) is float else checks.alpha(alpha, of)
@@ -175,11 +181,11 @@ class RowsCall:
         self.seed: Tensor | None = None
 
     def whole_dim(self) -> int:
-        """Channels of the encoding, of which the data may have some."""
+        """Number of channels of the encoding; the data may have fewer, as a shard."""
         return checks.encoding(*self.given[:2]).dim if self.columns is not None else self.encoding.dim
 
     def _set_part(self, part: Part | None, rows_at: int, channels_at: int, shape: Sequence[int]) -> tuple[int, int]:
-        """Keeps what a part has to know of the whole, of data of `shape`; rows and channels of the whole."""
+        """Stores where data of `shape` lies in the whole; returns the numbers of rows and channels of the whole."""
         if part is None:
             self.whole_rows = shape[rows_at]
             return self.whole_rows, operator.index(shape[channels_at])
@@ -187,10 +193,11 @@ class RowsCall:
         width, count = operator.index(part.shape[channels_at]), operator.index(shape[channels_at])
         if width != count:
             first = operator.index(part.first[channels_at])
-            self.columns = min(first, width - 1), max(count, 1)  # a row of one channel broadcasts to one of none
+            self.columns = min(first, width - 1), max(count, 1)  # rows of one channel broadcast to data without any
         return self.whole_rows, width
 
     def _set_positions(self, of: Target, positions: Any, start: Any) -> None:
+        """Checks and stores positions, or start if there are none."""
         self.positions: Tensor | None = None
         if positions is not None:
             checks.start_beside_positions(start)
@@ -203,7 +210,7 @@ class RowsCall:
             self.positions = checks.start_tensor(start, of, self.encoding.start + self.row_offset)
             self.are_starts = True
         elif _is_compiling() and isinstance(start, (int, torch.SymInt)):
-            self.start = start + self.row_offset  # may be a symbol of the graph; the operator checks the range
+            self.start = start + self.row_offset  # may be symbolic; the operator checks the range
         else:
             if type(start) is not int or not checks.INT64_MIN <= start <= checks.INT64_MAX:
                 checks.no_list(start, of)
@@ -212,14 +219,14 @@ class RowsCall:
             self.start = start + self.row_offset
 
     def draw(self) -> None:
-        """Takes or draws the seed; after every check, so that a refused call leaves the generator as it was."""
+        """Sets the seed, or draws it; after all checks, so that a call that raises does not advance the generator."""
         if self.is_empty and not checks.is_jit_traced():
-            self.drop = 0
-        if 0 < self.drop < checks.DROP_UNIT:
+            self.drop_threshold = 0
+        if 0 < self.drop_threshold < checks.DROP_UNIT:
             self.seed = seed_tensor.tensor(self._given_seed, self.device)
 
     def needs_grad(self, *others: Tensor) -> bool:
-        """Whether autograd wants to know of this call."""
+        """Whether a gradient of this call is needed."""
         if torch.is_grad_enabled():
             for t in (*others, self.alpha, self.positions):
                 if isinstance(t, Tensor) and t.requires_grad:
@@ -227,14 +234,14 @@ class RowsCall:
         return False
 
     def alpha_or_none(self) -> Tensor | None:
-        """alpha as the operators take it: None for 1."""
+        """alpha as an operand: a tensor, or None for 1."""
         if isinstance(self.alpha, Tensor):
             return self.alpha
         return None if self.alpha == 1.0 else seed_tensor.number(self.alpha, torch.float64, self.device)
 
     def depend_on(self, zero: Tensor) -> None:
-        """Adds `zero`, a tensor whose value is 0, to the positions: torch.jit.trace then keeps the assertion that
-        made it, because the result depends on it."""
+        """Adds `zero`, a tensor with the value 0, to the positions, so that the result depends on it and
+        torch.jit.trace keeps the assertion that produced it."""
         zero = zero.to(self.device)
         if self.positions is None:
             self.positions, self.are_starts = (zero + (self.encoding.start + self.start)).reshape(1, 1), True
@@ -243,11 +250,11 @@ class RowsCall:
             self.positions = self.positions + zero
 
     def length(self) -> Any:
-        """The number of rows; under torch.jit.trace the tensor that follows it, where the call knows one."""
+        """The number of rows; under torch.jit.trace a traced size, if the call has one."""
         return self.shape[-2]
 
     def rows(self) -> Tensor:
-        """The encoding in acc, broadcastable to `shape`; differentiable."""
+        """The rows of the encoding in acc, broadcastable to `shape`; differentiable."""
         length, acc, device, positions = self.length(), self.acc, self.device, self.positions
         if positions is not None and self.are_starts:
             positions = positions + torch.arange(length, device=device)
@@ -272,19 +279,20 @@ class RowsCall:
         elif self.alpha != 1.0:
             rows = rows * self.alpha
         if self.padding_mask is not None:
-            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around. No torch.where: on a device it would wait
-            # for a copy of the number.
+            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 into +0.0. Not torch.where, which would copy the
+            # number to the device and wait for it.
             mask = arranged(self.padding_mask.unsqueeze(-1), len(self.shape))
             rows = rows.masked_fill(mask, -0.0)
         return x + rows
 
-    def dropped(self, total: Tensor, elements: list[int] | None = None) -> Tensor:
-        """Dropout of a sum in acc and canonical form, differentiable; the mask is made by operations in torch.func."""
-        drop, seed = self.drop, self.seed
-        elements = self.elements if elements is None else elements
-        if not drop:
+    def dropped(self, total: Tensor, rng_offsets: list[int] | None = None) -> Tensor:
+        """Dropout of a sum in acc and canonical form, differentiable; under torch.func the mask is computed in torch
+        operations."""
+        drop_threshold, seed = self.drop_threshold, self.seed
+        rng_offsets = self.rng_offsets if rng_offsets is None else rng_offsets
+        if not drop_threshold:
             return total
-        d = Dropout(total, seed, drop, 1.0, elements)
+        d = Dropout(total, seed, drop_threshold, 1.0, rng_offsets)
         if _is_compiling() and not is_functional():
             return torch.ops.sinpe_ext.dropout.default(*d)
         if not _is_compiling() and not is_transformed():
@@ -293,5 +301,5 @@ class RowsCall:
             ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
             keep = torch.ops.sinpe_ext.dropout.default(*d._replace(x=ones)) != 0
         else:
-            keep = philox.keep(seed, drop, total.shape, elements, self.device)
-        return (total * philox.kept_scale(drop)).masked_fill(~keep, 0.0)
+            keep = philox.keep(seed, drop_threshold, total.shape, rng_offsets, self.device)
+        return (total * philox.kept_scale(drop_threshold)).masked_fill(~keep, 0.0)

@@ -1,4 +1,4 @@
-"""`table` and `encode`, of a sequence and of a grid."""
+"""`table` and `encode`, for sequences and grids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class TableArguments(NamedTuple):
-    """Of `table`, as the caller gave them; see `functional.table`."""
+    """The arguments of `table` as given by the caller; see `functional.table`."""
 
     length: Any
     encoding: Any
@@ -34,7 +34,7 @@ class TableArguments(NamedTuple):
 
 
 def table(given: TableArguments) -> Tensor:
-    """`sinpe_ext.table` of one process."""
+    """`sinpe_ext.table` without a device mesh."""
     dtype, dim = checks.table_dtype(given.dtype, given.device, given.out), checks.dim_beside(given.encoding, given.dim)
     given = given._replace(dtype=dtype, dim=dim)
     is_grid = checks.is_grid(given.encoding)
@@ -44,7 +44,7 @@ def table(given: TableArguments) -> Tensor:
     known = traced.given(given.encoding, dim)
     encoding = checks.encoding(*known)
     checks.flag("flatten", given.flatten)
-    rows: Any = length  # ints, or symbols of a graph
+    rows: Any = length  # ints, or symbolic ints of a graph
     first: Any = start
     is_recorded = checks.is_jit_traced()
     follows = checks.is_size(length)
@@ -60,7 +60,7 @@ def table(given: TableArguments) -> Tensor:
                 "use the result"
             )
         return _into(out, rows, known, first)
-    if _is_compiling():  # which cannot trace torch.get_default_device
+    if _is_compiling():  # the compiler cannot trace torch.get_default_device
         device = torch.empty(0).device if device is None else torch.device(device)
         return traced.table(known, rows, first, dtype, device)
     if is_recorded:
@@ -72,6 +72,7 @@ def table(given: TableArguments) -> Tensor:
 
 
 def _into(out: Tensor, length: int, known: traced.Given, start: int) -> Tensor:
+    """`table` with `out`, by the kernel if it can write to a tensor with these strides."""
     encoding = checks.encoding(*known)
     if tuple(checks.sizes(out)) != (length, encoding.dim):
         raise ValueError(
@@ -92,7 +93,7 @@ def _into(out: Tensor, length: int, known: traced.Given, start: int) -> Tensor:
 
 
 def _of_grid(given: TableArguments) -> Tensor:
-    """Of a GridEncoding, or behind extra tokens."""
+    """`table` of a GridEncoding, or with extra tokens."""
     length, encoding, dtype, device, out = given.length, given.encoding, given.dtype, given.device, given.out
     dim, firsts = checks.grid_outline(encoding, given.dim)
     lengths = grids.lengths("length", length, len(firsts))
@@ -106,7 +107,7 @@ def _of_grid(given: TableArguments) -> Tensor:
         where = out.device
         memory.writable("out", out)
     else:
-        # A compiler cannot trace torch.get_default_device.
+        # The compiler cannot trace torch.get_default_device.
         default = torch.empty(0).device if _is_compiling() else torch.get_default_device()
         where = default if device is None else torch.device(device) if _is_compiling() else checks.device(device)
         if not _is_compiling():
@@ -121,7 +122,7 @@ def _of_grid(given: TableArguments) -> Tensor:
 
 
 def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
-    """`sinpe_ext.encode` of one process."""
+    """`sinpe_ext.encode` of ordinary tensors."""
     if dim is not None:
         dim = checks.dim_beside(encoding, dim)
     if checks.is_grid(encoding):
@@ -137,7 +138,7 @@ def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16
 
 
 def _of_coordinates(positions: Any, encoding: Any, dim: int | None, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
-    """Of a GridEncoding."""
+    """`encode` with a GridEncoding."""
     dim, firsts = checks.grid_outline(encoding, dim)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     if positions.dim() < 1 or checks.sizes(positions)[-1] != len(firsts):

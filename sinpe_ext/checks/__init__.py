@@ -1,4 +1,4 @@
-"""What is refused, for every front alike. Imports neither torch nor NumPy by itself."""
+"""Argument checks shared by the functions, the layers and NumPy. Imports neither torch nor NumPy until one is used."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ += ["is_jit_traced", "is_size", "shown"]
 
 DROP_UNIT = 65536  # dropout probabilities are multiples of 1 / DROP_UNIT
 INT64_MIN = -(2**63)
-MAX_RANK = 16  # dimensions that the kernels count, csrc/include/sinpe/sinpe.h
+MAX_RANK = 16  # the kernels' maximum number of dimensions, csrc/include/sinpe/sinpe.h
 
 
 class Target(NamedTuple):
-    """The argument that the others go with: x of `add`, ids of `embed`."""
+    """The argument that the others must match in shape and device: x of `add`, ids of `embed`."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ _encoding_of_dim = lru_cache(maxsize=64)(Encoding)
 _convention: Callable[[str, int], Any] = lru_cache(maxsize=64)(convention)
 
 
-# An argument of the functions and layers -> what users write for it. Names of Encoding's fields: encoding.py.
+# An argument of the functions and layers -> names that users write instead. For the fields of Encoding see encoding.py.
 _MEANT = {
     "start": ("offset", "first", "start_pos", "past_length", "past_key_values_length", "start_index"),
     "positions": ("position_ids", "position", "pos", "timesteps", "position_indices"),
@@ -59,7 +59,7 @@ _MEANT = {
     "encoding": ("convention", "kind", "mode", "type"),
     "grid_shape": ("grid_size", "hw", "image_size", "spatial_shape"),
 }
-_MEANT_OTHERWISE = {  # with the argument that the advice needs, if any
+_MEANT_OTHERWISE = {  # advice; it is given only if the function has the argument before the "="
     "attention_mask": "padding_mask=attention_mask == 0",
     "attn_mask": "padding_mask=attn_mask == 0",
     "training": "dropout=p if training else 0.0",
@@ -75,12 +75,14 @@ _WIDTHS = ("dim", "d_model", "embed_dim", "embedding_dim", "hidden_size", "chann
 
 @constant_in_graph
 def no_unknown(function: Any, unknown: Mapping[str, Any]) -> None:
-    """Refuses keyword arguments that a function, or the class of a layer, lacks, and says what to write instead."""
+    """Raises TypeError for keyword arguments that a function or the class of a layer does not have, with a
+    suggestion."""
     for name in unknown:
         raise TypeError(_unknown_argument(function, name))
 
 
 def _unknown_argument(function: Any, name: str) -> str:
+    """The error message for an unknown keyword argument."""
     known = [key for key in inspect.signature(function).parameters if key not in ("self", "unnamed", "unknown")]
     expected = f"{name}: expected an argument of {function.__qualname__.removesuffix('.__init__')}, got a name it lacks"
     fields = [field.name for field in dataclasses.fields(Encoding)]
@@ -110,31 +112,31 @@ def _unknown_argument(function: Any, name: str) -> str:
 
 
 def length(value: Any, name: str = "length") -> int:
-    """A number of rows as an int."""
+    """Checks a number of rows; returns an int."""
     return integer(name, value, 0, INT64_MAX, "pass the number of rows")
 
 
 def probability(name: str, value: Any, hint: str = "pass a probability") -> float:
-    """A dropout probability; `hint` says what a number above 1 may have been meant for."""
+    """Checks a dropout probability; `hint` is the advice for a number above 1."""
     number = factor(name, value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name}: expected 0 to 1, got {value}; {hint if number > 1.0 else 'pass a probability'}")
     return number
 
 
-def dropped(value: Any) -> int:
-    """A dropout probability as the number of 65536ths that are dropped: 0 and 65536 for 0 and 1 alone."""
+def drop_threshold(value: Any) -> int:
+    """A dropout probability as drop_threshold, in units of 1 / 65536; only 0 and 1 become 0 and 65536."""
     number = probability("dropout", value)
     return min(max(round(number * DROP_UNIT), 1), DROP_UNIT - 1) if 0.0 < number < 1.0 else int(number) * DROP_UNIT
 
 
 def start(value: Any) -> int:
-    """`start` as an int."""
+    """Checks `start`; returns an int."""
     return integer("start", value, INT64_MIN, INT64_MAX, "pass the int64 position of the first row")
 
 
 def one_per_axis(value: Any, axes: int) -> list[Any]:
-    """`start` of a grid: its items, or the one for every axis."""
+    """`start` of a grid as a list with one item per axis; a single value is used for every axis."""
     items = list(value) if isinstance(value, (tuple, list)) else [value] * axes
     if len(items) != axes:
         raise ValueError(
@@ -155,10 +157,12 @@ def position_range(first: int, rows: int) -> None:
 
 @constant_in_graph
 def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | None = None) -> Encoding:
-    """An Encoding from what callers may pass for one: an Encoding, or a dim; and with `dim` also a name or None.
+    """An Encoding from an `encoding` argument: an Encoding or a dim; if `dim` is given also a name or None.
 
-    piece: where `value` is a grid, the number of its piece, or -1 for the encoding that all its axes have; where it is
-        none, the first channel and the number of channels that a part of the data has, `dim` being those of the whole.
+    Args:
+        piece: if `value` is a grid, the index of one of its pieces, or -1 for the encoding that all its axes share. If
+            it is not a grid, (first channel, number of channels) of a shard of the data, `dim` being the number of
+            channels of the whole.
     """
     if isinstance(value, tuple):
         value = in_graph.made_again(value)
@@ -197,7 +201,7 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
 
 
 def dim_beside(encoding: Any, dim: Any) -> int | None:
-    """The `dim` that goes with a convention's name, or alone; None where there is none."""
+    """Checks `dim`, which may be given with the name of a convention or alone; None stays None."""
     if dim is None:
         return None
     if encoding is not None and not isinstance(encoding, str):
@@ -205,7 +209,7 @@ def dim_beside(encoding: Any, dim: Any) -> int | None:
             f"dim: expected None beside {described(encoding)}, which has its own, got {shown(dim)}; leave it out, or "
             'pass a name for encoding, as in table(4096, "t2t", dim=512)'
         )
-    # index: a symbol of a graph becomes a number.
+    # operator.index turns a symbolic int of a graph into a number.
     return operator.index(integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))
 
 
@@ -213,7 +217,7 @@ _is_grid_name = constant_in_graph(lambda name: grid_name(name))
 
 
 def is_grid(value: Any) -> bool:
-    """Whether what a caller passes for an encoding is a GridEncoding or the name of one."""
+    """Whether an `encoding` argument is a GridEncoding or the name of a grid convention."""
     if isinstance(value, tuple):
         return in_graph.is_grid(value)
     return isinstance(value, GridEncoding) or (isinstance(value, str) and _is_grid_name(value))
@@ -221,7 +225,7 @@ def is_grid(value: Any) -> bool:
 
 @constant_in_graph
 def grid(value: Any, dim: int | None) -> GridEncoding:
-    """A GridEncoding, itself or by its name and dim; of what is no grid, a grid of one axis."""
+    """A GridEncoding from an `encoding` argument; a one-dimensional encoding becomes a grid of one axis."""
     if isinstance(value, tuple):
         value = in_graph.made_again(value)
     if isinstance(value, GridEncoding):
@@ -238,13 +242,13 @@ def grid(value: Any, dim: int | None) -> GridEncoding:
 
 @constant_in_graph
 def grid_outline(value: Any, dim: int | None) -> tuple[int, tuple[int, ...]]:
-    """What a graph may know of a grid: its channels, and the start of each axis."""
+    """The number of channels of a grid and the start of each axis, as plain ints that a graph can hold."""
     found = grid(value, dim)
     return found.dim, tuple(axis.start for axis in found.axes)
 
 
 def table_dtype(dtype: Any, device: Any, out: Any) -> torch.dtype:
-    """The dtype of `table`, whose `out`, where one is given, has to be what dtype and device say."""
+    """The dtype of the result of `table`; checks that `out`, if given, agrees with dtype and device."""
     import torch
 
     if dtype is not None:
@@ -269,9 +273,10 @@ def table_dtype(dtype: Any, device: Any, out: Any) -> torch.dtype:
 
 
 def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
-    """Positions as int64, float32 or float64; narrower integers are widened before any arithmetic.
+    """Checks positions and returns them as int64, float32 or float64; narrower integers are widened first.
 
-    allow_16bit: whether to take 16-bit floats; None where the caller has no such argument to offer.
+    Args:
+        allow_16bit: whether to accept 16-bit floats; None if the calling function has no such argument.
     """
     import torch
 
@@ -294,15 +299,16 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> torch.Tensor:
         return value.long()
     if dtype == torch.uint64:
         wide = value.view(torch.int64)
-        from ..runtime.observers import looked_at
+        from ..runtime.observers import should_check_values
 
-        if looked_at(value) and bool((wide < 0).any()):
+        if should_check_values(value) and bool((wide < 0).any()):
             raise ValueError("positions: expected values up to 2**63 - 1, got larger uint64 ones; pass int64 positions")
         return wide
     raise TypeError(f"positions: expected an integer dtype or float32/float64, got {dtype}; pass int64 positions")
 
 
 def same_device(name: str, value: torch.Tensor, of: Target | torch.Tensor) -> None:
+    """Raises RuntimeError if a tensor is not on the device of the target."""
     if value.device != of.device:
         other = of.name if isinstance(of, Target) else "x"
         raise RuntimeError(
@@ -312,7 +318,7 @@ def same_device(name: str, value: torch.Tensor, of: Target | torch.Tensor) -> No
 
 
 def axis(name: str, value: Any, rank: int, of: str = "x") -> int:
-    """A dimension's index, counted from the front."""
+    """Checks the index of a dimension; returns it as a non-negative int."""
     index = integer(name, value, INT64_MIN, INT64_MAX, f"pass the index of a dimension of {of}")
     if not -rank <= index < rank:
         raise IndexError(
@@ -322,7 +328,7 @@ def axis(name: str, value: Any, rank: int, of: str = "x") -> int:
 
 
 def two_dimensions(rows_at: int, channels_at: int, seq_dim: Any, channel_dim: Any) -> None:
-    """That the sequence and the channels of x lie apart."""
+    """Raises ValueError if the sequence and the channels are the same dimension of x."""
     if rows_at == channels_at:
         raise ValueError(
             f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are one; "
@@ -330,8 +336,8 @@ def two_dimensions(rows_at: int, channels_at: int, seq_dim: Any, channel_dim: An
         )
 
 
-def summand(x: Any) -> None:
-    """x of `add`: a dense floating-point tensor of two dimensions or more."""
+def check_x(x: Any) -> None:
+    """Checks x of `add`: a dense floating-point tensor with at least two dimensions."""
     import torch
 
     operand("x", x)
@@ -347,6 +353,7 @@ def summand(x: Any) -> None:
 
 
 def channels(x: torch.Tensor, width: int, dim: int) -> None:
+    """Raises ValueError if x has another number of channels, `width`, than the encoding, `dim`."""
     if width != dim:
         raise ValueError(
             f"x: expected {dim} channels, those of the encoding, got {width} in shape {tuple(x.shape)}; "
@@ -355,7 +362,7 @@ def channels(x: torch.Tensor, width: int, dim: int) -> None:
 
 
 def companion(name: str, value: torch.Tensor, of: Target) -> torch.Tensor:
-    """(S,) or (B, S) as a view of shape (1 or B, S)."""
+    """Checks that a tensor has shape (S,) or (B, S); returns it as a view of shape (1 or B, S)."""
     view = value.unsqueeze(0) if value.dim() == 1 else value
     shape = sizes(value)
     if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and shape[0] not in (1, of.batch)):
@@ -368,7 +375,7 @@ def companion(name: str, value: torch.Tensor, of: Target) -> torch.Tensor:
 
 
 def bool_mask(value: Any) -> None:
-    """`padding_mask` of any shape: a dense bool tensor."""
+    """Checks that `padding_mask`, of any shape, is a dense bool tensor."""
     import torch
 
     dense_tensor("padding_mask", value)
@@ -380,7 +387,7 @@ def bool_mask(value: Any) -> None:
 
 
 def no_gradient_into(out: torch.Tensor) -> None:
-    """`out` of `table`: nothing that autograd follows."""
+    """Raises RuntimeError if `out` of `table` requires grad."""
     import torch
 
     if out.requires_grad and torch.is_grad_enabled():
@@ -388,17 +395,20 @@ def no_gradient_into(out: torch.Tensor) -> None:
 
 
 def padding_mask(value: Any, of: Target) -> torch.Tensor:
-    """A bool mask, True = padding, as a view of shape (1 or B, S)."""
+    """Checks a bool mask, True = padding; returns it as a view of shape (1 or B, S)."""
     bool_mask(value)
     same_device("padding_mask", value, of)
     return companion("padding_mask", value, of)
 
 
 def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
-    """`start` as a tensor, () or (B,) integers: the first positions, `first` added, as int64 of shape (1 or B, 1)."""
+    """Checks `start` given as an integer tensor of shape () or (B,).
+
+    Returns: the positions of the first rows, start + first, int64, shape (1 or B, 1).
+    """
     import torch
 
-    from ..runtime.observers import looked_at
+    from ..runtime.observers import should_check_values
 
     dense_tensor("start", value)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
@@ -406,14 +416,14 @@ def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
     same_device("start", value, of)
     start_shape(value, of)
     value = positions(value).reshape(-1, 1)
-    if looked_at(value) and value.numel() and of.rows:
+    if should_check_values(value) and value.numel() and of.rows:
         for extreme in torch.stack(value.aminmax()).tolist():
             position_range(first + extreme, of.rows)
     return value + first if first else value
 
 
 def start_beside_positions(value: Any) -> None:
-    """`start` where positions are given: 0."""
+    """Raises ValueError unless `start` is 0, as it must be if positions are given."""
     if not isinstance(value, int) or value != 0:
         raise ValueError(
             "start: expected 0 together with positions, which are final, got "
@@ -422,7 +432,7 @@ def start_beside_positions(value: Any) -> None:
 
 
 def no_list(value: Any, of: Target) -> None:
-    """`start` of `add` and `embed`, which is a tensor where each sample has its own."""
+    """Raises TypeError for a list as `start` of `add` or `embed`: one start per sample is passed as a tensor."""
     if isinstance(value, (list, tuple)):
         fits = len(value) == of.batch and len(of.shape) > 2
         tensor = f"torch.tensor({list(value)})" if fits and len(value) <= 8 else "an int64 tensor"
@@ -433,6 +443,7 @@ def no_list(value: Any, of: Target) -> None:
 
 
 def start_shape(value: torch.Tensor, of: Target) -> None:
+    """Raises ValueError unless the shape of `start` is () or (B,)."""
     shape = sizes(value)
     if len(shape) > 1 or (len(shape) == 1 and shape[0] not in (1, of.batch)):
         raise ValueError(
@@ -442,7 +453,7 @@ def start_shape(value: torch.Tensor, of: Target) -> None:
 
 
 def factor(name: str, value: Any) -> float:
-    """`scale` or `alpha` as a float; inf and NaN are passed on."""
+    """Checks `scale` or `alpha`; returns a float, which may be inf or NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
         if is_size(value):
             raise TypeError(
@@ -459,7 +470,7 @@ def factor(name: str, value: Any) -> float:
 
 
 def alpha(value: Any, of: Target) -> float | torch.Tensor:
-    """`alpha` as a float, or as a tensor: floating point, of shape () or (1,)."""
+    """Checks `alpha`; returns a float, or a floating-point tensor of shape () or (1,)."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -477,7 +488,7 @@ def alpha(value: Any, of: Target) -> float | torch.Tensor:
 
 
 def sizes(value: torch.Tensor) -> torch.Size:
-    """The shape of a tensor, to be checked: ints, also where torch.jit.trace records `value.shape`."""
+    """The shape of a tensor as ints, for checks; torch.jit.trace does not record it."""
     return _untraced_shape(value) if is_jit_traced() else value.shape
 
 

@@ -1,4 +1,4 @@
-"""What the functions of `sinpe_ext.numpy` refuse: dtypes, outputs and positions as arrays."""
+"""Argument checks of `sinpe_ext.numpy`: dtypes, outputs and positions as arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = ("float32", "float64", "float16")
 
 
 def dtype(value: Any) -> str:
-    """The name of a dtype that results can have."""
+    """Checks that results can have this dtype; returns its name."""
     try:
         name = np.dtype(value).name
     except TypeError:
@@ -25,7 +25,7 @@ def dtype(value: Any) -> str:
 
 
 def output(out: Any, shape: tuple[int, ...], name: str) -> None:
-    """`out` of a result: its shape and dtype, and a place of its own in memory for each element."""
+    """Checks `out`: its shape and dtype, that it is writeable, and that no two elements share memory."""
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out: expected a numpy.ndarray, got {type(out).__name__}; pass np.empty({shape}, np.{name})")
     if out.shape != shape:
@@ -34,7 +34,7 @@ def output(out: Any, shape: tuple[int, ...], name: str) -> None:
         raise TypeError(f"out: expected {name}, got {out.dtype}; pass np.empty({shape}, np.{name}) or dtype=")
     if not out.flags.writeable:
         raise ValueError("out: expected a writeable array, got a read-only one; pass a copy")
-    reach = 0  # bytes that the smaller dimensions cover
+    reach = 0  # bytes spanned by the dimensions with smaller strides
     for stride, size in sorted(
         (abs(stride), size) for size, stride in zip(shape, out.strides, strict=True) if size > 1
     ):
@@ -47,11 +47,11 @@ def output(out: Any, shape: tuple[int, ...], name: str) -> None:
 
 
 def positions(value: Any) -> NDArray[Any]:
-    """Positions as int64 or native float32/float64."""
+    """Checks positions; returns them as int64 or as float32/float64 in native byte order."""
     found = np.asarray(value)
     kind = found.dtype.kind
     if not found.size and not hasattr(value, "dtype"):
-        return found.astype(np.int64)  # [] is float64 to NumPy
+        return found.astype(np.int64)  # NumPy makes [] float64
     if kind == "u" and found.dtype.itemsize == 8 and found.size and found.max() > INT64_MAX:
         raise ValueError(f"positions: expected values within int64, got {found.max()}; pass smaller positions")
     if kind in "iu":

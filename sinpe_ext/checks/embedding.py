@@ -1,4 +1,4 @@
-"""Checks of what `embed` is given besides the arguments of `add`: one place for each message."""
+"""Checks of the arguments that only `embed` has; each message is defined once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def weight(value: Any) -> torch.Tensor:
-    """`weight` of `embed`: a dense floating-point tensor of shape (num_embeddings, channels)."""
+    """Checks `weight` of `embed`: a dense floating-point tensor of shape (num_embeddings, channels)."""
     operand("weight", value)
     float_dtype("weight", value.dtype)
     if value.dim() != 2:
@@ -25,7 +25,8 @@ def weight(value: Any) -> torch.Tensor:
 
 
 def weight_channels(value: torch.Tensor, width: int, dim: int) -> None:
-    """`width`: the channels of weight, or of the whole of which it is a part."""
+    """Raises ValueError if weight, or the whole of which it is a shard, has another number of channels, `width`, than
+    the encoding, `dim`."""
     if width != dim:
         raise ValueError(
             f"weight: expected {dim} channels, those of the encoding, got shape {tuple(value.shape)}; pass an encoding "
@@ -34,7 +35,7 @@ def weight_channels(value: torch.Tensor, width: int, dim: int) -> None:
 
 
 def ids(value: Any, weight: torch.Tensor) -> torch.Tensor:
-    """Token ids as int64, with a sequence dimension; their range is `id_range`'s matter."""
+    """Checks token ids, which have a sequence dimension; returns int64. `id_range` checks their values."""
     import torch
 
     dense_tensor("ids", value, may_be_dtensor=True)
@@ -51,19 +52,19 @@ def ids(value: Any, weight: torch.Tensor) -> torch.Tensor:
             "ids.to(weight.device)"
         )
     if not torch.compiler.is_compiling() and value._is_zerotensor():
-        return value.clone().to(torch.int64)  # torch's own lookup ends the process on a tensor of zeros without memory
+        return value.clone().to(torch.int64)  # torch's embedding crashes on a zero tensor, which has no memory
     return value.long()
 
 
 def id_range(value: torch.Tensor, num_embeddings: int) -> None:
-    """Checks that every id is a row of weight; waits for the device."""
+    """Raises IndexError if an id is not a row of weight; synchronizes with the device."""
     wrong = bad_ids(value, num_embeddings)
     if wrong is not None:
         raise wrong
 
 
 def bad_ids(value: torch.Tensor, num_embeddings: int) -> IndexError | None:
-    """What is wrong with ids that are no rows of weight."""
+    """The IndexError to raise if an id is not a row of weight, else None."""
     if not value.numel():
         return None
     import torch
@@ -79,13 +80,13 @@ def bad_ids(value: torch.Tensor, num_embeddings: int) -> IndexError | None:
 
 
 def has_padding(given: bool) -> None:
-    """That `encode_padding=False` comes with a padding_idx."""
+    """Raises ValueError for `encode_padding=False` without a padding_idx."""
     if not given:
         raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
 
 
 def masks_padding(padding_idx: int, ids: torch.Tensor) -> None:
-    """That `encode_padding=False` has a padding_idx, -1 for none, and ids that a mask can be made of."""
+    """Checks for `encode_padding=False` that there is a padding_idx (-1: none) and that a mask can be made of ids."""
     has_padding(padding_idx >= 0)
     if ids.dim() > 2:
         raise ValueError(
@@ -95,7 +96,7 @@ def masks_padding(padding_idx: int, ids: torch.Tensor) -> None:
 
 
 def padding_idx(value: Any, num_embeddings: int) -> int:
-    """`padding_idx` counted from the front, -1 for None."""
+    """Checks `padding_idx`; returns it as a non-negative int, or -1 for None."""
     if value is None:
         return -1
     index = integer("padding_idx", value, INT64_MIN, INT64_MAX, "pass the id of the padding token or None")

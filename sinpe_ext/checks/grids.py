@@ -1,4 +1,4 @@
-"""Checks of what grids are given besides the arguments of one dimension: one place for each message."""
+"""Checks of the arguments that only grids have; each message is defined once."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from ..runtime import observers
 from ..runtime.tracing import untraced
 from . import INT64_MAX
 
-Shapes: TypeAlias = Sequence[tuple[tuple[int, ...], bool]]  # and whether each begins with samples
+Shapes: TypeAlias = Sequence[tuple[tuple[int, ...], bool]]  # (shape, whether its first dimension is the batch)
 
 _is_compiling = torch.compiler.is_compiling
 
 
 def lengths(name: str, value: Any, axes: int) -> tuple[int, ...]:
-    """The lengths of a grid's axes."""
+    """Checks the lengths of a grid's axes."""
     if _is_compiling() and isinstance(value, (tuple, list)) and len(value) == axes and all(map(_is_whole, value)):
-        return tuple(value)  # may be symbols of the graph
+        return tuple(value)  # may be symbolic ints of the graph
     return untraced(lengths_of)(name, value, axes)
 
 
 def traced_lengths(given: Any, checked: tuple[int, ...]) -> tuple[Any, ...]:
-    """Checked lengths as ints; while torch.jit.trace records, as they were given, since a size of a tensor is then
-    itself a tensor that the trace follows."""
+    """The checked lengths as ints; under torch.jit.trace as they were given, since the size of a tensor is itself a
+    traced tensor there."""
     return tuple(given) if checks.is_jit_traced() else checked
 
 
 def _is_whole(value: Any) -> bool:
-    """An int, or a symbol for one."""
+    """Whether a value is an int or a symbolic int."""
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
 def no_shape(value: Any, advice: str) -> None:
-    """`grid_shape` of an encoding that is no grid."""
+    """Raises ValueError for a `grid_shape` with a one-dimensional encoding."""
     if value is not None:
         raise ValueError(
             f"grid_shape: expected None for an encoding of one dimension, got {checks.shown(value)}; {advice}"
@@ -47,16 +47,20 @@ def no_shape(value: Any, advice: str) -> None:
 
 
 def extra(value: Any) -> int:
-    """`extra_tokens`."""
+    """Checks `extra_tokens`."""
     if _is_compiling() and _is_whole(value):
         return value
     return integer("extra_tokens", value, 0, INT64_MAX, "pass the number of tokens in front, 1 for a class token")
 
 
 def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
-    """`start` of a grid: a list with one int or 0-d tensor per axis; or an int64 tensor (B, axes), one for each sample.
+    """Checks `start` of a grid.
 
-    firsts: the axes' own starts.   sizes: their lengths.   batch: None where nothing has samples.
+    Args:
+        firsts: the starts of the axes' encodings.
+        sizes: the lengths of the axes.
+        batch: the number of samples, None if there is no batch dimension.
+    Returns: a list with one int or 0-d tensor per axis, or an int64 tensor of shape (B, axes), one row per sample.
     """
     axes = len(firsts)
     if isinstance(value, Tensor):
@@ -72,6 +76,7 @@ def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int |
 
 
 def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
+    """`starts` for a tensor."""
     axes = len(firsts)
     checks.dense_tensor("start", value)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
@@ -91,13 +96,14 @@ def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], ba
             f"start: expected shape () or ({axes},), one per axis{samples}, got {tuple(value.shape)}; pass one of these"
         )
     _check_starts(value, firsts, sizes)
-    if value.dim() == 2 and checks.sizes(value)[0] == 1 and not checks.is_jit_traced():  # a trace may get more
+    if value.dim() == 2 and checks.sizes(value)[0] == 1 and not checks.is_jit_traced():  # a trace may run on more
         value = value[0]
     return list(value.unbind()) if value.dim() == 1 else value
 
 
 def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> None:
-    if not observers.looked_at(value) or not value.numel():
+    """Checks the range of the positions that follow from start, if its values can be read."""
+    if not observers.should_check_values(value) or not value.numel():
         return
     low, high = torch.stack(value.reshape(-1, len(firsts)).aminmax(dim=0)).tolist()
     for extremes in (low, high):
@@ -106,7 +112,7 @@ def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) ->
 
 
 def positions(value: Any, axes: int, shapes: Shapes, x: Tensor) -> Tensor:
-    """Positions of a grid's places, one of `shapes` and then the axes, as (1 or B, S, axes)."""
+    """Checks the coordinates of a grid's points, of shape (*one of `shapes`, axes); returns (1 or B, S, axes)."""
     value = checks.positions(value)
     if value.device != x.device:
         raise RuntimeError(
@@ -123,7 +129,7 @@ def positions(value: Any, axes: int, shapes: Shapes, x: Tensor) -> Tensor:
 
 
 def padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
-    """A bool mask of a grid's places, True = padding, as (1 or B, S)."""
+    """Checks a bool mask of a grid's points, True = padding, of one of `shapes`; returns (1 or B, S)."""
     checks.bool_mask(value)
     if value.device != x.device:
         raise RuntimeError(
@@ -141,7 +147,7 @@ def padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
 
 
 def _sampled(found: tuple[int, ...], shapes: Shapes) -> bool | None:
-    """Whether a shape begins with samples; None for one that is none of them."""
+    """Whether a shape begins with the batch; None if it is not one of `shapes`."""
     for shape, has_samples in shapes:
         if len(shape) == len(found) and shape == found:
             return has_samples
@@ -149,5 +155,6 @@ def _sampled(found: tuple[int, ...], shapes: Shapes) -> bool | None:
 
 
 def _either(shapes: Sequence[Sequence[int]]) -> str:
+    """The distinct shapes as text, joined by "or"."""
     unique = list(dict.fromkeys(f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})" for shape in shapes))
     return " or ".join(unique)

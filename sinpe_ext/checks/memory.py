@@ -1,4 +1,4 @@
-"""Checks of tensors that are written to: a place of its own for every element, and no sharing with what is read."""
+"""Checks of tensors that are written to: no internal overlap, and no memory shared with tensors that are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @untraced
 def output(out: Any, x: torch.Tensor) -> None:
-    """`out` of `add`: like x, and either x itself in memory or apart from it."""
+    """Checks `out` of `add`: shape, dtype and device of x, and memory that is either exactly x's or disjoint from
+    it."""
     dense_tensor("out", out)
     if out.shape != x.shape or out.dtype != x.dtype:
         raise ValueError(
@@ -23,7 +24,7 @@ def output(out: Any, x: torch.Tensor) -> None:
             f"{out.dtype}; pass torch.empty_like(x)"
         )
     same_device("out", out, x)
-    if torch.compiler.is_compiling():  # a graph writes to `out` by its own copy, which checks for itself
+    if torch.compiler.is_compiling():  # a graph writes to `out` by copy_, which has its own checks
         return
     writable("out", out)
     if out is not x and shares_part(out, x):
@@ -35,9 +36,10 @@ def output(out: Any, x: torch.Tensor) -> None:
 
 @untraced
 def apart(out: torch.Tensor, **read: Any) -> None:
-    """The tensors among `read`, which steer the rows, and memory that is written: rows would read what others wrote.
+    """Raises RuntimeError if one of the tensors in `read`, such as positions, shares memory with `out`: rows would read
+    what other rows have written.
 
-    Tensors whose memory ranges meet count as sharing.
+    Tensors whose memory ranges overlap count as sharing.
     """
     out = _elements_of(out)
     if torch.compiler.is_compiling() or type(out) not in _PLAIN or observers.no_data(out.device) or not out.numel():
@@ -48,7 +50,7 @@ def apart(out: torch.Tensor, **read: Any) -> None:
             continue
         try:
             distance = t.data_ptr() - out.data_ptr()
-        except RuntimeError:  # torch.func's tensors have no memory to look at
+        except RuntimeError:  # torch.func's tensors have no data pointer
             continue
         if -_span(t) * t.element_size() < distance < _span(out) * out.element_size():
             raise RuntimeError(
@@ -59,7 +61,7 @@ def apart(out: torch.Tensor, **read: Any) -> None:
 
 @untraced
 def writable(name: str, out: torch.Tensor) -> None:
-    """A tensor whose elements each have a place of their own in memory, and that may be written to at all."""
+    """Checks that a tensor may be written to and that no two of its elements share memory (no internal overlap)."""
     if out.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError(
             f"{name}: expected a tensor that may be written to, got an inference tensor outside of inference mode, "
@@ -81,7 +83,7 @@ def writable(name: str, out: torch.Tensor) -> None:
 
 
 def in_place(x: torch.Tensor) -> None:
-    """x of `add_`."""
+    """Checks that x of `add_` may be modified in place."""
     if torch.compiler.is_compiling():
         return
     writable("x", _elements_of(x))
@@ -95,19 +97,19 @@ def in_place(x: torch.Tensor) -> None:
 
 
 def _elements_of(t: Any) -> Any:
-    """A tensor, of a jagged one its values: what lies in memory."""
+    """A tensor, or the values of a jagged tensor: the tensor that has the memory."""
     return t.values() if isinstance(t, torch.Tensor) and t.layout == torch.jagged else t
 
 
 def _nested(t: torch.Tensor) -> list[tuple[int, int]]:
-    """(stride, size) of the dimensions that count, the smallest stride first."""
+    """(stride, size) of the dimensions with more than one element, smallest stride first."""
     return sorted((stride, size) for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1)
 
 
 def shares_part(out: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether a `writable` out shares elements with x without being the same elements in the same order.
+    """Whether a `writable` out shares elements with x but is not exactly the same view of memory.
 
-    Exact for equal strides; otherwise tensors whose memory ranges meet count as sharing.
+    Exact for equal strides; otherwise tensors whose memory ranges overlap count as sharing.
     """
     if observers.no_data(out.device) or not x.numel():
         return False
@@ -118,19 +120,21 @@ def shares_part(out: torch.Tensor, x: torch.Tensor) -> bool:
 
 
 def _strides(t: torch.Tensor) -> list[int]:
+    """The strides of the dimensions with more than one element."""
     return [stride for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1]
 
 
 def _span(t: torch.Tensor) -> int:
+    """The number of elements from the first to the last element in memory."""
     return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
 
 
 def _reaches(distance: int, dimensions: list[tuple[int, int]], item: int) -> bool:
-    """Whether two elements of a tensor lie less than one element from `distance` bytes apart."""
+    """Whether the addresses of two elements of a tensor differ by `distance` bytes, within less than one element."""
     if not dimensions:
         return abs(distance) < item
     *rest, (stride, size) = dimensions
     step = stride * item
-    reach = sum((n - 1) * s for s, n in rest) * item + item - 1  # what the smaller dimensions can add
+    reach = sum((n - 1) * s for s, n in rest) * item + item - 1  # what the dimensions with smaller strides can add
     first, last = max(1 - size, -((reach - distance) // step)), min(size - 1, (distance + reach) // step)
     return any(_reaches(distance - k * step, rest, item) for k in range(first, last + 1))

@@ -1,4 +1,4 @@
-"""`Part`: where a tensor lies in a larger one, whose rows, channels and elements it has to continue."""
+"""`Part`: the offset of a shard in the whole tensor, which determines its positions, channels and dropout mask."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from ..runtime.parallel import in_context_parallel
 
 
 class Part(NamedTuple):
-    """One shard of a tensor that has been cut along any of its dimensions.
+    """One shard of a tensor that is sharded along any of its dimensions.
 
     Attributes:
-        shape: of the whole.   first: place in the whole of the part's first element, an index for each dimension.
+        shape: shape of the whole.
+        first: index in the whole of the first element of the shard, one entry for each dimension.
     """
 
     shape: tuple[int, ...]
@@ -19,7 +20,7 @@ class Part(NamedTuple):
 
 
 def no_context_parallel() -> None:
-    """Refuses positions that are counted from the front where the sequence has been reordered."""
+    """Raises ValueError for implicit positions inside `context_parallel`, which reorders the sequence."""
     if in_context_parallel():
         raise ValueError(
             "positions: expected the positions of these rows inside of context_parallel, which gives every rank other "

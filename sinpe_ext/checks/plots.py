@@ -1,4 +1,4 @@
-"""What `plot` demands of its arguments, looked at before a figure is opened. Imports torch only where a tensor came."""
+"""Argument checks of `plot`, made before a figure is opened. Imports torch only for tensors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_VALUES = 2**26  # of length * dim, half a GiB of float64: far more than any picture has pixels
-AXIS_LIMIT = 2**52  # positions whose halves float64, and so an axis, tells apart
-MAX_DPI = 2400  # 8 x 5 inches at this take a GiB
+AXIS_LIMIT = 2**52  # below it float64, and so an axis, distinguishes half positions
+MAX_DPI = 2400  # 8 x 5 inches at this resolution take 1 GiB
 
 
 def matplotlib_installed() -> None:
+    """Raises ImportError, with advice, if matplotlib cannot be imported."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -31,7 +32,7 @@ def matplotlib_installed() -> None:
 
 
 def axes(ax: Any) -> None:
-    """An Axes or None. The current one is taken by `drawn_into`, when nothing can be refused any more."""
+    """Checks that `ax` is an Axes or None. For None, `drawn_into` gets the current Axes after all other checks."""
     matplotlib_installed()
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase
@@ -47,7 +48,7 @@ def axes(ax: Any) -> None:
 
 
 def drawn_into(ax: Axes | None) -> Axes:
-    """The given Axes, else pyplot's current one."""
+    """The given Axes, or pyplot's current Axes for None."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
@@ -56,6 +57,7 @@ def drawn_into(ax: Axes | None) -> Axes:
 
 
 def colour_map(value: Any) -> None:
+    """Checks that a value is a Colormap, the name of one, or None."""
     import matplotlib
     from matplotlib.colors import Colormap
 
@@ -70,12 +72,12 @@ def colour_map(value: Any) -> None:
 
 
 def dpi(value: int) -> int:
-    """Dots an inch of a picture in a file."""
+    """Checks the resolution of an image file in dots per inch."""
     return integer("dpi", value, 1, MAX_DPI, "pass 300, say, or write a .pdf or .svg, which have none")
 
 
 def one_axis(name: str, value: Any) -> None:
-    """That a table is not a grid or a name, which have no rows by themselves."""
+    """Raises TypeError for a grid or a name, which do not determine rows by themselves."""
     if isinstance(value, (str, GridEncoding)):
         got = f'the name "{value}"' if isinstance(value, str) else f"a GridEncoding of {value.ndim} axes"
         raise TypeError(
@@ -85,12 +87,13 @@ def one_axis(name: str, value: Any) -> None:
 
 
 def encoding_alone(value: Any) -> None:
+    """Raises TypeError unless a value is an Encoding."""
     if not isinstance(value, Encoding):
         raise TypeError(f"encoding: expected an Encoding, got {checks.described(value)}; pass sinpe_ext.Encoding(dim)")
 
 
 def drawable(name: str, rows: int, dim: int) -> None:
-    """That so many rows of an encoding are not more than a picture can show."""
+    """Raises ValueError if rows * dim is more than a picture can show."""
     if rows * dim > MAX_VALUES:
         raise ValueError(
             f"{name}: expected at most {MAX_VALUES} values (rows * dim) in a picture, got {rows} * {dim}; "
@@ -99,7 +102,7 @@ def drawable(name: str, rows: int, dim: int) -> None:
 
 
 def rows_asked(length: Any, encoding: Encoding | None) -> int | None:
-    """`length` as an int; None, where it is needed for nothing."""
+    """Checks `length`, which is required with an Encoding; returns an int or None."""
     if length is None:
         if encoding is not None:
             raise TypeError("length: expected a number of rows with an Encoding, got None; pass length=200, say")
@@ -111,7 +114,7 @@ def rows_asked(length: Any, encoding: Encoding | None) -> int | None:
 
 
 def first_position(start: Any, own: int, rows: int) -> int:
-    """The position of the first of so many rows, all of them within what an axis can show."""
+    """The position of the first row, after checking that an axis can distinguish the positions of all rows."""
     first = own + checks.start(start)
     checks.position_range(first, rows)
     if first < -AXIS_LIMIT or first + rows > AXIS_LIMIT:
@@ -158,7 +161,7 @@ def table(name: str, value: Any) -> np.ndarray:
 
 
 def positions(value: Any) -> np.ndarray:
-    """One position or more, finite, as an int64 or float64 array."""
+    """Checks a non-empty sequence of finite positions; returns an int64 or float64 array."""
     import numpy as np
 
     from . import arrays
@@ -182,7 +185,7 @@ def positions(value: Any) -> np.ndarray:
 
 
 def whole_positions(value: Any) -> np.ndarray:
-    """Positions for a logarithmic axis: whole numbers from 1, as int64."""
+    """Checks positions for a logarithmic axis, integers of 1 or more; returns an int64 array."""
     import numpy as np
 
     found = positions(value)
@@ -197,7 +200,7 @@ def whole_positions(value: Any) -> np.ndarray:
 
 
 def _listed(value: Any) -> np.ndarray:
-    """A sequence of numbers as an array; what NumPy would round or take apart is refused."""
+    """A sequence of numbers as an array; raises for values that NumPy would round, and for strings and mappings."""
     import numpy as np
 
     advice = "pass [5, 6, 50], say"
@@ -223,11 +226,12 @@ def _listed(value: Any) -> np.ndarray:
 
 
 def _first_text(given: list[Any]) -> str:
+    """The repr of the first string in a list, for a message."""
     return repr(next((one for one in given if isinstance(one, (str, bytes))), given[0]))
 
 
 def finite_peak(values: np.ndarray) -> float:
-    """The largest finite magnitude, 1 where there is none but 0: the symmetric limits of a heat map's colours."""
+    """The largest finite magnitude, or 1 if that is 0: the limit of a heat map's symmetric colour scale."""
     import numpy as np
 
     peak = float(np.max(abs(values), where=np.isfinite(values), initial=0.0))

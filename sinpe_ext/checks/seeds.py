@@ -1,4 +1,4 @@
-"""The seed of a dropout mask: what callers may pass for one."""
+"""Checks of the seed of a dropout mask."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from . import INT64_MAX, INT64_MIN, dense_tensor
 
 @untraced
 def checked(seed: Any, device: torch.device) -> Any:
-    """What callers may pass for a seed of a result on `device`: an int becomes one in range, anything else stays."""
-    # Asked of what is no tensor: since torch 2.15 a compiler does not trace this question about one.
+    """Checks the seed for a result on `device`; an int is checked for its range, anything else is returned as it is."""
+    # Not for tensors: since torch 2.15 the compiler cannot trace this isinstance of a tensor.
     if seed is None or (not isinstance(seed, Tensor) and isinstance(seed, torch.Generator)):
         return seed
     if torch.compiler.is_compiling() and isinstance(seed, (int, torch.SymInt)) and not isinstance(seed, bool):
-        return seed  # may be a symbol of the graph
+        return seed  # may be a symbolic int of the graph
     if isinstance(seed, Tensor):
         dense_tensor("seed", seed)
         if seed.dtype != torch.int64 or seed.numel() != 1:

@@ -1,4 +1,4 @@
-"""Checks of a device, a dtype and a size, and of x and weight, whose memory the kernels' binding looks at itself."""
+"""Checks of devices, dtypes and sizes, and of x and weight, whose storage the kernels' binding checks itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INT64_MAX = 2**63 - 1
 
 
 def float_dtype(name: str, value: Any) -> None:
-    """A dtype that results can have."""
+    """Checks that a value is a dtype that results can have."""
     import torch
 
     known = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -36,19 +36,19 @@ _DTYPE_NAMES = {
 
 
 def _dtype_called(value: Any) -> str:
-    """torch's name of a dtype that a string or NumPy names; "" where it has none."""
+    """torch's name of a dtype given as a string or a NumPy dtype; "" if there is none."""
     called: Any = value if isinstance(value, str) else getattr(value, "name", getattr(value, "__name__", ""))
     key = str(called).lower().removeprefix("torch.")
     return next((f"torch.{name}" for name, others in _DTYPE_NAMES.items() if key in (name, *others)), "")
 
 
 def device(value: Any) -> torch.device:
-    """A torch.device, or what torch.device() takes for one."""
+    """A torch.device from a `device` argument, which may be anything that torch.device() accepts."""
     import torch
 
     if isinstance(value, torch.device):
         return value
-    if isinstance(value, int) and not isinstance(value, bool):  # of an accelerator; without one torch says so
+    if isinstance(value, int) and not isinstance(value, bool):  # an accelerator index; torch raises if there is none
         return torch.device(value)
     try:
         return torch.device(value)
@@ -61,7 +61,7 @@ def device(value: Any) -> torch.device:
 
 
 def addressable(name: str, rows: int, width: int, size: int) -> None:
-    """That `rows` rows of `width` elements of `size` bytes are no more bytes than int64 counts."""
+    """Raises ValueError if `rows` rows of `width` elements of `size` bytes exceed the int64 range in bytes."""
     if rows > INT64_MAX // (max(width, 1) * size):
         raise ValueError(
             f"{name}: expected at most {INT64_MAX // (max(width, 1) * size)} rows of {width} channels, what memory can "
@@ -70,8 +70,8 @@ def addressable(name: str, rows: int, width: int, size: int) -> None:
 
 
 def operand(name: str, value: Any) -> None:
-    """x of `add` or weight of `embed`: an ordinary strided tensor or a DTensor. That its elements are in memory is for
-    the kernels' binding to see, csrc/torch/tensors.h, where there is one."""
+    """Checks x of `add` or weight of `embed`: an ordinary strided tensor or a DTensor. Where the kernels serve the
+    device, their binding checks the bounds of the storage itself (csrc/torch/tensors.h)."""
     import torch
 
     strided_tensor(name, value, may_be_dtensor=True)

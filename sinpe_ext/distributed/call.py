@@ -1,4 +1,4 @@
-"""One call of `add` or `embed` with DTensors: the same call of this rank's part, and its result put in place."""
+"""One call of `add` or `embed` with DTensors: the same call on this rank's shard, and the result as a DTensor."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ from . import dtensor
 from .grid import local_call
 
 
-class _Nothing:
-    """The call of a process that is not part of the mesh. As in torch's own operations its result has no elements, and
-    arguments that go with the data are not looked at."""
+class _OutsideMesh:
+    """The call in a process that is not part of the mesh. As in torch's own operations its result is empty, and the
+    other arguments are not checked."""
 
     def needs_grad(self, *others: Tensor) -> bool:
         return torch.is_grad_enabled() and any(t.requires_grad for t in others)
 
 
 class ShardedAdd:
-    """`add` of a DTensor: what an AddCall offers.
+    """`add` of a DTensor, with the methods of AddCall.
 
     Attributes:
-        x: Shard and Replicate alone.   local: the call of this rank's part.
+        x: x with Shard and Replicate placements only.
+        local: the call on this rank's shard.
     """
 
-    local: AddCall | _Nothing
+    local: AddCall | _OutsideMesh
 
     def __init__(self, given: AddArguments) -> None:
         x: DTensor = given.x
-        checks.summand(x)
+        checks.check_x(x)
         self.given = x
         dtensor.check_part("x", x)
         self.x = dtensor.plain_shards(x)
         dtensor.equal_in_graph("x", self.x)
         self.layout = dtensor.layout(x.device_mesh, self.x.placements, x.shape)
         if dtensor.is_outside(x.device_mesh):
-            self.local = _Nothing()
+            self.local = _OutsideMesh()
             return
         part = self.x.to_local(grad_placements=self.x.placements)
         if given.is_sequence():
@@ -54,6 +55,7 @@ class ShardedAdd:
             self.local = local_call(given._replace(x=self.x), part, self.layout)
 
     def _sequence(self, given: AddArguments, part: Tensor) -> AddCall:
+        """The call on this rank's shard for a one-dimensional encoding."""
         x, rank = self.x, self.x.dim()
         rows_at = checks.axis("seq_dim", given.seq_dim, rank)
         channels_at = checks.axis("channel_dim", given.channel_dim, rank)
@@ -66,7 +68,7 @@ class ShardedAdd:
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
-        if isinstance(self.local, _Nothing):
+        if isinstance(self.local, _OutsideMesh):
             return self.x.clone()
         return self.layout.result(self.local.result(), self.x.shape, self.x)
 
@@ -76,7 +78,7 @@ class ShardedAdd:
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
         self._same_places("x", self.given)
-        if isinstance(self.local, _Nothing):
+        if isinstance(self.local, _OutsideMesh):
             return self.given
         if self.needs_grad(self.given):
             return self.given.copy_(self.result())
@@ -88,24 +90,25 @@ class ShardedAdd:
 
     @no_grad
     def _write(self, part: Tensor, whole: Any) -> Tensor:
-        if isinstance(self.local, _Nothing):
+        if isinstance(self.local, _OutsideMesh):
             return whole
         self.local.write_to(part)
         return _written(whole)
 
     def written(self, out: Any) -> tuple[Tensor, Tensor]:
-        """This rank's parts of `out` and of x, to be checked."""
+        """This rank's shards of `out` and of x, to be checked."""
         if not isinstance(out, DTensor):
             raise TypeError(f"out: expected a DTensor, as x is, got {type(out).__name__}; pass torch.empty_like(x)")
         if out.shape != self.x.shape:
             raise ValueError(f"out: expected shape {tuple(self.x.shape)}, got {tuple(out.shape)}; pass empty_like(x)")
         self._same_places("out", out)
-        if isinstance(self.local, _Nothing):
+        if isinstance(self.local, _OutsideMesh):
             return out.to_local(), self.x.to_local()
         dtensor.check_part("out", out)
         return self.local.written(out.to_local())
 
     def _same_places(self, name: str, t: DTensor) -> None:
+        """Raises ValueError if a DTensor that is written to has another mesh or other placements than x."""
         if t.device_mesh != self.x.device_mesh or tuple(t.placements) != self.layout.placements:
             raise ValueError(
                 f"{name}: expected placements {self.layout.placements} on the mesh of x to write to, got "
@@ -114,20 +117,21 @@ class ShardedAdd:
 
 
 def _written(t: Tensor) -> Tensor:
-    """A DTensor whose part was written to: autograd is told, as of any other."""
+    """Increments the version counter of a DTensor whose shard was written to."""
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(t)
     return t
 
 
 class ShardedEmbed:
-    """`embed` of DTensors: what an EmbedCall offers.
+    """`embed` of DTensors, with the methods of EmbedCall.
 
-    ids may be sharded, weight by its channels; a mesh dimension that shards weight has copies of ids. Where weight is
-    sharded by its rows, torch's own lookup sums what the ranks find, along the sequence, and `add` does the rest.
+    ids may be sharded, and weight by its channels; ids is replicated over mesh dimensions that shard weight. If weight
+    is sharded by rows, torch's own embedding looks up and reduces over the ranks, the result is sharded along the
+    sequence, and `add` does the rest.
     """
 
-    local: EmbedCall | AddCall | _Nothing
+    local: EmbedCall | AddCall | _OutsideMesh
 
     def __init__(self, given: EmbedArguments) -> None:
         ids, weight = given.ids, given.weight
@@ -168,7 +172,7 @@ class ShardedEmbed:
         self.layout = dtensor.layout(mesh, places, shape)
         dtensor.equal_in_graph("ids", ids)
         if dtensor.is_outside(mesh):
-            self.local = _Nothing()
+            self.local = _OutsideMesh()
             self.nothing = weight.to_local().new_empty(0)
             return
         of = checks.Target(
@@ -184,14 +188,14 @@ class ShardedEmbed:
         """`embed`, differentiable."""
         if self.by_rows is not None:
             return self.by_rows.result()
-        if isinstance(self.local, _Nothing):
+        if isinstance(self.local, _OutsideMesh):
             return self.layout.result(self.nothing, self.layout.part.shape)
         return self.layout.result(self.local.result(), self.layout.part.shape)
 
 
 def _with_rows_each(weight: DTensor) -> DTensor:
-    """A weight that is sharded by rows over one dimension of the mesh at most, and copies where a rank would have none:
-    torch's lookup fails with more and with less."""
+    """weight with its rows sharded over at most one dimension of the mesh, and over none if a rank would have no row:
+    torch's embedding fails otherwise."""
     by_rows = [k for k, p in enumerate(weight.placements) if isinstance(p, Shard) and p.dim == 0]
     gathered = by_rows if by_rows and dtensor.smallest(weight)[0] == 0 else by_rows[:-1]
     wanted = [Replicate() if k in gathered else p for k, p in enumerate(weight.placements)]
@@ -199,12 +203,14 @@ def _with_rows_each(weight: DTensor) -> DTensor:
 
 
 def _both(ids: DTensor, weight: DTensor) -> list[tuple[Placement, Placement]]:
+    """The placements of ids and weight for each dimension of the mesh."""
     return list(zip(ids.placements, weight.placements, strict=True))
 
 
 def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: int) -> DTensor:
-    """Rows of a weight that is sharded by rows; the sum over its ranks is left sharded along the sequence, unless ids
-    are so already: then they are gathered, which torch's lookup wants, and the result is sharded as they were."""
+    """Looks up the rows of a weight that is sharded by rows; the reduced result is sharded along the sequence. If ids
+    is sharded along the sequence already, it is gathered first, as torch's embedding requires, and the result is
+    sharded like ids."""
     places = list(ids.placements)
     along = [isinstance(p, Shard) and p.dim == rows_at for p in places]
     if any(along):
@@ -219,7 +225,7 @@ def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: 
 
 
 def _mask(ids: DTensor, idx: int, padding_mask: Any, rows_at: int) -> Any:
-    """Tokens that are padding, (B, S), with the caller's own mask."""
+    """The mask of padding tokens, (B, S), combined with the caller's padding_mask."""
     embedding.masks_padding(idx, ids)
     mask = ids == idx
     mask = mask.transpose(0, 1) if ids.dim() > 1 and rows_at == 0 else mask

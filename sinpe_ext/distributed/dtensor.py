@@ -1,8 +1,8 @@
-"""`add`, `embed`, `encode` and `table` of DTensors: every rank makes its own part, as a `Part` of the whole.
+"""`add`, `embed`, `encode` and `table` of DTensors: every rank computes its own shard, described by a `Part`.
 
-torch's DTensor is the engine: what is sent, and when, is its redistribute; how gradients are summed, its to_local and
-from_local. What a part adds is where it lies: its first position, its first channel, the number of its first element
-(which decides the dropout mask). So the result has the bits of one process, whatever the sharding.
+DTensor's redistribute does the communication, its to_local and from_local the reduction of gradients. The `Part` gives
+the shard's offset: its first position, its first channel, and the index of its first element, which determines the
+dropout mask. So the result is bitwise equal to that of one process, for any sharding.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from ..ops import seed_tensor
 
 
 class Layout(NamedTuple):
-    """Where this rank's part of a DTensor lies.
+    """Where this rank's shard of a DTensor lies.
 
     Attributes:
-        mesh.   placements: Shard or Replicate, one for each dimension of the mesh.   part: of the whole.
-        sizes: of the part.
+        mesh: the device mesh.
+        placements: Shard or Replicate, one for each dimension of the mesh.
+        part: offset of the shard in the whole.
+        sizes: shape of the shard.
     """
 
     mesh: DeviceMesh
@@ -36,15 +38,16 @@ class Layout(NamedTuple):
     sizes: tuple[int, ...]
 
     def result(self, local: Tensor, shape: Sequence[int], like: Tensor | None = None) -> DTensor:
-        """The DTensor of `shape` that has `local` as this rank's part; with the strides of torch.empty_like(like)."""
+        """The DTensor of `shape` with `local` as this rank's shard, and the strides of torch.empty_like(like)."""
         join = _join if torch.compiler.is_compiling() or not local.requires_grad else _Join.apply
         return join(local, self.mesh, self.placements, torch.Size(shape), _dense_stride(shape, like))
 
     def local(self, name: str, value: Any, along: Mapping[int, int]) -> Any:
-        """This rank's part of what goes with the data: of a DTensor, or of a tensor that all ranks have.
+        """This rank's shard of an argument that accompanies the data: a DTensor, or a tensor that all ranks have.
 
-        along: a dimension of the data -> the one of `value` that goes with it. Where neither is sharded, the gradient
-            of `value` is a sum over the ranks whose parts of the data differ.
+        Args:
+            along: maps a dimension of the data to the corresponding dimension of `value`. Over mesh dimensions that
+                shard a dimension of the data without a corresponding one, the gradient of `value` is a sum over ranks.
         """
         if not isinstance(value, Tensor):
             return value
@@ -62,12 +65,13 @@ class Layout(NamedTuple):
 def _join(
     local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: torch.Size, stride: tuple[int, ...]
 ) -> DTensor:
+    """The DTensor with `local` as the shard of this rank."""
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 class _Join(torch.autograd.Function):
-    """from_local with a derivative of its derivative: torch's own redistributes a gradient that comes otherwise sharded
-    (as it does where a dimension is shorter than its ranks) in a way that autograd does not see."""
+    """from_local with a second derivative: torch's own redistributes a gradient with other placements (which occur if a
+    dimension is shorter than the number of ranks) in a way that autograd does not record."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, *where: Any) -> DTensor:
@@ -82,7 +86,7 @@ class _Join(torch.autograd.Function):
 
 
 def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> Layout:
-    """The part that this rank has of a tensor of `shape`: along each dimension what torch.chunk gives it."""
+    """The layout of this rank's shard of a tensor of `shape`, with the sizes of torch.chunk along each dimension."""
     first, sizes = [0] * len(shape), list(shape)
     coordinate = mesh.get_coordinate()
     if not torch.compiler.is_compiling() and any(type(k) is not int for k in coordinate or ()):
@@ -93,7 +97,7 @@ def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[in
     for k, placement in enumerate(placements):
         if isinstance(placement, Shard):
             d = placement.dim
-            # A process that is not part of the mesh has nothing.
+            # A process that is not part of the mesh has an empty shard.
             rank = mesh.size(k) if coordinate is None else coordinate[k]
             at, sizes[d] = chunk(sizes[d], mesh.size(k), rank)
             first[d] += at
@@ -101,18 +105,19 @@ def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[in
 
 
 def is_outside(mesh: DeviceMesh) -> bool:
-    """Whether this process is not part of a mesh: it has no part of its DTensors, and nothing to compute."""
+    """Whether this process is not part of a mesh: it has no shards, and nothing to compute."""
     return mesh.get_coordinate() is None
 
 
 def check_part(name: str, t: DTensor) -> None:
-    """Refuses a part of another size than torch.chunk gives this rank, which `DTensor.from_local` takes: where it lies
-    in the whole is not known then, and it would get the positions and the mask of other rows."""
+    """Raises ValueError if the shard of this rank does not have the size that torch.chunk gives it, which
+    `DTensor.from_local`
+    allows: its offset in the whole is then unknown, and it would get the positions and the mask of other rows."""
     places = t.placements
     if torch.compiler.is_compiling() or is_outside(t.device_mesh):
         return
     if not any(isinstance(p, Shard) for p in places) or not all(type(p) in (Shard, Replicate, Partial) for p in places):
-        return  # the whole on every rank, or an order that redistribute undoes
+        return  # replicated, or placements that redistribute converts first
     expected = layout(t.device_mesh, places, t.shape).sizes
     with torch.no_grad():
         got = tuple(t.to_local().shape)
@@ -124,8 +129,8 @@ def check_part(name: str, t: DTensor) -> None:
 
 
 def equal_in_graph(name: str, t: DTensor) -> None:
-    """Refuses parts of different sizes under torch.compile: a graph is made anew where the size of a part changes, not
-    where that of the whole does, and would go on with a first position and a mask of another whole."""
+    """Raises ValueError for shards of different sizes under torch.compile: a graph is recompiled if the size of the
+    shard changes, but not if only that of the whole does, and would use the offset and the mask of another whole."""
     if not torch.compiler.is_compiling():
         return
     sizes = list(t.shape)
@@ -142,14 +147,14 @@ def equal_in_graph(name: str, t: DTensor) -> None:
 
 
 def chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
-    """First and number of the rows that a rank has of `length`, as torch.chunk deals them out."""
+    """First row and number of rows of a rank, of `length` rows, with the sizes of torch.chunk."""
     piece = -(-length // ranks)
     first = min(piece * rank, length)
     return first, min(piece, length - first)
 
 
 def smallest(t: DTensor) -> list[int]:
-    """The sizes of the part that has least, the last one."""
+    """The shape of the smallest shard, which is the last one."""
     sizes = list(t.shape)
     for k, placement in enumerate(t.placements):
         if isinstance(placement, Shard):
@@ -159,13 +164,13 @@ def smallest(t: DTensor) -> list[int]:
 
 
 def plain_shards(t: DTensor) -> DTensor:
-    """The same values in shards and copies alone: sums that are pending are made, other orders undone."""
+    """Redistributes to Shard and Replicate placements only: reduces Partial ones and undoes strided sharding."""
     wanted = [p if type(p) is Shard else Replicate() for p in t.placements]
     return t if list(t.placements) == wanted else t.redistribute(placements=wanted)
 
 
 def on_mesh(name: str, value: Tensor, mesh: DeviceMesh) -> DTensor:
-    """A DTensor as it is; of a tensor, which all ranks have alike, copies."""
+    """Checks a DTensor and returns it; a tensor, which is the same on all ranks, becomes a replicated DTensor."""
     if not isinstance(value, DTensor):
         strided_tensor(name, value)
         if value.device.type != mesh.device_type:
@@ -183,24 +188,24 @@ def on_mesh(name: str, value: Tensor, mesh: DeviceMesh) -> DTensor:
 
 
 def seed_of_all(seed: Any, dropout: Any, layout: Layout, device: torch.device) -> Any:
-    """What the ranks' calls take for a seed: drawn by the first rank where none was given and something is random.
+    """The seed for the calls of all ranks; drawn by the first rank if none was given and dropout is random.
 
-    Before any check that looks at a rank's own numbers: a rank that raises then leaves no other waiting.
+    Called before any check of a rank's own values, so that a rank that raises leaves no other rank waiting.
     """
     seed = seeds.checked(seed, device)
     is_drawn = seed is None or isinstance(seed, torch.Generator)
-    if not is_drawn or not 0 < checks.dropped(dropout) < checks.DROP_UNIT or 0 in layout.part.shape:
+    if not is_drawn or not 0 < checks.drop_threshold(dropout) < checks.DROP_UNIT or 0 in layout.part.shape:
         return seed
     return agreed_seed(seed, layout.mesh, device)
 
 
 def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
-    """The first rank's seed, given or drawn, on all ranks of a mesh."""
+    """The seed of the first rank, given or drawn, on all ranks of a mesh."""
     drawn = seed_tensor.tensor(seed, device).to(device)
     if not torch.compiler.is_compiling():
         copies: Tensor = distribute_tensor(drawn, mesh, [Replicate()] * mesh.ndim).to_local()
         return copies
-    # distribute_tensor does not go into a graph; a sum over the ranks does.
+    # torch.compile does not support distribute_tensor, but it does support a sum over the ranks.
     coordinate = mesh.get_coordinate()
     mine = drawn if coordinate is None or not any(coordinate) else torch.zeros_like(drawn)
     pending = DTensor.from_local(mine, mesh, [Partial()] * mesh.ndim, run_check=False)
@@ -208,7 +213,7 @@ def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
 
 
 def rows_along(value: Any, of: checks.Target, batch_at: int | None, rows_at: int) -> dict[int, int]:
-    """Which dimensions of (1 or B, S), or of (B,) starts, go with those of the data."""
+    """Maps the dimensions of the data to those of a companion of shape (1 or B, S), or of starts of shape (B,)."""
     along = {} if value.dim() < 2 else {rows_at: 1}
     if batch_at is not None and value.dim() and value.shape[0] == of.batch and of.batch != 1:
         along[batch_at] = 0
@@ -216,8 +221,8 @@ def rows_along(value: Any, of: checks.Target, batch_at: int | None, rows_at: int
 
 
 def companions(layout: Layout, of: checks.Target, batch_at: int | None, rows_at: int, given: Any) -> Any:
-    """The arguments with this rank's part of positions, start, alpha and padding_mask, after the checks of their shapes
-    that only the whole allows."""
+    """The arguments with this rank's shards of positions, start, alpha and padding_mask, after checking their shapes
+    against the whole."""
     found, start = [], given.start
     for name, value in (("positions", given.positions), ("padding_mask", given.padding_mask)):
         if isinstance(value, Tensor):
@@ -235,7 +240,7 @@ def companions(layout: Layout, of: checks.Target, batch_at: int | None, rows_at:
 
 
 def _dense_stride(shape: Sequence[int], like: Tensor | None) -> tuple[int, ...]:
-    """Strides of a whole of `shape` without gaps, its dimensions in the order in which another whole has them."""
+    """Strides of a dense tensor of `shape` whose dimensions have the same order in memory as those of `like`."""
     order = list(range(len(shape)))
     if like is not None and not like.is_contiguous():
         order.sort(key=like.stride, reverse=True)

@@ -1,4 +1,4 @@
-"""`add` with a grid, or behind extra tokens, of a DTensor: which places this rank's part of x has."""
+"""`add` of a DTensor with a grid, or with extra tokens: which grid points this rank's shard of x contains."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from .dtensor import Layout, seed_of_all
 
 
 def local_call(given: AddArguments, part: Tensor, layout: Layout) -> AddCall:
-    """The call of this rank's part of x, which is a DTensor.
+    """The call on this rank's shard of x, which is a DTensor.
 
-    A part has all rows of the grid, or a box of them, or a run of its places; a run is told by the coordinates of each.
+    A shard has the whole grid, a box of it, or a range of the flattened grid; for a range the coordinates of each point
+    are passed.
     """
     names = "positions", "start", "alpha", "padding_mask"
     given = given._replace(**{name: layout.local(name, getattr(given, name), {}) for name in names})
@@ -32,8 +33,8 @@ def local_call(given: AddArguments, part: Tensor, layout: Layout) -> AddCall:
 
 
 def _call(of_whole: AddArguments, form: GridForm, of: Part, sizes: tuple[int, ...]) -> AddCall:
-    """The call of a part of `sizes` that lies `of` the whole, whose canonical arguments are given: coordinates where
-    they are not counted, else one start for each axis."""
+    """The call on a shard of shape `sizes` at the offset `of`. `of_whole` has the whole's arguments in canonical form:
+    explicit coordinates, or one start per axis."""
     at, starts, mask = of_whole.positions, of_whole.start, of_whole.padding_mask
     first, axes = of.first, len(starts)
     lengths: tuple[int, ...] | None = None
@@ -61,7 +62,7 @@ def _call(of_whole: AddArguments, form: GridForm, of: Part, sizes: tuple[int, ..
 
 
 def _boxed(t: Tensor, form: Any, box: list[slice]) -> Tensor:
-    """(1 or B, S, ...) of a box of the places, row-major again."""
+    """The entries of (1 or B, S, ...) that belong to a box of the grid, row-major in the box."""
     if form.is_flat:
         return t[:, box[0]]
     axes = len(form.lengths)

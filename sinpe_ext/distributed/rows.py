@@ -22,8 +22,8 @@ from . import dtensor
 def table(
     table_of: Callable[..., Tensor], given: TableArguments, mesh: Any, placements: Sequence[Placement] | None
 ) -> DTensor:
-    """`sinpe_ext.table` with `device_mesh`: each rank makes its own rows and channels, by `table_of`, which is
-    `sinpe_ext.table` of one process."""
+    """`sinpe_ext.table` with `device_mesh`: each rank computes its own rows and channels by `table_of`, which is
+    `sinpe_ext.table` without a mesh."""
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"device_mesh: expected a DeviceMesh, got {type(mesh).__name__}; pass init_device_mesh(...)")
     length, encoding, start, flatten = given.length, given.encoding, given.start, given.flatten
@@ -64,7 +64,8 @@ def table(
 
 
 def _placements(placements: Any, mesh: DeviceMesh, rank: int) -> list[Placement]:
-    """One for each dimension of the mesh, with the dimensions counted from the front; None: copies."""
+    """Checks the placements, one for each dimension of the mesh, and makes their dimensions non-negative; None:
+    replicated."""
     is_list = isinstance(placements, (list, tuple))
     given = [Replicate()] * mesh.ndim if placements is None else list(placements) if is_list else []
     if len(given) != mesh.ndim or not all(type(p) is Shard or type(p) is Replicate for p in given):
@@ -82,10 +83,10 @@ def _placements(placements: Any, mesh: DeviceMesh, rank: int) -> list[Placement]
 def encode(
     encode_of: Callable[..., Tensor], positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16bit: bool
 ) -> DTensor:
-    """`sinpe_ext.encode` of positions that are sharded: each rank encodes its own, by `encode_of`."""
+    """`sinpe_ext.encode` of sharded positions: each rank encodes its own by `encode_of`."""
     positions = dtensor.plain_shards(positions)
     last = positions.dim() - 1
-    if checks.is_grid(encoding):  # all coordinates of a place together
+    if checks.is_grid(encoding):  # the coordinates of a grid point must be on one rank
         wanted = [Replicate() if isinstance(p, Shard) and p.dim == last else p for p in positions.placements]
         positions = positions.redistribute(placements=wanted)
     part = positions.to_local(grad_placements=positions.placements)

@@ -1,1 +1,1 @@
-"""Modules under their names of before: `sinpe_ext/__init__.py` adds this folder to where it looks."""
+"""Aliases of modules under their previous names; `sinpe_ext/__init__.py` appends this folder to its `__path__`."""

@@ -1,4 +1,4 @@
-"""`sinpe_ext._backend`, as pickles of version 0.1 name it."""
+"""Alias for pickles of version 0.1, which refer to this module as `sinpe_ext._backend`."""
 
 import sys
 

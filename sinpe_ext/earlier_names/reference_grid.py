@@ -1,4 +1,4 @@
-"""`sinpe_ext.reference_grid`, as pickles of version 0.1 name it."""
+"""Alias for pickles of version 0.1, which refer to this module as `sinpe_ext.reference_grid`."""
 
 import sys
 

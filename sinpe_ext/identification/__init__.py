@@ -146,10 +146,10 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
 
 @contextlib.contextmanager
 def _plain_cpu() -> Iterator[None]:
-    """One thread of the CPU, whatever the defaults are.
+    """Context manager: one CPU thread, and the CPU as the default device.
 
-    A search is thousands of small operations: threads that wait for each other cost more than they save, on a busy
-    machine tenfold. PyTorch keeps the number for the calling thread.
+    A search consists of thousands of small operations, for which synchronizing threads costs more than it saves, ten
+    times as much on a busy machine. PyTorch stores the number of threads per calling thread.
     """
     threads = torch.get_num_threads()
     elsewhere = torch.get_default_device().type != "cpu"
@@ -162,10 +162,10 @@ def _plain_cpu() -> Iterator[None]:
 
 
 def _search_both(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
-    """The table as it is given; where nothing fits it, its transpose."""
+    """Searches the table as it is given and, if nothing matches, its transpose."""
     turned = _transpose(rows)
     size = math.prod(lengths) if lengths else 0
-    if turned is not None and turned.shape[1] < size <= len(turned):  # too few rows for the shape, as it is given
+    if turned is not None and turned.shape[1] < size <= len(turned):  # has too few rows for the shape as it is given
         found = Found(reason=f"it has {turned.shape[1]} rows, too few for the shape")
     else:
         found = _search(rows, lengths)
@@ -186,7 +186,8 @@ def _search_both(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
 
 
 def _transpose(rows: Tensor) -> Tensor | None:
-    """The rows (N, d) of a table (d, N), (1, d, N) or one of these per sample; None where they cannot be sinusoids."""
+    """The transpose (N, d) of a table (d, N), (1, d, N) or one of these per sample; None if its columns cannot be
+    sinusoids."""
     if sum(length != 1 for length in rows.shape) == 2:
         flat = rows.squeeze()
     elif rows.dim() == 3 and _repeated(rows):
@@ -197,7 +198,7 @@ def _transpose(rows: Tensor) -> Tensor | None:
 
 
 def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
-    """Each way to read the shape, until one fits; else the most telling failure."""
+    """Tries each interpretation of the shape until one matches; else returns the most informative failure."""
     best: Found | None = None
     for view in _views(rows, lengths):
         found = search(view)
@@ -209,7 +210,7 @@ def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
 
 
 def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[View]:
-    """Ways to read a tensor: as rows (N, d), and as a grid of which lengths (None: rows of one coordinate)."""
+    """The interpretations of a tensor: as rows (N, d) of a sequence, or of a grid with certain lengths."""
     kept = [length for length in rows.shape[:-1] if length != 1]
     dim = rows.shape[-1]
     flat = rows.reshape(-1, dim)
@@ -230,7 +231,7 @@ def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[View]:
     if len(kept) <= 1:
         yield View(flat, None, known=True)
         shapes, sure = shapes_of(flat)
-        lines = [grid for grid in shapes if max(grid) == math.prod(grid)]  # rows of one coordinate are likelier
+        lines = [grid for grid in shapes if max(grid) == math.prod(grid)]  # a sequence is more likely than these
         for grid in shapes:
             if grid not in lines:
                 yield View(flat, grid)
@@ -250,13 +251,13 @@ def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[View]:
 
 
 def _repeated(rows: Tensor) -> bool:
-    """Whether a three-dimensional tensor is one table, once per sample of a batch."""
+    """Whether a three-dimensional tensor is the same table repeated for each sample of a batch."""
     samples = rows.reshape(-1, *[length for length in rows.shape[:-1] if length != 1][1:], rows.shape[-1])
     return bool((samples == samples[:1]).all()) if torch.equal(samples[0], samples[-1]) else False
 
 
 def lengths_of(shape: Any) -> tuple[int, ...] | None:
-    """The shape as a tuple of lengths. Raises TypeError, ValueError."""
+    """Checks `shape`; returns a tuple of lengths. Raises TypeError, ValueError."""
     if shape is None:
         return None
     try:

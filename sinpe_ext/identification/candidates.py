@@ -1,4 +1,4 @@
-"""Encodings that may be a table: built from a convention and fields, ranked, equal ones put together."""
+"""Candidate encodings for a table: built from a convention and fields, ranked, and grouped if they are equal."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from .table import Part, Table, Verdict, angle_errors
 
 
 class Template(NamedTuple):
-    """A convention at some dim; `build` overrides fields."""
+    """A convention with a given dim; `build` creates it with some fields overridden."""
 
     name: str
     encoding: Encoding | GridEncoding
     build: Callable[[dict[str, Any]], Encoding | GridEncoding]
     rank: int = 0
-    own: tuple[tuple[str, Any], ...] = ()  # arguments of the name itself (axes)
+    own: tuple[tuple[str, Any], ...] = ()  # further arguments that `convention` needs for this name (axes)
 
 
 @dataclass
 class Candidate:
-    """A template with fields, as an encoding.
+    """A template with overridden fields, and the encoding that it gives.
 
-    sure: its ladder is no chance agreement of round numbers.
-    uncertain: where it may be one, how far its base may be off, relative.
+    Attributes:
+        sure: whether it is unlikely that its base is round by chance.
+        uncertain: if not, the relative uncertainty of its base.
     """
 
     template: Template
@@ -46,6 +47,7 @@ class Candidate:
 
     @property
     def code(self) -> str:
+        """Code that creates the encoding."""
         if self.template.name == "custom":
             return code_of(self.encoding)
         settings = "".join(f", {name}={value!r}" for name, value in {**dict(self.template.own), **self.fields}.items())
@@ -53,13 +55,13 @@ class Candidate:
 
     @property
     def borrowed(self) -> bool:
-        """A name that stands for a first position, used with another one."""
+        """Whether the convention has a first position of its own that `start` overrides."""
         return "start" in self.fields and any(axis.start for axis in axes_of(self.template.encoding))
 
 
 @dataclass
 class Identified:
-    """A candidate with its verdict, and those that give the same table."""
+    """A candidate with the result of its comparison, and the candidates that give the same table."""
 
     candidate: Candidate
     verdict: Verdict
@@ -67,16 +69,16 @@ class Identified:
     shape: tuple[int, ...] | None = None
     aliases: list[Candidate] = field(default_factory=list)
     float32_angle: str = ""
-    repeated: bool = False  # by the formula of float32_angle, to the last digits
+    repeated: bool = False  # the formula of float32_angle reproduces the table to the last digits
     zero_rows: tuple[int, ...] = ()
     note: str = ""
-    offset: int = 0  # rows that were set aside before the first
+    offset: int = 0  # number of ignored rows before the first
     zero_columns: tuple[int, ...] = ()
-    rows: int = 0  # of the table that was given, where some were set aside
-    transposed: bool = False  # the channels came first
+    rows: int = 0  # of the given table, if some rows were ignored
+    transposed: bool = False  # the table was given channels first
 
     def facts(self) -> dict[str, Any]:
-        """The fields of a Match."""
+        """The fields of the corresponding Match."""
         axes = axes_of(self.candidate.encoding)
         starts = tuple(axis.start for axis in axes)
         return {
@@ -101,7 +103,7 @@ class Identified:
 
 @dataclass
 class Found:
-    """What a search came to."""
+    """The result of a search."""
 
     fitting: list[Identified] = field(default_factory=list)
     reason: str = ""
@@ -109,14 +111,17 @@ class Found:
 
 
 def axes_of(encoding: Encoding | GridEncoding) -> tuple[Encoding, ...]:
+    """The encodings of the axes of a grid, or the encoding itself."""
     return encoding.axes if isinstance(encoding, GridEncoding) else (encoding,)
 
 
 def pieces_of(encoding: Encoding | GridEncoding) -> tuple[Piece, ...]:
+    """The pieces of a grid; a one-dimensional encoding is one piece."""
     return encoding.pieces if isinstance(encoding, GridEncoding) else (Piece(0, encoding, 0, 1),)
 
 
 def code_of(encoding: Encoding | GridEncoding) -> str:
+    """Code that creates an encoding."""
     return (
         repr(encoding)
         .replace("GridEncoding(", "sinpe.Grid(")
@@ -126,7 +131,7 @@ def code_of(encoding: Encoding | GridEncoding) -> str:
 
 
 def parts_of(encoding: Encoding | GridEncoding) -> list[Part]:
-    """Where an encoding's waves stand in a row."""
+    """The columns and the wave of each piece of an encoding."""
     parts = []
     for piece in pieces_of(encoding):
         columns = slice(piece.first, piece.first + (piece.encoding.dim - 1) * piece.step + 1, piece.step)
@@ -135,22 +140,22 @@ def parts_of(encoding: Encoding | GridEncoding) -> list[Part]:
 
 
 def values_of(candidate: Candidate, places: list[Tensor], rows: Tensor) -> Tensor:
-    """An encoding's values in some rows."""
+    """The values of a candidate's encoding in the given rows."""
     value = torch.zeros(len(rows), candidate.encoding.dim, dtype=torch.float64)
     for part in parts_of(candidate.encoding):
         value[:, part.columns] = part.wave.at(places[part.axis][rows].double(), part.channels)
     return value
 
 
-# ---------------------------------------------------------------------------------------- what else to say of a table
+# ------------------------------------------------------------------------------------------- further notes on a table
 
 ANGLES = ("float32_exp", "float32_pow")
-EXACT = 2.0**-22  # relative to the amplitude: a table below this error has no error of its angles
+EXACT = 2.0**-22  # relative to the amplitude: with an error below this a table has no angle errors
 ANGLE_ROWS = 1024
 
 
 def near_miss(item: Identified) -> str:
-    """How an encoding fails to be the table."""
+    """Describes how an encoding differs from the table."""
     verdict, total = item.verdict, len(item.table.live)
     if verdict.wrong == total:
         return (
@@ -167,7 +172,7 @@ def near_miss(item: Identified) -> str:
 
 
 def finish(item: Identified, places: list[Tensor]) -> None:
-    """Notes on a match: the rounding of its angles, the rows of zeros, how it was stored."""
+    """Adds the notes on a match: angle errors, rows of zeros, and how the values were stored."""
     table, candidate = item.table, item.candidate
     notes = []
     at_zero = _zero_by_itself(candidate, places, table.zero_rows)
@@ -210,13 +215,13 @@ def finish(item: Identified, places: list[Tensor]) -> None:
 
 
 def _rotary(encoding: Encoding) -> bool:
-    """Whether an encoding is all cos, then all sin of the angles that rotate dim channels."""
+    """Whether an encoding equals the cache of a rotary embedding of dim channels: all cos, then all sin."""
     plain = Encoding(encoding.dim, layout="cos_sin", base=encoding.base)
     return encoding.dim > 2 and encoding.dim % 2 == 0 and encoding.replace(odd=plain.odd) == plain
 
 
 def _zero_by_itself(candidate: Candidate, places: list[Tensor], rows: tuple[int, ...]) -> set[int]:
-    """Rows that are zero in the encoding as well (sin at position 0)."""
+    """The rows that are zero in the encoding, too (sin at position 0)."""
     if not rows:
         return set()
     at = torch.tensor(rows)
@@ -224,7 +229,8 @@ def _zero_by_itself(candidate: Candidate, places: list[Tensor], rows: tuple[int,
 
 
 def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
-    """Whether a float32 formula's errors explain the table better than the exact values do, and whether all of it."""
+    """(name, exactly): the float32 formula that reproduces the table better than the exact values do, and whether to
+    the last digits; "" if the exact values are better, "other" if the table has errors of another formula."""
     table, candidate = item.table, item.candidate
     rows = table.live[spread(len(table.live), ANGLE_ROWS)]
     sample = table.rows[rows].double()
@@ -249,25 +255,26 @@ def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
 
 
 def _badness(sample: Tensor, value: Tensor, table: Table) -> float:
-    """The largest error; of a table in 16 bits the share of values that round to others."""
+    """The largest error; for a table stored in 16 bits the fraction of values that are rounded differently."""
     if table.storage in (torch.float32, torch.float64):
         return float((sample - value).abs().max())
     return float((sample != value.float().to(table.storage).double()).double().mean())
 
 
-# -------------------------------------------------------------------------------------------- against the whole table
+# -------------------------------------------------------------------------------- comparison with the whole table
 
 PLAIN_BASES = (10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
 LADDER_FIELDS = ("base", "shift", "exponent_dim", "exponent_scale")
 MOST_COMPARED = 4
-BOUND = 4.0  # angle_errors bounds them; they are smaller by this
-NEAR = 0.3  # rms error, relative to the size of the values, of an encoding worth naming
+BOUND = 4.0  # how much smaller rms angle errors are than the bound of angle_errors
+NEAR = 0.3  # largest rms error, relative to the size of the values, of an encoding that is reported as closest
 
 
-def settle(
+def rank_candidates(
     table: Table, candidates: Sequence[Candidate], places: Callable[[int], list[Tensor]], shape: tuple[int, ...] | None
 ) -> Found:
-    """Compares candidates with every row; those that give one table become one result."""
+    """Ranks the candidates and compares the best with every row; candidates that give the same table become one
+    result."""
     rows = table.live[spread(len(table.live), 48)]
     values = [(values_of(candidate, places(candidate.extra), rows), candidate) for candidate in candidates]
     sample = table.rows[rows].double()
@@ -310,7 +317,7 @@ def settle(
 
 
 def _angle_error(candidate: Candidate, places: list[Tensor], rows: Tensor) -> float:
-    """The rms error that float32 angles may have added to the values of a candidate."""
+    """The rms error that float32 angles may have caused in the values of a candidate."""
     parts = parts_of(candidate.encoding)
     squares = sum(
         float(angle_errors(part.wave, places[part.axis][rows].double(), part.channels).square().sum()) for part in parts
@@ -319,7 +326,8 @@ def _angle_error(candidate: Candidate, places: list[Tensor], rows: Tensor) -> fl
 
 
 def _also(candidate: Candidate, first: Candidate) -> bool:
-    """Whether a candidate of the same table is worth naming: no less simple, or just as likely, or of a plain base."""
+    """Whether a candidate that gives the same table is reported as an alias: it must be as simple as the first, or as
+    likely, or have a common base."""
     if candidate.borrowed or candidate.extra != first.extra:
         return False
     if candidate.cost <= first.cost + 1:

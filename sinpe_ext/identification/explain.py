@@ -1,4 +1,4 @@
-"""From the four numbers of a wave to the fields of an `Encoding`, with the roundest numbers that the table allows."""
+"""From the four parameters of a wave to the fields of an `Encoding`, as the roundest numbers that fit the table."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from .fit import (
 
 UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 FEW_DIGITS = 3
-MOST_DIGITS = 8  # of a number that nobody chose
-ALL_DIGITS = 17  # of any float64
+MOST_DIGITS = 8  # cost of an arbitrary number
+ALL_DIGITS = 17  # enough for any float64
 SHIFTS = (0.0, 0.5, 1.0)
-LARGEST_PART = 256  # of a fraction such as 14 / 24
-POWER_OF_TWO = 1.9  # digits that one counts for
-MOST_TURNS = 200  # that a single frequency may turn from row to row
+LARGEST_PART = 256  # largest denominator of a fraction such as 14 / 24
+POWER_OF_TWO = 1.9  # cost of a power of two, in digits
+MOST_TURNS = 200  # whole turns per row that a single frequency may have
 MOST_OPTIONS = 4  # simpler numbers that are tried for each field
-MISROUNDED = 0.01  # share of values that another way to compute the encoding may round to a neighbour in 16 bits
-BY_CHANCE = 0.5  # of the fractions up to this one, so many come as near
+MISROUNDED = 0.01  # fraction of 16-bit values that another way to compute the encoding may round differently
+BY_CHANCE = 0.5  # largest expected number of fractions, no less simple, that are as near by chance
 LARGEST_DIM = 2**20
-LENIENCE = 3e-7  # relative: what the usual float32 formula does to a round number
+LENIENCE = 3e-7  # relative error of a round number in the usual float32 formula
 
 
 class Reading(NamedTuple):
-    """Fields to override in a template so that it gives the wave, and how far-fetched that is (0: none needed)."""
+    """The fields to override in a template so that it gives the wave, and the cost of that (0: none needed)."""
 
     fields: dict[str, Any]
     cost: float
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
 @lru_cache(maxsize=512)
 def channels_of(encoding: Encoding) -> Channels:
-    """The kinds of an encoding's channels and their places on the ladder."""
+    """The kinds and ladder indices of an encoding's channels."""
     sines, cosines, _ = frequency.shape(encoding)
     later = 0.5 if encoding.cos_frequency == "own" else 0.0
     of_sin = [(SINE, float(k)) for k in range(sines)]
@@ -70,13 +70,13 @@ def channels_of(encoding: Encoding) -> Channels:
 
 
 def exponent(encoding: Encoding) -> float:
-    """Power of 1 / base from one ladder index to the next."""
+    """The power of 1 / base by which neighbouring frequencies of the ladder differ."""
     half = frequency.shape(encoding).exponent_dim / 2 - Fraction(encoding.shift)
     return float(Fraction(encoding.exponent_scale) / half) if half else 0.0
 
 
 def wave_of(encoding: Encoding) -> Wave:
-    """The wave of an encoding without frequencies of its own."""
+    """The wave of an encoding without explicit `frequencies`."""
     rate = float(encoding.position_scale) * UNITS[encoding.unit]
     return Wave(rate, exponent(encoding) * math.log(encoding.base), float(encoding.start), encoding.amplitude)
 
@@ -84,7 +84,8 @@ def wave_of(encoding: Encoding) -> Wave:
 def readings(
     template: Encoding, fit: Fit, samples: Samples, noise: Noise, channels: Channels | None = None
 ) -> Iterator[Reading]:
-    """Ways to write the wave of a fit as fields of a template; channels of the samples where they are not its own."""
+    """Yields the ways to express the wave of a fit as fields of a template; `channels` are those of the samples, if
+    they differ from the template's."""
     channels = channels or channels_of(template)
     own = wave_of(template)
     fields: dict[str, Any] = {}
@@ -143,9 +144,9 @@ def readings(
 def _as_stored(
     template: Encoding, reading: Reading, samples: Samples, channels: Channels, noise: Noise, allowed: Tolerance
 ) -> Reading:
-    """The simplest numbers near those of a reading that give every value as it is stored in 16 bits.
+    """The simplest numbers near those of a reading that reproduce the 16-bit values.
 
-    Values that hardly change from row to row are rounded all the same way, and lead a fit of least squares astray.
+    Values that hardly change from row to row have correlated rounding errors, which bias a least-squares fit.
     """
     names = [name for name in ("position_scale", "base", "amplitude") if name in reading.fields]
     options: list[list[tuple[float, float]]] = []
@@ -182,7 +183,7 @@ def _near(value: float, other: float, slack: float) -> bool:
 def _ladder_fields(
     template: Encoding, decay: float, slack: float, reach: float, as_well: Callable[..., bool]
 ) -> Iterator[tuple[dict[str, Any], float]]:
-    """base, shift, exponent_dim or exponent_scale, whichever is read as changed."""
+    """Yields the changes of base, shift, exponent_dim or exponent_scale that give this decay, each with its cost."""
     step, log_base = exponent(template), math.log(template.base)
     if not reach or not step or (abs(decay - step * log_base) <= slack and as_well()):
         yield {}, 0.0
@@ -217,7 +218,7 @@ def _ladder_fields(
 def _base_and_shift(
     template: Encoding, decay: float, slack: float, as_well: Callable[..., bool]
 ) -> Iterator[tuple[dict[str, Any], float]]:
-    """Both of them changed, where that makes the base round and no chance does."""
+    """Changes of both base and shift, if they make the base round and this is unlikely to be chance."""
     for shift in SHIFTS:
         if shift == template.shift or 2 * shift >= frequency.shape(template).exponent_dim:
             continue
@@ -237,7 +238,7 @@ def _base_fits(as_well: Callable[..., bool], shift: float, base: float) -> bool:
 def _amplitude(
     template: Encoding, amplitude: float, slack: float, as_well: Callable[[float], bool]
 ) -> tuple[dict[str, Any], float]:
-    """The template's own, or the simplest: a short decimal, or one of the usual roots."""
+    """The amplitude of the template, or else the simplest: a short decimal, or one of the usual square roots."""
     if _near(amplitude, template.amplitude, slack) and as_well(template.amplitude):
         return {}, 0.0
     value, digits = simplest(amplitude, slack, _roots(template, amplitude, slack), as_well)
@@ -245,6 +246,7 @@ def _amplitude(
 
 
 def _roots(template: Encoding, amplitude: float, slack: float) -> list[tuple[float, float]]:
+    """The usual amplitudes, such as sqrt(dim), within a relative slack, each with its cost."""
     root = math.sqrt(template.dim)
     of_dim = [(2.0, size) for size in (root, 1 / root, math.sqrt(2) / root, 1 / template.dim)]
     return [
@@ -257,7 +259,8 @@ def _roots(template: Encoding, amplitude: float, slack: float) -> list[tuple[flo
 def _scale(value: float, slack: float, as_well: Callable[[float], bool], turn: float) -> tuple[float, float]:
     """A position_scale: the simplest of short decimals, small fractions, and either times pi.
 
-    turn: of a single frequency; any number of turns more gives the same values in every row.
+    Args:
+        turn: the scale of a whole turn if there is a single frequency: adding whole turns then changes no value.
     """
     known = _fractions(value, slack)
     for turns in range(-MOST_TURNS, MOST_TURNS + 1) if turn else ():
@@ -269,7 +272,7 @@ def _scale(value: float, slack: float, as_well: Callable[[float], bool], turn: f
 
 
 def _fractions(value: float, slack: float) -> list[tuple[float, float]]:
-    """Small fractions, and such times pi, within a relative slack; with what each counts for."""
+    """Small fractions and their products with pi within a relative slack, each with its cost."""
     found = []
     for factor, price in ((1.0, 1.0), (math.pi, 1.7)):
         for numerator, denominator in _convergents(value / factor, LARGEST_PART):
@@ -281,7 +284,7 @@ def _fractions(value: float, slack: float) -> list[tuple[float, float]]:
 
 
 def _convergents(value: float, largest: int) -> Iterator[tuple[int, int]]:
-    """The fractions that come nearest to a number, of ever larger denominators."""
+    """The convergents of the continued fraction of a number, with denominators up to `largest`."""
     (p, before_p), (q, before_q) = (1, 0), (0, 1)
     left = Fraction(value)
     while True:
@@ -298,16 +301,17 @@ def _convergents(value: float, largest: int) -> Iterator[tuple[int, int]]:
 
 
 def rounded(value: float, slack: float, as_well: Callable[[float], bool]) -> tuple[float, float]:
-    """The decimal of fewest digits within a relative slack that fits as well, and the number of its digits."""
+    """The decimal with the fewest digits within a relative slack that fits as well, and its number of digits."""
     return simplest(value, slack, [], as_well)
 
 
 def simplest(
     value: float, slack: float, known: list[tuple[float, float]], as_well: Callable[[float], bool]
 ) -> tuple[float, float]:
-    """The simplest number within a relative slack that fits as well, and how far from simple it is, in digits.
+    """The simplest number within a relative slack that fits as well, and its cost in digits.
 
-    known: numbers that are no short decimals, with what to count each for.
+    Args:
+        known: (cost, number) of further numbers, which are not short decimals.
     """
     for digits, close in _numbers(value, slack, known):
         if as_well(close):
@@ -316,7 +320,8 @@ def simplest(
 
 
 def _numbers(value: float, slack: float, known: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The known numbers, the decimals and the power of two within a relative slack of a value, simplest first."""
+    """(cost, number) of the known numbers, the decimals and the power of two within a relative slack, simplest
+    first."""
     near = {float(f"{value:.{digits - 1}e}") for digits in range(1, ALL_DIGITS + 1)}
     if value:
         near.add(math.copysign(2.0 ** round(math.log2(abs(value))), value))
@@ -325,11 +330,11 @@ def _numbers(value: float, slack: float, known: list[tuple[float, float]]) -> li
 
 
 def _worth(value: float, known: list[tuple[float, float]]) -> float:
-    """What a number counts for."""
+    """The cost of a number."""
     return min([digits for digits, number in known if number == value] + [_digits(value)])
 
 
 def _digits(value: float) -> float:
-    """Significant decimal digits of a number as Python writes it; a power of two is simpler than other two digits."""
+    """The significant digits of a number in Python's repr; a power of two costs less than two digits."""
     digits = len(Decimal(repr(float(value))).normalize().as_tuple().digits)
     return min(digits, POWER_OF_TWO) if math.frexp(abs(value))[0] == 0.5 else float(digits)

@@ -1,8 +1,9 @@
-"""The sinusoids of a table's columns: how far each turns from one row to the next.
+"""Estimation of the sinusoids in a table's columns.
 
-A column of an encoding is A sin or A cos of w_j (row + start), with w_j = rate * exp(-decay * rung_j). Columns that
-share a frequency turn as one complex number, which gives w_j modulo 2 pi at once; a column alone obeys
-x[t + L] + x[t - L] = 2 cos(L w_j) x[t]. Both are measured at growing lags L, so that the error falls with the rows.
+A column of an encoding is A sin or A cos of w_j (row + start), with w_j = rate * exp(-decay * rung_j). A sine and a
+cosine column with the same frequency form a rotating complex number, which gives w_j modulo 2 pi directly; a single
+column satisfies x[t + L] + x[t - L] = 2 cos(L w_j) x[t]. Both are evaluated at increasing lags L, so that the error
+decreases with the number of rows.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from torch import Tensor
 
 SINE, COSINE, ZERO = 0, 1, 2
 TAU = 2 * math.pi
-PAIRS_DIFFER = 0.2  # relative spread of sin^2 + cos^2 that no rounding explains
-MEASURED, ENDS = 112, 8  # columns looked at, and how many of them at each end
+PAIRS_DIFFER = 0.2  # relative spread of sin^2 + cos^2 that rounding cannot explain
+MEASURED, ENDS = 112, 8  # columns that are measured, and how many of them at each end
 
 
 class Channels(NamedTuple):
-    """What an encoding says of its channels: SINE, COSINE or ZERO, and the place on the ladder."""
+    """The channels of an encoding: SINE, COSINE or ZERO, and the index of each frequency in the geometric ladder."""
 
     kinds: Tensor  # (m,) int64
     rungs: Tensor  # (m,) float64
 
     def live(self) -> Tensor:
+        """The channels that are not zero."""
         return (self.kinds != ZERO).nonzero().flatten()
 
 
 class Columns(NamedTuple):
-    """Measured frequencies in radians a row, modulo 2 pi (and up to the sign, unless signed), with their errors."""
+    """Measured frequencies in radians per row, modulo 2 pi (and up to the sign, unless `signed`), with their errors."""
 
     rungs: Tensor
     turned: Tensor
@@ -41,7 +43,7 @@ class Columns(NamedTuple):
 
 
 def scattered(number: int, most: int) -> Tensor:
-    """At most `most` of 0..number-1 with no pattern, so that no kind of channel is left out; always the same."""
+    """At most `most` of 0..number-1, irregularly spaced, so that no kind of channel is left out; deterministic."""
     if number <= most:
         return torch.arange(number)
     golden = (torch.arange(number, dtype=torch.float64) * 0.6180339887498949).frac()
@@ -49,7 +51,7 @@ def scattered(number: int, most: int) -> Tensor:
 
 
 def pairs(channels: Channels) -> tuple[Tensor, Tensor]:
-    """Columns of sin and of cos that share a frequency."""
+    """The sine and cosine columns that share a frequency, (sines, cosines)."""
     kinds, index = channels.kinds.tolist(), channels.rungs.tolist()
     sines = {at: column for column, (kind, at) in enumerate(zip(kinds, index, strict=True)) if kind == SINE}
     found = [
@@ -62,7 +64,8 @@ def pairs(channels: Channels) -> tuple[Tensor, Tensor]:
 
 
 def measure(rows: Tensor, channels: Channels, noise: float) -> Columns | None:
-    """Frequencies of consecutive rows (n, m), None where sin^2 + cos^2 is not constant as these channels say."""
+    """The frequencies of consecutive rows (n, m); None if sin^2 + cos^2 is not constant, as it is for these
+    channels."""
     sines, cosines = pairs(channels)
     if len(sines):
         some = _some(len(sines))
@@ -83,7 +86,7 @@ def measure(rows: Tensor, channels: Channels, noise: float) -> Columns | None:
 
 
 def _some(number: int) -> Tensor:
-    """Enough columns to measure, those at both ends among them: the slowest turn least, the fastest tell most."""
+    """The columns to measure, which include those at both ends, the fastest and the slowest."""
     if number <= MEASURED:
         return torch.arange(number)
     middle = ENDS + scattered(number - 2 * ENDS, MEASURED - 2 * ENDS)
@@ -91,7 +94,7 @@ def _some(number: int) -> Tensor:
 
 
 def _turned(z: Tensor) -> tuple[Tensor, int]:
-    """The angle from one row to the next."""
+    """The angle from one row to the next, and the largest lag used."""
     angle = (z[1:] * z[:-1].conj()).sum(0).angle()
     lag = last = 1
     while 2 * lag <= len(z) // 2:
@@ -102,7 +105,7 @@ def _turned(z: Tensor) -> tuple[Tensor, int]:
 
 
 def _recurrence(x: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-    """w in 0..pi and its error, from x[t + L] + x[t - L] = 2 cos(L w) x[t]."""
+    """w in [0, pi] and its error, from x[t + L] + x[t - L] = 2 cos(L w) x[t]."""
     n = len(x)
     best = error = torch.empty(0)
     lag = 1
@@ -129,16 +132,16 @@ def _recurrence(x: Tensor, noise: float) -> tuple[Tensor, Tensor]:
 
 LOG2 = math.log(2)
 FREQUENCY_ROUNDING = 3e-7  # relative, of the usual float32 formula
-LEAST_AGREEMENT = 0.3  # of what a ladder foretells, weighed by how sharply
-LARGEST_DECAY = 16.0  # logarithm of the base, where it is scanned
+LEAST_AGREEMENT = 0.3  # fraction of the frequencies predicted by a ladder that must agree, weighted by precision
+LARGEST_DECAY = 16.0  # largest logarithm of the base that is scanned
 MAX_START = 2**20
-SHARP = 0.01  # radians a row: to tell a first frequency of many by its turns
-FEW = 4  # columns that many ladders pass near to
-SCANNED = 48  # columns compared for each ladder or position tried
+SHARP = 0.01  # radians per row: precision needed to recognise a fast first frequency from its value modulo 2 pi
+FEW = 4  # with this many columns or fewer, many ladders come close to the measured frequencies
+SCANNED = 48  # columns compared for each ladder or position that is tried
 
 
 class Ladder(NamedTuple):
-    """w = rate * exp(-decay * rung), in radians a row."""
+    """w = rate * exp(-decay * rung), in radians per row."""
 
     rate: float
     decay: float
@@ -148,9 +151,10 @@ class Ladder(NamedTuple):
 
 
 def ladders(columns: Columns, rates: Sequence[float] = ()) -> list[Ladder]:
-    """Ladders that pass through the measured frequencies, best first, at most three.
+    """Ladders that agree with the measured frequencies, best first, at most three.
 
-    Two columns that turn less than pi a row give a ladder; `rates` above that are tried as its first rung.
+    Any two columns with frequencies below pi radians per row determine a ladder; `rates` above pi are tried as its
+    first frequency.
     """
     found = _drawn(columns, rates)
     for rate in rates:
@@ -162,7 +166,7 @@ def ladders(columns: Columns, rates: Sequence[float] = ()) -> list[Ladder]:
 
 
 def _may_start(columns: Columns, rate: float) -> bool:
-    """Whether the first frequency may be a rate, by what is seen of its turns."""
+    """Whether the first frequency may be `rate`, as far as its value modulo 2 pi shows."""
     first = (columns.rungs == 0).nonzero().flatten()
     if len(first) != 1:
         return False
@@ -171,7 +175,7 @@ def _may_start(columns: Columns, rate: float) -> bool:
 
 
 def _scanned(columns: Columns, rate: float) -> list[Ladder]:
-    """Ladders of a known rate, the decay tried in steps that no column turns far in."""
+    """Ladders with a known rate; decays are tried in steps so small that the angle of no column changes much."""
     reach = max(float(columns.rungs.max()), 1.0)
     some = torch.linspace(0, len(columns.rungs) - 1, min(len(columns.rungs), SCANNED)).round().long().unique()
     few = len(some) <= FEW
@@ -187,6 +191,7 @@ def _scanned(columns: Columns, rate: float) -> list[Ladder]:
 
 
 def _drawn(columns: Columns, rates: Sequence[float]) -> list[Ladder]:
+    """Ladders through pairs of columns, scored by how many other columns agree."""
     index, turned = columns.rungs, columns.turned
     relative = columns.error / turned.abs().clamp_min(1e-300)
     order = index.argsort()
@@ -227,7 +232,7 @@ def _drawn(columns: Columns, rates: Sequence[float]) -> list[Ladder]:
 
 
 def _guesses(number: int) -> tuple[Tensor, Tensor]:
-    """Pairs of columns to draw a ladder through: spread over all of them, and all pairs near both ends."""
+    """The pairs of columns that ladders are fitted to: spread over all columns, and all pairs near both ends."""
     some = torch.linspace(0, number - 1, min(number, 24)).round().long().unique()
     sets = [some, torch.arange(min(number, 8)), torch.arange(max(0, number - 8), number)]
     both = torch.cat([torch.combinations(part, 2) for part in sets if len(part) > 1] or [torch.zeros(0, 2).long()])
@@ -236,17 +241,18 @@ def _guesses(number: int) -> tuple[Tensor, Tensor]:
 
 
 def _distance(columns: Columns, frequency: Tensor) -> Tensor:
-    """From the measured frequencies to given ones, modulo what cannot be seen."""
+    """The distance of the measured frequencies from given ones, modulo 2 pi and, unless `signed`, up to the sign."""
     away = _wrapped(columns.turned - frequency).abs()
     return away if columns.signed else torch.minimum(away, _wrapped(-columns.turned - frequency).abs())
 
 
 def _wrapped(angle: Tensor) -> Tensor:
+    """The angle reduced to [-pi, pi]."""
     return angle - TAU * torch.round(angle / TAU)
 
 
 def _grow(columns: Columns, ladder: Ladder, expected: Tensor, rates: Sequence[float]) -> Ladder | None:
-    """Fits the ladder to ever more columns: each fit says how many turns the next ones have lost."""
+    """Fits the ladder to more and more columns: each fit determines how many whole turns the next columns have lost."""
     index, used, doubt = columns.rungs, torch.zeros(0), 0.0
     for _ in range(16):
         frequency = ladder.at(index)
@@ -278,7 +284,7 @@ def _grow(columns: Columns, ladder: Ladder, expected: Tensor, rates: Sequence[fl
         expected = columns.error + ladder.at(index).abs() * (3 * spread + FREQUENCY_ROUNDING)
     if int(agree.sum()) <= int(told.sum()) / 2:
         return None
-    # A ladder as it is usually written starts at 1: no need to measure what can be known.
+    # Most ladders start at a usual rate, such as 1: then use the exact value instead of the measured one.
     known = next((rate for rate in rates if abs(ladder.rate / rate - 1) < doubt), None)
     if known is not None and float(basis[:, 1].abs().max()) > 0:
         weight = (basis[inside, 1] / relative).square()
@@ -288,9 +294,9 @@ def _grow(columns: Columns, ladder: Ladder, expected: Tensor, rates: Sequence[fl
 
 
 def first_positions(rows: Tensor, channels: Channels, ladder: Ladder, noise: float) -> Iterator[tuple[int, float]]:
-    """The position of row 0, and the amplitude with its sign, from the phases of columns of known frequency.
+    """Yields the position of row 0 and the signed amplitude, from the phases of columns with known frequencies.
 
-    The best of few positions around 0, then of ever more, where that is better.
+    First the best in a small range of positions around 0, then in larger ranges, if that is better.
     """
     w, phase, variance = _phases(rows, channels, ladder)
     weight = 1 / (variance * noise**2 + 1e-2 * phase.abs().square().median() + 1e-30)
@@ -312,7 +318,7 @@ def first_positions(rows: Tensor, channels: Channels, ladder: Ladder, noise: flo
 
 
 def _phases(rows: Tensor, channels: Channels, ladder: Ladder) -> tuple[Tensor, Tensor, Tensor]:
-    """Frequencies of some columns, amplitude * exp(i w start) of each, and its variance for values of variance 1."""
+    """For some columns: their frequencies, amplitude * exp(i w start), and its variance for values of variance 1."""
     place = torch.arange(len(rows), dtype=torch.float64)[:, None]
     sines, cosines = pairs(channels)
     if len(sines):
@@ -336,18 +342,18 @@ def _phases(rows: Tensor, channels: Channels, ladder: Ladder) -> tuple[Tensor, T
 
 # ------------------------------------------------------------------------------------------------------ least squares
 
-ROWS, COLUMNS = 256, 112  # looked at in one step: few enough for one thread
-WELL = 0.1  # error of a fit, relative to its amplitude, that is worth comparing
-EXACTLY = 1e-4  # as WELL, of a fit that needs no other
-LARGEST_LOG = 300.0  # between the first frequency and the last
-SPOILT = 1.5
-WINDOW = 256  # consecutive rows that frequencies are first measured on
-FINEST = 1 / 16  # relative to the largest value: below it nothing is gained
-FLOAT32_UNIT, DOUBLE_UNIT = 2.0**-24, 2.0**-51  # relative rounding of an angle's factors, as usual and in float64
-SIGNIFICANT = 25.0  # squared errors, in units of the noise, by which the right wave may fit worse than the best
-LEAST_VALUE = 2.0**-6  # relative to the amplitude: smaller ones are taken to be as exact as this one
-MOST_EXPLAINED = 0.1  # share of values that say nothing of the numbers: too many
-FEWEST_TELLING = 32  # values that tell exact angles from float32 ones
+ROWS, COLUMNS = 256, 112  # used in one step: few enough for one thread
+WELL = 0.1  # largest error of a fit, relative to its amplitude, for which it is compared with the table
+EXACTLY = 1e-4  # the same for a fit after which no other is tried
+LARGEST_LOG = 300.0  # of the ratio of the first and the last frequency
+SPOILT = 1.5  # ratio of the largest to the median distance of neighbouring rows above which some rows are not sinusoids
+WINDOW = 256  # consecutive rows on which frequencies are measured first
+FINEST = 1 / 16  # relative to the largest value: smaller values get no more weight
+FLOAT32_UNIT, DOUBLE_UNIT = 2.0**-24, 2.0**-51  # relative rounding of an angle's factors in float32 and float64
+SIGNIFICANT = 25.0  # by how many squared errors, in units of the noise, the right wave may fit worse than the best
+LEAST_VALUE = 2.0**-6  # relative to the amplitude: smaller values are assumed to have the absolute error of this one
+MOST_EXPLAINED = 0.1  # if more values than this may be rounded differently by float32 angles, they tell nothing
+FEWEST_TELLING = 32  # values needed to distinguish exact angles from float32 angles
 NAMES = ("rate", "decay", "start", "amplitude")
 
 
@@ -363,7 +369,7 @@ class Wave(NamedTuple):
         return Ladder(self.rate, self.decay)
 
     def at(self, rows: Tensor, channels: Channels) -> Tensor:
-        """The values of some rows (n,), (n, m); 0 in zero channels."""
+        """The values at some rows (n,): (n, m); 0 in zero channels."""
         turns = (rows[:, None] + self.start) * (self.ladder().at(channels.rungs) / TAU)
         angle = turns.sub_(turns.round()).mul_(TAU)
         value = torch.where(channels.kinds == COSINE, angle.cos(), angle.sin())
@@ -371,7 +377,7 @@ class Wave(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A wave, how far its rate (relative), decay, start and amplitude may be off, and the rms error."""
+    """A wave, the uncertainties of its rate (relative), decay, start and amplitude, and the rms error."""
 
     wave: Wave
     slack: Wave
@@ -379,13 +385,13 @@ class Fit(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Rounding of stored values.
+    """Rounding errors of the stored values.
 
     Fields:
         size: error of a large value.
         relative: whether the error is relative to each value (16-bit types).
         unit: largest relative error of storing a value.
-        absolute: largest absolute error of storing a value, where that is larger (printed decimals, subnormals).
+        absolute: largest absolute error of storing a value, if that is larger (printed decimals, subnormals).
     """
 
     size: float
@@ -395,21 +401,21 @@ class Noise(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Rows of a table by their number, ascending: (n,), (n, m)."""
+    """Some rows of a table: their indices (n,), ascending, and their values (n, m)."""
 
     rows: Tensor
     values: Tensor
 
 
 def spread(number: int, most: int) -> Tensor:
-    """At most `most` of 0..number-1, evenly spaced, with both ends."""
+    """At most `most` of 0..number-1, evenly spaced, including both ends."""
     return torch.linspace(0, number - 1, min(number, most), dtype=torch.float64).round().long().unique()
 
 
 def find(
     samples: Samples, channels: Channels, noise: Noise, window: tuple[int, int], rates: Sequence[float] = ()
 ) -> Fit | None:
-    """The wave that these samples may be, from nothing but the channels' kinds; measured first on a window of rows."""
+    """The wave that fits the samples best, given only the kinds of the channels; measured on a window of rows first."""
     begin, end = window
     best: Fit | None = None
     columns = measure(samples.values[begin:end], channels, noise.size)
@@ -425,7 +431,7 @@ def find(
 
 
 def windows(samples: Samples) -> list[tuple[int, int]]:
-    """Runs of consecutive rows: the longest; parts of it as well where some rows are far from their neighbours."""
+    """Ranges of consecutive rows: the longest, and parts of it if some rows differ too much from their neighbours."""
     rows = samples.rows
     breaks = ((rows[1:] - rows[:-1]) != 1).nonzero().flatten().add(1).tolist()
     edges = [0, *breaks, len(rows)]
@@ -435,7 +441,7 @@ def windows(samples: Samples) -> list[tuple[int, int]]:
         return []
     found = [(begin, begin + length)]
     steps = (samples.values[begin + 1 : begin + length] - samples.values[begin : begin + length - 1]).norm(dim=1)
-    if float(steps.max()) > SPOILT * float(steps.median()):  # the rows of an encoding are equally far apart
+    if float(steps.max()) > SPOILT * float(steps.median()):  # neighbouring rows of an encoding have equal distances
         short = max(min(length // 2, 64), 8)
         middle = begin + (end - begin - short) // 2
         found += [(middle, middle + short), (end - short, end), (begin, begin + short)]
@@ -443,7 +449,7 @@ def windows(samples: Samples) -> list[tuple[int, int]]:
 
 
 def _grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: int, noise: Noise) -> Fit | None:
-    """Fits on the window, then on ever more rows around it; None where the window itself does not fit."""
+    """Fits the wave on the window, then on more and more rows around it; None if it does not fit the window."""
     inside = Samples(samples.rows[begin:end], samples.values[begin:end])
     fit = solve(inside, channels, wave, NAMES, noise)
     rounded = fit.wave._replace(start=float(round(fit.wave.start)))
@@ -458,7 +464,8 @@ def _grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: in
 
 
 class Subset(NamedTuple):
-    """The rows (n, 1) and values (n, m) that a step looks at, with rungs, whether cosines, and weights (n, m)."""
+    """The data of one step: rows (n, 1), values (n, m), ladder indices, whether each column is a cosine, and weights
+    (n, m)."""
 
     t: Tensor
     x: Tensor
@@ -468,23 +475,24 @@ class Subset(NamedTuple):
 
 
 def _subset(samples: Samples, channels: Channels, noise: Noise) -> Subset:
+    """The rows and columns that a step uses, with their weights."""
     live = channels.live()
     columns, rows = live[scattered(len(live), COLUMNS)], spread(len(samples.rows), ROWS)
     t, x = samples.rows[rows].double()[:, None], samples.values[rows][:, columns]
-    # A small value in 16 bits is known better than a large one.
+    # In 16 bits a small value has a smaller absolute error than a large one.
     fine = 1 / (x.abs() / x.abs().max().clamp_min(1e-300) + FINEST).square() if noise.relative else torch.ones_like(x)
     fine /= fine.mean()
     return Subset(t, x, channels.rungs[columns], channels.kinds[columns] == COSINE, fine)
 
 
 class Tolerance(NamedTuple):
-    """How much worse than the best fit a wave may fit and still have made the table.
+    """How much worse than the best fit a wave may be and still be the one that the table was computed from.
 
     Fields:
         limit: largest rms error.
-        factor: what the noise of a fit allows, on its rms error.
-        of_amplitude: rms error of an amplitude that was rounded to float32.
-        relative: error of a frequency, for each e-fold of the ladder and one more: 0 for a table of exact angles.
+        factor: factor on the rms error of the best fit that its noise allows.
+        of_amplitude: rms error caused by an amplitude that was rounded to float32.
+        relative: relative error of a frequency per e-fold of the ladder, plus one; 0 for a table of exact angles.
     """
 
     limit: float
@@ -493,16 +501,16 @@ class Tolerance(NamedTuple):
     relative: float
 
     def as_large(self, fit: Fit, best: Fit) -> bool:
-        """Whether a fit that differs from the best in its amplitude alone is as good: angles do not matter to that."""
+        """Whether a fit that differs from the best only in its amplitude is as good; angle errors are irrelevant."""
         return fit.error <= best.error * self.factor + self.of_amplitude
 
 
 def tolerance_of(samples: Samples, channels: Channels, fit: Fit, noise: Noise) -> Tolerance:
-    """How far the best fit may be from the wave that made a table.
+    """How far the best fit may be from the wave that the table was computed from.
 
-    Two things move the best fit away from it: the rounding of the stored values, which averages out, and, in a table
-    of the usual float32 formula, the rounding of frequencies and angles, which does not: exp, pow and their argument
-    are off by up to 1 + decay * rung units of 2^-24, the same way in every row.
+    Two errors separate them: the rounding of the stored values, which averages out, and, in a table of the usual
+    float32 formula, the rounding of frequencies and angles, which does not: exp, pow and their argument have an error
+    of up to 1 + decay * rung units of 2^-24, the same in every row.
     """
     t, x, index, cosine, fine = _subset(samples, channels, noise)
     wave = fit.wave
@@ -519,11 +527,11 @@ def tolerance_of(samples: Samples, channels: Channels, fit: Fit, noise: Noise) -
         return (slope + abs(wave.amplitude) / 2 * off) * off
 
     stored = torch.exp2(value.abs().clamp_min(abs(wave.amplitude) * LEAST_VALUE).log2().floor())
-    stored = (stored * noise.unit).clamp_min(noise.absolute) / math.sqrt(3)  # of errors that are evenly spread
-    stored += shifted(DOUBLE_UNIT)  # of this computation
-    later = index > 0  # the first frequency is often 1, and its angles are integers
+    stored = (stored * noise.unit).clamp_min(noise.absolute) / math.sqrt(3)  # rms of uniformly distributed errors
+    stored += shifted(DOUBLE_UNIT)  # error of this computation
+    later = index > 0  # the first frequency is often 1, and its angles are integers, hence exact
     exact = _is_exact((x - value)[:, later], stored[:, later], (slope * angle.abs())[:, later])
-    least = max(fit.error, rms(stored) / 2)  # few values are fitted better than they are stored
+    least = max(fit.error, rms(stored) / 2)  # a few values can be fitted better than they are stored
     factor = math.sqrt(1 + SIGNIFICANT / x.numel())
     limit = least * factor + rms(shifted(DOUBLE_UNIT if exact else FLOAT32_UNIT))
     unit = max(noise.unit, 0.0 if exact else FLOAT32_UNIT)
@@ -532,13 +540,16 @@ def tolerance_of(samples: Samples, channels: Channels, fit: Fit, noise: Noise) -
 
 
 def _is_exact(left: Tensor, stored: Tensor, turning: Tensor) -> bool:
-    """Whether a fit leaves no more than the rounding of stored values where float32 angles would leave more.
+    """Whether the residuals are within the rounding of the stored values where float32 angles would cause larger ones.
 
-    stored: rms error of storing a value. turning: change of a value per relative change of its angle. The last rounding
-    of an angle, that of its product, differs from row to row, so that no fit can hide it.
+    Args:
+        left: the residuals.
+        stored: rms error of storing a value.
+        turning: change of a value per relative change of its angle.
+    The last rounding of an angle, that of the product, differs from row to row, so that a fit cannot absorb it.
     """
     ratio = turning * (0.4 * FLOAT32_UNIT) / stored
-    for least, ulps in ((4.0, 1.0), (0.5, 0.51)):  # values may be rounded twice: sin, then times the amplitude
+    for least, ulps in ((4.0, 1.0), (0.5, 0.51)):  # values may be rounded twice: sin, then the product with amplitude
         telling = ratio >= least
         if int(telling.sum()) >= FEWEST_TELLING:
             within = left[telling].abs() <= stored[telling] * (2 * math.sqrt(3) * ulps)
@@ -547,7 +558,8 @@ def _is_exact(left: Tensor, stored: Tensor, turning: Tensor) -> bool:
 
 
 def misrounded(samples: Samples, channels: Channels, wave: Wave, noise: Noise, relative: float) -> float:
-    """The share of values that a wave rounds to other ones in 16 bits, less what float32 angles explain; 1: unknown."""
+    """The fraction of 16-bit values that differ from the rounded wave, minus what float32 angles explain; 1 if that is
+    too much to tell."""
     t, x, index, cosine, _ = _subset(samples, channels, noise)
     angle = (t + wave.start) * wave.ladder().at(index)
     value = wave.amplitude * torch.where(cosine, angle.cos(), angle.sin())
@@ -560,7 +572,7 @@ def misrounded(samples: Samples, channels: Channels, wave: Wave, noise: Noise, r
 
 
 def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str], noise: Noise, steps: int = 8) -> Fit:
-    """Gauss-Newton steps in the free numbers; rows that do not fit at all weigh little."""
+    """Gauss-Newton iterations for the parameters in `free`; rows with large residuals get little weight."""
     t, x, index, cosine, fine = _subset(samples, channels, noise)
     reach = max(1.0, float(index.max()))
     chosen = [NAMES.index(name) for name in free if name != "decay" or float(index.max() - index.min()) > 0]
@@ -600,7 +612,7 @@ def solve(samples: Samples, channels: Channels, wave: Wave, free: Sequence[str],
         wave = new
         if done:
             break
-    # Rounding errors of neighbouring rows are not independent: as many samples as there are columns.
+    # Rounding errors of neighbouring rows are not independent: count as many samples as there are columns.
     sigma = max(rms, noise.size * (FINEST if noise.relative else 1.0)) * math.sqrt(len(t))
     slack = dict.fromkeys(NAMES, 0.0)
     for place, k in enumerate(chosen):

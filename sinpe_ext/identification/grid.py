@@ -1,4 +1,4 @@
-"""The encoding of a grid: every channel follows one axis, so each axis is identified from a line of places along it."""
+"""Search for grid encodings: every channel depends on one axis, so each axis is identified from a line along it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.grid_catalogue import GRIDS
 from . import rows as row_search
-from .candidates import Candidate, Found, Template, settle
+from .candidates import Candidate, Found, Template, rank_candidates
 from .explain import channels_of, readings, wave_of
 from .fit import WELL, Channels, Fit, Noise, Samples, find, scattered, windows
 from .table import Refused, Table, angle_errors, coordinates
@@ -25,22 +25,22 @@ from .table import Refused, Table, angle_errors, coordinates
 STARTS = (0, 1, 2)
 NO_AXIS = -1
 OPTIONS = 3  # readings of one axis that are combined with those of the others
-MOST_CHANNELS = 0.75  # that must follow one axis, of those that change
+MOST_CHANNELS = 0.75  # fraction of the changing channels that must depend on one axis only
 QUICK_ROWS, QUICK_COLUMNS = 64, 256
 MOST_FACTORS = 64
-SHORTEST = 3  # places along an axis, to fit what is not known
+SHORTEST = 3  # shortest axis that unknown parameters are fitted to
 COMMON = ("base", "position_scale", "amplitude", "start", "shift", "exponent_dim", "exponent_scale")
 
 
 class Lines(NamedTuple):
-    """Places along each axis through the first place of the others, (L, d), and the axis that each channel follows."""
+    """The line along each axis at index 0 of the other axes, (L, d), and the axis on which each channel depends."""
 
     values: list[Tensor]
-    axis: Tensor  # NO_AXIS where a channel hardly changes
+    axis: Tensor  # NO_AXIS if a channel hardly changes
 
 
 class Option(NamedTuple):
-    """Fields for one axis."""
+    """The fields to override for one axis, with their cost."""
 
     fields: dict[str, Any]
     cost: float
@@ -48,7 +48,8 @@ class Option(NamedTuple):
 
 
 def search(table: Table, lengths: tuple[int, ...]) -> Found:
-    """The encodings whose grid of `lengths` this is, behind rows of zeros. Raises Refused for what can be none."""
+    """The grid encodings that give a table of these lengths, after leading rows of zeros. Raises Refused for a table
+    that cannot be one."""
     extra = table.number - math.prod(lengths)
     if extra and bool(table.rows[:extra].any()):
         first = "first row is" if extra == 1 else f"first {extra} rows are"
@@ -62,10 +63,10 @@ def search(table: Table, lengths: tuple[int, ...]) -> Found:
     table.look()
     places = coordinates(lengths, extra, table.number)
     templates = templates_of(table.dim, len(lengths))
-    found = settle(table, list(_candidates(table, lines, templates, extra)), lambda _: places, lengths)
+    found = rank_candidates(table, list(_candidates(table, lines, templates, extra)), lambda _: places, lengths)
     if not found.fitting:
         custom = _custom(table, lines, extra)
-        other = settle(table, [custom] if custom else [], lambda _: places, lengths)
+        other = rank_candidates(table, [custom] if custom else [], lambda _: places, lengths)
         if other.fitting or not found.closest:
             found = other
     if not found.fitting and not found.closest:
@@ -77,7 +78,7 @@ def search(table: Table, lengths: tuple[int, ...]) -> Found:
 
 
 def templates_of(dim: int, number: int) -> list[Template]:
-    """Every grid convention of a number of axes at a dim."""
+    """Every grid convention with this dim and number of axes."""
     found = []
     names = [*GRIDS, *(name for name, entry in catalogue.CATALOGUE.items() if entry.arrangement)]
     for rank, name in enumerate(names):
@@ -96,7 +97,7 @@ def _builder(name: str, dim: int, own: dict[str, Any]) -> Callable[[dict[str, An
 
 
 def lines_of(body: Tensor, lengths: Sequence[int], precision: float) -> Lines | None:
-    """The lines of a flattened grid, None where most channels follow no single axis; from few rows."""
+    """The lines of a flattened grid, read from a few rows; None if most channels do not depend on a single axis."""
     strides = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
     last = sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
     near, ranges, moved = [], [], []
@@ -106,7 +107,7 @@ def lines_of(body: Tensor, lengths: Sequence[int], precision: float) -> Lines | 
         whole = line.any(1) & far.any(1)
         whole |= ~whole.any()
         ranges.append(line[whole].amax(0) - line[whole].amin(0))
-        line = torch.where(line.any(1, keepdim=True), line, far)  # a place that was zeroed
+        line = torch.where(line.any(1, keepdim=True), line, far)  # instead of rows that were set to zero
         near.append(line)
         moved.append(((line - far).abs() * whole[:, None]).amax(0))
     size = max(float(line.abs().max()) for line in near)
@@ -124,7 +125,7 @@ def lines_of(body: Tensor, lengths: Sequence[int], precision: float) -> Lines | 
 
 
 def likely_shapes(flat: Tensor) -> list[tuple[int, int]]:
-    """Pictures H * W that a flattened table may be, below its leading rows of zeros; the squarest first."""
+    """The shapes (H, W) that a flattened table may have after its leading rows of zeros, squarest first."""
     number = len(flat)
     extra = next((k for k in range(min(number, 16)) if bool(flat[k].any())), 0)
     body, left = flat[extra:], number - extra
@@ -134,7 +135,7 @@ def likely_shapes(flat: Tensor) -> list[tuple[int, int]]:
     found = []
     columns = scattered(flat.shape[1], QUICK_COLUMNS)
     for height, width in shapes:
-        # Two rows of the picture decide nearly always: the same columns, or the same value along a row.
+        # Two rows of the image nearly always decide: a column is equal in both, or constant along the first.
         begin = min(width, QUICK_ROWS)
         first, second = (body[at : at + begin][:, columns].float() for at in (0, width))
         size = float(first.abs().max())
@@ -150,7 +151,7 @@ def likely_shapes(flat: Tensor) -> list[tuple[int, int]]:
 
 
 def _candidates(table: Table, lines: Lines, templates: list[Template], extra: int) -> Iterator[Candidate]:
-    """Each convention with every axis as it is, or else with what fits it."""
+    """Each convention, with the axes as they are or with fitted fields."""
     noise = table.noise()
     fits: dict[Any, list[Fit]] = {}
     for template in templates:
@@ -174,7 +175,7 @@ def _candidates(table: Table, lines: Lines, templates: list[Template], extra: in
 
 
 def _follows(grid: GridEncoding, lines: Lines) -> bool:
-    """Whether the channels that change do so along the axis that the grid says, and every axis has channels."""
+    """Whether the changing channels depend on the same axes as in the grid, and every axis has channels."""
     if {piece.axis for piece in grid.pieces} != set(range(grid.ndim)):
         return False
     axis = torch.full((grid.dim,), NO_AXIS)
@@ -184,7 +185,7 @@ def _follows(grid: GridEncoding, lines: Lines) -> bool:
 
 
 def _columns(grid: GridEncoding, axis: int) -> tuple[tuple[int, ...], Channels]:
-    """The columns that follow an axis, and what they are."""
+    """The columns that depend on an axis, and their channels."""
     columns: list[int] = []
     kinds, index = [], []
     for piece in grid.pieces:
@@ -205,7 +206,7 @@ def _options(
     fits: dict[Any, list[Fit]],
     where: tuple[int, tuple[int, ...]],
 ) -> Iterator[Option]:
-    """How one axis' Encoding may be meant: as it is, from another start, or with what is fitted to its line."""
+    """The options for the encoding of one axis: as it is, with another start, or with fields fitted to its line."""
     wave, t = wave_of(template), samples.rows.double()
     known = False
     for start in dict.fromkeys((template.start, *STARTS)):
@@ -227,7 +228,7 @@ def _options(
 
 
 def _joined(grid: GridEncoding, chosen: tuple[Option, ...], lines: Lines) -> Iterator[tuple[dict[str, Any], float]]:
-    """The axes' fields as fields of the grid: one value where they agree, or may agree, else one per axis."""
+    """The fields of the axes as fields of the grid: one value if they agree, or nearly so, else one per axis."""
     longest = max(range(grid.ndim), key=lambda axis: len(lines.values[axis]))
     names = [name for name in COMMON if any(name in option.fields for option in chosen)]
     apart: dict[str, Any] = {}
@@ -246,7 +247,7 @@ def _joined(grid: GridEncoding, chosen: tuple[Option, ...], lines: Lines) -> Ite
 
 
 def _custom(table: Table, lines: Lines, extra: int) -> Candidate | None:
-    """A grid of no convention: axes in blocks, in halves or side by side, each an encoding of its own."""
+    """A grid that is no convention: axes in blocks, grouped or interleaved, each with its own encoding."""
     number = len(lines.values)
     if min(map(len, lines.values)) < 2:
         return None
@@ -276,7 +277,8 @@ def _with_axes(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
 
 
 def _arrangements(table: Table, axis: Tensor, number: int) -> Iterator[tuple[str, tuple[int, ...], list[list[int]]]]:
-    """Ways that axes may share the channels, read off the axis that each channel follows; with each axis' columns."""
+    """The possible arrangements of the channels, from the axis on which each depends: (arrangement, order, columns of
+    each axis)."""
     used = table.dim
     sample = table.rows[table.live[:64]]
     while used and not bool(sample[:, used - 1].any()):
@@ -284,7 +286,7 @@ def _arrangements(table: Table, axis: Tensor, number: int) -> Iterator[tuple[str
     first = axis[:number].tolist()
     if used % number == 0 and sorted(first) == list(range(number)):
         yield "interleaved", tuple(first), [list(range(first.index(k), used, number)) for k in range(number)]
-    runs: list[tuple[int, int]] = []  # axis, first channel: a channel that hardly changes belongs to the run before it
+    runs: list[tuple[int, int]] = []  # (axis, first channel); a channel that hardly changes extends the previous run
     for channel, follows in enumerate(axis[:used].tolist()):
         if follows != NO_AXIS and (not runs or runs[-1][0] != follows):
             runs.append((follows, channel if runs else 0))
@@ -303,13 +305,13 @@ def _arrangements(table: Table, axis: Tensor, number: int) -> Iterator[tuple[str
 
 # -------------------------------------------------------------------------------------- the shape of a flattened grid
 
-COLUMNS, VALUES = 256, 2**21  # looked at
+COLUMNS, VALUES = 256, 2**21  # read at most
 MOST_PERIODS = 12
 MOST_SHAPES = 4
 MOST_EXTRA = 16  # rows of zeros around a grid
-LEVEL = 0.2  # share of columns that never change, from which an axis has length 1
+LEVEL = 0.2  # fraction of constant columns from which an axis of length 1 is assumed
 FEWEST_LEVEL = 0.1
-FEWEST_PLACES = 12  # below it, columns of rows may stay level by rounding
+FEWEST_PLACES = 12  # with fewer rows, columns of a sequence may be constant by rounding
 
 
 def inside(flat: Tensor) -> Tensor:
@@ -321,9 +323,9 @@ def inside(flat: Tensor) -> Tensor:
 
 
 def shapes_of(flat: Tensor) -> tuple[list[tuple[int, ...]], bool]:
-    """Shapes that a flattened grid may have, likeliest first, and whether it can be nothing but a grid."""
+    """The shapes that a flattened grid may have, most likely first, and whether the table can only be a grid."""
     body = inside(flat)
-    for rows in (body, flat, body[1:], flat[1:]):  # the last two: behind a learned class token
+    for rows in (body, flat, body[1:], flat[1:]):  # the last two: after a learned class token
         found = _read(rows)
         if found:
             sure = len(rows) >= FEWEST_PLACES and all(min(shape) > 1 for shape in found)
@@ -332,12 +334,13 @@ def shapes_of(flat: Tensor) -> tuple[list[tuple[int, ...]], bool]:
 
 
 def _level(rows: Tensor) -> bool:
-    """Whether some columns keep their value from one row to the next, as those of all axes but the last do."""
+    """Whether some columns are equal in neighbouring rows, as they are for all axes except the last."""
     return float((rows[1:] == rows[:-1]).any(0).double().mean()) >= FEWEST_LEVEL
 
 
 def _read(body: Tensor) -> list[tuple[int, ...]]:
-    """Shapes whose axes are as long as columns stay level: those of the last axis 1 row, of the one before W, H * W."""
+    """The shapes that follow from the number of rows for which columns are constant: 1 for the last axis, W for the one
+    before, then H * W."""
     number = len(body)
     if number < 2 or not (_level(body[:3]) or _level(body[-3:])):
         return []
@@ -354,7 +357,7 @@ def _read(body: Tensor) -> list[tuple[int, ...]]:
     shapes += [(number // a, a) for a in periods]
     found = [shape for shape in shapes if lines_of(body, shape, 2.0**-24) is not None]
     found.sort(key=lambda shape: (-len(shape), abs(math.log(shape[-1] / shape[-2]))))
-    if len(first) > counts[number] >= LEVEL * len(first):  # an axis of one place
+    if len(first) > counts[number] >= LEVEL * len(first):  # an axis of length 1
         flat = [shape for shape in found if len(shape) == 2]
         videos = found[: len(found) - len(flat)][:MOST_SHAPES]
         found = [*videos, *((*shape[:at], 1, *shape[at:]) for shape in flat for at in range(3)), *flat]

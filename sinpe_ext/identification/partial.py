@@ -1,4 +1,4 @@
-"""A search of what a table holds beside its encoding: columns of zeros, and rows around a grid."""
+"""Search in tables that contain more than the encoding: columns of zeros, and rows around a grid."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ FIRST_ROWS = 64
 
 
 class View(NamedTuple):
-    """Rows (n, d), as a grid of which lengths (None: of one coordinate).
+    """Rows (n, d), interpreted as a sequence or a grid.
 
-    known: only conventions as they are. offset: the number of the first row.
+    Fields:
+        grid: lengths of the grid; None: a sequence.
+        known: try only named conventions without changes.
+        offset: index of the first row in the given table.
     """
 
     rows: Tensor
@@ -29,7 +32,7 @@ class View(NamedTuple):
 
 
 def search(view: View) -> Found:
-    """The encodings of a view, without the rows around a grid and the columns of zeros that no encoding explains."""
+    """The encodings of a view, ignoring rows around a grid and columns of zeros that no encoding explains."""
     rows, grid = view.rows, view.grid
     extra = len(rows) - math.prod(grid) if grid else 0
     if not extra or not bool(rows[:extra].any()):
@@ -50,7 +53,7 @@ def search(view: View) -> Found:
 
 
 def _noted(found: Found, number: int, note: str) -> Found:
-    """A search of some rows as one of them all."""
+    """The result of a search of some rows as one for the whole table of `number` rows."""
     for item in found.fitting:
         item.rows = number
         item.note = "; ".join(filter(None, [note, item.note]))
@@ -64,6 +67,7 @@ def _rows_named(number: int, first: int) -> str:
 
 
 def _columns(view: View) -> Found:
+    """Searches all columns, or those that are not zero."""
     gone = zero_columns(view.rows)
     if not len(gone):
         return _whole(view)
@@ -83,7 +87,7 @@ def _columns(view: View) -> Found:
     if rest.fitting or view.known:
         return rest
     block = int(gone[-1] - gone[0]) + 1 == len(gone) and (not kept[0] or not kept[-1])
-    if view.grid is None and not block:  # sines of whole turns are columns of zeros as well
+    if view.grid is None and not block:  # sines of whole turns are columns of zeros, too
         found = _whole(view)
     if found.fitting or found.closest or not rest.reason:
         return found
@@ -92,6 +96,7 @@ def _columns(view: View) -> Found:
 
 
 def _whole(view: View, *, strict: bool = False) -> Found:
+    """Searches a view as it is; a refusal becomes the reason."""
     channels = view.rows.shape[1]
     if channels > MOST_CHANNELS:
         return Found(reason=f"its {channels} channels are more than the {MOST_CHANNELS} that encodings are tried with")
@@ -106,7 +111,7 @@ def _whole(view: View, *, strict: bool = False) -> Found:
 
 
 def zero_columns(rows: Tensor) -> Tensor:
-    """Columns that are zero in every row; none where all are."""
+    """The columns that are zero in every row; empty if all are."""
     gone = (~rows[:FIRST_ROWS].any(0)).nonzero().flatten()
     if len(gone) and len(rows) > FIRST_ROWS:
         gone = gone[~rows[:, gone].any(0)]

@@ -1,4 +1,4 @@
-"""The encoding of rows of one coordinate: names as they are, then any base, start, amplitude and scale."""
+"""Search for one-dimensional encodings: first the named conventions, then any base, start, amplitude and scale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..encodings import catalogue, frequency
 from ..encodings.encoding import COS_FREQUENCIES, LAYOUTS, Encoding
-from .candidates import LADDER_FIELDS, Candidate, Found, Identified, Template, settle
+from .candidates import LADDER_FIELDS, Candidate, Found, Identified, Template, rank_candidates
 from .explain import LENIENCE, MISROUNDED, channels_of, readings, wave_of
 from .fit import (
     COSINE,
@@ -34,13 +34,13 @@ from .fit import (
 from .table import NO_SINUSOIDS, Refused, Table, angle_errors, regular
 
 STARTS = (0, 1, 2)
-FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four numbers; two rows are enough where sin and cos come in pairs
-FEWEST_PAIRS = 4  # of the columns of so few rows
-UNCERTAIN = 5e-4  # relative, of a base: worth saying
-LEAST_SWEEP = 3.0  # radians that a fast column passes, before a column alone is taken for a sinusoid
-FEW_CHANNELS = 8  # up to here other ways to read them may fit as well
-RATES = (1.0, math.pi)  # of the ladders that are usual, in radians a row
-# Where every column turns more than pi a row.
+FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four parameters; with pairs of sin and cos two rows are enough
+FEWEST_PAIRS = 4  # pairs of columns needed with fewer rows than FEWEST_ROWS
+UNCERTAIN = 5e-4  # relative uncertainty of a base above which it is reported
+LEAST_SWEEP = 3.0  # radians that the fastest column must cover if there are only sines or only cosines
+FEW_CHANNELS = 8  # with this many channels or fewer, other layouts may fit as well
+RATES = (1.0, math.pi)  # usual first frequencies, in radians per row
+# First frequencies to try if every frequency exceeds pi radians per row.
 SCANNED_RATES = tuple(
     [
         1000.0,
@@ -51,17 +51,19 @@ SCANNED_RATES = tuple(
     + [2.0**k for k in range(4, 13)]
     + [math.pi * k for k in (2, 4, 8, 10, 20, 100)]
 )
-RISING = 3.0  # what a ladder that rises costs a name that stands for one that falls
+RISING = 3.0  # cost of increasing frequencies for a convention with decreasing ones
 FEW_LIVE, FAR = 4, 64  # see _credible
-VARIANTS: dict[str, list[dict[str, Any]]] = {"doubled_index": [{"exponent_dim": 2}]}  # in use under one name
-PADDING = 1.5  # what makes fairseq out of t2t: its own first position is 2, its table starts at 0
+VARIANTS: dict[str, list[dict[str, Any]]] = {"doubled_index": [{"exponent_dim": 2}]}  # variants with the same name
+PADDING = 1.5  # bonus for fairseq over t2t if there is a padding row: its first position is 2, its table starts at 0
 
 
 def search(table: Table, *, known: bool = False, strict: bool = False, exchanged: bool = False) -> Found:
-    """The encodings whose rows these are. Raises Refused for what cannot be rows.
+    """The one-dimensional encodings that give these rows. Raises Refused for a table that cannot be one.
 
-    known: only conventions as they are. strict: columns of zeros have to be those of the layout.
-    exchanged: sin and cos were.
+    Args:
+        known: try only named conventions without changes.
+        strict: columns of zeros must be zero channels of the layout.
+        exchanged: whether sin and cos have been exchanged already.
     """
     refuse_early(table)
     table.look()
@@ -71,12 +73,12 @@ def search(table: Table, *, known: bool = False, strict: bool = False, exchanged
     _refuse_constant(samples)
     templates = templates_of(table.dim)
     places = places_of(table)
-    found = settle(table, named(table, samples, templates), places, None)
+    found = rank_candidates(table, named(table, samples, templates), places, None)
     doubtful = bool(found.fitting) and not _fits_best(table, samples, found.fitting[0])
     if known and not doubtful:
         return found
     if doubtful or not found.fitting:
-        blind = settle(table, fitted(table, samples, templates, strict), places, None)
+        blind = rank_candidates(table, fitted(table, samples, templates, strict), places, None)
         if blind.fitting or not (doubtful or found.closest) or (blind.closest and _nearer(blind, found)):
             found = blind
     if not found.fitting and not found.closest:
@@ -90,7 +92,7 @@ def search(table: Table, *, known: bool = False, strict: bool = False, exchanged
 
 
 def _fits_best(table: Table, samples: Samples, item: Identified) -> bool:
-    """Whether no other numbers fit better than those of a name than rounding explains."""
+    """Whether the parameters of a named convention fit as well as the best ones, within what rounding explains."""
     if item.verdict.error <= (2.0**-40 if table.storage is torch.float64 else table.precision) * table.size:
         return True
     if item.repeated:
@@ -107,7 +109,7 @@ def _fits_best(table: Table, samples: Samples, item: Identified) -> bool:
 
 
 def _exchanged(table: Table, samples: Samples) -> str:
-    """What to say of cos, sin, cos, sin, ..., an order that no encoding has; "" for anything else."""
+    """The reason to report for the order cos, sin, cos, sin, ..., which no encoding has; "" for other tables."""
     if table.dim % 2 or table.dim < 4 or len(samples.rows) < FEWEST_ROWS:
         return ""
     exchange = torch.arange(table.dim) ^ 1
@@ -126,7 +128,7 @@ def _exchanged(table: Table, samples: Samples) -> str:
 
 
 def refuse_early(table: Table) -> None:
-    """In milliseconds, from the first rows."""
+    """Raises Refused for a table that is not an encoding, in milliseconds, from its first rows."""
     sample = table.rows[: min(table.number, 64)]
     half = table.dim // 2
     if table.dim >= 4 and table.dim % 2 == 0:
@@ -147,16 +149,17 @@ def _refuse_constant(samples: Samples) -> None:
 
 
 def _nearer(one: Found, other: Found) -> bool:
+    """Whether the closest encoding of one search is much nearer than that of another."""
     return bool(one.closest and other.closest and one.closest.verdict.rms < 0.5 * other.closest.verdict.rms)
 
 
 def places_of(table: Table) -> Callable[[int], list[Tensor]]:
-    """Positions of the rows, before start is added, behind some extra ones."""
+    """A function that gives the positions of the rows, without start, after a number of extra rows."""
     return lambda extra: [torch.arange(table.number) - extra]
 
 
 def templates_of(dim: int) -> list[Template]:
-    """Every convention at a dim, then the family's other members as "custom"."""
+    """Every convention with this dim, then the other layouts of the family as "custom"."""
     found = []
     for rank, name in enumerate(catalogue.CATALOGUE):
         try:
@@ -181,7 +184,7 @@ def templates_of(dim: int) -> list[Template]:
 
 
 def axis_of(template: Template) -> Encoding:
-    """The encoding of a template for rows."""
+    """The encoding of a one-dimensional template."""
     assert isinstance(template.encoding, Encoding)
     return template.encoding
 
@@ -195,7 +198,7 @@ def encoding_builder(encoding: Encoding) -> Callable[[dict[str, Any]], Any]:
 
 
 def _key(encoding: Encoding) -> tuple[Any, ...]:
-    """Equal for encodings whose channels have the same kinds and places on the ladder."""
+    """A key that is equal for encodings with the same kinds and ladder indices of channels."""
     return key_of(channels_of(encoding.replace(start=0, position_scale=1.0, amplitude=1.0)))
 
 
@@ -204,7 +207,7 @@ def key_of(channels: Channels) -> tuple[Any, ...]:
 
 
 def named(table: Table, samples: Samples, templates: list[Template]) -> list[Candidate]:
-    """Conventions as they are, from one of the usual first positions."""
+    """The named conventions without changes, at one of the usual first positions."""
     rows = spread(len(samples.rows), 64)
     t, values = samples.rows[rows].double(), samples.values[rows]
     columns = scattered(table.dim, 256)
@@ -242,6 +245,7 @@ def _ends(channels: Channels) -> tuple[Any, ...]:
 def _candidate(
     table: Table, template: Template, fields: dict[str, Any], cost: float, sure: bool, extra: int
 ) -> Candidate | None:
+    """The candidate with these fields; None if the template does not accept them."""
     try:
         encoding = template.build(fields)
     except (ValueError, OverflowError):
@@ -257,7 +261,7 @@ def _candidate(
 
 
 def fitted(table: Table, samples: Samples, templates: list[Template], strict: bool = False) -> list[Candidate]:
-    """Any base, start, amplitude and scale, for each way that sin and cos may stand in the channels."""
+    """Candidates with any base, start, amplitude and scale, for each layout of sin and cos."""
     if len(samples.rows) < 2 or samples.values.numel() < FEWEST_VALUES:
         return []
     noise = table.noise()
@@ -298,9 +302,9 @@ def fitted(table: Table, samples: Samples, templates: list[Template], strict: bo
 
 
 def _credible(fit: Fit, channels: Channels, rows: int, noise: Noise) -> bool:
-    """Whether so few columns, or so short a stretch of them, could not be anything."""
+    """Whether a fit is significant; a few columns, or a short range of angles, can be fitted by chance."""
     live = len(channels.live())
-    if live <= FEW_LIVE and abs(fit.wave.start) > FAR:  # one frequency has any phase at some position, two nearly
+    if live <= FEW_LIVE and abs(fit.wave.start) > FAR:  # one frequency has any phase at some position; two nearly so
         if live <= 2 or fit.error > max(3 * noise.size, 1e-6 * abs(fit.wave.amplitude)):
             return False
     sweep = rows * float(fit.wave.ladder().at(channels.rungs).abs().max())
@@ -309,11 +313,11 @@ def _credible(fit: Fit, channels: Channels, rows: int, noise: Noise) -> bool:
 
 
 def _read(table: Table, samples: Samples, template: Template, fit: Fit, noise: Noise) -> list[Candidate]:
-    """The fit in the words of one template."""
+    """The fit expressed as fields of a template."""
     encoding = axis_of(template)
     own = wave_of(encoding)
     if own.decay < 0 < fit.wave.decay:
-        return []  # the name stands for a ladder that rises
+        return []  # the convention has increasing frequencies
     extra = table.leading if fit.wave.start < 0 else 0
     moved = Samples(samples.rows - extra, samples.values)
     shifted = Fit(fit.wave._replace(start=fit.wave.start + extra), fit.slack, fit.error)
@@ -332,7 +336,7 @@ def _read(table: Table, samples: Samples, template: Template, fit: Fit, noise: N
 
 
 def certain(template: Encoding, fields: dict[str, Any], fit: Fit, least: float = 0.05) -> bool:
-    """Whether a round base is unlikely to lie so near by chance."""
+    """Whether it is unlikely that a round base is so near by chance."""
     if not any(name in fields for name in LADDER_FIELDS):
         return True
     digits = len(f"{fields['base']:.15g}".replace(".", "").strip("0").split("e")[0]) if "base" in fields else 3
@@ -340,7 +344,7 @@ def certain(template: Encoding, fields: dict[str, Any], fit: Fit, least: float =
 
 
 def base_uncertainty(template: Encoding, fit: Fit) -> float:
-    """How far the base of a fit may be off, relative."""
+    """The relative uncertainty of the base of a fit."""
     _, _, exponent_dim = frequency.shape(template)
     relative = max(float(exponent_dim) / 2, 1.0) * fit.slack.decay
     return relative if math.isfinite(relative) else 1.0

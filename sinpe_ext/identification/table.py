@@ -1,4 +1,4 @@
-"""A table that somebody stored: how it was rounded, which rows are zero, whether it can be one of sinusoids at all."""
+"""A stored table: how its values were rounded, which rows are zero, and whether its columns can be sinusoids."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from torch import Tensor
 from .fit import ZERO, Channels, Noise, Samples, Wave, scattered
 
 CHUNK = 2**21  # elements compared at once
-LOOKED_AT = 2**23  # elements that a fit may look at
-LARGEST = 2**30  # elements of a tensor that repeats what it holds (expanded): its size is no limit to the work
-MOST_CHANNELS = 2**16  # of an encoding: the time and memory of a fit grow with them, whatever the rows
+LOOKED_AT = 2**23  # elements that a fit uses at most
+LARGEST = 2**30  # largest number of elements of an expanded tensor, whose memory does not limit its size
+MOST_CHANNELS = 2**16  # the time and memory of a fit grow with the channels, however few the rows
 QUICK_ROWS, QUICK_COLUMNS = 256, 256
-FIRST = 2**12  # rows and columns that tell whether a large table may be one
+FIRST = 2**12  # rows and columns of a large table that are tested for being sinusoids
 # Largest relative error of storing a value.
 STORED = {
-    torch.float64: 2.0**-24,  # the values may come from float32 arithmetic all the same
+    torch.float64: 2.0**-24,  # the values may come from float32 arithmetic even so
     torch.float32: 2.0**-24,
     torch.bfloat16: 2.0**-8,
     torch.float16: 2.0**-11,
 }
-FLOAT64_UNIT = 2.0**-36  # as STORED, of values that come from no float32 arithmetic: what a fit resolves
-ANGLE_ERROR = 2.5 * 2.0**-23  # of a float32 angle, relative, for each e-fold of the ladder
-LARGEST_ANGLE_ERROR = 0.7  # where positions are so large that float32 angles say little
-FEWEST_DECIMALS, MOST_DECIMALS = 3, 7  # of printed values that can be told from stored ones
-PRINTED = 2**13  # values looked at for that
+FLOAT64_UNIT = 2.0**-36  # as STORED, for values that do not come from float32 arithmetic: the resolution of a fit
+ANGLE_ERROR = 2.5 * 2.0**-23  # relative error of a float32 angle per e-fold of the ladder
+LARGEST_ANGLE_ERROR = 0.7  # limit for positions so large that float32 angles are nearly meaningless
+FEWEST_DECIMALS, MOST_DECIMALS = 3, 7  # of printed values that can be distinguished from stored ones
+PRINTED = 2**13  # values read for that
 SLACK = 1e-6
-IRREGULAR = 0.05  # share of the energy that three neighbouring rows of a sinusoid leave unexplained
+IRREGULAR = 0.05  # largest fraction of the energy that the recurrence of a sinusoid may leave unexplained
 
 
 NO_SINUSOIDS = "its columns are no sinusoids: learned values, a weight or noise"
 
 
 class Refused(Exception):
-    """The table is none of ours; the message says why."""
+    """Raised if a table cannot be an encoding; the message says why."""
 
 
 class Part(NamedTuple):
-    """Columns of a table that follow one coordinate: where they are, and what."""
+    """Columns of a table that depend on one coordinate: their indices, channels, wave and axis."""
 
     columns: Tensor | slice
     channels: Channels
@@ -50,13 +50,13 @@ class Part(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Errors of a table against an encoding, over the rows that count."""
+    """The errors of a table compared with an encoding, over its nonzero rows."""
 
     error: float  # largest
     rms: float
-    wrong: int  # rows outside the tolerance
-    where: tuple[int, ...]  # the first of them
-    error_elsewhere: float  # largest of the rows inside
+    wrong: int  # number of rows outside the tolerance
+    where: tuple[int, ...]  # the first of these rows
+    error_elsewhere: float  # largest error of the other rows
 
     @property
     def fits(self) -> bool:
@@ -64,25 +64,25 @@ class Verdict(NamedTuple):
 
 
 class Table:
-    """Rows (n, d) of a stored tensor, with what is needed to compare them."""
+    """Rows (n, d) of a stored tensor, with the precision of its values."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
         self.number, self.dim = rows.shape
-        self.offset = 0  # number of the first row, in what is said of rows
+        self.offset = 0  # index of the first row in the given table, for messages
         sample = rows[: max(1, min(self.number, 2**18 // self.dim))]
         if not bool(torch.isfinite(sample).all()):
             raise Refused("it holds values that are NaN or infinite")
         self.storage = _storage(sample)
         self.precision = STORED[self.storage]
-        self.printed, self.step = "", 0.0  # of values that were printed: how, and the absolute error of that
+        self.printed, self.step = "", 0.0  # for printed values: the number of digits, as text, and the absolute error
         if self.storage in (torch.float32, torch.float64):
             self._look_for_decimals(sample.flatten()[:PRINTED].double())
-        # Relative to the largest value, whatever made the error.
+        # Relative to the largest value, for either kind of error.
         self.relative = max(self.precision, self.step / (float(sample.abs().max().double()) or 1.0))
 
     def _look_for_decimals(self, values: Tensor) -> None:
-        """Whether the values were printed: with a number of decimals, or of significant digits."""
+        """Detects values that were printed with a number of decimals or of significant digits."""
         held = 2.0**-23 if self.storage is torch.float32 else 2.0**-50
         values = values[values != 0].abs()
         exponent = torch.floor(torch.log10(values * (1 + held)))
@@ -95,7 +95,7 @@ class Table:
             self.precision = max(self.precision, 0.5 * 10.0**-digits)
 
     def look(self) -> None:
-        """Reads every row: which are zero. Raises Refused where the values are not finite or all zero."""
+        """Reads every row to find those that are zero. Raises Refused if values are not finite, or all are zero."""
         size = torch.cat([self.rows[at].abs().amax(1) for at in _chunks(self.number, self.dim)]).double()
         if not bool(torch.isfinite(size).all()):
             raise Refused("it holds values that are NaN or infinite")
@@ -108,24 +108,24 @@ class Table:
         self.zero_rows = tuple(gone.tolist())
 
     def samples(self) -> Samples:
-        """The rows that a fit looks at, in float64."""
+        """The rows that a fit uses, in float64."""
         rows = self.live[: max(64, LOOKED_AT // self.dim)]
         return Samples(rows, self.rows[rows].double())
 
     def noise(self) -> Noise:
-        """The usual rounding error of the largest values."""
+        """The rounding errors of the stored values."""
         relative = self.precision > STORED[torch.float32]
         subnormal = 2.0**-25 if self.storage is torch.float16 else 0.0
         unit = FLOAT64_UNIT if self.storage is torch.float64 and not self.printed else self.precision
         return Noise((self.size * self.precision + self.step) / 2 + 1e-300, relative, unit, max(self.step, subnormal))
 
     def tolerance(self) -> float:
-        """Error of a stored value of the usual size."""
+        """The rounding error of a stored value of typical size."""
         return self.size * (self.precision + SLACK) + self.step
 
     def compare(self, parts: Sequence[Part], coordinates: Sequence[Tensor]) -> Verdict:
-        """The rows against waves: coordinates[axis][row] is the place of a row along an axis."""
-        relative = self.precision  # allowed twice: a product may have been rounded as well
+        """Compares the rows with waves; coordinates[axis][row] is the coordinate of a row along an axis."""
+        relative = self.precision  # allowed twice: a product may have been rounded, too
         largest = inside = squares = 0.0
         count = wrong = 0
         where: list[int] = []
@@ -157,7 +157,7 @@ class Table:
 
 
 def angle_errors(wave: Wave, along: Tensor, channels: Channels) -> Tensor:
-    """How far float32 angles may be off at some places, (n, m)."""
+    """The errors that float32 angles may cause in the values at some positions, (n, m)."""
     exponent = (wave.decay * channels.rungs).abs()
     factor = wave.ladder().at(channels.rungs).abs() * (1 + exponent) * ANGLE_ERROR
     angle = torch.outer((along + wave.start).abs(), factor * (channels.kinds != ZERO))
@@ -165,7 +165,7 @@ def angle_errors(wave: Wave, along: Tensor, channels: Channels) -> Tensor:
 
 
 def as_rows(table: Any) -> Tensor:
-    """A tensor on the CPU for a tensor or an array. Raises TypeError for anything else, Refused for other numbers."""
+    """A tensor or an array as a tensor on the CPU. Raises TypeError for anything else, Refused for other dtypes."""
     holds = not isinstance(table, Tensor) or type(table).__torch_dispatch__ is Tensor.__torch_dispatch__
     if isinstance(table, Tensor) and holds:
         tensor = table.detach()
@@ -190,7 +190,7 @@ def as_rows(table: Any) -> Tensor:
 
 
 def _refuse_repeated(shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
-    """Refuses what is larger than its memory, as an expanded tensor of any size is."""
+    """Raises Refused for an expanded tensor with too many elements."""
     size = math.prod(shape)
     if size > LARGEST and size > 1 + sum((length - 1) * abs(step) for length, step in zip(shape, stride, strict=True)):
         raise Refused(
@@ -200,14 +200,15 @@ def _refuse_repeated(shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
 
 
 def _other(kind: str, is_complex: bool) -> str:
+    """The reason to report for a dtype that tables do not have."""
     if is_complex:
         return f"{kind} values are those of a rotary cache or a spectrum, not of an encoding that is added"
     return f"{kind} values are no sines (positions or ids, perhaps)"
 
 
 def _storage(sample: Tensor) -> torch.dtype:
-    """The coarsest type that holds the values: a float32 tensor may have been bfloat16 once."""
-    if bool(((sample == 0) | (sample.abs() == 1)).all()):  # which every type holds
+    """The least precise dtype that represents the values: those of a float32 tensor may have been bfloat16 before."""
+    if bool(((sample == 0) | (sample.abs() == 1)).all()):  # exact in every dtype
         return sample.dtype
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         if sample.dtype in (dtype, torch.bfloat16, torch.float16):
@@ -218,7 +219,8 @@ def _storage(sample: Tensor) -> torch.dtype:
 
 
 def decimals_of(values: Tensor, held: float) -> int:
-    """The fewest decimals that give these values, held with a relative error; 0 where none do, or any would."""
+    """The smallest number of decimals that gives these values, stored with the relative error `held`; 0 if there is
+    none, or if any would do."""
     if len(values) < 16:
         return 0
     for decimals in range(MOST_DECIMALS + 1):
@@ -232,12 +234,14 @@ def decimals_of(values: Tensor, held: float) -> int:
 
 
 def _chunks(number: int, dim: int) -> list[slice]:
+    """Ranges of rows with at most CHUNK elements each."""
     step = max(1, CHUNK // dim)
     return [slice(first, min(first + step, number)) for first in range(0, number, step)]
 
 
 def regular(rows: Tensor) -> bool:
-    """Whether most columns go on as a sinusoid would: x[t + 1] + x[t - 1] = c x[t]. In milliseconds, for any table."""
+    """Whether most columns satisfy the recurrence of a sinusoid, x[t + 1] + x[t - 1] = c x[t]; in milliseconds for any
+    table."""
     sample = rows[:QUICK_ROWS][:, scattered(rows.shape[1], QUICK_COLUMNS)].double()
     sample = sample[sample.abs().amax(1) > 0]
     if len(sample) < 6:
@@ -252,14 +256,14 @@ def regular(rows: Tensor) -> bool:
 
 
 def begins_regular(tensor: Tensor) -> bool:
-    """Whether the first rows or columns of a tensor go on as sinusoids would, whatever its size."""
+    """Whether the first rows or columns of a tensor of any size are `regular`."""
     last = [axis for axis, length in enumerate(tensor.shape) if length > 1][-2:]
     plane = tensor[tuple(slice(FIRST) if axis in last else 0 for axis in range(tensor.dim()))]
     return regular(plane) or regular(plane.T)
 
 
 def coordinates(lengths: Sequence[int], extra: int, number: int) -> list[Tensor]:
-    """Per axis the place of each row of a flattened grid behind `extra` rows of none."""
+    """For each axis the coordinate of each row of a flattened grid after `extra` rows."""
     inside = torch.arange(number) - extra
     places = []
     for axis in range(len(lengths)):

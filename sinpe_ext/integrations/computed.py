@@ -1,9 +1,9 @@
-"""Modules that hold no table and compute their rows at every call: timesteps, x-transformers, positional-encodings.
+"""Modules that hold no table and compute their rows in every call: timesteps, x-transformers, positional-encodings.
 
-What a call computes cannot be seen in a module's tensors. Only code that calls sine and cosine, in the forward or in
-what it calls, is run at all, on a twin: what comes back is rows, which `identify` knows or not. Sources, 2026: DiT,
-models.py; denoising-diffusion-pytorch, denoising_diffusion_pytorch.py; x-transformers 2.31, x_transformers.py;
-positional-encodings 6.0, torch_encodings.py.
+What a call computes cannot be seen in a module's tensors. Only code that calls sine and cosine, in the forward or in a
+function that it calls, is run, on a copy of the module; then `identify` is asked about the rows that it returns.
+Sources, 2026: DiT, models.py; denoising-diffusion-pytorch, denoising_diffusion_pytorch.py; x-transformers 2.31,
+x_transformers.py; positional-encodings 6.0, torch_encodings.py.
 """
 
 from __future__ import annotations
@@ -29,36 +29,37 @@ from .dropin import (
     changed,
     half_rotary,
     inner,
+    isolated_copy,
     number,
     owner,
     parameters,
     settings,
-    twin,
 )
 from .measure import Differs, Probe, allowed, difference, quiet
 from .plain_forms import Unclear, fixed_inside, form_of, must, run, same_values, stateless
 
-STEPS = 128  # rows that are given to identify
-SPACINGS = (1.0, 1e-3)  # of timesteps: in steps, or in 0 .. 1 for a module that multiplies them by 1000
-# Positions that 16 bits hold exactly, so far out that angles computed in 16 bits are off by radians.
+STEPS = 128  # rows that are passed to identify
+SPACINGS = (1.0, 1e-3)  # of timesteps: whole steps, or 0 .. 1 for a module that multiplies them by 1000
+# Positions that 16 bits represent exactly, so large that angles computed in 16 bits have errors of radians.
 EXACT = (0.0, 1.0, 2.0, 3.0, 100.0, 996.0)
-EXACT_PARTS = (0.0, 0.25, 85 / 256, 1.0)  # the same for a module that multiplies them by 1000
+EXACT_PARTS = (0.0, 0.25, 85 / 256, 1.0)  # the same for a module that multiplies positions by 1000
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
 HELD = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-LARGEST = 2**26  # elements of a module that is copied for a trial
-CLOSE = 2.0**-20  # relative: float32 frequencies after the roundings of their formula
-LENGTHS = 2048  # rows of a sequence that a module computes, all of them compared
-LONGEST, MOST_WIDTHS = 2**12, 4  # widths that are looked for among a module's numbers
-GAIN = 16.0  # from the gain of a few random changes of the rows to that of any
+LARGEST = 2**26  # largest number of elements of a module that is copied for a trial
+CLOSE = 2.0**-20  # relative error of float32 frequencies
+LENGTHS = 2048  # length of the sequence for which a module's rows are compared
+LONGEST, MOST_WIDTHS = 2**12, 4  # of the numbers of channels that are looked for among a module's attributes
+GAIN = 16.0  # ratio of the largest gain for any change of the rows to that for a few random changes
 
 
 class ComputedRows(DropIn):
-    """What modules without a table share.
+    """Base of the drop-ins for modules without a table.
 
     Attributes:
-        _sinpe_tables: names of the tensors that hold frequencies; not read, kept up for checkpoints and other code.
-        _sinpe_settings: the module's plain attributes as they were when it was tried. Where one was changed since, or
-            a call is of another kind than those tried, the module's own forward answers.
+        _sinpe_tables: names of the tensors that hold frequencies; not read, but maintained for checkpoints and other
+            code.
+        _sinpe_settings: the module's simple attributes at the time of the trial. If one has changed since, or a call is
+            of a kind that was not tried, the module's own forward is called.
     """
 
     _sinpe_any_signature = True
@@ -75,18 +76,18 @@ class ComputedRows(DropIn):
 
 
 class GivenPositions(ComputedRows):
-    """Rows of the positions that are given.
+    """Rows at given positions.
 
     Attributes:
-        _sinpe_rank: dimensions of the positions; 2: they are (batch, 1).
-        _sinpe_dtypes: (dtype of the frequencies or None, of the positions, of the rows), as the module has them.
+        _sinpe_rank: number of dimensions of the positions; 2 means (batch, 1).
+        _sinpe_dtypes: (dtype of the frequencies or None, of the positions, of the rows), as in the module.
     """
 
     _sinpe_rank: int = 1
     _sinpe_dtypes: tuple[tuple[torch.dtype | None, torch.dtype, torch.dtype], ...] = ()
 
     def _sinpe_encoded(self, positions: Any) -> Tensor | None:
-        """The rows; None where a call is none of those that were tried."""
+        """The rows; None if the call is not of a kind that was tried."""
         if self._sinpe_changed() or type(positions) is not Tensor or positions.dim() != self._sinpe_rank:
             return None
         if self._sinpe_rank == 2 and positions.shape[1] != 1:
@@ -96,13 +97,13 @@ class GivenPositions(ComputedRows):
         if not kinds:
             return None
         positions = positions.squeeze(1) if self._sinpe_rank == 2 else positions
-        # Exact for 16 bits. float64 positions are rounded where the module's own rows are float32.
+        # Exact for 16 bits. float64 positions are rounded if the module's own rows are float32.
         narrow = positions.dtype.itemsize == 2 or (positions.dtype == torch.float64 and kinds[0] == torch.float32)
         return encode(positions.float() if narrow else positions, self._sinpe_encoding, dtype=kinds[0])
 
 
 class PositionRows(GivenPositions):
-    """From the forward itself: lucidrains' SinusoidalPosEmb and its copies."""
+    """The forward itself returns the rows: lucidrains' SinusoidalPosEmb and its copies."""
 
     _sinpe_argument: str = "x"
 
@@ -113,10 +114,10 @@ class PositionRows(GivenPositions):
 
 
 class MethodRows(GivenPositions):
-    """From a method that the module's own forward calls: DiT's TimestepEmbedder and its copies.
+    """A method that the module's forward calls returns the rows: DiT's TimestepEmbedder and its copies.
 
     Attributes:
-        _sinpe_rest: the method's arguments behind the positions, as they were tried.
+        _sinpe_rest: the method's arguments after the positions, as in the trial.
     """
 
     _sinpe_rest: tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]] = ((), ())
@@ -128,7 +129,7 @@ class MethodRows(GivenPositions):
 
 
 class ScaledRows(ComputedRows):
-    """scale * rows of the length of x or of given positions: x-transformers' ScaledSinusoidalEmbedding."""
+    """scale * rows for the length of x or at given positions: x-transformers' ScaledSinusoidalEmbedding."""
 
     _sinpe_scale: str = "scale"
 
@@ -152,7 +153,7 @@ class ScaledRows(ComputedRows):
 
 
 class ShapedRows(ComputedRows):
-    """Rows in the shape of x, (batch, ..., channels), one to three axes: positional-encodings."""
+    """Rows in the shape of x, (batch, ..., channels), with one to three axes: positional-encodings."""
 
     def forward(self, *args: Any, **named: Any) -> Any:
         x = args[0] if len(args) == 1 and not named else next(iter(named.values())) if len(named) == 1 else None
@@ -172,7 +173,7 @@ class ShapedRows(ComputedRows):
 
 
 def frequencies(encoding: Encoding | GridEncoding, like: Tensor) -> Tensor:
-    """The angular frequencies of an encoding, or of a grid's first axis, in the form of a tensor that holds them."""
+    """The angular frequencies of an encoding, or of a grid's first axis, with the shape, dtype and device of `like`."""
     axis = encoding.axes[0] if isinstance(encoding, GridEncoding) else encoding
     values = torch.tensor(axis.frequencies_radians(), dtype=torch.float64)
     return values.to(device=like.device, dtype=like.dtype).reshape(like.shape)
@@ -195,12 +196,13 @@ def computed_of(module: nn.Module) -> list[Candidate] | Left | None:
 
 
 def _scaled(module: Any, key: str, scale: str) -> list[Candidate] | Left | None:
+    """Candidates for x-transformers' module; `key` and `scale` are its buffer and its parameter."""
     held = module._buffers[key]
     if held.is_meta or not calls_sine(owner(module).forward, type(module)):
         return None
     dim, place = 2 * held.numel(), held.device
     with quiet(place):
-        tried = twin(module)
+        tried = isolated_copy(module)
         tried._parameters[scale] = nn.Parameter(torch.ones_like(tried._parameters[scale]))
         rows, why = run(tried, torch.zeros(1, STEPS, dim, device=place))
     encoding = _known(rows, (STEPS, dim))
@@ -225,6 +227,7 @@ def _scaled(module: Any, key: str, scale: str) -> list[Candidate] | Left | None:
 
 
 def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
+    """Candidates for the modules of positional-encodings; `key` is the buffer of frequencies."""
     held = module._buffers[key]
     if held.is_meta or not calls_sine(owner(module).forward, type(module)):
         return None
@@ -262,17 +265,17 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
 
 
 def _steady(tried: Any, x: Tensor, known: tuple[str | None, ...]) -> None:
-    """Raises Unclear where the rows depend on more than a drop-in follows, or are others in training."""
+    """Raises Unclear if the rows depend on values that a drop-in would not follow, or differ in training mode."""
     fixed_inside(tried, x, known)
-    training = twin(tried)
+    training = isolated_copy(tried)
     training.__dict__["training"] = True
     if not same_values(run(training, x)[0], must(tried, x)):
         raise Unclear("it gives something else in training")
 
 
 def _without_cache(module: nn.Module) -> Any:
-    """A twin that has kept nothing from an earlier call."""
-    tried = twin(module)
+    """A copy without results cached by earlier calls."""
+    tried = isolated_copy(module)
     for held in (tried._buffers, tried.__dict__):
         for key, value in held.items():
             if isinstance(value, Tensor) and value.dim() > 2:
@@ -281,7 +284,7 @@ def _without_cache(module: nn.Module) -> Any:
 
 
 def called_of(module: nn.Module) -> list[Candidate] | Left | None:
-    """Candidates for a module that gives the rows of timesteps, or has a method that does; by trying it."""
+    """Candidates for a module that returns the rows of timesteps, or has a method that does; found by running it."""
     kind: Any = type(module)
     if kind.__module__.partition(".")[0] == "torch" or "forward" in vars(module):
         return None
@@ -296,7 +299,7 @@ def called_of(module: nn.Module) -> list[Candidate] | Left | None:
     if leaf and required == 1 and calls_sine(owner(module).forward, kind):
         return _guarded(module, lambda: (None if inner else _timesteps(module)) or _lengths(module))
     for name, function in _methods(kind):
-        # What it calls in turn, in a library's base classes, is the whole library: one step is followed.
+        # Only one level of calls is followed: through a library's base classes it would be the whole library.
         if _takes_positions(kind, name) and calls_sine(function, kind, depth=1):
             found = _guarded(module, lambda name=name: _through(module, name, required))  # type: ignore[misc]
             if found is not None:
@@ -305,6 +308,7 @@ def called_of(module: nn.Module) -> list[Candidate] | Left | None:
 
 
 def _guarded(module: nn.Module, trial: Callable[[], list[Candidate] | Left | None]) -> list[Candidate] | Left | None:
+    """The result of a trial; an Unclear with an encoding becomes the reason why the module is left alone."""
     with quiet(_place(module)):
         try:
             return trial()
@@ -313,11 +317,12 @@ def _guarded(module: nn.Module, trial: Callable[[], list[Candidate] | Left | Non
 
 
 def _place(module: nn.Module) -> torch.device:
+    """The device of a module's first tensor, else the CPU."""
     return next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
 
 def _takes_positions(kind: type, name: str) -> bool:
-    """Whether a method, static or not, has an argument at all."""
+    """Whether a method, static or not, takes an argument besides self."""
     held = inspect.getattr_static(kind, name)
     if isinstance(held, staticmethod):
         return len(inspect.signature(held.__func__).parameters) > 0
@@ -325,7 +330,7 @@ def _takes_positions(kind: type, name: str) -> bool:
 
 
 def _required(function: Any) -> int | None:
-    """The number of arguments behind self that have no default; None where that cannot be told."""
+    """The number of arguments after self without a default; None if it cannot be determined."""
     try:
         given = list(inspect.signature(function).parameters.values())[1:]
     except (TypeError, ValueError):
@@ -337,8 +342,8 @@ def _required(function: Any) -> int | None:
 
 
 def _timesteps(module: Any) -> list[Candidate] | Left | None:
-    """For a module without parameters whose forward gives rows for the positions that it is called with."""
-    place, tried = _place(module), twin(module)
+    """Candidates for a module without parameters whose forward returns rows at the given positions."""
+    place, tried = _place(module), isolated_copy(module)
     steps = torch.arange(float(STEPS), device=place)
     rank, rows = 1, run(tried, steps)[0]
     if rows is None or rows.dim() != 2 or len(rows) != STEPS:
@@ -346,7 +351,7 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
     if rows is None or rows.dim() != 2 or len(rows) != STEPS:
         return None
     found: list[Encoding] = []
-    for spacing in SPACINGS:  # far apart, the angles of neighbours tell little: the nearer ones come first
+    for spacing in SPACINGS:  # a large spacing of angles is less informative, so the last one found comes first
         if found and found[0].position_scale == 1.0:
             break
         spaced = steps if spacing == 1.0 else steps.double() * spacing  # in float32 these would be rounded
@@ -383,10 +388,11 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
 
 
 def _lengths(module: Any) -> list[Candidate] | Left | None:
-    """For a module without parameters whose forward computes a table for the length of x, and adds it or gives it."""
+    """Candidates for a module without parameters whose forward computes a table for the length of x, and adds or
+    returns it."""
     if len(parameters(module)) != 1:
         return None
-    place, tried = _place(module), twin(module)
+    place, tried = _place(module), isolated_copy(module)
     widths = {value: key for key, value in vars(module).items() if type(value) is int and 2 <= value <= LONGEST}
     for width in list(widths)[:MOST_WIDTHS]:
         for shape in ((1, LENGTHS, width), (LENGTHS, 1, width)):
@@ -402,10 +408,10 @@ def _lengths(module: Any) -> list[Candidate] | Left | None:
 
 
 def _through(module: Any, name: str, required: int) -> list[Candidate] | Left | None:
-    """For a module whose forward calls a method of its own for the rows, and does what it likes with them."""
+    """Candidates for a module whose forward calls a method of its own for the rows, whatever it does with them."""
     if required != 1 or sum(value.numel() for value in module.parameters()) > LARGEST:
         return _alone(module, name)
-    place, tried = _place(module), twin(module)
+    place, tried = _place(module), isolated_copy(module)
     seen: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
     method = getattr(tried, name)
 
@@ -463,29 +469,30 @@ def _through(module: Any, name: str, required: int) -> list[Candidate] | Left | 
 
 
 def _reads_no_tensor(module: Any, name: str, rows_of: Callable[[Any], Tensor], reason: str, encoding: Encoding) -> None:
-    """Raises Unclear where the rows of a method change with a tensor, or with a number inside of an object."""
+    """Raises Unclear if the rows of a method depend on a tensor of the module, or on a number inside an object."""
     if isinstance(inspect.getattr_static(type(module), name), staticmethod):
         return
-    before = rows_of(getattr(twin(module), name))
-    other = twin(module)
+    before = rows_of(getattr(isolated_copy(module), name))
+    other = isolated_copy(module)
     for value in (*other.parameters(), *other.buffers()):
         if value.is_floating_point():
             value.data.mul_(2).add_(1)
     changes = [(other, "its tensors")]
     for path in list(inner(module))[:MOST]:
-        other = twin(module)
+        other = isolated_copy(module)
         changed(other, path)
         changes.append((other, f"`{'.'.join(map(str, path))}`"))
     for other, what in changes:
         try:
             after = rows_of(getattr(other, name))
-        except Exception:  # what it does with other values is not asked
+        except Exception:  # other values may be invalid
             continue
         if not same_values(after, before):
             raise Unclear(f"{reason}its rows depend on {what}, which a drop-in would not follow", encoding)
 
 
 def _called(tried: Any, t: Tensor) -> tuple[Any, str]:
+    """(output of forward, ""), or (None, reason)."""
     try:
         return tried.forward(t), ""
     except Exception as problem:
@@ -493,13 +500,13 @@ def _called(tried: Any, t: Tensor) -> tuple[Any, str]:
 
 
 def _alone(module: Any, name: str) -> Left | None:
-    """A method that gives rows, of a module that cannot be tried as a whole: it is told, and stays."""
+    """Reports a static method that returns rows, in a module that cannot be run as a whole and is left alone."""
     static = inspect.getattr_static(type(module), name)
     if not isinstance(static, staticmethod) or len(inspect.signature(static.__func__).parameters) < 2:
         return None
     try:
         rows = getattr(type(module), name)(torch.arange(float(STEPS)), 64)
-    except Exception:  # its arguments are others: then nothing is known of it, and nothing said
+    except Exception:  # it takes other arguments, so nothing is known about it
         return None
     encoding = _known(rows, (STEPS, 64)) if isinstance(rows, Tensor) else None
     if encoding is None:
@@ -509,11 +516,11 @@ def _alone(module: Any, name: str) -> Left | None:
 
 
 def _gain(module: Any, name: str, steps: Tensor, place: torch.device) -> float:
-    """How much larger than a change of the rows that of the output may be."""
+    """The largest ratio of a change of the output to a change of the rows, for a few random changes."""
     generator, largest, size = torch.Generator().manual_seed(3), 0.0, 2.0**-7
     outs: list[Tensor] = []
     for change in range(3):
-        tried = twin(module)
+        tried = isolated_copy(module)
         method = getattr(tried, name)
 
         def changed(*args: Any, change: int = change, method: Any = method, **named: Any) -> Any:
@@ -533,9 +540,9 @@ def _gain(module: Any, name: str, steps: Tensor, place: torch.device) -> float:
 def _dtypes(
     rows_of: Callable[[Tensor, Any], Tensor], encoding: Encoding, tables: tuple[str, ...], place: torch.device
 ) -> tuple[tuple[torch.dtype | None, torch.dtype, torch.dtype], ...]:
-    """What dtype the rows of positions of a dtype have; without those whose rows are others in the old code.
+    """(dtype of the frequencies or None, of the positions, of the rows) for the dtypes for which the rows agree.
 
-    Where the module's own frequencies have 16 bits its rows are far off: they are given as they should be.
+    If the module's frequencies have 16 bits, its own rows are inaccurate and are not compared: exact ones replace them.
     """
     scale = max(1.0, abs(float(encoding.position_scale)))
     exact = torch.tensor(EXACT, device=place) if scale == 1.0 else torch.tensor(EXACT_PARTS, device=place)
@@ -548,7 +555,7 @@ def _dtypes(
                 t = exact.to(given)
             try:
                 rows = rows_of(t, held)
-            except Exception:  # a dtype that the module itself refuses: its own forward goes on answering there
+            except Exception:  # a dtype that the module does not support: its own forward will be called
                 continue
             if rows.shape != (len(t), encoding.dim) or rows.dtype not in HELD:
                 continue
@@ -560,7 +567,7 @@ def _dtypes(
 
 
 def _positions(encoding: Encoding, place: torch.device, kinds: set[torch.dtype]) -> Iterator[tuple[Tensor, float]]:
-    """As far as models go: 1000 steps, or 0 to 1 for those that have a scale."""
+    """Yields positions to compare, and the largest: 1000 steps, or 0 to 1 if there is a scale."""
     most = max(1.0, abs(float(encoding.position_scale)))
     fractions = torch.tensor([0.0, 0.5, 1.0, 1.75, 3.0], device=place) / most
     yield torch.arange(1001.0, device=place) / most, 1000.0 / most
@@ -575,7 +582,7 @@ def _positions(encoding: Encoding, place: torch.device, kinds: set[torch.dtype])
 
 
 def _known(rows: Tensor | None, shape: tuple[int, ...]) -> Encoding | None:
-    """The encoding of rows 0, 1, 2, ..., None where there is none."""
+    """The encoding that gives these rows at positions 0, 1, 2, ..., or None."""
     if rows is None or not rows.is_floating_point() or rows.numel() != shape[0] * shape[1] or shape[1] < 2:
         return None
     matches = identify(rows.detach().reshape(shape))
@@ -587,7 +594,7 @@ def _known(rows: Tensor | None, shape: tuple[int, ...]) -> Encoding | None:
 
 
 def _holds(encoding: Any, held: Tensor) -> bool:
-    """Whether a tensor holds an encoding's frequencies."""
+    """Whether a tensor holds the angular frequencies of an encoding."""
     axis = encoding.axes[0] if isinstance(encoding, GridEncoding) else encoding
     values = axis.frequencies_radians()
     if len(values) != held.numel() or not held.is_floating_point() or held.dtype.itemsize < 4:
@@ -597,12 +604,13 @@ def _holds(encoding: Any, held: Tensor) -> bool:
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers and tensor attributes of a module, by name."""
     named = {**module._buffers, **{key: value for key, value in vars(module).items() if isinstance(value, Tensor)}}
     return [(key, value) for key, value in named.items() if type(value) is Tensor and value.dim() > 0]
 
 
 def _cast(tried: Any, held: torch.dtype | None) -> Any:
-    return tried if held is None else twin(tried).to(held)
+    return tried if held is None else isolated_copy(tried).to(held)
 
 
 def _shape(t: Tensor, rank: int) -> Tensor:
@@ -614,11 +622,12 @@ def _simple(value: Any) -> bool:
 
 
 def _numbers(module: nn.Module) -> tuple[tuple[str, Any], ...]:
+    """The numbers among the settings of a module."""
     return tuple((key, value) for key, value in settings(module) if number(value))
 
 
 def _methods(kind: type) -> list[tuple[str, Any]]:
-    """The functions of a class and of those it is made from, below nn.Module, but for its forward."""
+    """The functions of a class and its bases below nn.Module, except forward."""
     found: dict[str, Any] = {}
     for made in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         for name, value in vars(made).items():
@@ -629,11 +638,12 @@ def _methods(kind: type) -> list[tuple[str, Any]]:
 
 
 def calls_sine(function: Any, kind: type, depth: int = 3) -> bool:
-    """Whether code, or functions and methods that it names, calls both sine and cosine."""
+    """Whether a function, or the functions and methods that it names, uses both sine and cosine."""
     return {"sin", "cos"} <= {name.rstrip("_") for name in _names(function, kind, depth, set())}
 
 
 def _names(function: Any, kind: type, depth: int, seen: set[int]) -> Iterator[str]:
+    """Yields the names that a function uses, and those of the functions that it names, to a depth."""
     plain = inspect.unwrap(function) if callable(function) else function
     if not isinstance(plain, types.FunctionType) or id(plain) in seen:
         return

@@ -1,4 +1,4 @@
-"""DETR and its descendants in transformers: the encoding of a feature map's places, counted by its mask."""
+"""DETR and its descendants in transformers: the encoding of a feature map whose positions follow from its mask."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from ..functional import encode, table
 from .dropin import Candidate, DropIn, Left, has, number, parameters
 from .measure import Probe
 
-# A normalised position is at most `scale`, after three roundings of its own.
+# A normalised position is at most `scale` and has three more roundings.
 NORMALISED = 4.0
 
 
 class PictureRows(DropIn):
-    """[B, 2 F, H, W], rows before columns, each counted from 1 over what the mask has."""
+    """[B, 2 F, H, W], channels of rows before those of columns; positions count the unmasked cells from 1."""
 
     _sinpe_normalize: bool = False
     _sinpe_scale: float = 2 * math.pi
     _sinpe_offset: float = 0.0
 
     def _sinpe_places(self, padding: Tensor, dtype: torch.dtype) -> Tensor:
+        """The encoding of the cells of a padded feature map."""
         exact = self._sinpe_encoding.axes[0].angle == "exact" and padding.device.type != "mps"
         places = _positions.from_mask_2d(
             padding,
@@ -38,7 +39,7 @@ class PictureRows(DropIn):
 
 
 class ShapeRows(PictureRows):
-    """Asked with a shape: DETR, Conditional and Deformable DETR, MaskFormer, Mask2Former, OneFormer, SAM 2."""
+    """Modules called with a shape: DETR, Conditional and Deformable DETR, MaskFormer, Mask2Former, OneFormer, SAM 2."""
 
     def forward(
         self, shape: torch.Size, device: torch.device | str, dtype: torch.dtype, mask: Tensor | None = None
@@ -50,14 +51,14 @@ class ShapeRows(PictureRows):
 
 
 class MaskRows(PictureRows):
-    """Asked with the pixels and their mask: Table Transformer, Grounding DINO."""
+    """Modules called with the pixels and their mask: Table Transformer, Grounding DINO."""
 
     def forward(self, pixel_values: Tensor, pixel_mask: Tensor) -> Tensor:
         return self._sinpe_places(~pixel_mask.to(torch.bool), torch.float32)
 
 
 class GridRows(DropIn):
-    """[1, H W, C] of a feature map's cells: RT-DETR, D-FINE and theirs."""
+    """[1, H W, C] for the cells of a feature map: RT-DETR, D-FINE and related models."""
 
     def forward(self, width: int, height: int, device: torch.device | str, dtype: torch.dtype) -> Tensor:
         rows = table((int(height), int(width)), self._sinpe_encoding, flatten=True, dtype=dtype, device=device)
@@ -65,7 +66,7 @@ class GridRows(DropIn):
 
 
 def pictures_of(module: Any) -> list[Candidate] | Left | None:
-    """Candidates for a sine position embedding of pictures; None for any other module."""
+    """Candidates for a sine position embedding of images; None for any other module."""
     names = parameters(module)
     if not has(module, "temperature"):
         return None
@@ -97,12 +98,12 @@ def pictures_of(module: Any) -> list[Candidate] | Left | None:
 
 
 def _arguments(mixin: type[PictureRows], features: int, offset: float) -> list[tuple[Any, ...]]:
-    """A feature map, whole and padded."""
+    """Arguments for a feature map without and with padding."""
     height, width = 9, 13
     whole = torch.ones(3, height, width, dtype=torch.bool)
     padded = whole.clone()
     padded[1, 6:], padded[1, :, 10:], padded[2, :, 4:] = False, False, False
-    if offset:  # the last count of a row divides: of padding alone it is eps, and the position millions
+    if offset:  # positions are divided by the last count of a row: with padding only it is eps, and positions are huge
         padded[:, 0], padded[:, :, 0] = True, True
     if mixin is MaskRows:
         pixels = torch.zeros(3, 3, height, width)

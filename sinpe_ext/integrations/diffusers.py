@@ -1,4 +1,4 @@
-"""diffusers: timesteps, and the patch embeddings of pictures and videos.
+"""diffusers: timesteps, and the patch embeddings of images and videos.
 
 Source: diffusers 0.42, models/embeddings.py.
 """
@@ -21,18 +21,19 @@ from .measure import Probe
 
 
 class TimestepRows(DropIn):
-    """Rows of timesteps in float32, whatever their dtype: 16-bit ones (FLUX) at their stored value."""
+    """Rows of timesteps in float32, for timesteps of any dtype; 16-bit timesteps (FLUX) are taken at their stored
+    value."""
 
     def forward(self, timesteps: Tensor) -> Tensor:
         if timesteps.dim() != 1:
             raise ValueError(f"timesteps: expected shape (batch,), got {tuple(timesteps.shape)}; flatten them")
-        # The cast is exact for 16 bits, and for the integers and float64 it is what Timesteps does.
+        # The cast is exact for 16 bits, and for float64 it is what Timesteps does.
         exact = timesteps.dtype == torch.float32 or not timesteps.is_floating_point()
         return encode(timesteps if exact else timesteps.float(), self._sinpe_encoding)
 
 
 class PatchRows(DropIn):
-    """Patches plus the encoding of their places, with SD3's centred crop of the largest picture."""
+    """Patches plus the encoding of their positions, with SD3's centred crop of the largest image."""
 
     pos_embed: Tensor
     pos_embed_max_size: int | None
@@ -46,7 +47,7 @@ class PatchRows(DropIn):
     proj: Any
     norm: Any
 
-    _sinpe_whole: Any = None  # the grid of the largest picture, or of the layer's own
+    _sinpe_whole: Any = None  # the grid of the largest image, or of the layer's image size
 
     def _sinpe_rows(self, name: str, like: Tensor) -> Tensor:
         side = round((like.numel() // like.shape[-1]) ** 0.5)
@@ -58,14 +59,14 @@ class PatchRows(DropIn):
         self.__dict__["_sinpe_whole"] = self._sinpe_grid((usual, usual))
 
     def _sinpe_grid(self, whole: tuple[int, int]) -> GridEncoding:
-        """The grid, stretched over a picture of this many patches: the same object for the usual picture."""
+        """The grid, interpolated to an image of this many patches; always the same object for the usual size."""
         usual = self.height if self.pos_embed_max_size is None else self.pos_embed_max_size
         if self._sinpe_whole is not None and whole == (usual, usual):
             return cast(GridEncoding, self._sinpe_whole)
         return stretched(self._sinpe_encoding, whole, self.base_size, self.interpolation_scale)
 
     def _sinpe_shape(self, height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Patches of a picture, and of the picture whose coordinates are counted."""
+        """The numbers of patches of an image, and of the image from which it is cropped."""
         shape = height // self.patch_size, width // self.patch_size
         if self.pos_embed_max_size is None:
             return shape, shape
@@ -93,7 +94,7 @@ class PatchRows(DropIn):
             patches = self.norm(patches)
         usual = self.height if self.pos_embed_max_size is None else self.pos_embed_max_size
         if torch.compiler.is_compiling() and whole != (usual, usual):
-            # No Encoding can be made in a graph: the coordinates themselves are stretched.
+            # An Encoding cannot be created in a graph, so the coordinates are scaled instead.
             factors = [self.base_size / length / self.interpolation_scale for length in whole]
             places = grid(shape, device=latent.device).double() * torch.tensor(factors, dtype=torch.float64).to(
                 latent.device
@@ -109,12 +110,13 @@ def _corner(shape: tuple[int, int], whole: tuple[int, int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def stretched(encoding: GridEncoding, whole: tuple[int, int], base_size: int, scale: float) -> GridEncoding:
+    """A grid interpolated to an image of `whole` patches, cached."""
     return encoding.interpolated(whole, base_size=base_size, scale=scale)
 
 
 class VideoRows(DropIn):
-    """Text without an encoding, then the places of a video's patches: what is added where, the module's own forward
-    says; here the rows are made."""
+    """Text tokens without an encoding, then the patches of a video. The module keeps its forward; only the method that
+    makes the rows is replaced."""
 
     patch_size: int
     temporal_compression_ratio: int
@@ -150,6 +152,7 @@ def diffusion_of(module: nn.Module) -> list[Candidate] | Left | None:
 
 
 def _timesteps(module: Any) -> list[Candidate] | Left | None:
+    """Candidates for Timesteps."""
     if not (number(module.num_channels) and number(module.downscale_freq_shift)):
         return None
     scale = getattr(module, "scale", 1)
@@ -160,12 +163,12 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
         odd="pad",
         position_scale=scale,
     )
-    # As far as models go: 1000 steps, or 0 to 1 for those that have a scale.
+    # The range that models use: 1000 steps, or 0 to 1 if there is a scale.
     most = max(1.0, abs(float(scale)))
     fractions = torch.tensor([0.0, 0.5, 1.0, 1.75, 3.0]) / most
     steps = torch.arange(1001.0) / most
     probes = [Probe((fractions,), {}, 3.0 / most), Probe((steps,), {}, 1000.0 / most)]
-    # 16 bits at their stored values, which are a little larger than 3 / most here and there.
+    # 16-bit timesteps at their stored values, some of which are slightly larger than 3 / most.
     probes += [
         Probe((fractions.to(dtype),), {}, 4.0 / most) for dtype in (torch.bfloat16, torch.float16, torch.float64)
     ]
@@ -174,9 +177,10 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
 
 
 def _patches(module: Any) -> list[Candidate] | Left | None:
+    """Candidates for PatchEmbed."""
     pos_embed = tensor_of(module, "pos_embed")
     if pos_embed is None:
-        return None  # made without one
+        return None  # created without one
     if pos_embed.requires_grad:
         return Left("its pos_embed is trained (requires_grad=True): freeze it first if it is not")
     if not getattr(module, "flatten", False):
@@ -191,7 +195,7 @@ def _patches(module: Any) -> list[Candidate] | Left | None:
     def latent(height: int, width: int) -> Probe:
         shape = (2, weight.shape[1], height * module.patch_size, width * module.patch_size)
         values = torch.randn(shape, generator=generator).to(weight) * 0.1
-        # The library's coordinates are float32, and whole tables of other sizes too.
+        # The library computes coordinates, and whole tables of other sizes, in float32.
         return Probe((values,), {}, float(module.base_size / module.interpolation_scale + 1), 2.0)
 
     most = largest or module.height
@@ -202,6 +206,7 @@ def _patches(module: Any) -> list[Candidate] | Left | None:
 
 
 def _videos(module: Any) -> list[Candidate] | Left | None:
+    """Candidates for CogVideoXPatchEmbed."""
     if not has(module, "_get_positional_embeddings", "spatial_interpolation_scale", "temporal_interpolation_scale"):
         return None
     if not (module.use_positional_embeddings or module.use_learned_positional_embeddings):
@@ -230,6 +235,7 @@ def _videos(module: Any) -> list[Candidate] | Left | None:
 
 
 def _inverse(*scales: Any) -> list[Any]:
+    """Exact reciprocals."""
     from fractions import Fraction
 
     return [1 / Fraction(scale) for scale in scales]

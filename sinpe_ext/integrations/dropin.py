@@ -1,7 +1,8 @@
-"""What stands in the place of a module: the module itself, with a class of ours in front of its own.
+"""Replacement of a module by changing its class to a subclass with a mixin of this library.
 
-So whatever holds the module (its parent, a list, a hook, an optimizer) goes on holding it, `isinstance` answers as
-before, and parameters, buffers and their names in the state dict are the module's own. Only what computes is replaced.
+The module object stays the same, so all references to it (from its parent, a list, a hook, an optimizer) stay valid,
+`isinstance` gives the same results, and parameters, buffers and state dict keys are unchanged. Only the computation is
+replaced.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class DropIn:
-    """Mixin in front of a module's class: `forward` and the like of a family, written with this library's functions.
+    """Mixin placed before a module's class: the `forward` of a family of modules, written with this library's
+    functions.
 
-    Attributes (in the instance, none of them in the state dict):
-        _sinpe_encoding: what it encodes with.
-        _sinpe_tables: names of its tensors that hold rows of the encoding; kept, because checkpoints and other code
-            read them, and rewritten with the encoding's own values.
-        _sinpe_replaces: the method of the module's class that is ours; where it is not `forward`, that stays.
-        _sinpe_any_signature: our forward is shown with the signature of the module's own.
+    Attributes (of the instance, none of them in the state dict):
+        _sinpe_encoding: the encoding.
+        _sinpe_tables: names of its tensors that hold rows of the encoding. They are kept, because checkpoints and other
+            code read them, and overwritten with the encoding's values.
+        _sinpe_replaces: name of the method that is replaced; if it is not `forward`, the module keeps its forward.
+        _sinpe_any_signature: whether the new forward shows the signature of the module's own.
     """
 
     _sinpe_encoding: Any
@@ -44,11 +46,11 @@ class DropIn:
     _sinpe_freeze = False
 
     def _sinpe_rows(self, name: str, like: Tensor) -> Tensor:
-        """The values of a table: of the shape, dtype and device of `like`."""
+        """The values of a table, with the shape, dtype and device of `like`."""
         raise NotImplementedError
 
     def _sinpe_ready(self) -> None:
-        """Called once the encoding and the options are set, before anything is computed."""
+        """Called after the encoding and the options are set, before anything is computed."""
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any) -> None:
         super()._load_from_state_dict(state, prefix, metadata, *rest)  # type: ignore[misc]
@@ -65,11 +67,11 @@ class DropIn:
                     UserWarning,
                     stacklevel=2,
                 )
-            # With assign=True the tensor is the checkpoint's own, which is not ours to write to.
+            # With assign=True the tensor is the checkpoint's own and must not be modified.
             write(self, name, rows, in_place=not metadata.get("assign_to_params_buffers", False))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # .half().float() would leave 16-bit rows in a float32 table, and to_empty none.
+        # .half().float() would leave 16-bit rows in a float32 table, and to_empty undefined values.
         super()._apply(fn, recurse)  # type: ignore[misc]
         with torch.no_grad():
             for name in self._sinpe_tables:
@@ -79,7 +81,7 @@ class DropIn:
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made at run time; what it is made of can be imported.
+        # The class is created at run time, but its bases can be imported.
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__.copy()
         return _rebuild, (*type(self).__bases__, self._sinpe_replaces), state
 
@@ -89,7 +91,7 @@ class DropIn:
 
 
 def class_of(mixin: Any, base: type, replaces: str = "forward") -> Any:
-    """The class of a swapped module whose class was `base`."""
+    """The class of a swapped module whose previous class is `base`."""
     return _class_of(mixin, base, replaces)
 
 
@@ -99,7 +101,7 @@ def _class_of(mixin: Any, base: Any, replaces: str) -> Any:
         namespace.update(__module__=base.__module__, __doc__=base.__doc__)
         if replaces != "forward":
             namespace[replaces] = mixin._sinpe_method
-        elif mixin._sinpe_any_signature:  # one forward for every name of its arguments: shown under the module's own
+        elif mixin._sinpe_any_signature:  # accepts any argument names: shown with the module's own signature
             own = mixin.forward
             shown: Any = types.FunctionType(own.__code__, own.__globals__, "forward", own.__defaults__, own.__closure__)
             shown.__kwdefaults__ = own.__kwdefaults__
@@ -110,15 +112,19 @@ def _class_of(mixin: Any, base: Any, replaces: str) -> Any:
 
 
 def _rebuild(mixin: Any, base: Any, replaces: str = "forward") -> Any:
+    """Creates an object of a swapped class, for pickle."""
     made = class_of(mixin, base, replaces)
     return made.__new__(made)
 
 
-def twin(module: Any, as_it_is: bool = False, memo: dict[int, Any] | None = None) -> Any:
-    """A module with tensors, containers and children of its own, in evaluation mode and without hooks.
+def isolated_copy(module: Any, as_it_is: bool = False, memo: dict[int, Any] | None = None) -> Any:
+    """A copy of a module with its own tensors, containers and children, in evaluation mode and without hooks.
 
-    Code can be tried on it: what it sets or writes, it sets and writes on the twin. as_it_is: in the mode that the
-    module is in. memo: what was copied already, so that what is shared inside of it stays shared.
+    Its code can be run without affecting the module: whatever it sets or modifies belongs to the copy.
+
+    Args:
+        as_it_is: keep the mode, training or evaluation, of the module.
+        memo: objects copied already, so that what is shared inside the module is shared inside the copy.
     """
     kind: Any = type(module)
     copy = kind.__new__(kind)
@@ -132,17 +138,17 @@ def twin(module: Any, as_it_is: bool = False, memo: dict[int, Any] | None = None
         copy.__dict__[name] = type(copy.__dict__[name])()
     children = module.__dict__["_modules"]
     copy.__dict__["_modules"] = {
-        name: None if child is None else twin(child, as_it_is, memo) for name, child in children.items()
+        name: None if child is None else isolated_copy(child, as_it_is, memo) for name, child in children.items()
     }
     copy.__dict__["training"] = as_it_is and module.training
     return copy
 
 
-def trial(
+def swapped_copy(
     module: nn.Module, mixin: type[DropIn], encoding: Any, tables: tuple[str, ...], options: dict[str, Any]
 ) -> Any:
-    """A twin that is swapped already, with tables of its own."""
-    copy = twin(module)
+    """An `isolated_copy` of a module on which the replacement has been made, with its own tables."""
+    copy = isolated_copy(module)
     copy.__class__ = class_of(mixin, type(module), options.get("_sinpe_replaces", "forward"))
     copy.__dict__.update(_sinpe_encoding=encoding, _sinpe_tables=tables, **options)
     copy._sinpe_ready()
@@ -153,8 +159,8 @@ def trial(
     return copy
 
 
-def settle(module: nn.Module, tried: Any) -> None:
-    """Makes of a module what was tried on its twin."""
+def apply_replacement(module: nn.Module, tried: Any) -> None:
+    """Applies to a module the replacement that was verified on a copy."""
     own = {name: value for name, value in tried.__dict__.items() if name.startswith("_sinpe_")}
     module.__dict__.update(own)
     for name in tried._sinpe_tables:
@@ -167,7 +173,7 @@ def settle(module: nn.Module, tried: Any) -> None:
 
 
 def tensor_of(module: Any, name: str) -> Tensor | None:
-    """A parameter, buffer or plain attribute of a module that is a tensor."""
+    """A parameter, buffer or plain attribute of a module, if it is a tensor."""
     for place in ("_parameters", "_buffers"):
         if name in module.__dict__[place]:
             found: Tensor | None = module.__dict__[place][name]
@@ -177,7 +183,7 @@ def tensor_of(module: Any, name: str) -> Tensor | None:
 
 
 def write(module: Any, name: str, rows: Tensor, *, in_place: bool) -> None:
-    """Puts values into a table, or a new table into the place of the old one."""
+    """Writes values into a table, or replaces the table by a new tensor."""
     own = tensor_of(module, name)
     if in_place and own is not None:
         try:
@@ -195,22 +201,24 @@ def write(module: Any, name: str, rows: Tensor, *, in_place: bool) -> None:
 
 # ---------------------------------------------------------------------------------------------- the state of a module
 
-INTERNAL = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}  # hooks, children, the mode
+INTERNAL = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}  # hooks, children, training
 SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device, types.FunctionType)
-MOST = 256  # values inside of objects that are changed one after the other
+MOST = 256  # largest number of values inside objects that are changed one by one
 
 
 def own(value: Any, memo: dict[int, Any]) -> Any:
-    """A copy of what code could write to: tensors, containers, generators and plain objects; the rest is shared.
+    """A copy of everything that code could modify: tensors, containers, generators and plain objects; the rest is
+    shared.
 
-    memo: what was copied, by identity; holds the originals too, so that no identity is given out twice.
+    Args:
+        memo: the copies by id of the original; also holds the originals, so that no id is reused.
     """
     if id(value) in memo:
         return memo[id(value)][1]
     made: Any
     if isinstance(value, Tensor):
         if type(value) not in (Tensor, nn.Parameter):
-            return value  # quantised, distributed, not initialised: no module of those is served
+            return value  # quantised, distributed or uninitialised: modules with such tensors are not supported
         with torch.inference_mode(False), torch.no_grad():
             made = value.detach().clone()
         if type(value) is nn.Parameter:
@@ -236,7 +244,7 @@ def own(value: Any, memo: dict[int, Any]) -> Any:
             memo[id(value)] = (value, made)
             for name, item in vars(value).items():
                 made.__dict__[name] = own(item, memo)
-        except Exception:  # an object that refuses to be copied is shared
+        except Exception:  # an object that cannot be copied is shared
             made = value
     else:
         return value
@@ -245,13 +253,13 @@ def own(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _is_object(value: Any) -> bool:
-    """An instance of someone's class that keeps attributes, such as a configuration."""
+    """Whether a value is an instance of a user's class with attributes, such as a configuration."""
     other = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
     return hasattr(value, "__dict__") and not isinstance(value, other)
 
 
 def same(a: Any, b: Any, without: tuple[str, ...] = (), seen: set[tuple[int, int]] | None = None) -> bool:
-    """Whether two states hold equal values; without: names of a module's own attributes that may differ."""
+    """Whether two states hold equal values; `without` has the names of attributes of a module that may differ."""
     seen = set() if seen is None else seen
     if a is b or (id(a), id(b)) in seen:
         return True
@@ -281,13 +289,13 @@ def same(a: Any, b: Any, without: tuple[str, ...] = (), seen: set[tuple[int, int
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
-    """A module's own attributes, parameters and buffers under their names."""
+    """A module's own attributes, parameters and buffers by name."""
     own_ = {key: value for key, value in vars(module).items() if key not in INTERNAL | {"_parameters", "_buffers"}}
     return {**module._parameters, **module._buffers, **own_}
 
 
 def settings(module: nn.Module, without: tuple[str, ...] = ()) -> tuple[tuple[str, Any], ...]:
-    """The plain values that a forward can read from a module or its classes, by name."""
+    """The simple values, (name, value), that a forward can read from a module or its classes."""
     found: dict[str, Any] = {}
     for made in reversed(type(module).__mro__[: type(module).__mro__.index(nn.Module)]):
         found.update({key: value for key, value in vars(made).items() if not isinstance(value, types.FunctionType)})
@@ -307,7 +315,8 @@ def _simple(value: Any) -> bool:
 
 
 def inner(module: nn.Module) -> Iterator[tuple[Any, ...]]:
-    """Paths to the values that `settings` does not hold: tensors, and numbers inside of containers and objects."""
+    """Yields the paths to values that `settings` does not contain: tensors, and numbers inside containers and
+    objects."""
     seen: set[int] = set()
 
     def walk(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -324,11 +333,12 @@ def inner(module: nn.Module) -> Iterator[tuple[Any, ...]]:
 
 
 def _inside(value: Any) -> Any:
+    """The items of a container, or the attributes of an object."""
     return value if isinstance(value, (dict, list)) else vars(value)
 
 
 def changed(module: nn.Module, path: tuple[Any, ...]) -> None:
-    """Puts another value in a place of a module, which is a twin."""
+    """Replaces the value at a path of a module, which is an `isolated_copy`, by another one."""
     place: Any = next((held for held in (module._parameters, module._buffers) if path[0] in held), vars(module))
     for key in path[:-1]:
         place = _inside(place[key])
@@ -343,7 +353,7 @@ def changed(module: nn.Module, path: tuple[Any, ...]) -> None:
 
 
 def other(value: Any) -> Any:
-    """Another number of the same type."""
+    """A different number of the same type."""
     return not value if isinstance(value, bool) else value * 2 + 1
 
 
@@ -352,21 +362,22 @@ def other(value: Any) -> Any:
 SINUSOIDAL = re.compile(r"sinus|sin_?cos|sine_?pos|pos\w*sine", re.IGNORECASE)
 ROTARY = re.compile(r"rotary|rope|inv_freq", re.IGNORECASE)
 REPLACED = "its forward is replaced in the instance (offloading hooks do that): swap before they are attached"
-# The angle modes by what they imitate, for angle="float32": the first that is nearest is taken.
+# The modes tried for angle="float32", in this order; the first with the smallest difference is used.
 MODES = ("float32_exp", "float32_pow", "exact")
 
 
 @dataclass
 class Candidate:
-    """A way to serve a module, still to be tried.
+    """A possible replacement of a module, not yet verified.
 
-    mixin: the drop-in's class.
-    encoding: exact; the angle is put in later.
-    tables: names of the tensors that hold its rows.
-    probes: calls that must give the same.
-    options: further attributes of the drop-in, their names beginning with _sinpe_.
-    form: what the module does with the rows, in a few words.
-    stateless: no call may change the module, but for its tables, which some make longer or convert.
+    Attributes:
+        mixin: the mixin class.
+        encoding: the encoding, with exact angles; the angle mode is set later.
+        tables: names of the tensors that hold its rows.
+        probes: calls whose outputs must agree.
+        options: further attributes of the drop-in, whose names begin with _sinpe_.
+        form: what the module does with the rows, as a short text.
+        stateless: whether a call must not change the module, except its tables, which some modules extend or convert.
     """
 
     mixin: type[DropIn]
@@ -380,19 +391,19 @@ class Candidate:
 
 @dataclass
 class Left:
-    """Why a module that looks sinusoidal is left alone; encoding where its table was recognised."""
+    """Why a module that looks sinusoidal is left alone; `encoding` is set if its table was recognised."""
 
     reason: str
     encoding: Any = None
 
 
 def owner(module: nn.Module) -> Any:
-    """The class whose `forward` a module runs: a subclass that has one of its own is not the class it comes from."""
+    """The class that defines the `forward` of a module."""
     return next(made for made in type(module).__mro__ if "forward" in vars(made))
 
 
 def parameters(module: nn.Module) -> tuple[str, ...]:
-    """The names of forward's arguments."""
+    """The names of the arguments of a module's forward."""
     try:
         return tuple(inspect.signature(owner(module).forward).parameters)[1:]
     except (TypeError, ValueError):
@@ -408,5 +419,6 @@ def number(value: Any) -> bool:
 
 
 def half_rotary(match: Any) -> bool:
-    """Channels of one kind alone: mostly the cos or the sin cache of a rotary encoding, which nothing is added to."""
+    """Whether a match has only sines or only cosines: usually the cos or sin cache of a rotary embedding, which is not
+    added to anything."""
     return isinstance(match.encoding, Encoding) and match.encoding.layout in ("sin", "cos")

@@ -1,4 +1,4 @@
-"""How far two outputs are apart, and how far the float32 error of an angle explains."""
+"""Differences between outputs, and the differences that float32 angles explain."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from torch import Tensor
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 
-# An angle p * w computed in float32 from a frequency computed in float32: the exponent after three roundings, exp or
-# pow good to an ULP, the product and a division. At w = 1 that is p * 2^-22 (tests/peers/agreement.py has the sum).
+# Relative error of an angle p * w computed in float32 from a float32 frequency: three roundings in the exponent, exp or
+# pow within an ULP, a product and a division. At w = 1 that is p * 2^-22 (tests/peers/agreement.py has the sum).
 ANGLE = 2.0**-22
-VALUE = 2.0**-23  # sine and cosine of it, good to an ULP below 1
+VALUE = 2.0**-23  # error of its sine or cosine, within an ULP below 1
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
-CHUNK = 2**22  # entries that are compared at a time
+CHUNK = 2**22  # entries compared at a time
 
 
 @dataclass
 class Probe:
-    """A call of a module: its arguments, and the largest position that it asks for.
+    """A call of a module for comparison: its arguments, and the largest position that it uses.
 
-    reported: whether its difference is told; not where 16 bits are what it measures.
-    slack: factor of the allowed error, where the old code rounds more than an angle (normalised positions).
-    rounds: the dtype that the old code rounds products to, where its output has a wider one.
+    Attributes:
+        reported: whether its difference counts for the report; not if it only measures 16-bit rounding.
+        slack: factor of the allowed error, if the old code rounds more than angles (normalised positions).
+        rounds: the dtype to which the old code rounds products, if its output has a wider one.
     """
 
     args: tuple[Any, ...] = ()
@@ -39,28 +40,29 @@ class Probe:
 
 
 class Differs(Exception):
-    """The two do not give the same: the message says how."""
+    """Raised if two outputs differ; the message says how."""
 
 
 def steepest(encoding: Encoding | GridEncoding) -> float:
-    """The largest angle of a step of one position, in radians."""
+    """The largest angular frequency, in radians per position."""
     axes = encoding.axes if isinstance(encoding, GridEncoding) else (encoding,)
     return max(abs(w) for axis in axes for w in (*axis.frequencies_radians(), 0.0))
 
 
 def amplitude(encoding: Encoding | GridEncoding) -> float:
+    """The largest amplitude of the axes."""
     axes = encoding.axes if isinstance(encoding, GridEncoding) else (encoding,)
     return max(abs(axis.amplitude) for axis in axes)
 
 
 def allowed(encoding: Encoding | GridEncoding, position: float, dtype: torch.dtype, size: float = 1.0) -> float:
-    """What float32 angles explain at a position, and the rounding of values of a size to a dtype."""
+    """The difference explained by float32 angles at a position and by rounding values of a given size to a dtype."""
     rounding = 4 * ROUNDING.get(dtype, 0.0) * size
     return amplitude(encoding) * (abs(position) * steepest(encoding) * ANGLE + VALUE) + rounding
 
 
 def difference(old: Any, new: Any) -> float:
-    """The largest difference between two outputs. Raises Differs where they are not of one kind."""
+    """The largest difference between two outputs. Raises Differs if their type, shape, dtype or device differs."""
     if not isinstance(old, Tensor) or not isinstance(new, Tensor):
         raise Differs(f"its output is {type(old).__name__}, not a tensor")
     for what in ("shape", "dtype", "device"):
@@ -78,25 +80,25 @@ def difference(old: Any, new: Any) -> float:
 
 def _largest(old: Tensor, new: Tensor) -> float:
     apart = (old.detach().double() - new.detach().double()).abs()
-    # inf - inf and nan - nan: the same value is no difference.
+    # Equal infinities and NaNs count as no difference.
     return float(apart.masked_fill((old == new) | (old.isnan() & new.isnan()), 0.0).nan_to_num(nan=float("inf")).max())
 
 
 def is_table(given: Tensor, rows: Tensor, encoding: Encoding | GridEncoding) -> bool:
-    """Whether a table holds an encoding's rows, but for the float32 error of its angles."""
+    """Whether a table holds the rows of an encoding, except for the float32 error of its angles."""
     limit = table_limit(rows, encoding, given.dtype)
     return difference(given.to(rows.dtype), rows) <= limit
 
 
 def table_limit(rows: Tensor, encoding: Encoding | GridEncoding, dtype: torch.dtype) -> float:
-    """What a table's own roundings explain."""
+    """The difference that the roundings of a table explain."""
     start = abs(encoding.start) if isinstance(encoding, Encoding) else max(abs(axis.start) for axis in encoding.axes)
     length = rows.numel() // max(encoding.dim, 1)
     return max(allowed(encoding, start + length, kind) for kind in (dtype, rows.dtype))
 
 
 def compare(old: Any, new: Any, probe: Probe, encoding: Encoding | GridEncoding) -> float:
-    """The largest difference between the outputs of two modules. Raises Differs beyond what is allowed."""
+    """The largest difference between the outputs of two modules. Raises Differs if it is larger than allowed."""
     with quiet():
         try:
             before = old.forward(*probe.args, **probe.kwargs)
@@ -117,7 +119,7 @@ def compare(old: Any, new: Any, probe: Probe, encoding: Encoding | GridEncoding)
 
 @contextlib.contextmanager
 def quiet(place: torch.device | None = None) -> Iterator[None]:
-    """Neither gradients, inference mode nor autocast; the generators of the CPU and of `place` stay as they were."""
+    """Context manager: no gradients, inference mode or autocast; restores the generators of the CPU and of `place`."""
     with torch.inference_mode(False), torch.no_grad(), contextlib.ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
@@ -129,7 +131,7 @@ def quiet(place: torch.device | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread of the CPU: trials are many small operations, for which threads wait longer than they compute."""
+    """Context manager: one CPU thread. Trials are many small operations, for which more threads are slower."""
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -139,5 +141,6 @@ def one_thread() -> Iterator[None]:
 
 
 def _line(problem: BaseException) -> str:
+    """The type and the first line of an exception."""
     text = str(problem).strip().splitlines()
     return f"{type(problem).__name__}: {text[0][:160]}" if text else type(problem).__name__

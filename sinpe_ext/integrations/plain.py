@@ -1,9 +1,9 @@
-"""Modules of no library: those that own a table which `identify` recognises, and what their forward does with it.
+"""Modules that belong to no known library but own a table that `identify` recognises.
 
-Every tensor of rows that a module holds is looked at, whatever it is called: a few rows of it tell in a fraction of a
-millisecond whether they can be sinusoids at all, which learned weights are not, and `identify` decides about the rest.
-A formula cannot be read off code, so the forward is tried: on zeros it shows the rows and their order, on noise the
-factor of x, with a dropout of 1 where the dropout stands. What is found is then measured like any other drop-in.
+Every tensor of rows in a module is examined, whatever its name: a few rows show in a fraction of a millisecond whether
+they can be sinusoids, which learned weights are not, and `identify` decides about the others. What the forward computes
+cannot be read from its code, so it is run: with zeros the output shows the rows and their order, with noise the factor
+of x, and with a dropout of 1 where dropout is applied. The result is then verified like any other drop-in.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from .measure import Probe
 from .plain_forms import form_of
 from .transformers import EmbeddingRows
 
-# A tensor under such a name is given to `identify` without being sampled first, and is worth a word where its values
-# cannot be looked at.
+# A tensor with such a name is passed to `identify` without being sampled first, and is reported if its values cannot be
+# read.
 POSITIONAL = re.compile(
     r"(^|_)(pe|pes|p_?enc|pos|posemb|posenc)(_|\d|$)|posi|pos_?e|sinus|sin_?cos|encoding|timing", re.I
 )
 META = "its table is on the meta device: load the weights first"
 
-SAMPLED, IN_A_ROW, COLUMNS = 8, 16, 32  # rows all over a tensor, successive ones, and columns of those
+SAMPLED, IN_A_ROW, COLUMNS = 8, 16, 32  # rows spread over a tensor, consecutive rows, and columns of the latter
 FEWEST_CHANNELS, MOST_CHANNELS = 16, 2**14
 FEWEST_IN_A_ROW = 6
-# sin^2 + cos^2 = 1 in every pair, so the rows of a table have one length, but for the rounding of 16 bits. Those of a
-# learned weight vary by about d^-1/2. A channel without its partner (an odd d) makes up for at most 2/d of a row's
-# square; of three axes each may have one, and a base frequency of its own costs about as much.
+# sin^2 + cos^2 = 1 in every pair, so all rows of a table have the same norm, except for 16-bit rounding. The norms of
+# the rows of a learned weight vary by about d^-1/2. A channel without a partner (odd d) contributes at most 2/d of the
+# squared norm; each of three axes may have one, and cosines with frequencies of their own have about the same effect.
 EVEN, ODD = 0.004, 6.0
-IRREGULAR = 0.05  # of the energy of a column, that x[t + 1] + x[t - 1] = c x[t] leaves over (as in `identify`)
+IRREGULAR = (
+    0.05  # largest fraction of a column's energy not explained by x[t + 1] + x[t - 1] = c x[t] (as in `identify`)
+)
 
 
 def plain_of(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
-    """Candidates for a module by the values of its tables; None where it holds none that is sinusoidal."""
+    """Candidates for a module by the values of its tables; None if none of them is sinusoidal."""
     if owner(module) is nn.Embedding:
         return _embedding(module, name.rpartition(".")[2], above)
     kind = type(module).__name__
@@ -58,7 +60,7 @@ def plain_of(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[C
 
 
 def _joined(left: dict[str, Left]) -> Left | None:
-    """What is said of a module: why its first recognised table is left alone, and which others it has."""
+    """The report for a module: why its first recognised table is left alone, and which others were recognised."""
     ordered = sorted(left.items(), key=lambda item: item[1].encoding is None)
     if not ordered:
         return None
@@ -72,7 +74,7 @@ def _joined(left: dict[str, Left]) -> Left | None:
 
 
 def _tables(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Its own tensors of rows, under the names they are found by."""
+    """The module's own tensors that may hold rows, by name."""
     named = {**module._parameters, **module._buffers, **vars(module)}
     return [
         (key, value)
@@ -86,9 +88,9 @@ def _tables(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _identified(table: Tensor, by_name: bool) -> tuple[Matches, Tensor, bool] | None:
-    """What `identify` says of a tensor, its rows, and whether the tensor has them as columns, (channels, positions).
+    """(result of `identify`, the rows, whether the tensor holds them as columns, (channels, positions)).
 
-    None where a look at it, in both directions, rules out that it is a table.
+    None if samples of the tensor, in both directions, rule out that it is a table.
     """
     lengths = [length for length in table.shape if length != 1]
     flat = len(lengths) == 2 and lengths == list(table.shape[-2:])
@@ -109,15 +111,15 @@ def _identified(table: Tensor, by_name: bool) -> tuple[Matches, Tensor, bool] | 
 
 @torch.no_grad()
 def may_be_table(table: Tensor) -> bool:
-    """Whether some rows of a tensor (..., channels) can be an encoding's.
+    """Whether some rows of a tensor (..., channels) can be those of an encoding.
 
-    What encodings have in common is asked for: rows of one length, or columns that go on as a sinusoid does. False is
-    certain but for tables of nothing but 0 and one other size, and grids of fewer than 16 channels of which some have
-    no partner.
+    Tests the common properties of encodings: rows of equal norm, or columns that satisfy the recurrence of a sinusoid.
+    False is certain except for tables whose values are 0 and one other magnitude, and grids with fewer than 16 channels
+    some of which have no partner.
     """
     channels = table.shape[-1]
     number = table.numel() // max(channels, 1)
-    kernel = table.dim() > 2 and table.requires_grad and 1 not in table.shape[:2]  # of a convolution
+    kernel = table.dim() > 2 and table.requires_grad and 1 not in table.shape[:2]  # a convolution kernel
     if number < 2 or channels > MOST_CHANNELS or kernel or table.dtype.itemsize == 1:
         return False
     flat = table.detach()
@@ -133,14 +135,14 @@ def may_be_table(table: Tensor) -> bool:
 
 
 def _trivial(rows: Tensor) -> bool:
-    """Whether rows are all alike, those of a mask, or not finite."""
+    """Whether all rows are equal, have the values of a mask, or are not finite."""
     size = rows.abs()
     largest = size.max()
     return not bool(torch.isfinite(largest)) or bool(((size == 0) | (size == largest)).all() | (rows == rows[0]).all())
 
 
 def _of_one_length(rows: Tensor) -> bool:
-    """Whether the rows that are not zero have one length."""
+    """Whether the nonzero rows have equal norms."""
     squares = rows.square().sum(1, dtype=torch.float32 if rows.dtype.itemsize <= 4 else torch.float64)
     squares = squares[squares > 0]
     if len(squares) < 2:
@@ -152,7 +154,7 @@ def _of_one_length(rows: Tensor) -> bool:
 
 
 def _goes_on(rows: Tensor) -> bool:
-    """Whether most columns of successive rows satisfy x[t + 1] + x[t - 1] = c x[t]."""
+    """Whether most columns of consecutive rows satisfy x[t + 1] + x[t - 1] = c x[t]."""
     columns = rows[rows.any(1)]
     columns = columns[:, columns.any(0)]
     if len(columns) < FEWEST_IN_A_ROW or not columns.numel():
@@ -165,6 +167,7 @@ def _goes_on(rows: Tensor) -> bool:
 
 
 def _embedding(module: Any, last: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
+    """Candidates for an nn.Embedding; `last` is the last part of its name, `above` are the modules that contain it."""
     by_name = bool(POSITIONAL.search(last))
     if type(module.weight) is not nn.Parameter or module.weight.is_meta:
         return Left(META) if by_name and not module.weight.requires_grad else None
@@ -172,7 +175,7 @@ def _embedding(module: Any, last: str, above: Sequence[nn.Module]) -> list[Candi
         return None
     matches = identify(module.weight)
     if not matches or matches[0].transposed:
-        return None  # a learned one, or one of no rows
+        return None  # learned, or not a table of rows
     match = matches[0]
     rows = module.weight.shape[0]
     problem = _unserved(match)
@@ -187,7 +190,7 @@ def _embedding(module: Any, last: str, above: Sequence[nn.Module]) -> list[Candi
         return Left(problem, match.encoding)
     encoding: Any = match.encoding
     zero = match.zero_rows[0] if match.zero_rows else None
-    if match.extra_tokens == 1:  # row 0 is the padding's; the first position stands in row 1
+    if match.extra_tokens == 1:  # row 0 is the padding row; the first position is in row 1
         zero, encoding = 0, encoding.replace(start=encoding.start - 1)
     elif match.extra_tokens:
         return Left(f"the first {match.extra_tokens} rows of its table are no encoding", match.encoding)
@@ -203,7 +206,7 @@ def _embedding(module: Any, last: str, above: Sequence[nn.Module]) -> list[Candi
 
 
 def _fixed(above: Sequence[nn.Module]) -> bool:
-    """Whether a library freezes this embedding itself: from_pretrained of some releases forgets it."""
+    """Whether the library means this embedding to be frozen: from_pretrained of some releases does not restore that."""
     configs = [getattr(module, "config", None) for module in above]
     flags = ("sinusoidal_pos_embds", "sinusoidal_embeddings")  # DistilBERT; XLM and FlauBERT
     by_config = any(getattr(config, flag, False) is True for config in configs for flag in flags)
@@ -211,7 +214,7 @@ def _fixed(above: Sequence[nn.Module]) -> bool:
 
 
 def _unserved(match: Match) -> str:
-    """Why the table alone rules a drop-in out."""
+    """Why a table cannot be replaced whatever the module does with it; "" if it can."""
     if not isinstance(match.encoding, Encoding):
         return f"its table is recognised ({match.code}), but a grid's rows in a plain module are not served"
     if match.zero_columns:
@@ -220,7 +223,7 @@ def _unserved(match: Match) -> str:
 
 
 def _of_table(module: nn.Module, key: str, table: Tensor, by_name: bool) -> list[Candidate] | Left | None:
-    """Candidates for a module with this table. by_name: it is called as tables are."""
+    """Candidates for a module with this table; by_name: whether its name is that of a table."""
     if table.is_meta:
         return Left(META) if by_name and not table.requires_grad else None
     read = _identified(table, by_name)
@@ -235,6 +238,7 @@ def _of_table(module: nn.Module, key: str, table: Tensor, by_name: bool) -> list
 
 
 def _not_known(module: nn.Module, key: str, table: Tensor, matches: Matches) -> Left | None:
+    """The report for a table that `identify` does not recognise, if its name suggests one."""
     named = SINUSOIDAL.search(f"{type(module).__name__} {key}")
     if table.requires_grad or isinstance(table, nn.Parameter) or not named:
         return None
@@ -244,6 +248,7 @@ def _not_known(module: nn.Module, key: str, table: Tensor, matches: Matches) -> 
 def _with_match(
     module: nn.Module, key: str, table: Tensor, rows: Tensor, turned: bool, match: Match
 ) -> list[Candidate] | Left:
+    """Candidates for a module whose table is recognised, or why it is left alone."""
     encoding: Any = match.encoding
     recognised = f"its table `{key}` is recognised ({match.code})"
     if table.requires_grad:
@@ -271,5 +276,5 @@ def _with_match(
 
 
 def _passes(child: nn.Module) -> bool:
-    """Whether a child does nothing to the values in evaluation mode."""
+    """Whether a child is the identity in evaluation mode."""
     return type(child) in (nn.Dropout, nn.Identity)

@@ -1,4 +1,4 @@
-"""What a plain module's forward does with its table, found by trying it."""
+"""Determines what the forward of a plain module does with its table, by running it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,47 @@ from torch import Tensor, nn
 from ..encodings.encoding import Encoding
 from ..functional import add, table
 from ..modules import shared
-from .dropin import MOST, Candidate, DropIn, Left, changed, inner, number, other, parameters, same, settings, twin
+from .dropin import (
+    MOST,
+    Candidate,
+    DropIn,
+    Left,
+    changed,
+    inner,
+    isolated_copy,
+    number,
+    other,
+    parameters,
+    same,
+    settings,
+)
 from .measure import Probe, quiet
 
 # ------------------------------------------------------------------------------------------------------------- trials
 
-CLOSE = 1e-4  # relative: how well a factor is read off float32 values; the exact one stands in the module
-BATCH, LENGTH = 3, 5  # of the first trials; different, so that axes can be told apart
+CLOSE = 1e-4  # relative precision of a factor estimated from float32 values; the exact value is in the module
+BATCH, LENGTH = 3, 5  # of the first trials; different, so that the axes can be distinguished
 PADDING = (0, 1, 2, 3, 5, 100, 103, 151643, 21128, 29999, 32000, 50256, 50257, 128001, 250001, -1, -100)
 
-Factor = float | tuple[str, float]  # a number, or the name of an attribute and the power of it
+Factor = float | tuple[str, float]  # a number, or (name of an attribute, its power)
 
 
 class Unclear(Exception):
-    """What the forward does is not what a drop-in can do."""
+    """Raised if the forward does something that a drop-in cannot do."""
 
 
 def run(tried: Any, x: Tensor) -> tuple[Tensor | None, str]:
-    """Its output on a twin, which may convert or replace its table; None and the reason where there is none."""
+    """(output of a copy of a module, ""), or (None, reason) if there is none. A call may convert or replace the table,
+    hence a copy."""
     try:
-        out = twin(tried, as_it_is=True).forward(x.clone())
+        out = isolated_copy(tried, as_it_is=True).forward(x.clone())
     except Exception as problem:
         return None, f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
     return (out, "") if isinstance(out, Tensor) else (None, f"it gives {type(out).__name__}")
 
 
 def must(tried: Any, x: Tensor) -> Tensor:
+    """The output of `run`. Raises Unclear if there is none."""
     out, problem = run(tried, x)
     if out is None:
         raise Unclear(f"its forward could not be run on x of shape {tuple(x.shape)}: {problem}")
@@ -50,7 +65,7 @@ def same_values(a: Tensor | None, b: Tensor) -> bool:
 
 
 def inputs_of(tried: Any, x: Tensor) -> list[Tensor]:
-    """Inputs of the shape, dtype and device of x: noise of several sizes, or ids, those of padding among them."""
+    """Inputs with the shape, dtype and device of x: noise of several sizes, or ids, including padding ids."""
     generator = torch.Generator().manual_seed(2)
     if x.is_floating_point():
         noise = [torch.randn(x.shape, generator=generator) * size for size in (0.5, 1.0, 100.0, 1e4)]
@@ -59,7 +74,7 @@ def inputs_of(tried: Any, x: Tensor) -> list[Tensor]:
     words = [*vars(tried).values(), *(code.co_consts if isinstance(code, types.CodeType) else ())]
     named = {word for word in words if type(word) is int and abs(word) < 2**31}
     ids = torch.tensor(sorted({*PADDING, *named}))
-    # Each of them somewhere, beside ids of all sizes.
+    # Each of these ids occurs in an input, along with ids of all sizes.
     found = [torch.randint(0, most, x.shape, generator=generator) for most in (3, 50, 2**16)]
     for start in range(0, len(ids), max(x.numel() // 2, 1)):
         some = found[1].flatten().clone()
@@ -70,12 +85,12 @@ def inputs_of(tried: Any, x: Tensor) -> list[Tensor]:
 
 
 def stateless(tried: Any, x: Tensor) -> None:
-    """Raises Unclear where a call leaves anything behind: the next one could differ."""
+    """Raises Unclear if a call changes the module, since the next call could differ."""
     for training in (False, True):
-        called = twin(tried)
+        called = isolated_copy(tried)
         for module in called.modules():
             module.__dict__["training"] = training and type(module).__name__ != "Dropout"
-        before = twin(called)
+        before = isolated_copy(called)
         first, second = called.forward(x.clone()), called.forward(x.clone())
         if not same(before, called):
             raise Unclear("its forward changes the module: it keeps a state from call to call")
@@ -84,13 +99,13 @@ def stateless(tried: Any, x: Tensor) -> None:
 
 
 def fixed_inside(tried: Any, x: Tensor, known: tuple[str | None, ...]) -> None:
-    """Raises Unclear where the output depends on tensors other than those known, or on numbers inside of objects."""
+    """Raises Unclear if the output depends on tensors other than the known ones, or on numbers inside objects."""
     base = must(tried, x)
     paths = [path for path in inner(tried) if path[0] not in known]
     if len(paths) > MOST:
         raise Unclear(f"it holds {len(paths)} values, too many to try which of them its forward reads")
     for path in paths:
-        changed_ = twin(tried)
+        changed_ = isolated_copy(tried)
         changed(changed_, path)
         out, _ = run(changed_, x)
         if out is not None and not same_values(out, base):
@@ -98,7 +113,7 @@ def fixed_inside(tried: Any, x: Tensor, known: tuple[str | None, ...]) -> None:
 
 
 def number_of(module: Any, factor: Factor) -> float:
-    """The value of a factor today."""
+    """The current value of a factor."""
     if not isinstance(factor, tuple):
         return factor
     name, power = factor
@@ -107,13 +122,14 @@ def number_of(module: Any, factor: Factor) -> float:
 
 
 def live(tried: Any, scale: float, factor: Any, x: Tensor, rows: Tensor) -> tuple[Factor, Any, tuple[str, ...]]:
-    """The factors of x and of the rows, by the name of the attribute that they are read from, and those names."""
+    """The factors of x and of the rows, expressed by the attributes from which they are computed, and the names of
+    these attributes."""
     names: list[str] = []
     found: list[Factor] = [scale, factor]
     for name, value in vars(tried).items():
         if not number(value) or value <= 0:
             continue
-        changed_ = twin(tried)
+        changed_ = isolated_copy(tried)
         changed_.__dict__[name] = other(value)
         out, _ = run(changed_, x)
         if out is None or out.shape != x.shape or same_values(out, must(tried, x)):
@@ -131,28 +147,29 @@ def live(tried: Any, scale: float, factor: Any, x: Tensor, rows: Tensor) -> tupl
 
 
 def _powers(tried: Any, name: str, now: Any) -> list[Factor]:
+    """The powers of an attribute that equal a factor."""
     if not isinstance(now, (int, float)):
         return []
     powers: list[Factor] = [(name, 1.0), (name, 0.5), (name, -0.5)]
     return [way for way in powers if math.isclose(number_of(tried, way), now, rel_tol=1e-9)]
 
 
-LARGE = (100.0, 1e4)  # further sizes of x: code that clamps, or saturates, does so there
+LARGE = (100.0, 1e4)  # further sizes of x, at which code that clamps or saturates shows
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class PlainRows(DropIn):
-    """What the plain drop-ins share.
+    """Base of the drop-ins for plain modules.
 
     Attributes:
         _sinpe_argument: the name of forward's argument.
-        _sinpe_sequence: dimension of a three-dimensional input that the positions count, channels last.
-        _sinpe_channels_first: x is (batch, channels, sequence), and so is the result.
-        _sinpe_turned: the table is (channels, positions), too.
-        _sinpe_ranks: numbers of dimensions that the old forward takes.
-        _sinpe_follows: the result has the dtype of x, not that of x + table.
-        _sinpe_settings: the module's plain attributes as they were when it was tried. Where one was changed since,
-            the module's own forward answers: what it does then is not known.
+        _sinpe_sequence: the sequence dimension of a three-dimensional, channels-last input.
+        _sinpe_channels_first: whether x and the result are (batch, channels, sequence).
+        _sinpe_turned: whether the table is (channels, positions).
+        _sinpe_ranks: the numbers of dimensions that the old forward accepts.
+        _sinpe_follows: whether the result has the dtype of x rather than that of x + table.
+        _sinpe_settings: the module's simple attributes at the time of the trial. If one has changed since, the module's
+            own forward is called, because the effect of the change is unknown.
     """
 
     _sinpe_any_signature = True
@@ -164,7 +181,7 @@ class PlainRows(DropIn):
     _sinpe_follows: bool = False
     _sinpe_fused: bool = False
     _sinpe_scale: Factor = 1.0
-    _sinpe_factor: Any = 1.0  # of the rows; the name of a parameter where it is learned
+    _sinpe_factor: Any = 1.0  # of the rows; the name of a parameter if it is learned
     _sinpe_dropout: str | None = None
     _sinpe_settings: tuple[tuple[str, Any], ...] = ()
 
@@ -184,6 +201,7 @@ class PlainRows(DropIn):
         return (rows.T if self._sinpe_turned else rows).reshape(like.shape)
 
     def _sinpe_input(self, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        """The single tensor that forward was called with."""
         given = (*args, *named.values())
         if len(given) != 1 or not isinstance(given[0], Tensor) or not {self._sinpe_argument}.issuperset(named):
             got = ", ".join([*(type(value).__name__ for value in args), *named])
@@ -197,7 +215,7 @@ class PlainRows(DropIn):
 
 
 class AddRows(PlainRows):
-    """dropout(scale * x + factor * rows): the tutorials' PositionalEncoding."""
+    """dropout(scale * x + factor * rows): PositionalEncoding of the tutorials."""
 
     def forward(self, *args: Any, **named: Any) -> Any:
         if self._sinpe_changed():
@@ -225,9 +243,11 @@ class AddRows(PlainRows):
 
 
 class GiveRows(PlainRows):
-    """factor * rows, as many as x is long, in a shape of their own: BERT-pytorch, Informer and their like."""
+    """Returns the rows for the length of x: BERT-pytorch, Informer and similar models."""
 
-    _sinpe_form: tuple[int, ...] = ()  # 0 for the batch, 1 for a 1, 2 for the length
+    _sinpe_form: tuple[
+        int, ...
+    ] = ()  # shape of the result: 0 stands for the batch, 1 for a size of 1, 2 for the length
 
     def forward(self, *args: Any, **named: Any) -> Any:
         if self._sinpe_changed():
@@ -255,15 +275,19 @@ def form_of(
     learned: str | None,
     recognised: str,
 ) -> list[Candidate] | Left:
-    """The candidate for a module of one table, or why there is none.
+    """The candidate for a module with one table, or why there is none.
 
-    key: the name of the table; None for a module that computes its rows.
-    rows: of the table, (positions, channels); turned: the table itself is (channels, positions).
+    Args:
+        key: the name of the table; None for a module that computes its rows.
+        rows: the rows of the table, (positions, channels).
+        turned: whether the table itself is (channels, positions).
+        learned: the name of the parameter that may be a learned factor.
+        recognised: beginning of the reason to report, which names the table.
     """
     reasons = []
     with quiet(rows.device):
         for channels_first in (turned, not turned):
-            tried = twin(module)
+            tried = isolated_copy(module)
             if channels_first:
                 _turn(tried)
             try:
@@ -280,7 +304,7 @@ def form_of(
 
 
 def _turn(tried: Any) -> None:
-    """Makes a twin whose x and result are (batch, channels, sequence) take and give (batch, sequence, channels)."""
+    """Makes a copy whose x and result are (batch, channels, sequence) take and return (batch, sequence, channels)."""
     kind: Any = type(tried)
 
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -291,6 +315,7 @@ def _turn(tried: Any) -> None:
 
 
 def _turn_back(candidate: Candidate) -> None:
+    """Converts a candidate found on the copy of `_turn` to channels first."""
     candidate.options["_sinpe_channels_first"] = True
     candidate.form = candidate.form.replace("batch first", "channels first").replace("of x", "of x, channels first")
     for probe in candidate.probes:
@@ -298,6 +323,7 @@ def _turn_back(candidate: Candidate) -> None:
 
 
 def _form(tried: Any, key: str | None, held: Tensor, encoding: Encoding, learned: str | None) -> list[Candidate]:
+    """The candidate for a channels-last forward. Raises Unclear if there is none."""
     dim, rows = held.shape[-1], held.numel() // held.shape[-1]
     if rows < LENGTH:
         raise Unclear(f"it has only {rows} rows")
@@ -322,6 +348,7 @@ def _form(tried: Any, key: str | None, held: Tensor, encoding: Encoding, learned
 def _adding(
     tried: Any, key: str | None, held: Tensor, encoding: Encoding, learned: str | None, at_zero: Tensor
 ) -> list[Candidate]:
+    """The candidate for a forward that adds the rows to x."""
     dim, rows = held.shape[-1], held.reshape(-1, held.shape[-1])
     noise = torch.randn(at_zero.shape, generator=torch.Generator().manual_seed(0)).to(held) * 0.5
     sequence = 1
@@ -362,7 +389,7 @@ def _adding(
 
 
 def _giving(tried: Any, key: str | None, held: Tensor, encoding: Encoding, x: Tensor) -> list[Candidate]:
-    """Rows for as many tokens as x has."""
+    """The candidate for a forward that returns rows for the length of x."""
     dim = held.shape[-1]
     given = must(tried, x)
     forms = {
@@ -400,7 +427,7 @@ def _giving(tried: Any, key: str | None, held: Tensor, encoding: Encoding, x: Te
 
 
 def _shapes(ranks: list[int], sequence: int, rows: Tensor) -> list[tuple[int, ...]]:
-    """Inputs of several lengths, one of them as long as the table."""
+    """Shapes of inputs with several lengths, one of them the length of the table."""
     count, dim = rows.shape
     longest = max(1, min(count, 2**20 // dim))
     lengths = [(BATCH, LENGTH), (1, 1), (2, min(count, 37)), (1, longest)]
@@ -411,13 +438,14 @@ def _shapes(ranks: list[int], sequence: int, rows: Tensor) -> list[tuple[int, ..
 
 
 def _noise(shape: tuple[int, ...], dtype: torch.dtype, held: Tensor, rows: int, size: float = 0.5) -> Probe:
+    """A call with random x."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * size
     reported = dtype == held.dtype and size <= 1
     return Probe((x.to(device=held.device, dtype=dtype),), {}, float(rows), 2.0, reported, dtype)
 
 
 def _factor(tried: Any, dim: int, got: Tensor, of: Tensor, what: str) -> float:
-    """got / of as one number: 1, or one that the module or its width explains."""
+    """The ratio got / of: 1, or a number that follows from an attribute of the module or its number of channels."""
     measured = float((got.double() * of.double()).sum() / of.double().square().sum())
     rounding = 1e-2 if got.dtype in (torch.bfloat16, torch.float16) else CLOSE
     if not float((got.double() - measured * of.double()).abs().max()) <= rounding * max(1.0, abs(measured)) * 4:
@@ -433,8 +461,8 @@ def _factor(tried: Any, dim: int, got: Tensor, of: Tensor, what: str) -> float:
 
 
 def _learned(tried: Any, name: str, given: Tensor, rows: Tensor, zeros: Tensor) -> str:
-    """The name of the parameter that the rows are multiplied by, once that is certain."""
-    other = twin(tried)
+    """The name of the parameter by which the rows are multiplied. Raises Unclear if it does something else."""
+    other = isolated_copy(tried)
     held = other._parameters[name] = nn.Parameter(tried._parameters[name].detach() * 2 + 0.5)
     for value, got in ((float(tried._parameters[name]), given), (float(held), None)):
         if got is None:
@@ -447,11 +475,11 @@ def _learned(tried: Any, name: str, given: Tensor, rows: Tensor, zeros: Tensor) 
 
 
 def _dropout(tried: Any, x: Tensor) -> str | None:
-    """The name of the child that drops from the result, None where nothing is dropped."""
+    """The name of the child that applies dropout to the result; None if there is no dropout."""
     names = [name for name, child in tried._modules.items() if isinstance(child, nn.Dropout)]
     if len(names) > 1:
         raise Unclear(f"it has {len(names)} dropouts")
-    other = twin(tried)
+    other = isolated_copy(tried)
     other.__dict__["training"] = True
     for name in names:
         other._modules[name].__dict__.update(training=True, p=1.0)
@@ -464,7 +492,7 @@ def _dropout(tried: Any, x: Tensor) -> str | None:
 
 
 def _follows(tried: Any, x: Tensor, held: Tensor, sums: bool = True) -> bool:
-    """Whether the result has the dtype of x, whatever the table's. sums: x is part of it."""
+    """Whether the result has the dtype of x, whatever the table's; sums: whether x is added to the rows."""
     kinds = {}
     for dtype in DTYPES:
         out = must(tried, x.to(dtype))
@@ -479,10 +507,12 @@ def _follows(tried: Any, x: Tensor, held: Tensor, sums: bool = True) -> bool:
 
 
 def _differentiates(tried: Any, x: Tensor) -> None:
+    """Raises Unclear if the output is not differentiable with respect to x."""
     with torch.enable_grad():
         if not must(tried, x.detach().clone().requires_grad_()).requires_grad:
             raise Unclear("no gradient reaches x through it")
 
 
 def _times(factor: Any) -> str:
+    """A factor as text, for the description of a form."""
     return f"{factor} * " if isinstance(factor, str) else "" if factor == 1.0 else f"{factor:.6g} * "

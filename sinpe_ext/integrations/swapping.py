@@ -1,4 +1,5 @@
-"""Which modules of a model are swapped, tried on twins before any of them is touched."""
+"""Decides which modules of a model are swapped; each replacement is verified on a copy before any module is
+modified."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ ALREADY = "it is swapped already"
 
 @dataclass
 class Plan:
-    """What becomes of one module: `tried` is its swapped twin, None where it is left alone."""
+    """The decision for one module: `tried` is its swapped copy, or None if it is left alone."""
 
     module: nn.Module
     name: str
@@ -42,7 +43,7 @@ def plans(model: nn.Module, angle: str, skip: Sequence[str], options: dict[str, 
     """A plan for every module that looks sinusoidal."""
     found = []
     every = dict(model.named_modules(remove_duplicate=False))
-    # For what trials make: a module's own device is named where it counts.
+    # Trials create tensors on the CPU; where the device of a module matters, it is passed explicitly.
     with torch.device("cpu"), measure.one_thread():
         for name, module in model.named_modules():
             if any(fnmatchcase(name, pattern) for pattern in skip):
@@ -56,13 +57,14 @@ def plans(model: nn.Module, angle: str, skip: Sequence[str], options: dict[str, 
 
 
 def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, options: dict[str, Any]) -> Plan | None:
+    """The plan of one module; None if it does not look sinusoidal."""
     if isinstance(module, DropIn):
         return Plan(module, name, ALREADY, module._sinpe_encoding)
     if isinstance(module, torch.jit.ScriptModule):
         return None
     try:
         found = _recognised(module, name, above)
-    except ValueError as refused:  # a width that the convention's library refuses as well
+    except ValueError as refused:  # a number of channels that the convention's library does not support either
         return Plan(module, name, str(refused))
     except (
         TypeError,
@@ -87,7 +89,8 @@ def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, 
 
 
 def _recognised(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
-    """By the ways of a library first, then by the values of its tables, then by what it computes; names come last."""
+    """Candidates for a module: first by the interface of known libraries, then by the values of its tables, then by
+    what it computes, last by its name."""
     ways: tuple[Callable[[nn.Module], list[Candidate] | Left | None], ...] = (
         rows_of,
         pictures_of,
@@ -111,7 +114,7 @@ def _recognised(module: nn.Module, name: str, above: Sequence[nn.Module]) -> lis
 
 
 def _untouchable(module: nn.Module) -> str:
-    """Why the class of a module cannot be changed, or would not be asked."""
+    """Why the class of a module cannot be changed, or why that would have no effect; "" if it can."""
     if "forward" in vars(module):
         return REPLACED
     tensors = (*module._parameters.values(), *module._buffers.values())
@@ -121,7 +124,7 @@ def _untouchable(module: nn.Module) -> str:
 
 
 def _tried(module: nn.Module, name: str, candidate: Candidate, angle: str, options: dict[str, Any]) -> Plan:
-    """The plan of one candidate: with angle="float32" the nearest of all modes."""
+    """The plan of one candidate; with angle="float32" that of the mode with the smallest difference."""
     best: Plan | None = None
     for mode in MODES if angle == "float32" else (angle,):
         plan = _measured(module, name, candidate, mode, options)
@@ -134,23 +137,32 @@ def _tried(module: nn.Module, name: str, candidate: Candidate, angle: str, optio
 
 
 def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, options: dict[str, Any]) -> Plan:
+    """The plan of one candidate with one angle mode, after comparing a swapped copy with the module."""
     encoding = with_angle(candidate.encoding, mode)
     plan = Plan(module, name, encoding=encoding, form=candidate.form)
     try:
         with measure.quiet():
-            tried = dropin.trial(module, candidate.mixin, encoding, candidate.tables, {**candidate.options, **options})
+            tried = dropin.swapped_copy(
+                module, candidate.mixin, encoding, candidate.tables, {**candidate.options, **options}
+            )
             apart = [0.0]
             for key in candidate.tables:
                 apart.append(_table(module, tried, key, encoding))
         for probe in candidate.probes:
-            old = dropin.twin(module)  # a new one each time: some convert or replace their table as they go
+            old = dropin.isolated_copy(
+                module
+            )  # a new copy each time: some modules convert or replace their table in a call
             difference = measure.compare(old, tried, probe, encoding)
-            if candidate.stateless and not same(dropin.twin(module), old, candidate.tables):
+            if candidate.stateless and not same(dropin.isolated_copy(module), old, candidate.tables):
                 raise measure.Differs("its forward changes the module: it keeps a state from call to call")
             apart.append(difference if probe.reported else 0.0)
     except measure.Differs as problem:
         plan.left = str(problem)
-    except (TypeError, RuntimeError, ValueError) as problem:  # a class of another layout, a dtype without a table
+    except (
+        TypeError,
+        RuntimeError,
+        ValueError,
+    ) as problem:  # a class with other attributes, or a dtype that tables cannot have
         plan.left = f"it could not be tried: {type(problem).__name__}: {str(problem)[:160]}"
     else:
         plan.tried, plan.difference = tried, max(apart)
@@ -158,7 +170,8 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
 
 
 def _table(module: nn.Module, tried: Any, key: str, encoding: Any) -> float:
-    """How far a module's table is from the encoding's. Raises Differs beyond what float32 angles explain."""
+    """The largest difference between a module's table and the encoding's. Raises Differs if float32 angles do not
+    explain it."""
     held, rows = dropin.tensor_of(module, key), dropin.tensor_of(tried, key)
     if held is None or rows is None:
         raise measure.Differs(f"its table `{key}` is no tensor of its own: it is parametrised, or pruned")
@@ -173,15 +186,16 @@ def _table(module: nn.Module, tried: Any, key: str, encoding: Any) -> float:
 
 
 def with_angle(encoding: Encoding | GridEncoding, mode: str) -> Encoding | GridEncoding:
+    """The encoding with another angle mode."""
     return encoding.with_axes(angle=mode) if isinstance(encoding, GridEncoding) else encoding.replace(angle=mode)
 
 
 def carry_out(plan: Plan) -> None:
-    dropin.settle(plan.module, plan.tried)
+    dropin.apply_replacement(plan.module, plan.tried)
 
 
 def name_of(encoding: Encoding | GridEncoding | None) -> str:
-    """The catalogue's name of an encoding, with the fields that differ; its repr where there is none."""
+    """The name of an encoding in the catalogue, with the fields that differ; its repr if it has none."""
     if encoding is None:
         return ""
     plain: Any = with_angle(encoding, "exact")
@@ -197,7 +211,7 @@ def name_of(encoding: Encoding | GridEncoding | None) -> str:
 
 
 def _known(names: Any, plain: Any) -> list[tuple[str, Any]]:
-    """The conventions of its width and, for a grid, of its arrangement."""
+    """The conventions that exist with its dim and, for a grid, have its arrangement."""
     found = []
     for name in names:
         try:
@@ -205,7 +219,7 @@ def _known(names: Any, plain: Any) -> list[tuple[str, Any]]:
             fits = not isinstance(plain, GridEncoding) or (
                 len(entry.axes) == len(plain.axes) and entry == plain.replace(axes=entry.axes)
             )
-        except ValueError:  # a width that the convention's library refuses, axes that cannot be arranged so
+        except ValueError:  # a dim that the convention does not support, or axes that cannot be arranged so
             continue
         if fits:
             found.append((name, entry))
@@ -213,7 +227,7 @@ def _known(names: Any, plain: Any) -> list[tuple[str, Any]]:
 
 
 def _other_fields(axes: tuple[Encoding, ...], known: tuple[Encoding, ...]) -> list[str] | None:
-    """What has to be said beside a convention's name; None where it is another one."""
+    """The fields that differ from a convention, as text; None if more than the free fields differ."""
     free = ("start", "position_scale", "base", "amplitude")
     same = zip(axes, known, strict=True)
     if any(axis.replace(**{name: getattr(entry, name) for name in free}) != entry for axis, entry in same):

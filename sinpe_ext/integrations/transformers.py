@@ -1,8 +1,8 @@
-"""transformers and fairseq: modules that give the rows of tokens, by the way they find their positions.
+"""transformers and fairseq: modules that look up the rows of tokens, grouped by how they compute positions.
 
-The classes are copied from model to model under new names, so a family is told by its signature and attributes; each
-module is then measured against its own output. Source: transformers 5.23, the modeling files that are named below;
-fairseq 0.12 and its main branch, modules/sinusoidal_positional_embedding.py.
+The classes are copied from model to model under new names, so a family is recognised by its signature and attributes;
+each replacement is then compared with the module's own output. Source: transformers 5.23, the modeling files of the
+models named below; fairseq 0.12 and its main branch, modules/sinusoidal_positional_embedding.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST = 2**22  # entries of a probe's output
 
 
 class Rows(DropIn):
-    """A table of rows 0, 1, 2, ..., of which one, that of padding, may be zero."""
+    """A table of rows 0, 1, 2, ..., in which the padding row may be zero."""
 
     _sinpe_zero_row: int | None = None
 
@@ -34,7 +34,8 @@ class Rows(DropIn):
         return rows
 
     def _sinpe_at(self, positions: Tensor, beyond: Any = None) -> Tensor:
-        """The rows of positions below `beyond`, where that is known: out of the table, which holds them as exactly."""
+        """The rows at positions, read from the table if the bound `beyond` is known and within it; the values are the
+        same as computed ones."""
         held = getattr(self, self._sinpe_tables[0]).detach()
         if isinstance(beyond, (int, torch.SymInt)) and beyond <= held.shape[0]:
             return held.index_select(0, positions.reshape(-1)).view(*positions.shape, held.shape[1])
@@ -51,8 +52,8 @@ class EmbeddingRows(Rows):
 
     def forward(self, input: Tensor) -> Tensor:
         if (
-            observers.looked_at(input) and input.numel() and int(input.min()) < 0
-        ):  # beyond the table it goes on, not before
+            observers.should_check_values(input) and input.numel() and int(input.min()) < 0
+        ):  # ids after the end of the table are supported, negative ones are not
             raise IndexError(f"input: expected ids of 0 or more, got {int(input.min())}; mask what is no token")
         first = self._sinpe_encoding.start
         rows = encode(input + first if first else input, self._sinpe_encoding, dtype=self.weight.dtype)
@@ -62,7 +63,7 @@ class EmbeddingRows(Rows):
 
 
 class MarianRows(Rows):
-    """Positions past, past + 1, ... of a shape: Marian, Pegasus, Autoformer, Informer, time series, RoFormer."""
+    """Positions past, past + 1, ... for a given shape: Marian, Pegasus, Autoformer, Informer, time series, RoFormer."""
 
     weight: Tensor
 
@@ -83,7 +84,7 @@ class MarianRows(Rows):
 
 
 class PaddedRows(Rows):
-    """fairseq's positions in an embedding, with what came before added at padding too: FSMT."""
+    """fairseq's positions in an nn.Embedding; past_key_values_length is added to padding positions, too: FSMT."""
 
     weight: Tensor
     padding_idx: int
@@ -95,20 +96,21 @@ class PaddedRows(Rows):
 
 
 class BufferRows(Rows):
-    """What the modules with a buffer `weights` share."""
+    """Base of modules with a buffer `weights`."""
 
     weights: Tensor
 
     def get_embedding(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> Tensor:
-        """What `_init_weights` and `make_weights` fill the buffer with."""
+        """The values with which `_init_weights` and `make_weights` fill the buffer."""
         return self._sinpe_rows("weights", torch.empty(num_embeddings, embedding_dim))
 
     def _sinpe_count(self, length: int, first: int | Tensor, like: Tensor) -> Tensor:
+        """`length` rows at consecutive positions from `first`."""
         return self._sinpe_at(torch.arange(length, device=like.device) + first, length + first)
 
 
 class TokenRows(BufferRows):
-    """fairseq's positions, which count what is no padding from padding_idx + 1: Speech2Text, SpeechT5, TrOCR."""
+    """fairseq's positions, which count non-padding tokens from padding_idx + 1: Speech2Text, SpeechT5, TrOCR."""
 
     padding_idx: int
 
@@ -118,7 +120,7 @@ class TokenRows(BufferRows):
 
 
 class TokenOrEmbeddingRows(TokenRows):
-    """The same, and plain counting for embeddings: M2M100, NLLB-MoE, SeamlessM4T."""
+    """The same for ids, and consecutive positions for inputs_embeds: M2M100, NLLB-MoE, SeamlessM4T."""
 
     def forward(  # type: ignore[override]
         self,
@@ -135,7 +137,7 @@ class TokenOrEmbeddingRows(TokenRows):
 
 
 class GivenOrTokenRows(TokenOrEmbeddingRows):
-    """The same, and positions that are given: KOSMOS-2."""
+    """The same, and explicit position_ids: KOSMOS-2."""
 
     def forward(  # type: ignore[override]
         self,
@@ -154,7 +156,7 @@ class GivenOrTokenRows(TokenOrEmbeddingRows):
 
 
 class GivenRows(BufferRows):
-    """Positions that are given, plus an offset: XGLM."""
+    """Explicit position_ids plus an offset: XGLM."""
 
     offset: int
 
@@ -164,9 +166,11 @@ class GivenRows(BufferRows):
 
 
 class FairseqRows(BufferRows):
-    """fairseq's own class, and copies of it: tokens counted from padding_idx + 1, or the row of one decoded step.
+    """fairseq's own class and copies of it: non-padding tokens counted from padding_idx + 1, or the row of one decoding
+    step.
 
-    What only some copies take (positions, an ONNX trace, inputs that are no ids) the module's own forward answers.
+    Arguments that only some copies support (positions, an ONNX trace, inputs that are not ids) are passed to the
+    module's own forward.
     """
 
     padding_idx: int
@@ -198,7 +202,8 @@ class FairseqRows(BufferRows):
         return self._sinpe_found(step).expand(batch, 1, -1)
 
     def _sinpe_found(self, positions: Tensor, beyond: Any = None) -> Tensor:
-        """Older releases keep the table out of the buffers, and convert it to `_float_tensor` at each call."""
+        """The rows at positions. In older releases the table is not a buffer, and each call converts it to the dtype of
+        `_float_tensor`."""
         like = getattr(self, "_float_tensor", self.weights)
         held = self.weights
         if like.dtype == held.dtype and positions.device == held.device:
@@ -210,14 +215,14 @@ class FairseqRows(BufferRows):
 
 
 class CodebookRows(BufferRows):
-    """Positions past, past + 1, ... of (batch, codebooks, sequence), one row for all of a step: MusicGen."""
+    """Positions past, past + 1, ... for ids (batch, codebooks, sequence), one row per step: MusicGen."""
 
     def forward(self, input_ids: Tensor, past_key_values_length: int | Tensor = 0) -> Tensor:
         return self._sinpe_count(input_ids.shape[-1], past_key_values_length, input_ids)
 
 
 class StepRows(BufferRows):
-    """The same of (batch, sequence, channels): MusicGen Melody."""
+    """The same for embeddings (batch, sequence, channels): MusicGen Melody."""
 
     def forward(self, inputs_embeds: Tensor, past_key_values_length: int | Tensor = 0) -> Tensor:
         return self._sinpe_count(inputs_embeds.shape[1], past_key_values_length, inputs_embeds)
@@ -263,7 +268,8 @@ def rows_of(module: nn.Module) -> list[Candidate] | Left | None:
 
 
 def _marian(module: nn.Embedding) -> list[Candidate]:
-    # from_pretrained may say requires_grad=True; the forward is one without gradients all the same.
+    """Candidates for Marian's class and its copies."""
+    # from_pretrained may set requires_grad=True, but the forward runs without gradients anyway.
     rows, dim = module.weight.shape
     length = max(1, min(rows - 1, LONGEST // dim))
     probes = [
@@ -277,7 +283,8 @@ def _marian(module: nn.Embedding) -> list[Candidate]:
 
 
 def _fsmt(module: Any) -> list[Candidate]:
-    """Its forward lets gradients through, its description says that it is not trained."""
+    """The weight is frozen by the swap: the forward would pass gradients on, although the documentation says that the
+    weight is not trained."""
     rows, dim = module.weight.shape
     probes = _probes(TokenRows, module, rows, dim, module.weight)
     options = {"_sinpe_zero_row": module.padding_idx, "_sinpe_freeze": module.weight.requires_grad}
@@ -285,6 +292,7 @@ def _fsmt(module: Any) -> list[Candidate]:
 
 
 def _fairseq(module: Any, weights: Tensor) -> list[Candidate] | Left | None:
+    """Candidates for fairseq's own class and its copies."""
     padding: Any = getattr(module, "padding_idx", None)
     if weights.dim() != 2 or not weights.is_floating_point() or not number(padding):
         return None
@@ -292,7 +300,7 @@ def _fairseq(module: Any, weights: Tensor) -> list[Candidate] | Left | None:
         return Left("its weights are on the meta device, or trained: load them first, and freeze them")
     rows, dim = weights.shape
     zero = padding if padding < rows and not bool(weights[padding].any()) else None
-    like = getattr(module, "_float_tensor", weights)  # whose device and dtype older releases give rows in
+    like = getattr(module, "_float_tensor", weights)  # older releases return rows with its device and dtype
     probes = _probes(TokenRows, module, rows, dim, like)[::2]  # without past_key_values_length
     ids = torch.arange(padding + 1, padding + 13, device=like.device).reshape(2, 6)
     probes += [Probe((ids[:, :length], {}), {}, padding + length) for length in (1, 6)]
@@ -302,13 +310,13 @@ def _fairseq(module: Any, weights: Tensor) -> list[Candidate] | Left | None:
     ]
     longer = torch.arange(padding + 1, padding + 4 + rows, device=like.device)[None]
     if rows * dim <= LONGEST:
-        probes.append(Probe((longer,), {}, padding + 4 + rows))  # its table grows
+        probes.append(Probe((longer,), {}, padding + 4 + rows))  # longer than the table, which it then extends
     options = {"_sinpe_zero_row": zero}
     return [Candidate(FairseqRows, convention("t2t", dim), ("weights",), probes, options, "rows of tokens")]
 
 
 def _probes(mixin: type[BufferRows], module: nn.Module, rows: int, dim: int, weights: Tensor) -> list[Probe]:
-    """Short ones with padding, past and embeddings, and one as long as the table."""
+    """Short calls with padding, past and embeddings, and one as long as the table."""
     device, first = weights.device, 1
     generator = torch.Generator().manual_seed(0)
     if issubclass(mixin, TokenRows):

@@ -1,6 +1,6 @@
-"""The operators torch.ops.sinpe_ext.*, a file a family, and what a compiler and ONNX see of them."""
+"""The operators torch.ops.sinpe_ext.*, one file per family, and their forms for torch.compile and ONNX."""
 
-# Whoever imports one has them all.
+# Importing one registers all.
 from . import embed as embed
 from . import rows as rows
 from . import seed_tensor as seed_tensor

@@ -1,6 +1,6 @@
 """The operators of a token lookup with the encoding added: embed, and embed_backward.
 
-ids are (batch, *middle, sequence) or (sequence,); what else there is, as in `rows.py`.
+ids is (batch, *middle, sequence) or (sequence,); the other arguments are as in `rows.py`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def _embed_grad(ctx: Any, grad: Tensor) -> Any:
     needs = Embed(*ctx.needs_input_grad)
     to_weight = to_alpha = to_positions = None
     if needs.weight and e.sparse:
-        values = scaled(Dropout(grad, e.seed, e.drop, e.scale, e.elements))
+        values = scaled(Dropout(grad, e.seed, e.drop_threshold, e.scale, e.rng_offsets))
         to_weight = _sparse(values, e.ids, ctx.num_embeddings, e.padding_idx)
     elif needs.weight:
-        rest = e.padding_idx, e.scale, e.drop, e.elements
+        rest = e.padding_idx, e.scale, e.drop_threshold, e.rng_offsets
         to_weight = EMBED_BACKWARD(*EmbedBackward(grad, e.ids, e.seed, ctx.num_embeddings, *rest))
     if needs.alpha:
         to_alpha = alpha_gradient(grad, e)
@@ -47,7 +47,7 @@ def _embed_grad(ctx: Any, grad: Tensor) -> Any:
 
 
 def _sparse(values: Tensor, ids: Tensor, num_embeddings: int, padding_idx: int) -> Tensor:
-    """The gradient as nn.Embedding(sparse=True) gives it: a row for each token that is no padding, uncoalesced."""
+    """The gradient in the form of nn.Embedding(sparse=True): uncoalesced, one row per token that is not padding."""
     flat, values = ids.reshape(-1), values.reshape(-1, values.shape[-1])
     if padding_idx >= 0:
         counted = flat != padding_idx
@@ -77,14 +77,14 @@ def _embed_backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _embed_backward_grad(ctx: Any, upstream: Tensor) -> Any:
     b: EmbedBackward = saved(ctx)
-    # An id that is no row has no gradient: the CPU refused it before, and on a device torch's lookup would assert.
+    # An id out of range has no gradient: on the CPU it has been refused; on other devices torch's embedding would fail.
     inside = b.ids if b.ids.device.type == "cpu" else b.ids.clamp(0, upstream.shape[0] - 1)
     rows = functional.embedding(inside, upstream)
     if inside is not b.ids:
         rows = rows.masked_fill((b.ids != inside).unsqueeze(-1), 0.0)
     if b.padding_idx >= 0:
         rows = rows.masked_fill((b.ids == b.padding_idx).unsqueeze(-1), 0.0)
-    return scaled(Dropout(rows, b.seed, b.drop, b.scale, b.elements)), *(None,) * 7
+    return scaled(Dropout(rows, b.seed, b.drop_threshold, b.scale, b.rng_offsets)), *(None,) * 7
 
 
 EMBED_BACKWARD = Operator(

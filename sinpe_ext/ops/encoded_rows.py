@@ -1,4 +1,4 @@
-"""The rows of an encoding for checked arguments: from the kernels, or else from the reference."""
+"""Rows of an encoding for checked arguments, from the kernels or the reference implementation."""
 
 from __future__ import annotations
 
@@ -20,87 +20,95 @@ from .rows import ENCODE
 
 
 def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows encoding.start + start, ..., + length - 1, without autograd."""
-    written_down = observers.is_written_down()
-    if observers.no_data(device) and not written_down:
+    """Rows at positions encoding.start + start, ..., encoding.start + start + length - 1, without autograd."""
+    fx_tracing = observers.is_fx_tracing()
+    if observers.no_data(device) and not fx_tracing:
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact":
         positions = torch.arange(length, device=device) + (encoding.start + start)
         return float32_angle.encode(encoding, positions, dtype)
-    if written_down or loader.compiled(device.type):
-        words = plan_words(encoding, device)
+    if fx_tracing or loader.compiled(device.type):
+        packed_plan = plan_words(encoding, device)
         try:
-            return torch.ops.sinpe_ext.table.default(words, start, length, encoding.dim, dtype)
+            return torch.ops.sinpe_ext.table.default(packed_plan, start, length, encoding.dim, dtype)
         except RuntimeError:
             torch.empty(
                 (length, encoding.dim), dtype=dtype, device=device
-            )  # where memory was the reason, this says how much
+            )  # if memory was the reason, torch's error says how much was needed
             raise
     return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
 
 
-def rows_at(positions: Tensor, words: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Rows at int64, float32 or float64 positions, without autograd; `words` are those of an encoding's plan."""
-    written_down = observers.is_written_down()
-    if observers.no_data(positions.device) and not written_down:
+def rows_at(positions: Tensor, packed_plan: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Rows at int64, float32 or float64 positions, without autograd."""
+    fx_tracing = observers.is_fx_tracing()
+    if observers.no_data(positions.device) and not fx_tracing:
         return positions.new_empty((*positions.shape, dim), dtype=dtype)
-    if written_down or loader.compiled(positions.device.type):
-        # Written down, the positions stay as they are: whoever runs the graph may want their gradient.
-        given = positions if written_down else positions.detach()
+    if fx_tracing or loader.compiled(positions.device.type):
+        # When tracing, positions are not detached: their gradient may be needed when the graph runs.
+        given = positions if fx_tracing else positions.detach()
         try:
-            return torch.ops.sinpe_ext.encode.default(given.contiguous(), words, dim, dtype)
+            return torch.ops.sinpe_ext.encode.default(given.contiguous(), packed_plan, dim, dtype)
         except RuntimeError:
             torch.empty((*positions.shape, dim), dtype=dtype, device=positions.device)
             raise
-    return reference.encode(decoded(words), positions.detach(), dtype)
+    return reference.encode(decoded(packed_plan), positions.detach(), dtype)
 
 
 class _EncodeTransformed(torch.autograd.Function):
-    """encode(positions) for torch.func and forward mode, which the operator's derivative does not serve, and for fake
-    tensors, which an operator does not take together with the words of a plan."""
+    """encode(positions) for torch.func and forward-mode AD, which the operator's derivative does not support, and for
+    fake tensors, which an operator does not accept together with a plan tensor."""
 
     @staticmethod
-    def forward(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, dtype: torch.dtype) -> Tensor:
-        return rows_at(positions, words, slopes.shape[0], dtype)
+    def forward(
+        positions: Tensor, packed_plan: Tensor, partner: Tensor, angular_frequencies: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        return rows_at(positions, packed_plan, angular_frequencies.shape[0], dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        positions, words, partner, slopes, ctx.dtype = inputs
-        ctx.save_for_backward(positions, words, partner, slopes)
-        ctx.save_for_forward(positions, words, partner, slopes)
+        positions, packed_plan, partner, angular_frequencies, ctx.dtype = inputs
+        ctx.save_for_backward(positions, packed_plan, partner, angular_frequencies)
+        ctx.save_for_forward(positions, packed_plan, partner, angular_frequencies)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        positions, words, partner, slopes = ctx.saved_tensors
+        positions, packed_plan, partner, angular_frequencies = ctx.saved_tensors
         (grad,) = grads
         acc = accumulation(grad.dtype, positions.dtype)
-        rows = _derivative(positions, words, partner, slopes, acc)
+        rows = _derivative(positions, packed_plan, partner, angular_frequencies, acc)
         return (grad.to(acc) * rows).sum(-1).to(positions.dtype), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
-        positions, words, partner, slopes = ctx.saved_tensors
+        positions, packed_plan, partner, angular_frequencies = ctx.saved_tensors
         acc = accumulation(ctx.dtype, positions.dtype)
-        return (tangent.to(acc).unsqueeze(-1) * _derivative(positions, words, partner, slopes, acc)).to(ctx.dtype)
+        return (
+            tangent.to(acc).unsqueeze(-1) * _derivative(positions, packed_plan, partner, angular_frequencies, acc)
+        ).to(ctx.dtype)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, positions: Tensor, *constants: Any) -> Any:
         return _EncodeTransformed.apply(positions.movedim(in_dims[0], 0), *constants), 0
 
 
-def _derivative(positions: Tensor, words: Tensor, partner: Tensor, slopes: Tensor, acc: torch.dtype) -> Tensor:
-    """d encode / d positions in acc, (*positions.shape, dim), differentiable."""
-    return _EncodeTransformed.apply(positions, partner, words, -slopes, acc) * slopes.to(positions.device, acc)
+def _derivative(
+    positions: Tensor, packed_plan: Tensor, partner: Tensor, angular_frequencies: Tensor, acc: torch.dtype
+) -> Tensor:
+    """d encode / d positions in dtype acc, (*positions.shape, dim), differentiable."""
+    return _EncodeTransformed.apply(
+        positions, partner, packed_plan, -angular_frequencies, acc
+    ) * angular_frequencies.to(positions.device, acc)
 
 
 def encode(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:
-    """`encode` of checked arguments outside of a graph, differentiable where that is asked for."""
+    """`encode` of checked arguments outside of a graph, differentiable if positions require grad."""
     if encoding.angle != "exact":
         return float32_angle.encode(encoding, positions, dtype)
-    words = plan_words(encoding, positions.device)
+    packed_plan = plan_words(encoding, positions.device)
     if is_transformed() or (is_traced() and positions.requires_grad):
-        constants = derivative_constants(decoded(words), words.device)
-        return _EncodeTransformed.apply(positions, words, *constants, dtype)
+        constants = derivative_constants(decoded(packed_plan), packed_plan.device)
+        return _EncodeTransformed.apply(positions, packed_plan, *constants, dtype)
     if positions.requires_grad and torch.is_grad_enabled():
-        return ENCODE(positions.contiguous(), words, encoding.dim, dtype)
-    return rows_at(positions, words, encoding.dim, dtype)
+        return ENCODE(positions.contiguous(), packed_plan, encoding.dim, dtype)
+    return rows_at(positions, packed_plan, encoding.dim, dtype)

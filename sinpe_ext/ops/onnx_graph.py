@@ -1,11 +1,11 @@
-"""What ONNX sees: the encoding in standard operations, in place of operators that only this package runs.
+"""The encoding in standard operations, for ONNX and other runtimes without the operators of this package.
 
-The eager twin decides a float32 rounding entry by entry, which no graph can; this is its arithmetic without that:
-phases of 130 bits, exact, then one sine and one cosine in float64. So a float32 entry is the correctly rounded one but
-for one in 2**24 that lies next to a tie, at every int64 position.
+The reference implementation resolves the rounding of each float32 entry separately, which a graph cannot do. This is
+its arithmetic without that step: exact phases of 130 bits, then one sine and one cosine in float64. So a float32 entry
+is correctly rounded at every int64 position, except for about one in 2**24 that lies next to a tie.
 
-Everything is float64 in limbs of 26 bits: ONNX promises nothing of an int64 product that overflows, shifts no signed
-integers, and runtimes divide integers slowly; a float64 product of limbs is exact everywhere.
+All arithmetic is float64 in limbs of 26 bits: ONNX does not define the overflow of int64 products and has no shift of
+signed integers, and runtimes divide integers slowly; a float64 product of limbs is exact everywhere.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from ..runtime.observers import standard_operators_asked
 BITS = 26
 BASE = 2.0**BITS
 LIMBS = 5  # of a frequency in turns: 130 bits
-LARGEST = 2.0**76  # float positions at and above it are NaN: three limbs hold no more
-# Below this frequency the 130 bits leave fewer than float64 has, and a product of float64 is better.
+LARGEST = 2.0**76  # float positions of this size and above give NaN: three limbs hold no more
+# Below this frequency the 130 bits have fewer significant bits than float64, and a float64 product is more accurate.
 SMALL_FREQUENCY = 2.0**-70
 
 
 @contextmanager
 def standard_operators() -> Iterator[None]:
-    """Has torch.export.export, inside, make a program without our operators, for runtimes that lack them.
+    """Context manager: torch.export.export produces a program of standard operators only, for runtimes without the
+    operators of this package.
 
-    torch.onnx.export of a module needs no such thing. Equivalent to that, for a program that is kept or goes elsewhere:
+    torch.onnx.export of a module does not need it. Equivalent to such an export, with a program that can be saved:
         with standard_operators():
             program = torch.export.export(model, arguments)
         torch.onnx.export(program, dynamo=True)
 
-    Accuracy: `encode` below. Dropout is refused.
+    Accuracy: as `encode` below. Raises ValueError for dropout.
     """
     token = standard_operators_asked.set(True)
     try:
@@ -51,13 +52,13 @@ def standard_operators() -> Iterator[None]:
 
 
 def _constant(values: Any, device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A constant of the graph: a tensor that no tracer saw being made."""
+    """A constant of the graph: a tensor whose creation is not traced."""
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 
 
 def table(plan: Plan, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows plan.start + start, ..., + length - 1; length and start may be symbols of the graph."""
+    """Rows at positions plan.start + start, ..., plan.start + start + length - 1; length and start may be symbolic."""
     return encode(plan, torch.arange(length, device=device) + (plan.start + start), dtype)
 
 
@@ -70,14 +71,14 @@ def encode(plan: Plan, positions: Tensor, dtype: torch.dtype) -> Tensor:
     if not plan.n_osc:
         return torch.zeros((*positions.shape, plan.dim), dtype=dtype, device=positions.device)
     quadrant, rest = _turns(plan, positions.unsqueeze(-1))
-    # As tensors: the exporter writes a Python number as float32.
+    # As tensors: the exporter would write a Python number as float32.
     turn, amplitude = (_constant(value, rest.device) for value in (TURN, plan.amplitude))
     angle = rest * turn
     sine, cosine = angle.sin(), angle.cos()
     quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
     odd = (quadrant == 1.0) | (quadrant == 3.0)
     sines, cosines = torch.where(odd, cosine, sine), torch.where(odd, sine, cosine)
-    # 0 - x, not -x: an exact zero is +0 from every quadrant.
+    # 0 - x, not -x: an exact zero is +0 in every quadrant.
     sines = torch.where(quadrant >= 2.0, 0.0 - sines, sines) * amplitude
     cosines = torch.where((quadrant == 1.0) | (quadrant == 2.0), 0.0 - cosines, cosines) * amplitude
     rows = _channels(plan, cosines, sines) if plan.q0 else _channels(plan, sines, cosines)
@@ -85,7 +86,8 @@ def encode(plan: Plan, positions: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _turns(plan: Plan, p: Tensor) -> tuple[Tensor, Tensor]:
-    """p * f in turns, p (..., 1): a count of quarters, to be taken mod 4, and the rest, at most 1/8 + 2**-50."""
+    """p * f in turns for p of shape (..., 1): (number of quarter turns, to be taken mod 4; remainder, at most
+    1/8 + 2**-50)."""
     fraction, constant = None, partial(_constant, device=p.device)
     real = p.to(torch.float64)
     if p.is_floating_point():
@@ -97,14 +99,14 @@ def _turns(plan: Plan, p: Tensor) -> tuple[Tensor, Tensor]:
         first = torch.round(left)
         fraction = left - first
     else:
-        # What is shifted out is 0 already: the older exporter writes a shift as a division, which rounds to zero.
+        # The bits shifted out are 0: the older exporter writes a shift as a division, which rounds toward zero.
         mask, limbs = 2**BITS - 1, []
         for _ in range(2):
             limbs.append(p & mask)
             p = (p - limbs[-1]) >> BITS
         first, second, third = (limb.to(torch.float64) for limb in (*limbs, p))
 
-    # Columns of the product that matter mod one turn; each stays below 2**53, so every operation is exact.
+    # The columns of the product that matter modulo one turn; each stays below 2**53, so every operation is exact.
     frequency = [constant(limb) for limb in zip(*map(_limbs, plan.fractions), strict=True)]
     digits, carry = [], None
     for k in range(LIMBS):
@@ -120,7 +122,7 @@ def _turns(plan: Plan, p: Tensor) -> tuple[Tensor, Tensor]:
         more, top, low = _with_fraction(plan, fraction, top, low, constant)
         quadrant = quadrant + more
     rest = top + low
-    # Nothing but the rounding of the frequency, as in reference/phase.py.
+    # A remainder within the rounding error of the frequency is 0, as in reference/phase.py.
     rest = torch.where(rest.abs() <= real.abs() * constant(2.0**-128), 0.0, rest)
     if any(0.0 < abs(turns) < SMALL_FREQUENCY for turns in plan.turns_hi):
         product = real * constant(plan.turns_hi)
@@ -130,7 +132,7 @@ def _turns(plan: Plan, p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _limbs(fraction: int) -> list[float]:
-    """fraction / 2**128 mod 1 in limbs of [-2**25, 2**25], the least first."""
+    """fraction / 2**128 mod 1 in limbs in [-2**25, 2**25], least significant first."""
     value, limbs = fraction << (LIMBS * BITS - 128), []
     for _ in range(LIMBS):
         limb = (value + 2 ** (BITS - 1)) % 2**BITS - 2 ** (BITS - 1)
@@ -142,7 +144,7 @@ def _limbs(fraction: int) -> list[float]:
 def _with_fraction(
     plan: Plan, r: Tensor, top: Tensor, low: Tensor, constant: Callable[[Any], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """top + low + r * f for |r| <= 1/2: quarters to add, and the new top and low. Error: 2**-79 max(f, 1) turns."""
+    """top + low + r * f for |r| <= 1/2: (quarter turns to add, new top, new low). Error: 2**-79 max(f, 1) turns."""
     splitter = 2.0**27 + 1
     high = [f * splitter - (f * splitter - f) for f in plan.turns_hi]  # Dekker: 26 bits
     turns_1 = constant(high)
@@ -162,7 +164,7 @@ def _with_fraction(
 
 
 def _channels(plan: Plan, first: Tensor, second: Tensor) -> Tensor:
-    """(..., dim) from the values of the two streams per oscillator; the channels left over are 0."""
+    """(..., dim) from the values of the two streams, (..., n_osc); the remaining channels are 0."""
     n0, n1 = plan.n0, plan.n1
     second = second if plan.shared else second[..., n0:]
     first, second = first[..., :n0], second[..., :n1]

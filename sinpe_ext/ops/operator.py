@@ -1,9 +1,9 @@
-"""`Operator`: one of torch.ops.sinpe_ext.*, and how a Python function calls it.
+"""`Operator`: definition of one of torch.ops.sinpe_ext.*, and its call from Python.
 
-rows.py, embed.py, plan_words.py and seed_tensor.py define them: of each the schema, what computes it where no kernel
-does (`reference/`), what a fake tensor gives, a rule for vmap and the derivative. The compiled libraries hold
-implementations only: a second definition would abort the process. None is on an autocast list: positions, frequencies
-and x keep their dtypes under autocast.
+rows.py, embed.py, plan_words.py and seed_tensor.py define the operators, each with its schema, reference implementation
+(`reference/`), fake kernel, vmap rule and derivative. The compiled libraries contain implementations only: a second
+definition of an operator would abort the process. No operator is on an autocast list: positions, frequencies and x keep
+their dtypes under autocast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..runtime.no_grad import no_grad
 from ..runtime.observers import is_traced
 
 NAMESPACE = "sinpe_ext"
-OPERATORS: dict[str, Operator] = {}  # by their names
+OPERATORS: dict[str, Operator] = {}  # by name
 
 _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CUDA_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
@@ -30,23 +30,24 @@ _CUDA_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 class Operator:
     """One operator.
 
-    In a graph that is being made it is called itself. Otherwise the kernel where the compiled backend serves the device
-    and the reference elsewhere, below an autograd function where a gradient is needed and below nothing where none is:
-    the autograd layer of a torch.library operator costs more than a small call's arithmetic.
+    While a graph is traced, a call dispatches to the registered operator. Otherwise it runs the kernel if the compiled
+    backend serves the device, else the reference implementation; inside an autograd.Function if a gradient is needed,
+    and directly if not, because the autograd layer of a torch.library operator costs more than the arithmetic of a
+    small call.
 
     Args:
-        schema: as torch.library.Library.define takes it.
-        reference: computes it on any device.
-        fake: what torch.library.register_fake takes.
-        vmap: what torch.library.register_vmap takes, or None.
-        derivative: (setup_context, backward) of torch.library.register_autograd, or None.
-        tags: besides pt2_compliant_tag.
+        schema: as for torch.library.Library.define.
+        reference: reference implementation, for any device.
+        fake: as for torch.library.register_fake.
+        vmap: as for torch.library.register_vmap, or None.
+        derivative: (setup_context, backward) as for torch.library.register_autograd, or None.
+        tags: tags in addition to pt2_compliant_tag.
     Attributes:
         op: torch.ops.sinpe_ext.<name>.default.
-        direct: its CPU kernel without the layers above, for plain CPU tensors without a negative bit that need no
-            gradient, where `is_traced()` is false and the compiled backend in use. Neither a profiler nor a
-            TorchFunctionMode sees such a call; it saves two microseconds of five.
-        direct_cuda: the same of its CUDA kernel.
+        direct: the CPU kernel without the dispatch layers above it, for plain CPU tensors without the negative bit that
+            need no gradient, while `is_traced()` is false and the compiled backend is in use. Such a call is invisible
+            to profilers and TorchFunctionModes; it saves two of five microseconds.
+        direct_cuda: the same for the CUDA kernel.
     """
 
     def __init__(
@@ -82,14 +83,14 @@ class Operator:
         self._function: Any = None if derivative is None else self._autograd_function(*derivative)
 
     def run(self, *arguments: Any) -> Any:
-        """Without autograd. The first argument's device decides."""
+        """Runs the kernel or the reference, chosen by the device of the first argument, without autograd."""
         if loader.compiled(arguments[0].device.type):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op(*arguments)
         return self.reference(*arguments)
 
     def __call__(self, *arguments: Any) -> Any:
-        """With derivatives of any order."""
+        """Calls the operator, differentiable to any order."""
         if is_traced() or arguments[0].device.type == "meta":
             return self.op(*arguments)
         if torch.is_grad_enabled():
@@ -99,10 +100,10 @@ class Operator:
         return self.run(*arguments)
 
     def _autograd_function(self, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Any:
-        """The derivative for calls of this class, as register_autograd has it for calls of the operator."""
+        """The autograd.Function for calls of this class; register_autograd serves calls of the operator itself."""
 
         class Differentiable(torch.autograd.Function):
-            # Not torch's own setup_context: it binds the arguments to a signature at each call, 40 microseconds.
+            # No separate setup_context: torch then binds the arguments to a signature at each call, 40 microseconds.
             @staticmethod
             def forward(ctx: Any, *arguments: Any) -> Any:
                 output = self.run(*arguments)
@@ -110,16 +111,17 @@ class Operator:
                 return output
 
         Differentiable.backward = staticmethod(backward)  # type: ignore[method-assign]
-        Differentiable.__name__ = Differentiable.__qualname__ = f"sinpe_ext_{self.name}"  # seen in an autograd graph
+        Differentiable.__name__ = Differentiable.__qualname__ = f"sinpe_ext_{self.name}"  # shown as grad_fn
         return Differentiable
 
 
 def one_by_one(name: str) -> Callable[..., Any]:
-    """A rule for vmap, one call for each sample: a mask counts the elements of a sample, as it does without vmap."""
+    """A vmap rule that calls the operator once per sample, so that a sample's dropout mask is the same as without
+    vmap."""
 
     def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
         op = OPERATORS[name].op
-        # vmap gives a list argument a list of entries, all None here.
+        # For a list argument vmap passes a list of in_dims, all None here.
         dims = [None if isinstance(d, (list, tuple)) else d for d in in_dims]
         results = [
             op(*(a if d is None else a.select(d, k) for a, d in zip(arguments, dims, strict=True)))

@@ -1,7 +1,7 @@
-"""Plans as the int64 tensors that operators take, and back.
+"""Conversion of plans to the int64 tensors that operators take, and back.
 
-A plan tensor is a constant of a graph; a saved graph has a copy of it, which `decoded` reads again. CUDA kernels read
-plans in their own memory: a plan is copied there once, and the copy kept.
+A plan tensor is a constant of a graph; a saved graph contains a copy, which `decoded` can read. CUDA kernels read plans
+from device memory: each plan is copied there once, and the copy is cached.
 """
 
 from __future__ import annotations
@@ -36,79 +36,87 @@ _plans = WeakTensorKeyDictionary()  # a plan tensor -> its plan
 
 @lru_cache(maxsize=256)
 def _host_tensor(plan: Plan) -> Tensor:
+    """A plan as an int64 tensor on the CPU."""
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
-        words = torch.frombuffer(plan.words, dtype=torch.int64)
-    _plans[words] = plan
-    return words
+        packed_plan = torch.frombuffer(plan.words, dtype=torch.int64)
+    _plans[packed_plan] = plan
+    return packed_plan
 
 
 @lru_cache(maxsize=256)
 def host_words(encoding: Encoding) -> Tensor:
-    """The plan of an encoding as the operators take it for CPU tensors: `plan_words` without its second question."""
+    """The plan of an encoding as the operators take it for CPU tensors: `plan_words` without the test of the device."""
     return _host_tensor(_plan_of(encoding))
 
 
 def plan_tensor(plan: Plan, device: torch.device = CPU) -> Tensor:
-    """A plan as the int64 tensor that the operators take for data on a device: in CUDA memory for CUDA, else on the
+    """A plan as the int64 tensor that the operators take for data on `device`: in CUDA memory for CUDA, else on the
     CPU. Never a fake tensor."""
     if device.type != "cuda":
         return _host_tensor(plan)
-    return on_device((plan, "words"), device, lambda: _host_tensor(plan), lambda words: _plans.update({words: plan}))
+    return on_device(
+        (plan, "words"), device, lambda: _host_tensor(plan), lambda packed_plan: _plans.update({packed_plan: plan})
+    )
 
 
 def plan_words(encoding: Encoding, device: torch.device = CPU) -> Tensor:
-    """The plan of an encoding as the operators take it for data on a device, see `plan_tensor`."""
+    """The plan of an encoding as the operators take it for data on `device`, see `plan_tensor`."""
     return host_words(encoding) if device.type != "cuda" else plan_tensor(_plan_of(encoding), device)
 
 
-def partner(words: Tensor) -> Tensor:
-    """The words of the partner plan (`Plan.partner`), as a new tensor."""
-    exchanged = words.clone()
+def partner(packed_plan: Tensor) -> Tensor:
+    """The packed partner plan (`Plan.partner`), in which sines and cosines are exchanged, as a new tensor."""
+    exchanged = packed_plan.clone()
     exchanged[FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
     return exchanged
 
 
-def slopes(words: Tensor, dim: int) -> Tensor:
-    """What turns a row of the partner plan into d encode / d position: 2 pi f of each channel, float64, (dim,).
+def angular_frequencies(packed_plan: Tensor, dim: int) -> Tensor:
+    """The factors that turn a row of the partner plan into d encode / d position: 2 pi f of each channel, float64,
+    (dim,).
 
-    Negative where the channel is a cosine, whose partner, a sine, enters with a minus. Those of the partner are minus
-    these. `Plan.channel` in operations on the words: on a device nothing waits for them.
+    Negative for cosine channels, whose derivative is minus a sine; the partner plan's factors are the negatives of
+    these. The same channel mapping as `Plan.channel`, in tensor operations on the packed plan, so that nothing
+    synchronizes with the device.
     """
-    if words.device.type == "cpu":
-        decoded(words)  # refuses what is no plan
-    n_osc = (len(words) - HEADER_WORDS) // ARRAYS
-    n0, n1, flags = words[3], words[4], words[FLAGS_WORD]
-    index = torch.arange(dim, device=words.device)
+    if packed_plan.device.type == "cpu":
+        decoded(packed_plan)  # raises if this is not a packed plan
+    n_osc = (len(packed_plan) - HEADER_WORDS) // ARRAYS
+    n0, n1, flags = packed_plan[3], packed_plan[4], packed_plan[FLAGS_WORD]
+    index = torch.arange(dim, device=packed_plan.device)
     interleaved, shared = flags & FLAG_INTERLEAVED != 0, flags & FLAG_SHARED != 0
     stream = torch.where(interleaved, index & 1, (index >= n0).long())
     pair = torch.where(interleaved, index >> 1, index - n0 * stream)
     is_zero = (pair >= torch.where(stream != 0, n1, n0)) | (pair < 0)
     if not n_osc:
-        return torch.zeros(dim, dtype=torch.float64, device=words.device)
+        return torch.zeros(dim, dtype=torch.float64, device=packed_plan.device)
     oscillator = torch.where(shared, pair, pair + n0 * stream).clamp(0, n_osc - 1)
     is_cosine = (flags & (FLAG_Q0 + (FLAG_Q1 - FLAG_Q0) * stream)) != 0
-    turns = words[HEADER_WORDS + 3 * n_osc :][:n_osc].view(torch.float64)[oscillator]
-    # No torch.where of a number: it would be copied to the device.
+    turns = packed_plan[HEADER_WORDS + 3 * n_osc :][:n_osc].view(torch.float64)[oscillator]
+    # Not torch.where with a Python number, which would be copied to the device.
     return (2 * math.pi * turns * (1.0 - 2.0 * is_cosine.double())).masked_fill(is_zero, 0.0)
 
 
 @lru_cache(maxsize=256)
-def _host_slopes(plan: Plan) -> Tensor:
+def _host_angular_frequencies(plan: Plan) -> Tensor:
     with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch.inference_mode(False), CPU:
-        return slopes(_host_tensor(plan), plan.dim)
+        return angular_frequencies(_host_tensor(plan), plan.dim)
 
 
 def derivative_constants(plan: Plan, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
-    """The partner's words and the slopes of a plan, where `plan_tensor` has the plan itself."""
+    """The packed partner plan and the angular frequencies of a plan, on the device where `plan_tensor` puts the
+    plan."""
     if device.type != "cuda":
-        return _host_tensor(plan.partner()), _host_slopes(plan)
-    return plan_tensor(plan.partner(), device), on_device((plan, "slopes"), device, lambda: _host_slopes(plan))
+        return _host_tensor(plan.partner()), _host_angular_frequencies(plan)
+    return plan_tensor(plan.partner(), device), on_device(
+        (plan, "angular_frequencies"), device, lambda: _host_angular_frequencies(plan)
+    )
 
 
-def decoded(words: Tensor) -> Plan:
-    """The plan that the words of `plan_tensor` hold; also of a copy, such as a saved graph has, which must be read."""
-    plan = _plans.get(words)
-    return plan if plan is not None else _unpacked(tuple(words.tolist()))
+def decoded(packed_plan: Tensor) -> Plan:
+    """The plan that a tensor of `plan_tensor` holds. A copy, as in a saved graph, is unpacked from its values."""
+    plan = _plans.get(packed_plan)
+    return plan if plan is not None else _unpacked(tuple(packed_plan.tolist()))
 
 
 @lru_cache(maxsize=64)
@@ -149,6 +157,6 @@ Operator(
 )
 Operator(
     "plan_slopes(Tensor plan, int dim) -> Tensor",
-    reference=slopes,
+    reference=angular_frequencies,
     fake=lambda plan, dim: plan.new_empty((dim,), dtype=torch.float64),
 )

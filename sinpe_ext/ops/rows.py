@@ -1,17 +1,18 @@
-"""The operators that make rows of an encoding: table, encode, add with dropout or of a grid, and row_dots, its adjoint.
+"""The operators that generate rows of an encoding: table, encode, add, add with dropout or a grid, and their adjoint.
 
 Tensors are in canonical form: x and grad (batch, *middle, sequence, channels) or (sequence, channels), positions and
-padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `drop` counts the 65536ths that dropout drops;
-`elements` (empty: row-major) are [first, *steps], the index in the whole tensor of the first element and what a step
-along each dimension adds to it, which decide the mask (`reference/philox.py`). `plan` is always the int64 words of
-`plan.Plan`, in CUDA memory for CUDA tensors, else on the CPU; `dim` repeats its width for the fake kernels, which see
-no data.
+padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `drop` (`drop_threshold` in Python) is the dropout
+probability in units of 1 / 65536. `elements` (`rng_offsets` in Python) is [first, *steps], the index in the whole
+tensor of the first element and the increment of that index along each dimension (empty: row-major); it determines the
+mask (`reference/philox.py`). `plan` is always a plan packed into int64 words (`plan.Plan`), in CUDA memory for CUDA
+tensors, else on the CPU; `dim` repeats its number of channels for the fake kernels, which see no data.
 
 out = keep * (scale * x + alpha * PE(p)), keep being the dropout mask times its scale, so with G = keep * grad:
 d x = scale * G, d alpha = sum(G * PE), d p = alpha * sum_c(G_c * PE'_c), and a channel's derivative
-PE' = 2 pi f * A sin(2 pi (p f + (q + 1)/4)) is the partner plan's channel times a slope. The sums over channels are the
-operator `row_dots`, which makes rows and mask again instead of keeping them; its own derivative is made of the same
-operators, so every order works.
+PE' = 2 pi f * A sin(2 pi (p f + (q + 1)/4)) is the partner plan's channel times its angular frequency, the argument
+`slopes` of the operators (`angular_frequencies` in Python). The operator `row_dots` computes the sums over channels; it
+recomputes rows and mask instead of storing them, and its own derivative consists of the same operators, so derivatives
+of every order work.
 """
 
 from __future__ import annotations
@@ -33,22 +34,25 @@ from .operator import Operator, one_by_one
 from .plan_words import decoded, derivative_constants
 
 
-def derivative_plan(words: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The partner's words and the slopes of a plan, see `plan_words.py`."""
+def derivative_plan(packed_plan: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The packed partner plan and the angular frequencies of a plan, see `plan_words.py`."""
     if is_traced():
-        return torch.ops.sinpe_ext.plan_partner.default(words), torch.ops.sinpe_ext.plan_slopes.default(words, dim)
-    return derivative_constants(decoded(words), words.device)
+        return torch.ops.sinpe_ext.plan_partner.default(packed_plan), torch.ops.sinpe_ext.plan_slopes.default(
+            packed_plan, dim
+        )
+    return derivative_constants(decoded(packed_plan), packed_plan.device)
 
 
 def reduced(each: Tensor, positions: Tensor) -> Tensor:
-    """(batch, *middle, sequence) or (sequence,) summed to the shape of positions, (batch or 1, sequence)."""
+    """Sums a gradient of shape (batch, *middle, sequence) or (sequence,) to the shape of positions, (batch or 1,
+    sequence)."""
     each = each.sum(tuple(range(1, each.dim() - 1))) if each.dim() > 2 else each
     return (each if each.dim() > 1 else each.unsqueeze(0)).sum_to_size(positions.shape).to(positions.dtype)
 
 
 def scaled(d: Dropout) -> Tensor:
-    """The gradient of the first summand: no pass over memory where there is nothing to do."""
-    if d.drop:
+    """The gradient with respect to x: d.x with dropout and scale applied, or d.x itself if there is nothing to do."""
+    if d.drop_threshold:
         return DROPOUT(*d)
     return d.x if d.scale == 1.0 else d.x * d.scale
 
@@ -58,7 +62,7 @@ def scaled(d: Dropout) -> Tensor:
 
 def _table(plan: Tensor, start: int, length: int, dim: int, dtype: torch.dtype) -> Tensor:
     known = decoded(plan)
-    position_range(known.start + start, length)  # a graph calls with a start that no one has checked
+    position_range(known.start + start, length)  # a graph may pass an unchecked start
     return reference.table(known, length, known.start + start, dtype)
 
 
@@ -94,18 +98,18 @@ def _encode_batched(
 
 
 def _encode_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    positions, words, _, _ = inputs
-    ctx.save_for_backward(positions, words)
+    positions, packed_plan, _, _ = inputs
+    ctx.save_for_backward(positions, packed_plan)
 
 
 def _encode_backward(ctx: Any, grad: Tensor) -> Any:
-    positions, words = ctx.saved_tensors
+    positions, packed_plan = ctx.saved_tensors
     if not ctx.needs_input_grad[0]:
         return None, None, None, None
     dim = grad.shape[-1]
-    partner, slopes = derivative_plan(words, dim)
+    partner, angular_frequencies = derivative_plan(packed_plan, dim)
     wide = grad.to(accumulation(grad.dtype, positions.dtype)).reshape(1, -1, dim)
-    dots = ROW_DOTS(*RowDots(wide, partner, positions.reshape(1, -1), slopes=slopes))
+    dots = ROW_DOTS(*RowDots(wide, partner, positions.reshape(1, -1), angular_frequencies=angular_frequencies))
     return dots.reshape(positions.shape).to(positions.dtype), None, None, None
 
 
@@ -118,7 +122,7 @@ ENCODE = Operator(
 )
 
 
-# ---------------------------------------------------------------------------------- add, of implicit positions
+# ----------------------------------------------------------------------------------- add at implicit positions
 
 
 def _add(x: Tensor, plan: Tensor, start: int, scale: float) -> Tensor:
@@ -146,9 +150,9 @@ ADD = Operator(
 )
 
 
-# What the operators that write into `out` take before it, of the fields of Add.
+# The fields of Add that the operators with an `out` argument take before it.
 OUT_FIELDS = "x", "plan", "positions", "padding_mask", "start", "positions_are_starts", "scale", "alpha"
-DROPOUT_OUT_FIELDS = (*OUT_FIELDS[:4], "seed", *OUT_FIELDS[4:], "drop", "elements")
+DROPOUT_OUT_FIELDS = (*OUT_FIELDS[:4], "seed", *OUT_FIELDS[4:], "drop_threshold", "rng_offsets")
 _of_out = attrgetter(*OUT_FIELDS)
 _of_dropout_out = attrgetter(*DROPOUT_OUT_FIELDS)
 
@@ -191,7 +195,7 @@ DROPOUT = Operator(
 )
 
 
-# -------------------------------------------------------------------------- add of everything, with dropout too
+# ------------------------------------------------------------------------- add with all options, dropout as well
 
 
 def _add_dropout(*operands: Any) -> Tensor:
@@ -205,30 +209,30 @@ def _add_dropout_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _add_dropout_backward(ctx: Any, grad: Tensor) -> Any:
     a: Add = saved(ctx)
-    needs = Add(*ctx.needs_input_grad[: len(Add._fields)])  # AddInPlace has more
-    to_x = scaled(Dropout(grad, a.seed, a.drop, a.scale, a.elements)) if needs.x else None
+    needs = Add(*ctx.needs_input_grad[: len(Add._fields)])  # AddInPlace has two more arguments
+    to_x = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.rng_offsets)) if needs.x else None
     to_alpha = alpha_gradient(grad, a) if needs.alpha else None
     to_positions = position_gradient(grad, a) if needs.positions else None
     return to_x, None, to_positions, None, to_alpha, *(None,) * 6
 
 
 def row_dots_of(grad: Tensor, a: Add | Embed) -> RowDots:
-    """The operands of `row_dots` whose rows are those that `a` adds."""
+    """The operands of `row_dots` for the rows that `a` adds."""
     rows = a.plan, a.positions, a.padding_mask, None, a.seed, a.start, a.positions_are_starts
-    return RowDots(grad, *rows, a.drop, a.elements)
+    return RowDots(grad, *rows, a.drop_threshold, a.rng_offsets)
 
 
 def alpha_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
-    """sum(G * PE)."""
+    """d alpha = sum(G * PE)."""
     assert isinstance(a.alpha, Tensor)
     return ROW_DOTS(*row_dots_of(grad, a)).sum().reshape(a.alpha.shape).to(a.alpha.dtype)
 
 
 def position_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
-    """alpha * sum_c(G_c * PE'_c) of each row."""
+    """d p = alpha * sum_c(G_c * PE'_c) for each row."""
     assert a.positions is not None
-    partner, slopes = derivative_plan(a.plan, grad.shape[-1])
-    each = ROW_DOTS(*row_dots_of(grad, a)._replace(plan=partner, slopes=slopes))
+    partner, angular_frequencies = derivative_plan(a.plan, grad.shape[-1])
+    each = ROW_DOTS(*row_dots_of(grad, a)._replace(plan=partner, angular_frequencies=angular_frequencies))
     return reduced(each * a.alpha.double() if isinstance(a.alpha, Tensor) else each, a.positions)
 
 
@@ -243,7 +247,7 @@ ADD_DROPOUT = Operator(
 
 
 class AddInPlace(torch.autograd.Function):
-    """`add_dropout` that writes into x: its arguments, then the form of x and what does the work."""
+    """In-place `add_dropout`: takes its arguments, then the `Form` of x and a function that writes the result to x."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
@@ -280,19 +284,19 @@ def add_into(a: Add, out: Tensor) -> None:
         return
     alpha = 1.0 if a.alpha is None else a.alpha
     if isinstance(alpha, Tensor):
-        if a.x.device.type != "cpu":  # looking at the number would wait for the device
+        if a.x.device.type != "cpu":  # alpha.item() would synchronize with the device
             out.copy_(ADD_DROPOUT.run(*a))
             return
         alpha = alpha.item()
     a = a._replace(alpha=alpha)
-    if a.drop:
+    if a.drop_threshold:
         ADD_DROPOUT_OUT.op(*_of_dropout_out(a), out)
     else:
         ADD_OUT.op(*_of_out(a), out)
 
 
-# --------------------------------------------------------------------------------------------------- of a grid
-# `grid` are the int64 words of a grid and `values` the rows of its axes (`calls/grid_rows.py`), where x is.
+# ---------------------------------------------------------------------------------------------- add with a grid
+# `grid` is a grid packed into int64 words, `values` the rows of its axes (`calls/grid_rows.py`), on the device of x.
 
 
 def _add_grid_out(*operands: Any) -> None:
@@ -332,15 +336,15 @@ def _row_dots_backward(ctx: Any, upstream: Tensor) -> Any:
             ahead = torch.arange(a.grad.shape[-2], device=device) if a.positions_are_starts else None
             at = a.positions if ahead is None else a.positions + ahead
             rows = ENCODE(at.contiguous(), a.plan, dim, acc)
-        rows = rows if a.slopes is None else rows * a.slopes.to(rows.device, acc)
+        rows = rows if a.angular_frequencies is None else rows * a.angular_frequencies.to(rows.device, acc)
         rows = rows if a.padding_mask is None else rows.masked_fill(a.padding_mask.unsqueeze(-1), 0.0)
         product = (upstream.to(acc).unsqueeze(-1) * arranged(rows, rank)).to(a.grad.dtype)
-        to_grad = scaled(Dropout(product, a.seed, a.drop, 1.0, a.elements))
+        to_grad = scaled(Dropout(product, a.seed, a.drop_threshold, 1.0, a.rng_offsets))
     if ctx.needs_input_grad[2]:
         assert a.positions is not None
         partner, further = derivative_plan(a.plan, dim)
-        further = further if a.slopes is None else further * a.slopes
-        to_positions = reduced(ROW_DOTS(*a._replace(plan=partner, slopes=further)) * upstream, a.positions)
+        further = further if a.angular_frequencies is None else further * a.angular_frequencies
+        to_positions = reduced(ROW_DOTS(*a._replace(plan=partner, angular_frequencies=further)) * upstream, a.positions)
     return to_grad, None, to_positions, *(None,) * 7
 
 

@@ -1,11 +1,11 @@
-"""What torch.compile sees: opaque `table` and `encode`, then arithmetic that it fuses with its neighbours.
+"""The operations that torch.compile traces: opaque `table` and `encode`, then arithmetic that it can fuse.
 
-torch.jit.trace records the same, but not `table`: a length given to an operator is recorded as a constant. It records
-`encode` of `torch.arange(length)` instead, which follows a length that was read from the shape of x.
+torch.jit.trace records the same, except for `table`: a length passed to an operator is recorded as a constant. It
+records `encode` of `torch.arange(length)` instead, in which the length can depend on the shape of x.
 
-A compiler must not look into an Encoding or a plan. The functions marked `constant_in_graph` run while it traces, and
-what they give is a constant of the graph. They take what the caller gave for an encoding, `Given`, because a constant
-of the graph cannot be handed to the next such function.
+The compiler must not trace into an Encoding or a plan. The functions decorated with `constant_in_graph` run while it
+traces, and their results are constants of the graph. They take the caller's arguments for the encoding, `Given`,
+because a constant of the graph cannot be passed to another such function.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import onnx_graph
 from . import plan_words as plans
 
 constant_in_graph = handle.constant_in_graph()
-if constant_in_graph is handle.by_handle:  # torch 2.11: what checks marked, perhaps before torch came, is adapted
+if constant_in_graph is handle.by_handle:  # torch 2.11: adapt the functions decorated in checks
     for _name in ("encoding", "grid", "grid_outline"):
         setattr(checks, _name, handle.by_handle(getattr(checks, _name)))
 
@@ -39,11 +39,11 @@ Constant: TypeAlias = Callable[[Any, int | None, Piece, torch.device], torch.Ten
 
 
 def given(encoding: Any, dim: int | None = None) -> Given:
-    """An encoding as the caller gave it; a dim that is a symbol of the graph becomes a number."""
+    """The caller's arguments for the encoding; a dim that is a symbolic int becomes a number."""
     return (operator.index(encoding) if isinstance(encoding, int) else encoding), dim, None
 
 
-SLOTS = 256  # constants of one kind that a graph tells apart
+SLOTS = 256  # distinct constants of one kind that a graph can contain
 _numbers = itertools.count()
 
 
@@ -54,13 +54,13 @@ def _number(encoding: Encoding, device: torch.device) -> int:
 
 @constant_in_graph
 def slot(value: Any, dim: int | None, piece: Piece, device: torch.device) -> int:
-    """A number of an encoding's own on a device."""
+    """The slot of an encoding on a device, by which a graph distinguishes its constants from those of others."""
     return _number(checks.encoding(value, dim, piece), device)
 
 
 def _by_slot(function: Constant) -> tuple[Constant, ...]:
-    """Copies of a function under names of their own: a graph calls a constant by the name of the function that gave it,
-    and refuses two constants of one name."""
+    """Copies of a function with different names: a graph names a constant after the function that returned it, and does
+    not accept two constants with the same name."""
     copies = []
     for number in range(SLOTS):
         code = function.__code__.replace(co_name=f"sinpe_ext_{function.__name__}_{number}")
@@ -68,13 +68,13 @@ def _by_slot(function: Constant) -> tuple[Constant, ...]:
     return tuple(copies)
 
 
-# Constants are made on the device of the result: one on the CPU would be copied there in every run of the graph, and
-# would keep it from becoming a CUDA graph.
+# Constants are created on the device of the result: one on the CPU would be copied in every run of the graph, and would
+# prevent the use of CUDA graphs.
 
 
 @_by_slot
 def _plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
-    # Load the kernels before the graph runs; without them the operator is the eager twin.
+    # Load the kernels before the graph runs; without them the operator runs the reference implementation.
     loader.compiled(device.type if device.type == "cuda" else "cpu")
     return plans.plan_words(checks.encoding(value, dim, piece), device)
 
@@ -91,27 +91,27 @@ def _kinds(value: Any, dim: int | None, piece: Piece, device: torch.device) -> t
 
 @constant_in_graph
 def _order(value: Any, dim: int | None, piece: Piece) -> tuple[bool, float]:
-    """Whether the float32 angle is a product, and the factor of the positions."""
+    """Whether the float32 angle is a product (not a quotient), and the scale of the positions."""
     encoding = checks.encoding(value, dim, piece)
     return float32_angle.multiplies(encoding), float(encoding.position_scale)
 
 
 def plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     """The plan of an encoding as a constant of the graph, for tensors on `device`."""
-    words = _plan_words[slot(value, dim, piece, device)](value, dim, piece, device)
-    # A graph for CUDA that is made on a machine without it copies its constant there.
-    return words.to(device) if device.type == "cuda" and words.device.type != "cuda" else words
+    packed_plan = _plan_words[slot(value, dim, piece, device)](value, dim, piece, device)
+    # A graph for CUDA that is exported on a machine without CUDA copies the constant when it runs.
+    return packed_plan.to(device) if device.type == "cuda" and packed_plan.device.type != "cuda" else packed_plan
 
 
 def zero_where(condition: torch.Tensor, message: str) -> torch.Tensor:
-    """0 of shape () for a trace to add to positions; running it raises RuntimeError where the condition does not hold.
+    """A tensor 0 of shape () that a trace adds to positions; running it raises RuntimeError if the condition is false.
     An assertion that no result depends on would be removed from the trace."""
     zero = torch.zeros((), dtype=torch.int64, device=condition.device)
     return torch.ops.aten._functional_assert_async.msg(condition, message, zero)
 
 
 def table(given: Given, length: Any, start: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Rows encoding.start + start, ..., + length - 1."""
+    """Rows at positions encoding.start + start, ..., encoding.start + start + length - 1."""
     encoding = checks.encoding(*given)
     if device.type == "meta":
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
@@ -133,5 +133,5 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
         return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
     if observers.is_exporting():
         return onnx_graph.encode(_plan_of(encoding), positions, dtype)
-    words = plan_words(*given, device)
-    return torch.ops.sinpe_ext.encode.default(positions.contiguous(), words, encoding.dim, dtype)
+    packed_plan = plan_words(*given, device)
+    return torch.ops.sinpe_ext.encode.default(positions.contiguous(), packed_plan, encoding.dim, dtype)

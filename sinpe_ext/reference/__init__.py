@@ -1,4 +1,5 @@
-"""The mathematics of every operator in plain array operations, with the bits of the kernels, for where none runs."""
+"""Reference implementation of every operator in plain array operations, bitwise equal to the kernels; used where no
+kernel is available."""
 
 from .rows import encode as encode
 from .rows import table as table

@@ -1,8 +1,9 @@
-"""The eager twin of what applies an encoding to data: add, dropout, embed and what goes backward.
+"""Reference implementation of the operators that apply an encoding to data: add, dropout, embed and their gradients.
 
-Built from `reference.table`, `reference.encode` and `philox.keep`, on any device of torch, without gradients. Values
-are rounded in the order of the compiled kernels, so that the results have the same bits, and dropout selects: a dropped
-element is +0 whatever it was. `seed`, `drop` and `elements` are those of `philox.keep`; drop 0 needs no seed.
+Built from `reference.table`, `reference.encode` and `philox.keep`, on any torch device, without autograd. Values are
+rounded in the same order as in the compiled kernels, so that the results are bitwise equal. Dropout selects instead of
+multiplying: a dropped element is +0 whatever its value. `seed`, `drop_threshold` and `rng_offsets` are arguments of
+`philox.keep`; with drop_threshold 0 no seed is needed.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ def add(plan: Plan, a: Add, out: Tensor | None = None) -> Tensor:
 
     Equivalent to, with acc = float64 for float64 x and float32 otherwise:
         total = scale * x.to(acc) + alpha * pe.to(acc)             # padded rows: scale * x.to(acc)
-        torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop = 0: total.to(x.dtype)
+        torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop_threshold = 0: total.to(x.dtype)
 
     Args:
-        plan: the constants of the encoding, which a.plan has as words.
+        plan: the constants of the encoding, packed in a.plan.
         a.x: (B, *M, S, D) or (S, D), floating point.
         a.positions: None, (S,) or (1 or B, S), int64 or float; or (1 or B, 1) int64, the first position of each sample.
-        a.start: position of the first row, on top of plan.start, where there are no positions.
+        a.start: position of the first row relative to plan.start, if positions is None.
         a.scale, a.alpha: rounded to acc first; alpha may be a tensor of shape () or (1,).
         a.padding_mask: (1 or B, S) bool, True = no encoding; or None.
-        out: written to and returned; may be x itself. None: a new tensor with the strides of `torch.empty_like(x)`.
+        out: tensor to write to and return; may be x itself. None: a new tensor as of `torch.empty_like(x)`.
     """
     x = a.x
     source = _rows(plan, a, x, x.shape[-2], a.alpha)
     out = torch.empty_like(x) if out is None else out
-    if a.drop == philox.DROP_ALL:
+    if a.drop_threshold == philox.DROP_ALL:
         return out.zero_()
     _combine(x, source.at(slice(None), slice(0, x.shape[-2]), x.dim()), a, out)
     return _drop_(out, a)
@@ -52,7 +53,7 @@ def dropout(a: Dropout, out: Tensor | None = None) -> Tensor:
 
     Equivalent to, with acc as in `add`:
         total = scale * x.to(acc)
-        torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop = 0: total.to(x.dtype)
+        torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop_threshold = 0: total.to(x.dtype)
 
     Args:
         a.x: floating point, any shape.
@@ -60,7 +61,7 @@ def dropout(a: Dropout, out: Tensor | None = None) -> Tensor:
         out: as in `add`.
     """
     out = torch.empty_like(a.x) if out is None else out
-    if a.drop == philox.DROP_ALL:
+    if a.drop_threshold == philox.DROP_ALL:
         return out.zero_()
     _combine(a.x, None, a, out)
     return _drop_(out, a)
@@ -68,36 +69,38 @@ def dropout(a: Dropout, out: Tensor | None = None) -> Tensor:
 
 @no_grad
 def row_dots(plan: Plan, a: RowDots) -> Tensor:
-    """The dot of each row of `grad` after dropout with its row of the encoding: the gradients of alpha and positions.
+    """The dot product of each row of `grad`, after dropout, with its row of the encoding; used for the gradients of
+    alpha and positions.
 
     Equivalent to:
-        (torch.where(keep, grad.double(), 0.0) * kept_scale * slopes * pe.double()).sum(-1)     # padded rows: 0
+        weights = kept_scale * angular_frequencies * pe.double()                 # padded rows: 0
+        (torch.where(keep, grad.double(), 0.0) * weights).sum(-1)
 
     Args:
-        a.grad: as x of `add`; so are positions, start and padding_mask.
-        a.slopes: float64, (dim,), a factor for each channel; None: ones.
+        a.grad: as x of `add`; positions, start and padding_mask are as in `add`, too.
+        a.angular_frequencies: float64, (dim,), a factor for each channel; None: ones.
     Returns: float64, grad.shape[:-1], contiguous.
-    Accuracy: products and sums in float64, summed in an order that depends on dim alone.
+    Accuracy: products and sums in float64; the order of summation depends on dim alone.
     """
     grad = a.grad
     source = _rows(plan, a, grad, grad.shape[-2])
     result = torch.zeros(grad.shape[:-1], dtype=torch.float64, device=grad.device)
-    if a.drop == philox.DROP_ALL or not grad.numel():
+    if a.drop_threshold == philox.DROP_ALL or not grad.numel():
         return result
-    keep = philox.keep(a.seed, a.drop, grad.shape, a.elements, grad.device) if a.drop else None
+    keep = philox.keep(a.seed, a.drop_threshold, grad.shape, a.rng_offsets, grad.device) if a.drop_threshold else None
     dots = result
     if grad.dim() == 2:
         grad, dots, keep = grad.unsqueeze(0), dots.unsqueeze(0), None if keep is None else keep.unsqueeze(0)
-    slopes = None if a.slopes is None else a.slopes.to(grad.device)
+    angular_frequencies = None if a.angular_frequencies is None else a.angular_frequencies.to(grad.device)
     for batch, rows, pe in source.tiles(grad.shape):
-        pe = pe.double() if slopes is None else pe.double() * slopes
+        pe = pe.double() if angular_frequencies is None else pe.double() * angular_frequencies
         products = grad[batch, ..., rows, :] * pe
         if keep is not None:
             _select_(products, keep[batch, ..., rows, :])
         dots[batch, ..., rows] = _row_sums(products)
     if a.padding_mask is not None:
         dots.masked_fill_(arranged(a.padding_mask.unsqueeze(-1), grad.dim()).squeeze(-1), 0.0)
-    return result.mul_(philox.kept_scale(a.drop))
+    return result.mul_(philox.kept_scale(a.drop_threshold))
 
 
 @no_grad
@@ -105,7 +108,7 @@ def embed(plan: Plan, e: Embed) -> Tensor:
     """dropout(scale * weight[ids] + alpha * PE), without gradient.
 
     Equivalent to:
-        add(plan, weight[ids], positions, start, scale, alpha, padding_mask, seed, drop, elements)
+        add(plan, weight[ids], positions, start, scale, alpha, padding_mask, seed, drop_threshold, rng_offsets)
 
     Args:
         plan: as in `add`.
@@ -113,13 +116,14 @@ def embed(plan: Plan, e: Embed) -> Tensor:
         e.weight: (num_embeddings, dim), floating point.
         e.positions, e.start, e.scale, e.alpha, e.padding_mask: as in `add`.
     Returns: (*ids.shape, dim), contiguous, the dtype of weight.
-    Raises: IndexError where an id is no row of weight, before anything is written; on the CPU alone, others would wait.
+    Raises: IndexError if an id is not a row of weight, before anything is written; only on the CPU, since the check
+        would synchronize with other devices.
     """
     ids, weight = e.ids, e.weight
     source = _rows(plan, e, weight, ids.shape[-1], e.alpha)
     _check_ids(ids, weight.shape[0])
     out = weight.new_empty((*ids.shape, weight.shape[1]))
-    if e.drop == philox.DROP_ALL:
+    if e.drop_threshold == philox.DROP_ALL:
         return out.zero_()
     if not out.numel():
         return out
@@ -134,7 +138,7 @@ def embed(plan: Plan, e: Embed) -> Tensor:
 
 @no_grad
 def embed_backward(b: EmbedBackward) -> Tensor:
-    """The gradient of `embed` with respect to the weight, the same bits every time.
+    """The gradient of `embed` with respect to weight; deterministic.
 
     Equivalent to, in float32 (float64 for float64 grad):
         rows = torch.where(keep, grad, 0.0).reshape(-1, dim)
@@ -143,29 +147,33 @@ def embed_backward(b: EmbedBackward) -> Tensor:
 
         def sum_of(terms):                                     # the tree of tree_sum.levels; no terms: 0
             while len(terms) > 1:
-                terms = torch.stack([one_after_the_other(some) for some in terms.split(64)])
+                terms = torch.stack([sequential_sum(some) for some in terms.split(64)])
             return terms[0]
 
     Args:
         b.grad: (*ids.shape, dim), floating point.
         b.ids: int64.
-        b.padding_idx: the row that gets no gradient, -1 for none.
-        b.scale: its product with the kept scale is rounded once.
+        b.padding_idx: the row that receives no gradient, -1 for none.
+        b.scale: multiplied by the kept scale; the product is rounded once.
     Returns: (num_embeddings, dim), contiguous, the dtype of grad; rows without a token are +0.
     Raises: as `embed`.
     """
     grad, ids = b.grad, b.ids
     _check_ids(ids, b.num_embeddings)
     acc, dim = accumulation(grad.dtype), grad.shape[-1]
-    if b.drop == philox.DROP_ALL or not b.num_embeddings * dim or not ids.numel():
+    if b.drop_threshold == philox.DROP_ALL or not b.num_embeddings * dim or not ids.numel():
         return grad.new_zeros((b.num_embeddings, dim))
-    keep = philox.keep(b.seed, b.drop, grad.shape, b.elements, grad.device).reshape(-1, dim) if b.drop else None
+    keep = (
+        philox.keep(b.seed, b.drop_threshold, grad.shape, b.rng_offsets, grad.device).reshape(-1, dim)
+        if b.drop_threshold
+        else None
+    )
     flat, sums = ids.reshape(-1), grad.reshape(-1, dim)
     for nodes, count in tree_sum.levels(flat, b.num_embeddings):
         sums, keep = _sums(sums, keep, nodes, count, acc), None
-    # A row without a token is +0 whatever the factor's sign.
+    # A row without a token is +0 whatever the sign of the factor.
     factors = torch.ones(b.num_embeddings, dtype=acc, device=grad.device)
-    factor = torch.full((), b.scale * philox.kept_scale(b.drop), dtype=torch.float64, device=grad.device)
+    factor = torch.full((), b.scale * philox.kept_scale(b.drop_threshold), dtype=torch.float64, device=grad.device)
     factors.index_fill_(0, flat, factor.to(acc))
     if b.padding_idx >= 0:
         sums[b.padding_idx], factors[b.padding_idx] = 0.0, 1.0
@@ -173,7 +181,8 @@ def embed_backward(b: EmbedBackward) -> Tensor:
 
 
 def _rows(plan: Plan, a: Add | RowDots | Embed, data: Tensor, count: int, alpha: float | Tensor | None = None) -> Rows:
-    """The rows that data meets; a graph calls with a start that no one has checked."""
+    """The encoding's rows for the data; checks the range of the positions, since a graph may pass an unchecked
+    start."""
     first = 0
     if a.positions is None:
         first = plan.start + a.start
@@ -182,42 +191,48 @@ def _rows(plan: Plan, a: Add | RowDots | Embed, data: Tensor, count: int, alpha:
 
 
 def _sums(terms: Tensor, keep: Tensor | None, nodes: Tensor, count: int, acc: torch.dtype) -> Tensor:
-    """(count, dim): the kept terms of each node, added one after the other."""
+    """(count, dim): the sum of the kept terms of each node, added sequentially."""
     if terms.device.type != "cpu":
         return _sums_by_sorting(_kept(terms.to(acc), keep), nodes, count)
     sums = torch.zeros((count, terms.shape[-1]), dtype=acc)
     at_once = max(1, block(terms.device) // terms.shape[-1])
     for first in range(0, len(nodes), at_once):
         some = slice(first, first + at_once)
-        # On the CPU torch adds row after row, in this order.
+        # On the CPU index_add_ adds row after row, in this order.
         sums.index_add_(0, nodes[some], _kept(terms[some].to(acc), None if keep is None else keep[some]))
     return sums
 
 
 def _sums_by_sorting(terms: Tensor, nodes: Tensor, count: int) -> Tensor:
-    """The same for devices whose index_add_ has no order: a segment is summed from first to last."""
+    """The same for devices where index_add_ has no defined order: each segment is summed from first to last."""
     nodes, order = nodes.sort(stable=True)
     ends = torch.searchsorted(nodes, torch.arange(count + 1, device=nodes.device))
     return torch.segment_reduce(terms[order], "sum", offsets=ends, axis=0, unsafe=True, initial=0)
 
 
 def _check_ids(ids: Tensor, num_embeddings: int) -> None:
+    """Raises IndexError if an id is not a row of weight; only on the CPU."""
     if ids.device.type == "cpu":
         embedding.id_range(ids, num_embeddings)
 
 
 def _combine(x: Tensor, pe: Tensor | None, a: Any, out: Tensor) -> None:
     """out = (scale * x + pe) * kept_scale, where `pe` is in acc and may be None; `out` may be x. Of the record only
-    scale, drop and, with a `pe`, padding_mask are read.
+    scale, drop_threshold and, with a `pe`, padding_mask are read.
 
-    In parts along the longest dimension but the channels', so that what lies between the roundings stays small and in
-    the cache.
+    Processed in blocks along the longest dimension other than the channels, so that the intermediate results in acc
+    stay in the cache.
     """
     if not x.numel():
         return
     along = max(range(max(1, x.dim() - 1)), key=lambda d: x.shape[d])
     at_once = max(1, block(x.device) // (x.numel() // x.shape[along]))
-    acc, scale, drop, kept_scale = accumulation(x.dtype), a.scale, a.drop, philox.kept_scale(a.drop)
+    acc, scale, drop_threshold, kept_scale = (
+        accumulation(x.dtype),
+        a.scale,
+        a.drop_threshold,
+        philox.kept_scale(a.drop_threshold),
+    )
     padding_mask = None if pe is None else a.padding_mask
     pe = None if pe is None else pe.expand(x.shape)
     padded = None if padding_mask is None else arranged(padding_mask.unsqueeze(-1), x.dim()).expand(x.shape)
@@ -230,17 +245,18 @@ def _combine(x: Tensor, pe: Tensor | None, a: Any, out: Tensor) -> None:
             part = torch.mul(part, scale, out=total)
         if pe is not None:
             rows = pe.narrow(*place)
-            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 around.
+            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 into +0.0.
             rows = rows if padded is None else rows.masked_fill(padded.narrow(*place), -0.0)
             torch.add(part, rows, out=total)
-        if drop:
+        if drop_threshold:
             total.mul_(kept_scale)
         if total is not to:
             to.copy_(total)
 
 
 def _row_sums(x: Tensor) -> Tensor:
-    """x.sum(-1), destroying x: halves are added until one is left, an order that no thread, batch or device changes."""
+    """x.sum(-1), overwriting x: one half is added to the other until one column is left, an order of summation that is
+    the same for every number of threads, batch size and device."""
     width = x.shape[-1]
     while width > 1:
         half = width // 2
@@ -250,12 +266,17 @@ def _row_sums(x: Tensor) -> Tensor:
 
 
 def _kept(x: Tensor, keep: Tensor | None) -> Tensor:
+    """x where `keep` is true or None, else +0."""
     return x if keep is None else torch.where(keep, x, 0.0)
 
 
 def _drop_(x: Tensor, a: Any) -> Tensor:
-    """+0 where dropout drops, in place. Of the record seed, drop and elements are read."""
-    return _select_(x, philox.keep(a.seed, a.drop, x.shape, a.elements, x.device)) if a.drop and x.numel() else x
+    """Sets dropped elements to +0, in place. Of the record seed, drop_threshold and rng_offsets are read."""
+    return (
+        _select_(x, philox.keep(a.seed, a.drop_threshold, x.shape, a.rng_offsets, x.device))
+        if a.drop_threshold and x.numel()
+        else x
+    )
 
 
 def _select_(x: Tensor, keep: Tensor) -> Tensor:

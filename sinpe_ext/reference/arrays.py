@@ -1,7 +1,7 @@
-"""The array operations of the eager twin, under one name for torch and for NumPy.
+"""The array operations of the reference implementation, with the same names for torch and NumPy.
 
-The twin is written once; what both libraries spell alike (`sin`, `where`, operators, slices) it calls on `xp`
-directly, the rest is here. Importing this module imports neither library.
+The reference implementation is written once: it calls what both libraries spell the same way (`sin`, `where`,
+operators, slices) on `xp` directly; the rest is here. Importing this module imports neither library.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ Array = Any  # a torch.Tensor or a numpy.ndarray
 
 
 class TorchArrays:
-    """torch on one device. Every tensor names its device: `torch.set_default_device` must not move the constants."""
+    """torch on one device. Every tensor is created with a device: `torch.set_default_device` must not affect them."""
 
     def __init__(self, xp: ModuleType, device: Any) -> None:
-        from ..runtime.mkl import settle
+        from ..runtime.mkl import warm_up
 
-        settle()
+        warm_up()
         self.xp = xp
         self.device = xp.device("cpu" if device is None else device)
-        # Elements of one work buffer. CPU: half a megabyte of float64 a thread, so that the passes over it stay in the
-        # second-level cache and are few enough that waking the threads does not count.
+        # Elements of one work buffer. CPU: half a megabyte of float64 per thread, so that passes over it stay in the
+        # second-level cache and are few enough that the cost of waking the threads is negligible.
         self.block = 2**16 * min(xp.get_num_threads(), 64) if self.device.type == "cpu" else 2**22
 
     def quiet(self, function: Callable[..., Array]) -> Callable[..., Array]:
-        """The function without autograd."""
+        """Decorator: run the function without autograd."""
         from ..runtime.no_grad import no_grad
 
         return no_grad(function)
@@ -58,7 +58,7 @@ class TorchArrays:
         self.xp.addcmul(z, x, y, out=out)
 
     def same_bits(self, x: Array, y: Array) -> bool:
-        """Whether two contiguous float32 arrays are equal, zeros by sign too."""
+        """Whether two contiguous float32 arrays are bitwise equal."""
         words = self.xp.int32 if x.numel() % 2 else self.xp.int64  # 64 bits at a time take half as long
         return self.xp.equal(x.reshape(-1).view(words), y.reshape(-1).view(words))
 
@@ -70,7 +70,7 @@ class TorchArrays:
 
 
 class NumpyArrays:
-    """NumPy; the methods mirror TorchArrays."""
+    """NumPy; same methods as TorchArrays."""
 
     def __init__(self, xp: ModuleType) -> None:
         self.xp = xp
@@ -78,8 +78,8 @@ class NumpyArrays:
         self.block = 2**16
 
     def quiet(self, function: Callable[..., Array]) -> Callable[..., Array]:
-        """The function without warnings: overflow to inf in a narrow dtype and the wrap of an integer phase are results
-        here, not accidents."""
+        """Decorator: run the function without NumPy's floating-point warnings. Overflow to inf in a narrow dtype and
+        the wrapping of an integer phase are intended."""
         return self.xp.errstate(all="ignore")(function)
 
     def words(self, words: array[int]) -> Array:

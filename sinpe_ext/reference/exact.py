@@ -1,12 +1,12 @@
-"""Single entries by integer arithmetic, correctly rounded: what the fast paths fall back to near a rounding boundary.
+"""Single entries by integer arithmetic, correctly rounded; the fast paths use it near a rounding boundary.
 
-Standard library only; tens of microseconds an entry.
+Standard library only; tens of microseconds per entry.
 
 Phase: position times frequency as an exact rational, reduced to an eighth of a turn. The frequency is the 128-bit
-fraction, or the float64 pair where the product stays below 1/8 turn (it keeps its relative accuracy however small
-the frequency is). Value: Taylor series in fixed point with `PRECISION` bits below the leading one; when the interval
-known to hold the value rounds two ways, the precision doubles. That ends: sin and cos of a dyadic part of a turn
-are irrational or one of 0, 1, and those two are taken exactly.
+fraction, or the float64 pair if the product is below 1/8 turn (the pair keeps its relative accuracy however small the
+frequency is). Value: Taylor series in fixed point with `PRECISION` bits below the leading one; if the two ends of the
+interval that contains the value round differently, the precision is doubled. This terminates: the sine or cosine of a
+dyadic fraction of a turn is irrational or one of 0 and 1, and these two are handled exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from ..encodings.frequency import FRACTION_BITS, pi_bits
 from ..encodings.plan import Plan
 
-PRECISION = 208  # first try; a correctly rounded float64 needs more once in 2**150
+PRECISION = 208  # of the first attempt; about one float64 entry in 2**150 needs more
 
 
 def float32(plan: Plan, position: int | float, channel: int) -> float:
@@ -38,6 +38,7 @@ def float64(plan: Plan, position: int | float, channel: int) -> float:
 
 
 def _entry(plan: Plan, position: int | float, channel: int, rounded: Callable[[int, int], float]) -> float:
+    """One entry, rounded by `rounded` (numerator, bits) -> float."""
     entry = plan.channel(channel)
     if entry is None:
         return 0.0
@@ -47,14 +48,14 @@ def _entry(plan: Plan, position: int | float, channel: int, rounded: Callable[[i
         return math.nan
     oscillator, quarter = entry
     numerator, bits = _phase(plan, oscillator, position)
-    # Nearest quarter turn, then what is left of it: at most 1/8 turn.
+    # The nearest quarter turn, then the remainder, at most 1/8 turn.
     nearest = (4 * numerator + (1 << bits - 1)) >> bits
     rest = 4 * numerator - (nearest << bits)  # in quarter turns
     quadrant = nearest + quarter & 3
     use_cos, negative = quadrant & 1, quadrant >= 2
     amplitude, scale = plan.amplitude.as_integer_ratio()
     scale_bits = scale.bit_length() - 1
-    if not rest:  # a quarter turn exactly; a zero is +0 times the amplitude from every quadrant (docs/accuracy.md)
+    if not rest:  # exactly a quarter turn; a zero is +0 times the amplitude in every quadrant (docs/accuracy.md)
         return rounded(-amplitude if negative else amplitude, scale_bits) if use_cos else 0.0 * plan.amplitude
     precision = PRECISION
     while True:
@@ -70,8 +71,8 @@ def _entry(plan: Plan, position: int | float, channel: int, rounded: Callable[[i
 
 
 def _phase(plan: Plan, oscillator: int, position: int | float) -> tuple[int, int]:
-    """position * f modulo 1 as numerator / 2**bits, bits >= 1; exact for the frequency used, and a quarter turn for all
-    that the frequency's rounding can make of one."""
+    """position * f modulo 1 as numerator / 2**bits, bits >= 1: exact for the frequency used, except that a phase within
+    the rounding error of the frequency of a quarter turn is taken to be the quarter turn."""
     factor, denominator = position.as_integer_ratio()
     position_bits = denominator.bit_length() - 1
     high, high_one = plan.turns_hi[oscillator].as_integer_ratio()
@@ -86,14 +87,15 @@ def _phase(plan: Plan, oscillator: int, position: int | float) -> tuple[int, int
     whole = (plan.whole[oscillator] << FRACTION_BITS) + plan.fractions[oscillator]
     bits = position_bits + FRACTION_BITS
     numerator = factor * whole & (1 << bits) - 1
-    # What the rounding of the 128 bits can make of a quarter turn is one, as in csrc/core/phase.h.
+    # A phase within the rounding error of the 128 bits of a quarter turn is a quarter turn, as in csrc/core/phase.h.
     nearest = (4 * numerator + (1 << bits - 1)) >> bits << bits - 2
     reach = min(abs(factor) + (1 << position_bits), 1 << 64 + position_bits)
     return nearest if abs(numerator - nearest) <= reach else numerator, bits
 
 
 def _angle(rest: int, bits: int, precision: int) -> tuple[int, int]:
-    """(pi / 2) * rest / 2**bits in fixed point with `precision` bits below its leading one: (value, bits of it)."""
+    """(pi / 2) * rest / 2**bits in fixed point with `precision` bits below its leading one: (value, fractional
+    bits)."""
     magnitude = abs(rest).bit_length()
     out_bits = precision + max(0, bits - magnitude)
     shift = bits + precision + 1  # pi_bits(precision) / 2 has precision + 1 bits below the point
@@ -102,7 +104,7 @@ def _angle(rest: int, bits: int, precision: int) -> tuple[int, int]:
 
 
 def _sin(rest: int, bits: int, precision: int) -> tuple[int, int, int]:
-    """sin of rest / 2**bits quarter turns: (value, error, bits); |rest| at most half a quarter turn."""
+    """sin of rest / 2**bits quarter turns, at most half a quarter turn in size: (value, error, fractional bits)."""
     theta, bits = _angle(rest, bits, precision)
     square = theta * theta >> bits
     term = total = theta
@@ -128,17 +130,17 @@ def _cos(rest: int, bits: int, precision: int) -> tuple[int, int, int]:
 
 
 def _error(theta: int, precision: int, terms: int) -> int:
-    """Bound on the error of a sum: pi's own error carried by theta, and a few units for each term."""
+    """Error bound of a series: the error of pi scaled by theta, and a few units for each term."""
     return (abs(theta) >> precision - 4) + 8 * terms + 16
 
 
 def _round_float64(numerator: int, bits: int) -> float:
-    """numerator / 2**bits to nearest even, subnormals included (int / int rounds correctly)."""
+    """numerator / 2**bits rounded to nearest even, subnormals included (int / int rounds correctly)."""
     return numerator / (1 << bits)
 
 
 def _round_float32(numerator: int, bits: int) -> float:
-    """numerator / 2**bits to the nearest even float32: 24 bits, or the multiple of 2**-149 below the normal range."""
+    """numerator / 2**bits rounded to nearest even in float32: to 24 bits, or to multiples of 2**-149 if subnormal."""
     magnitude = abs(numerator)
     exponent = max(magnitude.bit_length() - bits - 24, -149)
     shift = exponent + bits

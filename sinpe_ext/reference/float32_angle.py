@@ -1,7 +1,8 @@
 """angle="float32_exp" and "float32_pow": the usual formulas with their float32 roundings, for trained checkpoints.
 
-Second to the exact encoding in every respect but one: the numbers are those that the model saw. PyTorch operations in
-the order of the code that is imitated, so that a CPU gives its bits. Which order is told by the fields:
+Less accurate than the exact encoding, but the values are those that the model was trained with. The PyTorch operations
+are in the same order as in the code that is imitated, so that results on the CPU are bitwise equal. The fields
+determine the order:
 
     float32_exp   position * exp(arange(0, dim, 2) * (-log(base) / dim))
                   the tutorial; with shift=1 fairseq, M2M100, MusicGen, Whisper
@@ -12,10 +13,11 @@ the order of the code that is imitated, so that a CPU gives its bits. Which orde
       but         position * (1 / pow(base, arange(0, dim, 2) / dim))
                   in halves, or with odd="round": CTRL, timm, MONAI, big_vision, positional-encodings
 
-"In halves" means a layout in which sines stand apart from cosines. position_scale multiplies the position before
-anything else, as FLUX does; the other factors (shift, exponent_scale, unit) stand where the encoding has them. Where
-two libraries differ in their order but in no field, one of them is imitated and the other is close: `make test-peers`
-lists which, with the difference. A compiler makes its own code of these operations, and other bits.
+"In halves" means a layout in which sines and cosines are not interleaved. position_scale multiplies the position
+before anything else, as in FLUX; the other factors (shift, exponent_scale, unit) apply where the encoding's formula has
+them. If two libraries differ in the order of operations but in no field, one of them is imitated and the other is
+close: `make test-peers` lists them, with the difference. A compiler generates its own code for these operations, with
+    other bits.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from ..encodings.encoding import Encoding
 from ..encodings.plan import Plan
 from ..encodings.plan import plan as _plan_of
 from ..runtime.device_constants import on_device
-from ..runtime.mkl import settle
+from ..runtime.mkl import warm_up
 from ..runtime.tracing import untraced
 
 _UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
@@ -41,7 +43,8 @@ SINE, COSINE, ZERO = 0, 1, 2
 
 
 class Constants(NamedTuple):
-    """Per channel: angular frequency or, where not `multiplies`, timescale in float32, and SINE, COSINE or ZERO."""
+    """Per channel: the angular frequency, or the timescale if `multiplies` is false, in float32; and SINE, COSINE or
+    ZERO."""
 
     ladder: Tensor
     kinds: Tensor
@@ -49,7 +52,7 @@ class Constants(NamedTuple):
 
 @untraced
 def constants_on(encoding: Encoding, device: torch.device) -> Constants:
-    """`constants` on a CUDA device, so that no call waits for a copy; for other devices on the CPU."""
+    """`constants` in CUDA memory for a CUDA device, so that no call waits for a copy; on the CPU for other devices."""
     host = constants(encoding)
     if device.type != "cuda":
         return host
@@ -59,6 +62,7 @@ def constants_on(encoding: Encoding, device: torch.device) -> Constants:
 
 @lru_cache(maxsize=64)
 def constants(encoding: Encoding) -> Constants:
+    """The constants of an encoding, on the CPU."""
     if isinstance(encoding, Columns):
         of_whole, at = constants(encoding.whole), slice(encoding.first, encoding.first + encoding.dim)
         return Constants(of_whole.ladder[at], of_whole.kinds[at])
@@ -70,13 +74,14 @@ def constants(encoding: Encoding) -> Constants:
 
 
 def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
-    """Per channel; 1 for a zero channel."""
+    """Angular frequency or timescale of each channel; 1 for a zero channel."""
     if encoding.frequencies is not None:
         angular = 2 * math.pi * torch.tensor(plan.channel_turns(), dtype=torch.float64)
         return (angular if multiplies(encoding) else 1.0 / angular).float()
     sines, cosines, _ = frequency.shape(encoding)
     pairs = max(sines, cosines)
-    # Each in one piece, as the usual code does: PyTorch's pow rounds the last elements of a tensor differently.
+    # Sines and cosines in one tensor each, as in the imitated code: torch.pow rounds the last elements of a tensor
+    # differently.
     of_sines = _steps(encoding, torch.arange(0, 2 * pairs, 2))
     of_cosines = of_sines if plan.shared else _steps(encoding, 2 * torch.arange(cosines) + 1)
     ladder = torch.ones(plan.dim)
@@ -88,8 +93,9 @@ def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
 
 
 def _steps(encoding: Encoding, index: Tensor) -> Tensor:
-    """The ladder at the usual code's `2i` (2i + 1 for a cosine with a frequency of its own)."""
-    settle()
+    """Angular frequencies or timescales at the indices `2i` of the imitated code (2i + 1 for cosines with a frequency
+    of their own)."""
+    warm_up()
     unit = _UNITS[encoding.unit]
     width = float(frequency.shape(encoding).exponent_dim) - 2.0 * float(encoding.shift)
     base, exponent_scale = float(encoding.base), float(encoding.exponent_scale)
@@ -109,16 +115,17 @@ def _steps(encoding: Encoding, index: Tensor) -> Tensor:
 
 
 def _in_halves(encoding: Encoding) -> bool:
+    """Whether sines and cosines are not interleaved."""
     return encoding.layout != "interleaved"
 
 
 def multiplies(encoding: Encoding) -> bool:
-    """Whether a position is multiplied with the ladder, not divided by it."""
+    """Whether the angle is position times angular frequency, rather than position divided by timescale."""
     return encoding.angle == "float32_exp" or _in_halves(encoding) or encoding.odd == "round"
 
 
 def encode(encoding: Encoding, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """The encoding of `positions` with the angle rounded to float32, (*positions.shape, dim); differentiable."""
+    """The encoding of `positions` with angles rounded to float32, (*positions.shape, dim); differentiable."""
     ladder, kinds = constants_on(encoding, positions.device)
     position_scale = float(encoding.position_scale)
     return rows(positions, ladder, kinds, multiplies(encoding), position_scale, encoding.amplitude, dtype)

@@ -1,4 +1,4 @@
-"""The eager twin of the operator `add_grid_out`: a grid's encoding added to data, in torch operations."""
+"""Reference implementation of the operator `add_grid_out`, which adds the encoding of a grid, in torch operations."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def add(a: AddGrid, out: Tensor) -> Tensor:
     """dropout(scale * x + PE) into `out`, which is returned.
 
     Args:
-        a.values, a.grid: the axes' rows and the words that say where they go, see `calls/grid_rows.py`.
-        a.x: (*B, places, dim), or (*B, dim, places) of a grid by channels; out the same, or x itself.
-        a.padding_mask: (1 or B, places) bool, True = no encoding; or None.
-        a.seed, a.drop, a.elements: as in `apply.py`.
+        a.values, a.grid: the rows of the axes and the packed description of the grid, see `calls/grid_rows.py`.
+        a.x: (*B, points, dim), or (*B, dim, points) if the grid is channels first; out has the same shape, or is x.
+        a.padding_mask: (1 or B, points) bool, True = no encoding; or None.
+        a.seed, a.drop_threshold, a.rng_offsets: as in `apply.py`.
     """
-    if a.drop == philox.DROP_ALL:
+    if a.drop_threshold == philox.DROP_ALL:
         return out.zero_()
     _combine(a.x, decoded(a.values, a.grid), a, out)
     return _drop_(out, a)
 
 
 def decoded(values: Tensor, words: Tensor) -> Tensor:
-    """The whole grid that the operator's operands stand for: (places, dim), or (dim, places) of a grid by channels."""
+    """The encoding of the whole grid, unpacked: (points, dim), or (dim, points) if the grid is channels first."""
     numbers = words.tolist()
     if len(numbers) < HEADER_WORDS or numbers[:2] != [MAGIC, len(numbers)] or numbers[6] != values.numel():
         raise RuntimeError("grid: expected the words of a grid, got others; pass grid_rows.words(...)")

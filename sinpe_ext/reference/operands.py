@@ -1,7 +1,7 @@
-"""What the operators take, a record each: its fields are the operator's arguments, in the order of its schema.
+"""The operands of each operator as a NamedTuple, whose fields are the operator's arguments in the order of its schema.
 
-An operator gets a record's items one by one, since its schema knows no records; everything else gets the whole record.
-The fields are described at the head of `ops/rows.py` and `ops/embed.py`, where the schemas stand.
+Operators take the items one by one, since schemas have no records; all other code takes the whole record. The fields
+are described at the top of `ops/rows.py` and `ops/embed.py`, next to the schemas.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from torch import Tensor
 
 
 class Dropout(NamedTuple):
-    """Of `dropout`."""
+    """Operands of `dropout`."""
 
     x: Tensor
     seed: Tensor | None
-    drop: int
+    drop_threshold: int
     scale: float = 1.0
-    elements: Sequence[int] = ()
+    rng_offsets: Sequence[int] = ()
 
 
 class Add(NamedTuple):
-    """Of `add_dropout`. The fields after plan are those of a plain sum unless they are given."""
+    """Operands of `add_dropout`. The defaults of the fields after plan are those of a plain sum."""
 
     x: Tensor
     plan: Tensor
     positions: Tensor | None = None
     padding_mask: Tensor | None = None
-    alpha: Tensor | float | None = None  # a float only where no operator that has a derivative is called
+    alpha: Tensor | float | None = None  # a float only for operators without a derivative
     seed: Tensor | None = None
     start: int = 0
     positions_are_starts: bool = False
     scale: float = 1.0
-    drop: int = 0
-    elements: Sequence[int] = ()
+    drop_threshold: int = 0
+    rng_offsets: Sequence[int] = ()
 
 
 class AddGrid(NamedTuple):
-    """Of `add_grid_out`, but for out."""
+    """Operands of `add_grid_out`, except out."""
 
     x: Tensor
     values: Tensor
@@ -47,27 +47,27 @@ class AddGrid(NamedTuple):
     padding_mask: Tensor | None = None
     seed: Tensor | None = None
     scale: float = 1.0
-    drop: int = 0
-    elements: Sequence[int] = ()
+    drop_threshold: int = 0
+    rng_offsets: Sequence[int] = ()
 
 
 class RowDots(NamedTuple):
-    """Of `row_dots`."""
+    """Operands of `row_dots`."""
 
     grad: Tensor
     plan: Tensor
     positions: Tensor | None = None
     padding_mask: Tensor | None = None
-    slopes: Tensor | None = None
+    angular_frequencies: Tensor | None = None
     seed: Tensor | None = None
     start: int = 0
     positions_are_starts: bool = False
-    drop: int = 0
-    elements: Sequence[int] = ()
+    drop_threshold: int = 0
+    rng_offsets: Sequence[int] = ()
 
 
 class Embed(NamedTuple):
-    """Of `embed`."""
+    """Operands of `embed`."""
 
     ids: Tensor
     weight: Tensor
@@ -81,12 +81,12 @@ class Embed(NamedTuple):
     scale: float = 1.0
     padding_idx: int = -1
     sparse: bool = False
-    drop: int = 0
-    elements: Sequence[int] = ()
+    drop_threshold: int = 0
+    rng_offsets: Sequence[int] = ()
 
 
 class EmbedBackward(NamedTuple):
-    """Of `embed_backward`."""
+    """Operands of `embed_backward`."""
 
     grad: Tensor
     ids: Tensor
@@ -94,12 +94,12 @@ class EmbedBackward(NamedTuple):
     num_embeddings: int
     padding_idx: int = -1
     scale: float = 1.0
-    drop: int = 0
-    elements: Sequence[int] = ()
+    drop_threshold: int = 0
+    rng_offsets: Sequence[int] = ()
 
 
 def save(ctx: Any, operands: Any, *left_out: str) -> None:
-    """Keeps a record, but for the named fields, for `saved` in the backward pass."""
+    """Saves a record, except the fields in `left_out`, for `saved` in the backward pass."""
     tensors: list[Tensor | None] = []
     others: list[Any] = []
     for name, item in zip(operands._fields, operands, strict=True):
@@ -112,6 +112,6 @@ def save(ctx: Any, operands: Any, *left_out: str) -> None:
 
 
 def saved(ctx: Any) -> Any:
-    """The record that `save` kept."""
+    """The record that `save` has stored."""
     pairs = zip(ctx.saved_tensors, ctx.operands, strict=True)
     return ctx.operands._make([item if tensor is None else tensor for tensor, item in pairs])

@@ -1,7 +1,7 @@
-"""Phases, sines and cosines of single entries, on arrays: what the eager twin does when a row is not rotated.
+"""Phases, sines and cosines evaluated directly, on arrays: the part of the reference implementation without rotation.
 
 All functions broadcast: oscillators along the last axis, positions along the first, or one of each per element.
-Unsigned 64-bit words live in int64, so right shifts are masked and products wrap. u below is 2**-53.
+Unsigned 64-bit words are held in int64, so right shifts are masked and products wrap. u below is 2**-53.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ LOW32 = 0xFFFFFFFF
 TURN = 2.0 * math.pi
 TURN_LOW = 2.4492935982947064e-16  # 2 pi - TURN
 SPLITTER = 134217729.0  # 2**27 + 1, Dekker
-# Error of a sine or cosine from `angles`, or of the product of two, for angles of a radian or more. An angle carries
-# 9.5u from its conversion (12.6u from a fractional position, 4.7u more where |p| nears 2**63), the library's sin or
-# cos at most 8u (4 ULP; torch measures 1, NumPy documents 4), twice that with a rotation, then 6u for the product, the
-# amplitude and the addition of the bound itself.
+# Error of a sine or cosine from `angles`, or of the product of two, for angles of a radian or more: 9.5u from the
+# conversion of an angle (12.6u for a fractional position, 4.7u more if |p| approaches 2**63), at most 8u from the
+# library's sin or cos (4 ULP; measured 1 for torch, documented 4 for NumPy), twice that with a rotation, and 6u from
+# the product, the amplitude and the addition of the bound itself.
 ANGLE_ERROR = 48 * 2.0**-53
 # Relative error of a sine or cosine from `sin_cos`, times the amplitude: 2u, measured below 0.8 ULP.
 DIRECT_ERROR = 8 * 2.0**-53
-# Below this angle (largest of the call) the phase word's 2**-63 turn would show beside ANGLE_ERROR.
+# If the largest angle of a call is below this, the phase word's error of 2**-63 turn is not negligible beside
+# ANGLE_ERROR.
 SMALL_ANGLE = 1 / 64
-# `angles` serves |p| < 2**62 (the integer part must fit) and f below 2**30; beyond, `sin_cos` does.
+# `angles` supports |p| < 2**62 (the integer part must fit) and f below 2**30; beyond, `sin_cos` is used.
 MAX_POSITION = 2.0**62
 MAX_TURNS = 2.0**30
 
@@ -40,6 +41,7 @@ class Oscillators(NamedTuple):
     turns_low: Array  # float64
 
     def at(self, index: Array) -> Oscillators:
+        """The oscillators at these indices."""
         return Oscillators._make(field[index] for field in self)
 
 
@@ -120,7 +122,7 @@ def split(x: Array) -> tuple[Array, Array]:
 
 
 def two_product(x: Array, y: Array) -> tuple[Array, Array]:
-    """x * y as high + low. Error: 0. Valid range: no overflow, product above 2**-969."""
+    """x * y as the sum of two float64. Error: 0. Valid range: no overflow, product above 2**-969."""
     product = x * y
     x1, x0 = split(x)
     y1, y0 = split(y)
@@ -128,16 +130,16 @@ def two_product(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def fast_sum(x: Array, y: Array) -> tuple[Array, Array]:
-    """x + y as high + low. Error: 0. Valid range: |x| >= |y| or x == 0."""
+    """x + y as the sum of two float64. Error: 0. Valid range: |x| >= |y| or x == 0."""
     total = x + y
     return total, y - (total - x)
 
 
 def reduce(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array, Array]:
-    """p * f as quadrant (low two bits) and the rest in turns, |rest| <= 1/8, as high + low.
+    """p * f as (quadrant, in the low two bits; remainder in turns, |remainder| <= 1/8, as high and low part).
 
-    Error: 2**-102 relative to the rest, plus 2**-128 turns for a float p. A rest that the rounding of the frequency's
-    128 bits can make of nothing is 0: three positions of 1/3 turn are a whole turn.
+    Error: 2**-102 relative to the remainder, plus 2**-128 turns for a float p. A remainder within the rounding error of
+    the 128-bit frequency is 0: three positions of 1/3 turn are a whole turn.
     """
     xp = a.xp
     if a.is_float(p):
@@ -148,7 +150,7 @@ def reduce(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array, Array]:
         p_high, p_low = fast_sum(a.cast(p >> 32, xp.float64) * 2.0**32, a.cast(p & LOW32, xp.float64))
     quadrant = ((high >> 60) + 2) >> 2
     high = high - (quadrant << 62)
-    # Sign and magnitude, so that no cancellation is left: a rest just below zero is all ones.
+    # Sign and magnitude, so that nothing cancels: in two's complement a remainder just below zero is all ones.
     negative = high < 0
     carry = a.cast(low == 0, xp.int64)
     high = xp.where(negative, ~high + carry, high)
@@ -163,7 +165,8 @@ def reduce(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array, Array]:
     sign = xp.where(rounding, 0.0, 1.0 - 2.0 * a.cast(negative, xp.float64))
     rest, rest_low = rest * sign, rest_low * sign
 
-    # Far below one turn the 128 bits run out of leading ones, the pair does not. The scale keeps `split` finite.
+    # Far below one turn the 128 bits have few significant bits; the float64 pair keeps its precision. The scale keeps
+    # `split` finite.
     scale = xp.where(xp.abs(p_high) > 2.0**500, 2.0**-500, xp.ones_like(p_high))
     turns, turns_low = osc.turns / scale, osc.turns_low / scale
     small, small_low = two_product(p_high * scale, turns)
@@ -176,13 +179,13 @@ def sin_cos(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array, Array,
     """sin and cos of 2 pi p f: (sin, its low part, cos, its low part, rest).
 
     Error: 0.3 ULP with the low part, 0.8 without. Valid range: every int64 and finite float64 p, results above 2**-960.
-    Zeros are +0. `rest` is what was left of the phase in turns: 0 means that sin and cos are exact.
+    Zeros are +0. `rest` is the reduced phase in turns; if it is 0, sin and cos are exact.
     """
     xp = a.xp
     quadrant, rest, rest_low = reduce(a, p, osc)
     x, error = two_product(rest, TURN)
     x, y = fast_sum(x, error + (rest * TURN_LOW + rest_low * TURN))
-    # fdlibm's polynomials for |x| <= pi/4; the tail y enters to first order.
+    # fdlibm's polynomials for |x| <= pi/4; the low part y enters to first order.
     z = x * x
     v = z * x
     r = 1.58969099521155010221e-10 * z - 2.50507602534068634195e-08
@@ -214,7 +217,7 @@ def sin_cos(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array, Array,
 
 
 def scaled(a: Arrays, value: Array, low: Array, amplitude: float) -> Array:
-    """amplitude * (value + low), one rounding beside the error of value + low; a zero keeps its sign."""
+    """amplitude * (value + low): one rounding in addition to the error of value + low; a zero keeps its sign."""
     if amplitude == 1.0:
         return value
     mantissa, exponent = math.frexp(amplitude)  # so that no partial product overflows
@@ -224,7 +227,8 @@ def scaled(a: Arrays, value: Array, low: Array, amplitude: float) -> Array:
 
 
 def angles(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array] | None:
-    """2 pi p f reduced to [-pi, pi], fast: (angles, error bound of their sines as `sine_bound`); None out of range.
+    """2 pi p f reduced to [-pi, pi], fast: (angles, error bound of their sines, see `sine_bound`); None if out of
+    range.
 
     Args: p of shape (rows, 1), not empty; oscillators of shape (n,).
     """
@@ -243,26 +247,26 @@ def angles(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array] | None:
 
 
 def sine_bound(a: Arrays, reach: Array, factor: Array | float = 1.0) -> Array:
-    """Error bound of sines whose angles are at most `reach` (relative for small ones), of shape (n,)."""
+    """Error bound of sines whose angles are at most `reach`, relative for small angles; shape (n,)."""
     return ANGLE_ERROR * a.xp.minimum(reach, reach * 0.0 + factor)
 
 
 def phase_word(a: Arrays, p: Array, osc: Oscillators) -> Array:
-    """High word of p * f mod 1, p int64. Error: 2 units, plus |p| * 2**-52 of them."""
-    # The low word is taken as signed, its carry moved into the high one: then the product cannot leave int64.
+    """The high word of p * f mod 1, p int64. Error: 2 + |p| * 2**-52 units of 2**-64 turns."""
+    # The low word is taken as signed and its carry added to the high word, so that the product stays within int64.
     high = osc.high + a.cast(osc.low < 0, a.xp.int64)
     low = a.cast(osc.low, a.xp.float64) * 2.0**-64
     return p * high + a.cast(a.cast(p, a.xp.float64) * low, a.xp.int64)
 
 
 def word_angles(a: Arrays, words: Array, p: Array, osc: Oscillators, reach: Array) -> Array:
-    """The angles of phase words; p the same positions in float64, of shape (rows, 1)."""
+    """The angles of phase words; p is the positions in float64, of shape (rows, 1)."""
     return small_angles(a, a.cast(words, a.xp.float64) * (TURN * 2.0**-64), p, osc, reach)
 
 
 def small_angles(a: Arrays, theta: Array, p: Array, osc: Oscillators, reach: Array) -> Array:
-    """Replaces, in place, the angles of oscillators that never reach SMALL_ANGLE by plain products."""
+    """Replaces, in place, the angles of oscillators that stay below SMALL_ANGLE by plain products."""
     (small,) = a.nonzero(reach < SMALL_ANGLE)
     if len(small):
-        theta[:, small] = p * (osc.turns[small] * TURN) + 0.0  # -0.0 would look like an open rounding
+        theta[:, small] = p * (osc.turns[small] * TURN) + 0.0  # -0.0 would look like an undecided rounding
     return theta

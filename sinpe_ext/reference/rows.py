@@ -1,9 +1,10 @@
-"""The eager twin: every operation from array operations alone, with the bits of the compiled kernels.
+"""Reference implementation of `table` and `encode` in array operations, bitwise equal to the compiled kernels.
 
-Written once for torch (any device) and NumPy. It serves where no kernel does, and it is the tests' second opinion
-next to mpmath. float32 values are computed in float64 with an error bound; where the bound leaves the rounding open the
-entry is decided by a better evaluation (`phase.sin_cos`), and what that leaves open by integers (`exact`). So every
-float32 entry is correctly rounded, and how rows are grouped cannot show. 16-bit results are the float32 ones, rounded.
+Written once for torch (any device) and NumPy. It is used where no kernel is available, and tests compare with it as
+well as with mpmath. float32 values are computed in float64 with an error bound. An entry whose rounding the bound does
+not decide is evaluated more accurately (`phase.sin_cos`), and if that does not decide it either, in integer arithmetic
+(`exact`). So every float32 entry is correctly rounded and does not depend on how rows are grouped. 16-bit results are
+the float32 results, rounded.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from ..encodings.plan import Plan
 from . import exact, phase
 from .arrays import Array, Arrays, arrays
 
-# Entries that are cheaper to decide one by one (20 to 50 us each) than by another round of array operations.
+# Up to this many entries are resolved one by one (20 to 50 us each) rather than by another pass of array operations.
 FEW = 12
-MAX_BLOCK_ROWS = 256  # rows turned from one anchor; direct angles cost about 25 times a turned one
-COMPUTED_HERE = ("cpu", "cuda")  # devices with float64 and int64 shifts; for others rows are made on the CPU
+MAX_BLOCK_ROWS = 256  # rows rotated from one anchor; a directly evaluated row costs about 25 times a rotated one
+COMPUTED_HERE = ("cpu", "cuda")  # devices with float64 and int64 shifts; for others rows are computed on the CPU
 
 
 def table(
@@ -40,7 +41,7 @@ def table(
         device: for torch.
         xp: torch (the default) or numpy.
     Returns: (length, dim).
-    Accuracy: float32 correctly rounded, 16-bit the float32 value rounded again, float64 <= 1 ULP.
+    Accuracy: float32 correctly rounded; 16-bit the float32 value rounded again; float64 within 1 ULP.
     """
     a = arrays(xp, device)
     if a.device is not None and a.device.type not in COMPUTED_HERE:
@@ -106,14 +107,16 @@ def _encode(a: Arrays, plan: Plan, positions: Array, dtype: Any) -> Array:
 
 
 def _rows_at_once(a: Arrays, plan: Plan, dtype: Any) -> int:
-    """Rows evaluated directly in one go: a few arrays of that size live at once, for float64 some thirty."""
+    """Rows evaluated directly in one pass: a few arrays of that size exist at the same time, for float64 about
+    thirty."""
     return max(1, a.block // (8 if dtype == a.xp.float64 else 2) // plan.n_osc)
 
 
 def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
-    """Fills `out` with rows from `start`: a few direct rows (anchors) turned by the direct rows 0, 1, 2, ... (offsets).
+    """Fills `out` with rows from `start`: a few directly evaluated rows (anchors), rotated by the angles of rows 0, 1,
+    2, ... (offsets).
 
-    sin(x + y) = sin x cos y + cos x sin y, where x carries the quarter turn of a cosine channel.
+    sin(x + y) = sin x cos y + cos x sin y, where x includes the quarter turn of a cosine channel.
     Error: `_bounds` at the largest angle.
     """
     xp, length = a.xp, len(out)
@@ -134,7 +137,7 @@ def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
     bound = _channels(a, plan, *(x[None] for x in _bounds(a, plan, phase.sine_bound(a, reach))))
     minus_bound, twice_bound = -bound, bound + bound
 
-    # A work buffer holds several blocks of narrow rows, or a part of a block of wide ones.
+    # The work buffer holds several blocks of narrow rows, or a part of a block of wide rows.
     per_pass = max(1, a.block // plan.dim)
     many = max(1, min(len(anchor_sin), per_pass // block))
     part = block if many > 1 else min(block, per_pass)
@@ -161,13 +164,13 @@ def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
             if position <= 0 < position + count:
                 low[-position] = high[-position] = _origin(a, plan)
             if not a.same_bits(low, high):
-                _settle(a, plan, osc, low, high, position + a.arange(0, count))
+                _resolve_roundings(a, plan, osc, low, high, position + a.arange(0, count))
             if lower is not None:
                 a.copy(target, low)
 
 
 def _float32_rows(a: Arrays, plan: Plan, osc: phase.Oscillators, positions: Array, out: Array) -> None:
-    """Fills `out` with the float32 rows of finite positions, rounded once more where its dtype is narrower."""
+    """Fills `out` with the float32 rows of finite positions, rounded once more if its dtype is narrower."""
     xp, p = a.xp, positions[:, None]
     fast = phase.angles(a, p, osc)
     if fast is not None:
@@ -185,7 +188,7 @@ def _float32_rows(a: Arrays, plan: Plan, osc: phase.Oscillators, positions: Arra
     if bool(zero.any()):
         low[zero] = high[zero] = _origin(a, plan)
     if not a.same_bits(low, high):
-        _settle(a, plan, osc, low, high, positions)
+        _resolve_roundings(a, plan, osc, low, high, positions)
     a.copy(out, low)
 
 
@@ -197,8 +200,11 @@ def _float64_rows(a: Arrays, plan: Plan, osc: phase.Oscillators, positions: Arra
     a.copy(out, _channels(a, plan, *_ordered(plan, sines, cosines)))
 
 
-def _settle(a: Arrays, plan: Plan, osc: phase.Oscillators, low: Array, high: Array, positions: Array) -> None:
-    """Corrects, in place, the entries of `low` where `high` differs: there the error bound straddles a rounding."""
+def _resolve_roundings(
+    a: Arrays, plan: Plan, osc: phase.Oscillators, low: Array, high: Array, positions: Array
+) -> None:
+    """Corrects, in place, the entries of `low` that differ from `high`: their rounding the error bound does not
+    decide."""
     xp = a.xp
     rows, channels = a.nonzero(low.view(xp.int32) != high.view(xp.int32))
     for first in range(0, len(rows), a.block):
@@ -224,13 +230,13 @@ def _settle(a: Arrays, plan: Plan, osc: phase.Oscillators, low: Array, high: Arr
 
 
 def _bounds(a: Arrays, plan: Plan, sine: Array) -> tuple[Array, Array]:
-    """Error bounds of stream 0 and stream 1 per oscillator, from that of unscaled sines."""
+    """Error bounds of stream 0 and stream 1 per oscillator, from the bound of sines before the amplitude."""
     cosine = a.xp.maximum(sine, sine * 0.0 + phase.ANGLE_ERROR) * abs(plan.amplitude)
     return _ordered(plan, sine * abs(plan.amplitude), cosine)
 
 
 def _ordered(plan: Plan, sine: Array, cosine: Array) -> tuple[Array, Array]:
-    """What belongs to stream 0 and what to stream 1."""
+    """Sines and cosines as (stream 0, stream 1)."""
     return (cosine, sine) if plan.q0 else (sine, cosine)
 
 
@@ -242,7 +248,7 @@ def _origin(a: Arrays, plan: Plan) -> Array:
 
 
 def _channels(a: Arrays, plan: Plan, first: Array, second: Array) -> Array:
-    """(rows, dim) from the values of the two streams per oscillator, (rows, n_osc); the channels left over are 0."""
+    """(rows, dim) from the values of the two streams, each (rows, n_osc); the remaining channels are 0."""
     used = plan.n0 + plan.n1
     rows = a.empty((len(first), plan.dim), first.dtype)
     second = second if plan.shared else second[:, plan.n0 :]

@@ -1,4 +1,4 @@
-"""Rows of an encoding, tile by tile, for data that passes by: the eager twin of `csrc/cpu/tiles.h`."""
+"""Rows of an encoding, tile by tile, as the data is processed: reference implementation of `csrc/cpu/tiles.h`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..encodings.plan import Plan
 from .arrays import arrays
 from .rows import encode, table
 
-FEWEST_ROWS = 16  # of the encoding in one go, where the data is wide: making fewer costs more for each
+FEWEST_ROWS = 16  # generated at a time even if the data is wide: with fewer, each row costs more
 
 
 def accumulation(*dtypes: torch.dtype) -> torch.dtype:
-    """The dtype that products and sums are rounded to."""
+    """The dtype to which products and sums are rounded."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def block(device: torch.device) -> int:
-    """Elements of one pass over the data."""
+    """Number of elements processed in one pass."""
     return arrays(None, device).block
 
 
@@ -34,7 +34,7 @@ def arranged(rows: Tensor, rank: int) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """The rows of an encoding that data of one shape meets."""
+    """The rows of an encoding that belong to data of one shape."""
 
     plan: Plan
     positions: Tensor | None
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
     alpha: float | Tensor = 1.0
 
     def at(self, samples: slice, rows: slice, rank: int) -> Tensor:
-        """alpha * PE of some rows of some samples in acc, new and broadcastable to a tensor of `rank` dimensions."""
+        """alpha * PE of the given rows and samples in acc: a new tensor, broadcastable to `rank` dimensions."""
         p = self.positions
         if p is None:
             pe = table(self.plan, rows.stop - rows.start, self.start + rows.start, self.acc, self.device)
@@ -62,7 +62,7 @@ class Rows(NamedTuple):
         return arranged(pe, rank)
 
     def tiles(self, shape: Sequence[int]) -> Iterator[tuple[slice, slice, Tensor]]:
-        """(samples, rows, their encoding) until every row of `shape`, (B, *M, S, D), was met once."""
+        """Yields (samples, rows, their encoding), covering every row of `shape`, (B, *M, S, D), once."""
         samples, length, width = shape[0], shape[-2], math.prod(shape[1:-2]) * shape[-1]
         size = block(self.device)
         height = min(length, max(FEWEST_ROWS, size // width))

@@ -1,4 +1,4 @@
-"""The order of a sum of many terms, a tree: defined in csrc/core/tree_sum.h, with its error bound."""
+"""Tree summation: the order in which many terms are added, defined in csrc/core/tree_sum.h with its error bound."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-TERMS = 64  # of a node
+TERMS = 64  # per node
 
 
 def levels(ids: Tensor, rows: int) -> Iterator[tuple[Tensor, int]]:
-    """The levels of the trees, one for each row, that sum the terms of equal ids in their order.
+    """The levels of the trees, one tree per row, that sum the terms with equal ids in their order.
 
     Args:
-        ids: (n,) int64, the row that each term goes to, n > 0.
-        rows: the trees; ids from 0 to rows - 1.
-    Yields: (node that each term, or node of the level below, goes to; nodes of the level); the last are the rows.
-        The parts of a node are to be added one after the other. What goes to the node after the last counts for none:
-        nodes are counted on the CPU alone, other devices would wait for that.
+        ids: (n,) int64, the row to which each term belongs, n > 0.
+        rows: the number of trees; ids are in 0 .. rows - 1.
+    Yields: (index of the node to which each term, or each node of the level below, is added; number of nodes in this
+        level). The nodes of the last level are the rows. The terms of a node are to be added sequentially. Except on
+        the CPU the number of nodes is an upper bound, since counting them would synchronize with the device; unused
+        nodes belong to row `rows`, one past the last, which is to be ignored.
     """
     on_cpu = ids.device.type == "cpu"
     most = int(ids.bincount().max()) if on_cpu else len(ids)

@@ -1,1 +1,1 @@
-"""What torch has to be asked or told, whatever is computed: who traces, no gradients, constants on a device."""
+"""Interaction with PyTorch's runtime: tracing and compilation, grad mode, device constants, operator registration."""

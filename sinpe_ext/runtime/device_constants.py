@@ -1,4 +1,4 @@
-"""Constants in CUDA memory: copied there once, and kept, so that no later call waits for a copy."""
+"""Cache of constants in CUDA memory: each is copied once and kept, so that no later call waits for a copy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KEPT = 512  # copies; a base that changes with every sequence must not fill the memory
+KEPT = 512  # cached copies; a base that changes with every sequence must not fill the memory
 
-_copies: dict[tuple[Any, torch.device], Tensor] = {}  # the oldest first
-_captured: dict[int, Tensor] = {}  # those whose address a CUDA graph has: kept for good
+_copies: dict[tuple[Any, torch.device], Tensor] = {}  # oldest first
+_captured: dict[int, Tensor] = {}  # copies whose address a CUDA graph has recorded: never freed
 
 
 def _is_capturing(device: torch.device) -> bool:
@@ -25,13 +25,14 @@ def _is_capturing(device: torch.device) -> bool:
 def on_device(
     key: Any, device: torch.device, make: Callable[[], Tensor], note: Callable[[Tensor], None] | None = None
 ) -> Tensor:
-    """A constant on a CUDA device; on the CPU where there is none, as when a graph is made for another machine.
+    """The constant `key` on a CUDA device; on the CPU if CUDA is not available, as when a graph is exported for another
+    machine.
 
     Args:
-        key: hashable, names the constant.
-        make: gives it on the CPU; called the first time.
-        note: told of a new copy.
-    Raises: RuntimeError where the first time is inside of a graph capture.
+        key: hashable, identifies the constant.
+        make: returns the constant on the CPU; called on first use.
+        note: called with each new copy.
+    Raises: RuntimeError if the first use is inside a CUDA graph capture.
     """
     copy = _copies.get((key, device))
     if copy is None:
@@ -42,6 +43,7 @@ def on_device(
 
 
 def _new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Callable[[Tensor], None] | None) -> Tensor:
+    """Copies a constant to the device and caches the copy; a full cache frees its older half first."""
     if not torch.cuda.is_available():
         return make()
     if device.index is None:
@@ -54,7 +56,7 @@ def _new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Calla
     if len(_copies) >= KEPT:
         dropped = list(_copies)[: KEPT // 2]
         for place in {old[1] for old in dropped}:
-            torch.cuda.synchronize(place)  # kernels of any stream may still read what is dropped
+            torch.cuda.synchronize(place)  # kernels on any stream may still be reading the copies
         for old in dropped:
             _copies.pop(old, None)
     with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch.inference_mode(False):

@@ -1,8 +1,8 @@
-"""What an encoding looks like to torch 2.11's compiler; nothing but that release needs it.
+"""Encodings as arguments of graph constants in torch 2.11; later releases do not need this.
 
-There a function that is a constant of the graph takes no object as an argument, except what pytree knows as a constant:
-torch.compile then keeps the object, and compares the next one with it by ==. A frozen dataclass is never one, so every
-Encoding and GridEncoding carries a handle that is.
+In torch 2.11 a function whose result is a constant of the graph (`assume_constant_result`) accepts no objects as
+arguments except those registered with pytree as constants: torch.compile keeps such an object and guards on it with ==.
+A frozen dataclass cannot be registered, so every Encoding and GridEncoding carries a `Handle` that is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Handle:
-    """Stands for an encoding, and is equal to the handles of equal ones."""
+    """Wraps an encoding; handles of equal encodings are equal."""
 
     __slots__ = ("of",)
 
@@ -35,20 +35,20 @@ _Value = TypeVar("_Value")
 
 
 def with_handle(value: _Value) -> _Value:
-    """A new encoding with its handle: in __new__, so that copies have their own. One that is made while a graph is
-    traced says so, see encodings/in_graph.py."""
+    """Gives a new encoding its handle; called in `__new__`, so that copies get their own. An encoding that is created
+    while a graph is traced is marked as such, see encodings/in_graph.py."""
     object.__setattr__(value, "_handle", Handle(value))
     if is_in_graph():
         object.__setattr__(value, "_in_graph", True)
     return value
 
 
-def _opened(value: Any) -> Any:
+def _unwrapped(value: Any) -> Any:
     return value.of if isinstance(value, Handle) else value
 
 
 def constant_in_graph() -> Callable[[_Function], _Function]:
-    """`tracing.constant_in_graph` for this torch."""
+    """The decorator `tracing.constant_in_graph`, adapted to this version of torch."""
     import torch
     from torch.utils import _pytree
 
@@ -61,12 +61,12 @@ def constant_in_graph() -> Callable[[_Function], _Function]:
 
 
 def by_handle(function: _Function) -> _Function:
-    """A constant of the graph, called with handles in place of encodings."""
+    """`constant_in_graph` that passes handles to the compiler in place of encodings."""
 
     def constant(*arguments: Any, **named: Any) -> Any:
-        return function(*map(_opened, arguments), **{name: _opened(value) for name, value in named.items()})
+        return function(*map(_unwrapped, arguments), **{name: _unwrapped(value) for name, value in named.items()})
 
-    # A graph calls a constant by the name of the function that gave it.
+    # The graph names a constant after the function that returned it.
     code = constant.__code__.replace(co_name=function.__code__.co_name)  # type: ignore[attr-defined]
     marked: Any = FunctionType(code, constant.__globals__, code.co_name, None, constant.__closure__)
     marked._dynamo_marked_constant = True

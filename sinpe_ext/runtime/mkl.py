@@ -1,4 +1,4 @@
-"""Sines in eager PyTorch that are right at the first call as well."""
+"""Workaround for a race in MKL's first call of a vector function."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ _lock = threading.Lock()
 _done = False
 
 
-def settle() -> None:
-    """Calls what torch hands to MKL once, with one element, before several threads do.
+def warm_up() -> None:
+    """Calls sin, cos and exp once on one element, so that MKL selects its kernels before several threads call them.
 
-    MKL before 2025.0 (torch 2.11 to 2.15 have 2024.2) looks up its kernel at a function's first call; where threads do
-    that at once, one of them may get a kernel of half the digits for that call: pytorch/pytorch issue 188792.
+    MKL before 2025.0 (torch 2.11 to 2.15 ship 2024.2) selects the kernel of a function at its first call; if several
+    threads make that call at the same time, one of them may run a kernel of half the precision: pytorch/pytorch issue
+    188792.
     """
     global _done
     if _done:

@@ -1,4 +1,4 @@
-"""torch.no_grad that Ctrl-C cannot leave switched on."""
+"""A `torch.no_grad` decorator that restores the grad mode even after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ R = TypeVar("R")
 
 
 def no_grad(function: Callable[P, R]) -> Callable[P, R]:
-    """The function without autograd.
+    """Decorator: run the function under `torch.no_grad`.
 
-    `torch.no_grad` is a context manager in Python: a KeyboardInterrupt within its `__enter__` or `__exit__`, where
-    Python looks for signals, leaves the thread without gradients for good. Between the two calls into C below and the
-    `try` and `finally` around them it does not look.
+    `torch.no_grad` is a context manager written in Python: a KeyboardInterrupt raised inside its `__enter__` or
+    `__exit__`, where Python handles signals, leaves grad mode disabled in this thread for good. Between the two calls
+    into C below and the `try` and `finally` around them, Python handles no signals.
     """
     enabled, switch = torch.is_grad_enabled, torch._C._set_grad_enabled
 

@@ -1,4 +1,5 @@
-"""Who looks at the operations of a call: a compiler, a tracer, torch.func, an exporter. And are there numbers?"""
+"""Whether a call is being compiled, traced, transformed (torch.func) or exported, and whether tensors have readable
+data."""
 
 from __future__ import annotations
 
@@ -19,38 +20,38 @@ _transforms = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 _function_modes = torch._C._len_torch_function_stack
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
-_ATTENTION = torch._C._nn.scaled_dot_product_attention  # which context_parallel replaces
+_ATTENTION = torch._C._nn.scaled_dot_product_attention  # context_parallel replaces it
 
 # Set by `integrations.standard_operators`.
 standard_operators_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)
 
 
 def is_transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation is at work, which look into every operation."""
+    """Whether a torch.func transform or forward-mode differentiation is active; both intercept every operation."""
     return is_functional() or forward_ad._current_level >= 0
 
 
 def is_functional() -> bool:
-    """Whether torch.func is at work, also in a graph."""
+    """Whether a torch.func transform is active, inside a graph as well."""
     return _transforms()
 
 
 def is_traced() -> bool:
-    """Whether someone looks at the operators: a compiler, a dispatch mode (fake tensors, make_fx), torch.func,
+    """Whether operators are intercepted: by a compiler, a dispatch mode (fake tensors, make_fx), torch.func or
     torch.jit.trace."""
     return _is_compiling() or _modes() > 0 or _transforms() or _tracing_state() is not None
 
 
-# `is_looked_at` but for the compiler, as `csrc/pybind/small_calls.h` asks it: what these functions answer, and the
-# values of these modules' variables, where nobody looks.
+# The conditions of `is_looked_at` except the compiler's, as `csrc/pybind/small_calls.h` evaluates them: the functions
+# with the results they return, and the modules' variables with the values they have, while nothing intercepts the call.
 QUESTIONS = (_modes, 0), (_transforms, False), (_tracing_state, None), (_function_modes, 0)
 VARIABLES = (vars(forward_ad), "_current_level", -1), (vars(functional), "scaled_dot_product_attention", _ATTENTION)
 
 
 def is_looked_at() -> bool:
-    """Whether a small call has to take the long way for the sake of anyone but its caller: `is_traced()`, written out
-    here since this costs a tenth of such a call, forward-mode differentiation, a TorchFunctionMode (make_fx before
-    dispatch has one), or context_parallel, which has reordered the rows."""
+    """Whether a small call cannot take the fast path, because something intercepts it: `is_traced()`, written out here
+    since calling it costs a tenth of a small call; forward-mode differentiation; a TorchFunctionMode, such as that of
+    make_fx with pre_dispatch; or context_parallel, which has reordered the rows."""
     return (
         _is_compiling()
         or _modes() > 0
@@ -63,7 +64,7 @@ def is_looked_at() -> bool:
 
 
 def _is_default_device() -> bool:
-    """Whether all TorchFunctionModes are those of torch.set_default_device and `with torch.device(...)`."""
+    """Whether every active TorchFunctionMode is that of torch.set_default_device or `with torch.device(...)`."""
     return all(
         type(torch._C._get_function_stack_at(k)) is _device.DeviceContext  # type: ignore[attr-defined]
         for k in range(_function_modes())
@@ -71,26 +72,27 @@ def _is_default_device() -> bool:
 
 
 def needs_operations() -> bool:
-    """Whether a call is to be made of operations that someone looks into: a compiler, torch.func and forward mode,
-    torch.jit.trace and make_fx."""
+    """Whether a call has to consist of dispatched torch operations, because a compiler, torch.func, forward-mode
+    differentiation, torch.jit.trace or make_fx intercepts them."""
     return (
         _is_compiling()
         or _transforms()
         or forward_ad._current_level >= 0
         or _tracing_state() is not None
-        or is_written_down()
+        or is_fx_tracing()
     )
 
 
 def no_data(device: torch.device) -> bool:
-    """Whether tensors on a device have shapes only: on the meta device, or under a FakeTensorMode."""
+    """Whether tensors on a device have shapes but no data: on the meta device, or under a FakeTensorMode."""
     if device.type == "meta":
         return True
     return _modes() > 0 and torch._guards.detect_fake_mode() is not None
 
 
-def is_written_down() -> bool:
-    """Whether make_fx writes down the operations. Before dispatch it has a TorchFunctionMode and a stack of its own."""
+def is_fx_tracing() -> bool:
+    """Whether make_fx is tracing the operations. With pre_dispatch it uses a TorchFunctionMode and a mode stack of its
+    own."""
     if _modes() > 0 and torch._C._get_dispatch_mode(_PROXY) is not None:
         return True
     return _function_modes() > 0 and torch._ops._get_dispatch_mode_pre_dispatch(_PROXY) is not None
@@ -98,12 +100,12 @@ def is_written_down() -> bool:
 
 @constant_in_graph
 def is_exporting() -> bool:
-    """Whether the graph in the making is to hold no operator of ours: torch.onnx.export, or `standard_operators`."""
+    """Whether the graph being traced must not contain custom operators: torch.onnx.export, or `standard_operators`."""
     return standard_operators_asked.get() or torch.onnx.is_in_onnx_export()
 
 
 def unreadable(value: torch.Tensor) -> bool:
-    """Whether a tensor's numbers cannot be looked at: meta and fake tensors, a graph in the making, torch.func."""
+    """Whether a tensor's values cannot be read: meta and fake tensors, tracing, torch.func, CUDA graph capture."""
     if value.device.type == "meta" or _is_compiling() or is_jit_traced():
         return True
     if is_functional() or _modes() > 0:
@@ -112,10 +114,10 @@ def unreadable(value: torch.Tensor) -> bool:
 
 
 def of_values() -> bool:
-    """Whether SINPE_EXT_CHECK=1 asks for checks of numbers on a device, which wait for it."""
+    """Whether SINPE_EXT_CHECK=1 requests checks of values on a device, each of which synchronizes with it."""
     return os.environ.get("SINPE_EXT_CHECK", "0") not in ("", "0")
 
 
-def looked_at(value: torch.Tensor) -> bool:
-    """Whether a tensor's numbers are checked: on the CPU, where that costs next to nothing, else where asked for."""
+def should_check_values(value: torch.Tensor) -> bool:
+    """Whether a tensor's values are checked: on the CPU, where reading them is cheap, elsewhere only on request."""
     return (value.device.type == "cpu" or of_values()) and not unreadable(value)

@@ -1,4 +1,4 @@
-"""Registering with torch once, whole and for good, although Ctrl-C may cut an import short; it is then begun anew."""
+"""Idempotent registration with torch: safe to repeat after an import that Ctrl-C interrupted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_made: dict[str, Any] = {}  # here, where it outlives an import of ops that was cut short
+_made: dict[str, Any] = {}  # in this module, so that it survives an interrupted import of ops
 
 
 def once(name: str, make: Callable[[], Any]) -> Any:
-    """What `make` made, the first time this was called for `name`."""
+    """The result of `make`, which is called only the first time `name` is passed."""
     with interrupts_held():
         if name not in _made:
             _made[name] = make()
@@ -22,9 +22,10 @@ def once(name: str, make: Callable[[], Any]) -> Any:
 
 
 def fragment(namespace: str) -> Any:
-    """A torch.library.Library that stays as long as the process.
+    """A torch.library.Library that lives as long as the process.
 
-    torch takes a library's operators away when Python ends, also from a daemon thread that is inside of one: a crash.
+    torch deregisters a library's operators at interpreter exit, even while a daemon thread is running one, which
+    crashes.
     """
     import torch
 
@@ -32,16 +33,16 @@ def fragment(namespace: str) -> Any:
     for reference in weakref.getweakrefs(library):
         if isinstance(reference.__callback__, weakref.finalize):
             reference.__callback__.atexit = False
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(library))  # nor with the module that holds it
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(library))  # keeps it when the module that holds it is freed
     return library
 
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Ctrl-C takes effect at the end of the block."""
+    """Context manager: defers SIGINT (Ctrl-C) to the end of the block."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # no KeyboardInterrupt comes here
+        yield  # no KeyboardInterrupt is raised here
         return
     came: list[Any] = []
     try:

@@ -1,4 +1,4 @@
-"""What torch.compile and torch.jit.trace have to be told; imports no torch by itself."""
+"""Decorators and predicates for torch.compile and torch.jit.trace. Does not import torch until one is used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def constant_in_graph(function: _Function) -> _Function:
-    """Has torch.compile call a function while it traces, and keep the result as a constant of the graph.
+    """Decorator: torch.compile calls the function while tracing and keeps the result as a constant of the graph.
 
-    torch.compiler.assume_constant_result without its import of the compiler, which takes a second.
+    The same as torch.compiler.assume_constant_result, but without importing the compiler, which takes a second.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -24,7 +24,7 @@ _tracing_state: Any = None
 
 @constant_in_graph
 def is_jit_traced() -> bool:
-    """Whether torch.jit.trace, or the exporter that is built on it, records the operations."""
+    """Whether torch.jit.trace, or the ONNX exporter built on it, is recording the operations."""
     global _tracing_state
     if _tracing_state is None:
         import torch
@@ -34,7 +34,8 @@ def is_jit_traced() -> bool:
 
 
 def is_in_graph() -> bool:
-    """Whether this very call is being traced by torch.compile or a strict export; what runs meanwhile is not."""
+    """Whether this call itself is being traced by torch.compile or a strict export; False in code that Python runs
+    while a graph is traced."""
     if "torch" not in sys.modules:
         return False
     import torch
@@ -43,13 +44,13 @@ def is_in_graph() -> bool:
 
 
 def is_size(value: Any) -> bool:
-    """Whether a number is one that torch.jit.trace records: a size of some tensor, or made of one."""
+    """Whether a number is recorded by torch.jit.trace: the size of a tensor, or a number computed from one."""
     return type(value) is not int and hasattr(value, "untyped_storage") and is_jit_traced()
 
 
 def untraced(function: _Function) -> _Function:
-    """Decorator for checks and constants: what the function does is not recorded by torch.jit.trace, which else would
-    warn of every number that is looked at."""
+    """Decorator for checks and constants: torch.jit.trace does not record what the function does. Otherwise it would
+    warn about every value that is converted to a Python number."""
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:

@@ -393,9 +393,9 @@ def test_slopes_are_those_of_the_plan(encoding: sinpe.Encoding) -> None:
     words = plan_words.plan_words(encoding)
     entries = zip(known.channels(), known.channel_turns(), strict=True)
     want = [0.0 if e is None else 2 * torch.pi * f * (-1.0 if e[1] else 1.0) for e, f in entries]
-    assert torch.equal(plan_words.slopes(words, encoding.dim), torch.tensor(want, dtype=torch.float64))
-    partner, slopes = plan_words.derivative_constants(known)
-    assert torch.equal(plan_words.slopes(partner, encoding.dim), -slopes)
+    assert torch.equal(plan_words.angular_frequencies(words, encoding.dim), torch.tensor(want, dtype=torch.float64))
+    partner, angular_frequencies = plan_words.derivative_constants(known)
+    assert torch.equal(plan_words.angular_frequencies(partner, encoding.dim), -angular_frequencies)
 
 
 def test_ids_are_looked_at_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

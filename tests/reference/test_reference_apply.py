@@ -57,8 +57,10 @@ def add(
     return apply.add(of, Add(x, WORDS, positions, mask, alpha, start=start, scale=scale, **dropped), out)
 
 
-def dropout(x: Tensor, seed: Any, drop: int, scale: float, elements: Elements, out: Tensor | None = None) -> Tensor:
-    return apply.dropout(Dropout(x, seed, drop, scale, elements), out)
+def dropout(
+    x: Tensor, seed: Any, drop_threshold: int, scale: float, elements: Elements, out: Tensor | None = None
+) -> Tensor:
+    return apply.dropout(Dropout(x, seed, drop_threshold, scale, elements), out)
 
 
 def row_dots(of: Any, grad: Tensor, positions: Any, start: int, mask: Any, slopes: Any, **dropped: Any) -> Tensor:
@@ -106,17 +108,19 @@ def rounded(value: Tensor | float, dtype: torch.dtype) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float64).to(acc_of(dtype)).double()
 
 
-def mask_of(shape: Sequence[int], drop: int, elements: Elements = ()) -> Tensor:
-    return _mask_of(tuple(shape), drop, tuple(elements))
+def mask_of(shape: Sequence[int], drop_threshold: int, elements: Elements = ()) -> Tensor:
+    return _mask_of(tuple(shape), drop_threshold, tuple(elements))
 
 
 @cache
-def _mask_of(shape: tuple[int, ...], drop: int, elements: tuple[int, ...]) -> Tensor:
+def _mask_of(shape: tuple[int, ...], drop_threshold: int, elements: tuple[int, ...]) -> Tensor:
     """Kept elements, one by one."""
     base, *steps = elements or (0, *(math.prod(shape[d + 1 :]) for d in range(len(shape))))
     indices = itertools.product(*map(range, shape))
     numbers = [base + sum(i * step for i, step in zip(index, steps, strict=True)) for index in indices]
-    return torch.tensor([drop == 0 or kept(SEED, e, drop) for e in numbers], dtype=torch.bool).reshape(shape)
+    return torch.tensor(
+        [drop_threshold == 0 or kept(SEED, e, drop_threshold) for e in numbers], dtype=torch.bool
+    ).reshape(shape)
 
 
 def rows_of(form: str, rank: int, acc: torch.dtype) -> Tensor:
@@ -124,18 +128,20 @@ def rows_of(form: str, rank: int, acc: torch.dtype) -> Tensor:
     return rows.unsqueeze(1) if rank == 4 and rows.dim() == 3 else rows
 
 
-def plain(x: Tensor, rows: Tensor | None, padded: Tensor | None, scale: float, alpha: float, drop: int) -> Tensor:
+def plain(
+    x: Tensor, rows: Tensor | None, padded: Tensor | None, scale: float, alpha: float, drop_threshold: int
+) -> Tensor:
     """add (dropout, where rows is None). A float64 sum or product of two float32 numbers, rounded, is rounded once."""
     dtype = x.dtype
     total = rounded(rounded(scale, dtype) * x.double(), dtype)
     if rows is not None:
         encoded = rounded(total + rounded(rounded(alpha, dtype) * rows.double(), dtype), dtype)
         total = encoded if padded is None else torch.where(padded, total, encoded)
-    if drop == 65536:
+    if drop_threshold == 65536:
         return torch.zeros_like(x)
-    if drop:
-        total = rounded(total * rounded(65536 / (65536 - drop), dtype), dtype)
-    return torch.where(mask_of(x.shape, drop), total.to(acc_of(dtype)).to(dtype), 0.0)
+    if drop_threshold:
+        total = rounded(total * rounded(65536 / (65536 - drop_threshold), dtype), dtype)
+    return torch.where(mask_of(x.shape, drop_threshold), total.to(acc_of(dtype)).to(dtype), 0.0)
 
 
 def assert_bits(got: Tensor, want: Tensor) -> None:
@@ -158,17 +164,17 @@ def data(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.sampled("pairs")
-@pytest.mark.parametrize("drop", DROPS)
+@pytest.mark.parametrize("drop_threshold", DROPS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
-def test_add(form: str, dtype: torch.dtype, drop: int, block: None) -> None:
-    given, acc, dropped = FORMS[form][0], acc_of(dtype), {"seed": torch.tensor(SEED), "drop": drop}
+def test_add(form: str, dtype: torch.dtype, drop_threshold: int, block: None) -> None:
+    given, acc, dropped = FORMS[form][0], acc_of(dtype), {"seed": torch.tensor(SEED), "drop_threshold": drop_threshold}
     padding = torch.rand((B, S), generator=torch.Generator().manual_seed(3)) < 0.4
     for shape, scale, alpha in (((B, S, D), 1.0, 1.0), ((B, S, D), 0.1, -0.3), ((B, 2, S, D), 3.7, 1.0)):
         x, rows = data(*shape, dtype=dtype), rows_of(form, len(shape), acc)
         for mask in (None, padding, padding[:1]):
             padded = None if mask is None else mask.reshape(-1, *(1,) * (x.dim() - 3), S, 1)
-            want = plain(x, rows, padded, scale, alpha, drop)
+            want = plain(x, rows, padded, scale, alpha, drop_threshold)
             assert_bits(add(PLAN, x, given, 5, scale, alpha, mask, **dropped), want)
         mine, weight = x.clone(), torch.tensor([alpha], dtype=torch.float64)
         got = add(PLAN, mine, given, 5, scale, weight, mask, mine, **dropped)
@@ -176,16 +182,16 @@ def test_add(form: str, dtype: torch.dtype, drop: int, block: None) -> None:
         assert_bits(mine, want)
 
 
-@pytest.mark.parametrize("drop", DROPS)
+@pytest.mark.parametrize("drop_threshold", DROPS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_dropout(dtype: torch.dtype, drop: int, block: None) -> None:
+def test_dropout(dtype: torch.dtype, drop_threshold: int, block: None) -> None:
     for shape in ((40,), (5, 8), (B, S, D), (2, 1, 3, 2, 2, 3)):
         x = data(*shape, dtype=dtype)
         for scale in (1.0, -0.3):
-            want = plain(x, None, None, scale, 1.0, drop)
-            assert_bits(dropout(x, torch.tensor(SEED), drop, scale, []), want)
+            want = plain(x, None, None, scale, 1.0, drop_threshold)
+            assert_bits(dropout(x, torch.tensor(SEED), drop_threshold, scale, []), want)
             mine = x.clone()
-            assert dropout(mine, SEED, drop, scale, [], mine) is mine
+            assert dropout(mine, SEED, drop_threshold, scale, [], mine) is mine
             assert_bits(mine, want)
 
 
@@ -201,7 +207,7 @@ ELEMENTS: dict[str, list[int]] = {
 @pytest.mark.parametrize("elements", ELEMENTS.values(), ids=ELEMENTS)
 def test_elements(elements: list[int], block: None) -> None:
     x, keep = randn(B, S, D).abs() + 2, mask_of((B, S, D), DROP, elements)
-    numbers: dict[str, Any] = {"seed": SEED, "drop": DROP, "elements": elements}
+    numbers: dict[str, Any] = {"seed": SEED, "drop_threshold": DROP, "rng_offsets": elements}
     assert torch.equal(dropout(x, SEED, DROP, 1.0, elements) != 0, keep)
     assert torch.equal(add(PLAN, x, None, 0, 1.0, 1.0, None, **numbers) != 0, keep)
     ids = torch.zeros(B, S, dtype=torch.long)
@@ -227,7 +233,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides(layout: str, dtype: torch.dtype, block: None) -> None:
     """Results have the strides of empty_like, and only the shape of what is given counts."""
-    x, numbers = LAYOUTS[layout](randn(B, S, D, dtype=dtype)), {"seed": SEED, "drop": DROP}
+    x, numbers = LAYOUTS[layout](randn(B, S, D, dtype=dtype)), {"seed": SEED, "drop_threshold": DROP}
     dense, strides = x.contiguous(), torch.empty_like(x).stride()
     for call in (
         lambda t: add(PLAN, t, None, 0, 2.0, 1.0, None, **numbers),
@@ -245,24 +251,24 @@ def test_strides(layout: str, dtype: torch.dtype, block: None) -> None:
         assert torch.equal(got, call(dense, ids.contiguous())) and got.is_contiguous()
 
 
-@pytest.mark.parametrize("drop", DROPS)
+@pytest.mark.parametrize("drop_threshold", DROPS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
-def test_row_dots(form: str, dtype: torch.dtype, drop: int, block: None) -> None:
+def test_row_dots(form: str, dtype: torch.dtype, drop_threshold: int, block: None) -> None:
     given, acc = FORMS[form][0], acc_of(dtype)
     padding = torch.rand((B, S), generator=torch.Generator().manual_seed(3)) < 0.4
     slopes = randn(D, dtype=torch.float64, seed=8)
     for shape, weights, mask in (((B, S, D), None, None), ((B, S, D), slopes, padding), ((B, 2, S, D), slopes, None)):
         grad, rows = randn(*shape, dtype=dtype), rows_of(form, len(shape), acc)
-        keep = mask_of(shape, drop)
+        keep = mask_of(shape, drop_threshold)
         products = torch.where(keep, grad, 0.0).double() * rows.double() * (1.0 if weights is None else weights)
         products = products if mask is None else products.masked_fill(mask.unsqueeze(-1), 0.0)
-        scale = 65536 / (65536 - drop) if drop < 65536 else 0.0
+        scale = 65536 / (65536 - drop_threshold) if drop_threshold < 65536 else 0.0
         want = torch.tensor([math.fsum(row) * scale for row in products.reshape(-1, D).tolist()], dtype=torch.float64)
         bound = products.abs().sum(-1) * scale * DOT_ERROR
         grad = torch.where(keep, grad, torch.nan)  # dropped NaN leaves nothing behind; nor does a padded one
         grad = grad if mask is None else torch.where(mask.unsqueeze(-1), torch.inf, grad)
-        got = row_dots(PLAN, grad, given, 5, mask, weights, seed=SEED, drop=drop)
+        got = row_dots(PLAN, grad, given, 5, mask, weights, seed=SEED, drop_threshold=drop_threshold)
         assert got.dtype == torch.float64 and got.shape == shape[:-1] and got.is_contiguous()
         assert bool(((got - want.reshape(shape[:-1])).abs() <= bound).all())
 
@@ -285,18 +291,18 @@ def test_dots_are_summed_in_one_order(dim: int, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(row_dots(of, grad, None, 0, None, None), want)
 
 
-@pytest.mark.parametrize("drop", DROPS)
+@pytest.mark.parametrize("drop_threshold", DROPS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
-def test_embed(form: str, dtype: torch.dtype, drop: int, block: None) -> None:
+def test_embed(form: str, dtype: torch.dtype, drop_threshold: int, block: None) -> None:
     given, acc = FORMS[form][0], acc_of(dtype)
     weight = data(V, D, dtype=dtype)
     padding = torch.rand((B, S), generator=torch.Generator().manual_seed(3)) < 0.4
-    numbers: dict[str, Any] = {"seed": SEED, "drop": drop}
+    numbers: dict[str, Any] = {"seed": SEED, "drop_threshold": drop_threshold}
     for shape, mask in (((B, S), None), ((B, S), padding), ((B, 2, S), padding[:1])):
         ids = torch.randint(V, shape, generator=torch.Generator().manual_seed(1))
         padded = None if mask is None else mask.reshape(-1, *(1,) * (ids.dim() - 2), S, 1)
-        want = plain(weight[ids], rows_of(form, ids.dim() + 1, acc), padded, 1.7, 0.3, drop)
+        want = plain(weight[ids], rows_of(form, ids.dim() + 1, acc), padded, 1.7, 0.3, drop_threshold)
         got = embed(PLAN, ids, weight, given, 5, 1.7, 0.3, mask, **numbers)
         assert got.is_contiguous()
         assert_bits(got, want)
@@ -306,11 +312,11 @@ def test_embed(form: str, dtype: torch.dtype, drop: int, block: None) -> None:
         assert_bits(got, want[0])
 
 
-def row_by_row(grad: Tensor, ids: Tensor, rows: int, padding_idx: int, scale: float, drop: int) -> Tensor:
+def row_by_row(grad: Tensor, ids: Tensor, rows: int, padding_idx: int, scale: float, drop_threshold: int) -> Tensor:
     """embed_backward from its definition."""
     acc, dim = acc_of(grad.dtype), grad.shape[-1]
-    tokens = torch.where(mask_of(grad.shape, drop), grad, 0.0).to(acc).reshape(-1, dim)
-    factor = torch.tensor(scale * (65536 / (65536 - drop)), dtype=torch.float64).to(acc)
+    tokens = torch.where(mask_of(grad.shape, drop_threshold), grad, 0.0).to(acc).reshape(-1, dim)
+    factor = torch.tensor(scale * (65536 / (65536 - drop_threshold)), dtype=torch.float64).to(acc)
     want, flat = torch.zeros(rows, dim, dtype=acc), ids.flatten()
     for row in flat.unique().tolist():
         if row != padding_idx:
@@ -318,9 +324,9 @@ def row_by_row(grad: Tensor, ids: Tensor, rows: int, padding_idx: int, scale: fl
     return want.to(grad.dtype)
 
 
-@pytest.mark.parametrize("drop", DROPS[:-1])
+@pytest.mark.parametrize("drop_threshold", DROPS[:-1])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_embed_backward(dtype: torch.dtype, drop: int, block: None) -> None:
+def test_embed_backward(dtype: torch.dtype, drop_threshold: int, block: None) -> None:
     for shape, padding_idx, scale in (
         ((40,), -1, 1.0),
         ((B, S), 2, -0.7),
@@ -329,10 +335,10 @@ def test_embed_backward(dtype: torch.dtype, drop: int, block: None) -> None:
     ):
         ids = torch.randint(V - 2, shape, generator=torch.Generator().manual_seed(1))
         grad = data(*shape, D, dtype=dtype)
-        got = embed_backward(grad, ids, V, padding_idx, scale, seed=SEED, drop=drop)
+        got = embed_backward(grad, ids, V, padding_idx, scale, seed=SEED, drop_threshold=drop_threshold)
         assert got.is_contiguous()
-        assert_bits(got, row_by_row(grad, ids, V, padding_idx, scale, drop))
-    assert_bits(embed_backward(grad, ids, V, -1, -1.0, drop=65536), torch.zeros(V, D, dtype=dtype))
+        assert_bits(got, row_by_row(grad, ids, V, padding_idx, scale, drop_threshold))
+    assert_bits(embed_backward(grad, ids, V, -1, -1.0, drop_threshold=65536), torch.zeros(V, D, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -377,12 +383,12 @@ def test_ids_out_of_range(bad: int) -> None:
 
 def test_empty() -> None:
     weight, none = randn(V, D), torch.zeros(0, S, dtype=torch.long)
-    for drop in DROPS:
-        numbers: dict[str, Any] = {"seed": SEED, "drop": drop}
+    for drop_threshold in DROPS:
+        numbers: dict[str, Any] = {"seed": SEED, "drop_threshold": drop_threshold}
         for shape in ((0, S, D), (B, 0, D), (0, D)):
             x = torch.empty(shape)
             assert add(PLAN, x, None, 0, 2.0, 1.0, None, **numbers).shape == shape
-            assert dropout(x, SEED, drop, 2.0, []).shape == shape
+            assert dropout(x, SEED, drop_threshold, 2.0, []).shape == shape
             assert row_dots(PLAN, x, None, 0, None, None, **numbers).shape == shape[:-1]
         assert embed(PLAN, none, weight, None, 0, 1.0, 1.0, None, **numbers).shape == (0, S, D)
         back = embed_backward(torch.empty(0, S, D), none, V, -1, 1.0, **numbers)
@@ -394,7 +400,7 @@ def test_empty() -> None:
 def test_no_gradient_is_recorded() -> None:
     x, weight, alpha = (t.requires_grad_() for t in (randn(B, S, D), randn(V, D), torch.ones(1)))
     ids = torch.zeros(B, S, dtype=torch.long)
-    assert not add(PLAN, x, None, 0, 2.0, alpha, None, seed=SEED, drop=DROP).requires_grad
+    assert not add(PLAN, x, None, 0, 2.0, alpha, None, seed=SEED, drop_threshold=DROP).requires_grad
     assert not dropout(x, SEED, DROP, 2.0, []).requires_grad
     assert not row_dots(PLAN, x, None, 0, None, None).requires_grad
     assert not embed(PLAN, ids, weight, None, 0, 2.0, alpha, None).requires_grad
