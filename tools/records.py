@@ -76,9 +76,9 @@ def page(text: str) -> str:
 
 
 def not_shown() -> list[str]:
-    """Commands that the section Reliable names in its first column and that no clean run is kept of."""
+    """Commands that the section Overview names in its first column and that no clean run is kept of."""
     text = PAGE.read_text(encoding="utf-8")
-    section = text[text.index("## Reliable") :].split("\n## ")[0]
+    section = text[text.index("## Overview") :].split("\n## ")[0]
     firsts = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
     named = {target for cell in firsts for target in re.findall(r"`make ([a-z-]+)`", cell)} - {"test", "test-all"}
     kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RECORDS.glob("*.json")}
