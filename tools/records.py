@@ -82,9 +82,9 @@ def page(text: str) -> str:
 
 
 def not_shown() -> list[str]:
-    """Commands that the section Reliable names in its first column and that no clean run is kept of."""
+    """Commands that the section Overview names in its first column and that no clean run is kept of."""
     text = PAGE.read_text(encoding="utf-8")
-    section = text[text.index("## Reliable") :].split("\n## ")[0]
+    section = text[text.index("## Overview") :].split("\n## ")[0]
     firsts = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
     named = {command for cell in firsts for command in re.findall(r"`([^`]+)`", cell)} - {"make test", "make test-all"}
     kept = [json.loads(path.read_text(encoding="utf-8")) for path in RECORDS.glob("*.json")]

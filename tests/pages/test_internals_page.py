@@ -55,7 +55,7 @@ def test_the_product_wraps(tool: ModuleType, page: str) -> None:
 
 def test_rotated_rows_stay_within_the_bound(tool: ModuleType, page: str) -> None:
     facts = tool.rotation()
-    assert f"each {facts.rows} rows" in page
+    assert f"every {facts.rows} rows" in page
     errors = tool.rotation_errors(facts.rows)
     assert 0 < errors.max() < facts.bound < 1e-12
     assert errors[-1] > 10 * errors[1]  # it does grow, which is why there are anchors

@@ -91,7 +91,7 @@ def test_every_link_leads_somewhere(page: str) -> None:
 def test_what_leads_nowhere_is_found() -> None:
     text = (
         "# One `add` more: the\n## Two\n## Two\n[a](README.md#two-1) [b](#one-add-more-the) [c](#two) [d](#two-1)\n"
-        "[e](none.md) [f](docs/accuracy.md#the-promise) [g](docs/accuracy.md#none) [h](https://example.org/#x)\n"
+        "[e](none.md) [f](docs/accuracy.md#guarantees) [g](docs/accuracy.md#none) [h](https://example.org/#x)\n"
         "`a[i](j)` `tests/none.py` `tests/pages/test_*.py` `csrc/core/` `make nothing` `make test`\n"
         "```python\nk[l](m)\n```\n"
     )

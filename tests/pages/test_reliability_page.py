@@ -51,7 +51,7 @@ def test_what_the_page_names_and_no_clean_run_shows(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(records, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(records, "RECORDS", tmp_path)
     row = "| `nox -s asan`, `make b` | x |\n| `make test` | `make none` |\n"
-    (tmp_path / "page.md").write_text(f"| `make before` |\n## Reliable\n\n{row}\n## After\n| `make after` |\n")
+    (tmp_path / "page.md").write_text(f"| `make before` |\n## Overview\n\n{row}\n## After\n| `make after` |\n")
     (tmp_path / "asan.json").write_text('{"command": "nox -s asan", "clean": true}')
     (tmp_path / "b.json").write_text('{"command": "make b", "clean": false}')
     assert records.not_shown() == ["make b"]
