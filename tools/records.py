@@ -113,7 +113,7 @@ def main() -> int:
         print("current" if made == text else f"{PAGE.name}: not current, run python tools/records.py --page")
         missing = not_shown()
         if missing:
-            print(f"{PAGE.name} names commands of which no clean run is kept: {', '.join(missing)}; run tools/records.py")
+            print(f"{PAGE.name} names commands without a clean run: {', '.join(missing)}; run tools/records.py")
         return made != text or bool(missing)
     PAGE.write_text(made, encoding="utf-8")
     return not clean
