@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import conventions_page  # noqa: E402
+import front_picture  # noqa: E402
 import phase_picture  # noqa: E402
+import rooms_picture  # noqa: E402
 
 import sinpe_ext  # noqa: E402
 from benchmarks import picture  # noqa: E402
@@ -114,8 +116,9 @@ def draw(app: Sphinx, exception: Exception | None) -> None:
     out = Path(app.outdir)
     with tempfile.TemporaryDirectory() as scratch:
         drawn = {path.name: path for path in conventions_page.pictures(Path(scratch))}
-        drawn["phase.png"] = Path(scratch) / "phase.png"
-        phase_picture.draw(drawn["phase.png"])
+        for tool in (front_picture, phase_picture, rooms_picture):
+            drawn[tool.PICTURE.name] = Path(scratch) / tool.PICTURE.name
+            tool.draw(drawn[tool.PICTURE.name])
         for kept, name in app.builder.images.items():
             measured = (ROOT / kept).with_suffix(".json")
             if measured.is_file():

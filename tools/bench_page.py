@@ -27,6 +27,7 @@ from benchmarks.grid import GRID_ROWS  # noqa: E402
 from benchmarks.installed import INSTALLED_ROWS  # noqa: E402
 from benchmarks.report import lines_of_sizes, nanoseconds, number, power  # noqa: E402
 from benchmarks.training import TRAINING_ROWS  # noqa: E402
+from sinpe_ext.cli.demo import faster  # noqa: E402
 
 PAGES = ("README.md", "docs/performance.md", "benchmarks/README.md")
 TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.S)
@@ -43,7 +44,6 @@ FRONT = {  # of README: a row, and what it is called there
     "decode": "one decoding step: (1, 1, 512)",
 }
 PEERS = ("eager", "usual formula", "x + pe", "diffusers")  # who stands for eager PyTorch, in its row
-TIE = 1.3  # at most so much between two times that are told as a tie
 OTHERS = ("front", "summary", "processes", "sizes")
 
 
@@ -67,11 +67,6 @@ def rows(entries: list[dict[str, Any]]) -> Iterator[str]:
         ratio = f"{entry['ratio']:.2f}" if "ratio" in entry else ""
         aim = verdict(entry.get("met"), entry["target"], "<=")
         yield f"| {title} | {number(entry['ours_ms'])} | {floor} | {ratio} | {aim} | {'; '.join(peers)} |"
-
-
-def faster(ratio: float) -> str:
-    """How a peer's time over ours is told."""
-    return "ties" if 1 / TIE < ratio < TIE else f"{ratio:.1f} x faster" if ratio > 1 else f"{1 / ratio:.1f} x slower"
 
 
 def front(most: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -234,5 +234,6 @@ def test_one_kernel_a_call(backend: str) -> None:
         for layer in layers:
             layer(T), layer(T.reshape(2, 3)), layer(T[0])
     names = {event.key for event in profile.key_averages()}
-    views, output = {"aten::view", "aten::reshape", "aten::select", "aten::as_strided"}, {"aten::new_empty", "aten::empty"}
+    views = {"aten::view", "aten::reshape", "aten::select", "aten::as_strided"}
+    output = {"aten::new_empty", "aten::empty"}
     assert names <= views | output  # the kernel itself is not recorded

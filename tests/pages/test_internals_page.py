@@ -31,15 +31,17 @@ def page() -> str:
     return (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
 
 
-def test_the_picture_is_drawn(tool: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["phase", "front", "rooms"])
+def test_a_picture_is_current(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     image = pytest.importorskip("PIL.Image")
-    path = tmp_path / "phase.png"
-    execute([sys.executable, TOOL, "-o", path])
-    assert path.stat().st_size < LARGEST and tool.PICTURE.stat().st_size < LARGEST
-    drawn, kept = (np.asarray(image.open(p).convert("RGB"), dtype=float) / 255 for p in (path, tool.PICTURE))
-    assert drawn.shape == kept.shape, "run python tools/phase_picture.py"
-    assert np.abs(drawn - kept).mean() < SAME, "run python tools/phase_picture.py"
+    tool, path = TOOL.with_name(f"{name}_picture.py"), tmp_path / f"{name}.png"
+    execute([sys.executable, tool, "-o", path])
+    committed = ROOT / "docs" / "images" / path.name
+    assert path.stat().st_size < LARGEST and committed.stat().st_size < LARGEST
+    drawn, kept = (np.asarray(image.open(p).convert("RGBA"), dtype=float) / 255 for p in (path, committed))
+    assert drawn.shape == kept.shape, f"run python tools/{tool.name}"
+    assert np.abs(drawn - kept).mean() < SAME, f"run python tools/{tool.name}"
 
 
 def test_the_product_wraps(tool: ModuleType, page: str) -> None:
