@@ -230,9 +230,7 @@ def timing(quick: bool, average: float | None) -> None:
             }
             cells = "".join(f"{spent[column]:>15.3f}" if column in spent else f"{'-':>15}" for column in columns)
             print(f"{title:<26}{cells}{faster(spent['eager'] / spent['sinpe_ext']):>15}")
-    print(
-        "\nThe sums of eager PyTorch and torch.compile read a stored table; sinpe_ext computes its rows and stores none."
-    )
+    print("\nThe sums of eager PyTorch and torch.compile read a stored table; sinpe_ext computes its rows.")
     if reason is not None:
         print(f"torch.compile: {reason}.")
     if (note := warning(average)) is not None:
