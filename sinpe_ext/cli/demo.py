@@ -217,7 +217,8 @@ def timing(quick: bool, average: float | None) -> None:
     ]
     reason = "left out of a quick run" if quick else compile_problem()
     if reason is None:
-        fast_table, fast_dropout, fast_add = map(torch.compile, (usual_table, usual_dropout, usual_add))
+        fast_table, fast_add = torch.compile(usual_table), torch.compile(usual_add)
+        fast_dropout = torch.compile(usual_dropout)
         cases[0][1]["torch.compile"] = lambda: fast_table(position, index)
         cases[1][1]["torch.compile"] = lambda: fast_dropout(x)
         cases[2][1]["torch.compile"] = lambda: fast_add(x)
