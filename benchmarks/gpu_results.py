@@ -142,7 +142,7 @@ def keep(files: Mapping[str, str], runs: Mapping[str, Mapping[str, Any]], result
     if not {"double", "single"} & set(runs):
         raise Unusable("archive: expected the figures of core, bench or bench_single, got those of variant alone")
     facts = first["cuda"]["facts"]
-    state = f"**Measured on one {facts['device']}**, {first['machine']['date'][:10]}: the table under Checking a card. "
+    state = f"**Measured on one {facts['device']}**, {first['machine']['date'][:10]}: the table under Testing on a GPU. "
     state += "The rest of this page is as it was before: counted, or run on the host."
     text = page.read_text()
     for (begin, end), content in ((MARKS, table(runs)), (STATE, state)):
