@@ -1,1 +1,1 @@
-"""The benchmark: ours, the floor that memory sets, and what others do, in one run. `python -m benchmarks`."""
+"""The benchmark: sinpe_ext, the floor set by memory, and other implementations, in one run. `python -m benchmarks`."""

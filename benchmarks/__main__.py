@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: its options."""
+"""Command-line options of `python -m benchmarks`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 done, 1 a wrong result or a failed row, 2 bad usage."""
+    """Return the exit code: 0 done, 1 a wrong result or a failed row, 2 bad usage."""
     try:
         return run(parser().parse_args(arguments))
     except KeyboardInterrupt:

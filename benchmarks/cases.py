@@ -1,6 +1,6 @@
-"""The rows of the benchmark: what is timed, against which floor and which peers, and with which target.
+"""The rows of the benchmark: the timed call, its floor, its peers and its target.
 
-`ROWS` at the end is the whole list, targets included. A builder returns the calls of one row; its `check` runs before
+`ROWS` at the end is the complete list, with targets. A builder returns the calls of one row; its `check` runs before
 any timing.
 """
 
@@ -37,7 +37,7 @@ class Subjects:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the report: ours / floor at most `target`, peer / ours at least its target (None: no promise)."""
+    """One line of the report: ours / floor at most `target`, peer / ours at least its target (None: no target)."""
 
     name: str
     title: str
@@ -52,13 +52,13 @@ class Row:
 
 
 def tolerance(dtype: torch.dtype, farthest: float) -> float:
-    """Half a unit in the last place, and the error of the float64 comparison itself, which grows with the position."""
+    """Half a unit in the last place, plus the error of the float64 reference, which grows with the position."""
     return ROUNDING[dtype] * 1.0001 + abs(farthest) * 2.0**-51
 
 
 def token_ids(vocabulary: int, shape: tuple[int, ...], *, of_text: bool) -> Tensor:
-    """Tokens in no order; or as a text has them, where the most frequent word is 6 % of all, and the n-th about 1/n of
-    that (Zipf's law)."""
+    """Uniformly random tokens, or tokens distributed as in a text: the most frequent word is 6 % of all, and the n-th
+    about 1/n of that (Zipf's law)."""
     generator = torch.Generator().manual_seed(0)
     if not of_text:
         return torch.randint(vocabulary, shape, generator=generator)
@@ -67,7 +67,7 @@ def token_ids(vocabulary: int, shape: tuple[int, ...], *, of_text: bool) -> Tens
 
 
 def table(length: int, dim: int, dtype: torch.dtype = torch.float32, *, reused: bool = True) -> Subjects:
-    """The paper's table against the usual formula with its ranges ready."""
+    """The paper's table, against the usual formula with precomputed ranges."""
     encoding = sinpe.Encoding(dim)
     out = torch.empty(length, dim, dtype=dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -94,7 +94,7 @@ def table(length: int, dim: int, dtype: torch.dtype = torch.float32, *, reused: 
 
 
 def builder(convention: str, name: str, build: Callable[[int, int], Tensor], length: int, dim: int) -> Subjects:
-    """A library's table builder against ours under the same convention, written into a kept table."""
+    """Our table under a library's convention, written into an existing table, against the library's builder."""
     encoding = sinpe.convention(convention, dim, start=0)
     out = torch.empty(length, dim)
     shift = 0.0 if convention == "paper_concat" else 1.0
@@ -119,7 +119,7 @@ def diffusers_table(length: int, dim: int) -> Tensor:
 
 
 def add(shape: tuple[int, int, int], variant: str) -> Subjects:
-    """x + PE: "fresh", "out" or "inplace", against the same sum with a ready table."""
+    """x + PE: "fresh", "out" or "inplace", against the same sum with a stored table."""
     dim = shape[-1]
     encoding = sinpe.Encoding(dim)
     x = torch.randn(shape)
@@ -144,7 +144,7 @@ def add(shape: tuple[int, int, int], variant: str) -> Subjects:
 
 
 def encode(count: int, dim: int) -> Subjects:
-    """Random positions of 31 bits, against the float64 formula cast to float32 (in float32 it is noise there)."""
+    """Random 31-bit positions, against the float64 formula cast to float32 (in float32 its results would be noise)."""
     encoding = sinpe.Encoding(dim)
     positions = torch.randint(0, 2**31 - 1, (count,), generator=torch.Generator().manual_seed(0))
 
@@ -167,7 +167,7 @@ def index64(dim: int) -> Tensor:
 
 
 def decode_layer(dim: int, *, grad: bool) -> Subjects:
-    """One step of generation: (1, 1, dim) at a position, by the layers."""
+    """One decode step, x of shape (1, 1, dim), with the layers."""
     ours = sinpe.SinusoidalPositionalEncoding(dim, 0.1).eval()
     usual = peer.UsualModule(4096, dim).eval()
     x = torch.randn(1, 1, dim, requires_grad=grad)
@@ -177,10 +177,10 @@ def decode_layer(dim: int, *, grad: bool) -> Subjects:
 
 
 def decode(dim: int, kind: str) -> Subjects:
-    """The same by the function: "fresh", into memory that is there ("out"), or "inplace"."""
+    """The same with the function: "fresh", into existing memory ("out"), or "inplace"."""
     x, pe = torch.randn(1, 1, dim), sinpe.table(4096, dim)
     encoding, y = sinpe.Encoding(dim), torch.empty(1, 1, dim)
-    if kind == "inplace":  # of a step that is 0, so that x stays what it was
+    if kind == "inplace":  # add zeros, so that x does not change
         nothing, none = sinpe.Encoding(dim, amplitude=0.0), torch.zeros_like(pe)
         return Subjects(
             lambda: sinpe.add_(x, nothing, start=1234),
@@ -218,14 +218,14 @@ def timesteps(count: int, dim: int) -> Subjects:
     )
 
 
-def eager_twin(length: int, dim: int) -> Subjects:
-    """Our fallback against the usual formula, both eager and both with a fresh output."""
+def eager_reference(length: int, dim: int) -> Subjects:
+    """The eager fallback, against the usual formula; both with a fresh output."""
     subjects = table(length, dim, reused=False)
     return Subjects(ours=subjects.ours, floor=subjects.peers["usual formula"], check=subjects.check)
 
 
 def compiled_chain(batch: int, length: int, dim: int, vocabulary: int = 32000) -> Subjects:
-    """torch.compile of embedding -> scale, PE -> LayerNorm, against the same with a ready table."""
+    """torch.compile of embedding -> scale, PE -> LayerNorm, against the same with a stored table."""
     encoding = sinpe.Encoding(dim)
     scale = math.sqrt(dim)
     weight = torch.randn(vocabulary, dim) / scale
@@ -286,7 +286,7 @@ ROWS: tuple[Row, ...] = (
     Row("decode_grad", "decode step, layer, gradients", lambda: decode_layer(512, grad=True), "a module", threads=1,
         grad=True),
     Row("timesteps", "encode 8 timesteps x 320", lambda: timesteps(8, 320), "empty, fill_", 2.5, {"diffusers": 4.0}),
-    Row("eager", "eager twin, table 4096x1024", lambda: eager_twin(4096, 1024), USUAL, 1.5, backend="eager"),
+    Row("eager", "eager reference, table 4096x1024", lambda: eager_reference(4096, 1024), USUAL, 1.5, backend="eager"),
     Row("compile", "compiled embed, PE, LayerNorm", lambda: compiled_chain(*WIDE), "ready table", 1.05,
         {"not compiled": None}, slow=True),
 )

@@ -1,7 +1,7 @@
-"""The CUDA half of the benchmark: how the rows of `cuda_cases.py` are timed and reported.
+"""The CUDA half of the benchmark: timing and reporting the rows of `cuda_cases.py`.
 
-Times are those between two CUDA events around a number of calls, interleaved (A B A B ...), medians. A small call is
-bound by what the CPU does to launch it, and its row says so by its floor.
+Times are medians of the time between two CUDA events around several calls, interleaved (A B A B ...). A small call is
+bound by its launch on the CPU, which its floor includes too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SMALL_MEMORY = 20 * 2**30  # below this the tensors are a quarter of the size: s
 
 
 def missing() -> str:
-    """Why nothing can be measured on CUDA here; empty if it can."""
+    """The reason why CUDA cannot be measured here; empty if it can."""
     if not torch.cuda.is_available():
         return "no CUDA device is visible"
     found = resolve("cuda")
@@ -36,16 +36,16 @@ def missing() -> str:
 
 
 def chosen(asked: Sequence[str]) -> list[CudaRow]:
-    """The rows asked for, all if none."""
+    """The rows with the given names; all rows if there are none."""
     return [row for row in ROWS if not asked or row.name in asked]
 
 
 def run(
     rows: Sequence[CudaRow], rounds: int, progress: Progress, after: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Measure the rows; the facts and the results.
+    """Measure the rows; return device facts and results.
 
-    after: is given both after each row, so that nothing is lost where a run is stopped.
+    after: called with both after each row, so that an interrupted run keeps its results.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     memory = torch.cuda.get_device_properties(device).total_memory
@@ -63,7 +63,7 @@ def run(
 
 
 def brief(entry: Mapping[str, Any]) -> str:
-    """One row's result in short, for who watches."""
+    """One row's result in short, for the progress display."""
     if "error" in entry:
         return f"FAILED, {entry['error']}"
     peers = "".join(f", {peer['name']} {peer['ratio']:.2f}x" for peer in entry["peers"])
@@ -72,7 +72,7 @@ def brief(entry: Mapping[str, Any]) -> str:
 
 
 def timed(calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds per call, one entry a round: every subject once a round, so that a slow moment falls on all alike."""
+    """Seconds per call, one entry per round. A round times every subject once, so that a slowdown affects all."""
     for call in calls.values():
         call(), call()  # a first call may compile or copy constants
     numbers = {name: 1 for name in calls}
@@ -148,7 +148,7 @@ def measure(row: CudaRow, place: Place, rounds: int) -> dict[str, Any]:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """The device, and what computes there."""
+    """The device, and the library that computes on it."""
     found, p = resolve("cuda"), torch.cuda.get_device_properties(device)
     return {
         "device": p.name,
@@ -162,7 +162,7 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 
 def report(measured: Mapping[str, Any]) -> str:
-    """The device, then one line a row and one more for each further peer."""
+    """The device, then one line per row, and one more for each further peer."""
     known = measured["facts"]
     about = f"{known['device']} (capability {known['capability']}), CUDA {known['cuda']}, {known['how']} kernels, "
     about += f"arithmetic: {known['arithmetic']}"

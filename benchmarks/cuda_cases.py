@@ -1,4 +1,4 @@
-"""The rows of the CUDA benchmark: kernels against a copy or a fill of the same bytes, and against what others do.
+"""The rows of the CUDA benchmark: kernels against a copy or a fill of the same bytes, and other implementations.
 
 The tensors are several times the size of the L2 cache, so that every call streams through device memory. `ROWS` at the
 end is the list with its targets; `check` of every row runs before it is timed.
@@ -28,7 +28,7 @@ ELEMENTS = 2**27  # of x: 512 MiB in float32, 256 MiB in 16 bits
 
 @dataclass
 class Work:
-    """The calls of one row; `moved` counts the bytes that the floor and ours read and write at least."""
+    """The calls of one row; `moved`: bytes that the floor and ours at least read and write."""
 
     ours: Callable[[], object]
     floor: Callable[[], object]
@@ -39,7 +39,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Place:
-    """Where to measure, and how large."""
+    """The device, and the size of the tensors."""
 
     device: torch.device
     elements: int = ELEMENTS
@@ -52,14 +52,14 @@ class Place:
         return torch.randn(shape, device=self.device, dtype=dtype)
 
     def ids(self, *, of_text: bool) -> Tensor:
-        """Tokens of x's shape."""
+        """Token ids of x's shape."""
         return token_ids(VOCABULARY, self.shape()[:2], of_text=of_text).to(self.device)
 
 
 @dataclass(frozen=True)
 class CudaRow:
     """One line of the report: floor / ours at least `fraction`, or ours / floor at most `most`; peer / ours at least
-    its target (None: no promise)."""
+    its target (None: no target)."""
 
     name: str
     title: str
@@ -73,8 +73,8 @@ class CudaRow:
 def rows_agree(
     name: str, got: Tensor, want: Tensor, dtype: torch.dtype, size: float = 1.0, farthest: float = 0.0
 ) -> None:
-    """Values up to `size` that were rounded to dtype, from rows of one ULP; positions up to `farthest` cost the
-    comparison itself some of float64's digits."""
+    """Compare values up to `size`, rounded to dtype from rows within one ULP; positions up to `farthest` add the error
+    of the float64 reference to the tolerance."""
     peer.agree(name, got.detach().cpu(), want.cpu(), size * 8 * ROUNDING[dtype] + farthest * 2.0**-51)
 
 
@@ -103,7 +103,7 @@ def table(place: Place, dtype: torch.dtype) -> Work:
 
 
 def roofline(place: Place, dtype: torch.dtype, *, copy: bool) -> Work:
-    """The floors themselves: what torch's own copy and fill reach here. "Ours" is the floor once more: its spread."""
+    """The floors: the speed of torch's copy and fill. "Ours" is the floor again, which shows the spread."""
     x = place.randn(place.elements, dtype=dtype)
     y = torch.empty_like(x)
     call: Callable[[], object] = (lambda: y.copy_(x)) if copy else (lambda: y.fill_(1))
@@ -111,7 +111,7 @@ def roofline(place: Place, dtype: torch.dtype, *, copy: bool) -> Work:
 
 
 def encode(place: Place, dtype: torch.dtype) -> Work:
-    """Rows of positions in no order."""
+    """Rows at random positions."""
     dim = 128
     count = min(ENCODED, place.elements // dim)
     encoding, out = sinpe.Encoding(dim), torch.empty(count, dim, device=place.device, dtype=dtype)
@@ -174,7 +174,7 @@ def add(place: Place, dtype: torch.dtype, *, positions: bool = False) -> Work:
 
 
 def check_dropout(got: Tensor, total: Tensor, dtype: torch.dtype) -> None:
-    """Every element 0 or the total times the kept scale; about the right share of them 0."""
+    """Check that each element is 0 or the sum times the kept scale, and that about the right fraction is 0."""
     kept = got != 0
     scale = 65536 / (65536 - round(P * 65536))
     want = total.double() * scale
@@ -258,7 +258,7 @@ def embed(place: Place, dtype: torch.dtype, *, drop: float = 0.0, of_text: bool 
 
 
 def timesteps(place: Place, dtype: torch.dtype) -> Work:
-    """One small kernel: the launch is what costs."""
+    """One small kernel, bound by the launch."""
     count, dim = 8, 320
     encoding, t = sinpe.convention("ddpm", dim), torch.linspace(0.5, 999.5, count, device=place.device)
     one = torch.zeros(1, device=place.device)

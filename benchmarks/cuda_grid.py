@@ -1,4 +1,4 @@
-"""Rows of the CUDA benchmark for grids: pictures as places, and with channels first."""
+"""Rows of the CUDA benchmark for grids: images as patches, and with channels first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIM = 768
 
 
 def add_grid(place: Place, dtype: torch.dtype, *, channels_first: bool) -> Work:
-    """mae2d (detr2d where channels come first) plus x, into a kept tensor, against the sum with a ready table."""
+    """mae2d (detr2d with channels first) plus x, into an existing tensor, against the sum with a stored table."""
     name = "detr2d" if channels_first else "mae2d"
     side = max(1, min(64, int((place.elements / DIM) ** 0.5)))
     batch = max(1, place.elements // (DIM * side * side))

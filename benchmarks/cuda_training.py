@@ -1,4 +1,4 @@
-"""The rows of the CUDA benchmark that learn more than x: the dense gradient of an embedding, a learned alpha."""
+"""Rows of the CUDA benchmark with further gradients: the dense gradient of an embedding, a learned alpha."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .cuda_cases import CudaRow, P, Place, Work
 
 
 def with_gradients(run: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    """The call forward and backward."""
+    """The call with its forward and backward pass."""
 
     def both() -> tuple[Tensor, ...]:
         with torch.enable_grad():
@@ -29,7 +29,7 @@ def with_gradients(run: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor
 
 
 def embed_backward(place: Place, dtype: torch.dtype, *, of_text: bool = False) -> Work:
-    """embed + dropout and the dense gradient of weight, which is zeroed and summed: two copies are its floor."""
+    """embed + dropout and the dense gradient of weight, which is zeroed and summed; the floor is two copies."""
     batch, length, dim = place.shape()
     encoding, scale = sinpe.Encoding(dim), math.sqrt(dim)
     weight = (place.randn(cases.VOCABULARY, dim, dtype=dtype) / scale).requires_grad_()
@@ -69,7 +69,7 @@ def embed_backward(place: Place, dtype: torch.dtype, *, of_text: bool = False) -
 
 
 def alpha_train(place: Place, dtype: torch.dtype) -> Work:
-    """x + alpha * PE, dropout, and the gradients of x and of alpha, the latter a sum over all."""
+    """x + alpha * PE, dropout, and the gradients of x and of alpha (a sum over all elements)."""
     batch, length, dim = place.shape()
     encoding, x = sinpe.Encoding(dim), place.randn(batch, length, dim, dtype=dtype).requires_grad_()
     alpha = torch.full((1,), 0.5, device=place.device, dtype=dtype, requires_grad=True)

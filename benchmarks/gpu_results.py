@@ -1,8 +1,8 @@
-"""What gpu_check.sh brought back: `python -m benchmarks.gpu_results ARCHIVE [--write]`.
+"""Report the results of gpu_check.sh: `python -m benchmarks.gpu_results ARCHIVE [--write]`.
 
-Prints each step's result, the rows as a table, a variant beside what it varies, and of the rows that missed their
-target what the profiler saw. --write: keeps the figures as benchmarks/results/DATE-DEVICE-cuda.json and the table in
-docs/cuda.md, in the place of what was measured before.
+Prints each step's result, the rows as a table, a variant next to the usual build, and for rows that missed their target
+the profiler's output. --write: saves the measurements as benchmarks/results/DATE-DEVICE-cuda.json and the table in
+docs/cuda.md, replacing the earlier one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SEEN = re.compile(
 
 
 class Unusable(Exception):
-    """The archive is none of gpu_check.sh's, or has no figures; the message is for the user."""
+    """The archive is not from gpu_check.sh, or has no measurements; the message is for the user."""
 
 
 def read(archive: Path) -> dict[str, str]:
-    """File name -> text."""
+    """Return a dict: file name -> text."""
     try:
         with tarfile.open(archive) as packed:
             files = [(member.name, packed.extractfile(member)) for member in packed.getmembers() if member.isfile()]
@@ -40,7 +40,7 @@ def read(archive: Path) -> dict[str, str]:
 
 
 def merged(files: Mapping[str, str], name: str) -> dict[str, Any] | None:
-    """The groups NAME.1.json, NAME.2.json, ... as one run; None where there are none."""
+    """Merge the groups NAME.1.json, NAME.2.json, ... into one run; None if there are none."""
     found: dict[str, Any] | None = None
     for file in sorted(files, key=lambda n: [int(t) if t.isdigit() else 0 for t in n.split(".")]):
         if re.fullmatch(rf"{name}\.\d+\.json", file):
@@ -59,7 +59,7 @@ def merged(files: Mapping[str, str], name: str) -> dict[str, Any] | None:
 
 
 def together(files: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Run -> its figures: double (the core's rows, then the others'), single, variant."""
+    """Return a dict: run -> measurements, of double (core's rows, then the others), single and variant."""
     runs = {name: run for name in ("core", "double", "single", "variant") if (run := merged(files, name))}
     if "core" in runs:
         known = {row["name"] for row in runs["core"]["cuda"]["rows"]}
@@ -72,7 +72,7 @@ def together(files: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """The row against its target, in the words of a table."""
+    """The row's target and whether it was met, as a table cell."""
     if "error" in row:
         return f"failed: {row['error']}"
     if row["ratio_target"] is not None:
@@ -85,7 +85,7 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 
 def table(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown: a line a row, with its floor and its peers."""
+    """A Markdown table: one line per row, with its floor and its peers."""
     lines = []
     for name in ("double", "single"):
         if name not in runs:
@@ -110,7 +110,7 @@ def table(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def compared(runs: Mapping[str, Mapping[str, Any]], flags: str) -> str:
-    """A variant's rows beside the same of the usual library."""
+    """A variant's rows next to those of the usual build."""
     usual = {row["name"]: row for row in runs["double"]["cuda"]["rows"] if "ours_ms" in row}
     lines = [f"with {flags}, beside the usual library:"]
     for row in runs["variant"]["cuda"]["rows"]:
@@ -121,7 +121,7 @@ def compared(runs: Mapping[str, Mapping[str, Any]], flags: str) -> str:
 
 
 def reasons(files: Mapping[str, str], runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of the rows that missed, what the profile says."""
+    """The profiler's output for the rows that missed their target."""
     missed = {row["name"] for run in runs.values() for row in run["cuda"]["rows"] if row.get("met") is False}
     lines = []
     for name in sorted(missed):
@@ -133,7 +133,7 @@ def reasons(files: Mapping[str, str], runs: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def keep(files: Mapping[str, str], runs: Mapping[str, Mapping[str, Any]], results: Path, page: Path) -> Path:
-    """The results file and the table in the page; the file's path."""
+    """Write the results file and the table in the page; return the file's path."""
     first = next(iter(runs.values()))
     tag = re.sub(r"[^a-z0-9]+", "-", first["cuda"]["facts"]["device"].lower()).strip("-")
     path = results / f"{first['machine']['date'][:10]}-{tag}-cuda.json"
@@ -142,7 +142,9 @@ def keep(files: Mapping[str, str], runs: Mapping[str, Mapping[str, Any]], result
     if not {"double", "single"} & set(runs):
         raise Unusable("archive: expected the figures of core, bench or bench_single, got those of variant alone")
     facts = first["cuda"]["facts"]
-    state = f"**Measured on one {facts['device']}**, {first['machine']['date'][:10]}: the table under Checking a card. "
+    state = (
+        f"**Measured on one {facts['device']}**, {first['machine']['date'][:10]}: the table under Testing on a GPU. "
+    )
     state += "The rest of this page is as it was before: counted, or run on the host."
     text = page.read_text()
     for (begin, end), content in ((MARKS, table(runs)), (STATE, state)):
@@ -157,7 +159,7 @@ def keep(files: Mapping[str, str], runs: Mapping[str, Mapping[str, Any]], result
 
 
 def main(arguments: Sequence[str] | None = None, results: Path | None = None, page: Path = PAGE) -> int:
-    """The exit code: 0 done, 1 an archive without figures."""
+    """Return the exit code: 0 done, 1 an archive without measurements."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_results", description=__doc__)
     parser.add_argument("archive", type=Path)
     parser.add_argument("--write", action="store_true", help="keep the figures and the table")

@@ -15,7 +15,7 @@ BASE = 10000.0
 
 
 def exact(grid: GridEncoding, lengths: tuple[int, ...]) -> Tensor:
-    """(*lengths, dim) in torch's float64 functions, piece by piece."""
+    """The table of shape (*lengths, dim) with torch's float64 functions, axis by axis."""
     out = torch.zeros(*lengths, grid.dim, dtype=torch.float64)
     for axis, encoding, first, step in grid.pieces:
         w = torch.tensor(encoding.frequencies_radians(), dtype=torch.float64)
@@ -61,7 +61,7 @@ def nerf_points(points: Tensor, octaves: int) -> Tensor:
 
 
 def add_places(batch: int, height: int, width: int, dim: int) -> Subjects:
-    """Patches of pictures plus mae2d, against the sum with a ready table."""
+    """Patches of images plus mae2d, against the sum with a stored table."""
     grid = sinpe.convention("mae2d", dim)
     x = torch.randn(batch, height * width, dim)
     y, pe = torch.empty_like(x), sinpe.table((height, width), grid, flatten=True)
@@ -77,7 +77,7 @@ def add_places(batch: int, height: int, width: int, dim: int) -> Subjects:
 
 
 def add_channels_first(batch: int, dim: int, height: int, width: int) -> Subjects:
-    """Features of a convolution plus detr2d, against DETR's own formula and the sum."""
+    """Convolutional features plus detr2d, against DETR's formula and the sum."""
     grid = sinpe.convention("detr2d", dim)
     x = torch.randn(batch, dim, height, width)
     y, mask = torch.empty_like(x), torch.zeros(batch, height, width, dtype=torch.bool)
@@ -94,7 +94,7 @@ def add_channels_first(batch: int, dim: int, height: int, width: int) -> Subject
 
 
 def grid_table(height: int, width: int, dim: int) -> Subjects:
-    """The whole table of a picture."""
+    """The whole table of an image."""
     grid = sinpe.convention("mae2d", dim)
     out = torch.empty(height, width, dim)
 
@@ -108,7 +108,7 @@ def grid_table(height: int, width: int, dim: int) -> Subjects:
 
 
 def points(count: int, octaves: int) -> Subjects:
-    """Points of three coordinates, as a radiance field takes them."""
+    """Points with three coordinates, as in a radiance field."""
     dim = 6 * octaves
     encoding = sinpe.convention("nerf", dim, axes=3)
     p = torch.rand(count, 3, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -122,7 +122,7 @@ def points(count: int, octaves: int) -> Subjects:
 
 
 def timestep_layer(count: int, dim: int) -> Subjects:
-    """The layer, for a float32 result and with bfloat16 timesteps beside it."""
+    """The layer with a float32 result, and with bfloat16 timesteps."""
     layer = sinpe.TimestepEncoding(dim, encoding="adm")
     t = torch.linspace(0.5, 999.5, count)
 

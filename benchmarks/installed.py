@@ -1,7 +1,7 @@
-"""Rows against libraries that are installed: their own functions, where `peers.py` has formulas.
+"""Rows against installed libraries: their own functions (`peers.py` has transcribed formulas).
 
-A library's result and ours are each compared with our float64 under the library's convention before anything is timed.
-A library that is missing leaves its rows out, with that said.
+A library's result and ours are each compared with our float64 result under the library's convention before timing.
+The rows of a missing library are skipped with that reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGEST = 8.0  # of x + PE, x normally distributed
 
 
 def versions() -> dict[str, str]:
-    """Which of the libraries are installed."""
+    """Versions of the installed libraries."""
     found = {}
     for library in LIBRARIES:
         try:
@@ -44,7 +44,7 @@ def versions() -> dict[str, str]:
 
 
 def load(library: str, name: str) -> Any:
-    """A library's module; Skipped where it cannot be had."""
+    """Import a library's module; raises Skipped if that fails."""
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         raise Skipped(f"{library} is not installed: pip install {library}")
     try:
@@ -54,7 +54,7 @@ def load(library: str, name: str) -> Any:
 
 
 def timm_sincos2d() -> Callable[..., Tensor]:
-    """timm's build_sincos2d_pos_embed from its own file; `import timm` itself would need torchvision."""
+    """timm's build_sincos2d_pos_embed, loaded from its file, because `import timm` needs torchvision."""
     found = importlib.util.find_spec("timm")
     if found is None or found.origin is None:
         raise Skipped("timm is not installed: pip install timm")
@@ -65,7 +65,7 @@ def timm_sincos2d() -> Callable[..., Tensor]:
 
 @contextmanager
 def _empty_packages(folder: Path) -> Iterator[None]:
-    """timm and timm.layers as packages whose __init__ has not run; what was imported before is back afterwards."""
+    """Context manager: timm and timm.layers as packages whose __init__ has not run; restores the imported modules."""
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "timm"}
     try:
         for name, place in (("timm", folder), ("timm.layers", folder / "layers")):
@@ -92,9 +92,9 @@ def compared(
     position: float,
     size: float = 0.0,
 ) -> Subjects:
-    """The calls of a row; both results are near `exact`, theirs by as much as float32 angles explain.
+    """The calls of a row. Both results are compared with `exact`, theirs with the tolerance that float32 angles need.
 
-    position: the farthest; size: of the largest sum with x, which is rounded once more, 0 where nothing is added.
+    position: the largest one; size: of the largest sum with x, which is rounded once more, 0 without x.
     """
 
     def check() -> None:
@@ -109,7 +109,7 @@ def compared(
 def table(
     library: str, build: Callable[[], Callable[[], Tensor]], name: str, where: int | tuple[int, int], dim: int
 ) -> Subjects:
-    """A library's builder of a whole table against ours, both into fresh memory."""
+    """Our table against a library's builder, both into new memory."""
     theirs = build()
     encoding: Any = sinpe.convention(name, dim)
     flat = not isinstance(where, int)
@@ -137,7 +137,7 @@ def added(
     encoding: Encoding,
     ours: Callable[[Tensor], Tensor],
 ) -> Subjects:
-    """x + PE as a model with the library's module has it, into fresh memory."""
+    """x + PE as in a model that uses the library's module, into new memory."""
     theirs, x = build(WIDE), torch.randn(WIDE)
     return compared(
         library,
@@ -174,7 +174,7 @@ def multidim2d(height: int, width: int, dim: int) -> Callable[[], Tensor]:
 
 
 def summer(shape: tuple[int, int, int]) -> Callable[[Tensor], Tensor]:
-    """Its cache holds the encoding of the whole batch from the second call on."""
+    """From the second call on, its cache holds the encoding of the whole batch."""
     module = load("positional-encodings", "positional_encodings.torch_encodings")
     layer: Callable[[Tensor], Tensor] = module.Summer(module.PositionalEncoding1D(shape[-1]))
     return layer
@@ -202,7 +202,7 @@ def m2m100_table(length: int, dim: int) -> Callable[[], Tensor]:
 
 
 def m2m100_added() -> Subjects:
-    """Positions from token ids, the first at padding_idx + 1, and rows of zeros where there is padding."""
+    """Positions from token ids, starting at padding_idx + 1; rows of zeros for padding."""
     batch, length, dim = WIDE
     layer = m2m100()(length, dim, PADDING)
     ids = torch.randint(4, 1000, (batch, length), generator=torch.Generator().manual_seed(0))
@@ -217,7 +217,7 @@ def m2m100_added() -> Subjects:
 
 
 def x_transformers_added() -> Subjects:
-    """Its module builds the table at each call, times a learned factor that begins as 1 / sqrt(dim)."""
+    """Its module builds the table at each call, and multiplies it by a learned factor, initially 1 / sqrt(dim)."""
     encoding = sinpe.convention("paper_concat", WIDE[-1])
     layer = load("x-transformers", "x_transformers.x_transformers").ScaledSinusoidalEmbedding(WIDE[-1])
     scale = layer.scale.detach()
@@ -230,7 +230,7 @@ def x_transformers_added() -> Subjects:
 
 
 def timesteps(count: int, dim: int, *, layer: bool) -> Subjects:
-    """diffusers' function with its defaults, which are DDPM's; or the layers of its UNets, with ADM's."""
+    """diffusers' function with its defaults (DDPM's), or the layer of its UNets (ADM's)."""
     module = load("diffusers", "diffusers.models.embeddings")
     encoding = sinpe.convention("adm" if layer else "ddpm", dim)
     t = torch.linspace(0.5, 999.5, count)
@@ -252,7 +252,7 @@ def timesteps(count: int, dim: int, *, layer: bool) -> Subjects:
 
 
 def diffusers_picture(height: int, width: int, dim: int) -> Callable[[], Tensor]:
-    """Square ones: of another the library scales one axis to `base_size`."""
+    """Square images only: for others the library scales one axis to `base_size`."""
     build = load("diffusers", "diffusers.models.embeddings").get_2d_sincos_pos_embed
     return lambda: build(dim, (height, width), base_size=height).float()
 

@@ -1,4 +1,4 @@
-"""The machine that a benchmark ran on: the facts beside the figures, and the memory there is."""
+"""The machine of a benchmark run: facts stored with the measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def machine() -> dict[str, Any]:
-    """The facts without which a figure means nothing (and no paths: the file is committed)."""
+    """The facts needed to interpret a measurement (without paths, because the file is committed)."""
     import torch
 
     from sinpe_ext.backend.info import backend_info
@@ -49,7 +49,7 @@ def machine() -> dict[str, Any]:
 
 
 def caches(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, str]:
-    """The first core's, as Linux tells: {"L1d": "32K", "L2": "1024K", ...}; empty elsewhere."""
+    """Cache sizes of the first core, from Linux: {"L1d": "32K", "L2": "1024K", ...}; empty elsewhere."""
     found = {}
     for index in sorted(folder.glob("index*")):
         level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
@@ -65,7 +65,7 @@ def huge_pages() -> str | None:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with "+changes" when files differ from it; None outside a checkout."""
+    """The checkout's commit, with "+changes" if files differ from it; None outside a checkout."""
 
     def git(*arguments: str) -> str | None:
         try:
@@ -79,7 +79,7 @@ def commit() -> str | None:
 
 
 def describe(facts: dict[str, Any]) -> str:
-    """One line about the machine above the report, and a warning where others use it too."""
+    """A line about the machine for the head of the report, and a warning if it is busy."""
     isa = f" ({facts['instruction_set']})" if facts["instruction_set"] else ""
     sizes = "".join(f", {size} of {name}" for name, size in facts["caches"].items() if name != "L1i")
     text = (

@@ -1,4 +1,4 @@
-"""How much memory a call takes beyond its result, and how much there is."""
+"""Memory that a call uses in addition to its result, and available memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CGROUP = Path("/sys/fs/cgroup")  # what a container may take, where it is less t
 
 
 def peak() -> int:
-    """Most bytes that this program has held at once."""
+    """Peak memory of this process in bytes."""
     try:
         # ru_maxrss would start at the peak of the process that launched this one
         return _status("VmHWM")
@@ -23,10 +23,10 @@ def peak() -> int:
 
 
 def beyond(call: Callable[[], Any], kept: Sequence[Any]) -> int | None:
-    """Bytes that a call took at its peak beyond what was held before and a new result.
+    """Peak bytes during a call, without the memory held before and a new result.
 
-    kept: tensors that were there before; a result in the memory of one is none of its own.
-    Returns: the bytes; None where the system does not let a peak be measured from here on (Linux does).
+    kept: existing tensors; a result that shares memory with one of them is not counted as new.
+    Returns: the bytes; None if the system cannot reset its peak (Linux can).
     """
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -40,7 +40,7 @@ def beyond(call: Callable[[], Any], kept: Sequence[Any]) -> int | None:
 
 
 def available() -> int | None:
-    """Bytes that can be taken without swapping, where the system tells."""
+    """Bytes available without swapping, if the system reports them."""
     found = []
     try:
         found.append(_field(Path("/proc/meminfo"), "MemAvailable"))

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.one_row NAME`: a CUDA row's own call once, for a profiler that waits to be started (ncu
---profile-from-start off)."""
+"""`python -m benchmarks.one_row NAME`: one call of a CUDA row for a profiler that waits for a start signal
+(ncu --profile-from-start off)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .cuda_cases import Place
 
 
 def main(name: str, place: Place) -> None:
-    """The call three times; only the last one is to be profiled."""
+    """Run the call three times; only the last one is profiled."""
     (row,) = (row for row in ROWS if row.name == name)
     with torch.no_grad():
         ours = row.build(place).ours

@@ -1,7 +1,7 @@
-"""How others build the encoding: the formulas that the benchmark and the demo time ours against.
+"""Other implementations of the encoding: the formulas that the benchmark and the demo compare with.
 
-Each is our own short transcription of a library's published formula with the same operations in the same precision, so
-that its time and its error are that library's. Named after where the formula is found.
+Each is a short transcription of a library's published formula, with the same operations in the same precision, so
+that time and error are that library's. They are named after their source.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sinpe_ext.cli.usual import usual_table as usual_table
 
 
 def fairseq_table(length: int, dim: int) -> Tensor:
-    """fairseq's builder: ladder of half - 1 steps, sines then cosines, joined by cat."""
+    """fairseq's builder: frequencies with half - 1 steps, sines then cosines, concatenated."""
     half = dim // 2
     frequency = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(BASE) / (half - 1)))
     angle = torch.arange(length, dtype=torch.float).unsqueeze(1) * frequency.unsqueeze(0)
@@ -25,7 +25,7 @@ def fairseq_table(length: int, dim: int) -> Tensor:
 
 
 def diffusers_embedding(timesteps: Tensor, dim: int, shift: float = 1.0, scale: float = 1.0) -> Tensor:
-    """diffusers' embedding of timesteps: float32 ladder of half - shift steps, sines then cosines."""
+    """diffusers' timestep embedding: float32 frequencies with half - shift steps, sines then cosines."""
     half = dim // 2
     exponent = -math.log(BASE) * torch.arange(half, dtype=torch.float32, device=timesteps.device)
     frequency = torch.exp(exponent / (half - shift))
@@ -34,7 +34,7 @@ def diffusers_embedding(timesteps: Tensor, dim: int, shift: float = 1.0, scale: 
 
 
 def transformers_table(length: int, dim: int) -> Tensor:
-    """The Marian builder of transformers: float64 angles from two nested Python loops, cast to float32 at the end."""
+    """The Marian builder of transformers: float64 angles in two nested Python loops, converted to float32."""
     import numpy as np
 
     angle = np.array([[p / np.power(10000, 2 * (j // 2) / dim) for j in range(dim)] for p in range(length)])
@@ -46,7 +46,7 @@ def transformers_table(length: int, dim: int) -> Tensor:
 
 
 class UsualModule(nn.Module):
-    """The tutorial's module without its dropout: a ready table, sliced and added."""
+    """The tutorial's module without dropout: a stored table, sliced and added."""
 
     pe: Tensor
 
@@ -59,7 +59,7 @@ class UsualModule(nn.Module):
 
 
 def exact_rows(positions: Tensor, dim: int, *, shift: float = 0.0, interleaved: bool = True) -> Tensor:
-    """(P, dim) float64 rows for checks, from torch's own float64 functions (absolute error below position * 2e-16)."""
+    """float64 rows (P, dim) for checks, with torch's float64 functions (absolute error below position * 2e-16)."""
     half = dim // 2
     frequency = torch.tensor([BASE ** (-i / (half - shift)) for i in range(half)], dtype=torch.float64)
     angle = positions.double().unsqueeze(1) * frequency
@@ -68,7 +68,7 @@ def exact_rows(positions: Tensor, dim: int, *, shift: float = 0.0, interleaved: 
 
 
 def agree(name: str, got: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Stop the benchmark when a result is wrong: a time of a wrong result means nothing."""
+    """Stop the benchmark if a result is wrong."""
     worst = float((got.double() - expected.double()).abs().max())
     if not worst <= tolerance:  # also catches NaN
         raise AssertionError(

@@ -1,4 +1,4 @@
-"""The picture of the benchmark's sizes: a panel for each case, dtype and number of threads."""
+"""The figure of the benchmark's sizes: a panel for each case, dtype and number of threads."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ ABOUT = {"cpu", "cores", "torch", "date"}  # what the title tells of the machine
 
 
 class Undrawn(Exception):
-    """A picture that was asked for cannot be drawn, with what to do."""
+    """A requested figure cannot be drawn; the message says what to do."""
 
 
 def check(where: str | Path) -> Path:
-    """Before anything is measured or read: stop where --plot could not be done in the end; the picture's path."""
+    """Before anything is measured: raise if --plot cannot work; return the figure's path."""
     try:
         matplotlib_installed()
         return picture_to_write("plot", str(where))
@@ -50,7 +50,7 @@ def drawable() -> bool:
 
 
 def after(found: Mapping[str, Any], path: Path | None, asked: str | None) -> str:
-    """The picture of a run, where asked or beside the JSON; what to print of it."""
+    """Draw the figure of a run, to the requested path or next to the JSON; return the text to print."""
     where = Path(asked) if asked else path and path.with_suffix(".png")
     if where is None or not any("ms" in entry for entry in found["sizes"]):
         return ""
@@ -60,7 +60,7 @@ def after(found: Mapping[str, Any], path: Path | None, asked: str | None) -> str
 
 
 def again(source: str, asked: str | None) -> str:
-    """Draw a kept result; what to print of it."""
+    """Draw a saved result; return the text to print."""
     where = check(asked or Path(source).with_suffix(".png"))
     kind = "a result of `python -m benchmarks --sizes -o FILE.json`"
     try:
@@ -81,7 +81,7 @@ def again(source: str, asked: str | None) -> str:
 
 
 def draw(found: Mapping[str, Any], where: Path) -> Path:
-    """One panel a case (columns), dtype and number of threads (rows)."""
+    """One panel per case (columns) and per dtype and number of threads (rows)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -119,13 +119,13 @@ def panel(
     threads: int | None = None,
     ax: Axes,
 ) -> Axes:
-    """Draw time per element against size: ours, the usual code, and the floor below which memory lets none go.
+    """Draw time per element against size: ours, the usual code, and the floor set by memory.
 
     Args:
         results: what ``python -m benchmarks --sizes -o FILE.json`` writes, loaded with ``json.load``.
         case: "table", "add_out" or "add_inplace".
         dtype: "float32" or "bfloat16".
-        threads: which of the numbers of threads, default the largest that was measured.
+        threads: the number of threads, by default the largest that was measured.
         ax: Axes to draw into.
     Returns:
         The Axes.
@@ -160,7 +160,7 @@ def panel(
 
 
 def timings(results: Any) -> list[dict[str, Any]]:
-    """The measured sizes among a benchmark's results."""
+    """The measured sizes in a benchmark's results."""
     source = "what `python -m benchmarks --sizes -o FILE.json` writes"
     if not isinstance(results, Mapping):
         raise TypeError(f"results: expected {source}, as a dict, got {described(results)}; pass json.load(open(FILE))")

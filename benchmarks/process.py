@@ -21,7 +21,7 @@ IMPORT_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Process:
-    """One line of the second report: a value that must be at most `target` (None: no promise)."""
+    """One line of the second report: a value that must be at most `target` (None: no target)."""
 
     name: str
     title: str
@@ -123,7 +123,7 @@ def run(script: str, *arguments: str, **environment: str) -> Any:
 
 
 def import_time() -> float:
-    """Milliseconds that importing us, with every public operation, adds to `import torch`, once it is byte-compiled."""
+    """Milliseconds that `import sinpe_ext`, with every public operation, adds to `import torch`, when byte-compiled."""
     with tempfile.TemporaryDirectory() as cache:
         compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": cache}
         run(IMPORT, **compiled)
@@ -131,23 +131,23 @@ def import_time() -> float:
 
 
 def memory(which: str) -> float:
-    """MiB beyond the output at x of (1, 131072, 512), whose table alone would take 256 MiB."""
+    """MiB in addition to the output for x of shape (1, 131072, 512), whose table would take 256 MiB."""
     return run(MEMORY, which, "131072", "512")
 
 
 def step_memory(kind: str, *, compiled: bool = False) -> float:
-    """MiB that building and training the example's language model takes."""
+    """MiB used by building and training the example's language model."""
     return run(STEP, kind, "compiled" if compiled else "eager")
 
 
 def first_build() -> float:
-    """Seconds of the first-use build of the CPU library into an empty cache."""
+    """Seconds for building the CPU library on first use, into an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
         return run(BUILD, SINPE_EXT_CACHE_DIR=cache)
 
 
 def install() -> float:
-    """Seconds of a from-source install, built in a copy of the sources and put into an empty directory."""
+    """Seconds for an installation from source, built in a copy of the sources and installed into an empty directory."""
     root = Path(__file__).resolve().parent.parent
     if not (root / "setup.py").is_file():
         raise Skipped("no source tree here: run it in a checkout")

@@ -1,4 +1,4 @@
-"""What the benchmark is at: a bar on a terminal that has tqdm, else a line a step; on standard error."""
+"""Progress of the benchmark on standard error: a bar on a terminal with tqdm, else a line per step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 
 class Progress:
-    """Counts the steps of a run. A context manager, so that the bar is gone before the tables are printed."""
+    """Counts the steps of a run. A context manager: the bar is removed before the tables are printed."""
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
         self.stream = sys.stderr if stream is None else stream
@@ -25,7 +25,7 @@ class Progress:
             self.bar.close()
 
     def step(self, title: str) -> None:
-        """The next step begins, and the one before it is done."""
+        """Start the next step; the previous one is done."""
         if self.bar is None:
             print(f"... {title}", file=self.stream, flush=True)
             return
@@ -34,7 +34,7 @@ class Progress:
         self.begun = True
 
     def note(self, text: str) -> None:
-        """What a step found."""
+        """Show the result of a step."""
         if self.bar is None:
             print(f"    {text}", file=self.stream, flush=True)
         else:
@@ -42,7 +42,7 @@ class Progress:
 
 
 def _bar(total: int, stream: TextIO) -> Any:
-    """tqdm's bar, or None where the stream is a log or tqdm is not installed."""
+    """tqdm's bar, or None if the stream is not a terminal or tqdm is not installed."""
     if not stream.isatty():
         return None
     try:

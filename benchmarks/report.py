@@ -1,4 +1,4 @@
-"""What the benchmark prints: the tables, and at the end the targets that were missed."""
+"""The benchmark's printed report: the tables, then the missed targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FLAT = 1.3
 
 
 def met(value: float, target: float | None, *, most: bool) -> bool | None:
-    """Whether a target is met, at the two decimals that are printed; None where nothing is promised."""
+    """Whether a target is met, at the two decimals that are printed; None without a target."""
     if target is None:
         return None
     return round(value, 2) <= target if most else round(value, 2) >= target
@@ -22,7 +22,7 @@ def verdict(flag: bool | None, target: float | None, sign: str) -> str:
 
 
 def report(results: Sequence[dict[str, Any]]) -> str:
-    """The table of the timed rows: one line a row, one more for each further peer."""
+    """The table of the timed rows: one line per row, one more for each further peer."""
     head = ("case", "floor", "floor ms", "ours ms", "ours/floor", "target", "peer", "peer ms", "peer/ours", "target")
     lines: list[tuple[str, ...]] = []
     failed = []
@@ -52,7 +52,7 @@ def report(results: Sequence[dict[str, Any]]) -> str:
 
 
 def report_processes(extras: Sequence[dict[str, Any]]) -> str:
-    """The table of what was measured in processes of their own."""
+    """The table of the measurements in separate processes."""
     lines: list[tuple[str, ...]] = [("in a process of its own", "value", "target")]
     for entry in extras:
         if "value" in entry:
@@ -64,7 +64,7 @@ def report_processes(extras: Sequence[dict[str, Any]]) -> str:
 
 
 def aligned(lines: Sequence[tuple[str, ...]], right: set[int]) -> str:
-    """Columns padded to their widest cell, under a ruled head."""
+    """Columns padded to their widest cell, with a ruled header."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = [
         "  ".join(
@@ -76,7 +76,7 @@ def aligned(lines: Sequence[tuple[str, ...]], right: set[int]) -> str:
 
 
 def number(milliseconds: float | None) -> str:
-    """Milliseconds with as many decimals as mean something."""
+    """Milliseconds with as many decimals as are significant."""
     if milliseconds is None:
         return "-"
     return (
@@ -93,17 +93,17 @@ def plural(count: int, what: str) -> str:
 
 
 def power(elements: int) -> str:
-    """ "2^20" for such a number."""
+    """Format a power of two: "2^20"."""
     return f"2^{elements.bit_length() - 1}" if elements & (elements - 1) == 0 else str(elements)
 
 
 def nanoseconds(entry: Mapping[str, Any]) -> dict[str, float]:
-    """name -> nanoseconds an element."""
+    """Return a dict: name -> nanoseconds per element."""
     return {name: 1e6 * ms / entry["elements"] for name, ms in entry["ms"].items()}
 
 
 def lines_of_sizes(sizes: Sequence[dict[str, Any]]) -> dict[tuple[str, str, int], list[dict[str, Any]]]:
-    """The points by case, dtype and threads, as measured."""
+    """The points grouped by case, dtype and threads, in the order measured."""
     groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for entry in sizes:
         groups.setdefault((entry["case"], entry["dtype"], entry["threads"]), []).append(entry)
@@ -126,7 +126,7 @@ def flatness(sizes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def report_sizes(sizes: Sequence[dict[str, Any]]) -> str:
-    """A table for each case, dtype and number of threads: one line a size."""
+    """A table for each case, dtype and number of threads: one line per size."""
     text = []
     flat = {(entry["case"], entry["dtype"], entry["threads"]): entry for entry in flatness(sizes)}
     for key, entries in lines_of_sizes(sizes).items():
@@ -165,13 +165,13 @@ def _size_table(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def never_steady(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What was timed although its time was still falling: no figure to rely on."""
+    """Rows that were timed while their time was still falling, so that their figures are unreliable."""
     lines = [f"  {row['title']}: {', '.join(row['unsteady'])}" for row in rows if row.get("unsteady")]
     return "\n".join(["\nnever steady, so no figures to rely on:", *lines]) if lines else ""
 
 
 def missed(found: Mapping[str, Any]) -> str:
-    """The last word: every target that was missed, with its figure."""
+    """The last lines: every missed target, with its figure."""
     verdicts = list(_verdicts(found))
     if not verdicts:
         return ""
@@ -182,7 +182,7 @@ def missed(found: Mapping[str, Any]) -> str:
 
 
 def _verdicts(found: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Every target of a run that was measured: what is said where it is missed, and whether it was met."""
+    """Every measured target of a run: the line to print if it was missed, and whether it was met."""
     for entry in found["rows"]:
         if entry.get("met") is not None:
             yield (

@@ -39,7 +39,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 class Refused(Exception):
-    """What was asked for cannot be run: the message for the user, and the exit status."""
+    """The request cannot be run: the message for the user, and the exit status."""
 
     def __init__(self, message: str, status: int = 2) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 @dataclass
 class Plan:
-    """What a run measures; a row stands there once for each number of threads."""
+    """What a run measures; a row is listed once for each number of threads."""
 
     rows: list[tuple[Row, int]]
     processes: list[Process]
@@ -63,13 +63,13 @@ class Plan:
 
 
 def names() -> list[str]:
-    """Every row that can be asked for."""
+    """The names of all rows."""
     names = [row.name for row in ROWS] + [process.name for process in PROCESSES]
     return names + [row.name for row in cuda_run.ROWS]
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run what was asked for, print the report, write the JSON; 1 when a result is wrong or a row failed."""
+    """Run the requested rows, print the report, write the JSON; return 1 if a result is wrong or a row failed."""
     try:
         if options.replot:
             print(picture.again(options.replot, options.plot))
@@ -81,7 +81,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def plan(options: argparse.Namespace) -> Plan:
-    """What the options ask for: rows by name, sizes alone, or everything."""
+    """The plan for the options: rows by name, sizes only, or everything."""
     asked = [name.strip() for name in options.rows.split(",")] if options.rows else []
     unknown = [name for name in asked if name not in names()]
     if unknown:
@@ -127,7 +127,7 @@ def plan(options: argparse.Namespace) -> Plan:
 
 
 def check_outputs(options: argparse.Namespace, sizes: bool) -> None:
-    """Before anything is measured: that the JSON and the picture can be written in the end."""
+    """Before anything is measured: check that the JSON and the figure can be written."""
     if options.json is not None:
         try:
             path = file_to_write("json", options.json, or_folder=True)
@@ -144,7 +144,7 @@ def check_outputs(options: argparse.Namespace, sizes: bool) -> None:
 
 
 def run(todo: Plan, options: argparse.Namespace) -> int:
-    """Measure it, print it, keep it."""
+    """Measure, print the report, and save the results."""
     facts = machine()
     print(f"sinpe_ext {facts['sinpe_ext']} of {Path(sinpe_ext.__file__).parent}, {facts['backend']}")
     print(describe(facts))
@@ -203,7 +203,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def write(path: Path | None, found: dict[str, Any]) -> None:
-    """The JSON, in place at once: who stops a run keeps a whole file."""
+    """Write the JSON atomically, so that an interrupted run leaves a complete file."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)  # the default; a folder that is named has to be there
         whole = path.with_name(f"{path.name}.part")
@@ -212,7 +212,7 @@ def write(path: Path | None, found: dict[str, Any]) -> None:
 
 
 def destination(options: argparse.Namespace, facts: dict[str, Any], *, complete: bool) -> Path | None:
-    """Where the JSON goes: as asked; else a complete run in a checkout is kept with the committed results."""
+    """The path of the JSON: as given; otherwise a complete run in a checkout goes to the committed results."""
     name = f"{facts['date'][:10]}-{options.tag or facts['tag']}.json"
     if options.json:
         path = Path(options.json)
@@ -222,7 +222,7 @@ def destination(options: argparse.Namespace, facts: dict[str, Any], *, complete:
 
 @contextlib.contextmanager
 def circumstances(row: Row) -> Iterator[None]:
-    """The gradient mode and the backend that a row is measured under."""
+    """Context manager: the gradient mode and the backend of a row."""
     import sinpe_ext as sinpe
 
     with (
@@ -233,7 +233,7 @@ def circumstances(row: Row) -> Iterator[None]:
 
 
 def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = None) -> dict[str, Any]:
-    """Check one row's results, then time it, on the threads that it names, else on those given."""
+    """Check one row's results, then time it, with its own number of threads or the given one."""
     result: dict[str, Any] = {"name": row.name, "title": row.title, "floor": row.floor, "target": row.target}
     try:
         with circumstances(row), on_threads(row.threads or threads) as count:
@@ -278,7 +278,7 @@ def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = 
 
 
 def measure_process(entry: Process) -> dict[str, Any]:
-    """Run one measurement in processes of its own."""
+    """Run one measurement in separate processes."""
     result: dict[str, Any] = {"name": entry.name, "title": entry.title, "unit": entry.unit, "target": entry.target}
     try:
         value = entry.measure()

@@ -1,7 +1,7 @@
-"""Each CUDA kernel a few times, on shapes with heads, tails and misaligned rows: what compute-sanitizer watches.
+"""Runs each CUDA kernel a few times for compute-sanitizer, on shapes with heads, tails and misaligned rows.
 
 `python benchmarks/sanitizer_subset.py [cpu | --count]`; small, because a sanitizer slows everything ten to a hundred
-times. --count: without a sanitizer, how many kernels of ours it launches; 1 where that is none.
+times. --count: without a sanitizer, print how many of our kernels it launches; exit code 1 if none.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run_all() -> None:
 
 
 def count() -> int:
-    """Print how many launches of how many kernels of ours there are; the exit code."""
+    """Print the number of launches and of distinct kernels of ours; return the exit code."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run_all()
         torch.cuda.synchronize()

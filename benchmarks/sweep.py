@@ -1,6 +1,6 @@
-"""The benchmark's sizes: time an element from one decode step to 2^28 elements, beside the floor and the usual code.
+"""The benchmark's sizes: time per element from one decode step to 2^28 elements, with the floor and the usual code.
 
-`CASES` is what is timed. A point is a case at a number of elements, in a dtype, on a number of threads.
+`CASES` lists what is timed. A point is a case with a number of elements, a dtype and a number of threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FLOAT32_ANGLES = 1e-4  # error of the usual formula in the first CHECK_ROWS rows
 
 @dataclass
 class Work:
-    """The calls of one point; each returns its result. kept: the tensors that they read and write."""
+    """The calls of one point; each returns its result. kept: the tensors they read and write."""
 
     calls: dict[str, Callable[[], Tensor]]
     kept: list[Tensor] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Work:
     length: int = 0
 
     def compare(self, name: str, dtype: torch.dtype) -> None:
-        """Stop where a result is wrong: ours anywhere, the usual formula where float32 angles are still good."""
+        """Stop if a result is wrong: ours anywhere, the usual formula where float32 angles are still accurate."""
         count, ours = min(self.length, CHECK_ROWS), name == OURS
         rows = torch.linspace(0, self.length - 1, count).long() if ours else torch.arange(count)
         want, bound = peer.exact_rows(rows, DIM), tolerance(dtype, self.length)
@@ -56,9 +56,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Case:
-    """One operation. `build` takes elements, dtype and the threads of torch.compile, None without it.
+    """One operation. `build` takes elements, dtype and torch.compile's number of threads (None: without torch.compile).
 
-    held: the bytes an element, from the itemsize, that it and the usual formula take at most.
+    held: from the itemsize, the most bytes per element that it and the usual formula need.
     """
 
     name: str
@@ -73,12 +73,12 @@ def usual(position: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def compiled(function: Callable[..., Tensor], threads: int) -> Callable[..., Tensor]:
-    """torch.compile for these very shapes and this number of threads, which its C++ is made for."""
+    """torch.compile for these shapes and this number of threads, for which it generates its C++."""
     return torch.compile(function, dynamic=False, options={"cpp.threads": threads})
 
 
 def table(elements: int, dtype: torch.dtype, threads: int | None) -> Work:
-    """The paper's table, written into one that is there; the usual formula makes a new one."""
+    """The paper's table, written into an existing one; the usual formula allocates a new one."""
     rows = elements // DIM
     encoding, out = sinpe.Encoding(DIM), torch.empty(rows, DIM, dtype=dtype)
     position, index = peer.usual_parts(rows, DIM)
@@ -94,7 +94,7 @@ def table(elements: int, dtype: torch.dtype, threads: int | None) -> Work:
 
 
 def added(elements: int, dtype: torch.dtype, threads: int | None, *, inplace: bool) -> Work:
-    """x + PE, into y or in place; the usual formula makes the table at each call, "ready table" has it."""
+    """x + PE, into y or in place; the usual formula computes the table at each call, "ready table" stores it."""
     rows = elements // DIM
     length = min(rows, LENGTH)
     encoding, x = sinpe.Encoding(DIM), torch.empty(rows // length, length, DIM, dtype=dtype).uniform_(-1, 1)
@@ -148,7 +148,7 @@ def points(sizes: Sequence[int], threads: Sequence[int]) -> list[Point]:
 
 
 def measure(point: Point, rounds: int, *, best: bool = False, compile: bool = True) -> dict[str, Any]:
-    """Check one point's results, then time them, then see what memory they take."""
+    """Check one point's results, then time the calls, then measure their memory."""
     case, dtype = point.case, DTYPES[point.dtype]
     result: dict[str, Any] = {"case": case.name, "title": case.title, "floor": case.floor}
     result |= {"dtype": point.dtype, "threads": point.threads, "elements": point.elements}
@@ -187,7 +187,7 @@ def measure(point: Point, rounds: int, *, best: bool = False, compile: bool = Tr
 
 
 def read_sizes(text: str) -> tuple[int, ...]:
-    """ "2^9,2**20,4096", or SIZES for nothing; in increasing order."""
+    """Parse sizes such as "2^9,2**20,4096"; SIZES if empty; in increasing order."""
     sizes = set()
     for part in filter(None, text.replace(" ", "").split(",")):
         found = re.fullmatch(r"2(?:\^|\*\*)(\d{1,2})|(\d{1,12})", part)
@@ -202,7 +202,7 @@ def read_sizes(text: str) -> tuple[int, ...]:
 
 
 def read_threads(text: str) -> tuple[int, ...]:
-    """ "1,2"; in increasing order."""
+    """Parse numbers of threads such as "1,2"; in increasing order."""
     parts = text.replace(" ", "").split(",")
     if not all(part.isdecimal() and 0 < int(part) <= MAX_THREADS for part in parts):
         raise ValueError(f"threads: expected numbers from 1 to {MAX_THREADS} with commas, got {text!r}; write 1,2, say")

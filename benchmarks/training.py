@@ -26,7 +26,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_language_
 
 
 def check_dropout(got: Tensor, total: Tensor) -> None:
-    """Every element either 0 or the total times the kept scale, and about the right share of them 0."""
+    """Check that each element is 0 or the sum times the kept scale, and that about the right fraction is 0."""
     kept = got != 0
     peer.agree("dropout", got[kept], (total / (1 - P))[kept], 2.0**-20 + 1e-4 * float(total.abs().max()))
     share = 1 - float(kept.double().mean())
@@ -35,7 +35,7 @@ def check_dropout(got: Tensor, total: Tensor) -> None:
 
 
 def add(shape: tuple[int, int, int], variant: str) -> Subjects:
-    """dropout(x + PE): "fresh" or "inplace", against the same with a ready table."""
+    """dropout(x + PE): "fresh" or "inplace", against the same with a stored table."""
     encoding, pe, x = sinpe.Encoding(shape[-1]), sinpe.table(shape[1], shape[-1]), torch.randn(shape)
 
     def eager(x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def add(shape: tuple[int, int, int], variant: str) -> Subjects:
 
 
 def add_backward(shape: tuple[int, int, int], *, learned: bool = False) -> Subjects:
-    """dropout(x + alpha * PE) and its gradients, against twice a copy."""
+    """dropout(x + alpha * PE) and its gradients, against two copies."""
     encoding, pe = sinpe.Encoding(shape[-1]), sinpe.table(shape[1], shape[-1])
     x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
     alpha = torch.ones(1, requires_grad=True) if learned else 1.0
@@ -80,7 +80,7 @@ def add_backward(shape: tuple[int, int, int], *, learned: bool = False) -> Subje
 
 
 def embed(shape: tuple[int, int, int]) -> Subjects:
-    """scale * weight[ids] + PE, against the lookup alone."""
+    """scale * weight[ids] + PE, against the lookup only."""
     batch, length, dim = shape
     encoding, pe, scale = sinpe.Encoding(dim), sinpe.table(length, dim), math.sqrt(dim)
     weight, ids = torch.randn(VOCABULARY, dim), torch.randint(VOCABULARY, (batch, length))
@@ -130,7 +130,7 @@ def embed_backward(shape: tuple[int, int, int], *, of_text: bool = False) -> Sub
 
 
 def eager_dropout(shape: tuple[int, int, int]) -> Subjects:
-    """The eager twin's Philox beside torch's own dropout: told as it is."""
+    """Dropout in the eager reference (Philox in PyTorch operations), against torch's own dropout."""
     encoding, pe, x = sinpe.Encoding(shape[-1]), sinpe.table(shape[1], shape[-1]), torch.randn(shape)
 
     def ours() -> Tensor:
@@ -140,9 +140,9 @@ def eager_dropout(shape: tuple[int, int, int]) -> Subjects:
 
 
 def compiled_chain(batch: int, length: int, dim: int, p: float = P, backward: bool = False) -> Subjects:
-    """torch.compile of embedding -> scale, PE, dropout -> LayerNorm, against the same with a ready table.
+    """torch.compile of embedding -> scale, PE, dropout -> LayerNorm, against the same with a stored table.
 
-    With `backward` the gradients of the weights as well.
+    With `backward`, also the gradients of the weights.
     """
     encoding, pe, scale = sinpe.Encoding(dim), sinpe.table(length, dim), math.sqrt(dim)
     weight, ids, norm = torch.randn(VOCABULARY, dim), torch.randint(VOCABULARY, (batch, length)), nn.LayerNorm(dim)
@@ -184,7 +184,7 @@ def example() -> Any:
 
 
 def training_step(*, compiled: bool = False) -> Subjects:
-    """One step of the example's language model, with our layer and with plain ones."""
+    """One training step of the example's language model, with our layer and with plain PyTorch layers."""
     lm = example()
     torch.manual_seed(0)
     data = torch.randint(90, (20_000,))
@@ -233,7 +233,7 @@ TRAINING_ROWS: tuple[Row, ...] = (
         peers={"eager": 3.0}, grad=True),
     Row("embed_train_text", "the same with ids of a text", lambda: embed_backward(TRAINED, of_text=True),
         peers={"eager": 3.0}, grad=True),
-    Row("eager_dropout", "eager twin, add + dropout", lambda: eager_dropout(TRAINED), "F.dropout(x + pe)",
+    Row("eager_dropout", "eager reference, add + dropout", lambda: eager_dropout(TRAINED), "F.dropout(x + pe)",
         backend="eager"),
     Row("compile_dropout", "compiled embed, PE, dropout, LayerNorm", lambda: compiled_chain(*WIDE), "ready table", 1.0,
         {"eager": None}, slow=True),

@@ -1,4 +1,4 @@
-"""The table "Bad input" of docs/reliability.md, from the marks of the tests: @pytest.mark.bad_input(class, *surfaces).
+"""The table "Bad input" of docs/reliability.md, from the tests' marks: @pytest.mark.bad_input(class, *interfaces).
 
     python tools/bad_input.py --page     # writes the table
     python tools/bad_input.py --check    # writes nothing: is it current, and has every class its tests?
@@ -17,11 +17,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- begin: python tools/bad_input.py --page -->", "<!-- end of the classes -->"
-SURFACES = "compiled", "eager", "meta", "CUDA", "NumPy", "layer", "embedding", "grid", "timestep"
+INTERFACES = "compiled", "eager", "meta", "CUDA", "NumPy", "layer", "embedding", "grid", "timestep"
 
 
 class Class(NamedTuple):
-    """given: the bad input.   happens: what comes of it.   elsewhere: why the other surfaces have no part in it."""
+    """given: the bad input.   happens: the result.   elsewhere: why it does not apply to the other interfaces."""
 
     given: str
     happens: str
@@ -29,87 +29,88 @@ class Class(NamedTuple):
 
 
 CLASSES = {
-    1: Class("position past a table's end", "generated exactly; `IndexError` past a `max_len` that was asked for"),
-    2: Class(
-        "negative position", "mirrored, sin(-p) = -sin(p); `IndexError` under `max_len`; never counted from the end"
-    ),
+    1: Class("position past a table's end", "computed like any other; `IndexError` past `max_len`, if one is given"),
+    2: Class("negative position", "sin(-p) = -sin(p); `IndexError` with `max_len`; never counted from the end"),
     3: Class(
-        "start below 0 (left padding)", "those rows are defined; nothing stays unwritten", "timesteps have no start"
+        "start below 0 (left padding)",
+        "rows of negative positions; every element is written",
+        "timesteps have no start",
     ),
-    4: Class("NaN and infinite positions, -0.0", "NaN in these rows alone; sin(±0) = +0, cos(±0) = 1"),
-    5: Class("16-bit positions", "`TypeError` with the reason; taken as stored with `allow_16bit=True`"),
+    4: Class("NaN and infinite positions, -0.0", "NaN in these rows only; sin(±0) = +0, cos(±0) = 1"),
+    5: Class("16-bit positions", "`TypeError` with the reason; accepted as stored with `allow_16bit=True`"),
     6: Class(
         "position types",
-        "integers widen to int64 first; bool, complex, fp8 `TypeError`; uint64 past int64 `ValueError`",
+        "integers become int64 first; `TypeError` for bool, complex, fp8; `ValueError` for uint64 beyond int64",
     ),
     7: Class(
         "ends of int64",
-        "every int64 is a position; rows beyond are a `ValueError`, no sum wraps",
-        "a timestep has no row",
+        "every int64 is a position; `ValueError` for rows beyond; no sum overflows",
+        "timesteps have no rows",
     ),
     8: Class(
-        "channels and bases", "1, odd and any width work; 0, negative, non-finite or zero bases are a `ValueError`"
+        "channels and bases",
+        "any width from 1 on, odd ones too; `ValueError` for other widths and for bases not positive or not finite",
     ),
-    9: Class("zero sizes", "an empty result; nothing is launched"),
-    10: Class("more than 2³¹ elements", "counted in 64 bits", "NumPy and the layers call the same kernels"),
-    11: Class("strides, offsets, overlapping reads", "as of a contiguous copy", "timesteps: see positions"),
+    9: Class("zero sizes", "an empty result; no kernel is launched"),
+    10: Class("more than 2³¹ elements", "64-bit indices", "NumPy and the layers call the same kernels"),
+    11: Class("strides, offsets, overlapping reads", "the result for a contiguous copy", "timesteps: see positions"),
     12: Class(
         "writes: leaf, expanded, partly shared, shared with positions or a mask, inference tensor",
-        "`RuntimeError` before anything is written; a write is counted, so that backward finds it",
-        "layers write into nothing",
+        "`RuntimeError` before anything is written; backward detects a write by the version counter",
+        "layers do not write in place",
     ),
     13: Class(
-        "a result that is its input",
-        "never: not for dropout 0, alpha 0 or nothing to do",
-        "no input is like the result",
+        "a result that is the input itself",
+        "never, not even with dropout 0, alpha 0 or nothing to do",
+        "no input of the same shape",
     ),
-    14: Class("shapes that do not fit", "`ValueError` that names both shapes", "timesteps take any shape"),
-    15: Class("devices that differ, meta", "`RuntimeError`; meta gives meta, no data is read", "NumPy has one device"),
+    14: Class("shapes that do not fit", "`ValueError` that names both shapes", "timesteps accept any shape"),
+    15: Class("different devices, meta", "`RuntimeError`; meta gives meta, no data is read", "NumPy has one device"),
     16: Class(
         "types and layouts of x",
         "`TypeError`: integers, complex, fp8, sparse, nested, quantized, mkldnn, masked tensors",
     ),
     17: Class(
-        "sizes no memory has, memory taken away",
+        "sizes beyond any memory, freed storages",
         "`ValueError` before a product overflows; the allocator's own error; `RuntimeError` for a freed storage",
         "timesteps: as positions",
     ),
     18: Class(
         "dropout, scale, alpha",
-        "`ValueError` outside 0 to 1; 1 gives zeros and a finite gradient; NaN and inf pass on",
+        "`ValueError` for dropout outside 0 to 1; 1 gives zeros and a finite gradient; NaN and inf propagate",
         "NumPy and timesteps have none",
     ),
     19: Class(
-        "derivatives", "checked to second order, any incoming gradient, torch.func, forward mode", "NumPy has none"
+        "derivatives", "checked to second order, with any incoming gradient, torch.func, forward mode", "NumPy has none"
     ),
     20: Class(
         "deterministic mode, threads, splits", "the same bits; every element is written", "NumPy: see accuracy.md"
     ),
     21: Class(
         "fork, spawn, workers",
-        "completes; the eager twin as torch does, which hangs in a child unless `set_num_threads(1)` is called there",
-        "a matter of processes, not of a front",
+        "completes; eager PyTorch can hang in a forked child, as torch does, without `set_num_threads(1)` there",
+        "independent of the interface",
     ),
-    22: Class("threads of Python", "the same bits, one load, no deadlock", "a matter of processes, not of a front"),
-    23: Class("streams, graph capture", "right on any stream; replays draw anew; no wait", "CUDA's alone"),
+    22: Class("Python threads", "the same bits, one load, no deadlock", "independent of the interface"),
+    23: Class(
+        "streams, graph capture", "correct on any stream; a replay draws a new mask; no synchronization", "CUDA only"
+    ),
     24: Class(
-        "meta, then `to_empty`", "nothing to rebuild; a learned alpha has `reset_parameters`", "functions have no state"
+        "meta, then `to_empty`", "nothing to restore; `reset_parameters` for a learned alpha", "functions have no state"
     ),
     25: Class(
         "copies, pickles, casts, checkpoints, export",
-        "the same bits; an old `pe` is compared",
+        "the same bits; a `pe` in an old checkpoint is compared",
         "functions have no state",
     ),
-    26: Class(
-        "missing or foreign library", "eager, the same values, one warning", "a matter of the loader, not of a front"
-    ),
-    27: Class("build flags", "no fast-math, threads are used", "a matter of the build"),
+    26: Class("missing or foreign library", "eager, the same values, one warning", "independent of the interface"),
+    27: Class("build flags", "no fast-math; threads are used", "concerns the build only"),
 }
 
 
 class Shown(NamedTuple):
     number: int
-    surfaces: tuple[str, ...]
+    interfaces: tuple[str, ...]
     test: str  # file::name
 
 
@@ -137,20 +138,20 @@ def _constants(item: ast.expr, path: Path) -> list:
 
 
 def faults(found: list[Shown]) -> list[str]:
-    """What is wrong with the marks."""
+    """Errors in the marks."""
     wrong = [f"class {number} has no test" for number in CLASSES if not any(s.number == number for s in found)]
     wrong += [f"{s.test}: no class {s.number}" for s in found if s.number not in CLASSES]
-    wrong += [f"{s.test}: no surface {name}" for s in found for name in s.surfaces if name not in SURFACES]
-    return wrong + [f"{s.test}: on no surface" for s in found if not s.surfaces]
+    wrong += [f"{s.test}: no interface {name}" for s in found for name in s.interfaces if name not in INTERFACES]
+    return wrong + [f"{s.test}: on no interface" for s in found if not s.interfaces]
 
 
 def table(found: list[Shown]) -> str:
-    lines = ["| class | bad input | what happens | surfaces | tests |", "|---|---|---|---|---|"]
+    lines = ["| class | bad input | what happens | interfaces | tests |", "|---|---|---|---|---|"]
     for number, row in CLASSES.items():
         of = [s for s in found if s.number == number]
-        on = [name for name in SURFACES if any(name in s.surfaces for s in of)]
+        on = [name for name in INTERFACES if any(name in s.interfaces for s in of)]
         where = f"{len(on)}: {', '.join(on)}" + (
-            f" ({row.elsewhere})" if row.elsewhere and len(on) < len(SURFACES) else ""
+            f" ({row.elsewhere})" if row.elsewhere and len(on) < len(INTERFACES) else ""
         )
         tests: dict[str, list[str]] = {}
         for s in of:

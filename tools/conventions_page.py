@@ -1,7 +1,7 @@
 """Writes the generated parts of docs/conventions.md, and its pictures: python tools/conventions_page.py [--check]
 
-The parts come from the catalogue that `sinpe.convention` reads, and the printed numbers from running the printed lines.
-What stands outside of the marked parts is written by hand and kept. Needs matplotlib; takes some seconds.
+The parts come from the catalogue of `sinpe.convention`, and the printed numbers from running the printed lines. Text
+outside the marked parts is written by hand and not changed. Needs matplotlib; takes some seconds.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ TIMESTEPS = ("ddpm", "adm", "flux")
 POINTS = tuple(name for name, entry in CATALOGUE.items() if entry.arrangement)
 SEQUENCES = tuple(name for name in CATALOGUE if name not in (*TIMESTEPS, *POINTS))
 
-DIM = 8  # channels of the printed numbers, where a name asks for no other
+DIM = 8  # channels of the printed numbers, unless DIMS has another number
 DIMS = {"cogvideo3d": 16, "t2t2d": 10, "multidim2d": 10, "multidim3d": 16, "monai3d": 12}
 PLACES = 64  # rows of a picture
 UNIT = ("flux", *POINTS)  # drawn at 64 places of 0..1
 
 ODD = {
-    "truncate": "An odd dim ends in a sin; code that does not cut the cosines, as the PyTorch tutorial's, refuses it.",
-    "pad": "An odd dim is the even one below it and a zero channel; some of the users, Whisper say, refuse one.",
+    "truncate": "An odd dim ends with a sine; code that does not drop a cosine, such as the PyTorch tutorial's, fails.",
+    "pad": "An odd dim is the even one below it plus a zero channel; some users, such as Whisper, refuse it.",
     "round": "An odd dim is the even one above it without its last channel.",
 }
 
 
 def call(name: str, dim: int | str) -> str:
-    """The line that a reader writes."""
+    """The line of code that a reader writes."""
     return f'sinpe.convention("{name}", {dim})'
 
 
@@ -54,7 +54,7 @@ def encoding(name: str, dim: int) -> Any:
 
 
 def session(*lines: str) -> str:
-    """Lines of code with what they print, as a session."""
+    """Lines of code with their output, as an interactive session."""
     scope: dict[str, Any] = {"sinpe": sinpe, "torch": torch}
     shown = []
     for line in lines:
@@ -73,7 +73,7 @@ def lengths(name: str, size: int) -> tuple[int, ...]:
 
 
 def rows(name: str, dim: int) -> torch.Tensor:
-    """The (64, dim) values of a picture."""
+    """The values of a picture, of shape (64, dim)."""
     found = sinpe.convention(name, dim)
     if name in GRIDS:
         return sinpe.table(lengths(name, round(PLACES ** (1 / found.ndim))), found, flatten=True)
@@ -83,7 +83,7 @@ def rows(name: str, dim: int) -> torch.Tensor:
 
 
 def accepted(name: str) -> list[int]:
-    """The dims up to 64 that a convention takes."""
+    """The dims up to 64 that a convention accepts."""
     found = []
     for dim in range(1, 65):
         try:
@@ -95,11 +95,13 @@ def accepted(name: str) -> list[int]:
 
 
 def dims_of(name: str) -> str:
-    """What a convention makes of a dim, in a sentence."""
+    """A sentence about the dims that a convention accepts, and about odd dims."""
     dims = accepted(name)
     if name not in GRIDS:
         found = sinpe.convention(name, 9)
-        divided = " The exponent divides by the odd dim." if found.odd == "truncate" and not found.exponent_dim else ""
+        divided = (
+            " The exponent is divided by the odd dim." if found.odd == "truncate" and not found.exponent_dim else ""
+        )
         return ODD[found.odd] + divided
     for step in range(1, dims[0] + 1):
         if dims == list(range(dims[0], 65, step)) and dims[0] in (1, step):
@@ -107,11 +109,11 @@ def dims_of(name: str) -> str:
     if dims == list(range(dims[0], 65)):
         return f"Any number of channels from {dims[0]}."
     shown = ", ".join(map(str, dims[:8]))
-    return f"Numbers of channels that the library does not refuse: {shown}, ..."
+    return f"Accepted numbers of channels: {shown}, ..."
 
 
 def same_numbers() -> dict[str, str]:
-    """Per name, the names whose tables are the same numbers, in a sentence."""
+    """For each name, a sentence with the names whose tables have the same values."""
 
     def group(names: tuple[str, ...], dim: int) -> dict[str, set[str]]:
         tables = {name: rows(name, dim) for name in names if dim in accepted(name)}
@@ -128,15 +130,15 @@ def same_numbers() -> dict[str, str]:
     for name in NAMES:
         always = sorted(o for o in even[name] if name in GRIDS or o in odd[name])
         mostly = sorted(even[name] - set(always))
-        parts = [f"the same numbers as {_names(always)}"] if always else []
-        parts += [f"for an even dim the same numbers as {_names(mostly)}"] if mostly else []
+        parts = [f"it gives the same values as {_names(always)}"] if always else []
+        parts += [f"for an even dim it gives the same values as {_names(mostly)}"] if mostly else []
         text = "; ".join(parts)
         sentences[name] = f"{text[0].upper()}{text[1:]}." if text else ""
     return sentences
 
 
 def sentence(text: str) -> str:
-    """A description as a sentence; a name that it starts with stays one."""
+    """A description as a sentence; a name at its start is quoted, not capitalized."""
     first, _, rest = text.partition(" ")
     return f"`{first}` {rest}." if first.strip(",") in NAMES else f"{text[0].upper()}{text[1:]}."
 
@@ -167,7 +169,7 @@ def example(name: str) -> str:
 
 
 def entries(names: tuple[str, ...]) -> str:
-    """One section a name."""
+    """One section per name."""
     same = same_numbers()
     sections = []
     for name in names:
@@ -177,7 +179,7 @@ def entries(names: tuple[str, ...]) -> str:
             f"{sentence(entry.description)} Used by {entry.users}.\n\n"
             f"```text\n{entry.formula}\n```\n\n"
             f"![{name}](images/conventions/{name}.png)\n\n"
-            f"If your code says `{entry.code}`, use `{call(name, 'd')}`. "
+            f"If your code contains `{entry.code}`, use `{call(name, 'd')}`. "
             f"{' '.join(filter(None, [dims_of(name), same[name]]))}\n\n"
             f"{example(name)}"
         )
@@ -185,13 +187,13 @@ def entries(names: tuple[str, ...]) -> str:
 
 
 def index() -> str:
-    """What the code says, the name, and what it is, kind by kind."""
+    """Tables of code, name and description, one for each kind."""
     every: dict[str, Any] = {**CATALOGUE, **GRIDS}
     assert not any("|" in entry.code + entry.description for entry in every.values()), "a cell cannot hold |"
     kinds = {
         "Sequences": SEQUENCES,
         "Timesteps": TIMESTEPS,
-        "Pictures": tuple(name for name in GRIDS if name.endswith("2d")),
+        "Images": tuple(name for name in GRIDS if name.endswith("2d")),
         "Videos and volumes": tuple(name for name in GRIDS if name.endswith("3d")),
         "Points": POINTS,
     }
@@ -199,7 +201,9 @@ def index() -> str:
     tables = []
     for kind, names in kinds.items():
         lines = [f"| `{every[name].code}` | [{name}](#{name}) | {every[name].description} |" for name in names]
-        tables.append(f"{kind}:\n\n| if your code says | it is | that is |\n|---|---|---|\n" + "\n".join(lines))
+        tables.append(
+            f"{kind}:\n\n| if your code contains | convention | description |\n|---|---|---|\n" + "\n".join(lines)
+        )
     return "\n" + "\n\n".join(tables) + "\n\n"
 
 
@@ -213,7 +217,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def page(text: str) -> str:
-    """The page with its marked parts made anew."""
+    """The page with its marked parts regenerated."""
     before = torch._tensor_str.PRINT_OPTS.__dict__.copy()
     torch.set_printoptions(**PRINTING)
     try:
@@ -223,7 +227,7 @@ def page(text: str) -> str:
 
 
 def pictures(folder: Path) -> Iterator[Path]:
-    """Draws every name into a folder, the same bytes each time."""
+    """Draw every convention into a folder; reproducible bytes."""
     for name in NAMES:
         dim = 16 if name in POINTS else next(dim for dim in (64, 60, 48) if dim in accepted(name))
         canvas = drawing.canvas(4.2, 2.8, dpi=80)
@@ -238,7 +242,7 @@ def pictures(folder: Path) -> Iterator[Path]:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--check", action="store_true", help="write nothing; say whether the page is current")
+    arguments.add_argument("--check", action="store_true", help="write nothing; report whether the page is up to date")
     check = arguments.parse_args().check
     text = PAGE.read_text(encoding="utf-8")
     made = page(text)

@@ -1,7 +1,7 @@
 """What table, encode, add and add_ refuse: the error, its message, the same one everywhere, and nothing written.
 
-Each case is run with the compiled kernels, with the eager twin and on the meta device. All three share one checker, so
-the messages must be equal to the letter, and in the house form `argument: expected X, got Y; do Z`.
+Each case is run with the compiled kernels, in eager PyTorch and on the meta device. All three share one checker, so the
+messages must be equal, and of the form `argument: expected X, got Y; do Z`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Grids on CUDA against the CPU, value by value: axes, layouts, forms, dtypes, gradients.
 
-As in `test_cuda_parity.py` every test also runs on the CPU, the kernels against the eager twin.
+As in `test_cuda_parity.py` every test also runs on the CPU, the kernels against eager PyTorch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """CUDA against the CPU, value by value: every operation, dtype, layout and size that a kernel treats by itself.
 
-Every test takes a device and compares with the CPU; on the CPU itself, kernels with the eager twin. So what is asserted
-is known to hold before a card sees it.
+Every test takes a device and compares with the CPU; on the CPU itself, kernels with eager PyTorch. So the assertions
+are known to hold before a GPU runs them.
 """
 
 from __future__ import annotations

@@ -360,8 +360,8 @@ def test_torch_func(cuda: torch.device) -> None:  # noqa: F811
     assert torch.equal(grad.cpu(), torch.func.grad(lambda x: sinpe.add(x, dropout=P, seed=3).sum())(x.cpu()))
 
 
-def test_the_eager_twin_on_the_device(cuda: torch.device) -> None:  # noqa: F811
-    """What runs where the kernels cannot be built."""
+def test_eager_pytorch_on_the_device(cuda: torch.device) -> None:  # noqa: F811
+    """The fallback if the kernels cannot be built."""
     x = randn(B, S, D).to(cuda)
     with loader.use_backend("eager"):
         eager = sinpe.add(x, dropout=P, seed=3)

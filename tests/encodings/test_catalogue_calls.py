@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from surfaces import everywhere, refusal, refuse_alike, surfaces
+from interfaces import everywhere, interfaces, refusal, refuse_alike
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -53,8 +53,8 @@ def test_writes_that_autograd_must_not_see() -> None:
 
 @pytest.mark.bad_input(12, "compiled", "eager", "CUDA", "grid")
 def test_a_write_is_counted_and_found_by_backward() -> None:
-    for surface in surfaces(with_data=True):
-        with surface.in_use() as device:
+    for interface in interfaces(with_data=True):
+        with interface.in_use() as device:
             for write in (
                 lambda t: sinpe.add_(t),
                 lambda t: sinpe.add_(t, dropout=0.5, seed=1),
@@ -68,7 +68,7 @@ def test_a_write_is_counted_and_found_by_backward() -> None:
                 product = saved * factor  # backward needs `saved` as it was
                 with torch.no_grad():
                     write(saved)
-                assert saved._version > version, surface
+                assert saved._version > version, interface
                 with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                     product.sum().backward()
             with torch.inference_mode():
@@ -233,8 +233,8 @@ def test_dropout_of_all_and_of_none_and_factors_that_are_no_numbers() -> None:
         lambda d: layer(d, 0.0)(x(d)),
     ):
         assert torch.equal(everywhere(none), plain)
-    for surface in surfaces(with_data=True):
-        with surface.in_use() as device:
+    for interface in interfaces(with_data=True):
+        with interface.in_use() as device:
             for made in (
                 lambda t: sinpe.add(t, dropout=1.0),
                 lambda t, d=device: layer(d, 1.0)(t),
@@ -244,7 +244,7 @@ def test_dropout_of_all_and_of_none_and_factors_that_are_no_numbers() -> None:
                 given = torch.full((B, S, D), math.inf, device=device).requires_grad_()
                 got = made(given)
                 got.sum().backward()
-                assert not got.any() and not given.grad.any(), surface  # never inf * 0
+                assert not got.any() and not given.grad.any(), interface  # never inf * 0
     for factor in (math.nan, math.inf, -math.inf):
         assert not bool(everywhere(lambda d, f=factor: sinpe.add(x(d), scale=f)).isfinite().any())
         weighed = everywhere(lambda d, f=factor: sinpe.add(x(d), alpha=f))

@@ -1,4 +1,4 @@
-"""The bad-input catalogue, classes 1 to 7: positions. What is refused is refused alike on every surface."""
+"""The bad-input catalogue, classes 1 to 7: positions. Every interface refuses the same input with the same message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from surfaces import everywhere, refusal, refuse_alike, same_bits, surfaces
+from interfaces import everywhere, interfaces, refusal, refuse_alike, same_bits
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -285,9 +285,9 @@ def test_any_int64_is_a_position_and_exact(position: int) -> None:
     assert np.array_equal(sinpe_numpy.encode(p.numpy(), D)[0], want.numpy())
 
 
-def test_the_surfaces_that_are_there(request: pytest.FixtureRequest) -> None:
+def test_the_interfaces_that_are_there(request: pytest.FixtureRequest) -> None:
     """Here, so that a run without kernels does not look like one with them."""
-    names = {surface.name for surface in surfaces()}
+    names = {interface.name for interface in interfaces()}
     assert {"eager", "meta"} <= names
     required = request.config.getoption("--require-backend")
     assert required not in ("compiled", "cuda", "emulated") or ("cuda" if required == "cuda" else "compiled") in names

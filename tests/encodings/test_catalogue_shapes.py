@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from surfaces import everywhere, refusal, refuse_alike, surfaces
+from interfaces import everywhere, interfaces, refusal, refuse_alike
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -136,8 +136,8 @@ def test_strides_that_are_no_layers_of_memory() -> None:
 
 def everywhere_with_data(call: Any) -> Tensor:
     results = []
-    for surface in surfaces(with_data=True):
-        with surface.in_use() as device:
+    for interface in interfaces(with_data=True):
+        with interface.in_use() as device:
             results.append(call(device).detach().cpu())
     assert all(torch.equal(results[0], other) for other in results[1:])
     return results[0]
@@ -165,8 +165,8 @@ def test_numpy_arrays_of_any_layout() -> None:
 @pytest.mark.bad_input(13, *FRONTS, *LAYERS, "grid")
 def test_a_result_is_never_the_input() -> None:
     """Not where nothing is added, dropped or there at all: a caller may write into what a function returns."""
-    for surface in surfaces():
-        with surface.in_use() as device:
+    for interface in interfaces():
+        with interface.in_use() as device:
             for shape in ((B, S, D), (0, D), (B, 0, D)):
                 given = x(device, *shape)
                 for made in (
@@ -176,9 +176,9 @@ def test_a_result_is_never_the_input() -> None:
                     layer(device).eval()(given),
                     layer(device, alpha=0.0)(given),
                 ):
-                    assert made is not given and made._base is not given, surface
+                    assert made is not given and made._base is not given, interface
                     apart = made.untyped_storage()._cdata != given.untyped_storage()._cdata
-                    assert apart, surface
+                    assert apart, interface
             places = x(device, B, 3, 4, D)
             assert sinpe.add(places, GRID, alpha=0.0).untyped_storage()._cdata != places.untyped_storage()._cdata
             weight = x(device, 3, D)
@@ -252,8 +252,8 @@ def test_sizes_that_no_memory_has() -> None:
         lambda d: sinpe.TimestepEncoding(D)(torch.zeros(1, device=d).expand(2**60)),
     )
     for call in (lambda: sinpe.table(2**45, D), lambda: sinpe.add(torch.zeros(1, 1, 1).expand(2**45, 1, D))):
-        for surface in surfaces(with_data=True):
-            with surface.in_use(), pytest.raises(RuntimeError, match="allocate|memory"):
+        for interface in interfaces(with_data=True):
+            with interface.in_use(), pytest.raises(RuntimeError, match="allocate|memory"):
                 call()
     with pytest.raises(MemoryError):
         sinpe_numpy.table(2**45, D)

@@ -228,7 +228,7 @@ def test_errors(case: Any) -> None:
 
 def test_one_kernel_a_call(backend: str) -> None:
     if backend == "eager":
-        pytest.skip("the eager twin is many operators")
+        pytest.skip("eager PyTorch runs several operators")
     layers = [TimestepEncoding(D, dtype=dtype) for dtype in (torch.float32, torch.float16)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         for layer in layers:

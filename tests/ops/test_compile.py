@@ -107,7 +107,7 @@ TRAINED = Layer(D, 0.0, encoding=T2T, batch_first=False, learned_alpha=True)
 
 
 def same(got: Tensor, want: Tensor) -> bool:
-    """Equal bits; in float64 an ULP where a graph runs kernels that another test loaded and `want` is the twin's."""
+    """Equal bits; float64 within an ULP if a graph runs another test's kernels and `want` is eager PyTorch's."""
     if got.dtype == torch.float64 and loader.setting() == "eager":
         return torch.allclose(got, want, rtol=0, atol=2.0**-49)
     return torch.equal(got, want)
@@ -227,7 +227,7 @@ def test_limits_hold_in_a_graph() -> None:
         compiled(x(), start=6)
     with pytest.raises(RuntimeError, match="positions: expected 0 to 9"):
         compiled(x(), positions=WHOLE)
-    with pytest.raises((RuntimeError, ValueError), match="int64"):  # of the kernel, of the twin
+    with pytest.raises((RuntimeError, ValueError), match="int64"):  # of the kernel, of eager PyTorch
         torch.compile(lambda s: sinpe.table(S, D, start=s), fullgraph=True, backend="aot_eager")(2**63 - 2)
 
 

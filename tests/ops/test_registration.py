@@ -252,7 +252,7 @@ ENCODINGS = [
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=repr)
 def test_a_copied_plan_is_the_plan(encoding: sinpe.Encoding) -> None:
-    """A saved graph carries the words alone: the eager twin reads the plan back from them."""
+    """A saved graph holds only the packed plan: the reference implementation decodes it."""
     known = plan(encoding)
     words = plan_words.plan_tensor(known)
     assert plan_words.decoded(words) is known

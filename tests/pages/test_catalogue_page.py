@@ -36,13 +36,13 @@ def test_a_class_that_lost_its_test_is_found(tmp_path: Path) -> None:
     assert found[0] == (1, ("eager", "meta"), "test_some.py::test_one")
     wrong = bad_input.faults(found)
     assert "class 27 has no test" in wrong and "class 1 has no test" not in wrong
-    assert "test_some.py::test_two: no class 28" in wrong and "test_some.py::test_two: no surface moon" in wrong
-    assert "test_some.py::test_three: on no surface" in wrong
+    assert "test_some.py::test_two: no class 28" in wrong and "test_some.py::test_two: no interface moon" in wrong
+    assert "test_some.py::test_three: on no interface" in wrong
 
 
-def test_a_class_keeps_its_five_surfaces() -> None:
-    """What can be asked of every front is shown on each: functions, Meta, NumPy, a layer."""
+def test_a_class_keeps_its_five_interfaces() -> None:
+    """What every interface supports is tested on each: functions, Meta, NumPy, a layer."""
     found = bad_input.marks()
     for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17):
-        shown = {name for s in found if s.number == number for name in s.surfaces}
+        shown = {name for s in found if s.number == number for name in s.interfaces}
         assert {"compiled", "eager", "meta", "NumPy", "layer"} <= shown, number

@@ -103,7 +103,7 @@ DIM, COUNT = 12, 6
 NUMBERS = {"min_timescale": 0.5, "max_timescale": 400.0, "min_freq": 0.01, "max_freq": 4.0, "shortest": 3.0,
            "longest": 900.0, "max_wavelength": 500.0}  # fmt: skip
 RISING = torch.arange(COUNT, dtype=torch.float64) / (COUNT - 1)
-# The fields of "if your code says ...", and the code's own angular frequencies.
+# The fields of "if your code contains ...", and the code's own angular frequencies.
 FIELDS = {
     "position_scale=min_timescale, base=max_timescale / min_timescale, shift=1": 0.5
     * torch.exp(-RISING * math.log(400 / 0.5)),

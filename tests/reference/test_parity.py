@@ -1,4 +1,4 @@
-"""One result, whoever computes it: compiled kernels, eager twin and NumPy, over drawn arguments.
+"""Compiled kernels, eager PyTorch and NumPy give the same results, over random arguments.
 
 Equal means equal bits (a NaN for a NaN); float64 of two backends is only within an ULP of the exact value each.
 test_fuzz_*.py does the same for what applies an encoding to data.

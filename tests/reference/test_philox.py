@@ -44,7 +44,7 @@ def test_the_oracle_gives_the_published_words(known: tuple[tuple[int, ...], ...]
 
 
 def words_of(counters: Sequence[int], seed: int) -> Tensor:
-    """(4, number of counters), from the eager twin."""
+    """(4, number of counters), from the reference implementation."""
     counter = torch.tensor(counters)
     words = ours._philox(counter & 0xFFFFFFFF, counter >> 32, ours._keys(torch.tensor(seed)))
     return torch.stack([word & 0xFFFFFFFF for word in words])

@@ -1,4 +1,4 @@
-"""The eager twin: accuracy against mpmath, decisions against integers, and bits that no grouping of rows can change."""
+"""The reference implementation: accuracy against mpmath, decisions against integers, bits independent of grouping."""
 
 from __future__ import annotations
 

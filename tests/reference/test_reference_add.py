@@ -1,4 +1,4 @@
-"""The eager twin's add: the order of rounding, every form of positions, and what it must not touch."""
+"""The reference implementation of add: the order of rounding, every form of positions, and what it must not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The eager twin of add, dropout, embed and their gradients, against plain float64: values, rounding, order of sums."""
+"""The reference add, dropout, embed and their gradients, against plain float64: values, rounding, order of sums."""
 
 from __future__ import annotations
 

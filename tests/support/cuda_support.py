@@ -1,6 +1,6 @@
 """What the tests of the CUDA kernels share: the device to test, what to compare with, and how near it must be.
 
-`device` is the CPU (kernels against the eager twin) and every kind of device with kernels here; a test that takes it
+`device` is the CPU (kernels against eager PyTorch) and every kind of device with kernels here; a test that takes it
 runs everywhere. `cuda` is a CUDA device or a skip, which `--require-backend=cuda` turns into a failure.
 """
 
@@ -70,7 +70,7 @@ def is_exact(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def expected(device: torch.device, run: Callable[[torch.device], Tensor]) -> Tensor:
-    """The same call on the CPU: by its kernels for another device, by the eager twin for the CPU itself."""
+    """The same call on the CPU: by its kernels for another device, in eager PyTorch for the CPU itself."""
     with loader.use_backend("eager" if device.type == "cpu" else "auto"):
         return run(torch.device("cpu"))
 

@@ -1,4 +1,4 @@
-"""The surfaces that the bad-input catalogue is shown on, and what one call does on each of them."""
+"""The interfaces that the bad-input catalogue is tested on, and what one call does on each of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sinpe_ext.backend import loader
 HOUSE_FORM = re.compile(r"^[a-z_]+(\[\d+\])?(, [a-z_]+)*: expected .+, got .+; .+", re.DOTALL)
 
 
-class Surface(NamedTuple):
+class Interface(NamedTuple):
     """A backend and the device that its tensors are on."""
 
     name: str
@@ -28,35 +28,35 @@ class Surface(NamedTuple):
             yield self.device
 
 
-def surfaces(*, with_data: bool = False) -> list[Surface]:
+def interfaces(*, with_data: bool = False) -> list[Interface]:
     """Those that can be tried here. with_data: without meta, for what depends on numbers."""
-    found = [Surface("eager", "eager", "cpu")]
+    found = [Interface("eager", "eager", "cpu")]
     if loader.setting() != "eager":  # else --require-backend=eager
         if loader.resolve("cpu").backend == "compiled":
-            found.append(Surface("compiled", "compiled", "cpu"))
+            found.append(Interface("compiled", "compiled", "cpu"))
         if torch.cuda.is_available() and loader.resolve("cuda").backend == "compiled":
-            found.append(Surface("cuda", "compiled", "cuda:0"))
-    return found if with_data else [*found, Surface("meta", "auto", "meta")]
+            found.append(Interface("cuda", "compiled", "cuda:0"))
+    return found if with_data else [*found, Interface("meta", "auto", "meta")]
 
 
 def neutral(message: str, device: str) -> str:
-    """A message without the surface's own words."""
+    """A message without the interface's own words."""
     return message.replace(f"{device}", "DEVICE").replace("torch.", "")
 
 
 def refuse_alike(
     error: type[Exception], pattern: str, *calls: Callable[[str], Any], with_data: bool = False, alike: bool = True
 ) -> str:
-    """Asserts that every call is refused on every surface: the same error, the house form, one message (`alike`)."""
+    """Asserts that every call is refused by every interface: the same error, the usual form, one message (`alike`)."""
     messages: dict[tuple[int, str], str] = {}
-    for surface in surfaces(with_data=with_data):
+    for interface in interfaces(with_data=with_data):
         for number, call in enumerate(calls):
-            with surface.in_use() as device:
+            with interface.in_use() as device:
                 message = refusal(
-                    error, lambda call=call, device=device: call(device), f"{surface.name}, call {number}"
+                    error, lambda call=call, device=device: call(device), f"{interface.name}, call {number}"
                 )
-            assert re.search(pattern, message, re.DOTALL), (surface.name, number, message)
-            messages[number, surface.name] = neutral(message, device)
+            assert re.search(pattern, message, re.DOTALL), (interface.name, number, message)
+            messages[number, interface.name] = neutral(message, device)
     for number in range(len(calls)):
         one = {text for (of, _), text in messages.items() if of == number}
         assert len(one) == 1, messages
@@ -76,7 +76,7 @@ def refusal(error: type[Exception], call: Callable[[], Any], where: str = "") ->
 
 
 def same_bits(results: Iterable[tuple[str, torch.Tensor]]) -> torch.Tensor:
-    """Asserts that results of several surfaces are the same bits; they come back once."""
+    """Asserts that results of several interfaces are the same bits; they come back once."""
     named = [(name, t.detach().cpu()) for name, t in results]
     first = named[0][1]
     for name, other in named[1:]:
@@ -91,11 +91,11 @@ def same_bits(results: Iterable[tuple[str, torch.Tensor]]) -> torch.Tensor:
 
 
 def everywhere(call: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """One call on every surface that has numbers: the same bits; and on meta: their shape and dtype."""
+    """One call on every interface that has numbers: the same bits; and on meta: their shape and dtype."""
     results: list[tuple[str, torch.Tensor]] = []
-    for surface in surfaces(with_data=True):
-        with surface.in_use() as device:
-            results.append((surface.name, call(device)))
+    for interface in interfaces(with_data=True):
+        with interface.in_use() as device:
+            results.append((interface.name, call(device)))
     got = same_bits(results)
     with loader.use_backend("auto"):
         shape = call("meta")
