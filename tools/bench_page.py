@@ -5,8 +5,8 @@
     python tools/bench_page.py --check                          # writes nothing; 1 where they are not of that file
 
 A table stands between two comments, <!-- begin: tools/bench_page.py GROUP FILE --> and <!-- end -->. GROUP is one of
-GROUPS or OTHERS; a row is the one on the largest number of threads. A run of rows alone, or of sizes alone, renews what
-it has.
+GROUPS or OTHERS; a row is the one on the largest number of threads. A run of some rows renews the tables of which it has
+all rows.
 """
 
 from __future__ import annotations
@@ -124,6 +124,14 @@ def table(group: str, found: dict[str, Any]) -> str:
     return "\n".join(rows([most[name] for name in names if name in most])) + "\n"
 
 
+def has_all(group: str, found: dict[str, Any]) -> bool:
+    """Whether results have what the table of a group needs."""
+    if group in ("sizes", "processes"):
+        return bool(found.get(group))
+    names = {"front": FRONT, "summary": SUMMARY}.get(group) or [row.name for row in GROUPS[group]]
+    return set(names) <= {entry["name"] for entry in found.get("rows", ())}
+
+
 def renewed(text: str, results: str = "") -> str:
     """The page with the tables of these results, or of those that it names."""
 
@@ -131,8 +139,8 @@ def renewed(text: str, results: str = "") -> str:
         head, group, named, _, end = match.groups()
         path = results or named
         found = json.loads((ROOT / path).read_text(encoding="utf-8"))
-        if results and not found.get({"sizes": "sizes", "processes": "processes"}.get(group, "rows")):
-            return match[0]  # a run of rows alone, or of sizes alone
+        if results and not has_all(group, found):
+            return match[0]  # of a run of some rows, or of sizes alone
         return head.replace(named, path) + table(group, found) + end
 
     return TABLE.sub(fresh, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pages
 import pytest
@@ -54,19 +54,21 @@ def test_the_pages_have_the_tables_of_their_results(tool: ModuleType) -> None:
     text = "".join(pages.text_of(page) for page in tool.PAGES)
     assert sorted(match[2] for match in tool.TABLE.finditer(text)) == sorted([*tool.GROUPS, *tool.OTHERS])
     named = {match[2]: match[3] for match in tool.TABLE.finditer(text)}
-    assert len({path for group, path in named.items() if group != "sizes"}) == 1, "tables of one run"
+    assert named["front"] == named["summary"], "the front page and its details are of one run"
+    assert len({path for group, path in named.items() if group not in ("front", "summary", "sizes")}) == 1, "one run"
     assert tool.main(["--check"]) == 0, "run tools/bench_page.py"
 
 
 def test_tables(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {"tables": ("table", "table_bf16"), "training": ("embed",), "grids": ("table", "grid")}
+    monkeypatch.setattr(tool, "GROUPS", {group: [SimpleNamespace(name=n) for n in groups[group]] for group in groups})
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     monkeypatch.setattr(tool, "PAGES", ("README.md",))
     page = tmp_path / "README.md"
     results = tmp_path / "new.json"
     results.write_text(json.dumps(FOUND))
     begin = "<!-- begin: tools/bench_page.py {} {} -->\n{}<!-- end -->\nText.\n"
-    groups = ("tables", "training", "processes")
-    page.write_text("".join(begin.format(group, "old.json", "old\n") for group in groups))
+    page.write_text("".join(begin.format(g, "old.json", "old\n") for g in ("tables", "training", "processes")))
     assert tool.main([str(results)]) == 0
     tables = {m[2]: m[4].splitlines()[2:] for m in tool.TABLE.finditer(page.read_text())}
     assert tables == {
@@ -82,6 +84,7 @@ def test_tables(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "| build | no |" in page.read_text()
     results.write_text(json.dumps(FOUND))
     assert page.read_text().count("new.json") == 3 and tool.main(["--check"]) == 0
+    assert not tool.has_all("grids", FOUND)  # of which it has one row of two
     page.write_text(page.read_text().replace("31.0 ms", "30.0 ms"))
     assert tool.main(["--check"]) == 1 and "30.0 ms" in page.read_text()
 
