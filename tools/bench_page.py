@@ -5,8 +5,8 @@
     python tools/bench_page.py --check                          # writes nothing; 1 where they are not of that file
 
 A table stands between two comments, <!-- begin: tools/bench_page.py GROUP FILE --> and <!-- end -->. GROUP is one of
-GROUPS or OTHERS; a row is the one on the largest number of threads. A run of some rows renews the tables of which it has
-all rows.
+GROUPS or OTHERS; a row is the one on the largest number of threads. A run of some rows renews the tables of which it
+has all rows.
 """
 
 from __future__ import annotations
