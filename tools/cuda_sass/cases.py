@@ -152,7 +152,8 @@ CASES = (
     Case("backward of add + dropout 32x4096x1024", dropout_backward, kernels=("Apply<*,Unencoded*",), budgets=DROPPED),
     Case("add, channels first, 32x1024x4096", channels_first, budgets=SIDE_BY_SIDE),
     Case("add + dropout, channels first", partial(channels_first, dropout=0.1, seed=1), budgets=SIDE_BY_SIDE | AHEAD),
-    Case("embed, ids of a text, 32x4096x1024", embed, budgets={"waits": (2.3, 1.3)}),
+    # 2.2 to 2.4 and 1.2 to 1.4: memory on the host begins at 16 bytes, and sectors have 32.
+    Case("embed, ids of a text, 32x4096x1024", embed, budgets={"waits": (2.5, 1.5)}),
     Case("embed + dropout", partial(embed, dropout=0.1), budgets=AHEAD),
     Case(
         "embed backward, random ids",
