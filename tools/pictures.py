@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +30,13 @@ def save(drawn: Any, path: Path, colours: int = COLOURS, transparent: bool = Fal
     else:
         image = image.convert("RGB").quantize(colours)
     image.save(path, optimize=True)
+
+
+def main(description: str, picture: Path, draw: Callable[[Path], None]) -> int:
+    """The command line of a tool that draws one picture."""
+    arguments = argparse.ArgumentParser(description=description.splitlines()[0])
+    arguments.add_argument("-o", "--output", metavar="FILE", type=Path, default=picture)
+    path = arguments.parse_args().output
+    draw(path)
+    print(f"{path}: {path.stat().st_size} bytes")
+    return 0

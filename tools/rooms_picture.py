@@ -6,7 +6,6 @@ matplotlib. Transparent, for light and dark pages.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
@@ -51,14 +50,5 @@ def draw(path: Path) -> None:
     pictures.save(drawn, path, colours=64, transparent=True)
 
 
-def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("-o", "--output", metavar="FILE", type=Path, default=PICTURE)
-    path = arguments.parse_args().output
-    draw(path)
-    print(f"{path}: {path.stat().st_size} bytes")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(pictures.main(__doc__, PICTURE, draw))

@@ -443,8 +443,11 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
   };
   if (!positions()) Py_RETURN_NONE;
   Plan plan = kept_plan(encoding, kOwnDim);
-  if (plan.holder == nullptr) plan = new_plan(encoding, kOwnDim);
-  if (plan.holder == nullptr) return not_taken();
+  if (plan.holder == nullptr) {
+    plan = new_plan(encoding, kOwnDim);
+    if (plan.holder == nullptr) return not_taken();
+    if (!positions()) Py_RETURN_NONE;  // again: meanwhile other threads may have run
+  }
   const int64_t dim = sinpe_plan_dim(plan.plan, plan.words);
   if (elements_of(t) > kMostElements / dim) Py_RETURN_NONE;
   Py_INCREF(plan.holder);
