@@ -6,7 +6,7 @@
 
 namespace sinpe {
 
-constexpr int kAddSlices = 4;         // slices of x that share one load of the encoding
+constexpr int kAddSlices = 2;         // slices of x that share one load of the encoding
 constexpr int kDotAccumulators = 16;  // interleaved partial sums of a dot: its order is that of every instruction set
 
 template <class T>

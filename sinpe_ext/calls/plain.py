@@ -21,7 +21,7 @@ from ..backend import loader
 from ..encodings.encoding import Encoding
 from ..ops.embed import EMBED
 from ..ops.plan_words import host_words, plan_words
-from ..ops.rows import ADD, ADD_OUT, ENCODE, TABLE
+from ..ops.rows import ADD, ADD_OUT, ENCODE, TABLE, TABLE_OUT
 from ..runtime import observers
 from ..runtime.observers import is_looked_at, of_values
 
@@ -209,12 +209,11 @@ def _encoded_by_operator(positions: Any, encoding: Encoding, dtype: torch.dtype)
 
 
 def tabled(given: tuple[Any, ...]) -> Tensor | None:
-    """`table` of a sequence, new and on the CPU; None where the long way has to be taken. `given` are the fields of
+    """`table` of a sequence on the CPU; None where the long way has to be taken. `given` are the fields of
     TableArguments."""
     length, encoding, start, dtype, device, out, flatten, extra_tokens, dim = given
     if (
-        out is not None
-        or dim is not None
+        dim is not None
         or flatten is not False
         or type(extra_tokens) is not int
         or extra_tokens != 0
@@ -228,6 +227,8 @@ def tabled(given: tuple[Any, ...]) -> Tensor | None:
         or _is_seen()
     ):
         return None
+    if out is not None:
+        return _tabled_into(out, length, encoding, start) if dtype is None and device is None else None
     where = torch.get_default_device() if device is None else device
     if type(where) is not torch.device or where.type != "cpu" or not loader.compiled("cpu"):
         return None
@@ -235,6 +236,25 @@ def tabled(given: tuple[Any, ...]) -> Tensor | None:
         return TABLE.direct(host_words(encoding), start, length, encoding.dim, dtype or torch.float32)
     except (RuntimeError, OverflowError, TypeError):
         return None
+
+
+def _tabled_into(out: Any, length: int, encoding: Encoding, start: int) -> Tensor | None:
+    if (
+        not _may_be_written(out)
+        or not out.is_cpu
+        or out.is_nested
+        or out.layout is not torch.strided
+        or out.shape != (length, encoding.dim)
+        or not out.is_contiguous()
+        or not loader.compiled("cpu")
+    ):
+        return None
+    try:
+        TABLE_OUT.direct(host_words(encoding), start, out)
+    except (RuntimeError, OverflowError):  # out of another dtype too
+        return None
+    increment_version(out)
+    return out
 
 
 def embedded(given: tuple[Any, ...]) -> Tensor | None:

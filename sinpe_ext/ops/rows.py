@@ -77,7 +77,7 @@ def _table_out(plan: Tensor, start: int, out: Tensor) -> None:
     out.copy_(_table(plan, start, out.shape[0], out.shape[1], out.dtype))
 
 
-Operator(
+TABLE_OUT = Operator(
     "table_out(Tensor plan, SymInt start, Tensor(a!) out) -> ()",
     reference=_table_out,
     fake=lambda *_: None,
