@@ -9,7 +9,7 @@ namespace sinpe {
 namespace {
 
 // Rows that one walk writes: enough to pay for its start, few enough to stay in the second-level cache.
-constexpr int64_t kTableTile = 16;
+constexpr int64_t kTableTile = 8;
 
 template <class T>
 sinpe_status table(const Plan& plan, int64_t first, int64_t length, T* out, int64_t stride) {

@@ -228,7 +228,7 @@ def tabled(given: tuple[Any, ...]) -> Tensor | None:
     ):
         return None
     if out is not None:
-        return _tabled_into(out, length, encoding, start) if dtype is None and device is None else None
+        return _tabled_into(out, length, encoding, start, dtype) if device is None else None
     where = torch.get_default_device() if device is None else device
     if type(where) is not torch.device or where.type != "cpu" or not loader.compiled("cpu"):
         return None
@@ -238,9 +238,10 @@ def tabled(given: tuple[Any, ...]) -> Tensor | None:
         return None
 
 
-def _tabled_into(out: Any, length: int, encoding: Encoding, start: int) -> Tensor | None:
+def _tabled_into(out: Any, length: int, encoding: Encoding, start: int, dtype: torch.dtype | None) -> Tensor | None:
     if (
         not _may_be_written(out)
+        or not (dtype is None or dtype == out.dtype)
         or not out.is_cpu
         or out.is_nested
         or out.layout is not torch.strided
