@@ -1,5 +1,6 @@
-// The grid: which row of which axis feeds which channels of a place. A channel of a grid depends on one coordinate only, so
-// the rows of every axis are made once, by the kernels that make any rows, and met here by all the places that share them.
+// The encoding of a grid: which row of which axis provides which channels of a grid point. A channel depends on the
+// coordinate along one axis only, so the rows of each axis are computed once, by the kernels for one-dimensional
+// encodings, and shared by all grid points with the same coordinate.
 #pragma once
 
 #include "core/phase.h"
@@ -11,30 +12,30 @@ constexpr int64_t kGridHeaderWords = 8;
 constexpr int64_t kPieceWords = 5;
 constexpr int kMaxAxes = 8;
 constexpr int kMaxPieces = 64;
-constexpr int64_t kMaxLength = 0x7fffffff;        // coordinates of an axis
-constexpr int64_t kMaxPlaces = int64_t{1} << 40;  // and channels
+constexpr int64_t kMaxLength = 0x7fffffff;        // of an axis
+constexpr int64_t kMaxPlaces = int64_t{1} << 40;  // grid points; also the limit for channels
 
-// Channels that one axis feeds: its c-th is the grid's first + c * step. Their values, for each coordinate of the axis,
-// begin at `offset`: `width` of them side by side, or, of a grid by channels, one channel's coordinates side by side.
+// The channels that one axis provides: channel c of the piece is channel first + c * step of the grid. The values of
+// the piece begin at `offset`: (coordinates, width) row-major, or (width, coordinates) in a grid by channels.
 struct GridPiece {
   int64_t axis, first, step, width, offset;
 };
 
 // Packed by Python (sinpe_ext/calls/grid_rows.py):
 //   0 magic   1 number of words   2 1 for a grid by channels   3 n_axes   4 n_pieces   5 dim   6 n_values   7 zero
-// then the axes' lengths, then axis, first, step, width and offset of each piece.
-// By channels: rows are channels and columns are places, as a tensor with its channels before its axes has them.
+// then the lengths of the axes, then axis, first, step, width and offset of each piece. By channels: rows are channels
+// and columns are grid points, as in a tensor whose channel dimension precedes its axes.
 struct Grid {
   bool by_channels;
   int32_t n_axes, n_pieces;
   int64_t dim;                                // channels
   int64_t places;                             // product of the lengths
-  int64_t length[kMaxAxes], inner[kMaxAxes];  // places from one coordinate of an axis to the next
-  GridPiece pieces[kMaxPieces];               // copies: the words may change after they were checked
+  int64_t length[kMaxAxes], inner[kMaxAxes];  // inner: grid points from one coordinate of an axis to the next
+  GridPiece pieces[kMaxPieces];               // copies: the caller may modify the packed grid after the check
 
   SINPE_HD int64_t coordinate(int64_t place, int64_t axis) const { return place / inner[axis] % length[axis]; }
-  // The piece that feeds a channel, the last if several do, and which of its channels that is; -1 for none, a channel of
-  // zeros.
+  // Index of the piece that provides a channel (the last one if there are several), and the channel's index in that
+  // piece; -1 if there is none: the channel is zero.
   SINPE_HD int feeding(int64_t channel, int64_t* of_piece) const {
     SINPE_ROLLED
     for (int k = n_pieces - 1; k >= 0; --k) {
@@ -47,19 +48,20 @@ struct Grid {
     }
     return -1;
   }
-  // Where the value of a piece's channel at a coordinate is.
+  // Index in `values` of a piece's channel at a coordinate.
   SINPE_HD int64_t at(const GridPiece& p, int64_t coordinate, int64_t of_piece) const {
     return p.offset + (by_channels ? of_piece * length[p.axis] + coordinate : coordinate * p.width + of_piece);
   }
 };
 
-// Whether a * b <= most, of numbers that are not negative.
+// Whether a * b <= most, for a, b >= 0.
 SINPE_HD bool is_product_within(int64_t a, int64_t b, int64_t most) {
   return static_cast<uint128>(a) * static_cast<uint64_t>(b) <= static_cast<uint128>(most);
 }
 
-// Copies `words` into `grid`; false when they are none of this version, or speak of values beyond n_values. Every index
-// that a kernel later trusts is checked here, without a division: on a device one thread does it while the others wait.
+// Unpacks `words` into `grid`. Returns false if they are not a grid of this version or refer to values beyond n_values.
+// Checks every index that the kernels use later. There is no division, because on a device one thread does this while
+// the others of its block wait.
 SINPE_HD bool decode_grid(const int64_t* words, int64_t n_words, int64_t n_values, Grid* grid) {
   if (words == nullptr || n_words < kGridHeaderWords) return false;
   int64_t header[kGridHeaderWords];

@@ -1,29 +1,31 @@
-// One oscillator down a run of rows: what a thread of a GPU keeps in registers from row to row. The values are those of
-// core/sample.h's `settled` wherever `open` says nothing else, whichever way they are come by.
+// One oscillator over a run of rows: the state that a GPU thread keeps in registers from row to row. Unless a sample is
+// reported as open (its rounding is undecided), its value is that of `settled` in core/sample.h, whatever method
+// computed it.
 #pragma once
 
 #include "core/sample.h"
 
 namespace sinpe {
 
-// What a row's samples say of being good enough, collected without a branch.
+// Whether some sample of a row has an undecided rounding, collected without a branch.
 struct Open {
   bool is_set = false;
-  uint64_t differ = 0;  // bits in which the ends of a value's interval differ; those below kOpenBit have no meaning
+  uint64_t differ = 0;  // bits in which the ends of an error interval differ; those below kOpenBit are ignored
   SINPE_HD bool any() const { return is_set | (differ >> kOpenBit != 0); }
   static constexpr int kOpenBit = 28;
 
   SINPE_HD void add(bool open) { is_set = is_set | open; }
-  // Of [v - e, v + e]: floats, and the midpoints between them, differ in bit kOpenBit or above.
-  //   Valid range: e >= kLeastValue, or |v| >= kLeastValue, or both 0: below, floats lie farther apart
+  // The interval [v - e, v + e]: floats and the midpoints between them differ in bit kOpenBit or above.
+  //   Valid range: e >= kLeastValue, or |v| >= kLeastValue, or both 0: below, the spacing of floats is larger
   SINPE_HD void add(double v, double e) { differ |= bit_cast<uint64_t>(v - e) ^ bit_cast<uint64_t>(v + e); }
 };
 
-// What the fast phase (core/rotate.h) takes, told from the high words of doubles, which count as their logarithms do.
+// The range of positions for which the fast phase (core/rotate.h) is valid, tested on the high words of doubles, which
+// approximate their logarithms.
 struct Reach {
-  uint32_t most;        // positions from 2^-30 on are below it; above the high word of 2^-30
-  uint32_t most_whole;  // as `most`, above 0: whole positions are 0, or 1 and more
-  int32_t least;        // of a rest's square
+  uint32_t most;        // limit of positions of 2^-30 or more, relative to the high word of 2^-30
+  uint32_t most_whole;  // limit of integer positions (0, or 1 and more), relative to 0
+  int32_t least;        // offset of the lower limit of the square of a rest, see is_lost
   static constexpr uint32_t kFirst = 993u << 20;
 
   Reach() = default;
@@ -33,31 +35,31 @@ struct Reach {
     const int exponent = turns > -9 ? 44 - turns : 53;
     most = exponent > -30 ? static_cast<uint32_t>(exponent + 30) << 20 : 0;
     most_whole = most == 0 ? 1 : kFirst + most;
-    least = ((turns < -400 ? -800 : 2 * turns) - 1115) * (1 << 20);  // frequencies below 2^-60 take no fast phase
+    least = ((turns < -400 ? -800 : 2 * turns) - 1115) * (1 << 20);  // no fast phase for frequencies below 2^-60
   }
   SINPE_HD static uint32_t size(double p) { return static_cast<uint32_t>(bit_cast<uint64_t>(p) >> 32) & 0x7fffffff; }
   SINPE_HD bool holds(double p) const { return (size(p) - kFirst < most) | (p == 0.0); }
   SINPE_HD bool holds_whole(double p) const { return size(p) < most_whole; }
 
-  // Whether a rest of t turns, (2*pi*t)^2 = square, may have lost its digits: |t| < |p * max_turns| * 2^-50. With l(x) the
-  // high word over 2^20 less 1023, l(x) <= log2(x) < l(x) + 0.087; so 2 * (log2(2*pi) + l(p) + 0.087 + turns + 1 - 50) is
-  // enough for l(square).
+  // Whether a rest of t turns, (2*pi*t)^2 = square, may have lost its digits: |t| < |p * max_turns| * 2^-50. With l(x)
+  // the high word of x over 2^20, less 1023, l(x) <= log2(x) < l(x) + 0.087. So 2 * (log2(2*pi) + l(p) + 0.087 + turns
+  // + 1 - 50) is a sufficient limit for l(square).
   SINPE_HD bool is_lost(double p, double square) const {
     const int32_t needed = static_cast<int32_t>(2 * size(p) + static_cast<uint32_t>(least));
     return static_cast<int32_t>(bit_cast<uint64_t>(square) >> 32) < needed;
   }
 };
 
-// A run's ways. begin() returns false where every row of it has to be settled; at() gives the samples, row after row from the
-// first on where the run is consecutive. Rows that the reach does not hold have to be settled by the caller where kByReach
-// says so; kScales: at() reads the amplitude.
+// The methods of a run. begin() returns false if every row has to be settled by exact arithmetic; at() gives the
+// samples, in the order of the rows if the run is consecutive. kByReach: the caller has to settle rows whose positions
+// are outside the reach. kScales: at() reads the amplitude.
 template <class Arithmetic, bool kConsecutive>
 struct Run;
 
-// Rotated from the first row on, kAnchorRows at most.
+// Rotated from the first row, at most kAnchorRows rows.
 template <>
 struct Run<InDouble, true> {
-  static constexpr bool kByReach = false, kScales = false;  // begin() looks at the whole run, and at the amplitude
+  static constexpr bool kByReach = false, kScales = false;  // begin() checks the whole run, and reads the amplitude
   double value, ahead, step_cos, step_sin, bound, ahead_bound;
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t rows, const Reach& reach) {
@@ -86,7 +88,7 @@ struct Run<InDouble, true> {
   }
 };
 
-// Reduced from each position, whole or not.
+// Each position reduced separately, integer or fractional.
 template <>
 struct Run<InDouble, false> {
   static constexpr bool kByReach = true, kScales = true;
@@ -95,7 +97,7 @@ struct Run<InDouble, false> {
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position, int32_t, const Reach& reach) {
     hi = plan.turns_hi[osc];
     lo = plan.turns_lo[osc];
-    // Then the sine of a position is 0, or no smaller than the least float whose neighbours lie as usual.
+    // Then the sine of a position is 0 or at least the smallest normal float.
     const double size = magnitude(plan.amplitude);
     return reach.holds(1.0) && (hi == 0.0 || magnitude(hi) >= 0x1p-60) && (size == 0.0 || size >= 0x1p-30);
   }
@@ -106,7 +108,7 @@ struct Run<InDouble, false> {
     sincos_fast(t, &s, &c);
     s *= amplitude.whole;
     c *= amplitude.whole;
-    open->add(reach.is_lost(p.d, y * y));  // else what the reduction dropped is below 2^-54 of it
+    open->add(reach.is_lost(p.d, y * y));  // otherwise the error of the reduction is below 2^-54 of the rest
     open->add(is_open(s));
     open->add(is_open(c));
     Sample<float> v{static_cast<float>(s), static_cast<float>(c)};
@@ -115,13 +117,13 @@ struct Run<InDouble, false> {
   }
 };
 
-// By the integer phase; consecutive positions step, exactly.
+// By the integer phase; for consecutive positions it is incremented, which is exact.
 template <bool kConsecutive>
 struct Run<InSingle, kConsecutive> {
   static constexpr bool kByReach = false, kScales = true;
   uint128 phase, step;
-  uint64_t whole;  // turns of a position
-  float turns;     // roughly
+  uint64_t whole;  // whole turns per position
+  float turns;     // turns per position, rounded to float
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t, const Reach&) {
     const Oscillator o = oscillator_of(plan, osc);
@@ -135,7 +137,7 @@ struct Run<InSingle, kConsecutive> {
     bool is_open = false;
     if (!kConsecutive && p.integral) phase = integer_phase(p.i, step);
     if (!kConsecutive && !p.integral) {
-      // A product below 2^-30 turns has lost its digits. Negative frequencies are rare.
+      // A product below 2^-30 turns has lost its digits. Negative frequencies, which are rare, are always open.
       FixedPosition size;
       const float product = static_cast<float>(p.d) * turns;
       is_open = !fixed_position(p.d, &size) || !(product > 0x1p-29f || product < -0x1p-29f);

@@ -1,5 +1,5 @@
-// Vectors of doubles as wide as the instruction set that a translation unit is compiled for. Core functions are templates
-// over V = double or V = Doubles, so that each formula stands once for scalars, every vector width and CUDA.
+// Vectors of doubles, as wide as the instruction set of the translation unit. Core functions are templates over V =
+// double or V = Doubles, so that each formula is written once for scalars, every vector width and CUDA.
 #pragma once
 
 #include "core/macros.h"
@@ -12,7 +12,7 @@
 
 namespace sinpe {
 
-// The unsigned integers that hold V's bits, and the place of the sign in each.
+// The unsigned integer type with the bits of V, and the position of the sign bit.
 template <class V>
 struct Bits;
 template <>
@@ -51,7 +51,7 @@ SINPE_HD double fma(double a, double b, double c) {
 
 SINPE_HD double select(bool condition, double a, double b) { return condition ? a : b; }
 
-// a where the number is odd, else b, without a branch.
+// a if the number is odd, else b, without a branch.
 SINPE_HD double where_odd(uint64_t number, double a, double b) {
   const uint64_t mask = 0 - (number & 1);
   return bit_cast<double>((bit_cast<uint64_t>(a) & mask) | (bit_cast<uint64_t>(b) & ~mask));
@@ -69,7 +69,7 @@ SINPE_HD float where_odd(uint32_t number, float a, float b) {
 #endif
 }
 
-// The low half, which a GPU's compiler would widen again to compare it.
+// The low half. Inline assembly, because a GPU compiler would widen it again for comparisons.
 SINPE_HD uint32_t low_half(uint64_t x) {
 #if defined(__CUDA_ARCH__)
   uint32_t low;
@@ -80,10 +80,10 @@ SINPE_HD uint32_t low_half(uint64_t x) {
 #endif
 }
 
-// The whole product of x's low 32 bits and m.
+// The 64-bit product of the low 32 bits of x and m.
 SINPE_HD uint64_t multiply_low(uint64_t x, uint32_t m) {
 #if defined(__CUDA_ARCH__)
-  uint64_t product;  // which the compiler makes of two products and a sum
+  uint64_t product;  // the compiler would generate two products and a sum
   asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(static_cast<uint32_t>(x)), "r"(m));
   return product;
 #else
@@ -102,7 +102,7 @@ using HalfWords = uint32_t __attribute__((vector_size(4 * SINPE_LANES)));
 using FloatPairs = float __attribute__((vector_size(8 * SINPE_LANES)));
 using PairWords = uint32_t __attribute__((vector_size(8 * SINPE_LANES)));
 using PairHalves = uint16_t __attribute__((vector_size(4 * SINPE_LANES)));
-using WordHalves = uint16_t __attribute__((vector_size(8 * SINPE_LANES)));  // two in each of PairWords
+using WordHalves = uint16_t __attribute__((vector_size(8 * SINPE_LANES)));  // two per element of PairWords
 using Masks = int64_t __attribute__((vector_size(8 * SINPE_LANES)));
 
 template <>
@@ -160,7 +160,7 @@ SINPE_HD Words exclusive_or(Words a, Words b, uint32_t c) {
 template <class V>
 SINPE_HD V magnitude(V x) {
 #if defined(__CUDA_ARCH__)
-  return ::fabs(x);  // a bit of the instruction that reads it
+  return ::fabs(x);  // a modifier of the instruction that reads the result
 #else
   return bit_cast<V>(bit_cast<bits_t<V>>(x) & 0x7fffffffffffffffULL);
 #endif
