@@ -1,4 +1,4 @@
-// add: out = round(scale*x) + round(alpha*PE), with or without dropout, while x streams past.
+// add: out = round(scale*x) + round(alpha*PE), with or without dropout, in one pass over x.
 #include "cpu/tile_adder.h"
 
 extern "C" sinpe_status sinpe_add(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a) {

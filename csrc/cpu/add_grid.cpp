@@ -1,4 +1,4 @@
-// add_grid: out = round(scale*x) + the rows of the grid's axes, with or without dropout, while x streams past.
+// add_grid: out = round(scale*x) + the rows of the grid's axes, with or without dropout, in one pass over x.
 #include <cstring>
 
 #include "core/grid.h"
@@ -7,13 +7,14 @@
 namespace sinpe {
 namespace {
 
-// One thread's maker of rows from the axes' values. Channels that no piece feeds stay zero: no row is written there.
+// Computes rows of a grid from the values of its axes, for one thread. Channels that no piece provides are not written:
+// they stay zero.
 template <class Real>
 class PlaceRows {
  public:
   PlaceRows(const Grid& grid, const Real* values) : grid_(grid), values_(values) {}
 
-  // n places from `place` on, `dim` channels each.
+  // n grid points from `place`, `dim` channels each.
   void operator()(int64_t, int64_t place, int64_t n, Real* pe) const {
     for (int k = 0; k < grid_.n_pieces; ++k) {
       const GridPiece& p = grid_.pieces[k];
@@ -39,7 +40,7 @@ class PlaceRows {
   const Real* values_;
 };
 
-// The same of a grid by channels: a row is a channel at some of the places, at `width` of them from a multiple of that on.
+// The same for a grid by channels: a row is one channel at `width` consecutive grid points, from a multiple of `width`.
 template <class Real>
 class ChannelRows {
  public:
@@ -59,7 +60,7 @@ class ChannelRows {
   }
 
  private:
-  // Either all at one coordinate, or at every coordinate as often as another.
+  // Either all points of the row have the same coordinate, or the row covers every coordinate the same number of times.
   void part_of_row(const GridPiece& p, int64_t c, int64_t place, Real* pe) const {
     const int64_t inner = grid_.inner[p.axis], length = grid_.length[p.axis];
     const Real* from = values_ + grid_.at(p, 0, c);
@@ -82,10 +83,10 @@ class ChannelRows {
   int64_t width_, parts_;
 };
 
-constexpr int64_t kTileValues = 16384;  // of a tile, so that it stays in the cache while slices pass by
+constexpr int64_t kTileValues = 16384;  // values per tile: stays in the cache while it is applied to the slices
 
-// The arguments of a call by channels whose rows are cut into parts, where they follow one another in memory, so that a
-// tile of them need not hold all places: the last axes together, as many as fit.
+// The arguments of a call by channels whose rows are split into parts, so that a tile of rows does not have to hold all
+// grid points. A part covers as many of the last axes as fit. Only for rows that are contiguous in memory.
 struct Parts {
   sinpe_add_arguments a;
   int64_t elements[1 + SINPE_MAX_RANK];

@@ -10,7 +10,7 @@
 namespace sinpe {
 namespace {
 
-constexpr int64_t kPiece = 8192;  // elements of one kernel call
+constexpr int64_t kPiece = 8192;  // elements per kernel call
 
 template <class T>
 sinpe_status dropout(const sinpe_add_arguments& a) {

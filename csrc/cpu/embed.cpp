@@ -1,5 +1,5 @@
-// embed: out = round(scale*weight[id]) + round(alpha*PE), with or without dropout: a gather that meets its encoding on
-// the way.
+// embed: out = round(scale*weight[id]) + round(alpha*PE), with or without dropout: a gather fused with the addition of
+// the encoding.
 #include "cpu/ids.h"
 #include "cpu/tiles.h"
 
@@ -36,13 +36,13 @@ class TileEmbedder {
     }
   }
 
-  // Before n rows of a slice are written.
+  // To be called before n rows of a slice are written.
   void populate(int64_t slice, int64_t row, int64_t n) const {
     if (out_row() != shape_.dim) return;
     pages_.populate(static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row(),
                     n * shape_.dim * static_cast<int64_t>(sizeof(T)));
   }
-  // As over_streamed_rows asks.
+  // For over_streamed_rows.
   bool can_stream() const { return a_.padding_mask == nullptr && is_worth_streaming<T>(a_); }
   Streamed streamed() const { return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_}; }
   void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* element) const {
@@ -59,7 +59,7 @@ class TileEmbedder {
         elements_.base + static_cast<uint64_t>(slice_offset(a_, elements_.steps, slice) + row * element_row());
   }
 
-  // The same row of `count` slices, which share its encoding; then on to the next.
+  // The same row of `count` slices, which share its encoding; then advances to the next row.
   void one_row(int count, int64_t slice, int64_t row, const Real* pe) {
     const T* x[kAddSlices];
     for (int k = 0; k < count; ++k) x[k] = weight_of(*ids_[k]);

@@ -6,7 +6,7 @@
 namespace sinpe {
 namespace {
 
-// Length of the run of consecutive integers that positions[i] begins, at most kAnchorRows.
+// Length of the run of consecutive integers that starts at positions[i], at most kAnchorRows.
 int64_t run_length(const int64_t* positions, int64_t i, int64_t end) {
   int64_t n = 1;
   while (i + n < end && n < kAnchorRows && positions[i + n - 1] != INT64_MAX &&
@@ -16,8 +16,8 @@ int64_t run_length(const int64_t* positions, int64_t i, int64_t end) {
   return n;
 }
 
-// True when the positions hold some run worth an anchor. Looks at every kShortestRun-th one only: a run twice as long is
-// always seen, a shorter one costs little.
+// Whether the positions contain a run that is worth an anchor. Tests only every kShortestRun-th position: a run of
+// twice that length is always found, and computing a shorter one separately costs little.
 bool has_run(const int64_t* positions, int64_t count) {
   for (int64_t i = 0; i + kShortestRun <= count; i += kShortestRun) {
     if (run_length(positions, i, i + kShortestRun) == kShortestRun) return true;

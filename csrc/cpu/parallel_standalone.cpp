@@ -1,4 +1,4 @@
-// Threads for builds without torch: OpenMP in the CMake library, threads of the call's own in the NumPy module.
+// Threads for builds without torch: OpenMP in the CMake library, threads started by each call in the NumPy module.
 #include "core/parallel.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ int64_t parallel_threads() { return omp_in_parallel() ? 1 : omp_get_max_threads(
 
 #else
 
-// OMP_NUM_THREADS is the setting that NumPy's own libraries obey.
+// OMP_NUM_THREADS also controls NumPy's own libraries.
 int64_t parallel_threads() {
   const char* text = std::getenv("OMP_NUM_THREADS");
   const long wanted = text == nullptr ? 0 : std::strtol(text, nullptr, 10);

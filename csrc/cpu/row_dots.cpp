@@ -1,4 +1,4 @@
-// row_dots: the dot of each row of a gradient with its row of the encoding, which passes by tile by tile.
+// row_dots: the dot product of each row of a gradient with its row of the encoding, which is computed tile by tile.
 #include "cpu/tiles.h"
 
 namespace sinpe {

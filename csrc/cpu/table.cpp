@@ -8,7 +8,7 @@
 namespace sinpe {
 namespace {
 
-// Rows that one walk writes: enough to pay for its start, few enough to stay in the second-level cache.
+// Rows per run: enough to amortise its start, few enough to stay in the second-level cache.
 constexpr int64_t kTableTile = 16;
 
 template <class T>

@@ -1,11 +1,11 @@
-// What add and add_grid do with a tile of the encoding: out = round(scale*x) + the tile, with or without dropout.
+// The kernel of add and add_grid for a tile of the encoding: out = round(scale*x) + the tile, with or without dropout.
 #pragma once
 
 #include "cpu/tiles.h"
 
 namespace sinpe {
 
-// One thread's work on a tile of rows: the encoding is in `pe`, and each slice of x passes by.
+// One thread's work on a tile of rows: `pe` has the encoding, which is added to each slice of x.
 template <class T>
 class TileAdder {
  public:
@@ -52,12 +52,12 @@ class TileAdder {
     }
   }
 
-  // Before n rows of a slice are written.
+  // To be called before n rows of a slice are written.
   void populate(int64_t slice, int64_t row, int64_t n) const {
     const bool follow = out_row_ == shape_.dim && (out_channel_ == 1 || shape_.dim == 1);
     if (follow) pages_.populate(to(slice, row), n * shape_.dim * static_cast<int64_t>(sizeof(T)));
   }
-  // As over_streamed_rows asks.
+  // For over_streamed_rows.
   bool can_stream() const { return can_stream_ && is_worth_streaming<T>(a_); }
   Streamed streamed() const { return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_}; }
   void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* element) const {
