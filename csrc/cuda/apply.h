@@ -1,6 +1,7 @@
-// The kernel behind add, dropout and embed: a tile of the encoding is made in shared memory, then slices of the data that
-// need its rows stream past it, read once and written once. Blocks share a tile's slices where there are too few tiles for
-// the device, and each makes the tile for itself. (Rows that nothing shares: cuda/runs.h.)
+// The kernel of add, dropout and embed: a tile of the encoding is computed in shared memory and applied to the slices
+// of the data that need its rows; data are read once and written once. If there are too few tiles for the device,
+// several blocks share the slices of a tile, and each computes the tile. (Rows that are not shared by slices:
+// cuda/runs.h.)
 #pragma once
 
 #include "core/dtype.h"
@@ -10,21 +11,21 @@
 namespace sinpe {
 namespace cuda {
 
-// Where data come from.
-enum class Source { kStrided, kRows };  // x; rows of a weight, picked by ids
-// What a call's rows allow. Plain: all of them, of whatever kind, begin and end where 16 bytes (and a draw's eight elements)
-// do. Bare: plain, with x as it is (scale 1) and no padding, as most calls are.
+// Source of the data.
+enum class Source { kStrided, kRows };  // kStrided: x; kRows: rows of a weight, selected by ids
+// Access to the rows of a call. kPlain: every row of every operand begins and ends at a multiple of 16 bytes (and of
+// the eight elements of a Philox block). kBare: as kPlain, with scale 1 and no padding mask, the most frequent case.
 enum class Way { kAny, kPlain, kBare };
 
 constexpr int kSliceDims = SINPE_MAX_RANK - 2;
 
-// Strides of one tensor: of the dimensions before the sequence, of the sequence and of the channels.
+// Strides of one tensor: those of the dimensions before the sequence, of the sequence and of the channels.
 struct Strides {
   int64_t slice[kSliceDims];
   int64_t row, channel;
 };
 
-// The data's side of a call.
+// The parameters of a call that describe its data.
 struct Data {
   const void* x;
   void* out;
@@ -32,7 +33,7 @@ struct Data {
   int64_t num_embeddings, weight_stride;
   const uint8_t* padding_mask;
   int64_t mask_strides[2];
-  int32_t dims;  // before the sequence
+  int32_t dims;  // number of dimensions before the sequence
   int64_t sizes[kSliceDims];
   Strides of_x, of_out, of_ids, of_elements;
   uint64_t first_element;
@@ -41,18 +42,18 @@ struct Data {
   uint64_t seed;
   uint32_t drop_limit;
   double kept_scale;
-  // Slices of one call: batch * middle, or middle alone where tiles count rows over the batch.
+  // Number of slices: batch * middle, or middle if the rows of tiles include the batch.
   int64_t middle, slices;
-  Divisor parts;  // blocks that share a tile's slices
-  int64_t part;   // slices of each, kMostSlices at most
-  bool askew;     // some row of the result does not begin where a group may
+  Divisor parts;  // number of blocks that share a tile's slices
+  int64_t part;   // slices per block, at most kMostSlices
+  bool askew;     // some row of the result begins at a misaligned address
   Way way;
   bool turned;     // see Apply
-  Divisor groups;  // of a tile's row
+  Divisor groups;  // groups per row of a tile
   Divisor tile_groups;
-  int32_t lanes;  // a block's threads over the groups of a tile: who is left over takes other slices
+  int32_t lanes;  // threads of a block per group of a tile: they take different slices
 
-  // Where a slice lies. Tiles that count rows over the batch have its first dimension in their rows.
+  // Memory offset of a slice. If the rows of tiles include the batch, its dimension is not part of the slice.
   SINPE_HD int64_t slice_offset(const Strides& t, bool by_sample, int64_t slice) const {
     const int skip = by_sample ? 1 : 0;
     return offset_at(sizes + skip, t.slice + skip, dims - skip, slice);
@@ -61,23 +62,24 @@ struct Data {
 
 constexpr int kMostSlices = 64;
 
-// What a tile's rows in all of its slices are: ids, which are there before the rows that they pick are asked for.
+// The ids of a tile's rows in all of its slices, loaded before the rows of the weight that they select.
 constexpr int kTileIds = 512;
 template <Source>
 struct TileIds {};
 template <>
 struct TileIds<Source::kRows> {
-  int64_t of[kTileIds];  // row by row in each slice
+  int64_t of[kTileIds];  // (slice, row)
 };
 
-// Where a row of a tile, or a slice, lies: offsets that add up.
+// Memory offsets of a row of a tile, or of a slice. The offset of an element is their sum.
 struct alignas(16) Place {
   int64_t x, out, ids, mask;
   uint64_t element;
 };
 
-// Threads take what lies side by side in memory: channels, or where x is turned (channels first) positions. Of a turned tile
-// the rows are channels and the columns positions, and so are the strides of Data.
+// Threads process what is contiguous in memory: channels, or positions if x is turned (its channel dimension comes
+// first). In a turned tile the rows are channels and the columns are positions, and the strides in Data are exchanged
+// accordingly.
 template <class T, class Arithmetic, Source kSource, bool kDrop>
 struct Apply {
   using Real = typename Arithmetic::Real;
@@ -85,12 +87,13 @@ struct Apply {
   static constexpr bool kEncoded = TileRows<Arithmetic>::kEncoded;
   static constexpr int kPhases = kEncoded ? 3 : 2;
   static constexpr int kThreads = cuda::kThreads;
-  // Registers for what a multiprocessor should hold of these: 64 for each thread, more where that would spill.
+  // Minimum number of blocks per multiprocessor, which limits registers: 64 per thread, more where the kernel would
+  // spill.
   static constexpr int kBlocks = std::is_same<Real, double>::value ? 2 : (kDrop || kSource != Source::kStrided ? 3 : 4);
-  // Neighbouring channels that a thread handles at once: 16 bytes, or the eight elements of one draw.
+  // Consecutive channels that a thread processes at once: 16 bytes, or the eight elements of one Philox block.
   static constexpr int kGroup = kDrop || sizeof(T) == 2 ? 8 : 16 / static_cast<int>(sizeof(T));
 
-  // Slices that a thread handles at once, so that two loads of 16 bytes are on the way together.
+  // Slices that a thread processes at once, so that two 16-byte loads are in flight.
   static constexpr int kMostFlight = kGroup * sizeof(T) > 16 ? 1 : 2;
 
   struct Shared {
@@ -104,10 +107,10 @@ struct Apply {
   };
 
   DevicePlan plan;
-  typename TileRows<Arithmetic>::Operand positions;  // what rows are made of: positions; a grid's values
+  typename TileRows<Arithmetic>::Operand positions;  // input of the rows: positions, or the values of a grid
   Tiling tiling;
   Data s;
-  Real scale, kept;  // those of s
+  Real scale, kept;  // s.scale and s.kept_scale as Real
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
@@ -117,7 +120,7 @@ struct Apply {
       const int64_t first = static_cast<int64_t>(part) * s.part;
       const int32_t slices = static_cast<int32_t>(first + s.part < s.slices ? s.part : s.slices - first);
       if constexpr (kEncoded) {
-        // Of a turned tile rows of the encoding are columns.
+        // In a turned tile, the rows of the encoding are columns.
         const Tile rows = s.turned ? Tile{tile.channel, tile.width, tile.row, tile.height} : tile;
         shared.rows.begin(plan, tiling, positions, rows, s.turned ? Steps{1, tile.width} : Steps{tile.width, 1},
                           thread);
@@ -172,7 +175,7 @@ struct Apply {
   template <Way kWay>
   SINPE_HD void stream(const Tile& tile, int32_t slices, int thread, const Shared& shared) const {
     const uint32_t groups = s.groups.d * static_cast<uint32_t>(tile.height);
-    // Where the tile has fewer groups than the block has threads, lanes of them share its slices.
+    // If the tile has fewer groups than the block has threads, several threads (lanes) per group share the slices.
     const uint32_t lane = s.lanes == 1 ? 0 : s.tile_groups.quotient(static_cast<uint32_t>(thread));
     if (lane >= static_cast<uint32_t>(s.lanes)) return;
     SINPE_ROLLED
@@ -183,14 +186,14 @@ struct Apply {
     }
   }
 
-  // One group of channels of a row, from channel c of the tile on, in a lane's slices.
+  // Processes one group of channels of a row, from channel c of the tile, in the slices of a lane.
   template <Way kWay>
   SINPE_HD void group(const Tile& tile, int32_t r, int32_t c, int32_t lane, int32_t slices,
                       const Shared& shared) const {
     constexpr bool kPlain = kWay != Way::kAny, kBare = kWay == Way::kBare;
-    const Place row = shared.row[r];  // a copy, since the compiler cannot tell that no store changes it
+    const Place row = shared.row[r];  // a local copy, because the compiler must assume that stores modify it
     T* out = static_cast<T*>(s.out) + row.out;
-    // Where rows lie askew in memory, groups begin where 16 bytes do: a short one first, and one at the end.
+    // If rows are misaligned, groups begin at multiples of 16 bytes; the first and the last group of a row are shorter.
     if (!kPlain && s.askew) {
       const uintptr_t first = reinterpret_cast<uintptr_t>(out + shared.slice[0].out);
       c -= static_cast<int32_t>(first / sizeof(T)) & (kGroup - 1);
@@ -203,14 +206,14 @@ struct Apply {
     const T* x = static_cast<const T*>(s.x) + row.x;
     uint64_t element = row.element;
     if (kPlain) x += c, out += c, element += static_cast<uint64_t>(c);
-    const int32_t first = kPlain ? 0 : c;  // that is left to add
+    const int32_t first = kPlain ? 0 : c;  // remaining channel offset
     constexpr int kFlight = kPlain || !kDrop ? kMostFlight : 1;
     SINPE_ROLLED
     for (int32_t slice = lane * kFlight; slice < slices; slice += s.lanes * kFlight) {
       Draw drawn[kFlight];
       Raw<T, kGroup> raw[kFlight];
       bool exists[kFlight];
-      const Place* place[kFlight];  // the last one again where there are no more, to the same result: no branch
+      const Place* place[kFlight];  // past the end: a slice is repeated, with the same result, to avoid a branch
       SINPE_UNROLLED
       for (int k = 0; k < kFlight; ++k) {
         const int32_t at = slice + k < slices ? slice + k : slice;
@@ -219,7 +222,7 @@ struct Apply {
         exists[k] = true;
         if constexpr (kSource == Source::kStrided) {
           from += place[k]->x;
-        } else {  // an id that is no row of the weight: nothing is read
+        } else {  // no load for an id that is not a row of the weight
           const int64_t id = shared.ids.of[at * tile.height + r];
           exists[k] = static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings);
           if (exists[k]) from += id * s.weight_stride;
@@ -230,7 +233,7 @@ struct Apply {
           raw[k] = {};
         }
       }
-      // While these are on their way. The branch keeps the compiler from asking for one after the other.
+      // While these loads are in flight. The branch keeps the compiler from serialising the loads of the mask.
       uint32_t padded[kFlight] = {};
       if (!kBare && kFlight > 1 && s.padding_mask != nullptr) {
         SINPE_UNROLLED
@@ -251,7 +254,7 @@ struct Apply {
     }
   }
 
-  // Of the group that begins `first` channels after an element.
+  // The random bits of the group that begins `first` channels after an element.
   template <bool kPlain>
   SINPE_HD Draw draw_of(uint64_t element, int32_t first, const Shared& shared) const {
     if constexpr (kPlain) return shared.draws.counter(element);
@@ -266,7 +269,7 @@ struct Apply {
       SINPE_UNROLLED
       for (int k = 0; k < kGroup / kEach; ++k) {
         const Bytes16 b =
-            reinterpret_cast<const Bytes16*>(from)[k];  // a copy: by reference it would be read word by word
+            reinterpret_cast<const Bytes16*>(from)[k];  // a local copy: by reference it would be loaded in 32-bit words
         unpack<Real>(b, pe + k * kEach);
       }
     } else if constexpr (!kPlain) {
@@ -275,7 +278,7 @@ struct Apply {
     }
   }
 
-  // Which of a group's elements are padding, a bit each: all or none where they share a position.
+  // Padding bits of a group's elements: all or none if they share a position.
   template <bool kPlain>
   SINPE_HD uint32_t padding(int64_t first, int32_t c, Range range) const {
     if (kPlain || !s.turned) return s.padding_mask[first] != 0 ? ~uint32_t{0} : 0;

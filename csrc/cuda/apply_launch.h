@@ -1,4 +1,4 @@
-// From the arguments of add and embed to the kernel of cuda/apply.h: what is checked, and how the work is cut.
+// Launches of the kernel in cuda/apply.h: argument checks and partition of the work.
 #pragma once
 
 #include <utility>
@@ -10,13 +10,13 @@
 namespace sinpe {
 namespace cuda {
 
-// How often a launch should fill the device, so that the last blocks do not matter. A macro, so that a card can compare two
-// (benchmarks/gpu_check.sh, VARIANT).
+// Target number of waves per launch, so that the last, incomplete wave does not matter. A macro, so that a benchmark
+// can compare values (benchmarks/gpu_check.sh, VARIANT).
 #if !defined(SINPE_CUDA_WAVES)
 #define SINPE_CUDA_WAVES 8
 #endif
-constexpr int64_t kLeastTile = 512;  // values: a smaller one is not made for the sake of more blocks
-constexpr int64_t kFewSlices = 8;    // of a block: with fewer, to make its tile takes longer than to use it
+constexpr int64_t kLeastTile = 512;  // in values: tiles are not made smaller than this to get more blocks
+constexpr int64_t kFewSlices = 8;    // slices per block: with fewer, computing the tile takes longer than applying it
 
 inline Strides strides_of(const int64_t* strides, int rank) {
   Strides t{};
@@ -26,7 +26,7 @@ inline Strides strides_of(const int64_t* strides, int rank) {
   return t;
 }
 
-// Of what check() has passed.
+// The arguments must have passed check().
 inline Data data_of(const sinpe_add_arguments& a, const DeviceScalars& scalars) {
   Data s{};
   s.x = a.x;
@@ -51,7 +51,8 @@ inline Data data_of(const sinpe_add_arguments& a, const DeviceScalars& scalars) 
   return s;
 }
 
-// What the host can check; the rest a kernel does. An empty result is SINPE_OK with `empty`.
+// Checks what the host can check; kernels check the contents of device memory. For an empty result, sets *empty and
+// returns SINPE_OK.
 inline sinpe_status check(const DevicePlan& plan, const sinpe_add_arguments& a, bool* empty) {
   *empty = false;
   if (a.rank < 2 || a.rank > SINPE_MAX_RANK || a.sizes[a.rank - 1] != plan.dim || plan.dim < 1 || plan.dim > kMaxDim ||
@@ -66,7 +67,7 @@ inline sinpe_status check(const DevicePlan& plan, const sinpe_add_arguments& a, 
   return a.positions == nullptr || is_position_type(a.position_dtype) ? SINPE_OK : SINPE_BAD_ARGUMENT;
 }
 
-// Whether each row of `t` begins at a multiple of `elements` of them, its channels side by side.
+// Whether each row of `t` begins at a multiple of `elements` elements and has contiguous channels.
 template <class T>
 bool rows_begin_at(const void* base, const Strides& t, int dims, int64_t elements) {
   bool even = reinterpret_cast<uintptr_t>(base) % (sizeof(T) * static_cast<uint64_t>(elements)) == 0;
@@ -75,7 +76,7 @@ bool rows_begin_at(const void* base, const Strides& t, int dims, int64_t element
   return even;
 }
 
-// Whether data lie in whole 16 bytes.
+// Whether the rows of the source begin at multiples of 16 bytes.
 template <class T, Source kSource>
 bool is_even_source(const Data& s) {
   constexpr int64_t kEach = 16 / static_cast<int64_t>(sizeof(T));
@@ -83,14 +84,15 @@ bool is_even_source(const Data& s) {
   return reinterpret_cast<uintptr_t>(s.x) % 16 == 0 && s.weight_stride % kEach == 0;
 }
 
-// Whether each row's elements begin a counter of their own (core/philox.h).
+// Whether each row begins at the first element of a Philox block (core/philox.h), and its channels have consecutive RNG
+// offsets.
 inline bool rows_begin_counters(const Data& s) {
   bool even = s.first_element % kLanesPerCounter == 0 && s.of_elements.row % kLanesPerCounter == 0;
   for (int d = 0; d < s.dims; ++d) even = even && s.of_elements.slice[d] % kLanesPerCounter == 0;
   return even && s.of_elements.channel == 1;
 }
 
-// Whether the positions of x and its result, not the channels, lie side by side.
+// Whether x and its result are contiguous along the positions instead of the channels.
 inline bool is_turned(const Data& s, const Shape& shape, bool draws) {
   return s.of_x.row == 1 && s.of_out.row == 1 && (s.of_x.channel != 1 || s.of_out.channel != 1) && shape.rows > 1 &&
          (!draws || s.of_elements.row == 1);
@@ -117,14 +119,16 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
   const int64_t wave = int64_t{Body::kBlocks} * multiprocessors(), wanted = SINPE_CUDA_WAVES * wave;
   const auto share = [](int64_t n, int64_t among) { return (n + among - 1) / among; };
   const int64_t few = Body::kEncoded ? kFewSlices : 1, most_parts = s.slices < few ? 1 : s.slices / few;
-  // Low tiles before shared ones, since each of those who share a tile makes it; but no smaller than this.
+  // Prefer tiles with fewer rows to tiles that several blocks share, since each of these computes the tile; but no
+  // smaller than this.
   const int64_t least = share(kLeastTile, width < widest ? width : widest);
   const int64_t lowest = rows / least * share(width, widest), low = lowest < wanted ? lowest : wanted;
   const int64_t shared = share(wanted, most_parts);
   Tiling tiling(rows, width, by_sample, low > shared ? low : shared, widest);
-  if (s.turned && Body::kEncoded) tiling.height = tiling.height < 2 ? 2 : tiling.height & ~1;  // no pair is parted
+  if (s.turned && Body::kEncoded)
+    tiling.height = tiling.height < 2 ? 2 : tiling.height & ~1;  // keep pairs of channels together
   const int64_t tiles = tiling.tiles();
-  // Where that is not one wave, blocks with fewer slices.
+  // If that is less than one wave, use fewer slices per block.
   int64_t parts = share(wanted, tiles) < most_parts ? share(wanted, tiles) : most_parts;
   if (parts < share(wave, tiles)) parts = share(wave, tiles) < s.slices ? share(wave, tiles) : s.slices;
   const int64_t part = share(share(s.slices, parts), Body::kMostFlight) * Body::kMostFlight;
@@ -136,7 +140,7 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
   const bool even = rows_begin_at<T>(s.out, s.of_out, s.dims, Body::kGroup);
   s.askew = s.of_out.channel == 1 && !even;
   bool plain = even && width % Body::kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s));
-  if (s.turned && s.padding_mask != nullptr) plain = false;  // padding begins and ends anywhere
+  if (s.turned && s.padding_mask != nullptr) plain = false;  // padding begins and ends at any position
   s.way = !plain ? Way::kAny : (s.scale == 1.0 && s.padding_mask == nullptr ? Way::kBare : Way::kPlain);
   s.groups = Divisor(
       static_cast<uint32_t>((tiling.width + (s.askew ? Body::kGroup - 1 : 0) + Body::kGroup - 1) / Body::kGroup));
@@ -154,7 +158,7 @@ sinpe_status choose_dropout(const DevicePlan& plan, const typename TileRows<Arit
   return launch_apply<T, Arithmetic, kSource, false>(plan, positions, a, s, stream);
 }
 
-// Runs the kernel for checked arguments that are not empty.
+// Launches the kernel. The arguments must be checked and not empty.
 template <Source kSource>
 sinpe_status apply(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, Stream stream) {
   const RowPositions positions = positions_of(a);
@@ -169,7 +173,7 @@ sinpe_status apply(const DevicePlan& plan, const sinpe_add_arguments& a, const D
   });
 }
 
-// The arguments of rows without data: (count, dim) with rows `row_stride` elements apart.
+// Arguments for the rows of an encoding alone: (count, dim), with rows `row_stride` elements apart.
 inline sinpe_add_arguments rows_alone(int64_t count, int64_t dim, sinpe_dtype dtype, void* out, int64_t row_stride) {
   sinpe_add_arguments a{};
   a.rank = 2;

@@ -1,4 +1,4 @@
-// What a launch asks of the device it goes to, and what the device said.
+// Properties of the device that launches depend on, and launch errors.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -13,7 +13,7 @@ namespace cuda {
 namespace {
 
 thread_local const char* last_launch_error = "no error";
-thread_local int told = -1;  // the current device, where use_device has said it
+thread_local int told = -1;  // the current device if use_device has set it, else -1
 
 #if !defined(__CUDACC__)
 void note_question() { on_host::noted().questions += told < 0 ? 1 : 0; }
@@ -32,13 +32,13 @@ Choice chosen_arithmetic() {
 
 #if defined(__CUDACC__)
 
-// An error here is no launch's: cleared, so that the next one does not report it.
+// Clears an error that is not caused by a launch, so that the next launch does not report it.
 int forgotten() {
   (void)cudaGetLastError();
   return 0;
 }
 
-// An attribute of the current device, asked for once: the driver's answer takes longer than a launch's own work.
+// An attribute of the current device, cached: the query takes longer than the host's part of a launch.
 int attribute(cudaDeviceAttr which, std::atomic<int>* known) {
   constexpr int kMostDevices = 64;
   int device = told;
@@ -65,7 +65,8 @@ int multiprocessors() {
 #else
   note_question();
   if (on_host::settings().multiprocessors > 0) return on_host::settings().multiprocessors;
-  // No device: now few, now many, so that tests see work cut in every way. An odd number of them, since a launch asks twice.
+  // There is no device: the number varies, so that tests cover every partition of the work. The list has an odd length,
+  // because a launch queries twice.
   constexpr int kCounts[] = {1, 132, 6, 20, 48};
   static std::atomic<unsigned> calls{0};
   return kCounts[calls++ % 5];
@@ -112,7 +113,7 @@ sinpe_status launch_failed(const char* why) {
 const char* launch_error() { return last_launch_error; }
 
 const char* arithmetic() {
-  told = -1;  // another device may have been made the current one since
+  told = -1;  // the current device may have changed
   return in_double() ? "double" : "single";
 }
 

@@ -7,8 +7,8 @@ namespace sinpe {
 namespace cuda {
 namespace {
 
-// Rows that a run of n elements is cut into; 1 where none divides it. As slices they share a block, which has two of their
-// loads on the way at once.
+// Number of rows into which n contiguous elements are split; 1 if no width divides n. A block processes the rows as
+// slices, with two of their loads in flight.
 int64_t cut(int64_t n) {
   for (const int64_t width : {2048, 1536, 1024, 768, 512}) {
     if (n % width == 0) return n / width;
@@ -16,7 +16,7 @@ int64_t cut(int64_t n) {
   return 1;
 }
 
-// The arguments with neighbouring dimensions merged, at least two of them.
+// The arguments with adjacent dimensions merged; at least two dimensions.
 sinpe_add_arguments merged(const sinpe_add_arguments& a, int64_t* elements) {
   const Elements numbers(a.dropout, a.sizes, a.rank);
   const Merged m(a, numbers);

@@ -1,14 +1,16 @@
-// embed_backward: the gradient of the weight, from tokens that are sorted by their ids. A row of it is the tree sum
-// (core/tree_sum.h) of its tokens in their order, eight channels a thread: no atomics, the same bits every time, and those of
-// the CPU.
+// embed_backward: the gradient of the weight, from tokens sorted by id. Each row is the tree sum (core/tree_sum.h) of
+// its tokens in their order; a thread computes eight channels. No atomics: the bits are always the same, and equal to
+// the CPU's.
 //
-// The first launch finds where each row's tokens begin among the sorted ones. One for each level makes that level's full nodes,
-// in scratch memory; the last makes the rows, of nodes and of what is in none. So a row that many tokens share takes some
-// 64 steps a level, of which the first are made by as many threads as it has nodes.
+// The first launch finds where the tokens of each row begin among the sorted tokens. Then one launch per level computes
+// the full nodes of that level in scratch memory, and the last launch computes the rows from the nodes and the tokens
+// that belong to no node. So a row with many tokens takes about 64 steps per level, and its nodes are computed in
+// parallel.
 //
-// A full node of a level that has 64^level tokens from place p on, among the sorted ones, is in slot p / 64^level. No two meet
-// there, for their places are 64^level apart; and the last place of a slot is covered by its node, if it has one, so that the id
-// there tells whose it is. The nodes below a node lie side by side.
+// A full node of a level covers 64^level sorted tokens. If the first has index p, the node is stored in slot p /
+// 64^level. Slots are unique, because the first tokens of two nodes of a level are at least 64^level apart. The node of
+// a slot, if it exists, covers the slot's last token, so the id of that token determines the row of the node. The child
+// nodes of a node are in consecutive slots.
 #include "core/tree_sum.h"
 #include "cuda/apply_launch.h"
 
@@ -17,16 +19,16 @@ namespace cuda {
 namespace {
 
 constexpr int kOctet = 8, kTerms = static_cast<int>(terms_under(1));
-constexpr int kLevels = 9;  // of full nodes: for another it takes 2^60 tokens, whose ids no memory holds
+constexpr int kLevels = 9;  // of full nodes: another level requires 2^60 tokens, more than fit in memory
 
-// Levels that have a full node, perhaps.
+// The number of levels that may have a full node.
 int full_levels(int64_t count) {
   int level = 0;
   while (level < kLevels && count >= terms_under(level + 1)) ++level;
   return level;
 }
 
-// Of scratch memory; a multiple of a node's alignment.
+// Bytes of scratch memory for the starts of the rows; a multiple of a node's alignment.
 int64_t bytes_of_starts(const sinpe_embed_backward_arguments& a) { return (a.num_embeddings + 4) / 4 * 32; }
 
 int64_t node_width(int64_t dim) { return (dim + kOctet - 1) / kOctet * kOctet; }
@@ -36,10 +38,10 @@ struct RowStarts {
   struct Shared {};
 
   const int64_t* ids;  // sorted
-  int64_t* starts;     // of each row, and the end of the last
+  int64_t* starts;     // start of each row, and the end of the last
   int64_t count, rows;
 
-  // The first of the ids that is not below the row.
+  // Index of the first id that is not below the row.
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared&) const {
     const int64_t row = static_cast<int64_t>(block) * kThreads + thread;
@@ -58,7 +60,7 @@ struct RowStarts {
   }
 };
 
-// kNodes: the full nodes of a level; else the rows.
+// kNodes: computes the full nodes of a level; otherwise the rows.
 template <class T, bool kDrop, bool kNodes>
 struct EmbedBackward {
   using Real = accumulate_t<T>;
@@ -67,26 +69,26 @@ struct EmbedBackward {
   struct Shared {
     Draws draws;
   };
-  // Tokens, and nodes, whose loads are on the way together: 64 bytes of them, of the nodes below a node 128. (With as many of
-  // nodes, fewer threads fit that make rows.)
+  // Tokens and nodes whose loads are in flight together: 64 bytes, or 128 bytes for child nodes. (With 128 bytes for
+  // the nodes of a row, fewer threads would fit.)
   static constexpr int kTokensAhead = kDrop ? 2 : sizeof(T) == 8 ? 1 : 8 / static_cast<int>(sizeof(T));
   static constexpr int kNodesAhead = (kNodes ? 16 : 8) / static_cast<int>(sizeof(Real));
 
   const T* grad;
   const int64_t *ids, *tokens, *starts, *device_seed;
   T* out;
-  Real* nodes[1 + kLevels];               // of each level; none of level 0
-  int64_t rows, dim, width, padding_idx;  // width: of a node
-  int64_t items;                          // of this launch: slots of nodes, or rows
-  int32_t level;                          // of this launch's nodes
-  int32_t dims;                           // of the tokens
-  bool even;                              // all tokens lie one stride apart
+  Real* nodes[1 + kLevels];               // per level; level 0 is not used
+  int64_t rows, dim, width, padding_idx;  // width: elements per node
+  int64_t items;                          // of this launch: node slots, or rows
+  int32_t level;                          // of the nodes of this launch
+  int32_t dims;                           // number of token dimensions
+  bool even;                              // tokens are evenly spaced
   int64_t sizes[SINPE_MAX_RANK], strides[SINPE_MAX_RANK],
-      steps[SINPE_MAX_RANK];  // of grad and of the elements' numbers
+      steps[SINPE_MAX_RANK];  // strides: of grad; steps: of the RNG offsets
   uint64_t first_element, seed;
   uint32_t limit;
   bool askew;
-  uint32_t octets, lanes, columns;  // of an item; items of a block; blocks of an item
+  uint32_t octets, lanes, columns;  // per item; items per block; blocks per item
   Real factor;
 
   template <int kPhase>
@@ -130,7 +132,8 @@ struct EmbedBackward {
   SINPE_HD void make_row(int64_t row, int64_t c, Range range, const Draws& draws) const {
     Real total[kOctet] = {};
     const int64_t first = starts[row], n = is_summed(row) ? starts[row + 1] - first : 0;
-    // The digits of n in base 64 tell how many tokens, and how many full nodes of each level, are in no node above.
+    // The digits of n in base 64 are the number of tokens, and of full nodes of each level, that belong to no higher
+    // node.
     int64_t place = first + (n >> kTreeBits << kTreeBits);
     add_tokens(place, static_cast<int>(n) & (kTerms - 1), c, range, draws, total);
     SINPE_ROLLED
@@ -154,7 +157,7 @@ struct EmbedBackward {
 
   SINPE_HD bool is_summed(int64_t row) const { return row != padding_idx && !(kDrop && limit == drop_limit(kDropAll)); }
 
-  // Full nodes of a level, the first of which has its first token at `place`.
+  // Adds n full nodes of a level; the first node's first token is at index `place`.
   SINPE_HD void add_nodes(int l, int64_t place, int n, int64_t c, Range range, Real* total) const {
     const Real* node = nodes[l] + (place >> (kTreeBits * l)) * width;
     SINPE_ROLLED
@@ -178,8 +181,8 @@ struct EmbedBackward {
     for (int i = 0; i < kOctet; ++i) total[i] += v[i];
   }
 
-  // A round's loads are issued before any of them is waited for; without dropout, so are those of where the next round's tokens
-  // lie. (With dropout tokens are needed until they are added: registers would run out.)
+  // The loads of one round are issued before any of them is used. Without dropout, so are the loads of the next round's
+  // token indices. (With dropout, tokens are needed until they are added, and there are too few registers.)
   SINPE_HD void add_tokens(int64_t place, int n, int64_t c, Range range, const Draws& draws, Real* total) const {
     int64_t next[kTokensAhead];
     find_tokens(place, n, next);
@@ -201,7 +204,7 @@ struct EmbedBackward {
     }
   }
 
-  // The tokens of a round, for which n are left.
+  // Loads the token indices of a round; n tokens are left.
   SINPE_HD void find_tokens(int64_t place, int n, int64_t* found) const {
     SINPE_UNROLLED
     for (int i = 0; i < kTokensAhead; ++i) found[i] = i < n ? tokens[place + i] : 0;

@@ -1,5 +1,5 @@
-// Rows of a grid as a block of threads puts them together: a tile in shared memory, from the axes' rows in device memory.
-// What is no grid gives NaN.
+// Rows of a grid, computed by a block of threads: a tile in shared memory, gathered from the rows of the axes in device
+// memory. An invalid grid gives NaN.
 #pragma once
 
 #include "core/grid.h"
@@ -8,19 +8,19 @@
 namespace sinpe {
 namespace cuda {
 
-// The axes' rows, times alpha, in the accumulation type.
+// The rows of the axes, times alpha, in the accumulation type.
 struct GridValues {
   const void* values;
   int64_t n_values;
-  int64_t rows;    // places, or channels of a grid by channels
-  bool is_masked;  // which a grid by channels may not be
+  int64_t rows;    // grid points, or channels in a grid by channels
+  bool is_masked;  // not allowed in a grid by channels
 };
 
-// The coordinate on one axis of places that lie `step` apart: once divided, then added to.
+// The coordinate along one axis of grid points that are `step` apart: computed by one division, then incremented.
 struct Walk {
-  int64_t inner, length;                 // places from one coordinate to the next; coordinates
-  int64_t coordinate, within;            // of the place; how many places it is beyond the coordinate's first
-  int64_t step_coordinate, step_within;  // of a step
+  int64_t inner, length;                 // grid points per coordinate; number of coordinates
+  int64_t coordinate, within;            // of the grid point; its index among the points with this coordinate
+  int64_t step_coordinate, step_within;  // increments for one step
 
   Walk() = default;
   SINPE_HD Walk(const Grid& grid, int64_t axis, int64_t place, int64_t step)
@@ -52,15 +52,16 @@ struct TileRows<Gathered<Number>> {
   using Real = Number;
   using Operand = GridValues;
   static constexpr bool kEncoded = true, kSampled = false;
-  static constexpr int64_t kWidestTurned = 0;  // never: a grid by channels has its places side by side
-  static constexpr int kFlight = 4;            // values that a thread waits for at once
+  static constexpr int64_t kWidestTurned = 0;  // not used: in a grid by channels the points are contiguous
+  static constexpr int kFlight = 4;            // loads in flight per thread
   alignas(16) Real pe[kTile];
   Tile tile;
   Grid grid;
   bool usable;
-  int32_t coordinates[kMaxAxes][kTileRows];  // of the tile's rows where these are places
+  int32_t coordinates[kMaxAxes][kTileRows];  // of the tile's rows if they are grid points
 
-  // By all: the grid, checked, and the rows' coordinates. `words` are the grid's.
+  // Called by all threads: unpacks and checks the grid, and computes the coordinates of the rows. `words` is the packed
+  // grid.
   SINPE_HD void begin(const DevicePlan& words, const Tiling&, const GridValues& from, const Tile& of, const Steps&,
                       int thread) {
     if (thread == kThreads - 1) {
@@ -70,7 +71,7 @@ struct TileRows<Gathered<Number>> {
                from.rows == (grid.by_channels ? grid.dim : grid.places) && !(grid.by_channels && from.is_masked);
     }
     if (thread >= of.height) return;
-    // Beside the check, not after it: lengths that it will refuse are left.
+    // Concurrently with the check, not after it, so lengths may be invalid here.
     const int64_t axes = words.n_words < kGridHeaderWords ? 0 : words.words[3];
     if (axes < 1 || axes > kMaxAxes || words.n_words < kGridHeaderWords + axes) return;
     int64_t place = of.row + thread;
@@ -84,7 +85,7 @@ struct TileRows<Gathered<Number>> {
     }
   }
 
-  // By all, thereafter. Threads take columns, and walk down some of the rows.
+  // Called by all threads after a barrier. Each thread takes a column and iterates over some of the rows.
   SINPE_HD void fill(const GridValues& from, Real, int thread) {
     const int32_t lanes = tile.width < kThreads ? kThreads / tile.width : 1;
     const int32_t lane = tile.width < kThreads ? thread / tile.width : 0;
@@ -101,7 +102,7 @@ struct TileRows<Gathered<Number>> {
   }
 
  private:
-  // Columns are channels: `item` and those kThreads further on, at the places of some rows.
+  // Columns are channels: `item` and every kThreads-th one after it, at the grid points of some rows.
   SINPE_HD void fill_places(const Real* values, int32_t item, int32_t first, int32_t last) {
     SINPE_ROLLED
     for (; item < tile.width; item += kThreads) {
@@ -130,7 +131,7 @@ struct TileRows<Gathered<Number>> {
     }
   }
 
-  // Columns are places: `item` and those kThreads further on, at the channels of some rows.
+  // Columns are grid points: `item` and every kThreads-th one after it, for the channels of some rows.
   SINPE_HD void fill_channels(const Real* values, int32_t item, int32_t first, int32_t last) {
     Walk start;
     int64_t axis = -1;

@@ -1,36 +1,37 @@
-// row_dots: the dot of each row of a gradient with its row of the encoding. Its order is that of the CPU (cpu/elementwise.h):
-// sixteen interleaved partial sums in double, then a tree; so the bits are the CPU's where the encoding's are. Rows wider than a
-// tile take a launch for each of their tiles, which goes on with the sums of the one before.
+// row_dots: the dot product of each row of a gradient with its row of the encoding. The order of summation is that of
+// the CPU (cpu/elementwise.h): sixteen interleaved partial sums in double, then a tree. So the bits equal the CPU's if
+// those of the encoding do. Rows wider than a tile take one launch per tile, each continuing with the partial sums of
+// the previous one.
 #include "cuda/apply_launch.h"
 
 namespace sinpe {
 namespace cuda {
 namespace {
 
-constexpr int kSums = 16;                            // partial sums of a dot
-constexpr int kSumsEach = 8;                         // of a thread: an octet of channels, one draw of random bits
-constexpr int kDots = kThreads * kSumsEach / kSums;  // of a block
+constexpr int kSums = 16;                            // partial sums per dot product
+constexpr int kSumsEach = 8;                         // per thread: eight channels, one Philox block
+constexpr int kDots = kThreads * kSumsEach / kSums;  // dot products per block
 
 template <class T, class Arithmetic, bool kDrop>
 struct RowDots {
   using Real = typename Arithmetic::Real;
   static constexpr int kPhases = 4, kThreads = cuda::kThreads;
   static constexpr int kBlocks = std::is_same<Real, double>::value ? 1 : 2;
-  static constexpr int kFlight = sizeof(T) == 2 ? 4 : 2;  // octets whose loads are on the way together
+  static constexpr int kFlight = sizeof(T) == 2 ? 4 : 2;  // groups of eight channels whose loads are in flight together
 
   struct Shared {
     TileRows<Arithmetic> rows;
-    double sums[kDots][kSums + 1];  // one more: neighbours' sums lie in different banks
+    double sums[kDots][kSums + 1];  // padded: the sums of neighbouring threads are in different banks
     Draws draws;
   };
 
   DevicePlan plan;
   RowPositions positions;
-  Tiling tiling;  // one column of tiles, whatever the width
+  Tiling tiling;  // a single column of tiles
   Data s;
   const double* slopes;
-  int64_t channel;  // of this launch's tiles, the first
-  double* partial;  // kSums of each row, from launch to launch; null where one does
+  int64_t channel;  // first channel of the tiles of this launch
+  double* partial;  // kSums per row, passed from launch to launch; null for a single launch
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
@@ -45,7 +46,7 @@ struct RowDots {
     } else if constexpr (kPhase == 1) {
       shared.rows.fill(positions, Real{1}, thread);
     } else if constexpr (kPhase == 2) {
-      // Neighbours share a row, which then is read once for all of them.
+      // Neighbouring threads share a row, so it is read only once.
       const int dot = thread / 2, r = dot / static_cast<int>(s.part);
       const int64_t slice = first + dot % static_cast<int>(s.part);
       if (r >= tile.height || slice >= s.slices) return;
@@ -61,7 +62,7 @@ struct RowDots {
  private:
   SINPE_HD bool is_last(const Tile& tile) const { return tile.channel + tile.width == tiling.dim; }
 
-  // Of a row among all.
+  // Index of a slice among all slices of the batch.
   SINPE_HD int64_t whole_slice(int64_t batch, int64_t slice) const {
     return tiling.by_sample ? batch * s.middle + slice : slice;
   }
@@ -70,7 +71,7 @@ struct RowDots {
     return (tiling.by_sample ? batch * t.slice[0] : 0) + s.slice_offset(t, tiling.by_sample, slice);
   }
 
-  // Channels c, c + 1, ..., c + 7 of the tile, and so on every sixteen, each to its own sum.
+  // Channels c, c + 1, ..., c + 7 of the tile and of every sixteen that follow, each added to its own sum.
   SINPE_HD void sum(const Tile& tile, const Shared& shared, int r, int64_t slice, int32_t c, double* sums) const {
     const int64_t batch = shared.rows.batch[r], row = shared.rows.row[r];
     const T* x =
@@ -78,7 +79,7 @@ struct RowDots {
     const int64_t number =
         offset(s.of_elements, batch, slice) + row * s.of_elements.row + tile.channel * s.of_elements.channel;
     const uint64_t element = s.first_element + static_cast<uint64_t>(number);
-    double* carried = nullptr;  // where a launch leaves its sums to the next
+    double* carried = nullptr;  // where a launch stores the sums for the next one
     if (partial != nullptr) carried = partial + (whole_slice(batch, slice) * positions.rows + row) * kSums + c;
     double total[kSumsEach] = {};
     SINPE_UNROLLED

@@ -1,5 +1,5 @@
-// Rows of the encoding as a block of threads makes them: a tile of rows in shared memory, which the data then streams past.
-// No table in device memory. A plan that is none and a position without a number give NaN.
+// Rows of the encoding, computed by a block of threads: a tile of rows in shared memory. No table is stored in device
+// memory. Invalid plans, and positions that are not finite, give NaN.
 #pragma once
 
 #include "core/layout.h"
@@ -10,21 +10,22 @@
 namespace sinpe {
 namespace cuda {
 
-#if !defined(SINPE_CUDA_TILE_ROWS)  // as SINPE_CUDA_WAVES, cuda/apply_launch.h
+#if !defined(SINPE_CUDA_TILE_ROWS)  // a macro for the same reason as SINPE_CUDA_WAVES, cuda/apply_launch.h
 #define SINPE_CUDA_TILE_ROWS 64
 #endif
 constexpr int kThreadBits = 8, kThreads = 1 << kThreadBits;
-constexpr int kTile = 2048;                      // values of a tile: an octet for each thread
-constexpr int kTileRows = SINPE_CUDA_TILE_ROWS;  // rows of a tile, at most
+constexpr int kTile = 2048;                      // values per tile: eight per thread
+constexpr int kTileRows = SINPE_CUDA_TILE_ROWS;  // maximum rows per tile
 
-// How tiles cover the rows and channels. Rows are counted over the batch as well where positions differ between samples.
+// Partition of the rows and channels into tiles. If positions differ between samples, the rows include the batch
+// dimension.
 struct Tiling {
-  int64_t rows;  // all
+  int64_t rows;  // total
   int64_t dim;
-  int32_t height, width;  // of a tile
-  Divisor columns;        // of tiles
+  int32_t height, width;  // per tile
+  Divisor columns;        // columns of tiles
   bool by_sample;
-  // `wanted`: tiles that there should be; where there are fewer, they are lower. `widest`: of a tile.
+  // `wanted`: target number of tiles; tiles have fewer rows if there would be fewer. `widest`: maximum width of a tile.
   Tiling(int64_t n_rows, int64_t n_dim, bool per_sample, int64_t wanted, int64_t widest = kTile)
       : rows(n_rows),
         dim(n_dim),
@@ -39,12 +40,12 @@ struct Tiling {
   int64_t tiles() const { return (rows + height - 1) / height * columns.d; }
 };
 
-// A tile that is being worked on.
+// The tile that a block processes.
 struct Tile {
   int64_t row;      // first
-  int32_t height;   // rows that exist
+  int32_t height;   // existing rows
   int64_t channel;  // first
-  int32_t width;    // channels that exist
+  int32_t width;    // existing channels
 };
 
 SINPE_HD Tile tile_at(const Tiling& t, uint32_t index) {
@@ -55,17 +56,17 @@ SINPE_HD Tile tile_at(const Tiling& t, uint32_t index) {
           width < t.width ? static_cast<int32_t>(width) : t.width};
 }
 
-// Where rows get their positions.
+// The positions of the rows.
 struct RowPositions {
   const void* positions;  // null: implicit
   sinpe_dtype dtype;
   bool are_starts;
   int64_t strides[2];
-  int64_t start, rows;  // of a sample
+  int64_t start, rows;  // per sample
 
   SINPE_HD bool are_fractional() const { return positions != nullptr && dtype != SINPE_INT64; }
 
-  // The position of a row; false where there is none: not a number, or beyond int64.
+  // Sets *p to the position of a row; returns false if it is NaN, infinite or beyond int64.
   SINPE_HD bool at(const DevicePlan& plan, int64_t batch, int64_t row, Position* p) const {
     int64_t value = 0;
     bool exists = true;
@@ -93,7 +94,7 @@ inline RowPositions positions_of(const sinpe_add_arguments& a) {
           a.start,     a.sizes[a.rank - 2]};
 }
 
-// The sample of the tile's r-th row, and the row of that sample.
+// Sets *batch to the sample of the tile's r-th row, and *row to the row within that sample.
 SINPE_HD void place_row(const Tiling& tiling, const RowPositions& positions, const Tile& tile, int r, int64_t* batch,
                         int64_t* row) {
   const int64_t flat = tile.row + r;
@@ -103,18 +104,18 @@ SINPE_HD void place_row(const Tiling& tiling, const RowPositions& positions, con
 
 SINPE_HD double quiet_nan() { return bit_cast<double>(uint64_t{0x7ff8000000000000}); }
 
-// Where the samples of a tile lie in shared memory.
+// Strides of a tile in shared memory.
 struct Steps {
   int32_t row, channel;
 };
 
-// What the threads of a block share. `Arithmetic` is one of core/sample.h.
+// A tile of the encoding, shared by the threads of a block. `Arithmetic` is one of core/sample.h.
 template <class Arithmetic>
 struct TileRows {
   using Real = typename Arithmetic::Real;
   using Operand = RowPositions;
-  static constexpr bool kEncoded = true, kSampled = true;  // rows are made; positions may differ between samples
-  static constexpr int64_t kWidestTurned = kTileRows;      // a turned tile (cuda/apply.h), in positions
+  static constexpr bool kEncoded = true, kSampled = true;  // there is an encoding; positions may differ between samples
+  static constexpr int64_t kWidestTurned = kTileRows;  // maximum width of a turned tile (cuda/apply.h), in positions
   alignas(16) Real pe[kTile];
   Tile tile;
   Steps steps;
@@ -122,12 +123,12 @@ struct TileRows {
   Amplitude amplitude;
   Reach reach;
   bool usable, are_fractional;
-  int64_t batch[kTileRows], row[kTileRows];  // of the tile's rows
-  int64_t integer[kTileRows];                // their positions: these, or the next
+  int64_t batch[kTileRows], row[kTileRows];  // sample of each of the tile's rows, and row within it
+  int64_t integer[kTileRows];                // their positions, if integer; otherwise the next array
   double fractional[kTileRows];
   bool exists[kTileRows];
 
-  // By all: the plan, checked, and the tile's positions.
+  // Called by all threads: unpacks and checks the plan, and loads the positions of the tile.
   SINPE_HD void begin(const DevicePlan& words, const Tiling& tiling, const RowPositions& positions, const Tile& of,
                       const Steps& apart, int thread) {
     if (thread == kThreads - 1) {
@@ -146,13 +147,13 @@ struct TileRows {
     fractional[thread] = p.d;
   }
 
-  // By all, thereafter: one tile of alpha * PE. Threads take oscillators (channels where each has its own), and walk down
-  // some of the rows.
+  // Called by all threads after a barrier: computes the tile of alpha * PE. Each thread takes an oscillator (or a
+  // channel, if each has its own) and iterates over some of the rows.
   SINPE_HD void fill(const RowPositions&, Real alpha, int thread) {
     const bool whole = tile.width == plan.dim;
     const bool pairs = usable && plan.shared && plan.q0 != plan.q1 && plan.n_osc > 0 && (whole || plan.interleaved);
     const int32_t items = !pairs ? tile.width : (whole ? static_cast<int32_t>(plan.n_osc) : (tile.width + 1) / 2);
-    // Lanes side by side, a power of two of them: no division.
+    // The number of lanes is a power of two, which avoids a division.
     int shift = 0;
     SINPE_ROLLED
     while (kThreads >> (shift + 1) >= items) ++shift;
@@ -171,7 +172,7 @@ struct TileRows {
         }
       }
     }
-    // Channels that no oscillator feeds, at the end of the row.
+    // Channels without an oscillator, at the end of the row.
     const int64_t fed = usable ? plan.n0 + plan.n1 - tile.channel : tile.width;
     const int32_t used = !pairs || fed > tile.width ? tile.width : (fed < 0 ? 0 : static_cast<int32_t>(fed));
     const int32_t zeros = tile.width - used;
@@ -183,13 +184,13 @@ struct TileRows {
   }
 
  private:
-  // An oscillator and the columns of the tile that it feeds; -1 for none.
+  // An oscillator and the columns of the tile for its sine and cosine; -1 for none.
   struct Feed {
     int64_t osc;
     int32_t sine, cosine;
   };
 
-  // Of a whole row, or of a part of an interleaved one.
+  // For a whole row, or a part of an interleaved one.
   SINPE_HD Feed pair(const Tile& tile, int32_t item) const {
     const int64_t osc = tile.channel / 2 + item;
     const int32_t step = plan.interleaved ? 2 : 1, second_at = plan.interleaved ? 1 : static_cast<int32_t>(plan.n0);
@@ -205,13 +206,14 @@ struct TileRows {
     return osc < 0 ? Feed{-1, item, -1} : Feed{osc, cosine ? -1 : item, cosine ? item : -1};
   }
 
-  // Rows [from, to) of a feed's columns. Those left open are settled after the loop, which costs it nothing then.
+  // Computes rows [from, to) of a feed's columns. If a rounding is undecided, all rows are recomputed after the loop,
+  // so that the loop itself has no code for it.
   SINPE_HD void walk(const Feed& feed, int32_t from, int32_t to, const Steps& steps, Real alpha) {
-    // Who feeds one column writes it twice: cheaper than to ask each time.
+    // With one column, both values are written to it, which is faster than a test per row.
     const bool feeds_sine = feed.sine >= 0, feeds_cosine = feed.cosine >= 0;
     Real* sine = pe + from * steps.row + (feeds_sine ? feed.sine : feed.cosine) * steps.channel;
     Real* cosine = pe + from * steps.row + (feeds_cosine ? feed.cosine : feed.sine) * steps.channel;
-    const Amplitude a = amplitude;  // copies that no store can alias
+    const Amplitude a = amplitude;  // local copies, which stores cannot alias
     const Reach far = reach;
     Run<Arithmetic, false> run;
     bool open = !run.begin(plan, feed.osc, {}, 0, far);
@@ -248,7 +250,7 @@ struct TileRows {
   }
 };
 
-// Data alone: no rows to make.
+// No encoding: dropout only.
 template <class Number>
 struct Unencoded {
   using Real = Number;

@@ -1,7 +1,7 @@
-// The kernel behind table and encode, and behind add where each row of x has an encoding of its own: a thread makes 16 bytes
-// of each row of a run, its oscillators in registers from row to row. Nothing is shared. A row with a sample that the fast
-// arithmetic leaves open is not written then, but by settle() after the run, channel by channel; so x may lie where the
-// result does. A plan that is none and a position without a number give NaN.
+// The kernel of table and encode, and of add if no two rows of x share a row of the encoding: a thread computes 16
+// bytes of each row of a run, with the state of its oscillators in registers. Threads share nothing. A row with an
+// undecided rounding is not written at first; settle() computes it after the run, channel by channel. So x and the
+// result may be the same memory. Invalid plans, and positions that are not finite, give NaN.
 #pragma once
 
 #include "core/dtype.h"
@@ -12,9 +12,9 @@
 namespace sinpe {
 namespace cuda {
 
-constexpr int kMostRows = 32;  // of a run: a bit each for those left open
+constexpr int kMostRows = 32;  // per run: a bit for each row with an undecided rounding
 
-// Of a call's rows.
+// Kind of the positions of a call.
 enum class Given { kConsecutive, kWhole, kFloating };
 
 template <class T, class Arithmetic, Given kGiven, bool kAdds>
@@ -23,13 +23,13 @@ struct Runs {
   using Real = typename Arithmetic::Real;
   static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
   static constexpr int kPhases = 1, kThreads = cuda::kThreads;
-  // By the registers of kOsc oscillators.
+  // Limited by the registers of kOsc oscillators.
   static constexpr int kBlocks = std::is_same<T, float>::value && !kAdds ? 3 : 2;
-  static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row that a thread makes
-  static constexpr int kOsc = kEach / 2;                          // oscillators that make them
-  // Rows that a thread works on at once, what it reads of them on the way together: as many as it has registers for.
+  static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row per thread
+  static constexpr int kOsc = kEach / 2;                          // oscillators per thread
+  // Rows that a thread processes at once, with their loads in flight together: as many as there are registers for.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-  static constexpr int kRotated = 1;  // its compiler needs more of them
+  static constexpr int kRotated = 1;  // the compiler uses more registers for this architecture
 #else
   static constexpr int kRotated = 2;
 #endif
@@ -41,12 +41,12 @@ struct Runs {
   DevicePlan words;
   RowPositions positions;
   int64_t rows;
-  int32_t height;   // rows of a run
-  Divisor threads;  // that share a row
+  int32_t height;   // rows per run
+  Divisor threads;  // threads per row
   bool even;        // rows begin at multiples of 16 bytes
   const T* x;
   T* out;
-  int64_t x_step, out_step, position_step;  // of a row, in bytes
+  int64_t x_step, out_step, position_step;  // strides of rows, in bytes
   double scale, alpha;
   DeviceScalars scalars;
 
@@ -74,14 +74,14 @@ struct Runs {
   }
 
  private:
-  // Of a thread.
+  // The part of a call that a thread computes.
   struct Stretch {
     int64_t row;      // first
-    int32_t height;   // rows that exist
-    uint32_t across;  // place of the thread among those of a row
+    int32_t height;   // existing rows
+    uint32_t across;  // index of the thread within a row
   };
 
-  // Whether every oscillator feeds a sine and a cosine, and kOsc of them a thread's values.
+  // Whether every oscillator provides a sine and a cosine, and each thread has kOsc of them.
   SINPE_HD bool are_pairs(const Plan& plan) const {
     return plan.shared && (plan.interleaved ? plan.q0 < plan.q1 : plan.q0 != plan.q1) && plan.n0 == plan.n1 &&
            plan.dim == 2 * plan.n0 && plan.n_osc == static_cast<int64_t>(threads.d) * kOsc;
@@ -92,7 +92,7 @@ struct Runs {
   }
   SINPE_HD Real sum(Real value, Real pe) const { return static_cast<Real>(scale) * value + pe; }
 
-  // Where a row's values lie; where its position does; the position's bits; and what they say.
+  // Address of a row's values, address of its position, the position's bits, and the position.
   SINPE_HD const char* x_row(int64_t row) const { return reinterpret_cast<const char*>(x) + row * x_step; }
   SINPE_HD char* out_row(int64_t row) const { return reinterpret_cast<char*>(out) + row * out_step; }
   SINPE_HD const char* given(int64_t row) const {
@@ -110,13 +110,14 @@ struct Runs {
   SINPE_HD bool is_held(const Reach& reach, Position p) const {
     return kGiven == Given::kFloating ? reach.holds(p.d) : reach.holds_whole(p.d);
   }
-  // The first of consecutive positions; false where some of them do not exist.
+  // Sets *first to the first of consecutive positions; returns false if one of them is beyond int64.
   SINPE_HD bool begins(const Stretch& at, Position* first) const {
     Position last;
     return positions.at(words, 0, at.row + at.height - 1, &last) && positions.at(words, 0, at.row, first);
   }
 
-  // 16 bytes of each row, or 8 and 8. kUnit: the amplitude is 1 (or in the run's values), the scale is, and `by` is.
+  // 16 bytes of each row, or twice 8. kUnit: the amplitude is 1 (or contained in the run's values), and so are the
+  // scale and `by`.
   template <bool kUnit, bool kInterleaved>
   SINPE_HD void in_pairs(const Plan& plan, const Stretch& at, Real by) const {
     const int64_t osc = static_cast<int64_t>(at.across) * kOsc;
@@ -126,15 +127,15 @@ struct Runs {
     Run<Arithmetic, kConsecutive> run[kOsc];
     SINPE_UNROLLED
     for (int k = 0; k < kOsc; ++k) good = run[k].begin(plan, osc + k, first, at.height, reach) && good;
-    uint32_t open = 0;  // a bit for each row
+    uint32_t open = 0;  // a bit per row
     if (good) {
-      constexpr int kWide = kInterleaved ? kEach : kOsc, kPieces = kEach / kWide;  // values side by side
+      constexpr int kWide = kInterleaved ? kEach : kOsc, kPieces = kEach / kWide;  // contiguous values
       using Piece = Bytes<kWide* static_cast<int>(sizeof(T))>;
-      const int64_t channel = kInterleaved ? 2 * osc : osc + (plan.q0 == 0 ? 0 : plan.n0);  // of the sines
-      // From the sines to the cosines, in bytes.
+      const int64_t channel = kInterleaved ? 2 * osc : osc + (plan.q0 == 0 ? 0 : plan.n0);  // first sine channel
+      // Distance from the sines to the cosines, in bytes.
       const int64_t apart = (plan.q0 == 0 ? plan.n0 : -plan.n0) * static_cast<int64_t>(sizeof(T));
       const Amplitude amplitude = amplitude_of(kUnit ? 1.0 : plan.amplitude);
-      // Writes a row, or says that it is open.
+      // Writes a row, or returns true without writing if a rounding is undecided.
       const auto make = [&](int32_t r, uint64_t position_bits, const Piece* data, char* to) {
         Open row;
         Position p{};
@@ -168,7 +169,7 @@ struct Runs {
       const char* from = kAdds ? x_row(at.row) + begin : nullptr;
       char* to = out_row(at.row) + begin;
       const char* where = kConsecutive ? nullptr : given(at.row);
-      // Some rows from r on: what is read of them is on its way together.
+      // Computes several rows, from r, with their loads in flight together.
       const auto make_some = [&](auto count, int32_t r) {
         constexpr int kCount = decltype(count)::value;
         uint64_t position_bits[kCount] = {};
@@ -218,8 +219,8 @@ struct Runs {
     }
   }
 
-  // Any plan and any memory, channel after channel, neighbours by neighbours. The plan is read again for each, so that none
-  // stays in registers.
+  // For any plan and memory layout: channel by channel; neighbouring threads take neighbouring channels. The plan is
+  // read again for each channel, so that it does not occupy registers.
   SINPE_HD void by_channel(const Stretch& at) const {
     SINPE_ROLLED
     for (int64_t c = at.across; c < words.dim; c += threads.d) {
@@ -228,7 +229,7 @@ struct Runs {
     }
   }
 
-  // A channel's rows but for those that are left open: a bit for each of these.
+  // Computes the rows of a channel; returns a bit for each row with an undecided rounding, which is not written.
   SINPE_HD uint32_t channel(const Plan& plan, const Stretch& at, int64_t c) const {
     bool cosine;
     const int64_t osc = plan.feeding(c, &cosine);
@@ -258,7 +259,7 @@ struct Runs {
     return open;
   }
 
-  // Those rows of a channel that are left.
+  // Computes the rows of a channel that `open` has bits for.
   SINPE_HD void settle(const Stretch& at, uint32_t open, int64_t c) const {
     bool cosine;
     const int64_t osc = read_plan(words.words).feeding(c, &cosine);
@@ -310,7 +311,7 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
   const int64_t threads = (plan.dim + Body::kEach - 1) / Body::kEach;
   if (threads > kMaxBlocks) return launch_failed("more channels than a grid can have");
   body.threads = Divisor(static_cast<uint32_t>(threads));
-  // Few rows: shorter runs, so that there are blocks for all.
+  // With few rows, shorter runs, so that there are blocks for all multiprocessors.
   const int64_t wanted = int64_t{4} * Body::kBlocks * multiprocessors() * kThreads;
   const int64_t height = (body.rows * threads + wanted - 1) / wanted;
   constexpr int kMost = kMostRows - kMostRows % Body::kFlight;
@@ -320,7 +321,8 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
   return launch(body, (items + kThreads - 1) / kThreads, stream);
 }
 
-// The encoding's rows, kAdds: on top of x's. Of checked arguments that are not empty, two dimensions, channels side by side.
+// Computes the rows of the encoding, added to x if kAdds. The arguments must be checked, not empty, two-dimensional,
+// and have contiguous channels.
 template <Given kGiven, bool kAdds>
 sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
                       Stream stream) {
