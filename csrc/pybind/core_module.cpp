@@ -1,4 +1,5 @@
-// sinpe_ext._core: the kernels for NumPy arrays, and for small tensors (small_calls.h). No torch here, no OpenMP runtime.
+// sinpe_ext._core: the kernels for NumPy arrays, and for small tensors (small_calls.h). Depends neither on torch nor on
+// an OpenMP runtime.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 

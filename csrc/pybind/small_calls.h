@@ -1,10 +1,11 @@
-// `add` of a small tensor, such as one token's, and `encode` of a few timesteps: straight from the Python objects to
-// sinpe_add and sinpe_encode. Such a call costs microseconds, of which an operator would be one and a guard in Python another.
+// Fast path for `add` of a small tensor, such as one token's, and for `encode` of a few timesteps: directly from the
+// Python objects to sinpe_add and sinpe_encode. Such a call takes a few microseconds, of which an operator would take
+// one and the checks in Python another.
 //
-// Tensors are read by DLPack's C exchange functions, which torch.Tensor offers; nothing here knows torch. What DLPack
-// does not tell (gradients, negative bits, modes that look at operators) is asked of the functions and methods that
-// `set_up` and the tensors bring. What this does not take it answers with None, and its caller,
-// sinpe_ext/calls/plain.py, takes the long way.
+// Tensors are read through DLPack's C exchange functions, which torch.Tensor provides; this file does not depend on
+// torch. What DLPack does not report (gradients, negative bits, modes that intercept operators) is queried by the
+// functions passed to `set_up` and by methods of the tensors. Calls that this path does not support return None, and
+// the caller, sinpe_ext/calls/plain.py, takes the general path.
 #pragma once
 
 #include <Python.h>
@@ -29,33 +30,34 @@ struct Exchange {  // DLPackExchangeAPI
   void* allocate;
   void* from_object;
   void* to_object;
-  int (*describe)(void* object, Tensor* out);  // a view; -1 with a Python exception where that fails
+  int (*describe)(void* object, Tensor* out);  // a view; -1 with a Python exception on failure
   void* current_stream;
 };
 constexpr int32_t kCpu = 1;
 constexpr uint8_t kInt = 0, kFloat = 2, kBfloat = 4, kBool = 6;
 
-// More elements are worth a second thread and the operator's way. (1 << 15: kGrain in csrc/cpu/exceptions.h.)
+// For more elements, a second thread and the operator are faster. (1 << 15: kGrain in csrc/cpu/exceptions.h.)
 constexpr int64_t kMostElements = 1 << 15;
 
 inline const Exchange* exchange = nullptr;
 
-// What `set_up` was given, each held for good, see `_set_up` in sinpe_ext/calls/plain.py.
+// The objects passed to `set_up`, never released; see `_set_up` in sinpe_ext/calls/plain.py.
 struct Given {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
   PyObject *questions, *variables, *is_looked_at, *plan_of;
 };
 inline Given torch{};
 
-// Names of attributes and methods of a tensor, and the one name of a keyword in a tuple.
+// Interned names of attributes and methods of a tensor, and a tuple with the name of the only keyword.
 struct Names {
   PyObject *untyped_storage, *nbytes, *storage_offset, *requires_grad, *is_neg, *is_inference, *new_empty, *dtype_alone;
 };
 inline Names names{};
 
 // set_up(exchange, tensor, empty_like, is_lazy, is_grad_enabled, is_inference_mode, increment_version, questions,
-// variables, is_looked_at, plan_of): DLPack's functions in a capsule, torch.Tensor, functions of torch, and of
-// sinpe_ext what tells whether anybody looks and the plan of an encoding. Whether they serve.
+// variables, is_looked_at, plan_of): a capsule with DLPack's exchange functions, torch.Tensor, functions of torch, and
+// from sinpe_ext the conditions under which calls are intercepted and the function that returns the plan of an
+// encoding. Returns whether the exchange functions can be used.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   constexpr Py_ssize_t kGiven = sizeof(Given) / sizeof(PyObject*);
   if (count != 1 + kGiven || !PyTuple_Check(items[7]) || !PyTuple_Check(items[8])) {
@@ -64,7 +66,7 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
   const auto* offered = static_cast<const Exchange*>(PyCapsule_GetPointer(items[0], "dlpack_exchange_api"));
-  PyErr_Clear();  // of a capsule of another name
+  PyErr_Clear();  // raised for a capsule of another name
   if (offered == nullptr || offered->major != 1 || offered->describe == nullptr) Py_RETURN_FALSE;
   names = {PyUnicode_InternFromString("untyped_storage"), PyUnicode_InternFromString("nbytes"),
            PyUnicode_InternFromString("storage_offset"),  PyUnicode_InternFromString("requires_grad"),
@@ -77,19 +79,20 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// What becomes of an exception: torch's own errors are the long way's to say. Others stay, since signal handlers run in
-// Python's code, which a TorchFunctionMode has even torch's methods call.
+// Clears a RuntimeError: the general path raises torch's errors. Other exceptions stay set, because a signal handler
+// may have raised them in Python code, which a TorchFunctionMode runs even for methods of tensors.
 inline void forget_torchs() {
   if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_RuntimeError)) PyErr_Clear();
 }
 
-// What the caller gets where the long way has to be taken.
+// The return value if the general path has to be taken.
 inline PyObject* not_taken() {
   if (PyErr_Occurred() != nullptr) return nullptr;
   Py_RETURN_NONE;
 }
 
-// Whether an answer, which is let go, is `wanted` itself. An error is another answer; no other question may follow then.
+// Whether `answer` is the object `wanted`; releases `answer`. An error counts as a different object; no further query
+// may follow it.
 inline bool is(PyObject* answer, PyObject* wanted) {
   if (answer == nullptr) forget_torchs();
   Py_XDECREF(answer);
@@ -100,9 +103,9 @@ inline bool is_not(PyObject* object, PyObject* method) {
   return is(PyObject_CallMethodNoArgs(object, method), Py_False);
 }
 
-// Whether anybody looks at the operations of this call, or -1 with an exception: `questions` are pairs of a function and what
-// it answers where nobody does, `variables` a dict, a key and the value that it has then. Another answer has `is_looked_at`
-// decide, which is Python.
+// Whether something intercepts the operations of this call; -1 with an exception. `questions` are pairs of a function
+// and its result when nothing does; `variables` are triples of a dict, a key and the value when nothing does. Otherwise
+// the Python function `is_looked_at` decides.
 inline int is_looked_at() {
   bool quiet = true;
   for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(torch.questions); ++k) {
@@ -120,9 +123,10 @@ inline int is_looked_at() {
   return answer == nullptr ? -1 : answer != Py_False;
 }
 
-constexpr int64_t kOwnDim = 0;  // the number of channels of calls that give none: the encoding's own
+constexpr int64_t kOwnDim = 0;  // stands for the encoding's number of channels, in calls that give none
 
-// The plans of the last encodings, by the object that was given and the number of channels; both are held.
+// Cache of the plans of the last encodings, by the object that was given and the number of channels; holds a reference
+// to both the object and the plan.
 struct Plan {
   PyObject *encoding, *holder;
   int64_t dim, words, start;
@@ -132,7 +136,7 @@ constexpr int kPlans = 32;
 inline Plan plans[kPlans];
 inline int next_plan = 0;
 
-// Without a holder where it is none of them.
+// The cached plan of an encoding; its holder is null if there is none.
 inline Plan kept_plan(PyObject* encoding, int64_t dim) {
   for (const Plan& kept : plans) {
     if (kept.encoding == encoding && kept.dim == dim) return kept;
@@ -140,8 +144,8 @@ inline Plan kept_plan(PyObject* encoding, int64_t dim) {
   return {};
 }
 
-// The plan of an encoding, or of a name or None; without a holder where it has none that kernels take for `dim`
-// channels, or with an exception.
+// Gets the plan of an encoding, given as an object, a name or None, and caches it. The holder is null if kernels do not
+// support the encoding for `dim` channels, or if there is an exception.
 inline Plan new_plan(PyObject* encoding, int64_t dim) {
   PyObject* number = PyLong_FromLongLong(dim);
   PyObject* found =
@@ -167,7 +171,7 @@ inline Plan new_plan(PyObject* encoding, int64_t dim) {
   return made;
 }
 
-// The arguments of `add` in the order of its signature, but for out.
+// The arguments of `add` in the order of its signature, without out.
 enum Place {
   kX,
   kEncoding,
@@ -189,18 +193,18 @@ inline bool is_int(PyObject* value, long wanted) {
   return PyLong_CheckExact(value) && PyLong_AsLong(value) == wanted && (wanted != -1 || PyErr_Occurred() == nullptr);
 }
 
-// Whether these may be the arguments of a plain sum, scale * x + alpha * PE: no dropout, no grid, batch first.
+// Whether the arguments describe scale * x + alpha * PE only: no dropout, no grid, default dimensions.
 inline bool is_plain(PyObject* given) {
   const auto at = [given](Place place) { return PyTuple_GET_ITEM(given, place); };
   const bool plain = at(kSeed) == Py_None && at(kGrid) == Py_None && PyFloat_CheckExact(at(kScale)) &&
                      PyFloat_CheckExact(at(kAlpha)) && PyFloat_CheckExact(at(kDropout)) &&
                      PyFloat_AS_DOUBLE(at(kDropout)) == 0.0 && is_int(at(kSeqDim), -2) && is_int(at(kChannelDim), -1) &&
                      is_int(at(kExtra), 0);
-  PyErr_Clear();  // of an int beyond long
+  PyErr_Clear();  // raised for an int that does not fit long
   return plain;
 }
 
-// An int that a method gives, or -1. `object` is let go where `steals`.
+// The int that a method returns, or -1. Releases `object` if `steals`.
 inline int64_t number_of(PyObject* object, PyObject* method, bool steals = false) {
   PyObject* number = object == nullptr ? nullptr : PyObject_CallMethodNoArgs(object, method);
   const int64_t value = number == nullptr ? -1 : PyLong_AsLongLong(number);
@@ -210,8 +214,8 @@ inline int64_t number_of(PyObject* object, PyObject* method, bool steals = false
   return value;
 }
 
-// What DLPack does not tell of a tensor's memory, of `elements` from its first one on: that they are in its storage,
-// which anyone may have made smaller.
+// Whether `elements` elements from the tensor's first one are within its storage, which may have been resized. DLPack
+// does not report that.
 inline bool has_memory(PyObject* object, const Tensor& t, int64_t elements) {
   const int64_t bytes = number_of(PyObject_CallMethodNoArgs(object, names.untyped_storage), names.nbytes, true);
   if (bytes < 0) return false;
@@ -219,7 +223,7 @@ inline bool has_memory(PyObject* object, const Tensor& t, int64_t elements) {
   return offset >= 0 && offset <= bytes && (offset + elements) * (t.bits / 8) <= bytes;
 }
 
-// Whether autograd need not know of what is read here.
+// Whether a tensor can be read directly, without recording for autograd.
 inline bool may_be_read(PyObject* x) {
   if (Py_TYPE(x) != reinterpret_cast<PyTypeObject*>(torch.tensor)) return false;
   PyObject* requires_grad = PyObject_GetAttr(x, names.requires_grad);
@@ -228,8 +232,8 @@ inline bool may_be_read(PyObject* x) {
   return is_not(x, names.is_neg);
 }
 
-// Of `out`. A lazy copy is put off until someone asks for the address to write to. (Of x, which is read, it is then
-// made.)
+// Whether `out` can be written directly. A lazy copy (copy-on-write) is deferred until an address for writing is
+// requested. (For x, which is read, it is made at that point.)
 inline bool may_be_written(PyObject* out) {
   if (Py_TYPE(out) != reinterpret_cast<PyTypeObject*>(torch.tensor)) return false;
   if (!is(PyObject_GetAttr(out, names.requires_grad), Py_False)) return false;
@@ -238,7 +242,7 @@ inline bool may_be_written(PyObject* out) {
   return is_not(out, names.is_neg) && is(PyObject_CallOneArg(torch.is_lazy, out), Py_False);
 }
 
-// Whether a tensor has elements in the CPU's memory, of one of DLPack's common types.
+// Gets the description of a tensor; returns whether it is a CPU tensor with data, of one of DLPack's common types.
 inline bool describe(PyObject* object, Tensor* t) {
   if (exchange->describe(object, t) != 0) {
     PyErr_Clear();
@@ -247,7 +251,7 @@ inline bool describe(PyObject* object, Tensor* t) {
   return t->device_type == kCpu && t->data != nullptr && t->lanes == 1 && t->byte_offset == 0;
 }
 
-// The elements of a contiguous tensor that has some, but kMostElements at most; -1 of any other.
+// The number of elements of a contiguous tensor; -1 if it is empty, not contiguous or has more than kMostElements.
 inline int64_t elements_of(const Tensor& t) {
   int64_t elements = 1;
   for (int32_t d = t.rank - 1; d >= 0; --d) {
@@ -259,7 +263,7 @@ inline int64_t elements_of(const Tensor& t) {
   return elements;
 }
 
-// A small contiguous floating-point tensor of two dimensions or more; -1 for any other, else its sinpe_dtype.
+// The sinpe_dtype of a small contiguous floating-point tensor of two or more dimensions; -1 for any other.
 inline int dtype_of(PyObject* object, Tensor* t) {
   if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK || elements_of(*t) < 0) return -1;
   if (t->kind == kFloat && t->bits == 32) return SINPE_FLOAT32;
@@ -274,7 +278,7 @@ inline bool are_alike(const Tensor& a, const Tensor& b) {
   return alike;
 }
 
-// x as sinpe_add takes it: (batch, middle, rows, dim), contiguous as out is.
+// x in the form of sinpe_add: (batch, middle, rows, dim), contiguous like out.
 inline sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, int dtype) {
   sinpe_add_arguments a{};
   a.rank = 4;
@@ -293,7 +297,8 @@ inline sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, int 
   return a;
 }
 
-// What goes with x: a tensor (S,) or (B, S), of `rows` S, any strides; its strides of batch and sequence.
+// Gets the description of an operand of shape (S,) or (B, S) with S = `rows`, any strides, and its strides of batch and
+// sequence.
 inline bool describe_rows(PyObject* object, const sinpe_add_arguments& a, int64_t rows, Tensor* t, int64_t* strides) {
   if (!may_be_read(object) || !describe(object, t) || t->rank < 1 || t->rank > 2) return false;
   const int64_t batch = t->rank == 2 ? t->sizes[0] : 1;
@@ -304,7 +309,7 @@ inline bool describe_rows(PyObject* object, const sinpe_add_arguments& a, int64_
          has_memory(object, *t, (batch - 1) * strides[0] + (rows - 1) * strides[1] + 1);
 }
 
-// The type of positions, or false for one that kernels do not take.
+// Sets *type to the dtype of positions; returns false if kernels do not support it.
 inline bool is_position(const Tensor& t, sinpe_dtype* type) {
   if (t.kind == kInt && t.bits == 64) {
     *type = SINPE_INT64;
@@ -316,7 +321,8 @@ inline bool is_position(const Tensor& t, sinpe_dtype* type) {
   return true;
 }
 
-// Positions of any dtype that kernels take, or starts () or (B,), final because the encoding's own start is 0.
+// Sets positions of any supported dtype, or starts of shape () or (B,). Kernels do not add the encoding's own start to
+// these starts, so it must be 0.
 inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, sinpe_add_arguments* a) {
   Tensor t;
   if (are_starts) {
@@ -334,7 +340,7 @@ inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, 
   return true;
 }
 
-// Adds to `a` what else was given; false for what the long way has to look at.
+// Sets the remaining arguments; returns false if the general path has to be taken.
 inline bool set_rows(PyObject* given, int64_t own_start, sinpe_add_arguments* a) {
   PyObject *start = PyTuple_GET_ITEM(given, kStart), *positions = PyTuple_GET_ITEM(given, kPositions);
   PyObject* mask = PyTuple_GET_ITEM(given, kMask);
@@ -356,7 +362,7 @@ inline bool set_rows(PyObject* given, int64_t own_start, sinpe_add_arguments* a)
   return true;
 }
 
-// small_add(given, out) -> out, a new tensor where out is None, or None for arguments that it does not take.
+// small_add(given, out) -> out, a new tensor if out is None; or None for unsupported arguments.
 inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (count != 2 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kPlaces) {
     PyErr_SetString(PyExc_TypeError, "small_add: expected the arguments of add as a tuple, and out");
@@ -377,7 +383,7 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (plan.holder == nullptr) {
     plan = new_plan(encoding, x.sizes[x.rank - 1]);
     if (plan.holder == nullptr) return not_taken();
-    dtype = dtype_of(object, &x);  // again: meanwhile other threads may have run
+    dtype = dtype_of(object, &x);  // again: other threads may have run in between
     if (dtype < 0) Py_RETURN_NONE;
   }
   Py_INCREF(plan.holder);
@@ -446,7 +452,7 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (plan.holder == nullptr) {
     plan = new_plan(encoding, kOwnDim);
     if (plan.holder == nullptr) return not_taken();
-    if (!positions()) Py_RETURN_NONE;  // again: meanwhile other threads may have run
+    if (!positions()) Py_RETURN_NONE;  // again: other threads may have run in between
   }
   const int64_t dim = sinpe_plan_dim(plan.plan, plan.words);
   if (elements_of(t) > kMostElements / dim) Py_RETURN_NONE;

@@ -1,4 +1,4 @@
-// The operators on the CPU: the kernels behind the C interface, sinpe.h.
+// The operators on the CPU, implemented by the C interface, sinpe.h.
 #include "core/dtype.h"
 #include "cpu/populate.h"
 #include "torch/operators.h"
@@ -12,7 +12,7 @@ struct Call {
 
   Call(const char*, const Tensor&) {}  // each operand is checked as it is used
 
-  // The result, which nobody has written yet: its pages are populated by the kernel, until this call ends.
+  // A new result, which has never been written: the kernel populates its pages until this call ends.
   Tensor fresh(Tensor out) {
     new_output_.emplace(out.mutable_data_ptr(), out.numel() * static_cast<int64_t>(out.element_size()));
     return out;

@@ -1,7 +1,7 @@
-// The operators on CUDA: the launchers of cuda/launchers.h, on the stream that PyTorch uses. Every operand is on one device,
-// the plan too; nothing here reads one or waits for the device.
+// The operators on CUDA, implemented by the launchers of cuda/launchers.h, on PyTorch's current stream. All operands
+// are on one device, including the plan; the host does not read them and does not wait for the device.
 //
-// With SINPE_EMULATED the launchers are loops on the CPU (cuda/launch.h): the same binding, for tensors on the CPU.
+// With SINPE_EMULATED, launches are loops on the CPU (cuda/launch.h): the same binding, for tensors on the CPU.
 #include <array>
 
 #include "core/dtype.h"
@@ -25,8 +25,8 @@ namespace cuda = sinpe::cuda;
 
 using CurrentStream = AOTITorchError (*)(int32_t device_index, void** stream);
 
-// Found in the libtorch_cuda that is loaded. Neither linked, since this library loads where torch is for the CPU alone,
-// nor a weak symbol, since torch loads its libraries locally.
+// Looked up in the loaded libtorch_cuda. Not linked, because this library can also be loaded with a CPU-only PyTorch;
+// not a weak symbol, because torch loads its libraries with local symbols.
 CurrentStream current_stream_function() {
   void* library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
   void* found = dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream");
@@ -49,8 +49,8 @@ void launched(sinpe_status status) {
   succeed(status);
 }
 
-// A tensor's numbers in ascending order, and the row-major index of each; equal ones in the order of their indices. The
-// sort is PyTorch's, whose memory comes from its caching allocator.
+// A tensor's values in ascending order and the row-major index of each; equal values in the order of their indices
+// (stable). Uses PyTorch's sort, which gets its memory from the caching allocator.
 struct Sorted {
   Tensor values, indices;
 };
@@ -89,7 +89,7 @@ struct Call {
 
   Tensor fresh(Tensor out) const { return out; }
 
-  // The words are checked on the device.
+  // The contents are checked on the device.
   cuda::DevicePlan plan(const Tensor& plan, int64_t dim, const char* name = "plan") const {
     const Words words(device, plan, name);
     return {words.data, words.size, dim};
@@ -98,7 +98,7 @@ struct Call {
     expect(dim >= 1, "dim: expected 1 or more, got ", dim);
   }
 
-  // Numbers that are on the device stay there.
+  // Scalars on the device are read by the kernel.
   void set_alpha(const Optional& alpha, sinpe_add_arguments* a) {
     if (is_host_number(alpha)) {
       sinpe_dtype dtype;
@@ -116,7 +116,7 @@ struct Call {
     }
   }
 
-  // From PyTorch's caching allocator, a multiple of 8 bytes.
+  // Memory from PyTorch's caching allocator; `bytes` must be a multiple of 8.
   Tensor memory(int64_t bytes) const { return new_dense(device, {bytes / 8}, SINPE_FLOAT64); }
 
   void table(const cuda::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
@@ -144,7 +144,7 @@ struct Call {
   }
   void embed_backward(const sinpe_embed_backward_arguments& b, const Tensor& ids) const {
     if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0)
-      return;  // the sort would write out an expanded tensor of ids
+      return;  // the sort would materialise an expanded tensor of ids
     const Sorted tokens = sorted(ids);
     Tensor scratch = memory(cuda::embed_backward_scratch(b));
     launched(cuda::embed_backward(b, static_cast<const int64_t*>(tokens.values.const_data_ptr()),

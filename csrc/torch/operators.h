@@ -1,16 +1,16 @@
-// The operators that sinpe_ext/ops/ defines, on the LibTorch stable ABI: once for the CPU's library and once for
-// CUDA's. What differs between them is `Call` (cpu_ops.cpp, cuda_ops.cpp): where operands must be, who reads numbers that
-// lie in a tensor, and which kernels run.
+// The operators that sinpe_ext/ops/ defines, on the LibTorch stable ABI, for both the CPU and the CUDA library. `Call`
+// (cpu_ops.cpp, cuda_ops.cpp) implements what differs between them: the device of the operands, who reads scalar
+// tensors, and which kernels run.
 //
 //   Call(name, t)                    one call, on the device of t, its first operand
-//   device                           where each operand must be
-//   plan(words, dim)                 the words of a plan, as the kernels take them, for rows of dim channels
-//   expect_dim(plan, dim)            before `dim` gives a result its size
-//   set_alpha(alpha, &arguments)     the tensor's number, now or when the kernel runs; a tensor of shape () on the CPU is a
-//                                    number on every device
-//   set_seed(seed, drop, &dropout)   the same
-//   fresh(out)                       before a kernel writes a result that the operator allocated: hands it back
-//   table, encode, add, ...          the kernels; each raises where one does not succeed
+//   device                           the device on which operands must be
+//   plan(words, dim)                 the packed plan as the kernels take it, for rows of dim channels
+//   expect_dim(plan, dim)            called before `dim` determines the size of a result
+//   set_alpha(alpha, &arguments)     alpha, read now or by the kernel; a tensor of shape () on the CPU is valid on
+//                                    every device
+//   set_seed(seed, drop, &dropout)   the same for the seed
+//   fresh(out)                       called before a kernel writes a result that the operator allocated; returns it
+//   table, encode, add, ...          the kernels; each throws if it fails
 #pragma once
 
 #include "torch/arguments.h"
@@ -129,7 +129,7 @@ struct Operators {
     return out;
   }
 
-  // `padding_idx` and `sparse` serve the derivative.
+  // `padding_idx` and `sparse` are used by the derivative only.
   static Tensor embed(const Tensor& ids, const Tensor& weight, const Tensor& plan, Optional positions,
                       Optional padding_mask, Optional alpha, Optional seed, int64_t start, bool positions_are_starts,
                       double scale, int64_t, bool, int64_t drop, Integers elements) {
@@ -176,7 +176,7 @@ struct Operators {
   }
 
  private:
-  // `sizes` are those of the tensor whose elements are numbered. `elements` must outlive the result.
+  // `sizes` is the shape of the tensor to which dropout is applied. `elements` must outlive the result.
   static sinpe_dropout_arguments dropout_of(Call* call, const Optional& seed, int64_t drop, const Integers& elements,
                                             const int64_t* sizes, int64_t rank) {
     sinpe_dropout_arguments d = sinpe_torch::dropout_of(drop, elements, sizes, rank);

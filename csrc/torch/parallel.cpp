@@ -1,4 +1,4 @@
-// Kernels run on torch's own thread pool: no second OpenMP runtime, and torch.set_num_threads is obeyed.
+// Kernels run on torch's thread pool: no second OpenMP runtime, and torch.set_num_threads applies.
 #include "core/parallel.h"
 
 #include <torch/csrc/stable/ops.h>
