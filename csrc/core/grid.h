@@ -13,7 +13,7 @@ constexpr int64_t kPieceWords = 5;
 constexpr int kMaxAxes = 8;
 constexpr int kMaxPieces = 64;
 constexpr int64_t kMaxLength = 0x7fffffff;        // of an axis
-constexpr int64_t kMaxPlaces = int64_t{1} << 40;  // grid points; also the limit for channels
+constexpr int64_t kMaxPoints = int64_t{1} << 40;  // grid points; also the limit for channels
 
 // The channels that one axis provides: channel c of the piece is channel first + c * step of the grid. The values of
 // the piece begin at `offset`: (coordinates, width) row-major, or (width, coordinates) in a grid by channels.
@@ -29,28 +29,29 @@ struct Grid {
   bool by_channels;
   int32_t n_axes, n_pieces;
   int64_t dim;                                // channels
-  int64_t places;                             // product of the lengths
+  int64_t points;                             // product of the lengths
   int64_t length[kMaxAxes], inner[kMaxAxes];  // inner: grid points from one coordinate of an axis to the next
   GridPiece pieces[kMaxPieces];               // copies: the caller may modify the packed grid after the check
 
-  SINPE_HD int64_t coordinate(int64_t place, int64_t axis) const { return place / inner[axis] % length[axis]; }
+  SINPE_HD int64_t coordinate(int64_t point, int64_t axis) const { return point / inner[axis] % length[axis]; }
   // Index of the piece that provides a channel (the last one if there are several), and the channel's index in that
   // piece; -1 if there is none: the channel is zero.
-  SINPE_HD int feeding(int64_t channel, int64_t* of_piece) const {
+  SINPE_HD int channel_piece(int64_t channel, int64_t* piece_channel) const {
     SINPE_ROLLED
     for (int k = n_pieces - 1; k >= 0; --k) {
       const GridPiece& p = pieces[k];
       const int64_t past = channel - p.first, c = p.step == 1 ? past : past / p.step;
       if (past >= 0 && c < p.width && c * p.step == past) {
-        *of_piece = c;
+        *piece_channel = c;
         return k;
       }
     }
     return -1;
   }
   // Index in `values` of a piece's channel at a coordinate.
-  SINPE_HD int64_t at(const GridPiece& p, int64_t coordinate, int64_t of_piece) const {
-    return p.offset + (by_channels ? of_piece * length[p.axis] + coordinate : coordinate * p.width + of_piece);
+  SINPE_HD int64_t at(const GridPiece& p, int64_t coordinate, int64_t piece_channel) const {
+    return p.offset +
+           (by_channels ? piece_channel * length[p.axis] + coordinate : coordinate * p.width + piece_channel);
   }
 };
 
@@ -59,15 +60,15 @@ SINPE_HD bool is_product_within(int64_t a, int64_t b, int64_t most) {
   return static_cast<uint128>(a) * static_cast<uint64_t>(b) <= static_cast<uint128>(most);
 }
 
-// Unpacks `words` into `grid`. Returns false if they are not a grid of this version or refer to values beyond n_values.
-// Checks every index that the kernels use later. There is no division, because on a device one thread does this while
-// the others of its block wait.
-SINPE_HD bool decode_grid(const int64_t* words, int64_t n_words, int64_t n_values, Grid* grid) {
-  if (words == nullptr || n_words < kGridHeaderWords) return false;
+// Unpacks `packed_grid` into `grid`. Returns false if it is not a grid of this version or refers to values beyond
+// n_values. Checks every index that the kernels use later. There is no division, because on a device one thread does
+// this while the others of its block wait.
+SINPE_HD bool decode_grid(const int64_t* packed_grid, int64_t n_words, int64_t n_values, Grid* grid) {
+  if (packed_grid == nullptr || n_words < kGridHeaderWords) return false;
   int64_t header[kGridHeaderWords];
-  for (int64_t k = 0; k < kGridHeaderWords; ++k) header[k] = words[k];
+  for (int64_t k = 0; k < kGridHeaderWords; ++k) header[k] = packed_grid[k];
   if (header[0] != kGridMagic || header[1] != n_words || header[2] < 0 || header[2] > 1 || header[3] < 1 ||
-      header[3] > kMaxAxes || header[4] < 0 || header[4] > kMaxPieces || header[5] < 1 || header[5] > kMaxPlaces ||
+      header[3] > kMaxAxes || header[4] < 0 || header[4] > kMaxPieces || header[5] < 1 || header[5] > kMaxPoints ||
       header[6] != n_values || header[7] != 0 || n_words != kGridHeaderWords + header[3] + kPieceWords * header[4]) {
     return false;
   }
@@ -75,16 +76,16 @@ SINPE_HD bool decode_grid(const int64_t* words, int64_t n_words, int64_t n_value
   grid->n_axes = static_cast<int32_t>(header[3]);
   grid->n_pieces = static_cast<int32_t>(header[4]);
   grid->dim = header[5];
-  grid->places = 1;
+  grid->points = 1;
   SINPE_ROLLED
   for (int a = grid->n_axes - 1; a >= 0; --a) {
-    const int64_t length = words[kGridHeaderWords + a];
-    if (length < 1 || length > kMaxLength || !is_product_within(length, grid->places, kMaxPlaces)) return false;
+    const int64_t length = packed_grid[kGridHeaderWords + a];
+    if (length < 1 || length > kMaxLength || !is_product_within(length, grid->points, kMaxPoints)) return false;
     grid->length[a] = length;
-    grid->inner[a] = grid->places;
-    grid->places *= length;
+    grid->inner[a] = grid->points;
+    grid->points *= length;
   }
-  const int64_t* w = words + kGridHeaderWords + grid->n_axes;
+  const int64_t* w = packed_grid + kGridHeaderWords + grid->n_axes;
   SINPE_ROLLED
   for (int k = 0; k < grid->n_pieces; ++k, w += kPieceWords) {
     const GridPiece p = {w[0], w[1], w[2], w[3], w[4]};

@@ -78,19 +78,19 @@ inline bool valid_dropout(const sinpe_dropout_arguments& a, const int64_t* sizes
 }
 
 // RNG offsets of a tensor's elements: base + the sum of index * stride over the dimensions.
-struct Elements {
+struct RngOffsets {
   uint64_t base = 0;
-  int64_t steps[SINPE_MAX_RANK] = {};
+  int64_t strides[SINPE_MAX_RANK] = {};
 
-  Elements(const sinpe_dropout_arguments& a, const int64_t* sizes, int rank) {
+  RngOffsets(const sinpe_dropout_arguments& a, const int64_t* sizes, int rank) {
     if (a.elements != nullptr) {
       base = static_cast<uint64_t>(a.elements[0]);
-      for (int d = 0; d < rank; ++d) steps[d] = a.elements[1 + d];
+      for (int d = 0; d < rank; ++d) strides[d] = a.elements[1 + d];
       return;
     }
     int64_t step = 1;
     for (int d = rank - 1; d >= 0; --d) {
-      steps[d] = step;
+      strides[d] = step;
       step *= sizes[d];
     }
   }
@@ -99,24 +99,24 @@ struct Elements {
 // The dropout parameters of a kernel call. `step` is the difference between the RNG offsets of neighbouring elements of
 // a row.
 inline Dropout dropout_of(const sinpe_dropout_arguments& a, int64_t step) {
-  const uint32_t drop = static_cast<uint32_t>(a.drop);
-  return {static_cast<uint64_t>(a.seed), static_cast<uint64_t>(step), drop, kept_scale(drop)};
+  const uint32_t drop_threshold = static_cast<uint32_t>(a.drop);
+  return {static_cast<uint64_t>(a.seed), static_cast<uint64_t>(step), drop_threshold, dropout_scale(drop_threshold)};
 }
 
 // The dimensions of x and out after adjacent dimensions are merged where the strides of x, of out and of the RNG
 // offsets allow it.
 struct Merged {
   int rank = 0;
-  int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], elements[SINPE_MAX_RANK];
+  int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], rng_offsets[SINPE_MAX_RANK];
 
-  Merged(const sinpe_add_arguments& a, const Elements& numbers) {
-    const bool numbered = a.dropout.drop != 0;
+  Merged(const sinpe_add_arguments& a, const RngOffsets& offsets) {
+    const bool has_dropout = a.dropout.drop != 0;
     for (int d = 0; d < a.rank; ++d) {
-      const int64_t size = a.sizes[d], step = numbered ? numbers.steps[d] : 0;
+      const int64_t size = a.sizes[d], step = has_dropout ? offsets.strides[d] : 0;
       if (size == 1) continue;
       const int last = rank - 1;
       if (rank > 0 && x[last] == a.x_strides[d] * size && out[last] == a.out_strides[d] * size &&
-          elements[last] == step * size) {
+          rng_offsets[last] == step * size) {
         sizes[last] *= size;
         put(last, a.x_strides[d], a.out_strides[d], step);
         continue;
@@ -133,7 +133,7 @@ struct Merged {
   void put(int d, int64_t x_stride, int64_t out_stride, int64_t step) {
     x[d] = x_stride;
     out[d] = out_stride;
-    elements[d] = step;
+    rng_offsets[d] = step;
   }
 };
 
@@ -172,11 +172,12 @@ struct Shape {
 // Whether the output memory overlaps none of the operands that determine how elements are computed: the packed plan or
 // grid, the positions, the padding mask and the RNG offsets. Kernels read these again after the checks, while they
 // write.
-inline bool is_apart(const Span& written, const int64_t* words, int64_t n_words, const sinpe_add_arguments& a,
-                     bool reads_positions = true) {
+inline bool has_no_overlap(const Span& written, const int64_t* packed_plan, int64_t n_words,
+                           const sinpe_add_arguments& a, bool reads_positions = true) {
   const Shape shape(a);
   const int64_t rows[] = {shape.batch, shape.rows}, starts[] = {shape.batch, 1};
-  return !written.overlaps(Span(words, n_words, 8)) && !written.overlaps(Span(a.dropout.elements, 1 + a.rank, 8)) &&
+  return !written.overlaps(Span(packed_plan, n_words, 8)) &&
+         !written.overlaps(Span(a.dropout.elements, 1 + a.rank, 8)) &&
          !written.overlaps(Span(reads_positions ? a.positions : nullptr, a.positions_are_starts != 0 ? starts : rows,
                                 a.position_strides, 2, size_of(a.position_dtype))) &&
          !written.overlaps(Span(a.padding_mask, rows, a.mask_strides, 2, 1));

@@ -156,9 +156,9 @@ SINPE_HD Reduced reduce_position(Position p, Frequency f) {
     const DD turns{f.turns_hi, f.turns_lo};
     if (!p.integral) return {0, dd_mul(turns, p.d)};
     // int64 as hi + lo: the rounded double and the rounding error (2^63 itself does not fit int64, hence uint64).
-    const uint64_t kept = p.d >= 0x1p63 ? uint64_t{1} << 63 : static_cast<uint64_t>(static_cast<int64_t>(p.d));
-    const int64_t dropped = static_cast<int64_t>(static_cast<uint64_t>(p.i) - kept);
-    return {0, dd_mul(turns, DD{p.d, static_cast<double>(dropped)})};
+    const uint64_t rounded = p.d >= 0x1p63 ? uint64_t{1} << 63 : static_cast<uint64_t>(static_cast<int64_t>(p.d));
+    const int64_t rounding_error = static_cast<int64_t>(static_cast<uint64_t>(p.i) - rounded);
+    return {0, dd_mul(turns, DD{p.d, static_cast<double>(rounding_error)})};
   }
   return reduce_fraction(to_exact_quarter(integer_phase(p, f), p));
 }

@@ -54,7 +54,7 @@ SINPE_HD PhiloxBlock<V> philox_rounds(PhiloxBlock<V> x, const Keys& keys, int fr
 }
 
 // Philox 4x32-10 of any counter.
-//   Types: V = uint64_t or Words, lane by lane   Error: 0, Random123's words   Valid range: every counter and seed
+//   Types: V = uint64_t or Uint64s, lane by lane   Error: 0, Random123's words   Valid range: every counter and seed
 template <class V>
 SINPE_HD PhiloxBlock<V> philox(PhiloxBlock<V> counter, uint64_t seed) {
   return philox_rounds(counter, seed, 0);
@@ -70,28 +70,32 @@ SINPE_HD PhiloxBlock<V> philox_counted(V counter, const Keys& keys) {
 
 // The 16 random bits of one element.
 //   Valid range: every RNG offset and seed
-SINPE_HD uint32_t philox_lane(uint64_t element, uint64_t seed) {
-  const PhiloxBlock<uint64_t> x = philox_counted<uint64_t>(element >> 3, seed);
-  const uint64_t pair = (element & 4) != 0 ? ((element & 2) != 0 ? x.x3 : x.x2) : ((element & 2) != 0 ? x.x1 : x.x0);
-  return static_cast<uint32_t>(pair >> (element & 1) * 16) & 0xffff;
+SINPE_HD uint32_t philox_lane(uint64_t rng_offset, uint64_t seed) {
+  const PhiloxBlock<uint64_t> x = philox_counted<uint64_t>(rng_offset >> 3, seed);
+  const uint64_t pair =
+      (rng_offset & 4) != 0 ? ((rng_offset & 2) != 0 ? x.x3 : x.x2) : ((rng_offset & 2) != 0 ? x.x1 : x.x0);
+  return static_cast<uint32_t>(pair >> (rng_offset & 1) * 16) & 0xffff;
 }
 
 // Whether dropout keeps an element: probability (65536 - drop) / 65536.
 //   Valid range: drop 0 .. 65536
-SINPE_HD bool kept(uint64_t element, uint64_t seed, uint32_t drop) { return philox_lane(element, seed) >= drop; }
+SINPE_HD bool is_kept(uint64_t rng_offset, uint64_t seed, uint32_t drop_threshold) {
+  return philox_lane(rng_offset, seed) >= drop_threshold;
+}
 
 // The factor for the elements that are not dropped, 1 / (1 - p), which preserves the mean; 0 if all are dropped.
 //   Error: half an ULP of double   Valid range: drop 0 .. 65536
-SINPE_HD double kept_scale(uint32_t drop) {
-  return drop >= kDropAll ? 0.0 : 65536.0 / static_cast<double>(kDropAll - static_cast<int64_t>(drop));
+SINPE_HD double dropout_scale(uint32_t drop_threshold) {
+  return drop_threshold >= kDropAll ? 0.0
+                                    : 65536.0 / static_cast<double>(kDropAll - static_cast<int64_t>(drop_threshold));
 }
 
 // Dropout parameters of one kernel call. If the first element of a slice has RNG offset e, the i-th has e + i * step.
 struct Dropout {
   uint64_t seed;
   uint64_t step;
-  uint32_t drop;  // in units of 1/65536; 0: no dropout
-  double scale;   // factor of the elements that are not dropped: kept_scale(drop)
+  uint32_t drop_threshold;  // in units of 1/65536; 0: no dropout
+  double scale;             // factor of the elements that are not dropped: dropout_scale(drop)
 };
 
 }  // namespace sinpe

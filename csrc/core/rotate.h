@@ -26,7 +26,7 @@ SINPE_HD void rotate(V step_cos, V step_sin, V* value, V* ahead) {
 
 // Smaller floats may be subnormal, with a larger spacing relative to the value: tests of a rounding by the bits of a
 // double are not valid for them.
-constexpr double kLeastValue = 0x1p-125;
+constexpr double kMinNormalValue = 0x1p-125;
 
 // The fast phase is valid while the position is exact in double and the product has enough fractional bits: |p * f| <
 // 2^45.

@@ -12,8 +12,8 @@ constexpr float kRadiansHigh = 0x1.921fb6p-30f, kRadiansHighLow = -0x1.777a5cp-5
 constexpr float kRadiansLow = 0x1.921fb6p-56f;                                         // 2*pi / 2^58
 constexpr float kRadiansSmall = 0x1.921fb6p-74f, kRadiansSmallLow = -0x1.777a5cp-99f;  // 2*pi / 2^76
 
-// Minimax coefficients of (sin(y) - y) / y^3 and (cos(y) - 1 + y^2/2) / y^4 in z = y*y on [-pi/4, pi/4]: the sine is within
-// 2^-27.6 relative, the cosine within 2^-31.
+// Minimax coefficients of (sin(y) - y) / y^3 and (cos(y) - 1 + y^2/2) / y^4 in z = y*y on [-pi/4, pi/4]: the sine is
+// within 2^-27.6 relative, the cosine within 2^-31.
 constexpr float kF1 = -0x1.555546p-3f, kF2 = 0x1.11076p-7f, kF3 = -0x1.994cf6p-13f;
 constexpr float kG1 = 0x1.55554ap-5f, kG2 = -0x1.6c0c82p-10f, kG3 = 0x1.9a00d2p-16f;
 
@@ -36,10 +36,10 @@ struct SingleAngle {
   FloatFloat y;
 };
 
-// Converts a phase. Sets *open for a rest below 2^-50 turns, which has too few bits, or is exactly 0. Exception: the
-// phase 0 with takes_zero, which says that its sine may be +0.
-//   Error: 2^-40 relative, unless *open is set   Valid range: every phase
-SINPE_HD SingleAngle single_angle(uint128 phase, bool takes_zero, bool* open) {
+// Converts a phase. Sets *undecided for a rest below 2^-50 turns, which has too few bits, or is exactly 0. Exception:
+// the phase 0 with takes_zero, which says that its sine may be +0.
+//   Error: 2^-40 relative, unless *undecided is set   Valid range: every phase
+SINPE_HD SingleAngle single_angle(uint128 phase, bool takes_zero, bool* undecided) {
   const uint64_t top = static_cast<uint64_t>(phase >> 64), low = static_cast<uint64_t>(phase);
   const uint32_t quarter = (static_cast<uint32_t>(top >> 32) + 0x20000000u) >> 30;
   const uint64_t rest = top - (static_cast<uint64_t>(quarter) << 62);
@@ -48,7 +48,7 @@ SINPE_HD SingleAngle single_angle(uint128 phase, bool takes_zero, bool* open) {
     // The leading bits are zero: take 64 bits further down.
     const int64_t small = static_cast<int64_t>(rest << 12 | low >> 52);
     const bool is_zero = takes_zero && (top | low) == 0;
-    *open = *open || (static_cast<uint64_t>(small + (1 << 26)) < 1u << 27 && !is_zero);
+    *undecided = *undecided || (static_cast<uint64_t>(small + (1 << 26)) < 1u << 27 && !is_zero);
     const float a = static_cast<float>(small), b = static_cast<float>(small - static_cast<int64_t>(a));
     const float hi = a * kRadiansSmall;
     return {quarter & 3, {hi, fma(b, kRadiansSmall, fma(a, kRadiansSmallLow, fma(a, kRadiansSmall, -hi)))}};

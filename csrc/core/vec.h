@@ -97,17 +97,17 @@ SINPE_HD uint64_t exclusive_or(uint64_t a, uint64_t b, uint32_t c) { return a ^ 
 
 using Doubles = double __attribute__((vector_size(8 * SINPE_LANES)));
 using Floats = float __attribute__((vector_size(4 * SINPE_LANES)));
-using Words = uint64_t __attribute__((vector_size(8 * SINPE_LANES)));
-using HalfWords = uint32_t __attribute__((vector_size(4 * SINPE_LANES)));
+using Uint64s = uint64_t __attribute__((vector_size(8 * SINPE_LANES)));
+using Uint32s = uint32_t __attribute__((vector_size(4 * SINPE_LANES)));
 using FloatPairs = float __attribute__((vector_size(8 * SINPE_LANES)));
-using PairWords = uint32_t __attribute__((vector_size(8 * SINPE_LANES)));
-using PairHalves = uint16_t __attribute__((vector_size(4 * SINPE_LANES)));
-using WordHalves = uint16_t __attribute__((vector_size(8 * SINPE_LANES)));  // two per element of PairWords
+using Uint32Pairs = uint32_t __attribute__((vector_size(8 * SINPE_LANES)));
+using Uint16Pairs = uint16_t __attribute__((vector_size(4 * SINPE_LANES)));
+using Uint16Quads = uint16_t __attribute__((vector_size(8 * SINPE_LANES)));  // two per element of Uint32Pairs
 using Masks = int64_t __attribute__((vector_size(8 * SINPE_LANES)));
 
 template <>
 struct Bits<Doubles> {
-  using type = Words;
+  using type = Uint64s;
   static constexpr int kSign = 63;
   static constexpr uint64_t kSignBit = uint64_t{1} << 63;
 };
@@ -130,25 +130,25 @@ SINPE_HD Doubles fma(Doubles a, double b, Doubles c) { return fma(a, splat<Doubl
 SINPE_HD Doubles select(Masks condition, Doubles a, Doubles b) { return condition ? a : b; }
 SINPE_HD Doubles select(Masks condition, Doubles a, double b) { return condition ? a : splat<Doubles>(b); }
 
-SINPE_HD Doubles where_odd(Words number, Doubles a, Doubles b) { return (number & 1) != 0 ? a : b; }
+SINPE_HD Doubles where_odd(Uint64s number, Doubles a, Doubles b) { return (number & 1) != 0 ? a : b; }
 
-SINPE_HD Words multiply_low(Words x, uint32_t m) {
+SINPE_HD Uint64s multiply_low(Uint64s x, uint32_t m) {
 #if defined(__x86_64__) && SINPE_LANES == 8
-  return (Words)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(m));
+  return (Uint64s)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(m));
 #elif defined(__x86_64__) && SINPE_LANES == 4
-  return (Words)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(m));
+  return (Uint64s)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(m));
 #elif defined(__x86_64__)
-  return (Words)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(m));
+  return (Uint64s)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(m));
 #elif defined(__aarch64__)
-  return (Words)vmull_u32(vmovn_u64((uint64x2_t)x), vdup_n_u32(m));
+  return (Uint64s)vmull_u32(vmovn_u64((uint64x2_t)x), vdup_n_u32(m));
 #else
   return (x & 0xffffffff) * m;
 #endif
 }
 
-SINPE_HD Words exclusive_or(Words a, Words b, uint32_t c) {
+SINPE_HD Uint64s exclusive_or(Uint64s a, Uint64s b, uint32_t c) {
 #if defined(__x86_64__) && SINPE_LANES == 8
-  return (Words)_mm512_ternarylogic_epi64((__m512i)a, (__m512i)b, _mm512_set1_epi64(c), 0x96);
+  return (Uint64s)_mm512_ternarylogic_epi64((__m512i)a, (__m512i)b, _mm512_set1_epi64(c), 0x96);
 #else
   return a ^ b ^ c;
 #endif

@@ -30,9 +30,9 @@ struct Elementwise {
 template <class T>
 SINPE_HD void prefetch_row(const T* row, int64_t n) {
 #if defined(__GNUC__) || defined(__clang__)
-  constexpr int64_t kLine = 64, kMost = 1024;  // bytes
+  constexpr int64_t kLine = 64, kMaxBytes = 1024;  // bytes
   const int64_t bytes = n * static_cast<int64_t>(sizeof(T));
-  for (int64_t k = 0; k < bytes && k < kMost; k += kLine)
+  for (int64_t k = 0; k < bytes && k < kMaxBytes; k += kLine)
     __builtin_prefetch(reinterpret_cast<const char*>(row) + k, 0, 2);
 #endif
 }

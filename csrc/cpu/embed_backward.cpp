@@ -66,9 +66,9 @@ class TokensById {
 
 // Offset of a token's row in grad, or RNG offset of its first element. Usually the tokens are evenly spaced, which
 // saves a division per token.
-class TokenPlaces {
+class TokenOffsets {
  public:
-  TokenPlaces(const Arguments& a, const int64_t* strides) : a_(a), strides_(strides), even_(true) {
+  TokenOffsets(const Arguments& a, const int64_t* strides) : a_(a), strides_(strides), even_(true) {
     for (int d = 0; d + 2 < a.rank; ++d) even_ = even_ && strides[d] == strides[d + 1] * a.sizes[d + 1];
   }
   int64_t operator()(int64_t token) const {
@@ -86,14 +86,15 @@ template <class T>
 class RowSums {
  public:
   using Real = accumulate_t<T>;
-  RowSums(const Arguments& a, const Elements& elements, const TokensById& tokens, int64_t width, const NewPages& pages)
+  RowSums(const Arguments& a, const RngOffsets& rng_offsets, const TokensById& tokens, int64_t width,
+          const NewPages& pages)
       : a_(a),
         pages_(pages),
-        elements_(elements),
+        rng_offsets_(rng_offsets),
         tokens_(tokens),
-        dropout_(dropout_of(a.dropout, elements.steps[a.rank - 1])),
+        dropout_(dropout_of(a.dropout, rng_offsets.strides[a.rank - 1])),
         grad_at_(a, a.grad_strides),
-        element_at_(a, elements.steps),
+        rng_offset_at_(a, rng_offsets.strides),
         dim_(a.sizes[a.rank - 1]),
         channel_(a.grad_strides[a.rank - 1]),
         factor_(static_cast<Real>(a.dropout.drop != 0 ? a.scale * dropout_.scale : a.scale)),
@@ -144,20 +145,20 @@ class RowSums {
 
   void add_token(int64_t token, int64_t c, int64_t n) {
     const T* grad = grad_of(token, c);
-    const int64_t number = element_at_(token) + c * elements_.steps[a_.rank - 1];
+    const int64_t offset = rng_offset_at_(token) + c * rng_offsets_.strides[a_.rank - 1];
     if (channel_ != 1) {
       for (int64_t i = 0; i < n; ++i) gathered_[static_cast<size_t>(i)] = grad[i * channel_];
       grad = gathered_.data();
     }
-    elementwise<T>().accumulate(grad, sum_of(1), n, dropout_, elements_.base + static_cast<uint64_t>(number));
+    elementwise<T>().accumulate(grad, sum_of(1), n, dropout_, rng_offsets_.base + static_cast<uint64_t>(offset));
   }
 
   const Arguments& a_;
   const NewPages& pages_;
-  const Elements& elements_;
+  const RngOffsets& rng_offsets_;
   const TokensById& tokens_;
   Dropout dropout_;
-  TokenPlaces grad_at_, element_at_;
+  TokenOffsets grad_at_, rng_offset_at_;
   int64_t dim_, channel_;
   Real factor_;
   int64_t width_;
@@ -167,7 +168,7 @@ class RowSums {
 
 template <class T>
 sinpe_status embed_backward(const Arguments& a) {
-  const Elements elements(a.dropout, a.sizes, a.rank);
+  const RngOffsets rng_offsets(a.dropout, a.sizes, a.rank);
   const TokensById tokens(a);
   // Ranges of rows of equal cost for each thread. If one row has more than a thread's share, the channels are split
   // into blocks as well, at least as wide as one vector of random words serves.
@@ -180,7 +181,7 @@ sinpe_status embed_backward(const Arguments& a) {
   const int64_t work = std::max<int64_t>(1, total * dim / (blocks * parts));
   const NewPages pages;
   return parallel_status(blocks * parts, std::max<int64_t>(1, kGrain / work), [&](int64_t begin, int64_t end) {
-    RowSums<T> sums(a, elements, tokens, width, pages);
+    RowSums<T> sums(a, rng_offsets, tokens, width, pages);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t part = item % parts, c = item / parts * width;
       sums(tokens.cut(part, parts), tokens.cut(part + 1, parts), c, std::min(width, dim - c));
@@ -212,6 +213,6 @@ extern "C" sinpe_status sinpe_embed_backward(sinpe_embed_backward_arguments* a) 
       written.overlaps(Span(a->dropout.elements, 1 + a->rank, 8))) {
     return SINPE_BAD_ARGUMENT;
   }
-  return or_no_memory(
+  return catch_out_of_memory(
       [&] { return with_type(a->dtype, [&](auto type) { return embed_backward<decltype(type)>(*a); }); });
 }

@@ -52,18 +52,19 @@ sinpe_status encode_real(const Plan& plan, const Real* positions, int64_t count,
 }  // namespace
 }  // namespace sinpe
 
-extern "C" sinpe_status sinpe_encode(const int64_t* words, int64_t n_words, const void* positions,
+extern "C" sinpe_status sinpe_encode(const int64_t* packed_plan, int64_t n_words, const void* positions,
                                      sinpe_dtype position_dtype, int64_t count, sinpe_dtype dtype, void* out,
                                      int64_t row_stride) {
   using namespace sinpe;
   Plan plan;
-  if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
+  if (!decode_plan(packed_plan, n_words, &plan)) return SINPE_BAD_PLAN;
   if (count < 0 || row_stride < plan.dim || (count > 0 && (positions == nullptr || out == nullptr))) {
     return SINPE_BAD_ARGUMENT;
   }
   const int64_t sizes[] = {count, plan.dim}, strides[] = {row_stride, 1};
   const Span written(out, sizes, strides, 2, size_of(dtype));
-  if (written.overlaps(Span(words, n_words, 8)) || written.overlaps(Span(positions, count, size_of(position_dtype)))) {
+  if (written.overlaps(Span(packed_plan, n_words, 8)) ||
+      written.overlaps(Span(positions, count, size_of(position_dtype)))) {
     return SINPE_BAD_ARGUMENT;
   }
   try {

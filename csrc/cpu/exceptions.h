@@ -32,7 +32,7 @@ sinpe_status parallel_status(int64_t n, int64_t grain, const F& f) {
 
 // Runs fn; returns SINPE_NO_MEMORY if an allocation fails.
 template <class F>
-sinpe_status or_no_memory(const F& fn) {
+sinpe_status catch_out_of_memory(const F& fn) {
   try {
     return fn();
   } catch (const std::bad_alloc&) {

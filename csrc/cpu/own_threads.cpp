@@ -45,7 +45,7 @@ const bool loaded_after_fork = first_thread_made_by_fork();
 
 }  // namespace
 
-bool came_through_fork() {
+bool created_by_fork() {
 #if defined(__linux__)
   if (loaded_after_fork && syscall(SYS_gettid) == getpid()) return true;
 #endif

@@ -33,7 +33,7 @@ int64_t parallel_threads() {
 void parallel_ranges(int64_t n, int64_t grain, RangeFunction fn, void* context) {
   const int64_t parts = std::max<int64_t>(1, std::min(parallel_threads(), n / std::max<int64_t>(1, grain)));
 #if defined(SINPE_OPENMP)
-  if (!came_through_fork()) {
+  if (!created_by_fork()) {
 #pragma omp parallel for num_threads(static_cast<int>(parts)) schedule(static, 1)
     for (int64_t k = 0; k < parts; ++k) fn(n * k / parts, n * (k + 1) / parts, context);
     return;

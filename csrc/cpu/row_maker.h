@@ -55,11 +55,11 @@ class RowMaker {
   // Adds n consecutive rows of the encoding to n rows of data, whose addresses rows_of(first, count) returns. Requires
   // steps.
   template <class T, class RowsOf>
-  void stream(int64_t position, int64_t n, const RowsOf& rows_of, const Streamed& how) {
+  void stream(int64_t position, int64_t n, const RowsOf& rows_of, const StreamOptions& options) {
     for (int64_t r = 0; r < n;) {
       const int64_t k = begin(position, std::min<int64_t>(n - r, kStreamedRows));
       const StreamedRows<T> rows = rows_of(r, k);
-      stream(position, k, rows, how);
+      stream(position, k, rows, options);
       position = end(position, k);
       r += k;
     }
@@ -126,14 +126,14 @@ class RowMaker {
   }
   void rotate(int64_t, int64_t, double*, int64_t) {}  // float64 rows are always reduced directly
 
-  void stream(int64_t p, int64_t n, const StreamedRows<float>& rows, const Streamed& how) {
-    kernels_.stream_float(*state_, p, n, rows, how);
+  void stream(int64_t p, int64_t n, const StreamedRows<float>& rows, const StreamOptions& options) {
+    kernels_.stream_float(*state_, p, n, rows, options);
   }
-  void stream(int64_t p, int64_t n, const StreamedRows<bfloat16>& rows, const Streamed& how) {
-    kernels_.stream_bfloat16(*state_, p, n, rows, how);
+  void stream(int64_t p, int64_t n, const StreamedRows<bfloat16>& rows, const StreamOptions& options) {
+    kernels_.stream_bfloat16(*state_, p, n, rows, options);
   }
-  void stream(int64_t p, int64_t n, const StreamedRows<float16>& rows, const Streamed& how) {
-    kernels_.stream_float16(*state_, p, n, rows, how);
+  void stream(int64_t p, int64_t n, const StreamedRows<float16>& rows, const StreamOptions& options) {
+    kernels_.stream_float16(*state_, p, n, rows, options);
   }
 
   const float* through_float(Position p) {

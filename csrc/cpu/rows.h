@@ -39,7 +39,7 @@ class RowState {
   double *step_cos, *step_sin;  // [lanes.total], cos and sin of one position's phase
   double* bound;                // [lanes.total], error bound of `value`; that of `ahead` is ahead_bound
   double ahead_bound;
-  bool is_normal;  // whether every value is 0, at least kLeastValue (core/rotate.h), or smaller than its bound
+  bool is_normal;  // whether every value is 0, at least kMinNormalValue (core/rotate.h), or smaller than its bound
   void share_steps(const RowState& from);  // refers to another state's steps, which must outlive this one
   void compute_steps();
 
@@ -54,9 +54,9 @@ template <class T>
 struct StreamedRows {
   const T* x[kStreamedRows];
   T* out[kStreamedRows];
-  uint64_t element[kStreamedRows];
+  uint64_t rng_offset[kStreamedRows];
 };
-struct Streamed {
+struct StreamOptions {
   float scale, alpha;
   Dropout dropout;
 };
@@ -78,11 +78,11 @@ struct RowKernels {
   void (*rotate_float16)(RowState& state, int64_t position, int64_t n, float16* out, int64_t stride);
   // out = dropout(scale * x + alpha * PE) for the next n rows; x may be out.
   void (*stream_float)(RowState& state, int64_t position, int64_t n, const StreamedRows<float>& rows,
-                       const Streamed& how);
+                       const StreamOptions& options);
   void (*stream_bfloat16)(RowState& state, int64_t position, int64_t n, const StreamedRows<bfloat16>& rows,
-                          const Streamed& how);
+                          const StreamOptions& options);
   void (*stream_float16)(RowState& state, int64_t position, int64_t n, const StreamedRows<float16>& rows,
-                         const Streamed& how);
+                         const StreamOptions& options);
   Elementwise<float> of_float;
   Elementwise<double> of_double;
   Elementwise<bfloat16> of_bfloat16;
@@ -120,8 +120,8 @@ void exact_row(const Plan& plan, Position position, float* row);
 void exact_row(const Plan& plan, Position position, double* row);
 
 // Recomputes the entries of one panel whose rounding is not decided by [v - e, v + e].
-void settle_panel(const Plan& plan, Position position, int64_t osc, int q, const double* v, const double* e, int n,
-                  float* out);
+void resolve_panel(const Plan& plan, Position position, int64_t osc, int q, const double* v, const double* e, int n,
+                   float* out);
 
 // Sets channels [n0 + n1, dim) to zero.
 template <class T>

@@ -125,7 +125,7 @@ class TileMemory {
 // one thread's generator of rows; generator(group, row, n, pe) computes n of them. The slices form `groups` with
 // different rows of the encoding. start() creates the work function of one thread.
 template <class Real, class Rows, class Start>
-sinpe_status over_row_tiles(const Shape& shape, int64_t groups, int64_t tile, const Rows& rows, const Start& start) {
+sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile, const Rows& rows, const Start& start) {
   const int64_t all_slices = shape.batch * shape.middle;
   const bool is_small = all_slices * shape.rows * shape.dim <= kGrain;
   if (is_small && groups == 1 && shape.rows <= tile) {  // a single work item, without the divisions below
@@ -167,8 +167,8 @@ bool is_worth_streaming(const sinpe_add_arguments& a) {
 // For work functions that can provide StreamedRows: rows of the encoding that are used by one slice only do not need a
 // tile.
 template <class T, class Start>
-sinpe_status over_streamed_rows(const Plan& plan, const RowState& steps, const Shape& shape, int64_t groups,
-                                const Positions& positions, const Start& start) {
+sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, const Shape& shape, int64_t groups,
+                                   const Positions& positions, const Start& start) {
   const int64_t tile = std::min(shape.rows, tile_rows(shape.dim)), tiles = (shape.rows + tile - 1) / tile;
   const int64_t grain = std::max<int64_t>(1, kGrain / (tile * shape.dim));
   return parallel_status(groups * tiles, grain, [&](int64_t begin, int64_t end) {
@@ -179,17 +179,19 @@ sinpe_status over_streamed_rows(const Plan& plan, const RowState& steps, const S
       work.populate(group, row, n);
       const auto rows_of = [&](int64_t r, int64_t count) {
         StreamedRows<T> rows{};
-        for (int64_t k = 0; k < count; ++k) work.find(group, row + r + k, &rows.x[k], &rows.out[k], &rows.element[k]);
+        for (int64_t k = 0; k < count; ++k)
+          work.find(group, row + r + k, &rows.x[k], &rows.out[k], &rows.rng_offset[k]);
         return rows;
       };
-      maker.stream<T>(positions.first(group) + row, n, rows_of, work.streamed());
+      maker.stream<T>(positions.first(group) + row, n, rows_of, work.stream_options());
     }
   });
 }
 
-// over_row_tiles with the rows of a plan, times alpha.
+// for_each_row_tile with the rows of a plan, times alpha.
 template <class Real, class Start>
-sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha, const Start& start) {
+sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha,
+                           const Start& start) {
   using Work = decltype(start());
   const Shape shape(a);
   const Positions positions(a, first);
@@ -198,7 +200,7 @@ sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t 
   if constexpr (std::is_same<Real, float>::value && Work::kStreams) {
     const bool alone = shape.batch * shape.middle == groups;
     if (steps != nullptr && alone && positions.are_consecutive() && start().can_stream()) {
-      return over_streamed_rows<typename Work::Element>(plan, *steps, shape, groups, positions, start);
+      return for_each_streamed_row<typename Work::Element>(plan, *steps, shape, groups, positions, start);
     }
   }
   const auto rows = [&] {
@@ -208,24 +210,25 @@ sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t 
       for (int64_t i = 0; i < n * shape.dim; ++i) pe[i] *= alpha;
     };
   };
-  return over_row_tiles<Real>(shape, groups, std::min(shape.rows, tile_rows(shape.dim)), rows, start);
+  return for_each_row_tile<Real>(shape, groups, std::min(shape.rows, tile_rows(shape.dim)), rows, start);
 }
 
 // Checks the arguments of add or row_dots, then calls run(T{}, plan, shape, first position) with the element type.
 // apart() returns whether the output overlaps none of the inputs.
-template <class Apart, class F>
-sinpe_status run_checked(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a, const Apart& apart,
-                         const F& run) {
+template <class NoOverlap, class F>
+sinpe_status run_checked(const int64_t* packed_plan, int64_t n_words, const sinpe_add_arguments* a,
+                         const NoOverlap& no_overlap, const F& run) {
   Plan plan;
-  if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
+  if (!decode_plan(packed_plan, n_words, &plan)) return SINPE_BAD_PLAN;
   if (a == nullptr) return SINPE_BAD_ARGUMENT;
   int64_t first;
   const sinpe_status checked = check_arguments(plan, *a, &first);
   if (checked != SINPE_OK) return checked;
   const Shape shape(*a);
   if (shape.empty()) return SINPE_OK;
-  if (a->x == nullptr || a->out == nullptr || !apart()) return SINPE_BAD_ARGUMENT;
-  return or_no_memory([&] { return with_type(a->dtype, [&](auto type) { return run(type, plan, shape, first); }); });
+  if (a->x == nullptr || a->out == nullptr || !no_overlap()) return SINPE_BAD_ARGUMENT;
+  return catch_out_of_memory(
+      [&] { return with_type(a->dtype, [&](auto type) { return run(type, plan, shape, first); }); });
 }
 
 }  // namespace sinpe

@@ -125,28 +125,28 @@ struct Raw {
 };
 
 // Loads N channels of a row, from channel `first`, with stride `step`: 16 bytes at a time if all N exist, are
-// contiguous and are aligned, which kPlain guarantees. Channels that do not exist are 0.
-template <class T, int N, bool kPlain = false>
+// contiguous and are aligned, which kAligned guarantees. Channels that do not exist are 0.
+template <class T, int N, bool kAligned = false>
 SINPE_HD void load(const T* row, int64_t first, int64_t step, Range range, Raw<T, N>* raw) {
   constexpr int kEach = Raw<T, N>::kEach;
-  const T* p = row + (kPlain ? first : first * step);
-  if (kPlain || (range.from == 0 && range.to == N && step == 1 && is_aligned(p))) {
+  const T* p = row + (kAligned ? first : first * step);
+  if (kAligned || (range.from == 0 && range.to == N && step == 1 && is_aligned(p))) {
     SINPE_UNROLLED
     for (int k = 0; k < N / kEach; ++k) raw->b[k] = reinterpret_cast<const Bytes16*>(p)[k];
-  } else if constexpr (!kPlain) {
+  } else if constexpr (!kAligned) {
     SINPE_UNROLLED
     for (int k = 0; k < N; ++k) raw->set(k, k >= range.from && k < range.to ? p[k * step] : T{});
   }
 }
 
-template <class T, int N, bool kPlain = false>
+template <class T, int N, bool kAligned = false>
 SINPE_HD void store(T* row, int64_t first, int64_t step, Range range, const accumulate_t<T>* v) {
   constexpr int kEach = 16 / static_cast<int>(sizeof(T));
-  T* p = row + (kPlain ? first : first * step);
-  if (kPlain || (range.from == 0 && range.to == N && step == 1 && is_aligned(p))) {
+  T* p = row + (kAligned ? first : first * step);
+  if (kAligned || (range.from == 0 && range.to == N && step == 1 && is_aligned(p))) {
     SINPE_UNROLLED
     for (int k = 0; k < N / kEach; ++k) reinterpret_cast<Bytes16*>(p)[k] = pack<T>(v + k * kEach);
-  } else if constexpr (!kPlain) {
+  } else if constexpr (!kAligned) {
     SINPE_UNROLLED
     for (int k = 0; k < N; ++k) {
       if (k >= range.from && k < range.to) round_store(p + k * step, v[k]);

@@ -47,7 +47,7 @@ sinpe_status sinpe::cuda::add(const DevicePlan& plan, const sinpe_add_arguments&
   if (a.x == nullptr) return SINPE_BAD_ARGUMENT;
   sinpe_add_arguments flat;
   if (flatten(a, &flat)) {
-    return a.positions == nullptr ? run_rows<Given::kConsecutive, true>(plan, flat, scalars, stream)
+    return a.positions == nullptr ? run_rows<PositionKind::kConsecutive, true>(plan, flat, scalars, stream)
                                   : run_rows<true>(plan, flat, scalars, stream);
   }
   return apply<Source::kStrided>(plan, a, data_of(a, scalars), stream);

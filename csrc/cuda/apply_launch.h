@@ -15,8 +15,8 @@ namespace cuda {
 #if !defined(SINPE_CUDA_WAVES)
 #define SINPE_CUDA_WAVES 8
 #endif
-constexpr int64_t kLeastTile = 512;  // in values: tiles are not made smaller than this to get more blocks
-constexpr int64_t kFewSlices = 8;    // slices per block: with fewer, computing the tile takes longer than applying it
+constexpr int64_t kMinTileValues = 512;    // in values: tiles are not made smaller than this to get more blocks
+constexpr int64_t kMinSlicesPerBlock = 8;  // with fewer, computing the tile takes longer than using it
 
 inline Strides strides_of(const int64_t* strides, int rank) {
   Strides t{};
@@ -38,16 +38,16 @@ inline Data data_of(const sinpe_add_arguments& a, const DeviceScalars& scalars) 
   for (int d = 0; d < s.dims; ++d) s.sizes[d] = a.sizes[d];
   s.of_x = strides_of(a.x_strides, a.rank);
   s.of_out = strides_of(a.out_strides, a.rank);
-  const Elements elements(a.dropout, a.sizes, a.rank);
-  s.of_elements = strides_of(elements.steps, a.rank);
-  s.first_element = elements.base;
+  const RngOffsets rng_offsets(a.dropout, a.sizes, a.rank);
+  s.of_rng_offsets = strides_of(rng_offsets.strides, a.rank);
+  s.first_rng_offset = rng_offsets.base;
   s.scale = a.scale;
   s.alpha = a.alpha;
   s.scalars = scalars;
   s.seed = static_cast<uint64_t>(a.dropout.seed);
   const uint32_t drop = static_cast<uint32_t>(a.dropout.drop);
   s.drop_limit = drop_limit(drop);
-  s.kept_scale = kept_scale(drop);
+  s.dropout_scale = dropout_scale(drop);
   return s;
 }
 
@@ -61,7 +61,7 @@ inline sinpe_status check(const DevicePlan& plan, const sinpe_add_arguments& a, 
   }
   *empty = Shape(a).empty();
   if (*empty) return SINPE_OK;
-  if (plan.words == nullptr || a.out == nullptr) return SINPE_BAD_ARGUMENT;
+  if (plan.packed == nullptr || a.out == nullptr) return SINPE_BAD_ARGUMENT;
   if (a.positions_are_starts != 0 && (a.positions == nullptr || a.position_dtype != SINPE_INT64))
     return SINPE_BAD_ARGUMENT;
   return a.positions == nullptr || is_position_type(a.position_dtype) ? SINPE_OK : SINPE_BAD_ARGUMENT;
@@ -87,17 +87,17 @@ bool is_even_source(const Data& s) {
 // Whether each row begins at the first element of a Philox block (core/philox.h), and its channels have consecutive RNG
 // offsets.
 inline bool rows_begin_counters(const Data& s) {
-  bool even = s.first_element % kLanesPerCounter == 0 && s.of_elements.row % kLanesPerCounter == 0;
-  for (int d = 0; d < s.dims; ++d) even = even && s.of_elements.slice[d] % kLanesPerCounter == 0;
-  return even && s.of_elements.channel == 1;
+  bool even = s.first_rng_offset % kLanesPerCounter == 0 && s.of_rng_offsets.row % kLanesPerCounter == 0;
+  for (int d = 0; d < s.dims; ++d) even = even && s.of_rng_offsets.slice[d] % kLanesPerCounter == 0;
+  return even && s.of_rng_offsets.channel == 1;
 }
 
 // Whether x and its result are contiguous along the positions instead of the channels.
-inline bool is_turned(const Data& s, const Shape& shape, bool draws) {
+inline bool is_transposed(const Data& s, const Shape& shape, bool draws) {
   return s.of_x.row == 1 && s.of_out.row == 1 && (s.of_x.channel != 1 || s.of_out.channel != 1) && shape.rows > 1 &&
-         (!draws || s.of_elements.row == 1);
+         (!draws || s.of_rng_offsets.row == 1);
 }
-inline void turn(Strides* t) { std::swap(t->row, t->channel); }
+inline void transpose(Strides* t) { std::swap(t->row, t->channel); }
 
 template <class T, class Arithmetic, Source kSource, bool kDrop>
 sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithmetic>::Operand& positions,
@@ -110,44 +110,47 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
   s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
   if (by_sample) {
     rows *= shape.batch;
-  } else if (kSource == Source::kStrided && TileRows<Arithmetic>::kWidestTurned != 0 && is_turned(s, shape, kDrop)) {
-    s.turned = true;
+  } else if (kSource == Source::kStrided && TileRows<Arithmetic>::kMaxTransposedWidth != 0 &&
+             is_transposed(s, shape, kDrop)) {
+    s.transposed = true;
     std::swap(rows, width);
-    widest = TileRows<Arithmetic>::kWidestTurned;
-    for (Strides* t : {&s.of_x, &s.of_out, &s.of_elements}) turn(t);
+    widest = TileRows<Arithmetic>::kMaxTransposedWidth;
+    for (Strides* t : {&s.of_x, &s.of_out, &s.of_rng_offsets}) transpose(t);
   }
   const int64_t wave = int64_t{Body::kBlocks} * multiprocessors(), wanted = SINPE_CUDA_WAVES * wave;
   const auto share = [](int64_t n, int64_t among) { return (n + among - 1) / among; };
-  const int64_t few = Body::kEncoded ? kFewSlices : 1, most_parts = s.slices < few ? 1 : s.slices / few;
+  const int64_t few = Body::kEncoded ? kMinSlicesPerBlock : 1, most_parts = s.slices < few ? 1 : s.slices / few;
   // Prefer tiles with fewer rows to tiles that several blocks share, since each of these computes the tile; but no
   // smaller than this.
-  const int64_t least = share(kLeastTile, width < widest ? width : widest);
+  const int64_t least = share(kMinTileValues, width < widest ? width : widest);
   const int64_t lowest = rows / least * share(width, widest), low = lowest < wanted ? lowest : wanted;
   const int64_t shared = share(wanted, most_parts);
   Tiling tiling(rows, width, by_sample, low > shared ? low : shared, widest);
-  if (s.turned && Body::kEncoded)
+  if (s.transposed && Body::kEncoded)
     tiling.height = tiling.height < 2 ? 2 : tiling.height & ~1;  // keep pairs of channels together
   const int64_t tiles = tiling.tiles();
   // If that is less than one wave, use fewer slices per block.
   int64_t parts = share(wanted, tiles) < most_parts ? share(wanted, tiles) : most_parts;
   if (parts < share(wave, tiles)) parts = share(wave, tiles) < s.slices ? share(wave, tiles) : s.slices;
-  const int64_t part = share(share(s.slices, parts), Body::kMostFlight) * Body::kMostFlight;
+  const int64_t part = share(share(s.slices, parts), Body::kMaxInFlight) * Body::kMaxInFlight;
   const int64_t most =
-      kSource == Source::kRows && kTileIds / tiling.height < kMostSlices ? kTileIds / tiling.height : kMostSlices;
+      kSource == Source::kRows && kTileIds / tiling.height < kMaxSlices ? kTileIds / tiling.height : kMaxSlices;
   s.part = part < most ? part : most;
   if ((s.slices + s.part - 1) / s.part > kMaxBlocks) return launch_failed("more slices than a grid can have blocks");
   s.parts = Divisor(static_cast<uint32_t>((s.slices + s.part - 1) / s.part));
   const bool even = rows_begin_at<T>(s.out, s.of_out, s.dims, Body::kGroup);
-  s.askew = s.of_out.channel == 1 && !even;
-  bool plain = even && width % Body::kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s));
-  if (s.turned && s.padding_mask != nullptr) plain = false;  // padding begins and ends at any position
-  s.way = !plain ? Way::kAny : (s.scale == 1.0 && s.padding_mask == nullptr ? Way::kBare : Way::kPlain);
+  s.misaligned = s.of_out.channel == 1 && !even;
+  bool aligned =
+      even && width % Body::kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s));
+  if (s.transposed && s.padding_mask != nullptr) aligned = false;  // padding begins and ends at any position
+  s.access = !aligned ? Access::kGeneral
+                      : (s.scale == 1.0 && s.padding_mask == nullptr ? Access::kAlignedSimple : Access::kAligned);
   s.groups = Divisor(
-      static_cast<uint32_t>((tiling.width + (s.askew ? Body::kGroup - 1 : 0) + Body::kGroup - 1) / Body::kGroup));
+      static_cast<uint32_t>((tiling.width + (s.misaligned ? Body::kGroup - 1 : 0) + Body::kGroup - 1) / Body::kGroup));
   s.tile_groups = Divisor(s.groups.d * static_cast<uint32_t>(tiling.height));
   s.lanes = s.tile_groups.d < kThreads ? static_cast<int32_t>(kThreads / s.tile_groups.d) : 1;
   using Real = typename Body::Real;
-  return launch(Body{plan, positions, tiling, s, static_cast<Real>(s.scale), static_cast<Real>(s.kept_scale)},
+  return launch(Body{plan, positions, tiling, s, static_cast<Real>(s.scale), static_cast<Real>(s.dropout_scale)},
                 tiles * s.parts.d, stream);
 }
 

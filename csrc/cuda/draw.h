@@ -9,8 +9,8 @@ namespace cuda {
 // The 16 random bits of eight elements, two per word.
 struct Draw {
   uint32_t words[4];
-  // Whether the k-th element is kept, with limit = drop_limit(drop). The upper 16 bits are compared; the lower ones do
-  // not affect the result.
+  // Whether the k-th element is kept. limit: drop_limit(). The upper 16 bits are compared; the lower ones do not affect
+  // the result.
   SINPE_HD bool keeps(int k, uint32_t limit) const {
     return ((k & 1) != 0 ? words[k >> 1] : words[k >> 1] << 16) > limit;
   }
@@ -18,7 +18,7 @@ struct Draw {
 // The largest random number of a dropped element, in the upper half of a word (lower half all ones): random numbers
 // below drop are dropped.
 //   Valid range: drop 1 .. 65536
-SINPE_HD uint32_t drop_limit(uint32_t drop) { return (drop << 16) - 1; }
+SINPE_HD uint32_t drop_limit(uint32_t drop_threshold) { return (drop_threshold << 16) - 1; }
 
 // The elements e, e + 1, ... of one counter (e is a multiple of 8): one call of Philox.
 template <class Keys>

@@ -84,10 +84,10 @@ struct EmbedBackward {
   int32_t dims;                           // number of token dimensions
   bool even;                              // tokens are evenly spaced
   int64_t sizes[SINPE_MAX_RANK], strides[SINPE_MAX_RANK],
-      steps[SINPE_MAX_RANK];  // strides: of grad; steps: of the RNG offsets
-  uint64_t first_element, seed;
+      steps[SINPE_MAX_RANK];  // of grad; of the RNG offsets
+  uint64_t first_rng_offset, seed;
   uint32_t limit;
-  bool askew;
+  bool misaligned;
   uint32_t octets, lanes, columns;  // per item; items per block; blocks per item
   Real factor;
 
@@ -102,7 +102,8 @@ struct EmbedBackward {
       const int64_t item = static_cast<int64_t>(down) * lanes + lane;
       if (lane >= lanes || octet >= octets || item >= items) return;
       int64_t c = static_cast<int64_t>(octet) * kOctet;
-      if (askew) c -= static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + item * dim) / sizeof(T) & (kOctet - 1));
+      if (misaligned)
+        c -= static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + item * dim) / sizeof(T) & (kOctet - 1));
       const Range range{c < 0 ? static_cast<int>(-c) : 0, dim - c < kOctet ? static_cast<int>(dim - c) : kOctet};
       if (range.from >= range.to) return;
       if constexpr (kNodes) {
@@ -117,14 +118,14 @@ struct EmbedBackward {
   SINPE_HD void make_node(int64_t slot, int64_t c, Range range, const Draws& draws) const {
     const int64_t terms = terms_under(level), begin = slot * terms, id = ids[begin + terms - 1];
     if (id < 0 || id >= rows || id == padding_idx) return;
-    int64_t place = starts[id];
-    if (place < begin) place += (begin - place + terms - 1) >> (kTreeBits * level) << (kTreeBits * level);
-    if (place + terms > starts[id + 1]) return;
+    int64_t index = starts[id];
+    if (index < begin) index += (begin - index + terms - 1) >> (kTreeBits * level) << (kTreeBits * level);
+    if (index + terms > starts[id + 1]) return;
     Real total[kOctet] = {};
     if (level == 1) {
-      add_tokens(place, kTerms, c, range, draws, total);
+      add_tokens(index, kTerms, c, range, draws, total);
     } else {
-      add_nodes(level - 1, place, kTerms, c, range, total);
+      add_nodes(level - 1, index, kTerms, c, range, total);
     }
     store<Real, kOctet>(nodes[level] + slot * width, c, 1, range, total);
   }
@@ -134,19 +135,19 @@ struct EmbedBackward {
     const int64_t first = starts[row], n = is_summed(row) ? starts[row + 1] - first : 0;
     // The digits of n in base 64 are the number of tokens, and of full nodes of each level, that belong to no higher
     // node.
-    int64_t place = first + (n >> kTreeBits << kTreeBits);
-    add_tokens(place, static_cast<int>(n) & (kTerms - 1), c, range, draws, total);
+    int64_t index = first + (n >> kTreeBits << kTreeBits);
+    add_tokens(index, static_cast<int>(n) & (kTerms - 1), c, range, draws, total);
     SINPE_ROLLED
     for (int l = 1; n >> (kTreeBits * l) != 0; ++l) {
       const int here = static_cast<int>(n >> (kTreeBits * l)) & (kTerms - 1);
-      place -= terms_under(l) * here;
+      index -= terms_under(l) * here;
       Real after[kOctet];
       SINPE_UNROLLED
       for (int i = 0; i < kOctet; ++i) {
         after[i] = total[i];
         total[i] = Real{0};
       }
-      add_nodes(l, place, here, c, range, total);
+      add_nodes(l, index, here, c, range, total);
       SINPE_UNROLLED
       for (int i = 0; i < kOctet; ++i) total[i] += after[i];
     }
@@ -157,9 +158,9 @@ struct EmbedBackward {
 
   SINPE_HD bool is_summed(int64_t row) const { return row != padding_idx && !(kDrop && limit == drop_limit(kDropAll)); }
 
-  // Adds n full nodes of a level; the first node's first token is at index `place`.
-  SINPE_HD void add_nodes(int l, int64_t place, int n, int64_t c, Range range, Real* total) const {
-    const Real* node = nodes[l] + (place >> (kTreeBits * l)) * width;
+  // Adds n full nodes of a level; the first node's first token is at index `index`.
+  SINPE_HD void add_nodes(int l, int64_t index, int n, int64_t c, Range range, Real* total) const {
+    const Real* node = nodes[l] + (index >> (kTreeBits * l)) * width;
     SINPE_ROLLED
     for (int k = 0; k < n; k += kNodesAhead) {
       Raw<Real, kOctet> raw[kNodesAhead];
@@ -183,9 +184,9 @@ struct EmbedBackward {
 
   // The loads of one round are issued before any of them is used. Without dropout, so are the loads of the next round's
   // token indices. (With dropout, tokens are needed until they are added, and there are too few registers.)
-  SINPE_HD void add_tokens(int64_t place, int n, int64_t c, Range range, const Draws& draws, Real* total) const {
+  SINPE_HD void add_tokens(int64_t index, int n, int64_t c, Range range, const Draws& draws, Real* total) const {
     int64_t next[kTokensAhead];
-    find_tokens(place, n, next);
+    find_tokens(index, n, next);
     SINPE_ROLLED
     for (int k = 0; k < n; k += kTokensAhead) {
       int64_t token[kTokensAhead];
@@ -193,24 +194,24 @@ struct EmbedBackward {
       SINPE_UNROLLED
       for (int i = 0; i < kTokensAhead; ++i) {
         token[i] = next[i];
-        if (k + i < n) load<T, kOctet>(grad + lies_at(strides, token[i]), c, strides[dims], range, &raw[i]);
+        if (k + i < n) load<T, kOctet>(grad + offset_of(strides, token[i]), c, strides[dims], range, &raw[i]);
       }
-      if (!kDrop) find_tokens(place + k + kTokensAhead, n - k - kTokensAhead, next);
+      if (!kDrop) find_tokens(index + k + kTokensAhead, n - k - kTokensAhead, next);
       SINPE_UNROLLED
       for (int i = 0; i < kTokensAhead; ++i) {
         if (k + i < n) add_token(token[i], c, draws, raw[i], total);
       }
-      if (kDrop) find_tokens(place + k + kTokensAhead, n - k - kTokensAhead, next);
+      if (kDrop) find_tokens(index + k + kTokensAhead, n - k - kTokensAhead, next);
     }
   }
 
   // Loads the token indices of a round; n tokens are left.
-  SINPE_HD void find_tokens(int64_t place, int n, int64_t* found) const {
+  SINPE_HD void find_tokens(int64_t index, int n, int64_t* found) const {
     SINPE_UNROLLED
-    for (int i = 0; i < kTokensAhead; ++i) found[i] = i < n ? tokens[place + i] : 0;
+    for (int i = 0; i < kTokensAhead; ++i) found[i] = i < n ? tokens[index + i] : 0;
   }
 
-  SINPE_HD int64_t lies_at(const int64_t* of, int64_t token) const {
+  SINPE_HD int64_t offset_of(const int64_t* of, int64_t token) const {
     return even ? token * of[dims - 1] : offset_at(sizes, of, dims, token);
   }
 
@@ -219,8 +220,8 @@ struct EmbedBackward {
     raw.values(v);
     Draw drawn{};
     if constexpr (kDrop) {
-      const int64_t number = lies_at(steps, token) + c * steps[dims];
-      drawn = draws.of(first_element + static_cast<uint64_t>(number), static_cast<uint64_t>(steps[dims]));
+      const int64_t offset = offset_of(steps, token) + c * steps[dims];
+      drawn = draws.of(first_rng_offset + static_cast<uint64_t>(offset), static_cast<uint64_t>(steps[dims]));
     }
     SINPE_UNROLLED
     for (int i = 0; i < kOctet; ++i) total[i] += !kDrop || drawn.keeps(i, limit) ? v[i] : Real{0};
@@ -240,7 +241,7 @@ sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const int64_t
   EmbedBackward<T, kDrop, kNodes> body{};
   using Real = accumulate_t<T>;
   const int dims = a.rank - 1;
-  const Elements elements(a.dropout, a.sizes, a.rank);
+  const RngOffsets rng_offsets(a.dropout, a.sizes, a.rank);
   body.grad = static_cast<const T*>(a.grad);
   body.ids = ids;
   body.tokens = tokens;
@@ -263,16 +264,16 @@ sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const int64_t
   for (int d = 0; d < a.rank; ++d) {
     body.sizes[d] = a.sizes[d];
     body.strides[d] = a.grad_strides[d];
-    body.steps[d] = elements.steps[d];
+    body.steps[d] = rng_offsets.strides[d];
   }
-  body.even = tokens_are_even(a.sizes, a.grad_strides, dims) && tokens_are_even(a.sizes, elements.steps, dims);
-  body.first_element = elements.base;
+  body.even = tokens_are_even(a.sizes, a.grad_strides, dims) && tokens_are_even(a.sizes, rng_offsets.strides, dims);
+  body.first_rng_offset = rng_offsets.base;
   body.seed = static_cast<uint64_t>(a.dropout.seed);
   const uint32_t drop = static_cast<uint32_t>(a.dropout.drop);
   body.limit = drop_limit(drop);
-  body.factor = static_cast<Real>(kDrop ? a.scale * kept_scale(drop) : a.scale);
-  body.askew = !kNodes && (reinterpret_cast<uintptr_t>(a.out) / sizeof(T) % kOctet != 0 || body.dim % kOctet != 0);
-  const int64_t octets = (body.dim + (body.askew ? kOctet - 1 : 0) + kOctet - 1) / kOctet;
+  body.factor = static_cast<Real>(kDrop ? a.scale * dropout_scale(drop) : a.scale);
+  body.misaligned = !kNodes && (reinterpret_cast<uintptr_t>(a.out) / sizeof(T) % kOctet != 0 || body.dim % kOctet != 0);
+  const int64_t octets = (body.dim + (body.misaligned ? kOctet - 1 : 0) + kOctet - 1) / kOctet;
   if (octets > kMaxBlocks) return launch_failed("more channels than a grid can have");
   body.octets = static_cast<uint32_t>(octets);
   body.lanes = octets < kThreads ? static_cast<uint32_t>(kThreads / octets) : 1;

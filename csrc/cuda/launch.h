@@ -31,9 +31,9 @@ int multiprocessors();
 bool in_double();
 
 // Counts samples that need exact arithmetic, on the host only.
-SINPE_HD void note_careful(int32_t rows) {
+SINPE_HD void count_exact_samples(int32_t rows) {
 #if !defined(__CUDACC__)
-  on_host::noted().careful_rows += rows;
+  on_host::counters().exact_samples += rows;
 #else
   (void)rows;
 #endif

@@ -18,7 +18,7 @@ using Stream = void*;  // a cudaStream_t
 
 // A packed plan or grid in device memory, and the number of channels that its rows must have.
 struct DevicePlan {
-  const int64_t* words;
+  const int64_t* packed;
   int64_t n_words;
   int64_t dim;
 };
@@ -42,8 +42,8 @@ sinpe_status add_grid(const DevicePlan& grid, const void* values, int64_t n_valu
                       const DeviceScalars& scalars, Stream stream);
 sinpe_status dropout(const sinpe_add_arguments& a, const DeviceScalars& scalars, Stream stream);
 // scratch: row_dots_scratch(a) bytes of device memory; null if that is 0.
-sinpe_status row_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes, void* scratch,
-                      const DeviceScalars& scalars, Stream stream);
+sinpe_status row_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* angular_frequencies,
+                      void* scratch, const DeviceScalars& scalars, Stream stream);
 int64_t row_dots_scratch(const sinpe_add_arguments& a);
 sinpe_status embed(const DevicePlan& plan, const sinpe_embed_arguments& e, const DeviceScalars& scalars, Stream stream);
 

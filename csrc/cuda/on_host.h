@@ -33,16 +33,16 @@ struct Settings {
   int32_t dropped_barrier = -1;  // index of the removed barrier, 0 for the one after the first phase; -1 for none
   int32_t multiprocessors = 0;   // of the emulated device; 0: varies from launch to launch
   int32_t in_double = -1;  // whether float32 rows are computed in double precision; -1: the default of arithmetic()
-  bool (*taken)(const Launch*) = nullptr;  // if not null, called first; returns true if it ran the launch
+  bool (*launch_hook)(const Launch*) = nullptr;  // if not null, called first; returns true if it ran the launch
 };
 
 // Counts since the start of the process.
-struct Noted {
-  int64_t careful_rows;  // samples computed in exact arithmetic
-  int64_t questions;     // queries that would go to the CUDA runtime
+struct Counters {
+  int64_t exact_samples;   // samples computed in exact arithmetic
+  int64_t device_queries;  // queries that would go to the CUDA runtime
   int64_t launches;
 };
-Noted& noted();
+Counters& counters();
 
 // The settings of the process.
 Settings& settings();
@@ -72,9 +72,9 @@ void run_phases(const Body& body, uint32_t block, Order order, typename Body::Sh
 
 template <class Body>
 void run(const Body& body, int64_t blocks) {
-  noted().launches += 1;
+  counters().launches += 1;
   const Launch launch{typeid(Body).name(), &body, sizeof body, blocks, Body::kThreads, Body::kPhases};
-  if (settings().taken != nullptr && settings().taken(&launch)) return;
+  if (settings().launch_hook != nullptr && settings().launch_hook(&launch)) return;
   const std::unique_ptr<typename Body::Shared> shared(new typename Body::Shared);
   const Order order = next_order();
   for (const uint32_t block : ordered(blocks, order, 0)) {

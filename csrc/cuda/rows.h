@@ -71,7 +71,7 @@ struct RowPositions {
     int64_t value = 0;
     bool exists = true;
     if (positions == nullptr) {
-      const int64_t plan_start = plan.n_words >= kPlanHeaderWords ? plan.words[8] : 0;
+      const int64_t plan_start = plan.n_words >= kPlanHeaderWords ? plan.packed[8] : 0;
       exists = add_positions(plan_start, start, &value) && add_positions(value, row, &value);
     } else if (are_starts) {
       exists = add_positions(static_cast<const int64_t*>(positions)[batch * strides[0]], row, &value);
@@ -95,8 +95,8 @@ inline RowPositions positions_of(const sinpe_add_arguments& a) {
 }
 
 // Sets *batch to the sample of the tile's r-th row, and *row to the row within that sample.
-SINPE_HD void place_row(const Tiling& tiling, const RowPositions& positions, const Tile& tile, int r, int64_t* batch,
-                        int64_t* row) {
+SINPE_HD void locate_row(const Tiling& tiling, const RowPositions& positions, const Tile& tile, int r, int64_t* batch,
+                         int64_t* row) {
   const int64_t flat = tile.row + r;
   *batch = tiling.by_sample ? flat / positions.rows : 0;
   *row = flat - *batch * positions.rows;
@@ -105,7 +105,7 @@ SINPE_HD void place_row(const Tiling& tiling, const RowPositions& positions, con
 SINPE_HD double quiet_nan() { return bit_cast<double>(uint64_t{0x7ff8000000000000}); }
 
 // Strides of a tile in shared memory.
-struct Steps {
+struct TileStrides {
   int32_t row, channel;
 };
 
@@ -115,13 +115,13 @@ struct TileRows {
   using Real = typename Arithmetic::Real;
   using Operand = RowPositions;
   static constexpr bool kEncoded = true, kSampled = true;  // there is an encoding; positions may differ between samples
-  static constexpr int64_t kWidestTurned = kTileRows;  // maximum width of a turned tile (cuda/apply.h), in positions
+  static constexpr int64_t kMaxTransposedWidth = kTileRows;  // of a transposed tile, in positions
   alignas(16) Real pe[kTile];
   Tile tile;
-  Steps steps;
+  TileStrides tile_strides;
   Plan plan;
   Amplitude amplitude;
-  Reach reach;
+  FastRange fast_range;
   bool usable, are_fractional;
   int64_t batch[kTileRows], row[kTileRows];  // sample of each of the tile's rows, and row within it
   int64_t integer[kTileRows];                // their positions, if integer; otherwise the next array
@@ -129,20 +129,20 @@ struct TileRows {
   bool exists[kTileRows];
 
   // Called by all threads: unpacks and checks the plan, and loads the positions of the tile.
-  SINPE_HD void begin(const DevicePlan& words, const Tiling& tiling, const RowPositions& positions, const Tile& of,
-                      const Steps& apart, int thread) {
+  SINPE_HD void begin(const DevicePlan& packed_plan, const Tiling& tiling, const RowPositions& positions,
+                      const Tile& of, const TileStrides& strides, int thread) {
     if (thread == kThreads - 1) {
       tile = of;
-      steps = apart;
-      usable = decode_plan(words.words, words.n_words, &plan) && plan.dim == words.dim;
+      tile_strides = strides;
+      usable = decode_plan(packed_plan.packed, packed_plan.n_words, &plan) && plan.dim == packed_plan.dim;
       amplitude = amplitude_of(usable ? plan.amplitude : 1.0);
-      if (usable) reach = Reach(plan);
+      if (usable) fast_range = FastRange(plan);
       are_fractional = positions.are_fractional();
     }
     if (thread >= of.height) return;
-    place_row(tiling, positions, of, thread, &batch[thread], &row[thread]);
+    locate_row(tiling, positions, of, thread, &batch[thread], &row[thread]);
     Position p;
-    exists[thread] = positions.at(words, batch[thread], row[thread], &p);
+    exists[thread] = positions.at(packed_plan, batch[thread], row[thread], &p);
     integer[thread] = p.i;
     fractional[thread] = p.d;
   }
@@ -164,11 +164,12 @@ struct TileRows {
       for (int32_t item = thread & ((kThreads >> shift) - 1); item < items; item += kThreads) {
         const Feed feed = pairs ? pair(tile, item) : channel(tile, item);
         if (feed.osc >= 0) {
-          walk(feed, from, to, steps, alpha);
+          walk(feed, from, to, tile_strides, alpha);
         } else {
           SINPE_ROLLED
           for (int32_t r = from; r < to; ++r)
-            pe[r * steps.row + item * steps.channel] = usable ? alpha * Real{0} : static_cast<Real>(quiet_nan());
+            pe[r * tile_strides.row + item * tile_strides.channel] =
+                usable ? alpha * Real{0} : static_cast<Real>(quiet_nan());
         }
       }
     }
@@ -179,7 +180,7 @@ struct TileRows {
     SINPE_ROLLED
     for (int32_t i = thread; i < zeros * tile.height; i += kThreads) {
       const int32_t r = i / zeros;
-      pe[r * steps.row + (used + i - r * zeros) * steps.channel] = alpha * Real{0};
+      pe[r * tile_strides.row + (used + i - r * zeros) * tile_strides.channel] = alpha * Real{0};
     }
   }
 
@@ -202,46 +203,46 @@ struct TileRows {
   SINPE_HD Feed channel(const Tile& tile, int32_t item) const {
     if (!usable) return {-1, item, -1};
     bool cosine;
-    const int64_t osc = plan.feeding(tile.channel + item, &cosine);
+    const int64_t osc = plan.channel_oscillator(tile.channel + item, &cosine);
     return osc < 0 ? Feed{-1, item, -1} : Feed{osc, cosine ? -1 : item, cosine ? item : -1};
   }
 
   // Computes rows [from, to) of a feed's columns. If a rounding is undecided, all rows are recomputed after the loop,
   // so that the loop itself has no code for it.
-  SINPE_HD void walk(const Feed& feed, int32_t from, int32_t to, const Steps& steps, Real alpha) {
+  SINPE_HD void walk(const Feed& feed, int32_t from, int32_t to, const TileStrides& tile_strides, Real alpha) {
     // With one column, both values are written to it, which is faster than a test per row.
     const bool feeds_sine = feed.sine >= 0, feeds_cosine = feed.cosine >= 0;
-    Real* sine = pe + from * steps.row + (feeds_sine ? feed.sine : feed.cosine) * steps.channel;
-    Real* cosine = pe + from * steps.row + (feeds_cosine ? feed.cosine : feed.sine) * steps.channel;
+    Real* sine = pe + from * tile_strides.row + (feeds_sine ? feed.sine : feed.cosine) * tile_strides.channel;
+    Real* cosine = pe + from * tile_strides.row + (feeds_cosine ? feed.cosine : feed.sine) * tile_strides.channel;
     const Amplitude a = amplitude;  // local copies, which stores cannot alias
-    const Reach far = reach;
+    const FastRange local_range = fast_range;
     Run<Arithmetic, false> run;
-    bool open = !run.begin(plan, feed.osc, {}, 0, far);
+    bool undecided = !run.begin(plan, feed.osc, {}, 0, local_range);
     SINPE_ROLLED
-    for (int32_t r = from; r < to && !open; ++r) {
+    for (int32_t r = from; r < to && !undecided; ++r) {
       const Position p = position(r);
-      Open row;
+      Undecided row;
       row.add(!exists[r]);
-      if (Run<Arithmetic, false>::kByReach) row.add(!far.holds(p.d));
-      const Sample<Real> v = run.at(far, p, a, &row);
-      open = row.any();
+      if (Run<Arithmetic, false>::kCallerChecksRange) row.add(!local_range.contains(p.d));
+      const Sample<Real> v = run.at(local_range, p, a, &row);
+      undecided = row.any();
       *sine = alpha * (feeds_sine ? v.s : v.c);
       *cosine = alpha * (feeds_cosine ? v.c : v.s);
-      sine += steps.row;
-      cosine += steps.row;
+      sine += tile_strides.row;
+      cosine += tile_strides.row;
     }
-    if (!open) return;
-    note_careful(to - from);
-    walk_with_care(feed, from, to, steps, alpha);
+    if (!undecided) return;
+    count_exact_samples(to - from);
+    walk_exact(feed, from, to, tile_strides, alpha);
   }
 
-  SINPE_HD void walk_with_care(const Feed& feed, int32_t from, int32_t to, const Steps& steps, Real alpha) {
+  SINPE_HD void walk_exact(const Feed& feed, int32_t from, int32_t to, const TileStrides& tile_strides, Real alpha) {
     SINPE_ROLLED
     for (int32_t r = from; r < to; ++r) {
       Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
-      if (exists[r]) v = settled<Arithmetic>(plan, feed.osc, position(r));
-      if (feed.sine >= 0) pe[r * steps.row + feed.sine * steps.channel] = alpha * v.s;
-      if (feed.cosine >= 0) pe[r * steps.row + feed.cosine * steps.channel] = alpha * v.c;
+      if (exists[r]) v = resolved_sample<Arithmetic>(plan, feed.osc, position(r));
+      if (feed.sine >= 0) pe[r * tile_strides.row + feed.sine * tile_strides.channel] = alpha * v.s;
+      if (feed.cosine >= 0) pe[r * tile_strides.row + feed.cosine * tile_strides.channel] = alpha * v.c;
     }
   }
 
@@ -259,7 +260,7 @@ template <class Number>
 struct TileRows<Unencoded<Number>> {
   using Operand = RowPositions;
   static constexpr bool kEncoded = false, kSampled = false;
-  static constexpr int64_t kWidestTurned = kTile;
+  static constexpr int64_t kMaxTransposedWidth = kTile;
 };
 
 }  // namespace cuda

@@ -13,16 +13,17 @@
 namespace sinpe_torch {
 
 // A packed plan or grid. The elements may be read only if tensors are in host memory.
-struct Words {
+struct PackedArray {
   const int64_t* data;
   int64_t size;
-  Words(const Device& device, const Tensor& words, const char* name = "plan") : data(nullptr), size(words.numel()) {
-    device.expect(name, words);
-    const ScalarType type = words.scalar_type();
+  PackedArray(const Device& device, const Tensor& packed, const char* name = "plan")
+      : data(nullptr), size(packed.numel()) {
+    device.expect(name, packed);
+    const ScalarType type = packed.scalar_type();
     expect(type == ScalarType::Long, name, ": expected int64 words, got ", torch::headeronly::toString(type));
     expect(size > 0, name, ": expected the words of a ", name, ", got none");
-    expect(words.is_contiguous(), name, ": expected contiguous words, got strides; pass ", name, ".contiguous()");
-    data = static_cast<const int64_t*>(words.const_data_ptr());
+    expect(packed.is_contiguous(), name, ": expected contiguous words, got strides; pass ", name, ".contiguous()");
+    data = static_cast<const int64_t*>(packed.const_data_ptr());
   }
 };
 
@@ -81,7 +82,7 @@ inline sinpe_add_arguments arguments_of(const Device& device, const Tensor& x, c
 
 // Checks that no two elements of an `out` share memory (no internal overlap), like sinpe_ext/checks/memory.py: two
 // threads may write them concurrently.
-inline void expect_apart(const Tensor& out) {
+inline void expect_no_internal_overlap(const Tensor& out) {
   if (out.numel() == 0) return;
   const auto sizes = out.sizes(), strides = out.strides();
   std::array<std::pair<int64_t, int64_t>, SINPE_MAX_RANK> steps;
@@ -100,7 +101,7 @@ inline void expect_apart(const Tensor& out) {
 
 // Checks that `out` overlaps none of the operands that determine how elements are computed, like
 // sinpe_ext/checks/memory.py: kernels read them again after the checks, while they write.
-inline void expect_apart(const Tensor& out, std::initializer_list<std::pair<const char*, Optional>> operands) {
+inline void expect_no_overlap(const Tensor& out, std::initializer_list<std::pair<const char*, Optional>> operands) {
   const auto span = [](const Tensor& t) {
     return sinpe::Span(t.const_data_ptr(), t.sizes().data(), t.strides().data(), static_cast<int>(t.dim()),
                        static_cast<int64_t>(t.element_size()));
@@ -113,18 +114,18 @@ inline void expect_apart(const Tensor& out, std::initializer_list<std::pair<cons
 }
 
 // arguments_of for an `out` that the caller provided.
-inline sinpe_add_arguments written_arguments_of(const Device& device, const Tensor& x, const Tensor& out, double scale,
-                                                int64_t start) {
+inline sinpe_add_arguments out_arguments_of(const Device& device, const Tensor& x, const Tensor& out, double scale,
+                                            int64_t start) {
   const sinpe_add_arguments a = arguments_of(device, x, out, scale, start);
-  expect_apart(out);
+  expect_no_internal_overlap(out);
   return a;
 }
 
 inline int64_t dim_of(const sinpe_add_arguments& a) { return a.sizes[a.rank - 1]; }
 
 // Strides of an operand of shape (batch or 1, rows), 0 in dimensions that are broadcast.
-inline void companion_strides(const Device& device, const char* name, const Tensor& t, const sinpe_add_arguments& a,
-                              bool one_row, int64_t* strides) {
+inline void row_operand_strides(const Device& device, const char* name, const Tensor& t, const sinpe_add_arguments& a,
+                                bool one_row, int64_t* strides) {
   device.expect(name, t);
   const int64_t batch = a.rank > 2 ? a.sizes[0] : 1, rows = one_row ? 1 : a.sizes[a.rank - 2];
   expect(t.dim() == 2, name, ": expected 2 dimensions, (batch or 1, sequence), got ", t.dim());
@@ -139,7 +140,7 @@ inline void companion_strides(const Device& device, const char* name, const Tens
 inline void set_rows(const Device& device, sinpe_add_arguments* a, const Optional& positions,
                      const Optional& padding_mask, bool positions_are_starts) {
   if (positions.has_value()) {
-    companion_strides(device, "positions", *positions, *a, positions_are_starts, a->position_strides);
+    row_operand_strides(device, "positions", *positions, *a, positions_are_starts, a->position_strides);
     a->positions = positions->const_data_ptr();
     a->position_dtype = dtype_of("positions", positions->scalar_type());
     a->positions_are_starts = positions_are_starts;
@@ -147,7 +148,7 @@ inline void set_rows(const Device& device, sinpe_add_arguments* a, const Optiona
   if (padding_mask.has_value()) {
     const ScalarType type = padding_mask->scalar_type();
     expect(type == ScalarType::Bool, "padding_mask: expected bool, got ", torch::headeronly::toString(type));
-    companion_strides(device, "padding_mask", *padding_mask, *a, false, a->mask_strides);
+    row_operand_strides(device, "padding_mask", *padding_mask, *a, false, a->mask_strides);
     a->padding_mask = static_cast<const uint8_t*>(padding_mask->const_data_ptr());
   }
 }
@@ -158,9 +159,10 @@ inline bool is_host_number(const Optional& t) {
 }
 
 // Pointer to the seed of dropout; null if none is needed.
-inline const int64_t* seed_of(const Device& device, const Optional& seed, int64_t drop) {
+inline const int64_t* seed_of(const Device& device, const Optional& seed, int64_t drop_threshold) {
   if (!seed.has_value()) {
-    expect(drop == 0 || drop == 65536, "seed: expected one int64, got None while drop is ", drop);
+    expect(drop_threshold == 0 || drop_threshold == 65536, "seed: expected one int64, got None while drop is ",
+           drop_threshold);
     return nullptr;
   }
   device.expect("seed", *seed);
@@ -170,16 +172,17 @@ inline const int64_t* seed_of(const Device& device, const Optional& seed, int64_
   return static_cast<const int64_t*>(seed->const_data_ptr());
 }
 
-// All dropout arguments except the seed. `sizes` is the shape of the tensor to which dropout is applied. `elements`
+// All dropout arguments except the seed. `sizes` is the shape of the tensor to which dropout is applied. `rng_offsets`
 // must outlive the result.
-inline sinpe_dropout_arguments dropout_of(int64_t drop, const Integers& elements, const int64_t* sizes, int64_t rank) {
+inline sinpe_dropout_arguments dropout_of(int64_t drop_threshold, const Integers& rng_offsets, const int64_t* sizes,
+                                          int64_t rank) {
   sinpe_dropout_arguments d{};
-  expect(drop >= 0 && drop <= 65536, "drop: expected 0 to 65536, got ", drop);
-  d.drop = static_cast<int32_t>(drop);
-  if (elements.empty()) return d;
-  expect(static_cast<int64_t>(elements.size()) == 1 + rank, "elements: expected ", 1 + rank,
-         " integers (base and a step for each dimension), got ", elements.size());
-  d.elements = elements.data();
+  expect(drop_threshold >= 0 && drop_threshold <= 65536, "drop: expected 0 to 65536, got ", drop_threshold);
+  d.drop = static_cast<int32_t>(drop_threshold);
+  if (rng_offsets.empty()) return d;
+  expect(static_cast<int64_t>(rng_offsets.size()) == 1 + rank, "elements: expected ", 1 + rank,
+         " integers (base and a step for each dimension), got ", rng_offsets.size());
+  d.elements = rng_offsets.data();
   expect(
       sinpe::valid_dropout(d, sizes, static_cast<int>(rank)),
       "elements: expected steps of 0 or more to numbers that int64 holds, got others; pass those of the whole tensor");
@@ -207,13 +210,14 @@ inline const void* grid_values_of(const Device& device, const Tensor& values, si
 }
 
 // The factors of row_dots, one per channel; null if there are none.
-inline const double* slopes_of(const Device& device, const Optional& slopes, int64_t dim) {
-  if (!slopes.has_value()) return nullptr;
-  device.expect("slopes", *slopes);
-  expect(slopes->is_contiguous() && slopes->scalar_type() == ScalarType::Double && slopes->numel() == dim,
-         "slopes: expected contiguous float64 of shape (", dim, ",), got ", slopes->numel(), " of ",
-         torch::headeronly::toString(slopes->scalar_type()));
-  return static_cast<const double*>(slopes->const_data_ptr());
+inline const double* angular_frequencies_of(const Device& device, const Optional& angular_frequencies, int64_t dim) {
+  if (!angular_frequencies.has_value()) return nullptr;
+  device.expect("slopes", *angular_frequencies);
+  expect(angular_frequencies->is_contiguous() && angular_frequencies->scalar_type() == ScalarType::Double &&
+             angular_frequencies->numel() == dim,
+         "slopes: expected contiguous float64 of shape (", dim, ",), got ", angular_frequencies->numel(), " of ",
+         torch::headeronly::toString(angular_frequencies->scalar_type()));
+  return static_cast<const double*>(angular_frequencies->const_data_ptr());
 }
 
 inline const int64_t* ids_of(const Device& device, const Tensor& ids, int64_t* strides) {

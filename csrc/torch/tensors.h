@@ -26,24 +26,24 @@ using Optional = std::optional<Tensor>;
 
 // Not STD_TORCH_CHECK, which would add the function's name and the path of the source file to the message.
 template <class... Parts>
-[[noreturn]] SINPE_NOINLINE void refuse(const Parts&... parts) {
+[[noreturn]] SINPE_NOINLINE void throw_error(const Parts&... parts) {
   std::ostringstream sentence;
   (sentence << ... << parts);
   throw std::runtime_error(sentence.str());
 }
 
 template <class... Parts>
-inline void expect(bool fine, const Parts&... otherwise) {
-  if (!fine) refuse(otherwise...);
+inline void expect(bool condition, const Parts&... message) {
+  if (!condition) throw_error(message...);
 }
 
-inline void succeed(sinpe_status status) {
-  if (status != SINPE_OK) refuse(sinpe::status_text(status));
+inline void check_status(sinpe_status status) {
+  if (status != SINPE_OK) throw_error(sinpe::status_text(status));
 }
 
 // Checks that a tensor's elements are within the bounds of its storage, which may have been resized; like
 // sinpe_ext/checks/tensors.py.
-inline void expect_memory(const char* name, const Tensor& t) {
+inline void check_storage_bounds(const char* name, const Tensor& t) {
   if (t.numel() == 0) return;
   int64_t bytes, end = t.storage_offset() + 1;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(t.get(), &bytes));
@@ -73,8 +73,9 @@ struct Device {
     return other == index;
   }
   void expect(const char* name, const Tensor& t) const {
-    if (!holds(t)) refuse(name, ": expected a tensor on ", text(), ", got one on ", of(t).text(), "; move it there");
-    expect_memory(name, t);
+    if (!holds(t))
+      throw_error(name, ": expected a tensor on ", text(), ", got one on ", of(t).text(), "; move it there");
+    check_storage_bounds(name, t);
   }
   std::string text() const {
     if (type == aoti_torch_device_type_cpu()) return "cpu";
@@ -91,7 +92,7 @@ inline sinpe_dtype dtype_of(const char* name, ScalarType type) {
     case ScalarType::BFloat16: return SINPE_BFLOAT16;
     case ScalarType::Half: return SINPE_FLOAT16;
     case ScalarType::Long: return SINPE_INT64;
-    default: refuse(name, ": unsupported dtype, got ", torch::headeronly::toString(type));
+    default: throw_error(name, ": unsupported dtype, got ", torch::headeronly::toString(type));
   }
 }
 

@@ -119,7 +119,7 @@ void test_row_dots(int32_t drop) {
       const int64_t words = static_cast<int64_t>(made.words.size());
       CHECK(sinpe_row_dots(made.words.data(), words, &a, factors) == SINPE_OK);
       std::vector<sinpe::accumulate_t<T>> row(130);
-      const double kept_scale = drop == 65536 ? 0.0 : 65536.0 / (65536 - drop);
+      const double dropout_scale = drop == 65536 ? 0.0 : 65536.0 / (65536 - drop);
       for (int64_t i = 0; i < 5; ++i) {
         for (int64_t j = 0; j < 7; ++j) {
           sinpe::exact_row(made.plan, sinpe::integer_position(1000 + j), row.data());
@@ -132,8 +132,8 @@ void test_row_dots(int32_t drop) {
               continue;
             const double product = static_cast<double>(sinpe::to_float(x[at])) * static_cast<double>(row[c]) *
                                    (factors != nullptr ? factors[c] : 1.0);
-            sum += kept_scale * product;
-            size += std::fabs(kept_scale * product);
+            sum += dropout_scale * product;
+            size += std::fabs(dropout_scale * product);
           }
           const size_t place = static_cast<size_t>(7 * i + j);
           if (a.padding_mask != nullptr && mask[place] != 0) sum = size = 0.0;
