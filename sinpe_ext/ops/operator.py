@@ -3,7 +3,8 @@
 rows.py, embed.py, packed_plan.py and seed_tensor.py define the operators, each with its schema, reference
 implementation (`reference/`), fake kernel, vmap rule and derivative. The compiled libraries contain implementations
 only: a second definition of an operator would abort the process. No operator is on an autocast list: positions,
-frequencies and x keep their dtypes under autocast."""
+frequencies and x keep their dtypes under autocast.
+"""
 
 from __future__ import annotations
 
