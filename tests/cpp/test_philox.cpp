@@ -101,7 +101,7 @@ void test_kernels(const sinpe::RowKernels& set) {
           kernels.accumulate(x.data(), sum.data(), n, dropout, first);
           double dots[16] = {};
           for (size_t i = 0; i < count; ++i) {
-            const bool keep = sinpe::kept(first + i * step, dropout.seed, dropout.drop);
+            const bool keep = sinpe::is_kept(first + i * step, dropout.seed, dropout.drop_threshold);
             const Real want = before[i] + (keep ? Real{sinpe::to_float(x[i])} : Real{0});
             CHECK(want != want ? sum[i] != sum[i] : sum[i] == want);
             dots[i % 16] += keep ? static_cast<double>(sinpe::to_float(x[i])) * static_cast<double>(row[i]) : 0.0;
