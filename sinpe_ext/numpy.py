@@ -139,7 +139,7 @@ def _constants(encoding: Any, dim: int | None) -> Plan:
 
 def _packed_plan(plan: Plan) -> NDArray[np.int64]:
     """The packed plan as an array, for the compiled module."""
-    return np.frombuffer(plan.words, dtype=np.int64)
+    return np.frombuffer(plan.packed, dtype=np.int64)
 
 
 def _core() -> Any:

@@ -1,4 +1,4 @@
-// From the number of a dtype in the C interface to the type of an element.
+// Dispatch from a dtype of the C interface to the C++ element type.
 #pragma once
 
 #include "core/round.h"
@@ -6,7 +6,7 @@
 
 namespace sinpe {
 
-// Calls fn(T{}) with the element type that `dtype` names.
+// Calls fn(T{}), where T is the element type of `dtype`.
 template <class F>
 sinpe_status with_type(sinpe_dtype dtype, const F& fn) {
   switch (dtype) {
@@ -18,7 +18,7 @@ sinpe_status with_type(sinpe_dtype dtype, const F& fn) {
   }
 }
 
-// The number of that type that lies at `number`, which is of floating point.
+// The scalar at `number` as double. `dtype` must be a floating-point type.
 SINPE_HD double value_of(const void* number, sinpe_dtype dtype) {
   switch (dtype) {
     case SINPE_FLOAT64: return *static_cast<const double*>(number);

@@ -1,4 +1,5 @@
-// Single entries without doubt: the slow path that decides every rounding the fast paths leave open.
+// Single entries in exact arithmetic: the slow path that decides each rounding the error bound of a fast path does not
+// decide.
 #pragma once
 
 #include "core/phase.h"

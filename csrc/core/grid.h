@@ -1,5 +1,6 @@
-// The grid: which row of which axis feeds which channels of a place. A channel of a grid depends on one coordinate only, so
-// the rows of every axis are made once, by the kernels that make any rows, and met here by all the places that share them.
+// The encoding of a grid: which row of which axis provides which channels of a grid point. A channel depends on the
+// coordinate along one axis only, so the rows of each axis are computed once, by the kernels for one-dimensional
+// encodings, and shared by all grid points with the same coordinate.
 #pragma once
 
 #include "core/phase.h"
@@ -11,61 +12,63 @@ constexpr int64_t kGridHeaderWords = 8;
 constexpr int64_t kPieceWords = 5;
 constexpr int kMaxAxes = 8;
 constexpr int kMaxPieces = 64;
-constexpr int64_t kMaxLength = 0x7fffffff;        // coordinates of an axis
-constexpr int64_t kMaxPlaces = int64_t{1} << 40;  // and channels
+constexpr int64_t kMaxLength = 0x7fffffff;        // of an axis
+constexpr int64_t kMaxPoints = int64_t{1} << 40;  // grid points; also the limit for channels
 
-// Channels that one axis feeds: its c-th is the grid's first + c * step. Their values, for each coordinate of the axis,
-// begin at `offset`: `width` of them side by side, or, of a grid by channels, one channel's coordinates side by side.
+// The channels that one axis provides: channel c of the piece is channel first + c * step of the grid. The values of
+// the piece begin at `offset`: (coordinates, width) row-major, or (width, coordinates) in a grid by channels.
 struct GridPiece {
   int64_t axis, first, step, width, offset;
 };
 
 // Packed by Python (sinpe_ext/calls/grid_rows.py):
 //   0 magic   1 number of words   2 1 for a grid by channels   3 n_axes   4 n_pieces   5 dim   6 n_values   7 zero
-// then the axes' lengths, then axis, first, step, width and offset of each piece.
-// By channels: rows are channels and columns are places, as a tensor with its channels before its axes has them.
+// then the lengths of the axes, then axis, first, step, width and offset of each piece. By channels: rows are channels
+// and columns are grid points, as in a tensor whose channel dimension precedes its axes.
 struct Grid {
   bool by_channels;
   int32_t n_axes, n_pieces;
   int64_t dim;                                // channels
-  int64_t places;                             // product of the lengths
-  int64_t length[kMaxAxes], inner[kMaxAxes];  // places from one coordinate of an axis to the next
-  GridPiece pieces[kMaxPieces];               // copies: the words may change after they were checked
+  int64_t points;                             // product of the lengths
+  int64_t length[kMaxAxes], inner[kMaxAxes];  // inner: grid points from one coordinate of an axis to the next
+  GridPiece pieces[kMaxPieces];               // copies: the caller may modify the packed grid after the check
 
-  SINPE_HD int64_t coordinate(int64_t place, int64_t axis) const { return place / inner[axis] % length[axis]; }
-  // The piece that feeds a channel, the last if several do, and which of its channels that is; -1 for none, a channel of
-  // zeros.
-  SINPE_HD int feeding(int64_t channel, int64_t* of_piece) const {
+  SINPE_HD int64_t coordinate(int64_t point, int64_t axis) const { return point / inner[axis] % length[axis]; }
+  // Index of the piece that provides a channel (the last one if there are several), and the channel's index in that
+  // piece; -1 if there is none: the channel is zero.
+  SINPE_HD int channel_piece(int64_t channel, int64_t* piece_channel) const {
     SINPE_ROLLED
     for (int k = n_pieces - 1; k >= 0; --k) {
       const GridPiece& p = pieces[k];
       const int64_t past = channel - p.first, c = p.step == 1 ? past : past / p.step;
       if (past >= 0 && c < p.width && c * p.step == past) {
-        *of_piece = c;
+        *piece_channel = c;
         return k;
       }
     }
     return -1;
   }
-  // Where the value of a piece's channel at a coordinate is.
-  SINPE_HD int64_t at(const GridPiece& p, int64_t coordinate, int64_t of_piece) const {
-    return p.offset + (by_channels ? of_piece * length[p.axis] + coordinate : coordinate * p.width + of_piece);
+  // Index in `values` of a piece's channel at a coordinate.
+  SINPE_HD int64_t at(const GridPiece& p, int64_t coordinate, int64_t piece_channel) const {
+    return p.offset +
+           (by_channels ? piece_channel * length[p.axis] + coordinate : coordinate * p.width + piece_channel);
   }
 };
 
-// Whether a * b <= most, of numbers that are not negative.
+// Whether a * b <= most, for a, b >= 0.
 SINPE_HD bool is_product_within(int64_t a, int64_t b, int64_t most) {
   return static_cast<uint128>(a) * static_cast<uint64_t>(b) <= static_cast<uint128>(most);
 }
 
-// Copies `words` into `grid`; false when they are none of this version, or speak of values beyond n_values. Every index
-// that a kernel later trusts is checked here, without a division: on a device one thread does it while the others wait.
-SINPE_HD bool decode_grid(const int64_t* words, int64_t n_words, int64_t n_values, Grid* grid) {
-  if (words == nullptr || n_words < kGridHeaderWords) return false;
+// Unpacks `packed_grid` into `grid`. Returns false if it is not a grid of this version or refers to values beyond
+// n_values. Checks every index that the kernels use later. There is no division, because on a device one thread does
+// this while the others of its block wait.
+SINPE_HD bool decode_grid(const int64_t* packed_grid, int64_t n_words, int64_t n_values, Grid* grid) {
+  if (packed_grid == nullptr || n_words < kGridHeaderWords) return false;
   int64_t header[kGridHeaderWords];
-  for (int64_t k = 0; k < kGridHeaderWords; ++k) header[k] = words[k];
+  for (int64_t k = 0; k < kGridHeaderWords; ++k) header[k] = packed_grid[k];
   if (header[0] != kGridMagic || header[1] != n_words || header[2] < 0 || header[2] > 1 || header[3] < 1 ||
-      header[3] > kMaxAxes || header[4] < 0 || header[4] > kMaxPieces || header[5] < 1 || header[5] > kMaxPlaces ||
+      header[3] > kMaxAxes || header[4] < 0 || header[4] > kMaxPieces || header[5] < 1 || header[5] > kMaxPoints ||
       header[6] != n_values || header[7] != 0 || n_words != kGridHeaderWords + header[3] + kPieceWords * header[4]) {
     return false;
   }
@@ -73,16 +76,16 @@ SINPE_HD bool decode_grid(const int64_t* words, int64_t n_words, int64_t n_value
   grid->n_axes = static_cast<int32_t>(header[3]);
   grid->n_pieces = static_cast<int32_t>(header[4]);
   grid->dim = header[5];
-  grid->places = 1;
+  grid->points = 1;
   SINPE_ROLLED
   for (int a = grid->n_axes - 1; a >= 0; --a) {
-    const int64_t length = words[kGridHeaderWords + a];
-    if (length < 1 || length > kMaxLength || !is_product_within(length, grid->places, kMaxPlaces)) return false;
+    const int64_t length = packed_grid[kGridHeaderWords + a];
+    if (length < 1 || length > kMaxLength || !is_product_within(length, grid->points, kMaxPoints)) return false;
     grid->length[a] = length;
-    grid->inner[a] = grid->places;
-    grid->places *= length;
+    grid->inner[a] = grid->points;
+    grid->points *= length;
   }
-  const int64_t* w = words + kGridHeaderWords + grid->n_axes;
+  const int64_t* w = packed_grid + kGridHeaderWords + grid->n_axes;
   SINPE_ROLLED
   for (int k = 0; k < grid->n_pieces; ++k, w += kPieceWords) {
     const GridPiece p = {w[0], w[1], w[2], w[3], w[4]};

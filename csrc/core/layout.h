@@ -1,4 +1,4 @@
-// Where things lie: offsets of row-major indices, and the numbers that dropout counts elements by.
+// Memory layout: offsets of row-major indices, address ranges of tensors, and the RNG offsets of elements for dropout.
 #pragma once
 
 #include "core/philox.h"
@@ -7,7 +7,7 @@
 
 namespace sinpe {
 
-// Offset of the index-th place of the n dimensions `sizes`, counted row-major.
+// Memory offset of the element with row-major index `index` in a tensor of n dimensions.
 SINPE_HD int64_t offset_at(const int64_t* sizes, const int64_t* strides, int n, int64_t index) {
   int64_t offset = 0;
   SINPE_ROLLED
@@ -18,7 +18,7 @@ SINPE_HD int64_t offset_at(const int64_t* sizes, const int64_t* strides, int n, 
   return n > 0 ? offset + index * strides[0] : 0;
 }
 
-// False for a negative size and for more elements than int64 counts.
+// False if a size is negative or the number of elements does not fit int64.
 inline bool valid_sizes(const int64_t* sizes, int rank) {
   int64_t all = 1;
   bool counted = true, empty = false;
@@ -36,12 +36,13 @@ inline int64_t product(const int64_t* sizes, int n) {
   return all;
 }
 
-// The bytes that a tensor reaches over in memory, gaps included.
+// The address range of a tensor, gaps included.
 struct Span {
   uintptr_t begin = 0, end = 0;
 
   Span(const void* data, int64_t count, int64_t item) : Span(data, &count, nullptr, 1, item) {}
-  // Strides in elements, of either sign; none for a contiguous tensor. Unsigned sums: what wraps is no tensor.
+  // Strides in elements, possibly negative; nullptr for a contiguous tensor. Unsigned arithmetic, so that invalid
+  // strides wrap instead of causing undefined behaviour.
   Span(const void* data, const int64_t* sizes, const int64_t* strides, int rank, int64_t item) {
     if (data == nullptr) return;
     begin = end = reinterpret_cast<uintptr_t>(data);
@@ -62,10 +63,11 @@ struct Span {
   bool overlaps(const Span& other) const { return begin < other.end && other.begin < end; }
 };
 
-// False for another rate, and for elements whose numbers, from the base on, int64 does not hold.
+// False if the drop threshold is invalid, a stride of the RNG offsets is negative, or an RNG offset relative to the
+// base does not fit int64.
 inline bool valid_dropout(const sinpe_dropout_arguments& a, const int64_t* sizes, int rank) {
   if (a.drop < 0 || a.drop > kDropAll) return false;
-  int64_t last = 0, reach;  // from the base on, which is unsigned and may wrap
+  int64_t last = 0, reach;  // relative to the base, which is unsigned and may wrap
   for (int d = 0; a.elements != nullptr && d < rank; ++d) {
     const int64_t step = a.elements[1 + d];
     if (step < 0 || __builtin_mul_overflow(step, sizes[d], &reach) || __builtin_add_overflow(last, reach, &last)) {
@@ -75,45 +77,46 @@ inline bool valid_dropout(const sinpe_dropout_arguments& a, const int64_t* sizes
   return true;
 }
 
-// The numbers of a tensor's elements: base + the sum of index * steps.
-struct Elements {
+// RNG offsets of a tensor's elements: base + the sum of index * stride over the dimensions.
+struct RngOffsets {
   uint64_t base = 0;
-  int64_t steps[SINPE_MAX_RANK] = {};
+  int64_t strides[SINPE_MAX_RANK] = {};
 
-  Elements(const sinpe_dropout_arguments& a, const int64_t* sizes, int rank) {
+  RngOffsets(const sinpe_dropout_arguments& a, const int64_t* sizes, int rank) {
     if (a.elements != nullptr) {
       base = static_cast<uint64_t>(a.elements[0]);
-      for (int d = 0; d < rank; ++d) steps[d] = a.elements[1 + d];
+      for (int d = 0; d < rank; ++d) strides[d] = a.elements[1 + d];
       return;
     }
     int64_t step = 1;
     for (int d = rank - 1; d >= 0; --d) {
-      steps[d] = step;
+      strides[d] = step;
       step *= sizes[d];
     }
   }
 };
 
-// What a kernel is told of dropout; `step` lies between an element's number and its neighbour's in the row.
+// The dropout parameters of a kernel call. `step` is the difference between the RNG offsets of neighbouring elements of
+// a row.
 inline Dropout dropout_of(const sinpe_dropout_arguments& a, int64_t step) {
-  const uint32_t drop = static_cast<uint32_t>(a.drop);
-  return {static_cast<uint64_t>(a.seed), static_cast<uint64_t>(step), drop, kept_scale(drop)};
+  const uint32_t drop_threshold = static_cast<uint32_t>(a.drop);
+  return {static_cast<uint64_t>(a.seed), static_cast<uint64_t>(step), drop_threshold, dropout_scale(drop_threshold)};
 }
 
-// The dimensions that remain when neighbours are merged: those that x, out and the elements' numbers step through
-// alike.
+// The dimensions of x and out after adjacent dimensions are merged where the strides of x, of out and of the RNG
+// offsets allow it.
 struct Merged {
   int rank = 0;
-  int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], elements[SINPE_MAX_RANK];
+  int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], rng_offsets[SINPE_MAX_RANK];
 
-  Merged(const sinpe_add_arguments& a, const Elements& numbers) {
-    const bool numbered = a.dropout.drop != 0;
+  Merged(const sinpe_add_arguments& a, const RngOffsets& offsets) {
+    const bool has_dropout = a.dropout.drop != 0;
     for (int d = 0; d < a.rank; ++d) {
-      const int64_t size = a.sizes[d], step = numbered ? numbers.steps[d] : 0;
+      const int64_t size = a.sizes[d], step = has_dropout ? offsets.strides[d] : 0;
       if (size == 1) continue;
       const int last = rank - 1;
       if (rank > 0 && x[last] == a.x_strides[d] * size && out[last] == a.out_strides[d] * size &&
-          elements[last] == step * size) {
+          rng_offsets[last] == step * size) {
         sizes[last] *= size;
         put(last, a.x_strides[d], a.out_strides[d], step);
         continue;
@@ -130,18 +133,18 @@ struct Merged {
   void put(int d, int64_t x_stride, int64_t out_stride, int64_t step) {
     x[d] = x_stride;
     out[d] = out_stride;
-    elements[d] = step;
+    rng_offsets[d] = step;
   }
 };
 
-// a + b; false when that is beyond int64.
+// Sets *sum to a + b; returns false on int64 overflow.
 SINPE_HD bool add_positions(int64_t a, int64_t b, int64_t* sum) {
   const uint64_t s = static_cast<uint64_t>(a) + static_cast<uint64_t>(b);
   *sum = static_cast<int64_t>(s);
   return ((static_cast<uint64_t>(a) ^ s) & (static_cast<uint64_t>(b) ^ s)) >> 63 == 0;
 }
 
-// First position of `length` consecutive ones, or false when one of them is beyond int64.
+// Sets *first to the first of `length` consecutive positions; returns false if one of them does not fit int64.
 SINPE_HD bool first_position(int64_t plan_start, int64_t start, int64_t length, int64_t* first) {
   int64_t last;
   return add_positions(plan_start, start, first) && (length == 0 || add_positions(*first, length - 1, &last));
@@ -153,26 +156,28 @@ SINPE_HD constexpr int64_t size_of(sinpe_dtype t) {
 
 inline bool is_position_type(sinpe_dtype t) { return t == SINPE_INT64 || t == SINPE_FLOAT32 || t == SINPE_FLOAT64; }
 
-// x seen as (batch, middle, rows, dim), middle being all dimensions between batch and sequence. A slice is a (batch,
-// middle) pair, numbered batch * middle + its place in the middle.
+// x as (batch, middle, rows, dim), where middle stands for all dimensions between batch and sequence. A slice is a
+// (batch, middle) pair; its index is batch * middle + the index within middle.
 struct Shape {
   int64_t batch, middle, rows, dim;
   explicit Shape(const sinpe_add_arguments& a)
       : batch(a.rank > 2 ? a.sizes[0] : 1), middle(1), rows(a.sizes[a.rank - 2]), dim(a.sizes[a.rank - 1]) {
-    uint64_t slices = 1;  // which may wrap where another size is 0
+    uint64_t slices = 1;  // may overflow if another size is 0
     for (int d = 1; d < a.rank - 2; ++d) slices *= static_cast<uint64_t>(a.sizes[d]);
     middle = static_cast<int64_t>(slices);
   }
   bool empty() const { return batch == 0 || middle == 0 || rows == 0; }
 };
 
-// Whether the written memory overlaps none of the operands that say which value an element gets: the words of a plan or a
-// grid, positions, padding, the numbers of elements. Kernels read these again after the checks, and while they write.
-inline bool is_apart(const Span& written, const int64_t* words, int64_t n_words, const sinpe_add_arguments& a,
-                     bool reads_positions = true) {
+// Whether the output memory overlaps none of the operands that determine how elements are computed: the packed plan or
+// grid, the positions, the padding mask and the RNG offsets. Kernels read these again after the checks, while they
+// write.
+inline bool has_no_overlap(const Span& written, const int64_t* packed_plan, int64_t n_words,
+                           const sinpe_add_arguments& a, bool reads_positions = true) {
   const Shape shape(a);
   const int64_t rows[] = {shape.batch, shape.rows}, starts[] = {shape.batch, 1};
-  return !written.overlaps(Span(words, n_words, 8)) && !written.overlaps(Span(a.dropout.elements, 1 + a.rank, 8)) &&
+  return !written.overlaps(Span(packed_plan, n_words, 8)) &&
+         !written.overlaps(Span(a.dropout.elements, 1 + a.rank, 8)) &&
          !written.overlaps(Span(reads_positions ? a.positions : nullptr, a.positions_are_starts != 0 ? starts : rows,
                                 a.position_strides, 2, size_of(a.position_dtype))) &&
          !written.overlaps(Span(a.padding_mask, rows, a.mask_strides, 2, 1));

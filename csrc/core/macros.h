@@ -13,8 +13,8 @@
 #define SINPE_HD inline
 #endif
 
-// Before a loop: keep it rolled. A GPU's compiler would trade registers, of which occupancy is made, for branches.
-// SINPE_UNROLLED: arrays indexed by it stay in registers.
+// SINPE_ROLLED before a loop prevents unrolling: a GPU compiler would use more registers, which reduces occupancy, to
+// save branches. SINPE_UNROLLED forces unrolling, so that arrays indexed by the loop variable stay in registers.
 #if defined(__CUDACC__)
 #define SINPE_ROLLED _Pragma("unroll 1")
 #define SINPE_UNROLLED _Pragma("unroll")
@@ -23,7 +23,8 @@
 #define SINPE_UNROLLED
 #endif
 
-// For what is long and rare. static: a function shared by translation units of different instruction sets must not be merged.
+// For long, rarely called functions. static, because a function compiled in translation units with different
+// instruction sets must not be merged by the linker.
 #if defined(__CUDACC__)
 #define SINPE_HD_RARE static __host__ __device__ __noinline__
 #elif defined(__GNUC__) || defined(__clang__)

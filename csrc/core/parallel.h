@@ -1,4 +1,4 @@
-// The one seam to a thread pool. Kernels call parallel_for; who runs it is decided by what is linked: torch's own pool
+// The interface to the thread pool. Kernels call parallel_for; the implementation is chosen at link time: torch's pool
 // (csrc/torch/parallel.cpp), or OpenMP or std::thread (csrc/cpu/parallel_standalone.cpp).
 #pragma once
 
@@ -8,7 +8,7 @@ namespace sinpe {
 
 using RangeFunction = void (*)(int64_t begin, int64_t end, void* context);
 
-// Calls fn on disjoint ranges that cover [0, n), none shorter than `grain` where n allows. fn must not throw.
+// Calls fn on disjoint ranges that cover [0, n), each at least `grain` long if n allows. fn must not throw.
 void parallel_ranges(int64_t n, int64_t grain, RangeFunction fn, void* context);
 
 // Threads that a large parallel_for would use.

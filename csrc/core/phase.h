@@ -1,5 +1,5 @@
-// Position times frequency, reduced to an eighth of a turn. The integer product that wraps at 2^128 *is* the range
-// reduction: no unbounded floating-point angle exists anywhere.
+// Position times frequency, reduced to an eighth of a turn. The integer product wraps at 2^128, which is the range
+// reduction: there is no large floating-point angle at any point.
 #pragma once
 
 #include "core/dd.h"
@@ -10,7 +10,7 @@ namespace sinpe {
 __extension__ typedef unsigned __int128 uint128;
 __extension__ typedef __int128 int128;
 
-// phase = quadrant / 4 + t turns, |t| <= 1/8 (and a rounding error beyond it).
+// phase = quadrant / 4 + t turns, |t| <= 1/8 (plus a rounding error).
 struct Reduced {
   int quadrant;  // 0..3
   DD t;
@@ -26,7 +26,7 @@ struct Position {
 SINPE_HD Position integer_position(int64_t i) { return {true, i, static_cast<double>(i)}; }
 SINPE_HD Position float_position(double d) { return {false, 0, d + 0.0}; }  // + 0.0: -0 counts as 0
 
-// A 128-bit fraction of a turn to its nearest quarter and the signed rest.
+// Splits a 128-bit fraction of a turn into the nearest quarter and the signed rest.
 //   Error: 2^-106 of the rest, or 0 when the rest has at most 106 bits
 SINPE_HD Reduced reduce_fraction(uint128 phase) {
   const uint128 eighth = static_cast<uint128>(1) << 125;
@@ -44,13 +44,13 @@ SINPE_HD Reduced reduce_fraction(uint128 phase) {
   return {quadrant & 3, dd_add(top, bottom)};
 }
 
-// Fraction of a turn of position m * 2^e (m != 0) times the frequency, in units of 2^-128, as if to infinite precision
-// of the stored frequency and then truncated.
+// Fraction of a turn of the product of position m * 2^e (m != 0) and the frequency, in units of 2^-128: the exact
+// product with the stored frequency, truncated.
 SINPE_HD uint128 scaled_product(int64_t m, int e, Frequency f) {
   bool negative = m < 0;
   const uint64_t mag = negative ? ~static_cast<uint64_t>(m) + 1 : static_cast<uint64_t>(m);
   uint64_t w = static_cast<uint64_t>(f.whole), hi = f.frac_hi, lo = f.frac_lo;
-  if (f.whole < 0) {  // to sign and magnitude over 192 bits
+  if (f.whole < 0) {  // convert to sign and magnitude, 192 bits
     negative = !negative;
     lo = ~lo + 1;
     hi = ~hi + (lo == 0);
@@ -71,7 +71,8 @@ SINPE_HD uint128 scaled_product(int64_t m, int e, Frequency f) {
     phase = ((static_cast<uint128>(limb[1]) << 64) | limb[0]) << e;
   } else {
     const int words = -e >> 6, bits = -e & 63;
-    // Limbs words, words + 1, words + 2, picked without an index, which would send the array to a GPU's memory.
+    // Limbs words, words + 1 and words + 2, selected without indexing, which would move the array to a GPU's local
+    // memory.
     const uint64_t a = words == 0 ? limb[0] : (words == 1 ? limb[1] : (words == 2 ? limb[2] : limb[3]));
     const uint64_t b = words == 0 ? limb[1] : (words == 1 ? limb[2] : (words == 2 ? limb[3] : 0));
     const uint64_t c = words == 0 ? limb[2] : (words == 1 ? limb[3] : 0);
@@ -94,12 +95,12 @@ SINPE_HD void split_double(double d, int64_t* m, int* e) {
 
 SINPE_HD uint128 fraction(Frequency f) { return (static_cast<uint128>(f.frac_hi) << 64) | f.frac_lo; }
 
-// The fraction of a turn that a position has turned, in units of 2^-128: of the stored frequency, modulo 1. `step`: of one
-// position.
-//   Error: |p| * 2^-129 turns (the stored fraction's rounding); of a fractional position also 2^-128
+// Fraction of a turn of position times frequency, in units of 2^-128: the product with the stored frequency, modulo 1.
+// `step` is the fraction of a turn of one position.
+//   Error: |p| * 2^-129 turns (the stored fraction's rounding); for a fractional position, in addition 2^-128
 //   Valid range: every int64; every finite double (a product below 2^-64 turns has lost its digits)
 SINPE_HD uint128 integer_phase(int64_t p, uint128 step) {
-  const uint128 size = step * static_cast<uint64_t>(p);  // of p as if unsigned: 2^64 too large where it is negative
+  const uint128 size = step * static_cast<uint64_t>(p);  // p as unsigned: 2^64 * step too large if p is negative
   return p < 0 ? size - (step << 64) : size;
 }
 SINPE_HD uint128 integer_phase(Position p, Frequency f) {
@@ -110,20 +111,20 @@ SINPE_HD uint128 integer_phase(Position p, Frequency f) {
   return m == 0 ? 0 : scaled_product(m, e, f);
 }
 
-// A double's size in units of 2^-64, all of its bits: of those in [2^-12, 2^52), false of others.
+// |d| in units of 2^-64, exact for |d| in [2^-12, 2^52); returns false for others.
 struct FixedPosition {
   uint64_t whole, fraction;
 };
 SINPE_HD bool fixed_position(double d, FixedPosition* p) {
   const uint64_t bits = bit_cast<uint64_t>(d);
-  const uint32_t shift = (static_cast<uint32_t>(bits >> 52) & 0x7ff) - 1011;  // of the significand
+  const uint32_t shift = (static_cast<uint32_t>(bits >> 52) & 0x7ff) - 1011;  // shift of the significand
   const uint64_t m = (bits & 0xfffffffffffffULL) | int64_t{1} << 52;
   p->fraction = m << (shift & 63);
   p->whole = shift == 0 ? 0 : m >> ((64 - shift) & 63);
   return shift < 64;
 }
 
-// integer_phase(p, f) of a position of that size, where f is not negative.
+// integer_phase(p, f) of a position with magnitude `size`, for f >= 0.
 SINPE_HD uint128 fixed_phase(FixedPosition size, bool negative, uint128 step, uint64_t whole) {
   const uint64_t step_high = static_cast<uint64_t>(step >> 64), step_low = static_cast<uint64_t>(step);
   const uint128 turned = step * size.whole + (static_cast<uint128>(whole * size.fraction) << 64);
@@ -132,31 +133,32 @@ SINPE_HD uint128 fixed_phase(FixedPosition size, bool negative, uint128 step, ui
   return negative ? ~phase + 1 : phase;
 }
 
-// The phase, or the quarter of a turn that lies no farther from it than the stored fraction's rounding can have moved it:
-// 1/3 of a turn is no fraction of 2^128, and three positions of it are a whole turn.
+// Returns the quarter of a turn if the phase differs from it by no more than the rounding of the stored fraction can
+// cause, otherwise the phase. Example: 1/3 of a turn is not a multiple of 2^-128, but three positions of it are a whole
+// turn.
 SINPE_HD uint128 to_exact_quarter(uint128 phase, Position p) {
   const uint128 eighth = static_cast<uint128>(1) << 125, quarter = (phase + eighth) >> 126 << 126;
   uint128 rest = phase - quarter;
   if (rest >> 127 != 0) rest = ~rest + 1;
-  const double most = (p.d < 0 ? -p.d : p.d) + 1.0;  // 1: what scaled_product cuts off
+  const double most = (p.d < 0 ? -p.d : p.d) + 1.0;  // 1: truncation in scaled_product
   return rest >> 64 == 0 && static_cast<double>(static_cast<uint64_t>(rest)) <= most ? quarter : phase;
 }
 
-// The phase of a finite position, reduced.
+// The reduced phase of a finite position. Products below an eighth of a turn use the double-double frequency, so that a
+// frequency of 1e-60 keeps its digits.
 //   Error: (1.5 * |p| + 1) * 2^-128 turns (the stored fraction's rounding, and to_exact_quarter), and 2^-103 relative; 0
-//   where the phase of the exact frequency is a whole number of quarters and |p| < 2^63
-//   Valid range: every int64; every finite double (below 2^53 the bits of the fraction still mean something)
-//   Products under an eighth of a turn use the double-double frequency, so that a frequency of 1e-60 keeps its digits.
+//   if the phase of the exact frequency is a whole number of quarters and |p| < 2^63
+//   Valid range: every int64; every finite double (the bits of the fraction are significant below 2^53)
 SINPE_HD Reduced reduce_position(Position p, Frequency f) {
   if (p.d == 0.0) return {0, {0.0, 0.0}};
   const double rough = p.d * f.turns_hi;
   if (rough > -0.125 && rough < 0.125) {
     const DD turns{f.turns_hi, f.turns_lo};
     if (!p.integral) return {0, dd_mul(turns, p.d)};
-    // int64 as hi + lo: the rounded double and what it dropped (2^63 itself does not fit an int64, hence the uint64).
-    const uint64_t kept = p.d >= 0x1p63 ? uint64_t{1} << 63 : static_cast<uint64_t>(static_cast<int64_t>(p.d));
-    const int64_t dropped = static_cast<int64_t>(static_cast<uint64_t>(p.i) - kept);
-    return {0, dd_mul(turns, DD{p.d, static_cast<double>(dropped)})};
+    // int64 as hi + lo: the rounded double and the rounding error (2^63 itself does not fit int64, hence uint64).
+    const uint64_t rounded = p.d >= 0x1p63 ? uint64_t{1} << 63 : static_cast<uint64_t>(static_cast<int64_t>(p.d));
+    const int64_t rounding_error = static_cast<int64_t>(static_cast<uint64_t>(p.i) - rounded);
+    return {0, dd_mul(turns, DD{p.d, static_cast<double>(rounding_error)})};
   }
   return reduce_fraction(to_exact_quarter(integer_phase(p, f), p));
 }

@@ -1,5 +1,6 @@
-// The frequency plan: the constants of one encoding, packed by Python (sinpe_ext/encodings/plan.py) into 64-bit words. Kernels know
-// no convention: a plan says which oscillator feeds which channel, and each oscillator's frequency in turns per position.
+// The frequency plan: the constants of one encoding, packed by Python (sinpe_ext/encodings/plan.py) into 64-bit words.
+// Kernels have no code for any convention: the plan defines which oscillator provides which channel, and the frequency
+// of each oscillator in turns per position.
 #pragma once
 
 #include "core/macros.h"
@@ -26,9 +27,9 @@ struct Plan {
   int64_t start;  // position of row 0 when positions are implicit
   bool interleaved;
   bool shared;  // channel i of both streams runs on oscillator i
-  int q0, q1;   // quarter turns added to a stream's phase: 0 sine, 1 cosine
+  int q0, q1;   // quarter turns added to the phase of a stream: 0 sine, 1 cosine
   double amplitude;
-  double max_turns;        // largest |turns_hi|: decides which positions the fast phase may take
+  double max_turns;        // largest |turns_hi|: determines the positions for which the fast phase is valid
   const int64_t* frac_hi;  // [n_osc], unsigned
   const int64_t* frac_lo;  // [n_osc], unsigned
   const int64_t* whole;    // [n_osc]
@@ -36,8 +37,8 @@ struct Plan {
   const double* turns_lo;  // [n_osc]
 
   SINPE_HD int64_t oscillator(int stream, int64_t i) const { return shared || stream == 0 ? i : n0 + i; }
-  // The oscillator of a channel, -1 for none, and whether the channel is its cosine.
-  SINPE_HD int64_t feeding(int64_t channel, bool* cosine) const {
+  // Index of the oscillator of a channel, -1 if the channel is zero; *cosine: whether the channel is its cosine.
+  SINPE_HD int64_t channel_oscillator(int64_t channel, bool* cosine) const {
     const bool second = interleaved ? (channel & 1) != 0 : channel >= n0;
     const int64_t i = interleaved ? channel >> 1 : (second ? channel - n0 : channel);
     *cosine = (second ? q1 : q0) != 0;
@@ -49,22 +50,22 @@ struct Plan {
   }
 };
 
-// The plan that `words` hold. Unchecked: of words that decode_plan() has passed.
-SINPE_HD Plan read_plan(const int64_t* words) {
-  const int64_t n = words[7], flags = words[5];
-  const int64_t* arrays = words + kPlanHeaderWords;
-  // The words of the last two arrays hold doubles; reading them through double* is how the buffer was filled.
-  return {words[2],
-          words[3],
-          words[4],
+// The plan in `packed_plan`, unchecked: decode_plan() must have accepted it before.
+SINPE_HD Plan read_plan(const int64_t* packed_plan) {
+  const int64_t n = packed_plan[7], flags = packed_plan[5];
+  const int64_t* arrays = packed_plan + kPlanHeaderWords;
+  // The last two arrays were written as doubles, so they are read as such.
+  return {packed_plan[2],
+          packed_plan[3],
+          packed_plan[4],
           n,
-          words[8],
+          packed_plan[8],
           (flags & 1) != 0,
           (flags & 2) != 0,
           static_cast<int>(flags >> 2 & 1),
           static_cast<int>(flags >> 3 & 1),
-          bit_cast<double>(words[6]),
-          bit_cast<double>(words[10]),
+          bit_cast<double>(packed_plan[6]),
+          bit_cast<double>(packed_plan[10]),
           arrays,
           arrays + n,
           arrays + 2 * n,
@@ -72,12 +73,12 @@ SINPE_HD Plan read_plan(const int64_t* words) {
           reinterpret_cast<const double*>(arrays + 4 * n)};
 }
 
-// Reads `words` into `plan`; false when the words are not a plan of this version. Every count that a kernel later trusts
-// is checked here.
-SINPE_HD bool decode_plan(const int64_t* words, int64_t n_words, Plan* plan) {
-  if (words == nullptr || n_words < kPlanHeaderWords) return false;
-  int64_t header[kPlanHeaderWords];  // read at once: on a device one wait instead of one for each condition
-  for (int64_t k = 0; k < kPlanHeaderWords; ++k) header[k] = words[k];
+// Unpacks `packed_plan` into `plan`. Returns false if it is not a plan of this version. Checks every count that the
+// kernels use later.
+SINPE_HD bool decode_plan(const int64_t* packed_plan, int64_t n_words, Plan* plan) {
+  if (packed_plan == nullptr || n_words < kPlanHeaderWords) return false;
+  int64_t header[kPlanHeaderWords];  // loaded together, so that a device waits once instead of once per condition
+  for (int64_t k = 0; k < kPlanHeaderWords; ++k) header[k] = packed_plan[k];
   if (header[0] != kPlanMagic || header[1] != n_words) return false;
   const int64_t dim = header[2], n0 = header[3], n1 = header[4], flags = header[5], n = header[7];
   const bool interleaved = (flags & 1) != 0, shared = (flags & 2) != 0;
@@ -87,7 +88,7 @@ SINPE_HD bool decode_plan(const int64_t* words, int64_t n_words, Plan* plan) {
   if (interleaved && n0 != n1 && n0 != n1 + 1) return false;
   if (n != (shared ? (n0 > n1 ? n0 : n1) : n0 + n1)) return false;
   if (n_words != kPlanHeaderWords + kPlanArrays * n) return false;
-  *plan = read_plan(words);
+  *plan = read_plan(packed_plan);
   return true;
 }
 

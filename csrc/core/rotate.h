@@ -1,17 +1,18 @@
-// Bulk rows. A row in double is either reduced directly from its position or rotated from the row before; both carry an
-// error bound, and an entry whose float32 rounding the bound does not settle goes to core/exact.h. So the bits of a float32
-// result depend on neither path.
+// Rows in bulk. A row in double is either computed directly from its reduced position or rotated from the row before.
+// Both have an error bound, and an entry whose float32 rounding the bound does not decide is recomputed by
+// core/exact.h. So the bits of a float32 result do not depend on the path.
 #pragma once
 
 #include "core/sincos.h"
 
 namespace sinpe {
 
-// Rows between anchors, and the rotation's error bound over as many. One row of
+// Rows between anchors, and the error bound of a rotation over that many rows. One row of
 //   v' = fma(v, cos w, a * sin w),  a' = fma(a, cos w, -(v * sin w))
-// adds at most 3u to the length of the error vector (u = 2^-53: two roundings a component, and those of the constants), and
-// turns what was there without stretching it. The sine of a small angle keeps a *relative* bound: its own roundings add 3u
-// times the largest angle theta of the run, and the error of the cosine enters through sin w <= theta / rows, 1.5u theta a row.
+// adds at most 3u to the length of the error vector (u = 2^-53: two roundings per component, and those of the
+// constants), and rotates the previous error without changing its length. The sine of a small angle keeps a *relative*
+// bound: its own roundings add 3u times the largest angle theta of the run, and the error of the cosine enters through
+// sin w <= theta / rows, 1.5u theta per row.
 constexpr int64_t kAnchorRows = 128;
 constexpr double kRotateError = kAnchorRows * 6 * 0x1p-53 + kFastError;
 
@@ -23,18 +24,22 @@ SINPE_HD void rotate(V step_cos, V step_sin, V* value, V* ahead) {
   *ahead = fma(a, step_cos, -(v * step_sin));
 }
 
-// Values below have floats farther apart than usual: what tests a rounding by the bits of a double does not hold there.
-constexpr double kLeastValue = 0x1p-125;
+// Smaller floats may be subnormal, with a larger spacing relative to the value: tests of a rounding by the bits of a
+// double are not valid for them.
+constexpr double kMinNormalValue = 0x1p-125;
 
-// The fast phase holds while the position is exact in double and the product keeps its rest: |p * f| < 2^45.
+// The fast phase is valid while the position is exact in double and the product has enough fractional bits: |p * f| <
+// 2^45.
 constexpr double kFastProduct = 0x1p45;
 constexpr double kFastPosition = 0x1p53;
 
-// Rounds to the nearest integer, for |x| < 2^51, in two additions that every instruction set has.
+// Adding and subtracting this constant rounds |x| < 2^51 to the nearest integer, in two additions that every
+// instruction set has.
 constexpr double kRoundShift = 0x1.8p52;
 
-// p * f reduced: returns the rest t in turns and the quarter in the low bits of *quarter. The quarter is that of the rounded
-// product, whose distance from it is exact; what rounding dropped comes on top, at most 3 * 2^-9: |t| <= 0.131.
+// p * f reduced: returns the rest t in turns, and the quarter in the low bits of *quarter. The quarter is that of the
+// rounded product, from which the rest is computed exactly; the rounding error of the product is added to it, at most 3
+// * 2^-9: |t| <= 0.131.
 //   Types: V   Max error: 2^-53 relative to t, plus |p*f| * 2^-104   Valid range: |p| < 2^53 exact, |p*f| < 2^45
 template <class V>
 SINPE_HD V fast_phase(V p, V turns_hi, V turns_lo, bits_t<V>* quarter) {
@@ -45,9 +50,9 @@ SINPE_HD V fast_phase(V p, V turns_hi, V turns_lo, bits_t<V>* quarter) {
   return fma(shifted - kRoundShift, -0.25, h) + e;
 }
 
-// The same with the low part of the rest kept, for float64 results.
+// The same with the low part of the rest, for float64 results.
 //   Types: DD<V>   Max error: |p*f| * 2^-104 absolute, 2^-104 relative   Valid range: as fast_phase, and a rest no smaller
-//   than |p*f| * 2^-48 (below, the parts may overlap and the integer phase must decide)
+//   than |p*f| * 2^-48 (below, the parts may overlap and the integer phase must be used)
 template <class V>
 SINPE_HD DoubleDouble<V> fast_phase_dd(V p, V turns_hi, V turns_lo, bits_t<V>* quarter) {
   const DoubleDouble<V> h = two_prod(p, turns_hi);
@@ -60,8 +65,8 @@ SINPE_HD DoubleDouble<V> fast_phase_dd(V p, V turns_hi, V turns_lo, bits_t<V>* q
   return quick_two_sum(fma(shifted - kRoundShift, -0.25, r.hi), r.lo);
 }
 
-// amplitude * sin and cos of p * f turns, for float64. False (lanes of 0) where the rest is so small that |p*f| * 2^-104
-// could touch the last bit and the integer phase must decide; that depends on the entry alone.
+// amplitude * sin and cos of p * f turns, for float64. Returns false (per lane: 0) if the rest is so small that |p*f| *
+// 2^-104 could change the last bit, and the integer phase must be used. This depends on the entry alone.
 //   Types: V   Max error: 0.8 ULP   Valid range: as fast_phase; amplitude as scaled_double
 template <class V>
 SINPE_HD auto accurate_sincos(V p, V turns_hi, V turns_lo, double amplitude, V* sine, V* cosine) {
@@ -71,7 +76,7 @@ SINPE_HD auto accurate_sincos(V p, V turns_hi, V turns_lo, double amplitude, V* 
   DoubleDouble<V> s, c;
   sincos_accurate(t, &s, &c);
   s.hi += 0.0;  // no negative zero
-  // Scaling commutes with the quarter's swaps and signs, so it comes first, where hi and lo are still together.
+  // Scaling commutes with the swap and the signs of apply_quarter, so it is done first, where hi and lo are available.
   *sine = s.hi;
   *cosine = c.hi;
   if (amplitude != 1.0) {
@@ -82,7 +87,7 @@ SINPE_HD auto accurate_sincos(V p, V turns_hi, V turns_lo, double amplitude, V* 
   return (magnitude(t.hi) >= product * 0x1p-48) | (product < 0.125);
 }
 
-// Error bound of the sine of an angle of at most |turns|, given the bound `k` that holds for an angle of a radian or more.
+// Error bound of the sine of an angle of at most |turns|, given the bound `k` for angles of one radian or more.
 template <class V>
 SINPE_HD V sine_bound(double k, V turns) {
   const V bound = (6.2831853071795865 * k) * magnitude(turns);

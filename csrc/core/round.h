@@ -12,7 +12,7 @@ struct float16 {
   uint16_t bits;
 };
 
-// Type in which products and sums of T are rounded.
+// The type in which products and sums of T are rounded.
 template <class T>
 struct Accumulate {
   using type = float;
@@ -27,7 +27,7 @@ using accumulate_t = typename Accumulate<T>::type;
 // hi + lo rounded once.
 //   Types: DD -> float   Error: 0 (correctly rounded)   Valid range: |lo| <= ulp(hi)/2; subnormal results included
 SINPE_HD float round_to_float(DD v) {
-  // Round to odd in 53 bits first: then the second rounding cannot be deceived by a midpoint.
+  // Round to odd in 53 bits first, which avoids double rounding at a midpoint.
   if (v.lo != 0.0) {
     uint64_t bits = bit_cast<uint64_t>(v.hi);
     if ((v.lo < 0.0) != (v.hi < 0.0)) bits -= 1;
@@ -36,8 +36,8 @@ SINPE_HD float round_to_float(DD v) {
   return static_cast<float>(v.hi);
 }
 
-// The value of a float16 whose bits are the low 16 of each U (uint32_t and float, or vectors of them). Subnormals come out
-// right because the scaling is a float product of a power of two.
+// The value of a float16, whose bits are the low 16 bits of each U (uint32_t and float, or vectors of them). Subnormals
+// are correct because the scaling is a float multiplication by a power of two.
 //   Error: 0   Valid range: every float16
 template <class U, class F>
 SINPE_HD F float16_value(U bits) {
@@ -52,8 +52,8 @@ SINPE_HD float to_float(float x) { return x; }
 SINPE_HD float to_float(bfloat16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 SINPE_HD float to_float(float16 x) { return float16_value<uint32_t, float>(x.bits); }
 
-// The 16-bit formats' bits from a float's, in integer steps that read the same for one value and for a vector of them:
-// U is uint32_t and F float, or vectors of them. NaN becomes the quiet NaN, overflow infinity.
+// The bits of the 16-bit formats from those of a float, in integer operations that are the same for scalars and
+// vectors: U is uint32_t and F float, or vectors of them. NaN becomes the quiet NaN, overflow becomes infinity.
 //   Error: correctly rounded, subnormals included   Valid range: every float
 template <class U>
 SINPE_HD U bfloat16_bits(U bits) {
@@ -66,7 +66,7 @@ template <class U, class F>
 SINPE_HD U float16_bits(U bits) {
   const U magnitude = bits & 0x7fffffff;
   const U normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
-  // Below 2^-14 adding 0.5 leaves the subnormal's bits at the bottom, rounded by the addition itself.
+  // Below 2^-14, adding 0.5 leaves the bits of the subnormal at the bottom, rounded by the addition.
   const U small = bit_cast<U>(bit_cast<F>(magnitude) + 0.5f) - 0x3f000000;
   const U is_small = 0 - ((magnitude - 0x38800000) >> 31), fits = 0 - ((magnitude - 0x477ff000) >> 31);
   const U nan = 0 - ((0x7f800000 - magnitude) >> 31);

@@ -1,5 +1,5 @@
-// Sine and cosine of a reduced phase t, in turns, |t| <= 1/8: one fast pair of double polynomials, the same with a low part
-// for float64 results, and a double-double pair that decides roundings.
+// Sine and cosine of a reduced phase t, in turns, |t| <= 1/8: a fast pair of polynomials in double, the same with a low
+// part for float64 results, and a pair in double-double that decides roundings.
 #pragma once
 
 #include "core/dd.h"
@@ -16,8 +16,8 @@ constexpr double kS4 = 0x1.71de357b1fe7dp-19, kS5 = -0x1.ae5e68a2b9cebp-26, kS6 
 constexpr double kC1 = 0x1.555555555554cp-5, kC2 = -0x1.6c16c16c15177p-10, kC3 = 0x1.a01a019cb1590p-16;
 constexpr double kC4 = -0x1.27e4f809c52adp-22, kC5 = 0x1.1ee9ebdb4b1c4p-29, kC6 = -0x1.8fae9be8838d4p-37;
 
-// The same where a GPU's instruction finds them: a double that is written out costs two instructions more, which is what the
-// compiler makes of a const array.
+// The same in constant memory, which GPU instructions read directly: a literal double, or an element of a const array,
+// costs two instructions more.
 #if defined(__CUDACC__)
 static __constant__ double kSinCos[] = {kS1, kS2, kS3, kS4, kS5, kS6, kC1, kC2, kC3, kC4, kC5, kC6, kTwoPiHigh};
 #endif
@@ -53,11 +53,11 @@ SINPE_HD void sincos_fast(V t, V* s, V* c) {
   *c = fma(z, fma(z, cos_tail(z), -0.5), 1.0);
 }
 
-// Bound of sincos_fast behind a phase reduced in double (core/rotate.h, fast_phase); measured 2^-51.9, stated with room
-// (tests/cpp/test_core.cpp).
+// Error bound of sincos_fast after a phase reduction in double (fast_phase in core/rotate.h). Measured: 2^-51.9; stated
+// with a margin (tests/cpp/test_core.cpp).
 constexpr double kFastError = 0x1p-50;
 
-// sin and cos of 2*pi*(t.hi + t.lo), each as its rounded value and what the rounding dropped.
+// sin and cos of 2*pi*(t.hi + t.lo), each as its rounded value and the rounding error.
 //   Types: DD<V>   Max error: 2^-54 relative, a quarter of an ULP, before hi + lo is rounded   Valid range: |t| <= 0.1251
 template <class V>
 SINPE_HD void sincos_accurate(DoubleDouble<V> t, DoubleDouble<V>* s, DoubleDouble<V>* c) {
@@ -67,12 +67,13 @@ SINPE_HD void sincos_accurate(DoubleDouble<V> t, DoubleDouble<V>* s, DoubleDoubl
   *s = quick_two_sum(y.hi, y.lo + (y.hi * z * sin_tail(z) - 0.5 * z * y.lo));
   const V half_z = 0.5 * z;
   const V w = 1.0 - half_z;
-  const V z_lo = fma(y.hi, y.hi, -z);  // what squaring dropped; near pi/4 it reaches the last bit of the cosine
+  const V z_lo = fma(y.hi, y.hi, -z);  // rounding error of the square; near pi/4 it affects the last bit of the cosine
   *c = quick_two_sum(w, ((1.0 - w) - half_z) + (z * z * cos_tail(z) - (0.5 * z_lo + y.hi * y.lo)));
 }
 
 // amplitude * v rounded once.
-//   Types: DD<V>, double -> V   Max error: 0.5 ULP (0.75 with that of sincos_accurate)   Valid range: no overflow, product above 2^-969
+//   Types: DD<V>, double -> V   Max error: 0.5 ULP (0.75 with that of sincos_accurate)
+//   Valid range: no overflow, product above 2^-969
 template <class V>
 SINPE_HD V scaled_double(DoubleDouble<V> v, double amplitude) {
   const V a = splat<V>(amplitude);
@@ -80,8 +81,8 @@ SINPE_HD V scaled_double(DoubleDouble<V> v, double amplitude) {
   return select(p.hi == 0.0, p.hi, p.hi + fma(v.lo, a, p.lo));  // the sum would turn -0 into +0
 }
 
-// Taylor coefficients of sin(y)/y and cos(y) after the leading 1, as double-doubles: the k-th of kTaylorTerms. Functions,
-// because device code cannot take the address of a host constant.
+// Taylor coefficients of sin(y)/y and cos(y) after the leading 1, as double-doubles: the k-th of kTaylorTerms.
+// Functions, because device code cannot take the address of a host constant.
 constexpr int kTaylorTerms = 14;
 SINPE_HD DD sin_taylor(int k) {
   static constexpr DD c[kTaylorTerms] = {
@@ -131,7 +132,7 @@ SINPE_HD void sincos_dd(DD t, DD* s, DD* c) {
   *c = taylor_step(c_sum, z, one);
 }
 
-// sin and cos of quarter/4 + t turns from those of t, without a branch. Of `quarter` the low two bits count.
+// sin and cos of quarter/4 + t turns from those of t, without a branch. Only the low two bits of `quarter` are used.
 //   Types: V, float, DD   Error: 0
 template <class V>
 SINPE_HD void apply_quarter(bits_t<V> quarter, V* s, V* c) {

@@ -1,19 +1,19 @@
-// Sine and cosine of a 128-bit phase in float arithmetic alone: for devices whose double precision is slow. The phase is an
-// exact integer, so the argument of the polynomials is small and known to twice a float's digits.
+// Sine and cosine of a 128-bit phase in float arithmetic, for devices on which double precision is slow. The phase is
+// an exact integer, so the argument of the polynomials is small and known to twice the precision of a float.
 #pragma once
 
 #include "core/phase.h"
 
 namespace sinpe {
 
-// 2*pi times powers of two as floats, the first and the last with what the rounding dropped: radians for the units in which
-// a rest's high part, low part and small whole are counted.
+// 2*pi times powers of two as floats, the first and the last with their rounding errors: radians per unit of the high
+// part, the low part and a small rest.
 constexpr float kRadiansHigh = 0x1.921fb6p-30f, kRadiansHighLow = -0x1.777a5cp-55f;    // 2*pi / 2^32
 constexpr float kRadiansLow = 0x1.921fb6p-56f;                                         // 2*pi / 2^58
 constexpr float kRadiansSmall = 0x1.921fb6p-74f, kRadiansSmallLow = -0x1.777a5cp-99f;  // 2*pi / 2^76
 
-// Minimax coefficients of (sin(y) - y) / y^3 and (cos(y) - 1 + y^2/2) / y^4 in z = y*y on [-pi/4, pi/4]: the sine is within
-// 2^-27.6 relative, the cosine within 2^-31.
+// Minimax coefficients of (sin(y) - y) / y^3 and (cos(y) - 1 + y^2/2) / y^4 in z = y*y on [-pi/4, pi/4]: the sine is
+// within 2^-27.6 relative, the cosine within 2^-31.
 constexpr float kF1 = -0x1.555546p-3f, kF2 = 0x1.11076p-7f, kF3 = -0x1.994cf6p-13f;
 constexpr float kG1 = 0x1.55554ap-5f, kG2 = -0x1.6c0c82p-10f, kG3 = 0x1.9a00d2p-16f;
 
@@ -30,36 +30,37 @@ struct FloatFloat {
   float hi, lo;
 };
 
-// A phase's nearest quarter and the rest in radians.
+// The nearest quarter of a phase, and the rest in radians.
 struct SingleAngle {
   uint32_t quarter;  // modulo 4
   FloatFloat y;
 };
 
-//   Error: 2^-40 relative, where *open is not set: a rest below 2^-50 turns has too few bits, or is an exact 0, which is left
-//   open but for the phase 0 where takes_zero says that its sine may be +0   Valid range: every phase
-SINPE_HD SingleAngle single_angle(uint128 phase, bool takes_zero, bool* open) {
+// Converts a phase. Sets *undecided for a rest below 2^-50 turns, which has too few bits, or is exactly 0. Exception:
+// the phase 0 with takes_zero, which says that its sine may be +0.
+//   Error: 2^-40 relative, unless *undecided is set   Valid range: every phase
+SINPE_HD SingleAngle single_angle(uint128 phase, bool takes_zero, bool* undecided) {
   const uint64_t top = static_cast<uint64_t>(phase >> 64), low = static_cast<uint64_t>(phase);
   const uint32_t quarter = (static_cast<uint32_t>(top >> 32) + 0x20000000u) >> 30;
   const uint64_t rest = top - (static_cast<uint64_t>(quarter) << 62);
   const int32_t high = static_cast<int32_t>(static_cast<uint32_t>(rest >> 32));
   if (static_cast<uint32_t>(high + 0x800) < 0x1000u) {
-    // The leading bits are gone: 64 from further down.
+    // The leading bits are zero: take 64 bits further down.
     const int64_t small = static_cast<int64_t>(rest << 12 | low >> 52);
     const bool is_zero = takes_zero && (top | low) == 0;
-    *open = *open || (static_cast<uint64_t>(small + (1 << 26)) < 1u << 27 && !is_zero);
+    *undecided = *undecided || (static_cast<uint64_t>(small + (1 << 26)) < 1u << 27 && !is_zero);
     const float a = static_cast<float>(small), b = static_cast<float>(small - static_cast<int64_t>(a));
     const float hi = a * kRadiansSmall;
     return {quarter & 3, {hi, fma(b, kRadiansSmall, fma(a, kRadiansSmallLow, fma(a, kRadiansSmall, -hi)))}};
   }
-  // 30 signed bits in two pieces that a float holds: a multiple of 64, and the 32 bits from there on.
+  // 30 signed bits in two parts that are exact as floats: a multiple of 64, and the 32 bits below.
   const float a = static_cast<float>(high & ~63);
   const float b = static_cast<float>(static_cast<uint32_t>(rest >> 6));
   const float hi = a * kRadiansHigh;
   return {quarter & 3, {hi, fma(b, kRadiansLow, fma(a, kRadiansHighLow, fma(a, kRadiansHigh, -hi)))}};
 }
 
-// sin and cos of an angle, each as a sum whose second summand is small.
+// sin and cos of an angle, each as a sum with a small second term.
 //   Types: float   Max error: 0.45 ULP before hi + lo is rounded   Valid range: |y| <= 0.7855
 SINPE_HD void sincos_single(FloatFloat y, FloatFloat* s, FloatFloat* c) {
   const float z = y.hi * y.hi, half_z = 0.5f * z;
@@ -68,7 +69,7 @@ SINPE_HD void sincos_single(FloatFloat y, FloatFloat* s, FloatFloat* c) {
   *c = {w, fma(z * z, fma(z, fma(z, kG3, kG2), kG1), fma(-y.hi, y.lo, (1.0f - w) - half_z))};
 }
 
-// The amplitude as a double and as the two floats that make the same product.
+// The amplitude as a double, and as the sum of two floats.
 struct Amplitude {
   double whole;
   FloatFloat parts;

@@ -1,4 +1,4 @@
-// The texts of sinpe_status, for both halves of the library.
+// Messages of sinpe_status, for the CPU and CUDA libraries.
 #pragma once
 
 #include "sinpe/sinpe.h"

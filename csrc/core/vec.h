@@ -1,5 +1,5 @@
-// Vectors of doubles as wide as the instruction set that a translation unit is compiled for. Core functions are templates
-// over V = double or V = Doubles, so that each formula stands once for scalars, every vector width and CUDA.
+// Vectors of doubles, as wide as the instruction set of the translation unit. Core functions are templates over V =
+// double or V = Doubles, so that each formula is written once for scalars, every vector width and CUDA.
 #pragma once
 
 #include "core/macros.h"
@@ -12,7 +12,7 @@
 
 namespace sinpe {
 
-// The unsigned integers that hold V's bits, and the place of the sign in each.
+// The unsigned integer type with the bits of V, and the position of the sign bit.
 template <class V>
 struct Bits;
 template <>
@@ -51,7 +51,7 @@ SINPE_HD double fma(double a, double b, double c) {
 
 SINPE_HD double select(bool condition, double a, double b) { return condition ? a : b; }
 
-// a where the number is odd, else b, without a branch.
+// a if the number is odd, else b, without a branch.
 SINPE_HD double where_odd(uint64_t number, double a, double b) {
   const uint64_t mask = 0 - (number & 1);
   return bit_cast<double>((bit_cast<uint64_t>(a) & mask) | (bit_cast<uint64_t>(b) & ~mask));
@@ -69,7 +69,7 @@ SINPE_HD float where_odd(uint32_t number, float a, float b) {
 #endif
 }
 
-// The low half, which a GPU's compiler would widen again to compare it.
+// The low half. Inline assembly, because a GPU compiler would widen it again for comparisons.
 SINPE_HD uint32_t low_half(uint64_t x) {
 #if defined(__CUDA_ARCH__)
   uint32_t low;
@@ -80,10 +80,10 @@ SINPE_HD uint32_t low_half(uint64_t x) {
 #endif
 }
 
-// The whole product of x's low 32 bits and m.
+// The 64-bit product of the low 32 bits of x and m.
 SINPE_HD uint64_t multiply_low(uint64_t x, uint32_t m) {
 #if defined(__CUDA_ARCH__)
-  uint64_t product;  // which the compiler makes of two products and a sum
+  uint64_t product;  // the compiler would generate two products and a sum
   asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(static_cast<uint32_t>(x)), "r"(m));
   return product;
 #else
@@ -97,17 +97,17 @@ SINPE_HD uint64_t exclusive_or(uint64_t a, uint64_t b, uint32_t c) { return a ^ 
 
 using Doubles = double __attribute__((vector_size(8 * SINPE_LANES)));
 using Floats = float __attribute__((vector_size(4 * SINPE_LANES)));
-using Words = uint64_t __attribute__((vector_size(8 * SINPE_LANES)));
-using HalfWords = uint32_t __attribute__((vector_size(4 * SINPE_LANES)));
+using Uint64s = uint64_t __attribute__((vector_size(8 * SINPE_LANES)));
+using Uint32s = uint32_t __attribute__((vector_size(4 * SINPE_LANES)));
 using FloatPairs = float __attribute__((vector_size(8 * SINPE_LANES)));
-using PairWords = uint32_t __attribute__((vector_size(8 * SINPE_LANES)));
-using PairHalves = uint16_t __attribute__((vector_size(4 * SINPE_LANES)));
-using WordHalves = uint16_t __attribute__((vector_size(8 * SINPE_LANES)));  // two in each of PairWords
+using Uint32Pairs = uint32_t __attribute__((vector_size(8 * SINPE_LANES)));
+using Uint16Pairs = uint16_t __attribute__((vector_size(4 * SINPE_LANES)));
+using Uint16Quads = uint16_t __attribute__((vector_size(8 * SINPE_LANES)));  // two per element of Uint32Pairs
 using Masks = int64_t __attribute__((vector_size(8 * SINPE_LANES)));
 
 template <>
 struct Bits<Doubles> {
-  using type = Words;
+  using type = Uint64s;
   static constexpr int kSign = 63;
   static constexpr uint64_t kSignBit = uint64_t{1} << 63;
 };
@@ -130,25 +130,25 @@ SINPE_HD Doubles fma(Doubles a, double b, Doubles c) { return fma(a, splat<Doubl
 SINPE_HD Doubles select(Masks condition, Doubles a, Doubles b) { return condition ? a : b; }
 SINPE_HD Doubles select(Masks condition, Doubles a, double b) { return condition ? a : splat<Doubles>(b); }
 
-SINPE_HD Doubles where_odd(Words number, Doubles a, Doubles b) { return (number & 1) != 0 ? a : b; }
+SINPE_HD Doubles where_odd(Uint64s number, Doubles a, Doubles b) { return (number & 1) != 0 ? a : b; }
 
-SINPE_HD Words multiply_low(Words x, uint32_t m) {
+SINPE_HD Uint64s multiply_low(Uint64s x, uint32_t m) {
 #if defined(__x86_64__) && SINPE_LANES == 8
-  return (Words)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(m));
+  return (Uint64s)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(m));
 #elif defined(__x86_64__) && SINPE_LANES == 4
-  return (Words)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(m));
+  return (Uint64s)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(m));
 #elif defined(__x86_64__)
-  return (Words)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(m));
+  return (Uint64s)_mm_mul_epu32((__m128i)x, _mm_set1_epi64x(m));
 #elif defined(__aarch64__)
-  return (Words)vmull_u32(vmovn_u64((uint64x2_t)x), vdup_n_u32(m));
+  return (Uint64s)vmull_u32(vmovn_u64((uint64x2_t)x), vdup_n_u32(m));
 #else
   return (x & 0xffffffff) * m;
 #endif
 }
 
-SINPE_HD Words exclusive_or(Words a, Words b, uint32_t c) {
+SINPE_HD Uint64s exclusive_or(Uint64s a, Uint64s b, uint32_t c) {
 #if defined(__x86_64__) && SINPE_LANES == 8
-  return (Words)_mm512_ternarylogic_epi64((__m512i)a, (__m512i)b, _mm512_set1_epi64(c), 0x96);
+  return (Uint64s)_mm512_ternarylogic_epi64((__m512i)a, (__m512i)b, _mm512_set1_epi64(c), 0x96);
 #else
   return a ^ b ^ c;
 #endif
@@ -160,7 +160,7 @@ SINPE_HD Words exclusive_or(Words a, Words b, uint32_t c) {
 template <class V>
 SINPE_HD V magnitude(V x) {
 #if defined(__CUDA_ARCH__)
-  return ::fabs(x);  // a bit of the instruction that reads it
+  return ::fabs(x);  // a modifier of the instruction that reads the result
 #else
   return bit_cast<V>(bit_cast<bits_t<V>>(x) & 0x7fffffffffffffffULL);
 #endif

@@ -1,4 +1,4 @@
-// add_grid: out = round(scale*x) + the rows of the grid's axes, with or without dropout, while x streams past.
+// add_grid: out = round(scale*x) + the rows of the grid's axes, with or without dropout, in one pass over x.
 #include <cstring>
 
 #include "core/grid.h"
@@ -7,18 +7,19 @@
 namespace sinpe {
 namespace {
 
-// One thread's maker of rows from the axes' values. Channels that no piece feeds stay zero: no row is written there.
+// Computes rows of a grid from the values of its axes, for one thread. Channels that no piece provides are not written:
+// they stay zero.
 template <class Real>
-class PlaceRows {
+class PointRows {
  public:
-  PlaceRows(const Grid& grid, const Real* values) : grid_(grid), values_(values) {}
+  PointRows(const Grid& grid, const Real* values) : grid_(grid), values_(values) {}
 
-  // n places from `place` on, `dim` channels each.
-  void operator()(int64_t, int64_t place, int64_t n, Real* pe) const {
+  // n grid points from `point`, `dim` channels each.
+  void operator()(int64_t, int64_t point, int64_t n, Real* pe) const {
     for (int k = 0; k < grid_.n_pieces; ++k) {
       const GridPiece& p = grid_.pieces[k];
       const int64_t inner = grid_.inner[p.axis], length = grid_.length[p.axis];
-      int64_t coordinate = grid_.coordinate(place, p.axis), left = inner - place % inner;
+      int64_t coordinate = grid_.coordinate(point, p.axis), left = inner - point % inner;
       Real* row = pe + p.first;
       for (int64_t r = 0; r < n; ++r, row += grid_.dim) {
         const Real* from = values_ + grid_.at(p, coordinate, 0);
@@ -39,17 +40,17 @@ class PlaceRows {
   const Real* values_;
 };
 
-// The same of a grid by channels: a row is a channel at some of the places, at `width` of them from a multiple of that on.
+// The same for a grid by channels: a row is one channel at `width` consecutive grid points, from a multiple of `width`.
 template <class Real>
 class ChannelRows {
  public:
   ChannelRows(const Grid& grid, const Real* values, int64_t width)
-      : grid_(grid), values_(values), width_(width), parts_(grid.places / width) {}
+      : grid_(grid), values_(values), width_(width), parts_(grid.points / width) {}
 
   void operator()(int64_t, int64_t row, int64_t n, Real* pe) const {
     for (int64_t r = row; r < row + n; ++r, pe += width_) {
       int64_t c;
-      const int k = grid_.feeding(r / parts_, &c);
+      const int k = grid_.channel_piece(r / parts_, &c);
       if (k < 0) {
         std::fill(pe, pe + width_, Real{0});
       } else {
@@ -59,12 +60,12 @@ class ChannelRows {
   }
 
  private:
-  // Either all at one coordinate, or at every coordinate as often as another.
-  void part_of_row(const GridPiece& p, int64_t c, int64_t place, Real* pe) const {
+  // Either all points of the row have the same coordinate, or the row covers every coordinate the same number of times.
+  void part_of_row(const GridPiece& p, int64_t c, int64_t point, Real* pe) const {
     const int64_t inner = grid_.inner[p.axis], length = grid_.length[p.axis];
     const Real* from = values_ + grid_.at(p, 0, c);
     Real* const end = pe + width_;
-    if (inner >= width_) return std::fill(pe, end, from[grid_.coordinate(place, p.axis)]);
+    if (inner >= width_) return std::fill(pe, end, from[grid_.coordinate(point, p.axis)]);
     while (pe < end) {
       if (inner == 1) {
         std::memcpy(pe, from, static_cast<size_t>(length) * sizeof(Real));
@@ -82,31 +83,31 @@ class ChannelRows {
   int64_t width_, parts_;
 };
 
-constexpr int64_t kTileValues = 16384;  // of a tile, so that it stays in the cache while slices pass by
+constexpr int64_t kTileValues = 16384;  // values per tile: stays in the cache while it is applied to the slices
 
-// The arguments of a call by channels whose rows are cut into parts, where they follow one another in memory, so that a
-// tile of them need not hold all places: the last axes together, as many as fit.
+// The arguments of a call by channels whose rows are split into parts, so that a tile of rows does not have to hold all
+// grid points. A part covers as many of the last axes as fit. Only for rows that are contiguous in memory.
 struct Parts {
   sinpe_add_arguments a;
-  int64_t elements[1 + SINPE_MAX_RANK];
+  int64_t rng_offsets[1 + SINPE_MAX_RANK];
 
   Parts(const Grid& grid, const sinpe_add_arguments& arguments) : a(arguments) {
     const int row = a.rank - 2, column = a.rank - 1;
     const auto follow = [&](const int64_t* strides) { return strides[row] == a.sizes[column] * strides[column]; };
-    const bool numbered = a.dropout.elements != nullptr;
-    if (!follow(a.x_strides) || !follow(a.out_strides) || (numbered && !follow(a.dropout.elements + 1))) return;
+    const bool has_rng_offsets = a.dropout.elements != nullptr;
+    if (!follow(a.x_strides) || !follow(a.out_strides) || (has_rng_offsets && !follow(a.dropout.elements + 1))) return;
     int axis = 0;
     while (axis + 1 < grid.n_axes && grid.inner[axis] > kTileValues) ++axis;
     const int64_t width = grid.inner[axis];
-    if (grid.places <= kTileValues || width < 64) return;
-    a.sizes[row] *= grid.places / width;
+    if (grid.points <= kTileValues || width < 64) return;
+    a.sizes[row] *= grid.points / width;
     a.sizes[column] = width;
     a.x_strides[row] = width * a.x_strides[column];
     a.out_strides[row] = width * a.out_strides[column];
-    if (!numbered) return;
-    std::copy(a.dropout.elements, a.dropout.elements + 1 + a.rank, elements);
-    elements[1 + row] = width * elements[1 + column];
-    a.dropout.elements = elements;
+    if (!has_rng_offsets) return;
+    std::copy(a.dropout.elements, a.dropout.elements + 1 + a.rank, rng_offsets);
+    rng_offsets[1 + row] = width * rng_offsets[1 + column];
+    a.dropout.elements = rng_offsets;
   }
 };
 
@@ -116,14 +117,14 @@ sinpe_status run(const sinpe_add_arguments& a, const Rows& rows) {
   const int64_t tile = std::max<int64_t>(1, std::min<int64_t>(64, kTileValues / shape.dim));
   const NewPages pages;
   const auto start = [&] { return TileAdder<T>(a, shape, pages); };
-  return over_row_tiles<accumulate_t<T>>(shape, 1, std::min(shape.rows, tile), rows, start);
+  return for_each_row_tile<accumulate_t<T>>(shape, 1, std::min(shape.rows, tile), rows, start);
 }
 
 template <class T>
 sinpe_status run(const Grid& grid, const void* values, const sinpe_add_arguments& a) {
   using Real = accumulate_t<T>;
   const Real* from = static_cast<const Real*>(values);
-  if (!grid.by_channels) return run<T>(a, [&] { return PlaceRows<Real>(grid, from); });
+  if (!grid.by_channels) return run<T>(a, [&] { return PointRows<Real>(grid, from); });
   const Parts parts(grid, a);
   return run<T>(parts.a, [&] { return ChannelRows<Real>(grid, from, parts.a.sizes[a.rank - 1]); });
 }
@@ -131,8 +132,8 @@ sinpe_status run(const Grid& grid, const void* values, const sinpe_add_arguments
 }  // namespace
 }  // namespace sinpe
 
-extern "C" sinpe_status sinpe_add_grid(const int64_t* words, int64_t n_words, const void* values, int64_t n_values,
-                                       const sinpe_add_arguments* a) {
+extern "C" sinpe_status sinpe_add_grid(const int64_t* packed_grid, int64_t n_words, const void* values,
+                                       int64_t n_values, const sinpe_add_arguments* a) {
   using namespace sinpe;
   if (a == nullptr || a->rank < 2 || a->rank > SINPE_MAX_RANK || n_values < 0 || !valid_sizes(a->sizes, a->rank) ||
       !valid_dropout(a->dropout, a->sizes, a->rank)) {
@@ -141,18 +142,18 @@ extern "C" sinpe_status sinpe_add_grid(const int64_t* words, int64_t n_words, co
   const Shape shape(*a);
   if (shape.empty() || shape.dim == 0) return SINPE_OK;
   Grid grid;
-  if (!decode_grid(words, n_words, n_values, &grid)) return SINPE_BAD_PLAN;
-  const bool fits = shape.rows == (grid.by_channels ? grid.dim : grid.places) &&
-                    shape.dim == (grid.by_channels ? grid.places : grid.dim);
+  if (!decode_grid(packed_grid, n_words, n_values, &grid)) return SINPE_BAD_PLAN;
+  const bool fits = shape.rows == (grid.by_channels ? grid.dim : grid.points) &&
+                    shape.dim == (grid.by_channels ? grid.points : grid.dim);
   if (!fits || (grid.by_channels && a->padding_mask != nullptr) || a->x == nullptr || a->out == nullptr ||
       (n_values > 0 && values == nullptr)) {
     return SINPE_BAD_ARGUMENT;
   }
   const Span written = span_of_out(*a);
-  if (!is_apart(written, words, n_words, *a, /*reads_positions=*/false) ||
+  if (!has_no_overlap(written, packed_grid, n_words, *a, /*reads_positions=*/false) ||
       written.overlaps(Span(values, n_values, a->dtype == SINPE_FLOAT64 ? 8 : 4))) {
     return SINPE_BAD_ARGUMENT;
   }
-  return or_no_memory(
+  return catch_out_of_memory(
       [&] { return with_type(a->dtype, [&](auto type) { return run<decltype(type)>(grid, values, *a); }); });
 }

@@ -10,17 +10,17 @@
 namespace sinpe {
 namespace {
 
-constexpr int64_t kPiece = 8192;  // elements of one kernel call
+constexpr int64_t kPiece = 8192;  // elements per kernel call
 
 template <class T>
 sinpe_status dropout(const sinpe_add_arguments& a) {
   using Real = accumulate_t<T>;
-  const Elements numbers(a.dropout, a.sizes, a.rank);
-  const Merged m(a, numbers);
+  const RngOffsets rng_offsets(a.dropout, a.sizes, a.rank);
+  const Merged m(a, rng_offsets);
   const int inner = m.rank - 1;
   const int64_t width = m.sizes[inner], x_step = m.x[inner], out_step = m.out[inner];
   const int64_t pieces = (width + kPiece - 1) / kPiece, rows = product(m.sizes, inner);
-  const Dropout keep = dropout_of(a.dropout, m.elements[inner]);
+  const Dropout parameters = dropout_of(a.dropout, m.rng_offsets[inner]);
   const Real scale = static_cast<Real>(a.scale);
   const auto add = elementwise<T>().add;
   const int64_t grain = std::max<int64_t>(1, kGrain / std::min(width, kPiece));
@@ -36,8 +36,8 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
       const int64_t row = item / pieces, at = item % pieces * kPiece, n = std::min(kPiece, width - at);
       const T* x = static_cast<const T*>(a.x) + offset_at(m.sizes, m.x, inner, row) + at * x_step;
       T* out = static_cast<T*>(a.out) + offset_at(m.sizes, m.out, inner, row) + at * out_step;
-      const int64_t number = offset_at(m.sizes, m.elements, inner, row) + at * m.elements[inner];
-      const uint64_t first = numbers.base + static_cast<uint64_t>(number);
+      const int64_t offset = offset_at(m.sizes, m.rng_offsets, inner, row) + at * m.rng_offsets[inner];
+      const uint64_t first = rng_offsets.base + static_cast<uint64_t>(offset);
       if (is_dense) ahead.until(out + n);
       const T* from = x;
       T* to = out;
@@ -46,7 +46,7 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
         from = dense_x.data();
       }
       if (out_step != 1) to = dense_out.data();
-      add(&from, nullptr, &to, 1, n, scale, keep, &first);
+      add(&from, nullptr, &to, 1, n, scale, parameters, &first);
       for (int64_t i = 0; i < n && out_step != 1; ++i) out[i * out_step] = to[i];
     }
   });
@@ -65,5 +65,6 @@ extern "C" sinpe_status sinpe_dropout(const sinpe_add_arguments* a) {
   if (a->x == nullptr || a->out == nullptr) return SINPE_BAD_ARGUMENT;
   const Span written(a->out, a->sizes, a->out_strides, a->rank, size_of(a->dtype));
   if (written.overlaps(Span(a->dropout.elements, 1 + a->rank, 8))) return SINPE_BAD_ARGUMENT;
-  return or_no_memory([&] { return with_type(a->dtype, [&](auto type) { return dropout<decltype(type)>(*a); }); });
+  return catch_out_of_memory(
+      [&] { return with_type(a->dtype, [&](auto type) { return dropout<decltype(type)>(*a); }); });
 }

@@ -1,5 +1,6 @@
-// embed_backward: the gradient of the weight. Tokens are sorted by id (stably, by counting), then each row of the result is
-// the tree sum of its tokens in their order (core/tree_sum.h), written once: the same bits for any number of threads.
+// embed_backward: the gradient of the weight. Tokens are sorted by id (a stable counting sort); then each row of the
+// result is the tree sum of its tokens in their order (core/tree_sum.h) and is written once: the same bits for any
+// number of threads.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -15,7 +16,7 @@ namespace {
 
 using Arguments = sinpe_embed_backward_arguments;
 
-// Tokens in the order of their ids, and among equal ids in their own.
+// Token indices sorted by id, in ascending order for equal ids.
 class TokensById {
  public:
   explicit TokensById(const Arguments& a) : rows_(a.num_embeddings), end_(static_cast<size_t>(a.num_embeddings) + 1) {
@@ -29,7 +30,7 @@ class TokensById {
       end_[v + 1] += end_[v];
     }
     tokens_.resize(static_cast<size_t>(end_.back()));
-    // end_[v] is where row v begins; taking its places one by one turns it into where the row ends.
+    // end_[v] is the start of row v; incrementing it for each token makes it the end.
     each_id(a.ids, a.sizes, a.id_strides, n, [&](int64_t token, int64_t id) {
       if (id != a.padding_idx) tokens_[static_cast<size_t>(end_[static_cast<size_t>(id)]++)] = token;
       return true;
@@ -38,10 +39,10 @@ class TokensById {
   const int64_t* begin(int64_t row) const { return tokens_.data() + first(row); }
   int64_t count(int64_t row) const { return end_[static_cast<size_t>(row)] - first(row); }
   const int64_t* end() const { return tokens_.data() + tokens_.size(); }
-  int64_t largest() const { return largest_; }                  // tokens of the busiest row
-  int64_t cost(int64_t row) const { return first(row) + row; }  // of all rows before this one
+  int64_t largest() const { return largest_; }                  // tokens of the row that has most
+  int64_t cost(int64_t row) const { return first(row) + row; }  // of the rows before this one
   int64_t cost() const { return cost(rows_); }
-  // The first row before which at least `part` of `parts` of the cost lies.
+  // The first row such that the rows before it have at least `part` of `parts` of the total cost.
   int64_t cut(int64_t part, int64_t parts) const {
     const int64_t wanted = static_cast<int64_t>(static_cast<double>(cost()) * static_cast<double>(part) / parts);
     int64_t low = 0, high = rows_;
@@ -63,11 +64,11 @@ class TokensById {
   std::vector<int64_t> end_, tokens_;
 };
 
-// Offset of a token's row in grad, or its element's number. Mostly all tokens lie evenly, which saves a division for
-// each.
-class TokenPlaces {
+// Offset of a token's row in grad, or RNG offset of its first element. Usually the tokens are evenly spaced, which
+// saves a division per token.
+class TokenOffsets {
  public:
-  TokenPlaces(const Arguments& a, const int64_t* strides) : a_(a), strides_(strides), even_(true) {
+  TokenOffsets(const Arguments& a, const int64_t* strides) : a_(a), strides_(strides), even_(true) {
     for (int d = 0; d + 2 < a.rank; ++d) even_ = even_ && strides[d] == strides[d + 1] * a.sizes[d + 1];
   }
   int64_t operator()(int64_t token) const {
@@ -80,19 +81,20 @@ class TokenPlaces {
   bool even_;
 };
 
-// One thread's work: blocks of channels of ranges of rows.
+// One thread's work: blocks of channels for ranges of rows.
 template <class T>
 class RowSums {
  public:
   using Real = accumulate_t<T>;
-  RowSums(const Arguments& a, const Elements& elements, const TokensById& tokens, int64_t width, const NewPages& pages)
+  RowSums(const Arguments& a, const RngOffsets& rng_offsets, const TokensById& tokens, int64_t width,
+          const NewPages& pages)
       : a_(a),
         pages_(pages),
-        elements_(elements),
+        rng_offsets_(rng_offsets),
         tokens_(tokens),
-        dropout_(dropout_of(a.dropout, elements.steps[a.rank - 1])),
+        dropout_(dropout_of(a.dropout, rng_offsets.strides[a.rank - 1])),
         grad_at_(a, a.grad_strides),
-        element_at_(a, elements.steps),
+        rng_offset_at_(a, rng_offsets.strides),
         dim_(a.sizes[a.rank - 1]),
         channel_(a.grad_strides[a.rank - 1]),
         factor_(static_cast<Real>(a.dropout.drop != 0 ? a.scale * dropout_.scale : a.scale)),
@@ -108,7 +110,7 @@ class RowSums {
       T* out = rows + row * dim_ + c;
       ahead.until(out + n);
       if (tokens_.count(row) == 0 || a_.dropout.drop == kDropAll) {
-        // Not memset, whose string instruction starts over at each page fault of fresh memory.
+        // Not memset, whose string instruction restarts at each page fault of new memory.
         elementwise<T>().round(zeros_.data(), Real{1}, out, n);
         continue;
       }
@@ -143,33 +145,33 @@ class RowSums {
 
   void add_token(int64_t token, int64_t c, int64_t n) {
     const T* grad = grad_of(token, c);
-    const int64_t number = element_at_(token) + c * elements_.steps[a_.rank - 1];
+    const int64_t offset = rng_offset_at_(token) + c * rng_offsets_.strides[a_.rank - 1];
     if (channel_ != 1) {
       for (int64_t i = 0; i < n; ++i) gathered_[static_cast<size_t>(i)] = grad[i * channel_];
       grad = gathered_.data();
     }
-    elementwise<T>().accumulate(grad, sum_of(1), n, dropout_, elements_.base + static_cast<uint64_t>(number));
+    elementwise<T>().accumulate(grad, sum_of(1), n, dropout_, rng_offsets_.base + static_cast<uint64_t>(offset));
   }
 
   const Arguments& a_;
   const NewPages& pages_;
-  const Elements& elements_;
+  const RngOffsets& rng_offsets_;
   const TokensById& tokens_;
   Dropout dropout_;
-  TokenPlaces grad_at_, element_at_;
+  TokenOffsets grad_at_, rng_offset_at_;
   int64_t dim_, channel_;
   Real factor_;
   int64_t width_;
-  std::vector<Real> zeros_, sums_;  // sums_: a running sum for each level of the tree
+  std::vector<Real> zeros_, sums_;  // sums_: a running sum per level of the tree
   std::vector<T> gathered_;
 };
 
 template <class T>
 sinpe_status embed_backward(const Arguments& a) {
-  const Elements elements(a.dropout, a.sizes, a.rank);
+  const RngOffsets rng_offsets(a.dropout, a.sizes, a.rank);
   const TokensById tokens(a);
-  // Ranges of rows of equal cost for each thread; a row that is more than one thread's share is cut into blocks of
-  // channels, no narrower than the elements of one vector of random words.
+  // Ranges of rows of equal cost for each thread. If one row has more than a thread's share, the channels are split
+  // into blocks as well, at least as wide as one vector of random words serves.
   constexpr int64_t kNarrowest = 64;
   const int64_t dim = a.sizes[a.rank - 1], threads = parallel_threads(), total = tokens.cost();
   const int64_t wanted = tokens.largest() > total / threads ? (tokens.largest() * threads + total - 1) / total : 1;
@@ -179,7 +181,7 @@ sinpe_status embed_backward(const Arguments& a) {
   const int64_t work = std::max<int64_t>(1, total * dim / (blocks * parts));
   const NewPages pages;
   return parallel_status(blocks * parts, std::max<int64_t>(1, kGrain / work), [&](int64_t begin, int64_t end) {
-    RowSums<T> sums(a, elements, tokens, width, pages);
+    RowSums<T> sums(a, rng_offsets, tokens, width, pages);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t part = item % parts, c = item / parts * width;
       sums(tokens.cut(part, parts), tokens.cut(part + 1, parts), c, std::min(width, dim - c));
@@ -197,7 +199,7 @@ extern "C" sinpe_status sinpe_embed_backward(sinpe_embed_backward_arguments* a) 
     return SINPE_BAD_ARGUMENT;
   }
   const int64_t count = product(a->sizes, a->rank - 1), dim = a->sizes[a->rank - 1];
-  if (dim == 0) return SINPE_OK;  // before the ids, of which an expanded tensor may have any number
+  if (dim == 0) return SINPE_OK;  // before the ids are read: an expanded tensor may have any number of them
   if (count > 0 && a->ids == nullptr) return SINPE_BAD_ARGUMENT;
   if (count > 0 && !check_ids(a->ids, a->sizes, a->id_strides, a->rank - 1, a->num_embeddings, &a->bad_id)) {
     return SINPE_BAD_ID;
@@ -211,6 +213,6 @@ extern "C" sinpe_status sinpe_embed_backward(sinpe_embed_backward_arguments* a) 
       written.overlaps(Span(a->dropout.elements, 1 + a->rank, 8))) {
     return SINPE_BAD_ARGUMENT;
   }
-  return or_no_memory(
+  return catch_out_of_memory(
       [&] { return with_type(a->dtype, [&](auto type) { return embed_backward<decltype(type)>(*a); }); });
 }

@@ -6,7 +6,7 @@
 namespace sinpe {
 namespace {
 
-// Length of the run of consecutive integers that positions[i] begins, at most kAnchorRows.
+// Length of the run of consecutive integers that starts at positions[i], at most kAnchorRows.
 int64_t run_length(const int64_t* positions, int64_t i, int64_t end) {
   int64_t n = 1;
   while (i + n < end && n < kAnchorRows && positions[i + n - 1] != INT64_MAX &&
@@ -16,8 +16,8 @@ int64_t run_length(const int64_t* positions, int64_t i, int64_t end) {
   return n;
 }
 
-// True when the positions hold some run worth an anchor. Looks at every kShortestRun-th one only: a run twice as long is
-// always seen, a shorter one costs little.
+// Whether the positions contain a run that is worth an anchor. Tests only every kShortestRun-th position: a run of
+// twice that length is always found, and computing a shorter one separately costs little.
 bool has_run(const int64_t* positions, int64_t count) {
   for (int64_t i = 0; i + kShortestRun <= count; i += kShortestRun) {
     if (run_length(positions, i, i + kShortestRun) == kShortestRun) return true;
@@ -52,18 +52,19 @@ sinpe_status encode_real(const Plan& plan, const Real* positions, int64_t count,
 }  // namespace
 }  // namespace sinpe
 
-extern "C" sinpe_status sinpe_encode(const int64_t* words, int64_t n_words, const void* positions,
+extern "C" sinpe_status sinpe_encode(const int64_t* packed_plan, int64_t n_words, const void* positions,
                                      sinpe_dtype position_dtype, int64_t count, sinpe_dtype dtype, void* out,
                                      int64_t row_stride) {
   using namespace sinpe;
   Plan plan;
-  if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
+  if (!decode_plan(packed_plan, n_words, &plan)) return SINPE_BAD_PLAN;
   if (count < 0 || row_stride < plan.dim || (count > 0 && (positions == nullptr || out == nullptr))) {
     return SINPE_BAD_ARGUMENT;
   }
   const int64_t sizes[] = {count, plan.dim}, strides[] = {row_stride, 1};
   const Span written(out, sizes, strides, 2, size_of(dtype));
-  if (written.overlaps(Span(words, n_words, 8)) || written.overlaps(Span(positions, count, size_of(position_dtype)))) {
+  if (written.overlaps(Span(packed_plan, n_words, 8)) ||
+      written.overlaps(Span(positions, count, size_of(position_dtype)))) {
     return SINPE_BAD_ARGUMENT;
   }
   try {

@@ -1,4 +1,4 @@
-// From C++ exceptions to the statuses of the C interface, under parallel_for as well.
+// Conversion of C++ exceptions to the statuses of the C interface, also within parallel_for.
 #pragma once
 
 #include <atomic>
@@ -12,10 +12,11 @@
 
 namespace sinpe {
 
-// Elements below which a second thread costs more than it brings.
+// Minimum number of elements per thread: with fewer, a second thread costs more than it saves.
 constexpr int64_t kGrain = 32768;
 
-// parallel_for whose body may run out of memory: an exception must not cross a thread pool's C boundary.
+// parallel_for for a body that may throw std::bad_alloc: exceptions must not propagate through a thread pool's C
+// interface.
 template <class F>
 sinpe_status parallel_status(int64_t n, int64_t grain, const F& f) {
   std::atomic<bool> failed{false};
@@ -29,14 +30,14 @@ sinpe_status parallel_status(int64_t n, int64_t grain, const F& f) {
   return failed ? SINPE_NO_MEMORY : SINPE_OK;
 }
 
-// Runs fn, whose allocations may fail.
+// Runs fn; returns SINPE_NO_MEMORY if an allocation fails.
 template <class F>
-sinpe_status or_no_memory(const F& fn) {
+sinpe_status catch_out_of_memory(const F& fn) {
   try {
     return fn();
   } catch (const std::bad_alloc&) {
     return SINPE_NO_MEMORY;
-  } catch (const std::length_error&) {  // a vector longer than any memory
+  } catch (const std::length_error&) {  // a vector larger than max_size()
     return SINPE_NO_MEMORY;
   }
 }

@@ -1,11 +1,11 @@
-// Token ids: seen in row-major order, and checked before anything is written.
+// Token ids: iteration in row-major order, and the range check before anything is written.
 #pragma once
 
 #include "core/layout.h"
 
 namespace sinpe {
 
-// Calls fn(token, id) for every id, tokens counted row-major over the n dimensions `sizes`, while fn returns true.
+// Calls fn(token, id) for every id while fn returns true. `token` is the row-major index over the n dimensions `sizes`.
 template <class F>
 bool each_id(const int64_t* ids, const int64_t* sizes, const int64_t* strides, int n, const F& fn) {
   const int64_t width = sizes[n - 1], step = strides[n - 1], rows = product(sizes, n - 1);
@@ -18,7 +18,7 @@ bool each_id(const int64_t* ids, const int64_t* sizes, const int64_t* strides, i
   return true;
 }
 
-// False when an id is no row of the weight; the first such becomes *bad.
+// Returns false if an id is not a row of the weight; *bad is then the first such id.
 inline bool check_ids(const int64_t* ids, const int64_t* sizes, const int64_t* strides, int n, int64_t num_embeddings,
                       int64_t* bad) {
   return each_id(ids, sizes, strides, n, [&](int64_t, int64_t id) {

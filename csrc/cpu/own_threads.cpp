@@ -25,8 +25,8 @@ thread_local bool made_by_fork = false;
 #endif
 
 #if defined(__linux__)
-// Where fork came before this library: the kernel keeps "forked, and no exec since" of the process's first thread, which
-// is the one that fork made.
+// If fork came before this library was loaded: the kernel records "forked, no exec since" for the first thread of the
+// process, which is the one that fork created.
 bool first_thread_made_by_fork() {
   constexpr unsigned long kForkedWithoutExec = 0x40;  // PF_FORKNOEXEC; flags are field 9 of proc(5)'s stat
   char text[1024];
@@ -34,7 +34,7 @@ bool first_thread_made_by_fork() {
   if (file == nullptr) return false;
   text[std::fread(text, 1, sizeof text - 1, file)] = '\0';
   std::fclose(file);
-  const char* name_end = std::strrchr(text, ')');  // the name, field 2, may hold anything
+  const char* name_end = std::strrchr(text, ')');  // the name, field 2, may contain any characters
   unsigned long flags = 0;
   return name_end != nullptr && std::sscanf(name_end + 1, " %*c %*d %*d %*d %*d %*d %lu", &flags) == 1 &&
          (flags & kForkedWithoutExec) != 0;
@@ -45,7 +45,7 @@ const bool loaded_after_fork = first_thread_made_by_fork();
 
 }  // namespace
 
-bool came_through_fork() {
+bool created_by_fork() {
 #if defined(__linux__)
   if (loaded_after_fork && syscall(SYS_gettid) == getpid()) return true;
 #endif
@@ -54,14 +54,14 @@ bool came_through_fork() {
 
 void own_thread_ranges(int64_t n, int64_t parts, RangeFunction fn, void* context) {
   std::vector<std::thread> threads;
-  int64_t started = 1;  // part 0 is the caller's
+  int64_t started = 1;  // the caller runs part 0
   try {
     threads.reserve(static_cast<size_t>(parts));
     for (; started < parts; ++started) {
       threads.emplace_back(fn, n * started / parts, n * (started + 1) / parts, context);
     }
   } catch (const std::exception&) {
-    // The system refuses more threads, or their memory: the caller does the rest.
+    // The system refuses more threads, or their memory: the caller runs the remaining parts.
   }
   fn(0, n / parts, context);
   for (int64_t k = started; k < parts; ++k) fn(n * k / parts, n * (k + 1) / parts, context);

@@ -24,7 +24,7 @@ thread_local Range new_output;
 
 std::atomic<int64_t> populated{0};
 
-// Whether the system is to be asked: false for good once it has said that it knows no such request.
+// Whether to request population; set to false permanently once the system has reported that it does not support it.
 std::atomic<bool>& is_wanted() {
   static std::atomic<bool> wanted{[] {
     const char* text = std::getenv("SINPE_EXT_POPULATE");
@@ -53,7 +53,7 @@ bool is_mapped(uintptr_t) { return true; }
 NewOutput::NewOutput(const void* out, int64_t bytes) {
   if (bytes < kSmallestOutput || !is_wanted()) return;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(out), size = static_cast<uintptr_t>(bytes);
-  if (is_mapped(begin + size / 2)) return;  // the allocator kept it from before
+  if (is_mapped(begin + size / 2)) return;  // the allocator reused memory that is already mapped
   new_output.begin = begin;
   new_output.end = begin + size;
 }
@@ -68,11 +68,11 @@ void NewPages::populate_part(uintptr_t from, uintptr_t bytes) const {
   const uintptr_t page = page_size();
   if (bytes < kSmallestPiece || from < begin_ || from >= end_) return;
   const uintptr_t begin = (from + page - 1) / page * page;
-  // The last page of the output may hold what is not ours.
+  // The last page of the output may contain other objects.
   const uintptr_t end = std::min((from + bytes + page - 1) / page * page, end_ / page * page);
   if (begin >= end || !is_wanted()) return;
-  // The rest of a large page is mapped with its first part, and going through it once more takes time. The first and the
-  // last page may be mapped because of the neighbours.
+  // A large page is mapped completely with its first part, and populating it again takes time. The first and the last
+  // page may be mapped because of neighbouring objects, so the middle is tested.
   if (is_mapped(begin + (end - begin) / 2)) return;
   if (madvise(reinterpret_cast<void*>(begin), end - begin, kPopulateWrite) == 0) {
     populated.fetch_add(static_cast<int64_t>((end - begin) / page), std::memory_order_relaxed);

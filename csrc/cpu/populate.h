@@ -1,6 +1,6 @@
-// Pages of an output that was allocated for this call. The system maps memory that it hands out anew page by page, as it
-// is written, which takes longer than writing it. Linux 5.14 and newer map a whole piece at once where they are asked to,
-// in less time (docs/performance.md). SINPE_EXT_POPULATE=0 switches it off.
+// Pages of an output that was allocated for this call. The operating system maps new memory page by page at the first
+// write, which takes longer than the writes themselves. Linux 5.14 and newer can map a whole range at once, which is
+// faster (docs/performance.md). SINPE_EXT_POPULATE=0 disables it.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace sinpe {
 
-// As long as it lives, a kernel that this thread calls may assume that nobody has written this memory yet. Only who
-// allocated it can say so: a caller's `out` is never named here.
+// During the lifetime of this object, a kernel called by this thread may assume that the memory has never been written.
+// Only the code that allocated it can know that, so it is never used for an `out` given by the caller.
 class NewOutput {
  public:
   NewOutput(const void* out, int64_t bytes);
@@ -20,13 +20,13 @@ class NewOutput {
   NewOutput& operator=(const NewOutput&) = delete;
 };
 
-// The new output, if any, as the kernel's threads use it. Constructed in the thread that called the kernel.
+// The new output, if any, as the kernel's threads use it. Must be constructed in the thread that called the kernel.
 class NewPages {
  public:
   NewPages();
 
-  // Before this thread writes a piece of memory: maps the pages that begin in it, those of the new output only. Does
-  // nothing where they are mapped already, where the piece is too small to pay, or where the system refuses.
+  // To be called before this thread writes a range of memory: maps the pages that begin in it, if they belong to the
+  // new output. Does nothing if they are mapped already, the range is too small to be worth it, or the system refuses.
   void populate(const void* from, int64_t bytes) const {
     if (begin_ != end_) populate_part(reinterpret_cast<uintptr_t>(from), static_cast<uintptr_t>(bytes));
   }
@@ -36,13 +36,13 @@ class NewPages {
   uintptr_t begin_, end_;
 };
 
-// The same for a thread that writes from `begin` to `end` in small steps: pieces of some 256 KiB.
+// The same for a thread that writes from `begin` to `end` in small steps: populates about 256 KiB at a time.
 class PagesAhead {
  public:
   PagesAhead(const NewPages& pages, const void* begin, const void* end)
       : pages_(pages), reached_(static_cast<const char*>(begin)), end_(static_cast<const char*>(end)) {}
 
-  // Before anything in front of `next` is written.
+  // To be called before memory below `next` is written.
   void until(const void* next) {
     const int64_t missing = static_cast<const char*>(next) - reached_;
     if (missing <= 0 || reached_ == end_) return;

@@ -1,4 +1,4 @@
-// row_dots: the dot of each row of a gradient with its row of the encoding, which passes by tile by tile.
+// row_dots: the dot product of each row of a gradient with its row of the encoding, which is computed tile by tile.
 #include "cpu/tiles.h"
 
 namespace sinpe {
@@ -9,31 +9,32 @@ class TileDots {
  public:
   using Real = accumulate_t<T>;
   static constexpr bool kStreams = false;
-  TileDots(const sinpe_add_arguments& a, const Shape& shape, const double* slopes)
+  TileDots(const sinpe_add_arguments& a, const Shape& shape, const double* angular_frequencies)
       : a_(a),
         shape_(shape),
-        slopes_(slopes),
+        angular_frequencies_(angular_frequencies),
         padding_(a, shape),
-        elements_(a.dropout, a.sizes, a.rank),
-        dropout_(dropout_of(a.dropout, elements_.steps[a.rank - 1])),
-        kept_scale_(a.dropout.drop != 0 ? dropout_.scale : 1.0),
+        rng_offsets_(a.dropout, a.sizes, a.rank),
+        dropout_(dropout_of(a.dropout, rng_offsets_.strides[a.rank - 1])),
+        dropout_scale_(a.dropout.drop != 0 ? dropout_.scale : 1.0),
         row_(a.x_strides[a.rank - 2]),
         channel_(a.x_strides[a.rank - 1]) {
     if (shape.dim > 1 && channel_ != 1) gathered_.resize(static_cast<size_t>(shape.dim));
   }
 
   void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
-    const int64_t step = elements_.steps[a_.rank - 2];
+    const int64_t step = rng_offsets_.strides[a_.rank - 2];
     for (int64_t slice = first; slice < last; ++slice) {
       const T* x = static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice);
-      const uint64_t element = elements_.base + static_cast<uint64_t>(slice_offset(a_, elements_.steps, slice));
+      const uint64_t rng_offset =
+          rng_offsets_.base + static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice));
       double* out = static_cast<double*>(a_.out) + slice * shape_.rows;
       for (int64_t r = row; r < row + n; ++r) {
-        out[r] =
-            padding_.at(slice, r)
-                ? 0.0
-                : kept_scale_ * elementwise<T>().dot(dense(x + r * row_), pe + (r - row) * shape_.dim, slopes_,
-                                                     shape_.dim, dropout_, element + static_cast<uint64_t>(r * step));
+        out[r] = padding_.at(slice, r)
+                     ? 0.0
+                     : dropout_scale_ * elementwise<T>().dot(dense(x + r * row_), pe + (r - row) * shape_.dim,
+                                                             angular_frequencies_, shape_.dim, dropout_,
+                                                             rng_offset + static_cast<uint64_t>(r * step));
       }
     }
   }
@@ -47,11 +48,11 @@ class TileDots {
 
   const sinpe_add_arguments& a_;
   const Shape& shape_;
-  const double* slopes_;
+  const double* angular_frequencies_;
   Padding padding_;
-  Elements elements_;
+  RngOffsets rng_offsets_;
   Dropout dropout_;
-  double kept_scale_;
+  double dropout_scale_;
   int64_t row_, channel_;
   std::vector<T> gathered_;
 };
@@ -59,16 +60,19 @@ class TileDots {
 }  // namespace
 }  // namespace sinpe
 
-extern "C" sinpe_status sinpe_row_dots(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a,
-                                       const double* slopes) {
+extern "C" sinpe_status sinpe_row_dots(const int64_t* packed_plan, int64_t n_words, const sinpe_add_arguments* a,
+                                       const double* angular_frequencies) {
   using namespace sinpe;
-  const auto apart = [&] {
+  const auto no_overlap = [&] {
     const Span sums(a->out, a->sizes, nullptr, a->rank - 1, 8);
-    return is_apart(sums, words, n_words, *a) && !sums.overlaps(Span(slopes, a->sizes[a->rank - 1], 8)) &&
+    return has_no_overlap(sums, packed_plan, n_words, *a) &&
+           !sums.overlaps(Span(angular_frequencies, a->sizes[a->rank - 1], 8)) &&
            !sums.overlaps(Span(a->x, a->sizes, a->x_strides, a->rank, size_of(a->dtype)));
   };
-  return run_checked(words, n_words, a, apart, [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
-    using T = decltype(type);
-    return over_tiles(plan, *a, first, accumulate_t<T>{1}, [&] { return TileDots<T>(*a, shape, slopes); });
-  });
+  return run_checked(packed_plan, n_words, a, no_overlap,
+                     [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
+                       using T = decltype(type);
+                       return for_each_tile(plan, *a, first, accumulate_t<T>{1},
+                                            [&] { return TileDots<T>(*a, shape, angular_frequencies); });
+                     });
 }

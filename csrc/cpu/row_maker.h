@@ -1,5 +1,5 @@
-// Rows of any result type at any positions, for one thread: consecutive rows rotate from anchors, others are reduced
-// directly, positions out of the fast range go entry by entry.
+// Rows of any result type at any positions, for one thread: consecutive rows are rotated from anchors, others are
+// reduced directly, and positions outside the range of the fast phase are computed entry by entry.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,15 @@
 
 namespace sinpe {
 
-// Runs shorter than this are cheaper row by row than with an anchor, and calls shorter than kShortestCall than with steps.
+// Shorter runs are faster row by row than with an anchor; for runs shorter than kShortestCall, computing the steps does
+// not pay.
 constexpr int64_t kShortestRun = 4;
 constexpr int64_t kShortestCall = 12;
 
-// Rows of the encoding that are made before x passes by: 64 KiB of float32, well inside a second-level cache.
+// Rows of the encoding per tile: 64 KiB of float32, well within a second-level cache.
 inline int64_t tile_rows(int64_t dim) { return std::max<int64_t>(4, std::min<int64_t>(64, 65536 / dim)); }
 
-// Steps of the rotation, computed once per call and shared by its threads; empty when no run is long enough.
+// Steps of the rotation, computed once per call and shared by its threads; nullptr if no run is long enough.
 inline std::unique_ptr<RowState> shared_steps(const Plan& plan, int64_t longest_run) {
   if (longest_run < kShortestCall) return nullptr;
   std::unique_ptr<RowState> state(new RowState(plan));
@@ -32,10 +33,10 @@ inline double not_a_number(double) { return std::numeric_limits<double>::quiet_N
 
 class RowMaker {
  public:
-  // `steps` may be null when no run is asked for.
+  // `steps` may be null if run() and stream() are not used for runs.
   RowMaker(const Plan& plan, const RowState* steps) : plan_(plan), kernels_(row_kernels()), steps_(steps) {}
 
-  // n consecutive rows from an integer position on.
+  // n consecutive rows, starting at an integer position.
   template <class T>
   void run(int64_t position, int64_t n, T* out, int64_t stride) {
     if (std::is_same<T, double>::value || steps_ == nullptr || (n < kShortestRun && !continues(position))) {
@@ -51,13 +52,14 @@ class RowMaker {
     }
   }
 
-  // n rows of data, each against the row of the next position, that rows_of(first, count) says where to find. Steps are needed.
+  // Adds n consecutive rows of the encoding to n rows of data, whose addresses rows_of(first, count) returns. Requires
+  // steps.
   template <class T, class RowsOf>
-  void stream(int64_t position, int64_t n, const RowsOf& rows_of, const Streamed& how) {
+  void stream(int64_t position, int64_t n, const RowsOf& rows_of, const StreamOptions& options) {
     for (int64_t r = 0; r < n;) {
       const int64_t k = begin(position, std::min<int64_t>(n - r, kStreamedRows));
       const StreamedRows<T> rows = rows_of(r, k);
-      stream(position, k, rows, how);
+      stream(position, k, rows, options);
       position = end(position, k);
       r += k;
     }
@@ -77,13 +79,13 @@ class RowMaker {
   void one(Position p, float16* row) { kernels_.of_float16.round(through_float(p), 1.0f, row, plan_.dim); }
 
  private:
-  // Nothing follows the last int64: next_ wraps there, to a position that is no neighbour.
+  // next_ wraps after the last int64, to a position that is not its successor.
   bool continues(int64_t position) const {
     return since_anchor_ >= 0 && next_ == static_cast<uint64_t>(position) && position != INT64_MIN &&
            since_anchor_ < kAnchorRows;
   }
 
-  // Makes the state that of a position; returns how many of n rows it may go on from there.
+  // Sets the state to a position; returns how many of n rows can be computed from it.
   int64_t begin(int64_t position, int64_t n) {
     if (state_ == nullptr) {
       state_.reset(new RowState(plan_));
@@ -92,7 +94,7 @@ class RowMaker {
     if (!continues(position)) set_anchor(position);
     return std::min(n, kAnchorRows - since_anchor_);
   }
-  // n rows after a position; returns the next one.
+  // Advances the state by n rows after a position; returns the next one.
   int64_t end(int64_t position, int64_t n) {
     since_anchor_ += n;
     next_ = static_cast<uint64_t>(position) + static_cast<uint64_t>(n);
@@ -124,14 +126,14 @@ class RowMaker {
   }
   void rotate(int64_t, int64_t, double*, int64_t) {}  // float64 rows are always reduced directly
 
-  void stream(int64_t p, int64_t n, const StreamedRows<float>& rows, const Streamed& how) {
-    kernels_.stream_float(*state_, p, n, rows, how);
+  void stream(int64_t p, int64_t n, const StreamedRows<float>& rows, const StreamOptions& options) {
+    kernels_.stream_float(*state_, p, n, rows, options);
   }
-  void stream(int64_t p, int64_t n, const StreamedRows<bfloat16>& rows, const Streamed& how) {
-    kernels_.stream_bfloat16(*state_, p, n, rows, how);
+  void stream(int64_t p, int64_t n, const StreamedRows<bfloat16>& rows, const StreamOptions& options) {
+    kernels_.stream_bfloat16(*state_, p, n, rows, options);
   }
-  void stream(int64_t p, int64_t n, const StreamedRows<float16>& rows, const Streamed& how) {
-    kernels_.stream_float16(*state_, p, n, rows, how);
+  void stream(int64_t p, int64_t n, const StreamedRows<float16>& rows, const StreamOptions& options) {
+    kernels_.stream_float16(*state_, p, n, rows, options);
   }
 
   const float* through_float(Position p) {

@@ -1,4 +1,4 @@
-// Choice of the row kernels, the rotation state, and the entries that only exact arithmetic can settle.
+// Selection of the row kernels, the rotation state, and the entries that require exact arithmetic.
 #include "cpu/rows.h"
 
 #include <cstdlib>
@@ -71,10 +71,10 @@ void exact_row(const Plan& plan, Position position, double* row) {
   row_of_entries(plan, position, row, exact_double_entry);
 }
 
-SINPE_NOINLINE void settle_panel(const Plan& plan, Position position, int64_t osc, int q, const double* v,
-                                 const double* e, int n, float* out) {
+SINPE_NOINLINE void resolve_panel(const Plan& plan, Position position, int64_t osc, int q, const double* v,
+                                  const double* e, int n, float* out) {
   for (int k = 0; k < n; ++k) {
-    // Compared as bits: -0 and +0 are different results.
+    // Compared as bits, because -0 and +0 are different results.
     const float low = static_cast<float>(v[k] - e[k]), high = static_cast<float>(v[k] + e[k]);
     if (bit_cast<uint32_t>(low) != bit_cast<uint32_t>(high)) {
       out[k] = exact_entry(plan, position, osc + k, q);

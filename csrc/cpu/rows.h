@@ -1,6 +1,6 @@
-// Row kernels: one set per instruction set (cpu/rows_*.cpp compile cpu/rows.inc again and again), chosen once at run time.
-// All sets give the same float32, bfloat16 and float16 bits: every rounding that the arithmetic leaves open is decided by
-// core/exact.h.
+// Row kernels: one set per instruction set (each cpu/rows_*.cpp compiles cpu/rows.inc), selected once at run time. All
+// sets give the same float32, bfloat16 and float16 bits: core/exact.h decides every rounding that the arithmetic leaves
+// undecided.
 #pragma once
 
 #include <memory>
@@ -12,12 +12,12 @@
 
 namespace sinpe {
 
-constexpr int kPanel = 16;  // oscillators that a kernel keeps in registers while it walks down the rows
+constexpr int kPanel = 16;  // oscillators that a kernel keeps in registers while it iterates over rows
 
 constexpr int64_t padded(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
-// How a plan's channels hang on lanes of oscillators. Pairs: lane i gives the sine of one stream and the cosine of the
-// other. Streams: each channel has a lane of its own (also for shared frequencies with the cosine interleaved first).
+// Assignment of a plan's channels to lanes of oscillators. Pairs: lane i provides the sine of one stream and the cosine
+// of the other. Streams: each channel has its own lane (also for shared frequencies with the cosine interleaved first).
 struct Lanes {
   bool pairs;
   int64_t count[2];     // channels of each stream
@@ -29,7 +29,7 @@ struct Lanes {
 
 Lanes lanes_of(const Plan& plan);
 
-// What a run of consecutive rows carries from row to row: per lane (value, value a quarter turn ahead) and its step.
+// The state of a run of consecutive rows: per lane the value, the value a quarter turn ahead, and its step.
 class RowState {
  public:
   explicit RowState(const Plan& plan);
@@ -39,57 +39,58 @@ class RowState {
   double *step_cos, *step_sin;  // [lanes.total], cos and sin of one position's phase
   double* bound;                // [lanes.total], error bound of `value`; that of `ahead` is ahead_bound
   double ahead_bound;
-  bool
-      is_normal;  // whether no value is so small that floats lie farther apart than usual (kLeastValue in cpu/rows.inc)
-  void share_steps(const RowState& from);  // points to another state's steps, which must live on
+  bool is_normal;  // whether every value is 0, at least kMinNormalValue (core/rotate.h), or smaller than its bound
+  void share_steps(const RowState& from);  // refers to another state's steps, which must outlive this one
   void compute_steps();
 
  private:
   std::unique_ptr<double[]> storage_;
 };
 
-// Rows of data that one row of the encoding each is added to, kStreamedRows at most: where they are read and written, and
-// the number of their first element.
+// At most kStreamedRows rows of data, to each of which one row of the encoding is added: the addresses that are read
+// and written, and the RNG offset of each row's first element.
 constexpr int kStreamedRows = 8;
 template <class T>
 struct StreamedRows {
   const T* x[kStreamedRows];
   T* out[kStreamedRows];
-  uint64_t element[kStreamedRows];
+  uint64_t rng_offset[kStreamedRows];
 };
-struct Streamed {
+struct StreamOptions {
   float scale, alpha;
   Dropout dropout;
 };
 
 struct RowKernels {
   const char* name;
-  int lanes;  // doubles in a vector
-  // One row, reduced directly from a position for which fast_position() holds.
+  int lanes;  // doubles per vector
+  // One row, reduced directly, at a position for which fast_position() is true.
   void (*direct_float)(const Plan& plan, double position, float* row);
   void (*direct_double)(const Plan& plan, double position, double* row);
-  // Fills the state's steps; every frequency must let the fast phase hold at position 1.
+  // Computes the state's steps; fast_position() must be true for position 1.
   void (*steps)(RowState& state);
-  // Sets the state, bounds included, to the row at a position for which fast_position() holds (`fast`), else the bounds only.
+  // Sets the state, bounds included, to the row at a position for which fast_position() is true (`fast`); otherwise
+  // sets the bounds only.
   void (*anchor)(RowState& state, double position, bool fast);
-  // Writes n rows from the state's, and moves it on. `position` is that of the first.
+  // Writes n rows, starting with the state's row, and advances the state. `position` is that of the first row.
   void (*rotate_float)(RowState& state, int64_t position, int64_t n, float* out, int64_t stride);
   void (*rotate_bfloat16)(RowState& state, int64_t position, int64_t n, bfloat16* out, int64_t stride);
   void (*rotate_float16)(RowState& state, int64_t position, int64_t n, float16* out, int64_t stride);
-  // out = dropout(scale * x + alpha * PE) of the next n rows; x may be out.
+  // out = dropout(scale * x + alpha * PE) for the next n rows; x may be out.
   void (*stream_float)(RowState& state, int64_t position, int64_t n, const StreamedRows<float>& rows,
-                       const Streamed& how);
+                       const StreamOptions& options);
   void (*stream_bfloat16)(RowState& state, int64_t position, int64_t n, const StreamedRows<bfloat16>& rows,
-                          const Streamed& how);
+                          const StreamOptions& options);
   void (*stream_float16)(RowState& state, int64_t position, int64_t n, const StreamedRows<float16>& rows,
-                         const Streamed& how);
+                         const StreamOptions& options);
   Elementwise<float> of_float;
   Elementwise<double> of_double;
   Elementwise<bfloat16> of_bfloat16;
   Elementwise<float16> of_float16;
 };
 
-// The kernels for this CPU, or those that SINPE_EXT_CPU_ISA=default|v3|v4 names (ignored where the CPU lacks them).
+// The kernels for this CPU, or those selected by SINPE_EXT_CPU_ISA=default|v3|v4 (ignored if the CPU lacks the
+// instruction set).
 const RowKernels& row_kernels();
 
 inline const Elementwise<float>& elementwise(const RowKernels& kernels, float) { return kernels.of_float; }
@@ -97,7 +98,7 @@ inline const Elementwise<double>& elementwise(const RowKernels& kernels, double)
 inline const Elementwise<bfloat16>& elementwise(const RowKernels& kernels, bfloat16) { return kernels.of_bfloat16; }
 inline const Elementwise<float16>& elementwise(const RowKernels& kernels, float16) { return kernels.of_float16; }
 
-// The element kernels in use for T.
+// The elementwise kernels in use for T.
 template <class T>
 const Elementwise<T>& elementwise() {
   return elementwise(row_kernels(), T{});
@@ -110,19 +111,19 @@ extern const RowKernels kRowKernelsV3;
 extern const RowKernels kRowKernelsV4;
 #endif
 
-// One entry, exactly (core/exact.h behind a call: it is long, and rare).
+// One entry in exact arithmetic (core/exact.h): long and rare, so not inlined.
 float exact_entry(const Plan& plan, Position position, int64_t osc, int q);
 double exact_double_entry(const Plan& plan, Position position, int64_t osc, int q);
 
-// The slow rows: any position at all, entry by entry.
+// One row, entry by entry, at any finite position.
 void exact_row(const Plan& plan, Position position, float* row);
 void exact_row(const Plan& plan, Position position, double* row);
 
-// Recomputes the entries of one panel whose rounding [v - e, v + e] leaves open.
-void settle_panel(const Plan& plan, Position position, int64_t osc, int q, const double* v, const double* e, int n,
-                  float* out);
+// Recomputes the entries of one panel whose rounding is not decided by [v - e, v + e].
+void resolve_panel(const Plan& plan, Position position, int64_t osc, int q, const double* v, const double* e, int n,
+                   float* out);
 
-// Zeroes channels [n0 + n1, dim).
+// Sets channels [n0 + n1, dim) to zero.
 template <class T>
 SINPE_HD void zero_tail(const Plan& plan, T* row) {
   for (int64_t j = plan.n0 + plan.n1; j < plan.dim; ++j) row[j] = T{};

@@ -1,4 +1,4 @@
-// Row kernels for the instruction set that the compiler was told of (baseline x86-64, or arm64 with NEON).
+// Row kernels for the compiler's target instruction set (baseline x86-64, or arm64 with NEON).
 #define SINPE_LANES 2
 #include "cpu/rows.h"
 

@@ -1,7 +1,8 @@
-// Row kernels for x86-64-v3 (AVX2 and FMA). Attributes instead of compiler flags: torch's build tools have no flags per file.
+// Row kernels for x86-64-v3 (AVX2 and FMA). The instruction set is set by attributes, because torch's build tools do
+// not support flags per file.
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 
-// Standard headers first: what they define must keep the baseline instruction set.
+// Standard headers first, so that their functions are compiled for the baseline instruction set.
 #include <immintrin.h>
 
 #include <cstdint>

@@ -1,7 +1,8 @@
-// Row kernels for x86-64-v4 (AVX-512). Attributes instead of compiler flags: torch's build tools have no flags per file.
+// Row kernels for x86-64-v4 (AVX-512). The instruction set is set by attributes, because torch's build tools do not
+// support flags per file.
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 
-// Standard headers first: what they define must keep the baseline instruction set.
+// Standard headers first, so that their functions are compiled for the baseline instruction set.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -15,7 +16,7 @@
     apply_to = function)
 #else
 #pragma GCC push_options
-// gcc 12 sees its own AVX-512 headers' deliberately undefined operands (GCC bug 105593).
+// gcc 12 warns about deliberately undefined operands in its own AVX-512 headers (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC target("arch=x86-64-v4,prefer-vector-width=512")

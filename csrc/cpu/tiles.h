@@ -1,5 +1,5 @@
-// The loop that add, embed and row_dots share: the encoding is made tile by tile, and all slices of x that need its
-// rows pass by while it lies in the cache. No table in memory.
+// The loop that add, embed and row_dots share: the encoding is computed tile by tile, and each tile is applied to all
+// slices of x that need its rows while it is in the cache. No table is stored.
 #pragma once
 
 #include "core/layout.h"
@@ -9,12 +9,12 @@
 
 namespace sinpe {
 
-// Offset of a slice.
+// Memory offset of a slice.
 inline int64_t slice_offset(const sinpe_add_arguments& a, const int64_t* strides, int64_t slice) {
   return offset_at(a.sizes, strides, a.rank - 2, slice);
 }
 
-// Checks all of the arguments but x and out. `first` becomes the first position where none are given.
+// Checks all arguments except x and out. Sets *first to the first position if no positions are given.
 inline sinpe_status check_arguments(const Plan& plan, const sinpe_add_arguments& a, int64_t* first) {
   if (a.rank < 2 || a.rank > SINPE_MAX_RANK || a.sizes[a.rank - 1] != plan.dim || !valid_sizes(a.sizes, a.rank) ||
       !valid_dropout(a.dropout, a.sizes, a.rank)) {
@@ -22,7 +22,7 @@ inline sinpe_status check_arguments(const Plan& plan, const sinpe_add_arguments&
   }
   const Shape shape(a);
   *first = 0;
-  if (shape.empty()) return SINPE_OK;  // what has no elements may have a null pointer
+  if (shape.empty()) return SINPE_OK;  // an empty tensor may have a null pointer
   if (a.positions_are_starts != 0 && (a.positions == nullptr || a.position_dtype != SINPE_INT64)) {
     return SINPE_BAD_ARGUMENT;
   }
@@ -38,7 +38,7 @@ inline sinpe_status check_arguments(const Plan& plan, const sinpe_add_arguments&
   return SINPE_OK;
 }
 
-// The memory of out, like x.
+// The address range of out, which has the shape of x.
 inline Span span_of_out(const sinpe_add_arguments& a) {
   return Span(a.out, a.sizes, a.out_strides, a.rank, size_of(a.dtype));
 }
@@ -49,7 +49,7 @@ class Positions {
   Positions(const sinpe_add_arguments& a, int64_t first) : a_(a), first_(first) {}
   bool shared_by_batch() const { return a_.positions == nullptr || a_.position_strides[0] == 0; }
 
-  // Whether the rows of a batch element follow one another, and the position of the first.
+  // Whether the rows of a batch element have consecutive positions; first() is the position of the first.
   bool are_consecutive() const { return a_.positions == nullptr || a_.positions_are_starts != 0; }
   int64_t first(int64_t batch) const {
     if (a_.positions == nullptr) return first_;
@@ -82,7 +82,7 @@ class Positions {
   int64_t first_;
 };
 
-// Rows that get no encoding.
+// The padding mask: rows to which no encoding is added.
 class Padding {
  public:
   Padding(const sinpe_add_arguments& a, const Shape& shape) : a_(a), middle_(shape.middle) {}
@@ -96,8 +96,9 @@ class Padding {
   int64_t middle_;
 };
 
-// Zeros for a tile of rows, of which a grid leaves the channels that no axis feeds: on the stack where it is a decode
-// step's, which an allocation would slow down. It begins where a line of the cache does: vectors that lie in two cost twice.
+// Memory for a tile of rows, initialised to zero, since a grid does not write the channels that no axis provides. Small
+// tiles, such as those of a decoding step, are on the stack, because an allocation would take too long. Aligned to
+// cache lines: a vector load across two lines takes twice as long.
 template <class Real>
 class TileMemory {
  public:
@@ -120,14 +121,14 @@ class TileMemory {
   std::vector<Real> many_;
 };
 
-// Calls work(first slice, last slice, row, n, pe) until every row of every slice has met its row of the encoding once.
-// rows() makes one thread's maker of rows, and maker(group, row, n, pe) makes n of them; `groups` of slices differ in
-// their rows. start() makes the work of one thread.
+// Calls work(first slice, last slice, row, n, pe) so that every row of every slice is processed once. rows() creates
+// one thread's generator of rows; generator(group, row, n, pe) computes n of them. The slices form `groups` with
+// different rows of the encoding. start() creates the work function of one thread.
 template <class Real, class Rows, class Start>
-sinpe_status over_row_tiles(const Shape& shape, int64_t groups, int64_t tile, const Rows& rows, const Start& start) {
+sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile, const Rows& rows, const Start& start) {
   const int64_t all_slices = shape.batch * shape.middle;
   const bool is_small = all_slices * shape.rows * shape.dim <= kGrain;
-  if (is_small && groups == 1 && shape.rows <= tile) {  // one piece of work, and none of the divisions below
+  if (is_small && groups == 1 && shape.rows <= tile) {  // a single work item, without the divisions below
     auto maker = rows();
     auto work = start();
     TileMemory<Real> pe(shape.rows * shape.dim);
@@ -136,7 +137,7 @@ sinpe_status over_row_tiles(const Shape& shape, int64_t groups, int64_t tile, co
     return SINPE_OK;
   }
   const int64_t tiles = (shape.rows + tile - 1) / tile;
-  // Slices of x that pass by one tile of the encoding; too few tiles for the threads: the slices are split as well.
+  // Slices of x per group. If there are fewer tiles than the threads need, the slices are split as well.
   const int64_t slices = all_slices / groups;
   const int64_t wanted = is_small ? 1 : 4 * parallel_threads();
   const int64_t parts = std::max<int64_t>(1, std::min(slices, (wanted + groups * tiles - 1) / (groups * tiles)));
@@ -156,16 +157,18 @@ sinpe_status over_row_tiles(const Shape& shape, int64_t groups, int64_t tile, co
   });
 }
 
-// Dropout of 16-bit elements, or in short vectors, is bound by arithmetic, of which a tile takes less.
+// Whether streaming is faster than tiles. Dropout of 16-bit elements, or with short vectors, is limited by arithmetic,
+// and tiles need less of it.
 template <class T>
 bool is_worth_streaming(const sinpe_add_arguments& a) {
   return a.dropout.drop == 0 || (sizeof(T) == 4 && row_kernels().lanes > 2);
 }
 
-// Of work that can name its rows in a StreamedRows: rows that one slice alone needs are not worth a tile.
+// For work functions that can provide StreamedRows: rows of the encoding that are used by one slice only do not need a
+// tile.
 template <class T, class Start>
-sinpe_status over_streamed_rows(const Plan& plan, const RowState& steps, const Shape& shape, int64_t groups,
-                                const Positions& positions, const Start& start) {
+sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, const Shape& shape, int64_t groups,
+                                   const Positions& positions, const Start& start) {
   const int64_t tile = std::min(shape.rows, tile_rows(shape.dim)), tiles = (shape.rows + tile - 1) / tile;
   const int64_t grain = std::max<int64_t>(1, kGrain / (tile * shape.dim));
   return parallel_status(groups * tiles, grain, [&](int64_t begin, int64_t end) {
@@ -176,17 +179,19 @@ sinpe_status over_streamed_rows(const Plan& plan, const RowState& steps, const S
       work.populate(group, row, n);
       const auto rows_of = [&](int64_t r, int64_t count) {
         StreamedRows<T> rows{};
-        for (int64_t k = 0; k < count; ++k) work.find(group, row + r + k, &rows.x[k], &rows.out[k], &rows.element[k]);
+        for (int64_t k = 0; k < count; ++k)
+          work.find(group, row + r + k, &rows.x[k], &rows.out[k], &rows.rng_offset[k]);
         return rows;
       };
-      maker.stream<T>(positions.first(group) + row, n, rows_of, work.streamed());
+      maker.stream<T>(positions.first(group) + row, n, rows_of, work.stream_options());
     }
   });
 }
 
-// over_row_tiles of a plan's rows, times alpha.
+// for_each_row_tile with the rows of a plan, times alpha.
 template <class Real, class Start>
-sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha, const Start& start) {
+sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha,
+                           const Start& start) {
   using Work = decltype(start());
   const Shape shape(a);
   const Positions positions(a, first);
@@ -195,7 +200,7 @@ sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t 
   if constexpr (std::is_same<Real, float>::value && Work::kStreams) {
     const bool alone = shape.batch * shape.middle == groups;
     if (steps != nullptr && alone && positions.are_consecutive() && start().can_stream()) {
-      return over_streamed_rows<typename Work::Element>(plan, *steps, shape, groups, positions, start);
+      return for_each_streamed_row<typename Work::Element>(plan, *steps, shape, groups, positions, start);
     }
   }
   const auto rows = [&] {
@@ -205,24 +210,25 @@ sinpe_status over_tiles(const Plan& plan, const sinpe_add_arguments& a, int64_t 
       for (int64_t i = 0; i < n * shape.dim; ++i) pe[i] *= alpha;
     };
   };
-  return over_row_tiles<Real>(shape, groups, std::min(shape.rows, tile_rows(shape.dim)), rows, start);
+  return for_each_row_tile<Real>(shape, groups, std::min(shape.rows, tile_rows(shape.dim)), rows, start);
 }
 
-// Checks what add or row_dots is given, then calls run(T{}, plan, shape, first position) with its element type.
-// apart() says whether what it writes overlaps nothing that it reads.
-template <class Apart, class F>
-sinpe_status run_checked(const int64_t* words, int64_t n_words, const sinpe_add_arguments* a, const Apart& apart,
-                         const F& run) {
+// Checks the arguments of add or row_dots, then calls run(T{}, plan, shape, first position) with the element type.
+// apart() returns whether the output overlaps none of the inputs.
+template <class NoOverlap, class F>
+sinpe_status run_checked(const int64_t* packed_plan, int64_t n_words, const sinpe_add_arguments* a,
+                         const NoOverlap& no_overlap, const F& run) {
   Plan plan;
-  if (!decode_plan(words, n_words, &plan)) return SINPE_BAD_PLAN;
+  if (!decode_plan(packed_plan, n_words, &plan)) return SINPE_BAD_PLAN;
   if (a == nullptr) return SINPE_BAD_ARGUMENT;
   int64_t first;
   const sinpe_status checked = check_arguments(plan, *a, &first);
   if (checked != SINPE_OK) return checked;
   const Shape shape(*a);
   if (shape.empty()) return SINPE_OK;
-  if (a->x == nullptr || a->out == nullptr || !apart()) return SINPE_BAD_ARGUMENT;
-  return or_no_memory([&] { return with_type(a->dtype, [&](auto type) { return run(type, plan, shape, first); }); });
+  if (a->x == nullptr || a->out == nullptr || !no_overlap()) return SINPE_BAD_ARGUMENT;
+  return catch_out_of_memory(
+      [&] { return with_type(a->dtype, [&](auto type) { return run(type, plan, shape, first); }); });
 }
 
 }  // namespace sinpe

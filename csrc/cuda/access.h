@@ -1,4 +1,5 @@
-// Elements in memory: 16 bytes at a time where they lie so, one by one elsewhere; and the device's own conversions.
+// Access to elements in memory, 16 bytes at a time if they are aligned and contiguous, otherwise one by one; and the
+// device's conversion instructions.
 #pragma once
 
 #include <type_traits>
@@ -16,7 +17,7 @@ using Bytes16 = Bytes<16>;
 
 SINPE_HD bool is_aligned(const void* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
 
-// n / d by a product, for n < 2^31 and d > 0: tiles are cut by numbers known only at run time.
+// n / d by a multiplication, for n < 2^31 and d > 0: the divisors of tile indices are known only at run time.
 struct Divisor {
   uint32_t d, magic, shift;
   Divisor() : Divisor(1) {}
@@ -62,7 +63,7 @@ SINPE_HD uint32_t pack_word(const float* v) {
 #endif
 }
 
-// 16 bytes, or 8, <-> values.
+// Conversion between values and 16 (or 8) bytes.
 template <class T, int kBytes>
 SINPE_HD void unpack(const Bytes<kBytes>& b, accumulate_t<T>* v) {
   SINPE_UNROLLED
@@ -93,12 +94,12 @@ SINPE_HD Bytes<kBytes> pack(const accumulate_t<T>* v) {
   return b;
 }
 
-// Which of N neighbouring channels, from channel `first` on, exist: those in [from, to).
+// Which of N consecutive channels, starting at channel `first`, exist: those in [from, to).
 struct Range {
   int from, to;
 };
 
-// N neighbouring elements as they lie in memory.
+// N consecutive elements as raw bytes.
 template <class T, int N>
 struct Raw {
   static constexpr int kEach = 16 / static_cast<int>(sizeof(T));
@@ -123,29 +124,29 @@ struct Raw {
   }
 };
 
-// Elements of a row whose channels lie `step` apart, from channel `first` on: 16 bytes at a time where all N exist, side by
-// side and aligned, as kPlain promises. What does not exist is 0.
-template <class T, int N, bool kPlain = false>
+// Loads N channels of a row, from channel `first`, with stride `step`: 16 bytes at a time if all N exist, are
+// contiguous and are aligned, which kAligned guarantees. Channels that do not exist are 0.
+template <class T, int N, bool kAligned = false>
 SINPE_HD void load(const T* row, int64_t first, int64_t step, Range range, Raw<T, N>* raw) {
   constexpr int kEach = Raw<T, N>::kEach;
-  const T* p = row + (kPlain ? first : first * step);
-  if (kPlain || (range.from == 0 && range.to == N && step == 1 && is_aligned(p))) {
+  const T* p = row + (kAligned ? first : first * step);
+  if (kAligned || (range.from == 0 && range.to == N && step == 1 && is_aligned(p))) {
     SINPE_UNROLLED
     for (int k = 0; k < N / kEach; ++k) raw->b[k] = reinterpret_cast<const Bytes16*>(p)[k];
-  } else if constexpr (!kPlain) {
+  } else if constexpr (!kAligned) {
     SINPE_UNROLLED
     for (int k = 0; k < N; ++k) raw->set(k, k >= range.from && k < range.to ? p[k * step] : T{});
   }
 }
 
-template <class T, int N, bool kPlain = false>
+template <class T, int N, bool kAligned = false>
 SINPE_HD void store(T* row, int64_t first, int64_t step, Range range, const accumulate_t<T>* v) {
   constexpr int kEach = 16 / static_cast<int>(sizeof(T));
-  T* p = row + (kPlain ? first : first * step);
-  if (kPlain || (range.from == 0 && range.to == N && step == 1 && is_aligned(p))) {
+  T* p = row + (kAligned ? first : first * step);
+  if (kAligned || (range.from == 0 && range.to == N && step == 1 && is_aligned(p))) {
     SINPE_UNROLLED
     for (int k = 0; k < N / kEach; ++k) reinterpret_cast<Bytes16*>(p)[k] = pack<T>(v + k * kEach);
-  } else if constexpr (!kPlain) {
+  } else if constexpr (!kAligned) {
     SINPE_UNROLLED
     for (int k = 0; k < N; ++k) {
       if (k >= range.from && k < range.to) round_store(p + k * step, v[k]);

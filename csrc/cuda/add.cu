@@ -1,4 +1,4 @@
-// add: out = round(scale*x) + round(alpha*PE), with or without dropout, while x streams past.
+// add: out = round(scale*x) + round(alpha*PE), with or without dropout, in one pass over x.
 #include "cuda/apply_launch.h"
 #include "cuda/runs.h"
 
@@ -6,8 +6,8 @@ namespace sinpe {
 namespace cuda {
 namespace {
 
-// Whether each row of x has an encoding of its own, and rows of x, of the result and positions lie one behind another: then
-// `flat` are the arguments as two dimensions.
+// Whether no two rows of x share a row of the encoding, and the rows of x, of the result and of the positions are
+// evenly spaced. Then `flat` receives the arguments with two dimensions.
 bool flatten(const sinpe_add_arguments& a, sinpe_add_arguments* flat) {
   const Shape shape(a);
   const bool shares = shape.middle > 1 || (shape.batch > 1 && (a.positions == nullptr || a.position_strides[0] == 0));
@@ -47,7 +47,7 @@ sinpe_status sinpe::cuda::add(const DevicePlan& plan, const sinpe_add_arguments&
   if (a.x == nullptr) return SINPE_BAD_ARGUMENT;
   sinpe_add_arguments flat;
   if (flatten(a, &flat)) {
-    return a.positions == nullptr ? run_rows<Given::kConsecutive, true>(plan, flat, scalars, stream)
+    return a.positions == nullptr ? run_rows<PositionKind::kConsecutive, true>(plan, flat, scalars, stream)
                                   : run_rows<true>(plan, flat, scalars, stream);
   }
   return apply<Source::kStrided>(plan, a, data_of(a, scalars), stream);

@@ -1,4 +1,4 @@
-// add_grid: out = round(scale*x) + the rows of the grid's axes, with or without dropout, while x streams past.
+// add_grid: out = round(scale*x) + the rows of the grid's axes, with or without dropout, in one pass over x.
 #include "cuda/apply_launch.h"
 #include "cuda/grid_rows.h"
 
@@ -9,7 +9,7 @@ sinpe_status sinpe::cuda::add_grid(const DevicePlan& grid, const void* values, i
   a.positions_are_starts = 0;
   const bool countable = a.rank >= 2 && a.rank <= SINPE_MAX_RANK && valid_sizes(a.sizes, a.rank);
   if (countable && a.sizes[a.rank - 1] == 0 && valid_dropout(a.dropout, a.sizes, a.rank))
-    return SINPE_OK;  // by channels, no places
+    return SINPE_OK;  // a grid by channels without points
   bool empty;
   const sinpe_status status = check(grid, a, &empty);
   if (status != SINPE_OK || empty) return status;

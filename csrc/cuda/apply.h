@@ -1,6 +1,7 @@
-// The kernel behind add, dropout and embed: a tile of the encoding is made in shared memory, then slices of the data that
-// need its rows stream past it, read once and written once. Blocks share a tile's slices where there are too few tiles for
-// the device, and each makes the tile for itself. (Rows that nothing shares: cuda/runs.h.)
+// The kernel of add, dropout and embed: a tile of the encoding is computed in shared memory and applied to the slices
+// of the data that need its rows; data are read once and written once. If there are too few tiles for the device,
+// several blocks share the slices of a tile, and each computes the tile. (Rows that are not shared by slices:
+// cuda/runs.h.)
 #pragma once
 
 #include "core/dtype.h"
@@ -10,21 +11,22 @@
 namespace sinpe {
 namespace cuda {
 
-// Where data come from.
-enum class Source { kStrided, kRows };  // x; rows of a weight, picked by ids
-// What a call's rows allow. Plain: all of them, of whatever kind, begin and end where 16 bytes (and a draw's eight elements)
-// do. Bare: plain, with x as it is (scale 1) and no padding, as most calls are.
-enum class Way { kAny, kPlain, kBare };
+// Source of the data.
+enum class Source { kStrided, kRows };  // kStrided: x; kRows: rows of a weight, selected by ids
+// Access to the rows of a call. kAligned: every row of every operand begins and ends at a multiple of 16 bytes (and of
+// the eight elements of a Philox block). kAlignedSimple: as kAligned, with scale 1 and no padding mask, the most
+// frequent case.
+enum class Access { kGeneral, kAligned, kAlignedSimple };
 
 constexpr int kSliceDims = SINPE_MAX_RANK - 2;
 
-// Strides of one tensor: of the dimensions before the sequence, of the sequence and of the channels.
+// Strides of one tensor: those of the dimensions before the sequence, of the sequence and of the channels.
 struct Strides {
   int64_t slice[kSliceDims];
   int64_t row, channel;
 };
 
-// The data's side of a call.
+// The parameters of a call that describe its data.
 struct Data {
   const void* x;
   void* out;
@@ -32,52 +34,53 @@ struct Data {
   int64_t num_embeddings, weight_stride;
   const uint8_t* padding_mask;
   int64_t mask_strides[2];
-  int32_t dims;  // before the sequence
+  int32_t dims;  // number of dimensions before the sequence
   int64_t sizes[kSliceDims];
-  Strides of_x, of_out, of_ids, of_elements;
-  uint64_t first_element;
+  Strides of_x, of_out, of_ids, of_rng_offsets;
+  uint64_t first_rng_offset;
   double scale, alpha;
   DeviceScalars scalars;
   uint64_t seed;
   uint32_t drop_limit;
-  double kept_scale;
-  // Slices of one call: batch * middle, or middle alone where tiles count rows over the batch.
+  double dropout_scale;
+  // Number of slices: batch * middle, or middle if the rows of tiles include the batch.
   int64_t middle, slices;
-  Divisor parts;  // blocks that share a tile's slices
-  int64_t part;   // slices of each, kMostSlices at most
-  bool askew;     // some row of the result does not begin where a group may
-  Way way;
-  bool turned;     // see Apply
-  Divisor groups;  // of a tile's row
+  Divisor parts;    // number of blocks that share a tile's slices
+  int64_t part;     // slices per block, at most kMaxSlices
+  bool misaligned;  // some row of the result begins at a misaligned address
+  Access access;
+  bool transposed;  // see Apply
+  Divisor groups;   // groups per row of a tile
   Divisor tile_groups;
-  int32_t lanes;  // a block's threads over the groups of a tile: who is left over takes other slices
+  int32_t lanes;  // threads of a block per group of a tile: they take different slices
 
-  // Where a slice lies. Tiles that count rows over the batch have its first dimension in their rows.
+  // Memory offset of a slice. If the rows of tiles include the batch, its dimension is not part of the slice.
   SINPE_HD int64_t slice_offset(const Strides& t, bool by_sample, int64_t slice) const {
     const int skip = by_sample ? 1 : 0;
     return offset_at(sizes + skip, t.slice + skip, dims - skip, slice);
   }
 };
 
-constexpr int kMostSlices = 64;
+constexpr int kMaxSlices = 64;
 
-// What a tile's rows in all of its slices are: ids, which are there before the rows that they pick are asked for.
+// The ids of a tile's rows in all of its slices, loaded before the rows of the weight that they select.
 constexpr int kTileIds = 512;
 template <Source>
 struct TileIds {};
 template <>
 struct TileIds<Source::kRows> {
-  int64_t of[kTileIds];  // row by row in each slice
+  int64_t of[kTileIds];  // (slice, row)
 };
 
-// Where a row of a tile, or a slice, lies: offsets that add up.
-struct alignas(16) Place {
+// Memory offsets of a row of a tile, or of a slice. The offset of an element is their sum.
+struct alignas(16) Offsets {
   int64_t x, out, ids, mask;
-  uint64_t element;
+  uint64_t rng_offset;
 };
 
-// Threads take what lies side by side in memory: channels, or where x is turned (channels first) positions. Of a turned tile
-// the rows are channels and the columns positions, and so are the strides of Data.
+// Threads process what is contiguous in memory: channels, or positions if x is transposed (its channel dimension comes
+// first). In a transposed tile the rows are channels and the columns are positions, and the strides in Data are
+// exchanged accordingly.
 template <class T, class Arithmetic, Source kSource, bool kDrop>
 struct Apply {
   using Real = typename Arithmetic::Real;
@@ -85,29 +88,30 @@ struct Apply {
   static constexpr bool kEncoded = TileRows<Arithmetic>::kEncoded;
   static constexpr int kPhases = kEncoded ? 3 : 2;
   static constexpr int kThreads = cuda::kThreads;
-  // Registers for what a multiprocessor should hold of these: 64 for each thread, more where that would spill.
+  // Minimum number of blocks per multiprocessor, which limits registers: 64 per thread, more where the kernel would
+  // spill.
   static constexpr int kBlocks = std::is_same<Real, double>::value ? 2 : (kDrop || kSource != Source::kStrided ? 3 : 4);
-  // Neighbouring channels that a thread handles at once: 16 bytes, or the eight elements of one draw.
+  // Consecutive channels that a thread processes at once: 16 bytes, or the eight elements of one Philox block.
   static constexpr int kGroup = kDrop || sizeof(T) == 2 ? 8 : 16 / static_cast<int>(sizeof(T));
 
-  // Slices that a thread handles at once, so that two loads of 16 bytes are on the way together.
-  static constexpr int kMostFlight = kGroup * sizeof(T) > 16 ? 1 : 2;
+  // Slices that a thread processes at once, so that two 16-byte loads are in flight.
+  static constexpr int kMaxInFlight = kGroup * sizeof(T) > 16 ? 1 : 2;
 
   struct Shared {
     TileRows<Arithmetic> rows;
     Tile tile;
     int32_t slices;
-    Place row[kTileRows], slice[kMostSlices];
+    Offsets row[kTileRows], slice[kMaxSlices];
     TileIds<kSource> ids;
     Real alpha;
     Draws draws;
   };
 
   DevicePlan plan;
-  typename TileRows<Arithmetic>::Operand positions;  // what rows are made of: positions; a grid's values
+  typename TileRows<Arithmetic>::Operand positions;  // input of the rows: positions, or the values of a grid
   Tiling tiling;
   Data s;
-  Real scale, kept;  // those of s
+  Real scale, dropout_scale;  // s.scale and s.dropout_scale as Real
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
@@ -117,10 +121,10 @@ struct Apply {
       const int64_t first = static_cast<int64_t>(part) * s.part;
       const int32_t slices = static_cast<int32_t>(first + s.part < s.slices ? s.part : s.slices - first);
       if constexpr (kEncoded) {
-        // Of a turned tile rows of the encoding are columns.
-        const Tile rows = s.turned ? Tile{tile.channel, tile.width, tile.row, tile.height} : tile;
-        shared.rows.begin(plan, tiling, positions, rows, s.turned ? Steps{1, tile.width} : Steps{tile.width, 1},
-                          thread);
+        // In a transposed tile, the rows of the encoding are columns.
+        const Tile rows = s.transposed ? Tile{tile.channel, tile.width, tile.row, tile.height} : tile;
+        shared.rows.begin(plan, tiling, positions, rows,
+                          s.transposed ? TileStrides{1, tile.width} : TileStrides{tile.width, 1}, thread);
       }
       const int at = thread - kThreads / 2;
       if (thread < tile.height) {
@@ -128,9 +132,9 @@ struct Apply {
         if constexpr (TileRows<Arithmetic>::kSampled) {
           if (tiling.by_sample) sample = shared.rows.batch[thread], row = shared.rows.row[thread];
         }
-        shared.row[thread] = row_place(tile, sample, row);
+        shared.row[thread] = row_offsets(tile, sample, row);
       }
-      if (at >= 0 && at < slices) shared.slice[at] = slice_place(first + at);
+      if (at >= 0 && at < slices) shared.slice[at] = slice_offsets(first + at);
       if (kDrop) shared.draws.begin(s.seed, s.scalars.seed, thread, kThreads);
       if (thread != kThreads - 1) return;
       const double alpha = s.scalars.alpha == nullptr ? s.alpha : value_of(s.scalars.alpha, s.scalars.alpha_dtype);
@@ -147,138 +151,140 @@ struct Apply {
         }
       }
       shared.rows.fill(positions, shared.alpha, thread);
-    } else if (s.way == Way::kBare) {
-      stream<Way::kBare>(shared.tile, shared.slices, thread, shared);
-    } else if (s.way == Way::kPlain) {
-      stream<Way::kPlain>(shared.tile, shared.slices, thread, shared);
+    } else if (s.access == Access::kAlignedSimple) {
+      stream<Access::kAlignedSimple>(shared.tile, shared.slices, thread, shared);
+    } else if (s.access == Access::kAligned) {
+      stream<Access::kAligned>(shared.tile, shared.slices, thread, shared);
     } else {
-      stream<Way::kAny>(shared.tile, shared.slices, thread, shared);
+      stream<Access::kGeneral>(shared.tile, shared.slices, thread, shared);
     }
   }
 
  private:
-  SINPE_HD Place row_place(const Tile& tile, int64_t lead, int64_t row) const {
+  SINPE_HD Offsets row_offsets(const Tile& tile, int64_t lead, int64_t row) const {
     const auto offset = [&](const Strides& t) { return lead * t.slice[0] + row * t.row + tile.channel * t.channel; };
-    const int64_t position = s.turned ? tile.channel : row;
+    const int64_t position = s.transposed ? tile.channel : row;
     return {offset(s.of_x), offset(s.of_out), offset(s.of_ids), lead * s.mask_strides[0] + position * s.mask_strides[1],
-            s.first_element + static_cast<uint64_t>(offset(s.of_elements))};
+            s.first_rng_offset + static_cast<uint64_t>(offset(s.of_rng_offsets))};
   }
-  SINPE_HD Place slice_place(int64_t slice) const {
+  SINPE_HD Offsets slice_offsets(int64_t slice) const {
     const auto offset = [&](const Strides& t) { return s.slice_offset(t, tiling.by_sample, slice); };
     return {offset(s.of_x), offset(s.of_out), offset(s.of_ids),
-            tiling.by_sample ? 0 : slice / s.middle * s.mask_strides[0], static_cast<uint64_t>(offset(s.of_elements))};
+            tiling.by_sample ? 0 : slice / s.middle * s.mask_strides[0],
+            static_cast<uint64_t>(offset(s.of_rng_offsets))};
   }
 
-  template <Way kWay>
+  template <Access kAccess>
   SINPE_HD void stream(const Tile& tile, int32_t slices, int thread, const Shared& shared) const {
     const uint32_t groups = s.groups.d * static_cast<uint32_t>(tile.height);
-    // Where the tile has fewer groups than the block has threads, lanes of them share its slices.
+    // If the tile has fewer groups than the block has threads, several threads (lanes) per group share the slices.
     const uint32_t lane = s.lanes == 1 ? 0 : s.tile_groups.quotient(static_cast<uint32_t>(thread));
     if (lane >= static_cast<uint32_t>(s.lanes)) return;
     SINPE_ROLLED
     for (uint32_t g = static_cast<uint32_t>(thread) - lane * s.tile_groups.d; g < groups; g += kThreads) {
       const uint32_t r = s.groups.quotient(g), u = g - r * s.groups.d;
-      group<kWay>(tile, static_cast<int32_t>(r), static_cast<int32_t>(u * kGroup), static_cast<int32_t>(lane), slices,
-                  shared);
+      group<kAccess>(tile, static_cast<int32_t>(r), static_cast<int32_t>(u * kGroup), static_cast<int32_t>(lane),
+                     slices, shared);
     }
   }
 
-  // One group of channels of a row, from channel c of the tile on, in a lane's slices.
-  template <Way kWay>
+  // Processes one group of channels of a row, from channel c of the tile, in the slices of a lane.
+  template <Access kAccess>
   SINPE_HD void group(const Tile& tile, int32_t r, int32_t c, int32_t lane, int32_t slices,
                       const Shared& shared) const {
-    constexpr bool kPlain = kWay != Way::kAny, kBare = kWay == Way::kBare;
-    const Place row = shared.row[r];  // a copy, since the compiler cannot tell that no store changes it
+    constexpr bool kAligned = kAccess != Access::kGeneral, kAlignedSimple = kAccess == Access::kAlignedSimple;
+    const Offsets row = shared.row[r];  // a local copy, because the compiler must assume that stores modify it
     T* out = static_cast<T*>(s.out) + row.out;
-    // Where rows lie askew in memory, groups begin where 16 bytes do: a short one first, and one at the end.
-    if (!kPlain && s.askew) {
+    // If rows are misaligned, groups begin at multiples of 16 bytes; the first and the last group of a row are shorter.
+    if (!kAligned && s.misaligned) {
       const uintptr_t first = reinterpret_cast<uintptr_t>(out + shared.slice[0].out);
       c -= static_cast<int32_t>(first / sizeof(T)) & (kGroup - 1);
     }
     Range range{0, c < tile.width ? kGroup : 0};
-    if (!kPlain) range = {c < 0 ? -c : 0, tile.width - c < kGroup ? tile.width - c : kGroup};
+    if (!kAligned) range = {c < 0 ? -c : 0, tile.width - c < kGroup ? tile.width - c : kGroup};
     if (range.from >= range.to) return;
     const Real* encoding = nullptr;
     if constexpr (kEncoded) encoding = shared.rows.pe + r * tile.width + c;
     const T* x = static_cast<const T*>(s.x) + row.x;
-    uint64_t element = row.element;
-    if (kPlain) x += c, out += c, element += static_cast<uint64_t>(c);
-    const int32_t first = kPlain ? 0 : c;  // that is left to add
-    constexpr int kFlight = kPlain || !kDrop ? kMostFlight : 1;
+    uint64_t rng_offset = row.rng_offset;
+    if (kAligned) x += c, out += c, rng_offset += static_cast<uint64_t>(c);
+    const int32_t first = kAligned ? 0 : c;  // remaining channel offset
+    constexpr int kInFlight = kAligned || !kDrop ? kMaxInFlight : 1;
     SINPE_ROLLED
-    for (int32_t slice = lane * kFlight; slice < slices; slice += s.lanes * kFlight) {
-      Draw drawn[kFlight];
-      Raw<T, kGroup> raw[kFlight];
-      bool exists[kFlight];
-      const Place* place[kFlight];  // the last one again where there are no more, to the same result: no branch
+    for (int32_t slice = lane * kInFlight; slice < slices; slice += s.lanes * kInFlight) {
+      Draw drawn[kInFlight];
+      Raw<T, kGroup> raw[kInFlight];
+      bool exists[kInFlight];
+      const Offsets* offsets[kInFlight];  // past the end: a slice is repeated, with the same result, to avoid a branch
       SINPE_UNROLLED
-      for (int k = 0; k < kFlight; ++k) {
+      for (int k = 0; k < kInFlight; ++k) {
         const int32_t at = slice + k < slices ? slice + k : slice;
-        place[k] = &shared.slice[at];
+        offsets[k] = &shared.slice[at];
         const T* from = x;
         exists[k] = true;
         if constexpr (kSource == Source::kStrided) {
-          from += place[k]->x;
-        } else {  // an id that is no row of the weight: nothing is read
+          from += offsets[k]->x;
+        } else {  // no load for an id that is not a row of the weight
           const int64_t id = shared.ids.of[at * tile.height + r];
           exists[k] = static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings);
           if (exists[k]) from += id * s.weight_stride;
         }
         if (exists[k]) {
-          load<T, kGroup, kPlain>(from, first, s.of_x.channel, range, &raw[k]);
+          load<T, kGroup, kAligned>(from, first, s.of_x.channel, range, &raw[k]);
         } else {
           raw[k] = {};
         }
       }
-      // While these are on their way. The branch keeps the compiler from asking for one after the other.
-      uint32_t padded[kFlight] = {};
-      if (!kBare && kFlight > 1 && s.padding_mask != nullptr) {
+      // While these loads are in flight. The branch keeps the compiler from serialising the loads of the mask.
+      uint32_t padded[kInFlight] = {};
+      if (!kAlignedSimple && kInFlight > 1 && s.padding_mask != nullptr) {
         SINPE_UNROLLED
-        for (int k = 0; k < kFlight; ++k) padded[k] = padding<kPlain>(row.mask + place[k]->mask, c, range);
+        for (int k = 0; k < kInFlight; ++k) padded[k] = padding<kAligned>(row.mask + offsets[k]->mask, c, range);
       }
       SINPE_UNROLLED
-      for (int k = 0; k < kFlight && kDrop; ++k) drawn[k] = draw_of<kPlain>(element + place[k]->element, first, shared);
+      for (int k = 0; k < kInFlight && kDrop; ++k)
+        drawn[k] = draw_of<kAligned>(rng_offset + offsets[k]->rng_offset, first, shared);
       Real pe[kGroup];
-      if constexpr (kEncoded) load_encoding<kPlain>(encoding, range, pe);
+      if constexpr (kEncoded) load_encoding<kAligned>(encoding, range, pe);
       SINPE_UNROLLED
-      for (int k = 0; k < kFlight; ++k) {
+      for (int k = 0; k < kInFlight; ++k) {
         Real v[kGroup];
-        if (!kBare && kFlight == 1 && s.padding_mask != nullptr)
-          padded[k] = padding<kPlain>(row.mask + place[k]->mask, c, range);
-        combine<kWay>(padded[k], exists[k], pe, raw[k], drawn[k], v);
-        store<T, kGroup, kPlain>(out + place[k]->out, first, s.of_out.channel, range, v);
+        if (!kAlignedSimple && kInFlight == 1 && s.padding_mask != nullptr)
+          padded[k] = padding<kAligned>(row.mask + offsets[k]->mask, c, range);
+        combine<kAccess>(padded[k], exists[k], pe, raw[k], drawn[k], v);
+        store<T, kGroup, kAligned>(out + offsets[k]->out, first, s.of_out.channel, range, v);
       }
     }
   }
 
-  // Of the group that begins `first` channels after an element.
-  template <bool kPlain>
-  SINPE_HD Draw draw_of(uint64_t element, int32_t first, const Shared& shared) const {
-    if constexpr (kPlain) return shared.draws.counter(element);
-    const uint64_t step = static_cast<uint64_t>(s.of_elements.channel);
-    return shared.draws.of(element + static_cast<uint64_t>(first) * step, step);
+  // The random bits of the group that begins `first` channels after an element.
+  template <bool kAligned>
+  SINPE_HD Draw draw_of(uint64_t rng_offset, int32_t first, const Shared& shared) const {
+    if constexpr (kAligned) return shared.draws.counter(rng_offset);
+    const uint64_t step = static_cast<uint64_t>(s.of_rng_offsets.channel);
+    return shared.draws.of(rng_offset + static_cast<uint64_t>(first) * step, step);
   }
 
-  template <bool kPlain>
+  template <bool kAligned>
   SINPE_HD void load_encoding(const Real* from, Range range, Real* pe) const {
     constexpr int kEach = 16 / static_cast<int>(sizeof(Real));
-    if (kPlain || (range.from == 0 && range.to == kGroup && is_aligned(from))) {
+    if (kAligned || (range.from == 0 && range.to == kGroup && is_aligned(from))) {
       SINPE_UNROLLED
       for (int k = 0; k < kGroup / kEach; ++k) {
         const Bytes16 b =
-            reinterpret_cast<const Bytes16*>(from)[k];  // a copy: by reference it would be read word by word
+            reinterpret_cast<const Bytes16*>(from)[k];  // a local copy: by reference it would be loaded in 32-bit words
         unpack<Real>(b, pe + k * kEach);
       }
-    } else if constexpr (!kPlain) {
+    } else if constexpr (!kAligned) {
       SINPE_UNROLLED
       for (int k = 0; k < kGroup; ++k) pe[k] = k >= range.from && k < range.to ? from[k] : Real{0};
     }
   }
 
-  // Which of a group's elements are padding, a bit each: all or none where they share a position.
-  template <bool kPlain>
+  // Padding bits of a group's elements: all or none if they share a position.
+  template <bool kAligned>
   SINPE_HD uint32_t padding(int64_t first, int32_t c, Range range) const {
-    if (kPlain || !s.turned) return s.padding_mask[first] != 0 ? ~uint32_t{0} : 0;
+    if (kAligned || !s.transposed) return s.padding_mask[first] != 0 ? ~uint32_t{0} : 0;
     uint32_t bits = 0;
     SINPE_ROLLED
     for (int k = range.from; k < range.to; ++k)
@@ -287,17 +293,17 @@ struct Apply {
   }
 
   // round(scale*x) + round(alpha*PE), then dropout.
-  template <Way kWay>
+  template <Access kAccess>
   SINPE_HD void combine(uint32_t padding, bool exists, const Real* pe, const Raw<T, kGroup>& raw, const Draw& drawn,
                         Real* v) const {
-    constexpr bool kPlain = kWay != Way::kAny, kBare = kWay == Way::kBare;
+    constexpr bool kAligned = kAccess != Access::kGeneral, kAlignedSimple = kAccess == Access::kAlignedSimple;
     raw.values(v);
     SINPE_UNROLLED
     for (int k = 0; k < kGroup; ++k) {
-      if constexpr (!kBare) v[k] = scale * v[k];
-      const bool padded = !kBare && (kPlain ? padding != 0 : (padding >> k & 1) != 0);
+      if constexpr (!kAlignedSimple) v[k] = scale * v[k];
+      const bool padded = !kAlignedSimple && (kAligned ? padding != 0 : (padding >> k & 1) != 0);
       if constexpr (kEncoded) v[k] = padded ? v[k] : v[k] + pe[k];
-      if constexpr (kDrop) v[k] = drawn.keeps(k, s.drop_limit) ? v[k] * kept : Real{0};
+      if constexpr (kDrop) v[k] = drawn.keeps(k, s.drop_limit) ? v[k] * dropout_scale : Real{0};
       if constexpr (kSource == Source::kRows) v[k] = exists ? v[k] : static_cast<Real>(quiet_nan());
     }
   }

@@ -1,4 +1,4 @@
-// What a launch asks of the device it goes to, and what the device said.
+// Properties of the device that launches depend on, and launch errors.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -13,10 +13,10 @@ namespace cuda {
 namespace {
 
 thread_local const char* last_launch_error = "no error";
-thread_local int told = -1;  // the current device, where use_device has said it
+thread_local int current_device = -1;  // the current device if use_device has set it, else -1
 
 #if !defined(__CUDACC__)
-void note_question() { on_host::noted().questions += told < 0 ? 1 : 0; }
+void count_device_query() { on_host::counters().device_queries += current_device < 0 ? 1 : 0; }
 #endif
 
 enum class Choice { kByDevice, kSingle, kDouble };
@@ -32,22 +32,22 @@ Choice chosen_arithmetic() {
 
 #if defined(__CUDACC__)
 
-// An error here is no launch's: cleared, so that the next one does not report it.
-int forgotten() {
+// Clears an error that is not caused by a launch, so that the next launch does not report it.
+int clear_error() {
   (void)cudaGetLastError();
   return 0;
 }
 
-// An attribute of the current device, asked for once: the driver's answer takes longer than a launch's own work.
+// An attribute of the current device, cached: the query takes longer than the host's part of a launch.
 int attribute(cudaDeviceAttr which, std::atomic<int>* known) {
-  constexpr int kMostDevices = 64;
-  int device = told;
-  if (device < 0 && cudaGetDevice(&device) != cudaSuccess) return forgotten();
-  std::atomic<int>* slot = device < kMostDevices ? known + device : nullptr;
+  constexpr int kMaxDevices = 64;
+  int device = current_device;
+  if (device < 0 && cudaGetDevice(&device) != cudaSuccess) return clear_error();
+  std::atomic<int>* slot = device < kMaxDevices ? known + device : nullptr;
   const int before = slot == nullptr ? 0 : slot->load(std::memory_order_relaxed);
   if (before != 0) return before;
   int value = 0;
-  if (cudaDeviceGetAttribute(&value, which, device) != cudaSuccess) return forgotten();
+  if (cudaDeviceGetAttribute(&value, which, device) != cudaSuccess) return clear_error();
   if (slot != nullptr) slot->store(value, std::memory_order_relaxed);
   return value;
 }
@@ -63,9 +63,10 @@ int multiprocessors() {
   const int count = attribute(cudaDevAttrMultiProcessorCount, known_multiprocessors);
   return count > 0 ? count : 1;
 #else
-  note_question();
+  count_device_query();
   if (on_host::settings().multiprocessors > 0) return on_host::settings().multiprocessors;
-  // No device: now few, now many, so that tests see work cut in every way. An odd number of them, since a launch asks twice.
+  // There is no device: the number varies, so that tests cover every partition of the work. The list has an odd length,
+  // because a launch queries twice.
   constexpr int kCounts[] = {1, 132, 6, 20, 48};
   static std::atomic<unsigned> calls{0};
   return kCounts[calls++ % 5];
@@ -73,27 +74,27 @@ int multiprocessors() {
 }
 
 sinpe_status use_device(int device) {
-  told = -1;
+  current_device = -1;
 #if defined(__CUDACC__)
   int current = -1;
   if (cudaGetDevice(&current) != cudaSuccess || current != device) {
     const cudaError_t error = cudaSetDevice(device);
     if (error != cudaSuccess) {
-      forgotten();
+      clear_error();
       return launch_failed(cudaGetErrorString(error));
     }
   }
 #else
-  on_host::noted().questions += 1;
+  on_host::counters().device_queries += 1;
   if (device < 0) return launch_failed("a device has a number from 0 on");
 #endif
-  told = device;
+  current_device = device;
   return SINPE_OK;
 }
 
 bool in_double() {
 #if !defined(__CUDACC__)
-  note_question();
+  count_device_query();
   if (on_host::settings().in_double >= 0) return on_host::settings().in_double != 0;
 #endif
   if (chosen_arithmetic() != Choice::kByDevice) return chosen_arithmetic() == Choice::kDouble;
@@ -112,7 +113,7 @@ sinpe_status launch_failed(const char* why) {
 const char* launch_error() { return last_launch_error; }
 
 const char* arithmetic() {
-  told = -1;  // another device may have been made the current one since
+  current_device = -1;  // the current device may have changed
   return in_double() ? "double" : "single";
 }
 
@@ -123,9 +124,9 @@ on_host::Settings& on_host::settings() {
   return settings;
 }
 
-on_host::Noted& on_host::noted() {
-  static Noted noted{};
-  return noted;
+on_host::Counters& on_host::counters() {
+  static Counters counters{};
+  return counters;
 }
 
 on_host::Order on_host::next_order() {
@@ -135,12 +136,12 @@ on_host::Order on_host::next_order() {
 }
 
 std::vector<uint32_t> on_host::ordered(int64_t n, Order order, uint64_t salt) {
-  std::vector<uint32_t> numbers(static_cast<size_t>(n));
-  std::iota(numbers.begin(), numbers.end(), 0u);
-  if (order == Order::kDescending) std::reverse(numbers.begin(), numbers.end());
+  std::vector<uint32_t> rng_offsets(static_cast<size_t>(n));
+  std::iota(rng_offsets.begin(), rng_offsets.end(), 0u);
+  if (order == Order::kDescending) std::reverse(rng_offsets.begin(), rng_offsets.end());
   if (order == Order::kShuffled)
-    std::shuffle(numbers.begin(), numbers.end(), std::minstd_rand(static_cast<uint32_t>(salt) + 1));
-  return numbers;
+    std::shuffle(rng_offsets.begin(), rng_offsets.end(), std::minstd_rand(static_cast<uint32_t>(salt) + 1));
+  return rng_offsets;
 }
 
 #endif
@@ -151,10 +152,12 @@ std::vector<uint32_t> on_host::ordered(int64_t n, Order order, uint64_t salt) {
 #if !defined(__CUDACC__)
 // For tools/cuda_sass, which calls these through ctypes.
 extern "C" SINPE_API void sinpe_cuda_on_host(int32_t multiprocessors, int32_t in_double,
-                                             bool (*taken)(const sinpe::cuda::on_host::Launch*)) {
+                                             bool (*launch_hook)(const sinpe::cuda::on_host::Launch*)) {
   sinpe::cuda::on_host::settings().multiprocessors = multiprocessors;
   sinpe::cuda::on_host::settings().in_double = in_double;
-  sinpe::cuda::on_host::settings().taken = taken;
+  sinpe::cuda::on_host::settings().launch_hook = launch_hook;
 }
-extern "C" SINPE_API const sinpe::cuda::on_host::Noted* sinpe_cuda_noted() { return &sinpe::cuda::on_host::noted(); }
+extern "C" SINPE_API const sinpe::cuda::on_host::Counters* sinpe_cuda_counters() {
+  return &sinpe::cuda::on_host::counters();
+}
 #endif

@@ -1,4 +1,4 @@
-// Dropout's random numbers, eight elements at a time.
+// Random numbers of dropout, eight elements at a time.
 #pragma once
 
 #include "core/philox.h"
@@ -6,19 +6,21 @@
 namespace sinpe {
 namespace cuda {
 
-// The 16 random bits of eight elements, two in a word.
+// The 16 random bits of eight elements, two per word.
 struct Draw {
   uint32_t words[4];
-  // Whether the k-th of them is kept, by drop_limit(): compared in the upper half of a word, whatever the lower one holds.
+  // Whether the k-th element is kept. limit: drop_limit(). The upper 16 bits are compared; the lower ones do not affect
+  // the result.
   SINPE_HD bool keeps(int k, uint32_t limit) const {
     return ((k & 1) != 0 ? words[k >> 1] : words[k >> 1] << 16) > limit;
   }
 };
-// Of random numbers that are dropped, in the upper half of a word, the last one: none below drop is kept.
+// The largest random number of a dropped element, in the upper half of a word (lower half all ones): random numbers
+// below drop are dropped.
 //   Valid range: drop 1 .. 65536
-SINPE_HD uint32_t drop_limit(uint32_t drop) { return (drop << 16) - 1; }
+SINPE_HD uint32_t drop_limit(uint32_t drop_threshold) { return (drop_threshold << 16) - 1; }
 
-// Of the elements e, e + 1, ... that are a counter's own: one call of Philox.
+// The elements e, e + 1, ... of one counter (e is a multiple of 8): one call of Philox.
 template <class Keys>
 SINPE_HD Draw draw_counter(uint64_t e, const Keys& keys) {
   const PhiloxBlock<uint64_t> x = philox_counted<uint64_t>(e >> 3, keys);
@@ -37,7 +39,7 @@ SINPE_HD_RARE Draw draw_one_by_one(uint64_t e, uint64_t step, uint64_t seed) {
            static_cast<uint32_t>(half[1] >> 32)}};
 }
 
-// Of the elements e, e + 1, ...: the end of one counter's and the beginning of the next one's.
+// The elements e, e + 1, ... across two counters.
 SINPE_HD_RARE Draw draw_across(uint64_t e, uint64_t seed) {
   const Draw low = draw_counter(e, seed), high = draw_counter(e + 8, seed);
   uint32_t w[8] = {low.words[0],  low.words[1],  low.words[2],  low.words[3],
@@ -53,12 +55,13 @@ SINPE_HD_RARE Draw draw_across(uint64_t e, uint64_t seed) {
   return d;
 }
 
-// What the threads of a block draw from: the seed, and its keys, which in shared memory cost no registers.
+// The seed and its round keys, shared by the threads of a block: in shared memory the keys need no registers.
 struct Draws {
   uint64_t seed;
   PhiloxKeys keys;
 
-  // Written by the last threads of a block, a barrier before the first draw. device_seed: null, or where the seed is.
+  // Executed by the last threads of a block; a barrier must follow before the first draw. device_seed: pointer to the
+  // seed in device memory, or null.
   SINPE_HD void begin(uint64_t host_seed, const int64_t* device_seed, int thread, int threads) {
     const int round = thread - (threads - kPhiloxRounds);
     if (round < 0) return;
@@ -66,9 +69,9 @@ struct Draws {
     keys.of[round] = philox_key(s, round);
     if (round == 0) seed = s;
   }
-  // Of the elements e, e + 1, ... where e is a counter's first.
+  // The elements e, e + 1, ..., where e is a multiple of 8.
   SINPE_HD Draw counter(uint64_t e) const { return draw_counter(e, keys); }
-  // Of the elements e, e + step, ...
+  // The elements e, e + step, ...
   SINPE_HD Draw of(uint64_t e, uint64_t step) const {
     if (step != 1) return draw_one_by_one(e, step, seed);
     return (e & 7) == 0 ? counter(e) : draw_across(e, seed);

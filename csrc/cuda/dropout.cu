@@ -7,8 +7,8 @@ namespace sinpe {
 namespace cuda {
 namespace {
 
-// Rows that a run of n elements is cut into; 1 where none divides it. As slices they share a block, which has two of their
-// loads on the way at once.
+// Number of rows into which n contiguous elements are split; 1 if no width divides n. A block processes the rows as
+// slices, with two of their loads in flight.
 int64_t cut(int64_t n) {
   for (const int64_t width : {2048, 1536, 1024, 768, 512}) {
     if (n % width == 0) return n / width;
@@ -16,22 +16,22 @@ int64_t cut(int64_t n) {
   return 1;
 }
 
-// The arguments with neighbouring dimensions merged, at least two of them.
-sinpe_add_arguments merged(const sinpe_add_arguments& a, int64_t* elements) {
-  const Elements numbers(a.dropout, a.sizes, a.rank);
-  const Merged m(a, numbers);
+// The arguments with adjacent dimensions merged; at least two dimensions.
+sinpe_add_arguments merged(const sinpe_add_arguments& a, int64_t* rng_offsets) {
+  const RngOffsets offsets(a.dropout, a.sizes, a.rank);
+  const Merged m(a, offsets);
   sinpe_add_arguments b = a;
   const int lead = m.rank < 2 ? 1 : 0;
   b.rank = m.rank + lead;
   b.sizes[0] = 1;
   b.x_strides[0] = b.out_strides[0] = 0;
-  elements[0] = static_cast<int64_t>(numbers.base);
-  elements[1] = 0;
+  rng_offsets[0] = static_cast<int64_t>(offsets.base);
+  rng_offsets[1] = 0;
   for (int d = 0; d < m.rank; ++d) {
     b.sizes[d + lead] = m.sizes[d];
     b.x_strides[d + lead] = m.x[d];
     b.out_strides[d + lead] = m.out[d];
-    elements[1 + d + lead] = m.elements[d];
+    rng_offsets[1 + d + lead] = m.rng_offsets[d];
   }
   const int64_t slices = lead == 1 ? cut(b.sizes[1]) : 1;
   if (slices > 1) {
@@ -44,12 +44,12 @@ sinpe_add_arguments merged(const sinpe_add_arguments& a, int64_t* elements) {
     };
     split(b.x_strides, m.x[0]);
     split(b.out_strides, m.out[0]);
-    split(elements + 1, m.elements[0]);
+    split(rng_offsets + 1, m.rng_offsets[0]);
     b.sizes[0] = slices;
     b.sizes[1] = 1;
     b.sizes[2] = width;
   }
-  b.dropout.elements = elements;
+  b.dropout.elements = rng_offsets;
   b.positions = nullptr;
   b.positions_are_starts = 0;
   b.padding_mask = nullptr;
@@ -67,8 +67,8 @@ sinpe_status sinpe::cuda::dropout(const sinpe_add_arguments& a, const DeviceScal
   }
   if (product(a.sizes, a.rank) == 0) return SINPE_OK;
   if (a.x == nullptr || a.out == nullptr) return SINPE_BAD_ARGUMENT;
-  int64_t elements[1 + SINPE_MAX_RANK];
-  const sinpe_add_arguments b = merged(a, elements);
+  int64_t rng_offsets[1 + SINPE_MAX_RANK];
+  const sinpe_add_arguments b = merged(a, rng_offsets);
   const Data s = data_of(b, scalars);
   return with_type(a.dtype, [&](auto type) {
     using T = decltype(type);

@@ -1,5 +1,5 @@
-// embed: out = round(scale*weight[id]) + round(alpha*PE), with or without dropout: a gather that meets its encoding on
-// the way.
+// embed: out = round(scale*weight[id]) + round(alpha*PE), with or without dropout: a gather fused with the addition of
+// the encoding.
 #include "cuda/apply_launch.h"
 
 sinpe_status sinpe::cuda::embed(const DevicePlan& plan, const sinpe_embed_arguments& e, const DeviceScalars& scalars,
@@ -18,7 +18,7 @@ sinpe_status sinpe::cuda::embed(const DevicePlan& plan, const sinpe_embed_argume
   s.weight_stride = e.weight_stride;
   for (int d = 0; d < s.dims; ++d) s.of_ids.slice[d] = e.id_strides[d];
   s.of_ids.row = e.id_strides[a.rank - 2];
-  s.of_x = Strides{};  // rows of the weight: their channels alone
+  s.of_x = Strides{};  // rows of the weight: only the channel stride is used
   s.of_x.channel = 1;
   return apply<Source::kRows>(plan, a, s, stream);
 }

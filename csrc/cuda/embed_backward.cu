@@ -1,14 +1,16 @@
-// embed_backward: the gradient of the weight, from tokens that are sorted by their ids. A row of it is the tree sum
-// (core/tree_sum.h) of its tokens in their order, eight channels a thread: no atomics, the same bits every time, and those of
-// the CPU.
+// embed_backward: the gradient of the weight, from tokens sorted by id. Each row is the tree sum (core/tree_sum.h) of
+// its tokens in their order; a thread computes eight channels. No atomics: the bits are always the same, and equal to
+// the CPU's.
 //
-// The first launch finds where each row's tokens begin among the sorted ones. One for each level makes that level's full nodes,
-// in scratch memory; the last makes the rows, of nodes and of what is in none. So a row that many tokens share takes some
-// 64 steps a level, of which the first are made by as many threads as it has nodes.
+// The first launch finds where the tokens of each row begin among the sorted tokens. Then one launch per level computes
+// the full nodes of that level in scratch memory, and the last launch computes the rows from the nodes and the tokens
+// that belong to no node. So a row with many tokens takes about 64 steps per level, and its nodes are computed in
+// parallel.
 //
-// A full node of a level that has 64^level tokens from place p on, among the sorted ones, is in slot p / 64^level. No two meet
-// there, for their places are 64^level apart; and the last place of a slot is covered by its node, if it has one, so that the id
-// there tells whose it is. The nodes below a node lie side by side.
+// A full node of a level covers 64^level sorted tokens. If the first has index p, the node is stored in slot p /
+// 64^level. Slots are unique, because the first tokens of two nodes of a level are at least 64^level apart. The node of
+// a slot, if it exists, covers the slot's last token, so the id of that token determines the row of the node. The child
+// nodes of a node are in consecutive slots.
 #include "core/tree_sum.h"
 #include "cuda/apply_launch.h"
 
@@ -17,16 +19,16 @@ namespace cuda {
 namespace {
 
 constexpr int kOctet = 8, kTerms = static_cast<int>(terms_under(1));
-constexpr int kLevels = 9;  // of full nodes: for another it takes 2^60 tokens, whose ids no memory holds
+constexpr int kLevels = 9;  // of full nodes: another level requires 2^60 tokens, more than fit in memory
 
-// Levels that have a full node, perhaps.
+// The number of levels that may have a full node.
 int full_levels(int64_t count) {
   int level = 0;
   while (level < kLevels && count >= terms_under(level + 1)) ++level;
   return level;
 }
 
-// Of scratch memory; a multiple of a node's alignment.
+// Bytes of scratch memory for the starts of the rows; a multiple of a node's alignment.
 int64_t bytes_of_starts(const sinpe_embed_backward_arguments& a) { return (a.num_embeddings + 4) / 4 * 32; }
 
 int64_t node_width(int64_t dim) { return (dim + kOctet - 1) / kOctet * kOctet; }
@@ -36,10 +38,10 @@ struct RowStarts {
   struct Shared {};
 
   const int64_t* ids;  // sorted
-  int64_t* starts;     // of each row, and the end of the last
+  int64_t* starts;     // start of each row, and the end of the last
   int64_t count, rows;
 
-  // The first of the ids that is not below the row.
+  // Index of the first id that is not below the row.
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared&) const {
     const int64_t row = static_cast<int64_t>(block) * kThreads + thread;
@@ -58,7 +60,7 @@ struct RowStarts {
   }
 };
 
-// kNodes: the full nodes of a level; else the rows.
+// kNodes: computes the full nodes of a level; otherwise the rows.
 template <class T, bool kDrop, bool kNodes>
 struct EmbedBackward {
   using Real = accumulate_t<T>;
@@ -67,26 +69,26 @@ struct EmbedBackward {
   struct Shared {
     Draws draws;
   };
-  // Tokens, and nodes, whose loads are on the way together: 64 bytes of them, of the nodes below a node 128. (With as many of
-  // nodes, fewer threads fit that make rows.)
+  // Tokens and nodes whose loads are in flight together: 64 bytes, or 128 bytes for child nodes. (With 128 bytes for
+  // the nodes of a row, fewer threads would fit.)
   static constexpr int kTokensAhead = kDrop ? 2 : sizeof(T) == 8 ? 1 : 8 / static_cast<int>(sizeof(T));
   static constexpr int kNodesAhead = (kNodes ? 16 : 8) / static_cast<int>(sizeof(Real));
 
   const T* grad;
   const int64_t *ids, *tokens, *starts, *device_seed;
   T* out;
-  Real* nodes[1 + kLevels];               // of each level; none of level 0
-  int64_t rows, dim, width, padding_idx;  // width: of a node
-  int64_t items;                          // of this launch: slots of nodes, or rows
-  int32_t level;                          // of this launch's nodes
-  int32_t dims;                           // of the tokens
-  bool even;                              // all tokens lie one stride apart
+  Real* nodes[1 + kLevels];               // per level; level 0 is not used
+  int64_t rows, dim, width, padding_idx;  // width: elements per node
+  int64_t items;                          // of this launch: node slots, or rows
+  int32_t level;                          // of the nodes of this launch
+  int32_t dims;                           // number of token dimensions
+  bool even;                              // tokens are evenly spaced
   int64_t sizes[SINPE_MAX_RANK], strides[SINPE_MAX_RANK],
-      steps[SINPE_MAX_RANK];  // of grad and of the elements' numbers
-  uint64_t first_element, seed;
+      steps[SINPE_MAX_RANK];  // of grad; of the RNG offsets
+  uint64_t first_rng_offset, seed;
   uint32_t limit;
-  bool askew;
-  uint32_t octets, lanes, columns;  // of an item; items of a block; blocks of an item
+  bool misaligned;
+  uint32_t octets, lanes, columns;  // per item; items per block; blocks per item
   Real factor;
 
   template <int kPhase>
@@ -100,7 +102,8 @@ struct EmbedBackward {
       const int64_t item = static_cast<int64_t>(down) * lanes + lane;
       if (lane >= lanes || octet >= octets || item >= items) return;
       int64_t c = static_cast<int64_t>(octet) * kOctet;
-      if (askew) c -= static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + item * dim) / sizeof(T) & (kOctet - 1));
+      if (misaligned)
+        c -= static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + item * dim) / sizeof(T) & (kOctet - 1));
       const Range range{c < 0 ? static_cast<int>(-c) : 0, dim - c < kOctet ? static_cast<int>(dim - c) : kOctet};
       if (range.from >= range.to) return;
       if constexpr (kNodes) {
@@ -115,14 +118,14 @@ struct EmbedBackward {
   SINPE_HD void make_node(int64_t slot, int64_t c, Range range, const Draws& draws) const {
     const int64_t terms = terms_under(level), begin = slot * terms, id = ids[begin + terms - 1];
     if (id < 0 || id >= rows || id == padding_idx) return;
-    int64_t place = starts[id];
-    if (place < begin) place += (begin - place + terms - 1) >> (kTreeBits * level) << (kTreeBits * level);
-    if (place + terms > starts[id + 1]) return;
+    int64_t index = starts[id];
+    if (index < begin) index += (begin - index + terms - 1) >> (kTreeBits * level) << (kTreeBits * level);
+    if (index + terms > starts[id + 1]) return;
     Real total[kOctet] = {};
     if (level == 1) {
-      add_tokens(place, kTerms, c, range, draws, total);
+      add_tokens(index, kTerms, c, range, draws, total);
     } else {
-      add_nodes(level - 1, place, kTerms, c, range, total);
+      add_nodes(level - 1, index, kTerms, c, range, total);
     }
     store<Real, kOctet>(nodes[level] + slot * width, c, 1, range, total);
   }
@@ -130,20 +133,21 @@ struct EmbedBackward {
   SINPE_HD void make_row(int64_t row, int64_t c, Range range, const Draws& draws) const {
     Real total[kOctet] = {};
     const int64_t first = starts[row], n = is_summed(row) ? starts[row + 1] - first : 0;
-    // The digits of n in base 64 tell how many tokens, and how many full nodes of each level, are in no node above.
-    int64_t place = first + (n >> kTreeBits << kTreeBits);
-    add_tokens(place, static_cast<int>(n) & (kTerms - 1), c, range, draws, total);
+    // The digits of n in base 64 are the number of tokens, and of full nodes of each level, that belong to no higher
+    // node.
+    int64_t index = first + (n >> kTreeBits << kTreeBits);
+    add_tokens(index, static_cast<int>(n) & (kTerms - 1), c, range, draws, total);
     SINPE_ROLLED
     for (int l = 1; n >> (kTreeBits * l) != 0; ++l) {
       const int here = static_cast<int>(n >> (kTreeBits * l)) & (kTerms - 1);
-      place -= terms_under(l) * here;
+      index -= terms_under(l) * here;
       Real after[kOctet];
       SINPE_UNROLLED
       for (int i = 0; i < kOctet; ++i) {
         after[i] = total[i];
         total[i] = Real{0};
       }
-      add_nodes(l, place, here, c, range, total);
+      add_nodes(l, index, here, c, range, total);
       SINPE_UNROLLED
       for (int i = 0; i < kOctet; ++i) total[i] += after[i];
     }
@@ -154,9 +158,9 @@ struct EmbedBackward {
 
   SINPE_HD bool is_summed(int64_t row) const { return row != padding_idx && !(kDrop && limit == drop_limit(kDropAll)); }
 
-  // Full nodes of a level, the first of which has its first token at `place`.
-  SINPE_HD void add_nodes(int l, int64_t place, int n, int64_t c, Range range, Real* total) const {
-    const Real* node = nodes[l] + (place >> (kTreeBits * l)) * width;
+  // Adds n full nodes of a level; the first node's first token is at index `index`.
+  SINPE_HD void add_nodes(int l, int64_t index, int n, int64_t c, Range range, Real* total) const {
+    const Real* node = nodes[l] + (index >> (kTreeBits * l)) * width;
     SINPE_ROLLED
     for (int k = 0; k < n; k += kNodesAhead) {
       Raw<Real, kOctet> raw[kNodesAhead];
@@ -178,11 +182,11 @@ struct EmbedBackward {
     for (int i = 0; i < kOctet; ++i) total[i] += v[i];
   }
 
-  // A round's loads are issued before any of them is waited for; without dropout, so are those of where the next round's tokens
-  // lie. (With dropout tokens are needed until they are added: registers would run out.)
-  SINPE_HD void add_tokens(int64_t place, int n, int64_t c, Range range, const Draws& draws, Real* total) const {
+  // The loads of one round are issued before any of them is used. Without dropout, so are the loads of the next round's
+  // token indices. (With dropout, tokens are needed until they are added, and there are too few registers.)
+  SINPE_HD void add_tokens(int64_t index, int n, int64_t c, Range range, const Draws& draws, Real* total) const {
     int64_t next[kTokensAhead];
-    find_tokens(place, n, next);
+    find_tokens(index, n, next);
     SINPE_ROLLED
     for (int k = 0; k < n; k += kTokensAhead) {
       int64_t token[kTokensAhead];
@@ -190,24 +194,24 @@ struct EmbedBackward {
       SINPE_UNROLLED
       for (int i = 0; i < kTokensAhead; ++i) {
         token[i] = next[i];
-        if (k + i < n) load<T, kOctet>(grad + lies_at(strides, token[i]), c, strides[dims], range, &raw[i]);
+        if (k + i < n) load<T, kOctet>(grad + offset_of(strides, token[i]), c, strides[dims], range, &raw[i]);
       }
-      if (!kDrop) find_tokens(place + k + kTokensAhead, n - k - kTokensAhead, next);
+      if (!kDrop) find_tokens(index + k + kTokensAhead, n - k - kTokensAhead, next);
       SINPE_UNROLLED
       for (int i = 0; i < kTokensAhead; ++i) {
         if (k + i < n) add_token(token[i], c, draws, raw[i], total);
       }
-      if (kDrop) find_tokens(place + k + kTokensAhead, n - k - kTokensAhead, next);
+      if (kDrop) find_tokens(index + k + kTokensAhead, n - k - kTokensAhead, next);
     }
   }
 
-  // The tokens of a round, for which n are left.
-  SINPE_HD void find_tokens(int64_t place, int n, int64_t* found) const {
+  // Loads the token indices of a round; n tokens are left.
+  SINPE_HD void find_tokens(int64_t index, int n, int64_t* found) const {
     SINPE_UNROLLED
-    for (int i = 0; i < kTokensAhead; ++i) found[i] = i < n ? tokens[place + i] : 0;
+    for (int i = 0; i < kTokensAhead; ++i) found[i] = i < n ? tokens[index + i] : 0;
   }
 
-  SINPE_HD int64_t lies_at(const int64_t* of, int64_t token) const {
+  SINPE_HD int64_t offset_of(const int64_t* of, int64_t token) const {
     return even ? token * of[dims - 1] : offset_at(sizes, of, dims, token);
   }
 
@@ -216,8 +220,8 @@ struct EmbedBackward {
     raw.values(v);
     Draw drawn{};
     if constexpr (kDrop) {
-      const int64_t number = lies_at(steps, token) + c * steps[dims];
-      drawn = draws.of(first_element + static_cast<uint64_t>(number), static_cast<uint64_t>(steps[dims]));
+      const int64_t offset = offset_of(steps, token) + c * steps[dims];
+      drawn = draws.of(first_rng_offset + static_cast<uint64_t>(offset), static_cast<uint64_t>(steps[dims]));
     }
     SINPE_UNROLLED
     for (int i = 0; i < kOctet; ++i) total[i] += !kDrop || drawn.keeps(i, limit) ? v[i] : Real{0};
@@ -237,7 +241,7 @@ sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const int64_t
   EmbedBackward<T, kDrop, kNodes> body{};
   using Real = accumulate_t<T>;
   const int dims = a.rank - 1;
-  const Elements elements(a.dropout, a.sizes, a.rank);
+  const RngOffsets rng_offsets(a.dropout, a.sizes, a.rank);
   body.grad = static_cast<const T*>(a.grad);
   body.ids = ids;
   body.tokens = tokens;
@@ -260,16 +264,16 @@ sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const int64_t
   for (int d = 0; d < a.rank; ++d) {
     body.sizes[d] = a.sizes[d];
     body.strides[d] = a.grad_strides[d];
-    body.steps[d] = elements.steps[d];
+    body.steps[d] = rng_offsets.strides[d];
   }
-  body.even = tokens_are_even(a.sizes, a.grad_strides, dims) && tokens_are_even(a.sizes, elements.steps, dims);
-  body.first_element = elements.base;
+  body.even = tokens_are_even(a.sizes, a.grad_strides, dims) && tokens_are_even(a.sizes, rng_offsets.strides, dims);
+  body.first_rng_offset = rng_offsets.base;
   body.seed = static_cast<uint64_t>(a.dropout.seed);
   const uint32_t drop = static_cast<uint32_t>(a.dropout.drop);
   body.limit = drop_limit(drop);
-  body.factor = static_cast<Real>(kDrop ? a.scale * kept_scale(drop) : a.scale);
-  body.askew = !kNodes && (reinterpret_cast<uintptr_t>(a.out) / sizeof(T) % kOctet != 0 || body.dim % kOctet != 0);
-  const int64_t octets = (body.dim + (body.askew ? kOctet - 1 : 0) + kOctet - 1) / kOctet;
+  body.factor = static_cast<Real>(kDrop ? a.scale * dropout_scale(drop) : a.scale);
+  body.misaligned = !kNodes && (reinterpret_cast<uintptr_t>(a.out) / sizeof(T) % kOctet != 0 || body.dim % kOctet != 0);
+  const int64_t octets = (body.dim + (body.misaligned ? kOctet - 1 : 0) + kOctet - 1) / kOctet;
   if (octets > kMaxBlocks) return launch_failed("more channels than a grid can have");
   body.octets = static_cast<uint32_t>(octets);
   body.lanes = octets < kThreads ? static_cast<uint32_t>(kThreads / octets) : 1;

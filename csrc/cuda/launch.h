@@ -1,8 +1,9 @@
-// How a kernel is run. A body is a functor over (block, thread) in phases with a barrier between them: what a thread knows
-// beyond a phase it keeps in the block's Shared. nvcc makes a kernel of it, any other compiler loops (cuda/on_host.h).
+// Kernel launches. A body is a functor over (block, thread) in phases with a barrier between them; what a thread needs
+// in a later phase is stored in the block's Shared. nvcc compiles it to a kernel; other compilers run it in a loop
+// (cuda/on_host.h).
 //
 //   struct Body {
-//     static constexpr int kPhases, kThreads, kBlocks;   // kBlocks: that a multiprocessor should hold, at least
+//     static constexpr int kPhases, kThreads, kBlocks;   // kBlocks: minimum number of blocks per multiprocessor
 //     struct Shared;
 //     template <int kPhase> SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const;
 //   };
@@ -20,24 +21,25 @@
 namespace sinpe {
 namespace cuda {
 
-constexpr int64_t kMaxBlocks = 0x7fffffff;  // of a grid's first dimension
+constexpr int64_t kMaxBlocks = 0x7fffffff;  // limit of a grid's x dimension
 
-// Multiprocessors of the current device: a number to cut work by, never to compute by.
+// Number of multiprocessors of the current device. It determines the partition of the work; results must not depend on
+// it.
 int multiprocessors();
 
-// Whether float32 rows are made in double precision on the current device, see arithmetic().
+// Whether float32 rows are computed in double precision on the current device, see arithmetic().
 bool in_double();
 
-// Samples that exact arithmetic will settle. Counted on the host alone.
-SINPE_HD void note_careful(int32_t rows) {
+// Counts samples that need exact arithmetic, on the host only.
+SINPE_HD void count_exact_samples(int32_t rows) {
 #if !defined(__CUDACC__)
-  on_host::noted().careful_rows += rows;
+  on_host::counters().exact_samples += rows;
 #else
   (void)rows;
 #endif
 }
 
-// Remembers why a launch failed.
+// Records why a launch failed.
 sinpe_status launch_failed(const char* why);
 
 #if defined(__CUDACC__)

@@ -1,9 +1,9 @@
-// How a launch runs where nvcc does not compile: blocks one after the other, and the threads of a block as the turns of a
-// loop, phase after phase. Nothing of a device is needed, so AddressSanitizer and UBSan see what the kernels do.
+// Emulated launches, for compilers other than nvcc: blocks run one after the other, and the threads of a block are the
+// iterations of a loop per phase. No device is needed, so AddressSanitizer and UBSan can check the kernels.
 //
-// Shared memory begins as NaN. Tests turn what a device leaves open, the order of threads and blocks, and take a barrier out
-// to see that something fails without it. A launch can be handed to someone else instead, who runs the same kernel's machine
-// code (tools/cuda_sass).
+// Shared memory is initialised to NaN. Tests vary the order of threads and blocks, which a device does not define, and
+// remove a barrier to verify that its absence is detected. A callback can take over launches, to run the machine code
+// of the same kernel (tools/cuda_sass).
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ namespace sinpe {
 namespace cuda {
 namespace on_host {
 
-// Of the threads of a block and of the blocks; kVarying: another of the three with every launch.
+// Order of the threads of a block and of the blocks. kVarying: a different one of the other three for every launch.
 enum class Order : int32_t { kAscending, kDescending, kShuffled, kVarying };
 
 struct Launch {
-  const char* body;  // the functor's type, as typeid names it
+  const char* body;  // typeid name of the functor
   const void* bytes;
   int64_t size, blocks;
   int32_t threads, phases;
@@ -30,27 +30,27 @@ struct Launch {
 
 struct Settings {
   Order order = Order::kVarying;
-  int32_t dropped_barrier = -1;  // of a kernel: 0 for the one after the first phase, and so on; -1 for none
-  int32_t multiprocessors = 0;   // of the device that is not there; 0: another number with every launch
-  int32_t in_double = -1;        // whether float32 rows are made in double precision there; -1: arithmetic()'s default
-  bool (*taken)(const Launch*) = nullptr;  // true where it ran the launch itself
+  int32_t dropped_barrier = -1;  // index of the removed barrier, 0 for the one after the first phase; -1 for none
+  int32_t multiprocessors = 0;   // of the emulated device; 0: varies from launch to launch
+  int32_t in_double = -1;  // whether float32 rows are computed in double precision; -1: the default of arithmetic()
+  bool (*launch_hook)(const Launch*) = nullptr;  // if not null, called first; returns true if it ran the launch
 };
 
-// Since the process began: how often kernels took their long way, and what launches would ask a device.
-struct Noted {
-  int64_t careful_rows;  // samples that exact arithmetic settled
-  int64_t questions;     // to the CUDA runtime
+// Counts since the start of the process.
+struct Counters {
+  int64_t exact_samples;   // samples computed in exact arithmetic
+  int64_t device_queries;  // queries that would go to the CUDA runtime
   int64_t launches;
 };
-Noted& noted();
+Counters& counters();
 
-// Of this process.
+// The settings of the process.
 Settings& settings();
 
 // The order of the next launch: never kVarying.
 Order next_order();
 
-// 0, 1, ..., n - 1 in such an order; `salt` tells one shuffle from the next.
+// 0, 1, ..., n - 1 in the given order; `salt` seeds a shuffle.
 std::vector<uint32_t> ordered(int64_t n, Order order, uint64_t salt);
 
 template <class Body, int kPhase>
@@ -72,13 +72,13 @@ void run_phases(const Body& body, uint32_t block, Order order, typename Body::Sh
 
 template <class Body>
 void run(const Body& body, int64_t blocks) {
-  noted().launches += 1;
+  counters().launches += 1;
   const Launch launch{typeid(Body).name(), &body, sizeof body, blocks, Body::kThreads, Body::kPhases};
-  if (settings().taken != nullptr && settings().taken(&launch)) return;
+  if (settings().launch_hook != nullptr && settings().launch_hook(&launch)) return;
   const std::unique_ptr<typename Body::Shared> shared(new typename Body::Shared);
   const Order order = next_order();
   for (const uint32_t block : ordered(blocks, order, 0)) {
-    std::memset(static_cast<void*>(shared.get()), 0xff, sizeof *shared);  // as undefined as on a device: NaN
+    std::memset(static_cast<void*>(shared.get()), 0xff, sizeof *shared);  // undefined on a device; here NaN
     run_phases<Body, 0>(body, block, order, *shared);
   }
 }

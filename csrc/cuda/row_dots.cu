@@ -1,36 +1,37 @@
-// row_dots: the dot of each row of a gradient with its row of the encoding. Its order is that of the CPU (cpu/elementwise.h):
-// sixteen interleaved partial sums in double, then a tree; so the bits are the CPU's where the encoding's are. Rows wider than a
-// tile take a launch for each of their tiles, which goes on with the sums of the one before.
+// row_dots: the dot product of each row of a gradient with its row of the encoding. The order of summation is that of
+// the CPU (cpu/elementwise.h): sixteen interleaved partial sums in double, then a tree. So the bits equal the CPU's if
+// those of the encoding do. Rows wider than a tile take one launch per tile, each continuing with the partial sums of
+// the previous one.
 #include "cuda/apply_launch.h"
 
 namespace sinpe {
 namespace cuda {
 namespace {
 
-constexpr int kSums = 16;                            // partial sums of a dot
-constexpr int kSumsEach = 8;                         // of a thread: an octet of channels, one draw of random bits
-constexpr int kDots = kThreads * kSumsEach / kSums;  // of a block
+constexpr int kSums = 16;                            // partial sums per dot product
+constexpr int kSumsEach = 8;                         // per thread: eight channels, one Philox block
+constexpr int kDots = kThreads * kSumsEach / kSums;  // dot products per block
 
 template <class T, class Arithmetic, bool kDrop>
 struct RowDots {
   using Real = typename Arithmetic::Real;
   static constexpr int kPhases = 4, kThreads = cuda::kThreads;
   static constexpr int kBlocks = std::is_same<Real, double>::value ? 1 : 2;
-  static constexpr int kFlight = sizeof(T) == 2 ? 4 : 2;  // octets whose loads are on the way together
+  static constexpr int kInFlight = sizeof(T) == 2 ? 4 : 2;  // loads of eight channels in flight
 
   struct Shared {
     TileRows<Arithmetic> rows;
-    double sums[kDots][kSums + 1];  // one more: neighbours' sums lie in different banks
+    double sums[kDots][kSums + 1];  // padded: the sums of neighbouring threads are in different banks
     Draws draws;
   };
 
   DevicePlan plan;
   RowPositions positions;
-  Tiling tiling;  // one column of tiles, whatever the width
+  Tiling tiling;  // a single column of tiles
   Data s;
-  const double* slopes;
-  int64_t channel;  // of this launch's tiles, the first
-  double* partial;  // kSums of each row, from launch to launch; null where one does
+  const double* angular_frequencies;
+  int64_t channel;  // first channel of the tiles of this launch
+  double* partial;  // kSums per row, passed from launch to launch; null for a single launch
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
@@ -45,7 +46,7 @@ struct RowDots {
     } else if constexpr (kPhase == 1) {
       shared.rows.fill(positions, Real{1}, thread);
     } else if constexpr (kPhase == 2) {
-      // Neighbours share a row, which then is read once for all of them.
+      // Neighbouring threads share a row, so it is read only once.
       const int dot = thread / 2, r = dot / static_cast<int>(s.part);
       const int64_t slice = first + dot % static_cast<int>(s.part);
       if (r >= tile.height || slice >= s.slices) return;
@@ -61,7 +62,7 @@ struct RowDots {
  private:
   SINPE_HD bool is_last(const Tile& tile) const { return tile.channel + tile.width == tiling.dim; }
 
-  // Of a row among all.
+  // Index of a slice among all slices of the batch.
   SINPE_HD int64_t whole_slice(int64_t batch, int64_t slice) const {
     return tiling.by_sample ? batch * s.middle + slice : slice;
   }
@@ -70,15 +71,15 @@ struct RowDots {
     return (tiling.by_sample ? batch * t.slice[0] : 0) + s.slice_offset(t, tiling.by_sample, slice);
   }
 
-  // Channels c, c + 1, ..., c + 7 of the tile, and so on every sixteen, each to its own sum.
+  // Channels c, c + 1, ..., c + 7 of the tile and of every sixteen that follow, each added to its own sum.
   SINPE_HD void sum(const Tile& tile, const Shared& shared, int r, int64_t slice, int32_t c, double* sums) const {
     const int64_t batch = shared.rows.batch[r], row = shared.rows.row[r];
     const T* x =
         static_cast<const T*>(s.x) + offset(s.of_x, batch, slice) + row * s.of_x.row + tile.channel * s.of_x.channel;
-    const int64_t number =
-        offset(s.of_elements, batch, slice) + row * s.of_elements.row + tile.channel * s.of_elements.channel;
-    const uint64_t element = s.first_element + static_cast<uint64_t>(number);
-    double* carried = nullptr;  // where a launch leaves its sums to the next
+    const int64_t relative =
+        offset(s.of_rng_offsets, batch, slice) + row * s.of_rng_offsets.row + tile.channel * s.of_rng_offsets.channel;
+    const uint64_t rng_offset = s.first_rng_offset + static_cast<uint64_t>(relative);
+    double* carried = nullptr;  // where a launch stores the sums for the next one
     if (partial != nullptr) carried = partial + (whole_slice(batch, slice) * positions.rows + row) * kSums + c;
     double total[kSumsEach] = {};
     SINPE_UNROLLED
@@ -86,18 +87,18 @@ struct RowDots {
       if (tile.channel != 0) total[k] = carried[k];
     }
     SINPE_ROLLED
-    for (; c < tile.width; c += kFlight * kSums) {
-      Raw<T, kSumsEach> raw[kFlight];
-      Range range[kFlight];
+    for (; c < tile.width; c += kInFlight * kSums) {
+      Raw<T, kSumsEach> raw[kInFlight];
+      Range range[kInFlight];
       SINPE_UNROLLED
-      for (int i = 0; i < kFlight; ++i) {
+      for (int i = 0; i < kInFlight; ++i) {
         const int32_t at = c + i * kSums, left = tile.width - at;
         range[i] = {0, left < kSumsEach ? (left < 0 ? 0 : left) : kSumsEach};
         if (left > 0) load<T, kSumsEach>(x, at, s.of_x.channel, range[i], &raw[i]);
       }
       SINPE_UNROLLED
-      for (int i = 0; i < kFlight; ++i) {
-        if (range[i].to != 0) add(tile, shared, r, c + i * kSums, range[i], element, raw[i], total);
+      for (int i = 0; i < kInFlight; ++i) {
+        if (range[i].to != 0) add(tile, shared, r, c + i * kSums, range[i], rng_offset, raw[i], total);
       }
     }
     if (is_last(tile)) {
@@ -109,11 +110,11 @@ struct RowDots {
     }
   }
 
-  SINPE_HD void add(const Tile& tile, const Shared& shared, int r, int32_t c, Range range, uint64_t element,
+  SINPE_HD void add(const Tile& tile, const Shared& shared, int r, int32_t c, Range range, uint64_t rng_offset,
                     const Raw<T, kSumsEach>& raw, double* total) const {
-    const uint64_t step = static_cast<uint64_t>(s.of_elements.channel);
+    const uint64_t step = static_cast<uint64_t>(s.of_rng_offsets.channel);
     Draw drawn{};
-    if constexpr (kDrop) drawn = shared.draws.of(element + static_cast<uint64_t>(c) * step, step);
+    if constexpr (kDrop) drawn = shared.draws.of(rng_offset + static_cast<uint64_t>(c) * step, step);
     Real v[kSumsEach];
     raw.values(v);
     const Real* pe = shared.rows.pe + r * tile.width + c;
@@ -121,7 +122,7 @@ struct RowDots {
     for (int k = 0; k < kSumsEach; ++k) {
       if (k >= range.to) continue;
       double product = static_cast<double>(v[k]) * static_cast<double>(pe[k]);
-      if (slopes != nullptr) product = product * slopes[tile.channel + c + k];
+      if (angular_frequencies != nullptr) product = product * angular_frequencies[tile.channel + c + k];
       total[k] += !kDrop || drawn.keeps(k, s.drop_limit) ? product : 0.0;
     }
   }
@@ -135,13 +136,14 @@ struct RowDots {
     const int64_t whole = whole_slice(batch, slice), sample = whole / s.middle;
     const bool padded =
         s.padding_mask != nullptr && s.padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
-    static_cast<double*>(s.out)[whole * positions.rows + row] = padded ? 0.0 : (kDrop ? s.kept_scale : 1.0) * sums[0];
+    static_cast<double*>(s.out)[whole * positions.rows + row] =
+        padded ? 0.0 : (kDrop ? s.dropout_scale : 1.0) * sums[0];
   }
 };
 
 template <class T, class Arithmetic>
-sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes, double* partial,
-                         Data s, Stream stream) {
+sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* angular_frequencies,
+                         double* partial, Data s, Stream stream) {
   const Shape shape(a);
   const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
   s.middle = shape.middle;
@@ -157,9 +159,10 @@ sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, c
   for (int64_t channel = 0; channel < shape.dim && status == SINPE_OK; channel += kTile) {
     const auto run = [&](auto body) { return launch(body, blocks, stream); };
     const RowPositions positions = positions_of(a);
-    status = a.dropout.drop != 0
-                 ? run(RowDots<T, Arithmetic, true>{plan, positions, tiling, s, slopes, channel, partial})
-                 : run(RowDots<T, Arithmetic, false>{plan, positions, tiling, s, slopes, channel, partial});
+    status =
+        a.dropout.drop != 0
+            ? run(RowDots<T, Arithmetic, true>{plan, positions, tiling, s, angular_frequencies, channel, partial})
+            : run(RowDots<T, Arithmetic, false>{plan, positions, tiling, s, angular_frequencies, channel, partial});
   }
   return status;
 }
@@ -173,8 +176,9 @@ int64_t sinpe::cuda::row_dots_scratch(const sinpe_add_arguments& a) {
   return a.sizes[a.rank - 1] > kTile ? rows * kSums * int64_t{sizeof(double)} : 0;
 }
 
-sinpe_status sinpe::cuda::row_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes,
-                                   void* scratch, const DeviceScalars& scalars, Stream stream) {
+sinpe_status sinpe::cuda::row_dots(const DevicePlan& plan, const sinpe_add_arguments& a,
+                                   const double* angular_frequencies, void* scratch, const DeviceScalars& scalars,
+                                   Stream stream) {
   bool empty;
   const sinpe_status status = check(plan, a, &empty);
   if (status != SINPE_OK || empty) return status;
@@ -184,10 +188,10 @@ sinpe_status sinpe::cuda::row_dots(const DevicePlan& plan, const sinpe_add_argum
   return with_type(a.dtype, [&](auto type) {
     using T = decltype(type);
     if constexpr (std::is_same<T, double>::value) {
-      return launch_dots<T, InFull>(plan, a, slopes, partial, s, stream);
+      return launch_dots<T, InFull>(plan, a, angular_frequencies, partial, s, stream);
     } else {
-      return in_double() ? launch_dots<T, InDouble>(plan, a, slopes, partial, s, stream)
-                         : launch_dots<T, InSingle>(plan, a, slopes, partial, s, stream);
+      return in_double() ? launch_dots<T, InDouble>(plan, a, angular_frequencies, partial, s, stream)
+                         : launch_dots<T, InSingle>(plan, a, angular_frequencies, partial, s, stream);
     }
   });
 }

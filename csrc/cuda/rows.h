@@ -1,5 +1,5 @@
-// Rows of the encoding as a block of threads makes them: a tile of rows in shared memory, which the data then streams past.
-// No table in device memory. A plan that is none and a position without a number give NaN.
+// Rows of the encoding, computed by a block of threads: a tile of rows in shared memory. No table is stored in device
+// memory. Invalid plans, and positions that are not finite, give NaN.
 #pragma once
 
 #include "core/layout.h"
@@ -10,21 +10,22 @@
 namespace sinpe {
 namespace cuda {
 
-#if !defined(SINPE_CUDA_TILE_ROWS)  // as SINPE_CUDA_WAVES, cuda/apply_launch.h
+#if !defined(SINPE_CUDA_TILE_ROWS)  // a macro for the same reason as SINPE_CUDA_WAVES, cuda/apply_launch.h
 #define SINPE_CUDA_TILE_ROWS 64
 #endif
 constexpr int kThreadBits = 8, kThreads = 1 << kThreadBits;
-constexpr int kTile = 2048;                      // values of a tile: an octet for each thread
-constexpr int kTileRows = SINPE_CUDA_TILE_ROWS;  // rows of a tile, at most
+constexpr int kTile = 2048;                      // values per tile: eight per thread
+constexpr int kTileRows = SINPE_CUDA_TILE_ROWS;  // maximum rows per tile
 
-// How tiles cover the rows and channels. Rows are counted over the batch as well where positions differ between samples.
+// Partition of the rows and channels into tiles. If positions differ between samples, the rows include the batch
+// dimension.
 struct Tiling {
-  int64_t rows;  // all
+  int64_t rows;  // total
   int64_t dim;
-  int32_t height, width;  // of a tile
-  Divisor columns;        // of tiles
+  int32_t height, width;  // per tile
+  Divisor columns;        // columns of tiles
   bool by_sample;
-  // `wanted`: tiles that there should be; where there are fewer, they are lower. `widest`: of a tile.
+  // `wanted`: target number of tiles; tiles have fewer rows if there would be fewer. `widest`: maximum width of a tile.
   Tiling(int64_t n_rows, int64_t n_dim, bool per_sample, int64_t wanted, int64_t widest = kTile)
       : rows(n_rows),
         dim(n_dim),
@@ -39,12 +40,12 @@ struct Tiling {
   int64_t tiles() const { return (rows + height - 1) / height * columns.d; }
 };
 
-// A tile that is being worked on.
+// The tile that a block processes.
 struct Tile {
   int64_t row;      // first
-  int32_t height;   // rows that exist
+  int32_t height;   // existing rows
   int64_t channel;  // first
-  int32_t width;    // channels that exist
+  int32_t width;    // existing channels
 };
 
 SINPE_HD Tile tile_at(const Tiling& t, uint32_t index) {
@@ -55,22 +56,22 @@ SINPE_HD Tile tile_at(const Tiling& t, uint32_t index) {
           width < t.width ? static_cast<int32_t>(width) : t.width};
 }
 
-// Where rows get their positions.
+// The positions of the rows.
 struct RowPositions {
   const void* positions;  // null: implicit
   sinpe_dtype dtype;
   bool are_starts;
   int64_t strides[2];
-  int64_t start, rows;  // of a sample
+  int64_t start, rows;  // per sample
 
   SINPE_HD bool are_fractional() const { return positions != nullptr && dtype != SINPE_INT64; }
 
-  // The position of a row; false where there is none: not a number, or beyond int64.
+  // Sets *p to the position of a row; returns false if it is NaN, infinite or beyond int64.
   SINPE_HD bool at(const DevicePlan& plan, int64_t batch, int64_t row, Position* p) const {
     int64_t value = 0;
     bool exists = true;
     if (positions == nullptr) {
-      const int64_t plan_start = plan.n_words >= kPlanHeaderWords ? plan.words[8] : 0;
+      const int64_t plan_start = plan.n_words >= kPlanHeaderWords ? plan.packed[8] : 0;
       exists = add_positions(plan_start, start, &value) && add_positions(value, row, &value);
     } else if (are_starts) {
       exists = add_positions(static_cast<const int64_t*>(positions)[batch * strides[0]], row, &value);
@@ -93,9 +94,9 @@ inline RowPositions positions_of(const sinpe_add_arguments& a) {
           a.start,     a.sizes[a.rank - 2]};
 }
 
-// The sample of the tile's r-th row, and the row of that sample.
-SINPE_HD void place_row(const Tiling& tiling, const RowPositions& positions, const Tile& tile, int r, int64_t* batch,
-                        int64_t* row) {
+// Sets *batch to the sample of the tile's r-th row, and *row to the row within that sample.
+SINPE_HD void locate_row(const Tiling& tiling, const RowPositions& positions, const Tile& tile, int r, int64_t* batch,
+                         int64_t* row) {
   const int64_t flat = tile.row + r;
   *batch = tiling.by_sample ? flat / positions.rows : 0;
   *row = flat - *batch * positions.rows;
@@ -103,56 +104,56 @@ SINPE_HD void place_row(const Tiling& tiling, const RowPositions& positions, con
 
 SINPE_HD double quiet_nan() { return bit_cast<double>(uint64_t{0x7ff8000000000000}); }
 
-// Where the samples of a tile lie in shared memory.
-struct Steps {
+// Strides of a tile in shared memory.
+struct TileStrides {
   int32_t row, channel;
 };
 
-// What the threads of a block share. `Arithmetic` is one of core/sample.h.
+// A tile of the encoding, shared by the threads of a block. `Arithmetic` is one of core/sample.h.
 template <class Arithmetic>
 struct TileRows {
   using Real = typename Arithmetic::Real;
   using Operand = RowPositions;
-  static constexpr bool kEncoded = true, kSampled = true;  // rows are made; positions may differ between samples
-  static constexpr int64_t kWidestTurned = kTileRows;      // a turned tile (cuda/apply.h), in positions
+  static constexpr bool kEncoded = true, kSampled = true;  // there is an encoding; positions may differ between samples
+  static constexpr int64_t kMaxTransposedWidth = kTileRows;  // of a transposed tile, in positions
   alignas(16) Real pe[kTile];
   Tile tile;
-  Steps steps;
+  TileStrides tile_strides;
   Plan plan;
   Amplitude amplitude;
-  Reach reach;
+  FastRange fast_range;
   bool usable, are_fractional;
-  int64_t batch[kTileRows], row[kTileRows];  // of the tile's rows
-  int64_t integer[kTileRows];                // their positions: these, or the next
+  int64_t batch[kTileRows], row[kTileRows];  // sample of each of the tile's rows, and row within it
+  int64_t integer[kTileRows];                // their positions, if integer; otherwise the next array
   double fractional[kTileRows];
   bool exists[kTileRows];
 
-  // By all: the plan, checked, and the tile's positions.
-  SINPE_HD void begin(const DevicePlan& words, const Tiling& tiling, const RowPositions& positions, const Tile& of,
-                      const Steps& apart, int thread) {
+  // Called by all threads: unpacks and checks the plan, and loads the positions of the tile.
+  SINPE_HD void begin(const DevicePlan& packed_plan, const Tiling& tiling, const RowPositions& positions,
+                      const Tile& of, const TileStrides& strides, int thread) {
     if (thread == kThreads - 1) {
       tile = of;
-      steps = apart;
-      usable = decode_plan(words.words, words.n_words, &plan) && plan.dim == words.dim;
+      tile_strides = strides;
+      usable = decode_plan(packed_plan.packed, packed_plan.n_words, &plan) && plan.dim == packed_plan.dim;
       amplitude = amplitude_of(usable ? plan.amplitude : 1.0);
-      if (usable) reach = Reach(plan);
+      if (usable) fast_range = FastRange(plan);
       are_fractional = positions.are_fractional();
     }
     if (thread >= of.height) return;
-    place_row(tiling, positions, of, thread, &batch[thread], &row[thread]);
+    locate_row(tiling, positions, of, thread, &batch[thread], &row[thread]);
     Position p;
-    exists[thread] = positions.at(words, batch[thread], row[thread], &p);
+    exists[thread] = positions.at(packed_plan, batch[thread], row[thread], &p);
     integer[thread] = p.i;
     fractional[thread] = p.d;
   }
 
-  // By all, thereafter: one tile of alpha * PE. Threads take oscillators (channels where each has its own), and walk down
-  // some of the rows.
+  // Called by all threads after a barrier: computes the tile of alpha * PE. Each thread takes an oscillator (or a
+  // channel, if each has its own) and iterates over some of the rows.
   SINPE_HD void fill(const RowPositions&, Real alpha, int thread) {
     const bool whole = tile.width == plan.dim;
     const bool pairs = usable && plan.shared && plan.q0 != plan.q1 && plan.n_osc > 0 && (whole || plan.interleaved);
     const int32_t items = !pairs ? tile.width : (whole ? static_cast<int32_t>(plan.n_osc) : (tile.width + 1) / 2);
-    // Lanes side by side, a power of two of them: no division.
+    // The number of lanes is a power of two, which avoids a division.
     int shift = 0;
     SINPE_ROLLED
     while (kThreads >> (shift + 1) >= items) ++shift;
@@ -163,33 +164,34 @@ struct TileRows {
       for (int32_t item = thread & ((kThreads >> shift) - 1); item < items; item += kThreads) {
         const Feed feed = pairs ? pair(tile, item) : channel(tile, item);
         if (feed.osc >= 0) {
-          walk(feed, from, to, steps, alpha);
+          walk(feed, from, to, tile_strides, alpha);
         } else {
           SINPE_ROLLED
           for (int32_t r = from; r < to; ++r)
-            pe[r * steps.row + item * steps.channel] = usable ? alpha * Real{0} : static_cast<Real>(quiet_nan());
+            pe[r * tile_strides.row + item * tile_strides.channel] =
+                usable ? alpha * Real{0} : static_cast<Real>(quiet_nan());
         }
       }
     }
-    // Channels that no oscillator feeds, at the end of the row.
+    // Channels without an oscillator, at the end of the row.
     const int64_t fed = usable ? plan.n0 + plan.n1 - tile.channel : tile.width;
     const int32_t used = !pairs || fed > tile.width ? tile.width : (fed < 0 ? 0 : static_cast<int32_t>(fed));
     const int32_t zeros = tile.width - used;
     SINPE_ROLLED
     for (int32_t i = thread; i < zeros * tile.height; i += kThreads) {
       const int32_t r = i / zeros;
-      pe[r * steps.row + (used + i - r * zeros) * steps.channel] = alpha * Real{0};
+      pe[r * tile_strides.row + (used + i - r * zeros) * tile_strides.channel] = alpha * Real{0};
     }
   }
 
  private:
-  // An oscillator and the columns of the tile that it feeds; -1 for none.
+  // An oscillator and the columns of the tile for its sine and cosine; -1 for none.
   struct Feed {
     int64_t osc;
     int32_t sine, cosine;
   };
 
-  // Of a whole row, or of a part of an interleaved one.
+  // For a whole row, or a part of an interleaved one.
   SINPE_HD Feed pair(const Tile& tile, int32_t item) const {
     const int64_t osc = tile.channel / 2 + item;
     const int32_t step = plan.interleaved ? 2 : 1, second_at = plan.interleaved ? 1 : static_cast<int32_t>(plan.n0);
@@ -201,45 +203,46 @@ struct TileRows {
   SINPE_HD Feed channel(const Tile& tile, int32_t item) const {
     if (!usable) return {-1, item, -1};
     bool cosine;
-    const int64_t osc = plan.feeding(tile.channel + item, &cosine);
+    const int64_t osc = plan.channel_oscillator(tile.channel + item, &cosine);
     return osc < 0 ? Feed{-1, item, -1} : Feed{osc, cosine ? -1 : item, cosine ? item : -1};
   }
 
-  // Rows [from, to) of a feed's columns. Those left open are settled after the loop, which costs it nothing then.
-  SINPE_HD void walk(const Feed& feed, int32_t from, int32_t to, const Steps& steps, Real alpha) {
-    // Who feeds one column writes it twice: cheaper than to ask each time.
+  // Computes rows [from, to) of a feed's columns. If a rounding is undecided, all rows are recomputed after the loop,
+  // so that the loop itself has no code for it.
+  SINPE_HD void walk(const Feed& feed, int32_t from, int32_t to, const TileStrides& tile_strides, Real alpha) {
+    // With one column, both values are written to it, which is faster than a test per row.
     const bool feeds_sine = feed.sine >= 0, feeds_cosine = feed.cosine >= 0;
-    Real* sine = pe + from * steps.row + (feeds_sine ? feed.sine : feed.cosine) * steps.channel;
-    Real* cosine = pe + from * steps.row + (feeds_cosine ? feed.cosine : feed.sine) * steps.channel;
-    const Amplitude a = amplitude;  // copies that no store can alias
-    const Reach far = reach;
+    Real* sine = pe + from * tile_strides.row + (feeds_sine ? feed.sine : feed.cosine) * tile_strides.channel;
+    Real* cosine = pe + from * tile_strides.row + (feeds_cosine ? feed.cosine : feed.sine) * tile_strides.channel;
+    const Amplitude a = amplitude;  // local copies, which stores cannot alias
+    const FastRange local_range = fast_range;
     Run<Arithmetic, false> run;
-    bool open = !run.begin(plan, feed.osc, {}, 0, far);
+    bool undecided = !run.begin(plan, feed.osc, {}, 0, local_range);
     SINPE_ROLLED
-    for (int32_t r = from; r < to && !open; ++r) {
+    for (int32_t r = from; r < to && !undecided; ++r) {
       const Position p = position(r);
-      Open row;
+      Undecided row;
       row.add(!exists[r]);
-      if (Run<Arithmetic, false>::kByReach) row.add(!far.holds(p.d));
-      const Sample<Real> v = run.at(far, p, a, &row);
-      open = row.any();
+      if (Run<Arithmetic, false>::kCallerChecksRange) row.add(!local_range.contains(p.d));
+      const Sample<Real> v = run.at(local_range, p, a, &row);
+      undecided = row.any();
       *sine = alpha * (feeds_sine ? v.s : v.c);
       *cosine = alpha * (feeds_cosine ? v.c : v.s);
-      sine += steps.row;
-      cosine += steps.row;
+      sine += tile_strides.row;
+      cosine += tile_strides.row;
     }
-    if (!open) return;
-    note_careful(to - from);
-    walk_with_care(feed, from, to, steps, alpha);
+    if (!undecided) return;
+    count_exact_samples(to - from);
+    walk_exact(feed, from, to, tile_strides, alpha);
   }
 
-  SINPE_HD void walk_with_care(const Feed& feed, int32_t from, int32_t to, const Steps& steps, Real alpha) {
+  SINPE_HD void walk_exact(const Feed& feed, int32_t from, int32_t to, const TileStrides& tile_strides, Real alpha) {
     SINPE_ROLLED
     for (int32_t r = from; r < to; ++r) {
       Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
-      if (exists[r]) v = settled<Arithmetic>(plan, feed.osc, position(r));
-      if (feed.sine >= 0) pe[r * steps.row + feed.sine * steps.channel] = alpha * v.s;
-      if (feed.cosine >= 0) pe[r * steps.row + feed.cosine * steps.channel] = alpha * v.c;
+      if (exists[r]) v = resolved_sample<Arithmetic>(plan, feed.osc, position(r));
+      if (feed.sine >= 0) pe[r * tile_strides.row + feed.sine * tile_strides.channel] = alpha * v.s;
+      if (feed.cosine >= 0) pe[r * tile_strides.row + feed.cosine * tile_strides.channel] = alpha * v.c;
     }
   }
 
@@ -248,7 +251,7 @@ struct TileRows {
   }
 };
 
-// Data alone: no rows to make.
+// No encoding: dropout only.
 template <class Number>
 struct Unencoded {
   using Real = Number;
@@ -257,7 +260,7 @@ template <class Number>
 struct TileRows<Unencoded<Number>> {
   using Operand = RowPositions;
   static constexpr bool kEncoded = false, kSampled = false;
-  static constexpr int64_t kWidestTurned = kTile;
+  static constexpr int64_t kMaxTransposedWidth = kTile;
 };
 
 }  // namespace cuda

@@ -1,7 +1,7 @@
-// The kernel behind table and encode, and behind add where each row of x has an encoding of its own: a thread makes 16 bytes
-// of each row of a run, its oscillators in registers from row to row. Nothing is shared. A row with a sample that the fast
-// arithmetic leaves open is not written then, but by settle() after the run, channel by channel; so x may lie where the
-// result does. A plan that is none and a position without a number give NaN.
+// The kernel of table and encode, and of add if no two rows of x share a row of the encoding: a thread computes 16
+// bytes of each row of a run, with the state of its oscillators in registers. Threads share nothing. A row with an
+// undecided rounding is not written at first; resolve_rows() computes it after the run, channel by channel. So x and
+// the result may be the same memory. Invalid plans, and positions that are not finite, give NaN.
 #pragma once
 
 #include "core/dtype.h"
@@ -12,41 +12,41 @@
 namespace sinpe {
 namespace cuda {
 
-constexpr int kMostRows = 32;  // of a run: a bit each for those left open
+constexpr int kMaxRunRows = 32;  // per run: a bit for each row with an undecided rounding
 
-// Of a call's rows.
-enum class Given { kConsecutive, kWhole, kFloating };
+// Kind of the positions of a call.
+enum class PositionKind { kConsecutive, kInteger, kFloat };
 
-template <class T, class Arithmetic, Given kGiven, bool kAdds>
+template <class T, class Arithmetic, PositionKind kKind, bool kAdds>
 struct Runs {
-  static constexpr bool kConsecutive = kGiven == Given::kConsecutive;
+  static constexpr bool kConsecutive = kKind == PositionKind::kConsecutive;
   using Real = typename Arithmetic::Real;
   static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
   static constexpr int kPhases = 1, kThreads = cuda::kThreads;
-  // By the registers of kOsc oscillators.
+  // Limited by the registers of kOsc oscillators.
   static constexpr int kBlocks = std::is_same<T, float>::value && !kAdds ? 3 : 2;
-  static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row that a thread makes
-  static constexpr int kOsc = kEach / 2;                          // oscillators that make them
-  // Rows that a thread works on at once, what it reads of them on the way together: as many as it has registers for.
+  static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row per thread
+  static constexpr int kOsc = kEach / 2;                          // oscillators per thread
+  // Rows that a thread processes at once, with their loads in flight together: as many as there are registers for.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-  static constexpr int kRotated = 1;  // its compiler needs more of them
+  static constexpr int kRotated = 1;  // the compiler uses more registers for this architecture
 #else
   static constexpr int kRotated = 2;
 #endif
-  static constexpr int kApart = std::is_same<Arithmetic, InSingle>::value ? 2 : 3;
-  static constexpr int kMany = kOsc == 4 ? (kConsecutive ? kRotated : kApart) : (kOsc == 2 ? 4 : 2);
-  static constexpr int kFlight = kAdds ? kMany : (kOsc == 4 && kConsecutive ? 1 : 2);
+  static constexpr int kSeparate = std::is_same<Arithmetic, InSingle>::value ? 2 : 3;
+  static constexpr int kMaxInFlight = kOsc == 4 ? (kConsecutive ? kRotated : kSeparate) : (kOsc == 2 ? 4 : 2);
+  static constexpr int kInFlight = kAdds ? kMaxInFlight : (kOsc == 4 && kConsecutive ? 1 : 2);
   struct Shared {};
 
-  DevicePlan words;
+  DevicePlan packed_plan;
   RowPositions positions;
   int64_t rows;
-  int32_t height;   // rows of a run
-  Divisor threads;  // that share a row
+  int32_t height;   // rows per run
+  Divisor threads;  // threads per row
   bool even;        // rows begin at multiples of 16 bytes
   const T* x;
   T* out;
-  int64_t x_step, out_step, position_step;  // of a row, in bytes
+  int64_t x_step, out_step, position_step;  // strides of rows, in bytes
   double scale, alpha;
   DeviceScalars scalars;
 
@@ -56,10 +56,10 @@ struct Runs {
     const uint32_t down = threads.quotient(item), across = item - down * threads.d;
     const int64_t first = static_cast<int64_t>(down) * height;
     if (first >= rows) return;
-    const Stretch at{first, rows - first < height ? static_cast<int32_t>(rows - first) : height, across};
+    const ThreadRows at{first, rows - first < height ? static_cast<int32_t>(rows - first) : height, across};
     Plan plan;
-    if (!decode_plan(words.words, words.n_words, &plan) || plan.dim != words.dim) {
-      for (int64_t c = at.across; c < words.dim; c += threads.d) fill(at, c, static_cast<Real>(quiet_nan()));
+    if (!decode_plan(packed_plan.packed, packed_plan.n_words, &plan) || plan.dim != packed_plan.dim) {
+      for (int64_t c = at.across; c < packed_plan.dim; c += threads.d) fill(at, c, static_cast<Real>(quiet_nan()));
     } else if (!even || !are_pairs(plan)) {
       by_channel(at);
     } else {
@@ -74,14 +74,14 @@ struct Runs {
   }
 
  private:
-  // Of a thread.
-  struct Stretch {
+  // The part of a call that a thread computes.
+  struct ThreadRows {
     int64_t row;      // first
-    int32_t height;   // rows that exist
-    uint32_t across;  // place of the thread among those of a row
+    int32_t height;   // existing rows
+    uint32_t across;  // index of the thread within a row
   };
 
-  // Whether every oscillator feeds a sine and a cosine, and kOsc of them a thread's values.
+  // Whether every oscillator provides a sine and a cosine, and each thread has kOsc of them.
   SINPE_HD bool are_pairs(const Plan& plan) const {
     return plan.shared && (plan.interleaved ? plan.q0 < plan.q1 : plan.q0 != plan.q1) && plan.n0 == plan.n1 &&
            plan.dim == 2 * plan.n0 && plan.n_osc == static_cast<int64_t>(threads.d) * kOsc;
@@ -92,64 +92,65 @@ struct Runs {
   }
   SINPE_HD Real sum(Real value, Real pe) const { return static_cast<Real>(scale) * value + pe; }
 
-  // Where a row's values lie; where its position does; the position's bits; and what they say.
+  // Address of a row's values, address of its position, the position's bits, and the position.
   SINPE_HD const char* x_row(int64_t row) const { return reinterpret_cast<const char*>(x) + row * x_step; }
   SINPE_HD char* out_row(int64_t row) const { return reinterpret_cast<char*>(out) + row * out_step; }
-  SINPE_HD const char* given(int64_t row) const {
+  SINPE_HD const char* position_address(int64_t row) const {
     return static_cast<const char*>(positions.positions) + row * position_step;
   }
   SINPE_HD uint64_t read(const char* at) const {
-    const bool is_short = kGiven == Given::kFloating && positions.dtype == SINPE_FLOAT32;
+    const bool is_short = kKind == PositionKind::kFloat && positions.dtype == SINPE_FLOAT32;
     return is_short ? *reinterpret_cast<const uint32_t*>(at) : *reinterpret_cast<const uint64_t*>(at);
   }
   SINPE_HD Position position(uint64_t bits) const {
-    if (kGiven == Given::kWhole) return integer_position(static_cast<int64_t>(bits));
+    if (kKind == PositionKind::kInteger) return integer_position(static_cast<int64_t>(bits));
     return float_position(positions.dtype == SINPE_FLOAT32 ? static_cast<double>(bit_cast<float>(low_half(bits)))
                                                            : bit_cast<double>(bits));
   }
-  SINPE_HD bool is_held(const Reach& reach, Position p) const {
-    return kGiven == Given::kFloating ? reach.holds(p.d) : reach.holds_whole(p.d);
+  SINPE_HD bool is_in_fast_range(const FastRange& fast_range, Position p) const {
+    return kKind == PositionKind::kFloat ? fast_range.contains(p.d) : fast_range.contains_integer(p.d);
   }
-  // The first of consecutive positions; false where some of them do not exist.
-  SINPE_HD bool begins(const Stretch& at, Position* first) const {
+  // Sets *first to the first of consecutive positions; returns false if one of them is beyond int64.
+  SINPE_HD bool find_first(const ThreadRows& at, Position* first) const {
     Position last;
-    return positions.at(words, 0, at.row + at.height - 1, &last) && positions.at(words, 0, at.row, first);
+    return positions.at(packed_plan, 0, at.row + at.height - 1, &last) && positions.at(packed_plan, 0, at.row, first);
   }
 
-  // 16 bytes of each row, or 8 and 8. kUnit: the amplitude is 1 (or in the run's values), the scale is, and `by` is.
+  // 16 bytes of each row, or twice 8. kUnit: the amplitude is 1 (or contained in the run's values), and so are the
+  // scale and `by`.
   template <bool kUnit, bool kInterleaved>
-  SINPE_HD void in_pairs(const Plan& plan, const Stretch& at, Real by) const {
+  SINPE_HD void in_pairs(const Plan& plan, const ThreadRows& at, Real by) const {
     const int64_t osc = static_cast<int64_t>(at.across) * kOsc;
-    const Reach reach(plan);
+    const FastRange fast_range(plan);
     Position first{};
-    bool good = !kConsecutive || begins(at, &first);
+    bool good = !kConsecutive || find_first(at, &first);
     Run<Arithmetic, kConsecutive> run[kOsc];
     SINPE_UNROLLED
-    for (int k = 0; k < kOsc; ++k) good = run[k].begin(plan, osc + k, first, at.height, reach) && good;
-    uint32_t open = 0;  // a bit for each row
+    for (int k = 0; k < kOsc; ++k) good = run[k].begin(plan, osc + k, first, at.height, fast_range) && good;
+    uint32_t undecided = 0;  // a bit per row
     if (good) {
-      constexpr int kWide = kInterleaved ? kEach : kOsc, kPieces = kEach / kWide;  // values side by side
+      constexpr int kWide = kInterleaved ? kEach : kOsc, kPieces = kEach / kWide;  // contiguous values
       using Piece = Bytes<kWide* static_cast<int>(sizeof(T))>;
-      const int64_t channel = kInterleaved ? 2 * osc : osc + (plan.q0 == 0 ? 0 : plan.n0);  // of the sines
-      // From the sines to the cosines, in bytes.
-      const int64_t apart = (plan.q0 == 0 ? plan.n0 : -plan.n0) * static_cast<int64_t>(sizeof(T));
+      const int64_t channel = kInterleaved ? 2 * osc : osc + (plan.q0 == 0 ? 0 : plan.n0);  // first sine channel
+      // Distance from the sines to the cosines, in bytes.
+      const int64_t distance = (plan.q0 == 0 ? plan.n0 : -plan.n0) * static_cast<int64_t>(sizeof(T));
       const Amplitude amplitude = amplitude_of(kUnit ? 1.0 : plan.amplitude);
-      // Writes a row, or says that it is open.
+      // Writes a row, or returns true without writing if a rounding is undecided.
       const auto make = [&](int32_t r, uint64_t position_bits, const Piece* data, char* to) {
-        Open row;
+        Undecided row;
         Position p{};
-        if (!kConsecutive || Run<Arithmetic, kConsecutive>::kByReach) {
+        if (!kConsecutive || Run<Arithmetic, kConsecutive>::kCallerChecksRange) {
           p = kConsecutive ? integer_position(first.i + r) : position(position_bits);
-          if (Run<Arithmetic, kConsecutive>::kByReach) row.add(!is_held(reach, p));
+          if (Run<Arithmetic, kConsecutive>::kCallerChecksRange) row.add(!is_in_fast_range(fast_range, p));
         }
         Real v[kEach];
         SINPE_UNROLLED
         for (int k = 0; k < kOsc; ++k) {
-          const Sample<Real> s = run[k].at(reach, p, amplitude, &row);
+          const Sample<Real> s = run[k].at(fast_range, p, amplitude, &row);
           v[kInterleaved ? 2 * k : k] = s.s;
           v[kInterleaved ? 2 * k + 1 : kOsc + k] = s.c;
         }
-        const bool is_open = row.any();
+        const bool is_undecided = row.any();
         SINPE_UNROLLED
         for (int h = 0; h < kPieces; ++h) {
           Real* u = v + h * kWide;
@@ -160,15 +161,15 @@ struct Runs {
             for (int k = 0; k < kWide; ++k) u[k] = kUnit ? added[k] + u[k] : sum(added[k], by * u[k]);
           }
           const Piece piece = pack<T, sizeof(Piece)>(u);
-          if (!is_open) *reinterpret_cast<Piece*>(to + h * apart) = piece;
+          if (!is_undecided) *reinterpret_cast<Piece*>(to + h * distance) = piece;
         }
-        return is_open;
+        return is_undecided;
       };
       const int64_t begin = channel * static_cast<int64_t>(sizeof(T));
       const char* from = kAdds ? x_row(at.row) + begin : nullptr;
       char* to = out_row(at.row) + begin;
-      const char* where = kConsecutive ? nullptr : given(at.row);
-      // Some rows from r on: what is read of them is on its way together.
+      const char* where = kConsecutive ? nullptr : position_address(at.row);
+      // Computes several rows, from r, with their loads in flight together.
       const auto make_some = [&](auto count, int32_t r) {
         constexpr int kCount = decltype(count)::value;
         uint64_t position_bits[kCount] = {};
@@ -181,7 +182,7 @@ struct Runs {
           }
           if constexpr (kAdds) {
             SINPE_UNROLLED
-            for (int h = 0; h < kPieces; ++h) data[i][h] = *reinterpret_cast<const Piece*>(from + h * apart);
+            for (int h = 0; h < kPieces; ++h) data[i][h] = *reinterpret_cast<const Piece*>(from + h * distance);
             from += x_step;
           }
         }
@@ -190,22 +191,22 @@ struct Runs {
         for (int i = 0; i < kCount; ++i, to += out_step) {
           if (make(r + i, position_bits[i], data[i], to)) some |= 1u << i;
         }
-        open |= some << r;
+        undecided |= some << r;
       };
       int32_t r = 0;
       SINPE_ROLLED
-      for (; r + kFlight <= at.height; r += kFlight) make_some(std::integral_constant<int, kFlight>{}, r);
-      if constexpr (kFlight > 1) {
+      for (; r + kInFlight <= at.height; r += kInFlight) make_some(std::integral_constant<int, kInFlight>{}, r);
+      if constexpr (kInFlight > 1) {
         SINPE_ROLLED
         for (; r < at.height; ++r) make_some(std::integral_constant<int, 1>{}, r);
       }
     }
-    if (!good) open = ~uint32_t{0};
-    if (open == 0) return;
+    if (!good) undecided = ~uint32_t{0};
+    if (undecided == 0) return;
     SINPE_ROLLED
     for (int k = 0; k < kEach; ++k) {
-      const int64_t c = kInterleaved ? 2 * osc + k : osc + (k >= kOsc ? words.dim / 2 + k - kOsc : k);
-      settle(at, open, c);
+      const int64_t c = kInterleaved ? 2 * osc + k : osc + (k >= kOsc ? packed_plan.dim / 2 + k - kOsc : k);
+      resolve_rows(at, undecided, c);
     }
   }
 
@@ -218,81 +219,82 @@ struct Runs {
     }
   }
 
-  // Any plan and any memory, channel after channel, neighbours by neighbours. The plan is read again for each, so that none
-  // stays in registers.
-  SINPE_HD void by_channel(const Stretch& at) const {
+  // For any plan and memory layout: channel by channel; neighbouring threads take neighbouring channels. The plan is
+  // read again for each channel, so that it does not occupy registers.
+  SINPE_HD void by_channel(const ThreadRows& at) const {
     SINPE_ROLLED
-    for (int64_t c = at.across; c < words.dim; c += threads.d) {
-      const uint32_t open = channel(read_plan(words.words), at, c);
-      if (open != 0) settle(at, open, c);
+    for (int64_t c = at.across; c < packed_plan.dim; c += threads.d) {
+      const uint32_t undecided = channel(read_plan(packed_plan.packed), at, c);
+      if (undecided != 0) resolve_rows(at, undecided, c);
     }
   }
 
-  // A channel's rows but for those that are left open: a bit for each of these.
-  SINPE_HD uint32_t channel(const Plan& plan, const Stretch& at, int64_t c) const {
+  // Computes the rows of a channel; returns a bit for each row with an undecided rounding, which is not written.
+  SINPE_HD uint32_t channel(const Plan& plan, const ThreadRows& at, int64_t c) const {
     bool cosine;
-    const int64_t osc = plan.feeding(c, &cosine);
+    const int64_t osc = plan.channel_oscillator(c, &cosine);
     const Real by = kAdds ? factor() : Real{1};
     if (osc < 0) {
       fill(at, c, Real{0} * by);
       return 0;
     }
-    const Reach reach(plan);
+    const FastRange fast_range(plan);
     Position first{};
     Run<Arithmetic, kConsecutive> run;
-    if ((kConsecutive && !begins(at, &first)) || !run.begin(plan, osc, first, at.height, reach)) return ~uint32_t{0};
+    if ((kConsecutive && !find_first(at, &first)) || !run.begin(plan, osc, first, at.height, fast_range))
+      return ~uint32_t{0};
     const Amplitude amplitude = amplitude_of(plan.amplitude);
-    uint32_t open = 0;
+    uint32_t undecided = 0;
     SINPE_ROLLED
     for (int32_t r = 0; r < at.height; ++r) {
-      Open row;
-      const Position p = kConsecutive ? integer_position(first.i + r) : position(read(given(at.row + r)));
-      if (Run<Arithmetic, kConsecutive>::kByReach) row.add(!is_held(reach, p));
-      const Sample<Real> v = run.at(reach, p, amplitude, &row);
+      Undecided row;
+      const Position p = kConsecutive ? integer_position(first.i + r) : position(read(position_address(at.row + r)));
+      if (Run<Arithmetic, kConsecutive>::kCallerChecksRange) row.add(!is_in_fast_range(fast_range, p));
+      const Sample<Real> v = run.at(fast_range, p, amplitude, &row);
       if (row.any()) {
-        open |= 1u << r;
+        undecided |= 1u << r;
       } else {
         put(at.row + r, c, by * (cosine ? v.c : v.s));
       }
     }
-    return open;
+    return undecided;
   }
 
-  // Those rows of a channel that are left.
-  SINPE_HD void settle(const Stretch& at, uint32_t open, int64_t c) const {
+  // Computes the rows of a channel that `undecided` has bits for.
+  SINPE_HD void resolve_rows(const ThreadRows& at, uint32_t undecided, int64_t c) const {
     bool cosine;
-    const int64_t osc = read_plan(words.words).feeding(c, &cosine);
+    const int64_t osc = read_plan(packed_plan.packed).channel_oscillator(c, &cosine);
     const Real by = kAdds ? factor() : Real{1};
     SINPE_ROLLED
     for (int32_t r = 0; r < at.height; ++r) {
-      if ((open >> r & 1) == 0) continue;
-      note_careful(1);
+      if ((undecided >> r & 1) == 0) continue;
+      count_exact_samples(1);
       Position p;
       Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
-      if (positions.at(words, 0, at.row + r, &p)) v = settled<Arithmetic>(words.words, osc, p);
+      if (positions.at(packed_plan, 0, at.row + r, &p)) v = resolved_sample<Arithmetic>(packed_plan.packed, osc, p);
       put(at.row + r, c, by * (cosine ? v.c : v.s));
     }
   }
 
-  SINPE_HD void fill(const Stretch& at, int64_t c, Real v) const {
+  SINPE_HD void fill(const ThreadRows& at, int64_t c, Real v) const {
     SINPE_ROLLED
     for (int32_t r = 0; r < at.height; ++r) put(at.row + r, c, v);
   }
 };
 
-template <class T, class Arithmetic, Given kGiven, bool kAdds>
+template <class T, class Arithmetic, PositionKind kKind, bool kAdds>
 sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
                          Stream stream) {
-  using Body = Runs<T, Arithmetic, kGiven, kAdds>;
+  using Body = Runs<T, Arithmetic, kKind, kAdds>;
   constexpr int64_t kSize = sizeof(T);
   const int64_t x_step = a.x_strides[a.rank - 2] * kSize, out_step = a.out_strides[a.rank - 2] * kSize;
   const RowPositions positions = positions_of(a);
   const int64_t position_step =
-      positions.strides[1] * (kGiven == Given::kFloating ? size_of(a.position_dtype) : int64_t{8});
+      positions.strides[1] * (kKind == PositionKind::kFloat ? size_of(a.position_dtype) : int64_t{8});
   Body body{plan,
             positions,
             product(a.sizes, a.rank - 1),
-            kMostRows,
+            kMaxRunRows,
             Divisor(),
             false,
             static_cast<const T*>(a.x),
@@ -310,27 +312,28 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
   const int64_t threads = (plan.dim + Body::kEach - 1) / Body::kEach;
   if (threads > kMaxBlocks) return launch_failed("more channels than a grid can have");
   body.threads = Divisor(static_cast<uint32_t>(threads));
-  // Few rows: shorter runs, so that there are blocks for all.
+  // With few rows, shorter runs, so that there are blocks for all multiprocessors.
   const int64_t wanted = int64_t{4} * Body::kBlocks * multiprocessors() * kThreads;
   const int64_t height = (body.rows * threads + wanted - 1) / wanted;
-  constexpr int kMost = kMostRows - kMostRows % Body::kFlight;
-  body.height = static_cast<int32_t>(height < kMost ? height : kMost);
+  constexpr int kMaxHeight = kMaxRunRows - kMaxRunRows % Body::kInFlight;
+  body.height = static_cast<int32_t>(height < kMaxHeight ? height : kMaxHeight);
   const int64_t items = (body.rows + body.height - 1) / body.height * threads;
   if (items > kMaxBlocks - kThreads) return launch_failed("more elements than one launch can have");
   return launch(body, (items + kThreads - 1) / kThreads, stream);
 }
 
-// The encoding's rows, kAdds: on top of x's. Of checked arguments that are not empty, two dimensions, channels side by side.
-template <Given kGiven, bool kAdds>
+// Computes the rows of the encoding, added to x if kAdds. The arguments must be checked, not empty, two-dimensional,
+// and have contiguous channels.
+template <PositionKind kKind, bool kAdds>
 sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
                       Stream stream) {
   return with_type(a.dtype, [&](auto type) {
     using T = decltype(type);
     if constexpr (std::is_same<T, double>::value) {
-      return launch_runs<T, InFull, kGiven, kAdds>(plan, a, scalars, stream);
+      return launch_runs<T, InFull, kKind, kAdds>(plan, a, scalars, stream);
     } else {
-      return in_double() ? launch_runs<T, InDouble, kGiven, kAdds>(plan, a, scalars, stream)
-                         : launch_runs<T, InSingle, kGiven, kAdds>(plan, a, scalars, stream);
+      return in_double() ? launch_runs<T, InDouble, kKind, kAdds>(plan, a, scalars, stream)
+                         : launch_runs<T, InSingle, kKind, kAdds>(plan, a, scalars, stream);
     }
   });
 }
@@ -338,8 +341,8 @@ sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, cons
 template <bool kAdds>
 sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
                       Stream stream) {
-  return a.position_dtype == SINPE_INT64 ? run_rows<Given::kWhole, kAdds>(plan, a, scalars, stream)
-                                         : run_rows<Given::kFloating, kAdds>(plan, a, scalars, stream);
+  return a.position_dtype == SINPE_INT64 ? run_rows<PositionKind::kInteger, kAdds>(plan, a, scalars, stream)
+                                         : run_rows<PositionKind::kFloat, kAdds>(plan, a, scalars, stream);
 }
 
 }  // namespace cuda

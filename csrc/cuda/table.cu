@@ -9,5 +9,5 @@ sinpe_status sinpe::cuda::table(const DevicePlan& plan, int64_t start, int64_t l
   a.start = start;
   bool empty;
   const sinpe_status status = check(plan, a, &empty);
-  return status != SINPE_OK || empty ? status : run_rows<Given::kConsecutive, false>(plan, a, {}, stream);
+  return status != SINPE_OK || empty ? status : run_rows<PositionKind::kConsecutive, false>(plan, a, {}, stream);
 }

@@ -1,4 +1,5 @@
-// sinpe_ext._core: the kernels for NumPy arrays, and for small tensors (small_calls.h). No torch here, no OpenMP runtime.
+// sinpe_ext._core: the kernels for NumPy arrays, and for small tensors (small_calls.h). Depends neither on torch nor on
+// an OpenMP runtime.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -12,7 +13,7 @@ namespace py = pybind11;
 
 namespace {
 
-using Words = py::array_t<int64_t, py::array::c_style>;
+using PackedPlan = py::array_t<int64_t, py::array::c_style>;
 
 sinpe_dtype dtype_of(const std::string& name) {
   if (name == "float32") return SINPE_FLOAT32;
@@ -22,19 +23,19 @@ sinpe_dtype dtype_of(const std::string& name) {
   throw py::value_error("dtype: expected float32, float64 or float16, got " + name);
 }
 
-void succeed(sinpe_status status) {
+void check_status(sinpe_status status) {
   if (status == SINPE_NO_MEMORY) throw std::bad_alloc();
   if (status != SINPE_OK) throw py::value_error(sinpe_status_text(status));
 }
 
-int64_t dim_of(const Words& words) {
-  const int64_t dim = sinpe_plan_dim(words.data(), words.size());
-  if (dim < 0) succeed(SINPE_BAD_PLAN);
+int64_t dim_of(const PackedPlan& packed_plan) {
+  const int64_t dim = sinpe_plan_dim(packed_plan.data(), packed_plan.size());
+  if (dim < 0) check_status(SINPE_BAD_PLAN);
   return dim;
 }
 
-py::array table(const Words& words, int64_t start, int64_t length, const std::string& dtype) {
-  const int64_t dim = dim_of(words);
+py::array table(const PackedPlan& packed_plan, int64_t start, int64_t length, const std::string& dtype) {
+  const int64_t dim = dim_of(packed_plan);
   if (length < 0) throw py::value_error("length: expected 0 or more, got " + std::to_string(length));
   const sinpe_dtype type = dtype_of(dtype);
   py::array out(py::dtype(dtype), {length, dim});
@@ -42,14 +43,14 @@ py::array table(const Words& words, int64_t start, int64_t length, const std::st
   sinpe_status status;
   {
     py::gil_scoped_release release;
-    status = sinpe_table(words.data(), words.size(), start, length, type, data, dim);
+    status = sinpe_table(packed_plan.data(), packed_plan.size(), start, length, type, data, dim);
   }
-  succeed(status);
+  check_status(status);
   return out;
 }
 
-py::array encode(const Words& words, const py::array& positions, const std::string& dtype) {
-  const int64_t dim = dim_of(words);
+py::array encode(const PackedPlan& packed_plan, const py::array& positions, const std::string& dtype) {
+  const int64_t dim = dim_of(packed_plan);
   constexpr int kReadable = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
   if ((positions.flags() & kReadable) != kReadable) {
     throw py::value_error("positions: expected a C-contiguous, aligned array");
@@ -62,10 +63,10 @@ py::array encode(const Words& words, const py::array& positions, const std::stri
   sinpe_status status;
   {
     py::gil_scoped_release release;
-    status =
-        sinpe_encode(words.data(), words.size(), positions.data(), position_type, positions.size(), type, data, dim);
+    status = sinpe_encode(packed_plan.data(), packed_plan.size(), positions.data(), position_type, positions.size(),
+                          type, data, dim);
   }
-  succeed(status);
+  check_status(status);
   return out;
 }
 
@@ -73,9 +74,9 @@ py::array encode(const Words& words, const py::array& positions, const std::stri
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Torch-free kernels for NumPy arrays.";
-  m.def("table", &table, py::arg("words"), py::arg("start"), py::arg("length"), py::arg("dtype"),
+  m.def("table", &table, py::arg("plan"), py::arg("start"), py::arg("length"), py::arg("dtype"),
         "Rows at plan.start + start + 0 .. length-1.");
-  m.def("encode", &encode, py::arg("words"), py::arg("positions"), py::arg("dtype"), "Rows at given positions.");
+  m.def("encode", &encode, py::arg("plan"), py::arg("positions"), py::arg("dtype"), "Rows at given positions.");
   if (PyModule_AddFunctions(m.ptr(), sinpe_small::methods) != 0) throw py::error_already_set();
   m.def("isa", [] { return std::string(sinpe_isa()); }, "Instruction set of the kernels in use.");
 }

@@ -1,10 +1,11 @@
-// `add` of a small tensor, such as one token's, and `encode` of a few timesteps: straight from the Python objects to
-// sinpe_add and sinpe_encode. Such a call costs microseconds, of which an operator would be one and a guard in Python another.
+// Fast path for `add` of a small tensor, such as one token's, and for `encode` of a few timesteps: directly from the
+// Python objects to sinpe_add and sinpe_encode. Such a call takes a few microseconds, of which an operator would take
+// one and the checks in Python another.
 //
-// Tensors are read by DLPack's C exchange functions, which torch.Tensor offers; nothing here knows torch. What DLPack
-// does not tell (gradients, negative bits, modes that look at operators) is asked of the functions and methods that
-// `set_up` and the tensors bring. What this does not take it answers with None, and its caller,
-// sinpe_ext/calls/plain.py, takes the long way.
+// Tensors are read through DLPack's C exchange functions, which torch.Tensor provides; this file does not depend on
+// torch. What DLPack does not report (gradients, negative bits, modes that intercept operators) is queried by the
+// functions passed to `set_up` and by methods of the tensors. Calls that this path does not support return None, and
+// the caller, sinpe_ext/calls/plain.py, takes the general path.
 #pragma once
 
 #include <Python.h>
@@ -29,128 +30,131 @@ struct Exchange {  // DLPackExchangeAPI
   void* allocate;
   void* from_object;
   void* to_object;
-  int (*describe)(void* object, Tensor* out);  // a view; -1 with a Python exception where that fails
+  int (*describe)(void* object, Tensor* out);  // a view; -1 with a Python exception on failure
   void* current_stream;
 };
 constexpr int32_t kCpu = 1;
 constexpr uint8_t kInt = 0, kFloat = 2, kBfloat = 4, kBool = 6;
 
-// More elements are worth a second thread and the operator's way. (1 << 15: kGrain in csrc/cpu/exceptions.h.)
-constexpr int64_t kMostElements = 1 << 15;
+// For more elements, a second thread and the operator are faster. (1 << 15: kGrain in csrc/cpu/exceptions.h.)
+constexpr int64_t kMaxElements = 1 << 15;
 
 inline const Exchange* exchange = nullptr;
 
-// What `set_up` was given, each held for good, see `_set_up` in sinpe_ext/calls/plain.py.
-struct Given {
+// The objects passed to `set_up`, never released; see `_set_up` in sinpe_ext/calls/plain.py.
+struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
-  PyObject *questions, *variables, *is_looked_at, *plan_of;
+  PyObject *conditions, *variables, *is_intercepted, *plan_of;
 };
-inline Given torch{};
+inline PythonObjects python{};
 
-// Names of attributes and methods of a tensor, and the one name of a keyword in a tuple.
+// Interned names of attributes and methods of a tensor, and a tuple with the name of the only keyword.
 struct Names {
   PyObject *untyped_storage, *nbytes, *storage_offset, *requires_grad, *is_neg, *is_inference, *new_empty, *dtype_alone;
 };
 inline Names names{};
 
 // set_up(exchange, tensor, empty_like, is_lazy, is_grad_enabled, is_inference_mode, increment_version, questions,
-// variables, is_looked_at, plan_of): DLPack's functions in a capsule, torch.Tensor, functions of torch, and of
-// sinpe_ext what tells whether anybody looks and the plan of an encoding. Whether they serve.
+// variables, is_intercepted, plan_of): a capsule with DLPack's exchange functions, torch.Tensor, functions of torch,
+// and from sinpe_ext the conditions under which calls are intercepted and the function that returns the plan of an
+// encoding. Returns whether the exchange functions can be used.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
-  constexpr Py_ssize_t kGiven = sizeof(Given) / sizeof(PyObject*);
-  if (count != 1 + kGiven || !PyTuple_Check(items[7]) || !PyTuple_Check(items[8])) {
+  constexpr Py_ssize_t kObjects = sizeof(PythonObjects) / sizeof(PyObject*);
+  if (count != 1 + kObjects || !PyTuple_Check(items[7]) || !PyTuple_Check(items[8])) {
     PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and ten objects");
     return nullptr;
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
   const auto* offered = static_cast<const Exchange*>(PyCapsule_GetPointer(items[0], "dlpack_exchange_api"));
-  PyErr_Clear();  // of a capsule of another name
+  PyErr_Clear();  // raised for a capsule of another name
   if (offered == nullptr || offered->major != 1 || offered->describe == nullptr) Py_RETURN_FALSE;
   names = {PyUnicode_InternFromString("untyped_storage"), PyUnicode_InternFromString("nbytes"),
            PyUnicode_InternFromString("storage_offset"),  PyUnicode_InternFromString("requires_grad"),
            PyUnicode_InternFromString("is_neg"),          PyUnicode_InternFromString("is_inference"),
            PyUnicode_InternFromString("new_empty"),       Py_BuildValue("(s)", "dtype")};
   if (PyErr_Occurred() != nullptr) return nullptr;
-  for (Py_ssize_t k = 1; k <= kGiven; ++k) Py_INCREF(items[k]);
-  torch = {items[1], items[2], items[3], items[4], items[5], items[6], items[7], items[8], items[9], items[10]};
+  for (Py_ssize_t k = 1; k <= kObjects; ++k) Py_INCREF(items[k]);
+  python = {items[1], items[2], items[3], items[4], items[5], items[6], items[7], items[8], items[9], items[10]};
   exchange = offered;
   Py_RETURN_TRUE;
 }
 
-// What becomes of an exception: torch's own errors are the long way's to say. Others stay, since signal handlers run in
-// Python's code, which a TorchFunctionMode has even torch's methods call.
-inline void forget_torchs() {
+// Clears a RuntimeError: the general path raises torch's errors. Other exceptions stay set, because a signal handler
+// may have raised them in Python code, which a TorchFunctionMode runs even for methods of tensors.
+inline void clear_runtime_error() {
   if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_RuntimeError)) PyErr_Clear();
 }
 
-// What the caller gets where the long way has to be taken.
-inline PyObject* not_taken() {
+// The return value if the general path has to be taken.
+inline PyObject* use_general_path() {
   if (PyErr_Occurred() != nullptr) return nullptr;
   Py_RETURN_NONE;
 }
 
-// Whether an answer, which is let go, is `wanted` itself. An error is another answer; no other question may follow then.
+// Whether `answer` is the object `wanted`; releases `answer`. An error counts as a different object; no further query
+// may follow it.
 inline bool is(PyObject* answer, PyObject* wanted) {
-  if (answer == nullptr) forget_torchs();
+  if (answer == nullptr) clear_runtime_error();
   Py_XDECREF(answer);
   return answer == wanted;
 }
-inline bool asked(PyObject* function) { return is(PyObject_CallNoArgs(function), Py_True); }
-inline bool is_not(PyObject* object, PyObject* method) {
+inline bool returns_true(PyObject* function) { return is(PyObject_CallNoArgs(function), Py_True); }
+inline bool returns_false(PyObject* object, PyObject* method) {
   return is(PyObject_CallMethodNoArgs(object, method), Py_False);
 }
 
-// Whether anybody looks at the operations of this call, or -1 with an exception: `questions` are pairs of a function and what
-// it answers where nobody does, `variables` a dict, a key and the value that it has then. Another answer has `is_looked_at`
-// decide, which is Python.
-inline int is_looked_at() {
+// Whether something intercepts the operations of this call; -1 with an exception. `conditions` are pairs of a function
+// and its result when nothing does; `variables` are triples of a dict, a key and the value when nothing does. Otherwise
+// the Python function `is_intercepted` decides.
+inline int is_intercepted() {
   bool quiet = true;
-  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(torch.questions); ++k) {
-    PyObject* pair = PyTuple_GET_ITEM(torch.questions, k);
+  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(python.conditions); ++k) {
+    PyObject* pair = PyTuple_GET_ITEM(python.conditions, k);
     quiet = is(PyObject_CallNoArgs(PyTuple_GET_ITEM(pair, 0)), PyTuple_GET_ITEM(pair, 1));
   }
-  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(torch.variables); ++k) {
-    PyObject* three = PyTuple_GET_ITEM(torch.variables, k);
+  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(python.variables); ++k) {
+    PyObject* three = PyTuple_GET_ITEM(python.variables, k);
     quiet =
         PyDict_GetItemWithError(PyTuple_GET_ITEM(three, 0), PyTuple_GET_ITEM(three, 1)) == PyTuple_GET_ITEM(three, 2);
   }
   if (quiet) return 0;
-  PyObject* answer = PyObject_CallNoArgs(torch.is_looked_at);
+  PyObject* answer = PyObject_CallNoArgs(python.is_intercepted);
   Py_XDECREF(answer);
   return answer == nullptr ? -1 : answer != Py_False;
 }
 
-constexpr int64_t kOwnDim = 0;  // the number of channels of calls that give none: the encoding's own
+constexpr int64_t kOwnDim = 0;  // stands for the encoding's number of channels, in calls that give none
 
-// The plans of the last encodings, by the object that was given and the number of channels; both are held.
+// Cache of the plans of the last encodings, by the object that was given and the number of channels; holds a reference
+// to both the object and the plan.
 struct Plan {
   PyObject *encoding, *holder;
-  int64_t dim, words, start;
+  int64_t dim, n_words, start;
   const int64_t* plan;
 };
 constexpr int kPlans = 32;
 inline Plan plans[kPlans];
 inline int next_plan = 0;
 
-// Without a holder where it is none of them.
-inline Plan kept_plan(PyObject* encoding, int64_t dim) {
-  for (const Plan& kept : plans) {
-    if (kept.encoding == encoding && kept.dim == dim) return kept;
+// The cached plan of an encoding; its holder is null if there is none.
+inline Plan cached_plan(PyObject* encoding, int64_t dim) {
+  for (const Plan& cached : plans) {
+    if (cached.encoding == encoding && cached.dim == dim) return cached;
   }
   return {};
 }
 
-// The plan of an encoding, or of a name or None; without a holder where it has none that kernels take for `dim`
-// channels, or with an exception.
+// Gets the plan of an encoding, given as an object, a name or None, and caches it. The holder is null if kernels do not
+// support the encoding for `dim` channels, or if there is an exception.
 inline Plan new_plan(PyObject* encoding, int64_t dim) {
   PyObject* number = PyLong_FromLongLong(dim);
   PyObject* found =
-      number == nullptr ? nullptr : PyObject_CallFunctionObjArgs(torch.plan_of, encoding, number, nullptr);
+      number == nullptr ? nullptr : PyObject_CallFunctionObjArgs(python.plan_of, encoding, number, nullptr);
   Py_XDECREF(number);
   Plan made{encoding, found, dim, 0, 0, nullptr};
   if (found != nullptr && PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 4) {  // holder, address, length, start
     made.plan = static_cast<const int64_t*>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(found, 1)));
-    made.words = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 2));
+    made.n_words = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 2));
     made.start = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 3));
   }
   if (PyErr_Occurred() != nullptr || made.plan == nullptr) {
@@ -167,8 +171,8 @@ inline Plan new_plan(PyObject* encoding, int64_t dim) {
   return made;
 }
 
-// The arguments of `add` in the order of its signature, but for out.
-enum Place {
+// The arguments of `add` in the order of its signature, without out.
+enum Argument {
   kX,
   kEncoding,
   kPositions,
@@ -183,62 +187,62 @@ enum Place {
   kGrid,
   kExtra
 };
-constexpr Py_ssize_t kPlaces = kExtra + 1;
+constexpr Py_ssize_t kArguments = kExtra + 1;
 
 inline bool is_int(PyObject* value, long wanted) {
   return PyLong_CheckExact(value) && PyLong_AsLong(value) == wanted && (wanted != -1 || PyErr_Occurred() == nullptr);
 }
 
-// Whether these may be the arguments of a plain sum, scale * x + alpha * PE: no dropout, no grid, batch first.
+// Whether the arguments describe scale * x + alpha * PE only: no dropout, no grid, default dimensions.
 inline bool is_plain(PyObject* given) {
-  const auto at = [given](Place place) { return PyTuple_GET_ITEM(given, place); };
+  const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
   const bool plain = at(kSeed) == Py_None && at(kGrid) == Py_None && PyFloat_CheckExact(at(kScale)) &&
                      PyFloat_CheckExact(at(kAlpha)) && PyFloat_CheckExact(at(kDropout)) &&
                      PyFloat_AS_DOUBLE(at(kDropout)) == 0.0 && is_int(at(kSeqDim), -2) && is_int(at(kChannelDim), -1) &&
                      is_int(at(kExtra), 0);
-  PyErr_Clear();  // of an int beyond long
+  PyErr_Clear();  // raised for an int that does not fit long
   return plain;
 }
 
-// An int that a method gives, or -1. `object` is let go where `steals`.
+// The int that a method returns, or -1. Releases `object` if `steals`.
 inline int64_t number_of(PyObject* object, PyObject* method, bool steals = false) {
   PyObject* number = object == nullptr ? nullptr : PyObject_CallMethodNoArgs(object, method);
   const int64_t value = number == nullptr ? -1 : PyLong_AsLongLong(number);
   Py_XDECREF(number);
   if (steals) Py_XDECREF(object);
-  forget_torchs();
+  clear_runtime_error();
   return value;
 }
 
-// What DLPack does not tell of a tensor's memory, of `elements` from its first one on: that they are in its storage,
-// which anyone may have made smaller.
-inline bool has_memory(PyObject* object, const Tensor& t, int64_t elements) {
+// Whether `elements` elements from the tensor's first one are within its storage, which may have been resized. DLPack
+// does not report that.
+inline bool is_within_storage(PyObject* object, const Tensor& t, int64_t elements) {
   const int64_t bytes = number_of(PyObject_CallMethodNoArgs(object, names.untyped_storage), names.nbytes, true);
   if (bytes < 0) return false;
   const int64_t offset = number_of(object, names.storage_offset);
   return offset >= 0 && offset <= bytes && (offset + elements) * (t.bits / 8) <= bytes;
 }
 
-// Whether autograd need not know of what is read here.
-inline bool may_be_read(PyObject* x) {
-  if (Py_TYPE(x) != reinterpret_cast<PyTypeObject*>(torch.tensor)) return false;
+// Whether a tensor can be read directly, without recording for autograd.
+inline bool is_readable(PyObject* x) {
+  if (Py_TYPE(x) != reinterpret_cast<PyTypeObject*>(python.tensor)) return false;
   PyObject* requires_grad = PyObject_GetAttr(x, names.requires_grad);
   Py_XDECREF(requires_grad);
-  if (requires_grad != Py_False && (requires_grad == nullptr || asked(torch.is_grad_enabled))) return false;
-  return is_not(x, names.is_neg);
+  if (requires_grad != Py_False && (requires_grad == nullptr || returns_true(python.is_grad_enabled))) return false;
+  return returns_false(x, names.is_neg);
 }
 
-// Of `out`. A lazy copy is put off until someone asks for the address to write to. (Of x, which is read, it is then
-// made.)
-inline bool may_be_written(PyObject* out) {
-  if (Py_TYPE(out) != reinterpret_cast<PyTypeObject*>(torch.tensor)) return false;
+// Whether `out` can be written directly. A lazy copy (copy-on-write) is deferred until an address for writing is
+// requested. (For x, which is read, it is made at that point.)
+inline bool is_writable(PyObject* out) {
+  if (Py_TYPE(out) != reinterpret_cast<PyTypeObject*>(python.tensor)) return false;
   if (!is(PyObject_GetAttr(out, names.requires_grad), Py_False)) return false;
-  const bool is_ordinary = is_not(out, names.is_inference);
-  if (!is_ordinary && (PyErr_Occurred() != nullptr || !asked(torch.is_inference_mode))) return false;
-  return is_not(out, names.is_neg) && is(PyObject_CallOneArg(torch.is_lazy, out), Py_False);
+  const bool is_ordinary = returns_false(out, names.is_inference);
+  if (!is_ordinary && (PyErr_Occurred() != nullptr || !returns_true(python.is_inference_mode))) return false;
+  return returns_false(out, names.is_neg) && is(PyObject_CallOneArg(python.is_lazy, out), Py_False);
 }
 
-// Whether a tensor has elements in the CPU's memory, of one of DLPack's common types.
+// Gets the description of a tensor; returns whether it is a CPU tensor with data, of one of DLPack's common types.
 inline bool describe(PyObject* object, Tensor* t) {
   if (exchange->describe(object, t) != 0) {
     PyErr_Clear();
@@ -247,21 +251,21 @@ inline bool describe(PyObject* object, Tensor* t) {
   return t->device_type == kCpu && t->data != nullptr && t->lanes == 1 && t->byte_offset == 0;
 }
 
-// The elements of a contiguous tensor that has some, but kMostElements at most; -1 of any other.
-inline int64_t elements_of(const Tensor& t) {
+// The number of elements of a contiguous tensor; -1 if it is empty, not contiguous or has more than kMaxElements.
+inline int64_t count_elements(const Tensor& t) {
   int64_t elements = 1;
   for (int32_t d = t.rank - 1; d >= 0; --d) {
-    if (t.sizes[d] < 1 || t.sizes[d] > kMostElements) return -1;
+    if (t.sizes[d] < 1 || t.sizes[d] > kMaxElements) return -1;
     if (t.sizes[d] > 1 && t.strides[d] != elements) return -1;
     elements *= t.sizes[d];
-    if (elements > kMostElements) return -1;
+    if (elements > kMaxElements) return -1;
   }
   return elements;
 }
 
-// A small contiguous floating-point tensor of two dimensions or more; -1 for any other, else its sinpe_dtype.
+// The sinpe_dtype of a small contiguous floating-point tensor of two or more dimensions; -1 for any other.
 inline int dtype_of(PyObject* object, Tensor* t) {
-  if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK || elements_of(*t) < 0) return -1;
+  if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK || count_elements(*t) < 0) return -1;
   if (t->kind == kFloat && t->bits == 32) return SINPE_FLOAT32;
   if (t->kind == kFloat && t->bits == 64) return SINPE_FLOAT64;
   if (t->kind == kFloat && t->bits == 16) return SINPE_FLOAT16;
@@ -274,7 +278,7 @@ inline bool are_alike(const Tensor& a, const Tensor& b) {
   return alike;
 }
 
-// x as sinpe_add takes it: (batch, middle, rows, dim), contiguous as out is.
+// x in the form of sinpe_add: (batch, middle, rows, dim), contiguous like out.
 inline sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, int dtype) {
   sinpe_add_arguments a{};
   a.rank = 4;
@@ -293,18 +297,19 @@ inline sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, int 
   return a;
 }
 
-// What goes with x: a tensor (S,) or (B, S), of `rows` S, any strides; its strides of batch and sequence.
+// Gets the description of an operand of shape (S,) or (B, S) with S = `rows`, any strides, and its strides of batch and
+// sequence.
 inline bool describe_rows(PyObject* object, const sinpe_add_arguments& a, int64_t rows, Tensor* t, int64_t* strides) {
-  if (!may_be_read(object) || !describe(object, t) || t->rank < 1 || t->rank > 2) return false;
+  if (!is_readable(object) || !describe(object, t) || t->rank < 1 || t->rank > 2) return false;
   const int64_t batch = t->rank == 2 ? t->sizes[0] : 1;
   if (t->sizes[t->rank - 1] != rows || (batch != 1 && batch != a.sizes[0])) return false;
   strides[0] = batch > 1 ? t->strides[0] : 0;
   strides[1] = rows > 1 ? t->strides[t->rank - 1] : 0;
   return strides[0] >= 0 && strides[1] >= 0 &&
-         has_memory(object, *t, (batch - 1) * strides[0] + (rows - 1) * strides[1] + 1);
+         is_within_storage(object, *t, (batch - 1) * strides[0] + (rows - 1) * strides[1] + 1);
 }
 
-// The type of positions, or false for one that kernels do not take.
+// Sets *type to the dtype of positions; returns false if kernels do not support it.
 inline bool is_position(const Tensor& t, sinpe_dtype* type) {
   if (t.kind == kInt && t.bits == 64) {
     *type = SINPE_INT64;
@@ -316,15 +321,16 @@ inline bool is_position(const Tensor& t, sinpe_dtype* type) {
   return true;
 }
 
-// Positions of any dtype that kernels take, or starts () or (B,), final because the encoding's own start is 0.
+// Sets positions of any supported dtype, or starts of shape () or (B,). Kernels do not add the encoding's own start to
+// these starts, so it must be 0.
 inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, sinpe_add_arguments* a) {
   Tensor t;
   if (are_starts) {
-    if (own_start != 0 || !may_be_read(object) || !describe(object, &t) || t.rank > 1) return false;
+    if (own_start != 0 || !is_readable(object) || !describe(object, &t) || t.rank > 1) return false;
     if (t.kind != kInt || t.bits != 64 || (t.rank == 1 && t.sizes[0] != 1 && t.sizes[0] != a->sizes[0])) return false;
     a->position_strides[0] = t.rank == 1 && t.sizes[0] > 1 ? t.strides[0] : 0;
     if (a->position_strides[0] < 0) return false;
-    if (!has_memory(object, t, (a->sizes[0] - 1) * a->position_strides[0] + 1)) return false;
+    if (!is_within_storage(object, t, (a->sizes[0] - 1) * a->position_strides[0] + 1)) return false;
   } else if (!describe_rows(object, *a, a->sizes[2], &t, a->position_strides)) {
     return false;
   }
@@ -334,7 +340,7 @@ inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, 
   return true;
 }
 
-// Adds to `a` what else was given; false for what the long way has to look at.
+// Sets the remaining arguments; returns false if the general path has to be taken.
 inline bool set_rows(PyObject* given, int64_t own_start, sinpe_add_arguments* a) {
   PyObject *start = PyTuple_GET_ITEM(given, kStart), *positions = PyTuple_GET_ITEM(given, kPositions);
   PyObject* mask = PyTuple_GET_ITEM(given, kMask);
@@ -356,51 +362,51 @@ inline bool set_rows(PyObject* given, int64_t own_start, sinpe_add_arguments* a)
   return true;
 }
 
-// small_add(given, out) -> out, a new tensor where out is None, or None for arguments that it does not take.
+// small_add(given, out) -> out, a new tensor if out is None; or None for unsupported arguments.
 inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
-  if (count != 2 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kPlaces) {
+  if (count != 2 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kArguments) {
     PyErr_SetString(PyExc_TypeError, "small_add: expected the arguments of add as a tuple, and out");
     return nullptr;
   }
   PyObject *given = items[0], *object = PyTuple_GET_ITEM(given, kX), *result = items[1];
   const bool is_new = result == Py_None;
   if (exchange == nullptr || !is_plain(given)) Py_RETURN_NONE;
-  const int looked_at = is_looked_at();
-  if (looked_at < 0) return nullptr;
-  if (looked_at > 0) Py_RETURN_NONE;
-  if (!may_be_read(object) || !(is_new || may_be_written(result))) return not_taken();
+  const int intercepted = is_intercepted();
+  if (intercepted < 0) return nullptr;
+  if (intercepted > 0) Py_RETURN_NONE;
+  if (!is_readable(object) || !(is_new || is_writable(result))) return use_general_path();
   Tensor x, out;
   int dtype = dtype_of(object, &x);
   if (dtype < 0) Py_RETURN_NONE;
   PyObject* encoding = PyTuple_GET_ITEM(given, kEncoding);
-  Plan plan = kept_plan(encoding, x.sizes[x.rank - 1]);
+  Plan plan = cached_plan(encoding, x.sizes[x.rank - 1]);
   if (plan.holder == nullptr) {
     plan = new_plan(encoding, x.sizes[x.rank - 1]);
-    if (plan.holder == nullptr) return not_taken();
-    dtype = dtype_of(object, &x);  // again: meanwhile other threads may have run
+    if (plan.holder == nullptr) return use_general_path();
+    dtype = dtype_of(object, &x);  // again: other threads may have run in between
     if (dtype < 0) Py_RETURN_NONE;
   }
   Py_INCREF(plan.holder);
-  result = is_new ? PyObject_CallOneArg(torch.empty_like, object) : Py_NewRef(result);
-  const int64_t elements = elements_of(x), size = elements * (x.bits / 8);
+  result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
+  const int64_t elements = count_elements(x), size = elements * (x.bits / 8);
   const auto distance = [&] { return static_cast<char*>(out.data) - static_cast<char*>(x.data); };
   const bool fits = result != nullptr && dtype_of(result, &out) == dtype && are_alike(x, out) &&
-                    (distance() == 0 || distance() >= size || distance() <= -size) && has_memory(object, x, elements) &&
-                    (is_new || has_memory(result, out, elements));
+                    (distance() == 0 || distance() >= size || distance() <= -size) &&
+                    is_within_storage(object, x, elements) && (is_new || is_within_storage(result, out, elements));
   bool done = false;
   if (fits) {
     sinpe_add_arguments a = arguments_of(x, out, dtype);
-    done = set_rows(given, plan.start, &a) && sinpe_add(plan.plan, plan.words, &a) == SINPE_OK;
+    done = set_rows(given, plan.start, &a) && sinpe_add(plan.plan, plan.n_words, &a) == SINPE_OK;
   }
   Py_DECREF(plan.holder);
   if (!done) {
     if (result == nullptr) return nullptr;
     Py_DECREF(result);
-    return not_taken();
+    return use_general_path();
   }
   if (!is_new) {  // a function in C: no signal handler comes between
     PyObject* written = PyTuple_Pack(1, result);
-    PyObject* told = written == nullptr ? nullptr : PyObject_CallOneArg(torch.increment_version, written);
+    PyObject* told = written == nullptr ? nullptr : PyObject_CallOneArg(python.increment_version, written);
     Py_XDECREF(written);
     Py_XDECREF(told);
     if (told == nullptr) Py_CLEAR(result);
@@ -408,7 +414,8 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   return result;
 }
 
-// A new tensor of t's sizes and one more, `dim`, of a torch.dtype, on the device of `object`; or null with an exception.
+// A new tensor of t's sizes and one more, `dim`, of a torch.dtype, on the device of `object`; or null with an
+// exception.
 inline PyObject* new_rows(PyObject* object, const Tensor& t, int64_t dim, PyObject* dtype) {
   PyObject* call[SINPE_MAX_RANK + 2] = {object};
   int32_t made = 1;
@@ -431,42 +438,42 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   PyObject *object = items[0], *encoding = items[1];
   if (exchange == nullptr) Py_RETURN_NONE;
-  const int looked_at = is_looked_at();
-  if (looked_at < 0) return nullptr;
-  if (looked_at > 0) Py_RETURN_NONE;
-  if (!may_be_read(object)) return not_taken();
+  const int intercepted = is_intercepted();
+  if (intercepted < 0) return nullptr;
+  if (intercepted > 0) Py_RETURN_NONE;
+  if (!is_readable(object)) return use_general_path();
   Tensor t, out;
   const auto positions = [&] {
     sinpe_dtype type;
-    return describe(object, &t) && t.rank > 0 && t.rank + 1 < SINPE_MAX_RANK && elements_of(t) > 0 &&
+    return describe(object, &t) && t.rank > 0 && t.rank + 1 < SINPE_MAX_RANK && count_elements(t) > 0 &&
            is_position(t, &type);
   };
   if (!positions()) Py_RETURN_NONE;
-  Plan plan = kept_plan(encoding, kOwnDim);
+  Plan plan = cached_plan(encoding, kOwnDim);
   if (plan.holder == nullptr) {
     plan = new_plan(encoding, kOwnDim);
-    if (plan.holder == nullptr) return not_taken();
-    if (!positions()) Py_RETURN_NONE;  // again: meanwhile other threads may have run
+    if (plan.holder == nullptr) return use_general_path();
+    if (!positions()) Py_RETURN_NONE;  // again: other threads may have run in between
   }
-  const int64_t dim = sinpe_plan_dim(plan.plan, plan.words);
-  if (elements_of(t) > kMostElements / dim) Py_RETURN_NONE;
+  const int64_t dim = sinpe_plan_dim(plan.plan, plan.n_words);
+  if (count_elements(t) > kMaxElements / dim) Py_RETURN_NONE;
   Py_INCREF(plan.holder);
   PyObject* result = new_rows(object, t, dim, items[2]);
   sinpe_dtype type;
   const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
-  const bool done = dtype >= 0 && positions() && is_position(t, &type) && has_memory(object, t, elements_of(t)) &&
-                    elements_of(out) == elements_of(t) * dim &&
-                    sinpe_encode(plan.plan, plan.words, t.data, type, elements_of(t), static_cast<sinpe_dtype>(dtype),
-                                 out.data, dim) == SINPE_OK;
+  const bool done = dtype >= 0 && positions() && is_position(t, &type) &&
+                    is_within_storage(object, t, count_elements(t)) && count_elements(out) == count_elements(t) * dim &&
+                    sinpe_encode(plan.plan, plan.n_words, t.data, type, count_elements(t),
+                                 static_cast<sinpe_dtype>(dtype), out.data, dim) == SINPE_OK;
   Py_DECREF(plan.holder);
   if (done) return result;
   Py_XDECREF(result);
-  return not_taken();
+  return use_general_path();
 }
 
-// is_looked_at() -> bool, for other calls; False before set_up.
-inline PyObject* looked_at(PyObject*, PyObject*) {
-  const int answer = exchange == nullptr ? 0 : is_looked_at();
+// is_intercepted() -> bool, for other calls; False before set_up.
+inline PyObject* is_intercepted_method(PyObject*, PyObject*) {
+  const int answer = exchange == nullptr ? 0 : is_intercepted();
   return answer < 0 ? nullptr : PyBool_FromLong(answer);
 }
 
@@ -477,11 +484,12 @@ PyCFunction as_method(F* function) {
 }
 
 inline PyMethodDef methods[] = {
-    {"set_up", as_method(set_up), METH_FASTCALL, "Where tensors come from; whether they can be read."},
-    {"small_add", as_method(add), METH_FASTCALL, "add of a small tensor, or None."},
-    {"small_encode", as_method(encode), METH_FASTCALL, "encode of a few positions, or None."},
-    {"is_looked_at", looked_at, METH_NOARGS,
-     "Whether anybody looks at the operations of a call, but for the compiler."},
+    {"set_up", as_method(set_up), METH_FASTCALL,
+     "Passes the objects that the fast path calls; returns whether it can be used."},
+    {"small_add", as_method(add), METH_FASTCALL, "add for a small tensor; None for unsupported arguments."},
+    {"small_encode", as_method(encode), METH_FASTCALL, "encode for a few positions; None for unsupported arguments."},
+    {"is_intercepted", is_intercepted_method, METH_NOARGS,
+     "Whether something other than the compiler intercepts the operations of a call."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,5 +1,5 @@
-// From an operator's operands to the C interface's arguments: shapes, strides and pointers, for the CPU and for a device
-// whose memory the host cannot read.
+// Conversion of operator operands to the arguments of the C interface: shapes, strides and pointers, for the CPU and
+// for devices whose memory the host cannot read.
 #pragma once
 
 #include <algorithm>
@@ -12,21 +12,22 @@
 
 namespace sinpe_torch {
 
-// The words of a plan or a grid, of which only a binding whose tensors are host memory may read any.
-struct Words {
+// A packed plan or grid. The elements may be read only if tensors are in host memory.
+struct PackedArray {
   const int64_t* data;
   int64_t size;
-  Words(const Device& device, const Tensor& words, const char* name = "plan") : data(nullptr), size(words.numel()) {
-    device.expect(name, words);
-    const ScalarType type = words.scalar_type();
+  PackedArray(const Device& device, const Tensor& packed, const char* name = "plan")
+      : data(nullptr), size(packed.numel()) {
+    device.expect(name, packed);
+    const ScalarType type = packed.scalar_type();
     expect(type == ScalarType::Long, name, ": expected int64 words, got ", torch::headeronly::toString(type));
     expect(size > 0, name, ": expected the words of a ", name, ", got none");
-    expect(words.is_contiguous(), name, ": expected contiguous words, got strides; pass ", name, ".contiguous()");
-    data = static_cast<const int64_t*>(words.const_data_ptr());
+    expect(packed.is_contiguous(), name, ": expected contiguous words, got strides; pass ", name, ".contiguous()");
+    data = static_cast<const int64_t*>(packed.const_data_ptr());
   }
 };
 
-// A new tensor of t's shape with channels added.
+// A new tensor of t's shape, with a channel dimension appended.
 inline Tensor new_with_channels(const Device& device, const Tensor& t, int64_t dim, sinpe_dtype dtype) {
   const auto sizes = t.sizes();
   Integers shape(sizes.begin(), sizes.end());
@@ -34,7 +35,7 @@ inline Tensor new_with_channels(const Device& device, const Tensor& t, int64_t d
   return new_dense(device, shape, dtype);
 }
 
-// The row stride of a table to be filled.
+// The row stride of an output table.
 inline int64_t table_stride(const Device& device, const Tensor& out) {
   device.expect("out", out);
   expect(out.dim() == 2 && (out.size(1) == 1 || out.stride(1) == 1),
@@ -47,10 +48,10 @@ inline void expect_positions(const Device& device, const Tensor& positions) {
   expect(positions.is_contiguous(), "positions: expected a contiguous tensor, got strides; pass .contiguous()");
 }
 
-// A dimension of one element may have any stride, even one that no pointer may be moved by.
+// The stride of a dimension with one element may be arbitrary, even too large for pointer arithmetic.
 inline int64_t stride_of(int64_t size, int64_t stride) { return size > 1 || stride < (int64_t{1} << 40) ? stride : 0; }
 
-// x and out, which must be alike.
+// Arguments with x and out, which must have the same shape and dtype.
 inline sinpe_add_arguments arguments_of(const Device& device, const Tensor& x, const Tensor& out, double scale,
                                         int64_t start, int64_t least_rank = 2) {
   sinpe_add_arguments a{};
@@ -79,8 +80,9 @@ inline sinpe_add_arguments arguments_of(const Device& device, const Tensor& x, c
   return a;
 }
 
-// That each element of an `out` has a place of its own, as sinpe_ext/checks/memory.py says it: two threads may write them.
-inline void expect_apart(const Tensor& out) {
+// Checks that no two elements of an `out` share memory (no internal overlap), like sinpe_ext/checks/memory.py: two
+// threads may write them concurrently.
+inline void expect_no_internal_overlap(const Tensor& out) {
   if (out.numel() == 0) return;
   const auto sizes = out.sizes(), strides = out.strides();
   std::array<std::pair<int64_t, int64_t>, SINPE_MAX_RANK> steps;
@@ -97,9 +99,9 @@ inline void expect_apart(const Tensor& out) {
   }
 }
 
-// That `out` overlaps none of the operands that say which value an element gets, as sinpe_ext/checks/memory.py says it: kernels
-// read them again after the checks, and while they write.
-inline void expect_apart(const Tensor& out, std::initializer_list<std::pair<const char*, Optional>> operands) {
+// Checks that `out` overlaps none of the operands that determine how elements are computed, like
+// sinpe_ext/checks/memory.py: kernels read them again after the checks, while they write.
+inline void expect_no_overlap(const Tensor& out, std::initializer_list<std::pair<const char*, Optional>> operands) {
   const auto span = [](const Tensor& t) {
     return sinpe::Span(t.const_data_ptr(), t.sizes().data(), t.strides().data(), static_cast<int>(t.dim()),
                        static_cast<int64_t>(t.element_size()));
@@ -111,19 +113,19 @@ inline void expect_apart(const Tensor& out, std::initializer_list<std::pair<cons
   }
 }
 
-// arguments_of with an out that the caller gave.
-inline sinpe_add_arguments written_arguments_of(const Device& device, const Tensor& x, const Tensor& out, double scale,
-                                                int64_t start) {
+// arguments_of for an `out` that the caller provided.
+inline sinpe_add_arguments out_arguments_of(const Device& device, const Tensor& x, const Tensor& out, double scale,
+                                            int64_t start) {
   const sinpe_add_arguments a = arguments_of(device, x, out, scale, start);
-  expect_apart(out);
+  expect_no_internal_overlap(out);
   return a;
 }
 
 inline int64_t dim_of(const sinpe_add_arguments& a) { return a.sizes[a.rank - 1]; }
 
-// Strides of a (batch, rows) companion of x, broadcast where its size is 1.
-inline void companion_strides(const Device& device, const char* name, const Tensor& t, const sinpe_add_arguments& a,
-                              bool one_row, int64_t* strides) {
+// Strides of an operand of shape (batch or 1, rows), 0 in dimensions that are broadcast.
+inline void row_operand_strides(const Device& device, const char* name, const Tensor& t, const sinpe_add_arguments& a,
+                                bool one_row, int64_t* strides) {
   device.expect(name, t);
   const int64_t batch = a.rank > 2 ? a.sizes[0] : 1, rows = one_row ? 1 : a.sizes[a.rank - 2];
   expect(t.dim() == 2, name, ": expected 2 dimensions, (batch or 1, sequence), got ", t.dim());
@@ -134,11 +136,11 @@ inline void companion_strides(const Device& device, const char* name, const Tens
   strides[1] = s == 1 ? 0 : t.stride(1);
 }
 
-// Positions and padding of the rows.
+// Sets the positions and the padding mask.
 inline void set_rows(const Device& device, sinpe_add_arguments* a, const Optional& positions,
                      const Optional& padding_mask, bool positions_are_starts) {
   if (positions.has_value()) {
-    companion_strides(device, "positions", *positions, *a, positions_are_starts, a->position_strides);
+    row_operand_strides(device, "positions", *positions, *a, positions_are_starts, a->position_strides);
     a->positions = positions->const_data_ptr();
     a->position_dtype = dtype_of("positions", positions->scalar_type());
     a->positions_are_starts = positions_are_starts;
@@ -146,20 +148,21 @@ inline void set_rows(const Device& device, sinpe_add_arguments* a, const Optiona
   if (padding_mask.has_value()) {
     const ScalarType type = padding_mask->scalar_type();
     expect(type == ScalarType::Bool, "padding_mask: expected bool, got ", torch::headeronly::toString(type));
-    companion_strides(device, "padding_mask", *padding_mask, *a, false, a->mask_strides);
+    row_operand_strides(device, "padding_mask", *padding_mask, *a, false, a->mask_strides);
     a->padding_mask = static_cast<const uint8_t*>(padding_mask->const_data_ptr());
   }
 }
 
-// Whether an operand is a number that the host may read now: PyTorch's rule for tensors of shape () on the CPU.
+// Whether an operand is a scalar that the host may read immediately: like PyTorch, a tensor of shape () on the CPU.
 inline bool is_host_number(const Optional& t) {
   return t.has_value() && t->dim() == 0 && Device::of(*t).type == aoti_torch_device_type_cpu();
 }
 
-// Where dropout's seed is; null where it needs none.
-inline const int64_t* seed_of(const Device& device, const Optional& seed, int64_t drop) {
+// Pointer to the seed of dropout; null if none is needed.
+inline const int64_t* seed_of(const Device& device, const Optional& seed, int64_t drop_threshold) {
   if (!seed.has_value()) {
-    expect(drop == 0 || drop == 65536, "seed: expected one int64, got None while drop is ", drop);
+    expect(drop_threshold == 0 || drop_threshold == 65536, "seed: expected one int64, got None while drop is ",
+           drop_threshold);
     return nullptr;
   }
   device.expect("seed", *seed);
@@ -169,22 +172,24 @@ inline const int64_t* seed_of(const Device& device, const Optional& seed, int64_
   return static_cast<const int64_t*>(seed->const_data_ptr());
 }
 
-// All but the seed. `sizes` are those of the tensor whose elements are numbered. `elements` must outlive the result.
-inline sinpe_dropout_arguments dropout_of(int64_t drop, const Integers& elements, const int64_t* sizes, int64_t rank) {
+// All dropout arguments except the seed. `sizes` is the shape of the tensor to which dropout is applied. `rng_offsets`
+// must outlive the result.
+inline sinpe_dropout_arguments dropout_of(int64_t drop_threshold, const Integers& rng_offsets, const int64_t* sizes,
+                                          int64_t rank) {
   sinpe_dropout_arguments d{};
-  expect(drop >= 0 && drop <= 65536, "drop: expected 0 to 65536, got ", drop);
-  d.drop = static_cast<int32_t>(drop);
-  if (elements.empty()) return d;
-  expect(static_cast<int64_t>(elements.size()) == 1 + rank, "elements: expected ", 1 + rank,
-         " integers (base and a step for each dimension), got ", elements.size());
-  d.elements = elements.data();
+  expect(drop_threshold >= 0 && drop_threshold <= 65536, "drop: expected 0 to 65536, got ", drop_threshold);
+  d.drop = static_cast<int32_t>(drop_threshold);
+  if (rng_offsets.empty()) return d;
+  expect(static_cast<int64_t>(rng_offsets.size()) == 1 + rank, "elements: expected ", 1 + rank,
+         " integers (base and a step for each dimension), got ", rng_offsets.size());
+  d.elements = rng_offsets.data();
   expect(
       sinpe::valid_dropout(d, sizes, static_cast<int>(rank)),
       "elements: expected steps of 0 or more to numbers that int64 holds, got others; pass those of the whole tensor");
   return d;
 }
 
-// Where alpha is, and what it is; null where it is 1.
+// Pointer to alpha, and its dtype; null if alpha is not given (1).
 inline const void* alpha_of(const Device& device, const Optional& alpha, sinpe_dtype* dtype) {
   *dtype = SINPE_FLOAT32;
   if (!alpha.has_value()) return nullptr;
@@ -194,7 +199,7 @@ inline const void* alpha_of(const Device& device, const Optional& alpha, sinpe_d
   return alpha->const_data_ptr();
 }
 
-// The axes' rows of a grid, in the accumulation type of x.
+// The rows of a grid's axes, in the accumulation type of x.
 inline const void* grid_values_of(const Device& device, const Tensor& values, sinpe_dtype x) {
   device.expect("values", values);
   const ScalarType wanted = x == SINPE_FLOAT64 ? ScalarType::Double : ScalarType::Float, type = values.scalar_type();
@@ -204,14 +209,15 @@ inline const void* grid_values_of(const Device& device, const Tensor& values, si
   return values.const_data_ptr();
 }
 
-// The factors of row_dots, one a channel; null where there are none.
-inline const double* slopes_of(const Device& device, const Optional& slopes, int64_t dim) {
-  if (!slopes.has_value()) return nullptr;
-  device.expect("slopes", *slopes);
-  expect(slopes->is_contiguous() && slopes->scalar_type() == ScalarType::Double && slopes->numel() == dim,
-         "slopes: expected contiguous float64 of shape (", dim, ",), got ", slopes->numel(), " of ",
-         torch::headeronly::toString(slopes->scalar_type()));
-  return static_cast<const double*>(slopes->const_data_ptr());
+// The factors of row_dots, one per channel; null if there are none.
+inline const double* angular_frequencies_of(const Device& device, const Optional& angular_frequencies, int64_t dim) {
+  if (!angular_frequencies.has_value()) return nullptr;
+  device.expect("slopes", *angular_frequencies);
+  expect(angular_frequencies->is_contiguous() && angular_frequencies->scalar_type() == ScalarType::Double &&
+             angular_frequencies->numel() == dim,
+         "slopes: expected contiguous float64 of shape (", dim, ",), got ", angular_frequencies->numel(), " of ",
+         torch::headeronly::toString(angular_frequencies->scalar_type()));
+  return static_cast<const double*>(angular_frequencies->const_data_ptr());
 }
 
 inline const int64_t* ids_of(const Device& device, const Tensor& ids, int64_t* strides) {
@@ -231,7 +237,7 @@ inline void expect_weight(const Device& device, const Tensor& weight) {
          "weight: expected the shape (num_embeddings, dim) with contiguous channels");
 }
 
-// For a weight that passed expect_weight, and an out of their shapes and its dtype.
+// `weight` must have passed expect_weight; `out` has the shape (*ids.shape, dim) and the dtype of `weight`.
 inline sinpe_embed_arguments embed_arguments_of(const Device& device, const Tensor& ids, const Tensor& weight,
                                                 const Tensor& out, double scale, int64_t start) {
   sinpe_embed_arguments e{};
@@ -243,7 +249,7 @@ inline sinpe_embed_arguments embed_arguments_of(const Device& device, const Tens
   return e;
 }
 
-// All but out and dropout.
+// All arguments except out and dropout.
 inline sinpe_embed_backward_arguments embed_backward_arguments_of(const Device& device, const Tensor& grad,
                                                                   const Tensor& ids, int64_t num_embeddings,
                                                                   int64_t padding_idx, double scale) {

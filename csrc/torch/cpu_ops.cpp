@@ -1,4 +1,4 @@
-// The operators on the CPU: the kernels behind the C interface, sinpe.h.
+// The operators on the CPU, implemented by the C interface, sinpe.h.
 #include "core/dtype.h"
 #include "cpu/populate.h"
 #include "torch/operators.h"
@@ -12,17 +12,19 @@ struct Call {
 
   Call(const char*, const Tensor&) {}  // each operand is checked as it is used
 
-  // The result, which nobody has written yet: its pages are populated by the kernel, until this call ends.
-  Tensor fresh(Tensor out) {
+  // A new result, which has never been written: the kernel populates its pages until this call ends.
+  Tensor register_output(Tensor out) {
     new_output_.emplace(out.mutable_data_ptr(), out.numel() * static_cast<int64_t>(out.element_size()));
     return out;
   }
 
-  Words plan(const Tensor& words, int64_t, const char* name = "plan") const { return Words(device, words, name); }
+  PackedArray plan(const Tensor& packed_plan, int64_t, const char* name = "plan") const {
+    return PackedArray(device, packed_plan, name);
+  }
 
-  void expect_dim(const Words& plan, int64_t dim) const {
+  void expect_dim(const PackedArray& plan, int64_t dim) const {
     const int64_t wanted = sinpe_plan_dim(plan.data, plan.size);
-    if (wanted < 0) succeed(SINPE_BAD_PLAN);
+    if (wanted < 0) check_status(SINPE_BAD_PLAN);
     expect(dim == wanted, "dim: expected the plan's ", wanted, ", got ", dim);
   }
 
@@ -31,46 +33,49 @@ struct Call {
     const void* number = alpha_of(device, alpha, &dtype);
     a->alpha = number == nullptr ? 1.0 : sinpe::value_of(number, dtype);
   }
-  void set_seed(const Optional& seed, int64_t drop, sinpe_dropout_arguments* d) const {
-    if (const int64_t* number = seed_of(device, seed, drop)) d->seed = *number;
+  void set_seed(const Optional& seed, int64_t drop_threshold, sinpe_dropout_arguments* d) const {
+    if (const int64_t* number = seed_of(device, seed, drop_threshold)) d->seed = *number;
   }
 
-  void table(const Words& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out, int64_t stride) const {
-    succeed(sinpe_table(plan.data, plan.size, start, length, dtype, out, stride));
+  void table(const PackedArray& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
+             int64_t stride) const {
+    check_status(sinpe_table(plan.data, plan.size, start, length, dtype, out, stride));
   }
-  void encode(const Words& plan, const void* positions, sinpe_dtype position_dtype, int64_t count, sinpe_dtype dtype,
-              void* out, int64_t stride) const {
-    succeed(sinpe_encode(plan.data, plan.size, positions, position_dtype, count, dtype, out, stride));
+  void encode(const PackedArray& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
+              sinpe_dtype dtype, void* out, int64_t stride) const {
+    check_status(sinpe_encode(plan.data, plan.size, positions, position_dtype, count, dtype, out, stride));
   }
-  void add(const Words& plan, const sinpe_add_arguments& a) const { succeed(sinpe_add(plan.data, plan.size, &a)); }
-  void add_grid(const Words& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a) const {
+  void add(const PackedArray& plan, const sinpe_add_arguments& a) const {
+    check_status(sinpe_add(plan.data, plan.size, &a));
+  }
+  void add_grid(const PackedArray& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a) const {
     const sinpe_status status = sinpe_add_grid(grid.data, grid.size, values, n_values, &a);
     expect(status != SINPE_BAD_PLAN, "grid: expected the words of a grid over ", n_values,
-           " values, got others; pass those of sinpe_ext.calls.grid_rows.words");
+           " values, got others; pass sinpe_ext.calls.grid_rows.pack_grid(...)");
     expect(status != SINPE_BAD_ARGUMENT, "x: expected the places and channels of the grid, without a padding_mask ",
            "where it is one by channels, got other sizes");
-    succeed(status);
+    check_status(status);
   }
-  void dropout(const sinpe_add_arguments& a) const { succeed(sinpe_dropout(&a)); }
-  void row_dots(const Words& plan, const sinpe_add_arguments& a, const double* slopes) const {
-    succeed(sinpe_row_dots(plan.data, plan.size, &a, slopes));
+  void dropout(const sinpe_add_arguments& a) const { check_status(sinpe_dropout(&a)); }
+  void row_dots(const PackedArray& plan, const sinpe_add_arguments& a, const double* angular_frequencies) const {
+    check_status(sinpe_row_dots(plan.data, plan.size, &a, angular_frequencies));
   }
-  void embed(const Words& plan, sinpe_embed_arguments& e) const {
+  void embed(const PackedArray& plan, sinpe_embed_arguments& e) const {
     const sinpe_status status = sinpe_embed(plan.data, plan.size, &e);
-    succeed_with_ids(status, e.bad_id, e.num_embeddings);
+    check_ids_status(status, e.bad_id, e.num_embeddings);
   }
   void embed_backward(sinpe_embed_backward_arguments& b, const Tensor&) const {
     const sinpe_status status = sinpe_embed_backward(&b);
-    succeed_with_ids(status, b.bad_id, b.num_embeddings);
+    check_ids_status(status, b.bad_id, b.num_embeddings);
   }
 
  private:
   std::optional<sinpe::NewOutput> new_output_;
 
-  static void succeed_with_ids(sinpe_status status, int64_t bad_id, int64_t rows) {
+  static void check_ids_status(sinpe_status status, int64_t bad_id, int64_t rows) {
     expect(status != SINPE_BAD_ID, "ids: expected 0 to ", rows - 1, ", rows of weight, got ", bad_id, " (weight has ",
            rows, " rows); check the tokenizer's vocabulary, or enlarge the embedding");
-    succeed(status);
+    check_status(status);
   }
 };
 

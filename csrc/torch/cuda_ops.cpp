@@ -1,7 +1,7 @@
-// The operators on CUDA: the launchers of cuda/launchers.h, on the stream that PyTorch uses. Every operand is on one device,
-// the plan too; nothing here reads one or waits for the device.
+// The operators on CUDA, implemented by the launchers of cuda/launchers.h, on PyTorch's current stream. All operands
+// are on one device, including the plan; the host does not read them and does not wait for the device.
 //
-// With SINPE_EMULATED the launchers are loops on the CPU (cuda/launch.h): the same binding, for tensors on the CPU.
+// With SINPE_EMULATED, launches are loops on the CPU (cuda/launch.h): the same binding, for tensors on the CPU.
 #include <array>
 
 #include "core/dtype.h"
@@ -25,8 +25,8 @@ namespace cuda = sinpe::cuda;
 
 using CurrentStream = AOTITorchError (*)(int32_t device_index, void** stream);
 
-// Found in the libtorch_cuda that is loaded. Neither linked, since this library loads where torch is for the CPU alone,
-// nor a weak symbol, since torch loads its libraries locally.
+// Looked up in the loaded libtorch_cuda. Not linked, because this library can also be loaded with a CPU-only PyTorch;
+// not a weak symbol, because torch loads its libraries with local symbols.
 CurrentStream current_stream_function() {
   void* library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
   void* found = dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream");
@@ -44,13 +44,13 @@ cuda::Stream current_stream(int32_t device_index) {
 
 #endif
 
-void launched(sinpe_status status) {
-  if (status == SINPE_LAUNCH_FAILED) refuse(sinpe::status_text(status), ": ", cuda::launch_error());
-  succeed(status);
+void check_launch(sinpe_status status) {
+  if (status == SINPE_LAUNCH_FAILED) throw_error(sinpe::status_text(status), ": ", cuda::launch_error());
+  check_status(status);
 }
 
-// A tensor's numbers in ascending order, and the row-major index of each; equal ones in the order of their indices. The
-// sort is PyTorch's, whose memory comes from its caching allocator.
+// A tensor's values in ascending order and the row-major index of each; equal values in the order of their indices
+// (stable). Uses PyTorch's sort, which gets its memory from the caching allocator.
 struct Sorted {
   Tensor values, indices;
 };
@@ -71,13 +71,14 @@ struct Call {
   cuda::Stream stream;
   Call(const char* name, const Tensor& t)
       : device(cuda_device(name, t)), guard(device.index), stream(current_stream(device.index)) {
-    launched(cuda::use_device(device.index));
+    check_launch(cuda::use_device(device.index));
   }
 
   static Device cuda_device(const char* name, const Tensor& t) {
     const Device device = Device::of(t);
     if (device.type != aoti_torch_device_type_cuda()) {
-      refuse(name, ": expected a tensor on cuda, as another operand is, got one on ", device.text(), "; move it there");
+      throw_error(name, ": expected a tensor on cuda, as another operand is, got one on ", device.text(),
+                  "; move it there");
     }
     return device;
   }
@@ -87,18 +88,18 @@ struct Call {
 #endif
   cuda::DeviceScalars scalars{};
 
-  Tensor fresh(Tensor out) const { return out; }
+  Tensor register_output(Tensor out) const { return out; }
 
-  // The words are checked on the device.
+  // The contents are checked on the device.
   cuda::DevicePlan plan(const Tensor& plan, int64_t dim, const char* name = "plan") const {
-    const Words words(device, plan, name);
-    return {words.data, words.size, dim};
+    const PackedArray packed_plan(device, plan, name);
+    return {packed_plan.data, packed_plan.size, dim};
   }
   void expect_dim(const cuda::DevicePlan&, int64_t dim) const {
     expect(dim >= 1, "dim: expected 1 or more, got ", dim);
   }
 
-  // Numbers that are on the device stay there.
+  // Scalars on the device are read by the kernel.
   void set_alpha(const Optional& alpha, sinpe_add_arguments* a) {
     if (is_host_number(alpha)) {
       sinpe_dtype dtype;
@@ -108,48 +109,47 @@ struct Call {
       scalars.alpha = alpha_of(device, alpha, &scalars.alpha_dtype);
     }
   }
-  void set_seed(const Optional& seed, int64_t drop, sinpe_dropout_arguments* d) {
+  void set_seed(const Optional& seed, int64_t drop_threshold, sinpe_dropout_arguments* d) {
     if (is_host_number(seed)) {
-      d->seed = *seed_of(Device::cpu(), seed, drop);
+      d->seed = *seed_of(Device::cpu(), seed, drop_threshold);
     } else {
-      scalars.seed = seed_of(device, seed, drop);
+      scalars.seed = seed_of(device, seed, drop_threshold);
     }
   }
 
-  // From PyTorch's caching allocator, a multiple of 8 bytes.
+  // Memory from PyTorch's caching allocator; `bytes` must be a multiple of 8.
   Tensor memory(int64_t bytes) const { return new_dense(device, {bytes / 8}, SINPE_FLOAT64); }
 
   void table(const cuda::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
              int64_t stride) const {
-    launched(cuda::table(plan, start, length, dtype, out, stride, stream));
+    check_launch(cuda::table(plan, start, length, dtype, out, stride, stream));
   }
   void encode(const cuda::DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
               sinpe_dtype dtype, void* out, int64_t stride) const {
-    launched(cuda::encode(plan, positions, position_dtype, count, dtype, out, stride, stream));
+    check_launch(cuda::encode(plan, positions, position_dtype, count, dtype, out, stride, stream));
   }
   void add(const cuda::DevicePlan& plan, const sinpe_add_arguments& a) const {
-    launched(cuda::add(plan, a, scalars, stream));
+    check_launch(cuda::add(plan, a, scalars, stream));
   }
   void add_grid(const cuda::DevicePlan& grid, const void* values, int64_t n_values,
                 const sinpe_add_arguments& a) const {
-    launched(cuda::add_grid(grid, values, n_values, a, scalars, stream));
+    check_launch(cuda::add_grid(grid, values, n_values, a, scalars, stream));
   }
-  void dropout(const sinpe_add_arguments& a) const { launched(cuda::dropout(a, scalars, stream)); }
-  void row_dots(const cuda::DevicePlan& plan, const sinpe_add_arguments& a, const double* slopes) const {
+  void dropout(const sinpe_add_arguments& a) const { check_launch(cuda::dropout(a, scalars, stream)); }
+  void row_dots(const cuda::DevicePlan& plan, const sinpe_add_arguments& a, const double* angular_frequencies) const {
     Tensor scratch = memory(cuda::row_dots_scratch(a));
-    launched(cuda::row_dots(plan, a, slopes, scratch.mutable_data_ptr(), scalars, stream));
+    check_launch(cuda::row_dots(plan, a, angular_frequencies, scratch.mutable_data_ptr(), scalars, stream));
   }
   void embed(const cuda::DevicePlan& plan, const sinpe_embed_arguments& e) const {
-    launched(cuda::embed(plan, e, scalars, stream));
+    check_launch(cuda::embed(plan, e, scalars, stream));
   }
   void embed_backward(const sinpe_embed_backward_arguments& b, const Tensor& ids) const {
-    if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0)
-      return;  // the sort would write out an expanded tensor of ids
+    if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0) return;  // the sort would copy an expanded ids
     const Sorted tokens = sorted(ids);
     Tensor scratch = memory(cuda::embed_backward_scratch(b));
-    launched(cuda::embed_backward(b, static_cast<const int64_t*>(tokens.values.const_data_ptr()),
-                                  static_cast<const int64_t*>(tokens.indices.const_data_ptr()),
-                                  scratch.mutable_data_ptr(), scalars, stream));
+    check_launch(cuda::embed_backward(b, static_cast<const int64_t*>(tokens.values.const_data_ptr()),
+                                      static_cast<const int64_t*>(tokens.indices.const_data_ptr()),
+                                      scratch.mutable_data_ptr(), scalars, stream));
   }
 };
 

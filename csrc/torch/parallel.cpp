@@ -1,4 +1,4 @@
-// Kernels run on torch's own thread pool: no second OpenMP runtime, and torch.set_num_threads is obeyed.
+// Kernels run on torch's thread pool: no second OpenMP runtime, and torch.set_num_threads applies.
 #include "core/parallel.h"
 
 #include <torch/csrc/stable/ops.h>
@@ -12,7 +12,7 @@ namespace sinpe {
 int64_t parallel_threads() { return static_cast<int64_t>(torch::stable::get_num_threads()); }
 
 void parallel_ranges(int64_t n, int64_t grain, RangeFunction fn, void* context) {
-  if (came_through_fork()) {
+  if (created_by_fork()) {
     const int64_t most = n / std::max<int64_t>(1, grain);
     return own_thread_ranges(n, std::max<int64_t>(1, std::min(parallel_threads(), most)), fn, context);
   }

@@ -1,6 +1,5 @@
-// What the operators' bindings share: devices, dtypes, new tensors, and refusals. arguments.h makes the C interface's
-// arguments of a Tensor. Python has checked the operands by the time they arrive; what memory safety needs is checked
-// again here.
+// Common parts of the bindings: devices, dtypes, new tensors, and errors. arguments.h converts tensors to the arguments
+// of the C interface. Python has already checked the operands; what memory safety requires is checked again here.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -25,25 +24,26 @@ using torch::stable::Tensor;
 using Integers = std::vector<int64_t>;
 using Optional = std::optional<Tensor>;
 
-// Not STD_TORCH_CHECK: that would put the function's name and the source's path before the sentence.
+// Not STD_TORCH_CHECK, which would add the function's name and the path of the source file to the message.
 template <class... Parts>
-[[noreturn]] SINPE_NOINLINE void refuse(const Parts&... parts) {
+[[noreturn]] SINPE_NOINLINE void throw_error(const Parts&... parts) {
   std::ostringstream sentence;
   (sentence << ... << parts);
   throw std::runtime_error(sentence.str());
 }
 
 template <class... Parts>
-inline void expect(bool fine, const Parts&... otherwise) {
-  if (!fine) refuse(otherwise...);
+inline void expect(bool condition, const Parts&... message) {
+  if (!condition) throw_error(message...);
 }
 
-inline void succeed(sinpe_status status) {
-  if (status != SINPE_OK) refuse(sinpe::status_text(status));
+inline void check_status(sinpe_status status) {
+  if (status != SINPE_OK) throw_error(sinpe::status_text(status));
 }
 
-// That a tensor's elements lie in its storage, which may have been resized under it; sinpe_ext/checks/tensors.py says it alike.
-inline void expect_memory(const char* name, const Tensor& t) {
+// Checks that a tensor's elements are within the bounds of its storage, which may have been resized; like
+// sinpe_ext/checks/tensors.py.
+inline void check_storage_bounds(const char* name, const Tensor& t) {
   if (t.numel() == 0) return;
   int64_t bytes, end = t.storage_offset() + 1;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(t.get(), &bytes));
@@ -54,7 +54,7 @@ inline void expect_memory(const char* name, const Tensor& t) {
          needed, " are needed; it was freed or resized, use it where it is whole");
 }
 
-// A device that tensors are on. The CPU is one, whatever index its tensors tell.
+// A device. All CPU tensors are on one device, whatever index they report.
 struct Device {
   int32_t type, index;
 
@@ -73,8 +73,9 @@ struct Device {
     return other == index;
   }
   void expect(const char* name, const Tensor& t) const {
-    if (!holds(t)) refuse(name, ": expected a tensor on ", text(), ", got one on ", of(t).text(), "; move it there");
-    expect_memory(name, t);
+    if (!holds(t))
+      throw_error(name, ": expected a tensor on ", text(), ", got one on ", of(t).text(), "; move it there");
+    check_storage_bounds(name, t);
   }
   std::string text() const {
     if (type == aoti_torch_device_type_cpu()) return "cpu";
@@ -91,7 +92,7 @@ inline sinpe_dtype dtype_of(const char* name, ScalarType type) {
     case ScalarType::BFloat16: return SINPE_BFLOAT16;
     case ScalarType::Half: return SINPE_FLOAT16;
     case ScalarType::Long: return SINPE_INT64;
-    default: refuse(name, ": unsupported dtype, got ", torch::headeronly::toString(type));
+    default: throw_error(name, ": unsupported dtype, got ", torch::headeronly::toString(type));
   }
 }
 
@@ -100,7 +101,7 @@ inline sinpe_dtype float_type(const char* name, ScalarType type) {
   return dtype_of(name, type);
 }
 
-// torch's number for a floating-point type.
+// torch's number of a floating-point dtype.
 inline int32_t type_number(sinpe_dtype dtype) {
   switch (dtype) {
     case SINPE_FLOAT64: return aoti_torch_dtype_float64();
@@ -110,8 +111,8 @@ inline int32_t type_number(sinpe_dtype dtype) {
   }
 }
 
-// An uninitialised tensor. The shim's direct call: torch::stable::new_empty looks its operator up by name each time,
-// which is a third of a small call.
+// An uninitialised tensor, by the shim's direct call: torch::stable::new_empty looks up its operator by name each time,
+// which would be a third of a small call's duration.
 inline Tensor new_strided(const Device& device, const int64_t* sizes, const int64_t* strides, int64_t rank,
                           sinpe_dtype dtype) {
   AtenTensorHandle handle = nullptr;
@@ -136,7 +137,7 @@ inline Tensor new_dense(const Device& device, const Integers& sizes, sinpe_dtype
   return new_strided(device, sizes.data(), strides.data(), static_cast<int64_t>(sizes.size()), dtype);
 }
 
-// With the strides that torch.empty_like gives it.
+// A new tensor with the strides of torch.empty_like.
 inline Tensor new_like(const Device& device, const Tensor& x) {
   if (!x.is_contiguous()) return torch::stable::empty_like(x);
   return new_strided(device, x.sizes().data(), x.strides().data(), x.dim(), float_type("x", x.scalar_type()));

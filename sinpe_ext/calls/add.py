@@ -23,7 +23,7 @@ from ..checks.part import Part, no_context_parallel
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
 from ..ops import traced
-from ..ops.plan_words import plan_words
+from ..ops.packed_plan import pack_plan
 from ..ops.rows import ADD_DROPOUT, ADD_GRID_OUT, DROPOUT, AddInPlace, add_into
 from ..reference.operands import Add, AddGrid, Dropout
 from ..reference.tiles import accumulation, arranged
@@ -269,7 +269,7 @@ class AddCall(RowsCall):
         if not x.numel() or observers.no_data(self.device):
             return torch.empty_like(x) if out is None else out
         if out is None and (isinstance(self.alpha, Tensor) or x.nbytes >= LARGE) and self._has_result_of_operator():
-            return form.restored(ADD_DROPOUT.run(*self.operands(plan_words(self.encoding, self.device))))
+            return form.restored(ADD_DROPOUT.run(*self.operands(pack_plan(self.encoding, self.device))))
         target = torch.empty_like(x) if out is None else out
         if self.is_cut:
             return target.copy_(self.traced())
@@ -299,7 +299,7 @@ class AddCall(RowsCall):
     def _fill(self, x: Tensor, target: Tensor) -> None:
         """Computes the result into `target`; both are in canonical form."""
         if self.is_one and self.encoding.angle == "exact":
-            add_into(self._sum(x, plan_words(self.encoding, self.device)), target)
+            add_into(self._sum(x, pack_plan(self.encoding, self.device)), target)
         elif self.is_one:
             target.copy_(self.dropped(self.sum(x.to(self.acc))))
         elif self.positions is None:
@@ -347,7 +347,7 @@ class AddCall(RowsCall):
         assert isinstance(self.form, GridForm)
         lengths = tuple(self.form.lengths)
         values = grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
-        packed_grid = grid_rows.words(self.grid, lengths, by_channels, self.device)
+        packed_grid = grid_rows.pack_grid(self.grid, lengths, by_channels, self.device)
         ADD_GRID_OUT.run(
             *AddGrid(x, values, packed_grid, mask, self.seed, self.scale, self.drop_threshold, rng_offsets), target
         )
@@ -376,7 +376,7 @@ class AddCall(RowsCall):
 
     def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, rng_offsets: list[int]) -> Add:
         """The operands of a sum with one encoding of a grid, for the channels of x that it covers."""
-        whole = self._sum(x, plan_words(encoding, self.device))
+        whole = self._sum(x, pack_plan(encoding, self.device))
         return whole._replace(positions=positions, rng_offsets=rng_offsets)
 
     def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
@@ -414,7 +414,7 @@ class AddCall(RowsCall):
 
             positions = None if self.positions is None else self.coordinates()
             return grid_gradient.GridAdd.apply(self.x, self.alpha_or_none(), positions, self, in_place)
-        a = self.operands(plan_words(self.encoding, self.device))
+        a = self.operands(pack_plan(self.encoding, self.device))
         if in_place:
             return AddInPlace.apply(*a._replace(x=self.x), self.form, self._write)
         return self.form.restored(ADD_DROPOUT(*a))
@@ -424,7 +424,7 @@ class AddCall(RowsCall):
 
     def packed_plan_of(self, index: int) -> Tensor:
         """The packed plan of a piece of a grid."""
-        return plan_words(self.grid.pieces[index].encoding, self.device)
+        return pack_plan(self.grid.pieces[index].encoding, self.device)
 
     # In torch operations, for autograd, compilers and torch.func.
 
@@ -443,7 +443,7 @@ class AddCall(RowsCall):
                 else not self.rng_offsets and not observers.is_exporting()
             )
             if fused and self.encoding.angle == "exact" and not is_functional():
-                packed_plan = traced.plan_words(*self.given, self.device)
+                packed_plan = traced.pack_plan(*self.given, self.device)
                 return form.restored(torch.ops.sinpe_ext.add_dropout.default(*self.operands(packed_plan)))
         if recorded:
             return self._recorded()

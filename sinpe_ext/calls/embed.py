@@ -15,7 +15,7 @@ from ..checks import embedding
 from ..checks.part import Part
 from ..ops import traced
 from ..ops.embed import EMBED
-from ..ops.plan_words import plan_words
+from ..ops.packed_plan import pack_plan
 from ..reference.operands import Embed
 from ..reference.tiles import accumulation
 from ..runtime import observers
@@ -121,7 +121,7 @@ class EmbedCall(RowsCall):
         if not by_operator:
             return self.traced()
         try:
-            return self.form.restored(EMBED(*self.operands(plan_words(self.encoding, self.device))))
+            return self.form.restored(EMBED(*self.operands(pack_plan(self.encoding, self.device))))
         except RuntimeError:
             wrong = embedding.bad_ids(self.ids, self.num_embeddings) if on_cpu else None
             if wrong is None:
@@ -140,7 +140,7 @@ class EmbedCall(RowsCall):
         if keeps_length or observers.is_exporting() or not self._is_exact() or is_functional():
             return self.traced()
         self.rng_offsets = []
-        return self.form.restored(EMBED.op(*self.operands(traced.plan_words(*self.given, self.device))))
+        return self.form.restored(EMBED.op(*self.operands(traced.pack_plan(*self.given, self.device))))
 
     def _in_graph(self) -> Tensor:
         """`embed` for torch.compile, which can fuse a lookup with what follows. If weight needs a gradient or there is
@@ -149,5 +149,5 @@ class EmbedCall(RowsCall):
         learns = self.weight.requires_grad and torch.is_grad_enabled()
         if not (self.drop_threshold or learns) or not self._is_exact() or is_functional() or observers.is_exporting():
             return self.traced()
-        operands = self.operands(traced.plan_words(*self.given, self.device))
+        operands = self.operands(traced.pack_plan(*self.given, self.device))
         return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))

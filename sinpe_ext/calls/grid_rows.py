@@ -1,6 +1,6 @@
 """Rows of a grid from the rows of its axes: whole tables for `table` and `encode`, and the operands of `add_grid_out`.
 
-The operator takes the rows of the axes, `values`, and a packed description, `words`, of the channels to which they
+The operator takes the rows of the axes, `values`, and a packed description, `pack_grid`, of the channels to which they
 belong (layout: `csrc/core/grid.h`).
 """
 
@@ -151,8 +151,8 @@ def values(
 
 
 @lru_cache(maxsize=256)
-def _host_words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool) -> Tensor:
-    """`words` on the CPU."""
+def _pack_grid_cpu(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool) -> Tensor:
+    """`pack_grid` on the CPU."""
     every, pieces, at = fed(grid, lengths), [], 0
     for piece in every:
         pieces += [piece.axis, piece.first, piece.step, piece.encoding.dim, at]
@@ -163,12 +163,12 @@ def _host_words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool)
         return torch.tensor([*header, *lengths, *pieces], dtype=torch.int64)
 
 
-def words(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, device: torch.device) -> Tensor:
+def pack_grid(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, device: torch.device) -> Tensor:
     """The packed description of a grid with these lengths, in CUDA memory for CUDA data, else on the CPU."""
     if device.type != "cuda":
-        return _host_words(grid, lengths, by_channels)
+        return _pack_grid_cpu(grid, lengths, by_channels)
     key = grid, lengths, by_channels
-    return on_device(key, device, lambda: _host_words(*key))
+    return on_device(key, device, lambda: _pack_grid_cpu(*key))
 
 
 @lru_cache(maxsize=64)

@@ -20,10 +20,10 @@ from .. import checks
 from ..backend import loader
 from ..encodings.encoding import Encoding
 from ..ops.embed import EMBED
-from ..ops.plan_words import host_words, plan_words
+from ..ops.packed_plan import pack_plan, pack_plan_cpu
 from ..ops.rows import ADD, ADD_OUT, ENCODE, TABLE, TABLE_OUT
 from ..runtime import observers
-from ..runtime.observers import is_looked_at, of_values
+from ..runtime.observers import is_intercepted, of_values
 
 FARTHEST = 2**62  # a start; a CUDA kernel has no way to refuse rows beyond int64
 POSITION_DTYPES = torch.float32, torch.int64, torch.float64
@@ -50,8 +50,8 @@ def _plan(given: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
     encoding = _served(given, dim or given.dim)
     if encoding is None:
         return None
-    words = host_words(encoding)
-    return words, words.data_ptr(), words.numel(), encoding.start
+    packed_plan = pack_plan_cpu(encoding)
+    return packed_plan, packed_plan.data_ptr(), packed_plan.numel(), encoding.start
 
 
 def _set_up(module: Any) -> bool:
@@ -65,19 +65,19 @@ def _set_up(module: Any) -> bool:
     )
     global _is_seen
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    asked = observers.QUESTIONS, observers.VARIABLES, is_looked_at
+    asked = observers.CONDITIONS, observers.VARIABLES, is_intercepted
     serves: bool = exchange is not None and module.set_up(exchange, Tensor, *of_torch, *asked, _plan)
     if serves:
-        _is_seen = module.is_looked_at
+        _is_seen = module.is_intercepted
     return serves
 
 
 def _is_seen_first() -> bool:
-    """`is_looked_at`, at the first call: later ones ask C, in half the time, where the install has built it."""
+    """`is_intercepted`, at the first call: later ones ask C, in half the time, where the install has built it."""
     global _is_seen
-    _is_seen = is_looked_at
+    _is_seen = is_intercepted
     loader.small_calls(_set_up)
-    return is_looked_at()
+    return is_intercepted()
 
 
 _is_seen: Callable[[], bool] = _is_seen_first
@@ -148,14 +148,14 @@ def _added_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
         if out is not None:
             if not _are_apart(x, out):
                 return None
-            ADD_OUT.direct(x, host_words(encoding), None, None, start, False, scale, alpha, out)
+            ADD_OUT.direct(x, pack_plan_cpu(encoding), None, None, start, False, scale, alpha, out)
             increment_version(out)
             return out
         if alpha != 1.0:  # the operator that makes its own result has none
             return None
         if x.is_cpu:
-            return ADD.direct(x, host_words(encoding), start, scale)
-        return ADD.direct_cuda(x, plan_words(encoding, x.device), start, scale)
+            return ADD.direct(x, pack_plan_cpu(encoding), start, scale)
+        return ADD.direct_cuda(x, pack_plan(encoding, x.device), start, scale)
     except (RuntimeError, OverflowError):
         return None
 
@@ -202,8 +202,8 @@ def _encoded_by_operator(positions: Any, encoding: Encoding, dtype: torch.dtype)
         return None
     try:
         if positions.is_cpu:
-            return ENCODE.direct(positions, host_words(encoding), encoding.dim, dtype)
-        return ENCODE.direct_cuda(positions, plan_words(encoding, positions.device), encoding.dim, dtype)
+            return ENCODE.direct(positions, pack_plan_cpu(encoding), encoding.dim, dtype)
+        return ENCODE.direct_cuda(positions, pack_plan(encoding, positions.device), encoding.dim, dtype)
     except (RuntimeError, TypeError):
         return None
 
@@ -233,7 +233,7 @@ def tabled(given: tuple[Any, ...]) -> Tensor | None:
     if type(where) is not torch.device or where.type != "cpu" or not loader.compiled("cpu"):
         return None
     try:
-        return TABLE.direct(host_words(encoding), start, length, encoding.dim, dtype or torch.float32)
+        return TABLE.direct(pack_plan_cpu(encoding), start, length, encoding.dim, dtype or torch.float32)
     except (RuntimeError, OverflowError, TypeError):
         return None
 
@@ -251,7 +251,7 @@ def _tabled_into(out: Any, length: int, encoding: Encoding, start: int, dtype: t
     ):
         return None
     try:
-        TABLE_OUT.direct(host_words(encoding), start, out)
+        TABLE_OUT.direct(pack_plan_cpu(encoding), start, out)
     except (RuntimeError, OverflowError):  # out of another dtype too
         return None
     increment_version(out)
@@ -300,8 +300,8 @@ def embedded(given: tuple[Any, ...]) -> Tensor | None:
     nothing = None, None, None, None  # positions, padding_mask, alpha, seed
     try:
         if ids.is_cpu:
-            return EMBED.direct(ids, weight, host_words(encoding), *nothing, start, False, scale, -1, False, 0, [])
-        words = plan_words(encoding, ids.device)
-        return EMBED.direct_cuda(ids, weight, words, *nothing, start, False, scale, -1, False, 0, [])
+            return EMBED.direct(ids, weight, pack_plan_cpu(encoding), *nothing, start, False, scale, -1, False, 0, [])
+        packed_plan = pack_plan(encoding, ids.device)
+        return EMBED.direct_cuda(ids, weight, packed_plan, *nothing, start, False, scale, -1, False, 0, [])
     except (RuntimeError, OverflowError):
         return None

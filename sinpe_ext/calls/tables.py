@@ -12,7 +12,7 @@ from .. import checks
 from ..backend import loader
 from ..checks import grids, memory
 from ..ops import encoded_rows, traced
-from ..ops.plan_words import plan_words
+from ..ops.packed_plan import pack_plan
 from ..runtime import observers
 from . import grid_rows
 
@@ -87,7 +87,7 @@ def _into(out: Tensor, length: int, known: traced.Given, start: int) -> Tensor:
     if not direct or observers.no_data(out.device) or not loader.compiled(out.device.type):
         return out.copy_(encoded_rows.table(encoding, length, start, out.dtype, out.device))
     if length:
-        torch.ops.sinpe_ext.table_out.default(plan_words(encoding, out.device), start, out)
+        torch.ops.sinpe_ext.table_out.default(pack_plan(encoding, out.device), start, out)
         torch.autograd.graph.increment_version(out)
     return out
 

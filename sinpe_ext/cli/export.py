@@ -72,7 +72,7 @@ def export_header(encoding: Encoding, name: str) -> str:
         raise ValueError(
             f'encoding: expected angle="exact", got "{encoding.angle}"; the C interface computes exact angles only'
         )
-    words = plan(encoding).words
+    words = plan(encoding).packed
     rows = [
         "    " + ", ".join(_literal(word) for word in words[index : index + _PER_LINE]) + ","
         for index in range(0, len(words), _PER_LINE)

@@ -1,6 +1,6 @@
 """`Plan`: the constants of one encoding, as fields for Python and packed into an int64 array for the kernels.
 
-The packed array, `words`, is all that a kernel knows of an encoding: kernels have no code for any convention. Its
+The packed array, `packed`, is all that a kernel knows of an encoding: kernels have no code for any convention. Its
 layout (int64 in host byte order; unsigned values in two's complement):
 
     0 magic "SINPE1"   1 number of words   2 dim   3 n0   4 n1   5 flags   6 amplitude (float64 bits)
@@ -60,7 +60,7 @@ class Plan:
     whole: tuple[int, ...]
     turns_hi: tuple[float, ...]
     turns_lo: tuple[float, ...]
-    words: array[int]
+    packed: array[int]
 
     def partner(self) -> Plan:
         """The plan with sin and cos exchanged: the derivative, up to the factor 2 pi f and the sign."""
@@ -145,18 +145,18 @@ def _packed(
         | FLAG_Q1 * header["q1"]
     )
     n_osc = len(whole)
-    words = array("q", [MAGIC, HEADER_WORDS + ARRAYS * n_osc, header["dim"], header["n0"], header["n1"], flags])
-    words += _as_words(array("d", [header["amplitude"]]))
-    words += array("q", [n_osc, header["start"], 0])
-    words += _as_words(array("d", [largest]))
-    words += array("q", [0] * (HEADER_WORDS - len(words)))
-    words += _as_words(array("Q", [fraction >> 64 for fraction in fractions]))
-    words += _as_words(array("Q", [fraction & _MASK64 for fraction in fractions]))
-    words += array("q", whole)
-    words += _as_words(array("d", turns_hi))
-    words += _as_words(array("d", turns_lo))
+    packed = array("q", [MAGIC, HEADER_WORDS + ARRAYS * n_osc, header["dim"], header["n0"], header["n1"], flags])
+    packed += _as_words(array("d", [header["amplitude"]]))
+    packed += array("q", [n_osc, header["start"], 0])
+    packed += _as_words(array("d", [largest]))
+    packed += array("q", [0] * (HEADER_WORDS - len(packed)))
+    packed += _as_words(array("Q", [fraction >> 64 for fraction in fractions]))
+    packed += _as_words(array("Q", [fraction & _MASK64 for fraction in fractions]))
+    packed += array("q", whole)
+    packed += _as_words(array("d", turns_hi))
+    packed += _as_words(array("d", turns_lo))
     return Plan(
-        n_osc=n_osc, words=words, fractions=fractions, whole=whole, turns_hi=turns_hi, turns_lo=turns_lo, **header
+        n_osc=n_osc, packed=packed, fractions=fractions, whole=whole, turns_hi=turns_hi, turns_lo=turns_lo, **header
     )
 
 
@@ -194,9 +194,9 @@ def _columns(plan: Plan, first: int, count: int) -> Plan:
 @lru_cache(maxsize=256)
 def _partner(plan: Plan) -> Plan:
     """The plan with the flags of sin and cos exchanged."""
-    words = plan.words[:]
-    words[FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
-    return replace(plan, q0=1 - plan.q0, q1=1 - plan.q1, words=words)
+    packed = plan.packed[:]
+    packed[FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
+    return replace(plan, q0=1 - plan.q0, q1=1 - plan.q1, packed=packed)
 
 
 def _as_words(values: array[int] | array[float]) -> array[int]:

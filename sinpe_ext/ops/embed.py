@@ -14,7 +14,7 @@ from torch.nn import functional
 from ..reference import apply
 from ..reference.operands import Dropout, Embed, EmbedBackward, save, saved
 from .operator import Operator, one_by_one
-from .plan_words import decoded
+from .packed_plan import decoded
 from .rows import alpha_gradient, position_gradient, scaled
 
 

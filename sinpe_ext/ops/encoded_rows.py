@@ -15,7 +15,7 @@ from ..reference import float32_angle
 from ..reference.tiles import accumulation
 from ..runtime import observers
 from ..runtime.observers import is_traced, is_transformed
-from .plan_words import decoded, derivative_constants, plan_words
+from .packed_plan import decoded, derivative_constants, pack_plan
 from .rows import ENCODE
 
 
@@ -28,7 +28,7 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
         positions = torch.arange(length, device=device) + (encoding.start + start)
         return float32_angle.encode(encoding, positions, dtype)
     if fx_tracing or loader.compiled(device.type):
-        packed_plan = plan_words(encoding, device)
+        packed_plan = pack_plan(encoding, device)
         try:
             return torch.ops.sinpe_ext.table.default(packed_plan, start, length, encoding.dim, dtype)
         except RuntimeError:
@@ -105,7 +105,7 @@ def encode(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:
     """`encode` of checked arguments outside of a graph, differentiable if positions require grad."""
     if encoding.angle != "exact":
         return float32_angle.encode(encoding, positions, dtype)
-    packed_plan = plan_words(encoding, positions.device)
+    packed_plan = pack_plan(encoding, positions.device)
     if is_transformed() or (is_traced() and positions.requires_grad):
         constants = derivative_constants(decoded(packed_plan), packed_plan.device)
         return _EncodeTransformed.apply(positions, packed_plan, *constants, dtype)

@@ -1,9 +1,9 @@
 """`Operator`: definition of one of torch.ops.sinpe_ext.*, and its call from Python.
 
-rows.py, embed.py, plan_words.py and seed_tensor.py define the operators, each with its schema, reference implementation
-(`reference/`), fake kernel, vmap rule and derivative. The compiled libraries contain implementations only: a second
-definition of an operator would abort the process. No operator is on an autocast list: positions, frequencies and x keep
-their dtypes under autocast.
+rows.py, embed.py, packed_plan.py and seed_tensor.py define the operators, each with its schema, reference
+implementation (`reference/`), fake kernel, vmap rule and derivative. The compiled libraries contain implementations
+only: a second definition of an operator would abort the process. No operator is on an autocast list: positions,
+frequencies and x keep their dtypes under autocast.
 """
 
 from __future__ import annotations

@@ -31,11 +31,11 @@ from ..reference.operands import Add, AddGrid, Dropout, Embed, RowDots, save, sa
 from ..reference.tiles import accumulation, arranged
 from ..runtime.observers import is_traced
 from .operator import Operator, one_by_one
-from .plan_words import decoded, derivative_constants
+from .packed_plan import decoded, derivative_constants
 
 
 def derivative_plan(packed_plan: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The packed partner plan and the angular frequencies of a plan, see `plan_words.py`."""
+    """The packed partner plan and the angular frequencies of a plan, see `packed_plan.py`."""
     if is_traced():
         return torch.ops.sinpe_ext.plan_partner.default(packed_plan), torch.ops.sinpe_ext.plan_slopes.default(
             packed_plan, dim

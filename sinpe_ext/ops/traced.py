@@ -26,7 +26,7 @@ from ..encodings.plan import plan as _plan_of
 from ..reference import float32_angle
 from ..runtime import handle, observers
 from . import onnx_graph
-from . import plan_words as plans
+from . import packed_plan as plans
 
 constant_in_graph = handle.constant_in_graph()
 if constant_in_graph is handle.by_handle:  # torch 2.11: adapt the functions decorated in checks
@@ -73,10 +73,10 @@ def _by_slot(function: Constant) -> tuple[Constant, ...]:
 
 
 @_by_slot
-def _plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
+def _packed_plan(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     # Load the kernels before the graph runs; without them the operator runs the reference implementation.
     loader.compiled(device.type if device.type == "cuda" else "cpu")
-    return plans.plan_words(checks.encoding(value, dim, piece), device)
+    return plans.pack_plan(checks.encoding(value, dim, piece), device)
 
 
 @_by_slot
@@ -96,9 +96,9 @@ def _order(value: Any, dim: int | None, piece: Piece) -> tuple[bool, float]:
     return float32_angle.multiplies(encoding), float(encoding.position_scale)
 
 
-def plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
+def pack_plan(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     """The plan of an encoding as a constant of the graph, for tensors on `device`."""
-    packed_plan = _plan_words[slot(value, dim, piece, device)](value, dim, piece, device)
+    packed_plan = _packed_plan[slot(value, dim, piece, device)](value, dim, piece, device)
     # A graph for CUDA that is exported on a machine without CUDA copies the constant when it runs.
     return packed_plan.to(device) if device.type == "cuda" and packed_plan.device.type != "cuda" else packed_plan
 
@@ -119,7 +119,7 @@ def table(given: Given, length: Any, start: int, dtype: torch.dtype, device: tor
         return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
     if observers.is_exporting():
         return onnx_graph.table(_plan_of(encoding), length, start, dtype, device)
-    rows = torch.ops.sinpe_ext.table.default(plan_words(*given, device), start, length, encoding.dim, dtype)
+    rows = torch.ops.sinpe_ext.table.default(pack_plan(*given, device), start, length, encoding.dim, dtype)
     return rows if rows.device.type == device.type else rows.to(device)
 
 
@@ -133,5 +133,5 @@ def encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.T
         return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
     if observers.is_exporting():
         return onnx_graph.encode(_plan_of(encoding), positions, dtype)
-    packed_plan = plan_words(*given, device)
+    packed_plan = pack_plan(*given, device)
     return torch.ops.sinpe_ext.encode.default(positions.contiguous(), packed_plan, encoding.dim, dtype)

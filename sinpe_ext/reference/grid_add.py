@@ -31,11 +31,11 @@ def add(a: AddGrid, out: Tensor) -> Tensor:
     return _drop_(out, a)
 
 
-def decoded(values: Tensor, words: Tensor) -> Tensor:
+def decoded(values: Tensor, packed_grid: Tensor) -> Tensor:
     """The encoding of the whole grid, unpacked: (points, dim), or (dim, points) if the grid is channels first."""
-    numbers = words.tolist()
+    numbers = packed_grid.tolist()
     if len(numbers) < HEADER_WORDS or numbers[:2] != [MAGIC, len(numbers)] or numbers[6] != values.numel():
-        raise RuntimeError("grid: expected the words of a grid, got others; pass grid_rows.words(...)")
+        raise RuntimeError("grid: expected the words of a grid, got others; pass grid_rows.pack_grid(...)")
     by_channels, axes, count, dim = bool(numbers[2]), numbers[3], numbers[4], numbers[5]
     lengths = numbers[HEADER_WORDS : HEADER_WORDS + axes]
     channels_at = 0 if by_channels else axes

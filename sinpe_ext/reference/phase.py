@@ -47,7 +47,7 @@ class Oscillators(NamedTuple):
 
 def oscillators(a: Arrays, plan: Plan) -> Oscillators:
     """The constants of a plan as arrays of shape (n_osc,)."""
-    words, n = a.words(plan.words), plan.n_osc
+    words, n = a.words(plan.packed), plan.n_osc
     fields = [words[HEADER_WORDS + k * n : HEADER_WORDS + (k + 1) * n] for k in range(5)]
     return Oscillators._make([*fields[:3], *(field.view(a.xp.float64) for field in fields[3:])])
 

@@ -42,13 +42,13 @@ def is_traced() -> bool:
     return _is_compiling() or _modes() > 0 or _transforms() or _tracing_state() is not None
 
 
-# The conditions of `is_looked_at` except the compiler's, as `csrc/pybind/small_calls.h` evaluates them: the functions
+# The conditions of `is_intercepted` except the compiler's, as `csrc/pybind/small_calls.h` evaluates them: the functions
 # with the results they return, and the modules' variables with the values they have, while nothing intercepts the call.
-QUESTIONS = (_modes, 0), (_transforms, False), (_tracing_state, None), (_function_modes, 0)
+CONDITIONS = (_modes, 0), (_transforms, False), (_tracing_state, None), (_function_modes, 0)
 VARIABLES = (vars(forward_ad), "_current_level", -1), (vars(functional), "scaled_dot_product_attention", _ATTENTION)
 
 
-def is_looked_at() -> bool:
+def is_intercepted() -> bool:
     """Whether a small call cannot take the fast path, because something intercepts it: `is_traced()`, written out here
     since calling it costs a tenth of a small call; forward-mode differentiation; a TorchFunctionMode, such as that of
     make_fx with pre_dispatch; or context_parallel, which has reordered the rows."""

@@ -108,7 +108,7 @@ def test_words_that_are_no_grid(words: Any) -> None:
 
     if sinpe.backend_info().device("cpu").backend != "compiled" or torch.ops.sinpe_ext.cpu_isa() == "emulated":
         pytest.skip("the CPU kernel's own checks; CUDA's answer is NaN, see test_cuda_binding.py")
-    good = grid_rows.words(GRID, (3, 4), False, torch.device("cpu"))
+    good = grid_rows.pack_grid(GRID, (3, 4), False, torch.device("cpu"))
     values = torch.zeros(3 * 4 + 4 * 4)
     bad = torch.tensor(words) if isinstance(words, list) else good.clone()
     places = {"magic": 0, "values": 6, "length": 8, "axis": 10, "channel": 11, "offset": 14, "count": 4}

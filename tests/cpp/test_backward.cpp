@@ -119,7 +119,7 @@ void test_row_dots(int32_t drop) {
       const int64_t words = static_cast<int64_t>(made.words.size());
       CHECK(sinpe_row_dots(made.words.data(), words, &a, factors) == SINPE_OK);
       std::vector<sinpe::accumulate_t<T>> row(130);
-      const double kept_scale = drop == 65536 ? 0.0 : 65536.0 / (65536 - drop);
+      const double dropout_scale = drop == 65536 ? 0.0 : 65536.0 / (65536 - drop);
       for (int64_t i = 0; i < 5; ++i) {
         for (int64_t j = 0; j < 7; ++j) {
           sinpe::exact_row(made.plan, sinpe::integer_position(1000 + j), row.data());
@@ -128,12 +128,12 @@ void test_row_dots(int32_t drop) {
             const size_t c = static_cast<size_t>(k),
                          at = static_cast<size_t>(i * from.strides[0] + j * from.strides[1] + k * from.strides[2]);
             if (drop != 0 &&
-                !sinpe::kept(static_cast<uint64_t>(910 * i + 130 * j + k), 31, static_cast<uint32_t>(drop)))
+                !sinpe::is_kept(static_cast<uint64_t>(910 * i + 130 * j + k), 31, static_cast<uint32_t>(drop)))
               continue;
             const double product = static_cast<double>(sinpe::to_float(x[at])) * static_cast<double>(row[c]) *
                                    (factors != nullptr ? factors[c] : 1.0);
-            sum += kept_scale * product;
-            size += std::fabs(kept_scale * product);
+            sum += dropout_scale * product;
+            size += std::fabs(dropout_scale * product);
           }
           const size_t place = static_cast<size_t>(7 * i + j);
           if (a.padding_mask != nullptr && mask[place] != 0) sum = size = 0.0;
@@ -189,7 +189,7 @@ void test_embed_backward(const Ids& c, int32_t drop, int64_t sequence, bool odd_
       summed[static_cast<size_t>(id)] = id != c.padding_idx && drop != 65536;
       for (int64_t d = 0; d < c.dim && id != c.padding_idx; ++d) {
         const uint64_t number = static_cast<uint64_t>((i * sequence + s) * c.dim + d);
-        const bool kept = drop == 0 || sinpe::kept(number, 8, static_cast<uint32_t>(drop));
+        const bool kept = drop == 0 || sinpe::is_kept(number, 8, static_cast<uint32_t>(drop));
         const int64_t at = i * b.grad_strides[0] + s * b.grad_strides[1] + d * channel;
         terms[static_cast<size_t>(id * c.dim + d)].push_back(kept ? sinpe::to_float(grad[static_cast<size_t>(at)])
                                                                   : Real{0});

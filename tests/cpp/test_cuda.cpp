@@ -209,11 +209,11 @@ void test_questions() {
   const TestPlan plan = make_plan(64, 0, false);
   std::vector<float> out(64 * 8);
   for (const bool is_told : {false, true, true}) {
-    const sinpe::cuda::on_host::Noted before = sinpe::cuda::on_host::noted();
+    const sinpe::cuda::on_host::Counters before = sinpe::cuda::on_host::counters();
     if (is_told) CHECK(sinpe::cuda::use_device(0) == SINPE_OK);
     CHECK(sinpe::cuda::table(on_device(plan), 0, 8, SINPE_FLOAT32, out.data(), 64, nullptr) == SINPE_OK);
-    const sinpe::cuda::on_host::Noted after = sinpe::cuda::on_host::noted();
-    CHECK(after.launches - before.launches == 1 && after.questions - before.questions == (is_told ? 1 : 2));
+    const sinpe::cuda::on_host::Counters after = sinpe::cuda::on_host::counters();
+    CHECK(after.launches - before.launches == 1 && after.device_queries - before.device_queries == (is_told ? 1 : 2));
     CHECK(std::strlen(sinpe::cuda::arithmetic()) == 6);  // which may be asked of another device
   }
 }

@@ -169,7 +169,7 @@ void test_grid() {
 
 int main() {
   on_host::settings().multiprocessors = 2;
-  on_host::settings().taken = see;
+  on_host::settings().launch_hook = see;
   // Sines and cosines in halves: neighbours in a row come from two threads.
   const TestPlan plan = make_plan(kDim, 1, false);
   test_type<float>(plan);

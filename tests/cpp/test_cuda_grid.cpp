@@ -46,7 +46,7 @@ bool is_nan(T v) {
 template <class T>
 void test_lies() {
   check::Random random;
-  int64_t taken = 0, refused = 0;
+  int64_t launch_hook = 0, refused = 0;
   for (int number = 0; number < 40 / kFewer; ++number) {
     GridCase<T> c(random);
     if (c.grid.dim * c.grid.places > 3000) continue;
@@ -69,7 +69,7 @@ void test_lies() {
       const sinpe_status status =
           sinpe_add_grid(words.data(), static_cast<int64_t>(words.size()), c.values.data(), c.grid.n_values, &a);
       if (status == SINPE_OK) {
-        ++taken;
+        ++launch_hook;
         check_same("another grid", number, got, want);
         return;
       }
@@ -79,7 +79,7 @@ void test_lies() {
       CHECK(numbers == 0);
     });
   }
-  CHECK(taken > 100 / kFewer && refused > 1000 / kFewer);
+  CHECK(launch_hook > 100 / kFewer && refused > 1000 / kFewer);
 }
 
 void test_refused() {

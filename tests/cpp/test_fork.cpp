@@ -47,13 +47,13 @@ int main() {
   const TestPlan made = make_plan(kDim, 0, false);
   const std::vector<float> want = rows(made);
   CHECK(want.size() == static_cast<size_t>(kRows * kDim));
-  CHECK(!sinpe::came_through_fork());
+  CHECK(!sinpe::created_by_fork());
   const auto child = [&] {
-    if (!sinpe::came_through_fork() || rows(made) != want) return 1;
+    if (!sinpe::created_by_fork() || rows(made) != want) return 1;
     bool started_here = false;
     std::vector<float> found;
     std::thread thread([&] {
-      started_here = !sinpe::came_through_fork();
+      started_here = !sinpe::created_by_fork();
       found = rows(made);
     });
     thread.join();
@@ -61,7 +61,7 @@ int main() {
   };
   CHECK(in_child(child) == 0);
   CHECK(in_child([&] { return in_child(child); }) == 0);  // a grandchild
-  CHECK(rows(made) == want && !sinpe::came_through_fork());
+  CHECK(rows(made) == want && !sinpe::created_by_fork());
   return check::finish("test_fork");
 }
 #else

@@ -69,7 +69,7 @@ void test_lies() {
       if (!fine) return;
       int64_t places = 1;
       for (int64_t a = 0; a < words[3]; ++a) places *= words[static_cast<size_t>(kGridHeader + a)];
-      CHECK(grid.places == places && grid.dim == words[5] && grid.by_channels == (words[2] != 0));
+      CHECK(grid.points == places && grid.dim == words[5] && grid.by_channels == (words[2] != 0));
       for (int k = 0; k < grid.n_pieces; ++k) {
         const sinpe::GridPiece p = grid.pieces[k];
         const int64_t first = grid.at(p, 0, 0), last = grid.at(p, grid.length[p.axis] - 1, p.width - 1);

@@ -47,10 +47,10 @@ void test_lanes() {
 }
 
 void test_scale() {
-  CHECK(sinpe::kept_scale(0) == 1.0);
-  CHECK(sinpe::kept_scale(32768) == 2.0);
-  CHECK(sinpe::kept_scale(6554) == 65536.0 / 58982);
-  CHECK(sinpe::kept_scale(65536) == 0.0);
+  CHECK(sinpe::dropout_scale(0) == 1.0);
+  CHECK(sinpe::dropout_scale(32768) == 2.0);
+  CHECK(sinpe::dropout_scale(6554) == 65536.0 / 58982);
+  CHECK(sinpe::dropout_scale(65536) == 0.0);
 }
 
 // Values that a product by zero would spoil.
@@ -85,7 +85,7 @@ void test_kernels(const sinpe::RowKernels& set) {
           }
           const std::vector<Real> before = sum;
           const sinpe::Dropout dropout{static_cast<uint64_t>(d.seed), step, static_cast<uint32_t>(drop),
-                                       sinpe::kept_scale(static_cast<uint32_t>(drop))};
+                                       sinpe::dropout_scale(static_cast<uint32_t>(drop))};
           const Real scale = static_cast<Real>(1.7);
           for (const Real* pe : {static_cast<const Real*>(row.data()), static_cast<const Real*>(nullptr)}) {
             const T* from = x.data();
@@ -101,7 +101,7 @@ void test_kernels(const sinpe::RowKernels& set) {
           kernels.accumulate(x.data(), sum.data(), n, dropout, first);
           double dots[16] = {};
           for (size_t i = 0; i < count; ++i) {
-            const bool keep = sinpe::kept(first + i * step, dropout.seed, dropout.drop);
+            const bool keep = sinpe::is_kept(first + i * step, dropout.seed, dropout.drop_threshold);
             const Real want = before[i] + (keep ? Real{sinpe::to_float(x[i])} : Real{0});
             CHECK(want != want ? sum[i] != sum[i] : sum[i] == want);
             dots[i % 16] += keep ? static_cast<double>(sinpe::to_float(x[i])) * static_cast<double>(row[i]) : 0.0;

@@ -25,7 +25,7 @@ bool same(Sample<Real> a, Sample<Real> b) {
 // Consecutive positions from `first` on.
 template <class Arithmetic>
 void test_consecutive(const Plan& plan, int64_t osc, int64_t first, int32_t rows, Counted* counted) {
-  const Reach reach(plan);
+  const FastRange reach(plan);
   const Amplitude amplitude = amplitude_of(plan.amplitude);
   Run<Arithmetic, true> run;
   if (!run.begin(plan, osc, integer_position(first), rows, reach)) {
@@ -34,29 +34,29 @@ void test_consecutive(const Plan& plan, int64_t osc, int64_t first, int32_t rows
   }
   for (int32_t r = 0; r < rows; ++r) {
     const Position p = integer_position(first + r);
-    Open open;
-    if (Run<Arithmetic, true>::kByReach) open.add(!reach.holds(p.d));
+    Undecided open;
+    if (Run<Arithmetic, true>::kCallerChecksRange) open.add(!reach.contains(p.d));
     const auto v = run.at(reach, p, amplitude, &open);
     ++counted->samples;
     counted->open += open.any();
-    CHECK(open.any() || same(v, settled<Arithmetic>(plan, osc, p)));
+    CHECK(open.any() || same(v, resolved_sample<Arithmetic>(plan, osc, p)));
   }
 }
 
 template <class Arithmetic>
 void test_any(const Plan& plan, int64_t osc, Position p, Counted* counted) {
-  const Reach reach(plan);
+  const FastRange reach(plan);
   Run<Arithmetic, false> run;
   if (!run.begin(plan, osc, {}, 1, reach)) {
     ++counted->refused;
     return;
   }
-  Open open;
-  if (Run<Arithmetic, false>::kByReach) open.add(!reach.holds(p.d));
+  Undecided open;
+  if (Run<Arithmetic, false>::kCallerChecksRange) open.add(!reach.contains(p.d));
   const auto v = run.at(reach, p, amplitude_of(plan.amplitude), &open);
   ++counted->samples;
   counted->open += open.any();
-  CHECK(open.any() || same(v, settled<Arithmetic>(plan, osc, p)));
+  CHECK(open.any() || same(v, resolved_sample<Arithmetic>(plan, osc, p)));
 }
 
 struct All {
@@ -173,21 +173,23 @@ void test_reach() {
   for (int n = 0; n < 200000; ++n) {
     TestPlan made = one_frequency(0.25, 1.0);
     made.plan.max_turns = std::ldexp(1.0 + random.uniform(), static_cast<int>(random.next() % 200) - 150);
-    const Reach reach(made.plan);
+    const FastRange reach(made.plan);
     const double p = std::ldexp(1.0 + random.uniform(), static_cast<int>(random.next() % 140) - 60);
-    CHECK(reach.holds(p) == reach.holds(-p) && reach.holds(0.0));
+    CHECK(reach.contains(p) == reach.contains(-p) && reach.contains(0.0));
     const double whole = std::floor(p);
-    CHECK(reach.holds_whole(whole) == reach.holds(whole) && reach.holds_whole(-whole) == reach.holds(-whole));
-    CHECK(!reach.holds(p) || (p >= 0x1p-30 && p < kFastPosition && p * made.plan.max_turns < kFastProduct));
+    CHECK(reach.contains_integer(whole) == reach.contains(whole) &&
+          reach.contains_integer(-whole) == reach.contains(-whole));
+    CHECK(!reach.contains(p) || (p >= 0x1p-30 && p < kFastPosition && p * made.plan.max_turns < kFastProduct));
     // No tighter than it need be by more than a factor of 4.
-    CHECK(reach.holds(p) || p < 0x1p-30 || 4 * p >= kFastPosition || 4 * p * made.plan.max_turns >= kFastProduct);
+    CHECK(reach.contains(p) || p < 0x1p-30 || 4 * p >= kFastPosition || 4 * p * made.plan.max_turns >= kFastProduct);
     const double least = p * made.plan.max_turns * 0x1p-50, t = least * std::exp2(6.0 * (random.uniform() - 0.5));
-    if (!reach.holds(p) || t > 0.131) continue;
+    if (!reach.contains(p) || t > 0.131) continue;
     const double y = 6.283185307179586 * t;
     CHECK(reach.is_lost(p, y * y) || t >= least);
     CHECK(!reach.is_lost(p, y * y) || t < 4 * least);
   }
-  for (const double p : {std::nan(""), HUGE_VAL, -HUGE_VAL, 1e300}) CHECK(!Reach(make_plan(8, 0, false).plan).holds(p));
+  for (const double p : {std::nan(""), HUGE_VAL, -HUGE_VAL, 1e300})
+    CHECK(!FastRange(make_plan(8, 0, false).plan).contains(p));
 }
 
 }  // namespace

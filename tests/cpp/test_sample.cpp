@@ -27,8 +27,8 @@ struct Worst {
 
 void test_entry(const TestPlan& p, Position position, Worst* worst) {
   const Frequency f = p.plan.frequency(0);
-  const Sample<float> in_double = settled<InDouble>(p.plan, 0, position);
-  const Sample<float> in_single = settled<InSingle>(p.plan, 0, position);
+  const Sample<float> in_double = resolved_sample<InDouble>(p.plan, 0, position);
+  const Sample<float> in_single = resolved_sample<InSingle>(p.plan, 0, position);
   const Sample<float> exact{exact_float(position, f, 0, p.plan.amplitude),
                             exact_float(position, f, 1, p.plan.amplitude)};
   CHECK(bit_cast<uint32_t>(in_double.s) == bit_cast<uint32_t>(exact.s));
@@ -78,12 +78,12 @@ void test_frequencies() {
 void test_open() {
   for (const double v : {1.0, -0.7, 1e-30, 3.0}) {
     const uint64_t high = static_cast<uint64_t>(bits_of(v)) >> 29 << 29, middle = high | 0x10000000;
-    const uint64_t reach = kOpenReach;
+    const uint64_t reach = kUndecidedUlps;
     for (uint64_t k = 0; k <= reach; ++k) {
-      CHECK(is_open(bit_cast<double>(middle + k)) && is_open(bit_cast<double>(middle - k)));
+      CHECK(is_undecided(bit_cast<double>(middle + k)) && is_undecided(bit_cast<double>(middle - k)));
     }
     for (const uint64_t bits : {middle + reach + 1, middle - reach - 1, high, high | 0x1fffffff}) {
-      CHECK(!is_open(bit_cast<double>(bits)));
+      CHECK(!is_undecided(bit_cast<double>(bits)));
     }
   }
 }
@@ -106,7 +106,7 @@ void test_paper() {
       bool open = false;
       const Sample<float> single = InSingle::at(p.plan, o, integer_position(i), phase, one, &open);
       Sample<float> in_double = InDouble::at(p.plan, o, integer_position(i), phase, one, &open);
-      if (open) in_double = settled<InDouble>(p.plan, osc, integer_position(i));
+      if (open) in_double = resolved_sample<InDouble>(p.plan, osc, integer_position(i));
       const Reduced r = reduce_position(integer_position(i), p.plan.frequency(osc));
       DD s, c;
       sincos_dd(r.t, &s, &c);

@@ -15,7 +15,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 from sinpe_ext.calls import grid_rows
 from sinpe_ext.ops.operator import OPERATORS
-from sinpe_ext.ops.plan_words import plan_words
+from sinpe_ext.ops.packed_plan import pack_plan
 
 B, S, D, ROWS = 2, 3, 8, 5
 GRID = sinpe.GridEncoding((sinpe.Encoding(D),))
@@ -34,8 +34,8 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         "x": x,
         "grad": x,
         "out": torch.zeros(S, D, device=device) if name == "table_out" else torch.zeros_like(x),
-        "plan": plan_words(sinpe.convention("fairseq", D)).to(device),
-        "grid": grid_rows.words(GRID, (S,), False, device),
+        "plan": pack_plan(sinpe.convention("fairseq", D)).to(device),
+        "grid": grid_rows.pack_grid(GRID, (S,), False, device),
         "values": torch.zeros(S * D, device=device),
         "ids": torch.zeros(B, S, dtype=torch.int64, device=device),
         "weight": torch.zeros(ROWS, D, device=device),
@@ -180,7 +180,7 @@ def no_plan(words: Tensor) -> Tensor:
 
 NO_ROWS: dict[str, tuple[dict[str, Change], str]] = {  # what the CPU refuses and CUDA answers with rows of NaN
     "no plan": ({"plan": no_plan}, "plan: not a frequency plan"),
-    "another dim": ({"plan": lambda t: plan_words(sinpe.convention("fairseq", 2 * D)).to(t.device)}, "plan"),
+    "another dim": ({"plan": lambda t: pack_plan(sinpe.convention("fairseq", 2 * D)).to(t.device)}, "plan"),
 }
 
 
@@ -198,12 +198,12 @@ def test_a_plan_that_does_not_fit(name: str, case: Any, device: torch.device) ->
 
 NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # what the CPU refuses and CUDA answers with NaN
     "no grid": ({"grid": no_plan}, "grid: expected the words of a grid over 24 values, got others; pass"),
-    "a plan": ({"grid": lambda t: plan_words(sinpe.Encoding(D)).to(t.device)}, "grid: expected the words"),
+    "a plan": ({"grid": lambda t: pack_plan(sinpe.Encoding(D)).to(t.device)}, "grid: expected the words"),
     "fewer values": ({"values": lambda t: t[1:]}, "grid: expected the words of a grid over 23 values"),
     "more values": ({"values": twice}, "grid: expected the words of a grid over 48 values"),
     "other lengths": (
         {
-            "grid": lambda t: grid_rows.words(GRID, (S + 1,), False, t.device),
+            "grid": lambda t: grid_rows.pack_grid(GRID, (S + 1,), False, t.device),
             "values": lambda t: t.new_zeros((S + 1) * D),
         },
         "x: expected the places and channels of the grid",
@@ -271,7 +271,7 @@ STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED)
 def test_outputs_have_the_strides_of_empty_like(view: Any, device: torch.device) -> None:
     x = view(torch.zeros(B, S, S if view is STRIDED["channels first"] else D, device=device))
-    plan = plan_words(sinpe.convention("fairseq", x.shape[-1])).to(device)
+    plan = pack_plan(sinpe.convention("fairseq", x.shape[-1])).to(device)
     want = torch.empty_like(x).stride()
     assert call("add", device, x=x, plan=plan).stride() == want
     assert call("dropout", device, x=x).stride() == want

@@ -24,7 +24,7 @@ import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
 from sinpe_ext.checks import embedding
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.ops import plan_words, seed_tensor
+from sinpe_ext.ops import packed_plan, seed_tensor
 from sinpe_ext.runtime import device_constants, observers
 
 B, S, D, V = 2, 3, 8, 9
@@ -183,7 +183,7 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         from sinpe_ext.calls import grid_rows
         from sinpe_ext.reference import float32_angle
 
-        monkeypatch.setattr(plan_words, "on_device", on_device)
+        monkeypatch.setattr(packed_plan, "on_device", on_device)
         monkeypatch.setattr(float32_angle, "on_device", on_device)
         monkeypatch.setattr(grid_rows, "on_device", on_device)
         monkeypatch.setattr(observers, "no_data", lambda device: False)
@@ -276,7 +276,7 @@ def test_a_calls_share_of_the_host(name: str, as_if: None, monkeypatch: pytest.M
 
     monkeypatch.setattr(device_constants, "_copies", {})
     monkeypatch.setattr(device_constants, "_new", new)
-    monkeypatch.setattr(plan_words, "on_device", device_constants.on_device)
+    monkeypatch.setattr(packed_plan, "on_device", device_constants.on_device)
     call = HOSTED[name]()
     with torch.no_grad():
         questions, beside, functions = share_of_the_host(call, monkeypatch)
@@ -304,8 +304,8 @@ def test_a_graph_has_no_cpu_tensor(as_if: None, monkeypatch: pytest.MonkeyPatch)
         return graph.forward
 
     monkeypatch.undo()  # the compiler looks at devices only
-    constant = torch.empty(len(plan(ENCODING).words), dtype=torch.int64, device="cuda")
-    monkeypatch.setattr(plan_words, "on_device", lambda *_: constant)
+    constant = torch.empty(len(plan(ENCODING).packed), dtype=torch.int64, device="cuda")
+    monkeypatch.setattr(packed_plan, "on_device", lambda *_: constant)
     torch._dynamo.reset()
 
     @torch.compile(backend=backend, fullgraph=True)
@@ -390,12 +390,12 @@ def test_the_capture_looked_for_is_the_tensors_own(monkeypatch: pytest.MonkeyPat
 def test_slopes_are_those_of_the_plan(encoding: sinpe.Encoding) -> None:
     """Computed from the words on the device; here against the plan itself."""
     known = plan(encoding)
-    words = plan_words.plan_words(encoding)
+    words = packed_plan.pack_plan(encoding)
     entries = zip(known.channels(), known.channel_turns(), strict=True)
     want = [0.0 if e is None else 2 * torch.pi * f * (-1.0 if e[1] else 1.0) for e, f in entries]
-    assert torch.equal(plan_words.angular_frequencies(words, encoding.dim), torch.tensor(want, dtype=torch.float64))
-    partner, angular_frequencies = plan_words.derivative_constants(known)
-    assert torch.equal(plan_words.angular_frequencies(partner, encoding.dim), -angular_frequencies)
+    assert torch.equal(packed_plan.angular_frequencies(words, encoding.dim), torch.tensor(want, dtype=torch.float64))
+    partner, angular_frequencies = packed_plan.derivative_constants(known)
+    assert torch.equal(packed_plan.angular_frequencies(partner, encoding.dim), -angular_frequencies)
 
 
 def test_ids_are_looked_at_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

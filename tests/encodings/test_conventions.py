@@ -173,7 +173,7 @@ def test_header_compiles_and_keeps_every_word(compiler: str, language: list[str]
     execute(command)
     printed = execute([tmp_path / "main"]).stdout
     for line, encoding in zip(printed.splitlines(), EXPORTED.values(), strict=True):
-        assert [int(word) for word in line.split()] == [*plan(encoding).words, encoding.dim]
+        assert [int(word) for word in line.split()] == [*plan(encoding).packed, encoding.dim]
 
 
 def test_header_says_what_it_holds() -> None:

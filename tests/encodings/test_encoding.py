@@ -201,7 +201,7 @@ def test_layout(dim: int, layout: str, odd: str, expected: str, cos_frequency: s
             assert f == float(turns[key])
     assert " ".join(found) == expected
     flipped = p.partner()
-    assert flipped.channel_turns() == p.channel_turns() and flipped.partner().words == p.words
+    assert flipped.channel_turns() == p.channel_turns() and flipped.partner().packed == p.packed
     assert [c and (c[0], 1 - c[1]) for c in flipped.channels()] == p.channels()
 
 
@@ -211,11 +211,11 @@ def test_words(seed: int) -> None:
     for _ in range(20):
         e = random_encoding(rng).replace(start=rng.randrange(-(2**63), 2**63), amplitude=rng.uniform(-2, 2))
         p = plan(e)
-        words, n = p.words.tolist(), p.n_osc
+        words, n = p.packed.tolist(), p.n_osc
         unsigned = [word % 2**64 for word in words]
-        doubles = struct.unpack(f"{len(words)}d", p.words.tobytes())
+        doubles = struct.unpack(f"{len(words)}d", p.packed.tobytes())
         flags = p.interleaved | p.shared << 1 | p.q0 << 2 | p.q1 << 3
-        assert p.words.typecode == "q" and len(words) == HEADER_WORDS + ARRAYS * n
+        assert p.packed.typecode == "q" and len(words) == HEADER_WORDS + ARRAYS * n
         assert words[:6] == [MAGIC, len(words), e.dim, p.n0, p.n1, flags] and MAGIC.to_bytes(6, "big") == b"SINPE1"
         assert doubles[6] == e.amplitude and words[7:9] == [n, e.start]
         assert doubles[10] == max(map(abs, p.turns_hi), default=0.0) and not words[9] and not any(words[11:16])
@@ -223,7 +223,7 @@ def test_words(seed: int) -> None:
         assert [(a << 64) + b for a, b in zip(unsigned[high], unsigned[low], strict=True)] == list(p.fractions)
         assert tuple(words[whole]) == p.whole
         assert doubles[turns_hi] == p.turns_hi and doubles[turns_lo] == p.turns_lo
-        partner = p.partner().words.tolist()
+        partner = p.partner().packed.tolist()
         assert partner[5] == flags ^ 12 and partner[:5] + partner[6:] == words[:5] + words[6:]
 
 

@@ -389,7 +389,7 @@ def test_each_who_looks_is_seen(name: str) -> None:
     given, small, seen = (some(), PE, *others), loader.small_calls(plain._set_up), []
 
     def call() -> None:
-        seen.append((observers.is_looked_at(), plain.added(given) is None))
+        seen.append((observers.is_intercepted(), plain.added(given) is None))
 
     everyone_who_looks()[name](call)
     assert seen and all(one == (True, True) for one in seen)
@@ -451,7 +451,7 @@ def test_context_parallel_is_seen(monkeypatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_: None)
     assert small.small_add(given, None) is not None
     monkeypatch.setattr(observers, "in_context_parallel", lambda: True)
-    assert observers.is_looked_at() and small.small_add(given, None) is None
+    assert observers.is_intercepted() and small.small_add(given, None) is None
 
 
 def test_more_encodings_than_c_keeps() -> None:

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
-from sinpe_ext.ops import plan_words
+from sinpe_ext.ops import packed_plan
 
 B, S, D = 2, 4, 5
 # Every layout, sines and cosines of one frequency or two, a zero channel, whole turns; slow enough to differentiate.
@@ -172,8 +172,8 @@ def test_no_pass_where_the_gradient_is_the_incoming_one(backend: str) -> None:
     assert torch.autograd.grad(sinpe.embed(ids, weight), weight, grad)[0].shape == weight.shape
     for name in ("add", "add_dropout", "dropout"):  # an operator never returns its argument
         arguments = {
-            "add": (x, plan_words.plan_words(sinpe.Encoding(D)), 0, 1.0),
-            "add_dropout": (x, plan_words.plan_words(sinpe.Encoding(D)), *(None,) * 4, 0, False, 1.0, 0, []),
+            "add": (x, packed_plan.pack_plan(sinpe.Encoding(D)), 0, 1.0),
+            "add_dropout": (x, packed_plan.pack_plan(sinpe.Encoding(D)), *(None,) * 4, 0, False, 1.0, 0, []),
             "dropout": (x, None, 0, 1.0, []),
         }[name]
         assert getattr(torch.ops.sinpe_ext, name).default(*arguments).data_ptr() != x.data_ptr()

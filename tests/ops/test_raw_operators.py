@@ -14,7 +14,7 @@ from torch import Tensor
 
 import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
-from sinpe_ext.ops import plan_words
+from sinpe_ext.ops import packed_plan
 
 B, S, D = 2, 5, 8
 ENCODING = sinpe.Encoding(D)
@@ -32,7 +32,7 @@ def op(name: str) -> Any:
 
 
 def words() -> Tensor:
-    return plan_words.plan_words(ENCODING)
+    return packed_plan.pack_plan(ENCODING)
 
 
 def x(*shape: int) -> Tensor:
@@ -202,11 +202,11 @@ def test_products_beyond_int64() -> None:
 ATTACK = """
 import random, sys, torch
 import sinpe_ext as sinpe
-from sinpe_ext.ops import plan_words
+from sinpe_ext.ops import packed_plan
 draw = random.Random(int(sys.argv[1]))
 assert sinpe.backend_info().device("cpu").backend == "compiled"
 FAR = [0, 1, -1, 2, 7, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)]
-PLANS = [plan_words.plan_words(e) for e in (sinpe.Encoding(8), sinpe.convention("fairseq", 8), sinpe.Encoding(7))]
+PLANS = [packed_plan.pack_plan(e) for e in (sinpe.Encoding(8), sinpe.convention("fairseq", 8), sinpe.Encoding(7))]
 DTYPES = [torch.float32] * 5 + [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
 
 def plan():

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import sinpe_ext as sinpe
 from sinpe_ext.calls import grid_rows
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.ops import plan_words
+from sinpe_ext.ops import packed_plan
 
 B, S, D = 2, 3, 8
 ENCODING = sinpe.convention("fairseq", D)
@@ -76,11 +76,11 @@ def grid(by_channels: bool) -> tuple[torch.Tensor, torch.Tensor]:
     of = sinpe.GridEncoding((sinpe.Encoding(4), sinpe.Encoding(3)), dim=D)
     cpu = torch.device("cpu")
     values = grid_rows.values(of, (S, 2), (0, 0), torch.float32, cpu, 1.0, by_channels)
-    return values, grid_rows.words(of, (S, 2), by_channels, cpu)
+    return values, grid_rows.pack_grid(of, (S, 2), by_channels, cpu)
 
 
 def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
-    words = plan_words.plan_words(ENCODING)
+    words = packed_plan.pack_plan(ENCODING)
     shared, whole, mask = (
         torch.rand(1, S, requires_grad=grad),
         torch.arange(B * S).reshape(B, S),
@@ -199,7 +199,7 @@ BATCHED = [
 def test_vmap_is_one_call_a_sample(case: str) -> None:
     """Every tensor but the constants (plan, slopes) gets a batch; seeds too, so that each sample has its mask."""
     name, arguments = samples(False)[case]
-    words = plan_words.plan_words(ENCODING)
+    words = packed_plan.pack_plan(ENCODING)
     batched, in_dims = [], []
     for place, a in enumerate(arguments):
         constant = not isinstance(a, torch.Tensor) or a is words or (name == "row_dots" and place == 4)
@@ -254,50 +254,50 @@ ENCODINGS = [
 def test_a_copied_plan_is_the_plan(encoding: sinpe.Encoding) -> None:
     """A saved graph holds only the packed plan: the reference implementation decodes it."""
     known = plan(encoding)
-    words = plan_words.plan_tensor(known)
-    assert plan_words.decoded(words) is known
-    back = plan_words.decoded(words.clone())
+    words = packed_plan.plan_tensor(known)
+    assert packed_plan.decoded(words) is known
+    back = packed_plan.decoded(words.clone())
     for field in known.__slots__:
         assert getattr(back, field) == getattr(known, field)
 
 
 def test_plans_are_not_kept_for_ever() -> None:
     """A base that changes with every sequence must not fill the memory."""
-    first = weakref.ref(plan_words.plan_words(sinpe.Encoding(4, base=1.5)))
+    first = weakref.ref(packed_plan.pack_plan(sinpe.Encoding(4, base=1.5)))
     for base in range(2, 600):
-        plan_words.plan_words(sinpe.Encoding(4, base=base))
+        packed_plan.pack_plan(sinpe.Encoding(4, base=base))
     gc.collect()
     assert first() is None
 
 
-@pytest.mark.parametrize("words", [[1, 2, 3], [0] * 40, [*plan_words.plan_words(ENCODING).tolist(), 0]])
+@pytest.mark.parametrize("words", [[1, 2, 3], [0] * 40, [*packed_plan.pack_plan(ENCODING).tolist(), 0]])
 def test_words_that_are_no_plan(words: list[int]) -> None:
     given = torch.tensor(words)
     with pytest.raises(RuntimeError, match="plan: expected the words of a frequency plan, got others; pass"):
-        plan_words.decoded(given)
+        packed_plan.decoded(given)
     with pytest.raises(RuntimeError, match="plan: "):
         op("table")(given, 0, S, D, torch.float32)
 
 
 PLAIN = None, None, 1.0, 0, []  # padding_mask, seed, scale, drop, elements
 MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # what C++ refuses by itself, whoever calls
-    "dim": ("table", (plan_words.plan_words(ENCODING), 0, S, D + 1, torch.float32)),
-    "length": ("table", (plan_words.plan_words(ENCODING), 0, -1, D, torch.float32)),
-    "dtype": ("table", (plan_words.plan_words(ENCODING), 0, S, D, torch.int32)),
-    "range": ("table", (plan_words.plan_words(ENCODING), 2**63 - 3, S, D, torch.float32)),
-    "width": ("add", (torch.ones(S, D + 1), plan_words.plan_words(ENCODING), 0, 1.0)),
-    "rank": ("add", (torch.ones(D), plan_words.plan_words(ENCODING), 0, 1.0)),
-    "x dtype": ("add", (torch.ones(S, D, dtype=torch.int64), plan_words.plan_words(ENCODING), 0, 1.0)),
-    "out": ("table_out", (plan_words.plan_words(ENCODING), 0, torch.empty(S, D + 1))),
-    "out layout": ("table_out", (plan_words.plan_words(ENCODING), 0, torch.empty(D, S).t())),
+    "dim": ("table", (packed_plan.pack_plan(ENCODING), 0, S, D + 1, torch.float32)),
+    "length": ("table", (packed_plan.pack_plan(ENCODING), 0, -1, D, torch.float32)),
+    "dtype": ("table", (packed_plan.pack_plan(ENCODING), 0, S, D, torch.int32)),
+    "range": ("table", (packed_plan.pack_plan(ENCODING), 2**63 - 3, S, D, torch.float32)),
+    "width": ("add", (torch.ones(S, D + 1), packed_plan.pack_plan(ENCODING), 0, 1.0)),
+    "rank": ("add", (torch.ones(D), packed_plan.pack_plan(ENCODING), 0, 1.0)),
+    "x dtype": ("add", (torch.ones(S, D, dtype=torch.int64), packed_plan.pack_plan(ENCODING), 0, 1.0)),
+    "out": ("table_out", (packed_plan.pack_plan(ENCODING), 0, torch.empty(S, D + 1))),
+    "out layout": ("table_out", (packed_plan.pack_plan(ENCODING), 0, torch.empty(D, S).t())),
     "grid words": (
-        "add_grid_out", (torch.ones(6, D), torch.ones(6), plan_words.plan_words(ENCODING), *PLAIN, torch.ones(6, D)),
+        "add_grid_out", (torch.ones(6, D), torch.ones(6), packed_plan.pack_plan(ENCODING), *PLAIN, torch.ones(6, D)),
     ),
     "grid channels": ("add_grid_out", (torch.ones(6, D + 1), *grid(False), *PLAIN, torch.ones(6, D + 1))),
     "grid places": ("add_grid_out", (torch.ones(7, D), *grid(False), *PLAIN, torch.ones(7, D))),
     "grid values": ("add_grid_out", (torch.ones(6, D), grid(False)[0][1:], grid(False)[1], *PLAIN, torch.ones(6, D))),
     "grid dtype": ("add_grid_out", (torch.ones(6, D).double(), *grid(False), *PLAIN, torch.ones(6, D).double())),
-    "positions": ("encode", (torch.ones(3, dtype=torch.int32), plan_words.plan_words(ENCODING), D, torch.float32)),
+    "positions": ("encode", (torch.ones(3, dtype=torch.int32), packed_plan.pack_plan(ENCODING), D, torch.float32)),
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def text(encoding: Encoding) -> str:
     words = [bits >> shift & 2**64 - 1 for bits in frequencies for shift in (192, 128, 64, 0)]
     lines = [f"# Written by tests/support/truth_file.py: {encoding!r}"]
     for name, section in (
-        ("plan", [word & 2**64 - 1 for word in plan(encoding).words]),
+        ("plan", [word & 2**64 - 1 for word in plan(encoding).packed]),
         ("frequencies", words),
         ("channels", channels),
         ("circle", list(_circle())),

@@ -83,7 +83,7 @@ class Noted(ctypes.Structure):
 
 def noted(library: str) -> Noted:
     """Since the process began."""
-    read = ctypes.CDLL(library).sinpe_cuda_noted
+    read = ctypes.CDLL(library).sinpe_cuda_counters
     read.restype = ctypes.POINTER(Noted)
     found = read().contents
     return Noted(*(getattr(found, name) for name, _ in Noted._fields_))

@@ -38,14 +38,14 @@ _plans = WeakTensorKeyDictionary()  # a plan tensor -> its plan
 def _host_tensor(plan: Plan) -> Tensor:
     """A plan as an int64 tensor on the CPU."""
     with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
-        packed_plan = torch.frombuffer(plan.words, dtype=torch.int64)
+        packed_plan = torch.frombuffer(plan.packed, dtype=torch.int64)
     _plans[packed_plan] = plan
     return packed_plan
 
 
 @lru_cache(maxsize=256)
-def host_words(encoding: Encoding) -> Tensor:
-    """The plan of an encoding as the operators take it for CPU tensors: `plan_words` without the test of the device."""
+def pack_plan_cpu(encoding: Encoding) -> Tensor:
+    """The plan of an encoding as the operators take it for CPU tensors: `pack_plan` without the test of the device."""
     return _host_tensor(_plan_of(encoding))
 
 
@@ -55,13 +55,13 @@ def plan_tensor(plan: Plan, device: torch.device = CPU) -> Tensor:
     if device.type != "cuda":
         return _host_tensor(plan)
     return on_device(
-        (plan, "words"), device, lambda: _host_tensor(plan), lambda packed_plan: _plans.update({packed_plan: plan})
+        (plan, "packed"), device, lambda: _host_tensor(plan), lambda packed_plan: _plans.update({packed_plan: plan})
     )
 
 
-def plan_words(encoding: Encoding, device: torch.device = CPU) -> Tensor:
+def pack_plan(encoding: Encoding, device: torch.device = CPU) -> Tensor:
     """The plan of an encoding as the operators take it for data on `device`, see `plan_tensor`."""
-    return host_words(encoding) if device.type != "cuda" else plan_tensor(_plan_of(encoding), device)
+    return pack_plan_cpu(encoding) if device.type != "cuda" else plan_tensor(_plan_of(encoding), device)
 
 
 def partner(packed_plan: Tensor) -> Tensor:
@@ -120,12 +120,12 @@ def decoded(packed_plan: Tensor) -> Plan:
 
 
 @lru_cache(maxsize=64)
-def _unpacked(words: tuple[int, ...]) -> Plan:
-    """The inverse of `Plan.words`, whose layout `encodings/plan.py` describes."""
-    if len(words) < HEADER_WORDS or words[:2] != (MAGIC, len(words)):
-        raise RuntimeError("plan: expected the words of a frequency plan, got others; pass those of ops.plan_words")
-    _, _, dim, n0, n1, flags, amplitude, n_osc, start = words[:9]
-    columns = [words[HEADER_WORDS + k * n_osc :][:n_osc] for k in range(ARRAYS)]
+def _unpacked(packed: tuple[int, ...]) -> Plan:
+    """The inverse of `Plan.packed`, whose layout `encodings/plan.py` describes."""
+    if len(packed) < HEADER_WORDS or packed[:2] != (MAGIC, len(packed)):
+        raise RuntimeError("plan: expected the words of a frequency plan, got others; pass that of pack_plan(...)")
+    _, _, dim, n0, n1, flags, amplitude, n_osc, start = packed[:9]
+    columns = [packed[HEADER_WORDS + k * n_osc :][:n_osc] for k in range(ARRAYS)]
     high, low, whole, turns_hi, turns_lo = columns
 
     def floats(column: tuple[int, ...]) -> tuple[float, ...]:
@@ -146,7 +146,7 @@ def _unpacked(words: tuple[int, ...]) -> Plan:
         whole=whole,
         turns_hi=floats(turns_hi),
         turns_lo=floats(turns_lo),
-        words=array("q", words),
+        packed=array("q", packed),
     )
 
 
