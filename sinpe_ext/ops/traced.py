@@ -30,7 +30,7 @@ from . import plan_words as plans
 
 constant_in_graph = handle.constant_in_graph()
 if constant_in_graph is handle.by_handle:  # torch 2.11: adapt the functions decorated in checks
-    for _name in ("encoding", "grid", "grid_outline"):
+    for _name in ("encoding", "grid", "grid_dim_and_starts"):
         setattr(checks, _name, handle.by_handle(getattr(checks, _name)))
 
 Piece: TypeAlias = int | tuple[int, int] | None
