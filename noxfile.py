@@ -30,7 +30,7 @@ BUILD = [name for name in PROJECT["build-system"]["requires"] if not name.starts
 # Libraries that tests/peers compares with and runs examples in.
 PEERS = """diffusers==0.42.1 transformers==5.23.0 positional-encodings==6.0.3 x-transformers==2.31.10 monai==1.6.1
 accelerate==1.15.0 lightning==2.6.6""".split()
-# Installed without their dependencies: only one or two files of each are used, and torchvision would have to match torch.
+# Installed without their dependencies: only a file or two of each is used, and torchvision would have to match torch.
 PEERS_FILES = """timm==1.0.31 denoising-diffusion-pytorch==2.2.5 espnet==202511 OpenNMT-py==3.5.1 allennlp==2.10.1
 mmdet==3.3.0 texar-pytorch==0.1.4 sockeye==3.1.34 fairseq2==0.8.1 speechbrain==1.1.2 nemo-toolkit==3.0.0
 nerfstudio==1.1.5 torch-geometric==2.8.1""".split()
@@ -135,7 +135,7 @@ def check_wheels(session: nox.Session, torch: str) -> None:
 
 
 def run_alone(session: nox.Session, *arguments: str, **options: Any) -> str:
-    """The output of Python in an empty folder, which is also its PATH and HOME, without a cache and without settings."""
+    """The output of Python in an empty folder, which is also its PATH and HOME, without a cache and settings."""
     empty = ROOT / "build" / "empty"
     shutil.rmtree(empty, ignore_errors=True)
     empty.mkdir(parents=True)
