@@ -301,8 +301,9 @@ def embed(
     Raises: IndexError for an id outside of weight, before anything is written; otherwise as `add`. On CUDA the ids are
         not read back for this check: such a token gives a row of NaN and no gradient, unless the environment variable
         SINPE_EXT_CHECK=1 asks for the IndexError.
-    Accuracy: as `add`. The gradient of a row of weight is summed in float32 (float64 for float64) in the order of the
-        tokens and rounded once, so it has the same bits in every run and for any number of threads.
+    Accuracy: as `add`. The gradient of a row of weight is summed in float32 (float64 for float64) in a fixed order, as
+        a tree of 64 tokens per node (docs/training.md), and rounded once. So it has the same bits in every run and for
+        any number of threads.
     Gradient: for weight, alpha and float positions, of any order (with sparse=True of first order).
     """
     if unknown:

@@ -35,7 +35,7 @@ GROUPS = {"tables": ROWS, "installed": INSTALLED_ROWS, "grids": GRID_ROWS, "trai
 SUMMARY = ("table", "table_long", "table_fresh", "fairseq", "transformers", "add", "add_out", "add_inplace", "encode")
 SUMMARY += ("decode", "decode_out", "timesteps", "dropout", "dropout_train", "embed", "embed_train", "train_step")
 FRONT = {  # rows of README's table -> their titles there
-    "table": "a table of 4096 x 1024, into memory that is there",
+    "table": "a table of 4096 x 1024, into an existing tensor",
     "embed": "token lookup, scale, encoding: 32 x 512 tokens, 1024 channels",
     "dropout": "`x + PE` with dropout: (32, 512, 1024)",
     "dropout_train": "the same with its backward pass: (16, 512, 1024)",
@@ -70,7 +70,7 @@ def rows(entries: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def front(most: dict[str, dict[str, Any]]) -> Iterator[str]:
-    yield "| operation | sinpe_ext | than eager PyTorch | than torch.compile |"
+    yield "| operation | sinpe_ext | compared with eager PyTorch | compared with torch.compile |"
     yield "|---|---|---|---|"
     for name, title in FRONT.items():
         if "ours_ms" not in (entry := most.get(name, {})):
