@@ -421,6 +421,7 @@ class AddCall(RowsCall):
         return self.form.restored(ADD_DROPOUT(*a))
 
     def _write(self) -> None:
+        """Writes the result to x."""
         self.run(self.x)
 
     def packed_plan_of(self, index: int) -> Tensor:
@@ -476,11 +477,13 @@ class AddCall(RowsCall):
         return self.dropped(total, []).to(x.dtype)
 
     def length(self) -> Any:
+        """The length of the sequence, or the number of points of a grid; a traced size if there is one."""
         if not isinstance(self.form, GridForm):
             return self.x.shape[self.form.axes[0]]
         return self.form.traced_lengths(self.x)[0] if len(self.firsts) == 1 else self.shape[-2]
 
     def rows(self) -> Tensor:
+        """As in RowsCall; for a grid the rows of all its points."""
         if self.is_single_encoding:
             return super().rows()
         assert isinstance(self.form, GridForm)
@@ -494,6 +497,7 @@ class AddCall(RowsCall):
         return rows if self.columns is None else rows.narrow(-1, *self.columns)
 
     def depend_on(self, zero: Tensor) -> None:
+        """As in RowsCall; without positions, `zero` is added to the starts of the axes."""
         if self.is_single_encoding or self.positions is not None:
             super().depend_on(zero)
         else:

@@ -104,6 +104,7 @@ class EmbedCall(RowsCall):
         return self.form.restored(self.dropped(total).to(self.weight.dtype))
 
     def length(self) -> Any:
+        """As in RowsCall."""
         return self.ids.shape[-1]
 
     def result(self) -> Tensor:

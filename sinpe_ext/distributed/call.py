@@ -90,6 +90,7 @@ class ShardedAdd:
 
     @no_grad
     def _write(self, part: Tensor, whole: Any) -> Tensor:
+        """Writes the result of this rank to its shard `part` of the DTensor `whole`, and returns `whole`."""
         if isinstance(self.local, _OutsideMesh):
             return whole
         self.local.write_to(part)

@@ -93,6 +93,7 @@ def templates_of(dim: int, number: int) -> list[Template]:
 
 
 def _builder(name: str, dim: int, own: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    """The `build` of a template: creates the convention with some fields overridden."""
     return lambda fields: catalogue.convention(name, dim, **own, **fields)
 
 

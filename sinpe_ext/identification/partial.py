@@ -63,6 +63,7 @@ def _with_note(found: Found, number: int, note: str) -> Found:
 
 
 def _rows_named(number: int, first: int) -> str:
+    """ "row (5) is" or "3 rows (5 to 7) are"."""
     return f"row ({first}) is" if number == 1 else f"{number} rows ({first} to {first + number - 1}) are"
 
 
@@ -124,6 +125,7 @@ def columns_named(columns: list[int]) -> str:
 
 
 def _numbers(numbers: range | list[int]) -> str:
+    """ "2 to 9" for consecutive numbers, otherwise a list of the first eight."""
     listed = list(numbers)
     if len(listed) > 1 and listed[-1] - listed[0] + 1 == len(listed):
         return f"{listed[0]} to {listed[-1]}"

@@ -144,6 +144,7 @@ def refuse_early(table: Table) -> None:
 
 
 def _refuse_constant(samples: Samples) -> None:
+    """Raises Refused if all rows are equal."""
     if bool((samples.values == samples.values[0]).all()):
         raise Refused("all of its rows are equal")
 
@@ -190,10 +191,12 @@ def axis_of(template: Template) -> Encoding:
 
 
 def _builder(name: str, dim: int, own: dict[str, Any] | None = None) -> Callable[[dict[str, Any]], Any]:
+    """The `build` of a template: creates the convention with some fields overridden."""
     return lambda fields: catalogue.convention(name, dim, **{**(own or {}), **fields})
 
 
 def encoding_builder(encoding: Encoding) -> Callable[[dict[str, Any]], Any]:
+    """The `build` of a template for an encoding without a name."""
     return lambda fields: encoding.replace(**fields)
 
 
@@ -203,6 +206,7 @@ def _key(encoding: Encoding) -> tuple[Any, ...]:
 
 
 def key_of(channels: Channels) -> tuple[Any, ...]:
+    """The kinds and ladder indices of channels as a hashable key."""
     return tuple(channels.kinds.tolist()), tuple(channels.rungs.tolist())
 
 
@@ -239,6 +243,7 @@ def named(table: Table, samples: Samples, templates: list[Template]) -> list[Can
 
 
 def _ends(channels: Channels) -> tuple[Any, ...]:
+    """A short hashable key of channels."""
     return hash(tuple(channels.kinds.tolist())), hash(tuple(channels.rungs.tolist()))
 
 

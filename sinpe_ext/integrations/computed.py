@@ -611,14 +611,17 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _cast(tried: Any, held: torch.dtype | None) -> Any:
+    """A copy of a module converted to a dtype; the module itself for None."""
     return tried if held is None else isolated_copy(tried).to(held)
 
 
 def _shape(t: Tensor, rank: int) -> Tensor:
+    """Positions (n,) as (n, 1) if rank is 2."""
     return t[:, None] if rank == 2 else t
 
 
 def _simple(value: Any) -> bool:
+    """Whether a value is a setting that can be compared with ==."""
     return isinstance(value, (bool, int, float, str, type(None), torch.dtype))
 
 

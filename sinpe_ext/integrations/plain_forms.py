@@ -61,6 +61,7 @@ def run_or_raise(tried: Any, x: Tensor) -> Tensor:
 
 
 def same_values(a: Tensor | None, b: Tensor) -> bool:
+    """Whether two tensors have the same shape and values; False if there is no first tensor."""
     return a is not None and a.shape == b.shape and torch.equal(a, b)
 
 

@@ -49,6 +49,7 @@ _numbers = itertools.count()
 
 @lru_cache(maxsize=256)  # no more than SLOTS
 def _number(encoding: Encoding, device: torch.device) -> int:
+    """A number below SLOTS for an encoding on a device, the same in every call while it is cached."""
     return next(_numbers) % SLOTS
 
 
@@ -74,6 +75,7 @@ def _by_slot(function: Constant) -> tuple[Constant, ...]:
 
 @_by_slot
 def _plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
+    """The packed plan."""
     # Load the kernels before the graph runs; without them the operator runs the reference implementation.
     loader.compiled(device.type if device.type == "cuda" else "cpu")
     return plans.plan_words(checks.encoding(value, dim, piece), device)
@@ -81,11 +83,13 @@ def _plan_words(value: Any, dim: int | None, piece: Piece, device: torch.device)
 
 @_by_slot
 def _ladder(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
+    """The float32 frequencies or timescales of the channels (`float32_angle.Constants.ladder`)."""
     return float32_angle.constants_on(checks.encoding(value, dim, piece), device).ladder
 
 
 @_by_slot
 def _kinds(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
+    """SINE, COSINE or ZERO of each channel (`float32_angle.Constants.kinds`)."""
     return float32_angle.constants_on(checks.encoding(value, dim, piece), device).kinds
 
 

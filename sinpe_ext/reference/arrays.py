@@ -35,9 +35,11 @@ class TorchArrays:
         return no_grad(function)
 
     def int64_array(self, words: array[int]) -> Array:
+        """An int64 array with these values."""
         return self.xp.frombuffer(words, dtype=self.xp.int64).to(self.device)
 
     def array_of(self, items: list[Any], dtype: Any) -> Array:
+        """An array with these items."""
         return self.xp.tensor(items, dtype=dtype, device=self.device)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -53,9 +55,11 @@ class TorchArrays:
         return x.to(dtype)
 
     def copy(self, target: Array, source: Array) -> None:
+        """Copies `source` into `target`."""
         target.copy_(source)
 
     def multiply_add(self, x: Array, y: Array, z: Array, out: Array) -> None:
+        """out = x * y + z."""
         self.xp.addcmul(z, x, y, out=out)
 
     def same_bits(self, x: Array, y: Array) -> bool:

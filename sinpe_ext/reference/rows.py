@@ -68,6 +68,7 @@ def encode(plan: Plan, positions: Array, dtype: Any, xp: ModuleType | None = Non
 
 
 def _table(a: Arrays, plan: Plan, length: int, start: int, dtype: Any) -> Array:
+    """`table` with the array operations of one library."""
     if not plan.n_osc:
         return a.zeros((length, plan.dim), dtype)
     out = a.empty((length, plan.dim), dtype)
@@ -85,6 +86,7 @@ def _table(a: Arrays, plan: Plan, length: int, start: int, dtype: Any) -> Array:
 
 
 def _encode(a: Arrays, plan: Plan, positions: Array, dtype: Any) -> Array:
+    """`encode` with the array operations of one library."""
     flat = positions.reshape(-1)
     if a.is_float(flat):
         flat = a.cast(flat, a.xp.float64)
