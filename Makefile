@@ -1,4 +1,4 @@
-# Everything a newcomer needs: make demo, make test. `make help` lists the rest.
+# The most useful targets: make demo, make test. `make help` lists all.
 
 MAKEFLAGS += --no-print-directory
 
@@ -15,7 +15,7 @@ ARGS ?=
 export PYTHON TORCH TORCH_INDEX_URL VENV
 export CTEST_PARALLEL_LEVEL ?= $(or $(CMAKE_BUILD_PARALLEL_LEVEL),$(shell nproc 2>/dev/null || echo 2))
 
-# A line of shell: py is the environment's Python; its folder comes first on the PATH, for cmake, ninja, ruff from pip.
+# Shell code that sets py to the environment's Python and puts its folder first on the PATH, for cmake, ninja and ruff from pip.
 define environment
 py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
 endef
@@ -25,29 +25,29 @@ nox = $(call environment,dev) && $$py -m nox
         check-peers check-cuda check-sanitizers check-matrix check-wheels check-exhaustive
 
 help:
-	@echo "make demo     set up, then the main job on real text: accuracy, time, pictures     DEMO_ARGS=\"--text FILE\""
-	@echo "make test     set up, then ctest and pytest: every promise once, in some minutes   PYTEST_ARGS=\"-k add\""
-	@echo "make test-all      the same and all the rest"
+	@echo "make demo     set up, then encode a text: accuracy, times, plots                   DEMO_ARGS=\"--text FILE\""
+	@echo "make test     set up, then ctest and pytest: every guarantee once, in minutes      PYTEST_ARGS=\"-k add\""
+	@echo "make test-all all tests"
 	@echo "make bench    set up, then the benchmarks                                          BENCH_ARGS=\"--quick\""
-	@echo "make docs     the pages and the API reference as a site with a search: build/site/index.html"
-	@echo "make lint     ruff, clang-format, mypy, import-linter, checking only; make format applies what it can"
-	@echo "make build    set up alone: environment, torch, compiled libraries; make clean removes what was built"
+	@echo "make docs     build the site: the pages and the API reference, in build/site/index.html"
+	@echo "make lint     check with ruff, clang-format, mypy, import-linter; make format applies automatic fixes"
+	@echo "make build    set up only: environment, torch, compiled libraries; make clean removes build outputs"
 	@echo
-	@echo "make check-peers        the encodings against diffusers, transformers, timm and others themselves"
-	@echo "make check-cuda         what can be known of the CUDA kernels without a device; needs nvcc   ARGS=\"--arch 90\""
+	@echo "make check-peers        compare the encodings with diffusers, transformers, timm and other libraries"
+	@echo "make check-cuda         check the CUDA kernels without a device; needs nvcc   ARGS=\"--arch 90\""
 	@echo "make check-sanitizers   C++ and pytest under AddressSanitizer and UBSan, C++ under ThreadSanitizer   ARGS=FILES"
-	@echo "make check-matrix       the suite under torch 2.11, 2.13 and the newest     ARGS=--features, for docs/compatibility.md"
-	@echo "make check-wheels       source distribution and wheels into dist/, installed and run beside four torches"
-	@echo "make check-exhaustive   every float32 entry of d=512, n < 2^20, and more    ARGS=--write"
+	@echo "make check-matrix       the tests under torch 2.11, 2.13 and the newest   ARGS=--features, for docs/compatibility.md"
+	@echo "make check-wheels       build the source distribution and wheels in dist/, install and run them with four torch versions"
+	@echo "make check-exhaustive   check every float32 entry below position 2^20, dim 512, and more   ARGS=--write"
 	@echo
-	@echo "PYTHON=$(PYTHON)   the Python that makes the environment"
-	@echo "VENV=.venv       where it is made; without VENV an active environment with torch >= 2.11 is used instead"
-	@echo "TORCH=$(TORCH)     the torch to install;  TORCH_INDEX_URL=  where from, for instance a CPU-only index"
+	@echo "PYTHON=$(PYTHON)   the Python that creates the environment"
+	@echo "VENV=.venv       its folder; without VENV an active environment with torch >= 2.11 is used instead"
+	@echo "TORCH=$(TORCH)     the torch version to install;  TORCH_INDEX_URL=  its package index, for instance a CPU-only one"
 
 demo:
 	@$(call environment,bench) && exec $$py -m sinpe_ext demo $(DEMO_ARGS)
 
-# What is in which: tests/support/tiers.py. As many workers as cores, each with its share of threads.
+# tests/support/tiers.py says which tests belong to which target. One worker per core; the workers share the threads.
 PYTEST = -m pytest -n auto --dist worksteal --durations=10
 test:
 	@$(call environment,test) && $(ctest) && exec $$py $(PYTEST) -m "not long" $(PYTEST_ARGS)
@@ -55,7 +55,7 @@ test:
 test-all:
 	@$(call environment,test) && $(ctest) && exec $$py $(PYTEST) $(PYTEST_ARGS)
 
-# `cmake --workflow --preset default`, with CMAKE_ARGS.
+# Equivalent to `cmake --workflow --preset default`, with CMAKE_ARGS.
 define ctest
 { if [ -z "$$(for name in $${CXX:-c++ g++ clang++}; do command -v $$name; done)" ]; then \
   echo "no C++ compiler: the C++ tests are skipped, and everything runs in eager PyTorch"; else \
@@ -68,7 +68,7 @@ bench:
 build:
 	@$(call environment) && exec $$py -m sinpe_ext info
 
-# Strict: a link, an anchor or a name that leads nowhere fails. Nothing is downloaded but the packages.
+# Broken links, anchors and names are errors. Only the packages are downloaded.
 docs:
 	@$(call environment,docs) && $$py -m sphinx -q -W --keep-going -d build/doctrees -c docs . build/site && \
 	echo "docs: build/site/index.html"
@@ -79,21 +79,21 @@ lint:
 format:
 	@$(call environment,lint) && tools/lint.sh --fix
 
-# The table it prints is also build/peers.md. ARGS="python -m benchmarks" times these libraries beside ours.
+# Also writes the printed table to build/peers.md. ARGS="python -m benchmarks" times these libraries instead.
 check-peers:
 	@$(nox) -s peers -- $(ARGS)
 
-# How it is done, what it downloads and how to go without: tools/cuda_check.py, tools/cuda_sass.
+# For the method, the downloads, and how to avoid them see tools/cuda_check.py and tools/cuda_sass.
 check-cuda:
 	@$(call environment,test cuda-sass) && $$py tools/cuda_check.py && cd tools && exec $$py -m cuda_sass $(ARGS)
 
-# setarch, where it works: g++'s ThreadSanitizer needs addresses that are not random.
+# setarch, if available, disables address randomization, which g++'s ThreadSanitizer does not support.
 check-sanitizers:
 	@$(call environment,test) && cmake --workflow --preset asan && cmake --preset tsan && cmake --build --preset tsan && \
 	$$(setarch -R true 2>/dev/null && echo setarch -R) ctest --preset tsan
 	@$(nox) -s asan -- $(ARGS)
 
-# All libraries are built before the first suite, which loads those of the others.
+# All libraries are built before the first test run, because each run also loads the libraries built for the other versions.
 check-matrix:
 	@$(nox) -s matrix --install-only && $$py -m nox -R -s matrix -- $(ARGS)
 

@@ -1,7 +1,7 @@
-"""What runs in environments of its own: other torches, other libraries, wheels, sanitizers; `nox -l` lists it.
+"""Sessions that need their own environment: other torch versions, other libraries, wheels, sanitizers (`nox -l`).
 
-What stands behind -- goes to the command that a session ends with. TORCH_INDEX_URL is where torch comes from, say, an
-index of the builds without CUDA, a tenth of the download; the other settings are nox's own.
+Arguments after -- are passed to the last command of a session. TORCH_INDEX_URL is the package index for torch, for
+example that of the builds without CUDA, which are a tenth of the size; other settings are nox's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from environments import commit, sources  # noqa: E402
 
-OLDEST, PINNED = "2.11.0", "2.13.0"  # what the kernels promise; what the environment of `make test` has
+OLDEST, PINNED = "2.11.0", "2.13.0"  # the oldest torch with kernels; the version that `make test` installs
 EAGER = "2.6.0"  # the oldest torch that eager PyTorch is tested with
 NEWEST = "newest"
 
@@ -30,7 +30,7 @@ BUILD = [name for name in PROJECT["build-system"]["requires"] if not name.starts
 # Libraries that tests/peers compares with and runs examples in.
 PEERS = """diffusers==0.42.1 transformers==5.23.0 positional-encodings==6.0.3 x-transformers==2.31.10 monai==1.6.1
 accelerate==1.15.0 lightning==2.6.6""".split()
-# Without what they ask for: a file or two of each is compared, and a torchvision would have to match this torch.
+# Installed without their dependencies: only a file or two of each is used, and torchvision would have to match torch.
 PEERS_FILES = """timm==1.0.31 denoising-diffusion-pytorch==2.2.5 espnet==202511 OpenNMT-py==3.5.1 allennlp==2.10.1
 mmdet==3.3.0 texar-pytorch==0.1.4 sockeye==3.1.34 fairseq2==0.8.1 speechbrain==1.1.2 nemo-toolkit==3.0.0
 nerfstudio==1.1.5 torch-geometric==2.8.1""".split()
@@ -47,7 +47,7 @@ def install_torch(session: nox.Session, version: str, *more: str) -> None:
 
 
 def clean_environment(session: nox.Session) -> None:
-    """Drops settings of the caller that would change what is shown."""
+    """Removes environment variables of the caller that would change the results."""
     session.env.update({name: None for name in os.environ if name.startswith(("SINPE_EXT_", "PYTHONPATH"))})
 
 
@@ -57,7 +57,7 @@ def clean_environment(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("torch", os.environ.get("TORCH_VERSIONS", f"{OLDEST} {PINNED} {NEWEST}").split())
 def matrix(session: nox.Session, torch: str) -> None:
-    """The whole suite under a torch, with a library built there; -- --features: the tests of docs/compatibility.md."""
+    """All tests under one torch version, with a library built for it; -- --features: those of docs/compatibility.md."""
     every = ROOT / "build" / "matrix"
     copy = sources(every / f"torch-{torch}")
     others = [path.parent for path in every.glob("*/sinpe_ext/_build.json") if copy not in path.parents]
@@ -74,12 +74,12 @@ def matrix(session: nox.Session, torch: str) -> None:
         command = "python -m pytest -n auto --dist worksteal --require-backend=compiled"
         session.run(*command.split(), *session.posargs)
         return
-    more = [word for word in session.posargs if word != "--features"]
+    more = [argument for argument in session.posargs if argument != "--features"]
     session.env["SINPE_EXT_COMMIT"] = commit()
     for backend in ("compiled", "eager", "cuda"):
         report = f"--feature-report={ROOT / 'docs' / 'compatibility'}"
         command = ["python", "-m", "pytest", "-q", "-m", "feature", f"--require-backend={backend}", report]
-        session.run(*command, *more, success_codes=[0, 5])  # 5: there is no such backend here, and the report says so
+        session.run(*command, *more, success_codes=[0, 5])  # 5: this machine lacks the backend; the report says so
     session.run("python", str(ROOT / "tools" / "compatibility_page.py"))
 
 
@@ -88,7 +88,7 @@ def matrix(session: nox.Session, torch: str) -> None:
 
 @nox.session
 def peers(session: nox.Session) -> None:
-    """tests/peers, or the command behind --, beside diffusers, transformers, timm and others."""
+    """Runs tests/peers, or the command after --, with diffusers, transformers, timm and others installed."""
     install_torch(session, PINNED, *BUILD, *TEST, f"torch=={PINNED}", *PEERS)
     session.install("--no-deps", *PEERS_FILES)
     default = ["python", "-m", "pytest", "tests/peers", "--require-backend=compiled"]
@@ -100,7 +100,7 @@ def peers(session: nox.Session) -> None:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """The source distribution, and wheels from it, in dist/; -- cuda: SINPE_EXT_BUILD of the wheels (none cpu)."""
+    """Builds the source distribution and wheels in dist/; -- KIND...: SINPE_EXT_BUILD of the wheels (none cpu)."""
     install_torch(session, PINNED, *BUILD, "build", "check-manifest", "check-wheel-contents", "twine", "wheel")
     clean_environment(session)
     commit_time = session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)
@@ -135,7 +135,7 @@ def check_wheels(session: nox.Session, torch: str) -> None:
 
 
 def run_alone(session: nox.Session, *arguments: str, **options: Any) -> str:
-    """What Python prints in an empty folder that is all of its PATH, without a cache and without settings."""
+    """The output of Python in an empty folder, which is also its PATH and HOME, without a cache and settings."""
     empty = ROOT / "build" / "empty"
     shutil.rmtree(empty, ignore_errors=True)
     empty.mkdir(parents=True)
@@ -146,14 +146,14 @@ def run_alone(session: nox.Session, *arguments: str, **options: Any) -> str:
         "SINPE_EXT_CACHE_DIR": str(empty / "none"),
     }
     with session.chdir(empty):
-        said = session.run("python", *arguments, env=settings, include_outer_env=False, silent=True, **options)
+        output = session.run("python", *arguments, env=settings, include_outer_env=False, silent=True, **options)
     if left := [path.name for path in empty.iterdir()]:
         session.error(f"{' '.join(arguments)} left {', '.join(left)} behind")
-    session.log(said)
-    return str(said)
+    session.log(output)
+    return str(output)
 
 
-# What is installed, the settings, and what `python -m sinpe_ext info` then says, or pip.
+# Name -> (arguments of pip install, environment variables, expected output of `python -m sinpe_ext info` or of pip).
 NO_COMPILER = "no C++ compiler was found"
 PURE = "cpu: eager (installed without compiled libraries"
 WAYS: dict[str, tuple[list[str], dict[str, str], str]] = {
@@ -179,7 +179,7 @@ WAYS: dict[str, tuple[list[str], dict[str, str], str]] = {
 
 @nox.session
 def installs(session: nox.Session) -> None:
-    """Installs the project in the ways that users do (docs/packaging.md); -- NAME: some of them."""
+    """Installs the project in each of the ways of docs/packaging.md; -- NAME...: only these."""
     install_torch(session, PINNED, *BUILD, "build")
     clean_environment(session)
     copy = sources(ROOT / "build" / "installs")
@@ -191,14 +191,13 @@ def installs(session: nox.Session) -> None:
         if name == "old setuptools":
             session.install("setuptools==65.5.0")
         session.log(f"installs: {name}")
-        words = [
-            word.format(sdist=next(copy.glob("dist/*.tar.gz")), wheel=next(copy.glob("dist/*.whl"))) for word in given
-        ]
-        said = session.run("python", "-m", "pip", "install", *words, env=settings, silent=True, success_codes=[0, 1])
+        sdist, wheel = next(copy.glob("dist/*.tar.gz")), next(copy.glob("dist/*.whl"))
+        install = ["python", "-m", "pip", "install", *(text.format(sdist=sdist, wheel=wheel) for text in given)]
+        output = session.run(*install, env=settings, silent=True, success_codes=[0, 1])
         if expected.startswith("cpu: "):
-            said = run_alone(session, "-m", "sinpe_ext", "info")
-        if expected not in str(said):
-            session.error(f"{name}: expected {expected!r}, got\n{said}")
+            output = run_alone(session, "-m", "sinpe_ext", "info")
+        if expected not in str(output):
+            session.error(f"{name}: expected {expected!r}, got\n{output}")
         if name == "plot":
             session.run("python", "-m", "sinpe_ext", "plot", "--length", "50", "--dim", "20", "-o", "pe.png")
             if not Path("pe.png").read_bytes().startswith(b"\x89PNG"):
@@ -215,19 +214,19 @@ def installs(session: nox.Session) -> None:
 
 @nox.session
 def asan(session: nox.Session) -> None:
-    """The suite on libraries built with AddressSanitizer and UBSan; -- FILES: these tests."""
+    """The tests on libraries built with AddressSanitizer and UBSan; -- FILES: only these test files."""
     install_torch(session, PINNED, *BUILD, *TEST)
     clean_environment(session)
     session.chdir(sources(ROOT / "build" / "sanitized"))
     session.env.update({"SINPE_EXT_SANITIZE": "1", "CXX": "g++"})
     session.run("python", "setup.py", "-q", "build_ext", "--inplace", env={"SINPE_EXT_BUILD": "cpu"})
-    # Python itself was built without the runtimes, so they come first; they belong to g++.
+    # Python itself is not linked to the sanitizers' runtimes, which are g++'s, so they have to be preloaded.
     names = ("libasan.so", "libubsan.so", "libstdc++.so")
     found = [str(session.run("g++", f"-print-file-name={name}", external=True, silent=True)).strip() for name in names]
     reports = ROOT / "build" / "sanitizers"
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
-    # Without the leak check: Python keeps what it has at its end. PYTHONMALLOC: an allocation for each object.
+    # No leak check, because Python does not free everything at exit. PYTHONMALLOC: one allocation per object.
     settings = {
         "LD_PRELOAD": " ".join(found),
         "ASAN_OPTIONS": f"detect_leaks=0:protect_shadow_gap=0:allocator_may_return_null=1:log_path={reports}/report",
@@ -235,13 +234,13 @@ def asan(session: nox.Session) -> None:
         "PYTHONMALLOC": "malloc",
         "OMP_NUM_THREADS": str(os.cpu_count() or 2),
     }
-    # A report ends its worker, which pytest-xdist replaces. Left out: builds, and the halves of tests that run eager
-    # PyTorch, where no code of ours is compiled.
+    # A report ends its worker, which pytest-xdist replaces. Omitted: builds, and tests in eager PyTorch, which run no
+    # compiled code of this project.
     command = ["python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not builds"]
     emulated = (ROOT / "tests" / "emulated.txt").read_text().split()
     runs = {
         "compiled": (session.posargs or ["tests"], "not [eager and not -eager"),
-        # There a row of NaN by contract, no IndexError.
+        # Omitted in addition: a test of the IndexError for an invalid id, which gives a row of NaN in the CUDA kernels.
         "emulated": (
             [file for file in emulated if file in (session.posargs or emulated)],
             "not [eager and not -eager and not an_id_that_is_no_row",

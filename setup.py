@@ -1,9 +1,9 @@
 """Builds the compiled libraries at install time; metadata is in pyproject.toml.
 
-SINPE_EXT_BUILD says what has to succeed: auto (the default) builds what can be built and installs pure Python where
-there is no compiler or no torch; cpu fails where the CPU library does, and leaves CUDA out; cuda fails where the CUDA
-library does; none builds nothing. What was built, or why not, is written beside the package as _build.json, where
-sinpe_ext.backend_info() finds it.
+SINPE_EXT_BUILD determines what is built. auto (the default) builds what can be built; without a compiler or torch it
+installs pure Python. cpu fails if the CPU library cannot be built, and omits CUDA. cuda fails if the CUDA library
+cannot be built. none builds nothing. What was built, or the reason why not, is recorded in _build.json in the package,
+which sinpe_ext.backend_info() reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
-MIN_SETUPTOOLS = 77  # the first that reads pyproject.toml's license; older ones name no cause that a user could mend
+MIN_SETUPTOOLS = 77  # the first that accepts the license in pyproject.toml; older ones fail with an unclear error
 if int(setuptools.__version__.split(".")[0]) < MIN_SETUPTOOLS:
     raise SystemExit(
         f"sinpe_ext: setuptools {setuptools.__version__} is older than {MIN_SETUPTOOLS}; "
@@ -33,8 +33,8 @@ if int(setuptools.__version__.split(".")[0]) < MIN_SETUPTOOLS:
 
 
 def build_modules() -> list[types.ModuleType]:
-    """compilation.py and cuda_compiler.py of sinpe_ext/backend, under a name of their own: sinpe_ext itself need not be
-    importable yet."""
+    """Imports compilation.py and cuda_compiler.py of sinpe_ext/backend under another package name, because sinpe_ext
+    itself may not be importable yet."""
     package = types.ModuleType("_sinpe_ext_build")
     package.__path__ = [str(HERE / "sinpe_ext" / "backend")]
     sys.modules[package.__name__] = package
@@ -64,7 +64,7 @@ def build_mode() -> str:
 
 
 def relative_sources(target: str) -> list[str]:
-    """What the C++ compiler compiles; the .cu are nvcc's."""
+    """The sources that the C++ compiler compiles, without the .cu files, which nvcc compiles."""
     return [path.relative_to(HERE).as_posix() for path in compilation.sources(target, CSRC) if path.suffix == ".cpp"]
 
 
@@ -79,7 +79,7 @@ def torch_extension(target: str) -> Extension:
         raise compilation.BuildUnavailable(f"torch {torch.__version__} at build time is older than {oldest}")
     if target == "cuda":
         find_cuda(torch)
-    # py_limited_api keeps libtorch_python out of the link: the library is no Python module and suits every Python.
+    # With py_limited_api libtorch_python is not linked: the library is not a Python module and works with every Python.
     # Not torch's CUDAExtension: see backend/cuda_compiler.py.
     return CppExtension(
         f"sinpe_ext.{compilation.LIBRARY_NAMES[target]}",
@@ -92,13 +92,13 @@ def torch_extension(target: str) -> Extension:
 
 
 def names_without_paths(torch: types.ModuleType) -> list[str]:
-    """Flags that make __FILE__ say the same on every machine. The manifest leaves them out, as they name folders."""
+    """Flags that make __FILE__ the same on every machine. They are not in the manifest, because they contain paths."""
     folders = {CSRC: "csrc", Path(torch.__file__).parent / "include": "torch"}
     return [f"-ffile-prefix-map={folder}={name}" for folder, name in folders.items()]
 
 
 def find_cuda(torch: types.ModuleType) -> None:
-    """nvcc and what it compiles for, kept in the manifest until the build."""
+    """Stores nvcc and its architectures in the manifest, from which they are removed before the build."""
     missing = cuda_compiler.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
     if missing:
         raise missing
@@ -122,7 +122,8 @@ def core_extension() -> Extension:
 
 
 def planned_extensions(mode: str) -> list[Extension]:
-    """What can be tried here. What cannot is recorded with its reason, or fatal if SINPE_EXT_BUILD asks for it."""
+    """The libraries that can be built here. For the others the reason is recorded, or the installation fails if
+    SINPE_EXT_BUILD requires them."""
     if mode == "none":
         manifest["reason"] = "installed without compiled libraries (SINPE_EXT_BUILD=none)"
         return []
@@ -165,7 +166,7 @@ def give_up(target: str, reason: str, mode: str, quiet: bool = False) -> None:
 
 @contextlib.contextmanager
 def kept_output(kept: list[str]) -> Iterator[None]:
-    """Pass the compiler's output on, and keep it: torch's ninja writes to file descriptor 1 itself."""
+    """Context manager: shows the compiler's output and also appends it to a list; ninja writes to file descriptor 1."""
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryFile() as scratch:
@@ -200,7 +201,7 @@ NVCC, ARCHITECTURES = manifest.pop("nvcc", (None, ()))
 
 
 class BuildLibraries(torch_build_ext() if EXTENSIONS else build_ext):
-    """Each library for itself: a failing one does not take the other along, unless SINPE_EXT_BUILD asks for it."""
+    """Builds each library separately: if one fails, the others are still built, unless SINPE_EXT_BUILD requires it."""
 
     def run(self) -> None:
         cxx = COMPILER.command[0] if COMPILER and len(COMPILER.command) == 1 else None
@@ -213,7 +214,7 @@ class BuildLibraries(torch_build_ext() if EXTENSIONS else build_ext):
     def build_extension(self, ext: Extension) -> None:
         target = next(t for t, name in compilation.LIBRARY_NAMES.items() if ext.name.endswith(name))
         library = Path(self.get_ext_fullpath(ext.name))
-        library.unlink(missing_ok=True)  # of an earlier build; its stale presence would hide a failure
+        library.unlink(missing_ok=True)  # from an earlier build: it would hide a failure
         self.build_temp, shared = os.path.join(self.build_temp, target), self.build_temp
         kept: list[str] = []
         try:
@@ -253,7 +254,7 @@ class BuildLibraries(torch_build_ext() if EXTENSIONS else build_ext):
 
 
 class RecordBuild(build_py):
-    """Leaves the reason behind where there is nothing to build and build_ext therefore never runs."""
+    """Writes the manifest if there is nothing to build, because build_ext does not run then."""
 
     def run(self) -> None:
         super().run()
@@ -271,7 +272,7 @@ def torch_facts() -> dict[str, str]:
 
 
 def write_manifest(folder: Path) -> None:
-    """Say what was built, and leave no library of an earlier build beside it."""
+    """Writes _build.json, and removes libraries of earlier builds that it does not list."""
     folder.mkdir(parents=True, exist_ok=True)
     current = {library["file"] for library in manifest["libraries"].values()}
     for name in compilation.LIBRARY_NAMES.values():

@@ -1,1 +1,1 @@
-"""The benchmark: sinpe_ext, the floor set by memory, and other implementations, in one run. `python -m benchmarks`."""
+"""The benchmark: sinpe_ext, memory floors, and other implementations, timed in one run: `python -m benchmarks`."""

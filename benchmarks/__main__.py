@@ -11,11 +11,12 @@ from .run import main as run
 
 def parser() -> argparse.ArgumentParser:
     command = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Time sinpe_ext, the floor that memory sets, and what others do."
+        prog="python -m benchmarks",
+        description="Time sinpe_ext, the cost of the memory traffic alone, and other implementations.",
     )
     command.add_argument("--quick", action="store_true", help="few rounds, slow rows left out")
     command.add_argument("--rows", metavar="A,B,...", help="only these rows (an unknown one lists all)")
-    text = "only time an element at these numbers of elements (default: from 2^9, one decode step, to 2^28)"
+    text = "only the time per element, for these numbers of elements (default: 2^9, one decode step, to 2^28)"
     command.add_argument("--sizes", metavar="2^A,2^B,...", nargs="?", const="", help=text)
     command.add_argument("--threads", metavar="N,M,...", help="on each of these numbers of threads (default: torch's)")
     command.add_argument("--device", choices=("cpu", "cuda"), help="only this device (default: each that has kernels)")
@@ -26,10 +27,10 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "-o", "--json", metavar="FILE", help="write the results there (a folder: under the usual name)"
     )
-    text = "the picture of the sizes (default: beside the JSON, where matplotlib is installed)"
+    text = "file of the figure of the sizes (default: next to the JSON, if matplotlib is installed)"
     command.add_argument("--plot", metavar="FILE", help=text)
-    command.add_argument("--replot", metavar="FILE.json", help="measure nothing, draw the picture of these results")
-    command.add_argument("--tag", help="the machine's name in the file name (default: made from the CPU's)")
+    command.add_argument("--replot", metavar="FILE.json", help="measure nothing; draw the figure of these results")
+    command.add_argument("--tag", help="name of the machine in the file name (default: from the CPU's name)")
     return command
 
 

@@ -24,7 +24,7 @@ from .report import aligned, number, verdict
 
 ROWS = (*INFERENCE_ROWS, *GRID_ROWS, *TRAINING_ROWS)
 SAMPLE_SECONDS = 0.01
-SMALL_MEMORY = 20 * 2**30  # below this the tensors are a quarter of the size: some eight of them live at once
+SMALL_MEMORY = 20 * 2**30  # with less memory the tensors have a quarter of the size; about eight exist at a time
 
 
 def missing() -> str:
@@ -115,7 +115,7 @@ def measure(row: CudaRow, place: Place, rounds: int) -> dict[str, Any]:
                 try:
                     call()
                     calls[f"peer:{name}"] = call
-                except Exception as error:  # a peer that cannot run here is told, ours is measured all the same
+                except Exception as error:  # a peer that fails is reported, and the others are measured
                     result["peer_errors"][name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             samples = timed(calls, rounds, place.device)
     except Exception as error:  # as in run.measure: reported, and fails the run

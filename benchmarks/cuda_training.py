@@ -51,7 +51,7 @@ def embed_backward(place: Place, dtype: torch.dtype, *, of_text: bool = False) -
     ours = with_gradients(run, [weight], grad)
 
     def check() -> None:
-        loud = torch.full_like(weight.detach(), 8)  # whose sums are not 0 by chance, as sums in 16 bits can be
+        loud = torch.full_like(weight.detach(), 8)  # a constant, so that no 16-bit sum is 0 by chance
         dropped = sinpe.embed(ids, loud, encoding, scale=scale, dropout=P, seed=seed) == 0
         kept = torch.where(dropped, 0, grad).flatten(0, 1)
         some = torch.linspace(0, cases.VOCABULARY - 1, 7).long().tolist()
@@ -94,7 +94,7 @@ def alpha_train(place: Place, dtype: torch.dtype) -> Work:
         scale = 65536 / (65536 - round(P * 65536))
         kept = of_x != 0
         cases.rows_agree("gradient of x", of_x[kept], grad[kept].double() * scale, dtype, 8.0)
-        # One sum of as many products as x has elements; it is rounded to dtype, and PE to float32, once.
+        # The gradient of alpha is one sum over all elements of x; it is rounded once to dtype, PE once to float32.
         products = kept * grad.double() * sinpe.table(length, encoding, dtype=torch.float64, device=place.device)
         want, size = scale * products.sum(), scale * float(products.abs().sum())
         near = abs(float(want)) * 4 * ROUNDING[dtype] + size * 2.0**-22

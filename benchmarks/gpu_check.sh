@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Everything that needs a CUDA device, in one command, the figures first: build, a smoke test, memcheck, the core of the
-# benchmark, a profile that says why a row misses, then the tests and the rest. Each step's log and result are kept at once
-# and packed into one archive, OUT/gpu_check.tar.gz; nothing that fails costs what comes after it.
+# Runs everything that needs a CUDA device, measurements first: build, a smoke test, memcheck, the main rows of the
+# benchmark, profiles of rows that miss their target, then the tests and the other steps. The log and the result of each
+# step are packed into one archive, OUT/gpu_check.tar.gz, as soon as it ends. A failed step does not stop later ones.
 #
 #   benchmarks/gpu_check.sh                       # all of it, less than LIMIT seconds
 #   DRY_RUN=1 benchmarks/gpu_check.sh             # print the commands
 #
-# Where a call may take ten minutes only; a call that finds no library builds it first:
+# If a call may take ten minutes at most (a call that finds no library builds it first):
 #
 #   LIMIT=580 STEPS=first benchmarks/gpu_check.sh     # build, info, smoke, memcheck, core, profile
 #   LIMIT=580 STEPS=second benchmarks/gpu_check.sh    # tests, single, bench
@@ -82,7 +82,7 @@ table='' failed=0 incomplete=0
 
 wants() { case ",$STEPS," in *",$1,"*) return 0 ;; *) return 1 ;; esac; }
 
-# One archive, whole at any time: who is stopped keeps what was measured.
+# The archive is complete at any time, so an interrupted run keeps its measurements.
 pack() {
   tar -czf "$OUT/gpu_check.tar.gz.part" -C "$OUT" gpu_check && mv "$OUT/gpu_check.tar.gz.part" "$OUT/gpu_check.tar.gz"
 }
@@ -140,8 +140,8 @@ for device in ("cpu", "cuda"):
     assert found.backend == "compiled", device'
 }
 
-# One process for each file: an illegal access ends every later use of the device in its own. A file of which nothing is
-# chosen (5) has not failed.
+# One process per file, because an illegal access makes the device unusable for the rest of a process. Exit code 5, no
+# test selected, is not a failure.
 tests() { # options and files
   local options=() code=0 file
   for file in "$@"; do
@@ -157,7 +157,7 @@ tests() { # options and files
   return $code
 }
 
-# Each kernel a few times, an error where it happens.
+# Runs each kernel a few times under compute-sanitizer.
 smoke() { CUDA_LAUNCH_BLOCKING=1 "$PYTHON" $CHECK; }
 
 sanitizer() { # tool
@@ -172,7 +172,7 @@ sanitizer() { # tool
     *--filter*) only=(--filter kns=sinpe) ;;
     *) echo "this compute-sanitizer cannot be told which kernels to watch; it watches all" ;;
   esac
-  # Without torch's caching allocator an access beyond a tensor is one beyond an allocation.
+  # Without torch's caching allocator, an access beyond a tensor is an access beyond an allocation.
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$tool" --tool "$1" "${only[@]}" --error-exitcode 9 "$PYTHON" $CHECK \
     >"$LOGS/$1.raw" 2>&1
   code=$?
@@ -186,8 +186,8 @@ sanitizer() { # tool
   return $code
 }
 
-# bench ARITHMETIC FILE [ROWS]: groups of a few rows, each in a process of its own, so that an illegal access in one costs
-# no other; FILE.1.json, FILE.2.json, ...
+# bench ARITHMETIC FILE [ROWS]: runs groups of a few rows, each in its own process, so that an illegal access in one does
+# not affect the others; writes FILE.1.json, FILE.2.json, ...
 bench() {
   local rows=${3:-} group=0 code=0 some=()
   rm -f "$LOGS/$2".*.json # of an earlier run
@@ -201,7 +201,7 @@ bench() {
   return $code
 }
 
-# Why a row misses: the profiler's whole account of our first kernel in it, as text.
+# The profiler's full report on this library's first kernel in a row, as text.
 profile() {
   local tool row code=0
   rm -f "$LOGS"/profile_*.txt
@@ -222,7 +222,7 @@ profile() {
   return $code
 }
 
-# The core rows from a library that nvcc built with other flags, in a copy of the tree.
+# Measures the core rows with a library that was compiled with other flags of nvcc, in a copy of the tree.
 variant() {
   local copy
   if [ -z "$VARIANT" ]; then
@@ -235,7 +235,7 @@ variant() {
     bench double variant "$CORE")
 }
 
-# What a step runs, by the name that `timeout` can call.
+# The commands of the steps, as functions that `timeout` can call by name.
 export PYTHON OUT LOGS BUILD CHECK CORE PROFILED VARIANT
 export -f build check_build tests smoke sanitizer bench profile variant
 run() { local name=$1 limit=$2; shift 2; wants "$name" || return 0; step "$name" "$limit" bash -c "$*"; }
@@ -285,7 +285,7 @@ p = torch.cuda.get_device_properties(0)
 print(f"{p.name}, capability {p.major}.{p.minor}, torch {torch.__version__}, CUDA {torch.version.cuda}")'
     printf '%-14s %-11s %s\n' step result note
   } >>"$LOGS/summary.txt"
-  # Without a library every step would compile it, under a sanitizer too.
+  # Without a library every step would compile it, also under a sanitizer.
   if ! wants build && ! SINPE_EXT_JIT=0 check_build >/dev/null 2>&1; then STEPS=build,$STEPS; fi
 fi
 
@@ -298,7 +298,7 @@ run memcheck 60 sanitizer memcheck
 run core 160 'bench double core "$CORE"'
 run profile 100 profile
 run variant 400 variant
-# By name: "-k cuda" takes the CPU's half as well, for the files' names match.
+# Files by name: "-k cuda" would also select tests on the CPU, because it matches file names.
 run tests 240 tests -k '"not cpu"' tests/cuda/test_cuda_{parity,grid,runtime,bad_input,binding,dispatch,bench}.py
 export SINPE_EXT_CUDA_ARITHMETIC=single
 run single 100 tests -k '"not cpu"' tests/cuda/test_cuda_{parity,grid}.py

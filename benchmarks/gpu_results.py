@@ -19,14 +19,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "cuda.md"
 MARKS = ("<!-- gpu_results: begin -->", "<!-- gpu_results: end -->")
-STATE = ("<!-- measured: begin -->", "<!-- measured: end -->")  # what the page says of it first
+STATE = ("<!-- measured: begin -->", "<!-- measured: end -->")  # the summary at the top of the page
 SEEN = re.compile(
     r"Duration|Throughput|Ipc|Registers Per Thread|Occupancy|Elapsed Cycles|No Eligible|Warp Cycles Per Issued|stall"
 )
 
 
 class Unusable(Exception):
-    """The archive is not from gpu_check.sh, or has no measurements; the message is for the user."""
+    """Raised if the archive is not from gpu_check.sh or has no measurements; the message is for the user."""
 
 
 def read(archive: Path) -> dict[str, str]:

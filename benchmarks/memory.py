@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 KIB = 1024
-CGROUP = Path("/sys/fs/cgroup")  # what a container may take, where it is less than what the machine has
+CGROUP = Path("/sys/fs/cgroup")  # the memory limit of a container, which may be less than the machine's memory
 
 
 def peak() -> int:
@@ -45,7 +45,7 @@ def available() -> int | None:
     try:
         found.append(_field(Path("/proc/meminfo"), "MemAvailable"))
     except OSError:
-        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:  # not what is free, but all there is
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:  # all memory, not only what is free
             found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     try:
         limit, used = ((CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))

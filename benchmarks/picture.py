@@ -16,8 +16,8 @@ from .report import lines_of_sizes, nanoseconds, plural
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TIMED = ("case", "title", "floor", "dtype", "threads", "elements", "ms")  # what an entry of a size needs to be drawn
-BENCHMARK_STYLES: dict[str, dict[str, Any]] = {  # one look for a name in every panel
+TIMED = ("case", "title", "floor", "dtype", "threads", "elements", "ms")  # fields of a size that the figure needs
+BENCHMARK_STYLES: dict[str, dict[str, Any]] = {  # name -> its line style in every panel
     "floor": {"color": "0.4", "linestyle": ":"},
     "ours": {"color": "C0", "linewidth": 2.5, "zorder": 3},
     "usual formula": {"color": "C1"},
@@ -25,15 +25,15 @@ BENCHMARK_STYLES: dict[str, dict[str, Any]] = {  # one look for a name in every 
     "ready table": {"color": "C3", "linestyle": "--"},
 }
 PANEL = (4.6, 3.4)  # inches
-ABOUT = {"cpu", "cores", "torch", "date"}  # what the title tells of the machine
+ABOUT = {"cpu", "cores", "torch", "date"}  # facts of the machine in the title
 
 
 class Undrawn(Exception):
-    """A requested figure cannot be drawn; the message says what to do."""
+    """Raised if a requested figure cannot be drawn; the message says what to do."""
 
 
 def check(where: str | Path) -> Path:
-    """Before anything is measured: raise if --plot cannot work; return the figure's path."""
+    """Checks --plot before anything is measured, and returns the path of the figure. Raises Undrawn."""
     try:
         matplotlib_installed()
         return picture_to_write("plot", str(where))
@@ -90,7 +90,7 @@ def draw(found: Mapping[str, Any], where: Path) -> Path:
     figure = Figure(figsize=(PANEL[0] * len(cases), PANEL[1] * len(kinds)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(kinds), len(cases), squeeze=False, sharex=True, sharey=True)
-    lines: dict[Any, Any] = {}  # by label; one legend for all panels, where it hides none of them
+    lines: dict[Any, Any] = {}  # label -> line, for the single legend of all panels
     for row, (dtype, threads) in enumerate(kinds):
         for column, case in enumerate(cases):
             if (case, dtype, threads) in keys:

@@ -29,11 +29,11 @@ class Process:
     target: float | None
     measure: Callable[[], float]
     slow: bool = False  # left out of a quick run
-    asked: bool = False  # run only when named: it takes minutes or touches more than this process
+    asked: bool = False  # run only if named, because it takes minutes or changes files
 
 
 class Skipped(Exception):
-    """A measurement that cannot run here, with the reason."""
+    """Raised if a measurement cannot run here; the message is the reason."""
 
 
 IMPORT = """
@@ -73,7 +73,7 @@ extra = peak() - before - results * x.nbytes
 print(json.dumps(extra / 2**20))
 """
 
-# Peak of a training step of the example's language model beyond what was there before it was built.
+# Peak memory of a training step of the example's language model, minus the memory before the model was created.
 STEP = """
 import json, sys, torch
 from benchmarks.memory import peak
@@ -95,7 +95,7 @@ for _ in range(3):
 print(json.dumps((peak() - before) / 2**20))
 """
 
-# Asks the JIT itself: a library built at install time would otherwise be taken, and nothing compiled.
+# Calls the JIT directly, because a library built at install time would be used otherwise.
 BUILD = """
 import json, time, torch
 from sinpe_ext.backend import loader, jit

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-FLAT_FROM = 2**18  # elements from which ours / floor is promised to be flat for float32
-FLAT = 1.3
+FLAT_FROM = 2**18  # from this number of elements on, ours / floor should be constant for float32
+FLAT = 1.3  # up to this factor
 
 
 def met(value: float, target: float | None, *, most: bool) -> bool | None:

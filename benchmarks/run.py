@@ -39,7 +39,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 class Refused(Exception):
-    """The request cannot be run: the message for the user, and the exit status."""
+    """Raised for a request that cannot be run, with the message for the user and the exit status."""
 
     def __init__(self, message: str, status: int = 2) -> None:
         super().__init__(message)
@@ -54,9 +54,9 @@ class Plan:
     processes: list[Process]
     points: list[Point]
     cuda: list[CudaRow]
-    no_cuda: str  # why it is left out, where it was not asked for
-    several: bool  # numbers of threads, so that the titles tell them
-    complete: bool  # worth keeping with the committed results
+    no_cuda: str  # why CUDA is not measured, if it was not requested explicitly
+    several: bool  # whether there are several numbers of threads, which the titles then include
+    complete: bool  # whether the run has all rows and is stored with the committed results
 
     def __len__(self) -> int:
         return len(self.rows) + len(self.processes) + len(self.points) + len(self.cuda)
@@ -127,13 +127,13 @@ def plan(options: argparse.Namespace) -> Plan:
 
 
 def check_outputs(options: argparse.Namespace, sizes: bool) -> None:
-    """Before anything is measured: check that the JSON and the figure can be written."""
+    """Checks before the measurements that the JSON and the figure can be written."""
     if options.json is not None:
         try:
             path = file_to_write("json", options.json, or_folder=True)
         except ValueError as error:
             raise Refused(str(error)) from None
-        if not path.is_dir() and path.suffix != ".json":  # beside which the picture goes
+        if not path.is_dir() and path.suffix != ".json":  # the figure is written next to it
             raise Refused(f"json: expected a folder, or a file whose name ends in .json, got {options.json}; rename it")
         if options.plot is not None and path == Path(options.plot):
             raise Refused(f"plot: expected another file than the JSON's, got {options.plot}; pass a .png")
@@ -205,7 +205,7 @@ def text(found: dict[str, Any]) -> str:
 def write(path: Path | None, found: dict[str, Any]) -> None:
     """Write the JSON atomically, so that an interrupted run leaves a complete file."""
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)  # the default; a folder that is named has to be there
+        path.parent.mkdir(parents=True, exist_ok=True)  # the default folder; a folder given by the user exists
         whole = path.with_name(f"{path.name}.part")
         whole.write_text(json.dumps(found, indent=1) + "\n")
         whole.replace(path)
@@ -250,7 +250,7 @@ def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = 
             samples = interleaved(present, rounds, count, unsteady.append)
     except Skipped as reason:
         return {**result, "skipped": str(reason)}
-    except Exception as error:  # one row that cannot run must not cost the others; it is reported and fails the run
+    except Exception as error:  # the other rows still run; this one is reported and fails the run
         return {**result, "error": first_line(error)}
     seconds = summary(samples, best=best)
     ours = seconds["ours"]

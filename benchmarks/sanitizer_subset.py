@@ -43,7 +43,7 @@ def run(dtype: torch.dtype, width: int) -> list[torch.Tensor]:
     total = sinpe.add(given, alpha=alpha, positions=at, dropout=0.3, seed=2)
     results += torch.autograd.grad(total, (given, alpha, at), torch.ones_like(total))
     ids = torch.tensor([[0, 8, 3, 3, 3], [1, 9, -1, 3, 0], [2, 2, 2, 2, 2]], device=device)
-    ids = ids.clamp(0, 8) if device.type == "cpu" else ids  # 9 and -1 are no rows
+    ids = ids.clamp(0, 8) if device.type == "cpu" else ids  # 9 and -1 are not rows of the weight
     weight = torch.randn(9, width, device=device).to(dtype).requires_grad_()
     for drop in (0.0, 0.3):
         rows = sinpe.embed(ids, weight, dropout=drop, seed=3, padding_idx=2)

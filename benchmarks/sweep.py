@@ -22,16 +22,16 @@ from .cases import CHECK_ROWS, FILL, ROUNDING, tolerance
 from .report import plural, power
 
 DIM = 512
-LENGTH = 2048  # of a sequence that x is added to; more elements are more sequences
+LENGTH = 2048  # largest length of a sequence; larger sizes have more sequences
 SIZES = tuple(2**power for power in (9, 12, 15, 18, 20, 22, 24, 26, 28))
 LARGEST = 2**36
 MAX_THREADS = 4096
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROUNDS, QUICK_ROUNDS = 7, 3
 OURS, FLOOR, USUAL, READY, COMPILED = "ours", "floor", "usual formula", "ready table", "torch.compile"
-MEASURABLE = 2**24  # elements from which every temporary comes from the system and goes back to it at once
-SPARE = 2**29  # bytes left for the program itself
-SIZE = 8.0  # of the largest sum when it is checked
+MEASURABLE = 2**24  # from this number of elements on, temporaries are allocated from the system and returned to it
+SPARE = 2**29  # bytes reserved for the program itself
+SIZE = 8.0  # magnitude of the largest sum, for the tolerance of the check
 FLOAT32_ANGLES = 1e-4  # error of the usual formula in the first CHECK_ROWS rows
 
 
@@ -41,7 +41,7 @@ class Work:
 
     calls: dict[str, Callable[[], Tensor]]
     kept: list[Tensor] = field(default_factory=list)
-    x: Tensor | None = None  # what the encoding is added to
+    x: Tensor | None = None  # the tensor that the encoding is added to
     length: int = 0
 
     def compare(self, name: str, dtype: torch.dtype) -> None:
@@ -165,7 +165,7 @@ def measure(point: Point, rounds: int, *, best: bool = False, compile: bool = Tr
                 except Exception as error:
                     if name != COMPILED or isinstance(error, AssertionError):
                         raise
-                    failed[name] = first_line(error)  # no C++ compiler, say: told, and the others are measured
+                    failed[name] = first_line(error)  # for example without a C++ compiler
                     del work.calls[name]
             samples = interleaved(work.calls, rounds, point.threads)
             if point.elements >= MEASURABLE:

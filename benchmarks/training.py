@@ -20,7 +20,7 @@ from .cases import CHECK_ROWS, WIDE, Row, Subjects, token_ids, tolerance
 P = 0.1
 TRAINED = (16, 512, 1024)
 VOCABULARY = 32000
-# Of 8 million elements dropped with probability 0.1 the share strays by less than this, but for one case in 10^15.
+# With 8 million elements and probability 0.1, the dropped fraction deviates by more than this in one of 10^15 runs.
 STRAY = 1e-3
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_language_model.py"
 

@@ -1,4 +1,4 @@
-# Cross-compilation for arm64 Linux, with tests that ctest runs under qemu-user; `cmake --workflow --preset arm64` finds other compilers as well.
+# Toolchain file for arm64 Linux; ctest runs the tests under qemu-user. Used by `cmake --workflow --preset arm64`, or:
 #   cmake -S . -B build/arm64/by-hand -DCMAKE_TOOLCHAIN_FILE=cmake/arm64.cmake
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)

@@ -1,4 +1,4 @@
-# What find_package(sinpe CONFIG) finds after an install.
+# Installs the package files that find_package(sinpe CONFIG) reads.
 include(CMakePackageConfigHelpers)
 
 set(package_directory ${CMAKE_INSTALL_LIBDIR}/cmake/sinpe)

@@ -1,4 +1,4 @@
-"""How `make docs` makes a site of the pages: Sphinx with MyST, over the repository's own files at their own paths."""
+"""Sphinx configuration of `make docs`: the site is built by MyST from the repository's pages at their own paths."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ html_copy_source = False
 smartquotes = False  # docstrings quote code
 myst_heading_anchors = 4
 nitpicky = True
-# Classes that torch, NumPy and matplotlib document, whose inventories would have to be downloaded, and internal ones.
+# Classes of torch, NumPy and matplotlib, whose inventories would have to be downloaded, and internal classes.
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|matplotlib|collections|types|sinpe_ext\.encodings|sinpe_ext\.backend)\..*"),
     ("py:class", "ArrayLike|Axes|DTypeLike|DeviceMesh|Placement|Tensor"),
@@ -61,7 +61,7 @@ SECTIONS = "Args", "Fields", "Returns", "Raises", "Accuracy", "Gradient", "Sourc
 
 
 def add_menu(app: Sphinx, docname: str, source: list[str]) -> None:
-    """The menu, which no code host could show, at the end of the first page."""
+    """Appends the menu to the first page; it is not in the source, because code hosts would show it as text."""
     if docname == root_doc:
         for caption, pages in MENU.items():
             entries = "\n".join(pages.split())
@@ -69,7 +69,7 @@ def add_menu(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def link_folders(app: Sphinx, doctree: nodes.document) -> None:
-    """A link to a folder, which a code host lists, leads to its page if it has one, and else is no link."""
+    """Redirects links to folders, which code hosts can show, to the folder's README, or removes them without one."""
     for node in list(doctree.findall(addnodes.pending_xref)):
         folder = Path(app.env.relfn2path(node["reftarget"])[1])
         if node["reftype"] != "myst" or node["refdomain"] or not folder.is_dir():
@@ -82,7 +82,7 @@ def link_folders(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def markup(line: str) -> str:
-    """Markdown's backticks as reStructuredText: a public name links to its entry, all else is code or plain text."""
+    """Converts Markdown's backticks to reStructuredText: public names become links to their entries, others code."""
     made = ""
     for text, _, code in re.findall(r"([^`]*)(?:(`+)(.+?)\2)?", line):
         made += re.sub(r"[*_\\|]", r"\\\g<0>", text)
@@ -91,7 +91,7 @@ def markup(line: str) -> str:
 
 
 def as_google(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """What napoleon does not read in our docstrings: sections of one line, and code after a colon."""
+    """Converts parts of docstrings that napoleon does not support: sections of one line, and code after a colon."""
     made: list[str] = []
     code = False
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
@@ -110,7 +110,7 @@ def as_google(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: 
 
 
 def draw(app: Sphinx, exception: Exception | None) -> None:
-    """Pictures as the library draws them today, in the place of the copies that the repository keeps for code hosts."""
+    """Draws the figures anew for the site; the copies in the repository are for code hosts."""
     if exception or app.builder.name != "html":
         return
     out = Path(app.outdir)

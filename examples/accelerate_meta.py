@@ -1,9 +1,9 @@
-"""Hugging Face accelerate loads a model: made on the meta device, filled from a file, some layers left on the disk.
+"""Hugging Face accelerate: a model created on the meta device, loaded from a file, with some layers offloaded to disk.
 
     python examples/accelerate_meta.py     needs accelerate
 
-The layers have nothing to lose on the meta device: rows are made from numbers that the module keeps, not from a table.
-`persistent_table=True` has a buffer `pe` for code that expects one; it travels through the same loading.
+The layers lose nothing on the meta device, because they compute rows from a few numbers and store no table. With
+`persistent_table=True` there is a buffer `pe` for code that expects one, which is loaded in the same way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Model(nn.Module):
         super().__init__()
         self.tokens = sinpe.SinusoidalEmbedding(100, WIDTH, padding_idx=0, dropout=0.0, scale=WIDTH**0.5)
         self.body = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH), nn.LayerNorm(WIDTH))
-        # As the tutorial's module: max_len rows in a buffer `pe`, which is in the checkpoint.
+        # Like the tutorial's module: a buffer `pe` of max_len rows, which is saved in the checkpoint.
         self.again = sinpe.SinusoidalPositionalEncoding(
             WIDTH, 0.0, max_len=512, learned_alpha=True, persistent_table=True
         )
@@ -58,11 +58,11 @@ def main() -> None:
                 same = torch.equal(loaded(ids), expected)
                 print(f"include_buffers={buffers!s:5}  layers on the {place:4}: same bits {same}")
                 assert same
-        # As accelerate and FSDP do without a file: memory as it comes in the place of weights and table.
+        # to_empty, as accelerate and FSDP call it: weights and the table are uninitialized memory.
         with torch.device("meta"):
             empty = Model().eval()
         empty.to_empty(device="cpu")
-        empty.again.pe.fill_(float("nan"))  # the worst that memory may hold
+        empty.again.pe.fill_(float("nan"))  # the worst possible content of that memory
         empty.load_state_dict({name: value for name, value in model.state_dict().items() if name != "again.pe"})
         table = sinpe.table(512, WIDTH).reshape(empty.again.pe.shape)
         same, saved = torch.equal(empty(ids), expected), torch.equal(empty.state_dict()["again.pe"], table)

@@ -1,10 +1,11 @@
-"""A model with this library's operators, compiled by AOTInductor and run by a C++ program: no Python in the process.
+"""A model with this library's operators, compiled by AOTInductor and run by a C++ program without Python.
 
     python examples/aoti_package.py     needs CMake and a C++ compiler; --folder DIR keeps what was built
 
-Schemas of operators are defined in Python, once; the library of kernels has none, and neither needs Python. So the
-schemas of those that the model uses travel as text beside the package, and the program (cpp/aoti/aoti_main.cpp) defines
-them before it loads the kernels. The same model exported under `standard_operators` has none of ours and needs neither.
+The schemas of this library's operators are defined in Python, not in the library of kernels. So the schemas of the
+operators that the model uses are saved as text next to the package, and the program (cpp/aoti/aoti_main.cpp) defines
+them before it loads the kernels. The same model exported under `standard_operators` contains only torch's operators and
+needs neither schemas nor kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.export import Dim
 import sinpe_ext as sinpe
 from sinpe_ext.integrations import standard_operators
 
-TOLERANCE = 1e-5  # of a LayerNorm's output: Inductor sums in another order
+TOLERANCE = 1e-5  # difference of a LayerNorm's output, which Inductor sums in another order
 
 
 class Model(nn.Module):
@@ -38,7 +39,7 @@ class Model(nn.Module):
 
 
 def write(model: Model, calls: list[list[Tensor]], folder: Path) -> None:
-    """What the program reads: the package, schemas, the library's place, inputs."""
+    """Writes the files that the program reads: the package, the schemas, the path of the library, the inputs."""
     folder.mkdir(exist_ok=True)
     batch, length = Dim("batch", min=2, max=64), Dim("length", min=2, max=4096)
     program = torch.export.export(model, tuple(calls[0]), dynamic_shapes=({0: batch, 1: length}, {0: batch}))
@@ -58,7 +59,7 @@ def library() -> str:
 
 def build(folder: Path) -> Path:
     source = Path(__file__).resolve().parent / "cpp" / "aoti"
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # a cmake from pip
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # finds a cmake installed by pip
     prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
     for words in (["-S", source, "-B", folder, prefix, "-DCMAKE_BUILD_TYPE=Release"], ["--build", folder]):
         command = ["cmake", *map(str, words)]
@@ -72,7 +73,7 @@ def check(folder: Path) -> None:
     torch.manual_seed(0)
     model = Model().eval()
     first = [torch.randint(1000, (2, 16)), torch.tensor([0, 7])]
-    far = [torch.randint(1000, (5, 300)), torch.tensor([0, 1, 2, 3, 2**40])]  # a later length, and a distant start
+    far = [torch.randint(1000, (5, 300)), torch.tensor([0, 1, 2, 3, 2**40])]  # another length, and a large start
     program = build(folder / "build")
     for name, made_under in (("kernels", contextlib.nullcontext()), ("standard", standard_operators())):
         with made_under:
@@ -90,7 +91,7 @@ def check(folder: Path) -> None:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="where everything is written; a temporary one if not given")
+    parser.add_argument("--folder", type=Path, help="folder for all files (default: a temporary one)")
     options = parser.parse_args()
     print(f"torch {torch.__version__}")
     if options.folder is not None:

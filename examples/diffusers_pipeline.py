@@ -1,9 +1,9 @@
-"""A diffusers pipeline whose UNet was swapped: the same pictures.
+"""A diffusers pipeline before and after `swap` of its UNet: equal images.
 
     python examples/diffusers_pipeline.py     needs diffusers
 
-A UNet2DModel of random weights makes four pictures in 50 steps of DDIM. Its `Timesteps` are swapped between two runs of
-one pipeline from one seed.
+A UNet2DModel with random weights generates four images in 50 DDIM steps. The pipeline runs twice with the same seed;
+between the runs, the UNet's `Timesteps` module is swapped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from diffusers import DDIMPipeline, DDIMScheduler, UNet2DModel
 
 import sinpe_ext as sinpe
 
-# Of pixels in 0 .. 1: the old rows are off by 2e-5 at timestep 980, and each of 50 steps hands that on.
+# For pixels in 0 to 1: the original rows have errors of 2e-5 at timestep 980, which propagate through 50 steps.
 TOLERANCE = 1e-4
 
 
@@ -31,7 +31,7 @@ def main() -> None:
         sample_size=32, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=4, attention_head_dim=8,
         down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
     )  # fmt: skip
-    # Velocities: from noise that random weights predict, the first steps would enlarge any difference a thousandfold.
+    # Velocities: if random weights predicted noise, the first steps would amplify any difference a thousandfold.
     pipeline = DDIMPipeline(unet, DDIMScheduler(num_train_timesteps=1000, prediction_type="v_prediction"))
     pipeline.set_progress_bar_config(disable=True)
     before = pictures(pipeline)
@@ -39,7 +39,7 @@ def main() -> None:
     after = pictures(pipeline)
     difference = float(abs(after - before).max())
     same = float((numpy.round(after * 255) == numpy.round(before * 255)).mean())
-    # What the timesteps are worth to this network of random weights: the comparison must not be blind to them.
+    # Verify that wrong timestep rows would change the images, so that the comparison means something.
     pipeline.unet.time_proj.register_forward_hook(lambda module, given, rows: rows.roll(1, -1))
     wrong = float(abs(pictures(pipeline) - before).max())
     print(f"diffusers {diffusers.__version__}, torch {torch.__version__}")

@@ -1,16 +1,17 @@
-"""Diffusion in two dimensions: a small MLP that knows the timestep by its sinusoidal encoding.
+"""Diffusion in two dimensions: a small MLP that gets the timestep as a sinusoidal encoding.
 
     python examples/diffusion_toy.py                     # with the package installed, or PYTHONPATH=. before it
-    python examples/diffusion_toy.py --quick             # seconds: fewer steps, samples and repetitions
-    python examples/diffusion_toy.py --plot samples.png  # and a picture; needs matplotlib
+    python examples/diffusion_toy.py --quick             # takes seconds: fewer steps, samples and repetitions
+    python examples/diffusion_toy.py --plot samples.png  # also draws a figure; needs matplotlib
 
-The data are two spirals with a little noise. The network predicts v of x at timestep t (cosine schedule; Salimans and
-Ho 2022: of the noise alone, an error at the noisiest steps would be a hundred times as large in the sample) and sees t
-in one of three ways: "encoding" is TimestepEncoding with the convention of ADM and DiT, "number" t / 1000 as one
-more input, "none" not at all. Training draws fractional timesteps between 0 and 1000; samples are 50 steps of DDIM.
+The data are two spirals with a little noise. The network predicts v of x at timestep t with a cosine schedule (Salimans
+and Ho 2022; if it predicted the noise, an error at the noisiest steps would be a hundred times as large in the sample).
+It gets t in one of three ways: "encoding" is TimestepEncoding with the convention of ADM and DiT, "number" is t / 1000
+as an additional input, and "none" gives it no timestep. Training draws fractional timesteps between 0 and 1000; samples
+take 50 DDIM steps.
 
-How good they are: the energy distance of the samples to fresh data, beside that of fresh data to fresh data, which is
-what perfect samples would have. examples/README.md has what it printed.
+The quality measure is the energy distance of the samples to new data. That between two sets of new data is printed for
+comparison, since perfect samples would have it. examples/README.md has the results.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ KINDS = ("encoding", "number", "none")
 
 
 def spirals(count: int, generator: torch.Generator) -> Tensor:
-    """Points of two arms, (count, 2), about 1 in size."""
+    """Points on two spiral arms, (count, 2), with coordinates of about 1."""
     turn = 0.25 + 1.25 * torch.rand(count, generator=generator).sqrt()
     arm = torch.randint(2, (count,), generator=generator)
     angle = 2 * math.pi * (turn + arm / 2)
@@ -41,12 +42,12 @@ def spirals(count: int, generator: torch.Generator) -> Tensor:
 
 
 def signal(t: Tensor) -> Tensor:
-    """The share of the data in the variance of x at timestep t, (n, 1): 1 at 0, all but 0 at TIMESTEPS."""
+    """The fraction of the variance of x at t that comes from the data, (n, 1): 1 at 0, nearly 0 at TIMESTEPS."""
     return (0.5 * math.pi * (t / TIMESTEPS + 0.008) / 1.008).cos().square().clamp(1e-4, 0.9999).unsqueeze(-1)
 
 
 class Denoiser(nn.Module):
-    """sqrt(s) noise - sqrt(1 - s) data, (n, 2), of x = sqrt(s) data + sqrt(1 - s) noise at timesteps t, (n,)."""
+    """Predicts v = sqrt(s) noise - sqrt(1 - s) data, (n, 2), from x = sqrt(s) data + sqrt(1 - s) noise and t, (n,)."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class Denoiser(nn.Module):
 
 
 def train(kind: str, steps: int, seed: int) -> tuple[Denoiser, list[float]]:
-    """A network and its loss at each step."""
+    """A trained network, and its loss at each step."""
     torch.manual_seed(seed)
     model, order, losses = Denoiser(kind), torch.Generator().manual_seed(seed), []
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
@@ -88,7 +89,7 @@ def train(kind: str, steps: int, seed: int) -> tuple[Denoiser, list[float]]:
 
 @torch.no_grad()
 def draw(model: Denoiser, count: int, seed: int) -> Tensor:
-    """Samples, (count, 2), by DDIM without noise of its own."""
+    """Samples, (count, 2), by deterministic DDIM."""
     x = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
     times = torch.linspace(TIMESTEPS, 0, SAMPLER_STEPS + 1)
     for now, then in pairwise(times):
@@ -99,7 +100,7 @@ def draw(model: Denoiser, count: int, seed: int) -> Tensor:
 
 
 def energy_distance(a: Tensor, b: Tensor) -> float:
-    """2 E|a - b| - E|a - a'| - E|b - b'| over pairs of different points: 0 on average where a and b have one law."""
+    """2 E|a - b| - E|a - a'| - E|b - b'| over pairs of distinct points; 0 on average for equal distributions."""
     within = sum(torch.cdist(p, p).sum() / (len(p) * (len(p) - 1)) for p in (a, b))
     return float(2 * torch.cdist(a, b).mean() - within)
 

@@ -1,13 +1,13 @@
-"""A tiny vision Transformer on real digits: the picture's grid encoded, learned, or not at all.
+"""A small vision Transformer on handwritten digits with a grid encoding, a learned encoding, or no encoding.
 
     python examples/digits_vit.py                # with the package installed, or PYTHONPATH=. before it
-    python examples/digits_vit.py --quick        # seconds: one seed, six passes over the data
+    python examples/digits_vit.py --quick        # takes seconds: one seed, six epochs
     python examples/digits_vit.py --patch 1 --seeds 0 1 2 3 4
 
-1797 handwritten digits of 8 x 8 pixels (UCI, in scikit-learn: pip install scikit-learn), a fifth of them held out. A
-picture is cut into patches, each a token, behind a class token that gets no encoding; "mae2d" is the encoding of MAE's
-and DiT's pictures. The three kinds begin from the same weights and see the same batches. What is printed is the
-accuracy on the held-out digits, its mean and spread over the seeds. examples/README.md has what it printed.
+The data are 1797 digits of 8 x 8 pixels (UCI, in scikit-learn: pip install scikit-learn), a fifth of them for testing.
+An image is divided into patches, one token each, after a class token that gets no encoding; "mae2d" is the encoding of
+MAE and DiT. The three models start from the same weights and get the same batches. The output is the test accuracy,
+with its mean and standard deviation over the seeds. examples/README.md has the results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
         self.grid_shape = (SIDE // patch, SIDE // patch)
         self.grid = sinpe.convention("mae2d", WIDTH) if kind == "mae2d" else None
-        # The last to be made, so that the weights above are the same for every kind.
+        # Created last, so that the weights above are the same for every kind.
         places = self.grid_shape[0] * self.grid_shape[1]
         self.learned = nn.Parameter(torch.randn(places + 1, WIDTH) * 0.02) if kind == "learned" else None
 
@@ -51,7 +51,7 @@ class VisionTransformer(nn.Module):
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """Pictures, (1797, 1, 8, 8) in 0 to 1, and what they show."""
+    """The images, (1797, 1, 8, 8) with values in 0 to 1, and their labels."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -63,7 +63,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def accuracy(kind: str, pictures: Tensor, labels: Tensor, seed: int, options: argparse.Namespace) -> tuple[float, str]:
-    """The share of the held-out digits that is read right after training, and a line about it."""
+    """The test accuracy after training, and a line about the training."""
     order = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(labels), generator=order)
     held_out, train = shuffled[: len(labels) // 5], shuffled[len(labels) // 5 :]
@@ -90,7 +90,7 @@ def accuracy(kind: str, pictures: Tensor, labels: Tensor, seed: int, options: ar
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--patch", type=int, choices=(1, 2, 4), default=2, help="pixels along the side of a patch")
+    parser.add_argument("--patch", type=int, choices=(1, 2, 4), default=2, help="side of a patch in pixels")
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training set")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--quick", action="store_true", help="one seed, 6 passes")

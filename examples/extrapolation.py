@@ -1,16 +1,16 @@
-"""A small language model, evaluated far beyond the length of its training.
+"""A small language model, evaluated far beyond its training length.
 
     python examples/extrapolation.py             # with the package installed, or PYTHONPATH=. before it
-    python examples/extrapolation.py --quick     # seconds: shows that it runs, not how good it is
+    python examples/extrapolation.py --quick     # takes seconds; too short for meaningful results
     python examples/extrapolation.py --text FILE --length 128 --evaluate-lengths 128 256 1024 --steps 2000
 
-Three models of characters are trained on windows of one length, and differ in one line, where their windows begin:
-"from 0" at position 0, "random start" anywhere in the longest length to come (start= takes one per sample), and "none"
-has no encoding: a causal Transformer can count without.
+Three character-level models are trained on windows of one length. They differ only in the positions of a window: "from
+0" starts at 0, "random start" starts anywhere in the longest evaluated length (start= with one value per sample), and
+"none" has no encoding, since a causal Transformer can derive positions without one.
 
-The table has the loss per character on the part of the text that was held out, in nats. Every column predicts the same
-characters, and the model sees the window that ends with them: a loss that rises to the right says that more text does
-harm, one that falls that it is of use. examples/README.md has what it printed.
+The table has the loss per character, in nats, on a held-out part of the text. Every column predicts the same
+characters, at the end of windows of different lengths. A loss that rises from left to right shows that more context
+harms the model. examples/README.md has the results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = ("from 0", "random start", "none")
 
 
 class AnyLength(LanguageModel):
-    """The model of train_language_model.py, for windows of any length from any position."""
+    """The model of train_language_model.py, for windows of any length that start at any position."""
 
     def forward(self, ids: Tensor, start: int | Tensor = 0) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
@@ -40,7 +40,7 @@ class AnyLength(LanguageModel):
 
 
 def train(kind: str, data: Tensor, vocabulary: int, seed: int, options: argparse.Namespace) -> tuple[nn.Module, str]:
-    """A model after training on windows of --length, and a line about it."""
+    """A model trained on windows of --length characters, and a line about the training."""
     torch.manual_seed(seed)
     alpha = 0.0 if kind == "none" else 1.0
     front = sinpe.SinusoidalEmbedding(vocabulary, WIDTH, dropout=DROPOUT, scale=WIDTH**0.5, alpha=alpha)
@@ -69,7 +69,7 @@ def train(kind: str, data: Tensor, vocabulary: int, seed: int, options: argparse
 
 @torch.no_grad()
 def loss_at(model: nn.Module, data: Tensor, length: int, options: argparse.Namespace) -> float:
-    """The loss on the last --length characters of windows of this length; the same characters whatever the length."""
+    """The loss on the last --length characters of windows of `length` characters; the same ones for any length."""
     where = torch.Generator().manual_seed(0)
     longest = max(options.evaluate_lengths)
     ends = torch.randint(longest, len(data), (options.windows, 1), generator=where)
@@ -84,10 +84,10 @@ def loss_at(model: nn.Module, data: Tensor, length: int, options: argparse.Names
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", help="a UTF-8 text file; default: the language reference that comes with Python")
-    parser.add_argument("--length", type=int, default=64, help="of the windows in training")
+    parser.add_argument("--length", type=int, default=64, help="length of the training windows")
     parser.add_argument("--evaluate-lengths", type=int, nargs="+", help="default: 1, 2, 4, 8 and 16 times --length")
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--windows", type=int, default=128, help="of held-out text, for each length")
+    parser.add_argument("--windows", type=int, default=128, help="number of held-out windows for each length")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--quick", action="store_true", help="one seed, 30 steps, 8 windows, length 16")
     options = parser.parse_args()

@@ -1,10 +1,9 @@
-"""Hugging Face Trainer with a swapped model: the losses of the library's own rows, and a resumed run's last bit.
+"""Hugging Face Trainer with a swapped model: equal losses, also when the run is resumed from a checkpoint.
 
     python examples/hf_trainer.py     needs transformers and accelerate
 
-A small M2M100 of random weights, whose encoder and decoder add sinusoids, learns to count. It is trained three times
-from one seed: as transformers makes it, after `swap`, and after `swap` from the checkpoint that the second run saved
-half way.
+A small M2M100 with random weights, whose encoder and decoder add sinusoids, learns to count. It is trained three times
+with the same seed: unmodified, after `swap`, and after `swap` from the checkpoint that the second run saved halfway.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from transformers import M2M100Config, M2M100ForConditionalGeneration, Trainer, 
 import sinpe_ext as sinpe
 
 STEPS, HALF = 40, 20
-# Of a loss of 2 to 5: the float32 angles of the library's own rows are off by 1e-6 in these 12 positions, and an
-# optimizer enlarges that over some tens of steps.
+# For losses of 2 to 5: float32 angles cause errors of 1e-6 in the original rows of these 12 positions, which the
+# optimizer amplifies over some tens of steps.
 TOLERANCE = 1e-4
 
 
@@ -33,7 +32,7 @@ def tiny_model() -> M2M100ForConditionalGeneration:
 
 
 def sentences(count: int = 256, length: int = 12) -> list[dict[str, Tensor]]:
-    """Counting, each from its own number."""
+    """Sequences of consecutive numbers, each from a different start."""
     first = torch.randint(96, (count, 1), generator=torch.Generator().manual_seed(1))
     return [{"input_ids": row, "labels": row} for row in (first + torch.arange(length)) % 96 + 4]
 

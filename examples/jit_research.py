@@ -1,4 +1,4 @@
-"""Research code, no install step: the kernels compile on first use. PYTHONPATH=. python examples/jit_research.py"""
+"""Use without installation; kernels are compiled on first use. Run: PYTHONPATH=. python examples/jit_research.py"""
 
 import torch
 from torch import nn

@@ -1,9 +1,10 @@
-"""Lightning: a run resumed from a checkpoint has the same dropout masks, if the layer is told the step.
+"""Lightning: a run resumed from a checkpoint has the same dropout masks if the step is the seed.
 
     python examples/lightning_module.py     needs lightning
 
-`seed=` names a mask: the number of the step gives a resumed run the masks of the uninterrupted one. Without it the mask
-comes from torch's generator, whose state Lightning's checkpoints do not hold, and the resumed run goes another way.
+`seed=` determines the mask. With the number of the step as seed, a resumed run uses the masks of an uninterrupted one.
+Without a seed, the masks come from torch's generator, whose state is not in Lightning's checkpoints, so the resumed run
+differs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WIDTH, EPOCHS, SAVED = 32, 20, 10
 
 
 class Tagger(lightning.LightningModule):
-    """Gives each token's place the token two places before: it has to know where it is."""
+    """Predicts, for each token, the token two positions earlier, which requires positions."""
 
     def __init__(self, seeded: bool) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Tagger(lightning.LightningModule):
 
 
 def fit(folder: Path, seeded: bool, resume: Path | None = None) -> Tagger:
-    lightning.seed_everything(0 if resume is None else 1, verbose=False)  # a new process would begin elsewhere
+    lightning.seed_everything(0 if resume is None else 1, verbose=False)  # as in a new process
     model = Tagger(seeded)
     ids = torch.randint(20, (128, 16), generator=torch.Generator().manual_seed(2))
     each_epoch = ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1, every_n_epochs=1)
@@ -62,7 +63,7 @@ def fit(folder: Path, seeded: bool, resume: Path | None = None) -> Tagger:
 
 def main() -> None:
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # workers of the DataLoader, the folder that is not empty
+    warnings.simplefilter("ignore")  # of Lightning, about DataLoader workers and a folder that is not empty
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     print(f"lightning {lightning.__version__}, torch {torch.__version__}")
     for seeded in (True, False):

@@ -1,8 +1,8 @@
-"""A Transformer layer behind our encoding in ONNX Runtime, at lengths and positions that the export never saw.
+"""The encoding and a Transformer layer in ONNX Runtime, at other lengths and positions than in the export.
 
     python examples/onnx_session.py     needs onnx, onnxscript, onnxruntime
 
-`torch.onnx.export(dynamo=True)` writes the encoding as standard operations; the session has nothing of this library.
+`torch.onnx.export(dynamo=True)` writes the encoding as standard operations; the session does not need this library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sinpe_ext as sinpe
 
 WIDTH = 64
 ROWS_ULP = 2.0**-23  # rows: 1 ULP of a float32 just below 1, see docs/graphs.md
-TOLERANCE = 1e-4  # of a layer's output: ONNX Runtime's matrix products and LayerNorm round in another order
+TOLERANCE = 1e-4  # difference of a layer's output, which ONNX Runtime sums in another order
 
 
 class Model(nn.Module):
@@ -29,7 +29,7 @@ class Model(nn.Module):
         super().__init__()
         self.tokens = sinpe.SinusoidalEmbedding(1000, WIDTH, dropout=0.1, scale=WIDTH**0.5)
         self.norm, self.feed = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
-        nn.init.zeros_(self.tokens.weight[0].data)  # token 0 shows the bare rows
+        nn.init.zeros_(self.tokens.weight[0].data)  # the embedding of token 0 is zero, so its output is the encoding
 
     def forward(self, ids: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         x = self.tokens(ids, start=start)

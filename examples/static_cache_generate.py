@@ -1,9 +1,9 @@
-"""transformers' `generate` with a static cache, of swapped models, eager and compiled: token for token the same.
+"""transformers' `generate` with a static cache and swapped models, eager and compiled: the same tokens.
 
     python examples/static_cache_generate.py     needs transformers, and a C++ compiler for Inductor
 
-Tiny models of random weights, so what they say means nothing. Their tokens are drawn, from one seed, so that a wrong
-row of the encoding gives others: the last column counts the tokens that change where rows are moved by a channel.
+The models are tiny and have random weights. Tokens are sampled with a fixed seed, so that a wrong row of the encoding
+changes them: the last column counts the tokens that change if the rows are shifted by one channel.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def models() -> dict[str, nn.Module]:
         "XGLM": XGLMForCausalLM(XGLMConfig(vocab_size=99, d_model=32, num_layers=1, attention_heads=2, ffn_dim=64)),
     }
     with torch.no_grad():
-        for model in found.values():  # from almost uniform to opinionated
+        for model in found.values():  # larger weights, so that the distributions of tokens are not almost uniform
             for weight in model.eval().parameters():
                 weight.mul_(8.0 if weight.dim() > 1 and weight.requires_grad else 1.0)
     return found
@@ -51,7 +51,7 @@ def tokens(model: nn.Module, cache: str, compiled: bool = False) -> Tensor:
     options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": True, "return_dict_in_generate": True}
     if compiled:
         options["compile_config"] = CompileConfig(fullgraph=True, mode="default", dynamic=False)
-        options["compile_config"]._compile_all_devices = True  # transformers compiles for GPUs alone otherwise
+        options["compile_config"]._compile_all_devices = True  # otherwise transformers compiles for GPUs only
     out = model.generate(prompt, cache_implementation=cache, **options)
     assert out.past_key_values.is_compileable == (cache == "static"), "not the cache that was asked for"
     return out.sequences[:, -NEW:]

@@ -1,14 +1,14 @@
-"""A small language model, trained by one process and by many (FSDP2 and sequence parallel): the same loss?
+"""Trains a small language model in one process and in several (FSDP2, sequence parallelism) and compares the losses.
 
     With the package installed or PYTHONPATH=.:
     torchrun --nproc-per-node 4 examples/train_distributed.py             # 2 groups of samples x 2 parts of rows
-    torchrun --nproc-per-node 2 examples/train_distributed.py             # sequence and tensor parallel alone
+    torchrun --nproc-per-node 2 examples/train_distributed.py             # sequence and tensor parallelism only
 
-Every rank trains the whole model by itself first, then its part of the same model with the others: the same weights,
-the same batches, the same dropout seeds. The encoding stands behind an embedding whose weight is sharded by rows of the
-vocabulary and whose result is sharded along the sequence; no rank is told where its part of the sequence begins.
-What is printed: both losses at each step, and their largest difference. The exit status is 1 where that is more than
-float32 sums in another order explain.
+Every rank first trains the whole model alone, then its shard of the same model together with the other ranks, with the
+same weights, batches and dropout seeds. The encoding follows an embedding whose weight is sharded by rows of the
+vocabulary and whose result is sharded along the sequence; no code passes the position of a shard. The output is both
+losses at each step, and their largest difference. The exit status is 1 if the difference is larger than float32 sums in
+another order explain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch.nn import functional
 import sinpe_ext as sinpe
 
 WIDTH, HEADS, LAYERS, LENGTH, SAMPLES, RATE = 64, 4, 2, 96, 4, 3e-3
-TOLERANCE = 1e-4  # of a loss of 2 to 6: sums in another order, grown by the optimizer over some tens of steps
+TOLERANCE = 1e-4  # for losses of 2 to 6: other orders of sums, amplified by the optimizer over some tens of steps
 
 
 class Attention(nn.Module):
@@ -79,7 +79,7 @@ class LanguageModel(nn.Module):
 
 
 def distributed(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
-    """The model cut up: "rows" of activations and weights over one dimension of the mesh, all of it over the other."""
+    """The sharded model: tensor and sequence parallelism over the mesh dimension "rows", FSDP2 over the other one."""
     gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     plan = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
@@ -105,7 +105,7 @@ def distributed(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
 
 
 def batch(data: Tensor, step: int, group: int) -> tuple[Tensor, Tensor]:
-    """The windows that one group of ranks sees at a step, and each shifted by one."""
+    """The windows of one group of ranks at a step, and the targets, which are shifted by one."""
     generator = torch.Generator().manual_seed(1000 * step + group)
     begin = torch.randint(len(data) - LENGTH - 1, (SAMPLES, 1), generator=generator)
     window = data[begin + torch.arange(LENGTH + 1)]
@@ -122,7 +122,7 @@ def loss_of(model: LanguageModel, data: Tensor, step: int, group: int) -> Tensor
 
 
 def train(model: LanguageModel, data: Tensor, steps: int, groups: list[int]) -> list[Tensor]:
-    """The loss at each step, a mean over these groups of samples."""
+    """The loss at each step, averaged over these groups of samples."""
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
     losses = []
     for step in range(steps):
@@ -167,7 +167,7 @@ def main() -> None:
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("samples", "rows"))
     text = read_text()
     alphabet = sorted(set(text))
-    # A multiple of the ranks: torch's own lookup wants rows of the vocabulary on each of them.
+    # A multiple of the number of ranks, because torch's lookup needs rows of the weight on each rank.
     vocabulary = -(-len(alphabet) // ranks) * ranks
     index = {character: number for number, character in enumerate(alphabet)}
     data = torch.tensor([index[character] for character in text])
@@ -177,7 +177,7 @@ def main() -> None:
     many = distributed(copy.deepcopy(one), mesh)
     alone = train(one, data, options.steps, list(range(options.samples)))
     shared = torch.stack(train(many, data, options.steps, [mesh["samples"].get_local_rank()]))
-    dist.all_reduce(shared, group=mesh["samples"].get_group())  # the others of a group have the same
+    dist.all_reduce(shared, group=mesh["samples"].get_group())  # the other ranks of a group have the same loss
     shared /= options.samples
     difference = (torch.stack(alone) - shared).abs()
     alpha = many.encoding.alpha.full_tensor().item(), one.encoding.alpha.item()

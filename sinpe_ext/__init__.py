@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .modules import SinusoidalEmbedding, SinusoidalPositionalEncoding, TimestepEncoding
 
 # Public name -> the module that defines it, relative to this package.
-_HOMES = {
+_DEFINED_IN = {
     "Encoding": "encodings.encoding",
     "GridEncoding": "encodings.grid",
     "convention": "encodings.catalogue",
@@ -90,8 +90,8 @@ if not TYPE_CHECKING:  # type checkers use the imports above; a module __getattr
     def __getattr__(name: str) -> Any:
         from importlib import import_module
 
-        if name in _HOMES:
-            value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        if name in _DEFINED_IN:
+            value = getattr(import_module(f".{_DEFINED_IN[name]}", __name__), name)
             globals()[name] = value
             return value
         if name in _SUBMODULES:

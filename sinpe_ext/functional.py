@@ -78,7 +78,7 @@ def table(
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
     if unknown:
-        checks.no_unknown(table, unknown)
+        checks.refuse_unknown(table, unknown)
     if _is_compiling():
         encoding = in_graph.constant(encoding)
     given = length, encoding, start, dtype, device, out, flatten, extra_tokens, dim
@@ -88,7 +88,7 @@ def table(
         from .distributed import rows as sharded_rows
 
         return sharded_rows.table(table, tables.TableArguments(*given), device_mesh, placements)
-    result = plain.tabled(given)
+    result = plain.try_table(given)
     return tables.table(tables.TableArguments(*given)) if result is None else result
 
 
@@ -123,8 +123,8 @@ def encode(
     Gradient: for float positions, of any order.
     """
     if unknown:
-        checks.no_unknown(encode, unknown)
-    result = plain.encoded(positions, encoding, dtype) if dim is None else None
+        checks.refuse_unknown(encode, unknown)
+    result = plain.try_encode(positions, encoding, dtype) if dim is None else None
     if result is not None:
         return result
     if _is_compiling():
@@ -204,17 +204,17 @@ def add(
     Source: dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
     if unknown:
-        checks.no_unknown(add, unknown)
+        checks.refuse_unknown(add, unknown)
     given = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = plain.added(given, out)
+    result = plain.try_add(given, out)
     if result is not None:
         return result
     call = add_call(AddArguments(*given))
     if out is None:
         return call.result()
     memory.output(*call.written(out))
-    memory.apart(out, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
+    memory.check_disjoint(out, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
     if torch.is_grad_enabled() and (call.needs_grad(x) or out.requires_grad):
         raise RuntimeError(
             "out: expected no gradient to be needed, got an argument that requires it; leave out unset, or call under "
@@ -251,15 +251,15 @@ def add_(
         that overlaps x, and for an x that is a leaf tensor and requires grad.
     """
     if unknown:
-        checks.no_unknown(add_, unknown)
+        checks.refuse_unknown(add_, unknown)
     given = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = plain.added(given, x)
+    result = plain.try_add(given, x)
     if result is not None:
         return result
     call = add_call(AddArguments(*given))
     memory.in_place(x)
-    memory.apart(x, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
+    memory.check_disjoint(x, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
     return call.result_in_place()
 
 
@@ -301,15 +301,16 @@ def embed(
     Raises: IndexError for an id outside of weight, before anything is written; otherwise as `add`. On CUDA the ids are
         not read back for this check: such a token gives a row of NaN and no gradient, unless the environment variable
         SINPE_EXT_CHECK=1 asks for the IndexError.
-    Accuracy: as `add`. The gradient of a row of weight is summed in float32 (float64 for float64) in the order of the
-        tokens and rounded once, so it has the same bits in every run and for any number of threads.
+    Accuracy: as `add`. The gradient of a row of weight is summed in float32 (float64 for float64) in a fixed order, as
+        a tree of 64 tokens per node (docs/training.md), and rounded once. So it has the same bits in every run and for
+        any number of threads.
     Gradient: for weight, alpha and float positions, of any order (with sparse=True of first order).
     """
     if unknown:
-        checks.no_unknown(embed, unknown)
+        checks.refuse_unknown(embed, unknown)
     given = (ids, weight, encoding, positions, start, scale, alpha, dropout, seed,
              padding_idx, padding_mask, sparse, encode_padding, seq_dim)  # fmt: skip
-    result = plain.embedded(given)
+    result = plain.try_embed(given)
     return embed_call(EmbedArguments(*given)).result() if result is None else result
 
 

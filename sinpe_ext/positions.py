@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .calls.jagged import counted
+from .calls.jagged import sequence_positions
 from .checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown
 from .checks import length as _length
 from .encodings.values import integer
@@ -64,7 +64,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
     rows = total if traced else _length(total, "total")
     if not traced:
         addressable("total", rows, 1, 8)
-    return counted(ends, rows)
+    return sequence_positions(ends, rows)
 
 
 def relative(length: int, *, device: torch.device | str | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """Prints the accuracy table of docs/accuracy.md as Markdown: python tools/accuracy_table.py [--write]
 
-The judge is mpmath (tests/support/ulp.py), for long runs a float64 evaluation of an exactly reduced phase that mpmath
-checks; nothing of sinpe_ext takes part in it. Needs mpmath and NumPy, takes about half a minute.
+Results are compared with mpmath (tests/support/ulp.py). Long runs are compared with a float64 evaluation of an exactly
+reduced phase, which is checked against mpmath. Neither uses sinpe_ext. Needs mpmath and NumPy; takes half a minute.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sinpe_ext.cli.usual import usual_parts, usual_table  # noqa: E402
 DIM = 512
 PAGE = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- begin: python tools/accuracy_table.py --write -->", "<!-- end -->"
-LONG = 65536  # rows whose every entry is compared
-ROWS = 4096  # of them at once
+LONG = 65536  # rows of the table of which every entry is compared
+ROWS = 4096  # rows compared at a time
 
 WINDOW = 32
 RANGES: dict[str, list[float]] = {
@@ -43,7 +43,7 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def usual(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tutorial's formula: all in float32, then cast; in float64 where that is asked for."""
+    """The tutorial's formula in float32, cast to `dtype`; in float64 for dtype float64."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     _, index = usual_parts(1, DIM, wide)
     return usual_table(positions.to(wide).unsqueeze(1), index).to(dtype)
@@ -66,7 +66,7 @@ def merged(reports: list[ulp.Report]) -> ulp.Report:
 
 
 def every_entry(make: Callable[[int], torch.Tensor]) -> ulp.Report:
-    """`make(first)` gives ROWS rows in float32; all of LONG rows against the long-run judge."""
+    """Compares all entries of LONG rows; `make(first)` returns ROWS float32 rows from position `first` on."""
     truth, reports = ulp.PaperTruth(DIM), []
     channels = np.broadcast_to(np.arange(DIM), (ROWS, DIM))
     for first in range(0, LONG, ROWS):
@@ -116,7 +116,7 @@ def digests() -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy.md as well")
+    parser.add_argument("--write", action="store_true", help="also write the table to docs/accuracy.md")
     write = parser.parse_args().write
     info = sinpe.backend_info()
     facts = f"{datetime.date.today()}, commit {commit()}, torch {info.torch}, {DIM} channels, "

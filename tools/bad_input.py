@@ -1,9 +1,9 @@
-"""The table "Bad input" of docs/reliability.md, from the tests' marks: @pytest.mark.bad_input(class, *interfaces).
+"""The table "Bad input" of docs/reliability.md, from the marks @pytest.mark.bad_input(class, *interfaces) of the tests.
 
-    python tools/bad_input.py --page     # writes the table
-    python tools/bad_input.py --check    # writes nothing: is it current, and has every class its tests?
+    python tools/bad_input.py --page     # write the table
+    python tools/bad_input.py --check    # write nothing; check that it is current and that every class has tests
 
-Standard library alone; no test is imported or run.
+Uses the standard library only; no test is imported or run.
 """
 
 from __future__ import annotations

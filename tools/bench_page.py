@@ -1,12 +1,12 @@
-"""The tables of the benchmark in README.md, docs/performance.md and benchmarks/README.md, from a file of results:
+"""Writes the benchmark tables of README.md, docs/performance.md and benchmarks/README.md from a results file.
 
-    python tools/bench_page.py                                  # writes them anew from the file that they name
-    python tools/bench_page.py benchmarks/results/new.json      # from another, which they then name
-    python tools/bench_page.py --check                          # writes nothing; 1 where they are not of that file
+    python tools/bench_page.py                                  # from the file that each table names
+    python tools/bench_page.py benchmarks/results/new.json      # from this file, which the tables then name
+    python tools/bench_page.py --check                          # write nothing; exit status 1 if a table differs
 
-A table stands between two comments, <!-- begin: tools/bench_page.py GROUP FILE --> and <!-- end -->. GROUP is one of
-GROUPS or OTHERS; a row is the one on the largest number of threads. A run of some rows renews the tables of which it
-has all rows.
+A table is between two comments, <!-- begin: tools/bench_page.py GROUP FILE --> and <!-- end -->; GROUP is a key of
+GROUPS or OTHERS. Each row shows the result for the largest number of threads. A results file with some of the rows
+updates only the tables for which it has all rows.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<
 GROUPS = {"tables": ROWS, "installed": INSTALLED_ROWS, "grids": GRID_ROWS, "training": TRAINING_ROWS}
 SUMMARY = ("table", "table_long", "table_fresh", "fairseq", "transformers", "add", "add_out", "add_inplace", "encode")
 SUMMARY += ("decode", "decode_out", "timesteps", "dropout", "dropout_train", "embed", "embed_train", "train_step")
-FRONT = {  # of README: a row, and what it is called there
-    "table": "a table of 4096 x 1024, into memory that is there",
+FRONT = {  # rows of README's table -> their titles there
+    "table": "a table of 4096 x 1024, into an existing tensor",
     "embed": "token lookup, scale, encoding: 32 x 512 tokens, 1024 channels",
     "dropout": "`x + PE` with dropout: (32, 512, 1024)",
     "dropout_train": "the same with its backward pass: (16, 512, 1024)",
@@ -43,7 +43,7 @@ FRONT = {  # of README: a row, and what it is called there
     "add": "`x + PE`: (32, 512, 1024)",
     "decode": "one decoding step: (1, 1, 512)",
 }
-PEERS = ("eager", "usual formula", "x + pe", "diffusers")  # who stands for eager PyTorch, in its row
+PEERS = ("eager", "usual formula", "x + pe", "diffusers")  # the first of these in a row is its "eager PyTorch"
 OTHERS = ("front", "summary", "processes", "sizes")
 
 
@@ -70,7 +70,7 @@ def rows(entries: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def front(most: dict[str, dict[str, Any]]) -> Iterator[str]:
-    yield "| operation | sinpe_ext | than eager PyTorch | than torch.compile |"
+    yield "| operation | sinpe_ext | compared with eager PyTorch | compared with torch.compile |"
     yield "|---|---|---|---|"
     for name, title in FRONT.items():
         if "ours_ms" not in (entry := most.get(name, {})):
@@ -125,7 +125,7 @@ def table(group: str, found: dict[str, Any]) -> str:
 
 
 def has_all(group: str, found: dict[str, Any]) -> bool:
-    """Whether results have what the table of a group needs."""
+    """Whether the results contain all rows of the table of a group."""
     if group in ("sizes", "processes"):
         return bool(found.get(group))
     names = {"front": FRONT, "summary": SUMMARY}.get(group) or [row.name for row in GROUPS[group]]
@@ -133,14 +133,14 @@ def has_all(group: str, found: dict[str, Any]) -> bool:
 
 
 def renewed(text: str, results: str = "") -> str:
-    """The page with the tables of these results, or of those that it names."""
+    """The page with its tables written from `results`, or else from the file that each table names."""
 
     def fresh(match: re.Match[str]) -> str:
         head, group, named, _, end = match.groups()
         path = results or named
         found = json.loads((ROOT / path).read_text(encoding="utf-8"))
         if results and not has_all(group, found):
-            return match[0]  # of a run of some rows, or of sizes alone
+            return match[0]  # the results do not contain all rows of this table
         return head.replace(named, path) + table(group, found) + end
 
     return TABLE.sub(fresh, text)

@@ -1,8 +1,7 @@
-"""How many functions and files of the package a call passes: `python tools/call_path.py [--list CALL]`.
+"""Counts the Python functions and files of the package that a call enters: `python tools/call_path.py [--list CALL]`.
 
-Each call is warm (made three times before), on the CPU, without a gradient unless it says so. Counted are calls of
-Python functions that stand in the package, and the files that they stand in; what torch runs of its own is not.
-`--list add` prints the functions of one call, in order.
+Each call runs on the CPU, without a gradient unless its name says so, after three warm-up calls. Only functions that
+are defined in the package are counted, not torch's own. `--list add` prints the functions of one call, in order.
 """
 
 from __future__ import annotations

@@ -19,13 +19,13 @@ NOT_RUN = {"not_run": "not run"}
 
 
 def marked(root: Path = ROOT) -> dict[Path, set[str]]:
-    """The test files that have tests of features, and which."""
+    """Test file -> the features that it tests."""
     found = {path: set(MARK.findall(path.read_text(encoding="utf-8"))) for path in (root / "tests").rglob("test_*.py")}
     return {path: names for path, names in sorted(found.items()) if names}
 
 
 def results() -> list[dict[str, Any]]:
-    """What was run, the oldest torch first."""
+    """The results of all runs, the oldest torch first."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json")]
     return sorted(
         found, key=lambda r: ([int(n) for n in re.findall(r"\d+", f"{r['torch']} {r['python']}")], r["torch"])
@@ -33,14 +33,14 @@ def results() -> list[dict[str, Any]]:
 
 
 def rows(text: str) -> list[str]:
-    """The features in the order of the page's own table of what their tests show."""
+    """The features, in the order of the page's table that describes their tests."""
     table = re.search(r"^\| feature \| what its tests show \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert table is not None, f"{PAGE}: no table of features"
     return [line.split(" | ")[0].removeprefix("| ") for line in table[1].splitlines()]
 
 
 class Notes:
-    """Reasons, each once, numbered in the order of their first use."""
+    """Collects distinct reasons and numbers them in the order of their first use."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -110,7 +110,7 @@ PARTS = {"matrix": matrix, "environments": environments}
 
 
 def page(text: str) -> str:
-    """The page with its marked parts made anew."""
+    """The page with its marked parts regenerated."""
     found = results()
     return PART.sub(lambda part: part[1] + PARTS[part[2]](text, found) + part[3], text)
 

@@ -1,7 +1,7 @@
-"""Writes the generated parts of docs/conventions.md, and its pictures: python tools/conventions_page.py [--check]
+"""Writes the generated parts of docs/conventions.md, and its figures: python tools/conventions_page.py [--check]
 
-The parts come from the catalogue of `sinpe.convention`, and the printed numbers from running the printed lines. Text
-outside the marked parts is written by hand and not changed. Needs matplotlib; takes some seconds.
+The parts are generated from the catalogue of `sinpe.convention`, and the numbers by running the lines of code shown.
+Text outside the marked parts is not changed. Needs matplotlib; takes some seconds.
 """
 
 from __future__ import annotations

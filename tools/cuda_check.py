@@ -1,13 +1,13 @@
-"""What can be known of the CUDA library without a device: `make check-cuda`.
+"""Checks the CUDA library without a device; the first part of `make check-cuda`.
 
-1. nvcc compiles every kernel for the architectures below, warnings are errors, and nothing spills a register.
-2. The binding compiles against the headers of a CUDA build of torch, and the whole links against its libraries with
-   nothing left undefined. Where this environment's torch is none, one is taken from its wheel: CUDA_TORCH_WHEEL=FILE,
-   or `pip download` of torch CUDA_TORCH (2.12.0; half a gigabyte, and one more unpacked, deleted at the end unless
-   CUDA_CHECK_KEEP=1). CUDA_CHECK_OFFLINE=1 lets it pass without one, against this environment's torch.
-3. The library loads into this environment's torch, a CPU build as a rule, and brings a CUDA kernel for each operator.
+1. nvcc compiles every kernel for the architectures below, without warnings and without register spills.
+2. The binding compiles against the headers of a CUDA build of torch, and the library links without undefined symbols.
+   If this environment's torch is not a CUDA build, one is taken from a wheel: CUDA_TORCH_WHEEL=FILE, or `pip download`
+   of version CUDA_TORCH (2.12.0; half a gigabyte, and another one when unpacked; deleted at the end unless
+   CUDA_CHECK_KEEP=1). With CUDA_CHECK_OFFLINE=1 this environment's torch is used if none is available.
+3. The library loads into this environment's torch, usually a CPU build, and registers a CUDA kernel for each operator.
 
-All of it is in build/cuda-check: the report as report.md, nvcc's output beside each object, the library.
+The results are in build/cuda-check: report.md, nvcc's output next to each object file, and the library.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIBRARIES = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", 
 DISK = 2_500_000_000  # bytes: the wheel, what is unpacked of it, and the build
 STREAM = "aoti_torch_get_current_cuda_stream"  # what the binding looks up in libtorch_cuda.so at run time
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-# Declared in a header and used by some of the files that include it: no fault of a kernel's.
+# Functions that a header declares and only some of the including files use are not an error.
 KERNEL_WARNINGS = ["-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wno-unused-function,-Wno-unknown-pragmas"]
 FORBIDDEN = ("libcudart", "libtorch_python", "libtorch_cuda", "libc10_cuda")
 
@@ -57,7 +57,7 @@ print(f"torch {torch.__version__}: {len(names)} operators have a CUDA kernel")
 
 
 class Failure(Exception):
-    """A check that does not hold; the message is for the user."""
+    """Raised if a check fails; the message is for the user."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ def environments_torch() -> Torch:
 
 
 def cuda_torch() -> Torch:
-    """This environment's torch if it has CUDA, else one from a wheel."""
+    """This environment's torch if it is a CUDA build, otherwise one from a wheel."""
     own = environments_torch()
     if own.cuda:
         return own
@@ -191,7 +191,7 @@ def link(kernels: list[Path], torch: Torch, nvcc: cuda_compiler.Nvcc, compiler: 
 
 
 def check() -> list[str]:
-    """What was skipped; raises Failure and BuildUnavailable."""
+    """Runs all checks and returns what was skipped. Raises Failure, BuildUnavailable."""
     skipped = []
     OUT.mkdir(parents=True, exist_ok=True)
     compiler, nvcc = compilation.find_compiler(), cuda_compiler.find_nvcc(None)
@@ -201,7 +201,7 @@ def check() -> list[str]:
     failure = None
     try:
         report_kernels(kernels, nvcc)
-    except Failure as spills:  # the library is none the less to be seen
+    except Failure as spills:  # raised at the end, so that the other checks run too
         failure = spills
     with step("2a. a CUDA build of torch"):
         try:

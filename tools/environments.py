@@ -1,4 +1,4 @@
-"""Copies of the sources, and commands in them, for noxfile.py and the tools. Standard library alone."""
+"""Copies of the sources, and commands that run in them, for noxfile.py and the tools. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def say(text: str) -> None:
 
 
 class CannotRun(RuntimeError):
-    """An environment that cannot be used, and why."""
+    """Raised if a command cannot be run or fails; the message is the reason."""
 
 
 def output(command: list[str], **options: Any) -> str:
-    """What a command prints; a failure is one line, the last that says error."""
+    """The output of a command. Raises CannotRun with the last line of the output that mentions an error."""
     try:
         done = subprocess.run(command, text=True, capture_output=True, timeout=LIMIT, errors="replace", **options)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -36,12 +36,13 @@ def output(command: list[str], **options: Any) -> str:
 
 
 def without_paths(text: str) -> str:
-    """A reason as another machine would give it: files by their names alone."""
+    """An error message with paths reduced to file names, so that it is the same on every machine."""
     return re.sub(r"(?<![\w./:])/(?:[^\s/]+/)+", "", text)
 
 
 def sources(folder: Path) -> Path:
-    """A copy of what git knows and does not ignore; an unchanged file keeps its time: nothing is built twice."""
+    """Copies the files that git does not ignore. Unchanged files keep their modification time, so that they are not
+    built again."""
     listed = output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT).split("\0")
     wanted = {name for name in listed if name and (ROOT / name).is_file()}
     for name in wanted:
@@ -62,7 +63,7 @@ def sources(folder: Path) -> Path:
 
 
 def environ(python: Path, folder: Path) -> dict[str, str]:
-    """The environment of a command there: nothing that the caller's settings or folders could change."""
+    """The environment variables of a command in a copy, independent of the caller's settings and folders."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SINPE_EXT_") and k != "VIRTUAL_ENV"}
     return kept | {
         "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", "")]),
@@ -73,7 +74,7 @@ def environ(python: Path, folder: Path) -> dict[str, str]:
 
 
 def commit() -> str:
-    """What was run; with a + where files were changed since."""
+    """The abbreviated commit of the checkout, with a + if files differ from it."""
     try:
         head = output(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT).strip()
         changed = output(["git", "status", "--porcelain", "--", ".", ":!docs"], cwd=ROOT).strip()

@@ -1,10 +1,12 @@
-"""Compares every float32 entry of d=512, n < 2^20, and of ranges beyond, with double-doubles: make check-exhaustive.
+"""Checks the rounding of every float32 entry of 512 channels below position 2^20, and of samples of other encodings and
+larger positions, against double-double arithmetic: make check-exhaustive.
 
-    python tools/exhaustive.py            # builds tests/cpp/exhaustive.cpp, runs it, checks its judge against mpmath
-    python tools/exhaustive.py --write    # the same, and puts the table into docs/accuracy.md
+    python tools/exhaustive.py            # builds and runs tests/cpp/exhaustive.cpp; checks its arithmetic with mpmath
+    python tools/exhaustive.py --write    # also writes the table to docs/accuracy.md
     python tools/exhaustive.py --bits 23  # all ranges 8 times as long
 
-Needs cmake, a C++ compiler, mpmath; takes some minutes with two cores. Exits 1 if an entry is not correctly rounded.
+Needs cmake, a C++ compiler and mpmath; takes some minutes on two cores. The exit status is 1 if an entry is not
+correctly rounded.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ BEGIN, END = "<!-- begin: python tools/exhaustive.py --write -->", "<!-- end -->
 BUILD = ROOT / "build" / "exhaustive"
 INSTRUCTION_SETS = ("default", "v3", "v4")
 PROGRAMS = BUILD / "tests" / "cpp"
-NAMED = ("worst", "nearest_tie", "smallest")  # entries that a scan tells
-RANDOM = 1000  # entries of each scan that mpmath computes as well, beside those that the scan names
+NAMED = ("worst", "nearest_tie", "smallest")  # entries that the C++ program reports for each scan
+RANDOM = 1000  # random entries of each scan that mpmath also computes, in addition to the reported ones
 
 
 class Scan(NamedTuple):
@@ -49,7 +51,7 @@ class Scan(NamedTuple):
 
 
 def scans(bits: int) -> list[Scan]:
-    """All ranges; `bits` is 20 for those that the page tells, more for longer and fewer for shorter ones."""
+    """All ranges. Their lengths are proportional to 2^bits; those in docs/accuracy.md have bits = 20."""
 
     def rows(log2: int) -> int:
         return 1 << max(log2 + bits - 20, 6)
@@ -93,7 +95,7 @@ def build() -> None:
 
 
 def program(mode: str, truth: Path, scan: Scan, isa: str = "") -> dict[str, Any]:
-    """What the C++ program found. It has threads of its own, so the library gets one each."""
+    """The output of the C++ program. The program has its own threads, so the library uses one thread per call."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "SINPE_EXT_CPU_ISA": isa}
     command = [str(PROGRAMS / "exhaustive"), mode, str(truth), *(":".join(map(str, run)) for run in scan.runs)]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
@@ -103,7 +105,8 @@ def program(mode: str, truth: Path, scan: Scan, isa: str = "") -> dict[str, Any]
 
 
 def checked_by_mpmath(scan: Scan, truth: Path, found: dict[str, Any]) -> tuple[float, int, int]:
-    """The judge's largest relative error, how many entries it is of, and roundings that mpmath finds wrong."""
+    """(largest relative error of the double-double arithmetic, number of entries, number of wrong roundings), all
+    according to mpmath."""
     named = [entry for kind in NAMED for entry in found[kind]]
     formula, wrong = ulp.truth(scan.encoding), 0
     for _, position, channel, got in named:
@@ -124,8 +127,9 @@ def bits(x: float) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy.md as well")
-    parser.add_argument("--bits", type=int, default=20, metavar="N", help="0 to 2^N; the other ranges likewise")
+    parser.add_argument("--write", action="store_true", help="also write the table to docs/accuracy.md")
+    text = "scan positions 0 to 2^N, other ranges in proportion (default: 20)"
+    parser.add_argument("--bits", type=int, default=20, metavar="N", help=text)
     arguments = parser.parse_args()
     if not 10 <= arguments.bits <= 24:
         parser.error(f"--bits: expected 10 to 24, got {arguments.bits}")
@@ -151,7 +155,7 @@ def main() -> int:
             if isa == found["isa"]:
                 continue
             other = program("digest", truth, scan, isa)
-            sets.add(other["isa"])  # one that this CPU lacks is not what runs
+            sets.add(other["isa"])  # not `isa` if this CPU does not support it
             if other["digest"] != found["digest"] or not other["right"]:
                 faults.append(f"{name}: other bits on {other['isa']} than on {found['isa']}")
         for kind in ("above_half", "above_one", "undecided", "rows_differ"):

@@ -1,13 +1,13 @@
-"""Applies the hand-made faults of tests/faults one by one to a copy of the sources, and says which tests find each.
+"""Applies each deliberate fault of tests/faults to a copy of the sources, and reports which tests find it.
 
-    python tools/faults.py                  # all, and the table of docs/reliability.md with --write
-    python tools/faults.py 07 tail          # those whose names contain one of these;  --list: what there is
-    python tools/faults.py --quick          # with the tests alone that a fault names
+    python tools/faults.py                  # all faults; with --write also the table of docs/reliability.md
+    python tools/faults.py 07 tail          # faults whose names contain one of these strings;  --list: all names
+    python tools/faults.py --quick          # runs only the tests that a fault names
 
-A fault is a patch below a text: what is wrong and who would suffer, then a line `Tests:` with the files, and programs
-of tests/cpp as ctest:NAME, that should find it. What `make test` runs is tried first, the named tests before all
-others, then what `make test-all` adds. The named tests must pass without a fault; others that fail then are left out.
-What was found is kept in build/faults until the sources or the named tests change.
+A fault file has a description (what is wrong, and who is affected), a line `Tests:` with the test files that should
+find the fault, and ctest:NAME for programs of tests/cpp, and a patch. The tests of `make test` run first, beginning
+with the named ones, then those that `make test-all` adds. The named tests must pass without a fault; other tests that
+fail without a fault are skipped. Results are cached in build/faults until the sources or the named tests change.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from environments import ROOT, CannotRun, environ, output, say, sources
 FAULTS, PAGE = ROOT / "tests" / "faults", ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- begin: python tools/faults.py --write -->", "<!-- end of the faults -->"
 HERE = ROOT / "build" / "faults"
-SOURCE, CLEAN, KEPT = HERE / "source", HERE / "clean", HERE / "kept.json"  # the copy; the same, built and without fault
+# The copy to which faults are applied, a built copy without faults, and the cached results.
+SOURCE, CLEAN, KEPT = HERE / "source", HERE / "clean", HERE / "kept.json"
 CPP = SOURCE / "build" / "cmake"
-SHORT, LONG = "not long", "long"  # what `make test` runs, and what `make test-all` adds
-NAMED, WIDE = 900, 7200  # seconds that a run of named tests, or of all, may take: more is a hang
+SHORT, LONG = "not long", "long"  # -m of the tests of `make test`, and of those that `make test-all` adds
+NAMED, WIDE = 900, 7200  # time limits in seconds of the named tests and of all tests; a longer run counts as a hang
 PYTEST = [sys.executable, *"-m pytest -x -q -p no:cacheprovider -rfE --require-backend=compiled".split()]
 PARALLEL = "--numprocesses=2"
 
 
 class Fault(NamedTuple):
-    """files, programs: the tests that should find it.   compiled: whether a library has to be built for it."""
+    """A fault. files, programs: the tests that should find it; compiled: whether a library has to be built for it."""
 
     name: str
     what: str
@@ -50,7 +51,7 @@ class Fault(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The first failing test of `make test`, else of what `make test-all` adds; "" where none fails."""
+    """The first failing test of `make test`, otherwise of those that `make test-all` adds; "" if none fails."""
 
     short: str
     long: str = ""
@@ -73,12 +74,13 @@ def settings() -> dict[str, str]:
 
 
 def make(*command: str) -> None:
-    """Runs what has to succeed in the copy. Raises CannotRun."""
+    """Runs a command in the copy. Raises CannotRun if it fails."""
     output(list(command), cwd=SOURCE, env=settings())
 
 
 def run(command: Sequence[str], limit: float) -> tuple[int | None, str]:
-    """Exit status and output of a command in the copy; None past its time, when all that it started is ended."""
+    """(exit status, output) of a command in the copy. At the time limit the command and its child processes are killed,
+    and the status is None."""
     streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     process = subprocess.Popen(command, cwd=SOURCE, env=settings(), start_new_session=True, **streams)
     try:
@@ -97,7 +99,7 @@ def build_library() -> None:
 
 
 def failing_program(names: Sequence[str]) -> list[str]:
-    """The first test of tests/cpp that fails, by these programs or all."""
+    """The first test of tests/cpp that fails, of these programs or of all if there are none."""
     make("cmake", "--build", str(CPP), *(["--target", *names] if names else []))
     chosen = f"^({'|'.join(names)})" if names else "."
     command = ["ctest", "--test-dir", str(CPP), "--no-tests=error", "--stop-on-failure", "-R", chosen]
@@ -109,7 +111,7 @@ def failing_program(names: Sequence[str]) -> list[str]:
 def failing_tests(tier: str, options: Iterable[str], limit: float) -> list[str]:
     """The first test that fails, or all without its -x."""
     status, text = run([*PYTEST, "-m", tier, *options], limit)
-    if status in (0, 5):  # passed; none is of the tier
+    if status in (0, 5):  # 5: no test of these files belongs to the tier
         return []
     if status is None:
         return ["a hang"]
@@ -121,7 +123,7 @@ def failing_tests(tier: str, options: Iterable[str], limit: float) -> list[str]:
 
 
 class Copy:
-    """The sources as they are in the working tree, built; what was found out about them before."""
+    """A built copy of the working tree, with the cached results for these sources."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         if CLEAN.is_dir():
@@ -145,7 +147,7 @@ class Copy:
         shutil.copytree(CLEAN, SOURCE, symlinks=True)
 
     def remembered(self, name: str, files: Iterable[Path], find: Callable[[], Any]) -> Any:
-        """What `find` found out, once for the same sources, what tests share, and `files`."""
+        """The result of `find`, cached until the sources, the shared test code or `files` change."""
         content = hashlib.sha256()
         for path in (*self.shared, *files):
             content.update(path.read_bytes())
@@ -158,7 +160,7 @@ class Copy:
         KEPT.write_text(json.dumps(self.kept, indent=1), encoding="utf-8")
 
     def check(self, faults: Sequence[Fault]) -> None:
-        """That the tests which faults name pass where there is none."""
+        """Exits with an error unless the tests that the faults name pass without a fault."""
         programs = sorted({name for item in faults for name in item.programs})
         files = sorted({name for item in faults for name in item.files})
         say(f"without a fault: {len(programs)} programs, {len(files)} files")
@@ -169,7 +171,7 @@ class Copy:
             raise SystemExit(f"{', '.join(named)}: fails without a fault, so that it could find none")
 
     def others(self, tier: str) -> list[str]:
-        """Options of a search through a whole tier: without what fails there anyway."""
+        """The pytest options for running a whole tier, without the tests that fail even without a fault."""
 
         def failing() -> list[str]:
             say(f'all tests "{tier}" without a fault')
@@ -185,7 +187,7 @@ class Copy:
         return [PARALLEL, *(f"--deselect=tests/{test}" for test in left_out)]
 
     def result(self, item: Fault, quick: bool) -> Result:
-        """What finds a fault."""
+        """Applies a fault and returns the tests that find it."""
         self.restore()
         make("git", "apply", str(FAULTS / f"{item.name}.patch"))
         failed = failing_program(item.programs) if item.programs else []
@@ -221,8 +223,8 @@ def page(text: str, rows: Sequence[tuple[Fault, Result]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of faults' names")
-    parser.add_argument("--list", action="store_true", help="only say what there is")
-    parser.add_argument("--quick", action="store_true", help="no search beyond the tests that a fault names")
+    parser.add_argument("--list", action="store_true", help="only list the faults")
+    parser.add_argument("--quick", action="store_true", help="run only the tests that a fault names")
     parser.add_argument("--write", action="store_true", help="write the table of docs/reliability.md")
     given = parser.parse_args()
     if given.write and given.names:

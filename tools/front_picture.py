@@ -1,8 +1,8 @@
-"""Draws docs/images/front.png, the picture of README: python tools/front_picture.py [-o FILE]
+"""Draws docs/images/front.png, the figure of README: python tools/front_picture.py [-o FILE]
 
 Left: a table of the paper's encoding. Right: the largest error of a row against its position, of the usual float32
-formula and of this library. Transparent, in greys and colours that show on a light page and on a dark one.
-Needs matplotlib.
+formula and of this library. The background is transparent, and the colours are legible on light and dark pages. Needs
+matplotlib.
 """
 
 from __future__ import annotations

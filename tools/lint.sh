@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ruff and clang-format over the repository, mypy over the package, import-linter over its rooms, and whether docs/reliability.md has the runs that README names;
-# --fix applies what the first two would change.
+# Runs ruff and clang-format on the repository, mypy and import-linter on the package, and checks that
+# docs/reliability.md has a clean run of each command that it lists. --fix applies the changes of the first two.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,6 +19,6 @@ else
   mypy || failed=1
   lint-imports --no-cache --no-logo || failed=1
   python tools/records.py --check || failed=1
-  [ "$failed" = 0 ] || { echo "lint: see above; make format applies what can be applied" >&2; exit 1; }
+  [ "$failed" = 0 ] || { echo "lint: failed, see above; make format applies automatic fixes" >&2; exit 1; }
 fi
-echo "lint: nothing to say (${#cpp[@]} C++ files)"
+echo "lint: no problems (${#cpp[@]} C++ files)"

@@ -1,7 +1,7 @@
 """Draws docs/images/phase.png from the library's own numbers: python tools/phase_picture.py [-o FILE]
 
 Four panels, explained in docs/internals.md: positions on the circle of one channel pair, the integer product that
-wraps, the error of rotated rows, and how many roundings that error leaves open. Needs matplotlib; takes some seconds.
+wraps, the error of rotated rows, and the roundings that its bound does not decide. Needs matplotlib; takes seconds.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ OURS, USUAL, ANCHOR, DROPPED = "tab:blue", "tab:red", "tab:orange", "0.75"
 
 
 class Rotation(NamedTuple):
-    """What csrc/core/rotate.h says of runs of rows."""
+    """The constants of csrc/core/rotate.h for rotated rows."""
 
-    rows: int  # from anchor to anchor
-    bound: float  # of a rotated value's error
+    rows: int  # number of rows from one anchor to the next
+    bound: float  # error bound of a rotated value
 
 
 def rotation() -> Rotation:
@@ -63,7 +63,7 @@ def float32_angle(position: int) -> np.float32:
 
 
 def rotated(first: int, rows: int) -> np.ndarray:
-    """Sine and cosine of all pairs, each row in float64 from the one before, as the kernels go on from an anchor."""
+    """Sines and cosines of all pairs, each row rotated from the previous one in float64, as the kernels do."""
     step = sinpe.table(1, DIM, start=1, dtype=np.float64)[0]
     sin_step, cos_step = step[0::2], step[1::2]
     row = sinpe.table(1, DIM, start=first, dtype=np.float64)[0]
@@ -76,14 +76,14 @@ def rotated(first: int, rows: int) -> np.ndarray:
 
 
 def rotation_errors(rows: int) -> np.ndarray:
-    """Largest error of each of so many rotated rows."""
+    """The largest error of each rotated row."""
     return np.abs(rotated(0, rows) - sinpe.table(rows, DIM, dtype=np.float64)).max(axis=1)
 
 
-def open_roundings(bound: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of ROWS rows: distance of each value to the middle of two floats, and the bound there, both in ULP of float32.
+def rounding_distances(bound: float) -> tuple[np.ndarray, np.ndarray]:
+    """For each value of ROWS rows: its distance to the midpoint of two floats, and its error bound, in float32 ULP.
 
-    The bound of a small sine is in proportion to it (`sine_bound` in csrc/core/rotate.h), which is left out here.
+    The kernels use a smaller bound for small sines (`sine_bound` in csrc/core/rotate.h), which is ignored here.
     """
     values = sinpe.table(ROWS, DIM, dtype=np.float64)
     values = values[np.abs(values) >= 2.0**-10]
@@ -103,16 +103,16 @@ def draw_circle(ax: Any) -> None:
     for position, mark in ((FAR, "*"), (FARTHER, "P")):
         exact, usual = 2 * math.pi * phase(position) / TURN, float(float32_angle(position))
         ax.plot(math.cos(exact), math.sin(exact), mark, color=OURS, markersize=11, label=f"{position:,}")
-        ax.plot(math.cos(usual), math.sin(usual), mark, color=USUAL, markersize=8, label="by a float32 angle")
+        ax.plot(math.cos(usual), math.sin(usual), mark, color=USUAL, markersize=8, label="with a float32 angle")
     ax.axhline(0, color="0.9", zorder=0)
     ax.axvline(0, color="0.9", zorder=0)
     ax.set(aspect="equal", xlim=(-1.6, 1.6), ylim=(-1.6, 1.25), xlabel=f"cos: channel {2 * PAIR + 1}")
-    ax.set(ylabel=f"sin: channel {2 * PAIR}", title=f"a position is a point of the circle (pair {PAIR} of {DIM})")
+    ax.set(ylabel=f"sin: channel {2 * PAIR}", title=f"a position is a point on the circle (pair {PAIR} of {DIM})")
     ax.legend(loc="lower center", fontsize=8, frameon=False, ncols=2)
 
 
 def draw_product(ax: Any) -> None:
-    """The first bits of frequency and product: black is 1."""
+    """The leading bits of the frequency, the product and the phase; filled squares are 1."""
     fraction = plan(sinpe.Encoding(DIM)).fractions[PAIR]
     product, shown = FAR * fraction, 24
     whole_bits = FAR.bit_length()
@@ -126,41 +126,38 @@ def draw_product(ax: Any) -> None:
     ax.axvline(-0.05, color="black", linewidth=1)
     quarter = (product % TURN + TURN // 8) >> 126 & 3
     labels = (
-        (2.7, f"frequency: {fraction / TURN:.6f} of a turn a position, 128 bits of it"),
-        (1.7, f"times {FAR:,}: {product // TURN:,} whole turns, and a rest"),
-        (0.7, f"the rest: its nearest quarter is {quarter}, and the angle from there"),
+        (2.7, f"frequency: {fraction / TURN:.6f} turns per position, 128 fractional bits"),
+        (1.7, f"times {FAR:,}: {product // TURN:,} whole turns, and a fraction"),
+        (0.7, f"the phase: the nearest quarter turn is {quarter}, plus a remainder"),
     )
     for y, text in labels:
         ax.text(-whole_bits, y, text, fontsize=8)
-    ax.set(
-        xlim=(-whole_bits - 0.5, shown + 0.5), ylim=(-0.3, 3.2), xlabel="place of the bit; | is the point", yticks=[]
-    )
-    ax.set_title("the integer product wraps: whole turns fall off")
+    ax.set(xlim=(-whole_bits - 0.5, shown + 0.5), ylim=(-0.3, 3.2), xlabel="bit; | is the binary point", yticks=[])
+    ax.set_title("the integer product wraps: whole turns are discarded")
 
 
 def draw_rotation(ax: Any, facts: Rotation) -> None:
     errors = rotation_errors(facts.rows * 3)
     restarted = np.tile(errors[: facts.rows], 3)
-    ax.semilogy(np.maximum(errors, 1e-17), color=USUAL, linewidth=1, label="rotated on and on")
-    ax.semilogy(np.maximum(restarted, 1e-17), color=OURS, linewidth=1.5, label=f"from an anchor each {facts.rows} rows")
-    ax.axhline(facts.bound, color="black", linestyle="--", linewidth=1, label="the bound that the kernels use")
-    ax.set(
-        xlabel="row", ylabel="largest error of a value", ylim=(1e-16, 1e-12), title="rows rotate from the row before"
-    )
+    ax.semilogy(np.maximum(errors, 1e-17), color=USUAL, linewidth=1, label="rotated without anchors")
+    ax.semilogy(np.maximum(restarted, 1e-17), color=OURS, linewidth=1.5, label=f"an anchor every {facts.rows} rows")
+    ax.axhline(facts.bound, color="black", linestyle="--", linewidth=1, label="bound in the kernels")
+    ax.set(xlabel="row", ylabel="largest error of a value", ylim=(1e-16, 1e-12))
+    ax.set_title("each row is rotated from the previous one")
     ax.legend(fontsize=8, frameon=False, loc="upper right")
 
 
 def draw_rounding(ax: Any, facts: Rotation) -> None:
-    distance, bound = open_roundings(facts.bound)
+    distance, bound = rounding_distances(facts.bound)
     reach = np.sort(distance)
     ax.loglog(reach, np.arange(1, reach.size + 1), color=OURS, label=f"{reach.size:,} values of {ROWS} rows")
     left = int((distance <= bound).sum())
     widest = facts.bound * 2.0**24
-    ax.axvline(widest, color="black", linestyle="--", linewidth=1, label="the bound, for values from 1/2 up")
-    ax.plot([], [], " ", label=f"left open: {left:,} values, which exact.h decides")
-    ax.set(xlim=(1e-8, 0.5), ylim=(0.5, reach.size * 2), title="few roundings are left open")
-    ax.set(xlabel="distance to the middle of two floats, in ULP", ylabel="values at most so near")
-    ax.legend(fontsize=8, frameon=False, loc="lower right")
+    ax.axvline(widest, color="black", linestyle="--", linewidth=1, label="error bound of values from 1/2 on")
+    ax.plot([], [], " ", label=f"undecided, recomputed by exact.h: {left:,} values")
+    ax.set(xlim=(1e-8, 0.5), ylim=(0.5, reach.size * 2), title="few roundings are undecided")
+    ax.set(xlabel="distance to the midpoint of two floats, in ULP", ylabel="number of values within it")
+    ax.legend(fontsize=8, frameon=False, loc="upper left")
 
 
 def draw(path: Path) -> None:

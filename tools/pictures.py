@@ -1,4 +1,4 @@
-"""How pictures of the documentation are written: small files, the same bytes each time."""
+"""Writes the figures of the documentation as small PNG files with reproducible bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLOURS = 200  # of a picture, for its size
 
 
 def canvas(width: float, height: float, dpi: int) -> Any:
-    """A figure of its own: no display, and nothing of pyplot's state. Sizes in inches."""
+    """A matplotlib figure without a display and without pyplot's global state; sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -19,7 +19,7 @@ def canvas(width: float, height: float, dpi: int) -> Any:
 
 
 def save(drawn: Any, path: Path, colours: int = COLOURS, transparent: bool = False) -> None:
-    """The canvas as a PNG, without its background where `transparent`."""
+    """Saves a canvas as a PNG with at most `colours` colours."""
     from PIL import Image
 
     drawn.draw()

@@ -1,6 +1,6 @@
-"""Kernels, registers and spills per architecture, from what `nvcc -Xptxas -v` printed.
+"""Lists kernels, registers and spills per architecture from the output of `nvcc -Xptxas -v`.
 
-python tools/ptxas_report.py FILE.log...; exit status 1 where anything spills, since that is traffic to device memory.
+python tools/ptxas_report.py FILE.log...; the exit status is 1 if a function spills registers to device memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ USED = re.compile(r"Used (\d+) registers")
 
 @dataclass
 class Function:
-    """A kernel, or a function that one calls."""
+    """A kernel, or a device function that a kernel calls."""
 
     file: str
     architecture: str
@@ -37,7 +37,7 @@ class Function:
 
 
 def functions(text: str, file: str) -> list[Function]:
-    """Each function of each architecture once, although ptxas repeats the called ones after every kernel."""
+    """The functions of each architecture, each once; ptxas repeats device functions after every kernel."""
     found: dict[tuple[str, str], Function] = {}
     architecture, entry, current = "", "", ""
 
@@ -77,7 +77,7 @@ def table(found: Iterable[Function]) -> list[str]:
 
 
 def readable(names: list[str]) -> list[str]:
-    """Demangled, without parameters and our own namespaces."""
+    """Demangled names, without parameters and without the namespaces of this library."""
     try:
         done = subprocess.run(["c++filt", "-p"], input="\n".join(names), stdout=subprocess.PIPE, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
@@ -97,7 +97,7 @@ def spilling(found: Iterable[Function]) -> list[str]:
 
 
 def report(logs: Iterable[Path]) -> tuple[list[str], list[str]]:
-    """(the table, what spills) of logs named FILE.log."""
+    """(the lines of the table, a line for each spilling function) of logs named FILE.log."""
     found = [function for log in logs for function in functions(log.read_text(errors="replace"), log.stem)]
     return table(found), spilling(found)
 

@@ -1,12 +1,13 @@
-"""Runs the long commands, and keeps what they found, with date and commit, for docs/reliability.md:
+"""Runs the long test commands and records their results, with date and commit, for docs/reliability.md.
 
-    python tools/records.py asan exhaustive    # runs these of COMMANDS: docs/reliability/<name>.json
-    python tools/records.py --page             # runs nothing: the table of docs/reliability.md from those files
-    python tools/records.py --check            # runs and writes nothing: is the table current, and has each command of
-                                               # the page a clean run?
+    python tools/records.py asan exhaustive    # run these COMMANDS and write docs/reliability/<name>.json
+    python tools/records.py --page             # run nothing; write the table of docs/reliability.md from those files
+    python tools/records.py --check            # run and write nothing; check that the table is current and that each
+                                               # command of the page has a clean run
 
-What a command found is its lines "result: ...", and the last ones of pytest and ctest; it was clean by its exit code. A
-commit with a + had files changed since. Standard library alone; run in the environment of `make test`.
+The result of a command consists of its lines "result: ..." and of the summaries of pytest and ctest. A run is clean if
+the exit status is 0. A commit with a + means that files differed from it. Uses the standard library only; run it in the
+environment of `make test`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SAID = re.compile(r"(?:result|hypothesis): (.*)|=+ (\d+ (?:passed|failed).* in .
 
 
 def run(command: str) -> dict[str, object]:
-    """A command, shown as it runs."""
+    """Runs a command, shows its output, and returns the record."""
     record: dict[str, object] = {"command": command, "commit": commit()}
     started, said = time.monotonic(), []
     streams: dict[str, Any] = {
@@ -68,7 +69,7 @@ def run(command: str) -> dict[str, object]:
 
 
 def page(text: str) -> str:
-    """The page with the table of what is kept."""
+    """The page with the table of the recorded runs."""
     kept = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))]
     lines = ["| command | date | commit | minutes | clean | result |", "|---|---|---|---|---|---|"]
     for record in kept:
@@ -82,7 +83,7 @@ def page(text: str) -> str:
 
 
 def not_shown() -> list[str]:
-    """Commands that the section Overview names in its first column and that no clean run is kept of."""
+    """The commands in the first column of the section Overview that have no clean recorded run."""
     text = PAGE.read_text(encoding="utf-8")
     section = text[text.index("## Overview") :].split("\n## ")[0]
     firsts = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]

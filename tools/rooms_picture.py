@@ -1,7 +1,7 @@
 """Draws docs/images/rooms.png from the import contract in pyproject.toml: python tools/rooms_picture.py [-o FILE]
 
-A row is a layer of the package `sinpe_ext`; a room may import what lies in the rows below it, and nothing else. Needs
-matplotlib. Transparent, for light and dark pages.
+Each row is a layer of the package `sinpe_ext`; a folder may import only folders in the rows below it. The background is
+transparent, for light and dark pages. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEFT_OUT = ("earlier_names", "__main__", "_version")  # import shims, the comman
 
 
 def layers() -> list[list[str]]:
-    """The rooms of each layer, highest first."""
+    """The folders of each layer, from top to bottom."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     listed = ast.literal_eval(re.findall(r"^layers = (\[.*?^\])", text, re.M | re.S)[0])
     rooms = [[room.strip() for room in layer.split(":")] for layer in listed]

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Finds or makes the Python environment that the Makefile works in, installs the project there (editable), and prints the
-# path of its Python. Everything else goes to standard error.
+# Finds or creates the Python environment that the Makefile uses, installs the project there (editable), and prints the
+# path of its Python. All other output goes to standard error.
 #
 #   tools/setup_env.sh [EXTRA...]      extras of pyproject.toml whose packages are needed: bench, docs, test, lint, dev
 #
-# PYTHON, VENV, TORCH, TORCH_INDEX_URL: see `make help`. A VENV given outright wins over an active environment.
+# PYTHON, VENV, TORCH, TORCH_INDEX_URL: see `make help`. VENV takes precedence over an active environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +17,8 @@ mkdir -p build
 say() { echo "setup: $*" >&2; }
 die() { echo "setup: $*" >&2; exit 1; }
 
-# torch_is EXPRESSION: what the environment's torch, unimported (its import takes seconds), says of EXPRESSION over `v`.
+# torch_is EXPRESSION: evaluates EXPRESSION with v = (major, minor) of the installed torch, without importing it, which
+# takes seconds; the exit status is 0 if it is true.
 torch_is() {
   "$py" - "$1" "$TORCH" 2>/dev/null <<'EOF'
 import re, sys
@@ -28,7 +29,7 @@ sys.exit(not eval(sys.argv[1], {"v": v, "base": full.split("+")[0], "wanted": sy
 EOF
 }
 
-# pip_install WHAT ARGUMENT...: quiet; on failure one line, with the reason's place.
+# pip_install WHAT ARGUMENT...: runs pip quietly; on failure prints one line with the reason and the path of the log.
 pip_install() {
   local what=$1
   shift

@@ -1,12 +1,12 @@
-"""Runs the commands that a page shows, in a clean copy, and writes what they print into the page:
+"""Runs the commands that a page shows, in a clean copy, and writes their output into the page.
 
     python tools/transcript.py                           # docs/tour.md: its blocks marked <!-- transcript -->
-    python tools/transcript.py docs/page.md --keep DIR   # another page; the copy stays in DIR
+    python tools/transcript.py docs/page.md --keep DIR   # another page; DIR, a new folder, keeps the copy
 
-A marked ```console block has commands behind "$ ", their further lines behind "> ", and what they print. All blocks of
-a page are one run of bash, in a home of its own that holds nothing but a clone of the last commit, named sinpe_ext: no
-environment of Python, no cache, no settings of the caller. A command that fails ends the run, and the page stays as it
-is. A line of the page that begins with "Printed by" tells date, commit and machine. Standard library and git alone.
+A marked ```console block contains commands after "$ ", their continuation lines after "> ", and their output. All
+blocks of a page run in one bash process. Its home directory contains only a clone of the last commit, named sinpe_ext:
+no Python environment, no cache, and none of the caller's settings. If a command fails, the run ends and the page is not
+changed. The line that begins with "Printed by" gets date, commit and machine. Needs only the standard library and git.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Command:
 
 
 def commands(block: str) -> list[Command]:
-    """The commands of a block; what it says they printed is dropped."""
+    """The commands of a block, without the output that it shows."""
     found: list[Command] = []
     for line in block.splitlines():
         if line.startswith("$ "):
@@ -51,7 +51,8 @@ def commands(block: str) -> list[Command]:
 
 
 def tidy(printed: str, home: Path) -> str:
-    """As a page shows it: no colours, of a line that was written over its last state, and ~ for the home."""
+    """Output as a page shows it: without colours, only the last state of lines that are overwritten, and with ~ for the
+    home directory."""
     printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in printed.split("\n")]
     text = "\n".join(lines).strip("\n")
@@ -61,7 +62,8 @@ def tidy(printed: str, home: Path) -> str:
 
 
 def environ(home: Path) -> dict[str, str]:
-    """A fresh user's: this Python and the system's programs, no active environment, and pip's way to its index."""
+    """The environment variables of a new user: this Python and the system's programs on the PATH, no active Python
+    environment, and the settings with which pip reaches its index."""
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
     path = [p for p in os.environ["PATH"].split(os.pathsep) if not (active and Path(p).is_relative_to(active))]
     kept = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith(KEPT_PREFIXES)}
@@ -72,7 +74,7 @@ def environ(home: Path) -> dict[str, str]:
 
 
 def run(todo: list[Command], home: Path) -> None:
-    """One bash for all of them; each is given what it printed. CannotRun at the first that fails."""
+    """Runs all commands in one bash process and stores the output of each. Raises CannotRun at the first failure."""
     ends = f"status=$?; printf '{END}%d{END}' $status; [ $status = 0 ] || exit"
     script = home.parent / "commands.sh"
     script.write_text("\n".join("\n".join([*command.lines, ends]) for command in todo) + "\n", encoding="utf-8")
@@ -100,7 +102,7 @@ def run(todo: list[Command], home: Path) -> None:
 
 
 def stamp() -> str:
-    """When, of what, and on which machine."""
+    """The date, the commit and the machine."""
     sys.path.insert(0, str(ROOT))
     from benchmarks.machine import processor
 
@@ -110,7 +112,7 @@ def stamp() -> str:
 
 
 def renewed(text: str, home: Path) -> str:
-    """The page with what its commands print now."""
+    """The page with the current output of its commands."""
     blocks = [commands(block) for block in BLOCK.findall(text)]
     if not any(blocks):
         raise CannotRun("the page has no command in a console block after <!-- transcript -->")

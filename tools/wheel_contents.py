@@ -1,6 +1,6 @@
-"""What a wheel of ours has to hold beyond what check-wheel-contents, twine and RECORD know of: `nox -s wheels`.
+"""Checks of a wheel in addition to those of check-wheel-contents, twine and RECORD: `nox -s wheels`.
 
-python tools/wheel_contents.py dist/*.whl     # standard library alone
+python tools/wheel_contents.py dist/*.whl     # needs only the standard library
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SOURCES = (".h", ".hpp", ".inl", ".inc", ".cpp", ".cu", ".cuh")
 
 
 def problems(path: Path) -> list[str]:
-    """What is wrong with a wheel that is to be given away; nothing, hopefully."""
+    """The problems of a wheel, one line each."""
     with zipfile.ZipFile(path) as archive:
         content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
         places = build_paths({name: archive.read(name) for name in archive.namelist()})
@@ -34,7 +34,7 @@ def problems(path: Path) -> list[str]:
 
 
 def libraries(path: Path, content: dict[str, bytes]) -> list[str]:
-    """Whether file name, compiled libraries, manifest and sources say the same."""
+    """Disagreements between the file name, the compiled libraries, the manifest and the sources."""
     manifest = json.loads(content["sinpe_ext/_build.json"])
     built = {entry["file"] for entry in manifest["libraries"].values()}
     there = {name.rpartition("/")[2] for name in content if name.endswith((".so", ".pyd"))}
@@ -67,7 +67,7 @@ def source_hash(target: str, root: Path) -> str:
 
 
 def build_paths(content: dict[str, bytes]) -> list[str]:
-    """Folders of the machine that built it: home, temporary ones, the checkout, this Python's."""
+    """Paths of the build machine in the files: home and temporary directories, the checkout, this Python's folder."""
     places = {str(ROOT), str(Path.home()), tempfile.gettempdir(), sys.prefix, sys.base_prefix} - {
         "/",
         "/usr",

@@ -1,8 +1,8 @@
-"""Calls each operation of an installed wheel once, and exits 1 where one is not as it should: `nox -s check-wheels`.
+"""Calls each operation of an installed wheel once; the exit status is 1 if a result is wrong: `nox -s check-wheels`.
 
-The results of `calls` have the same bits on every backend and under every torch. A wheel with a CPU library has to run
-it from torch 2.11 on, and eager PyTorch with a reason before; a pure one runs eager PyTorch. Needs torch and sinpe_ext
-alone.
+The results of `calls` have the same bits on every backend and with every torch. A wheel with a CPU library must use it
+with torch 2.11 and newer, and must run eager PyTorch and give the reason with older versions. A pure wheel runs eager
+PyTorch. Needs only torch and sinpe_ext.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch  # noqa: E402
 import sinpe_ext as sinpe  # noqa: E402
 
 TABLE = "0bd6b4b1dfc59ae6ab06fb89d6ef7bf2be812b44837dee370b4231f20574f60f"  # README: table(65536, 512)
-CALLS = "9680c1a7e8dfb258fa9f9c235756ff6ea189dcc75f743f290b1b225d31d48164"  # of all that follows
+CALLS = "9680c1a7e8dfb258fa9f9c235756ff6ea189dcc75f743f290b1b225d31d48164"  # SHA-256 of the results of `calls`
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    """SHA-256 of the tensors' bytes, one after the other; no NumPy."""
+    """SHA-256 of the bytes of all tensors, computed without NumPy."""
     whole = hashlib.sha256()
     for tensor in tensors:
         tensor = tensor.detach().contiguous()
@@ -34,7 +34,7 @@ def digest(*tensors: torch.Tensor) -> str:
 
 
 def calls() -> dict[str, list[torch.Tensor]]:
-    """Every operation and layer, from numbers that no generator draws."""
+    """The results of every operation and layer, for inputs without random numbers."""
     x = (torch.arange(2 * 9 * 12).reshape(2, 9, 12) % 17 - 8).float() / 8
     given, weight = x.clone().requires_grad_(), torch.arange(84.0).reshape(7, 12).requires_grad_()
     ids = torch.arange(18).reshape(2, 9) % 7

@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import checks
 from ..backend import loader
 from ..checks import grids, seeds
-from ..checks.part import Part, no_context_parallel
+from ..checks.part import Part, refuse_in_context_parallel
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
 from ..ops import traced
@@ -32,14 +32,14 @@ from ..runtime.no_grad import no_grad
 from ..runtime.observers import is_functional, needs_operations
 from . import grid_rows
 from .grid_form import GridForm
-from .rows import AddArguments, Form, RowsCall, kept
+from .rows import AddArguments, Form, RowsCall, cached_by_value
 
 _is_compiling = torch.compiler.is_compiling
 
 LARGE = 4 << 20  # bytes; for larger results it is faster if the operator allocates them (csrc/cpu/populate.cpp)
 
 
-@kept
+@cached_by_value
 def _form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
     """The layout of x for these dimensions, checked."""
     rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
@@ -53,10 +53,10 @@ class AddCall(RowsCall):
     Attributes:
         x: as given.
         form: the layout of x.
-        is_cut: whether x is a shard that no kernel supports: some channels of a grid, or rows that are not evenly
-            spaced in the whole.
-        is_one: whether one encoding covers all channels; if not, each piece of a grid covers some of them, and there is
-            no `encoding` and no `given`.
+        is_unsupported_shard: whether x is a shard that no kernel supports: some channels of a grid, or rows that are
+            not evenly spaced in the whole.
+        is_single_encoding: whether one encoding covers all channels; if not, each piece of a grid covers some of them,
+            and there is no `encoding` and no `given`.
         shape: shape of x in canonical form, without extra tokens.
         positions: as in RowsCall; for a grid (1 or B, S, axes).
         starts: one per axis, relative to `firsts`, the starts of the axes' encodings, if positions is None. (Grids
@@ -68,8 +68,8 @@ class AddCall(RowsCall):
     """
 
     form: Form | GridForm
-    is_cut = False
-    is_one = True
+    is_unsupported_shard = False
+    is_single_encoding = True
     firsts: tuple[int, ...]
     starts: list[Any]
 
@@ -102,17 +102,17 @@ class AddCall(RowsCall):
     def _set_grid(self, given: AddArguments, part: Part | None, is_flat: bool | None) -> None:
         """Checks and stores the arguments for a grid, or a sequence with extra tokens."""
         x, encoding, channel_dim = given.x, given.encoding, given.channel_dim
-        checks.in_memory("x", x)  # here, because views of x are created before a kernel could check
+        checks.check_storage_bounds("x", x)  # here, because views of x are created before a kernel could check
         channels_at = checks.axis("channel_dim", channel_dim, x.dim())
         shape = checks.sizes(x)
         width = shape[channels_at] if part is None else part.shape[channels_at]
         if part is not None and width != shape[channels_at]:
             self.columns = part.first[channels_at], shape[channels_at]
         self.grid_given = (encoding, operator.index(width))
-        dim, self.firsts = _outline(x, channel_dim, *self.grid_given)
+        dim, self.firsts = _dim_and_starts(x, channel_dim, *self.grid_given)
         is_grid = checks.is_grid(encoding)
         if not is_grid:
-            grids.no_shape(given.grid_shape, "pass a GridEncoding, or the name of one")
+            grids.refuse_grid_shape(given.grid_shape, "pass a GridEncoding, or the name of one")
         checks.channels(x, width, dim)
         self.scale = checks.factor("scale", given.scale)
         if given.positions is not None:
@@ -125,29 +125,30 @@ class AddCall(RowsCall):
         if part is not None:  # checked, and in canonical form
             self.positions, self.starts, self.padding_mask = given.positions, given.start, given.padding_mask
         elif is_grid:
-            self._set_places(given, form)
+            self._set_coordinates(given, form)
         else:
-            self._set_rows_behind(of, given)
+            self._set_sequence_after_extra_tokens(of, given)
         self.drop_threshold = checks.drop_threshold(given.dropout)
         self._given_seed = seeds.checked(given.seed, self.device)
         self.seed: Tensor | None = None
         self.rng_offsets = form.rng_offsets
         self.front_rng_offsets = _front_rng_offsets(form)
         self.is_empty = 0 in shape
-        self.is_one = self._is_one(is_grid, dim)
-        self.is_cut = (self.columns is not None and not self.is_one) or (self.drop_threshold > 0 and not form.is_run)
-        if self.is_one:
-            self._set_one(is_grid)
+        self.is_single_encoding = self._has_single_encoding(is_grid, dim)
+        has_some_channels_of_grid = self.columns is not None and not self.is_single_encoding
+        self.is_unsupported_shard = has_some_channels_of_grid or (self.drop_threshold > 0 and not form.is_evenly_spaced)
+        if self.is_single_encoding:
+            self._set_single_encoding(is_grid)
 
-    def _set_rows_behind(self, of: checks.Target, given: AddArguments) -> None:
-        """For a one-dimensional encoding with extra tokens: the same checks as without them."""
+    def _set_sequence_after_extra_tokens(self, of: checks.Target, given: AddArguments) -> None:
+        """Checks the arguments of a one-dimensional encoding with extra tokens, as without them."""
         self.encoding = checks.encoding(*self.grid_given)
         self._set_positions(of, given.positions, given.start)
         mask = given.padding_mask
         self.padding_mask = None if mask is None else checks.padding_mask(mask, of)
         self.starts = [self.start]
 
-    def _set_places(self, given: AddArguments, form: GridForm) -> None:
+    def _set_coordinates(self, given: AddArguments, form: GridForm) -> None:
         """Checks and stores positions, start and padding_mask of a grid."""
         axes, mask = len(self.firsts), given.padding_mask
         shapes = form.shapes() if given.positions is not None or mask is not None else []
@@ -158,15 +159,15 @@ class AddCall(RowsCall):
             checks.start_beside_positions(given.start)
             self.positions = grids.positions(given.positions, axes, shapes, self.x)
             return
-        no_context_parallel()
+        refuse_in_context_parallel()
         batch = form.batch if form.batch_at else None
         found = grids.starts(given.start, self.firsts, form.lengths, batch, self.device)
         if isinstance(found, Tensor):
-            self.positions = self._counted([0] * axes) + found.unsqueeze(1)
+            self.positions = self._implicit_coordinates([0] * axes) + found.unsqueeze(1)
         else:
             self.starts = found
 
-    def _is_one(self, is_grid: bool, dim: int) -> bool:
+    def _has_single_encoding(self, is_grid: bool, dim: int) -> bool:
         """Whether one encoding covers all channels of x."""
         if not is_grid:
             return True
@@ -175,7 +176,7 @@ class AddCall(RowsCall):
         ((_, _, _, width, _), *others) = grid_rows.layout(*self.grid_given)
         return not others and width == dim
 
-    def _set_one(self, is_grid: bool) -> None:
+    def _set_single_encoding(self, is_grid: bool) -> None:
         """Sets the attributes of RowsCall for a grid with one axis."""
         value, width = self.grid_given
         if self.columns is not None:
@@ -198,13 +199,13 @@ class AddCall(RowsCall):
     def coordinates(self) -> Tensor:
         """The coordinates of each grid point, (1 or B, S, axes), computed if they are implicit. (Grids only.)"""
         if self.positions is None:
-            return self._counted(self.starts)
-        if not self.is_one:
+            return self._implicit_coordinates(self.starts)
+        if not self.is_single_encoding:
             return self.positions
         ahead = torch.arange(self.length(), device=self.device) if self.are_starts else None
         return (self.positions if ahead is None else self.positions + ahead).unsqueeze(-1)
 
-    def _counted(self, starts: list[Any]) -> Tensor:
+    def _implicit_coordinates(self, starts: list[Any]) -> Tensor:
         """Implicit coordinates that begin at `starts`, (1, S, axes) int64."""
         assert isinstance(self.form, GridForm)
         axes = [
@@ -236,7 +237,7 @@ class AddCall(RowsCall):
         return self.x.copy_(self.traced()) if self._needs_torch_operations() else self._differentiable(in_place=True)
 
     def written(self, out: Any) -> tuple[Any, Tensor]:
-        """`out` and x as the tensors that have the memory, to be checked."""
+        """The tensors whose memory is checked for overlap: those that hold `out` and x."""
         return out, self.x
 
     def write_to(self, out: Tensor) -> Tensor:
@@ -251,8 +252,8 @@ class AddCall(RowsCall):
     def _needs_torch_operations(self) -> bool:
         """Whether a differentiable call uses torch operations: for float32 angles, empty tensors, shards that no kernel
         supports, and tensors without data."""
-        is_exact = self.encoding.angle == "exact" if self.is_one else self._are_exact()
-        return self.is_empty or not is_exact or self.is_cut or observers.no_data(self.device)
+        is_exact = self.encoding.angle == "exact" if self.is_single_encoding else self._are_exact()
+        return self.is_empty or not is_exact or self.is_unsupported_shard or observers.no_data(self.device)
 
     def _are_exact(self) -> bool:
         """Whether the kernels support all axes of a grid."""
@@ -271,7 +272,7 @@ class AddCall(RowsCall):
         if out is None and (isinstance(self.alpha, Tensor) or x.nbytes >= LARGE) and self._has_result_of_operator():
             return form.restored(ADD_DROPOUT.run(*self.operands(pack_plan(self.encoding, self.device))))
         target = torch.empty_like(x) if out is None else out
-        if self.is_cut:
+        if self.is_unsupported_shard:
             return target.copy_(self.traced())
         x, to, is_viewable = x.detach(), target.detach(), True
         if isinstance(form, GridForm):
@@ -288,7 +289,7 @@ class AddCall(RowsCall):
     def _has_result_of_operator(self) -> bool:
         """Whether the operator with a result is called, which allocates it. On a device it reads a tensor alpha from
         device memory, where reading the value here would synchronize. On the CPU it can populate the new memory."""
-        is_plain = self.is_one and not self.form.extra and self.encoding.angle == "exact"
+        is_plain = self.is_single_encoding and not self.form.extra and self.encoding.angle == "exact"
         if not is_plain or not loader.compiled(self.device.type):
             return False
         if self.device.type != "cpu":
@@ -298,14 +299,14 @@ class AddCall(RowsCall):
 
     def _fill(self, x: Tensor, target: Tensor) -> None:
         """Computes the result into `target`; both are in canonical form."""
-        if self.is_one and self.encoding.angle == "exact":
+        if self.is_single_encoding and self.encoding.angle == "exact":
             add_into(self._sum(x, pack_plan(self.encoding, self.device)), target)
-        elif self.is_one:
+        elif self.is_single_encoding:
             target.copy_(self.dropped(self.sum(x.to(self.acc))))
         elif self.positions is None:
             self._fill_shared(x, target)
         else:
-            self._fill_each(x, target)
+            self._fill_by_piece(x, target)
 
     def _sum(self, x: Tensor, packed_plan: Tensor) -> Add:
         """The operands of a sum with one encoding, all detached."""
@@ -352,21 +353,21 @@ class AddCall(RowsCall):
             *AddGrid(x, values, packed_grid, mask, self.seed, self.scale, self.drop_threshold, rng_offsets), target
         )
 
-    def _fill_each(self, x: Tensor, target: Tensor) -> None:
+    def _fill_by_piece(self, x: Tensor, target: Tensor) -> None:
         """A grid with explicit coordinates: each piece is added to its channels."""
         assert self.positions is not None
         if not self._are_exact():
             target.copy_(self.dropped(self.sum(x.to(self.acc))))
             return
         positions = self.positions.detach()
-        if self._fill_as_one(x, target, positions):
+        if self._fill_equal_axes(x, target, positions):
             return
         first = 0  # of the channels that no piece covers, which are the last ones
         for piece in self.grid.pieces:
             first = max(first, piece.first + (piece.encoding.dim - 1) * piece.step + 1)
             self._fill_piece(x, target, piece, positions.select(-1, piece.axis))
         if first < self.grid.dim:
-            self._fill_piece(x, target, Piece(0, grid_rows.nothing(self.grid.dim - first), first, 1), None)
+            self._fill_piece(x, target, Piece(0, grid_rows.zero_encoding(self.grid.dim - first), first, 1), None)
 
     def _fill_piece(self, x: Tensor, target: Tensor, piece: Piece, positions: Tensor | None) -> None:
         """Adds one piece of a grid to its channels, at `positions` along its axis."""
@@ -379,10 +380,10 @@ class AddCall(RowsCall):
         whole = self._sum(x, pack_plan(encoding, self.device))
         return whole._replace(positions=positions, rng_offsets=rng_offsets)
 
-    def _fill_as_one(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
+    def _fill_equal_axes(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
         """If all axes have equal blocks of channels, adds them as rows of one encoding, `axes` rows per grid point;
         returns whether it did."""
-        shared, axes = grid_rows.alike(*self.grid_given), len(self.firsts)
+        shared, axes = grid_rows.equal_axes(*self.grid_given), len(self.firsts)
         if (
             shared is None
             or shared[0] != "blocks"
@@ -409,7 +410,7 @@ class AddCall(RowsCall):
 
     def _differentiable(self, in_place: bool) -> Tensor:
         """Calls the kernels inside an autograd.Function."""
-        if not self.is_one or self.form.extra:
+        if not self.is_single_encoding or self.form.extra:
             from . import grid_gradient
 
             positions = None if self.positions is None else self.coordinates()
@@ -420,6 +421,7 @@ class AddCall(RowsCall):
         return self.form.restored(ADD_DROPOUT(*a))
 
     def _write(self) -> None:
+        """Writes the result to x."""
         self.run(self.x)
 
     def packed_plan_of(self, index: int) -> Tensor:
@@ -436,7 +438,7 @@ class AddCall(RowsCall):
         length constant.
         """
         form, recorded = self.form, checks.is_jit_traced()
-        if self.is_one and not form.extra:
+        if self.is_single_encoding and not form.extra:
             fused = (
                 self.drop_threshold and _is_compiling()
                 if not recorded
@@ -446,11 +448,11 @@ class AddCall(RowsCall):
                 packed_plan = traced.pack_plan(*self.given, self.device)
                 return form.restored(torch.ops.sinpe_ext.add_dropout.default(*self.operands(packed_plan)))
         if recorded:
-            return self._recorded()
+            return self._jit_traced()
         total = self.sum(form.canonical(self.x).to(self.acc))
         if not isinstance(form, GridForm):
             return form.restored(self.dropped(total).to(self.x.dtype))
-        if not form.is_run:
+        if not form.is_evenly_spaced:
             return self.dropped(form.restored(total), form.own_rng_offsets).to(self.x.dtype)
         body = self.dropped(total).to(self.x.dtype)
         if not form.extra:
@@ -458,7 +460,7 @@ class AddCall(RowsCall):
         front = self.dropped(form.front(self.x).to(self.acc) * self.scale, self.front_rng_offsets).to(self.x.dtype)
         return torch.cat([front, form.restored(body)], form.rows_at[0])
 
-    def _recorded(self) -> Tensor:
+    def _jit_traced(self) -> Tensor:
         """`add` for torch.jit.trace: the mask is row-major in x itself, so that no length becomes a constant except
         those of grid_shape, which x must then have."""
         form, x = self.form, self.x
@@ -475,12 +477,14 @@ class AddCall(RowsCall):
         return self.dropped(total, []).to(x.dtype)
 
     def length(self) -> Any:
+        """The length of the sequence, or the number of points of a grid; a traced size if there is one."""
         if not isinstance(self.form, GridForm):
             return self.x.shape[self.form.axes[0]]
         return self.form.traced_lengths(self.x)[0] if len(self.firsts) == 1 else self.shape[-2]
 
     def rows(self) -> Tensor:
-        if self.is_one:
+        """As in RowsCall; for a grid the rows of all its points."""
+        if self.is_single_encoding:
             return super().rows()
         assert isinstance(self.form, GridForm)
         acc, device = self.acc, self.device
@@ -493,7 +497,8 @@ class AddCall(RowsCall):
         return rows if self.columns is None else rows.narrow(-1, *self.columns)
 
     def depend_on(self, zero: Tensor) -> None:
-        if self.is_one or self.positions is not None:
+        """As in RowsCall; without positions, `zero` is added to the starts of the axes."""
+        if self.is_single_encoding or self.positions is not None:
             super().depend_on(zero)
         else:
             self.starts = [start + zero.to(self.device) for start in self.starts]
@@ -507,13 +512,13 @@ def _front_rng_offsets(form: GridForm) -> list[int]:
     return [form.first, *(steps[k] for k in order)]
 
 
-def _outline(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> tuple[int, tuple[int, ...]]:
-    """`checks.grid_outline`; if a named convention does not accept the number of channels, the error also mentions
-    channel_dim."""
+def _dim_and_starts(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> tuple[int, tuple[int, ...]]:
+    """`checks.grid_dim_and_starts`; if a named convention does not accept the number of channels, the error also
+    mentions channel_dim."""
     if _is_compiling() or not isinstance(encoding, str):
-        return checks.grid_outline(encoding, width)
+        return checks.grid_dim_and_starts(encoding, width)
     try:
-        return checks.grid_outline(encoding, width)
+        return checks.grid_dim_and_starts(encoding, width)
     except ValueError as error:
         raise ValueError(
             f"{error} (x of shape {tuple(x.shape)} has {width} channels in its dimension {channel_dim}; channel_dim "

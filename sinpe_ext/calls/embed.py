@@ -20,12 +20,12 @@ from ..reference.operands import Embed
 from ..reference.tiles import accumulation
 from ..runtime import observers
 from ..runtime.observers import is_functional, is_transformed, needs_operations
-from .rows import EmbedArguments, Form, RowsCall, kept
+from .rows import EmbedArguments, Form, RowsCall, cached_by_value
 
 _is_compiling = torch.compiler.is_compiling
 
 
-@kept
+@cached_by_value
 def _form(rank: int, seq_dim: Any) -> Form:
     """The layout of the result, which has the dimensions of ids, then the channels."""
     return Form((checks.axis("seq_dim", seq_dim, rank, "ids"), rank), rank + 1)
@@ -104,6 +104,7 @@ class EmbedCall(RowsCall):
         return self.form.restored(self.dropped(total).to(self.weight.dtype))
 
     def length(self) -> Any:
+        """As in RowsCall."""
         return self.ids.shape[-1]
 
     def result(self) -> Tensor:
@@ -111,7 +112,7 @@ class EmbedCall(RowsCall):
         if _is_compiling():
             return self._in_graph()
         if checks.is_jit_traced():
-            return self._recorded()
+            return self._jit_traced()
         on_cpu = self.device.type == "cpu" and not observers.unreadable(self.ids)
         by_operator = self._is_exact() and not (needs_operations() or observers.no_data(self.device))
         # Before a seed is drawn. Without dropout the CPU kernel checks the ids itself; kernels on devices never do.
@@ -132,7 +133,7 @@ class EmbedCall(RowsCall):
         """Whether the operator supports the encoding and the result is not empty."""
         return self.encoding.angle == "exact" and 0 not in self.shape
 
-    def _recorded(self) -> Tensor:
+    def _jit_traced(self) -> Tensor:
         """`embed` for torch.jit.trace: the operator, which supports other lengths of ids, unless rng_offsets would make
         a length constant or the model is exported to ONNX."""
         self.draw()

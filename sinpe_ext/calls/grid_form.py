@@ -28,8 +28,8 @@ class GridForm:
         rng_offsets: Philox counter base and stride of each dimension of the canonical form, in row-major order of x's
             own shape, or of the shape of the whole that x is a part of.
         own_rng_offsets: the same for x as it is; its first entry, `first`, is the index of x's first element.
-        is_run: whether the places of a sample are evenly spaced in the whole. In a box cut out of a grid they are not,
-            and `rng_offsets` is invalid.
+        is_evenly_spaced: whether the places of a sample are evenly spaced in the whole. In a box cut out of a grid they
+            are not, and `rng_offsets` is invalid.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GridForm:
         steps = philox.row_major(shape if part is None else part.shape)
         self.first = 0 if part is None else sum(at * step for at, step in zip(part.first, steps, strict=True))
         self.own_rng_offsets = [self.first, *steps]
-        self.is_run = all(steps[a] == shape[b] * steps[b] for a, b in itertools.pairwise(self.rows_at))
+        self.is_evenly_spaced = all(steps[a] == shape[b] * steps[b] for a, b in itertools.pairwise(self.rows_at))
         self.rng_offsets = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
         self.rng_offsets += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
 
@@ -87,7 +87,7 @@ class GridForm:
                     dims = tuple(shape[d] for d in at)
                     if tuple(checks.sizes(positions)[:-1])[-axes:] != dims:  # coordinates for each row of the sequence
                         return True
-                self._between(at)
+                self._check_channels_outside(at)
                 return False
             if has_positions:
                 return True
@@ -100,7 +100,7 @@ class GridForm:
         if rows_at != self.channels_at and shape[rows_at] == self.extra + math.prod(given):
             return True
         if len(others) >= axes and tuple(shape[d] for d in at) == given and not self.extra:
-            self._between(at)
+            self._check_channels_outside(at)
             return False
         self._refuse(x, given)
         return True
@@ -118,7 +118,7 @@ class GridForm:
             f"dimensions {given} in x, got x of shape {shape}; pass its own grid_shape, seq_dim and channel_dim"
         )
 
-    def _between(self, rows_at: Sequence[int]) -> None:
+    def _check_channels_outside(self, rows_at: Sequence[int]) -> None:
         """Raises ValueError if the channels lie between the grid's dimensions."""
         if rows_at[0] < self.channels_at < rows_at[-1]:
             raise ValueError(

@@ -26,13 +26,13 @@ _is_compiling = torch.compiler.is_compiling
 
 @constant_in_graph
 def layout(value: Any, dim: int | None) -> tuple[tuple[int, int, int, int, int], ...]:
-    """(axis, first, step, number of channels, start) of each piece of a grid."""
+    """Each piece of a grid as (axis, first channel, step between channels, number of channels, start)."""
     pieces = checks.grid(value, dim).pieces
     return tuple((p.axis, p.first, p.step, p.encoding.dim, p.encoding.start) for p in pieces)
 
 
 @constant_in_graph
-def alike(value: Any, dim: int | None) -> tuple[str, tuple[int, ...]] | None:
+def equal_axes(value: Any, dim: int | None) -> tuple[str, tuple[int, ...]] | None:
     """(arrangement, order of the axes) of a grid whose axes have equal encodings that cover all channels, else None."""
     grid = checks.grid(value, dim)
     if len({axis.replace(start=0) for axis in grid.axes}) > 1 or grid.dim != sum(axis.dim for axis in grid.axes):
@@ -44,13 +44,13 @@ def rows_of(given: traced.Given, length: int, start: Any, dtype: torch.dtype, de
     """Rows of one piece at positions encoding.start + start, ...; start may be a 0-d tensor."""
     if isinstance(start, Tensor):
         encoding = checks.encoding(*given)
-        return encoded(given, torch.arange(length, device=device) + (start + encoding.start), dtype)
+        return encode_piece(given, torch.arange(length, device=device) + (start + encoding.start), dtype)
     if _is_compiling() or checks.is_jit_traced():
         return traced.table(given, length, start, dtype, device)
     return encoded_rows.table(checks.encoding(*given), length, start, dtype, device)
 
 
-def encoded(given: traced.Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
+def encode_piece(given: traced.Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of one piece at the given positions, differentiable."""
     if _is_compiling() or checks.is_jit_traced():
         return traced.encode(given, positions, dtype)
@@ -68,23 +68,23 @@ def table(
         shape = [1] * len(lengths)
         shape[axis] = lengths[axis]
         parts.append(rows.reshape(*shape, width).expand(*lengths, width))
-    return together(parts, places, lengths, dim, dtype, device)
+    return combined(parts, places, lengths, dim, dtype, device)
 
 
 def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """The grid encoding of positions of shape (*shape, axes): (*shape, dim)."""
-    shared = alike(value, dim)
+    shared = equal_axes(value, dim)
     if shared is not None:  # every coordinate is a position of one encoding
         arrangement, order = shared
-        rows = encoded((value, dim, -1), ordered(positions, order), dtype)
+        rows = encode_piece((value, dim, -1), ordered(positions, order), dtype)
         if arrangement == "interleaved":
             rows = rows.transpose(-1, -2)
         elif arrangement == "grouped":
             rows = rows.unflatten(-1, (2, rows.shape[-1] // 2)).transpose(-3, -2).flatten(-2)
         return rows.flatten(-2)
     places = layout(value, dim)
-    parts = [encoded((value, dim, k), positions.select(-1, place[0]), dtype) for k, place in enumerate(places)]
-    return together(parts, places, positions.shape[:-1], dim, dtype, positions.device)
+    parts = [encode_piece((value, dim, k), positions.select(-1, place[0]), dtype) for k, place in enumerate(places)]
+    return combined(parts, places, positions.shape[:-1], dim, dtype, positions.device)
 
 
 def ordered(positions: Tensor, order: Sequence[int]) -> Tensor:
@@ -94,7 +94,7 @@ def ordered(positions: Tensor, order: Sequence[int]) -> Tensor:
     return torch.stack([positions.select(-1, axis) for axis in order], -1)
 
 
-def together(
+def combined(
     parts: list[Tensor], places: Any, shape: Sequence[int], dim: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Combines the pieces into all channels; channels that no piece covers are zero. Differentiable."""
@@ -115,13 +115,13 @@ def together(
     return torch.cat([*parts, zero], -1).index_select(-1, torch.tensor(at, device=device))
 
 
-def fed(grid: GridEncoding, lengths: Sequence[int]) -> tuple[Piece, ...]:
-    """The pieces, and one more, on the shortest axis, for the zero channels after them, if any."""
+def all_pieces(grid: GridEncoding, lengths: Sequence[int]) -> tuple[Piece, ...]:
+    """The pieces of a grid. If zero channels follow them, one more piece covers these, on the shortest axis."""
     first = max((p.first + (p.encoding.dim - 1) * p.step + 1 for p in grid.pieces), default=0)
     if first == grid.dim:
         return grid.pieces
     shortest = min(range(len(lengths)), key=lambda axis: lengths[axis])
-    return (*grid.pieces, Piece(shortest, nothing(grid.dim - first), first, 1))
+    return (*grid.pieces, Piece(shortest, zero_encoding(grid.dim - first), first, 1))
 
 
 def values(
@@ -135,7 +135,7 @@ def values(
 ) -> Tensor:
     """The operand `values` of `add_grid_out`: alpha times the rows of the axes in acc, all pieces concatenated."""
     parts = []
-    for k, piece in enumerate(fed(grid, lengths)):
+    for k, piece in enumerate(all_pieces(grid, lengths)):
         length = lengths[piece.axis]
         if k < len(grid.pieces):
             rows = rows_of((grid, None, k), length, starts[piece.axis], acc, device)
@@ -153,7 +153,7 @@ def values(
 @lru_cache(maxsize=256)
 def _pack_grid_cpu(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool) -> Tensor:
     """`pack_grid` on the CPU."""
-    every, pieces, at = fed(grid, lengths), [], 0
+    every, pieces, at = all_pieces(grid, lengths), [], 0
     for piece in every:
         pieces += [piece.axis, piece.first, piece.step, piece.encoding.dim, at]
         at += piece.encoding.dim * lengths[piece.axis]
@@ -172,7 +172,7 @@ def pack_grid(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, d
 
 
 @lru_cache(maxsize=64)
-def nothing(count: int) -> Encoding:
+def zero_encoding(count: int) -> Encoding:
     """An encoding whose channels are zero, added like any other: the sign of alpha * (+0) affects a sum of zeros."""
     return Encoding(count, layout="sin", frequencies=(0.0,) * count, amplitude=0.0)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .. import checks
-from ..checks.part import no_context_parallel
+from ..checks.part import refuse_in_context_parallel
 from ..encodings.values import strided_tensor
 from ..runtime.observers import needs_operations, should_check_values
 from . import tables
@@ -30,7 +30,7 @@ def is_jagged(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.jagged
 
 
-def counted(ends: Tensor, rows: Any, first: Any = 0) -> Tensor:
+def sequence_positions(ends: Tensor, rows: Any, first: Any = 0) -> Tensor:
     """The positions of concatenated sequences, each beginning at `first`.
 
     Args:
@@ -151,7 +151,7 @@ class Sequences:
         wrapped: Tensor = (_Wrapped.apply if _is_differentiated(values) else _wrapped)(values, _ragged(self.given))
         return wrapped
 
-    def beside(self, name: str, value: Any) -> Tensor:
+    def values_of(self, name: str, value: Any) -> Tensor:
         """The values of another jagged tensor, which must have the same offsets."""
         advice = f"pass torch.nested.nested_tensor_from_jagged(values, {self.name}.offsets())"
         if not is_jagged(value):
@@ -159,14 +159,14 @@ class Sequences:
                 f"{name}: expected a jagged nested tensor, as {self.name} is, got {checks.described(value)}; {advice}"
             )
         other = Sequences(name, value)
-        if not self._is_alike(other):
+        if not self._has_same_offsets(other):
             raise ValueError(
                 f"{name}: expected the offsets of {self.name}, got others, in shape {other.shape} for {self.name} of "
                 f"shape {self.shape}; {advice}"
             )
         return other.values
 
-    def _is_alike(self, other: Sequences) -> bool:
+    def _has_same_offsets(self, other: Sequences) -> bool:
         """Whether another jagged tensor has the same offsets."""
         if self.shape[1] == other.shape[1]:  # torch's symbolic size, which identifies the offsets
             return True
@@ -179,7 +179,7 @@ class Sequences:
         rows, of = of.rows, of._replace(shape=self.shape, batch=self.count, rows=self.longest)
         if positions is not None:
             checks.start_beside_positions(start)
-            values = checks.positions(self.beside("positions", positions))
+            values = checks.positions(self.values_of("positions", positions))
             if values.dim() != 1 or values.shape[0] != rows:
                 raise ValueError(
                     f"positions: expected shape {self.shape[:2]}, one for each row of {self.name}, got "
@@ -187,16 +187,16 @@ class Sequences:
                 )
             checks.same_device("positions", values, of)
             return values.unsqueeze(0)
-        no_context_parallel()
+        refuse_in_context_parallel()
         if isinstance(start, Tensor):
             start, first = checks.start_tensor(start, of, first), 0
         elif not (_is_compiling() and isinstance(start, (int, torch.SymInt))):
-            checks.no_list(start, of)
+            checks.refuse_list(start, of)
             start = checks.start(start)
             checks.position_range(first + start, of.rows)
-        return counted(self.ends, rows, start + first).unsqueeze(0)
+        return sequence_positions(self.ends, rows, start + first).unsqueeze(0)
 
-    def no_padding(self, mask: Any) -> None:
+    def check_no_padding_mask(self, mask: Any) -> None:
         """Raises ValueError for a padding_mask."""
         if mask is not None:
             raise ValueError(
@@ -204,7 +204,7 @@ class Sequences:
                 f"{checks.described(mask)}; leave it out"
             )
 
-    def along(self, seq_dim: Any) -> None:
+    def check_seq_dim(self, seq_dim: Any) -> None:
         """Raises ValueError if `seq_dim` is not the dimension of the sequences."""
         if checks.axis("seq_dim", seq_dim, len(self.shape), self.name) != 1:
             raise ValueError(
@@ -233,14 +233,14 @@ class JaggedAdd(_JaggedCall, AddCall):
                 f"got {checks.shown(given.encoding)}, {checks.shown(given.grid_shape)} and "
                 f"{checks.shown(given.extra_tokens)}; call add(x.values(), ...) with positions of its rows"
             )
-        of.no_padding(given.padding_mask)
+        of.check_no_padding_mask(given.padding_mask)
         rank = len(of.shape)
         if rank < 3:
             raise ValueError(
                 "x: expected a jagged tensor of 3 dimensions or more, (batch, sequence, channels), got shape "
                 f"{of.shape}; unsqueeze it"
             )
-        of.along(given.seq_dim)
+        of.check_seq_dim(given.seq_dim)
         channels_at = checks.axis("channel_dim", given.channel_dim, rank)
         checks.two_dimensions(1, channels_at, given.seq_dim, given.channel_dim)
         if channels_at == 0:
@@ -261,7 +261,7 @@ class JaggedAdd(_JaggedCall, AddCall):
         return x
 
     def written(self, out: Any) -> tuple[Any, Tensor]:
-        return self.sequences.beside("out", out), self.x
+        return self.sequences.values_of("out", out), self.x
 
     def write_to(self, out: Tensor) -> Tensor:
         super().write_to(out.values())
@@ -274,8 +274,8 @@ class JaggedEmbed(_JaggedCall, EmbedCall):
     def __init__(self, given: EmbedArguments) -> None:
         self.sequences = of = Sequences("ids", given.ids)
         strided_tensor("weight", given.weight)  # not a DTensor
-        of.no_padding(given.padding_mask)
-        of.along(given.seq_dim)
+        of.check_no_padding_mask(given.padding_mask)
+        of.check_seq_dim(given.seq_dim)
         super().__init__(given._replace(ids=of.values, seq_dim=0))
 
     def result(self) -> Tensor:

@@ -1,10 +1,9 @@
-"""The short way of calls whose arguments need nothing of the layers above a kernel: no data beside x, no gradient,
-nobody who looks at operators.
+"""Fast path for calls with plain arguments: no gradient, and no mode or transform that intercepts operators.
 
-One token at a time costs microseconds. `add` of a small tensor on the CPU, and `encode` of a few positions, go from
-here straight into the kernel (`csrc/pybind/small_calls.h`, where the install has built `_core`); anything else to the
-kernel of its operator, past what dispatches that. What a kernel refuses takes the long way, whose checkers have the
-messages.
+A call with one token takes microseconds, so its overhead matters. `add` of a small CPU tensor and `encode` of a few
+positions call the kernel directly (`csrc/pybind/small_calls.h`, if the installation has built `_core`). All other calls
+run the kernel of their operator without torch's dispatcher. Each function returns None for a call that it does not
+support, or that a kernel refuses. The caller then takes the general path, which raises the error messages.
 """
 
 from __future__ import annotations
@@ -23,31 +22,33 @@ from ..ops.embed import EMBED
 from ..ops.packed_plan import pack_plan, pack_plan_cpu
 from ..ops.rows import ADD, ADD_OUT, ENCODE, TABLE, TABLE_OUT
 from ..runtime import observers
-from ..runtime.observers import is_intercepted, of_values
+from ..runtime.observers import device_checks_requested, is_intercepted
 
-FARTHEST = 2**62  # a start; a CUDA kernel has no way to refuse rows beyond int64
+MAX_START = 2**62  # a CUDA kernel cannot raise an error for positions beyond int64
 POSITION_DTYPES = torch.float32, torch.int64, torch.float64
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 
 
-def _served(given: Any, dim: int) -> Encoding | None:
-    """What was given for an encoding, an Encoding, a name or None, where kernels serve it for `dim` channels; None of
-    anything else, and where the long way has to say what is wrong."""
+def _supported_encoding(given: Any, dim: int) -> Encoding | None:
+    """The Encoding of an `encoding` argument (an Encoding, a name or None), or None if the kernels do not support it
+    for `dim` channels."""
     if given is None or type(given) is str:
         try:
             given = None if checks.is_grid(given) else checks.encoding(given, dim)
-        except (TypeError, ValueError):  # which the long way raises again, in its order
+        except (TypeError, ValueError):  # the general path raises the error of the first invalid argument
             return None
-    # A CUDA kernel could but answer other channels with NaN.
+    # dim is compared here because a CUDA kernel cannot raise for another number of channels.
     return given if type(given) is Encoding and given.angle == "exact" and given.dim == dim else None
 
 
 def _plan(given: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
-    """The plan of a `_served` encoding: the tensor that holds it, its address and length, and the encoding's start.
-    `dim` 0 is that of the encoding."""
-    encoding = _served(given, dim or given.dim)
+    """The packed plan of a `_supported_encoding`: (tensor, address, number of elements, start of the encoding).
+
+    dim = 0 stands for the dim of the encoding.
+    """
+    encoding = _supported_encoding(given, dim or given.dim)
     if encoding is None:
         return None
     packed_plan = pack_plan_cpu(encoding)
@@ -55,7 +56,8 @@ def _plan(given: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
 
 
 def _set_up(module: Any) -> bool:
-    """Gives `csrc/pybind/small_calls.h` what it asks; whether it serves."""
+    """Passes the Python objects that `csrc/pybind/small_calls.h` needs to the module `_core`; returns whether it can be
+    used."""
     of_torch = (
         torch.empty_like,
         torch._C._is_cow_tensor,  # type: ignore[attr-defined]
@@ -63,32 +65,33 @@ def _set_up(module: Any) -> bool:
         torch.is_inference_mode_enabled,
         torch._C._increment_version,  # type: ignore[attr-defined]
     )
-    global _is_seen
+    global _is_intercepted
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     asked = observers.CONDITIONS, observers.VARIABLES, is_intercepted
     serves: bool = exchange is not None and module.set_up(exchange, Tensor, *of_torch, *asked, _plan)
     if serves:
-        _is_seen = module.is_intercepted
+        _is_intercepted = module.is_intercepted
     return serves
 
 
-def _is_seen_first() -> bool:
-    """`is_intercepted`, at the first call: later ones ask C, in half the time, where the install has built it."""
-    global _is_seen
-    _is_seen = is_intercepted
+def _is_intercepted_at_first_call() -> bool:
+    """`is_intercepted` for the first call, which replaces `_is_intercepted`: by the C function of `_core`, which takes
+    half the time, if that was built."""
+    global _is_intercepted
+    _is_intercepted = is_intercepted
     loader.small_calls(_set_up)
     return is_intercepted()
 
 
-_is_seen: Callable[[], bool] = _is_seen_first
+_is_intercepted: Callable[[], bool] = _is_intercepted_at_first_call
 
 
-def added(given: tuple[Any, ...], out: Any = None) -> Tensor | None:
-    """`add`, into `out` where that is given; None where the long way has to be taken.
+def try_add(given: tuple[Any, ...], out: Any = None) -> Tensor | None:
+    """`add`, or None for a call that the fast path does not support.
 
     Args:
-        given: the fields of AddArguments, of which a record is made only on the long way.
-        out: None, or what the caller gave; x itself in `add_`.
+        given: the fields of AddArguments; the record itself is created on the general path only.
+        out: the argument `out`; x itself for `add_`.
     """
     if _is_compiling():
         return None
@@ -97,11 +100,11 @@ def added(given: tuple[Any, ...], out: Any = None) -> Tensor | None:
     except KeyError:
         small = loader.small_calls(_set_up)
     result: Tensor | None = None if small is None else small.small_add(given, out)
-    return _added_by_operator(given, out) if result is None else result
+    return _add_by_operator(given, out) if result is None else result
 
 
-def _may_be_written(out: Any) -> bool:
-    """Whether a kernel may write into `out`, but for where it lies."""
+def _is_writable(out: Any) -> bool:
+    """Whether a kernel may write to `out`; overlap with x is checked by `_is_same_or_disjoint`."""
     return (
         type(out) is Tensor
         and not out.requires_grad
@@ -111,7 +114,8 @@ def _may_be_written(out: Any) -> bool:
     )
 
 
-def _added_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
+def _add_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
+    """`try_add` by the operator's kernel, without torch's dispatcher."""
     x, encoding, positions, start, scale, alpha, mask, seq_dim, channel_dim, dropout, seed, grid_shape, extra = given
     if (
         type(x) is not Tensor
@@ -120,7 +124,7 @@ def _added_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
         or seed is not None
         or grid_shape is not None
         or type(start) is not int
-        or abs(start) >= FARTHEST
+        or abs(start) >= MAX_START
         or type(scale) is not float
         or type(alpha) is not float
         or type(dropout) is not float
@@ -131,27 +135,27 @@ def _added_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
         or channel_dim != -1
         or type(extra) is not int
         or extra != 0
-        or _is_seen()
+        or _is_intercepted()
         or (x.requires_grad and _grad_enabled())
         or x.is_neg()
-        or x.is_nested  # which has no shape
+        or x.is_nested  # a nested tensor has no shape
         or x.dim() < 2
         or not (x.is_cpu or x.is_cuda)
         or not loader.compiled("cpu" if x.is_cpu else "cuda")
-        or not (out is None or _may_be_written(out))
+        or not (out is None or _is_writable(out))
     ):
         return None
-    encoding = _served(encoding, x.shape[-1])
+    encoding = _supported_encoding(encoding, x.shape[-1])
     if encoding is None:
         return None
     try:
         if out is not None:
-            if not _are_apart(x, out):
+            if not _is_same_or_disjoint(x, out):
                 return None
             ADD_OUT.direct(x, pack_plan_cpu(encoding), None, None, start, False, scale, alpha, out)
             increment_version(out)
             return out
-        if alpha != 1.0:  # the operator that makes its own result has none
+        if alpha != 1.0:  # the operator that allocates its result has no alpha
             return None
         if x.is_cpu:
             return ADD.direct(x, pack_plan_cpu(encoding), start, scale)
@@ -160,8 +164,9 @@ def _added_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
         return None
 
 
-def _are_apart(x: Tensor, out: Tensor) -> bool:
-    """Whether `out` is x, or like it in memory of its own; both contiguous, on the CPU."""
+def _is_same_or_disjoint(x: Tensor, out: Tensor) -> bool:
+    """Whether x and `out` are contiguous CPU tensors of one shape and dtype, and `out` is x or shares no memory with
+    it."""
     return (
         x.is_cpu
         and out.is_cpu
@@ -175,8 +180,8 @@ def _are_apart(x: Tensor, out: Tensor) -> bool:
     )
 
 
-def encoded(positions: Any, encoding: Any, dtype: Any) -> Tensor | None:
-    """`encode`; None where the long way has to be taken."""
+def try_encode(positions: Any, encoding: Any, dtype: Any) -> Tensor | None:
+    """`encode`, or None for a call that the fast path does not support."""
     if type(encoding) is not Encoding or type(dtype) is not torch.dtype or _is_compiling():
         return None
     try:
@@ -184,10 +189,11 @@ def encoded(positions: Any, encoding: Any, dtype: Any) -> Tensor | None:
     except KeyError:
         small = loader.small_calls(_set_up)
     result: Tensor | None = None if small is None else small.small_encode(positions, encoding, dtype)
-    return _encoded_by_operator(positions, encoding, dtype) if result is None else result
+    return _encode_by_operator(positions, encoding, dtype) if result is None else result
 
 
-def _encoded_by_operator(positions: Any, encoding: Encoding, dtype: torch.dtype) -> Tensor | None:
+def _encode_by_operator(positions: Any, encoding: Encoding, dtype: torch.dtype) -> Tensor | None:
+    """`try_encode` by the operator's kernel, without torch's dispatcher."""
     if (
         type(positions) is not Tensor
         or positions.dtype not in POSITION_DTYPES
@@ -195,7 +201,7 @@ def _encoded_by_operator(positions: Any, encoding: Encoding, dtype: torch.dtype)
         or not (positions.is_cpu or positions.is_cuda)
         or positions.requires_grad
         or encoding.angle != "exact"
-        or _is_seen()
+        or _is_intercepted()
         or positions.is_neg()
         or not loader.compiled("cpu" if positions.is_cpu else "cuda")
     ):
@@ -208,9 +214,12 @@ def _encoded_by_operator(positions: Any, encoding: Encoding, dtype: torch.dtype)
         return None
 
 
-def tabled(given: tuple[Any, ...]) -> Tensor | None:
-    """`table` of a sequence on the CPU; None where the long way has to be taken. `given` are the fields of
-    TableArguments."""
+def try_table(given: tuple[Any, ...]) -> Tensor | None:
+    """`table` of a sequence on the CPU, or None for a call that the fast path does not support.
+
+    Args:
+        given: the fields of TableArguments.
+    """
     length, encoding, start, dtype, device, out, flatten, extra_tokens, dim = given
     if (
         dim is not None
@@ -224,11 +233,11 @@ def tabled(given: tuple[Any, ...]) -> Tensor | None:
         or type(start) is not int
         or not (dtype is None or type(dtype) is torch.dtype)
         or _is_compiling()
-        or _is_seen()
+        or _is_intercepted()
     ):
         return None
     if out is not None:
-        return _tabled_into(out, length, encoding, start, dtype) if device is None else None
+        return _try_table_into(out, length, encoding, start, dtype) if device is None else None
     where = torch.get_default_device() if device is None else device
     if type(where) is not torch.device or where.type != "cpu" or not loader.compiled("cpu"):
         return None
@@ -238,7 +247,7 @@ def tabled(given: tuple[Any, ...]) -> Tensor | None:
         return None
 
 
-def _tabled_into(out: Any, length: int, encoding: Encoding, start: int, dtype: torch.dtype | None) -> Tensor | None:
+def _try_table_into(out: Any, length: int, encoding: Encoding, start: int, dtype: torch.dtype | None) -> Tensor | None:
     if (
         not _may_be_written(out)
         or not (dtype is None or dtype == out.dtype)
@@ -258,18 +267,18 @@ def _tabled_into(out: Any, length: int, encoding: Encoding, start: int, dtype: t
     return out
 
 
-def embedded(given: tuple[Any, ...]) -> Tensor | None:
-    """`embed`; None where the long way has to be taken. `given` are the fields of EmbedArguments."""
+def try_embed(given: tuple[Any, ...]) -> Tensor | None:
+    """`embed`, or None for a call that the fast path does not support; `given` has the fields of EmbedArguments."""
     ids, weight, encoding, positions, start, scale, alpha, dropout, seed, padding_idx, mask, *rest = given
     sparse, encode_padding, seq_dim = rest
-    if type(ids) is not Tensor or type(weight) not in (Tensor, nn.Parameter) or _is_compiling() or _is_seen():
+    if type(ids) is not Tensor or type(weight) not in (Tensor, nn.Parameter) or _is_compiling() or _is_intercepted():
         return None
     if (
         positions is not None
         or mask is not None
         or seed is not None
         or type(start) is not int
-        or abs(start) >= FARTHEST
+        or abs(start) >= MAX_START
         or type(scale) is not float
         or type(alpha) is not float
         or alpha != 1.0
@@ -287,14 +296,14 @@ def embedded(given: tuple[Any, ...]) -> Tensor | None:
         or (weight.requires_grad and _grad_enabled())
         or weight.is_neg()
         or weight.device != ids.device
-        or not (ids.is_cpu or (ids.is_cuda and not of_values()))
+        or not (ids.is_cpu or (ids.is_cuda and not device_checks_requested()))
         or not loader.compiled("cpu" if ids.is_cpu else "cuda")
     ):
         return None
     rows, channels = weight.shape
     if not (padding_idx is None or (type(padding_idx) is int and -rows <= padding_idx < rows)):
         return None
-    encoding = _served(encoding, channels)
+    encoding = _supported_encoding(encoding, channels)
     if encoding is None:
         return None
     nothing = None, None, None, None  # positions, padding_mask, alpha, seed

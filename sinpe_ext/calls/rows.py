@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import checks
 from ..checks import Target, seeds
-from ..checks.part import Part, no_context_parallel
+from ..checks.part import Part, refuse_in_context_parallel
 from ..ops import encoded_rows, seed_tensor, traced
 from ..ops.rows import DROPOUT
 from ..reference import philox
@@ -67,7 +67,7 @@ class EmbedArguments(NamedTuple):
     seq_dim: Any = -1
 
 
-def kept(function: Callable[..., _Result]) -> Callable[..., _Result]:
+def cached_by_value(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """Decorator: cache the results of a function of values that are not tensors, such as an encoding and a dropout
     probability, by equality and type. Not used while torch.compile or torch.jit.trace is tracing."""
     cached = lru_cache(maxsize=256, typed=True)(function)
@@ -84,7 +84,7 @@ def kept(function: Callable[..., _Result]) -> Callable[..., _Result]:
     return call
 
 
-@kept
+@cached_by_value
 def _checked(given: Any, dim: int, columns: Any, dropout: Any) -> tuple[Any, int]:
     """(encoding, drop_threshold); the first three arguments are those of `checks.encoding`."""
     return checks.encoding(given, dim, columns), checks.drop_threshold(dropout)
@@ -98,7 +98,7 @@ class Form:
     """
 
     extra = 0  # see GridForm
-    is_run = True
+    is_evenly_spaced = True
 
     def __init__(self, axes: tuple[int, int], rank: int) -> None:
         self.axes = axes
@@ -170,7 +170,7 @@ class RowsCall:
         self.is_empty = 0 in self.shape
         self.given: traced.Given = arguments.encoding, width, self.columns
         self.encoding, self.drop_threshold = _checked(*self.given, arguments.dropout)
-        # Not cached by `kept`: 0.0 and -0.0 are equal, but results differ in sign.
+        # Not cached by `cached_by_value`: 0.0 and -0.0 are equal, but results differ in sign.
         scale, alpha = arguments.scale, arguments.alpha
         self.scale: float = scale if type(scale) is float else checks.factor("scale", scale)
         self.alpha = alpha if type(alpha) is float else checks.alpha(alpha, of)
@@ -203,9 +203,9 @@ class RowsCall:
             checks.start_beside_positions(start)
             positions = checks.positions(positions)
             checks.same_device("positions", positions, of)
-            self.positions = checks.companion("positions", positions, of)
+            self.positions = checks.row_tensor("positions", positions, of)
             return
-        no_context_parallel()
+        refuse_in_context_parallel()
         if isinstance(start, Tensor):
             self.positions = checks.start_tensor(start, of, self.encoding.start + self.row_offset)
             self.are_starts = True
@@ -213,7 +213,7 @@ class RowsCall:
             self.start = start + self.row_offset  # may be symbolic; the operator checks the range
         else:
             if type(start) is not int or not checks.INT64_MIN <= start <= checks.INT64_MAX:
-                checks.no_list(start, of)
+                checks.refuse_list(start, of)
                 start = checks.start(start)
             checks.position_range(self.encoding.start + start, self.whole_rows)
             self.start = start + self.row_offset

@@ -79,7 +79,7 @@ def _into(out: Tensor, length: int, known: traced.Given, start: int) -> Tensor:
             f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
             "that shape"
         )
-    checks.no_gradient_into(out)
+    checks.refuse_gradient(out)
     if _is_compiling() or checks.is_jit_traced():
         return out.copy_(traced.table(known, length, start, out.dtype, out.device))
     memory.writable("out", out)
@@ -95,7 +95,7 @@ def _into(out: Tensor, length: int, known: traced.Given, start: int) -> Tensor:
 def _of_grid(given: TableArguments) -> Tensor:
     """`table` of a GridEncoding, or with extra tokens."""
     length, encoding, dtype, device, out = given.length, given.encoding, given.dtype, given.device, given.out
-    dim, firsts = checks.grid_outline(encoding, given.dim)
+    dim, firsts = checks.grid_dim_and_starts(encoding, given.dim)
     lengths = grids.lengths("length", length, len(firsts))
     extra = grids.extra(given.extra_tokens)
     places = math.prod(lengths)
@@ -103,7 +103,7 @@ def _of_grid(given: TableArguments) -> Tensor:
     if out is not None:
         if tuple(checks.sizes(out)) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
-        checks.no_gradient_into(out)
+        checks.refuse_gradient(out)
         where = out.device
         memory.writable("out", out)
     else:
@@ -139,7 +139,7 @@ def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16
 
 def _of_coordinates(positions: Any, encoding: Any, dim: int | None, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
     """`encode` with a GridEncoding."""
-    dim, firsts = checks.grid_outline(encoding, dim)
+    dim, firsts = checks.grid_dim_and_starts(encoding, dim)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     if positions.dim() < 1 or checks.sizes(positions)[-1] != len(firsts):
         raise ValueError(

@@ -18,7 +18,16 @@ from ..encodings.catalogue import is_grid as grid_name
 from ..encodings.columns import columns
 from ..encodings.encoding import Encoding, field_called, needs_nothing
 from ..encodings.grid import GridEncoding
-from ..encodings.values import MAX_DIM, dense_tensor, described, flag, in_memory, integer, is_scalar_array, shown
+from ..encodings.values import (
+    MAX_DIM,
+    check_storage_bounds,
+    dense_tensor,
+    described,
+    flag,
+    integer,
+    is_scalar_array,
+    shown,
+)
 from ..runtime.tracing import constant_in_graph, is_jit_traced, is_size, untraced
 from . import tensors
 from .tensors import INT64_MAX, addressable, device, float_dtype, operand
@@ -26,8 +35,8 @@ from .tensors import INT64_MAX, addressable, device, float_dtype, operand
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["INT64_MAX", "addressable", "dense_tensor", "described", "device", "flag", "float_dtype", "in_memory"]
-__all__ += ["is_jit_traced", "is_size", "shown"]
+__all__ = ["INT64_MAX", "addressable", "check_storage_bounds", "dense_tensor", "described", "device", "flag"]
+__all__ += ["float_dtype", "is_jit_traced", "is_size", "shown"]
 
 DROP_UNIT = 65536  # dropout probabilities are multiples of 1 / DROP_UNIT
 INT64_MIN = -(2**63)
@@ -49,7 +58,7 @@ _convention: Callable[[str, int], Any] = lru_cache(maxsize=64)(convention)
 
 
 # An argument of the functions and layers -> names that users write instead. For the fields of Encoding see encoding.py.
-_MEANT = {
+_SYNONYMS = {
     "start": ("offset", "first", "start_pos", "past_length", "past_key_values_length", "start_index"),
     "positions": ("position_ids", "position", "pos", "timesteps", "position_indices"),
     "padding_mask": ("mask", "key_padding_mask", "src_key_padding_mask", "pad_mask"),
@@ -59,7 +68,7 @@ _MEANT = {
     "encoding": ("convention", "kind", "mode", "type"),
     "grid_shape": ("grid_size", "hw", "image_size", "spatial_shape"),
 }
-_MEANT_OTHERWISE = {  # advice; it is given only if the function has the argument before the "="
+_ADVICE = {  # advice; it is given only if the function has the argument before the "="
     "attention_mask": "padding_mask=attention_mask == 0",
     "attn_mask": "padding_mask=attn_mask == 0",
     "training": "dropout=p if training else 0.0",
@@ -74,7 +83,7 @@ _WIDTHS = ("dim", "d_model", "embed_dim", "embedding_dim", "hidden_size", "chann
 
 
 @constant_in_graph
-def no_unknown(function: Any, unknown: Mapping[str, Any]) -> None:
+def refuse_unknown(function: Any, unknown: Mapping[str, Any]) -> None:
     """Raises TypeError for keyword arguments that a function or the class of a layer does not have, with a
     suggestion."""
     for name in unknown:
@@ -86,14 +95,14 @@ def _unknown_argument(function: Any, name: str) -> str:
     known = [key for key in inspect.signature(function).parameters if key not in ("self", "unnamed", "unknown")]
     expected = f"{name}: expected an argument of {function.__qualname__.removesuffix('.__init__')}, got a name it lacks"
     fields = [field.name for field in dataclasses.fields(Encoding)]
-    for meant, others in _MEANT.items():
+    for meant, others in _SYNONYMS.items():
         if name in others and meant in known:
             return f"{expected}; use {meant}=..."
-    if name in ("start", *_MEANT["start"]) and "positions" in known:
+    if name in ("start", *_SYNONYMS["start"]) and "positions" in known:
         return f"{expected}; positions are final, pass positions + {name}"
     if name == "training" and function.__name__ == "forward":
         return f"{expected}; call train() or eval() of the layer"
-    meant = _MEANT_OTHERWISE.get(name, "") or needs_nothing(name)
+    meant = _ADVICE.get(name, "") or needs_nothing(name)
     argument = meant.partition("=")[0]
     if meant and ("=" not in meant or argument in known):
         return f"{expected}; use {meant}"
@@ -165,7 +174,7 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
             channels of the whole.
     """
     if isinstance(value, tuple):
-        value = in_graph.made_again(value)
+        value = in_graph.from_constant(value)
     if isinstance(piece, tuple):
         return columns(encoding(value, dim), *piece)
     if isinstance(value, Encoding):
@@ -227,7 +236,7 @@ def is_grid(value: Any) -> bool:
 def grid(value: Any, dim: int | None) -> GridEncoding:
     """A GridEncoding from an `encoding` argument; a one-dimensional encoding becomes a grid of one axis."""
     if isinstance(value, tuple):
-        value = in_graph.made_again(value)
+        value = in_graph.from_constant(value)
     if isinstance(value, GridEncoding):
         return value
     if not is_grid(value):
@@ -241,7 +250,7 @@ def grid(value: Any, dim: int | None) -> GridEncoding:
 
 
 @constant_in_graph
-def grid_outline(value: Any, dim: int | None) -> tuple[int, tuple[int, ...]]:
+def grid_dim_and_starts(value: Any, dim: int | None) -> tuple[int, tuple[int, ...]]:
     """The number of channels of a grid and the start of each axis, as plain ints that a graph can hold."""
     found = grid(value, dim)
     return found.dim, tuple(axis.start for axis in found.axes)
@@ -361,7 +370,7 @@ def channels(x: torch.Tensor, width: int, dim: int) -> None:
         )
 
 
-def companion(name: str, value: torch.Tensor, of: Target) -> torch.Tensor:
+def row_tensor(name: str, value: torch.Tensor, of: Target) -> torch.Tensor:
     """Checks that a tensor has shape (S,) or (B, S); returns it as a view of shape (1 or B, S)."""
     view = value.unsqueeze(0) if value.dim() == 1 else value
     shape = sizes(value)
@@ -386,7 +395,7 @@ def bool_mask(value: Any) -> None:
         )
 
 
-def no_gradient_into(out: torch.Tensor) -> None:
+def refuse_gradient(out: torch.Tensor) -> None:
     """Raises RuntimeError if `out` of `table` requires grad."""
     import torch
 
@@ -398,7 +407,7 @@ def padding_mask(value: Any, of: Target) -> torch.Tensor:
     """Checks a bool mask, True = padding; returns it as a view of shape (1 or B, S)."""
     bool_mask(value)
     same_device("padding_mask", value, of)
-    return companion("padding_mask", value, of)
+    return row_tensor("padding_mask", value, of)
 
 
 def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
@@ -431,7 +440,7 @@ def start_beside_positions(value: Any) -> None:
         )
 
 
-def no_list(value: Any, of: Target) -> None:
+def refuse_list(value: Any, of: Target) -> None:
     """Raises TypeError for a list as `start` of `add` or `embed`: one start per sample is passed as a tensor."""
     if isinstance(value, (list, tuple)):
         fits = len(value) == of.batch and len(of.shape) > 2

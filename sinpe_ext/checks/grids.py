@@ -38,7 +38,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
-def no_shape(value: Any, advice: str) -> None:
+def refuse_grid_shape(value: Any, advice: str) -> None:
     """Raises ValueError for a `grid_shape` with a one-dimensional encoding."""
     if value is not None:
         raise ValueError(

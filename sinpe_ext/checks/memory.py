@@ -27,7 +27,7 @@ def output(out: Any, x: torch.Tensor) -> None:
     if torch.compiler.is_compiling():  # a graph writes to `out` by copy_, which has its own checks
         return
     writable("out", out)
-    if out is not x and shares_part(out, x):
+    if out is not x and overlaps_partly(out, x):
         raise RuntimeError(
             "out: expected memory apart from x, or exactly x's, got a tensor that shares some elements with x; "
             "clone() one of them"
@@ -35,7 +35,7 @@ def output(out: Any, x: torch.Tensor) -> None:
 
 
 @untraced
-def apart(out: torch.Tensor, **read: Any) -> None:
+def check_disjoint(out: torch.Tensor, **read: Any) -> None:
     """Raises RuntimeError if one of the tensors in `read`, such as positions, shares memory with `out`: rows would read
     what other rows have written.
 
@@ -106,7 +106,7 @@ def _nested(t: torch.Tensor) -> list[tuple[int, int]]:
     return sorted((stride, size) for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1)
 
 
-def shares_part(out: torch.Tensor, x: torch.Tensor) -> bool:
+def overlaps_partly(out: torch.Tensor, x: torch.Tensor) -> bool:
     """Whether a `writable` out shares elements with x but is not exactly the same view of memory.
 
     Exact for equal strides; otherwise tensors whose memory ranges overlap count as sharing.

@@ -19,7 +19,7 @@ class Part(NamedTuple):
     first: tuple[int, ...]
 
 
-def no_context_parallel() -> None:
+def refuse_in_context_parallel() -> None:
     """Raises ValueError for implicit positions inside `context_parallel`, which reorders the sequence."""
     if in_context_parallel():
         raise ValueError(

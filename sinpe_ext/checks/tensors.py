@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..backend import loader
-from ..encodings.values import described, in_memory, strided_tensor
+from ..encodings.values import check_storage_bounds, described, strided_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -76,4 +76,4 @@ def operand(name: str, value: Any) -> None:
 
     strided_tensor(name, value, may_be_dtensor=True)
     if not torch.compiler.is_compiling() and not loader.compiled(value.device.type):
-        in_memory(name, value)
+        check_storage_bounds(name, value)

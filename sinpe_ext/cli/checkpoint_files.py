@@ -64,7 +64,7 @@ class Entry:
         name, shape, dtype: of the tensor; shape and dtype are unknown for a skipped one.
         load: function that reads the tensor, or raises SkipError.
         skipped: why the tensor cannot be read; "" if it can.
-        same: a value that is equal for names of the same elements.
+        same: a value that is equal for entries that share their elements.
     """
 
     name: str

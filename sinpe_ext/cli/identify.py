@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["IdentifyError", "main", "options"]
 
 NEAREST_KEYS, COMPARED_KEYS = 8, 10000
-NAMED = 5  # names listed of tensors that have the shape of a table and are none, and of skipped ones
+NAMED = 5  # names listed, of skipped tensors and of tensors that have the shape of a table but are not one
 REASONS = 5
 MOST_AXES = 5
 # Largest number of elements that is examined without --key: 65536 rows of 1024 channels take 3 s on one core (20 s if
@@ -121,12 +121,12 @@ def _identified(entry: Entry, shape: list[int] | None, *, everything: bool) -> M
     """The matches of one tensor. Raises SkipError for one that is too large."""
     from ..identification import Matches, identify
     from ..identification.table import LARGEST as LARGEST_ASKED
-    from ..identification.table import NO_SINUSOIDS, begins_regular
+    from ..identification.table import NO_SINUSOIDS, begins_with_sinusoids
 
     tensor = entry.load()
     elements, longest = (LARGEST, LONGEST_AXIS) if everything else (LARGEST_ASKED, LARGEST_ASKED)
     if _may_be_table(entry) and (math.prod(entry.shape) > elements or max(entry.shape) > longest):
-        if not begins_regular(tensor):
+        if not begins_with_sinusoids(tensor):
             return Matches(reason=NO_SINUSOIDS)
         if everything:
             raise SkipError(f"larger than {LARGEST} elements or {LONGEST_AXIS} rows (--key NAME looks at one)")

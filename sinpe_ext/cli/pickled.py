@@ -1,9 +1,9 @@
 """Reads names, shapes and locations of tensors from the pickle of a checkpoint, without executing it.
 
-`torch.load` allocates whatever sizes a pickle states, hashes its keys and executes its calls, and fails as a whole if
-one object cannot be loaded. Here `pickletools` splits the pickle into opcodes, calls are recorded and not executed, and
-a tensor is described by a few numbers until its values are read. So tensors next to and inside of objects of any class
-are found, and no class is imported. Time and memory are proportional to the size of the pickle: an object that is
+`torch.load` allocates whatever sizes a pickle states, hashes its keys, executes its calls, and fails as a whole if one
+object cannot be loaded. Here `pickletools` splits the pickle into opcodes; calls are recorded and not executed, and a
+tensor is described by a few numbers until its values are read. So no class is imported, and tensors are found next to
+and inside objects of any class. Time and memory are proportional to the size of the pickle: an object that is
 referenced many times is neither copied nor searched again.
 """
 

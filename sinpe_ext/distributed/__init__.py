@@ -93,7 +93,7 @@ def context_parallel_positions(
     Raises: ValueError for a length that is not such a multiple; otherwise as `shard_positions`.
     """
     length = checks.length(length)
-    rank, ranks = _place(mesh, mesh_dim)
+    rank, ranks = _rank_and_size(mesh, mesh_dim)
     if length % ranks:
         raise ValueError(
             f"length: expected a multiple of {ranks}, the ranks of the mesh, got {length}; pad the sequence to one"
@@ -139,7 +139,7 @@ def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = 
     return dtensor.agreed_seed(seeds.checked(seed, where), mesh, where)
 
 
-def _place(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
+def _rank_and_size(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
     """(rank, ranks): the index of this process along a dimension of the mesh, and the size of the dimension."""
     _mesh(mesh)
     if mesh_dim is None:
@@ -176,7 +176,7 @@ def _run(length: int, mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
     """(first row, number of rows) of this process, for the chunks of torch.chunk."""
     from .dtensor import chunk
 
-    rank, ranks = _place(mesh, mesh_dim)
+    rank, ranks = _rank_and_size(mesh, mesh_dim)
     return chunk(length, ranks, rank)
 
 

@@ -20,7 +20,7 @@ from .grid import local_call
 
 
 class _OutsideMesh:
-    """The call in a process that is not part of the mesh. As in torch's own operations its result is empty, and the
+    """The call in a process that is not part of the mesh. As in torch's own operations, its result is empty, and its
     other arguments are not checked."""
 
     def needs_grad(self, *others: Tensor) -> bool:
@@ -90,6 +90,7 @@ class ShardedAdd:
 
     @no_grad
     def _write(self, part: Tensor, whole: Any) -> Tensor:
+        """Writes the result of this rank to its shard `part` of the DTensor `whole`, and returns `whole`."""
         if isinstance(self.local, _OutsideMesh):
             return whole
         self.local.write_to(part)
@@ -194,8 +195,8 @@ class ShardedEmbed:
 
 
 def _with_rows_each(weight: DTensor) -> DTensor:
-    """weight with its rows sharded over at most one dimension of the mesh, and over none if a rank would have no row:
-    torch's embedding fails otherwise."""
+    """Redistributes weight so that torch's embedding supports it: its rows are sharded over at most one dimension of
+    the mesh, and over none if a rank would have no row."""
     by_rows = [k for k, p in enumerate(weight.placements) if isinstance(p, Shard) and p.dim == 0]
     gathered = by_rows if by_rows and dtensor.smallest(weight)[0] == 0 else by_rows[:-1]
     wanted = [Replicate() if k in gathered else p for k, p in enumerate(weight.placements)]
@@ -208,9 +209,10 @@ def _both(ids: DTensor, weight: DTensor) -> list[tuple[Placement, Placement]]:
 
 
 def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: int) -> DTensor:
-    """Looks up the rows of a weight that is sharded by rows; the reduced result is sharded along the sequence. If ids
-    is sharded along the sequence already, it is gathered first, as torch's embedding requires, and the result is
-    sharded like ids."""
+    """Looks up the rows of a weight that is sharded by rows; the reduced result is sharded along the sequence.
+
+    If ids is sharded along the sequence, it is gathered first, as torch's embedding requires.
+    """
     places = list(ids.placements)
     along = [isinstance(p, Shard) and p.dim == rows_at for p in places]
     if any(along):

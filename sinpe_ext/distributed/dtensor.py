@@ -110,9 +110,11 @@ def is_outside(mesh: DeviceMesh) -> bool:
 
 
 def check_part(name: str, t: DTensor) -> None:
-    """Raises ValueError if the shard of this rank does not have the size that torch.chunk gives it, which
-    `DTensor.from_local`
-    allows: its offset in the whole is then unknown, and it would get the positions and the mask of other rows."""
+    """Raises ValueError if the shard of this rank does not have the size that torch.chunk gives it.
+
+    `DTensor.from_local` allows such a shard. Its offset in the whole is unknown, so it would get the positions and the
+    dropout mask of other rows.
+    """
     places = t.placements
     if torch.compiler.is_compiling() or is_outside(t.device_mesh):
         return
@@ -129,8 +131,11 @@ def check_part(name: str, t: DTensor) -> None:
 
 
 def equal_in_graph(name: str, t: DTensor) -> None:
-    """Raises ValueError for shards of different sizes under torch.compile: a graph is recompiled if the size of the
-    shard changes, but not if only that of the whole does, and would use the offset and the mask of another whole."""
+    """Raises ValueError for shards of different sizes under torch.compile.
+
+    A graph is recompiled if the size of the shard changes, but not if only the size of the whole changes. It would then
+    use an offset and a dropout mask that belong to another size of the whole.
+    """
     if not torch.compiler.is_compiling():
         return
     sizes = list(t.shape)
@@ -227,7 +232,7 @@ def companions(layout: Layout, of: checks.Target, batch_at: int | None, rows_at:
     for name, value in (("positions", given.positions), ("padding_mask", given.padding_mask)):
         if isinstance(value, Tensor):
             try:
-                value = checks.companion(name, on_mesh(name, value, layout.mesh), of)
+                value = checks.row_tensor(name, on_mesh(name, value, layout.mesh), of)
             except ValueError as error:
                 raise ValueError(f"{error}; with DTensors that is the whole, or a DTensor of its own") from None
             value = layout.local(name, value, rows_along(value, of, batch_at, rows_at))

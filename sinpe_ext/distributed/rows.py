@@ -31,7 +31,7 @@ def table(
     is_grid, extra = checks.is_grid(encoding), grids.extra(given.extra_tokens)
     device, named = torch.device(mesh.device_type), checks.dim_beside(encoding, given.dim)
     if is_grid:
-        dim, firsts = checks.grid_outline(encoding, named)
+        dim, firsts = checks.grid_dim_and_starts(encoding, named)
         lengths = grids.lengths("length", length, len(firsts))
         starts = grids.starts(start, firsts, lengths, None, device)
     else:

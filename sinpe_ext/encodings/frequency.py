@@ -1,8 +1,9 @@
 """Exact frequencies of an `Encoding` as fixed-point integers, with the standard library only.
 
-The frequencies are a geometric sequence, called ladder here. Each is the previous one times a ratio, in integers wide
-enough that the smallest frequency has `GUARD` bits; the widest result is a pair of float64, or 62 integer and 128
-fractional bits. A float `pow` would be wrong in the last digits, and the phase multiplies that error by the position.
+The frequencies are a geometric sequence, called ladder here: each is the previous one times a ratio. The integers are
+wide enough that the smallest frequency has `GUARD` bits. Results are pairs of float64, or numbers with 62 integer and
+128 fractional bits. A float `pow` would be wrong in the last digits, and the phase multiplies that error by the
+position.
 """
 
 from __future__ import annotations

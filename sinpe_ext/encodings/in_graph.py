@@ -1,7 +1,7 @@
 """Encodings that are created inside a function traced by torch.compile or torch.export.
 
-An Encoding from outside of the function is a constant of the graph. One created inside is not, but its fields are: they
-are passed instead, and functions that run at trace time create the Encoding from them.
+An Encoding that is created outside the function is a constant of the graph. For one that is created inside, only its
+fields are constants: they are passed instead, and functions that run at trace time create the Encoding from them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def is_grid(value: Fields) -> bool:
     return bool(value[:1] == ("GridEncoding",))
 
 
-def made_again(value: Fields) -> Any:
+def from_constant(value: Fields) -> Any:
     """The inverse of `constant`: the Encoding or GridEncoding with these fields; any other tuple unchanged."""
     if is_grid(value):
         _, axes, order, arrangement, dim = value
-        return GridEncoding([made_again(axis) for axis in axes], order=order, arrangement=arrangement, dim=dim)
+        return GridEncoding([from_constant(axis) for axis in axes], order=order, arrangement=arrangement, dim=dim)
     if value[:1] == ("Encoding",):
         return from_fields(value)
     return value

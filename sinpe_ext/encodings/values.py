@@ -167,7 +167,7 @@ def flag(name: str, value: Any) -> bool:
 def dense_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> None:
     """Checks that `value` is an ordinary strided tensor whose storage holds all its elements. Raises TypeError."""
     strided_tensor(name, value, may_be_dtensor=may_be_dtensor)
-    in_memory(name, value)
+    check_storage_bounds(name, value)
 
 
 def strided_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> None:
@@ -205,7 +205,7 @@ def strided_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> No
         )
 
 
-def in_memory(name: str, value: torch.Tensor) -> None:
+def check_storage_bounds(name: str, value: torch.Tensor) -> None:
     """Raises RuntimeError if the storage of a tensor was resized and no longer holds all its elements.
 
     torch does not check this itself.

@@ -17,7 +17,7 @@ from ..encodings.values import integer
 from .candidates import Found
 from .grid import shapes_of
 from .partial import View, search
-from .table import Refused, as_rows, regular
+from .table import Refused, as_rows, has_sinusoids
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _transpose(rows: Tensor) -> Tensor | None:
         flat = rows[0]
     else:
         return None
-    return flat.T if regular(flat.T) else None
+    return flat.T if has_sinusoids(flat.T) else None
 
 
 def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:

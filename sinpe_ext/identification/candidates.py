@@ -229,14 +229,17 @@ def _zero_by_itself(candidate: Candidate, places: list[Tensor], rows: tuple[int,
 
 
 def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
-    """(name, exactly): the float32 formula that reproduces the table better than the exact values do, and whether to
-    the last digits; "" if the exact values are better, "other" if the table has errors of another formula."""
+    """(name, exactly): the float32 formula that reproduces the table better than the exact values do, and whether it
+    reproduces the last digits.
+
+    The name is "" if the exact values are closer, and "other" if the table has the errors of another formula.
+    """
     table, candidate = item.table, item.candidate
     rows = table.live[spread(len(table.live), ANGLE_ROWS)]
     sample = table.rows[rows].double()
     exact = values_of(candidate, places, rows)
     size = max(abs(axis.amplitude) for axis in axes_of(candidate.encoding))
-    errors = {"": _badness(sample, exact, table)}
+    errors = {"": _largest_error(sample, exact, table)}
     if table.storage in (torch.float32, torch.float64) and errors[""] <= EXACT * size:
         return "", False
     for angle in ANGLES:
@@ -246,7 +249,7 @@ def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
             value[:, part.columns] = float32_angle.encode(
                 piece.encoding.replace(angle=angle), position, torch.float32
             ).double()
-        errors[angle] = _badness(sample, value, table)
+        errors[angle] = _largest_error(sample, value, table)
     best = min(errors, key=lambda angle: errors[angle])
     single = table.storage in (torch.float32, torch.float64)
     if best and errors[best] <= 0.5 * errors[""]:
@@ -254,7 +257,7 @@ def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
     return "other" if single else "", False
 
 
-def _badness(sample: Tensor, value: Tensor, table: Table) -> float:
+def _largest_error(sample: Tensor, value: Tensor, table: Table) -> float:
     """The largest error; for a table stored in 16 bits the fraction of values that are rounded differently."""
     if table.storage in (torch.float32, torch.float64):
         return float((sample - value).abs().max())
@@ -300,7 +303,7 @@ def rank_candidates(
         first = candidates[group[0]]
         verdict = table.compare(parts_of(first.encoding), places(first.extra))
         item = Identified(first, verdict, table, shape)
-        item.aliases = [candidates[k] for k in group[1:] if _also(candidates[k], first)]
+        item.aliases = [candidates[k] for k in group[1:] if _is_alias(candidates[k], first)]
         if verdict.fits:
             finish(item, places(first.extra))
             found.fitting.append(item)
@@ -325,9 +328,11 @@ def _angle_error(candidate: Candidate, places: list[Tensor], rows: Tensor) -> fl
     return math.sqrt(squares / (len(rows) * candidate.encoding.dim)) / BOUND
 
 
-def _also(candidate: Candidate, first: Candidate) -> bool:
-    """Whether a candidate that gives the same table is reported as an alias: it must be as simple as the first, or as
-    likely, or have a common base."""
+def _is_alias(candidate: Candidate, first: Candidate) -> bool:
+    """Whether a candidate that gives the same table as `first` is reported as an alias.
+
+    It must be as simple or as likely as `first`, or have a common base.
+    """
     if candidate.borrowed or candidate.extra != first.extra:
         return False
     if candidate.cost <= first.cost + 1:

@@ -177,6 +177,7 @@ def _as_stored(
 
 
 def _near(value: float, other: float, slack: float) -> bool:
+    """Whether two numbers agree within a relative slack."""
     return abs(value - other) <= abs(other) * slack
 
 
@@ -232,6 +233,7 @@ def _base_and_shift(
 
 
 def _base_fits(as_well: Callable[..., bool], shift: float, base: float) -> bool:
+    """Whether an encoding with this shift and base fits as well."""
     return as_well(shift=shift, base=base)
 
 

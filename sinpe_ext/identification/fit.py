@@ -68,7 +68,7 @@ def measure(rows: Tensor, channels: Channels, noise: float) -> Columns | None:
     channels."""
     sines, cosines = pairs(channels)
     if len(sines):
-        some = _some(len(sines))
+        some = _columns_to_measure(len(sines))
         sines, cosines = sines[some], cosines[some]
         z = torch.complex(rows[:, cosines], rows[:, sines])
         size = z.abs()
@@ -76,16 +76,16 @@ def measure(rows: Tensor, channels: Channels, noise: float) -> Columns | None:
         spread = (size - mean).square().mean(0).sqrt()
         if float((spread / mean).median()) > PAIRS_DIFFER:
             return None
-        turned, lag = _turned(z)
+        turned, lag = _angle_per_row(z)
         error = 2 * spread.clamp_min(noise) / mean / (lag * math.sqrt(len(z) - lag))
         return Columns(channels.rungs[cosines], turned, error, True)
     live = channels.live()
-    live = live[_some(len(live))]
+    live = live[_columns_to_measure(len(live))]
     turned, error = _recurrence(rows[:, live], noise)
     return Columns(channels.rungs[live], turned, error, False)
 
 
-def _some(number: int) -> Tensor:
+def _columns_to_measure(number: int) -> Tensor:
     """The columns to measure, which include those at both ends, the fastest and the slowest."""
     if number <= MEASURED:
         return torch.arange(number)
@@ -93,7 +93,7 @@ def _some(number: int) -> Tensor:
     return torch.cat([torch.arange(ENDS), middle, torch.arange(number - ENDS, number)])
 
 
-def _turned(z: Tensor) -> tuple[Tensor, int]:
+def _angle_per_row(z: Tensor) -> tuple[Tensor, int]:
     """The angle from one row to the next, and the largest lag used."""
     angle = (z[1:] * z[:-1].conj()).sum(0).angle()
     lag = last = 1
@@ -156,10 +156,10 @@ def ladders(columns: Columns, rates: Sequence[float] = ()) -> list[Ladder]:
     Any two columns with frequencies below pi radians per row determine a ladder; `rates` above pi are tried as its
     first frequency.
     """
-    found = _drawn(columns, rates)
+    found = _ladders_through_pairs(columns, rates)
     for rate in rates:
         if abs(rate) > math.pi and columns.signed and _may_start(columns, rate):
-            scanned = _scanned(columns, rate)
+            scanned = _ladders_with_rate(columns, rate)
             if scanned:
                 return [*scanned, *found]
     return found
@@ -174,7 +174,7 @@ def _may_start(columns: Columns, rate: float) -> bool:
     return abs(float(_wrapped(columns.turned[first] - rate))) <= min(expected, SHARP)
 
 
-def _scanned(columns: Columns, rate: float) -> list[Ladder]:
+def _ladders_with_rate(columns: Columns, rate: float) -> list[Ladder]:
     """Ladders with a known rate; decays are tried in steps so small that the angle of no column changes much."""
     reach = max(float(columns.rungs.max()), 1.0)
     some = torch.linspace(0, len(columns.rungs) - 1, min(len(columns.rungs), SCANNED)).round().long().unique()
@@ -190,7 +190,7 @@ def _scanned(columns: Columns, rate: float) -> list[Ladder]:
     return found[:3]
 
 
-def _drawn(columns: Columns, rates: Sequence[float]) -> list[Ladder]:
+def _ladders_through_pairs(columns: Columns, rates: Sequence[float]) -> list[Ladder]:
     """Ladders through pairs of columns, scored by how many other columns agree."""
     index, turned = columns.rungs, columns.turned
     relative = columns.error / turned.abs().clamp_min(1e-300)
@@ -344,7 +344,7 @@ def _phases(rows: Tensor, channels: Channels, ladder: Ladder) -> tuple[Tensor, T
 
 ROWS, COLUMNS = 256, 112  # used in one step: few enough for one thread
 WELL = 0.1  # largest error of a fit, relative to its amplitude, for which it is compared with the table
-EXACTLY = 1e-4  # the same for a fit after which no other is tried
+EXACTLY = 1e-4  # a fit with a smaller error, relative to its amplitude, is accepted without trying others
 LARGEST_LOG = 300.0  # of the ratio of the first and the last frequency
 SPOILT = 1.5  # ratio of the largest to the median distance of neighbouring rows above which some rows are not sinusoids
 WINDOW = 256  # consecutive rows on which frequencies are measured first
@@ -352,7 +352,7 @@ FINEST = 1 / 16  # relative to the largest value: smaller values get no more wei
 FLOAT32_UNIT, DOUBLE_UNIT = 2.0**-24, 2.0**-51  # relative rounding of an angle's factors in float32 and float64
 SIGNIFICANT = 25.0  # by how many squared errors, in units of the noise, the right wave may fit worse than the best
 LEAST_VALUE = 2.0**-6  # relative to the amplitude: smaller values are assumed to have the absolute error of this one
-MOST_EXPLAINED = 0.1  # if more values than this may be rounded differently by float32 angles, they tell nothing
+MOST_EXPLAINED = 0.1  # if float32 angles may round a larger fraction of the values differently, the test is void
 FEWEST_TELLING = 32  # values needed to distinguish exact angles from float32 angles
 NAMES = ("rate", "decay", "start", "amplitude")
 

@@ -93,6 +93,7 @@ def templates_of(dim: int, number: int) -> list[Template]:
 
 
 def _builder(name: str, dim: int, own: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    """The `build` of a template: creates the convention with some fields overridden."""
     return lambda fields: catalogue.convention(name, dim, **own, **fields)
 
 
@@ -326,23 +327,23 @@ def shapes_of(flat: Tensor) -> tuple[list[tuple[int, ...]], bool]:
     """The shapes that a flattened grid may have, most likely first, and whether the table can only be a grid."""
     body = inside(flat)
     for rows in (body, flat, body[1:], flat[1:]):  # the last two: after a learned class token
-        found = _read(rows)
+        found = _shapes_from_constant_columns(rows)
         if found:
             sure = len(rows) >= FEWEST_PLACES and all(min(shape) > 1 for shape in found)
             return found, sure
     return [shape for shape in likely_shapes(body)[:MOST_SHAPES]], False
 
 
-def _level(rows: Tensor) -> bool:
+def _has_constant_columns(rows: Tensor) -> bool:
     """Whether some columns are equal in neighbouring rows, as they are for all axes except the last."""
     return float((rows[1:] == rows[:-1]).any(0).double().mean()) >= FEWEST_LEVEL
 
 
-def _read(body: Tensor) -> list[tuple[int, ...]]:
+def _shapes_from_constant_columns(body: Tensor) -> list[tuple[int, ...]]:
     """The shapes that follow from the number of rows for which columns are constant: 1 for the last axis, W for the one
     before, then H * W."""
     number = len(body)
-    if number < 2 or not (_level(body[:3]) or _level(body[-3:])):
+    if number < 2 or not (_has_constant_columns(body[:3]) or _has_constant_columns(body[-3:])):
         return []
     sample = body[:, scattered(body.shape[1], max(1, min(COLUMNS, VALUES // number)))]
     if not bool(sample[0].any()):

@@ -43,16 +43,16 @@ def search(view: View) -> Found:
         if found.fitting:
             for item in found.fitting:
                 item.zero_rows += tuple(range(len(rows) - extra, len(rows)))
-            return _noted(found, len(rows), f"the last {which} zero, no part of the grid")
+            return _with_note(found, len(rows), f"the last {which} zero, no part of the grid")
     found = _columns(view._replace(rows=rows[extra:], offset=extra))
     for item in found.fitting:
         item.offset = extra
         item.zero_rows = tuple(row + extra for row in item.zero_rows)
     which = _rows_named(extra, 0)
-    return _noted(found, len(rows), f"the first {which} not zero and no part of the grid, as a learned class token")
+    return _with_note(found, len(rows), f"the first {which} not zero and no part of the grid, as a learned class token")
 
 
-def _noted(found: Found, number: int, note: str) -> Found:
+def _with_note(found: Found, number: int, note: str) -> Found:
     """The result of a search of some rows as one for the whole table of `number` rows."""
     for item in found.fitting:
         item.rows = number
@@ -63,6 +63,7 @@ def _noted(found: Found, number: int, note: str) -> Found:
 
 
 def _rows_named(number: int, first: int) -> str:
+    """ "row (5) is" or "3 rows (5 to 7) are"."""
     return f"row ({first}) is" if number == 1 else f"{number} rows ({first} to {first + number - 1}) are"
 
 
@@ -124,6 +125,7 @@ def columns_named(columns: list[int]) -> str:
 
 
 def _numbers(numbers: range | list[int]) -> str:
+    """ "2 to 9" for consecutive numbers, otherwise a list of the first eight."""
     listed = list(numbers)
     if len(listed) > 1 and listed[-1] - listed[0] + 1 == len(listed):
         return f"{listed[0]} to {listed[-1]}"

@@ -31,7 +31,7 @@ from .fit import (
     tolerance_of,
     windows,
 )
-from .table import NO_SINUSOIDS, Refused, Table, angle_errors, regular
+from .table import NO_SINUSOIDS, Refused, Table, angle_errors, has_sinusoids
 
 STARTS = (0, 1, 2)
 FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four parameters; with pairs of sin and cos two rows are enough
@@ -79,7 +79,7 @@ def search(table: Table, *, known: bool = False, strict: bool = False, exchanged
         return found
     if doubtful or not found.fitting:
         blind = rank_candidates(table, fitted(table, samples, templates, strict), places, None)
-        if blind.fitting or not (doubtful or found.closest) or (blind.closest and _nearer(blind, found)):
+        if blind.fitting or not (doubtful or found.closest) or (blind.closest and _is_closer(blind, found)):
             found = blind
     if not found.fitting and not found.closest:
         found.reason = (not exchanged and not strict and _exchanged(table, samples)) or (
@@ -92,7 +92,7 @@ def search(table: Table, *, known: bool = False, strict: bool = False, exchanged
 
 
 def _fits_best(table: Table, samples: Samples, item: Identified) -> bool:
-    """Whether the parameters of a named convention fit as well as the best ones, within what rounding explains."""
+    """Whether a named convention fits as well as the best parameters, up to differences that rounding explains."""
     if item.verdict.error <= (2.0**-40 if table.storage is torch.float64 else table.precision) * table.size:
         return True
     if item.repeated:
@@ -139,16 +139,17 @@ def refuse_early(table: Table) -> None:
                 "every frequency stands twice with the same function: the cos or sin cache of a rotary encoding, which "
                 "multiplies queries and keys and is not added"
             )
-    if not regular(table.rows):
+    if not has_sinusoids(table.rows):
         raise Refused(NO_SINUSOIDS)
 
 
 def _refuse_constant(samples: Samples) -> None:
+    """Raises Refused if all rows are equal."""
     if bool((samples.values == samples.values[0]).all()):
         raise Refused("all of its rows are equal")
 
 
-def _nearer(one: Found, other: Found) -> bool:
+def _is_closer(one: Found, other: Found) -> bool:
     """Whether the closest encoding of one search is much nearer than that of another."""
     return bool(one.closest and other.closest and one.closest.verdict.rms < 0.5 * other.closest.verdict.rms)
 
@@ -190,10 +191,12 @@ def axis_of(template: Template) -> Encoding:
 
 
 def _builder(name: str, dim: int, own: dict[str, Any] | None = None) -> Callable[[dict[str, Any]], Any]:
+    """The `build` of a template: creates the convention with some fields overridden."""
     return lambda fields: catalogue.convention(name, dim, **{**(own or {}), **fields})
 
 
 def encoding_builder(encoding: Encoding) -> Callable[[dict[str, Any]], Any]:
+    """The `build` of a template for an encoding without a name."""
     return lambda fields: encoding.replace(**fields)
 
 
@@ -203,6 +206,7 @@ def _key(encoding: Encoding) -> tuple[Any, ...]:
 
 
 def key_of(channels: Channels) -> tuple[Any, ...]:
+    """The kinds and ladder indices of channels as a hashable key."""
     return tuple(channels.kinds.tolist()), tuple(channels.rungs.tolist())
 
 
@@ -239,6 +243,7 @@ def named(table: Table, samples: Samples, templates: list[Template]) -> list[Can
 
 
 def _ends(channels: Channels) -> tuple[Any, ...]:
+    """A short hashable key of channels."""
     return hash(tuple(channels.kinds.tolist())), hash(tuple(channels.rungs.tolist()))
 
 
@@ -297,7 +302,7 @@ def fitted(table: Table, samples: Samples, templates: list[Template], strict: bo
         if error > 3 * results[0][0] + noise.size:
             break
         for template in group:
-            candidates += _read(table, samples, template, fit, noise)
+            candidates += _candidates_of_fit(table, samples, template, fit, noise)
     return candidates
 
 
@@ -312,7 +317,7 @@ def _credible(fit: Fit, channels: Channels, rows: int, noise: Noise) -> bool:
     return sweep >= LEAST_SWEEP if single else sweep >= 0.02
 
 
-def _read(table: Table, samples: Samples, template: Template, fit: Fit, noise: Noise) -> list[Candidate]:
+def _candidates_of_fit(table: Table, samples: Samples, template: Template, fit: Fit, noise: Noise) -> list[Candidate]:
     """The fit expressed as fields of a template."""
     encoding = axis_of(template)
     own = wave_of(encoding)

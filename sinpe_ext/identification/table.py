@@ -30,7 +30,7 @@ LARGEST_ANGLE_ERROR = 0.7  # limit for positions so large that float32 angles ar
 FEWEST_DECIMALS, MOST_DECIMALS = 3, 7  # of printed values that can be distinguished from stored ones
 PRINTED = 2**13  # values read for that
 SLACK = 1e-6
-IRREGULAR = 0.05  # largest fraction of the energy that the recurrence of a sinusoid may leave unexplained
+IRREGULAR = 0.05  # largest fraction of a column's energy that the recurrence of a sinusoid may leave unexplained
 
 
 NO_SINUSOIDS = "its columns are no sinusoids: learned values, a weight or noise"
@@ -239,7 +239,7 @@ def _chunks(number: int, dim: int) -> list[slice]:
     return [slice(first, min(first + step, number)) for first in range(0, number, step)]
 
 
-def regular(rows: Tensor) -> bool:
+def has_sinusoids(rows: Tensor) -> bool:
     """Whether most columns satisfy the recurrence of a sinusoid, x[t + 1] + x[t - 1] = c x[t]; in milliseconds for any
     table."""
     sample = rows[:QUICK_ROWS][:, scattered(rows.shape[1], QUICK_COLUMNS)].double()
@@ -255,11 +255,11 @@ def regular(rows: Tensor) -> bool:
     return float(left.median()) < IRREGULAR
 
 
-def begins_regular(tensor: Tensor) -> bool:
-    """Whether the first rows or columns of a tensor of any size are `regular`."""
+def begins_with_sinusoids(tensor: Tensor) -> bool:
+    """Whether `has_sinusoids` holds for the first rows, or the first columns, of a tensor of any size."""
     last = [axis for axis, length in enumerate(tensor.shape) if length > 1][-2:]
     plane = tensor[tuple(slice(FIRST) if axis in last else 0 for axis in range(tensor.dim()))]
-    return regular(plane) or regular(plane.T)
+    return has_sinusoids(plane) or has_sinusoids(plane.T)
 
 
 def coordinates(lengths: Sequence[int], extra: int, number: int) -> list[Tensor]:

@@ -1,8 +1,8 @@
 """Modules that hold no table and compute their rows in every call: timesteps, x-transformers, positional-encodings.
 
-What a call computes cannot be seen in a module's tensors. Only code that calls sine and cosine, in the forward or in a
-function that it calls, is run, on a copy of the module; then `identify` is asked about the rows that it returns.
-Sources, 2026: DiT, models.py; denoising-diffusion-pytorch, denoising_diffusion_pytorch.py; x-transformers 2.31,
+The tensors of such a module do not show what a call computes. So its code is run on a copy of the module, and
+`identify` examines the rows that it returns. A forward is run only if it, or a function that it calls, uses sine and
+cosine. Sources, 2026: DiT, models.py; denoising-diffusion-pytorch, denoising_diffusion_pytorch.py; x-transformers 2.31,
 x_transformers.py; positional-encodings 6.0, torch_encodings.py.
 """
 
@@ -36,7 +36,7 @@ from .dropin import (
     settings,
 )
 from .measure import Differs, Probe, allowed, difference, quiet
-from .plain_forms import Unclear, fixed_inside, form_of, must, run, same_values, stateless
+from .plain_forms import Unclear, check_no_other_inputs, check_stateless, form_of, run, run_or_raise, same_values
 
 STEPS = 128  # rows that are passed to identify
 SPACINGS = (1.0, 1e-3)  # of timesteps: whole steps, or 0 .. 1 for a module that multiplies them by 1000
@@ -212,7 +212,7 @@ def _scaled(module: Any, key: str, scale: str) -> list[Candidate] | Left | None:
         return Left(f"its rows are recognised, but its buffer `{key}` holds other frequencies", encoding)
     with quiet(place):
         try:
-            _steady(tried, torch.zeros(1, 3, dim, device=place), (key, scale))
+            _check_inputs(tried, torch.zeros(1, 3, dim, device=place), (key, scale))
         except Unclear as problem:
             return Left(f"its rows are recognised, but {problem}", encoding)
     slack = max(1.0, abs(float(module._parameters[scale].detach())))
@@ -248,7 +248,7 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
             return Left("its rows are no convention that identify knows")
         with quiet(place):
             try:
-                _steady(tried, x, (key, None))
+                _check_inputs(tried, x, (key, None))
             except Unclear as problem:
                 return Left(f"its rows are recognised, but {problem}", encodings[0])
         generator = torch.Generator().manual_seed(0)
@@ -264,12 +264,12 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
     return None
 
 
-def _steady(tried: Any, x: Tensor, known: tuple[str | None, ...]) -> None:
+def _check_inputs(tried: Any, x: Tensor, known: tuple[str | None, ...]) -> None:
     """Raises Unclear if the rows depend on values that a drop-in would not follow, or differ in training mode."""
-    fixed_inside(tried, x, known)
+    check_no_other_inputs(tried, x, known)
     training = isolated_copy(tried)
     training.__dict__["training"] = True
-    if not same_values(run(training, x)[0], must(tried, x)):
+    if not same_values(run(training, x)[0], run_or_raise(tried, x)):
         raise Unclear("it gives something else in training")
 
 
@@ -297,11 +297,11 @@ def called_of(module: nn.Module) -> list[Candidate] | Left | None:
     inner = list(module.children())
     leaf = all(type(child) is nn.Dropout for child in inner) and not list(module.parameters())
     if leaf and required == 1 and calls_sine(owner(module).forward, kind):
-        return _guarded(module, lambda: (None if inner else _timesteps(module)) or _lengths(module))
+        return _guarded(module, lambda: (None if inner else _timesteps(module)) or _length_candidates(module))
     for name, function in _methods(kind):
         # Only one level of calls is followed: through a library's base classes it would be the whole library.
         if _takes_positions(kind, name) and calls_sine(function, kind, depth=1):
-            found = _guarded(module, lambda name=name: _through(module, name, required))  # type: ignore[misc]
+            found = _guarded(module, lambda name=name: _method_candidates(module, name, required))  # type: ignore[misc]
             if found is not None:
                 return found
     return None
@@ -309,14 +309,14 @@ def called_of(module: nn.Module) -> list[Candidate] | Left | None:
 
 def _guarded(module: nn.Module, trial: Callable[[], list[Candidate] | Left | None]) -> list[Candidate] | Left | None:
     """The result of a trial; an Unclear with an encoding becomes the reason why the module is left alone."""
-    with quiet(_place(module)):
+    with quiet(_device_of(module)):
         try:
             return trial()
         except Unclear as problem:
             return Left(str(problem.args[0]), problem.args[1]) if len(problem.args) > 1 else None
 
 
-def _place(module: nn.Module) -> torch.device:
+def _device_of(module: nn.Module) -> torch.device:
     """The device of a module's first tensor, else the CPU."""
     return next((value.device for value in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
@@ -343,7 +343,7 @@ def _required(function: Any) -> int | None:
 
 def _timesteps(module: Any) -> list[Candidate] | Left | None:
     """Candidates for a module without parameters whose forward returns rows at the given positions."""
-    place, tried = _place(module), isolated_copy(module)
+    place, tried = _device_of(module), isolated_copy(module)
     steps = torch.arange(float(STEPS), device=place)
     rank, rows = 1, run(tried, steps)[0]
     if rows is None or rows.dim() != 2 or len(rows) != STEPS:
@@ -364,14 +364,14 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
     encoding, reason = found[0], "its rows of timesteps are recognised, but "
     try:
         tables = tuple(key for key, value in _tensors(module) if _holds(encoding, value))
-        stateless(tried, _shape(steps, rank))
-        _steady(tried, _shape(steps, rank), tables)
+        check_stateless(tried, _shape(steps, rank))
+        _check_inputs(tried, _shape(steps, rank), tables)
     except Unclear as problem:
         raise Unclear(reason + str(problem), encoding) from None
     candidates = []
     held_now = getattr(module, tables[0]).dtype if tables else None
     for encoding in found:
-        dtypes = _dtypes(lambda t, held: must(_cast(tried, held), _shape(t, rank)), encoding, tables, place)
+        dtypes = _dtypes(lambda t, held: run_or_raise(_cast(tried, held), _shape(t, rank)), encoding, tables, place)
         options = {
             "_sinpe_rank": rank,
             "_sinpe_dtypes": dtypes,
@@ -387,12 +387,12 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
     return candidates
 
 
-def _lengths(module: Any) -> list[Candidate] | Left | None:
+def _length_candidates(module: Any) -> list[Candidate] | Left | None:
     """Candidates for a module without parameters whose forward computes a table for the length of x, and adds or
     returns it."""
     if len(parameters(module)) != 1:
         return None
-    place, tried = _place(module), isolated_copy(module)
+    place, tried = _device_of(module), isolated_copy(module)
     widths = {value: key for key, value in vars(module).items() if type(value) is int and 2 <= value <= LONGEST}
     for width in list(widths)[:MOST_WIDTHS]:
         for shape in ((1, LENGTHS, width), (LENGTHS, 1, width)):
@@ -407,11 +407,11 @@ def _lengths(module: Any) -> list[Candidate] | Left | None:
     return None
 
 
-def _through(module: Any, name: str, required: int) -> list[Candidate] | Left | None:
+def _method_candidates(module: Any, name: str, required: int) -> list[Candidate] | Left | None:
     """Candidates for a module whose forward calls a method of its own for the rows, whatever it does with them."""
     if required != 1 or sum(value.numel() for value in module.parameters()) > LARGEST:
-        return _alone(module, name)
-    place, tried = _place(module), isolated_copy(module)
+        return _static_method(module, name)
+    place, tried = _device_of(module), isolated_copy(module)
     seen: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
     method = getattr(tried, name)
 
@@ -424,7 +424,7 @@ def _through(module: Any, name: str, required: int) -> list[Candidate] | Left | 
     steps = torch.arange(float(STEPS), device=place)
     before, problem = _called(tried, steps)
     if not seen:
-        return _alone(module, name)
+        return _static_method(module, name)
     args, named, out = seen[0]
     if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != STEPS or not args or type(args[0]) is not Tensor:
         return None
@@ -469,7 +469,8 @@ def _through(module: Any, name: str, required: int) -> list[Candidate] | Left | 
 
 
 def _reads_no_tensor(module: Any, name: str, rows_of: Callable[[Any], Tensor], reason: str, encoding: Encoding) -> None:
-    """Raises Unclear if the rows of a method depend on a tensor of the module, or on a number inside an object."""
+    """Raises Unclear if the rows that a method returns depend on a tensor of the module or on a number inside an
+    object, because a replacement would not follow changes of these."""
     if isinstance(inspect.getattr_static(type(module), name), staticmethod):
         return
     before = rows_of(getattr(isolated_copy(module), name))
@@ -499,7 +500,7 @@ def _called(tried: Any, t: Tensor) -> tuple[Any, str]:
         return None, f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
 
 
-def _alone(module: Any, name: str) -> Left | None:
+def _static_method(module: Any, name: str) -> Left | None:
     """Reports a static method that returns rows, in a module that cannot be run as a whole and is left alone."""
     static = inspect.getattr_static(type(module), name)
     if not isinstance(static, staticmethod) or len(inspect.signature(static.__func__).parameters) < 2:
@@ -610,14 +611,17 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _cast(tried: Any, held: torch.dtype | None) -> Any:
+    """A copy of a module converted to a dtype; the module itself for None."""
     return tried if held is None else isolated_copy(tried).to(held)
 
 
 def _shape(t: Tensor, rank: int) -> Tensor:
+    """Positions (n,) as (n, 1) if rank is 2."""
     return t[:, None] if rank == 2 else t
 
 
 def _simple(value: Any) -> bool:
+    """Whether a value is a setting that can be compared with ==."""
     return isinstance(value, (bool, int, float, str, type(None), torch.dtype))
 
 

@@ -97,6 +97,8 @@ def class_of(mixin: Any, base: type, replaces: str = "forward") -> Any:
 
 @cache
 def _class_of(mixin: Any, base: Any, replaces: str) -> Any:
+    """Creates and caches the class for `class_of`."""
+
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(__module__=base.__module__, __doc__=base.__doc__)
         if replaces != "forward":
@@ -311,6 +313,7 @@ def settings(module: nn.Module, without: tuple[str, ...] = ()) -> tuple[tuple[st
 
 
 def _simple(value: Any) -> bool:
+    """Whether a value is of a type in SIMPLE, or a tuple of such values."""
     return type(value) in SIMPLE or (type(value) is tuple and all(map(_simple, value)))
 
 
@@ -411,10 +414,12 @@ def parameters(module: nn.Module) -> tuple[str, ...]:
 
 
 def has(module: nn.Module, *names: str) -> bool:
+    """Whether a module has all these attributes."""
     return all(hasattr(module, name) for name in names)
 
 
 def number(value: Any) -> bool:
+    """Whether a value is an int or a float, but not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

@@ -126,12 +126,12 @@ def may_be_table(table: Tensor) -> bool:
     flat = flat.reshape(-1, channels) if flat.dim() > 2 else flat
     steps = min(SAMPLED, number)
     where = [((2 * k + 1) * number) // (2 * steps) for k in range(steps)]
-    if _of_one_length(flat[torch.tensor(where, device=flat.device)].cpu()):
+    if _has_equal_norms(flat[torch.tensor(where, device=flat.device)].cpu()):
         return True
     line = table.shape[-2] if table.dim() > 2 and table.shape[-2] > 1 else number  # of a grid, its last axis
     first = (number - 1) // 2 // line * line if line < number else max(0, number // 2 - IN_A_ROW // 2)
     successive = flat[first : first + min(IN_A_ROW, line), :: max(1, channels // COLUMNS)]
-    return _goes_on(successive.cpu().double())
+    return _satisfies_recurrence(successive.cpu().double())
 
 
 def _trivial(rows: Tensor) -> bool:
@@ -141,7 +141,7 @@ def _trivial(rows: Tensor) -> bool:
     return not bool(torch.isfinite(largest)) or bool(((size == 0) | (size == largest)).all() | (rows == rows[0]).all())
 
 
-def _of_one_length(rows: Tensor) -> bool:
+def _has_equal_norms(rows: Tensor) -> bool:
     """Whether the nonzero rows have equal norms."""
     squares = rows.square().sum(1, dtype=torch.float32 if rows.dtype.itemsize <= 4 else torch.float64)
     squares = squares[squares > 0]
@@ -153,7 +153,7 @@ def _of_one_length(rows: Tensor) -> bool:
     return one and not _trivial(rows)
 
 
-def _goes_on(rows: Tensor) -> bool:
+def _satisfies_recurrence(rows: Tensor) -> bool:
     """Whether most columns of consecutive rows satisfy x[t + 1] + x[t - 1] = c x[t]."""
     columns = rows[rows.any(1)]
     columns = columns[:, columns.any(0)]

@@ -52,7 +52,7 @@ def run(tried: Any, x: Tensor) -> tuple[Tensor | None, str]:
     return (out, "") if isinstance(out, Tensor) else (None, f"it gives {type(out).__name__}")
 
 
-def must(tried: Any, x: Tensor) -> Tensor:
+def run_or_raise(tried: Any, x: Tensor) -> Tensor:
     """The output of `run`. Raises Unclear if there is none."""
     out, problem = run(tried, x)
     if out is None:
@@ -61,6 +61,7 @@ def must(tried: Any, x: Tensor) -> Tensor:
 
 
 def same_values(a: Tensor | None, b: Tensor) -> bool:
+    """Whether two tensors have the same shape and values; False if there is no first tensor."""
     return a is not None and a.shape == b.shape and torch.equal(a, b)
 
 
@@ -84,7 +85,7 @@ def inputs_of(tried: Any, x: Tensor) -> list[Tensor]:
     return [part.to(x) for part in found]
 
 
-def stateless(tried: Any, x: Tensor) -> None:
+def check_stateless(tried: Any, x: Tensor) -> None:
     """Raises Unclear if a call changes the module, since the next call could differ."""
     for training in (False, True):
         called = isolated_copy(tried)
@@ -98,9 +99,9 @@ def stateless(tried: Any, x: Tensor) -> None:
             raise Unclear("its forward gives something else the second time")
 
 
-def fixed_inside(tried: Any, x: Tensor, known: tuple[str | None, ...]) -> None:
+def check_no_other_inputs(tried: Any, x: Tensor, known: tuple[str | None, ...]) -> None:
     """Raises Unclear if the output depends on tensors other than the known ones, or on numbers inside objects."""
-    base = must(tried, x)
+    base = run_or_raise(tried, x)
     paths = [path for path in inner(tried) if path[0] not in known]
     if len(paths) > MOST:
         raise Unclear(f"it holds {len(paths)} values, too many to try which of them its forward reads")
@@ -121,8 +122,10 @@ def number_of(module: Any, factor: Factor) -> float:
     return value if power == 1 else math.sqrt(value) if power > 0 else 1 / math.sqrt(value)
 
 
-def live(tried: Any, scale: float, factor: Any, x: Tensor, rows: Tensor) -> tuple[Factor, Any, tuple[str, ...]]:
-    """The factors of x and of the rows, expressed by the attributes from which they are computed, and the names of
+def as_attributes(
+    tried: Any, scale: float, factor: Any, x: Tensor, rows: Tensor
+) -> tuple[Factor, Any, tuple[str, ...]]:
+    """The factors of x and of the rows, expressed as the attributes from which they are computed, and the names of
     these attributes."""
     names: list[str] = []
     found: list[Factor] = [scale, factor]
@@ -132,7 +135,7 @@ def live(tried: Any, scale: float, factor: Any, x: Tensor, rows: Tensor) -> tupl
         changed_ = isolated_copy(tried)
         changed_.__dict__[name] = other(value)
         out, _ = run(changed_, x)
-        if out is None or out.shape != x.shape or same_values(out, must(tried, x)):
+        if out is None or out.shape != x.shape or same_values(out, run_or_raise(tried, x)):
             continue
         ways = [[now, *_powers(tried, name, now)] for now in found]
         for pair in itertools.product(*ways):
@@ -289,7 +292,7 @@ def form_of(
         for channels_first in (turned, not turned):
             tried = isolated_copy(module)
             if channels_first:
-                _turn(tried)
+                _with_channels_last(tried)
             try:
                 (candidate,) = _form(tried, key, rows, encoding, learned)
             except Unclear as problem:
@@ -298,13 +301,14 @@ def form_of(
             candidate.options["_sinpe_argument"] = parameters(module)[0]
             candidate.options["_sinpe_turned"] = turned
             if channels_first:
-                _turn_back(candidate)
+                _to_channels_first(candidate)
             return [candidate]
     return Left(f"{recognised}, but {reasons[0]}", encoding)
 
 
-def _turn(tried: Any) -> None:
-    """Makes a copy whose x and result are (batch, channels, sequence) take and return (batch, sequence, channels)."""
+def _with_channels_last(tried: Any) -> None:
+    """Changes a copy of a module with x and result of shape (batch, channels, sequence): its forward then takes and
+    returns (batch, sequence, channels)."""
     kind: Any = type(tried)
 
     def forward(self: Any, x: Tensor) -> Tensor:
@@ -314,8 +318,8 @@ def _turn(tried: Any) -> None:
     tried.__class__ = type(kind.__name__, (kind,), {"forward": forward})
 
 
-def _turn_back(candidate: Candidate) -> None:
-    """Converts a candidate found on the copy of `_turn` to channels first."""
+def _to_channels_first(candidate: Candidate) -> None:
+    """Converts a candidate found on the copy of `_with_channels_last` to channels first."""
     candidate.options["_sinpe_channels_first"] = True
     candidate.form = candidate.form.replace("batch first", "channels first").replace("of x", "of x, channels first")
     for probe in candidate.probes:
@@ -332,7 +336,7 @@ def _form(tried: Any, key: str | None, held: Tensor, encoding: Encoding, learned
     if at_zero is None and learned is None:
         ids = torch.zeros(BATCH, LENGTH, dtype=torch.long, device=held.device)
         if run(tried, ids)[0] is not None:
-            return _giving(tried, key, held, encoding, ids)
+            return _returning(tried, key, held, encoding, ids)
         flat, _ = run(tried, zeros[0])
         if flat is not None and flat.shape == zeros[0].shape:
             return _adding(tried, key, held, encoding, learned, flat)
@@ -341,7 +345,7 @@ def _form(tried: Any, key: str | None, held: Tensor, encoding: Encoding, learned
         if not all(same_values(run(tried, x)[0], at_zero) for x in inputs_of(tried, zeros)):
             return _adding(tried, key, held, encoding, learned, at_zero)
     if at_zero is not None and learned is None:
-        return _giving(tried, key, held, encoding, zeros)
+        return _returning(tried, key, held, encoding, zeros)
     raise Unclear("its forward does something else with it")
 
 
@@ -358,17 +362,17 @@ def _adding(
             raise Unclear("it does not add one row to each token")
         sequence = 1 if by_batch else 0
     given = at_zero if at_zero.dim() == 2 else at_zero.select(1 - sequence, 0)
-    stateless(tried, noise)
-    fixed_inside(tried, noise, (key, learned))
+    check_stateless(tried, noise)
+    check_no_other_inputs(tried, noise, (key, learned))
     factor: Any = 1.0
     if learned is None:
         factor = _factor(tried, dim, given, rows[: len(given)], "rows")
-    scale = _factor(tried, dim, must(tried, noise) - at_zero, noise, "x")
+    scale = _factor(tried, dim, run_or_raise(tried, noise) - at_zero, noise, "x")
     if learned is not None:
         factor = _learned(tried, learned, given, rows[: len(given)], at_zero)
     form = f"{_times(scale)}x + {_times(factor)}rows"
     placed = rows[: len(given)] if at_zero.dim() == 2 else rows[: len(given)].unsqueeze(1 - sequence)
-    times, factor, named = live(tried, scale, factor, noise, placed)
+    times, factor, named = as_attributes(tried, scale, factor, noise, placed)
     options: dict[str, Any] = {"_sinpe_sequence": sequence, "_sinpe_scale": times, "_sinpe_factor": factor}
     options["_sinpe_settings"] = settings(tried, named)
     options["_sinpe_argument"] = parameters(tried)[0]
@@ -388,10 +392,10 @@ def _adding(
     return [Candidate(AddRows, encoding, (key,) if key else (), probes, options, form, True)]
 
 
-def _giving(tried: Any, key: str | None, held: Tensor, encoding: Encoding, x: Tensor) -> list[Candidate]:
+def _returning(tried: Any, key: str | None, held: Tensor, encoding: Encoding, x: Tensor) -> list[Candidate]:
     """The candidate for a forward that returns rows for the length of x."""
     dim = held.shape[-1]
-    given = must(tried, x)
+    given = run_or_raise(tried, x)
     forms = {
         (LENGTH, dim): (2,), (1, LENGTH, dim): (1, 2), (LENGTH, 1, dim): (2, 1), (BATCH, LENGTH, dim): (0, 2),
         (BATCH, dim): (2,), (1, BATCH, dim): (1, 2), (BATCH, 1, dim): (2, 1),
@@ -404,10 +408,10 @@ def _giving(tried: Any, key: str | None, held: Tensor, encoding: Encoding, x: Te
     options["_sinpe_argument"] = parameters(tried)[0]
     inputs = inputs_of(tried, x)
     for another in inputs:
-        if not same_values(must(tried, another), given):
+        if not same_values(run_or_raise(tried, another), given):
             raise Unclear("its forward does something else with x than to give rows for its length")
-    stateless(tried, inputs[0])
-    fixed_inside(tried, inputs[0], (key, None))
+    check_stateless(tried, inputs[0])
+    check_no_other_inputs(tried, inputs[0], (key, None))
     options["_sinpe_dropout"] = _dropout(tried, inputs[0])
     options["_sinpe_settings"] = settings(tried)
     rows = held.reshape(-1, dim)
@@ -466,7 +470,7 @@ def _learned(tried: Any, name: str, given: Tensor, rows: Tensor, zeros: Tensor) 
     held = other._parameters[name] = nn.Parameter(tried._parameters[name].detach() * 2 + 0.5)
     for value, got in ((float(tried._parameters[name]), given), (float(held), None)):
         if got is None:
-            changed = must(other, torch.zeros_like(zeros))
+            changed = run_or_raise(other, torch.zeros_like(zeros))
             got = changed.reshape(zeros.shape)
             got = got if got.dim() == 2 else got[0] if same_values(got[0], got[1]) else got[:, 0]
         if not float((got.double() - value * rows.double()).abs().max()) <= CLOSE * (1 + abs(value)) * 4:
@@ -483,10 +487,10 @@ def _dropout(tried: Any, x: Tensor) -> str | None:
     other.__dict__["training"] = True
     for name in names:
         other._modules[name].__dict__.update(training=True, p=1.0)
-    still, before = must(other, x), must(tried, x)
+    still, before = run_or_raise(other, x), run_or_raise(tried, x)
     if names and not bool(still.any()):
         return names[0]
-    if not same_values(still, before) or not same_values(must(other, x), before):
+    if not same_values(still, before) or not same_values(run_or_raise(other, x), before):
         raise Unclear("it gives something else in training than dropout of the sum")
     return None
 
@@ -495,7 +499,7 @@ def _follows(tried: Any, x: Tensor, held: Tensor, sums: bool = True) -> bool:
     """Whether the result has the dtype of x, whatever the table's; sums: whether x is added to the rows."""
     kinds = {}
     for dtype in DTYPES:
-        out = must(tried, x.to(dtype))
+        out = run_or_raise(tried, x.to(dtype))
         usual = torch.promote_types(dtype, held.dtype) if sums else held.dtype
         if out.dtype not in (dtype, usual):
             raise Unclear(f"it gives {out.dtype} for x of {dtype}")
@@ -509,7 +513,7 @@ def _follows(tried: Any, x: Tensor, held: Tensor, sums: bool = True) -> bool:
 def _differentiates(tried: Any, x: Tensor) -> None:
     """Raises Unclear if the output is not differentiable with respect to x."""
     with torch.enable_grad():
-        if not must(tried, x.detach().clone().requires_grad_()).requires_grad:
+        if not run_or_raise(tried, x.detach().clone().requires_grad_()).requires_grad:
             raise Unclear("no gradient reaches x through it")
 
 

@@ -191,6 +191,7 @@ def with_angle(encoding: Encoding | GridEncoding, mode: str) -> Encoding | GridE
 
 
 def carry_out(plan: Plan) -> None:
+    """Applies a plan to the model."""
     dropin.apply_replacement(plan.module, plan.tried)
 
 

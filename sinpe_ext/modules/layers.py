@@ -89,7 +89,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         **unknown: Never,
     ):
         if unknown:
-            checks.no_unknown(type(self), unknown)
+            checks.refuse_unknown(type(self), unknown)
         super().__init__()
         where = shared.factory_kwargs(device, dtype)
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
@@ -108,7 +108,7 @@ class SinusoidalPositionalEncoding(nn.Module):
                 f"max_len={checks.shown(max_len)} and grid_shape={checks.shown(grid_shape)}; pass grid_shape"
             )
         if not is_grid:
-            grids.no_shape(grid_shape, "pass encoding= a GridEncoding, or the name of one")
+            grids.refuse_grid_shape(grid_shape, "pass encoding= a GridEncoding, or the name of one")
         elif grid_shape is not None:
             self.grid_shape = grids.lengths("grid_shape", grid_shape, self.encoding.ndim)
         self.extra_tokens = grids.extra(extra_tokens)
@@ -192,7 +192,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         given = (x, self.encoding, positions, start, self.scale, self.alpha, padding_mask,
                  seq_dim, self.channel_dim, p, seed, places, self.extra_tokens)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start))
-        encoded = None if is_limited else plain.added(given)
+        encoded = None if is_limited else plain.try_add(given)
         if encoded is None:
             call = add_call(AddArguments(*given))
             if self.max_len is not None:
@@ -263,7 +263,7 @@ class SinusoidalEmbedding(nn.Embedding):
         **unknown: Never,
     ):
         if unknown:
-            checks.no_unknown(type(self), unknown)
+            checks.refuse_unknown(type(self), unknown)
         num_embeddings = integer("num_embeddings", num_embeddings, 1, checks.INT64_MAX, "pass the vocabulary's size")
         embedding_dim = integer("embedding_dim", embedding_dim, 1, MAX_DIM, "pass the number of channels")
         if padding_idx is not None:
@@ -363,7 +363,7 @@ class SinusoidalEmbedding(nn.Embedding):
                  self.padding_idx, padding_mask, self.sparse, self.encode_padding,
                  -1 if self.batch_first else 0)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(ids, start))
-        encoded = None if is_limited else plain.embedded(given)
+        encoded = None if is_limited else plain.try_embed(given)
         if encoded is None:
             call = embed_call(EmbedArguments(*given))
             if self.max_len is not None:

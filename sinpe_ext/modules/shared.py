@@ -47,7 +47,7 @@ def refuse_arguments(layer: nn.Module, unnamed: tuple[Any, ...], unknown: dict[s
             f"{type(layer).__name__}: expected one argument by position, got {1 + len(unnamed)}; name the others. "
             "torch.onnx.export(dynamo=False) names none: export torch.nn.Sequential(layer)"
         )
-    checks.no_unknown(type(layer).forward, unknown)
+    checks.refuse_unknown(type(layer).forward, unknown)
 
 
 def refuse_script(layer: nn.Module) -> nn.Module:
@@ -78,9 +78,9 @@ def rate(dropout: Any) -> tuple[float, nn.Module | None]:
 
 
 def is_within(first: Any, rows: Any, max_len: int) -> bool:
-    """Whether max_len allows `rows` rows from the int `first` on, without a look at tensor data.
+    """Whether max_len allows `rows` rows from the int `first` on, decided without reading tensor data.
 
-    False where `check_limit` has to decide, and under tracing, where the answer would become a constant of the graph.
+    False if `check_limit` has to decide, and under tracing, where the answer would become a constant of the graph.
     """
     return not is_traced() and type(first) is int and 0 <= first <= max_len - rows
 

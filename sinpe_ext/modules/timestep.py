@@ -78,7 +78,7 @@ class TimestepEncoding(nn.Module):
         """
         if unnamed or unknown:
             shared.refuse_arguments(self, unnamed, unknown)
-        rows = plain.encoded(t, self.encoding, self.dtype)
+        rows = plain.try_encode(t, self.encoding, self.dtype)
         if rows is not None:
             return rows
         if shared.is_fx_proxy(t):

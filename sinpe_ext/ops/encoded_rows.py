@@ -34,7 +34,7 @@ def table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, devic
         except RuntimeError:
             torch.empty(
                 (length, encoding.dim), dtype=dtype, device=device
-            )  # if memory was the reason, torch's error says how much was needed
+            )  # if the memory was insufficient, torch's error says how much was needed
             raise
     return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
 

@@ -1,8 +1,8 @@
 """The encoding in standard operations, for ONNX and other runtimes without the operators of this package.
 
-The reference implementation resolves the rounding of each float32 entry separately, which a graph cannot do. This is
-its arithmetic without that step: exact phases of 130 bits, then one sine and one cosine in float64. So a float32 entry
-is correctly rounded at every int64 position, except for about one in 2**24 that lies next to a tie.
+The reference implementation recomputes single entries whose rounding is undecided, which a graph cannot do. This is its
+arithmetic without that step: exact phases of 130 bits, then one sine and one cosine in float64. So a float32 entry is
+correctly rounded at every int64 position, except for about one in 2**24 that lies next to a tie.
 
 All arithmetic is float64 in limbs of 26 bits: ONNX does not define the overflow of int64 products and has no shift of
 signed integers, and runtimes divide integers slowly; a float64 product of limbs is exact everywhere.

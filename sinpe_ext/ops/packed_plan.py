@@ -99,6 +99,7 @@ def angular_frequencies(packed_plan: Tensor, dim: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _host_angular_frequencies(plan: Plan) -> Tensor:
+    """`angular_frequencies` of a plan on the CPU, never a fake tensor."""
     with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch.inference_mode(False), CPU:
         return angular_frequencies(_host_tensor(plan), plan.dim)
 

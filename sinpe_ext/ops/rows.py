@@ -51,7 +51,7 @@ def reduced(each: Tensor, positions: Tensor) -> Tensor:
 
 
 def scaled(d: Dropout) -> Tensor:
-    """The gradient with respect to x: d.x with dropout and scale applied, or d.x itself if there is nothing to do."""
+    """The gradient with respect to x: d.x with dropout and scale applied, or d.x itself without dropout and scale."""
     if d.drop_threshold:
         return DROPOUT(*d)
     return d.x if d.scale == 1.0 else d.x * d.scale

@@ -30,7 +30,7 @@ from . import packed_plan as plans
 
 constant_in_graph = handle.constant_in_graph()
 if constant_in_graph is handle.by_handle:  # torch 2.11: adapt the functions decorated in checks
-    for _name in ("encoding", "grid", "grid_outline"):
+    for _name in ("encoding", "grid", "grid_dim_and_starts"):
         setattr(checks, _name, handle.by_handle(getattr(checks, _name)))
 
 Piece: TypeAlias = int | tuple[int, int] | None
@@ -49,6 +49,7 @@ _numbers = itertools.count()
 
 @lru_cache(maxsize=256)  # no more than SLOTS
 def _number(encoding: Encoding, device: torch.device) -> int:
+    """A number below SLOTS for an encoding on a device, the same in every call while it is cached."""
     return next(_numbers) % SLOTS
 
 
@@ -74,6 +75,7 @@ def _by_slot(function: Constant) -> tuple[Constant, ...]:
 
 @_by_slot
 def _packed_plan(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
+    """The packed plan."""
     # Load the kernels before the graph runs; without them the operator runs the reference implementation.
     loader.compiled(device.type if device.type == "cuda" else "cpu")
     return plans.pack_plan(checks.encoding(value, dim, piece), device)
@@ -81,11 +83,13 @@ def _packed_plan(value: Any, dim: int | None, piece: Piece, device: torch.device
 
 @_by_slot
 def _ladder(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
+    """The float32 frequencies or timescales of the channels (`float32_angle.Constants.ladder`)."""
     return float32_angle.constants_on(checks.encoding(value, dim, piece), device).ladder
 
 
 @_by_slot
 def _kinds(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
+    """SINE, COSINE or ZERO of each channel (`float32_angle.Constants.kinds`)."""
     return float32_angle.constants_on(checks.encoding(value, dim, piece), device).kinds
 
 

@@ -255,8 +255,10 @@ def _combine(x: Tensor, pe: Tensor | None, a: Any, out: Tensor) -> None:
 
 
 def _row_sums(x: Tensor) -> Tensor:
-    """x.sum(-1), overwriting x: one half is added to the other until one column is left, an order of summation that is
-    the same for every number of threads, batch size and device."""
+    """x.sum(-1), overwriting x: one half of the columns is added to the other until one column is left.
+
+    This order of summation is the same for every number of threads, batch size and device.
+    """
     width = x.shape[-1]
     while width > 1:
         half = width // 2

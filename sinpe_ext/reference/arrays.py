@@ -1,7 +1,8 @@
 """The array operations of the reference implementation, with the same names for torch and NumPy.
 
-The reference implementation is written once: it calls what both libraries spell the same way (`sin`, `where`,
-operators, slices) on `xp` directly; the rest is here. Importing this module imports neither library.
+The reference implementation is written once. Operations that have the same name in both libraries (`sin`, `where`,
+operators, slices) are called on `xp` directly; the others are defined here. Importing this module imports neither
+library.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class TorchArrays:
 
         return no_grad(function)
 
-    def words(self, words: array[int]) -> Array:
+    def int64_array(self, words: array[int]) -> Array:
+        """An int64 array with these values."""
         return self.xp.frombuffer(words, dtype=self.xp.int64).to(self.device)
 
-    def values(self, items: list[Any], dtype: Any) -> Array:
+    def array_of(self, items: list[Any], dtype: Any) -> Array:
+        """An array with these items."""
         return self.xp.tensor(items, dtype=dtype, device=self.device)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -52,9 +55,11 @@ class TorchArrays:
         return x.to(dtype)
 
     def copy(self, target: Array, source: Array) -> None:
+        """Copies `source` into `target`."""
         target.copy_(source)
 
     def multiply_add(self, x: Array, y: Array, z: Array, out: Array) -> None:
+        """out = x * y + z."""
         self.xp.addcmul(z, x, y, out=out)
 
     def same_bits(self, x: Array, y: Array) -> bool:
@@ -82,10 +87,10 @@ class NumpyArrays:
         the wrapping of an integer phase are intended."""
         return self.xp.errstate(all="ignore")(function)
 
-    def words(self, words: array[int]) -> Array:
+    def int64_array(self, words: array[int]) -> Array:
         return self.xp.frombuffer(words, dtype=self.xp.int64)
 
-    def values(self, items: list[Any], dtype: Any) -> Array:
+    def array_of(self, items: list[Any], dtype: Any) -> Array:
         return self.xp.array(items, dtype=dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:

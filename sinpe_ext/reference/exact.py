@@ -4,9 +4,9 @@ Standard library only; tens of microseconds per entry.
 
 Phase: position times frequency as an exact rational, reduced to an eighth of a turn. The frequency is the 128-bit
 fraction, or the float64 pair if the product is below 1/8 turn (the pair keeps its relative accuracy however small the
-frequency is). Value: Taylor series in fixed point with `PRECISION` bits below the leading one; if the two ends of the
-interval that contains the value round differently, the precision is doubled. This terminates: the sine or cosine of a
-dyadic fraction of a turn is irrational or one of 0 and 1, and these two are handled exactly.
+frequency is). Value: Taylor series in fixed point with `PRECISION` bits below the leading one. If the two ends of the
+interval that contains the value round differently, the precision is doubled. This terminates, because the sine or
+cosine of a dyadic fraction of a turn is irrational, 0 or 1, and 0 and 1 are handled exactly.
 """
 
 from __future__ import annotations

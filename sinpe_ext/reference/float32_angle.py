@@ -16,8 +16,8 @@ determine the order:
 "In halves" means a layout in which sines and cosines are not interleaved. position_scale multiplies the position
 before anything else, as in FLUX; the other factors (shift, exponent_scale, unit) apply where the encoding's formula has
 them. If two libraries differ in the order of operations but in no field, one of them is imitated and the other is
-close: `make test-peers` lists them, with the difference. A compiler generates its own code for these operations, with
-    other bits.
+close: `make check-peers` lists them, with the difference. A compiler generates its own code for these operations,
+with other bits.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Oscillators(NamedTuple):
 
 def oscillators(a: Arrays, plan: Plan) -> Oscillators:
     """The constants of a plan as arrays of shape (n_osc,)."""
-    words, n = a.words(plan.packed), plan.n_osc
+    words, n = a.int64_array(plan.packed), plan.n_osc
     fields = [words[HEADER_WORDS + k * n : HEADER_WORDS + (k + 1) * n] for k in range(5)]
     return Oscillators._make([*fields[:3], *(field.view(a.xp.float64) for field in fields[3:])])
 
@@ -265,7 +265,7 @@ def word_angles(a: Arrays, words: Array, p: Array, osc: Oscillators, reach: Arra
 
 
 def small_angles(a: Arrays, theta: Array, p: Array, osc: Oscillators, reach: Array) -> Array:
-    """Replaces, in place, the angles of oscillators that stay below SMALL_ANGLE by plain products."""
+    """Replaces, in place, the angles of oscillators whose angles are all below SMALL_ANGLE by plain products."""
     (small,) = a.nonzero(reach < SMALL_ANGLE)
     if len(small):
         theta[:, small] = p * (osc.turns[small] * TURN) + 0.0  # -0.0 would look like an undecided rounding

@@ -68,13 +68,14 @@ def encode(plan: Plan, positions: Array, dtype: Any, xp: ModuleType | None = Non
 
 
 def _table(a: Arrays, plan: Plan, length: int, start: int, dtype: Any) -> Array:
+    """`table` with the array operations of one library."""
     if not plan.n_osc:
         return a.zeros((length, plan.dim), dtype)
     out = a.empty((length, plan.dim), dtype)
     if not length:
         return out
     if dtype != a.xp.float64:
-        _turned_rows(a, plan, start, out)
+        _rotated_rows(a, plan, start, out)
         return out
     osc = phase.oscillators(a, plan)
     rows = _rows_at_once(a, plan, dtype)
@@ -85,6 +86,7 @@ def _table(a: Arrays, plan: Plan, length: int, start: int, dtype: Any) -> Array:
 
 
 def _encode(a: Arrays, plan: Plan, positions: Array, dtype: Any) -> Array:
+    """`encode` with the array operations of one library."""
     flat = positions.reshape(-1)
     if a.is_float(flat):
         flat = a.cast(flat, a.xp.float64)
@@ -112,7 +114,7 @@ def _rows_at_once(a: Arrays, plan: Plan, dtype: Any) -> int:
     return max(1, a.block // (8 if dtype == a.xp.float64 else 2) // plan.n_osc)
 
 
-def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
+def _rotated_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
     """Fills `out` with rows from `start`: a few directly evaluated rows (anchors), rotated by the angles of rows 0, 1,
     2, ... (offsets).
 
@@ -124,7 +126,7 @@ def _turned_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
     block = min(MAX_BLOCK_ROWS, 1 << math.isqrt(length - 1).bit_length())
     reach = xp.abs(osc.turns) * (phase.TURN * (max(abs(start), abs(start + length)) + block))
     rows = a.arange(0, length, block)[:, None]
-    first, _ = phase.integer_phase(a.values([[start]], xp.int64), osc.high, osc.low)
+    first, _ = phase.integer_phase(a.array_of([[start]], xp.int64), osc.high, osc.low)
     reals = a.cast(rows, xp.float64) + float(start)
     theta = phase.word_angles(a, first + phase.phase_word(a, rows, osc), reals, osc, reach)
     sines, cosines = xp.sin(theta) * plan.amplitude, xp.cos(theta) * plan.amplitude
@@ -203,8 +205,8 @@ def _float64_rows(a: Arrays, plan: Plan, osc: phase.Oscillators, positions: Arra
 def _resolve_roundings(
     a: Arrays, plan: Plan, osc: phase.Oscillators, low: Array, high: Array, positions: Array
 ) -> None:
-    """Corrects, in place, the entries of `low` that differ from `high`: their rounding the error bound does not
-    decide."""
+    """Recomputes, in place, the entries of `low` that differ from `high`: the error bound does not decide their
+    rounding."""
     xp = a.xp
     rows, channels = a.nonzero(low.view(xp.int32) != high.view(xp.int32))
     for first in range(0, len(rows), a.block):
@@ -226,7 +228,7 @@ def _resolve_roundings(
             for position, index in entries:
                 if (position, index) not in known:
                     known[position, index] = exact.float32(plan, position, index)
-            low[row, channel] = a.values([known[entry] for entry in entries], xp.float32)
+            low[row, channel] = a.array_of([known[entry] for entry in entries], xp.float32)
 
 
 def _bounds(a: Arrays, plan: Plan, sine: Array) -> tuple[Array, Array]:

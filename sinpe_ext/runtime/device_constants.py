@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KEPT = 512  # cached copies; a base that changes with every sequence must not fill the memory
+MAX_COPIES = 512  # cached copies; a base that changes with every sequence must not fill the memory
 
 _copies: dict[tuple[Any, torch.device], Tensor] = {}  # oldest first
 _captured: dict[int, Tensor] = {}  # copies whose address a CUDA graph has recorded: never freed
@@ -53,8 +53,8 @@ def _new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Calla
             f"encoding: expected to be used once on {device} before a graph is captured, got its first use inside of "
             "the capture, where its constants cannot be copied there; make the same call once before, as a warm-up"
         )
-    if len(_copies) >= KEPT:
-        dropped = list(_copies)[: KEPT // 2]
+    if len(_copies) >= MAX_COPIES:
+        dropped = list(_copies)[: MAX_COPIES // 2]
         for place in {old[1] for old in dropped}:
             torch.cuda.synchronize(place)  # kernels on any stream may still be reading the copies
         for old in dropped:

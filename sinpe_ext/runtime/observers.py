@@ -49,9 +49,12 @@ VARIABLES = (vars(forward_ad), "_current_level", -1), (vars(functional), "scaled
 
 
 def is_intercepted() -> bool:
-    """Whether a small call cannot take the fast path, because something intercepts it: `is_traced()`, written out here
-    since calling it costs a tenth of a small call; forward-mode differentiation; a TorchFunctionMode, such as that of
-    make_fx with pre_dispatch; or context_parallel, which has reordered the rows."""
+    """Whether something intercepts the call, so that it cannot take the fast path.
+
+    That is `is_traced()`, forward-mode differentiation, a TorchFunctionMode (such as that of make_fx with
+    pre_dispatch), or context_parallel, which has reordered the rows. The conditions of `is_traced` are repeated here,
+    because a call of it takes a tenth of the time of a small call.
+    """
     return (
         _is_compiling()
         or _modes() > 0
@@ -113,11 +116,11 @@ def unreadable(value: torch.Tensor) -> bool:
     return value.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def of_values() -> bool:
-    """Whether SINPE_EXT_CHECK=1 requests checks of values on a device, each of which synchronizes with it."""
+def device_checks_requested() -> bool:
+    """Whether SINPE_EXT_CHECK=1 requests that values in device memory are checked; each check synchronizes."""
     return os.environ.get("SINPE_EXT_CHECK", "0") not in ("", "0")
 
 
 def should_check_values(value: torch.Tensor) -> bool:
     """Whether a tensor's values are checked: on the CPU, where reading them is cheap, elsewhere only on request."""
-    return (value.device.type == "cpu" or of_values()) and not unreadable(value)
+    return (value.device.type == "cpu" or device_checks_requested()) and not unreadable(value)

@@ -343,7 +343,7 @@ def test_constants_are_copied_once_and_not_in_a_capture(monkeypatch: pytest.Monk
     waits: list[torch.device] = []
     monkeypatch.setattr(device_constants, "_copies", {})
     monkeypatch.setattr(device_constants, "_captured", {})
-    monkeypatch.setattr(device_constants, "KEPT", 8)
+    monkeypatch.setattr(device_constants, "MAX_COPIES", 8)
     monkeypatch.setattr(device_constants, "_is_capturing", lambda device: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
@@ -406,4 +406,4 @@ def test_ids_are_looked_at_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv("SINPE_EXT_CHECK", setting)
         looked.clear()
         sinpe.embed(ids, weight)
-        assert observers.of_values() is bool(expected) and len(looked) == 0  # on the CPU the kernel looks
+        assert observers.device_checks_requested() is bool(expected) and len(looked) == 0  # on the CPU the kernel looks

@@ -98,7 +98,7 @@ def some(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def long_way(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> torch.Tensor:
     with monkeypatch.context() as patched:
-        patched.setattr(plain, "added", lambda *_: None)
+        patched.setattr(plain, "try_add", lambda *_: None)
         return sinpe.add(x, **arguments)
 
 
@@ -179,10 +179,10 @@ def test_encode_of_a_few_positions(positions, dtype, monkeypatch) -> None:
         pytest.skip("the install has no _core")
     for encoding in (PE, sinpe.Encoding(8, layout="sin_cos", start=5)):
         with monkeypatch.context() as patched:
-            patched.setattr(plain, "encoded", lambda *_: None)
+            patched.setattr(plain, "try_encode", lambda *_: None)
             want = sinpe.encode(positions, encoding, dtype=dtype)
         with monkeypatch.context() as patched:
-            patched.setattr(plain, "_encoded_by_operator", refused)
+            patched.setattr(plain, "_encode_by_operator", refused)
             got = sinpe.encode(positions, encoding, dtype=dtype)
         assert got.dtype == dtype and got.shape == (*positions.shape, 8)
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
@@ -239,15 +239,15 @@ def test_rows_in_memory_that_was_cut() -> None:
     others = 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
     for dtype, bytes in ((torch.int64, 8), (torch.float32, 4)):
         positions = torch.zeros(3, dtype=dtype)
-        assert plain.added((some(), PE, positions, *others)) is not None
+        assert plain.try_add((some(), PE, positions, *others)) is not None
         positions.untyped_storage().resize_(3 * bytes - 1)
-        assert plain.added((some(), PE, positions, *others)) is None
+        assert plain.try_add((some(), PE, positions, *others)) is None
     mask = torch.zeros(2, 3, dtype=torch.bool)
     mask.untyped_storage().resize_(5)
-    assert plain.added((some(), PE, None, 0, 1.0, 1.0, mask, *others[4:])) is None
+    assert plain.try_add((some(), PE, None, 0, 1.0, 1.0, mask, *others[4:])) is None
     starts = torch.zeros(2, dtype=torch.int64)
     starts.untyped_storage().resize_(8)
-    assert plain.added((some(), PE, None, starts, *others[1:])) is None
+    assert plain.try_add((some(), PE, None, starts, *others[1:])) is None
 
 
 def test_rows_that_are_written_over_are_refused() -> None:
@@ -329,8 +329,8 @@ def not_plain() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
 def test_other_tensors_take_the_long_way(name: str) -> None:
     x, out = not_plain()[name]
     others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
-    assert plain.added((some(), PE, *others)) is not None
-    assert plain.added((x, PE, *others), out) is None
+    assert plain.try_add((some(), PE, *others)) is not None
+    assert plain.try_add((x, PE, *others), out) is None
 
 
 def test_whoever_looks_on_sees_it(monkeypatch) -> None:
@@ -389,7 +389,7 @@ def test_each_who_looks_is_seen(name: str) -> None:
     given, small, seen = (some(), PE, *others), loader.small_calls(plain._set_up), []
 
     def call() -> None:
-        seen.append((observers.is_intercepted(), plain.added(given) is None))
+        seen.append((observers.is_intercepted(), plain.try_add(given) is None))
 
     everyone_who_looks()[name](call)
     assert seen and all(one == (True, True) for one in seen)
@@ -528,7 +528,7 @@ def test_what_is_wrong_is_said_in_the_order_of_the_long_way() -> None:
 def test_an_embedding_of_nothing(monkeypatch) -> None:
     ids, weight = torch.zeros(2, 0, dtype=torch.int64), torch.randn(6, 8)
     short = sinpe.embed(ids, weight, PE)
-    monkeypatch.setattr(plain, "embedded", lambda *_: None)
+    monkeypatch.setattr(plain, "try_embed", lambda *_: None)
     assert sinpe.embed(ids, weight, PE).stride() == short.stride()
 
 

@@ -15,7 +15,7 @@ GRID = sinpe.convention("mae2d", 8)
 
 @pytest.mark.parametrize("encoding", [sinpe.Encoding(8), GRID, "t2t", 8, None])
 def test_a_function_by_handle_is_the_function(encoding: object) -> None:
-    assert handle.by_handle(checks.grid_outline)(encoding, 8) == checks.grid_outline(encoding, 8)
+    assert handle.by_handle(checks.grid_dim_and_starts)(encoding, 8) == checks.grid_dim_and_starts(encoding, 8)
     assert handle.by_handle(checks.encoding)(value=encoding, dim=8, piece=-1) == checks.encoding(encoding, 8, -1)
 
 

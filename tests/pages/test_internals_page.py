@@ -64,7 +64,7 @@ def test_rotated_rows_stay_within_the_bound(tool: ModuleType, page: str) -> None
 
 
 def test_the_bound_leaves_few_roundings_open(tool: ModuleType, page: str) -> None:
-    distance, bound = tool.open_roundings(tool.rotation().bound)
+    distance, bound = tool.rounding_distances(tool.rotation().bound)
     left = int((distance <= bound).sum())
     assert 0 < left < distance.size / 10_000 and 2e6 < distance.size < 2.2e6
     assert f"{left} of two million values" in page

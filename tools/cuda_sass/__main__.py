@@ -1,10 +1,11 @@
-"""What the CUDA kernels' machine code does, counted here without a card: `make check-cuda`.
+"""Executes the machine code of the CUDA kernels on the CPU and counts its instructions: part of `make check-cuda`.
 
-First the machine code that nvcc makes for each architecture is run, small, against the kernels compiled as C++: the
-same bits, no race, and without any one of the barriers a race (check.py). Then each case (cases.py) is called as a user
-would; its launch is handed over, and some of its blocks are run. Printed: instructions a sine-cosine pair or per 16
-elements, set-up and everything included, and from them and the cards' rates (cards.py) the fraction of a copy or a fill
-of the same bytes that no card can exceed. Exit status 1 where something differs or a budget does not hold.
+First, small calls run the machine code for each architecture and the kernels compiled as C++. The results must have the
+same bits, without data races, and removing any barrier must cause a race (check.py). Then each case (cases.py) is
+called as a user would call it, its launch is intercepted, and some of its blocks are executed. The output has the
+instructions per sine-cosine pair or per 16 elements, including set-up. These and the GPUs' rates (cards.py) give the
+largest possible fraction of the speed of a copy or a fill of the same bytes. The exit status is 1 if a result differs
+or a budget is exceeded.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--arch", default="80,89,90,100,120", metavar="A,B,...", help="default: %(default)s")
     parser.add_argument("--no-check", action="store_true", help="count only; do not compare results with C++")
     parser.add_argument("--no-budgets", action="store_true", help="exit status 0 whatever the budgets say")
-    parser.add_argument("--write", action="store_true", help="keep the tables in docs/cuda.md")
+    parser.add_argument("--write", action="store_true", help="write the tables to docs/cuda.md")
     arguments = parser.parse_args()
     known = {str(card.architecture) for card in CARDS}
     given = arguments.arch.split(",")

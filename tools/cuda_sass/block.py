@@ -1,8 +1,9 @@
-"""A block of threads that runs a kernel's machine code here, instruction by instruction, and counts what is issued.
+"""Executes a kernel's machine code for one block of threads, instruction by instruction, and counts what is issued.
 
-Threads that are at the same instruction run it together, as rows of NumPy arrays; a warp's instruction counts once,
-however many of its threads take part, and twice where a branch has parted them. Device memory is this process's own.
-Shared memory begins poisoned. What two threads write and read of it without a barrier between them is a race, and told.
+Threads at the same instruction execute it together, as rows of NumPy arrays. An instruction counts once per warp,
+however many of its threads are active, and twice if a branch has made them diverge. Device memory is the memory of this
+process. Shared memory is initialized with NaN. Accesses of two threads to the same shared memory, one of them a write,
+without a barrier between them are reported as a race.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import numpy as np
 from .operations import Instruction, Operation, Unknown, bytes_of, operation, predicate, register_file, word
 
 WARP = 32
-SECTOR = 32  # bytes of device memory that are moved together
+SECTOR = 32  # bytes of a sector, the unit of access to device memory
 WIDTH = 16  # bytes of an instruction
 _POISON = 0xFF  # NaN in every type
-_WINDOW = 0x7EAD0000  # the upper half of a generic address that leads to shared memory
+_WINDOW = 0x7EAD0000  # the upper half of generic addresses of shared memory
 _RESERVED = 0x400  # bytes of shared memory before a block's own, from Hopper on
 _FIRST = 16  # the first byte of the view of all memory
 
@@ -29,39 +30,39 @@ _FIRST = 16  # the first byte of the view of all memory
 @dataclass
 class Kernel:
     symbol: str
-    name: str  # demangled: what it is a kernel of, as C++ spells the type
+    name: str  # demangled: the C++ type of the kernel's functor
     code: list[Instruction]
     entries: dict[str, int]  # of the functions within the code: the address
     registers: int  # of a thread
     shared: int  # bytes of a block
     parameters: int  # where they begin in constant bank 0
     banks: dict[int, bytes]
-    keeps: list[object] = field(default_factory=list, repr=False)  # the memory that addresses in the banks lead to
+    keeps: list[object] = field(default_factory=list, repr=False)  # keeps alive the memory that the banks point to
 
 
 class Stuck(RuntimeError):
-    """Threads wait for what never comes."""
+    """Raised for a deadlock: threads wait at a barrier that others never reach."""
 
 
 class BadAccess(RuntimeError):
-    """An address that is no memory, or that does not suit the width of the access."""
+    """Raised for an access to an unmapped or misaligned address."""
 
 
 @dataclass
 class Counts:
-    """Of some blocks: how often a warp issued each instruction, and what the loads did."""
+    """Statistics of some blocks: how often each instruction was issued by a warp, and the behaviour of loads."""
 
     by_phase: np.ndarray  # (barriers passed, instruction)
     blocks: int = 0
-    longest: int = 0  # instructions of one thread, of a block's threads the one with the most
-    # Of each block's first thread, whenever it waits for loads from device memory:
-    in_flight: list[int] = field(default_factory=list)  # bytes that are on the way to it
+    longest: int = 0  # the largest number of instructions executed by one thread of a block
+    # One entry for each time that a block's first thread waits for a load from device memory:
+    in_flight: list[int] = field(default_factory=list)  # bytes requested and not yet arrived
     ahead: list[int] = field(default_factory=list)  # instructions since the load that it waits for
-    far: list[bool] = field(default_factory=list)  # whether it comes from beyond the L1 cache
-    apart: list[bool] = field(default_factory=list)  # whether it was asked for after the wait before: one more latency
-    read: int = 0  # bytes that it loaded
+    far: list[bool] = field(default_factory=list)  # whether the load misses the L1 cache
+    apart: list[bool] = field(default_factory=list)  # whether it was issued after the previous wait: one more latency
+    read: int = 0  # bytes loaded by the first threads
     asked: int = 0  # bytes of device memory that a block loads and stores
-    touched: int = 0  # and those of the sectors in which they lie
+    touched: int = 0  # bytes of the sectors that contain them
 
     @classmethod
     def of(cls, kernel: Kernel) -> Counts:
@@ -69,12 +70,12 @@ class Counts:
 
     @property
     def issued(self) -> np.ndarray:
-        """How often each instruction was."""
+        """How often each instruction was issued."""
         return self.by_phase.sum(0)
 
 
 class _Split:
-    """Threads at one instruction."""
+    """The threads that are at the same instruction."""
 
     __slots__ = ("at", "mask", "warps", "whole_warps")
 
@@ -85,19 +86,19 @@ class _Split:
 
 
 def _warps_of(mask: np.ndarray) -> np.ndarray:
-    """All threads of the warps that have one in the mask: what a uniform register belongs to."""
+    """All threads of the warps with a thread in the mask; a uniform register belongs to a warp."""
     return np.repeat(mask.reshape(-1, WARP).any(1), WARP)
 
 
 class _Meeting:
-    """Threads that go on together (BSSY) once all have come (BSYNC), or ended, or left (BREAK)."""
+    """A reconvergence point (BSSY): its threads continue when all have reached it (BSYNC), exited, or left (BREAK)."""
 
     def __init__(self, expected: np.ndarray):
         self.expected, self.came, self.at = expected, np.zeros_like(expected), -1
 
 
 class Program:
-    """A kernel's code, made ready to run."""
+    """A kernel's code, decoded for execution."""
 
     def __init__(self, kernel: Kernel, architecture: int):
         self.kernel, self.architecture = kernel, architecture
@@ -110,7 +111,7 @@ class Program:
             return lambda b: None
         try:
             return operation(i)
-        except Unknown as unknown:  # told when it is met: most of a kernel is for what a call does not ask for
+        except Unknown as unknown:  # raised only if it is executed: a call executes a part of the code only
             return unknown
 
     def target(self, i: Instruction) -> int:
@@ -122,7 +123,7 @@ _PAIRS = frozenset(("64", "WIDE", "F64", "S64", "U64"))
 
 
 def _registers(i: Instruction) -> frozenset[int]:
-    """The registers that an instruction names, with the others of a pair or of four; addresses are one or a pair."""
+    """The registers that an instruction uses, including those of 64- and 128-bit operands and of addresses."""
     words = 4 if "128" in i.modifiers else 2 if i.base[0] == "D" or i.modifiers & _PAIRS else 1
     found: set[int] = set()
     for n, text in enumerate(i.operands):
@@ -138,7 +139,7 @@ class Block:
     def __init__(
         self, program: Program, body: bytes, index: int, threads: int, counts: Counts, drop_barrier: int | None = None
     ):
-        """drop_barrier: the n-th barrier of the code (0, 1, ...) does nothing, for tests of the tests."""
+        """drop_barrier: index of a barrier of the code to ignore, to test that its absence is detected."""
         kernel = program.kernel
         self.program, self.index, self.threads, self.counts = program, index, threads, counts
         self.lanes = -(-threads // WARP) * WARP
@@ -159,7 +160,7 @@ class Block:
         self.dropped = None if drop_barrier is None else self.barriers[drop_barrier]
         self.mask = self.whole_warps = np.zeros(self.lanes, bool)
         self.races: set[str] = set()
-        self.epoch = 1  # of barriers, for races: who wrote and who read a byte since the last one
+        self.epoch = 1  # number of barriers passed; races are detected within one epoch
         self._writer = np.full((2, len(self.shared)), -1, np.int64)
         self._reader = np.full((3, len(self.shared)), -1, np.int64)  # when, the first and the last of them
         self._waited = -1  # the step of thread 0's last wait
@@ -170,7 +171,7 @@ class Block:
         self._step = 0
         self._issued_to = np.zeros(self.lanes, np.int64)
 
-    # ------------------------------------------------------------------------------------- what operations ask for
+    # --------------------------------------------------------------------------------------- interface of operations
 
     def constant(self, bank: int, at: int, kind: Any) -> Any:
         known = self._constants.get((bank, at, kind))
@@ -229,7 +230,7 @@ class Block:
                 self._watch(inside, where, size * len(values), written=True)
 
     def _memories(self, space: str, at: np.ndarray, width: int) -> list[tuple[np.ndarray, np.ndarray, Any]]:
-        """(threads, their addresses, the memory) for each kind of memory that is met."""
+        """(threads, their addresses, the memory) for each kind of memory that is accessed."""
         threads = np.flatnonzero(self.mask)
         where = at[threads].astype(np.int64)
         if not len(threads):
@@ -256,7 +257,7 @@ class Block:
         self._words.append(np.unique(np.concatenate([where + k for k in range(0, width, 2)]) // 2))
 
     def _watch(self, threads: np.ndarray, where: np.ndarray, width: int, written: bool) -> None:
-        """Notes who touched shared memory, and reports what another thread did to it since the last barrier."""
+        """Records accesses to shared memory, and reports conflicts with other threads since the last barrier."""
         cells = (where[:, None] + np.arange(width)).ravel()
         who = np.repeat(threads, width)
         (epoch, writer), (read_epoch, first, last) = self._writer, self._reader
@@ -342,7 +343,7 @@ class Block:
             self._pending[first + k] = (self._step, size, self._is_far)
 
     def _waits(self, touched: frozenset[int]) -> None:
-        """The first use of a value that is on the way. What was asked for before it has come then."""
+        """Records the wait at the first use of a loaded value; earlier loads have then arrived too."""
         used = [self._pending[r][0] for r in touched if r in self._pending]
         if used:
             loads = set(self._pending.values())
@@ -350,7 +351,7 @@ class Block:
             self.counts.ahead.append(self._step - max(used))
             self.counts.far.append(any(far for _, _, far in loads))
             self.counts.apart.append(max(used) > self._waited)
-            if self.counts.apart[-1]:  # else it had come, and no time went by for those after it
+            if self.counts.apart[-1]:  # otherwise it had arrived already, and no time passed for later loads
                 self._waited = self._step
             self._pending = {r: load for r, load in self._pending.items() if load[0] > max(used)}
 
@@ -483,7 +484,7 @@ _views: dict[Any, np.ndarray] = {}
 
 
 def _everything(kind: Any) -> np.ndarray:
-    """All of this process's addresses from _FIRST on, as elements: what is no memory must not be touched."""
+    """A view of all addresses of this process from _FIRST on, as elements. Unmapped ones must not be accessed."""
     if kind not in _views:
         code = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}[np.dtype(kind).itemsize]
         size = np.dtype(kind).itemsize

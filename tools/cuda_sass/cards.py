@@ -1,10 +1,10 @@
-"""Cards, as far as an estimate needs them, and the estimate.
+"""The properties of GPUs that the estimate of a launch's time needs, and the estimate.
 
-A launch takes as long as the slowest of what it needs: the memory's time for its bytes, the issue slots for its
-instructions, each pipe for its own instructions, and the loads' latency where too few bytes are on the way (Little's
-law); or as one warp that works alone. The last blocks, which do not fill the card, go at the speed that their own loads
-allow. What these lose by each other is not in it, and no figure of it was compared with a card yet.
-Rates are NVIDIA's (datasheets; throughput table of the CUDA C++ programming guide), in threads a clock and
+The estimate is the longest of these times: the memory's for all bytes, the issue slots' for all instructions, each
+pipe's for its instructions, the latency of the loads if too few bytes are in flight (Little's law), and that of the
+longest warp. The last blocks, which do not fill the GPU, run at the speed of their own loads. Interference between
+these limits is not modeled, and no estimate has been compared with a GPU yet.
+Rates are NVIDIA's (datasheets; throughput table of the CUDA C++ programming guide), in threads per clock and
 multiprocessor, at the highest clock.
 """
 
@@ -14,11 +14,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-COPY = 0.9  # of the datasheet's bandwidth is what a copy reaches
-LATENCY = 700e-9  # seconds from a load to its value, where the memory is busy
-NEAR = 25e-9  # the same from the L1 cache
-SLOTS = 4  # instructions a clock and multiprocessor, each for a warp
-GAP = 5  # clocks between two instructions of a warp that wait for each other
+COPY = 0.9  # fraction of the datasheet's bandwidth that a copy reaches
+LATENCY = 700e-9  # seconds of a load from device memory under load
+NEAR = 25e-9  # seconds of a load from the L1 cache
+SLOTS = 4  # warp instructions issued per clock and multiprocessor
+GAP = 5  # clocks between two dependent instructions of a warp
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Card:
     @property
     def rates(self) -> Mapping[str, float]:
         return {
-            # Of the memory pipe, words of 32 bits.
+            # The rate of the memory pipe is in 32-bit words.
             "fp64": self.fp64, "alu": 64, "fma": self.fp32, "imad": 64, "convert64": self.conversions64, "special": 16,
             "memory": 32, "other": 128,
         }  # fmt: skip
@@ -74,24 +74,24 @@ def pipe_of(opcode: str) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """What all blocks of a launch do together, from what some of them did."""
+    """The work of all blocks of a launch, extrapolated from the blocks that were executed."""
 
     blocks: int
     threads: int  # of a block
     registers: int
     shared: int  # bytes of a block
-    issued: float  # instructions, each for a warp
+    issued: float  # warp instructions
     by_pipe: Mapping[str, float]
-    in_flight: float  # bytes that are on the way to a thread when it waits for memory, on average
-    longest: float  # instructions of the longest warp met
-    far: float  # how often the thread that waits most often does so for memory
-    near: float  # and for what a neighbour of it has read
+    in_flight: float  # bytes requested per thread when it waits for memory, on average
+    longest: float  # instructions of the longest executed warp
+    far: float  # waits for device memory by the first thread of the slowest blocks
+    near: float  # waits of the same thread for the L1 cache
     read: float  # bytes
-    sectors: float = 1.0  # bytes of the memory's sectors that are touched, for a byte that is asked for
+    sectors: float = 1.0  # bytes in accessed sectors per requested byte
 
     def resident(self, card: Card) -> int:
         """Blocks that a multiprocessor holds at once."""
-        registers = -(-self.registers // 8) * 8 * 32  # of a warp, given out by 256
+        registers = -(-self.registers // 8) * 8 * 32  # of a warp, allocated in units of 256
         by_registers = 65536 // (registers * -(-self.threads // 32))
         by_shared = card.shared // max(1, self.shared + 1024)
         return max(1, min(by_registers, by_shared, card.threads // self.threads, 32))
@@ -103,17 +103,17 @@ class Work:
 @dataclass(frozen=True)
 class Prediction:
     seconds: float
-    by: str  # what takes longest
+    by: str  # the limit that takes longest
 
 
 def predict(work: Work, moved: float, card: Card) -> Prediction:
-    """Of one launch that moves so many bytes of device memory."""
+    """The estimated time of a launch that moves `moved` bytes of device memory."""
     clocks = card.multiprocessors * card.clock * 1e9
     speed = card.bandwidth * 1e12 * COPY
     each = {"memory": moved * max(1.0, work.sectors) / speed, "issue": work.issued / SLOTS / clocks}
     for pipe, count in work.by_pipe.items():
         each[f"pipe {pipe}"] = count * 32 / card.rates[pipe] / clocks
-    # On some cards products of integers take the pipe of the floats.
+    # On some GPUs, integer multiplications use the floating-point pipe.
     each["pipe fma"] = (work.by_pipe.get("fma", 0) + work.by_pipe.get("imad", 0)) * 32 / card.fp32 / clocks
     waves, resident = work.waves(card), work.resident(card) * work.threads * card.multiprocessors
     if work.in_flight:
@@ -121,7 +121,7 @@ def predict(work: Work, moved: float, card: Card) -> Prediction:
         each["latency"] = work.read / (on_the_way / LATENCY)
         last = waves % 1
         if waves > 1 and last:
-            share = min(1.0, last * resident * work.in_flight / LATENCY / speed)  # of the memory's speed
+            share = min(1.0, last * resident * work.in_flight / LATENCY / speed)  # fraction of the memory's speed
             for name in ("memory", "latency"):
                 each[name] *= (math.floor(waves) + last / share) / waves
     each["the longest warp"] = work.longest * GAP / (card.clock * 1e9) + work.far * LATENCY + work.near * NEAR

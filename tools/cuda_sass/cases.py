@@ -20,15 +20,15 @@ PAIR, SIXTEEN, ROW = "sine-cosine pair", "16 elements", "row"
 
 @dataclass(frozen=True)
 class Call:
-    """What is counted: `run` makes `units` of `unit` and moves `moved` bytes."""
+    """A call to count: `run` computes `units` units of kind `unit` and moves `moved` bytes."""
 
     run: Callable[[], object]
     units: int
     unit: str
     moved: int
-    floor: str  # copy or fill of the same bytes; kernel: none, too small
-    read: int = 0  # bytes, of those moved
-    heaviest: int | None = None  # the block that takes longest, where that depends on the data: its weight falls
+    floor: str  # "copy" or "fill" of the same bytes; "kernel": too small for a comparison
+    read: int = 0  # how many of the moved bytes are read
+    heaviest: int | None = None  # the block that takes longest, if that depends on the data
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Case:
     name: str
     build: Callable[[torch.dtype], Call]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
-    kernels: tuple[str, ...] = ("*",)  # whose launches are counted, where a call has others
-    launches: int = 1  # that there are
-    followed: str = ""  # the kernel that is also run, since those after it read where to go
-    # What should hold for sm_90: the figure's name, and its limit for float32 and for 16 bits.
+    kernels: tuple[str, ...] = ("*",)  # patterns of the kernels whose launches are counted
+    launches: int = 1  # number of these launches
+    followed: str = ""  # a kernel that also runs as C++, because later kernels read indices that it writes
+    # Budgets for sm_90: name of the figure -> limits for float32 and for 16 bits.
     budgets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    blocks: int = 4  # that are run
-    beside: str = ""  # the case that this one may not be much slower than
-    fp64: float | None = 5.0  # the most in single arithmetic, in each type but float64
+    blocks: int = 4  # number of blocks to execute
+    beside: str = ""  # the case whose time limits that of this one
+    fp64: float | None = 5.0  # limit of float64 instructions in single arithmetic, for each dtype except float64
 
 
 def _size(*shape: int, dtype: torch.dtype) -> int:
@@ -135,11 +135,11 @@ def decode(dtype: torch.dtype) -> Call:
     )  # fmt: skip
 
 
-DIRECT = {"instructions": (75.0, 50.0)}  # a position a row, that has nothing to do with the next one
-# Loads that are issued before the random numbers are drawn have a draw's instructions, about fifty, to arrive.
+DIRECT = {"instructions": (75.0, 50.0)}  # rows at unrelated positions
+# Loads issued before the random numbers are computed have about fifty instructions of time to arrive.
 DROPPED = {"instructions": (300.0, 300.0), "alu": (160.0, 160.0), "ahead": (50.0, 50.0)}
 AHEAD = {"ahead": (50.0, 50.0)}
-SIDE_BY_SIDE = {"sectors": (1.1, 1.1)}  # of memory, for what is asked for of them
+SIDE_BY_SIDE = {"sectors": (1.1, 1.1)}  # bytes in accessed sectors per requested byte
 
 CASES = (
     Case("table 131072x1024", table, budgets={"instructions": (60, 40)}),
@@ -152,14 +152,14 @@ CASES = (
     Case("backward of add + dropout 32x4096x1024", dropout_backward, kernels=("Apply<*,Unencoded*",), budgets=DROPPED),
     Case("add, channels first, 32x1024x4096", channels_first, budgets=SIDE_BY_SIDE),
     Case("add + dropout, channels first", partial(channels_first, dropout=0.1, seed=1), budgets=SIDE_BY_SIDE | AHEAD),
-    # 2.2 to 2.4 and 1.2 to 1.4: memory on the host begins at 16 bytes, and sectors have 32.
+    # Counted: 2.2 to 2.4 and 1.2 to 1.4, depending on the address: host memory is aligned to 16 bytes, sectors to 32.
     Case("embed, ids of a text, 32x4096x1024", embed, budgets={"waits": (2.5, 1.5)}),
     Case("embed + dropout", partial(embed, dropout=0.1), budgets=AHEAD),
     Case(
         "embed backward, random ids",
         partial(embed_backward, of_text=False),
         kernels=("RowStarts", "EmbedBackward<*"),
-        launches=4,  # where rows begin, nodes of 64 tokens, of 4096, rows
+        launches=4,  # the starts of rows; the sums of 64 tokens, of 4096 tokens, and of rows
         followed="RowStarts",
         blocks=24,
     ),
@@ -178,5 +178,5 @@ CASES = (
     Case("decode step 8x1x4096", decode),
     Case("table 131072x1024 float64", table, (torch.float64,)),
 )
-# Whose long way is counted.
+# Cases for which the recomputations in exact arithmetic are counted.
 LONG_WAY = ("table 131072x1024", "encode 1M random int64 x 128", "add, positions of each token, 32x4096x1024")

@@ -1,6 +1,6 @@
-"""The machine code against the same kernels compiled as C++: one call after the other, the same bits or it says where.
+"""Compares results of the machine code bitwise with those of the same kernels compiled as C++, call by call.
 
-Then each barrier of each kernel is taken out: the threads must be seen to race.
+Then each barrier of each kernel is removed in turn, which must be detected as a race.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _embed(dtype: torch.dtype, dropout: float, **given: Any) -> list[Tensor]:
 
 
 def _often(dtype: torch.dtype, dropout: float) -> list[Tensor]:
-    """The gradient of rows that have many tokens: nodes of two levels, and what is in none."""
+    """The gradient of rows with many tokens, whose sums have two levels, and of rows without tokens."""
     ids = torch.tensor([0, 1, 2]).repeat_interleave(torch.tensor([4161, 70, 64]))
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(2))][None]
     weight = _x(dtype, 3, 8).requires_grad_()
@@ -90,14 +90,14 @@ ODD = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 1e-30, 1e300, 2.5,
 
 
 def _odd(dtype: torch.dtype) -> Tensor:
-    """Data with NaN, infinities, zeros of both signs and a subnormal number among them."""
+    """Data that includes NaN, infinities, zeros of both signs and a subnormal number."""
     x = _x(dtype)
     x[0, 0, :6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, torch.finfo(dtype).tiny / 4]).to(dtype)
     return x
 
 
 def _own_rows(encoding: sinpe.Encoding, dtype: torch.dtype) -> list[Tensor]:
-    """That no other row of x shares: every way of the kernels in registers, their long ways among them."""
+    """Calls whose rows are used once: all code paths of the kernels in registers, with exact recomputation."""
     x, far = _x(dtype), _x(dtype)
     sinpe.add(far, encoding, positions=HUGE, scale=2.0, out=far)
     return [
@@ -158,7 +158,7 @@ CALLS: dict[str, Callable[[torch.dtype], list[Tensor]]] = {
 
 
 def same_bits(machine: Machine, library: str, in_double: bool, outcome: Outcome) -> None:
-    """Every call, in every type, with results from the machine code and from C++."""
+    """Runs every call in every dtype with the machine code and with C++, and records differences."""
 
     def take(launch: Launch) -> bool:
         _, races = machine.run(launch, range(launch.blocks))
@@ -193,7 +193,7 @@ def _equal(w: Tensor, g: Tensor) -> bool:
 
 
 def barriers_matter(machine: Machine, library: str, in_double: bool, outcome: Outcome) -> None:
-    """Without any one of a kernel's barriers its threads race, or it does not run at all."""
+    """Records barriers whose removal causes neither a race nor a failure of the kernel."""
     missed: dict[tuple[str, int], bool] = {}
 
     def take(launch: Launch) -> bool:
@@ -204,7 +204,7 @@ def barriers_matter(machine: Machine, library: str, in_double: bool, outcome: Ou
                 except (BadAccess, Stuck):
                     races = {"it does not run at all"}
                 missed[launch.name, barrier] = not races
-        return False  # a later launch may read where to go
+        return False  # also run as C++: a later launch may read indices that this one writes
 
     for call in CALLS.values():
         for dtype in TYPES:

@@ -1,4 +1,4 @@
-"""A cubin as nvcc writes it: its kernels, their instructions as nvdisasm prints them, constants, registers, memory."""
+"""Reads a cubin: its kernels, with their instructions as nvdisasm prints them, constants, registers and memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from elftools.elf.sections import SymbolTableSection
 from .block import Kernel
 from .operations import Instruction
 
-# Attributes in .nv.info: where in bank 0 a kernel's parameters lie; the registers of a thread.
+# Attributes in .nv.info: the offset of a kernel's parameters in bank 0; the registers per thread.
 _PARAMETERS, _REGISTERS = 0x0A, 0x2F
 _ADDRESS = 2  # a relocation: 64 bits of an address
 
 
 def nvdisasm() -> str:
-    """The disassembler: of the toolkit, or of the wheel nvidia-cuda-nvdisasm."""
+    """The path of nvdisasm, from the CUDA toolkit or from the wheel nvidia-cuda-nvdisasm."""
     wheel = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/nvdisasm"))
     found = str(wheel[-1]) if wheel else shutil.which("nvdisasm")
     if found is None:
@@ -37,7 +37,7 @@ def nvdisasm() -> str:
 
 
 def kernels(path: Path) -> list[Kernel]:
-    """Of a file for one architecture."""
+    """The kernels of a cubin for one architecture."""
     listed = json.loads(subprocess.run([nvdisasm(), "-json", path], check=True, stdout=subprocess.PIPE).stdout)
     functions = {f["function-name"]: [_instruction(i) for i in f["sass-instructions"]] for f in listed[1]}
     with path.open("rb") as file:
@@ -49,7 +49,7 @@ def kernels(path: Path) -> list[Kernel]:
 def _instruction(listed: dict[str, str]) -> Instruction:
     operands = re.sub(r"\.reuse|\s", "", listed.get("operands") or "")
     predicate = listed.get("predicate", "").lstrip("@")
-    # "PR", all predicates together, is printed in the place of one.
+    # nvdisasm prints "PR", which stands for all predicates, in place of one.
     return Instruction(listed["opcode"], tuple(operands.split(",")) if operands else (), predicate.replace("PR", ""))
 
 
@@ -59,7 +59,7 @@ def _demangled(symbols: list[str]) -> dict[str, str]:
 
 
 def body_of(demangled: str) -> str:
-    """The type in sinpe::cuda::kernel<TYPE>(TYPE), or a type itself, without the compiler's name for a file's own."""
+    """The TYPE of sinpe::cuda::kernel<TYPE>(TYPE), or a type itself, without the prefix of anonymous namespaces."""
     plain = re.sub(r"(\w+::)?_GLOBAL__N_\w*?::|\(anonymous namespace\)::|sinpe::cuda::|sinpe::", "", demangled)
     match = re.fullmatch(r"void kernel<(.*)>\(.*\)", plain)
     return (match.group(1) if match else plain).replace(" ", "")
@@ -84,14 +84,15 @@ def _kernel(elf: ELFFile, symbol: str, name: str, code: list[Instruction]) -> Ke
         entries,
         registers=registers,
         shared=0 if shared is None else shared["sh_size"],
-        parameters=parameters & 0xFFFF,  # above it stands their size
+        parameters=parameters & 0xFFFF,  # the upper half is their size
         banks=banks,
         keeps=keeps,
     )
 
 
 def _attributes(elf: ELFFile, section: str, attribute: int) -> Iterator[tuple[int, int]]:
-    """The pairs of words of one attribute: a format, a name, a size and so many bytes, or two bytes at once."""
+    """The values of one attribute as pairs of words. An entry has a format, a name, and a size with that many bytes, or
+    two bytes of data."""
     info, at = elf.get_section_by_name(section).data(), 0
     while at < len(info):
         form, name, size = struct.unpack_from("<BBH", info, at)

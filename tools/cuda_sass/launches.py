@@ -1,8 +1,8 @@
-"""Calls of the library on this machine, whose launches are handed over instead of run.
+"""Intercepts the kernel launches of library calls on this machine.
 
-The library is the CUDA kernels compiled as plain C++ (csrc/cuda/on_host.h), in the place of the CPU's. What it would
-launch comes with the bytes of the kernel's argument, in which the pointers are this process's: machine code that is run
-here (block.py) reads the call's tensors and writes its results.
+The library consists of the CUDA kernels compiled as plain C++ (csrc/cuda/on_host.h) and replaces the CPU library. An
+intercepted launch has the bytes of the kernel's argument. Its pointers are valid in this process, so machine code that
+block.py executes reads the tensors of the call and writes its results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .cubin import body_of
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel: of what body, with what argument, how many blocks of how many threads."""
+    """One launch: the kernel's body, its argument, the number of blocks, and the threads per block."""
 
     name: str
     body: bytes
@@ -42,7 +42,8 @@ _Taken = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(_Launch))
 
 
 def emulate() -> str:
-    """Puts the library in the CPU's place, compiling it if need be; its path. Before any call of sinpe_ext."""
+    """Makes the library replace the CPU library, compiling it if necessary, and returns its path. Must be called before
+    any call of sinpe_ext."""
     from sinpe_ext.backend import loader
 
     return str(loader.emulate().library)
@@ -52,7 +53,7 @@ def emulate() -> str:
 def handed_over(
     library: str, take: Callable[[Launch], bool], multiprocessors: int, in_double: bool = True
 ) -> Iterator[None]:
-    """Within: each launch for such a device is given to `take`, and runs as C++ where that returns False."""
+    """Context manager: passes each launch to `take`, which returns False if the launch should run as C++."""
     switch = ctypes.CDLL(library).sinpe_cuda_on_host
     switch.argtypes = [ctypes.c_int32, ctypes.c_int32, _Taken]
     failures: list[BaseException] = []
@@ -76,13 +77,13 @@ def handed_over(
 
 
 class Noted(ctypes.Structure):
-    """How often kernels took their long way, and what launches asked (csrc/cuda/on_host.h)."""
+    """Counters of csrc/cuda/on_host.h: recomputations in exact arithmetic, and queries of launches."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("careful_rows", "questions", "launches")]
 
 
 def noted(library: str) -> Noted:
-    """Since the process began."""
+    """The counters since the process started."""
     read = ctypes.CDLL(library).sinpe_cuda_counters
     read.restype = ctypes.POINTER(Noted)
     found = read().contents

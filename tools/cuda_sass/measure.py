@@ -1,4 +1,4 @@
-"""Runs some blocks of a case's launch from its machine code, and scales what they did to the whole launch."""
+"""Executes the machine code of some blocks of a case's launch, and scales the counts to the whole launch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SOURCES = ("table", "encode", "add", "add_grid", "dropout", "embed", "embed_back
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one case, for one architecture."""
+    """The results for one case and one architecture."""
 
     launches: list[Work]
     call: Call
@@ -39,11 +39,11 @@ class Figures:
 
     @property
     def work(self) -> Work:
-        """The launch that does most."""
+        """The work of the launch with the most instructions."""
         return max(self.launches, key=lambda work: work.issued)
 
     def predicted(self, card: Card) -> Prediction:
-        """Of the launches one after the other, among which the bytes are divided as their accesses are."""
+        """The estimated time of all launches in sequence; the bytes are divided in proportion to their accesses."""
         accesses = sum(work.by_pipe["memory"] for work in self.launches)
         each = []
         for work in self.launches:
@@ -53,7 +53,7 @@ class Figures:
 
 
 def compile_cubins(folder: Path, architectures: Iterable[int], sources: Iterable[str] = SOURCES) -> None:
-    """SOURCE.ARCHITECTURE.cubin of each, where it is missing or older than csrc; two at a time."""
+    """Compiles each SOURCE.ARCHITECTURE.cubin that is missing or older than csrc, two at a time."""
     from sinpe_ext.backend import cuda_compiler
 
     nvcc = cuda_compiler.find_nvcc(None)
@@ -95,7 +95,7 @@ class Machine:
         return sum(i.base == "BAR" for i in self.kernels[name].code)
 
     def run(self, launch: Launch, blocks: Iterable[int], drop_barrier: int | None = None) -> tuple[Counts, set[str]]:
-        """What these blocks of a launch did, and the races that were seen; their results are written."""
+        """Executes these blocks of a launch; returns their counts and the races that were detected."""
         program = self.program(launch.name)
         counts, races = Counts.of(program.kernel), set()
         for index in blocks:
@@ -106,7 +106,7 @@ class Machine:
 
 
 def long_way(library: str, case: Case, in_double: bool) -> tuple[int, int]:
-    """The pairs of a case, and those of them that exact arithmetic settled, counted in C++ on all of it."""
+    """(number of pairs, number of values recomputed in exact arithmetic) of a whole case, counted in C++."""
     call, before = case.build(torch.float32), noted(library)
     with handed_over(library, lambda launch: False, 132, in_double):
         call.run()
@@ -114,9 +114,11 @@ def long_way(library: str, case: Case, in_double: bool) -> tuple[int, int]:
 
 
 def long_way_cost(library: str, machine: Machine, in_double: bool) -> float:
-    """Instructions of a warp for one value that is settled, its loop included: of a row whose position is beyond the
-    fast phase, less of another. (The integer phase settles it, as it does nearly all; one of millions is left to
-    double-doubles, ten times as long.)"""
+    """Warp instructions for one value recomputed in exact arithmetic, its loop included.
+
+    Measured as the difference between a row whose position is outside the range of the fast phase and another row. The
+    integer phase decides nearly all of these values; one in millions needs double-double arithmetic, ten times as long.
+    """
     import sinpe_ext as sinpe
 
     positions = torch.tensor([2**60])
@@ -136,12 +138,12 @@ def long_way_cost(library: str, machine: Machine, in_double: bool) -> float:
 def measure(
     library: str, machine: Machine, case: Case, dtype: torch.dtype, multiprocessors: int, in_double: bool
 ) -> Figures:
-    """The case's figures, from the blocks that it names, of the launches that it names."""
+    """The figures of a case, from the launches and blocks that it selects."""
     call = case.build(dtype)
     found: list[_Measured] = []
     names: list[str] = []
 
-    def take(launch: Launch) -> bool:  # here, while all that the launch points to is there
+    def take(launch: Launch) -> bool:  # measured here, because the memory of the launch is valid only now
         names.append(launch.name)
         if any(fnmatch.fnmatchcase(launch.name, kernel) for kernel in case.kernels):
             found.append(_measured(machine, case, call, launch))
@@ -172,7 +174,7 @@ def measure(
 
 @dataclass(frozen=True)
 class _Measured:
-    """Of one launch."""
+    """The results for one launch."""
 
     work: Work
     shares: dict[str, float]  # instructions of a warp, by pipe
@@ -190,7 +192,7 @@ def _measured(machine: Machine, case: Case, call: Call, launch: Launch) -> _Meas
             raise RuntimeError(f"{case.name}: threads race: {'; '.join(sorted(races))}")
     slowest = runs[0][0] if call.heaviest is None else machine.run(launch, [call.heaviest])[0]
     kernel = machine.kernels[launch.name]
-    # Loads that were asked for together come together: the longest warp waits once for them.
+    # Loads that were issued together arrive together: the longest warp waits once for them.
     apart, far = np.array(slowest.apart, bool), np.array(slowest.far, bool)
     ahead, in_flight, waits = [], [], 0.0
     shares: dict[str, float] = defaultdict(float)
@@ -223,8 +225,11 @@ def _measured(machine: Machine, case: Case, call: Call, launch: Launch) -> _Meas
 
 
 def _sampled(blocks: int, wanted: int, falls: bool) -> list[tuple[list[int], int]]:
-    """Blocks to run, and how many they stand for: evenly chosen, or where the work falls with the number from each of
-    four ranges, the first of them small."""
+    """Groups of blocks to execute, each with the number of blocks that it represents.
+
+    They are evenly spaced. If the work decreases with the block's index, they are chosen from four ranges, the first of
+    which is small.
+    """
     ends = [0, blocks // 400, blocks // 40, blocks // 4, blocks] if falls else [0, blocks]
     parts = []
     for first, last in pairwise(ends):

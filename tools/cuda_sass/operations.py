@@ -1,9 +1,9 @@
-"""What an instruction does to the registers of a block of threads.
+"""The effect of each instruction on the registers of a block of threads.
 
-`operation(instruction)` gives a function of a `Block` (block.py), which applies it to all the threads in block.mask at
-once: a register is a row of 32-bit words, one for each thread. Control flow and barriers are block.py's. What the
-machine code of this library's kernels has is here and nothing else; an instruction that is not raises Unknown. The
-formats are nvdisasm's; what they mean NVIDIA's documents leave open in places: check.py shows that it is understood.
+`operation(instruction)` returns a function of a `Block` (block.py) that executes the instruction for all threads in
+block.mask at once: a register is a row of 32-bit words, one per thread. Control flow and barriers are in block.py.
+Only instructions that occur in this library's kernels are implemented; others raise Unknown. The formats are those of
+nvdisasm. NVIDIA does not document the meaning of all of them; check.py verifies the interpretation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-Fetch = Callable[[Any], Any]  # of a block: the operand's value, one number or one for each thread
+Fetch = Callable[[Any], Any]  # block -> value of an operand: one number, or one per thread
 Operation = Callable[[Any], None]
 
 u32, i32, u64, i64, f16, f32, f64 = np.uint32, np.int32, np.uint64, np.int64, np.float16, np.float32, np.float64
@@ -46,7 +46,7 @@ class Instruction:
 
 
 class Unknown(NotImplementedError):
-    """An instruction, or a form of one, that nobody has needed yet."""
+    """Raised for an instruction, or a form of one, that is not implemented."""
 
 
 def operation(i: Instruction) -> Operation:
@@ -100,7 +100,7 @@ def register_file(text: str) -> tuple[bool, int]:
 
 
 def setter(text: str, words: int = 1) -> Callable[..., None]:
-    """Of a register, or of so many neighbouring ones."""
+    """A function that writes a register, or `words` consecutive ones."""
     uniform, number = register_file(text)
     if number < 0:
         return lambda b, *v: None
@@ -132,7 +132,7 @@ def set64(text: str) -> Callable[[Any, Any], None]:
 
 
 def word(text: str) -> Fetch:
-    """32 bits, an integer's sign or complement applied."""
+    """A 32-bit integer operand, with its sign or complement applied."""
     sign, get = _bits(text)
     if sign == "-":
         return lambda b: u32(0) - get(b)
@@ -190,7 +190,7 @@ def _number(text: str) -> float | None:
 
 
 def _signed(text: str) -> tuple[str, str]:
-    """What stands between -, | and the rest."""
+    """(sign and magnitude bars, the operand without them)."""
     sign = "-" if text.startswith("-") else ""
     text = text.removeprefix("-")
     if text.startswith("|") and text.endswith("|"):
@@ -199,7 +199,7 @@ def _signed(text: str) -> tuple[str, str]:
 
 
 def _float(text: str, kind: Any, bits: Callable[[str], Fetch]) -> Fetch:
-    """A number, or the value of bits with its sign and magnitude bars applied."""
+    """A floating-point operand: a number, or bits with sign and magnitude bars applied."""
     value = _number(text)
     if value is not None:
         number = kind(value)
@@ -224,7 +224,7 @@ def double(text: str) -> Fetch:
 
 
 def address(text: str) -> tuple[Fetch, bool]:
-    """Of a memory operand, and whether it has 64 bits."""
+    """(function that computes the address of a memory operand, whether the address has 64 bits)."""
     match = _ADDRESS.fullmatch(text)
     if match is None:
         raise Unknown(f"address {text}")
@@ -300,7 +300,7 @@ def _r2ur(i: Instruction) -> Operation:
 
 
 def _voteu(i: Instruction) -> Operation:
-    """Whether any, or all, of a warp's threads that are here have the predicate."""
+    """VOTEU: whether the predicate holds for any, or all, of the active threads of a warp."""
     put, get, is_all = set_predicate(i.operands[0]), predicate(i.operands[1]), "ALL" in i.modifiers
     if len(i.operands) != 2 or not i.modifiers & {"ALL", "ANY"}:
         raise Unknown(str(i))
@@ -341,7 +341,7 @@ def _r2p(i: Instruction) -> Operation:
 
 
 def _wide_term(text: str) -> Fetch:
-    """An addend of a sum with carries: as 64 bits, where -x is 2^32 - x."""
+    """An addend of a sum with carries, as 64 bits; -x is 2^32 - x."""
     sign, get = _bits(text)
     plain: Fetch = lambda b: np.asarray(get(b)).astype(u64)  # noqa: E731
     if sign == "-":
@@ -350,7 +350,7 @@ def _wide_term(text: str) -> Fetch:
 
 
 def _leading_predicates(operands: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The results that are predicates, behind the first operand, and the rest."""
+    """(predicate results that follow the first operand, remaining operands)."""
     rest = list(operands)
     found: list[str] = []
     while rest and is_predicate(rest[0]):
@@ -575,7 +575,7 @@ def _prmt(i: Instruction) -> Operation:
 
 
 def _minimum(i: Instruction) -> Operation:
-    """IMNMX, VIMNMX, VIADDMNMX: the lesser where the last predicate holds."""
+    """IMNMX, VIMNMX, VIADDMNMX: the minimum if the last predicate holds, otherwise the maximum."""
     operands = [text for text in i.operands if text not in ("PT", "!PT")]
     which = predicate(i.operands[-1])
     if "S64" in i.modifiers or "U64" in i.modifiers:
@@ -612,7 +612,7 @@ _JOINED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _compare(i: Instruction, compared: Fetch) -> Operation:
-    """Two predicates: what was compared, and its opposite, each joined with a third."""
+    """Sets two predicates: the comparison and its opposite, each combined with a third predicate."""
     (join,) = [_JOINED[m] for m in i.modifiers if m in _JOINED]
     outs = [set_predicate(text) for text in i.operands[:2]]
     given = predicate(i.operands[4])
@@ -667,7 +667,7 @@ def _float_compare(i: Instruction) -> Operation:
 
 
 def _fma32(x: Any, y: Any, z: Any) -> Any:
-    """Rounded once: the sum in double is rounded to odd first, so that the second rounding is not deceived."""
+    """Fused multiply-add with one rounding: the float64 sum is rounded to odd, which avoids a double rounding."""
     p, c = x.astype(f64) * y.astype(f64), z.astype(f64)
     s = np.atleast_1d(p + c)
     t = s - p
@@ -798,7 +798,7 @@ _SIZES: dict[str, Any] = {"U8": np.uint8, "S8": np.int8, "U16": np.uint16, "S16"
 
 
 def _element(i: Instruction) -> tuple[Any, int]:
-    """What a thread moves: its type, and how many."""
+    """(type, number) of the elements that a thread loads or stores."""
     for name, kind in _SIZES.items():
         if name in i.modifiers:
             return kind, 1

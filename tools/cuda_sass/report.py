@@ -1,4 +1,4 @@
-"""Figures as tables: what was counted, what follows for the cards, which budgets do not hold."""
+"""Tables of the counts and of the estimates for GPUs, and the list of exceeded budgets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .cards import CARDS, COPY, Card
 from .cases import Case
 
 if TYPE_CHECKING:
-    from .measure import Figures  # which needs what reads machine code
+    from .measure import Figures  # needs the packages that read machine code
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
-BUDGETED = 90  # the architecture that budgets are for
-SINGLE = 89  # that of cards whose double precision is slow
+BUDGETED = 90  # the architecture of the budgets
+SINGLE = 89  # the architecture of GPUs with slow float64
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cuda.md"
 
 
@@ -30,7 +30,7 @@ class Row:
 
     @property
     def card(self) -> Card:
-        """The first of its architecture."""
+        """The first GPU of this architecture."""
         return next(card for card in CARDS if card.architecture == self.architecture)
 
     @property
@@ -39,7 +39,7 @@ class Row:
 
 
 def line(row: Row) -> str:
-    """A row in short, for who watches."""
+    """A row as one line, for progress output."""
     v = row.figures.values
     return (
         f"sm_{row.architecture:<3d} {row.title:58s} {v['instructions']:8.1f} per {row.figures.call.unit} "
@@ -54,14 +54,14 @@ def _waves(row: Row) -> float:
 
 
 def _times(row: Row, other: Row) -> float:
-    """The longest that a row takes of another's time, among the cards of its architecture."""
+    """The largest ratio of the times of two rows, over the GPUs of their architecture."""
     cards = [card for card in CARDS if card.architecture == row.architecture]
     return max(row.figures.predicted(card).seconds / other.figures.predicted(card).seconds for card in cards)
 
 
 @dataclass(frozen=True)
 class Missed:
-    """A budget that does not hold."""
+    """An exceeded budget."""
 
     row: Row
     name: str
@@ -78,7 +78,7 @@ def _is_least(name: str) -> bool:
 
 
 def missed(row: Row, rows: list[Row]) -> list[Missed]:
-    """Which budgets do not hold; they are for sm_90, and in single arithmetic that nothing needs double precision."""
+    """The exceeded budgets of a row: those for sm_90, and the limit of float64 instructions in single arithmetic."""
     if row.architecture == SINGLE and row.case.fp64 is not None and row.dtype != torch.float64:
         value = row.figures.values["fp64"]
         return [Missed(row, "fp64", value, row.case.fp64)] if value > row.case.fp64 else []
@@ -97,7 +97,7 @@ def missed(row: Row, rows: list[Row]) -> list[Missed]:
     return [
         Missed(row, name, values[name], limits[row.dtype != torch.float32])
         for name, limits in row.case.budgets.items()
-        if name in values and not holds(name, limits)  # not there: of a case that was not asked for
+        if name in values and not holds(name, limits)  # missing for a case that was not selected
     ]
 
 
@@ -116,7 +116,7 @@ def all_missed(rows: list[Row]) -> list[Missed]:
 
 
 def tables(rows: list[Row]) -> list[str]:
-    """Markdown: what was counted for sm_90, and what follows for the cards."""
+    """Markdown tables of the counts for sm_90 and of the estimates for GPUs."""
     text: list[str] = []
     counted = [row for row in rows if row.architecture == BUDGETED]
     if counted:
@@ -142,7 +142,7 @@ def tables(rows: list[Row]) -> list[str]:
 
 
 def by_architecture(rows: list[Row]) -> list[str]:
-    """Markdown: instructions per unit."""
+    """A Markdown table of the instructions per unit, by architecture."""
     names = [f"sm_{a}" for a in sorted({row.architecture for row in rows})]
     text = [_table_line(("instructions per unit", *names)), "|---|" + "---:|" * len(names)]
     for title in dict.fromkeys(row.title for row in rows):
@@ -153,7 +153,8 @@ def by_architecture(rows: list[Row]) -> list[str]:
 
 
 def long_way_table(rows: list[tuple[str, str, int, int, float]]) -> list[str]:
-    """What the blocks that were run may not have met: how often exact arithmetic is needed, counted on whole cases."""
+    """A Markdown table of how often exact arithmetic is needed, counted on whole cases: the executed blocks are too few
+    to show it."""
     if not rows:
         return []
     text = [
@@ -171,7 +172,7 @@ def _table_line(cells: list[str] | tuple[str, ...]) -> str:
 
 
 def write(text: str, page: Path = PAGE) -> None:
-    """Between the marks in docs/cuda.md."""
+    """Writes the tables between the marks in docs/cuda.md."""
     begin, end = "<!-- make cuda-sass: begin -->", "<!-- make cuda-sass: end -->"
     old = page.read_text()
     new, count = re.subn(f"{begin}.*?{end}", lambda _: f"{begin}\n\n{text}\n{end}", old, flags=re.S)
