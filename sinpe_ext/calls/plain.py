@@ -249,7 +249,7 @@ def try_table(given: tuple[Any, ...]) -> Tensor | None:
 
 def _try_table_into(out: Any, length: int, encoding: Encoding, start: int, dtype: torch.dtype | None) -> Tensor | None:
     if (
-        not _may_be_written(out)
+        not _is_writable(out)
         or not (dtype is None or dtype == out.dtype)
         or not out.is_cpu
         or out.is_nested
