@@ -119,6 +119,26 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.fixture
+def reset_dynamo() -> Iterator[None]:
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def nan_filled_empty() -> Iterator[None]:
+    """torch.empty returns NaN: an element that is not written shows."""
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="module")
 def need_kernels(request: pytest.FixtureRequest) -> None:
     """Skips a test if the compiled backend is missing or excluded."""

@@ -20,7 +20,7 @@ COMPILERS = {"c": os.environ.get("CC", "cc"), "c++": os.environ.get("CXX", "c++"
 STANDARDS = [("c", "c99"), ("c", "gnu17"), ("c", "gnu2x"), ("c++", "c++11"), ("c++", "gnu++20"), ("c++", "gnu++2b")]
 PAPER = sinpe.convention("paper", 6)
 
-REFUSED = {
+ERRORS = {
     "no identifier": ["", "1x", "a b", "a-b", "a\n", "a.b", "é6", "π", "ｐａｐｅｒ", "a$", 'a"', "*/", "\ud800"],
     "reserved": ["_a", "__a", "a__b", "_Bool", "_A", "a__", "__LINE__", "_Atomic"],
     "too long": ["a" * 53, "a" * 10**6],
@@ -71,9 +71,9 @@ def export_error(name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", ERRORS)
 def test_names_that_cannot_be_defined_are_rejected(kind: str) -> None:
-    for name in REFUSED[kind]:
+    for name in ERRORS[kind]:
         message = export_error(name)
         assert message.startswith(f"name: expected a C identifier of your own, got {name[:52]!r}"), message
         assert message.endswith("; pass another, such as my_encoding") and len(message) < 250

@@ -85,7 +85,7 @@ def test_tensor_on_another_device_is_rejected(name: str, operand: str, device: t
 Change = Any
 twice: Callable[[Tensor], Tensor] = lambda t: t.repeat(*[1] * (t.dim() - 1), 2)  # noqa: E731
 
-REFUSED: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid arguments, message
+ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid arguments, message
     "plan int32": ("add", {"plan": Tensor.int}, "plan: expected int64 words, got Int$"),
     "plan float64": ("table", {"plan": Tensor.double}, "plan: expected int64 words, got Double$"),
     "plan strided": ("encode", {"plan": lambda t: twice(t)[::2]}, "plan: expected contiguous words, got strides; "),
@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid 
 }
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
 def test_invalid_arguments(case: Any, device: torch.device) -> None:
     """Messages contain no function name and no source path."""
     name, changed, message = case

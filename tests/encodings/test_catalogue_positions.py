@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -112,14 +111,6 @@ def test_negative_position_with_max_len_is_rejected() -> None:
         check_error(IndexError, below, lambda d, made=made: made(d, start=-2))
         explicit = lambda d, made=made: made(d, positions=torch.arange(-2, 3, device=d))  # noqa: E731
         check_error(IndexError, below, explicit, with_data=True)
-
-
-@pytest.fixture
-def nan_filled_empty() -> Iterator[None]:
-    """Fills new memory with NaN: an element that is not written shows."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.bad_input(3, *ALL)
@@ -286,7 +277,7 @@ def test_any_int64_position_is_exact(position: int) -> None:
 
 
 def test_available_interfaces(request: pytest.FixtureRequest) -> None:
-    """Skipped if an interface is missing, so that the report shows it."""
+    """Fails if the required backend is not among the tested interfaces."""
     names = {interface.name for interface in interfaces()}
     assert {"eager", "meta"} <= names
     required = request.config.getoption("--require-backend")

@@ -138,7 +138,7 @@ def test_error_suggests_nothing_for_unrelated_names(name: str) -> None:
 
 EXPORTED = {
     "paper6": convention("paper", 6),
-    "smallest_word": Encoding(2, frequencies=(0.5,), unit="turn"),  # the numerator is 2**127: INT64_MIN as a word
+    "smallest_word": Encoding(2, frequencies=(0.5,), unit="turn"),  # its fraction is 2**127: INT64_MIN as a word
     "given": Encoding(4, frequencies=(-1e-60, 3.5), cos_frequency="shared", amplitude=-0.25, start=-(2**63)),
     "no_frequency": Encoding(1, odd="pad"),
     "wide": convention("flux", 130, cos_frequency="own"),

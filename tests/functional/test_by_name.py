@@ -87,7 +87,7 @@ def test_symbolic_dim_in_a_graph(name: str, backend: str) -> None:
 
 
 T = torch.arange(5)
-REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "neither": (lambda: sinpe.table(4), TypeError, "encoding: expected .* got NoneType; pass Encoding"),
     "no dim": (
         lambda: sinpe.encode(T, "t2t"),
@@ -106,8 +106,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", ERRORS)
 def test_bad_arguments(case: str, backend: str) -> None:
-    call, error, message = REFUSED[case]
+    call, error, message = ERRORS[case]
     with pytest.raises(error, match=message):
         call()

@@ -142,7 +142,7 @@ def test_probability_one_and_zero(backend: str) -> None:
     assert torch.equal(sinpe.add(x.detach(), dropout=1, alpha=torch.ones(1)), torch.zeros(B, S, D))
 
 
-def refused(error: type[Exception], call: Callable[..., object], *arguments: Any, **named: Any) -> None:
+def raises(error: type[Exception], call: Callable[..., object], *arguments: Any, **named: Any) -> None:
     with pytest.raises(error):
         call(*arguments, **named)
 
@@ -157,12 +157,12 @@ QUIET: dict[str, Callable[[], object]] = {
     "empty, in place": lambda: sinpe.add_(torch.ones(B, 0, D), dropout=P),
     "eval": lambda: Layer(D, P).eval()(ones()),
     "layer without dropout": lambda: Layer(D, 0.0)(ones()),
-    "refused": lambda: refused(ValueError, sinpe.add, ones(), 7, dropout=P),
+    "invalid argument": lambda: raises(ValueError, sinpe.add, ones(), 7, dropout=P),
     "no tokens": lambda: sinpe.embed(torch.zeros(0, dtype=torch.long), torch.ones(3, D), dropout=P),
     "embedding in eval": lambda: sinpe.SinusoidalEmbedding(4, D, dropout=P, _weight=torch.ones(4, D)).eval()(
         torch.zeros(3, dtype=torch.long)
     ),
-    "refused id": lambda: refused(
+    "invalid id": lambda: raises(
         IndexError, sinpe.embed, torch.tensor([5]), torch.ones(3, D), dropout=0.5
     ),
 }  # fmt: skip
@@ -206,7 +206,7 @@ def test_seed_argument_forms(backend: str) -> None:
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0] != 0, want)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "p below": ({"dropout": -0.1}, ValueError, "dropout: expected 0 to 1, got -0.1"),
     "p above": ({"dropout": 1.5}, ValueError, "dropout: expected 0 to 1, got 1.5"),
     "p nan": ({"dropout": float("nan")}, ValueError, "dropout: expected 0 to 1, got nan"),
@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
 def test_bad_arguments(case: Any, backend: str) -> None:
     arguments, error, message = case
     for call in (sinpe.add, sinpe.add_):

@@ -157,7 +157,7 @@ def test_id_out_of_range(value: int, told: int, grad: bool, backend: str, reques
         layer(ids)
 
 
-REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "ids float": (lambda: sinpe.embed(torch.ones(S), table()), TypeError, "ids: expected an integer tensor, got torch"),
     "ids bool": (lambda: sinpe.embed(torch.ones(S, dtype=torch.bool), table()), TypeError, "ids: expected an integer"),
     "ids list": (lambda: sinpe.embed([1, 2], table()), TypeError, "ids: expected a torch.Tensor, got list"),
@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
 def test_bad_arguments(case: Any, backend: str) -> None:
     call, error, message = case
     with pytest.raises(error, match=message):

@@ -26,7 +26,7 @@ def expected(x: Tensor, pe: Tensor, scale: float = 2.0, alpha: float = 0.5) -> T
     return (x.to(acc) * scale + pe.to(acc) * alpha).to(x.dtype)
 
 
-def poisoned_like(x: Tensor) -> Tensor:
+def nan_like(x: Tensor) -> Tensor:
     return torch.full_like(x, float("nan"))
 
 
@@ -41,11 +41,11 @@ def test_table(backend: str, name: str) -> None:
         assert torch.equal(sinpe.table(lengths, grid, dtype=dtype, flatten=True), pe.flatten(0, -2))
         with_tokens = sinpe.table(lengths, grid, dtype=dtype, extra_tokens=2)
         assert torch.equal(with_tokens, torch.cat([torch.zeros(2, grid.dim, dtype=dtype), pe.flatten(0, -2)]))
-        out = poisoned_like(pe)
+        out = nan_like(pe)
         assert sinpe.table(list(lengths), grid, out=out) is out and torch.equal(out, pe)
-        strided = poisoned_like(torch.stack([pe, pe], -1))[..., 1]
+        strided = nan_like(torch.stack([pe, pe], -1))[..., 1]
         assert torch.equal(sinpe.table(lengths, grid, out=strided), pe)
-        flat = poisoned_like(with_tokens)
+        flat = nan_like(with_tokens)
         assert torch.equal(sinpe.table(lengths, grid, out=flat, extra_tokens=2), with_tokens)
     starts = (5, -3, 2**40, 7)[: grid.ndim]
     assert torch.equal(sinpe.table(lengths, grid, start=starts), truth(grid, lengths, starts))
@@ -135,9 +135,9 @@ def test_add(backend: str, name: str, form: str) -> None:
         want = expected(x, truth(grid, lengths, dtype=accumulation(dtype)))
         got = sinpe.add(given, grid, **arguments, **FORMULA)
         assert got.shape == given.shape and got.dtype == dtype and torch.equal(back(got), want)
-        out = poisoned_like(given)
+        out = nan_like(given)
         assert sinpe.add(given, grid, **arguments, **FORMULA, out=out) is out and torch.equal(out, got)
-        strided = poisoned_like(torch.stack([given, given], -1))[..., 0]
+        strided = nan_like(torch.stack([given, given], -1))[..., 0]
         assert torch.equal(sinpe.add(given, grid, **arguments, **FORMULA, out=strided), got)
         own = given.clone()
         assert sinpe.add_(own, grid, **arguments, **FORMULA) is own and torch.equal(own, got)

@@ -137,15 +137,6 @@ LENGTHS = (0, 1, 2, 3, 4, 11, 12, 13, 63, 65, 127, 128, 129, 260)
 WIDTHS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65)
 
 
-@pytest.fixture
-def nan_filled_empty() -> Iterator[None]:
-    """Makes torch.empty return NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.bad_input(20, "compiled", "eager")
 @pytest.mark.parametrize("layout", ["interleaved", "sin_cos", "cos_sin"])
 @pytest.mark.parametrize("cos_frequency", ["shared", "own"])

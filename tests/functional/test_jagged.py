@@ -5,7 +5,7 @@ Nested tensors are a prototype feature of torch; docs/training.md names the supp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -395,13 +395,6 @@ def test_unsupported_torch_features_raise(who: str) -> None:
 # torch.compile
 
 
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def batch(k: int) -> tuple[int, ...]:
     """Sequence lengths of batch k, different for each k."""
     return 2 + k, 0, 3 * k + 1, 4
@@ -442,18 +435,18 @@ def check_compiled(call: Callable[..., Any], to: str) -> int:
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_one_graph_for_all_batch_lengths(name: str, fresh: None) -> None:
+def test_one_graph_for_all_batch_lengths(name: str, reset_dynamo: None) -> None:
     assert check_compiled(COMPILED[name], "aot_eager") == 1
 
 
 @pytest.mark.thorough("test_one_graph_for_all_batch_lengths")
 @pytest.mark.parametrize("name", COMPILED)
-def test_one_inductor_graph_for_all_batch_lengths(name: str, fresh: None) -> None:
+def test_one_inductor_graph_for_all_batch_lengths(name: str, reset_dynamo: None) -> None:
     assert check_compiled(COMPILED[name], "inductor") == 1
 
 
 @pytest.mark.parametrize("name", ["options", "embedding's options"])
-def test_layer_compiles_to_one_graph(name: str, fresh: None) -> None:
+def test_layer_compiles_to_one_graph(name: str, reset_dynamo: None) -> None:
     make, data, _ = LAYERS[name]
     layer, counter = make(), CompileCounterWithBackend("aot_eager")
     layer.max_len = None
@@ -470,7 +463,7 @@ def test_layer_compiles_to_one_graph(name: str, fresh: None) -> None:
     assert counter.frame_count == 1
 
 
-def test_cached_extreme_lengths_compile_one_more_graph(fresh: None) -> None:
+def test_cached_extreme_lengths_compile_one_more_graph(reset_dynamo: None) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lambda t: sinpe.add(t, dropout=0.3, seed=5), fullgraph=True, backend=counter)
     for k in range(4):
@@ -488,7 +481,7 @@ THOROUGH = pytest.mark.thorough("the same batches by offsets alone")
 
 @pytest.mark.parametrize("extremes", [False, pytest.param(True, marks=THOROUGH)])
 @pytest.mark.parametrize("batches", [NUMBERS, pytest.param([*NUMBERS[::-1], (4, 4), (6, 6)], marks=THOROUGH)])
-def test_recompilations_equal_those_of_torch_operations(batches: list, extremes: bool, fresh: None) -> None:
+def test_recompilations_equal_those_of_torch_operations(batches: list, extremes: bool, reset_dynamo: None) -> None:
     counts = []
     for call in (sinpe.add, lambda t: t.sin() + t):
         torch._dynamo.reset()
@@ -504,7 +497,7 @@ def test_recompilations_equal_those_of_torch_operations(batches: list, extremes:
 
 
 @pytest.mark.parametrize("way", ["add_", "out"])
-def test_in_place_and_out_in_a_graph(way: str, fresh: None) -> None:
+def test_in_place_and_out_in_a_graph(way: str, reset_dynamo: None) -> None:
     compiled = torch.compile(
         {"add_": lambda t, out: sinpe.add_(t), "out": lambda t, out: sinpe.add(t, out=out)}[way],
         fullgraph=True,
@@ -519,7 +512,7 @@ def test_in_place_and_out_in_a_graph(way: str, fresh: None) -> None:
 
 # Errors
 
-REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "gaps": (lambda: sinpe.add(gaps()), ValueError, r"x: expected .* got one with lengths.*; pass x.contiguous\(\)"),
     "ids with gaps": (
         lambda: sinpe.embed(
@@ -675,7 +668,7 @@ def shared() -> Tensor:
     return sinpe.add(jagged(whole[:-1]), out=jagged(whole[1:]))
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
 def test_bad_arguments(case: tuple[Callable[[], Any], type[Exception], str], backend: str) -> None:
     call, error, pattern = case
     with pytest.raises(error, match=pattern) as caught:

@@ -220,7 +220,7 @@ def test_encode_of_other_positions_takes_the_general_path() -> None:
     assert not taken
 
 
-def test_encode_arguments_after_a_fast_call() -> None:
+def test_encode_to_another_dtype_or_encoding_takes_the_general_path() -> None:
     small, few = loader.small_calls(plain._set_up), torch.arange(3)
     if small is None:
         pytest.skip("the install has no _core")

@@ -205,7 +205,7 @@ def rotary(half: int = 32, rows: int = 256) -> torch.Tensor:
     return torch.outer(torch.arange(float(rows)), 10000.0 ** (-torch.arange(half) / half))
 
 
-REFUSED = {
+ERRORS = {
     "learned": (learned(), "learned"),
     "learned, small": (learned(64, 32), "learned"),
     "uniform": (torch.rand(64, 32, generator=torch.Generator().manual_seed(1)) * 2 - 1, "noise"),
@@ -235,9 +235,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", ERRORS)
 def test_other_tables_are_rejected(case: str) -> None:
-    tensor, reason = REFUSED[case]
+    tensor, reason = ERRORS[case]
     found = sinpe.identify(tensor)
     assert list(found) == [] and found.closest is None
     assert reason in found.reason and found.reason

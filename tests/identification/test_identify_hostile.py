@@ -139,7 +139,7 @@ def checkpoint(content: bytes) -> Callable[[Path], None]:
     return write
 
 
-def beside(value: bytes, key: bytes = text("x")) -> Callable[[Path], None]:
+def adding(value: bytes, key: bytes = text("x")) -> Callable[[Path], None]:
     return checkpoint(pickle((key, value), (text("pe"), TABLE)))
 
 
@@ -315,43 +315,43 @@ CASES = {
     "a dict under two names": Case(same_twice, 0, "has another name as well (1): ema"),
     "tied tensors": Case(same_twice, 0, "\ntied.1 (100, 64) float32\n    paper"),
     "deep lists": Case(
-        beside(b"]" * 10**5 + TABLE + b"a" * 10**5), 0, "skipped: nested deeper than 1000 lists (1): x.0.0"
+        adding(b"]" * 10**5 + TABLE + b"a" * 10**5), 0, "skipped: nested deeper than 1000 lists (1): x.0.0"
     ),
     "strange keys": Case(
-        beside(TABLE, b"(" + text("a\n") + b"N" + number(2**70) + b"t"), 0, "('a\\n', None, <int>) (100, 64)"
+        adding(TABLE, b"(" + text("a\n") + b"N" + number(2**70) + b"t"), 0, "('a\\n', None, <int>) (100, 64)"
     ),
     # pickles
-    "tuple with an endless hash": Case(beside(b"N", text("a") + b"\x85" + b"q\x01h\x01\x86" * 60), 0, NAMED),
-    "tuple with a deep hash": Case(beside(b"N", text("a") + b"\x85" * 10**6), 0, NAMED),
-    "bytearray of 8 GiB": Case(beside(called("__builtin__.bytearray", number(2**33))), 0, NAMED),
-    "tensor of 8 GiB by its type": Case(beside(called("torch.FloatTensor", number(2**31))), 0, "before 0.4 (1): x"),
+    "tuple with an endless hash": Case(adding(b"N", text("a") + b"\x85" + b"q\x01h\x01\x86" * 60), 0, NAMED),
+    "tuple with a deep hash": Case(adding(b"N", text("a") + b"\x85" * 10**6), 0, NAMED),
+    "bytearray of 8 GiB": Case(adding(called("__builtin__.bytearray", number(2**33))), 0, NAMED),
+    "tensor of 8 GiB by its type": Case(adding(called("torch.FloatTensor", number(2**31))), 0, "before 0.4 (1): x"),
     "text that doubles repeatedly": Case(
-        beside(b"c_codecs\nencode\n" * 33 + text("a") + text("latin1") + b"\x86R" + (text("hex") + b"\x86R") * 32),
+        adding(b"c_codecs\nencode\n" * 33 + text("a") + text("latin1") + b"\x86R" + (text("hex") + b"\x86R") * 32),
         0,
         NAMED,
     ),
-    "size beyond its storage": Case(beside(tensor("0", 6400, (2**40, 64), (64, 1))), 0, "damaged (it is larger than"),
-    "storage beyond its file": Case(beside(tensor("0", 2**40, (2**30, 64), (64, 1))), 0, "damaged (it is larger than"),
-    "storage without values": Case(beside(tensor("7", 6400, (100, 64), (64, 1))), 0, "damaged (its values are not in"),
+    "size beyond its storage": Case(adding(tensor("0", 6400, (2**40, 64), (64, 1))), 0, "damaged (it is larger than"),
+    "storage beyond its file": Case(adding(tensor("0", 2**40, (2**30, 64), (64, 1))), 0, "damaged (it is larger than"),
+    "storage without values": Case(adding(tensor("7", 6400, (100, 64), (64, 1))), 0, "damaged (its values are not in"),
     "a long list in many dicts": Case(
-        beside(
+        adding(
             b"](" + b"K\1K\2\x86" * 10**5 + b"eq\x080](" + b"ccollections\nOrderedDict\nh\x08\x85R" * 10**5 + b"e",
         ),
         0,
         NAMED,
     ),
-    "600,000 strings": Case(beside(b"(" + b"X\x0d\0\0\0token_numbers" * 600_000 + b"t"), 0, NAMED),
-    "an array of 100 MiB in the pickle": Case(beside(b"B\0\0\x40\x06" + bytes(100 * 2**20)), 0, NAMED),
+    "600,000 strings": Case(adding(b"(" + b"X\x0d\0\0\0token_numbers" * 600_000 + b"t"), 0, NAMED),
+    "an array of 100 MiB in the pickle": Case(adding(b"B\0\0\x40\x06" + bytes(100 * 2**20)), 0, NAMED),
     "objects of one state": Case(
-        beside(b"(" + b"}q\x01(" + (b"K\x01" + TABLE) * 10**4 + b"u" + (b"ca\nb\n)Rh\x01b") * 10**5 + b"t"),
+        adding(b"(" + b"}q\x01(" + (b"K\x01" + TABLE) * 10**4 + b"u" + (b"ca\nb\n)Rh\x01b") * 10**5 + b"t"),
         0,
         "has another name as well (",
     ),
-    "object that contains itself": Case(beside(b"ca\nb\n)Rq\x01}q\x02X\x01\0\0\0ah\x01sb"), 0, NAMED),
-    "objects within objects": Case(beside(b"ca\nb\n" * 10**5 + b")R" + b"\x85R" * (10**5 - 1)), 0, NAMED),
-    "negative size": Case(beside(tensor("0", 6400, (-5, 64), (64, 1))), 0, "damaged (its shape is not one) (1): x"),
+    "object that contains itself": Case(adding(b"ca\nb\n)Rq\x01}q\x02X\x01\0\0\0ah\x01sb"), 0, NAMED),
+    "objects within objects": Case(adding(b"ca\nb\n" * 10**5 + b")R" + b"\x85R" * (10**5 - 1)), 0, NAMED),
+    "negative size": Case(adding(tensor("0", 6400, (-5, 64), (64, 1))), 0, "damaged (its shape is not one) (1): x"),
     "size of 2^600": Case(
-        beside(tensor("0", 6400, (2**600, 2**600), (64, 1))), 0, "damaged (its shape is not one) (1)"
+        adding(tensor("0", 6400, (2**600, 2**600), (64, 1))), 0, "damaged (its shape is not one) (1)"
     ),
     "text of 4 GiB declared": Case(checkpoint(b"\x80\x02X\xff\xff\xff\xffabc."), 2, "got one that is damaged"),
     "many dicts": Case(

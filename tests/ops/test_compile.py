@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from sinpe_ext import SinusoidalPositionalEncoding as Layer
 from sinpe_ext import checks
 from sinpe_ext.backend import loader
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # from torch itself
+pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures("reset_dynamo")]
 
 B, S, D = 2, 5, 8
 T2T = sinpe.convention("t2t", D, start=4)
@@ -45,13 +45,6 @@ needs_aoti_dtypes = pytest.mark.skipif(
     reason="AOTInductor of this torch decodes dtype arguments wrongly (pytorch#169157)",
 )
 EVERY_BACKEND = ["aot_eager", pytest.param("inductor", marks=needs_inductor)]
-
-
-@pytest.fixture(autouse=True)
-def reset_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def x(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -21,7 +21,6 @@ from test_compile import (
     D,
     needs_aoti_dtypes,
     needs_inductor,
-    reset_dynamo,
     x,
 )
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
 
-pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures(reset_dynamo.__name__)]
+pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures("reset_dynamo")]
 
 
 @pytest.mark.feature("torch.compile, one graph")

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_compile import EVERY_BACKEND, needs_aoti_dtypes, needs_inductor, reset_dynamo
+from test_compile import EVERY_BACKEND, needs_aoti_dtypes, needs_inductor
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import sinpe_ext as sinpe
 from sinpe_ext.integrations import standard_operators
 
-pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures(reset_dynamo.__name__)]
+pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures("reset_dynamo")]
 
 D, P = 8, 0.3
 T2T = sinpe.convention("t2t", D, start=4)

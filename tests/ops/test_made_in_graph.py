@@ -123,7 +123,7 @@ def test_encoding_returned_from_the_graph(backend: str) -> None:
         torch.testing.assert_close(compiled(x, one), sinpe.add(x, one), rtol=0, atol=1e-6)
 
 
-REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+ERRORS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "Decimal": (
         lambda x: sinpe.add(x, sinpe.convention("t2t", D, base=TENTH)),
         "got Decimal; pass a Fraction, or make the Encoding outside",
@@ -148,11 +148,11 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", ERRORS)
 def test_bad_arguments(case: str, backend: str) -> None:
     """The messages are those outside a graph; what cannot be a constant raises with a remedy."""
     torch._dynamo.reset()
-    run, message = REFUSED[case]
+    run, message = ERRORS[case]
     with pytest.raises(Exception) as caught:
         torch.compile(run, fullgraph=True, backend="eager")(data())
     said = str(caught.value).partition("from user code")[0]  # after it, torch shows the source line

@@ -29,7 +29,7 @@ CALLS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "layer": (LAYER, X),
 }
 # torch's errors for constants under fake tensors, and for autograd functions under functionalize.
-REFUSED = (
+ERRORS = (
     (AssertionError, "Please convert all Tensors to FakeTensors first"),
     (RuntimeError, "NYI: Functionalize rule"),
 )
@@ -47,7 +47,7 @@ def test_graph_equals_function(name: str, mode: str, functional: bool, backend: 
         try:
             graph = make_fx(function, tracing_mode=mode, _allow_non_fake_inputs=constants)(given)
         except (AssertionError, RuntimeError) as error:
-            assert any(type(error) is kind and text in str(error) for kind, text in REFUSED)
+            assert any(type(error) is kind and text in str(error) for kind, text in ERRORS)
             assert autograd_function or (mode != "real" and not constants)
         else:
             assert torch.equal(graph(given), want)

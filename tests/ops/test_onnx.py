@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -23,6 +23,7 @@ runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the model"
 pytestmark = [
     pytest.mark.feature("ONNX, onnxruntime"),
     pytest.mark.filterwarnings("ignore"),  # warnings of the exporter itself
+    pytest.mark.usefixtures("reset_dynamo"),
 ]
 
 # The graph computes in float64 without exact ties: one entry in 2**24 may be rounded the other way.
@@ -97,12 +98,6 @@ CASES: dict[str, tuple[nn.Module, tuple[Any, ...], tuple[Any, ...], list[tuple[A
         [(torch.rand(90, 3) * 8 - 4,)],
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def reset_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
 
 
 def session(program: Any) -> Any:

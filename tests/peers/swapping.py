@@ -82,7 +82,7 @@ def checkpoints(model: nn.Module, swapped: nn.Module, run: Run, position: float)
 
 
 def copies(swapped: nn.Module, run: Run) -> None:
-    """deepcopy, pickle, and 16-bit copies."""
+    """deepcopy, pickle and casts."""
     with torch.no_grad():
         after = run(swapped)
         for other in (copy.deepcopy(swapped), pickle.loads(pickle.dumps(swapped))):

@@ -361,7 +361,7 @@ def test_token_sums_are_trees(threads: int, dtype: torch.dtype) -> None:
 
 
 def test_token_sums_by_sorting() -> None:
-    """The method for other devices than the CPU: node by node; a partial last node is padded with zeros."""
+    """The method for other devices than the CPU; terms of node `count` are ignored."""
     many, count = 6000, 5
     nodes = torch.randint(count + 1, (many,), generator=torch.Generator().manual_seed(0))
     terms, want = randn(many, 3) * 10.0 ** randn(many, 3, seed=9), torch.zeros(count + 1, 3)

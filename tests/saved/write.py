@@ -217,12 +217,12 @@ def bits() -> dict[str, str]:
 
 
 # Test modules and their tables of bad calls: (call, error, part of the message).
-REFUSED = {
+ERRORS = {
     "test_bad_input": ("ADD", "TABLE", "ENCODE", "NUMBERS"),
     "test_bad_writes": ("LAYER", "NUMPY"),
     "test_error_messages": ("MESSAGES",),
     "test_grid_errors": ("ERRORS",),
-    "test_embed": ("REFUSED",),
+    "test_embed": ("ERRORS",),
     "test_positions": ("ERRORS",),
     "test_timestep": ("ERRORS",),
 }
@@ -235,7 +235,7 @@ SAID_WITH_FSDP = "; fully_shard casts float inputs so, unless MixedPrecisionPoli
 def messages() -> dict[str, str]:
     """Complete error messages of the bad calls of other tests."""
     found = {}
-    for module, tables in REFUSED.items():
+    for module, tables in ERRORS.items():
         for table in tables:
             cases = getattr(importlib.import_module(module), table)
             for name, case in cases.items() if isinstance(cases, dict) else enumerate(cases):
