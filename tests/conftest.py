@@ -1,4 +1,4 @@
-"""The backend that is tested: named in the header, demanded with --require-backend, switched by the backend fixture."""
+"""Backend selection: shown in the header, required with --require-backend, switched by the fixture `backend`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-FOLDERS = {str(path.parent) for path in TESTS.glob("*/test_*.py")} - {str(TESTS / "peers")}  # tests import one another
+FOLDERS = {str(path.parent) for path in TESTS.glob("*/test_*.py")} - {str(TESTS / "peers")}  # tests import each other
 sys.path[:0] = [str(TESTS / "support"), *sorted(FOLDERS)]
-sys.path.append(str(TESTS.parent))  # benchmarks/; behind an installed sinpe_ext
+sys.path.append(str(TESTS.parent))  # benchmarks/; after an installed sinpe_ext
 
 import feature_report  # noqa: E402
 import pytest  # noqa: E402
 import tiers  # noqa: E402
 
-try:  # the tests that a card needs do without
+try:  # not needed by the tests on a GPU
     import fuzzing
     from hypothesis import settings
 except ImportError:
@@ -33,8 +33,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption(
         "--require-backend",
         choices=("compiled", "eager", "cuda", "emulated"),
-        help="fail instead of skipping where this backend is missing; eager: test eager PyTorch alone; "
-        "emulated: the CUDA kernels, compiled as C++, in the place of the CPU library",
+        help="fail instead of skipping where this backend is missing; eager: test eager PyTorch only; "
+        "emulated: the CUDA kernels, compiled as C++, instead of the CPU library",
     )
     feature_report.options(parser)
 
@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_configure(config: pytest.Config) -> None:
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # begun in a shell's background, which every child would inherit
+    ):  # started in a shell's background, and inherited by child processes
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if path := config.getoption("--feature-report"):
         backend = config.getoption("--require-backend")
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _missing(backend: str) -> str:
-    """Why this backend cannot be tested here; empty if it can."""
+    """The reason why this backend cannot be tested, or an empty string."""
     from sinpe_ext.backend import loader
 
     if backend == "eager":
@@ -60,7 +60,7 @@ def _missing(backend: str) -> str:
     if backend == "cuda":
         import torch
 
-        if not torch.cuda.is_available():  # a library that loads says nothing of a card
+        if not torch.cuda.is_available():  # the library can be loaded without a GPU
             return "no CUDA device is visible"
     found = loader.resolve("cuda" if backend == "cuda" else "cpu")
     return "" if found.backend == "compiled" else found.reason
@@ -76,7 +76,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if required == "eager":
         loader.use_backend("eager")
     elif required == "emulated":
-        _emulate()
+        _load_emulated()
     elif reason := _missing(required):
         if report := session.config.pluginmanager.get_plugin("feature report"):
             report.missing(reason)
@@ -84,12 +84,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         pytest.exit(f"--require-backend={required}: {reason}\n\n{sinpe_ext.backend_info()}", returncode=1)
 
 
-def _emulate() -> None:
-    """Before the CPU library is ever loaded: a second implementation of an operator would be refused."""
+def _load_emulated() -> None:
+    """Must run before the CPU library is loaded: an operator cannot have two implementations."""
     from sinpe_ext.backend import loader
     from sinpe_ext.backend.compilation import BuildUnavailable
 
-    assert "cpu" not in loader.found(), "the CPU library is loaded already"
+    assert "cpu" not in loader.found(), "the CPU library is already loaded"
     os.environ.pop("SINPE_EXT_BACKEND", None)
     try:
         loader.emulate()
@@ -110,7 +110,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture(params=["compiled", "eager"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs a test once per CPU backend; inside it, that backend is in use."""
+    """Runs a test once per CPU backend, with that backend in use."""
     from sinpe_ext.backend import loader
 
     if request.param == "compiled":
@@ -119,9 +119,29 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.fixture
+def reset_dynamo() -> Iterator[None]:
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def nan_filled_empty() -> Iterator[None]:
+    """torch.empty returns NaN: an element that is not written shows."""
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="module")
 def need_kernels(request: pytest.FixtureRequest) -> None:
-    """Skips a test where the compiled backend is missing or not wanted."""
+    """Skips a test if the compiled backend is missing or excluded."""
     if request.config.getoption("--require-backend") == "eager":
         pytest.skip("--require-backend=eager")
     if reason := _missing("compiled"):

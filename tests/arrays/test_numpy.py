@@ -1,4 +1,4 @@
-"""The NumPy front: the same bits with and without the compiled module, clear errors, and no torch in the process."""
+"""sinpe_ext.numpy: the same bits with and without the compiled module, clear errors, torch is not imported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENCODINGS = [
 
 @pytest.fixture(params=["compiled", "eager"])
 def front(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs a test with _core and without."""
+    """Runs a test with and without _core."""
     module, reason = loader.core_module()
     if request.param == "compiled" and module is None:
         if request.config.getoption("--require-backend") == "compiled":
@@ -46,7 +46,7 @@ def test_table_is_encode_at_its_positions(front: str, encoding: Encoding, dtype)
     positions = encoding.start + 7 + np.arange(50)
     assert got.shape == (50, encoding.dim) and got.dtype == np.dtype(dtype)
     assert np.array_equal(got, sinpe.encode(positions, encoding, dtype=dtype))
-    if got.dtype != np.float64:  # 64 bits: within 1 ULP, not the same bits
+    if got.dtype != np.float64:  # float64: within 1 ULP
         want = reference.encode(plan(encoding), positions, np.dtype(np.float32), np).astype(dtype)
         assert got.tobytes() == want.tobytes()
     angles = positions[:, None] * np.array(encoding.frequencies_radians())
@@ -127,7 +127,7 @@ def test_bad_arguments(front: str, call, error: type[Exception], message: str) -
         call()
 
 
-def test_a_demanded_compiled_module_that_is_missing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_required_compiled_module_raises_if_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinpe, "_find_core", lambda: (None, "nothing was built"))
     monkeypatch.setattr(loader, "_setting", "compiled")
     with pytest.raises(loader.BackendUnavailableError, match="NumPy: nothing was built"):
@@ -149,5 +149,5 @@ def test_torch_is_not_imported(setting: str) -> None:
     execute([sys.executable, "-c", code], env=environment)
 
 
-def test_conventions_are_those_of_the_package() -> None:
+def test_conventions_equal_those_of_the_package() -> None:
     assert "t2t" in conventions() and convention("t2t", 8) == Encoding(8, layout="sin_cos", shift=1, odd="pad")

@@ -1,4 +1,4 @@
-"""Which backend is chosen, and why: overrides, every way in which the compiled one can be missing, and its reasons."""
+"""Which backend is chosen, and why: settings, and every reason why the compiled one can be missing."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def failing_report(env: dict[str, str], before: str = "") -> dict:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ the setting
+# setting
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
-def test_import_loads_and_starts_nothing():
+def test_import_loads_nothing():
     code = """
 import sys
 import sinpe_ext.backend.loader
@@ -91,13 +91,13 @@ def test_use_backend_is_a_setter_and_a_context_manager(monkeypatch):
 
 @pytest.fixture
 def auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The setting "auto", and no library to load for it."""
+    """The setting "auto", with no library to load for it."""
     monkeypatch.setattr(loader, "_setting", "auto")
     monkeypatch.setattr(loader, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
     monkeypatch.setattr(loader, "choices", {})
 
 
-def test_a_use_backend_object_serves_more_than_one_block(auto):
+def test_use_backend_object_is_reusable(auto):
     kept = use_backend("eager")
     assert loader.setting() == "eager"
     with kept:
@@ -137,7 +137,7 @@ def test_use_backend_in_every_kind_of_call(auto):
     def made():
         return use_backend("auto")
 
-    for make in (made, lambda: use_backend("auto")):  # calls that nothing follows but the return
+    for make in (made, lambda: use_backend("auto")):  # calls directly before the return
         with make():
             assert loader.setting() == "auto"
         assert loader.setting() == "eager"
@@ -158,7 +158,7 @@ def test_torch_compile_traces_use_backend(auto):
 
 
 def interrupted_at(target: int, block: Callable[[], None]) -> int:
-    """Run a block with KeyboardInterrupt at one of the bytecodes of it and of use_backend; how many there were."""
+    """Runs a block with KeyboardInterrupt at one bytecode of it or of use_backend; returns the number of bytecodes."""
     here, there = block.__code__.co_filename, loader.__file__
     count = 0
 
@@ -168,7 +168,7 @@ def interrupted_at(target: int, block: Callable[[], None]) -> int:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         code, at = frame.f_code.co_code, frame.f_lasti
-        if event == "opcode" and opcode.opname[code[at]] != "RETURN_VALUE":  # where Python never looks for signals
+        if event == "opcode" and opcode.opname[code[at]] != "RETURN_VALUE":  # Python does not check for signals there
             count += 1
             if count == target:
                 raise KeyboardInterrupt
@@ -183,7 +183,7 @@ def interrupted_at(target: int, block: Callable[[], None]) -> int:
     return count
 
 
-def test_ctrl_c_before_a_block_is_entered_leaves_the_setting(auto):
+def test_ctrl_c_before_entering_a_block_keeps_the_setting(auto):
     class EnteredError(Exception):
         pass
 
@@ -221,13 +221,13 @@ def test_ctrl_c_in_a_block_restores_the_setting(auto):
         assert loader.setting() == "auto" and loader._choose is real
 
 
-def test_use_backend_refuses_an_unknown_name():
+def test_use_backend_rejects_an_unknown_name():
     with pytest.raises(ValueError, match="name: expected one of auto, compiled, eager, got 'native'"):
         use_backend("native")
 
 
-def test_unknown_cuda_arithmetic_is_refused(monkeypatch):
-    """Where the CUDA library would be loaded; it reads the variable itself and knows no error."""
+def test_unknown_cuda_arithmetic_is_rejected(monkeypatch):
+    """Checked before the CUDA library is loaded, which reads the variable without checking it."""
     monkeypatch.setattr(cuda_compiler, "no_cuda_torch", lambda *torch: None)
     monkeypatch.setenv("SINPE_EXT_CUDA_ARITHMETIC", "half")
     with pytest.raises(ValueError, match="^SINPE_EXT_CUDA_ARITHMETIC: expected single, double or nothing, got 'half'"):
@@ -235,7 +235,7 @@ def test_unknown_cuda_arithmetic_is_refused(monkeypatch):
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
-def test_environment_variable_chooses_and_use_backend_wins(monkeypatch):
+def test_use_backend_overrides_the_environment_variable(monkeypatch):
     monkeypatch.setattr(loader, "_setting", None)
     monkeypatch.setattr(loader, "choices", {})
     monkeypatch.setenv("SINPE_EXT_BACKEND", "eager")
@@ -248,7 +248,7 @@ def test_environment_variable_chooses_and_use_backend_wins(monkeypatch):
         loader.setting()
 
 
-def test_compiled_demanded_and_missing_raises_with_reason_and_remedy(monkeypatch):
+def test_required_backend_missing_raises_with_reason_and_remedy(monkeypatch):
     monkeypatch.setattr(loader, "_setting", None)
     monkeypatch.setattr(loader, "choices", {})
     missing = DeviceBackend("cpu", "eager", "no C++ compiler was found", todo="install g++")
@@ -275,11 +275,11 @@ def test_device_without_kernels_is_eager_without_a_warning(device, monkeypatch, 
     assert not loader.compiled("meta")
 
 
-# -------------------------------------------------------------------------------------- the compiled one is missing
+# the compiled backend is missing
 
 
 @pytest.mark.bad_input(26, "eager")
-def test_no_compiler_is_eager_with_the_same_numbers(env, tmp_path):
+def test_no_compiler_is_eager_with_the_same_values(env, tmp_path):
     code = """
 import sinpe_ext
 print(sinpe_ext.table(40, 8).numpy().tobytes().hex())
@@ -303,7 +303,7 @@ def test_cxx_that_does_not_exist_is_named(env):
     assert found["warnings"] == []
 
 
-def test_jit_switched_off(env):
+def test_jit_disabled(env):
     found = failing_report({**env, "SINPE_EXT_JIT": "0"})
     assert "SINPE_EXT_JIT=0" in found["info"]["devices"]["cpu"]["reason"]
     assert found["warnings"] == [] and "compiling" not in found["stderr"]
@@ -316,13 +316,13 @@ def test_missing_ninja_is_named(env):
     assert found["info"]["devices"]["cpu"]["todo"] == "pip install ninja"
 
 
-def test_ninja_beside_python_is_found_off_the_path(tmp_path, monkeypatch):
+def test_ninja_next_to_python_is_found_outside_path(tmp_path, monkeypatch):
     ninja = write_script(tmp_path / "ninja", "exit 0")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert compilation.find_ninja({"PATH": "/nonexistent"}) == str(ninja)
 
 
-def test_old_torch_runs_eager_and_says_so(env):
+def test_old_torch_runs_eager_with_the_reason(env):
     found = failing_report(env, 'import torch; torch.__version__ = "2.10.1+cpu"\n')
     assert "torch 2.10.1+cpu is older than 2.11" in found["info"]["devices"]["cpu"]["reason"]
     assert found["warnings"] == []
@@ -343,7 +343,7 @@ def test_failing_compiler_warns_once_with_its_last_lines(env, tmp_path):
 
 
 @needs_compiler
-def test_compiler_that_fails_at_everything_is_reported(env, tmp_path):
+def test_compiler_that_always_fails_is_reported(env, tmp_path):
     compiler = write_script(tmp_path / "broken", 'echo "licence expired"; exit 1')
     found = failing_report({**env, "CXX": str(compiler)})
     assert "licence expired" in found["info"]["devices"]["cpu"]["reason"]
@@ -351,7 +351,7 @@ def test_compiler_that_fails_at_everything_is_reported(env, tmp_path):
 
 
 @needs_compiler
-def test_cache_that_cannot_be_written_is_eager_without_a_warning(env, tmp_path):
+def test_unwritable_cache_is_eager_without_a_warning(env, tmp_path):
     (tmp_path / "file").write_text("")
     cache = tmp_path / "file" / "below"
     found = failing_report({**env, "SINPE_EXT_CACHE_DIR": str(cache)})
@@ -361,7 +361,7 @@ def test_cache_that_cannot_be_written_is_eager_without_a_warning(env, tmp_path):
 
 
 @needs_compiler
-def test_cache_that_every_user_may_write_is_refused(env, tmp_path):
+def test_world_writable_cache_is_rejected(env, tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir()
     cache.chmod(0o777)
@@ -369,7 +369,7 @@ def test_cache_that_every_user_may_write_is_refused(env, tmp_path):
     assert "is not safe: every user may write" in found["info"]["devices"]["cpu"]["reason"]
 
 
-# ------------------------------------------------------------------------------------------------------------ reporting
+# reporting
 
 
 def test_backend_info_without_torch():
@@ -386,7 +386,7 @@ assert not loader.compiled("cpu")
     run(code, environment())
 
 
-def test_backend_info_is_plain_data_and_readable():
+def test_backend_info_is_picklable_and_readable():
     info = sinpe_ext.backend_info()
     fields = json.loads(json.dumps(info.as_dict()))
     assert {"version", "torch", "setting", "devices", "instruction_set", "threads", "cache_dir"} <= set(fields)
@@ -397,7 +397,7 @@ def test_backend_info_is_plain_data_and_readable():
 
 @pytest.mark.bad_input(22, "compiled")
 @pytest.mark.feature("threads at the first call")
-def test_eight_threads_at_first_use_load_once(env):
+def test_concurrent_first_use_loads_once(env):
     code = """
 calls = []
 def slow_load(device, verbose=False):
@@ -419,8 +419,8 @@ assert answers == [True] * 8 and len(calls) == 1, (answers, calls)
 
 
 @pytest.mark.bad_input(21, "compiled")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_child_forked_during_a_first_use_does_not_wait_for_it(env):
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_child_forked_during_first_use_does_not_deadlock(env):
     code = """
 import signal
 holder = threading.Thread(target=loader._lock.acquire)

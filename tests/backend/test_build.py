@@ -1,4 +1,4 @@
-"""What a build is made of, what tells two builds apart, and what an install leaves behind."""
+"""Inputs of a build, the key that distinguishes builds, and the results of an install."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GCC = compilation.Compiler(("/usr/bin/g++",), "/usr/bin/g++-12", "g++ 12.2.0")
 TORCH = {"torch": "2.13.0+cpu", "torch_git": "cf30153c", "cuda": "None"}
 
 
-# ----------------------------------------------------------------------------------------------- ingredients of a build
+# inputs of a build
 
 
 def test_target_version_is_2_11():
@@ -31,21 +31,21 @@ def test_target_version_is_2_11():
 
 @pytest.mark.bad_input(27, "compiled", "CUDA")
 @pytest.mark.parametrize("target", ["cpu", "core", "cuda", "emulated"])
-def test_flags_keep_to_the_rounding_and_to_every_machine(target):
+def test_flags_do_not_change_rounding_or_require_new_cpus(target):
     flags = compilation.compile_flags(target)
     assert "-ffp-contract=off" in flags
     assert not [f for f in flags if f.startswith(("-std", "-march", "-ffast-math", "-Ofast", "-funsafe"))]
 
 
-def test_sanitizers_are_for_tests_alone(monkeypatch):
-    monkeypatch.delenv("SINPE_EXT_SANITIZE", raising=False)  # nox -s asan sets it
+def test_sanitizers_are_for_tests_only(monkeypatch):
+    monkeypatch.delenv("SINPE_EXT_SANITIZE", raising=False)  # set by nox -s asan
     plain = {
         target: (compilation.compile_flags(target), compilation.link_flags(target))
         for target in ("cpu", "core", "emulated")
     }
     assert not [f for flags in plain.values() for part in flags for f in part if "sanitize" in f]
     monkeypatch.setenv("SINPE_EXT_SANITIZE", "1")
-    for target in plain:  # what nox -s asan runs
+    for target in plain:  # runs in nox -s asan
         for flags in (compilation.compile_flags(target), compilation.link_flags(target)):
             assert {"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"} <= set(flags)
 
@@ -54,7 +54,7 @@ def test_sanitizers_are_for_tests_alone(monkeypatch):
     "text, expected",
     [("2.13.0+cpu", (2, 13)), ("2.6", (2, 6)), ("2.14.0a0+gitabc", (2, 14)), ("3.0.0.dev2027", (3, 0))],
 )
-def test_torch_version_is_read(text, expected):
+def test_parse_torch_version(text, expected):
     assert compilation.parse_version(text) == expected
 
 
@@ -92,7 +92,7 @@ def test_key_changes_with_each_ingredient(ingredient, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["flags", "python", "machine"])
-def test_key_changes_with_flags_python_and_machine(what, tmp_path, monkeypatch):
+def test_key_changes_with_flags_python_and_platform(what, tmp_path, monkeypatch):
     root = write_small_sources(tmp_path)
     before = compilation.build_facts("cpu", root, GCC, TORCH)
     if what == "flags":
@@ -117,7 +117,7 @@ def test_source_hash_ignores_what_is_not_compiled_in(tmp_path):
     assert compilation.source_hash("cpu", root) != before
 
 
-def test_compiler_of_several_words_and_missing_ones(tmp_path):
+def test_compiler_command_with_options_and_missing_compilers(tmp_path):
     fake = write_script(tmp_path / "g++", 'echo "fake g++ 1.0"')
     found = compilation.find_compiler({"PATH": str(tmp_path)})
     assert found == compilation.Compiler((str(fake),), os.path.realpath(fake), "fake g++ 1.0")
@@ -143,14 +143,14 @@ def test_build_environment_is_restored(monkeypatch):
     assert "MAX_JOBS" not in os.environ
 
 
-def test_a_compiler_by_its_way_from_here_is_found_from_elsewhere(tmp_path, monkeypatch):
+def test_relative_compiler_path_is_made_absolute(tmp_path, monkeypatch):
     write_script(tmp_path / "my-g++", "echo my g++ 1.0")
     monkeypatch.chdir(tmp_path)
     assert compilation.find_compiler({"CXX": "./my-g++", "PATH": ""}).command == (str(tmp_path / "my-g++"),)
     assert compilation.find_compiler({"CXX": "./my-g++ -O1", "PATH": ""}).command == (str(tmp_path / "my-g++"), "-O1")
 
 
-def test_damaged_json_counts_as_absent(tmp_path):
+def test_damaged_json_is_treated_as_absent(tmp_path):
     path = tmp_path / "done.json"
     assert compilation.read_json(path) == {}
     for text in ("", "{", "[1]", "\xff"):
@@ -171,7 +171,7 @@ def test_damaged_json_counts_as_absent(tmp_path):
         ({"libraries": {"cpu": {"file": "old.so", "sources": "now", "torch": "9.9"}}}, "built for torch 9.9"),
     ],
 )
-def test_prebuilt_library_that_does_not_serve(manifest, reason, tmp_path):
+def test_unusable_prebuilt_library(manifest, reason, tmp_path):
     package = tmp_path / "sinpe_ext"
     package.mkdir()
     root = write_small_sources(tmp_path / "csrc")
@@ -184,7 +184,7 @@ def test_prebuilt_library_that_does_not_serve(manifest, reason, tmp_path):
 
 
 @pytest.mark.bad_input(27, "compiled", "NumPy")
-def test_built_libraries_link_only_what_they_should():
+def test_dynamic_dependencies_of_built_libraries():
     manifest = compilation.read_json(REPOSITORY / "sinpe_ext" / compilation.MANIFEST)
     libraries = manifest.get("libraries", {})
     if not libraries:
@@ -197,7 +197,7 @@ def test_built_libraries_link_only_what_they_should():
         assert not [name for name in forbidden if name in content], target
 
 
-# ----------------------------------------------------------------------------------------------------------- installing
+# install
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_project(tmp_path_factory.mktemp("project") / "sinpe")
 
 
-def test_wheel_without_libraries_carries_the_jit_sources(project, tmp_path):
+def test_wheel_without_libraries_contains_the_jit_sources(project, tmp_path):
     done = build_by("build_wheel", project, tmp_path / "out", SINPE_EXT_BUILD="none")
     wheel, archive, manifest = wheel_of(done, tmp_path / "out")
     assert wheel.name == f"sinpe_ext-{__version__}-py3-none-any.whl"
@@ -222,7 +222,7 @@ def test_wheel_without_libraries_carries_the_jit_sources(project, tmp_path):
         loader._load_prebuilt("cpu", tmp_path / "site" / "sinpe_ext")
 
 
-def test_install_without_compiler_succeeds_and_says_so(project, tmp_path):
+def test_install_without_compiler_succeeds_with_a_warning(project, tmp_path):
     (tmp_path / "empty").mkdir()
     env = {"PATH": str(tmp_path / "empty"), "CXX": None}
     done = build_by("build_wheel", project, tmp_path / "out", **env)
@@ -234,7 +234,7 @@ def test_install_without_compiler_succeeds_and_says_so(project, tmp_path):
 
 
 @needs_compiler
-def test_install_with_failing_compiler_succeeds_and_keeps_its_last_lines(project, tmp_path):
+def test_install_with_failing_compiler_reports_its_last_lines(project, tmp_path):
     script = 'case "$*" in *" -c "*) echo "fault 41"; exit 1;; esac; exec c++ "$@"'
     compiler = write_script(tmp_path / "failing-g++", script)
     done = build_by("build_wheel", project, tmp_path / "out", CXX=str(compiler))
@@ -244,7 +244,7 @@ def test_install_with_failing_compiler_succeeds_and_keeps_its_last_lines(project
     assert not [name for name in archive.namelist() if name.endswith(".so")]
 
 
-def test_unknown_build_mode_is_refused(project, tmp_path):
+def test_unknown_build_mode_is_rejected(project, tmp_path):
     done = build_by("build_wheel", project, tmp_path / "out", SINPE_EXT_BUILD="fast")
     assert done.returncode != 0 and "expected auto, cpu, cuda or none, got 'fast'" in done.stdout
 
@@ -260,10 +260,10 @@ def test_sdist_is_complete(project, tmp_path):
     assert {"CMakeLists.txt", "Makefile", "cmake/sinpeConfig.cmake.in", "tests/conftest.py"} <= names
 
 
-# ---------------------------------------------------------------------------------------------------------------- CMake
+# CMake
 
 
-def test_example_plan_is_what_export_writes():
+def test_example_plan_equals_exported_header():
     from sinpe_ext import convention
     from sinpe_ext.cli.export import export_header
 
@@ -273,8 +273,8 @@ def test_example_plan_is_what_export_writes():
 @pytest.mark.builds
 @needs_compiler
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake was not found: pip install cmake")
-def test_installed_cmake_package_serves_the_example(project, tmp_path):
-    """find_package(sinpe) from an install prefix, and document 000's table from a program without Python."""
+def test_example_builds_with_the_installed_cmake_package(project, tmp_path):
+    """find_package(sinpe) from an install prefix; the program prints a known table without Python."""
 
     def cmake(*arguments: object) -> None:
         execute(["cmake", *arguments])

@@ -1,7 +1,7 @@
-"""What a build on first use survives: kills at any moment, damage, full and read-only disks, clocks, removal.
+"""Robustness of a build on first use: kills at any moment, damaged files, full and read-only disks, clocks, removal.
 
-Each test is a process with a time limit, whose children, forked where torch is imported already, are the processes that
-build: `child(work)` is one, a session of its own. Most take a finished library for the compiler's work.
+Each test is a process with a time limit; `child(work)` forks a child, in its own session, after importing torch. Most
+tests use a finished library instead of running the compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = [needs_compiler, pytest.mark.skipif(not hasattr(os, "fork"), reason
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a driver, with a library that takes the place of the compiler's work."""
+    """Environment of a driver process, with a library that replaces the compiler's output."""
     sources = write_small_sources(tmp_path_factory.mktemp("small"))
     cache = tmp_path_factory.mktemp("built") / "cache"
     env = environment(SMALL_SOURCES=str(sources), SINPE_EXT_CACHE_DIR=str(cache))
@@ -33,12 +33,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def env(built: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """An empty cache."""
+    """The same with an empty cache."""
     (tmp_path / "home").mkdir(mode=0o700)
     return {**built, "SINPE_EXT_CACHE_DIR": str(tmp_path / "home" / "cache")}
 
 
-# ------------------------------------------------------------------------------------------------------------- kills
+# kills
 
 
 @pytest.mark.builds
@@ -61,7 +61,7 @@ for step in STEPS:
 
 @pytest.mark.builds
 def test_killed_at_any_time_with_its_compilers(env: dict[str, str]) -> None:
-    """One cache, builds killed one after the other; the sources' clock is years ahead."""
+    """Builds in one cache, killed one after the other; the modification times of the sources are years ahead."""
     code = """
 for path in pathlib.Path(os.environ["SMALL_SOURCES"]).rglob("*.*"):
     os.utime(path, (4e9, 4e9))
@@ -81,7 +81,7 @@ assert child(right) == 0 and compiled_since() == 0
 
 @pytest.mark.builds
 def test_ctrl_c_ends_a_compiler_that_hangs(env: dict[str, str], tmp_path: Path) -> None:
-    """No time limit is set to a compiler, which may be slow. Others wait for SINPE_EXT_LOCK_TIMEOUT and go eager."""
+    """The compiler has no time limit. Other processes wait for SINPE_EXT_LOCK_TIMEOUT and use eager."""
     compiler = write_script(
         tmp_path / "hanging-g++",
         f'for a in "$@"; do [ "$a" = -c ] && {{ echo $$ >>{tmp_path}/pids; exec sleep 1000; }}; done; exec c++ "$@"',
@@ -99,12 +99,12 @@ right()
     process = start_forked(DRIVER + code, {**env, "CXX": str(compiler)})
     try:
         pids = tmp_path / "pids"
-        until(lambda: pids.exists() and pids.read_text(), "a compiler has begun", child=process)
-        process.end(2)  # as a terminal does: SIGINT to the group
+        until(lambda: pids.exists() and pids.read_text(), "the compiler has started", child=process)
+        process.end(2)  # like a terminal: SIGINT to the process group
         out, _ = finish(process)
     finally:
         process.end()
-        for pid in pids.read_text().split() if pids.exists() else ():  # ninja may be gone before it ends its compilers
+        for pid in pids.read_text().split() if pids.exists() else ():  # ninja may exit before its compilers
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), 9)
     assert out.split() == ["interrupted"]
@@ -120,7 +120,7 @@ assert compiled_since() == 1
     forked(DRIVER + code, {**env, "PAUSE": "0.5"})
 
 
-def test_a_lock_file_left_behind_locks_nothing(env: dict[str, str]) -> None:
+def test_stale_lock_file_does_not_lock(env: dict[str, str]) -> None:
     code = """
 assert child(right) == 0
 (lock,) = cache.glob("*.lock")
@@ -132,12 +132,12 @@ assert child(right) == 0
     forked(DRIVER + code, {**env, "SINPE_EXT_LOCK_TIMEOUT": "5"})
 
 
-# ------------------------------------------------------------------------------------------------------------- damage
+# damage
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
-def test_a_damaged_or_foreign_library_is_built_again(env: dict[str, str]) -> None:
-    """By its hash; sealed with the right hash, because it does not load, or holds no kernels."""
+def test_damaged_or_foreign_library_is_rebuilt(env: dict[str, str]) -> None:
+    """Detected by its hash; with a matching hash, because it does not load or contains no kernels."""
     code = """
 import _ctypes
 assert child(right) == 0
@@ -166,7 +166,7 @@ for text in ("", "{", "[]", '{"file": "gone.so", "sha256": ""}'):
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
-def test_a_build_for_another_torch_is_not_used(env: dict[str, str]) -> None:
+def test_build_for_another_torch_is_not_used(env: dict[str, str]) -> None:
     code = """
 def other():
     torch.__version__ = "2.99.0+cpu"
@@ -185,7 +185,7 @@ assert len(list(cache.glob("*/*.so"))) == 2
     forked(DRIVER + code, env)
 
 
-def test_sources_count_by_content_not_by_clock(env: dict[str, str], tmp_path: Path) -> None:
+def test_sources_are_compared_by_content_not_by_time(env: dict[str, str], tmp_path: Path) -> None:
     sources = shutil.copytree(env["SMALL_SOURCES"], tmp_path / "sources")
     code = """
 source = pathlib.Path(os.environ["SMALL_SOURCES"]) / "cpu" / "table.cpp"
@@ -199,9 +199,9 @@ assert child(right) == 0 and compiled_since() == 1
     forked(DRIVER + code, {**env, "SMALL_SOURCES": str(sources)})
 
 
-# -------------------------------------------------------------------------------------------------------------- paths
+# paths
 
-# What a shell or ninja reads as something else, each the name of a folder.
+# Folder names with characters that are special to a shell or to ninja.
 ODD_NAMES = """
 ODD = [*"$'#&;%()*?[~!<>=,@:+^{}`é日" + '"\\\\', "a b", " a", "a ", "a\\tb", "-x"]
 ODD += ["$$", "$x", "${HOME}", "$(id)", "$:", "a$ b"]
@@ -209,7 +209,7 @@ ODD += ["$$", "$x", "${HOME}", "$(id)", "$:", "a$ b"]
 
 
 def odd_compiler(path: Path) -> Path:
-    """Puts the library that is there in the place of its own work, and refuses paths that lead nowhere."""
+    """A compiler that copies the finished library, and rejects paths that do not exist."""
     body = """
 last=
 for word in "$@"; do
@@ -228,7 +228,7 @@ esac"""
 @pytest.mark.builds
 @pytest.mark.bad_input(26, "compiled", "eager")
 def test_folders_with_any_characters(env: dict[str, str], tmp_path: Path) -> None:
-    """Of the cache, the sources and the compiler. What ninja cannot hold is eager, with the reason."""
+    """Of the cache, the sources and the compiler. Names that ninja cannot represent: eager, with the reason."""
     compiler = odd_compiler(tmp_path / "odd-g++")
     code = """
 cpp_extension.load = compile_really
@@ -287,7 +287,7 @@ assert found.backend == "compiled" or found.todo == "change to a folder that exi
 
 
 @pytest.mark.builds
-def test_a_true_build_in_a_folder_with_any_characters(env: dict[str, str], tmp_path: Path) -> None:
+def test_real_build_in_a_folder_with_any_characters(env: dict[str, str], tmp_path: Path) -> None:
     code = """
 cpp_extension.load = compile_really
 odd = "".join(name for name in ODD if len(name) == 1) + "a b"
@@ -307,7 +307,7 @@ assert (top / "cache").is_dir()
     forked(DRIVER + ODD_NAMES + code, env)
 
 
-# -------------------------------------------------------------------------------------------------------------- disks
+# disks
 
 
 def run_mounted(mount: str, code: str, env: dict[str, str]) -> None:
@@ -319,7 +319,7 @@ def run_mounted(mount: str, code: str, env: dict[str, str]) -> None:
 
 @pytest.mark.bad_input(26, "compiled", "eager")
 @needs_mounts
-def test_a_read_only_cache_serves_and_never_raises(env: dict[str, str]) -> None:
+def test_read_only_cache_is_used_and_does_not_raise(env: dict[str, str]) -> None:
     cache = env["SINPE_EXT_CACHE_DIR"]
     forked(DRIVER + "right()", env)
     code = """
@@ -348,7 +348,7 @@ assert child(damaged) == 0
 
 @pytest.mark.builds
 @needs_mounts
-def test_a_full_cache_is_eager_with_the_reason(env: dict[str, str]) -> None:
+def test_full_cache_is_eager_with_the_reason(env: dict[str, str]) -> None:
     cache = env["SINPE_EXT_CACHE_DIR"]
     Path(cache).mkdir(mode=0o700)
     code = """
@@ -367,8 +367,8 @@ assert not list(cache.glob("*/build-*"))
 
 
 @pytest.mark.builds
-def test_a_file_size_limit_and_a_disk_that_fills_up_last(env: dict[str, str]) -> None:
-    """Too small for the library: eager. Full when the library is loaded already: it serves this process."""
+def test_file_size_limit_and_disk_full_after_loading(env: dict[str, str]) -> None:
+    """Limit too small for the library: eager. Disk full after the library was loaded: this process uses it."""
     code = """
 import errno, resource
 def limited():
@@ -389,12 +389,12 @@ assert child(right) == 0 and compiled_since() == 0
     assert "done, for this process alone" in err and "No space left on device" in err
 
 
-# ------------------------------------------------------------------------------------------------------------ removal
+# removal
 
 
 @pytest.mark.builds
-def test_a_cache_removed_at_any_step(env: dict[str, str]) -> None:
-    """Compiled or eager with a reason, no exception; and the next process builds."""
+def test_cache_removed_at_any_step(env: dict[str, str]) -> None:
+    """Compiled, or eager with a reason, without exception; the next process builds."""
     code = """
 def remove():
     shutil.rmtree(cache, ignore_errors=True)
@@ -421,8 +421,8 @@ assert child(removed_in_use) == 0
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
-def test_the_package_removed_in_use(env: dict[str, str], tmp_path: Path) -> None:
-    """As by pip uninstall: what is loaded goes on, what is not says what is missing."""
+def test_package_removed_in_use(env: dict[str, str], tmp_path: Path) -> None:
+    """As by pip uninstall: loaded parts keep working, others name what is missing."""
     package = tmp_path / "site" / "sinpe_ext"
     shutil.copytree(_package(), package, ignore=shutil.ignore_patterns("*.so", "_build.json", "__py*"))
     shutil.copytree(env["SMALL_SOURCES"], package / "_csrc")

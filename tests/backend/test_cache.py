@@ -1,4 +1,4 @@
-"""Where code is loaded from: a folder of the user's own, never one that others may write to, and nothing at import."""
+"""The cache folder: private to the user, never writable by others; nothing is done at import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sinpe_ext.backend.compilation import BuildUnavailable
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SINPE_EXT_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -31,15 +31,15 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"HOME": "/h", "SINPE_EXT_CACHE_DIR": "/c"}, "/c"),
     ],
 )
-def test_where_it_is(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_location(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert build_cache.directory() == Path(expected)
 
 
 @pytest.mark.parametrize("chosen", [None, "~nobody-of-that-name/cache"])
-def test_a_user_without_a_home_has_none(chosen: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under a user number that the system does not know; no folder named ~ is made."""
+def test_no_home_directory(chosen: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user id without an entry in the password database; no folder named ~ is created."""
 
     def unknown(key: object) -> None:
         raise KeyError(key)
@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_it_is_private(folder: Path) -> None:
+def test_folder_is_private(folder: Path) -> None:
     before = os.umask(0)
     try:
         assert build_cache.checked(create=False) is None and not folder.exists()
@@ -72,7 +72,7 @@ def test_it_is_private(folder: Path) -> None:
 @pytest.mark.parametrize(
     "mode, refused", [(0o777, "every user may write"), (0o1777, "every user may write"), (0o755, "")]
 )
-def test_a_folder_that_every_user_may_write_to(mode: int, refused: str, folder: Path) -> None:
+def test_world_writable_folder(mode: int, refused: str, folder: Path) -> None:
     folder.mkdir()
     folder.chmod(mode)
     if not refused:
@@ -83,10 +83,8 @@ def test_a_folder_that_every_user_may_write_to(mode: int, refused: str, folder: 
 
 
 @pytest.mark.parametrize("mode, refused", [(0o777, True), (0o1777, False)])
-def test_a_parent_that_every_user_may_write_to(
-    mode: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the sticky bit, anyone may put another folder in its place."""
+def test_world_writable_parent(mode: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the sticky bit, any user may replace the folder."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(mode)
     monkeypatch.setenv("SINPE_EXT_CACHE_DIR", str(tmp_path / "shared" / "cache"))
@@ -98,7 +96,7 @@ def test_a_parent_that_every_user_may_write_to(
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_a_folder_that_a_group_may_write_to(private: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_writable_folder(private: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     folder.chmod(0o770)
     monkeypatch.setattr(build_cache, "_is_private", lambda group: private)
@@ -110,7 +108,7 @@ def test_a_folder_that_a_group_may_write_to(private: bool, folder: Path, monkeyp
         assert caught.value.todo == f"chmod g-w {folder}"
 
 
-def test_a_group_is_private_by_its_name_and_members(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_group_by_name_and_members(monkeypatch: pytest.MonkeyPatch) -> None:
     import grp
 
     name = pwd.getpwuid(os.geteuid()).pw_name
@@ -125,7 +123,7 @@ def test_a_group_is_private_by_its_name_and_members(monkeypatch: pytest.MonkeyPa
         assert build_cache._is_private(7) is answer
 
 
-def test_a_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     if folder.stat().st_uid == 0:
         pytest.skip("root's folders are accepted")
@@ -135,8 +133,8 @@ def test_a_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("which, mode", [("", 0o777), ("library", 0o666), ("done.json", 0o622), ("library", 0o600)])
-def test_a_build_that_others_may_write_to(which: str, mode: int, tmp_path: Path) -> None:
-    """Its hash says nothing: who may write the library may write done.json as well."""
+def test_build_writable_by_others(which: str, mode: int, tmp_path: Path) -> None:
+    """The hash does not protect: who can write the library can also write done.json."""
     folder = tmp_path / "key"
     folder.mkdir(mode=0o755)
     (folder / "library").write_bytes(b"x")
@@ -154,11 +152,11 @@ def test_a_build_that_others_may_write_to(which: str, mode: int, tmp_path: Path)
         build_cache.finished(folder)
     if which:
         folder.chmod(0o700)
-        assert build_cache.finished(folder) == folder / "library"  # nobody else comes as far
+        assert build_cache.finished(folder) == folder / "library"  # nobody else can enter it
 
 
-def test_a_library_that_a_group_may_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that nobody but the group may enter."""
+def test_group_writable_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that only the group may enter."""
     folder = tmp_path / "key"
     folder.mkdir(mode=0o750)
     (folder / "library").write_bytes(b"x")
@@ -173,7 +171,7 @@ def test_a_library_that_a_group_may_write_to(tmp_path: Path, monkeypatch: pytest
     assert build_cache.finished(folder) == folder / "library"
 
 
-def test_a_link_is_judged_by_what_it_leads_to(folder: Path, tmp_path: Path) -> None:
+def test_symbolic_link_is_checked_by_its_target(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir(mode=0o700)
     folder.symlink_to(target)
@@ -187,8 +185,8 @@ def test_a_link_is_judged_by_what_it_leads_to(folder: Path, tmp_path: Path) -> N
 
 
 @needs_compiler
-def test_an_unwritable_home_leaves_nothing_elsewhere(tmp_path: Path) -> None:
-    """Neither in the folder for temporary files nor where the process runs."""
+def test_unwritable_home_writes_nothing_elsewhere(tmp_path: Path) -> None:
+    """Neither in the folder for temporary files nor in the working directory."""
     sources = write_small_sources(tmp_path / "small")
     for name in ("temporary", "here"):
         (tmp_path / name).mkdir()
@@ -201,8 +199,8 @@ def test_an_unwritable_home_leaves_nothing_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
-def test_a_library_that_was_cut_short_is_not_loaded(tmp_path: Path) -> None:
-    """To load it would end the process by SIGBUS."""
+def test_truncated_library_is_not_loaded(tmp_path: Path) -> None:
+    """Loading it would crash the process with SIGBUS."""
     import _ctypes
     import json
 
@@ -245,6 +243,6 @@ assert [event for event, _ in seen] == ["open", "os.system"]
 """
 
 
-def test_import_compiles_starts_and_writes_nothing() -> None:
-    """Nor does making an encoding or a layer."""
+def test_import_does_not_compile_start_processes_or_write() -> None:
+    """Nor does constructing an encoding or a layer."""
     run(AT_IMPORT, environment(PYTHONDONTWRITEBYTECODE="1"))

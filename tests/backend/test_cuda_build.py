@@ -1,5 +1,6 @@
-"""The CUDA library's build: from which sources, on first use and at install, and what a failure leaves. No test needs a
-device; the few that compile need nvcc, and sources in small stand in for ours."""
+"""The build of the CUDA library: sources, on first use and at install, and failures. No test needs a device; those that
+compile need nvcc, and use a small replacement for the sources.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from children import REPOSITORY, environment, execute, forked
 from sinpe_ext.backend import compilation, cuda_compiler, loader
 from sinpe_ext.backend.compilation import BuildUnavailable
 
-# ------------------------------------------------------------------------------------------------------------- sources
+# sources
 
 
 def test_sources_of_the_cuda_library():
@@ -47,7 +48,7 @@ def test_sources_of_the_cuda_library():
         ("pybind/core.cpp", {"core"}),
     ],
 )
-def test_a_changed_file_changes_the_libraries_that_it_is_in(name, changed, tmp_path):
+def test_changed_file_changes_the_libraries_that_contain_it(name, changed, tmp_path):
     root = write_small_sources(tmp_path)
     targets = ("cpu", "core", "cuda", "emulated")
     before = {target: compilation.source_hash(target, root) for target in targets}
@@ -56,7 +57,7 @@ def test_a_changed_file_changes_the_libraries_that_it_is_in(name, changed, tmp_p
     assert {target for target in targets if compilation.source_hash(target, root) != before[target]} == changed
 
 
-# ----------------------------------------------------------------------------------------- the backend and its reasons
+# the backend and its reasons
 
 REPORT = """
 import json, torch
@@ -111,12 +112,12 @@ def test_rocm_build_of_torch(env):
 
 @pytest.mark.builds
 def test_no_device_and_no_list(env):
-    for listed in ({}, {"TORCH_CUDA_ARCH_LIST": " ; ,"}):  # a list of nothing is none
+    for listed in ({}, {"TORCH_CUDA_ARCH_LIST": " ; ,"}):  # an empty list counts as none
         found = eager_report({**env, **listed}, cuda_torch())
         assert "no CUDA device is visible" in found["reason"] and "TORCH_CUDA_ARCH_LIST" in found["todo"]
 
 
-def test_jit_switched_off(env):
+def test_jit_disabled(env):
     found = eager_report({**env, "SINPE_EXT_JIT": "0", "TORCH_CUDA_ARCH_LIST": "8.0"}, cuda_torch())
     assert "SINPE_EXT_JIT=0" in found["reason"]
 
@@ -130,7 +131,7 @@ def test_nvcc_of_another_major_version(env, tmp_path):
 
 
 @needs_compiler
-def test_list_that_is_none_is_worth_a_warning(env, tmp_path):
+def test_invalid_architecture_list_warns(env, tmp_path):
     nvcc = write_nvcc(tmp_path / "nvcc")
     env = {**env, "CUDACXX": str(nvcc), "TORCH_CUDA_ARCH_LIST": "sm_80"}
     found = eager_report(env, cuda_torch(), warnings=1)
@@ -157,7 +158,7 @@ def test_failing_nvcc_warns_once_with_its_last_lines(env, tmp_path):
         ({"sources": "0"}, "older than the sources"),
     ],
 )
-def test_prebuilt_library_serves_the_devices_here_or_is_passed_over(change, reason, tmp_path, monkeypatch):
+def test_prebuilt_library_is_used_only_if_it_fits_the_devices(change, reason, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     package = tmp_path / "sinpe_ext"
     package.mkdir()
@@ -177,13 +178,13 @@ def test_prebuilt_library_serves_the_devices_here_or_is_passed_over(change, reas
     assert found.backend == "compiled" and found.how == "prebuilt"
 
 
-def test_reason_of_the_install_is_the_reason_of_the_device(tmp_path):
+def test_reason_from_the_install_is_reported(tmp_path):
     (tmp_path / compilation.MANIFEST).write_text(json.dumps({"libraries": {}, "cuda_reason": "no nvcc, that day"}))
     with pytest.raises(BuildUnavailable, match="no nvcc, that day"):
         loader._load_prebuilt("cuda", tmp_path)
 
 
-# ---------------------------------------------------------------------------------- built, and loaded without a device
+# built, and loaded without a device
 
 REGISTERED = """
 import torch
@@ -196,12 +197,12 @@ assert not torch.cuda.is_initialized()
 
 
 def real_cuda() -> str:
-    """The version of the nvcc here, for which torch is then said to be built."""
+    """The version of the installed nvcc, for which torch is then declared to be built."""
     return cuda_compiler.find_nvcc(None).version
 
 
-def links_what_it_should(library: Path) -> None:
-    """The binding itself names libtorch_cuda.so, which it looks for among the loaded libraries."""
+def check_dependencies(library: Path) -> None:
+    """The binding names libtorch_cuda.so, which it finds among the loaded libraries."""
     if shutil.which("readelf") is None:
         return
     needed = execute(["readelf", "-d", library]).stdout
@@ -212,8 +213,8 @@ def links_what_it_should(library: Path) -> None:
 @pytest.mark.builds
 @needs_compiler
 @needs_nvcc
-def test_compiled_on_first_use_it_loads_without_a_device(env, tmp_path):
-    """In folders that a shell would misread; the next process compiles nothing, and a third has no nvcc."""
+def test_library_compiled_on_first_use_loads_without_a_device(env, tmp_path):
+    """In folders with shell metacharacters; the next process does not compile, and a third has no nvcc."""
     sources = shutil.copytree(env["SMALL_SOURCES"], tmp_path / "the $sources; `x`" / "csrc")
     env = {**env, "SMALL_SOURCES": str(sources), "SINPE_EXT_CACHE_DIR": str(tmp_path / "a $cache; `x`")}
     env["TORCH_CUDA_ARCH_LIST"] = "9.0"
@@ -223,7 +224,7 @@ def test_compiled_on_first_use_it_loads_without_a_device(env, tmp_path):
     assert f"nvcc {real_cuda()} for torch" in first["text"] and "architectures 9.0" in first["text"]
     library = Path(first["library"])
     assert sorted(path.name for path in library.parent.iterdir()) == ["done.json", "sinpe_ext_cuda.so"]
-    links_what_it_should(library)
+    check_dependencies(library)
     forked(REGISTERED.format(library=str(library)), env)
     again = report(env, cuda_torch(real_cuda()))
     assert again["library"] == first["library"] and "compiling" not in again["stderr"]
@@ -236,7 +237,7 @@ def test_compiled_on_first_use_it_loads_without_a_device(env, tmp_path):
 
 @pytest.mark.builds
 @needs_compiler
-def test_emulated_library_takes_the_place_of_the_cpus(env):
+def test_emulated_library_replaces_the_cpu_library(env):
     code = """
 from sinpe_ext.backend import jit
 import torch
@@ -247,12 +248,12 @@ assert "nvcc" not in facts
     forked(PREAMBLE + code, env)
 
 
-# ----------------------------------------------------------------------------------------------------------- installing
+# install
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with sources in small, which compile in seconds; _core is not among them."""
+    """The project with small sources, which compile in seconds, and without _core."""
     copy = tmp_path_factory.mktemp("project") / "sinpe"
     ignored = shutil.ignore_patterns("*.so", "_build.json", "__pycache__")
     shutil.copytree(REPOSITORY / "sinpe_ext", copy / "sinpe_ext", ignore=ignored)
@@ -266,7 +267,7 @@ Install = tuple[int, str, dict, "zipfile.ZipFile | None"]
 
 
 def install(project: Path, out: Path, cuda: str | None, **env: str | None) -> Install:
-    """(exit status, output, _build.json, wheel) of an install beside a torch that is built for this CUDA."""
+    """(exit status, output, _build.json, wheel) of an install with a torch declared to be built for this CUDA."""
     shutil.rmtree(project / "build", ignore_errors=True)
     out.mkdir()
     hip = "torch.version.cuda, torch.version.hip = None, None" if cuda is None else f"torch.version.cuda = {cuda!r}"
@@ -281,20 +282,20 @@ def install(project: Path, out: Path, cuda: str | None, **env: str | None) -> In
 
 @pytest.mark.builds
 @needs_compiler
-def test_install_beside_a_cpu_build_of_torch(project, tmp_path):
-    """Nothing is compiled here beyond the CPU's libraries, nobody is warned, and the reason is kept."""
+def test_install_with_a_cpu_build_of_torch(project, tmp_path):
+    """Only the CPU libraries are compiled, without a warning, and the reason is recorded."""
     status, output, manifest, archive = install(project, tmp_path / "auto", None)
     assert status == 0, output
     assert set(manifest["libraries"]) == {"cpu"} and "is a CPU build" in manifest["cuda_reason"]
     assert "WARNING: _C" not in output
-    assert "sinpe_ext/_csrc/cuda/number.cu" in archive.namelist()  # the JIT's
+    assert "sinpe_ext/_csrc/cuda/number.cu" in archive.namelist()  # for the JIT
     status, output, _, _ = install(project, tmp_path / "demanded", None, SINPE_EXT_BUILD="cuda")
     assert status != 0 and "SINPE_EXT_BUILD=cuda, but _C_cuda cannot be built: torch" in output
 
 
 @pytest.mark.builds
 @needs_compiler
-def test_failing_nvcc_does_not_take_the_cpu_library_along(project, tmp_path):
+def test_failing_nvcc_does_not_prevent_the_cpu_library(project, tmp_path):
     nvcc = write_nvcc(tmp_path / "nvcc", 'seq -f "fault %g" 1 40; exit 1')
     status, output, manifest, _ = install(project, tmp_path / "auto", "12.8", CUDACXX=str(nvcc))
     assert status == 0, output
@@ -315,7 +316,7 @@ def test_failing_nvcc_does_not_take_the_cpu_library_along(project, tmp_path):
         ("12.8", {"CUDACXX": "/nonexistent/nvcc"}, "CUDACXX=/nonexistent/nvcc was not found"),
     ],
 )
-def test_demanded_cuda_build_that_cannot_start(cuda, settings, reason, project, tmp_path):
+def test_required_cuda_build_that_cannot_start(cuda, settings, reason, project, tmp_path):
     settings = {"CUDACXX": str(write_nvcc(tmp_path / "nvcc")), "SINPE_EXT_BUILD": "cuda", **settings}
     status, output, _, _ = install(project, tmp_path / "out", cuda, **settings)
     assert status != 0 and reason in output
@@ -323,7 +324,7 @@ def test_demanded_cuda_build_that_cannot_start(cuda, settings, reason, project, 
 
 @pytest.mark.builds
 @needs_compiler
-def test_cpu_build_leaves_cuda_out(project, tmp_path):
+def test_cpu_build_omits_cuda(project, tmp_path):
     settings = {"SINPE_EXT_BUILD": "cpu", "CUDACXX": str(write_nvcc(tmp_path / "nvcc", "exit 7"))}
     status, output, manifest, _ = install(project, tmp_path / "out", "12.8", **settings)
     assert status == 0 and set(manifest["libraries"]) == {"cpu"}, output
@@ -342,5 +343,5 @@ def test_install_with_nvcc_builds_a_library_that_loads_without_a_device(project,
     assert built["sources"] == compilation.source_hash("cuda", project / "csrc")
     archive.extractall(tmp_path / "site")
     library = tmp_path / "site" / "sinpe_ext" / built["file"]
-    links_what_it_should(library)
+    check_dependencies(library)
     forked(REGISTERED.format(library=str(library)), environment())

@@ -1,4 +1,4 @@
-"""Kernels of newer instruction sets must share no symbol with the rest: a linker could choose theirs for old CPUs."""
+"""Kernels for newer instruction sets share no symbol with other code: a linker could select theirs for old CPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.builds
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86-64 has the levels")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="only x86-64 has these levels")
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm, of binutils, is not installed")
 @pytest.mark.parametrize("level", ["v3", "v4"])
 def test_no_symbol_of_a_newer_instruction_set_can_be_merged(level: str, tmp_path: Path) -> None:
@@ -29,6 +29,6 @@ def test_no_symbol_of_a_newer_instruction_set_can_be_merged(level: str, tmp_path
     command = [*compiler.command, "-std=c++17", "-O1", "-fPIC", *folders, "-c", source, "-o", str(made)]
     execute(command)
     table = execute(["nm", "-C", made]).stdout
-    assert " t sinpe::isa_" in table, table  # the kernels are there, and local
+    assert " t sinpe::isa_" in table, table  # the kernels exist, as local symbols
     weak = [line for line in table.splitlines() if line[17:18] in "WVu"]
     assert not weak, "\n".join(weak)

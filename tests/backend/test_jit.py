@@ -1,4 +1,4 @@
-"""Compiling on first use: the cache, and everything that can happen to a build. Small sources stand in for ours."""
+"""Compilation on first use: the cache, and failures during a build. A small replacement for the sources is compiled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(small_sources: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list[tuple[str, str]]]:
-    """A cache that two processes filled at once, and what each of them printed."""
+    """A cache that two processes filled at the same time, and their output."""
     cache = tmp_path_factory.mktemp("cache with a space") / "sinpe"
     env = environment(SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(cache))
     processes = [start_forked(PREAMBLE + USE, env) for _ in range(2)]
@@ -71,7 +71,7 @@ def test_next_process_compiles_nothing(built):
 
 
 @pytest.mark.builds
-def test_finished_build_serves_a_machine_without_compiler(built, tmp_path):
+def test_finished_build_is_used_without_a_compiler(built, tmp_path):
     env, outputs = built
     out, err = forked(PREAMBLE + USE, {**env, "PATH": str(tmp_path), "CXX": ""})
     assert library_of(out) == library_of(outputs[0][0]) and "compiling" not in err
@@ -87,7 +87,7 @@ def own_cache(built, tmp_path: Path) -> tuple[dict[str, str], Path]:
     return {**env, "SINPE_EXT_CACHE_DIR": str(cache)}, cache / library.parent.name / library.name
 
 
-def test_truncated_library_is_built_again(own_cache):
+def test_truncated_library_is_rebuilt(own_cache):
     env, library = own_cache
     library.write_bytes(library.read_bytes()[:1000])
     out, err = forked(PREAMBLE + USE, env)
@@ -96,7 +96,7 @@ def test_truncated_library_is_built_again(own_cache):
 
 @pytest.mark.builds
 @pytest.mark.bad_input(26, "compiled")
-def test_library_that_does_not_load_is_built_again(own_cache):
+def test_library_that_does_not_load_is_rebuilt(own_cache):
     env, library = own_cache
     library.write_bytes(b"not a library")
     marker = json.loads((library.parent / "done.json").read_text())
@@ -111,19 +111,19 @@ def test_killed_build_does_not_disturb_the_next(small_sources, tmp_path):
     hold = tmp_path / "hold"
     hold.write_text("")
     compiler = write_script(
-        tmp_path / "held-g++",
+        tmp_path / "waiting-g++",
         f'for a in "$@"; do [ "$a" = -c ] && while [ -e {hold} ]; do sleep 0.1; done; done; exec c++ "$@"',
     )
     cache = tmp_path / "cache"
     env = environment(SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(cache), CXX=str(compiler))
     victim = start_forked(PREAMBLE + USE, env)
     try:
-        until(lambda: list(cache.glob("*/build-*/build.ninja")), "the build begins", child=victim)
-        os.kill(victim.pid, signal.SIGKILL)  # and not its ninja
+        until(lambda: list(cache.glob("*/build-*/build.ninja")), "the build to start", child=victim)
+        os.kill(victim.pid, signal.SIGKILL)  # but not its ninja
         finish(victim, status=-signal.SIGKILL)
-        assert list(cache.glob("*/build-*/lock"))  # what torch would wait for without end
+        assert list(cache.glob("*/build-*/lock"))  # torch would wait for it forever
     finally:
-        hold.unlink()  # the orphaned ninja now goes on compiling beside the next build
+        hold.unlink()  # the orphaned ninja continues to compile, concurrently with the next build
         if victim.poll() is None:
             os.kill(victim.pid, signal.SIGKILL)
     out, err = forked(PREAMBLE + USE, env)
@@ -149,7 +149,7 @@ def test_lock_held_too_long_gives_eager_with_the_reason(built, small_sources, tm
 
 
 @pytest.mark.builds
-def test_compiler_of_several_words(small_sources, tmp_path):
+def test_compiler_command_with_options(small_sources, tmp_path):
     env = environment(SMALL_SOURCES=str(small_sources), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"), CXX="env c++")
     _, err = forked(PREAMBLE + USE, env)
     assert " done in " in err
@@ -177,7 +177,7 @@ print(sinpe_ext.table(300, 64, start=10**6).numpy().tobytes().hex())
 
 
 @pytest.mark.builds
-def test_a_torch_whose_path_has_a_space(small_sources, tmp_path):
+def test_torch_path_with_a_space(small_sources, tmp_path):
     link = """
 from torch.utils import cpp_extension
 spaced = pathlib.Path(os.environ["SPACED"]) / "with a space"
@@ -193,14 +193,14 @@ cpp_extension.TORCH_LIB_PATH = str(spaced)
 
 
 @pytest.mark.builds
-def test_a_failed_build_says_what_the_compiler_said(small_sources, tmp_path):
+def test_failed_build_reports_the_compiler_error(small_sources, tmp_path):
     root = tmp_path / "csrc"
     shutil.copytree(small_sources, root)
     (root / "cpu" / "table.cpp").write_text("int broken = missing_name;\n")
     env = environment(SMALL_SOURCES=str(root), SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"))
     out, _ = forked(PREAMBLE + 'assert not loader.compiled("cpu")\nprint(loader.resolve("cpu").reason)', env)
     assert "missing_name" in out and "FAILED: " in out
-    assert "-fPIC" not in out and "-std=" not in out  # nor any other part of the commands
+    assert "-fPIC" not in out and "-std=" not in out  # nor other parts of the commands
 
 
 @pytest.mark.builds

@@ -1,4 +1,4 @@
-"""nvcc: which one, for which architectures, and what is read from its output. No test needs it or a device."""
+"""nvcc: which one, for which architectures, and its output. No test needs nvcc or a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUDA_11 = cuda_compiler.Nvcc(
 )
 
 
-# ----------------------------------------------------------------------------------------------------- architectures
+# architectures
 
 
 @pytest.mark.parametrize(
@@ -37,23 +37,23 @@ CUDA_11 = cuda_compiler.Nvcc(
         ("Turing;Hopper", "7.5+PTX 9.0+PTX"),
     ],
 )
-def test_architecture_list_in_torchs_spellings(text, expected):
+def test_architecture_list_in_torch_notation(text, expected):
     assert cuda_compiler.cuda_architectures(NVCC, [(8, 9)], {"TORCH_CUDA_ARCH_LIST": text}) == tuple(expected.split())
 
 
 @pytest.mark.parametrize("text", ["sm_80", "80", "8", "8.0+ptx", "native", "Ampere+X", "8.0;fast", "-1.0", "8.0 +PTX"])
-def test_architecture_list_that_is_none(text):
+def test_invalid_architecture_list(text):
     with pytest.raises(BuildUnavailable, match='TORCH_CUDA_ARCH_LIST: expected compute capabilities such as "8.0;9.0'):
         cuda_compiler.cuda_architectures(NVCC, (), {"TORCH_CUDA_ARCH_LIST": text})
 
 
-def test_architecture_that_nvcc_does_not_know():
+def test_architecture_unknown_to_nvcc():
     with pytest.raises(BuildUnavailable, match="nvcc 13.0.88 does not compile for 7.0, but for 7.5 8.0 ") as error:
         cuda_compiler.cuda_architectures(NVCC, (), {"TORCH_CUDA_ARCH_LIST": "7.0;8.0"})
     assert error.value.failed
 
 
-def test_without_device_and_list_there_is_a_default():
+def test_default_without_device_and_list():
     assert cuda_compiler.cuda_architectures(NVCC, (), {}) == ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0+PTX")
     assert cuda_compiler.cuda_architectures(CUDA_11, (), {}) == ("7.5", "8.0", "8.6", "8.9", "9.0+PTX")
     assert cuda_compiler.cuda_architectures(None, (), {"TORCH_CUDA_ARCH_LIST": " ; "})[-1] == "12.0+PTX"
@@ -66,7 +66,7 @@ def test_without_device_and_list_there_is_a_default():
     [
         ([(9, 0)], NVCC, "9.0"),
         ([(9, 0), (8, 0), (9, 0)], NVCC, "8.0 9.0"),
-        ([(12, 1)], NVCC, "12.0"),  # not known to this nvcc: the code of an older minor version runs on it
+        ([(12, 1)], NVCC, "12.0"),  # unknown to this nvcc: code for an older minor version runs on it
         ([(12, 0)], CUDA_11, "9.0+PTX"),  # not even its major version
         ([(12, 0)], None, "12.0"),
     ],
@@ -99,7 +99,7 @@ def test_device_too_old_for_nvcc():
         ("", (8, 0), False),
     ],
 )
-def test_which_device_a_build_serves(architectures, device, expected):
+def test_devices_supported_by_a_build(architectures, device, expected):
     assert cuda_compiler.serves(architectures.split(), device) is expected
 
 
@@ -114,10 +114,10 @@ def test_flags_of_an_architecture_list():
     assert "-fmad=false" in flags and "fast_math" not in flags and "-ffp-contract=off" in flags
 
 
-# ---------------------------------------------------------------------------------------------------------------- nvcc
+# nvcc
 
 
-def test_nvcc_is_looked_for_where_it_is_set_then_on_the_path(tmp_path):
+def test_nvcc_from_settings_then_from_path(tmp_path):
     names = ("chosen", "home/bin", "path/bin", "other/bin")
     chosen, home, path, other = (tmp_path / name / "nvcc" for name in names)
     for script in (chosen, home, path, other):
@@ -130,7 +130,7 @@ def test_nvcc_is_looked_for_where_it_is_set_then_on_the_path(tmp_path):
         del env[name]
 
 
-def test_nvcc_that_is_not_where_it_is_set(tmp_path):
+def test_nvcc_missing_at_the_configured_path(tmp_path):
     for name in ("CUDACXX", "CUDA_HOME", "CUDA_PATH"):
         with pytest.raises(BuildUnavailable, match=f"{name}={tmp_path}/none") as error:
             cuda_compiler.find_nvcc("12.6", {name: f"{tmp_path}/none", "PATH": ""})
@@ -145,7 +145,7 @@ def test_no_nvcc(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("version, torch_cuda, fits", [("12.0.1", "12.9", True), ("13.0.88", "12.6", False)])
-def test_nvcc_and_torch_of_two_major_versions(version, torch_cuda, fits, tmp_path):
+def test_nvcc_and_torch_of_different_major_versions(version, torch_cuda, fits, tmp_path):
     nvcc = write_nvcc(tmp_path / "nvcc", version=version)
     if fits:
         assert cuda_compiler.find_nvcc(torch_cuda, {"CUDACXX": str(nvcc)}).release == (12, 0)
@@ -155,7 +155,7 @@ def test_nvcc_and_torch_of_two_major_versions(version, torch_cuda, fits, tmp_pat
     assert "12.x" in error.value.todo
 
 
-def test_nvcc_that_does_not_answer(tmp_path):
+def test_nvcc_without_version_output(tmp_path):
     mute = write_script(tmp_path / "nvcc", 'echo "licence expired"')
     with pytest.raises(BuildUnavailable, match="does not name a version: 'licence expired'"):
         cuda_compiler.find_nvcc("12.6", {"CUDACXX": str(mute)})
@@ -166,7 +166,7 @@ def test_nvcc_that_does_not_answer(tmp_path):
         cuda_compiler.find_nvcc("12.6", {"CUDACXX": str(broken)})
 
 
-def test_runtime_library_that_is_missing_is_named(tmp_path):
+def test_missing_runtime_library_is_named(tmp_path):
     nvcc = write_nvcc(tmp_path / "nvcc")
     assert f"-L{tmp_path}/lib" in cuda_compiler.link_flags(cuda_compiler.Nvcc(str(nvcc), "12.8.61", ()), [Path("a.o")])
     (tmp_path / "lib" / "libcudart_static.a").unlink()
@@ -174,7 +174,7 @@ def test_runtime_library_that_is_missing_is_named(tmp_path):
         cuda_compiler.link_flags(cuda_compiler.Nvcc(str(nvcc), "12.8.61", ()), [])
 
 
-# -------------------------------------------------------------------------------------------------- tools/ptxas_report
+# tools/ptxas_report
 
 PTXAS = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_Z1kPf' for 'sm_80'
@@ -191,7 +191,7 @@ ptxas info    : Used 32 registers
 
 
 @pytest.mark.parametrize("stack, stores, loads", [(0, 0, 0), (16, 8, 12), (8, 0, 4)])
-def test_report_of_what_ptxas_says(stack, stores, loads, tmp_path):
+def test_ptxas_report(stack, stores, loads, tmp_path):
     log = tmp_path / "add.cu.log"
     log.write_text(PTXAS.format(stack=stack, stores=stores, loads=loads))
     command = [sys.executable, str(REPOSITORY / "tools" / "ptxas_report.py"), str(log)]

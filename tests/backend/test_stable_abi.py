@@ -1,4 +1,4 @@
-"""One compiled library serves every torch from 2.11 on: those of other versions load here and give the same bits."""
+"""One compiled library works with every torch from 2.11 on: libraries of other versions load and give the same bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
 
-# Packages with a library built there by another torch; noxfile.py names them.
+# Packages with a library built with another torch; named by noxfile.py.
 FOLDERS = [folder for folder in os.environ.get("SINPE_EXT_OTHER_LIBRARIES", "").split(os.pathsep) if folder]
 
 LOAD = """
@@ -28,7 +28,7 @@ print(found.build["torch"], test_stable_abi.digest())
 
 
 def results() -> list[Tensor]:
-    """Something of every operator and every backward pass."""
+    """A result of each operator and each backward pass."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, 9, 12, generator=generator).requires_grad_()
     weight = torch.randn(7, 12, generator=generator).requires_grad_()
@@ -57,9 +57,9 @@ def digest() -> str:
 
 
 @pytest.mark.feature("library of another torch")
-@pytest.mark.skipif(not FOLDERS, reason="no library built with another torch is named; make check-matrix names them")
+@pytest.mark.skipif(not FOLDERS, reason="no library built with another torch was given; make check-matrix builds them")
 @pytest.mark.parametrize("number", range(max(len(FOLDERS), 1)))
-def test_the_same_bits(number: int, request: pytest.FixtureRequest) -> None:
+def test_libraries_give_the_same_bits(number: int, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--require-backend") == "eager" or not loader.compiled("cpu"):
         pytest.skip("eager PyTorch has no library")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])}

@@ -1,4 +1,4 @@
-"""The benchmark's other parts: what a run consists of, its sizes, memory, progress and report. No time is asserted."""
+"""The benchmark: selection of rows, sizes, memory, progress and report. No test asserts a time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_plan_of_threads() -> None:
     assert {point.threads for point in plan.points} == {1, 3} and plan.several
 
 
-def test_a_row_runs_on_the_threads_asked_for() -> None:
+def test_row_uses_the_requested_threads() -> None:
     seen = []
     row = Row("r", "r", lambda: Subjects(lambda: seen.append(torch.get_num_threads())), floor="")
     before = torch.get_num_threads()
@@ -72,7 +72,7 @@ def test_a_row_runs_on_the_threads_asked_for() -> None:
     assert set(seen) == {1} and torch.get_num_threads() == before
 
 
-def test_a_row_without_its_library_is_skipped_and_fails_nothing() -> None:
+def test_row_without_its_library_is_skipped() -> None:
     def build() -> Subjects:
         raise Skipped("timm is not installed: pip install timm")
 
@@ -92,7 +92,7 @@ def test_sizes(text: str, expected: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["256", "2^37", "513", "-512", "3^9", "2^", "big", "0"])
-def test_wrong_sizes(text: str) -> None:
+def test_invalid_sizes(text: str) -> None:
     with pytest.raises(ValueError, match=r"^sizes: expected powers of two from 512 .* got "):
         sweep.read_sizes(text)
 
@@ -123,7 +123,7 @@ def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", CASE)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_points_are_right_before_they_are_timed(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_are_checked_before_they_are_timed(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **named: function)
     monkeypatch.setattr(sweep, "LENGTH", 16)
     for elements in (2**9, 2**15):  # one row, and 64 of them, which are four sequences
@@ -133,13 +133,13 @@ def test_points_are_right_before_they_are_timed(name: str, dtype: str, monkeypat
         assert entry["ratio"] == entry["ms"][OURS] / entry["ms"][FLOOR] and "memory_mib" not in entry
 
 
-def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep.sinpe, "table", lambda rows, encoding, dtype, out: out.fill_(0.5))
     entry = sweep.measure(Point(CASE["table"], "float32", 1, 512), 1, compile=False)
     assert entry["error"].startswith("AssertionError: ours: expected values within") and "ms" not in entry
 
 
-def test_what_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_failure_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*inputs: Any) -> None:
         raise RuntimeError("no C++ compiler\nlong story")
 
@@ -149,7 +149,7 @@ def test_what_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "2^9 elements: torch.compile cannot run here, RuntimeError: no C++ compiler" in report.report_sizes([entry])
 
 
-def test_what_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_beyond_memory_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available", lambda: 3 * 2**30)
     entry = sweep.measure(Point(CASE["add_out"], "float32", 1, 2**29), 1)
     assert entry["skipped"] == "takes about 4.5 GiB, 3.0 are available"
@@ -164,7 +164,7 @@ def test_available_memory() -> None:
 def test_memory_of_a_call() -> None:
     kept = torch.zeros(48 * MIB, dtype=torch.uint8)
     if memory.beyond(lambda: kept, [kept]) is None:
-        pytest.skip("this system lets no peak be measured")
+        pytest.skip("the peak cannot be measured on this system")
     found = [
         memory.beyond(call, [kept])
         for call in (lambda: kept.add_(1), lambda: kept + 1, lambda: (kept + 1) + 1, lambda: kept.view(-1))
@@ -258,7 +258,7 @@ def test_progress_on_a_terminal_without_tqdm(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.processes
-def test_the_command_measures_and_draws_again(tmp_path: Path) -> None:
+def test_measure_and_replot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     command = [sys.executable, "-m", "benchmarks", "--quick", "--sizes", "2^9,2^18,2^19", "--threads", "1"]
     done = execute([*command, "-o", tmp_path / "r.json"], cwd=REPOSITORY)
@@ -282,7 +282,7 @@ def test_the_command_measures_and_draws_again(tmp_path: Path) -> None:
         ("{}", 'results: expected "machine" with cores, cpu, date, torch'),
     ],
 )
-def test_what_is_no_result_is_not_drawn(
+def test_invalid_results_are_not_plotted(
     content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -292,7 +292,7 @@ def test_what_is_no_result_is_not_drawn(
     assert re.search(rf"^replot: expected a result of .*{message}", told) and told.count("\n") == 1
 
 
-def test_a_result_without_sizes_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_result_without_sizes_is_not_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "r.json").write_text(
         json.dumps({"sizes": [], "machine": {"cpu": "", "cores": 1, "torch": "", "date": ""}})
@@ -302,8 +302,8 @@ def test_a_result_without_sizes_is_not_drawn(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.processes
-def test_a_training_step_of_the_example() -> None:
-    """The rows that use examples/train_language_model.py, and what their processes measure."""
+def test_training_step_of_the_example() -> None:
+    """The rows that use examples/train_language_model.py, and the measurement in their processes."""
     (row,) = [row for row in run.ROWS if row.name == "train_step"]
     assert run.measure(row, 1, threads=1)["ours_ms"] > 0
     (memory,) = [process for process in run.PROCESSES if process.name == "step_memory"]
@@ -323,12 +323,12 @@ def test_rows_by_name(tmp_path: Path) -> None:
     assert f"sinpe_ext {result['machine']['sinpe_ext']} of {REPOSITORY / 'sinpe_ext'}, compiled" in done.stdout
 
 
-def test_an_unknown_row_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_row_lists_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rows", "nonsense"]) == 2
     assert capsys.readouterr().err.startswith("rows: expected some of table,")
 
 
-def test_without_compiled_kernels_nothing_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_requires_compiled_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     with sinpe.use_backend("eager"):
         assert main(["--quick", "--rows", "table"]) == 1
     assert "sinpe_ext: expected the compiled backend, got eager" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The benchmark's rows against installed libraries: right where the library is there, skipped where it is not."""
+"""The benchmark's rows for other libraries: checked if the library is installed, else skipped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("row", INSTALLED_ROWS, ids=[row.name for row in INSTALLED_ROWS])
-def test_a_row_is_right_before_it_is_timed(row: Row) -> None:
+def test_row_is_checked_before_it_is_timed(row: Row) -> None:
     (library,) = row.peers
     result = run.measure(row, 1)
     assert "error" not in result, result["error"]
@@ -39,14 +39,14 @@ def test_a_row_is_right_before_it_is_timed(row: Row) -> None:
     assert [peer["name"] for peer in result["peers"]] == [library] and result["ratio"] > 0
 
 
-def test_another_convention_is_noticed() -> None:
+def test_another_convention_is_detected() -> None:
     wrong = lambda: torch.zeros(5, 8)  # noqa: E731
     subjects = installed.table("someone", lambda: wrong, "t2t", 5, 8)
     with pytest.raises(AssertionError, match="someone: expected values within"):
         subjects.check()
 
 
-def test_a_library_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half_a_library.py").write_text("import no_such_module_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Skipped, match="half cannot be imported: No module named 'no_such_module_at_all'"):
@@ -55,8 +55,8 @@ def test_a_library_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.M
         installed.load("none", "no_such_module_at_all.inner")
 
 
-def test_timm_is_taken_without_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function comes from its own file; modules that were imported before are there afterwards, no others."""
+def test_timm_function_is_loaded_without_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function is loaded from its file; sys.modules is unchanged afterwards."""
     layers = tmp_path / "timm" / "layers"
     layers.mkdir(parents=True)
     for package in (tmp_path / "timm", layers):

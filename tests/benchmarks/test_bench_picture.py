@@ -1,4 +1,4 @@
-"""The picture of the benchmark's sizes, and what is no result to draw."""
+"""The plot of the benchmark's sizes, and invalid results."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def ax() -> Iterator[Any]:
     yield figure.add_subplot()
 
 
-def test_benchmark_shows_nanoseconds_an_element(ax: Any) -> None:
+def test_plot_shows_nanoseconds_per_element(ax: Any) -> None:
     picture.panel(TIMES, threads=1, ax=ax)
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     floor, ours = ax.get_lines()
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["floor: out.fill_(1)", "ours"]
-    assert list(ours.get_xdata()) == [2**9, 2**14, 2**20]  # what was skipped has no point
+    assert list(ours.get_xdata()) == [2**9, 2**14, 2**20]  # skipped sizes have no point
     np.testing.assert_allclose([floor.get_ydata(), ours.get_ydata()], [[1] * 3, [2] * 3])
     ax.clear()
     picture.panel(TIMES, ax=ax)
-    assert ax.get_title() == "table, out= float32, 2 threads"  # the most that were measured
+    assert ax.get_title() == "table, out= float32, 2 threads"  # the largest thread count
 
 
 CASES: list[tuple[Any, type[Exception], str]] = [
@@ -77,7 +77,7 @@ CASES: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "words"), CASES)
-def test_what_is_no_result_is_refused(call: Any, error: type[Exception], words: str, ax: Any) -> None:
+def test_invalid_results_are_rejected(call: Any, error: type[Exception], words: str, ax: Any) -> None:
     with pytest.raises(error) as caught:
         call(ax)
     assert type(caught.value) is error and re.search(words, str(caught.value)) and not ax.lines

@@ -1,7 +1,7 @@
-"""What table, encode, add and add_ refuse: the error, its message, the same one everywhere, and nothing written.
+"""Bad arguments of table, encode, add and add_: exception type and message, equal on all backends.
 
-Each case is run with the compiled kernels, in eager PyTorch and on the meta device. All three share one checker, so the
-messages must be equal, and of the form `argument: expected X, got Y; do Z`.
+Each case runs with the compiled kernels, in eager PyTorch and on the meta device. Messages have the form `argument:
+expected X, got Y; do Z`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sinpe_ext.backend import loader
 
 B, S, D = 2, 5, 8
 MAX = 2**63 - 1
-HOUSE_FORM = re.compile(r"^[a-z_]+(, [a-z_]+)*: expected .+, got .+; .+", re.DOTALL)
+MESSAGE_FORM = re.compile(r"^[a-z_]+(, [a-z_]+)*: expected .+, got .+; .+", re.DOTALL)
 EVERYWHERE = ("compiled", "eager", "meta")
-WITH_DATA = ("compiled", "eager")  # the refusal needs the numbers, or the tensor cannot be made on the meta device
+WITH_DATA = ("compiled", "eager")  # the check needs data, or the tensor cannot exist on the meta device
 
 Device = str
 Call = Callable[[Device], Any]
@@ -37,7 +37,7 @@ def whole(device: Device, *shape: int, dtype: torch.dtype = torch.int64) -> torc
 
 
 def add(**arguments: Any) -> Call:
-    """add(x, ...); an argument that is a function is given the device."""
+    """add(x, ...); an argument that is a function is called with the device."""
     return lambda d: sinpe.add(x(d), **{k: v(d) if callable(v) else v for k, v in arguments.items()})
 
 
@@ -229,7 +229,7 @@ ENCODE: dict[str, Case] = {
     "dtype": (encode(lambda d: whole(d, 3), dtype=torch.int8), TypeError, f"dtype: {FLOATS} torch.int8"),
 }
 
-# Refusals that need numbers, or tensors that the meta device does not have.
+# Errors that need data, or tensors that the meta device does not support.
 NUMBERS: dict[str, Case] = {
     "x sparse": (add_to(lambda d: torch.eye(4).to_sparse()), TypeError, f"x: {DENSE} layout torch.sparse_coo; convert"),
     "positions sparse": (encode(lambda d: torch.eye(3).to_sparse()), TypeError, f"positions: {DENSE} layout"),
@@ -262,7 +262,7 @@ NUMBERS: dict[str, Case] = {
 }
 
 
-def refusal(call: Call, kind: str, error: type[Exception]) -> str:
+def error_message(call: Call, kind: str, error: type[Exception]) -> str:
     device = "meta" if kind == "meta" else "cpu"
     with loader.use_backend("auto" if kind == "meta" else kind), pytest.raises(error) as caught:
         call(device)
@@ -270,17 +270,17 @@ def refusal(call: Call, kind: str, error: type[Exception]) -> str:
     return str(caught.value)
 
 
-def kinds(wanted: tuple[str, ...]) -> list[str]:
+def available_backends(wanted: tuple[str, ...]) -> list[str]:
     has_kernels = loader.setting() != "eager" and loader.resolve("cpu").backend == "compiled"
     return [kind for kind in wanted if kind != "compiled" or has_kernels]
 
 
 def check(case: Case, wanted: tuple[str, ...]) -> None:
     call, error, pattern = case
-    messages = {kind: refusal(call, kind, error) for kind in kinds(wanted)}
+    messages = {kind: error_message(call, kind, error) for kind in available_backends(wanted)}
     for message in messages.values():
         assert re.search(pattern, message, re.DOTALL), message
-        assert HOUSE_FORM.match(message), message
+        assert MESSAGE_FORM.match(message), message
     assert len(set(messages.values())) == 1, messages
 
 
@@ -301,5 +301,5 @@ def test_encode(case: Case) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("case", NUMBERS.values(), ids=NUMBERS)
-def test_what_the_meta_device_cannot_show(case: Case) -> None:
+def test_checks_that_need_data(case: Case) -> None:
     check(case, WITH_DATA)

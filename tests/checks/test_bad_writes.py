@@ -1,4 +1,4 @@
-"""Refused writes leave everything as it was; and the refusals of mixed devices, of the layer and of the NumPy front."""
+"""Rejected writes leave the target unchanged; errors for mixed devices, of the layer and of sinpe_ext.numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sinpe_ext.backend import loader
 
 B, S, D = 2, 5, 8
 MAX = 2**63 - 1
-HOUSE_FORM = re.compile(r"^[a-z_]+(, [a-z_]+)*: expected .+, got .+; .+", re.DOTALL)
+MESSAGE_FORM = re.compile(r"^[a-z_]+(, [a-z_]+)*: expected .+, got .+; .+", re.DOTALL)
 
 
 def x(*shape: int) -> torch.Tensor:
@@ -56,27 +56,27 @@ IN_PLACE: dict[str, tuple[Callable[[], torch.Tensor], dict[str, Any], type[Excep
 
 @pytest.mark.bad_input(12, "compiled", "eager")
 @pytest.mark.parametrize("case", IN_PLACE.values(), ids=IN_PLACE)
-def test_add_in_place_refuses_before_it_writes(case: Any, backend: str) -> None:
+def test_add_in_place_checks_before_it_writes(case: Any, backend: str) -> None:
     make, arguments, error, pattern = case
     target = make()
     before = target.detach().clone()
     with pytest.raises(error, match=pattern) as caught:
         sinpe.add_(target, **arguments)
-    assert HOUSE_FORM.match(str(caught.value)), str(caught.value)
+    assert MESSAGE_FORM.match(str(caught.value)), str(caught.value)
     assert torch.equal(target, before)
     assert target.is_inference() or target._version == 0
 
 
 BUFFER = (4 * S, 2 * D)
-OVERLAPS: dict[str, tuple[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], bool]] = {  # (x, out), refused
+OVERLAPS: dict[str, tuple[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], bool]] = {  # (x, out), rejected
     "itself": (lambda b: (b, b), False),
     "same elements": (lambda b: (b[:S], b[:S]), False),
     "next rows": (lambda b: (b[:S], b[S : 2 * S]), False),
     "other half of each row": (lambda b: (b[:, :D], b[:, D:]), False),
     "odd columns": (lambda b: (b[:, ::2], b[:, 1::2]), False),
     "odd rows": (lambda b: (b[::2], b[1::2]), False),
-    "one row on": (lambda b: (b[:S], b[1 : S + 1]), True),
-    "one column on": (lambda b: (b[:, :D], b[:, 1 : D + 1]), True),
+    "shifted by one row": (lambda b: (b[:S], b[1 : S + 1]), True),
+    "shifted by one column": (lambda b: (b[:, :D], b[:, 1 : D + 1]), True),
     "last element": (
         lambda b: (b.view(-1)[: S * D].view(S, D), b.view(-1)[S * D - 1 : 2 * S * D - 1].view(S, D)),
         True,
@@ -89,7 +89,7 @@ OVERLAPS: dict[str, tuple[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Ten
 
 @pytest.mark.bad_input(12, "compiled", "eager")
 @pytest.mark.parametrize("case", OVERLAPS.values(), ids=OVERLAPS)
-def test_out_may_be_x_or_apart_from_it(case: Any, backend: str) -> None:
+def test_out_may_be_x_or_not_overlap_it(case: Any, backend: str) -> None:
     views, refused = case
     buffer = x(*BUFFER)
     source, out = views(buffer)
@@ -97,7 +97,7 @@ def test_out_may_be_x_or_apart_from_it(case: Any, backend: str) -> None:
     if refused:
         with pytest.raises(RuntimeError, match="out: .* shares some elements with x; clone") as caught:
             sinpe.add(source, out=out)
-        assert HOUSE_FORM.match(str(caught.value)) and torch.equal(buffer, before)
+        assert MESSAGE_FORM.match(str(caught.value)) and torch.equal(buffer, before)
     else:
         assert sinpe.add(source, out=out) is out and torch.equal(out, want)
 
@@ -120,7 +120,7 @@ def test_mixed_devices(case: str, x_on: str, other_on: str, backend: str) -> Non
 @pytest.mark.bad_input(17, "compiled", "eager")
 @pytest.mark.parametrize("length", [2**62, 2**45])
 def test_impossible_sizes(length: int, backend: str) -> None:
-    """No number of bytes, or an allocator's error; and nothing broken afterwards."""
+    """More bytes than int64 holds, or an allocation failure; later calls still work."""
     error, message = (ValueError, "what memory can address") if length > 2**60 else (RuntimeError, "allocate|memory")
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         with pytest.raises(error, match=message):
@@ -195,10 +195,10 @@ def test_layer_arguments(case: Any) -> None:
     make, error, pattern = case
     with pytest.raises(error, match=pattern) as caught:
         make()
-    assert type(caught.value) is error and HOUSE_FORM.match(str(caught.value))
+    assert type(caught.value) is error and MESSAGE_FORM.match(str(caught.value))
 
 
-INPUTS: dict[str, tuple[Any, dict[str, Any]]] = {  # what the layer's short cut must hand on to the checker
+INPUTS: dict[str, tuple[Any, dict[str, Any]]] = {  # cases in which the layer's fast path must use the general checks
     "list": ([[1.0]], {}),
     "array": (np.ones((S, D), np.float32), {}),
     "integers": (torch.ones(S, D, dtype=torch.int64), {}),
@@ -210,7 +210,7 @@ INPUTS: dict[str, tuple[Any, dict[str, Any]]] = {  # what the layer's short cut 
     "17-D": (torch.ones(*[1] * 16, D), {}),
     "channels": (torch.ones(S, 6), {}),
     "start": (torch.ones(S, D), {"start": MAX}),
-    "start far out": (torch.ones(S, D), {"start": 2**70}),
+    "start beyond int64": (torch.ones(S, D), {"start": 2**70}),
     "start bool": (torch.ones(S, D), {"start": True}),
     "start float": (torch.ones(S, D), {"start": 1.5}),
     "mask": (torch.ones(S, D), {"padding_mask": torch.ones(S)}),
@@ -219,7 +219,7 @@ INPUTS: dict[str, tuple[Any, dict[str, Any]]] = {  # what the layer's short cut 
 
 @pytest.mark.parametrize("case", INPUTS.values(), ids=INPUTS)
 @pytest.mark.parametrize("max_len", [None, 100])
-def test_layer_refuses_as_add_does(case: Any, max_len: int | None, backend: str) -> None:
+def test_layer_raises_the_errors_of_add(case: Any, max_len: int | None, backend: str) -> None:
     given, arguments = case
     layer = sinpe.SinusoidalPositionalEncoding(D, 0.1, max_len).eval()
     with pytest.raises(Exception) as expected:
@@ -229,8 +229,8 @@ def test_layer_refuses_as_add_does(case: Any, max_len: int | None, backend: str)
     assert str(caught.value) == str(expected.value)
 
 
-# What steers the rows, from the memory that is written: of a (4, S, D) float32 tensor.
-STEERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+# Arguments of the rows that share memory with the written tensor, float32 of shape (4, S, D).
+ROW_ARGUMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "positions": lambda b: b.view(-1)[:S],
     "start": lambda b: b.view(-1).view(torch.int64)[:4],
     "padding_mask": lambda b: b.view(-1).view(torch.bool)[5 : 5 + S].expand(1, S),
@@ -240,26 +240,26 @@ STEERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.bad_input(12, "compiled", "eager", "grid")
-@pytest.mark.parametrize("name", STEERS)
-def test_what_steers_the_rows_lies_apart_from_what_is_written(name: str, backend: str) -> None:
-    """Else a row would be made from what the row before it wrote, in an order that the threads decide."""
+@pytest.mark.parametrize("name", ROW_ARGUMENTS)
+def test_row_arguments_overlapping_the_output_are_rejected(name: str, backend: str) -> None:
+    """Otherwise a row would be computed from values that another row has overwritten."""
     buffer = torch.zeros(4, S, D)
-    steer = STEERS[name](buffer)
-    arguments: dict[str, Any] = {name: steer, "dropout": 0.5 if name == "seed" else 0.0}
+    argument = ROW_ARGUMENTS[name](buffer)
+    arguments: dict[str, Any] = {name: argument, "dropout": 0.5 if name == "seed" else 0.0}
     calls = {
         "add_": lambda: sinpe.add_(buffer, **arguments),
         "out": lambda: sinpe.add(torch.ones(4, S, D), out=buffer, **arguments),
     }
     if name in ("padding_mask", "alpha", "seed"):
-        grid = buffer.view(4, 1, S, D)  # the rows of one line
+        grid = buffer.view(4, 1, S, D)  # one grid row
         calls["grid"] = lambda: sinpe.add_(grid, "mae2d", **arguments)
     for where, call in calls.items():
         with pytest.raises(RuntimeError, match=f"^{name}: expected memory apart from .* clone") as caught:
             call()
-        assert HOUSE_FORM.match(str(caught.value)) and not buffer.any(), where
-    arguments[name] = steer.clone()
+        assert MESSAGE_FORM.match(str(caught.value)) and not buffer.any(), where
+    arguments[name] = argument.clone()
     for call in calls.values():
-        call()  # beside its memory there is nothing wrong with it
+        call()  # a copy in separate memory is accepted
 
 
 NUMPY: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -284,7 +284,7 @@ NUMPY: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.bad_input(12, "NumPy")
-def test_numpy_writes_into_any_layout_that_has_a_place_for_each_element() -> None:
+def test_numpy_out_of_any_layout_without_overlap() -> None:
     want, memory = sinpe_numpy.table(5, D), np.zeros((9, 3 * D), np.float32)
     for out in (memory[5:0:-1, ::2][:, :D], memory[::2, D : 2 * D], memory.T[:5, :D], memory[4:9, ::-1][:, :D]):
         assert np.array_equal(sinpe_numpy.table(5, D, out=out), want)
@@ -294,7 +294,7 @@ def test_numpy_writes_into_any_layout_that_has_a_place_for_each_element() -> Non
 def test_numpy(case: Any, backend: str) -> None:
     call, error, pattern = case
     if backend == "compiled" and loader.core_module()[0] is None:
-        pytest.skip("no _core: NumPy itself is tested as eager")
+        pytest.skip("no _core: plain NumPy is tested as eager")
     with pytest.raises(error, match=pattern) as caught:
         call()
-    assert type(caught.value) is error and HOUSE_FORM.match(str(caught.value)), str(caught.value)
+    assert type(caught.value) is error and MESSAGE_FORM.match(str(caught.value)), str(caught.value)

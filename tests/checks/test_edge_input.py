@@ -1,4 +1,4 @@
-"""Unusual arguments with a defined result: far, negative and non-finite positions, every layout, nothing, a lot."""
+"""Unusual arguments with a defined result: far, negative and non-finite positions, all layouts, all sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sinpe_ext.reference import exact
 
 B, S, D = 3, 6, 8
 MAX = 2**63 - 1
-PADDED = sinpe.convention("t2t", D + 1)  # its last channel is zero
+PADDED = sinpe.convention("t2t", D + 1)  # the last channel is zero
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
@@ -39,7 +39,7 @@ POSITION_TYPES = {
 
 @pytest.mark.bad_input(6, "compiled", "eager")
 @pytest.mark.parametrize("dtype", POSITION_TYPES, ids=str)
-def test_positions_of_any_type_are_exact(dtype: torch.dtype, backend: str) -> None:
+def test_positions_of_any_dtype_are_exact(dtype: torch.dtype, backend: str) -> None:
     values = POSITION_TYPES[dtype]
     positions = torch.tensor(values, dtype=dtype)
     want = [[exact.float32(plan(PADDED), value, c) for c in range(PADDED.dim)] for value in positions.tolist()]
@@ -50,8 +50,8 @@ def test_positions_of_any_type_are_exact(dtype: torch.dtype, backend: str) -> No
 
 
 @pytest.mark.bad_input(5, "compiled", "eager")
-def test_float32_positions_collide_above_2_24(backend: str) -> None:
-    """A float32 position is what float32 holds: 2**24 + 1 is 2**24."""
+def test_float32_positions_above_2_24_are_rounded(backend: str) -> None:
+    """2**24 + 1 is 2**24 in float32."""
     positions = torch.tensor([2**24, 2**24 + 1])
     whole, rounded = sinpe.encode(positions, D), sinpe.encode(positions.float(), D)
     assert not torch.equal(whole[0], whole[1]) and torch.equal(rounded[0], rounded[1])
@@ -61,7 +61,7 @@ def test_float32_positions_collide_above_2_24(backend: str) -> None:
 @pytest.mark.bad_input(4, "compiled", "eager")
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_positions_that_are_no_numbers_stay_in_their_rows(dtype: torch.dtype, wide: torch.dtype, backend: str) -> None:
+def test_non_finite_positions_affect_only_their_rows(dtype: torch.dtype, wide: torch.dtype, backend: str) -> None:
     nowhere = [float("nan"), float("inf"), -float("inf")]
     positions = torch.tensor([1.5, nowhere[0], -2.0, nowhere[1], nowhere[2], 3.25], dtype=wide)
     good = positions.isfinite()
@@ -77,7 +77,7 @@ def test_positions_that_are_no_numbers_stay_in_their_rows(dtype: torch.dtype, wi
 
 
 @pytest.mark.bad_input(4, "compiled", "eager")
-def test_zero_and_minus_zero(backend: str) -> None:
+def test_positive_and_negative_zero(backend: str) -> None:
     want = torch.tensor([0.0, 1.0] * (D // 2)).expand(4, D)
     for positions in (torch.tensor([0.0, -0.0, 0.0, -0.0]), torch.zeros(4, dtype=torch.int64)):
         rows = sinpe.encode(positions, D)
@@ -85,8 +85,8 @@ def test_zero_and_minus_zero(backend: str) -> None:
 
 
 @pytest.mark.bad_input(3, "compiled", "eager")
-def test_a_negative_start_is_a_position(backend: str) -> None:
-    """Left padding moves the first row below 0: sines turn their sign, cosines do not."""
+def test_negative_start(backend: str) -> None:
+    """Left padding moves the first row below 0: sines change sign, cosines do not."""
     x = torch.zeros(1, 2 * S + 1, D)
     rows = sinpe.add(x, start=-S)[0]
     assert torch.equal(rows, sinpe.encode(torch.arange(-S, S + 1), D))
@@ -98,7 +98,7 @@ def test_a_negative_start_is_a_position(backend: str) -> None:
 
 @pytest.mark.bad_input(7, "compiled", "eager")
 @pytest.mark.parametrize("start", [-MAX - 1, -(2**31) - 2, 2**24 - 2, 2**31 - 3, 2**32 - 2, MAX - S + 1])
-def test_rows_around_the_edges_of_integers(start: int, backend: str) -> None:
+def test_rows_at_the_limits_of_integer_types(start: int, backend: str) -> None:
     want = torch.stack([sinpe.encode(torch.tensor(start + row), D) for row in range(S)])
     assert torch.equal(sinpe.table(S, D, start=start), want)
     for given in (start, torch.tensor(start), torch.tensor([start] * B)):
@@ -106,8 +106,8 @@ def test_rows_around_the_edges_of_integers(start: int, backend: str) -> None:
 
 
 @pytest.mark.bad_input(7, "compiled", "eager")
-def test_the_last_int64_has_no_next(backend: str) -> None:
-    """Positions of both ends in one call: consecutive in 64 bits, and nowhere else."""
+def test_last_int64_position_has_no_successor(backend: str) -> None:
+    """Positions at both ends of int64 in one call: consecutive only in wrapping arithmetic."""
     positions = torch.cat([torch.arange(20) + (MAX - 19), torch.arange(20) - MAX - 1])
     assert positions[[0, 19, 20, 39]].tolist() == [MAX - 19, MAX, -MAX - 1, -MAX + 18]
     want = torch.cat([sinpe.encode(part, 64) for part in positions.split(1)])
@@ -132,7 +132,7 @@ def test_any_number_of_channels(dim: int, backend: str) -> None:
 @pytest.mark.parametrize(
     "shape", [(0, S, D), (B, 0, D), (B, S, 0), (0, D), (S, 0), (0, 0, 0), (B, 0, S, D), (0, 2, 0, D)]
 )
-def test_nothing_to_do(shape: tuple[int, ...], dtype: torch.dtype, backend: str) -> None:
+def test_empty_tensors(shape: tuple[int, ...], dtype: torch.dtype, backend: str) -> None:
     x = torch.empty(shape, dtype=dtype)
     batch = shape[0] if len(shape) > 2 else 1
     for arguments in ({}, {"start": MAX - 9}, {"start": torch.zeros(batch, dtype=torch.int64)}, {"scale": 2.0}):
@@ -145,7 +145,7 @@ def test_nothing_to_do(shape: tuple[int, ...], dtype: torch.dtype, backend: str)
 
 
 @pytest.mark.bad_input(9, "compiled", "eager")
-def test_no_rows(backend: str) -> None:
+def test_zero_rows(backend: str) -> None:
     assert sinpe.table(0, D, start=MAX).shape == (0, D)
     assert sinpe.encode(torch.empty(0), D).shape == (0, D) and sinpe.encode(torch.empty(2, 0), D).shape == (2, 0, D)
     assert sinpe.table(0, D, out=torch.empty(0, D)).shape == (0, D)
@@ -203,7 +203,7 @@ def test_positions_of_any_layout(layout: str, dtype: torch.dtype, backend: str) 
 
 
 @pytest.mark.bad_input(11, "compiled", "eager")
-def test_companions_of_any_layout(backend: str) -> None:
+def test_masks_and_starts_of_any_layout(backend: str) -> None:
     x = randn(B, S, D)
     positions, mask = torch.arange(B * S).reshape(S, B), (torch.arange(B * S) % 3 == 0).reshape(S, B)
     want = sinpe.add(x, positions=positions.t().contiguous(), padding_mask=mask.t().contiguous())
@@ -217,7 +217,7 @@ def test_companions_of_any_layout(backend: str) -> None:
 
 @pytest.mark.bad_input(11, "compiled", "eager")
 @pytest.mark.parametrize("out", ["contiguous", "columns", "transposed", "rows", "negated"])
-def test_table_writes_into_any_layout(out: str, backend: str) -> None:
+def test_table_out_of_any_layout(out: str, backend: str) -> None:
     target = {
         "contiguous": torch.full((S, D), torch.nan),
         "columns": torch.full((S, 2 * D), torch.nan)[:, ::2],
@@ -237,11 +237,11 @@ def test_sizes_beyond_16_bits(shape: tuple[int, ...], backend: str) -> None:
     assert torch.equal(sinpe.add(x), rows.expand(shape))
 
 
-@pytest.mark.thorough("test_sizes_beyond_16_bits and the C++ test of layouts go through the same indices")
+@pytest.mark.thorough("test_sizes_beyond_16_bits and the C++ test of layouts use the same indices")
 @pytest.mark.bad_input(10, "compiled")
 def test_more_elements_than_31_bits(backend: str) -> None:
     if backend == "eager":
-        pytest.skip("half a minute of PyTorch's own operations")
+        pytest.skip("half a minute of PyTorch operations")
     rows, dim = 2**22, 513
     needed = 12 * 2**30
     pages = os.sysconf("SC_AVPHYS_PAGES") if hasattr(os, "sysconf") else 0
@@ -255,8 +255,8 @@ def test_more_elements_than_31_bits(backend: str) -> None:
 
 
 @pytest.mark.bad_input(22, "compiled", "eager")
-def test_threads_of_python(backend: str) -> None:
-    """Eight threads at once, each with an encoding that no one has asked for yet."""
+def test_python_threads(backend: str) -> None:
+    """Eight threads at once, each with an encoding that was not used before."""
     results: dict[int, torch.Tensor] = {}
 
     def work(index: int) -> None:

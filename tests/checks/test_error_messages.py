@@ -1,4 +1,4 @@
-"""Messages for what users write by mistake: each names the argument and what to write in its place."""
+"""Error messages for common mistakes: each names the argument and what to write instead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEIGHT = torch.zeros(5, D)
 LAYER = sinpe.SinusoidalPositionalEncoding(D)
 EMBEDDING = sinpe.SinusoidalEmbedding(5, D)
 
-# A call, the error, and what its message has in it.
+# Call, exception type, part of the message.
 MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a float for an encoding": (
         lambda: sinpe.table(5, 64.0),
@@ -46,7 +46,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "dtype: expected torch.float32, float64, bfloat16 or float16, got 'float32'; pass torch.float32",
     ),
-    "dtype by its short name": (lambda: sinpe.encode(IDS, D, dtype="bf16"), TypeError, "pass torch.bfloat16"),
+    "dtype by a short name": (lambda: sinpe.encode(IDS, D, dtype="bf16"), TypeError, "pass torch.bfloat16"),
     "torch's name as a string": (lambda: sinpe.encode(IDS, D, dtype="torch.half"), TypeError, "pass torch.float16"),
     "NumPy's dtype": (lambda: sinpe.table(5, D, dtype=np.float64), TypeError, "pass torch.float64"),
     "another dtype": (
@@ -74,7 +74,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "positions: expected an integer dtype, float32 or float64, got torch.float16; float16 cannot hold integers",
     ),
-    # Unknown keywords.
+    # Unknown keyword arguments.
     "offset": (lambda: sinpe.add(X, offset=3), TypeError, "offset: expected an argument of add, got a name it lacks; "),
     "offset means start": (lambda: sinpe.add(X, offset=3), TypeError, "use start=..."),
     "offset in place": (lambda: sinpe.add_(X.clone(), offset=3), TypeError, "an argument of add_, got a name"),
@@ -118,7 +118,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "use start=...",
     ),
     "misspelt": (lambda: sinpe.add(X, positons=IDS), TypeError, "did you mean positions?"),
-    "far from all": (
+    "unlike any argument": (
         lambda: sinpe.encode(IDS, D, zzz=1),
         TypeError,
         "the arguments are positions, encoding, dim, dtype",
@@ -158,7 +158,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "SinusoidalPositionalEncoding: expected one argument by position, got 2; name the others. ",
     ),
-    # TorchScript.
+    # TorchScript
     "script of a layer": (
         lambda: torch.jit.script(LAYER),
         NotImplementedError,
@@ -180,7 +180,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "torch.jit.script cannot read sinpe_ext",
     ),
     "script of a caller": (lambda: torch.jit.script(caller), RuntimeError, "torch.jit.script cannot read sinpe_ext"),
-    "the older exporter": (
+    "TorchScript exporter": (
         lambda: torch.onnx.export(LAYER, (X,), io.BytesIO(), dynamo=False),
         TypeError,
         "torch.onnx.export(dynamo=False) names none: export torch.nn.Sequential(layer)",
@@ -194,7 +194,7 @@ def caller(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:You are using the legacy TorchScript-based")
 @pytest.mark.parametrize("name", MESSAGES)
-def test_message(name: str, backend: str) -> None:
+def test_error_message(name: str, backend: str) -> None:
     call, error, message = MESSAGES[name]
     with pytest.raises(error) as caught:
         call()
@@ -202,11 +202,11 @@ def test_message(name: str, backend: str) -> None:
     assert len(str(caught.value)) < 400 or error is Exception
 
 
-def test_every_function_and_layer_knows_the_usual_mistakes() -> None:
+def test_common_wrong_keywords_of_every_function_and_layer() -> None:
     for function in (sinpe.add, sinpe.add_, sinpe.embed, sinpe.encode, sinpe.table):
         for name in ("offset", "mask", "p", "dim", "base"):
             if name == "dim" and function in (sinpe.encode, sinpe.table):
-                continue  # which have it
+                continue  # this one has the argument
             with pytest.raises(TypeError, match=f"^{name}: expected an argument of {function.__name__}, got"):
                 function(X, X, **{name: 1})
 

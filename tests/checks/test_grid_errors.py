@@ -1,4 +1,4 @@
-"""What grids refuse, with what message; nothing is written where a call is refused."""
+"""Errors of grid arguments; nothing is written by a rejected call."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_numpy_out() -> None:
         sinpe.numpy.table((2, 3), GRID, out=numpy.zeros((6, 8), "float32"))
 
 
-def test_nothing_is_written_and_nothing_drawn_by_a_refused_call(backend: str) -> None:
+def test_rejected_call_writes_nothing_and_draws_nothing(backend: str) -> None:
     out, state = torch.full_like(X, 7.0), torch.get_rng_state()
     for more in ({"positions": torch.zeros(5, 2)}, {"padding_mask": torch.zeros(2) > 0}, {"start": (1,)}):
         with pytest.raises(ValueError):
@@ -102,12 +102,12 @@ def test_nothing_is_written_and_nothing_drawn_by_a_refused_call(backend: str) ->
 
 
 @pytest.mark.parametrize("words", [[1, 2, 3], "magic", "axis", "channel", "offset", "values", "length", "count"])
-def test_words_that_are_no_grid(words: Any) -> None:
-    """The operator by itself trusts nothing that it is given."""
+def test_invalid_packed_grid_is_rejected(words: Any) -> None:
+    """The operator checks its operands itself."""
     from sinpe_ext.calls import grid_rows
 
     if sinpe.backend_info().device("cpu").backend != "compiled" or torch.ops.sinpe_ext.cpu_isa() == "emulated":
-        pytest.skip("the CPU kernel's own checks; CUDA's answer is NaN, see test_cuda_binding.py")
+        pytest.skip("checked by the CPU kernel only; CUDA gives NaN, see test_cuda_binding.py")
     good = grid_rows.pack_grid(GRID, (3, 4), False, torch.device("cpu"))
     values = torch.zeros(3 * 4 + 4 * 4)
     bad = torch.tensor(words) if isinstance(words, list) else good.clone()

@@ -1,4 +1,4 @@
-"""Traps that other implementations have fallen into, one test each; where a whole file is about one, it is named."""
+"""Known bugs of other implementations, one test each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import sinpe_ext as sinpe
 
-FLOAT64 = 1e-13  # of float64 formulas written here, at positions below 100
-LATTICE = (3, 4)  # rows, columns: not a square
+FLOAT64 = 1e-13  # for float64 formulas written here, at positions below 100
+LATTICE = (3, 4)  # rows, columns: not square
 
 
 def pixels(dim: int, seed: int = 0) -> torch.Tensor:
@@ -22,8 +22,8 @@ def pixels(dim: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("dim", [2, 3])
 @pytest.mark.parametrize("name", ["t2t", "fairseq", "ctranslate2", "ddpm", "musicgen"])
-def test_a_single_timescale_divides_by_zero(name: str, dim: int, backend: str) -> None:
-    """h - 1 = 0: ZeroDivisionError in fairseq and M2M100, NaN in diffusers. Here: frequency 1."""
+def test_single_timescale_has_frequency_1(name: str, dim: int, backend: str) -> None:
+    """h - 1 = 0: ZeroDivisionError in fairseq and M2M100, NaN in diffusers."""
     p = torch.tensor([0.0, 1.0, 2.5], dtype=torch.float64, requires_grad=True)
     got = sinpe.encode(p, sinpe.convention(name, dim), dtype=torch.float64)
     pair = [p.cos(), p.sin()] if name == "musicgen" else [p.sin(), p.cos()]
@@ -37,7 +37,7 @@ def test_a_single_timescale_divides_by_zero(name: str, dim: int, backend: str) -
 
 
 @pytest.mark.parametrize(("name", "dim"), [("bigvision2d", 4), ("t2t2d", 4), ("t2t2d", 7)])
-def test_a_grid_of_a_single_timescale(name: str, dim: int, backend: str) -> None:
+def test_grid_of_a_single_timescale(name: str, dim: int, backend: str) -> None:
     y, x = torch.meshgrid(torch.arange(3.0), torch.arange(4.0), indexing="ij")
     first, second = (x, y) if name == "bigvision2d" else (y, x)
     want = torch.stack([first.sin(), first.cos(), second.sin(), second.cos()], -1)
@@ -57,8 +57,8 @@ def test_min_timescale_multiplies(backend: str) -> None:
     assert rows[1, half - 1] == pytest.approx(math.sin(low * low / high), abs=FLOAT64)
 
 
-def test_fairseqs_padding_row_and_first_position(backend: str) -> None:
-    """The first token stands at padding_idx + 1, padding does not count and gets zeros. More: test_positions.py."""
+def test_fairseq_padding_row_and_first_position(backend: str) -> None:
+    """The first token has position padding_idx + 1; padding is not counted and gets zeros. See test_positions.py."""
     padding = 1
     ids = torch.tensor([[7, 8, 9, 1, 1], [1, 1, 4, 5, 6], [2, 1, 3, 1, 2]])
     positions, mask = sinpe.positions.from_padding_idx(ids, padding)
@@ -66,9 +66,9 @@ def test_fairseqs_padding_row_and_first_position(backend: str) -> None:
     weight = torch.randn(10, 6)
     got = sinpe.embed(ids, weight, "t2t", positions=positions, padding_mask=mask)
     rows = sinpe.table(5, sinpe.convention("t2t", 6))
-    rows[padding] = 0.0  # fairseq's table
+    rows[padding] = 0.0  # as in fairseq's table
     assert torch.equal(got, weight[ids] + rows[positions])
-    # Without padding, the implicit positions of "fairseq" are these.
+    # Without padding, these are the implicit positions of "fairseq".
     assert torch.equal(sinpe.add(torch.zeros(1, 3, 6), "fairseq")[0], rows[2:5])
 
 
@@ -76,13 +76,13 @@ def test_ctranslate2_counts_from_1(backend: str) -> None:
     rows = sinpe.table(6, sinpe.convention("t2t", 8))
     encoding = sinpe.convention("ctranslate2", 8)
     assert torch.equal(sinpe.table(5, encoding), rows[1:])
-    assert torch.equal(sinpe.table(2, encoding, start=3), rows[4:6])  # step 3 of a decoder
-    # A position is final where it is explicit.
+    assert torch.equal(sinpe.table(2, encoding, start=3), rows[4:6])  # step 3 of decoding
+    # Explicit positions are final.
     assert torch.equal(sinpe.encode(torch.arange(6), encoding), rows)
 
 
-def test_mae_has_columns_first_and_transformers_rows(backend: str) -> None:
-    """The same channels in another order; on a square grid each is the other transposed, so shapes never tell."""
+def test_mae_is_columns_first_and_transformers_rows_first(backend: str) -> None:
+    """The same channels in another order; on a square grid one is the transpose of the other, of equal shape."""
     mae, hf = (sinpe.convention(name, 16) for name in ("mae2d", "hf2d"))
     ours, theirs = sinpe.table(LATTICE, mae), sinpe.table(LATTICE, hf)
     assert not torch.equal(ours, theirs)
@@ -92,7 +92,7 @@ def test_mae_has_columns_first_and_transformers_rows(backend: str) -> None:
     assert torch.equal(ours[0, :, :8], column) and torch.equal(theirs[0, :, 8:], column)
 
 
-def test_detr_counts_from_1_and_has_rows_first(backend: str) -> None:
+def test_detr_counts_from_1_and_is_rows_first(backend: str) -> None:
     grid, dim = sinpe.convention("detr2d", 16), 8
     got = sinpe.table(LATTICE, grid)
     rows, columns = (sinpe.table(n, sinpe.Encoding(dim), start=1) for n in LATTICE)
@@ -102,14 +102,14 @@ def test_detr_counts_from_1_and_has_rows_first(backend: str) -> None:
     positions = sinpe.positions.from_mask_2d(mask)
     assert positions[0, 0, 0].tolist() == [1, 1] and positions[0, 2, 3].tolist() == [3, 4]
     assert torch.equal(sinpe.encode(positions, grid)[0], got)
-    mask[0, :, 3], mask[0, 2] = True, True  # padding right and below: its count stands still
+    mask[0, :, 3], mask[0, 2] = True, True  # padding right and below: the count does not advance
     assert sinpe.positions.from_mask_2d(mask)[0, 2, 3].tolist() == [0, 0]
     assert sinpe.positions.from_mask_2d(mask)[0, 1, 3].tolist() == [0, 3]
 
 
 @pytest.mark.bad_input(9, "compiled", "eager", "grid", "timestep")
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
-def test_nothing_to_encode(shape: tuple[int, int], backend: str) -> None:
+def test_zero_places(shape: tuple[int, int], backend: str) -> None:
     """S = 0. One dimension: test_edge_input.py."""
     grid = sinpe.convention("mae2d", 8)
     assert sinpe.table(shape, grid).shape == (*shape, 8)
@@ -145,8 +145,8 @@ def test_strides_are_not_assumed(backend: str) -> None:
         assert torch.equal(sinpe.add(first, "mae2d", channel_dim=1), (before + pe).movedim(-1, 1)), form
 
 
-def test_longer_than_max_len(backend: str) -> None:
-    """No broadcast error, no device assert: a limit that was asked for is named, and without one there is none."""
+def test_length_beyond_max_len(backend: str) -> None:
+    """A max_len gives a clear error instead of a broadcast error or device assert; without one there is no limit."""
     x = torch.randn(1, 12, 6)
     for train in (False, True):
         with pytest.raises(IndexError, match="positions: expected 0 to 9, .* got 11"):
@@ -155,8 +155,8 @@ def test_longer_than_max_len(backend: str) -> None:
     assert torch.equal(got, x + sinpe.table(12, 6, start=10**12))
 
 
-def test_timesteps_of_any_type(backend: str) -> None:
-    """int64 and 0-d as they are; 16 bits refused by `encode`, which says why. More: test_timestep.py."""
+def test_timesteps_of_any_dtype(backend: str) -> None:
+    """int64 and 0-d are used as they are; `encode` rejects 16 bits with the reason. See also test_timestep.py."""
     encoding = sinpe.convention("adm", 8)
     want = sinpe.encode(torch.tensor([999.0]), encoding)
     for dtype in (torch.int64, torch.int32, torch.float64):
@@ -167,14 +167,14 @@ def test_timesteps_of_any_type(backend: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         got = sinpe.TimestepEncoding(8, encoding="adm")(torch.tensor(998.39, dtype=torch.bfloat16))
-    assert torch.equal(got, sinpe.encode(torch.tensor(1000.0), encoding))  # what bfloat16 made of it
+    assert torch.equal(got, sinpe.encode(torch.tensor(1000.0), encoding))  # the value after rounding to bfloat16
     exact = sinpe.TimestepEncoding(8, encoding="adm", dtype=torch.bfloat16)(torch.tensor(998.39))
     assert torch.equal(exact, sinpe.encode(torch.tensor(998.39), encoding).bfloat16())
 
 
 @pytest.mark.feature("autocast")
-def test_autocast_narrows_no_position(backend: str) -> None:
-    """More: test_autocast.py."""
+def test_autocast_does_not_round_positions(backend: str) -> None:
+    """See also test_autocast.py."""
     x, p = pixels(8), torch.rand(*LATTICE, 2, dtype=torch.float64) * 5000
     t = torch.tensor([998.39])
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -185,8 +185,8 @@ def test_autocast_narrows_no_position(backend: str) -> None:
     assert steps.dtype == torch.float32 and torch.equal(steps, sinpe.TimestepEncoding(8)(t))
 
 
-def test_dropout_of_nothing_and_of_everything(backend: str) -> None:
-    """p = 1 divides by zero where the factor is 1 / (1 - p). More: test_dropout.py."""
+def test_dropout_of_0_and_1(backend: str) -> None:
+    """1 / (1 - p) divides by zero for p = 1. See also test_dropout.py."""
     x = pixels(8).requires_grad_()
     assert torch.equal(sinpe.add(x, "mae2d", dropout=0.0, seed=1), sinpe.add(x, "mae2d"))
     gone = sinpe.add(x, "mae2d", dropout=1.0)
@@ -197,7 +197,7 @@ def test_dropout_of_nothing_and_of_everything(backend: str) -> None:
     assert not layer(x[0].detach()).any() and layer.eval()(x[0].detach()).any()
 
 
-def test_evaluation_drops_nothing_and_draws_nothing(backend: str) -> None:
+def test_eval_mode_applies_no_dropout_and_draws_no_seed(backend: str) -> None:
     x = torch.randn(2, 5, 8)
     layer = sinpe.SinusoidalPositionalEncoding(8, dropout=0.5)
     state = torch.get_rng_state()
@@ -225,8 +225,8 @@ def test_double_backward(name: str, backend: str) -> None:
         assert gradgradcheck(lambda *given, call=call: call(*given).sin(), inputs, fast_mode=True)
 
 
-def test_another_number_of_channels_is_refused(backend: str) -> None:
-    """positional-encodings makes 5 channels of encoding fit 10 of data, in silence."""
+def test_wrong_number_of_channels_is_rejected(backend: str) -> None:
+    """positional-encodings silently cuts 10 channels of encoding to 5 of data."""
     wrong = pixels(10)
     for call in (
         lambda: sinpe.add(wrong[0], 5),
@@ -244,14 +244,14 @@ def test_another_number_of_channels_is_refused(backend: str) -> None:
 
 
 def test_batch_is_not_the_sequence(backend: str) -> None:
-    """speechbrain's dual path and many copies of the tutorial index the table by the batch."""
+    """speechbrain's dual path and many copies of the tutorial index the table by the batch dimension."""
     x = torch.zeros(4, 7, 6)
     assert torch.equal(sinpe.add(x), sinpe.table(7, 6).expand(4, 7, 6))
     assert torch.equal(sinpe.add(x, seq_dim=0), sinpe.table(4, 6)[:, None].expand(4, 7, 6))
 
 
-def test_coordinates_of_a_grid_are_rows_then_columns(backend: str) -> None:
-    """numpy.meshgrid's default, "xy", gives them the other way round."""
+def test_grid_coordinates_are_rows_then_columns(backend: str) -> None:
+    """numpy.meshgrid's default, "xy", gives the reverse order."""
     grid = sinpe.convention("hf2d", 8)
     ij = np.stack(np.meshgrid(np.arange(3), np.arange(4), indexing="ij"), -1)
     assert torch.equal(sinpe.encode(torch.from_numpy(ij), grid), sinpe.table(LATTICE, grid))

@@ -1,4 +1,4 @@
-"""The command line: each subcommand runs, prints what a script can read, and answers bad usage in one line, code 2."""
+"""The command line: each subcommand runs, prints parseable output, and reports bad usage in one line, status 2."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDS = ("info", "demo", "plot", "bench", "build", "export", "identify")
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """On the CPU: nothing here is to build CUDA kernels on a machine with a card."""
+    """On the CPU: these tests must not build CUDA kernels on a machine with a GPU."""
     kept = {name: value for name, value in os.environ.items() if name != "TORCH_CUDA_ARCH_LIST"}
     env = {**kept, "CUDA_VISIBLE_DEVICES": "", **environment}
     return execute([sys.executable, "-m", "sinpe_ext", *arguments], cwd=ROOT, env=env, status=None)
@@ -50,7 +50,7 @@ def test_info() -> None:
     assert {"torch", "python", "instruction_set", "threads", "cache_dir", "compiler", "packages"} <= set(facts)
 
 
-def test_info_says_what_to_do_without_the_compiled_backend(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_says_how_to_get_the_compiled_backend(capsys: pytest.CaptureFixture[str]) -> None:
     done = run("info", SINPE_EXT_BACKEND="eager", SINPE_EXT_JIT="0")
     assert done.returncode == 0, done.stderr
     assert "eager PyTorch: the same values, slower. To change that:" in done.stdout
@@ -78,21 +78,21 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == text
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        pytest.skip("no C compiler to try the header with")
+        pytest.skip("no C compiler to compile the header")
     (tmp_path / "main.c").write_text('#include "plan.h"\nint main(void) { return my_plan_dim - 8; }\n')
     execute([compiler, "-std=c99", tmp_path / "main.c", "-o", tmp_path / "main"])
     execute([tmp_path / "main"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_a_full_disk_under_standard_output() -> None:
+def test_full_disk_on_standard_output() -> None:
     command = [sys.executable, "-m", "sinpe_ext", "export", "t2t", "8", "-o", "-"]
     with open("/dev/full", "w") as full:
         done = execute(command, stdout=full.fileno(), status=1)
     assert done.stderr == "python -m sinpe_ext export: [Errno 28] No space left on device\n"
 
 
-def test_a_file_name_that_the_terminal_cannot_show(tmp_path: Path) -> None:
+def test_file_name_that_the_terminal_cannot_encode(tmp_path: Path) -> None:
     path = tmp_path / "日é.h"
     command = [sys.executable, "-m", "sinpe_ext", "export", "t2t", "8", "-o", str(path)]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -158,7 +158,7 @@ def test_bad_usage(arguments: list[str], words: str, capsys: pytest.CaptureFixtu
         pytest.importorskip("matplotlib")
     try:
         code = cli.main(arguments)
-    except SystemExit as ended:  # argparse leaves by itself
+    except SystemExit as ended:  # raised by argparse
         code = ended.code
     message = capsys.readouterr().err
     assert code == 2
@@ -213,13 +213,13 @@ def test_demo(tmp_path: Path) -> None:
     assert "14 tokens, a vocabulary of 9" in done.stdout
     million = next(line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["1,000,000"])
     assert float(million[1]) > 1e-3  # the usual formula
-    assert float(million[4]) <= 0.5001  # ours, in units in the last place
+    assert float(million[4]) <= 0.5001  # sinpe_ext, in ULP
     assert "cpu: " in done.stdout
     if importlib.util.find_spec("matplotlib"):
         assert {path.name for path in (tmp_path / "pictures").glob("*.png")} >= {"heatmap.png", "curves.png"}
 
 
-def test_demo_without_words(tmp_path: Path) -> None:
+def test_demo_with_an_empty_text(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
     done = run("demo", "--text", tmp_path / "empty.txt")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

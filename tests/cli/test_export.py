@@ -1,4 +1,4 @@
-"""Names of exported headers: what a C or C++ program cannot define is refused, and every other name compiles."""
+"""Names of exported headers: a name that cannot be defined in C or C++ is rejected, all others compile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPILERS = {"c": os.environ.get("CC", "cc"), "c++": os.environ.get("CXX", "c++"
 STANDARDS = [("c", "c99"), ("c", "gnu17"), ("c", "gnu2x"), ("c++", "c++11"), ("c++", "gnu++20"), ("c++", "gnu++2b")]
 PAPER = sinpe.convention("paper", 6)
 
-REFUSED = {
+ERRORS = {
     "no identifier": ["", "1x", "a b", "a-b", "a\n", "a.b", "é6", "π", "ｐａｐｅｒ", "a$", 'a"', "*/", "\ud800"],
     "reserved": ["_a", "__a", "a__b", "_Bool", "_A", "a__", "__LINE__", "_Atomic"],
     "too long": ["a" * 53, "a" * 10**6],
@@ -48,7 +48,7 @@ REFUSED = {
     "another header's": ["paper6_words", "paper6_dim"],
 }
 
-# They look dangerous: names of functions and of macros with arguments, parts and spellings of what is refused.
+# Accepted names that resemble rejected ones: functions, macros with arguments, parts and spellings.
 ACCEPTED = """
     a A z9 Int INT int_ ints integer Main MAIN mains main1 Class klass classes New renew Linux LINUX linux6 linux_
     unix1 andy band oracle order xnor notes bits bitor_ compl6 char8 char_8_ int64 int64_max Int64_Max MAX MIN WIDTH
@@ -71,15 +71,15 @@ def export_error(name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_names_that_a_program_cannot_define_are_refused(kind: str) -> None:
-    for name in REFUSED[kind]:
+@pytest.mark.parametrize("kind", ERRORS)
+def test_names_that_cannot_be_defined_are_rejected(kind: str) -> None:
+    for name in ERRORS[kind]:
         message = export_error(name)
         assert message.startswith(f"name: expected a C identifier of your own, got {name[:52]!r}"), message
         assert message.endswith("; pass another, such as my_encoding") and len(message) < 250
 
 
-def test_the_command_line_refuses_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_rejects_them_too(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("linux", "", "a\nb"):
         assert cli.main(["export", "paper", "6", "--name", name, "-o", "-"]) == 2
         printed = capsys.readouterr()
@@ -87,25 +87,25 @@ def test_the_command_line_refuses_too(capsys: pytest.CaptureFixture[str]) -> Non
         assert printed.err.startswith("python -m sinpe_ext export: name: expected a C identifier of your own, got ")
 
 
-def known_to_the_compiler(language: str, standard: str) -> str:
-    """The option for a standard, or a skip with the reason."""
+def standard_option(language: str, standard: str) -> str:
+    """The compiler option for a standard, or a skip with the reason."""
     compiler = shutil.which(COMPILERS[language])
     if compiler is None:
-        pytest.skip(f"no {language} compiler to try headers with")
+        pytest.skip(f"no {language} compiler to compile headers")
     option = f"-std={standard}"
     if execute([compiler, option, "-x", language, "-E", "-"], status=None).returncode:
-        pytest.skip(f"{compiler} does not know {option}")
+        pytest.skip(f"{compiler} does not support {option}")
     return option
 
 
 def macros(language: str, standard: str, source: str = "") -> set[str]:
-    command = [COMPILERS[language], known_to_the_compiler(language, standard), "-x", language, "-dM", "-E", "-"]
+    command = [COMPILERS[language], standard_option(language, standard), "-x", language, "-dM", "-E", "-"]
     done = execute(command, input=source)
     return set(re.findall(r"^#define (\w+)", done.stdout, flags=re.MULTILINE))
 
 
 @pytest.mark.parametrize(("language", "standard"), STANDARDS)
-def test_every_macro_of_this_compiler_and_of_the_included_header_is_refused(language: str, standard: str) -> None:
+def test_every_macro_of_compiler_and_included_header_is_rejected(language: str, standard: str) -> None:
     (included,) = re.findall(r"#include .*", export_header(PAPER, "paper6"))
     found = macros(language, standard) | macros(language, standard, included)
     assert {"INT64_MAX", "UINT_FAST8_MAX", "__STDC_VERSION__" if language == "c" else "__cplusplus"} <= found
@@ -130,10 +130,10 @@ def test_names_of_conventions_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(("language", "standard"), STANDARDS)
-def test_every_other_name_compiles(language: str, standard: str, tmp_path: Path) -> None:
-    """All headers in one program, each included twice, with every warning an error."""
-    option = known_to_the_compiler(language, standard)
-    # The longest names that there are, which differ in the last character alone.
+def test_all_other_names_compile(language: str, standard: str, tmp_path: Path) -> None:
+    """All headers in one program, each included twice, with warnings as errors."""
+    option = standard_option(language, standard)
+    # The longest names, which differ only in the last character.
     names = dict.fromkeys([*ACCEPTED, *random_names(300), "b" * 51 + "x", "b" * 51 + "y"])
     lines, sums = [], []
     for number, name in enumerate(names):

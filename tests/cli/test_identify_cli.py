@@ -1,4 +1,4 @@
-"""`python -m sinpe_ext identify`: every kind of file, what is shown, and what a bad file is answered."""
+"""`python -m sinpe_ext identify`: file formats, output, and errors for bad files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sinpe_ext import __main__ as cli
 
 PAPER = sinpe.table(100, 64)[None]
 MAE = sinpe.table((14, 14), sinpe.convention("mae2d", 64), extra_tokens=1)[None]
-SHORT = 0.1  # seconds of a processor; a table of 50000 * 4096 values takes as long to copy
+SHORT = 0.1  # seconds of CPU time; copying a table of 50000 * 4096 values takes as long
 
 
 def noise(*shape: int) -> torch.Tensor:
@@ -50,7 +50,7 @@ def torch_file(path: Path) -> Path:
     return path
 
 
-def test_every_tensor_of_a_checkpoint_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_tensor_of_a_checkpoint_is_examined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(capsys, torch_file(tmp_path / "model.pt"))
     assert code == 0
     assert "model.pe (1, 100, 64) float32\n    paper (also multidim1d), 100 rows, start 0, max error 3e-08\n" in out
@@ -75,9 +75,9 @@ def write(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.pth", "a.bin", "a.old", "a.npy", "a.npz", "a.safetensors", "wrong.npy.pt"])
-def test_every_kind_of_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_file_format(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / name
-    if name == "wrong.npy.pt":  # told by what is in it
+    if name == "wrong.npy.pt":  # detected by content
         write(tmp_path / "a.npy")
         (tmp_path / "a.npy").rename(path)
     else:
@@ -204,7 +204,7 @@ def test_safetensors_missing_or_broken(
         assert code == 2 and "expected a" in err and len(err.splitlines()) == 1
 
 
-def test_tensors_that_might_have_been_tables_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_like_tensors_without_match_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     walk = noise(64, 64).cumsum(0)
     torch.save({**{f"w{k}": noise(9, 9) for k in range(6)}, "walk": walk, "bias": noise(9)}, tmp_path / "a.pt")
     code, out = run(capsys, tmp_path / "a.pt")
@@ -219,15 +219,15 @@ def test_bad_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 2 and "--shape: expected an int in 1..2147483648, got 0" in err
 
 
-def test_large_weights_are_dismissed_at_once() -> None:
+def test_large_weights_are_skipped_quickly() -> None:
     weight = noise(20000, 4096)
-    sinpe.identify(weight[:64])  # what is made once
+    sinpe.identify(weight[:64])  # caches are filled here
     began = time.thread_time()
     assert not sinpe.identify(weight)
     assert time.thread_time() - began < SHORT
 
 
-def test_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_in_a_subprocess(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     write(path)
     done = execute([sys.executable, "-m", "sinpe_ext", "identify", path])

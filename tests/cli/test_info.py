@@ -1,4 +1,4 @@
-"""`python -m sinpe_ext info` as a doctor: in each situation that keeps the kernels away it says so, and what to do."""
+"""`python -m sinpe_ext info`: names each reason why the kernels are not used, and the remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_TRIED = DeviceBackend(
 
 
 def info(env: dict[str, str], before: str = "", begin: Callable[..., tuple[str, str]] = forked) -> str:
-    """What it prints in a process of its own, after some lines that set the scene."""
+    """Output of the command in a subprocess, after running `before`."""
     code = f"{before}\nfrom sinpe_ext.__main__ import main\nraise SystemExit(main(['info']))"
     out, err = begin(code, env)
     assert "Traceback" not in err, err
@@ -35,13 +35,13 @@ def info(env: dict[str, str], before: str = "", begin: Callable[..., tuple[str, 
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """Nothing prebuilt, an empty cache."""
+    """Environment with nothing prebuilt and an empty cache."""
     return environment(SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"))
 
 
 @pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Decides what serves the CPU and CUDA in this process, and leaves no settings."""
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Replaces the backends found in this process, and removes all settings."""
 
     def decide(cpu: DeviceBackend = PREBUILT, cuda: DeviceBackend = NO_CUDA, **settings: str) -> None:
         for name in [name for name in os.environ if name.upper().startswith("SINPE")]:
@@ -67,7 +67,7 @@ def steps(text: str) -> list[str]:
     return re.findall(r"^  - (.+)$", text, re.MULTILINE)
 
 
-# ---------------------------------------------------------------------------------------------------------- settings
+# settings
 
 
 @pytest.mark.parametrize(
@@ -87,22 +87,22 @@ def steps(text: str) -> list[str]:
         ("SINPE_EXT_COLOUR", "1", "has no effect; expected one of SINPE_EXT_BACKEND, SINPE_EXT_JIT"),
     ],
 )
-def test_setting_that_does_nothing_is_named(name, value, words, scene, capsys):
+def test_setting_without_effect_is_named(name, value, words, machine, capsys):
     (problem,) = variables.problems({name: value, "PATH": "/bin"})
     assert problem.name == name and words in problem.text
-    scene(**{name: value})
+    machine(**{name: value})
     text = printed(capsys)
     assert f"warning: {problem.text}" in text and f"{name}={value}" in text
     assert ("With the settings above corrected: The CPU runs" in text) == problem.fatal
-    assert os.environ[name] == value  # set aside for the account alone
+    assert os.environ[name] == value  # the setting is only ignored for the report
     assert cli.main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["problems"] == [problem.text]
 
 
-def test_instruction_set_that_the_cpu_lacks_is_named(scene, capsys):
-    scene(SINPE_EXT_CPU_ISA="v4")  # the scene's CPU takes v3
+def test_unsupported_instruction_set_is_named(machine, capsys):
+    machine(SINPE_EXT_CPU_ISA="v4")  # the simulated CPU supports v3
     assert "warning: SINPE_EXT_CPU_ISA=v4: this CPU lacks it; v3 is taken\n" in printed(capsys)
-    scene(SINPE_EXT_CPU_ISA="v3")
+    machine(SINPE_EXT_CPU_ISA="v3")
     assert "warning" not in printed(capsys)
 
 
@@ -114,12 +114,12 @@ def test_instruction_set_that_the_cpu_lacks_is_named(scene, capsys):
         {"SINPE_EXT_LOCK_TIMEOUT": "0.5", "SINPE_EXT_CACHE_DIR": "anything", "SINGULARITY_NAME": "x", "SINPEX": "1"},
     ],
 )
-def test_settings_that_are_right_are_not_named(environ):
+def test_valid_settings_are_not_named(environ):
     assert variables.problems(environ) == []
 
 
-def test_every_setting_that_is_read_is_known():
-    """In Python, C++, shell and the Makefile: a name that is not in the table would be called a misspelling."""
+def test_every_setting_that_is_read_is_in_the_table():
+    """In Python, C++, shell and the Makefile: a name missing from the table would be reported as misspelt."""
     areas = ["sinpe_ext", "csrc", "tools", "benchmarks", "examples"]
     files = [path for area in areas for path in (REPOSITORY / area).rglob("*") if path.suffix in (".py", ".sh", ".cu")]
     files += [*(REPOSITORY / "csrc").rglob("*.cpp"), REPOSITORY / "setup.py", REPOSITORY / "Makefile"]
@@ -137,11 +137,11 @@ def test_empty_lock_timeout_is_the_default(monkeypatch):
     assert jit._lock_timeout() == 300
 
 
-# -------------------------------------------------------------------------------------------------- the CPU's backend
+# CPU backend
 
 
-def test_prebuilt(scene, capsys):
-    scene()
+def test_prebuilt(machine, capsys):
+    machine()
     text = printed(capsys)
     assert "cpu: compiled (built at install time)" in text and "instruction set: v3" in text
     assert text.endswith("\nThe CPU runs the compiled kernels.\n") and not steps(text)
@@ -150,8 +150,8 @@ def test_prebuilt(scene, capsys):
     assert "threads" in text.splitlines()[0] and str(loader.PACKAGE) in text
 
 
-def test_every_obstacle_at_once(env, tmp_path):
-    """Without compiler, ninja and setuptools, and switched off: all of it, not the first thing alone."""
+def test_all_obstacles_are_reported(env, tmp_path):
+    """Without compiler, ninja and setuptools, and disabled: all reasons, not only the first."""
     (tmp_path / "empty").mkdir()
     env |= {"PATH": str(tmp_path / "empty"), "SINPE_EXT_JIT": "0"}
     env.pop("CXX", None)
@@ -177,8 +177,8 @@ importlib.util.find_spec = lambda name, *rest: None if name == "setuptools" else
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", ["broken compiler", "CXX that is none", "cache that is a file", "shared cache"])
-def test_build_that_cannot_be(case, env, tmp_path):
+@pytest.mark.parametrize("case", ["broken compiler", "CXX that does not exist", "cache that is a file", "shared cache"])
+def test_impossible_builds(case, env, tmp_path):
     env["SMALL_SOURCES"] = str(write_small_sources(tmp_path / "small"))
     compiler = write_script(tmp_path / "broken", 'echo "licence expired"; exit 1')
     (tmp_path / "file").write_text("")
@@ -186,7 +186,7 @@ def test_build_that_cannot_be(case, env, tmp_path):
     (tmp_path / "shared").chmod(0o777)
     changes, reason, step = {
         "broken compiler": ({"CXX": str(compiler)}, "licence expired", "read the compiler's last lines above"),
-        "CXX that is none": ({"CXX": "/nonexistent/c++"}, "CXX=/nonexistent/c++ was not found", "set CXX to"),
+        "CXX that does not exist": ({"CXX": "/nonexistent/c++"}, "CXX=/nonexistent/c++ was not found", "set CXX to"),
         "cache that is a file": ({"SINPE_EXT_CACHE_DIR": str(tmp_path / "file")}, "Not a directory", OWN_FOLDER),
         "shared cache": ({"SINPE_EXT_CACHE_DIR": str(tmp_path / "shared")}, "every user may write", OWN_FOLDER),
     }[case]
@@ -199,7 +199,7 @@ def test_build_that_cannot_be(case, env, tmp_path):
 def test_old_torch(env):
     text = info(env, 'import torch; torch.__version__ = "2.6.0+cpu"')
     assert "torch 2.6.0+cpu is older than 2.11" in text
-    assert steps(text) == ['pip install "torch>=2.11"']  # no compiler would help
+    assert steps(text) == ['pip install "torch>=2.11"']  # a compiler would not help
 
 
 def test_without_torch(env):
@@ -208,15 +208,15 @@ def test_without_torch(env):
     assert steps(text) == ["pip install torch"]
 
 
-def test_demanded_and_missing(scene, capsys):
-    scene(NOT_TRIED, SINPE_EXT_BACKEND="compiled")
+def test_required_backend_is_missing(machine, capsys):
+    machine(NOT_TRIED, SINPE_EXT_BACKEND="compiled")
     text = printed(capsys)
     assert "Calls on the CPU raise BackendUnavailableError" in text and "eager PyTorch: the same" not in text
     assert NOT_TRIED.todo in steps(text)
 
 
-def test_eager_by_choice(scene, capsys, monkeypatch):
-    scene(SINPE_EXT_BACKEND="eager")
+def test_eager_by_setting(machine, capsys, monkeypatch):
+    machine(SINPE_EXT_BACKEND="eager")
     text = printed(capsys)
     assert "cpu: eager (chosen by SINPE_EXT_BACKEND=eager)" in text
     assert steps(text) == ["unset SINPE_EXT_BACKEND"]
@@ -224,24 +224,24 @@ def test_eager_by_choice(scene, capsys, monkeypatch):
     assert steps(printed(capsys)) == ['use_backend("auto")']
 
 
-# ------------------------------------------------------------------------------------------------------ CUDA, the cache
+# CUDA and the cache
 
 
-def test_cpu_build_of_torch_beside_nvcc(scene, capsys, monkeypatch, tmp_path):
+def test_cpu_build_of_torch_with_nvcc(machine, capsys, monkeypatch, tmp_path):
     import torch
 
-    scene()
+    machine()
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setenv("CUDACXX", str(write_nvcc(tmp_path / "nvcc", version="12.8.61")))
     text = printed(capsys)
     assert "nvcc (12.8.61), of no use: torch is no CUDA build" in text
-    assert not steps(text)  # no device is known: nothing has to be done
+    assert not steps(text)  # no device is known: nothing to do
 
 
-def test_cpu_build_of_torch_beside_an_nvidia_driver(scene, capsys, monkeypatch):
+def test_cpu_build_of_torch_with_an_nvidia_driver(machine, capsys, monkeypatch):
     import torch
 
-    scene()
+    machine()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(info_command, "has_nvidia_driver", lambda: True)
     text = printed(capsys)
@@ -250,18 +250,18 @@ def test_cpu_build_of_torch_beside_an_nvidia_driver(scene, capsys, monkeypatch):
     assert steps(text) == ["install a CUDA build of torch"]
 
 
-def test_other_accelerator_is_named_and_nothing_is_loaded_for_it(scene, capsys, monkeypatch):
-    scene()
+def test_other_accelerator_is_named_without_loading_a_library(machine, capsys, monkeypatch):
+    machine()
     monkeypatch.setattr(info_command, "accelerators", lambda: ["xpu", "cuda"])
     monkeypatch.setattr(loader, "_load", lambda device, verbose=False: pytest.fail(f"{device} was loaded"))
     assert "xpu: eager (there are no xpu kernels; eager PyTorch runs on the device)" in printed(capsys)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_cuda_device(compiled, scene, capsys, monkeypatch):
+def test_cuda_device(compiled, machine, capsys, monkeypatch):
     ready = DeviceBackend("cuda", "compiled", "built at install time", "prebuilt", "/lib.so")
     missing = DeviceBackend("cuda", "eager", "nvcc was not found", todo="install the CUDA toolkit 13.x")
-    scene(cuda=ready if compiled else missing)
+    machine(cuda=ready if compiled else missing)
     monkeypatch.setattr(info_command, "cuda_devices", lambda: ["cuda:0 NVIDIA H200, compute capability 9.0"])
     text = printed(capsys)
     assert "device: cuda:0 NVIDIA H200" in text
@@ -270,8 +270,8 @@ def test_cuda_device(compiled, scene, capsys, monkeypatch):
     assert steps(text) == ([] if compiled else ["install the CUDA toolkit 13.x"])
 
 
-def test_cache_is_described(scene, tmp_path):
-    scene()
+def test_cache_is_described(machine, tmp_path):
+    machine()
     assert info_command.cache() == "does not exist yet"
     for name in ("one", "two"):
         (tmp_path / "cache" / name).mkdir(parents=True)
@@ -282,8 +282,8 @@ def test_cache_is_described(scene, tmp_path):
     assert "every user may write" in info_command.cache()
 
 
-def test_json_has_it_all(scene, capsys):
-    scene(NOT_TRIED)
+def test_json_contains_all_fields(machine, capsys):
+    machine(NOT_TRIED)
     assert cli.main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["devices"]["cpu"]["reason"] == NOT_TRIED.reason and facts["todo"][0] == NOT_TRIED.todo

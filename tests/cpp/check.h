@@ -1,4 +1,4 @@
-// The smallest of test frameworks: CHECK counts failures and shows the first few, finish() is the exit status.
+// Minimal test framework: CHECK counts failures and prints the first few, finish() returns the exit status.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ inline int finish(const char* name) {
   return failures == 0 && checks > 0 ? 0 : 1;
 }
 
-// xorshift64*: random numbers that are the same everywhere.
+// xorshift64*: random numbers that are the same on all platforms.
 struct Random {
   uint64_t state = 0x9E3779B97F4A7C15u;
   uint64_t next() {

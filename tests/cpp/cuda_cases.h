@@ -1,5 +1,5 @@
-// Random calls for the CUDA kernels' bodies, which run here as loops (cuda/launch.h), each with the CPU's answer to compare
-// with. Buffers have exactly the size that the call may touch, so that AddressSanitizer sees one element too many.
+// Random calls of the CUDA kernel bodies, run here as loops (cuda/launch.h), and the CPU's results. Buffers have
+// exactly the size that a call may access, so that AddressSanitizer detects any access beyond.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,7 @@ using sinpe::cuda::DevicePlan;
 using sinpe::cuda::DeviceScalars;
 
 #if defined(SINPE_SANITIZE)
-constexpr int kFewer = 4;  // cases: each takes ten times as long
+constexpr int kFewer = 4;  // number of cases, for those that take ten times as long
 #else
 constexpr int kFewer = 1;
 #endif
@@ -42,7 +42,7 @@ inline TestPlan random_plan(check::Random& random, int64_t dim) {
   return make_plan(dim, layout, below(random, 3) == 0, one_of(random, amplitudes), one_of(random, bases));
 }
 
-// A tensor's memory, beginning `offset` elements into the allocation.
+// A tensor's memory, starting `offset` elements into the allocation.
 template <class T>
 struct Buffer {
   std::vector<T> storage;
@@ -50,13 +50,14 @@ struct Buffer {
   T* data() { return storage.data() + offset; }
 };
 
-// Strides of a tensor of these sizes in one of several layouts; `span` becomes the elements from first to last.
+// Strides of a tensor of these sizes in one of several layouts; `span` becomes the number of elements from first to
+// last.
 inline void layout(check::Random& random, const int64_t* sizes, int rank, bool may_overlap, bool channels_last,
                    int64_t* strides, int64_t* span, bool turned = false) {
   std::vector<int> order;  // from the innermost dimension outwards
   for (int d = rank - 1; d >= 0; --d) order.push_back(d);
   const int64_t kind = turned ? (below(random, 2) == 0 ? 0 : 4) : below(random, 5);
-  if (turned || (kind == 1 && !channels_last && rank > 1)) std::swap(order[0], order[1]);  // channels outside
+  if (turned || (kind == 1 && !channels_last && rank > 1)) std::swap(order[0], order[1]);  // channels outermost
   if (kind == 2 && rank > 2) std::swap(order[1], order[static_cast<size_t>(rank - 1)]);
   int64_t step = kind == 3 && !channels_last ? 2 : 1, reach = 0;
   for (const int d : order) {
@@ -78,8 +79,8 @@ Buffer<T> numbers(check::Random& random, int64_t span) {
   return b;
 }
 
-// Whether two results agree: to the bit where the arithmetic is double. Else an ULP of the encoding, times what it is
-// multiplied by (`slack`), may have turned the roundings of the sum and of the kept sum.
+// Whether two results agree: bit by bit with double arithmetic, otherwise within one ULP of the encoding times its
+// factor (`slack`), plus changed roundings of the sum and of the scaled sum.
 template <class T>
 bool agrees(T got, T want, double slack) {
   if (same(got, want)) return true;
@@ -91,7 +92,7 @@ bool agrees(T got, T want, double slack) {
   return std::fabs(a - b) <= slack * 0x1p-23 + std::fabs(b) * digits + 0x1p-24 * (sizeof(T) == 2);
 }
 
-// One call of add: arguments, and what they point to.
+// One call of add: arguments, and the memory that they point to.
 template <class T>
 struct AddCase {
   TestPlan plan;
@@ -111,7 +112,7 @@ struct AddCase {
     plan = random_plan(random, dim);
     a.rank = 2 + static_cast<int32_t>(below(random, 4));
     for (int d = 0; d < a.rank - 2; ++d) a.sizes[d] = 1 + below(random, d == 0 ? 5 : 3);
-    const bool turned = below(random, 4) == 0;  // x, the result and the elements' numbers, with channels outside
+    const bool turned = below(random, 4) == 0;  // x, the result and the element numbers with channels outermost
     a.sizes[a.rank - 2] = 1 + below(random, wide ? 7 : 90);
     if (turned && below(random, 2) == 0) a.sizes[a.rank - 2] = 8 * (1 + below(random, wide ? 2 : 11));
     a.sizes[a.rank - 1] = dim;
@@ -129,14 +130,14 @@ struct AddCase {
     set_positions(random);
     set_mask(random);
     set_dropout(random, turned);
-    // What the device reads is what the CPU is told.
+    // The device reads the same values that the CPU is given.
     alpha = {static_cast<float>(a.alpha)};
     a.alpha = static_cast<double>(alpha[0]);
     seed = {a.dropout.seed};
     if (below(random, 2) == 0) scalars = {alpha.data(), SINPE_FLOAT32, seed.data()};
   }
 
-  // The arguments for the device: misled where it has numbers of its own.
+  // Arguments for the device, with wrong host values where the device has its own.
   sinpe_add_arguments for_device(Buffer<T>* result) const {
     sinpe_add_arguments b = a;
     b.out = result->data();
@@ -210,7 +211,7 @@ struct AddCase {
   }
 };
 
-// Compares every element that the strides name, and that what lies between them was not touched.
+// Compares all elements that the strides address, and checks that the memory between them is unchanged.
 template <class T>
 void compare(const char* what, int64_t number, const int64_t* sizes, const int64_t* strides, int rank, Buffer<T>& got,
              Buffer<T>& want, double slack) {

@@ -1,10 +1,10 @@
-// Every float32 entry of a range of positions against double-doubles (truth.h), by the C interface alone.
+// Compares every float32 entry of a range of positions with double-doubles (truth.h), using only the C interface.
 //
-//   exhaustive check FILE FIRST:COUNT[:STEP] ...    compares; exit status 1 when an entry is more than 0.5001 ULP off
-//   exhaustive digest FILE FIRST:COUNT[:STEP] ...   compares nothing: a number that every instruction set must give
+//   exhaustive check FILE FIRST:COUNT[:STEP] ...    compares; exit status 1 if an entry is more than 0.5001 ULP off
+//   exhaustive digest FILE FIRST:COUNT[:STEP] ...   only prints a digest, equal on all instruction sets
 //
-// FILE comes from tests/support/truth_file.py. Runs of neighbours are made by sinpe_table and, in the other order and so without
-// its rotation, by sinpe_encode; the bits must be equal. `tools/exhaustive.py` calls this with everything that is promised.
+// FILE is written by tests/support/truth_file.py. Runs of neighbours are computed by sinpe_table and, in reverse order
+// and so without rotation, by sinpe_encode; the bits must be equal. `tools/exhaustive.py` runs this for all guarantees.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -21,10 +21,10 @@
 namespace {
 
 constexpr double kLimit = 0.5001;       // ULP
-constexpr double kTie = 0x1p-20;        // ULP: as close to the middle of two floats as that is a near tie,
-constexpr double kUndecided = 0x1p-48;  // as that only more digits could tell (the judge has 2^-70)
-constexpr int64_t kBlock = 1024;        // rows made at once; several anchors of the library's rotation
-constexpr size_t kKept = 8;             // entries of a kind that are told
+constexpr double kTie = 0x1p-20;        // ULP: a value this close to the midpoint of two floats is a near tie
+constexpr double kUndecided = 0x1p-48;  // ULP: this close, more digits are needed (the reference has 2^-70)
+constexpr int64_t kBlock = 1024;        // rows per block; several anchors of the library's rotation
+constexpr size_t kKept = 8;             // entries of a kind that are printed
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Run {
@@ -41,7 +41,7 @@ struct Entry {
 // The entries with the smallest keys.
 struct Kept {
   std::vector<Entry> entries;
-  double largest = kInfinity;  // key that an entry has to stay below
+  double largest = kInfinity;  // an entry needs a smaller key
 
   void add(const Entry& e) {
     if (!(e.key < largest)) return;
@@ -57,7 +57,7 @@ struct Tally {
   int64_t entries = 0, rows = 0, above_half = 0, above_one = 0, ties = 0, undecided = 0, rows_differ = 0;
   double absolute = 0.0;
   uint64_t digest = 0;
-  Kept worst, nearest_tie, smallest;  // keys: minus the error in ULP, distance to the middle in ULP, the value
+  Kept worst, nearest_tie, smallest;  // keys: minus the error in ULP, distance to the midpoint in ULP, the value
 
   void add(const Tally& t) {
     entries += t.entries;
@@ -76,7 +76,7 @@ struct Tally {
 
   void judge(truth::Sum value, float got, int64_t position, int64_t channel) {
     ++entries;
-    if (value.hi == 0.0) {  // nothing but +0 will do
+    if (value.hi == 0.0) {  // only +0 is accepted
       uint32_t bits;
       std::memcpy(&bits, &got, sizeof bits);
       if (bits != 0) worst.add({-kInfinity, position, channel, got}), ++above_half, ++above_one;
@@ -88,7 +88,7 @@ struct Tally {
     const bool below = (value.lo < 0) != (value.hi < 0) && value.lo != 0;
     if ((bits & 0xfffffffffffff) == 0 && below) --exponent;  // just below a power of two
     const double unit = truth::power_of_two(std::max(exponent - 23, -149));
-    // Near the truth both differences are exact but for the last rounding.
+    // Near the true value, both differences are exact except for the last rounding.
     const double step = static_cast<double>(got) - value.hi, error = std::fabs(step - value.lo);
     const double beyond = (std::fabs(step) - 0.5 * unit) + (step < 0 ? value.lo : -value.lo);
     const double ulp = error / unit, to_middle = std::fabs(beyond) / unit;
@@ -120,7 +120,7 @@ void need(sinpe_status status) {
   std::exit(2);
 }
 
-// Rows [begin, end) of a run: made, hashed and, if `compare`, judged.
+// Rows [begin, end) of a run: computed, hashed and, if `compare`, compared.
 void do_block(const truth::Truth& truth, const Run& run, int64_t begin, int64_t end, bool compare, Tally* tally) {
   const int64_t dim = truth.dim, n = end - begin, words = static_cast<int64_t>(truth.plan.size());
   std::vector<int64_t> backwards;

@@ -1,5 +1,5 @@
-// Grids and random calls of add_grid, each with the answer of plain loops. Buffers have exactly the size that the call may
-// touch, so that AddressSanitizer sees one element too many; results begin as NaN.
+// Grids and random calls of add_grid, and the results of plain loops. Buffers have exactly the size that the call may
+// access, so that AddressSanitizer detects any access beyond; results are initialized to NaN.
 #pragma once
 
 #include "core/grid.h"
@@ -21,7 +21,7 @@ struct TestGrid {
   int64_t n_words() const { return static_cast<int64_t>(words.size()); }
 };
 
-// The words of a grid, its pieces' values one behind the other.
+// The packed grid, with the values of its pieces stored one after the other.
 inline TestGrid make_grid(bool by_channels, const std::vector<int64_t>& lengths, int64_t dim,
                           const std::vector<TestPiece>& pieces) {
   TestGrid g{by_channels, dim, 1, 0, lengths, {}};
@@ -43,8 +43,8 @@ inline TestGrid make_grid(bool by_channels, const std::vector<int64_t>& lengths,
   return g;
 }
 
-// Where in `values` each channel of each place is, place by place, -1 for a channel of zeros. Of two pieces that feed a
-// channel the last does. `w` are known to be a grid's words.
+// Index into `values` for each channel of each place, place by place, -1 for a zero channel. If two pieces write a
+// channel, the last one counts. `w` must be a valid packed grid.
 inline std::vector<int64_t> value_indices(const std::vector<int64_t>& w) {
   const size_t axes = static_cast<size_t>(w[3]), dim = static_cast<size_t>(w[5]);
   const int64_t *lengths = w.data() + kGridHeader, *pieces = lengths + axes;
@@ -64,7 +64,7 @@ inline std::vector<int64_t> value_indices(const std::vector<int64_t>& w) {
   }
 }
 
-// As conventions make them (blocks, sines of all before cosines of all, interleaved), and in any other order, with gaps.
+// Arranged as in conventions (blocks, all sines before all cosines, interleaved), or in any other order, with gaps.
 inline TestGrid random_grid(check::Random& random) {
   const bool by_channels = below(random, 2) == 0;
   const int64_t few[] = {1, 2, 3, 5, 7}, many[] = {1, 300, 2047, 2049, 4500}, widths[] = {1, 2, 3, 8, 16, 24, 33, 64};
@@ -95,7 +95,7 @@ inline TestGrid random_grid(check::Random& random) {
   return make_grid(by_channels, lengths, dim, pieces);
 }
 
-// By channels, with more places than a tile holds values: of which all axes but one, some or none fit.
+// By channels, with more places than a tile holds values: all axes but one fit, or some, or none.
 inline TestGrid random_volume(check::Random& random) {
   const std::vector<int64_t> volumes[] = {{5, 60, 70}, {300, 64}, {2, 129, 130}, {20001}, {1, 17000, 2}};
   const std::vector<int64_t> lengths = one_of(random, volumes);
@@ -134,7 +134,7 @@ struct GridCase {
     a.dtype = dtype_of<T>();
     const double factors[] = {1.0, 22.627416997969522, -0.5, 0.0};
     a.scale = one_of(random, factors);
-    // What add_grid does not read.
+    // Fields that add_grid does not read.
     a.alpha = std::nan("");
     a.start = INT64_MAX;
     a.positions = &a;
@@ -146,7 +146,7 @@ struct GridCase {
     seed = {a.dropout.seed};
   }
 
-  // The arguments of a call that writes to `result`, which begins as `out`.
+  // The arguments of a call that writes to `result`, which is initialized from `out`.
   sinpe_add_arguments call(Buffer<T>* result) const {
     *result = out;
     sinpe_add_arguments b = a;
@@ -155,7 +155,7 @@ struct GridCase {
     return b;
   }
 
-  // The whole memory of the result; what no stride leads to stays.
+  // The whole memory of the result; elements that no stride reaches are unchanged.
   Buffer<T> expected() const {
     Buffer<T> want = out;
     const std::vector<int64_t> indices = value_indices(grid.words);
@@ -202,13 +202,13 @@ struct GridCase {
     for (int d = 0; d < a.rank; ++d) {
       elements.push_back(d + 1 == a.rank && below(random, 2) == 0 ? 1 : below(random, 5000));
     }
-    // Half of them row after row, as torch's tensors by channels have them.
+    // Half of them row by row, as torch's channels-first tensors.
     if (below(random, 2) == 0) elements[static_cast<size_t>(a.rank - 1)] = a.sizes[a.rank - 1] * elements.back();
     a.dropout.elements = elements.data();
   }
 };
 
-// To the bit, and what lies between the elements as well.
+// Bit by bit, including the memory between the elements.
 template <class T>
 void check_same(const char* what, int64_t number, const Buffer<T>& got, const Buffer<T>& want) {
   int64_t wrong = 0;
@@ -221,7 +221,7 @@ void check_same(const char* what, int64_t number, const Buffer<T>& got, const Bu
   CHECK(wrong == 0);
 }
 
-// Whether words are a grid's over n_values: the rule of core/grid.h, in numbers that cannot overflow.
+// Whether the words are a valid grid for n_values values: the rule of core/grid.h, without overflow.
 inline bool is_grid(const std::vector<int64_t>& w, int64_t n_values) {
   using sinpe::int128;
   const auto among = [](int128 v, int128 least, int128 most) { return v >= least && v <= most; };
@@ -243,7 +243,8 @@ inline bool is_grid(const std::vector<int64_t>& w, int64_t n_values) {
   return true;
 }
 
-// Calls check(words) for a grid with one word changed, each in turn to what may mislead; and with too few and too many.
+// Calls check(words) for a grid with one word changed to each of several invalid values, and with too few and too many
+// words.
 template <class F>
 void with_lies(const TestGrid& grid, const F& check) {
   const int64_t odd[] = {INT64_MIN,        -1,       0, 1, 2, 3, 5, 9, 65, int64_t{1} << 31, (int64_t{1} << 40) + 1,

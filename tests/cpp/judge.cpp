@@ -1,5 +1,5 @@
-// What the judge of the exhaustive scan says of single entries, for a comparison with mpmath: judge FILE reads lines
-// "position channel" and writes them with hi and lo behind. No library takes part.
+// Prints the reference values of the exhaustive scan for comparison with mpmath: `judge FILE` reads lines "position
+// channel" and appends hi and lo. Uses no library.
 #include <cinttypes>
 #include <cstdio>
 #include <iostream>

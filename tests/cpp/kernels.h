@@ -1,4 +1,4 @@
-// The sets of row kernels that this CPU can run, and element types for tests over all of them.
+// The row kernels that this CPU supports, and element types for tests of all of them.
 #pragma once
 
 #include <vector>
@@ -37,7 +37,7 @@ bool same(T a, T b) {
   return std::memcmp(&a, &b, sizeof a) == 0;
 }
 
-// What dropout makes of v, one element at a time.
+// The result of dropout for one element v.
 template <class T>
 T dropped(sinpe::accumulate_t<T> v, const sinpe_dropout_arguments& d, uint64_t element) {
   if (d.drop == 0) return rounded<T>(v);

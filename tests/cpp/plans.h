@@ -1,4 +1,4 @@
-// Plans made without Python: frequencies are doubles, so that their fractions are exact.
+// Plans constructed without Python: frequencies are doubles, so that their fractions are exact.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@ inline int64_t bits_of(double x) {
   return word;
 }
 
-// dim channels of frequencies in turns; layout 0 interleaved, 1 sin|cos, 2 cos|sin; own: a frequency for each channel.
+// dim channels of frequencies in turns; layout 0 interleaved, 1 sin|cos, 2 cos|sin; own: a frequency per channel.
 inline TestPlan plan_of(const std::vector<double>& turns, int64_t dim, int layout, bool own, double amplitude) {
   const int64_t sines = (dim + 1) / 2, cosines = dim / 2;
   const int64_t n0 = layout == 2 ? cosines : sines, n1 = dim - n0, n = static_cast<int64_t>(turns.size());
@@ -44,7 +44,7 @@ inline TestPlan plan_of(const std::vector<double>& turns, int64_t dim, int layou
   return made;
 }
 
-// The paper's ladder.
+// The frequencies of the paper.
 inline TestPlan make_plan(int64_t dim, int layout, bool own, double amplitude = 1.0, double base = 10000.0) {
   std::vector<double> turns;
   for (int64_t i = 0; i < (own ? dim : (dim + 1) / 2); ++i) {
@@ -54,12 +54,12 @@ inline TestPlan make_plan(int64_t dim, int layout, bool own, double amplitude = 
   return plan_of(turns, dim, layout, own, amplitude);
 }
 
-// A plan of one shared oscillator of frequency f turns, exactly.
+// A plan of one shared oscillator with a frequency of exactly f turns.
 inline TestPlan one_frequency(double f, double amplitude) {
   TestPlan made = make_plan(2, 0, false, amplitude);
   std::vector<int64_t>& w = made.words;
   w[10] = bits_of(std::fabs(f));
-  // |f| to 128 fractional bits (its whole turns are exact), then the sign.
+  // |f| to 128 fractional bits (whole turns are exact), then the sign.
   const double size = std::fabs(f), turns = std::floor(size);
   sinpe::uint128 fraction = 0;
   int64_t m, whole = static_cast<int64_t>(turns);

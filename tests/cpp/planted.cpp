@@ -1,4 +1,4 @@
-// A fault for each sanitizer to report: were it not seen, silence about all other programs would mean nothing.
+// One fault per sanitizer, to check that it is detected.
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -6,7 +6,7 @@
 static volatile int number = 0;
 
 static int overrun(int count) {
-  int* volatile array = static_cast<int*>(std::malloc(count * sizeof(int)));  // volatile: UBSan shall not know its size
+  int* volatile array = static_cast<int*>(std::malloc(count * sizeof(int)));  // volatile: hides the size from UBSan
   array[count] = count;
   const int value = array[count];
   std::free(array);

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), of bytes that come in pieces.
+// SHA-256 (FIPS 180-4) of data added in pieces.
 #pragma once
 
 #include <cstdint>

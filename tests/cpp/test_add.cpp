@@ -1,4 +1,4 @@
-// sinpe_add against a plain loop: shapes, strides, positions, masks, types, in place, dropout.
+// sinpe_add against a plain loop: shapes, strides, positions, masks, dtypes, in place, dropout.
 #include <cmath>
 #include <initializer_list>
 #include <vector>
@@ -14,9 +14,9 @@ struct Case {
   int64_t batch, middle, rows, dim;
   bool channels_first, explicit_positions, starts, masked, in_place;
   int32_t drop = 0;
-  bool numbered = false;  // elements with numbers of their own
+  bool numbered = false;  // elements with explicit numbers
   int layout = 0;
-  bool own = false;  // frequencies of the cosines' own
+  bool own = false;  // separate frequencies of the cosines
 };
 
 template <class T>
@@ -34,7 +34,7 @@ void run(const Case& c) {
   sinpe_add_arguments a{};
   a.rank = 4;
   const int64_t sizes[] = {c.batch, c.middle, c.rows, c.dim};
-  // Rows contiguous, or channels outside of rows as in (batch, channels, sequence).
+  // Contiguous rows, or channels outside of rows as in (batch, channels, sequence).
   const int64_t row_stride = c.channels_first ? 1 : c.dim, channel_stride = c.channels_first ? c.rows : 1;
   const int64_t strides[] = {c.middle * c.rows * c.dim, c.rows * c.dim, row_stride, channel_stride};
   for (int d = 0; d < 4; ++d) {
@@ -60,7 +60,7 @@ void run(const Case& c) {
     a.mask_strides[0] = c.rows;
     a.mask_strides[1] = 1;
   }
-  // Numbers of a tensor that lies as x does in memory, or those of a shard of a larger one.
+  // The element numbers of a tensor with the layout of x, or of a shard of a larger tensor.
   const int64_t row_major[] = {c.middle * c.rows * c.dim, c.rows * c.dim, c.dim, 1};
   const int64_t shard[] = {(int64_t{1} << 36) + 5, 3 * strides[0], strides[1], strides[2], strides[3]};
   a.dropout.drop = c.drop;
@@ -93,7 +93,7 @@ void run(const Case& c) {
   }
 }
 
-void test_refused() {
+void test_invalid_arguments() {
   const TestPlan made = make_plan(4, 0, false);
   float x[4] = {};
   sinpe_add_arguments a{};
@@ -111,7 +111,7 @@ void test_refused() {
     CHECK(sinpe_dropout(&a) == SINPE_BAD_ARGUMENT);
   }
   a.dropout.drop = 9000;
-  for (const int64_t step : {int64_t{-1}, int64_t{1} << 61, INT64_MAX}) {  // numbers that int64 does not hold
+  for (const int64_t step : {int64_t{-1}, int64_t{1} << 61, INT64_MAX}) {  // numbers beyond int64
     const int64_t elements[] = {INT64_MAX, 4, step};
     a.dropout.elements = elements;
     CHECK(sinpe_add(made.words.data(), words, &a) == SINPE_BAD_ARGUMENT);
@@ -143,7 +143,7 @@ int main() {
       }
     }
   }
-  // One sequence, or one for each start: rows are made as they are needed.
+  // One sequence, or one per start: rows are computed when they are needed.
   for (int layout : {0, 1, 2}) {
     for (bool own : {false, true}) {
       for (int64_t dim : {5, 130, 301}) {
@@ -163,6 +163,6 @@ int main() {
   run<float>({2000, 1, 1, 64, false, false, false, false, false});  // one row: threads share the batch
   run<float>({1, 1, 3000, 64, false, false, false, false, true, 32768});
   run<float>({5, 1, 70, 512, false, false, false, false, true, 1, true});
-  test_refused();
+  test_invalid_arguments();
   return check::finish("test_add");
 }

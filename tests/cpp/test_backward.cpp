@@ -1,5 +1,5 @@
-// What goes backward, against plain loops: dropout, row_dots, embed_backward, with outputs full of NaN beforehand; and the
-// order that its sums have.
+// Gradients against plain loops: dropout, row_dots, embed_backward, with outputs initialized to NaN; and the order of
+// sums.
 #include <cmath>
 #include <vector>
 
@@ -18,7 +18,7 @@ std::vector<T> numbers(check::Random& random, int64_t n) {
   return x;
 }
 
-// Memory layouts of a (5, 7, 130) tensor: dense, channels outside, one number for all, a slice of a wider one.
+// Memory layouts of a (5, 7, 130) tensor: dense, channels outermost, expanded, a slice of a wider tensor.
 struct Layout {
   int64_t strides[3], storage;
 };
@@ -147,7 +147,7 @@ void test_row_dots(int32_t drop) {
 
 struct Ids {
   int64_t rows, dim, padding_idx;
-  int hot;  // percent of the tokens that have one id
+  int hot;  // percent of the tokens that have the same id
 };
 
 template <class T>
@@ -178,7 +178,7 @@ void test_embed_backward(const Ids& c, int32_t drop, int64_t sequence, bool odd_
   b.dtype = dtype_of<T>();
   b.num_embeddings = c.rows;
   b.padding_idx = c.padding_idx;
-  b.scale = c.padding_idx == 3 ? -1.7 : 1.7;  // +0 stays +0 where nothing is summed
+  b.scale = c.padding_idx == 3 ? -1.7 : 1.7;  // +0 stays +0 if there is nothing to sum
   b.dropout = {drop, 8, nullptr};
   CHECK(sinpe_embed_backward(&b) == SINPE_OK);
   std::vector<std::vector<Real>> terms(out.size());
@@ -201,14 +201,14 @@ void test_embed_backward(const Ids& c, int32_t drop, int64_t sequence, bool odd_
     const bool any = summed[k / static_cast<size_t>(c.dim)];
     CHECK(same(out[k], any ? rounded<T>(summed_in_tree(terms[k]) * factor) : T{}));
   }
-  b.num_embeddings = c.rows / 2;  // half of the ids are now wrong
+  b.num_embeddings = c.rows / 2;  // half of the ids are now out of range
   if (c.hot > 0) {
     CHECK(sinpe_embed_backward(&b) == SINPE_BAD_ID);
     CHECK(b.bad_id >= c.rows / 2);
   }
 }
 
-// Of so many terms as are at the edge of a level, and of any number: the order, the number of levels, and the error bound.
+// For numbers of terms around the edges of levels, and others: the order, the number of levels, and the error bound.
 void test_tree_sum() {
   check::Random random;
   std::vector<int64_t> counts{0, 1, 2, 63, 64, 65, 127, 128, 129, 4095, 4096, 4097, 8192, 262143, 262144, 262145};
@@ -216,7 +216,7 @@ void test_tree_sum() {
   for (const int64_t n : counts) {
     std::vector<float> terms;
     for (int64_t i = 0; i < n; ++i) terms.push_back(static_cast<float>(random.uniform() * 8 - 4));
-    std::vector<float> sums(12);  // of the levels; more than there are
+    std::vector<float> sums(12);  // one per level; more than there are
     int64_t next = 0;
     sinpe::tree_sum(
         n,
@@ -246,7 +246,7 @@ void test_tree_sum() {
   CHECK(sinpe::tree_levels(INT64_MAX) == 11);
 }
 
-void test_nothing() {
+void test_empty() {
   std::vector<float> out(12, std::nanf(""));
   sinpe_embed_backward_arguments b{};
   b.rank = 2;
@@ -284,10 +284,10 @@ int main() {
     all<sinpe::bfloat16>(drop);
     all<sinpe::float16>(drop);
   }
-  test_embed_backward<float>({2000, 128, -1, 60}, 6554, 3000, false);        // long enough for threads
+  test_embed_backward<float>({2000, 128, -1, 60}, 6554, 3000, false);        // large enough for threads
   test_embed_backward<sinpe::float16>({3, 2, -1, 90}, 6554, 100000, false);  // and for three levels of sums
   test_tree_sum();
   test_dropout_ranks();
-  test_nothing();
+  test_empty();
   return check::finish("test_backward");
 }

@@ -1,4 +1,4 @@
-// csrc/core against arithmetic of more bits, and against itself where an identity holds. Bounds are those of the headers.
+// csrc/core against arithmetic with more bits, and against identities. The bounds are those of the headers.
 #include <cmath>
 #include <initializer_list>
 
@@ -19,7 +19,7 @@ constexpr int kTerms = 32;
 
 // sin and cos of 2*pi*t by their series, |t| <= 1/8.
 void sincos_quad(quad t, quad* s, quad* c) {
-  // 2*pi as a sum of doubles that carries 160 bits.
+  // 2*pi as a sum of doubles with 160 bits.
   const quad two_pi = static_cast<quad>(0x1.921fb54442d18p+2) + static_cast<quad>(0x1.1a62633145c07p-52) +
                       static_cast<quad>(-0x1.f1976b7ed8fbcp-108);
   const quad y = two_pi * t, z = y * y;
@@ -63,16 +63,16 @@ void test_sincos() {
   }
   std::printf("sincos_fast 2^%.1f relative sin, 2^%.1f absolute cos; sincos_accurate 2^%.1f; sincos_dd 2^%.1f\n",
               std::log2(fast_sin), std::log2(fast_cos), std::log2(accurate), std::log2(exact));
-  CHECK(fast_sin < sinpe::kFastError / 2);  // the other half is the phase's
+  CHECK(fast_sin < sinpe::kFastError / 2);  // the other half is the error of the phase
   CHECK(fast_cos < sinpe::kFastError / 2);
   CHECK(accurate < 0x1p-54);
   CHECK(exact < 0x1p-98);
 }
 #else
-void test_sincos() { std::printf("no 128-bit floats here: sincos is compared in the Python tests only\n"); }
+void test_sincos() { std::printf("no 128-bit floats: sincos is compared in the Python tests only\n"); }
 #endif
 
-// The fast phase and the integer phase name the same angle.
+// The fast phase and the integer phase are the same angle.
 void test_phase() {
   const TestPlan made = make_plan(64, 0, true);
   check::Random random;
@@ -96,7 +96,7 @@ void test_phase() {
     CHECK(real.quadrant == exact.quadrant || std::fabs(exact.t.hi) > 0.1249);
     if (real.quadrant == exact.quadrant) CHECK(std::fabs(real.t.hi - exact.t.hi) < 0x1p-60);
   }
-  // The ends of the range, where the product's rounding moves the rest most.
+  // The ends of the range, where the rounding of the product has the largest effect.
   for (int k = 0; k < 100000; ++k) {
     const double hi = 0x1p-8 * (1.0 + random.uniform()), lo = hi * 0x1p-54 * (random.uniform() < 0.5 ? 1.9 : -1.9);
     const double p = std::floor(0x1p45 / hi * (1.0 - random.uniform() * 0x1p-10));
@@ -129,7 +129,7 @@ void test_phase() {
   }
 }
 
-// Nearest value of a 16-bit format by search over its neighbours, in double.
+// Nearest value of a 16-bit format by search among its neighbours, in double.
 template <class T>
 void check_rounding(float x) {
   T got;
@@ -167,7 +167,7 @@ void test_rounding() {
   CHECK(overflow.bits == 0x7c00);
   sinpe::round_store(&overflow, 65519.0f);
   CHECK(overflow.bits == 0x7bff);
-  // A midpoint of two floats, with a low part that breaks the tie either way.
+  // A midpoint of two floats, with a low part that breaks the tie in either direction.
   const double midpoint = 1.0 + 0x1p-24;
   CHECK(sinpe::round_to_float({midpoint, 0.0}) == 1.0f);
   CHECK(sinpe::round_to_float({midpoint, 0x1p-80}) == 1.0f + 0x1p-23f);

@@ -1,5 +1,5 @@
-// The CUDA kernels' bodies against the CPU, on random calls: table, encode, add, dropout, embed. Once more by ctest with
-// SINPE_EXT_CUDA_ARITHMETIC=single.
+// The CUDA kernel bodies against the CPU, on random calls: table, encode, add, dropout, embed. ctest also runs this
+// with SINPE_EXT_CUDA_ARITHMETIC=single.
 #include "cuda/on_host.h"
 #include "cuda_cases.h"
 
@@ -19,14 +19,14 @@ void test_add() {
     CHECK(sinpe_add(c.plan.words.data(), static_cast<int64_t>(c.plan.words.size()), &c.a) == SINPE_OK);
     CHECK(sinpe::cuda::add(on_device(c.plan), b, c.scalars, nullptr) == SINPE_OK);
     compare("add", number, c.a.sizes, c.a.out_strides, c.a.rank, got, c.out, c.slack());
-    // Between the elements nothing may have changed either.
+    // Memory between the elements must be unchanged.
     int64_t touched = 0;
     for (size_t i = 0; i < got.storage.size(); ++i) touched += !agrees(got.storage[i], c.out.storage[i], c.slack());
     CHECK(touched == 0);
   }
 }
 
-// x itself as out.
+// out is x.
 template <class T>
 void test_in_place() {
   check::Random random;
@@ -112,8 +112,8 @@ void test_rows() {
   }
 }
 
-// What has no answer is not a number, and no memory is touched for it.
-void test_refused() {
+// Invalid values give NaN, and no other memory is written.
+void test_invalid_arguments() {
   const TestPlan plan = make_plan(6, 0, false);
   std::vector<float> weight(4 * 6, 2.0f), out(5 * 6, 1.0f);
   const int64_t ids[] = {3, -1, 4, INT64_MAX, 0};
@@ -135,7 +135,7 @@ void test_refused() {
     CHECK(sinpe::cuda::embed(on_device(plan), e, {}, nullptr) == SINPE_OK);
     for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i / 6 >= 1 && i / 6 <= 3));
   }
-  // Rows beyond int64, a plan that is none, one of other channels.
+  // Rows beyond int64, an invalid plan, a plan of other channels.
   const int64_t starts[] = {INT64_MAX - 2};
   sinpe_add_arguments a = e.add;
   a.dropout.drop = 0;
@@ -162,7 +162,7 @@ void test_refused() {
   }
   CHECK(sinpe::cuda::use_device(0) == SINPE_OK);
   CHECK(sinpe::cuda::use_device(-1) == SINPE_LAUNCH_FAILED && std::strlen(sinpe::cuda::launch_error()) > 8);
-  // Arguments that the host can see.
+  // Arguments that the host can check.
   a.positions = nullptr;
   CHECK(sinpe::cuda::add(on_device(plan), a, {}, nullptr) == SINPE_BAD_ARGUMENT);
   a.positions_are_starts = 0;
@@ -173,7 +173,7 @@ void test_refused() {
   CHECK(sinpe::cuda::table(on_device(plan), 0, 0, SINPE_FLOAT32, nullptr, 6, nullptr) == SINPE_OK);
 }
 
-// 100,000 rows, and what no grid can have.
+// 100,000 rows, and sizes beyond the grid's limits.
 void test_sizes() {
   const TestPlan plan = make_plan(2, 0, false);
   std::vector<float> got(200000), want(200000);
@@ -183,7 +183,7 @@ void test_sizes() {
   int64_t wrong = 0;
   for (size_t i = 0; i < got.size(); ++i) wrong += !agrees(got[i], want[i], 2.0);
   CHECK(wrong == 0);
-  // More elements than int64 counts, and more blocks than a grid can have: refused before anything is touched.
+  // More elements than int64 holds, and more blocks than a grid can have: rejected before any memory is accessed.
   const auto rows = [&](int64_t length) {
     return sinpe::cuda::table(on_device(plan), 0, length, SINPE_FLOAT32, got.data(), 2, nullptr);
   };
@@ -203,9 +203,9 @@ void test_type() {
   test_rows<T>();
 }
 
-// What a call asks the CUDA runtime, beyond the launch itself: docs/cuda.md says how much. The binding's calls begin with
-// use_device; what comes without asks for the device each time.
-void test_questions() {
+// Queries to the CUDA runtime besides the launch: docs/cuda.md has the numbers. Calls of the binding start with
+// use_device; others query the device each time.
+void test_runtime_queries() {
   const TestPlan plan = make_plan(64, 0, false);
   std::vector<float> out(64 * 8);
   for (const bool is_told : {false, true, true}) {
@@ -214,7 +214,7 @@ void test_questions() {
     CHECK(sinpe::cuda::table(on_device(plan), 0, 8, SINPE_FLOAT32, out.data(), 64, nullptr) == SINPE_OK);
     const sinpe::cuda::on_host::Counters after = sinpe::cuda::on_host::counters();
     CHECK(after.launches - before.launches == 1 && after.device_queries - before.device_queries == (is_told ? 1 : 2));
-    CHECK(std::strlen(sinpe::cuda::arithmetic()) == 6);  // which may be asked of another device
+    CHECK(std::strlen(sinpe::cuda::arithmetic()) == 6);  // may be queried for another device
   }
 }
 
@@ -225,8 +225,8 @@ int main() {
   test_type<double>();
   test_type<sinpe::bfloat16>();
   test_type<sinpe::float16>();
-  test_refused();
+  test_invalid_arguments();
   test_sizes();
-  test_questions();
+  test_runtime_queries();
   return check::finish((std::string("test_cuda, arithmetic ") + sinpe::cuda::arithmetic()).c_str());
 }

@@ -1,4 +1,4 @@
-// The CUDA kernels' bodies that go backward against the CPU, on random calls: row_dots and embed_backward.
+// The CUDA kernel bodies of gradients against the CPU, on random calls: row_dots and embed_backward.
 #include <algorithm>
 #include <numeric>
 
@@ -41,7 +41,7 @@ void test_row_dots() {
   }
 }
 
-// The CUDA kernels' bodies against the CPU. b has all but `out`.
+// Compares a CUDA kernel body with the CPU. b has all fields but `out`.
 template <class T>
 void compare_embed_backward(sinpe_embed_backward_arguments b, const std::vector<int64_t>& ids,
                             const DeviceScalars& scalars, Buffer<T>* want, Buffer<T>* got) {
@@ -55,7 +55,7 @@ void compare_embed_backward(sinpe_embed_backward_arguments b, const std::vector<
   b.out = got->data();
   if (scalars.seed != nullptr) b.dropout.seed = 99;
   b.ids = nullptr;
-  // As long as it says, so that what is written beyond is seen, and NaN.
+  // Exactly the stated length, to detect writes beyond, and NaN.
   std::vector<char> scratch(static_cast<size_t>(sinpe::cuda::embed_backward_scratch(b)), char(-1));
   CHECK(sinpe::cuda::embed_backward(b, sorted.data(), order.data(), scratch.data(), scalars, nullptr) == SINPE_OK);
   int64_t wrong = 0;
@@ -72,7 +72,7 @@ void test_embed_backward() {
     const int64_t dim = c.a.sizes[rank - 1], vocabulary = 1 + below(random, 60);
     int64_t tokens = 1;
     for (int d = 0; d + 1 < rank; ++d) tokens *= c.a.sizes[d];
-    // Ids row-major; few of them, so that some rows have many tokens and others none.
+    // Row-major ids; few different ones, so that some rows have many tokens and others none.
     std::vector<int64_t> ids;
     for (int64_t i = 0; i < tokens; ++i) ids.push_back(below(random, 1 + below(random, vocabulary)));
     sinpe_embed_backward_arguments b{};
@@ -98,7 +98,7 @@ void test_embed_backward() {
   }
 }
 
-// Runs of one id that end and begin at the edges of the tree's nodes, and in the middle of them.
+// Runs of one id that start and end at the edges of the tree's nodes, and inside them.
 template <class T>
 void test_long_runs() {
   check::Random random;
@@ -106,7 +106,7 @@ void test_long_runs() {
     const int64_t lengths[] = {below(random, 100), longest, 64, 1, 128 + below(random, 64), longest / 3};
     std::vector<int64_t> ids;
     for (int64_t id = 0; id < 6; ++id) ids.insert(ids.end(), static_cast<size_t>(lengths[id]), id);
-    for (size_t i = ids.size(); i > 1; --i) std::swap(ids[i - 1], ids[random.next() % i]);  // as no text has them
+    for (size_t i = ids.size(); i > 1; --i) std::swap(ids[i - 1], ids[random.next() % i]);  // shuffled
     const int64_t dim = longest > 10000 ? 3 : 17;
     Buffer<T> grad = numbers<T>(random, static_cast<int64_t>(ids.size()) * dim), want = numbers<T>(random, 7 * dim);
     sinpe_embed_backward_arguments b{};
@@ -126,7 +126,7 @@ void test_long_runs() {
   }
 }
 
-// Ids that are no rows: they count for none.
+// Ids out of range are ignored.
 void test_bad_ids() {
   const int64_t sorted[] = {INT64_MIN, -1, 0, 2, 2, 3, INT64_MAX}, order[] = {0, 1, 2, 3, 4, 5, 6};
   std::vector<float> grad(7, 1.0f), out(3, NAN);

@@ -1,5 +1,5 @@
-// The barriers of the CUDA kernels matter: a kernel without any one of them gives something else, or comes to grief. So
-// the other tests of its results, on the host where the phases between barriers are loops, would fail without it.
+// Each barrier of the CUDA kernels is necessary: a kernel without it gives another result or crashes. So the other
+// tests, which run the phases between barriers as loops on the host, would fail without it.
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ bool see(const on_host::Launch* launch) {
 constexpr on_host::Order kOrders[] = {on_host::Order::kAscending, on_host::Order::kDescending,
                                       on_host::Order::kShuffled};
 
-// A call into fresh outputs; its result's bytes.
+// A call with new outputs; returns the bytes of its result.
 using Call = std::function<std::vector<char>()>;
 
 template <class T>
@@ -36,13 +36,13 @@ std::vector<char> bytes_of(const std::vector<T>& v) {
   return std::vector<char>(from, from + v.size() * sizeof(T));
 }
 
-// Whether the call fares otherwise without the barrier, in a process of its own, which may well die of it, or never end.
+// Whether the call differs without the barrier, in a child process, which may crash or never end.
 bool matters(const Call& call, const std::vector<char>& want, int32_t barrier, on_host::Order order) {
   std::fflush(nullptr);
   const pid_t child = fork();
   if (child == 0) {
     if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(2);
-    // Of a processor: a call takes a thousandth of it, and what nobody has written yet may be the bound of a loop.
+    // CPU time: a call takes a thousandth of it, and an uninitialized value may be the bound of a loop.
     const itimerval half_a_second{{0, 0}, {0, 500000}};
     if (barrier >= 0 && setitimer(ITIMER_PROF, &half_a_second, nullptr) != 0) _exit(2);
     on_host::settings().dropped_barrier = barrier;
@@ -54,7 +54,7 @@ bool matters(const Call& call, const std::vector<char>& want, int32_t barrier, o
   return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-// Whether the one or the other of some calls of one kernel fares otherwise without each of its barriers.
+// Whether some call of a kernel differs without each of its barriers.
 void check_barriers(const char* name, const std::vector<Call>& calls) {
   std::vector<bool> seen;
   for (const Call& call : calls) {
@@ -62,7 +62,7 @@ void check_barriers(const char* name, const std::vector<Call>& calls) {
     const std::vector<char> want = call();
     CHECK(phases_of.size() == 1);
     seen.resize(static_cast<size_t>(phases_of.begin()->second - 1));
-    for (const auto order : kOrders) {  // in which the other tests run
+    for (const auto order : kOrders) {  // the orders in which the other tests run
       CHECK(!matters(call, want, -1, order));
       for (size_t barrier = 0; barrier < seen.size(); ++barrier)
         seen[barrier] = seen[barrier] || matters(call, want, static_cast<int32_t>(barrier), order);
@@ -153,7 +153,7 @@ void test_grid() {
   std::vector<Call> calls;
   for (int number = 0; number < 4; ++number) {
     auto c = std::make_shared<GridCase<T>>(random);
-    c->a.dropout.drop = 0;  // of all, nothing of the encoding is left to see
+    c->a.dropout.drop = 0;  // if all is dropped, nothing of the encoding is visible
     calls.push_back([c] {
       Buffer<T> out;
       const sinpe_add_arguments a = c->call(&out);

@@ -1,5 +1,5 @@
-// add_grid's CUDA body against the CPU's bits, on random calls cut for different numbers of multiprocessors; and what it
-// makes of words that are no grid: NaN, without a look outside of the values.
+// The CUDA body of add_grid against the CPU bit by bit, on random calls partitioned for several numbers of
+// multiprocessors; invalid packed grids give NaN and no access outside the values.
 #include "cuda/launch.h"
 #include "grid_cases.h"
 
@@ -27,7 +27,7 @@ void test_random() {
       const float alpha = 1e9f;
       DeviceScalars scalars{};
       if (cut == 1) {
-        scalars = {&alpha, SINPE_FLOAT32, c.seed.data()};  // alpha is in the values already
+        scalars = {&alpha, SINPE_FLOAT32, c.seed.data()};  // alpha is already part of the values
         b.dropout.seed = 99;
       }
       CHECK(sinpe::cuda::add_grid(on_device(c.grid.words, b), c.values.data(), c.grid.n_values, b, scalars, nullptr) ==
@@ -42,9 +42,10 @@ bool is_nan(T v) {
   return std::isnan(sinpe::to_float(v));
 }
 
-// A word changed: NaN in every element that is neither padded nor dropped, or another grid's answer, where it is one.
+// One word changed: NaN in all elements that are not padded or dropped, or the result of another grid if it is a valid
+// one.
 template <class T>
-void test_lies() {
+void test_changed_words() {
   check::Random random;
   int64_t launch_hook = 0, refused = 0;
   for (int number = 0; number < 40 / kFewer; ++number) {
@@ -82,7 +83,7 @@ void test_lies() {
   CHECK(launch_hook > 100 / kFewer && refused > 1000 / kFewer);
 }
 
-void test_refused() {
+void test_invalid_arguments() {
   for (const bool by_channels : {false, true}) {
     const TestGrid g = make_grid(by_channels, {2, 3}, 4, {{0, 0, 1, 2}, {1, 2, 1, 2}});
     std::vector<double> values(static_cast<size_t>(g.n_values), 0.5), x(48, 1.0), out(48, 7.0);
@@ -119,7 +120,7 @@ void test_refused() {
     CHECK(run(good, values.data(), -1) == SINPE_BAD_ARGUMENT);
     for (const double v : out) CHECK(v == 7.0);
     for (const int d : {0, 1, 2}) CHECK(status([&](auto& a) { a.sizes[d] = 0, a.x = a.out = nullptr; }) == SINPE_OK);
-    // What the host cannot see: rows that do not fit the grid, values that the words do not speak of.
+    // Errors that the host cannot see: rows that do not fit the grid, values that do not match the packed grid.
     const auto all_nan = [&](int64_t count) {
       int64_t wrong = 0;
       for (int64_t i = 0; i < count; ++i) wrong += !std::isnan(out[static_cast<size_t>(i)]);
@@ -130,7 +131,7 @@ void test_refused() {
     CHECK(run(good, nullptr, 0) == SINPE_OK && all_nan(48));
     CHECK(status([](auto& a) { --a.sizes[1], a.sizes[0] = 1; }) == SINPE_OK && all_nan(4));
     CHECK(status([](auto& a) { --a.sizes[2], a.sizes[0] = a.sizes[1] = 1; }) == SINPE_OK && all_nan(3));
-    // A mask, which a grid by channels cannot have.
+    // A mask, which a grid by channels does not support.
     CHECK(status([&](auto& a) { a.padding_mask = mask.data(), a.mask_strides[1] = 1; }) == SINPE_OK);
     for (size_t i = 0; i < out.size(); ++i) {
       const size_t row = i / static_cast<size_t>(good.sizes[2]) % static_cast<size_t>(good.sizes[1]);
@@ -146,8 +147,8 @@ int main() {
   test_random<double>();
   test_random<sinpe::bfloat16>();
   test_random<sinpe::float16>();
-  test_lies<float>();
-  test_lies<sinpe::bfloat16>();
-  test_refused();
+  test_changed_words<float>();
+  test_changed_words<sinpe::bfloat16>();
+  test_invalid_arguments();
   return check::finish("test_cuda_grid");
 }

@@ -1,4 +1,4 @@
-// sinpe_embed against a plain loop: shapes, strides of ids and weight, masks, dropout, types; ids that are no row.
+// sinpe_embed against a plain loop: shapes, strides of ids and weight, masks, dropout, dtypes; ids out of range.
 #include <cmath>
 #include <vector>
 
@@ -115,7 +115,7 @@ void test_bad_ids() {
     CHECK(call.e.bad_id == bad);
     for (float x : out) CHECK(x == -5.0f);
   }
-  Call none(c, random);  // no rows at all: every id is wrong, but there may be no ids
+  Call none(c, random);  // weight without rows: valid only if there are no ids
   none.e.num_embeddings = 0;
   CHECK(sinpe_embed(made.words.data(), words, &none.e) == SINPE_BAD_ID);
   none.e.add.sizes[2] = 0;
@@ -138,7 +138,7 @@ int main() {
       }
     }
   }
-  run<float>({1, 1, 2000, 64, false, false, false, 32768, false});  // long enough for threads
+  run<float>({1, 1, 2000, 64, false, false, false, 32768, false});  // large enough for threads
   test_bad_ids();
   return check::finish("test_embed");
 }

@@ -1,5 +1,5 @@
-// A child of fork makes the rows that its parent made, although its parent's threads stayed behind: GNU's OpenMP would
-// wait for them.
+// A forked child computes the same rows as its parent, although the parent's threads do not exist in it: GNU OpenMP
+// would wait for them.
 #include <cstdio>
 
 #include "check.h"
@@ -28,7 +28,7 @@ std::vector<float> rows(const TestPlan& made) {
   return out;
 }
 
-// The status of a child that runs fn, or -1 where it did not end within 20 seconds.
+// The status of a child that runs fn, or -1 if it did not end within 20 seconds.
 template <class F>
 int in_child(const F& fn) {
   const pid_t child = fork();

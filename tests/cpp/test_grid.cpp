@@ -1,5 +1,5 @@
-// sinpe_add_grid against plain loops, by places and by channels: axes, pieces, steps, strides, masks, types, in place,
-// dropout; and the words that it refuses.
+// sinpe_add_grid against plain loops, by places and by channels: axes, pieces, steps, strides, masks, dtypes, in place,
+// dropout; and invalid packed grids.
 #include "grid_cases.h"
 
 namespace {
@@ -20,8 +20,8 @@ void test_random() {
   }
 }
 
-// A grid by hand: 2 x 3 places, channels [row 0] [column 0] [row 1] [0] [column 1].
-void test_by_hand() {
+// An explicit example: 2 x 3 places, channels [row 0] [column 0] [row 1] [0] [column 1].
+void test_explicit_example() {
   const std::vector<TestPiece> pieces = {{0, 0, 2, 2}, {1, 1, 3, 2}};
   const float rows[2][2] = {{1, 2}, {3, 4}}, columns[3][2] = {{10, 20}, {30, 40}, {50, 60}};
   for (const bool by_channels : {false, true}) {
@@ -52,8 +52,8 @@ void test_by_hand() {
   }
 }
 
-// decode_grid takes what the rule takes and no more, and what it takes leads to no index beyond the values.
-void test_lies() {
+// decode_grid accepts exactly the valid grids, and none leads to an index beyond the values.
+void test_changed_words() {
   check::Random random;
   int64_t taken = 0, refused = 0;
   for (int number = 0; number < 60 / kFewer; ++number) {
@@ -86,8 +86,8 @@ void test_lies() {
   CHECK(taken > 100 && refused > 1000);
 }
 
-// A word changed: an error and nothing written, or, where the words are another grid, that grid's answer.
-void test_calls_with_lies() {
+// One word changed: an error and nothing written, or the result of another grid if the words are valid.
+void test_calls_with_changed_words() {
   check::Random random;
   int64_t taken = 0;
   for (int number = 0; number < 40 / kFewer; ++number) {
@@ -108,14 +108,14 @@ void test_calls_with_lies() {
         c.grid = right;
       } else {
         CHECK(status == (is_grid(words, c.grid.n_values) ? SINPE_BAD_ARGUMENT : SINPE_BAD_PLAN));
-        check_same("no grid", number, got, c.out);
+        check_same("invalid grid", number, got, c.out);
       }
     });
   }
   CHECK(taken > 100);
 }
 
-void test_refused() {
+void test_invalid_arguments() {
   for (const bool by_channels : {false, true}) {
     const TestGrid g = make_grid(by_channels, {2, 3}, 4, {{0, 0, 1, 2}, {1, 2, 1, 2}});
     std::vector<float> values(static_cast<size_t>(g.n_values), 0.5f), x(48, 1.0f);
@@ -149,7 +149,7 @@ void test_refused() {
     CHECK(status([](auto& a) { a.out = nullptr; }) == SINPE_BAD_ARGUMENT);
     CHECK(status([](auto& a) { a.dtype = SINPE_INT64; }) == SINPE_BAD_ARGUMENT);
     CHECK(status([&](auto& a) { a.padding_mask = mask.data(); }) == (by_channels ? SINPE_BAD_ARGUMENT : SINPE_OK));
-    // What has no elements may have null pointers.
+    // Pointers may be null if there are no elements.
     for (const int d : {0, 1, 2}) CHECK(status([&](auto& a) { a.sizes[d] = 0, a.x = a.out = nullptr; }) == SINPE_OK);
     CHECK(sinpe_add_grid(g.words.data(), g.n_words(), values.data(), g.n_values, nullptr) == SINPE_BAD_ARGUMENT);
     CHECK(sinpe_add_grid(g.words.data(), g.n_words(), nullptr, g.n_values, &good) == SINPE_BAD_ARGUMENT);
@@ -166,13 +166,13 @@ void test_refused() {
 }  // namespace
 
 int main() {
-  test_by_hand();
+  test_explicit_example();
   test_random<float>();
   test_random<double>();
   test_random<sinpe::bfloat16>();
   test_random<sinpe::float16>();
-  test_lies();
-  test_calls_with_lies();
-  test_refused();
+  test_changed_words();
+  test_calls_with_changed_words();
+  test_invalid_arguments();
   return check::finish("test_grid");
 }

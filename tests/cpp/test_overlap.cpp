@@ -1,5 +1,5 @@
-// An out that overlaps an operand other than x is refused and nothing is written: kernels read the words of a plan or
-// a grid, positions, ids, padding and numbers of elements again after they were checked, and while they write.
+// An out that overlaps an operand other than x is rejected and nothing is written: kernels read the packed plan or
+// grid, positions, ids, padding and element numbers again after the checks, and while they write.
 #include <functional>
 
 #include "check.h"
@@ -9,9 +9,9 @@
 
 namespace {
 
-constexpr int64_t kBatch = 2, kRows = 3, kDim = 4, kWords = 512;  // of 8 bytes
+constexpr int64_t kBatch = 2, kRows = 3, kDim = 4, kWords = 512;  // in units of 8 bytes
 
-// Memory in which one operand lies in the middle, and out beside it, or over its first or its last byte.
+// Memory with an operand in the middle, and out next to it, or overlapping its first or last byte.
 struct Arena {
   std::vector<int64_t> memory = std::vector<int64_t>(kWords, 0), before;
   char* middle() { return reinterpret_cast<char*>(memory.data() + kWords / 2); }
@@ -23,8 +23,8 @@ struct Arena {
   }
 };
 
-// Calls with out below the operand, over its first byte, over its last one, above it. `begin` and `end` are where the call's
-// out begins and ends, in bytes from the pointer that it is given; `bytes` is the operand's size.
+// Calls with out before the operand, over its first byte, over its last byte, and after it. `begin` and `end` are the
+// range of the call's out, in bytes from its pointer; `bytes` is the operand's size.
 void over(Arena& arena, int64_t bytes, int64_t begin, int64_t end, int64_t item,
           const std::function<sinpe_status(void*)>& call) {
   char* const first = arena.middle();
@@ -64,7 +64,7 @@ sinpe_add_arguments arguments() {
   return a;
 }
 
-// Each operand of the arguments that says which value an element gets: `call(a)` with it in the arena.
+// Each operand that determines an element's value: `call(a)` with it in the arena.
 void steering(int64_t begin, int64_t end, int64_t item, bool positions_too,
               const std::function<void(sinpe_add_arguments*, void*)>& set_out,
               const std::function<sinpe_status(const sinpe_add_arguments&)>& call) {
@@ -86,7 +86,7 @@ void steering(int64_t begin, int64_t end, int64_t item, bool positions_too,
       a->position_strides[0] = 3;
       a->position_strides[1] = 1;
     });
-    // From the last to the first, and of floats.
+    // In reverse order, and of floats.
     const std::vector<float> floats = {1, 2, 3, 4, 5, 6};
     const float* f = arena.put(floats);
     with(arena, bytes_of(floats), [&](auto* a) {
@@ -102,7 +102,7 @@ void steering(int64_t begin, int64_t end, int64_t item, bool positions_too,
       a->position_dtype = SINPE_INT64;
       a->positions_are_starts = 1;
       a->position_strides[0] = 1;
-      a->position_strides[1] = 1000;  // of which there is none
+      a->position_strides[1] = 1000;  // a stride that is never used
     });
   }
   {
@@ -166,7 +166,7 @@ void test_add() {
     a.out = out;
     return sinpe_add(plan, words, &a);
   });
-  // x is what out may be.
+  // out may be x.
   std::vector<float> both = x;
   sinpe_add_arguments a = arguments();
   a.x = a.out = both.data();
@@ -267,7 +267,7 @@ void test_embed_backward() {
 }
 
 void test_grid() {
-  // One axis of kRows places feeds all channels.
+  // One axis of kRows places provides all channels.
   const std::vector<int64_t> words = {sinpe::kGridMagic, 14, 0, 1, 1, kDim, kRows * kDim, 0, kRows, 0, 0, 1, kDim, 0};
   const std::vector<float> values(kRows * kDim, 0.25f);
   const int64_t n_words = static_cast<int64_t>(words.size());
@@ -286,7 +286,7 @@ void test_grid() {
   Arena of_words, of_values;
   with(of_words, bytes_of(words), of_words.put(words), values.data());
   with(of_values, bytes_of(values), words.data(), of_values.put(values));
-  // What was decoded is a copy.
+  // The decoded grid is a copy.
   std::vector<int64_t> changing = words;
   sinpe::Grid grid{};
   CHECK(sinpe::decode_grid(changing.data(), n_words, kRows * kDim, &grid));

@@ -1,4 +1,4 @@
-// Philox: Random123's known answers; every instruction set, alignment and step gives the mask of the one-element
+// Philox: Random123's known answers; each instruction set, alignment and step gives the mask of the one-element
 // function.
 #include <cmath>
 #include <limits>
@@ -33,7 +33,7 @@ void test_known_answers() {
   }
 }
 
-// Lanes stand in memory order, and the counter's upper half counts.
+// Lanes are in memory order, and the upper half of the counter is used.
 void test_lanes() {
   for (uint64_t block :
        {uint64_t{0}, uint64_t{77}, (uint64_t{1} << 32) - 1, (uint64_t{1} << 32) + 5, ~uint64_t{0} >> 3}) {
@@ -53,7 +53,7 @@ void test_scale() {
   CHECK(sinpe::dropout_scale(65536) == 0.0);
 }
 
-// Values that a product by zero would spoil.
+// Values that a multiplication by zero would turn into NaN.
 template <class T>
 T value(check::Random& random) {
   const uint64_t kind = random.next() % 16;

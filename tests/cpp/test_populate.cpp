@@ -1,4 +1,4 @@
-// Pages of a new output: each is populated once, no other memory ever is, and no bit depends on it.
+// Pages of a new output: each is populated once, other memory never is, and no bit of a result depends on it.
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -15,11 +15,11 @@
 
 namespace {
 
-constexpr int64_t kBeside = 64;  // bytes from a page's begin to out, as an allocator's header has it
+constexpr int64_t kBeside = 64;  // bytes from the start of a page to out, like an allocator's header
 
 int64_t page_size() { return static_cast<int64_t>(sysconf(_SC_PAGESIZE)); }
 
-// Memory of which no page is mapped yet, and none will be a large one, with `out` a little inside it.
+// Memory without mapped pages, never with huge pages, and `out` at a small offset in it.
 class Fresh {
  public:
   explicit Fresh(int64_t bytes) : size_(static_cast<size_t>(bytes + 2 * kBeside)) {
@@ -37,7 +37,7 @@ class Fresh {
   void* memory_;
 };
 
-// Whether this kernel has the request, and this process wants it made.
+// Whether the kernel supports the request and it is enabled for this process.
 bool is_served() {
   const char* text = std::getenv("SINPE_EXT_POPULATE");
   if (text != nullptr && std::strcmp(text, "0") == 0) return false;
@@ -45,7 +45,7 @@ bool is_served() {
   return madvise(memory.out() - kBeside, static_cast<size_t>(page_size()), 23) == 0;
 }
 
-// The pages that lie in `bytes` from out on, but for the first one, which begins before it.
+// The pages within `bytes` from out on, except the first one, which starts before it.
 int64_t pages_of(int64_t bytes) { return (kBeside + bytes) / page_size() - 1; }
 
 template <class F>
@@ -64,9 +64,9 @@ struct Case {
 void check(const Case& c, bool served) {
   const size_t bytes = static_cast<size_t>(c.bytes);
   const Fresh mine(c.bytes), fresh(c.bytes), part(c.bytes), other(c.bytes);
-  // An out of the caller's.
+  // An out passed by the caller.
   CHECK(counted([&] { CHECK(c.call(mine.out()) == SINPE_OK); }) == 0);
-  // A new output, in which all pages but the first are populated once.
+  // A new output: all pages but the first are populated once.
   const int64_t all = counted([&] {
     const sinpe::NewOutput output(fresh.out(), c.bytes);
     CHECK(c.call(fresh.out()) == SINPE_OK);
@@ -77,26 +77,26 @@ void check(const Case& c, bool served) {
     CHECK(all <= (served ? pages_of(c.bytes) : 0));
   }
   CHECK(std::memcmp(mine.out(), fresh.out(), bytes) == 0);
-  // The same memory, which is mapped by now.
+  // The same memory, already mapped.
   CHECK(counted([&] {
           const sinpe::NewOutput output(fresh.out(), c.bytes);
           CHECK(c.call(fresh.out()) == SINPE_OK);
         }) == 0);
-  // Nothing is left of a new output.
+  // The mark of a new output has been removed.
   CHECK(counted([&] { CHECK(c.call(part.out()) == SINPE_OK); }) == 0);
-  // Other memory is new than what the kernel writes.
+  // The marked new memory is not the memory that the kernel writes.
   CHECK(counted([&] {
           const sinpe::NewOutput output(other.out(), c.bytes);
           CHECK(c.call(mine.out()) == SINPE_OK);
         }) == 0);
 }
 
-constexpr int64_t kDim = 1000, kRows = 1111;  // a tile of them, and a row, is no multiple of a page
+constexpr int64_t kDim = 1000, kRows = 1111;  // neither a tile nor a row is a multiple of a page
 const TestPlan plan = make_plan(kDim, 0, false);
 const int64_t* const words = plan.words.data();
 const int64_t n_words = static_cast<int64_t>(plan.words.size());
 
-// (batch, kRows, kDim), whose out has the same order of dimensions or, turned, the batch's inside of the rows.
+// (batch, kRows, kDim), with out in the same order of dimensions or, if turned, the batch inside the rows.
 sinpe_add_arguments arguments(int64_t batch, const float* x, void* out, bool is_turned = false) {
   sinpe_add_arguments a{};
   a.rank = 3;
@@ -182,7 +182,7 @@ void every_operation(bool served) {
   }
 }
 
-// Rows of out that do not follow one another, and outputs that are small, are left to faults.
+// Non-contiguous rows of out and small outputs are not populated.
 void left_alone() {
   const std::vector<float> x(4 * kRows * kDim, 0.5f);
   const int64_t bytes = 4 * kRows * kDim * 4;

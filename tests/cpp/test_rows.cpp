@@ -1,4 +1,4 @@
-// Rows: every instruction set, every way of cutting the work, every layout gives the bits of the entry-by-entry evaluation.
+// Rows: each instruction set, partition of the work and layout gives the bits of the entry-by-entry evaluation.
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -39,7 +39,7 @@ std::vector<float> exact_rows(const sinpe::Plan& plan, int64_t first, int64_t n)
   return rows;
 }
 
-// Bulk rows of one kernel set, by hand: anchor, then rotate.
+// Rows of one kernel set computed directly: anchor, then rotation.
 std::vector<float> rotated_rows(const sinpe::RowKernels& kernels, const sinpe::Plan& plan, int64_t first, int64_t n) {
   std::vector<float> rows(static_cast<size_t>(n * plan.dim), std::nanf(""));
   sinpe::RowState state(plan);
@@ -51,7 +51,7 @@ std::vector<float> rotated_rows(const sinpe::RowKernels& kernels, const sinpe::P
   return rows;
 }
 
-// The bound of a run is one for all of its rows: too small a bound shows in one rounding of hundreds of millions.
+// All rows of a run have the same bound: one that is too small affects one rounding in hundreds of millions.
 void test_bounds(const TestPlan& made) {
   const sinpe::Plan& plan = made.plan;
   for (const sinpe::RowKernels* kernels : kernel_sets()) {
@@ -104,7 +104,7 @@ void test_plan(const TestPlan& made) {
   }
 }
 
-// float64 and 16-bit rows: one kernel set's bits are the others'.
+// float64 and 16-bit rows: all kernel sets give the same bits.
 void test_other_types(const TestPlan& made) {
   const sinpe::Plan& plan = made.plan;
   const size_t dim = static_cast<size_t>(plan.dim);
@@ -158,10 +158,10 @@ void test_bfloat16(const sinpe::Plan& plan, int64_t first) {
   }
 }
 void test_bfloat16(int layout, bool own) {
-  for (const double amplitude : {1.0, 0.5, -1.9375, 2.5, 0.03}) {  // with and without a walk of their own
+  for (const double amplitude : {1.0, 0.5, -1.9375, 2.5, 0.03}) {  // with and without separate loops
     const TestPlan made = make_plan(160, layout, own, amplitude);
     for (int64_t first = 0; first < 100000; first += 16001) test_bfloat16(made.plan, first);
-    // Each 64 positions near a zero of every sine, where a rotated value has few digits.
+    // 64 positions each near a zero of a sine, where a rotated value has few digits.
     check::Random random;
     std::vector<double> turns;
     for (int i = 0; i < (own ? 160 : 80); ++i)
@@ -213,7 +213,7 @@ int main() {
       test_bfloat16(layout, own);
     }
   }
-  test_plan(make_plan(96, 0, false, 1.0, 1e30));  // angles down to 1e-30: relative bounds at work
+  test_plan(make_plan(96, 0, false, 1.0, 1e30));  // angles down to 1e-30, which need relative bounds
   test_interface();
   return check::finish("test_rows");
 }

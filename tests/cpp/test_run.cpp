@@ -1,4 +1,5 @@
-// Runs of rows (core/run.h) against samples that are settled: wherever a run leaves nothing open it has their bits.
+// Runs of rows (core/run.h) against exactly resolved samples: rows that a run does not mark as undecided have their
+// bits.
 #include "core/run.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 using namespace sinpe;
 
 struct Counted {
-  int64_t samples = 0, open = 0, refused = 0;  // refused: rows of runs that begin() did not take
+  int64_t samples = 0, open = 0, refused = 0;  // refused: rows of runs that begin() rejected
 };
 
 template <class Real>
@@ -73,7 +74,7 @@ struct All {
   }
 };
 
-// Every frequency, amplitude and position that there is.
+// All kinds of frequencies, amplitudes and positions.
 void test_frequencies() {
   check::Random random;
   All consecutive, any;
@@ -102,7 +103,7 @@ void test_frequencies() {
   CHECK(consecutive.in_double.samples > 100000 && any.in_double.samples > 10000 && any.in_full.samples > 100000);
 }
 
-// The paper's ladder: little is left open, so that a GPU's threads seldom wait for one another.
+// The paper's frequencies: few roundings are undecided, so that threads of a GPU seldom wait for one another.
 void test_paper() {
   check::Random random;
   for (const double amplitude : {1.0, 0.5}) {
@@ -133,8 +134,8 @@ void test_paper() {
   }
 }
 
-// An amplitude that brings the sine or the cosine of a position, at the size of 2^exponent, as close to the midpoint of two
-// floats as doubles go: what leaves that open and does not say so gives the wrong one half of the time.
+// An amplitude that brings the sine or cosine of a position, scaled by 2^exponent, as close to the midpoint of two
+// floats as doubles allow: an undecided rounding that is not marked is wrong half of the time.
 double hard_amplitude(const TestPlan& unit, Position p, bool cosine, int exponent, check::Random* random) {
   const Reduced r = reduce_position(p, unit.plan.frequency(0));
   DD s, c;
@@ -155,7 +156,7 @@ void test_midpoints() {
     const int32_t row = static_cast<int32_t>(random.next() % static_cast<uint64_t>(kAnchorRows));
     const Position whole = integer_position(first + row), part = float_position(random.uniform() * 1e4 + 1e-3);
     const bool cosine = n % 2 == 0;
-    const int exponent = n % 4 < 2 ? 0 : (n % 8 < 4 ? -60 : -140 + n % 16);  // the last: floats that lie farther apart
+    const int exponent = n % 4 < 2 ? 0 : (n % 8 < 4 ? -60 : -140 + n % 16);  // the last: floats that are farther apart
     for (const Position p : {whole, part}) {
       const double amplitude = hard_amplitude(unit, p, cosine, exponent, &random);
       if (!(std::fabs(amplitude) < 1e30)) continue;  // an exact zero
@@ -167,7 +168,7 @@ void test_midpoints() {
   CHECK(any.in_double.open > 1000 && consecutive.in_double.open > 1000);
 }
 
-// What Reach says is true, whatever the sizes.
+// Reach gives valid bounds for all sizes.
 void test_reach() {
   check::Random random;
   for (int n = 0; n < 200000; ++n) {
@@ -180,7 +181,7 @@ void test_reach() {
     CHECK(reach.contains_integer(whole) == reach.contains(whole) &&
           reach.contains_integer(-whole) == reach.contains(-whole));
     CHECK(!reach.contains(p) || (p >= 0x1p-30 && p < kFastPosition && p * made.plan.max_turns < kFastProduct));
-    // No tighter than it need be by more than a factor of 4.
+    // And not larger than necessary by more than a factor of 4.
     CHECK(reach.contains(p) || p < 0x1p-30 || 4 * p >= kFastPosition || 4 * p * made.plan.max_turns >= kFastProduct);
     const double least = p * made.plan.max_turns * 0x1p-50, t = least * std::exp2(6.0 * (random.uniform() - 0.5));
     if (!reach.contains(p) || t > 0.131) continue;

@@ -1,5 +1,5 @@
-// The arithmetics of core/sample.h against the exact entries: InDouble to the bit, InSingle in ULP, InFull to the bit of what
-// the CPU's rows hold.
+// The arithmetics of core/sample.h against the exact entries: InDouble bit by bit, InSingle in ULP, InFull bit by bit
+// as in the CPU's rows.
 #include <cmath>
 #include <vector>
 
@@ -11,7 +11,7 @@ namespace {
 
 using namespace sinpe;
 
-// |got - want| in ULPs of want, a double-double.
+// |got - want| in ULP of want, a double-double.
 double ulps(float got, DD want) {
   const float nearest = round_to_float(want);
   int exponent;
@@ -40,7 +40,7 @@ void test_entry(const TestPlan& p, Position position, Worst* worst) {
   const Sample<DD> v{s, c};
   worst->single = std::fmax(worst->single, ulps(in_single.s, dd_mul(v.s, p.plan.amplitude)));
   worst->single = std::fmax(worst->single, ulps(in_single.c, dd_mul(v.c, p.plan.amplitude)));
-  // Without a sign that exact zeros do not have.
+  // Without the sign, which exact zeros do not have.
   CHECK(exact.s != 0.0f || bit_cast<uint32_t>(in_single.s) == bit_cast<uint32_t>(exact.s));
   CHECK(exact.c != 0.0f || bit_cast<uint32_t>(in_single.c) == bit_cast<uint32_t>(exact.c));
   bool open = false;
@@ -74,8 +74,9 @@ void test_frequencies() {
   CHECK(worst.open < worst.samples / 10);  // exact zeros: position 0 and whole frequencies
 }
 
-// A double near the midpoint of two floats leaves open which is nearest, on both sides of it; random ones hardly come there.
-void test_open() {
+// A double near the midpoint of two floats does not decide which is nearest, on both sides of it; random values are
+// rarely that close.
+void test_undecided() {
   for (const double v : {1.0, -0.7, 1e-30, 3.0}) {
     const uint64_t high = static_cast<uint64_t>(bits_of(v)) >> 29 << 29, middle = high | 0x10000000;
     const uint64_t reach = kUndecidedUlps;
@@ -88,8 +89,8 @@ void test_open() {
   }
 }
 
-// All positions up to 2^20 of the paper's ladder are too many here: the oscillators of d = 512, each over a run of its own,
-// and the closest approaches to zero.
+// All positions up to 2^20 of the paper's frequencies would take too long: the oscillators of d = 512, each over its
+// own run, and the closest approaches to zero.
 void test_paper() {
   const TestPlan p = make_plan(512, 0, false);
   Worst worst;
@@ -125,6 +126,6 @@ void test_paper() {
 int main() {
   test_frequencies();
   test_paper();
-  test_open();
+  test_undecided();
   return check::finish("test_sample");
 }

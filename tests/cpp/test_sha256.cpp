@@ -1,5 +1,5 @@
-// table(65536, 512) is a constant of mathematics: its SHA-256 is that of docs/accuracy.md on every instruction set, with any
-// number of threads, from rotated rows and from rows made one by one. TRUTH_FILE is tests/cpp/paper512.truth.
+// The SHA-256 of table(65536, 512) is that of docs/accuracy.md on each instruction set, with any number of threads,
+// from rotated rows and from single rows. TRUTH_FILE is tests/cpp/paper512.truth.
 #include "sha256.h"
 
 #include <vector>
@@ -19,7 +19,7 @@ std::string digest_of(const std::string& text) {
   return sha.finish();
 }
 
-void test_the_hash_itself() {
+void test_sha256() {
   CHECK(digest_of("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   CHECK(digest_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   CHECK(digest_of(std::string(1000, 'a')) == "41edece42d63e8d9bf515a9ba6932e1c20cbc9f5a5d134645adb5db1b9737ea3");
@@ -28,7 +28,7 @@ void test_the_hash_itself() {
 }  // namespace
 
 int main() {
-  test_the_hash_itself();
+  test_sha256();
   const truth::Truth truth(TRUTH_FILE);
   std::printf("kernels in use: %s, %lld threads\n", sinpe_isa(), static_cast<long long>(sinpe::parallel_threads()));
   const int64_t words = static_cast<int64_t>(truth.plan.size()), dim = truth.dim, rows = 65536;
@@ -39,7 +39,7 @@ int main() {
   sha.add(table.data(), size * sizeof(float));
   CHECK(sha.finish() == kSha256);
 
-  std::vector<int64_t> backwards;  // no run, so no rotation
+  std::vector<int64_t> backwards;  // not consecutive, so no rotation
   for (int64_t r = rows; r-- > 0;) backwards.push_back(r);
   CHECK(sinpe_encode(truth.plan.data(), words, backwards.data(), SINPE_INT64, rows, SINPE_FLOAT32, encoded.data(),
                      dim) == SINPE_OK);

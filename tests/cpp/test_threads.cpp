@@ -1,6 +1,7 @@
-// Many std::threads call everything at once, on the same plans and inputs: the bits are those of one thread alone. Nothing
-// is called before they start, so that the choice of the instruction set is raced as well. `cmake --workflow --preset tsan` runs this under
-// ThreadSanitizer; each call also starts threads of its own, and is made once more from inside the library's parallel loop.
+// Many std::threads make all calls at once, with the same plans and inputs: the bits equal those of a single thread.
+// Nothing is called before they start, so that the selection of the instruction set is raced as well. `cmake --workflow
+// --preset tsan` runs this under ThreadSanitizer; each call also starts threads, and is repeated inside the library's
+// parallel loop.
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -15,13 +16,13 @@ namespace {
 
 constexpr int kThreads = 8;
 constexpr int kRounds = 3;
-// Large enough for several threads within a call.
+// Large enough for several threads per call.
 constexpr int64_t kBatch = 4, kLength = 300, kDim = 66, kTokens = kBatch * kLength, kElements = kTokens * kDim;
 constexpr int64_t kVocabulary = 97;
 
 using Bytes = std::vector<unsigned char>;
 
-// What all threads read.
+// Inputs read by all threads.
 struct Shared {
   TestPlan plan = make_plan(kDim, 0, false), partner = make_plan(kDim, 2, true);
   std::vector<float> x, weight, values;
@@ -223,7 +224,7 @@ const Call kCalls[] = {
 constexpr size_t kNumber = std::size(kCalls);
 using Results = std::array<Bytes, kNumber>;
 
-// All calls, each thread in an order of its own.
+// All calls, in a different order for each thread.
 void call_all(const Shared& s, size_t thread, Results* into) {
   for (size_t k = 0; k < kNumber; ++k) {
     const size_t forwards = (k + 5 * thread) % kNumber;
@@ -242,7 +243,7 @@ void compare(const std::vector<Results>& all, const Results& alone, const char* 
   }
 }
 
-// Runs body(0), body(1), ... at the same moment.
+// Runs body(0), body(1), ... simultaneously.
 void on_threads(const std::function<void(size_t)>& body) {
   std::atomic<int> ready{0};
   std::vector<std::thread> threads;
@@ -264,7 +265,7 @@ int main() {
   for (int round = 0; round < kRounds; ++round) {
     on_threads([&](size_t t) { call_all(shared, t, &rounds[static_cast<size_t>(round)][t]); });
   }
-  // From inside the library's own loop, whose threads then call for threads.
+  // Inside the library's loop, whose threads then request threads.
   std::vector<Results> nested(kThreads);
   on_threads([&](size_t t) {
     if (t >= 2) return;
@@ -275,7 +276,7 @@ int main() {
       }
     });
   });
-  setenv("OMP_NUM_THREADS", "1", 1);  // read at each call where threads are std::thread's
+  setenv("OMP_NUM_THREADS", "1", 1);  // read at each call if threads are std::thread
   Results alone;
   call_all(shared, 0, &alone);
   for (const std::vector<Results>& round : rounds) compare(round, alone, "side by side");

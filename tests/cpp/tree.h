@@ -1,10 +1,10 @@
-// The sum that core/tree_sum.h defines, made in the plainest way.
+// The sum defined by core/tree_sum.h, implemented directly.
 #pragma once
 
 #include <cstddef>
 #include <vector>
 
-// Each 64 neighbours become their sum, and those each 64 again, until one is left.
+// Sums of 64 neighbours, then sums of 64 of these, until one is left.
 template <class Real>
 Real summed_in_tree(std::vector<Real> terms) {
   do {

@@ -1,6 +1,6 @@
-// The judge of the exhaustive scan: sine and cosine of position * frequency as double-doubles. It shares nothing with csrc:
-// frequencies have 256 bits of a turn, which mpmath computed, a phase is their exact product with the position, and what is
-// left beside the nearest of 256 points of the circle goes into a Taylor series.
+// Reference values of the exhaustive scan: sine and cosine of position * frequency as double-doubles. It shares no code
+// with csrc: frequencies have 256 bits of a turn, computed with mpmath, a phase is their exact product with the
+// position, and the difference to the nearest of 256 points of the circle goes into a Taylor series.
 #pragma once
 
 #include <cmath>
@@ -49,7 +49,7 @@ inline Sum operator+(Sum a, Sum b) {
 
 inline Sum operator-(Sum a) { return {-a.hi, -a.lo}; }
 
-// a + b for a b that is small beside a.
+// a + b for b much smaller than a.
 inline Sum plus_small(Sum a, Sum b) {
   const Sum s = ordered_sum(a.hi, b.hi);
   return ordered_sum(s.hi, s.lo + (a.lo + b.lo));
@@ -61,7 +61,7 @@ struct SinCos {
 
 constexpr Sum kTwoPi = {0x1.921fb54442d18p+2, 0x1.1a62633145c07p-52};
 constexpr Sum kOne = {1.0, 0.0};
-// Of 1/2!, 1/3!, ... with the signs of the series; from the eighth power on a double holds enough of them.
+// 1/2!, 1/3!, ... with the signs of the series; from the eighth power on, a double is precise enough.
 constexpr Sum kFactor2 = {-0.5, 0.0};
 constexpr Sum kFactor3 = {-0x1.5555555555555p-3, -0x1.5555555555555p-57};
 constexpr Sum kFactor4 = {0x1.5555555555555p-5, 0x1.5555555555555p-59};
@@ -72,7 +72,7 @@ constexpr double kFactor8 = 0x1.a01a01a01a01ap-16, kFactor9 = 0x1.71de3a556c734p
 constexpr double kFactor10 = -0x1.27e4fb7789f5cp-22, kFactor11 = -0x1.ae64567f544e4p-26;
 constexpr double kFactor12 = 0x1.1eed8eff8d898p-29, kFactor13 = 0x1.6124613a86d09p-33;
 
-// sin and cos of 2 pi t, |t| <= 1/512. What is left out is below 2^-125 of either.
+// sin and cos of 2 pi t, |t| <= 1/512. The truncation error is below 2^-125 for both.
 inline SinCos near_zero(Sum t) {
   const Sum y = kTwoPi * t, z = y * y;
   const Sum s9 = {z.hi * (kFactor9 + z.hi * (kFactor11 + z.hi * kFactor13)), 0.0};
@@ -128,12 +128,13 @@ inline Sum leading(const Turns& a) {
   const auto word = [&](int k) { return k < 4 ? a.word[k] : 0; };
   const auto shifted = [&](int k) { return word(k) << shift | (shift == 0 ? 0 : word(k + 1) >> (64 - shift)); };
   const uint64_t high = shifted(first), low = shifted(first + 1);
-  const int exponent = -64 * first - shift;  // the value is high * 2^(exponent - 64) and what follows
+  const int exponent = -64 * first - shift;  // the value is high * 2^(exponent - 64) plus the following bits
   return ordered_sum(static_cast<double>(high >> 11) * power_of_two(exponent - 53),
                      static_cast<double>((high & 0x7ff) << 42 | low >> 22) * power_of_two(exponent - 106));
 }
 
-// What a file of tests/support/truth_file.py holds: an encoding's plan for the library, and its formula for the judge.
+// The contents of a file of tests/support/truth_file.py: a packed plan for the library, and the formula for the
+// reference.
 class Truth {
  public:
   struct Pair {  // channels that share a frequency, -1 for none
@@ -156,7 +157,7 @@ class Truth {
       Pair& pair = pairs.at(c[static_cast<size_t>(2 * k)]);
       (c[static_cast<size_t>(2 * k + 1)] == 0 ? pair.sine : pair.cosine) = k;
     }
-    // Points 0 .. 32 of 256 are given, the others are theirs mirrored and turned.
+    // Points 0 .. 32 of 256 are given, the others follow by symmetry.
     const auto given = [&](size_t k) {
       const uint64_t* w = &points[4 * k];
       return SinCos{{as_double(w[0]), as_double(w[1])}, {as_double(w[2]), as_double(w[3])}};
@@ -191,7 +192,7 @@ class Truth {
     return value;
   }
 
-  // "name count", then so many words in hexadecimal, again and again. A line that begins with # is a comment.
+  // Repeated: "name count", then that many hexadecimal words. Lines that start with # are comments.
   static std::map<std::string, std::vector<uint64_t>> sections(const std::string& path) {
     std::ifstream file(path);
     if (!file) throw std::runtime_error(path + ": cannot be read");

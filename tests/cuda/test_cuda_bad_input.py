@@ -1,4 +1,4 @@
-"""The CUDA classes of the bad-input catalogue: other devices, numbers out of range; the device stays usable."""
+"""CUDA cases of the bad-input catalogue: other devices, values out of range; the device stays usable."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BAD = torch.tensor([[0, V, 1], [-1, 2**62, V - 1]])
 
 
 @pytest.mark.bad_input(1, "CUDA", "embedding")
-def test_a_bad_id_gives_a_row_of_nan_and_no_gradient(cuda: torch.device) -> None:  # noqa: F811
+def test_id_out_of_range_gives_a_row_of_nan_and_no_gradient(cuda: torch.device) -> None:  # noqa: F811
     ids, weight = BAD.to(cuda), randn(V, D).to(cuda).requires_grad_()
     bad = (BAD < 0) | (BAD >= V)
     for drop in (0.0, P):
@@ -52,7 +52,7 @@ def test_a_bad_id_gives_a_row_of_nan_and_no_gradient(cuda: torch.device) -> None
     layer = sinpe.SinusoidalEmbedding(V, D, dropout=0.0, device=cuda).eval()
     with torch.no_grad():
         assert bool(layer(ids)[torch.as_tensor(bad)].isnan().all())
-    torch.cuda.synchronize()  # the context lives
+    torch.cuda.synchronize()  # the context is still valid
     assert float(torch.ones(3, device=cuda).sum()) == 3.0
 
 
@@ -69,7 +69,7 @@ def test_checked_ids(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.bad_input(1, "CUDA", "layer")
-def test_max_len_without_an_assertion_on_the_device(cuda: torch.device) -> None:  # noqa: F811
+def test_max_len_raises_without_a_device_assertion(cuda: torch.device) -> None:  # noqa: F811
     layer = sinpe.SinusoidalPositionalEncoding(8, 0.0, 10).to(cuda)
     x = torch.ones(2, 5, 8, device=cuda)
     for named in ({"positions": torch.tensor([0, 1, 2, 3, 10], device=cuda)}, {"start": torch.tensor(6, device=cuda)}):

@@ -1,4 +1,4 @@
-"""The CUDA benchmark without a card: every row's calls and checks on the CPU, the arithmetic of the report."""
+"""The CUDA benchmark without a GPU: each row's calls and checks on the CPU, and the report."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_a_row_is_right_before_it_is_timed(row: CudaRow) -> None:
+def test_row_is_checked_before_it_is_timed(row: CudaRow) -> None:
     result = cuda_run.measure(row, SMALL, rounds=1)
     assert "error" not in result, result["error"]
     assert not result["peer_errors"] and [p["name"] for p in result["peers"]] == list(row.peers)
     assert result["gigabytes_a_second"] > 0 and (result["met"] is None) == (row.fraction is row.most is None)
 
 
-def test_a_wrong_result_is_not_timed() -> None:
+def test_wrong_result_is_not_timed() -> None:
     def wrong() -> None:
         raise AssertionError("add: expected values within 1e-07")
 
@@ -72,7 +72,7 @@ def test_report() -> None:
     assert "none: torch.compile cannot run here, no triton" in lines and "broken: FAILED, RuntimeError: no" in lines
 
 
-def test_rows_are_told_as_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_printed_as_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**30))
     monkeypatch.setattr(cuda_run, "facts", lambda device: {"device": "a card"})
@@ -86,7 +86,7 @@ def test_rows_are_told_as_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.processes
-def test_the_command_says_what_is_missing() -> None:
+def test_command_without_cuda_kernels_fails() -> None:
     if not cuda_run.missing():
         pytest.skip("there is a CUDA device with kernels")
     for named in (["--device", "cuda"], ["--rows", "cuda_add_f32"]):
@@ -95,7 +95,7 @@ def test_the_command_says_what_is_missing() -> None:
         assert "device: expected CUDA kernels, got none: " in done.stderr
 
 
-def test_a_stopped_run_keeps_what_it_measured(tmp_path: Path) -> None:
+def test_interrupted_run_keeps_its_results(tmp_path: Path) -> None:
     path = tmp_path / "new" / "result.json"
     run.write(path, {"cuda": {"rows": [1]}})
     run.write(path, {"cuda": {"rows": [1, 2]}})

@@ -1,5 +1,6 @@
-"""What the bindings refuse, called below the Python checks: the CPU library's, the emulated CUDA library's in its place
-(--require-backend=emulated), and the CUDA library's where there is a GPU."""
+"""Argument checks of the bindings, called below the Python checks: of the CPU library, the emulated CUDA library
+(--require-backend=emulated), and the CUDA library if there is a GPU.
+"""
 
 # ruff: noqa: F811 (a fixture is imported, then named by tests)
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sinpe_ext.ops.packed_plan import pack_plan
 B, S, D, ROWS = 2, 3, 8, 5
 GRID = sinpe.GridEncoding((sinpe.Encoding(D),))
 KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
-OTHER = {"cpu": "meta", "cuda": "cpu"}  # a device that a binding refuses
+OTHER = {"cpu": "meta", "cuda": "cpu"}  # a device that the binding rejects
 
 
 def emulated() -> bool:
@@ -28,7 +29,7 @@ def emulated() -> bool:
 
 
 def arguments(name: str, device: torch.device) -> dict[str, Any]:
-    """Arguments that the operator takes, by their names in the schema."""
+    """Valid arguments of the operator, by their names in the schema."""
     x = torch.zeros(B, S, D, device=device)
     known: dict[str, Any] = {
         "x": x,
@@ -55,26 +56,26 @@ def op(name: str) -> Any:
 
 
 def call(name: str, device: torch.device, **changed: Any) -> Any:
-    """The device's kernel, whatever the dispatcher would choose; a changed argument may be made from the old one."""
+    """Calls the device's kernel directly; a changed argument may be computed from the original."""
     given = arguments(name, device)
     for argument, value in changed.items():
         given[argument] = value(given[argument]) if callable(value) else value
     return op(name).redispatch(torch._C.DispatchKeySet(KEYS[device.type]), *given.values())
 
 
-# What a compiled library holds, and the tensors that each takes.
+# The operators of a compiled library, and the tensors that each takes.
 KERNELS = [name for name in OPERATORS if name not in ("plan_partner", "plan_slopes", "draw_seed")]
 TENSORS = [(name, a.name) for name in KERNELS for a in op(name)._schema.arguments if "Tensor" in str(a.type)]
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_the_arguments_of_these_tests_are_fine(name: str, device: torch.device) -> None:
+def test_arguments_of_these_tests_are_valid(name: str, device: torch.device) -> None:
     result = call(name, device)
     assert result is None or result.device.type == device.type
 
 
 @pytest.mark.parametrize("name, operand", TENSORS)
-def test_every_tensor_is_on_the_device(name: str, operand: str, device: torch.device) -> None:
+def test_tensor_on_another_device_is_rejected(name: str, operand: str, device: torch.device) -> None:
     other = OTHER[device.type]
     with pytest.raises(RuntimeError, match=rf"^\w+: expected a tensor on {device.type}.*, got one on {other}; ") as e:
         call(name, device, **{operand: lambda t: t.to(other)})
@@ -84,7 +85,7 @@ def test_every_tensor_is_on_the_device(name: str, operand: str, device: torch.de
 Change = Any
 twice: Callable[[Tensor], Tensor] = lambda t: t.repeat(*[1] * (t.dim() - 1), 2)  # noqa: E731
 
-REFUSED: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, what is wrong with its arguments, the message
+ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid arguments, message
     "plan int32": ("add", {"plan": Tensor.int}, "plan: expected int64 words, got Int$"),
     "plan float64": ("table", {"plan": Tensor.double}, "plan: expected int64 words, got Double$"),
     "plan strided": ("encode", {"plan": lambda t: twice(t)[::2]}, "plan: expected contiguous words, got strides; "),
@@ -156,9 +157,9 @@ REFUSED: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, what is 
 }
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_refused(case: Any, device: torch.device) -> None:
-    """Sentences alone: no function's name and no path of a source."""
+@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
+def test_invalid_arguments(case: Any, device: torch.device) -> None:
+    """Messages contain no function name and no source path."""
     name, changed, message = case
     with pytest.raises(RuntimeError, match=f"^{message}"):
         call(name, device, **changed)
@@ -166,7 +167,7 @@ def test_refused(case: Any, device: torch.device) -> None:
 
 @pytest.mark.parametrize("drop", [0, 65536])
 @pytest.mark.parametrize("name", ["dropout", "add_dropout", "embed", "embed_backward", "row_dots"])
-def test_no_seed_where_none_is_needed(name: str, drop: int, device: torch.device) -> None:
+def test_seed_is_not_needed_without_randomness(name: str, drop: int, device: torch.device) -> None:
     result = call(name, device, seed=None, drop=drop)
     assert torch.equal(result, call(name, device, seed=torch.tensor(5, device=device), drop=drop))
     assert drop == 0 or not bool(result.any())
@@ -178,7 +179,7 @@ def no_plan(words: Tensor) -> Tensor:
     return words
 
 
-NO_ROWS: dict[str, tuple[dict[str, Change], str]] = {  # what the CPU refuses and CUDA answers with rows of NaN
+NO_ROWS: dict[str, tuple[dict[str, Change], str]] = {  # the CPU raises, CUDA gives rows of NaN
     "no plan": ({"plan": no_plan}, "plan: not a frequency plan"),
     "another dim": ({"plan": lambda t: pack_plan(sinpe.convention("fairseq", 2 * D)).to(t.device)}, "plan"),
 }
@@ -186,8 +187,8 @@ NO_ROWS: dict[str, tuple[dict[str, Change], str]] = {  # what the CPU refuses an
 
 @pytest.mark.parametrize("case", NO_ROWS.values(), ids=NO_ROWS)
 @pytest.mark.parametrize("name", ["table", "encode", "add"])
-def test_a_plan_that_does_not_fit(name: str, case: Any, device: torch.device) -> None:
-    """The host cannot read a plan on a device, so nothing is there to raise."""
+def test_invalid_plan(name: str, case: Any, device: torch.device) -> None:
+    """The host cannot read a plan on the device, so CUDA cannot raise."""
     changed, message = case
     if device.type == "cpu" and not emulated():
         with pytest.raises(RuntimeError, match=message):
@@ -196,7 +197,7 @@ def test_a_plan_that_does_not_fit(name: str, case: Any, device: torch.device) ->
         assert call(name, device, **changed).isnan().all()
 
 
-NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # what the CPU refuses and CUDA answers with NaN
+NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # the CPU raises, CUDA gives NaN
     "no grid": ({"grid": no_plan}, "grid: expected the words of a grid over 24 values, got others; pass"),
     "a plan": ({"grid": lambda t: pack_plan(sinpe.Encoding(D)).to(t.device)}, "grid: expected the words"),
     "fewer values": ({"values": lambda t: t[1:]}, "grid: expected the words of a grid over 23 values"),
@@ -212,7 +213,7 @@ NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # what the CPU refuses an
 
 
 @pytest.mark.parametrize("case", NO_GRID.values(), ids=NO_GRID)
-def test_a_grid_that_does_not_fit(case: Any, device: torch.device) -> None:
+def test_invalid_grid(case: Any, device: torch.device) -> None:
     changed, message = case
     out = torch.zeros(B, S, D, device=device)
     changed = changed | {"out": out, "padding_mask": None, "drop": 0}
@@ -226,7 +227,7 @@ def test_a_grid_that_does_not_fit(case: Any, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_alpha_and_seed_are_read_where_they_are(dtype: torch.dtype, device: torch.device) -> None:
+def test_alpha_and_seed_on_cpu_or_device(dtype: torch.dtype, device: torch.device) -> None:
     alpha, seed = torch.tensor([0.25], dtype=dtype, device=device), torch.tensor([7], device=device)
     given = arguments("add_dropout", device) | {"alpha": alpha, "seed": seed, "drop": 30000}
     want = OPERATORS["add_dropout"].reference(*given.values())
@@ -238,7 +239,7 @@ def test_alpha_and_seed_are_read_where_they_are(dtype: torch.dtype, device: torc
     assert not torch.equal(call("add_dropout", device, alpha=alpha, seed=seed, drop=30000), want)
 
 
-IDS: dict[str, Callable[[Tensor], Tensor]] = {  # of shape (2, 6), values 0 to 4, many of them equal
+IDS: dict[str, Callable[[Tensor], Tensor]] = {  # of shape (2, 6), values 0 to 4, with repetitions
     "contiguous": lambda t: t,
     "one row": lambda t: t[0],
     "transposed": lambda t: t.t(),
@@ -249,8 +250,8 @@ IDS: dict[str, Callable[[Tensor], Tensor]] = {  # of shape (2, 6), values 0 to 4
 
 
 @pytest.mark.parametrize("view", IDS.values(), ids=IDS)
-def test_ids_of_any_strides_are_summed_in_order(view: Any, device: torch.device) -> None:
-    """The bits of a loop over the tokens, which a sort that is not stable would change."""
+def test_tokens_are_summed_in_order_for_any_strides_of_ids(view: Any, device: torch.device) -> None:
+    """Equals a loop over the tokens bit by bit, which an unstable sort would change."""
     ids = view(torch.tensor([[4, 1, 4, 0, 1, 4], [1, 1, 4, 4, 0, 4]], device=device))
     grad = torch.randn(*ids.shape, D, generator=torch.Generator().manual_seed(0)).to(device) * 1e3
     seed = torch.tensor([3], device=device)

@@ -1,7 +1,7 @@
-"""What can be known of the CUDA path without a card: devices of results, messages, graphs, and that nobody looks.
+"""The CUDA path without a GPU: devices of results, messages, graphs, and no reads of values.
 
-Fake tensors have a device and no data. `as_if` lets the functions take them for CUDA tensors with kernels, so that a
-look at a number (`item`, `nonzero`) fails and every copy between devices is seen.
+Fake tensors have a device but no data. With `as_if`, functions treat them as CUDA tensors with kernels, so reading a
+value (`item`, `nonzero`) fails and each copy between devices is detected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FULL = sinpe.GridEncoding((sinpe.Encoding(4), sinpe.Encoding(4)))
 OWN = sinpe.Encoding(7, cos_frequency="own", layout="cos_sin", odd="pad")
 
 
-# copy_ asks for the device's own support even where nothing is copied.
+# copy_ needs support for the device even if nothing is copied.
 COPIES = {
     "fake": {"table out"},
     "as if": {
@@ -45,7 +45,7 @@ COPIES = {
 
 def skip_copies(name: str, kind: str) -> None:
     if name in COPIES[kind] and not torch.backends.cuda.is_built():
-        pytest.skip("copy_ of CUDA tensors, fake ones too, needs a CUDA build of torch")
+        pytest.skip("copy_ of CUDA tensors, including fake ones, needs a CUDA build of torch")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     "add out": lambda x: sinpe.add(x, out=torch.empty_like(x)),
     "add_": lambda x: sinpe.add_(x, dropout=0.1),
     "add channels first": lambda x: sinpe.add(x.mT, ENCODING, seq_dim=2, channel_dim=1, dropout=0.1),
-    "add of all": lambda x: sinpe.add(x, dropout=1.0),
+    "add with all options": lambda x: sinpe.add(x, dropout=1.0),
     "table": lambda x: sinpe.table(S, ENCODING, device="cuda"),
     "table out": lambda x: sinpe.table(S, ENCODING, out=torch.empty(S, D, device="cuda")),
     "encode": lambda x: sinpe.encode(whole(B, S), ENCODING, dtype=torch.bfloat16),
@@ -112,7 +112,7 @@ def test_results_are_on_the_device(name: str, mode: FakeTensorMode) -> None:
 
 
 def test_fake_kernels_keep_the_device(mode: FakeTensorMode) -> None:
-    """Each operator, with every tensor on CUDA, the plan too."""
+    """Each operator with all tensors on CUDA, including the plan."""
     op = torch.ops.sinpe_ext
     words = torch.empty(36, dtype=torch.int64, device="cuda")
     x, ids, seed = torch.empty_strided((B, S, D), (S * D, 1, S), device="cuda"), whole(B, S), whole()
@@ -154,8 +154,8 @@ def test_tensors_of_another_device(name: str, place: str, mode: FakeTensorMode) 
     assert str(caught.value) == want
 
 
-class Seen(TorchDispatchMode):
-    """The operations that run, and what devices their tensors have."""
+class OperatorsAndDevices(TorchDispatchMode):
+    """Records the operators that run, and the devices of their tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,14 +164,14 @@ class Seen(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
-        devices = {t.device.type for t in tensors if t.dim() or t.device.type != "cpu"}  # without numbers
+        devices = {t.device.type for t in tensors if t.dim() or t.device.type != "cpu"}  # ignores 0-d CPU tensors
         self.calls.append((str(function), devices))
         return result
 
 
 @pytest.fixture
 def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """CUDA tensors are taken for real ones with kernels and constants of their own; the numbers are still fake."""
+    """Fake CUDA tensors are treated as real ones with kernels and constants; there is still no data."""
     constants: dict[Any, Tensor] = {}
 
     def on_device(key: Any, device: torch.device, make: Callable[[], Tensor], note: Any = None) -> Tensor:
@@ -193,20 +193,20 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_nothing_is_looked_at_or_copied(name: str, as_if: None) -> None:
+def test_no_value_is_read_or_copied(name: str, as_if: None) -> None:
     skip_copies(name, "as if")
     x = torch.empty(B, S, D, device="cuda")
-    with Seen() as seen:
+    with OperatorsAndDevices() as seen:
         result = CALLS[name](x)
     assert result.device == x.device
     names = [call for call, devices in seen.calls if "cuda" in devices]
     assert not [call for call in names if "_local_scalar_dense" in call or "nonzero" in call or "equal" in call]
     between = [call for call, devices in seen.calls if len(devices) > 1]
     assert not between, between
-    assert any("sinpe_ext" in call for call in names) or name in ("float32 angle", "add of all")
+    assert any("sinpe_ext" in call for call in names) or name in ("float32 angle", "add with all options")
 
 
-# A call's share of the host: docs/cuda.md has the table.
+# Host work of a call; docs/cuda.md has the table.
 HOSTED: dict[str, Callable[[], Callable[[], Any]]] = {
     "add": lambda: partial(sinpe.add, random(B, S, D), ENCODING),
     "add, dropout, int seed, float alpha": lambda: partial(
@@ -225,19 +225,19 @@ def random(*shape: int) -> Tensor:
 
 LAYER = sinpe.SinusoidalPositionalEncoding(D).eval()
 QUESTIONS = ("current_device", "is_current_stream_capturing", "synchronize", "get_device_properties")
-# What torch's other operators launch: a kernel, a fill or a copy.
+# Operators of torch that launch nothing; others launch a kernel, a fill or a copy.
 LAUNCHES_NOTHING = "empty empty_like view expand detach reshape alias unsqueeze select slice permute transpose".split()
 
 
-def share_of_the_host(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
-    """(questions to the CUDA runtime from Python, kernels beside ours, functions of the package) of a warm call."""
+def host_work(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """(CUDA runtime queries from Python, kernels besides ours, functions of the package) of a warm call."""
     asked: list[str] = []
     for name in QUESTIONS:
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: asked.append(name) or 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # torch's own, which it keeps
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # cached by torch
     call(), call()
     asked.clear()
-    with Seen() as seen:
+    with OperatorsAndDevices() as seen:
         call()
     questions = len(asked)
     of_torch = [n.removeprefix("aten.") for n, devices in seen.calls if "cuda" in devices and n.startswith("aten.")]
@@ -258,7 +258,7 @@ def share_of_the_host(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) 
 
 
 def is_fake(frame: FrameType | None) -> bool:
-    """Whether a function is called for fake tensors alone."""
+    """Whether a function is called for fake tensors only."""
     while frame is not None:
         if "_subclasses" in frame.f_code.co_filename:
             return True
@@ -267,8 +267,8 @@ def is_fake(frame: FrameType | None) -> bool:
 
 
 @pytest.mark.parametrize("name", HOSTED)
-def test_a_calls_share_of_the_host(name: str, as_if: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As docs/cuda.md says, which is to be changed with it."""
+def test_host_work_per_call(name: str, as_if: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As documented in docs/cuda.md; update it on changes."""
 
     def new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Any) -> Tensor:
         words = make()
@@ -279,31 +279,31 @@ def test_a_calls_share_of_the_host(name: str, as_if: None, monkeypatch: pytest.M
     monkeypatch.setattr(packed_plan, "on_device", device_constants.on_device)
     call = HOSTED[name]()
     with torch.no_grad():
-        questions, beside, functions = share_of_the_host(call, monkeypatch)
+        questions, beside, functions = host_work(call, monkeypatch)
     page = (REPOSITORY / "docs" / "cuda.md").read_text()
     row = f"| {name} | {questions} | {beside} | {functions} |"
     assert row in page, f"docs/cuda.md lacks the row {row}"
 
 
 @pytest.mark.parametrize("seed", ["tensor", "generator"])
-def test_a_seed_from_the_cpu_goes_as_a_number(seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy would wait for the device; the meta device stands for it."""
+def test_cpu_seed_is_passed_as_a_number(seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy would wait for the device; the meta device is used instead."""
     monkeypatch.setattr(observers, "unreadable", lambda value: False)
     given = torch.tensor(5) if seed == "tensor" else torch.Generator().manual_seed(1)
-    with Seen() as seen:
+    with OperatorsAndDevices() as seen:
         made = seed_tensor.tensor(given, torch.device("meta"))
     assert made.is_meta and made.shape == () and not [call for call, devices in seen.calls if len(devices) > 1]
 
 
-def test_a_graph_has_no_cpu_tensor(as_if: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA graph trees leave graphs with CPU operands alone."""
+def test_graph_has_no_cpu_tensor(as_if: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graph trees skip graphs with CPU operands."""
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.undo()  # the compiler looks at devices only
+    monkeypatch.undo()  # the compiler checks devices only
     constant = torch.empty(len(plan(ENCODING).packed), dtype=torch.int64, device="cuda")
     monkeypatch.setattr(packed_plan, "on_device", lambda *_: constant)
     torch._dynamo.reset()
@@ -328,7 +328,7 @@ def test_a_graph_has_no_cpu_tensor(as_if: None, monkeypatch: pytest.MonkeyPatch)
     torch._dynamo.reset()
 
 
-def test_a_graph_made_for_another_machine_copies_its_plan(mode: FakeTensorMode) -> None:
+def test_graph_exported_without_cuda_copies_its_plan(mode: FakeTensorMode) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     layer = sinpe.SinusoidalPositionalEncoding(D, 0.1).eval()
@@ -337,8 +337,8 @@ def test_a_graph_made_for_another_machine_copies_its_plan(mode: FakeTensorMode) 
     assert "sinpe_ext.table" in exported.graph_module.code and "dtype_layout" in exported.graph_module.code
 
 
-def test_constants_are_copied_once_and_not_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keeping itself, with the CPU in the place of the device."""
+def test_constants_are_copied_once_and_not_during_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache of constants, with the CPU as the device."""
     made: list[int] = []
     waits: list[torch.device] = []
     monkeypatch.setattr(device_constants, "_copies", {})
@@ -361,12 +361,12 @@ def test_constants_are_copied_once_and_not_in_a_capture(monkeypatch: pytest.Monk
     monkeypatch.setattr(device_constants, "_is_capturing", lambda device: False)
     for key in range(1, 9):
         constant(key)
-    assert waits == [place] and len(device_constants._copies) == 5  # the oldest half went, after a wait
+    assert waits == [place] and len(device_constants._copies) == 5  # the older half was removed
     assert list(device_constants._captured.values()) == [first]
 
 
-def test_the_capture_looked_for_is_the_tensors_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A capture on the second device while the first one is current, and the other way round."""
+def test_capture_is_checked_on_the_device_of_the_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture on the second device while the first is current, and vice versa."""
     current = [0]
 
     class Entered:
@@ -387,8 +387,8 @@ def test_the_capture_looked_for_is_the_tensors_own(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("encoding", [ENCODING, OWN, sinpe.Encoding(5), sinpe.Encoding(1)], ids=repr)
-def test_slopes_are_those_of_the_plan(encoding: sinpe.Encoding) -> None:
-    """Computed from the words on the device; here against the plan itself."""
+def test_slopes_equal_the_plan(encoding: sinpe.Encoding) -> None:
+    """Computed on the device from the packed plan; compared with the plan."""
     known = plan(encoding)
     words = packed_plan.pack_plan(encoding)
     entries = zip(known.channels(), known.channel_turns(), strict=True)
@@ -398,7 +398,7 @@ def test_slopes_are_those_of_the_plan(encoding: sinpe.Encoding) -> None:
     assert torch.equal(packed_plan.angular_frequencies(partner, encoding.dim), -angular_frequencies)
 
 
-def test_ids_are_looked_at_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_checked_if_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
     monkeypatch.setattr(embedding, "id_range", lambda ids, rows: looked.append(ids.device))
     ids, weight = torch.zeros(2, 3, dtype=torch.long), torch.ones(4, 8)
@@ -406,4 +406,4 @@ def test_ids_are_looked_at_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv("SINPE_EXT_CHECK", setting)
         looked.clear()
         sinpe.embed(ids, weight)
-        assert observers.device_checks_requested() is bool(expected) and len(looked) == 0  # on the CPU the kernel looks
+        assert observers.device_checks_requested() is bool(expected) and len(looked) == 0  # on the CPU the kernel checks them

@@ -1,6 +1,6 @@
 """Grids on CUDA against the CPU, value by value: axes, layouts, forms, dtypes, gradients.
 
-As in `test_cuda_parity.py` every test also runs on the CPU, the kernels against eager PyTorch.
+As in `test_cuda_parity.py`, each test also runs on the CPU, comparing kernels with eager PyTorch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GRID_FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", GRIDS)
 def test_grid(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
-    """By places and by channels, in every form, with and without dropout."""
+    """By places and by channels, in each form, with and without dropout."""
     grid = GRIDS[name]
     x = randn(3, 4, 5, grid.dim, dtype=dtype)
     for form in ("implicit", "masked") if name == "wide" else GRID_FORMS:
@@ -62,7 +62,7 @@ def test_grid(name: str, dtype: torch.dtype, device: torch.device) -> None:  # n
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_grid_into(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
-    """Images whose places are many tiles of the kernel's, in place and into an out, channels before and after them."""
+    """Images with many tiles of places, in place and with out, channels before and after the places."""
     for shape in ((2, 7, 60, 70), (1, 130, 3, 5), (70, 9, 7, 7)):
         grid = sinpe.convention("mae2d", 4).replace(dim=shape[1])
         x = randn(*shape, dtype=dtype)

@@ -1,7 +1,7 @@
-"""CUDA against the CPU, value by value: every operation, dtype, layout and size that a kernel treats by itself.
+"""CUDA against the CPU, value by value: each operation, dtype, layout and size with a separate code path.
 
-Every test takes a device and compares with the CPU; on the CPU itself, kernels with eager PyTorch. So the assertions
-are known to hold before a GPU runs them.
+Each test takes a device and compares it with the CPU; on the CPU, kernels are compared with eager PyTorch, which checks
+the tests without a GPU.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_table_of_many_rows(dtype: torch.dtype, device: torch.device) -> None:  
 
 
 def test_closest_approaches_to_zero(device: torch.device) -> None:  # noqa: F811
-    """Where a rotation or a short phase is many ULP off."""
+    """Where a rotation or a short phase would be many ULP off."""
     for dim, position, _ in CLOSEST:
         run = lambda d: sinpe.table(5, dim, start=position - 2, device=d)  # noqa: B023, E731
         assert_rows(device, run(device), expected(device, run))
@@ -59,7 +59,7 @@ def test_closest_approaches_to_zero(device: torch.device) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_table_out(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
-    """Rows of any stride, beginning anywhere: kernels store 16 bytes at a time only where they may."""
+    """Rows of any stride and alignment: kernels store 16 bytes at a time only if aligned."""
     want = expected(device, lambda d: sinpe.table(9, 33, start=4, dtype=dtype, device=d))
     for width, first in ((33, 0), (33, 1), (40, 0), (40, 3), (64, 8)):
         memory = torch.full((9 * width + first + 5,), 7.0, dtype=dtype, device=device)
@@ -159,7 +159,7 @@ def test_add_into(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F8
                 assert_sums(device, given, want, 40.0)
 
 
-def test_any_dimension_may_be_the_sequence(device: torch.device) -> None:  # noqa: F811
+def test_any_seq_dim_and_channel_dim(device: torch.device) -> None:  # noqa: F811
     x = randn(4, 5, 6, 7)
     for seq_dim in range(4):
         for channel_dim in range(4):
@@ -171,7 +171,7 @@ def test_any_dimension_may_be_the_sequence(device: torch.device) -> None:  # noq
 @pytest.mark.bad_input(10, "CUDA")
 @pytest.mark.parametrize("shape", [(100_000, 2, 8), (70_000, 1, 3), (1, 100_000, 34), (2, 65_537, 5)], ids=str)
 def test_many_rows_and_samples(shape: tuple[int, ...], device: torch.device) -> None:  # noqa: F811
-    """More than one dimension of a grid holds."""
+    """More than a dimension of a CUDA grid can hold."""
     x = randn(*shape, dtype=torch.bfloat16)
     for named in ({}, {"start": torch.arange(shape[0])}):
         run = sums(x, named, "plain", dropout=P, seed=1)
@@ -180,7 +180,7 @@ def test_many_rows_and_samples(shape: tuple[int, ...], device: torch.device) -> 
 
 @pytest.mark.bad_input(9, "CUDA")
 @pytest.mark.parametrize("shape", [(0, 3, 8), (2, 0, 8), (2, 3, 0), (0, 0)], ids=str)
-def test_nothing(shape: tuple[int, ...], device: torch.device) -> None:  # noqa: F811
+def test_empty_tensors(shape: tuple[int, ...], device: torch.device) -> None:  # noqa: F811
     x = torch.empty(shape, device=device)
     assert sinpe.add(x, 8 if shape[-1] else None, dropout=P).shape == shape if shape[-1] else True
     assert sinpe.table(0, 8, device=device).shape == (0, 8)
@@ -188,8 +188,8 @@ def test_nothing(shape: tuple[int, ...], device: torch.device) -> None:  # noqa:
 
 
 @pytest.mark.feature("dropout")
-def test_masks_are_the_same(device: torch.device) -> None:  # noqa: F811
-    """One seed, one mask, on every device; also where rows begin inside of a group of eight."""
+def test_dropout_masks_are_equal_on_all_devices(device: torch.device) -> None:  # noqa: F811
+    """Including rows that start inside a group of eight elements."""
     for shape in ((3, 5, 11), (2, 4, 64), (1, 1, 1), (5, 1000, 13)):
         for seed in (0, -1, 2**63 - 1, 12345):
             run = lambda d: sinpe.add(torch.ones(shape, device=d), alpha=0.0, dropout=P, seed=seed)  # noqa: B023, E731
@@ -212,7 +212,7 @@ EMBED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", EMBED)
 def test_embed(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
-    """Forward, and the gradient of weight: a tree sum of its tokens, so the bits are the CPU's."""
+    """Forward, and the gradient of weight: a tree sum of its tokens, bitwise equal to the CPU's."""
     ids = torch.randint(0, 23, (3, S), generator=torch.Generator().manual_seed(4))
     for width in (1, 7, 64, 130):
         weight, grad = randn(23, width, dtype=dtype), randn(3, S, width, dtype=dtype, seed=5)
@@ -228,10 +228,10 @@ def test_embed(name: str, dtype: torch.dtype, device: torch.device) -> None:  # 
             assert torch.equal(got.cpu(), want), f"{ulps(got, want)} ULP"
 
 
-@pytest.mark.parametrize("ids", ["one row", "few rows", "every row once", "none"])
+@pytest.mark.parametrize("ids", ["one row", "few rows", "each row once", "none"])
 def test_embed_backward_of_many_tokens(ids: str, device: torch.device) -> None:  # noqa: F811
     """Long and short runs of one id."""
-    rows = {"one row": 1, "few rows": 5, "every row once": 20_000, "none": 5}[ids]
+    rows = {"one row": 1, "few rows": 5, "each row once": 20_000, "none": 5}[ids]
     count = 0 if ids == "none" else 20_000
     tokens = torch.randperm(count, generator=torch.Generator().manual_seed(0)).reshape(4 if count else 1, -1) % rows
     weight, grad = torch.zeros(rows, 24), randn(*tokens.shape, 24, dtype=torch.bfloat16).float()
@@ -245,7 +245,7 @@ def test_embed_backward_of_many_tokens(ids: str, device: torch.device) -> None: 
 
 @pytest.mark.feature("gradients")
 def test_gradients_of_add(device: torch.device) -> None:  # noqa: F811
-    """x exactly; alpha and positions from float64 sums, which differ in their order alone."""
+    """Exact for x; alpha and positions are float64 sums in another order."""
     x, grad = randn(3, S, 34), randn(3, S, 34, seed=6)
     for drop in (0.0, P):
 
@@ -277,7 +277,7 @@ def test_second_derivatives(device: torch.device) -> None:  # noqa: F811
 @pytest.mark.bad_input(10, "CUDA")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_more_than_2_to_31_elements(dtype: torch.dtype, cuda: torch.device) -> None:  # noqa: F811
-    """Indices of 64 bits: the last rows are those of a call of their own."""
+    """64-bit indices: the last rows equal those of a separate call."""
     rows, width = 2**22 + 3, 513
     need = 3 * rows * width * 2
     if torch.cuda.mem_get_info(cuda)[0] < need:

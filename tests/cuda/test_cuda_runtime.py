@@ -1,6 +1,6 @@
-"""How the CUDA kernels behave among other work: streams, graphs, devices, memory, determinism, compilers.
+"""The CUDA kernels with streams, graphs, several devices, limited memory, deterministic mode and compilers.
 
-One table of cases serves every test here; that is why the file is longer than most.
+All tests use one table of cases.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def case_of(run: Callable[..., Any]) -> Case:
     return prepared
 
 
-def trained(t: dict[str, Tensor], _: Any) -> Any:
+def with_gradients(t: dict[str, Tensor], _: Any) -> Any:
     x, alpha = t["x"].detach().requires_grad_(), t["alpha"].detach().requires_grad_()
     positions = t["positions"].float().requires_grad_()
     out = sinpe.add(x, alpha=alpha, positions=positions, dropout=P, seed=t["seed"], padding_mask=t["mask"])
@@ -60,7 +60,7 @@ def places(t: dict[str, Tensor]) -> Tensor:
     return torch.stack([t["positions"] % 8, t["positions"] // 8], -1)
 
 
-def trained_grid(t: dict[str, Tensor], _: Any) -> Any:
+def grid_with_gradients(t: dict[str, Tensor], _: Any) -> Any:
     x, alpha = image(t).detach().requires_grad_(), t["alpha"].detach().requires_grad_()
     out = sinpe.add(x, "mae2d", alpha=alpha, dropout=P, seed=t["seed"])
     return torch.autograd.grad(out, (x, alpha), t["grad"].view_as(x))
@@ -91,8 +91,8 @@ CASES: dict[str, Case] = {
     "grid alpha": case_of(lambda t, d: sinpe.add(image(t), "mae2d", alpha=t["alpha"])),
     "grid starts": case_of(lambda t, d: sinpe.add(image(t), "mae2d", start=t["starts"].unsqueeze(1).expand(B, 2))),
     "grid positions": case_of(lambda t, d: sinpe.add(t["x"], "mae2d", positions=places(t), alpha=t["alpha"])),
-    "grid trained": case_of(trained_grid),
-    "trained": case_of(trained),
+    "grid trained": case_of(grid_with_gradients),
+    "with_gradients": case_of(with_gradients),
     "embed": case_of(lambda t, d: sinpe.embed(t["ids"], t["weight"])),
     "embedded": case_of(embedded),
     "packed": case_of(lambda t, d: sinpe.positions.packed(t["starts"], total=S)),
@@ -117,17 +117,17 @@ def no_synchronisation() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_repeats_itself_on_the_cpu(name: str) -> None:
-    """The cases themselves are sound, on a machine without a card too."""
+def test_cases_are_reproducible_on_the_cpu(name: str) -> None:
+    """Checks the cases themselves, without a GPU."""
     run = CASES[name](torch.device("cpu"))
     assert equal(run(), run())
 
 
 @pytest.mark.bad_input(23, "CUDA")
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_waits_for_the_device(name: str, cuda: torch.device) -> None:  # noqa: F811
+def test_no_call_synchronizes_with_the_device(name: str, cuda: torch.device) -> None:  # noqa: F811
     run = CASES[name](cuda)
-    want = run()  # the first use copies the constants of the encoding
+    want = run()  # the first call copies the constants of the encoding
     with no_synchronisation():
         got = run()
     assert equal(got, want)
@@ -135,8 +135,8 @@ def test_nothing_waits_for_the_device(name: str, cuda: torch.device) -> None:  #
 
 @pytest.mark.bad_input(23, "CUDA")
 @pytest.mark.parametrize("name", CASES)
-def test_a_stream_of_ones_own(name: str, cuda: torch.device) -> None:  # noqa: F811
-    """The kernels queue behind what the stream has to do first."""
+def test_calls_on_another_stream(name: str, cuda: torch.device) -> None:  # noqa: F811
+    """The kernels run after earlier work of the stream."""
     run = CASES[name](cuda)
     want = run()
     torch.cuda.synchronize()
@@ -155,7 +155,7 @@ def test_a_stream_of_ones_own(name: str, cuda: torch.device) -> None:  # noqa: F
 
 @pytest.mark.bad_input(23, "CUDA")
 @pytest.mark.parametrize("name", CASES)
-def test_a_captured_graph_replays(name: str, cuda: torch.device) -> None:  # noqa: F811
+def test_captured_graph_replays(name: str, cuda: torch.device) -> None:  # noqa: F811
     run = CASES[name](cuda)
     want = run()
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -172,7 +172,7 @@ def test_a_captured_graph_replays(name: str, cuda: torch.device) -> None:  # noq
 
 
 @pytest.mark.bad_input(23, "CUDA")
-def test_a_replay_sees_new_numbers_and_draws_a_new_mask(cuda: torch.device) -> None:  # noqa: F811
+def test_replay_reads_new_values_and_draws_a_new_mask(cuda: torch.device) -> None:  # noqa: F811
     x, alpha = torch.ones(B, S, D, device=cuda), torch.tensor([1.0], device=cuda)
     starts, seed = torch.zeros(B, dtype=torch.long, device=cuda), torch.tensor(1, device=cuda)
 
@@ -199,7 +199,7 @@ def test_a_replay_sees_new_numbers_and_draws_a_new_mask(cuda: torch.device) -> N
 
 
 @pytest.mark.bad_input(23, "CUDA")
-def test_the_first_use_inside_of_a_capture_says_what_to_do(cuda: torch.device) -> None:  # noqa: F811
+def test_first_use_during_capture_raises_with_a_remedy(cuda: torch.device) -> None:  # noqa: F811
     x, encoding = torch.ones(2, 3, 8, device=cuda), sinpe.Encoding(8, base=31.25)
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="encoding: expected to be used once on cuda:0 before a graph is captured"):
@@ -210,7 +210,7 @@ def test_the_first_use_inside_of_a_capture_says_what_to_do(cuda: torch.device) -
     assert sinpe.add(x, encoding).isfinite().all()
 
 
-def test_a_captured_encoding_is_kept(cuda: torch.device) -> None:  # noqa: F811
+def test_constants_of_a_captured_graph_are_kept(cuda: torch.device) -> None:  # noqa: F811
     x, encoding = torch.zeros(2, 3, 8, device=cuda), sinpe.Encoding(8, base=77.5)
     want = sinpe.add(x, encoding)
     graph = torch.cuda.CUDAGraph()
@@ -224,12 +224,12 @@ def test_a_captured_encoding_is_kept(cuda: torch.device) -> None:  # noqa: F811
 
 
 @pytest.mark.bad_input(15, "CUDA")
-def test_the_second_device(cuda: torch.device) -> None:  # noqa: F811
+def test_second_device(cuda: torch.device) -> None:  # noqa: F811
     if torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device only")
     other = torch.device("cuda", 1)
     for name, case in CASES.items():
-        want, got = case(cuda)(), case(other)()  # the current device stays the first
+        want, got = case(cuda)(), case(other)()  # the current device remains the first
         assert all(t.device == other for t in flat(got))
         assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(flat(got), flat(want), strict=True)), name
     with pytest.raises(RuntimeError, match=r"positions: expected the device of x, cuda:0, got cuda:1; move it"):
@@ -237,7 +237,7 @@ def test_the_second_device(cuda: torch.device) -> None:  # noqa: F811
 
 
 def peak(run: Callable[[], Any]) -> tuple[int, int]:
-    """Bytes beyond the start while it runs, and in its results."""
+    """Peak memory beyond the start while it runs, and memory of its results, in bytes."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -250,7 +250,7 @@ def peak(run: Callable[[], Any]) -> tuple[int, int]:
 SMALL = 2**16  # a seed, an alpha, rounding of the allocator
 
 
-def test_memory_is_that_of_the_results(cuda: torch.device) -> None:  # noqa: F811
+def test_peak_memory_is_that_of_the_results(cuda: torch.device) -> None:  # noqa: F811
     x = torch.ones(8, 4096, 512, device=cuda)
     for run in (
         lambda: sinpe.table(32768, 512, device=cuda),
@@ -268,7 +268,7 @@ def test_memory_is_that_of_the_results(cuda: torch.device) -> None:  # noqa: F81
     assert used <= 2 * made + SMALL  # the sum and the gradient; no mask, no rows
 
 
-def test_backward_gives_the_same_bits_every_time(cuda: torch.device) -> None:  # noqa: F811
+def test_backward_is_deterministic(cuda: torch.device) -> None:  # noqa: F811
     ids = torch.randint(0, 40, (16, 512), generator=torch.Generator().manual_seed(1)).to(cuda)
     weight, grad = torch.zeros(40, 96, device=cuda, requires_grad=True), randn(16, 512, 96).to(cuda)
 
@@ -280,7 +280,7 @@ def test_backward_gives_the_same_bits_every_time(cuda: torch.device) -> None:  #
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.equal(run(), want)
-        for name in ("trained", "embedded", "add"):
+        for name in ("with_gradients", "embedded", "add"):
             case = CASES[name](cuda)
             assert equal(case(), case())
     finally:
@@ -323,7 +323,7 @@ def test_torch_compile_backward(mode: str, cuda: torch.device) -> None:  # noqa:
         torch.compiler.cudagraph_mark_step_begin()
         got = torch.autograd.grad(compiled(ids, seed), tuple(layer.parameters()))
         for mine, theirs in zip(got, want, strict=True):
-            # the compiler sums the squares in an order of its own
+            # the compiler sums the squares in another order
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -337,7 +337,7 @@ def test_autocast_changes_nothing(cuda: torch.device) -> None:  # noqa: F811
 
 
 @pytest.mark.feature("layers")
-def test_modules_move(cuda: torch.device) -> None:  # noqa: F811
+def test_modules_on_the_device(cuda: torch.device) -> None:  # noqa: F811
     layer = sinpe.SinusoidalPositionalEncoding(D, 0.0, learned_alpha=True).to("cuda")
     x = randn(B, S, D)
     got = layer(x.to(cuda))

@@ -1,5 +1,6 @@
-"""tools/cuda_sass without nvcc: what instructions do, on random operands; a block with a barrier, a branch, a race; the
-prediction. That it understands real kernels is shown by `make check-cuda` itself, which compares with C++."""
+"""tools/cuda_sass without nvcc: instructions on random operands; a block with a barrier, a branch, a race; the
+estimate. `make check-cuda` itself checks real kernels, by comparison with C++.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ WORD, LANES = 2**32, 64
 
 
 def code(text: str) -> list[Any]:
-    """Lines "@P0 OPCODE a, b, c"."""
+    """Parses lines "@P0 OPCODE a, b, c"."""
     found = []
     for line in filter(None, map(str.strip, text.splitlines())):
         predicate, _, rest = line[1:].partition(" ") if line.startswith("@") else ("", "", line)
@@ -45,7 +46,7 @@ def kernel(text: str, shared: int = 0) -> Any:
 
 
 class Registers:
-    """The state that an operation works on."""
+    """The state that an instruction operates on."""
 
     def __init__(self) -> None:
         rng = random.Random(0)
@@ -108,7 +109,7 @@ RESULTS: dict[str, Callable[[int, int, int, int, int], int]] = {
 
 
 @pytest.mark.parametrize("line", RESULTS)
-def test_an_integer_instruction(line: str) -> None:
+def test_integer_instruction(line: str) -> None:
     state = Registers()
     (instruction,) = code(line)
     state.R[0] = 0xFFFFFFFF
@@ -137,7 +138,7 @@ def test_carries_and_wide_products() -> None:
 
 @pytest.mark.parametrize("relation", ["LT", "LE", "GT", "GE", "EQ", "NE"])
 @pytest.mark.parametrize("kind", ["", ".U32"])
-def test_a_comparison_of_64_bits_in_two_steps(relation: str, kind: str) -> None:
+def test_64_bit_comparison_in_two_steps(relation: str, kind: str) -> None:
     state = Registers()
     state.R[7, ::2] = state.R[5, ::2]  # equal upper words
     lower = f"ISETP.{relation}.U32.AND P2, PT, R4, R6, PT"
@@ -162,12 +163,12 @@ def test_fused_products_are_rounded_once() -> None:
         assert all(abs(Fraction(float(d)) - exact) <= abs(Fraction(float(n)) - exact) for n in near)
 
 
-def test_what_is_not_known_is_refused() -> None:
+def test_unknown_instruction_is_rejected() -> None:
     with pytest.raises(operations.Unknown, match="HMMA"):
         operations.operation(code("HMMA.16816.F32 R0, R4, R8, R12")[0])
 
 
-# Each thread leaves its number in shared memory and takes its neighbour's.
+# Each thread stores its number in shared memory and reads its neighbour's.
 EXCHANGE = """
     S2R R0, SR_TID.X
     LDC.64 R4, c[0x0][0x210]
@@ -195,22 +196,22 @@ def exchange(drop: int | None = None) -> tuple[Any, Any, Any]:
     return out, counts, running.races
 
 
-def test_a_block() -> None:
+def test_block() -> None:
     out, counts, races = exchange()
     numbers = np.arange(LANES)
     assert (out == (numbers ^ 1) + 100 * (numbers < 33)).all() and not races
     issued = counts.issued.tolist()
-    # Two warps; the second one parts, so its threads meet after the branch in two groups.
+    # Two warps; the second diverges, so its threads reach the code after the branch in two groups.
     assert issued[:10] == [2] * 10 and issued[10:12] == [2, 3] and issued[12:] == [2, 2, 2]
     assert counts.by_phase.sum(1).tolist() == [10, 21]
 
 
-def test_a_race() -> None:
+def test_race() -> None:
     assert any("LDS" in race for race in exchange(drop=0)[2])
 
 
-def test_a_barrier_that_some_never_reach() -> None:
-    """The first thread waits for all the others there, and these for it."""
+def test_barrier_that_some_threads_never_reach() -> None:
+    """The first thread waits there for all others, and they wait for it."""
     k = kernel("""
         S2R R0, SR_TID.X
         ISETP.EQ.U32.AND P0, PT, R0, RZ, PT
@@ -225,7 +226,7 @@ def test_a_barrier_that_some_never_reach() -> None:
         block.Block(block.Program(k, 90), b"", 0, LANES, block.Counts.of(k)).run()
 
 
-def test_an_address_that_is_no_memory() -> None:
+def test_invalid_address() -> None:
     k = kernel("CS2R R4, SRZ\nLDG.E R0, desc[UR4][R4.64+0x20]\nEXIT")
     with pytest.raises(block.BadAccess, match=r"LDG.E R0.* 0x20 to 0x20 is no memory"):
         block.Block(block.Program(k, 90), b"", 0, LANES, block.Counts.of(k)).run()
@@ -237,10 +238,10 @@ def work(**given: Any) -> Any:
     return cards.Work(**usual | given)
 
 
-def test_an_estimate() -> None:
-    """By hand, for an H200: 132 multiprocessors, 4.8 TB/s of which a copy takes 90 %."""
+def test_estimate() -> None:
+    """Calculated for an H200: 132 multiprocessors, 4.8 TB/s of which a copy reaches 90 %."""
     (h200,) = (card for card in cards.CARDS if card.name == "H200")
-    tick = h200.clock * 1e6  # clocks of a millisecond
+    tick = h200.clock * 1e6  # clocks per millisecond
     assert work().resident(h200) == 8 and work().waves(h200) == 10
     assert work(registers=128).resident(h200) == 2 and work(shared=100 << 10).resident(h200) == 2
     memory = cards.predict(work(), 4.32e9, h200)
@@ -250,9 +251,9 @@ def test_an_estimate() -> None:
     pipe = cards.predict(work(by_pipe={"fp64": 132 * 2 * tick}), 1e6, h200)
     assert pipe.by == "pipe fp64" and pipe.seconds == pytest.approx(1e-3)
     late = cards.predict(work(in_flight=8.0, read=1e9), 1e9, h200)
-    full = 132 * 2048 * 8 / 700e-9  # bytes a second
+    full = 132 * 2048 * 8 / 700e-9  # bytes per second
     assert late.by == "latency" and late.seconds == pytest.approx(1e9 / full)
-    # A wave and a quarter, with 32 bytes on the way: its last quarter has the loads for 0.715 of the memory's speed.
+    # One and a quarter waves, with 32 bytes in flight: its last quarter has loads for 0.715 of the memory bandwidth.
     tail = cards.predict(work(blocks=132 * 8 * 5 // 4, in_flight=32.0, read=1e9), 4.32e9, h200)
     share = 0.25 * 4 * full / 4.32e12
     assert tail.by == "memory" and tail.seconds == pytest.approx(1e-3 * (1 + 0.25 / share) / 1.25)
@@ -260,7 +261,7 @@ def test_an_estimate() -> None:
     assert alone.by == "the longest warp" and alone.seconds == pytest.approx(5e-6 + 2.1e-6)
 
 
-def test_two_threads_that_write_one_word() -> None:
+def test_two_threads_write_one_word() -> None:
     k = kernel("S2R R0, SR_TID.X\nSTS [0x400], R0\nEXIT", shared=16)
     running = block.Block(block.Program(k, 90), b"", 0, LANES, block.Counts.of(k))
     running.run()
@@ -268,7 +269,7 @@ def test_two_threads_that_write_one_word() -> None:
 
 
 @pytest.mark.parametrize("writer", [0, 7, LANES - 1])
-def test_a_word_that_all_read_and_one_writes(writer: int) -> None:
+def test_all_threads_read_and_one_writes_a_word(writer: int) -> None:
     test = f"ISETP.EQ.AND P0, PT, R0, {writer:#x}, PT"
     k = kernel(f"S2R R0, SR_TID.X\nLDS R1, [0x400]\n{test}\n@P0 STS [0x400], R0\nEXIT", 16)
     running = block.Block(block.Program(k, 90), b"", 0, LANES, block.Counts.of(k))
@@ -276,14 +277,14 @@ def test_a_word_that_all_read_and_one_writes(writer: int) -> None:
     assert any("STS" in race for race in running.races)
 
 
-def test_a_barrier_for_some() -> None:
+def test_barrier_under_a_condition() -> None:
     k = kernel("S2R R0, SR_TID.X\nISETP.EQ.AND P0, PT, R0, RZ, PT\n@P0 BAR.SYNC 0x0\nEXIT")
     with pytest.raises(operations.Unknown, match="which not all threads pass"):
         block.Block(block.Program(k, 90), b"", 0, LANES, block.Counts.of(k)).run()
 
 
-def test_what_a_thread_waits_for() -> None:
-    """Two loads, the second one late: two waits, of 8 and 4 bytes, after 3 and 1 instructions."""
+def test_waits_for_loads() -> None:
+    """Two loads, the second later: two waits, for 8 and 4 bytes, after 3 and 1 instructions."""
     values = np.arange(64, dtype=np.uint32)
     k = kernel("""
         LDC.64 R2, c[0x0][0x210]
@@ -297,10 +298,10 @@ def test_what_a_thread_waits_for() -> None:
     counts = block.Counts.of(k)
     block.Block(block.Program(k, 90), values.ctypes.data.to_bytes(8, "little"), 0, LANES, counts).run()
     assert counts.in_flight == [12, 4] and counts.ahead == [3, 2] and counts.far == [True, True] and counts.read == 12
-    assert counts.apart == [True, False]  # the second was on its way already
+    assert counts.apart == [True, False]  # the second was already in flight
 
 
-def test_which_registers_a_load_of_16_bytes_names() -> None:
+def test_registers_of_a_16_byte_load() -> None:
     (load,) = code("LDG.E.128 R20, desc[UR8][R16.64]")
     assert block._registers(load) == {16, 17, 20, 21, 22, 23}
     (wide,) = code("IMAD.WIDE.U32 R4, R0, R9, R6")
@@ -308,8 +309,8 @@ def test_which_registers_a_load_of_16_bytes_names() -> None:
 
 
 @pytest.mark.parametrize("how, bound, said", [("ANY", 1, True), ("ANY", 0, False), ("ALL", 9, True), ("ALL", 3, False)])
-def test_a_vote_of_a_warp(how: str, bound: int, said: bool) -> None:
-    """Whether any or all of the threads 0 to 3 are below the bound; the second warp is not asked."""
+def test_warp_vote(how: str, bound: int, said: bool) -> None:
+    """Whether any or all of threads 0 to 3 are below the bound; the second warp does not vote."""
     k = kernel(f"""
         S2R R0, SR_TID.X
         ISETP.LT.U32.AND P1, PT, R0, {bound:#x}, PT
@@ -326,7 +327,7 @@ def test_a_vote_of_a_warp(how: str, bound: int, said: bool) -> None:
 
 @pytest.mark.parametrize("stride, sectors", [(4, 1), (8, 2), (32, 8), (256, 8)])
 def test_sectors(stride: int, sectors: int) -> None:
-    """A word of each `stride` bytes; and twice the same ones, which are not moved twice."""
+    """A word every `stride` bytes; the same ones loaded twice, which are counted once."""
     values = np.arange(LANES * 64 + 8, dtype=np.uint32)
     k = kernel(f"""
         S2R R0, SR_TID.X
@@ -343,7 +344,7 @@ def test_sectors(stride: int, sectors: int) -> None:
     assert predicted == pytest.approx(sectors * cards.predict(work(), 1e9, cards.CARDS[0]).seconds)
 
 
-def test_budgets_are_those_of_sm_90_and_of_the_type() -> None:
+def test_budgets_depend_on_architecture_and_dtype() -> None:
     limits = {"instructions": (60.0, 40.0), "ahead": (50.0, 50.0)}
     case = cases.Case("a case", cases.table, budgets=limits)
 
@@ -362,7 +363,7 @@ def test_budgets_are_those_of_sm_90_and_of_the_type() -> None:
     (5.0, torch.float32, ["fp64 6.0, budget <= 5"]), (6.0, torch.bfloat16, []), (None, torch.float32, []),
     (5.0, torch.float64, []),
 ])  # fmt: skip
-def test_double_precision_where_it_is_slow(limit: float | None, dtype: Any, missed: list[str]) -> None:
+def test_double_precision_budget(limit: float | None, dtype: Any, missed: list[str]) -> None:
     case = cases.Case("a case", cases.table, fp64=limit)
     row = report.Row(case, dtype, 89, SimpleNamespace(values={"fp64": 6.0}, work=work()))
     assert [str(one) for one in report.missed(row, [row])] == missed
@@ -373,5 +374,5 @@ def test_double_precision_where_it_is_slow(limit: float | None, dtype: Any, miss
     [("IMAD.WIDE.U32", "imad"), ("LOP3.LUT", "alu"), ("DFMA", "fp64"), ("F2F.F32.F64", "convert64"),
      ("MUFU.RCP", "special"), ("I2F.U32.RP", "special"), ("STG.E.128", "memory"), ("BRA", "other"), ("FFMA", "fma")],
 )  # fmt: skip
-def test_which_pipe(opcode: str, pipe: str) -> None:
+def test_pipe_of_an_instruction(opcode: str, pipe: str) -> None:
     assert cards.pipe_of(opcode) == pipe

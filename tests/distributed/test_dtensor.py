@@ -1,4 +1,4 @@
-"""DTensors in real processes, 2 and 4: what distributed_cases.py and distributed_models.py assert."""
+"""Runs the cases of distributed_cases.py and distributed_models.py in 2 and 4 processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from children import SUPPORT, Server, environment
 from rank_group import Group
 
-assert distributed_cases.case is distributed_models.case  # both have put theirs in
+assert distributed_cases.case is distributed_models.case  # both modules register their cases in the same registry
 CASES = distributed_support.CASES
 MODULES = (distributed_cases.__name__, distributed_models.__name__)
 PARALLEL = pytest.mark.feature("tensor and sequence parallel")
 ROWS = {
     "fsdp2": pytest.mark.feature("FSDP2"),
-    "an_alpha_of_no_dimension": pytest.mark.feature("FSDP2"),
+    "scalar_alpha": pytest.mark.feature("FSDP2"),
     "context_parallel": pytest.mark.feature("context_parallel"),
     "parallel_styles": PARALLEL,
     "embedding_styles": PARALLEL,
@@ -29,7 +29,7 @@ ROWS = {
 
 
 class Groups:
-    """At most one group at a time: that of the last case."""
+    """Starts at most one group of ranks at a time; reused while world size and backend stay the same."""
 
     def __init__(self) -> None:
         path = os.pathsep.join([str(SUPPORT), environment()["PYTHONPATH"]])
@@ -57,17 +57,17 @@ def groups() -> Iterator[Groups]:
     found.server.close()
 
 
-def named(name: str) -> Any:
+def marked(name: str) -> Any:
     return pytest.param(name, marks=ROWS.get(name, pytest.mark.feature("DTensor")))
 
 
-@pytest.mark.parametrize("name", [named(name) for name in CASES])
+@pytest.mark.parametrize("name", [marked(name) for name in CASES])
 @pytest.mark.parametrize(
     ("backend", "world"),
     [
         ("compiled", 2),
         pytest.param("compiled", 4, marks=pytest.mark.processes),
-        pytest.param("eager", 2, marks=pytest.mark.processes),  # 4 are cut up alike
+        pytest.param("eager", 2, marks=pytest.mark.processes),
     ],
     indirect=["backend"],
 )

@@ -1,5 +1,4 @@
-"""A rank that is killed in a training loop of FSDP2: the others end with an error, and a new group goes on with the
-numbers of the old one."""
+"""A rank killed during FSDP2 training: the others end with an error, and a new group resumes with the same results."""
 
 from __future__ import annotations
 
@@ -22,15 +21,16 @@ MOMENTS = ["forward", "backward", "optimizer", "save"]
 
 
 @pytest.mark.processes
-def test_a_killed_rank(tmp_path: Path) -> None:
-    """Status and message of the others, within the time limit of the process group; after a restart from the last
-    checkpoint the losses and the gradients of alpha, bit by bit; and no process is left."""
+def test_killed_rank(tmp_path: Path) -> None:
+    """Checks the other ranks' status and message within the timeout, the losses and gradients of alpha after a restart
+    from the last checkpoint, bit by bit, and that no process is left.
+    """
     code = RANKS.format(tests=str(SUPPORT), folder=str(tmp_path), moments=MOMENTS)
     process = start(code, library_environment())
     try:
         out, _ = finish(process)
         assert out.split() == MOMENTS
-        with pytest.raises(ProcessLookupError):  # its session is empty
+        with pytest.raises(ProcessLookupError):  # its session has no processes
             os.killpg(process.pid, 0)
     finally:
         process.end()

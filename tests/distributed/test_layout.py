@@ -1,5 +1,6 @@
-"""Where a rank's part of a tensor lies, on meshes of any shape, without processes: as torch.chunk cuts. torch's own
-simulation of ranks is refused."""
+"""The local part of a sharded tensor, on simulated meshes of any shape, compared with torch.chunk. torch's simulation
+of ranks is rejected.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from sinpe_ext.distributed import dtensor
 
 
 class Mesh:
-    """What a layout asks of a DeviceMesh."""
+    """The methods of DeviceMesh that a layout uses."""
 
     def __init__(self, sizes: Sequence[int], coordinate: Sequence[int] | None) -> None:
         self.sizes, self.coordinate = sizes, coordinate
@@ -31,15 +32,15 @@ class Mesh:
         return self.coordinate
 
 
-def cut(whole: torch.Tensor, mesh: Mesh, placements: Sequence[Placement]) -> torch.Tensor:
-    """A rank's part by torch.chunk, which leaves ranks at the end without one."""
+def local_part(dense: torch.Tensor, mesh: Mesh, placements: Sequence[Placement]) -> torch.Tensor:
+    """A rank's part by torch.chunk; the last ranks may have none."""
     assert mesh.coordinate is not None
     for ranks, rank, placement in zip(mesh.sizes, mesh.coordinate, placements, strict=True):
         if isinstance(placement, Shard):
-            chunks = whole.chunk(ranks, placement.dim)
-            empty = whole.narrow(placement.dim, whole.shape[placement.dim], 0)
-            whole = chunks[rank] if rank < len(chunks) else empty
-    return whole
+            chunks = dense.chunk(ranks, placement.dim)
+            empty = dense.narrow(placement.dim, dense.shape[placement.dim], 0)
+            dense = chunks[rank] if rank < len(chunks) else empty
+    return dense
 
 
 @pytest.mark.parametrize("length", range(10))
@@ -48,7 +49,7 @@ def test_chunk(length: int, ranks: int) -> None:
     at = 0
     for rank in range(ranks):
         first, count = dtensor.chunk(length, ranks, rank)
-        assert (first, count) == (at, len(cut(torch.arange(length), Mesh([ranks], [rank]), [Shard(0)])))
+        assert (first, count) == (at, len(local_part(torch.arange(length), Mesh([ranks], [rank]), [Shard(0)])))
         assert 0 <= first <= length
         at += count
     assert at == length
@@ -60,26 +61,26 @@ PLACES: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1), Shard(2))
 @pytest.mark.parametrize("shape", [(4, 8, 12), (3, 7, 10), (1, 3, 5)], ids=str)  # even, uneven, fewer than ranks
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (3, 2), (2, 2, 2)], ids=str)
 def test_layout(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Each way to place it, the same dimension by several dimensions of the mesh too."""
-    whole = torch.arange(shape[0] * shape[1] * shape[2]).reshape(shape)
+    """All placements, including one dimension sharded by several mesh dimensions."""
+    dense = torch.arange(shape[0] * shape[1] * shape[2]).reshape(shape)
     for placements in itertools.product(PLACES, repeat=len(sizes)):
         for coordinate in itertools.product(*(range(size) for size in sizes)):
             mesh = Mesh(sizes, coordinate)
-            part = cut(whole, mesh, placements)
+            part = local_part(dense, mesh, placements)
             found = dtensor.layout(mesh, placements, shape)  # type: ignore[arg-type]
             assert found.sizes == tuple(part.shape) and found.part.shape == shape
             box = tuple(slice(at, at + size) for at, size in zip(found.part.first, found.sizes, strict=True))
-            assert torch.equal(whole[box], part), (placements, coordinate)
+            assert torch.equal(dense[box], part), (placements, coordinate)
 
 
-def test_outside_of_the_mesh() -> None:
+def test_rank_outside_the_mesh() -> None:
     found = dtensor.layout(Mesh([3], None), [Shard(1)], (2, 7))  # type: ignore[arg-type]
     assert found.sizes == (2, 0) and dtensor.is_outside(Mesh([3], None))  # type: ignore[arg-type]
 
 
 @pytest.mark.feature("DTensor, simulated ranks")
 def test_simulated_ranks(backend: str) -> None:
-    simulation = pytest.importorskip("torch.distributed._local_tensor", reason="this torch has no simulation of ranks")
+    simulation = pytest.importorskip("torch.distributed._local_tensor", reason="this torch cannot simulate ranks")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     x, ids = torch.randn(3, 7, 10), torch.zeros(3, 7, dtype=torch.int64)
@@ -109,15 +110,15 @@ def test_jagged_tensors_and_dtensors_are_not_combined(backend: str) -> None:
     try:
         mesh = init_device_mesh("cpu", (1,))
 
-        def whole(*shape: int) -> torch.Tensor:
+        def dense(*shape: int) -> torch.Tensor:
             return distribute_tensor(torch.ones(shape, dtype=torch.float32), mesh, [Replicate()])
 
         ids = jagged(torch.zeros(9, dtype=torch.int64))
         refused = {
-            "weight": lambda: sinpe.embed(ids, whole(5, 10)),
-            "alpha": lambda: sinpe.add(jagged(torch.zeros(9, 10)), alpha=whole(1)),
-            "start": lambda: sinpe.add(jagged(torch.zeros(9, 10)), start=whole(2)),
-            "positions": lambda: sinpe.add(whole(2, 5, 10), positions=ids),
+            "weight": lambda: sinpe.embed(ids, dense(5, 10)),
+            "alpha": lambda: sinpe.add(jagged(torch.zeros(9, 10)), alpha=dense(1)),
+            "start": lambda: sinpe.add(jagged(torch.zeros(9, 10)), start=dense(2)),
+            "positions": lambda: sinpe.add(dense(2, 5, 10), positions=ids),
         }
         for name, call in refused.items():
             with pytest.raises(TypeError, match=f"^{name}: expected (a dense|an ordinary)"):

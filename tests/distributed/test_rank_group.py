@@ -1,4 +1,4 @@
-"""What a test of a group of ranks says where a rank fails, dies or hangs, and that the next one has a new group."""
+"""Errors of rank_group.py if a rank fails, dies or hangs; the next case gets a new group."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def test_failures(tmp_path: Path) -> None:
         assert "ValueError: not this rank" in told["fails_on_one"]
         assert "said by 0" in told["fails_on_one"] and "said by 1" in told["fails_on_one"]
         assert "rank 1 of 2: ended, status -9" in told["dies"]
-        assert re.search(r"(?s)rank 1 of 2: no answer.*in hangs", told["hangs"])  # its stack
+        assert re.search(r"(?s)rank 1 of 2: no answer.*in hangs", told["hangs"])  # the stack of the hanging rank
     finally:
         server.close()

@@ -1,4 +1,4 @@
-"""The bad-input catalogue, classes 12, 15, 16, 18 and 20: writes, devices, types of x, dropout, deterministic mode."""
+"""The bad-input catalogue, classes 12, 15, 16, 18 and 20: writes, devices, dtypes, layouts, dropout, determinism."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interfaces import everywhere, interfaces, refusal, refuse_alike
+from interfaces import check_error, everywhere, interfaces, message_of
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -35,24 +35,24 @@ def layer(device: str, dropout: float = 0.0, **options: Any) -> sinpe.Sinusoidal
 
 
 @pytest.mark.bad_input(12, *FRONTS, "grid")
-def test_writes_that_autograd_must_not_see() -> None:
+def test_unsafe_writes_are_rejected() -> None:
     for encoding, shape in ((None, (B, S, D)), (GRID, (B, 3, 4, D))):
         add = lambda d, e=encoding, s=shape: sinpe.add_(x(d, *s).requires_grad_(), e)  # noqa: E731
-        refuse_alike(RuntimeError, "x: .* a leaf Variable that requires grad, which cannot be used in an in-place", add)
+        check_error(RuntimeError, "x: .* a leaf Variable that requires grad, which cannot be used in an in-place", add)
         expanded = lambda d, e=encoding, s=shape: sinpe.add_(x(d, *s)[:1].expand(s), e)  # noqa: E731
-        refuse_alike(RuntimeError, "x: .* more than one element of the written-to tensor refers to a single", expanded)
+        check_error(RuntimeError, "x: .* more than one element of the written-to tensor refers to a single", expanded)
         out = lambda d, e=encoding, s=shape: sinpe.add(x(d, *s), e, out=x(d, *s)[:1].expand(s))  # noqa: E731
-        refuse_alike(RuntimeError, "out: .* more than one element of the written-to tensor refers to a single", out)
+        check_error(RuntimeError, "out: .* more than one element of the written-to tensor refers to a single", out)
         grad = lambda d, e=encoding, s=shape: sinpe.add(x(d, *s), e, out=x(d, *s).requires_grad_())  # noqa: E731
-        refuse_alike(RuntimeError, "out: expected no gradient to be needed, got an argument that requires it", grad)
+        check_error(RuntimeError, "out: expected no gradient to be needed, got an argument that requires it", grad)
         zero = lambda d, e=encoding, s=shape: sinpe.add_(torch._efficientzerotensor(s, device=d), e)  # noqa: E731
-        refuse_alike(RuntimeError, "x: expected a tensor that may be written to, got an immutable zero; clone", zero)
-    refuse_alike(RuntimeError, "out: .* more than one", lambda d: sinpe.table(S, D, out=x(d, 1, D).expand(S, D)))
-    refuse_alike(RuntimeError, "out: .* more than", lambda d: sinpe.table((3, 4), GRID, out=x(d, D).expand(3, 4, D)))
+        check_error(RuntimeError, "x: expected a tensor that may be written to, got an immutable zero; clone", zero)
+    check_error(RuntimeError, "out: .* more than one", lambda d: sinpe.table(S, D, out=x(d, 1, D).expand(S, D)))
+    check_error(RuntimeError, "out: .* more than", lambda d: sinpe.table((3, 4), GRID, out=x(d, D).expand(3, 4, D)))
 
 
 @pytest.mark.bad_input(12, "compiled", "eager", "CUDA", "grid")
-def test_a_write_is_counted_and_found_by_backward() -> None:
+def test_writes_increment_the_version_counter() -> None:
     for interface in interfaces(with_data=True):
         with interface.in_use() as device:
             for write in (
@@ -65,7 +65,7 @@ def test_a_write_is_counted_and_found_by_backward() -> None:
                 saved = x(device)
                 version = saved._version
                 factor = x(device).requires_grad_()
-                product = saved * factor  # backward needs `saved` as it was
+                product = saved * factor  # backward needs the original values of `saved`
                 with torch.no_grad():
                     write(saved)
                 assert saved._version > version, interface
@@ -77,11 +77,11 @@ def test_a_write_is_counted_and_found_by_backward() -> None:
                 "got an inference tensor outside of inference mode, where an in-place update is not allowed; clone"
             )
             for call in (lambda t: sinpe.add_(t), lambda t: sinpe.add(x(device), out=t)):
-                assert outside in refusal(RuntimeError, lambda call=call, t=inference: call(t))
+                assert outside in message_of(RuntimeError, lambda call=call, t=inference: call(t))
 
 
 @pytest.mark.bad_input(15, "meta", *LAYERS, "grid", "timestep")
-def test_meta_gives_meta_and_reads_nothing() -> None:
+def test_meta_tensors_give_meta_results() -> None:
     made = (
         sinpe.table(S, D, device="meta"),
         sinpe.encode(whole("meta", S), D),
@@ -123,7 +123,7 @@ def test_operands_of_another_device(here: str, there: str, backend: str) -> None
         ],
     }
     for name, calls in mixed.items():
-        messages = {refusal(RuntimeError, call, name) for call in calls}
+        messages = {message_of(RuntimeError, call, name) for call in calls}
         of = "weight" if name == "ids" else "x"
         assert messages == {
             f"{name}: expected the device of {of}, {here}, got {there}; move it with {name}.to({of}.device)"
@@ -135,9 +135,9 @@ TYPES = [torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64, tor
 
 @pytest.mark.bad_input(16, *FRONTS, "NumPy", *LAYERS, "grid")
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_types_of_x_that_hold_no_encoding(dtype: torch.dtype) -> None:
+def test_unsupported_dtypes_of_x_are_rejected(dtype: torch.dtype) -> None:
     floats = f"expected torch.float32, float64, bfloat16 or float16, got {dtype}"
-    refuse_alike(
+    check_error(
         TypeError,
         f"x: {floats}; convert it, say with x.float",
         lambda d: sinpe.add(x(d, dtype=dtype)),
@@ -147,12 +147,12 @@ def test_types_of_x_that_hold_no_encoding(dtype: torch.dtype) -> None:
         lambda d: sinpe.add(x(d, B, 3, 4, D, dtype=dtype), GRID),
         lambda d: layer(d, encoding="mae2d").eval()(x(d, B, 3, 4, D, dtype=dtype)),
     )
-    refuse_alike(TypeError, f"weight: {floats}", lambda d: sinpe.embed(whole(d, S), x(d, 3, D, dtype=dtype)))
-    refuse_alike(TypeError, f"dtype: {floats}", lambda d: sinpe.table(S, D, device=d, dtype=dtype))
-    refuse_alike(TypeError, f"dtype: {floats}", lambda d: sinpe.encode(whole(d, S), D, dtype=dtype))
+    check_error(TypeError, f"weight: {floats}", lambda d: sinpe.embed(whole(d, S), x(d, 3, D, dtype=dtype)))
+    check_error(TypeError, f"dtype: {floats}", lambda d: sinpe.table(S, D, device=d, dtype=dtype))
+    check_error(TypeError, f"dtype: {floats}", lambda d: sinpe.encode(whole(d, S), D, dtype=dtype))
     if not dtype.is_floating_point:
         kind = np.dtype(str(dtype)[6:])
-        assert f"got {kind}" in refusal(TypeError, lambda: sinpe_numpy.table(S, D, dtype=kind))
+        assert f"got {kind}" in message_of(TypeError, lambda: sinpe_numpy.table(S, D, dtype=kind))
 
 
 FORMS: dict[str, tuple[Callable[[], Tensor], str]] = {
@@ -168,7 +168,7 @@ FORMS: dict[str, tuple[Callable[[], Tensor], str]] = {
 @pytest.mark.bad_input(16, "compiled", "eager", *LAYERS, "grid", "timestep")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("form", FORMS)
-def test_tensors_that_are_not_dense(form: str, backend: str) -> None:
+def test_non_dense_tensors_are_rejected(form: str, backend: str) -> None:
     make, got = FORMS[form]
     wanted = f"expected a dense strided tensor, got {got}"
     for name, call in (
@@ -190,10 +190,10 @@ def test_tensors_that_are_not_dense(form: str, backend: str) -> None:
         ("ids", lambda t: sinpe.embed(t, x("cpu", 3, D))),
         ("ids", lambda t: sinpe.SinusoidalEmbedding(3, D).eval()(t)),
     ):
-        message = refusal(TypeError, lambda call=call: call(make()), name)
+        message = message_of(TypeError, lambda call=call: call(make()), name)
         assert message.startswith(f"{name}: {wanted}"), message
-    refusal(TypeError, lambda: sinpe.TimestepEncoding(D)(make()))
-    for name, call in (  # where no tensor of more than one element can be meant
+    message_of(TypeError, lambda: sinpe.TimestepEncoding(D)(make()))
+    for name, call in (  # these accept one element only
         ("scale", lambda t: sinpe.add(x("cpu"), scale=t)),
         ("dropout", lambda t: sinpe.add(x("cpu"), dropout=t)),
         ("length", lambda t: sinpe.table(t, D)),
@@ -205,14 +205,14 @@ def test_tensors_that_are_not_dense(form: str, backend: str) -> None:
         ("batch_first", lambda t: layer("cpu", batch_first=t)),
         ("dtype", lambda t: sinpe.table(S, D, dtype=t)),
     ):
-        assert refusal(TypeError, lambda call=call: call(make()), name).startswith(f"{name}: expected")
+        assert message_of(TypeError, lambda call=call: call(make()), name).startswith(f"{name}: expected")
 
 
 @pytest.mark.bad_input(18, *FRONTS, *LAYERS, "grid")
 @pytest.mark.parametrize("p", [-0.1, 1.1, 5000, math.nan, math.inf], ids=str)
-def test_probabilities_that_are_none(p: float) -> None:
+def test_dropout_outside_0_to_1_is_rejected(p: float) -> None:
     wanted = "dropout: expected 0 to 1, got .*; pass a probability"
-    refuse_alike(
+    check_error(
         ValueError,
         wanted,
         lambda d: sinpe.add(x(d), dropout=p),
@@ -221,11 +221,11 @@ def test_probabilities_that_are_none(p: float) -> None:
         lambda d: sinpe.add(x(d, B, 3, 4, D), GRID, dropout=p),
         lambda d: sinpe.SinusoidalEmbedding(3, D, dropout=p),
     )
-    refuse_alike(ValueError, "dropout: expected 0 to 1, got", lambda d: layer(d, p))
+    check_error(ValueError, "dropout: expected 0 to 1, got", lambda d: layer(d, p))
 
 
 @pytest.mark.bad_input(18, *FRONTS, *LAYERS, "grid")
-def test_dropout_of_all_and_of_none_and_factors_that_are_no_numbers() -> None:
+def test_dropout_of_0_and_1_and_non_finite_factors() -> None:
     plain = everywhere(lambda d: sinpe.add(x(d)))
     for none in (
         lambda d: sinpe.add(x(d), dropout=0.0, seed=3),
@@ -244,7 +244,7 @@ def test_dropout_of_all_and_of_none_and_factors_that_are_no_numbers() -> None:
                 given = torch.full((B, S, D), math.inf, device=device).requires_grad_()
                 got = made(given)
                 got.sum().backward()
-                assert not got.any() and not given.grad.any(), interface  # never inf * 0
+                assert not got.any() and not given.grad.any(), interface  # not inf * 0
     for factor in (math.nan, math.inf, -math.inf):
         assert not bool(everywhere(lambda d, f=factor: sinpe.add(x(d), scale=f)).isfinite().any())
         weighed = everywhere(lambda d, f=factor: sinpe.add(x(d), alpha=f))
@@ -252,8 +252,8 @@ def test_dropout_of_all_and_of_none_and_factors_that_are_no_numbers() -> None:
 
 
 @pytest.mark.bad_input(20, "compiled", "eager", "CUDA", *LAYERS, "grid", "timestep")
-def test_deterministic_mode_changes_no_bit() -> None:
-    """Its new memory is full of NaN, so that an element that nothing writes shows."""
+def test_deterministic_mode_gives_the_same_bits() -> None:
+    """In this mode, new memory is filled with NaN: an element that is not written shows."""
     calls = (
         lambda d: sinpe.table(70, 33, device=d),
         lambda d: sinpe.encode(torch.rand(7, 3, generator=torch.Generator().manual_seed(0)).to(d) * 99, 33),
@@ -278,8 +278,8 @@ def test_deterministic_mode_changes_no_bit() -> None:
 @pytest.mark.bad_input(16, "compiled", "eager", "grid", "layer")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("form", ["nested", "sparse", "freed"])
-def test_tensors_where_numbers_belong(form: str) -> None:
-    """Named, never printed: to print a tensor whose memory was taken away ends the process."""
+def test_tensor_in_place_of_a_number_is_rejected(form: str) -> None:
+    """The message does not print the tensor: printing one without storage crashes the process."""
 
     def make() -> Tensor:
         if form != "freed":
@@ -304,4 +304,4 @@ def test_tensors_where_numbers_belong(form: str) -> None:
             if (name, form) == ("frequencies", "freed")
             else TypeError
         )
-        assert refusal(error, call, name).startswith(f"{name}: expected"), name
+        assert message_of(error, call, name).startswith(f"{name}: expected"), name

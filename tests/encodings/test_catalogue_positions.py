@@ -1,16 +1,15 @@
-"""The bad-input catalogue, classes 1 to 7: positions. Every interface refuses the same input with the same message."""
+"""The bad-input catalogue, classes 1 to 7: positions. All interfaces raise the same message for the same input."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from interfaces import everywhere, interfaces, refusal, refuse_alike, same_bits
+from interfaces import check_error, everywhere, interfaces, message_of, same_bits
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -47,7 +46,7 @@ def ids(device: str) -> Tensor:
 
 
 @pytest.mark.bad_input(1, *ALL, "timestep")
-def test_a_position_past_any_table_is_generated() -> None:
+def test_position_past_any_table_is_computed() -> None:
     first = 10**12
     want = torch.tensor([[exact.float32(plan(sinpe.Encoding(D)), first + r, c) for c in range(D)] for r in range(S)])
     for call in (
@@ -67,23 +66,23 @@ def test_a_position_past_any_table_is_generated() -> None:
 
 @pytest.mark.bad_input(1, "compiled", "eager", "meta", "CUDA", "layer", "embedding")
 @pytest.mark.parametrize("training", [False, True])
-def test_a_position_past_max_len_is_refused(training: bool) -> None:
-    """The limit that was asked for, not an index into memory: the same IndexError for implicit and explicit rows."""
+def test_position_past_max_len_is_rejected(training: bool) -> None:
+    """The same IndexError for implicit and explicit positions."""
     limit = "positions: expected 0 to 3, the rows that max_len allows, got 4; raise max_len"
     for made in (
         lambda d, **named: layer(d, max_len=4).train(training)(x(d), **named),
         lambda d, **named: embedding(d, max_len=4).train(training)(ids(d), **named),
     ):
-        refuse_alike(IndexError, limit, lambda d, made=made: made(d))
-        refuse_alike(
+        check_error(IndexError, limit, lambda d, made=made: made(d))
+        check_error(
             IndexError, limit, lambda d, made=made: made(d, positions=torch.arange(S, device=d)), with_data=True
         )
-        refuse_alike(IndexError, "got 13", lambda d, made=made: made(d, start=whole(d, 0, 9)), with_data=True)
+        check_error(IndexError, "got 13", lambda d, made=made: made(d, start=whole(d, 0, 9)), with_data=True)
 
 
 @pytest.mark.bad_input(2, *ALL, "timestep")
-def test_a_negative_position_mirrors_and_never_wraps() -> None:
-    """sin(-p) = -sin(p), cos(-p) = cos(p): no last row of a table, as W[-1] would give."""
+def test_negative_position_does_not_index_from_the_end() -> None:
+    """sin(-p) = -sin(p), cos(-p) = cos(p); W[-1] would be the last row of a table."""
     ahead, back = (
         everywhere(lambda d, sign=sign: sinpe.encode(sign * torch.arange(1, S, device=d), D)) for sign in (1, -1)
     )
@@ -103,27 +102,19 @@ def test_a_negative_position_mirrors_and_never_wraps() -> None:
 
 
 @pytest.mark.bad_input(2, "compiled", "eager", "meta", "CUDA", "layer", "embedding")
-def test_a_negative_position_below_max_len_is_refused() -> None:
+def test_negative_position_with_max_len_is_rejected() -> None:
     below = "positions: expected 0 to 8, the rows that max_len allows, got -2; raise max_len"
     for made in (
         lambda d, **named: layer(d, max_len=9)(x(d), **named),
         lambda d, **named: embedding(d, max_len=9)(ids(d), **named),
     ):
-        refuse_alike(IndexError, below, lambda d, made=made: made(d, start=-2))
+        check_error(IndexError, below, lambda d, made=made: made(d, start=-2))
         explicit = lambda d, made=made: made(d, positions=torch.arange(-2, 3, device=d))  # noqa: E731
-        refuse_alike(IndexError, below, explicit, with_data=True)
-
-
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """New memory is full of NaN: what is not written shows."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+        check_error(IndexError, below, explicit, with_data=True)
 
 
 @pytest.mark.bad_input(3, *ALL)
-def test_left_padding_begins_below_zero(poisoned: None) -> None:
+def test_left_padding_starts_below_zero(nan_filled_empty: None) -> None:
     want = torch.tensor([[exact.float32(plan(sinpe.Encoding(D)), p, c) for c in range(D)] for p in range(-3, S - 3)])
     for call in (
         lambda d: sinpe.table(S, D, start=-3, device=d),
@@ -139,7 +130,7 @@ def test_left_padding_begins_below_zero(poisoned: None) -> None:
 
 
 @pytest.mark.bad_input(4, *ALL, "timestep")
-def test_nan_and_inf_positions_stay_in_their_rows() -> None:
+def test_nan_and_inf_positions_affect_only_their_rows() -> None:
     positions = torch.tensor([1.5, math.nan, -2.0, math.inf, -math.inf])
     good = positions.isfinite()
     rows = everywhere(lambda d: sinpe.encode(positions.to(d), D))
@@ -163,10 +154,10 @@ def test_nan_and_inf_positions_stay_in_their_rows() -> None:
 
 @pytest.mark.bad_input(5, *ALL)
 @pytest.mark.parametrize("dtype, largest", [(torch.bfloat16, 256), (torch.float16, 2048)])
-def test_16_bit_positions_are_refused(dtype: torch.dtype, largest: int) -> None:
+def test_16_bit_positions_are_rejected(dtype: torch.dtype, largest: int) -> None:
     expected = rf"got {dtype}; {str(dtype)[6:]} cannot hold integers above {largest} exactly, pass int64 positions"
     p = torch.arange(S).to(dtype)
-    refuse_alike(
+    check_error(
         TypeError,
         expected,
         lambda d: sinpe.add(x(d), positions=p.to(d)),
@@ -177,21 +168,21 @@ def test_16_bit_positions_are_refused(dtype: torch.dtype, largest: int) -> None:
         lambda d: sinpe.embed(ids(d), x(d, 3, D), positions=p.to(d)),
         lambda d: sinpe.add(x(d, 1, S, 1, D), GRID, positions=p.to(d).view(S, 1, 1).expand(S, 1, 2)),
     )
-    refuse_alike(
+    check_error(
         TypeError,
         f"{expected}, or allow_16bit=True to take the stored values",
         lambda d: sinpe.encode(p.to(d), D),
         lambda d: sinpe.encode(p.to(d).view(S, 1).expand(S, 2), GRID),
     )
     if dtype == torch.float16:
-        message = refusal(TypeError, lambda: sinpe_numpy.encode(p.numpy(), D))
+        message = message_of(TypeError, lambda: sinpe_numpy.encode(p.numpy(), D))
         assert "got float16; float16 cannot hold integers above 2048 exactly, pass int64 positions" in message
     taken = everywhere(lambda d: sinpe.encode(p.to(d), D, allow_16bit=True))
     assert torch.equal(taken, sinpe.encode(torch.arange(S), D))
 
 
 @pytest.mark.bad_input(5, "compiled", "eager", "meta", "CUDA", "timestep")
-def test_a_timestep_of_16_bits_is_taken_as_stored() -> None:
+def test_16_bit_timesteps_are_used_as_stored() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         t = torch.tensor([998.39])
@@ -201,9 +192,9 @@ def test_a_timestep_of_16_bits_is_taken_as_stored() -> None:
 
 @pytest.mark.bad_input(6, *ALL, "timestep")
 @pytest.mark.parametrize("dtype", [torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
-def test_positions_that_are_no_integers_or_floats(dtype: torch.dtype) -> None:
+def test_positions_of_unsupported_dtypes_are_rejected(dtype: torch.dtype) -> None:
     p = torch.ones(S).to(dtype)
-    refuse_alike(
+    check_error(
         TypeError,
         f"positions: expected an integer dtype or float32/float64, got {dtype}; pass int64 positions",
         lambda d: sinpe.add(x(d), positions=p.to(d)),
@@ -213,15 +204,15 @@ def test_positions_that_are_no_integers_or_floats(dtype: torch.dtype) -> None:
         lambda d: sinpe.add(x(d, 1, S, 1, D), GRID, positions=p.to(d)),
         lambda d: sinpe.encode(p.to(d), GRID),
     )
-    refuse_alike(TypeError, f"t: .* got {dtype}; conv", lambda d: sinpe.TimestepEncoding(D)(p.to(d)))
+    check_error(TypeError, f"t: .* got {dtype}; conv", lambda d: sinpe.TimestepEncoding(D)(p.to(d)))
     if dtype != torch.float8_e4m3fn:  # NumPy has none
-        assert f"got {p.numpy().dtype}; pass int64" in refusal(TypeError, lambda: sinpe_numpy.encode(p.numpy(), D))
+        assert f"got {p.numpy().dtype}; pass int64" in message_of(TypeError, lambda: sinpe_numpy.encode(p.numpy(), D))
 
 
 @pytest.mark.bad_input(6, "compiled", "eager", "NumPy", "layer", "embedding", "timestep")
-def test_uint64_positions_beyond_int64() -> None:
+def test_uint64_positions_beyond_int64_are_rejected() -> None:
     p = torch.tensor([1, 2**63], dtype=torch.uint64)
-    refuse_alike(
+    check_error(
         ValueError,
         "positions: expected values up to 2\\*\\*63 - 1, got larger uint64 ones; pass int64 positions",
         *(
@@ -232,13 +223,13 @@ def test_uint64_positions_beyond_int64() -> None:
             lambda d: sinpe.encode(p, GRID),
         ),
     )
-    assert "within int64, got 9223372036854775808" in refusal(ValueError, lambda: sinpe_numpy.encode(p.numpy(), D))
+    assert "within int64, got 9223372036854775808" in message_of(ValueError, lambda: sinpe_numpy.encode(p.numpy(), D))
 
 
 @pytest.mark.bad_input(7, *ALL)
 @pytest.mark.parametrize("start", [MAX, MAX - S + 2])
-def test_rows_beyond_int64_are_refused(start: int) -> None:
-    """A sum that wraps would go on from -2**63."""
+def test_rows_beyond_int64_are_rejected(start: int) -> None:
+    """A wrapping sum would continue at -2**63."""
     beyond = rf"start: expected every position .* within int64, got {start} to {start + S - 1}; lower start or length"
     calls = (
         lambda d: sinpe.table(S, D, start=start, device=d),
@@ -252,14 +243,14 @@ def test_rows_beyond_int64_are_refused(start: int) -> None:
         lambda d: sinpe.table((2, S), GRID, start=(0, start), device=d),
         lambda d: sinpe.add(x(d, 1, 2, S, D), GRID, start=(0, start)),
     )
-    message = refuse_alike(ValueError, beyond, *calls)
+    message = check_error(ValueError, beyond, *calls)
     for numpy_call in (
         lambda: sinpe_numpy.table(S, D, start=start),
         lambda: sinpe_numpy.table((2, S), GRID, start=(0, start)),
     ):
-        assert refusal(ValueError, numpy_call) == message
+        assert message_of(ValueError, numpy_call) == message
     tensor = torch.tensor([0, start])
-    refuse_alike(
+    check_error(
         ValueError,
         "start: expected every position .* within int64",
         lambda d: sinpe.add(x("cpu"), start=tensor),
@@ -270,7 +261,7 @@ def test_rows_beyond_int64_are_refused(start: int) -> None:
 
 @pytest.mark.bad_input(7, *ALL)
 @pytest.mark.parametrize("position", [2**24 + 1, 2**31 - 1, 2**31, 2**40, MAX, -MAX - 1])
-def test_any_int64_is_a_position_and_exact(position: int) -> None:
+def test_any_int64_position_is_exact(position: int) -> None:
     want = torch.tensor([exact.float32(plan(sinpe.Encoding(D)), position, c) for c in range(D)])
     p = torch.tensor([position])
     for call in (
@@ -285,8 +276,8 @@ def test_any_int64_is_a_position_and_exact(position: int) -> None:
     assert np.array_equal(sinpe_numpy.encode(p.numpy(), D)[0], want.numpy())
 
 
-def test_the_interfaces_that_are_there(request: pytest.FixtureRequest) -> None:
-    """Here, so that a run without kernels does not look like one with them."""
+def test_available_interfaces(request: pytest.FixtureRequest) -> None:
+    """Fails if the required backend is not among the tested interfaces."""
     names = {interface.name for interface in interfaces()}
     assert {"eager", "meta"} <= names
     required = request.config.getoption("--require-backend")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interfaces import everywhere, interfaces, refusal, refuse_alike
+from interfaces import check_error, everywhere, interfaces, message_of
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -37,7 +37,7 @@ def layer(device: str, dim: int = D, **options: Any) -> sinpe.SinusoidalPosition
 
 @pytest.mark.bad_input(8, "NumPy", *LAYERS, "timestep")
 @pytest.mark.parametrize("dim", [0, -1, 2**63, 10**5000], ids=["0", "-1", "2**63", "10**5000"])
-def test_a_number_of_channels_that_is_none(dim: int) -> None:
+def test_invalid_number_of_channels_is_rejected(dim: int) -> None:
     for name, call in {
         "dim": lambda: sinpe.Encoding(dim),
         "dim ": lambda: sinpe.table(3, dim),
@@ -48,23 +48,23 @@ def test_a_number_of_channels_that_is_none(dim: int) -> None:
         "embedding_dim": lambda: sinpe.SinusoidalEmbedding(3, dim),
         "dim     ": lambda: sinpe.TimestepEncoding(dim),
     }.items():
-        assert refusal(ValueError, call, name).startswith(f"{name.strip()}: expected an int in 1..")
+        assert message_of(ValueError, call, name).startswith(f"{name.strip()}: expected an int in 1..")
 
 
 @pytest.mark.bad_input(8, *FRONTS, "NumPy", "timestep")
 @pytest.mark.parametrize("base", [0, 0.0, -1.0, math.inf, -math.inf, math.nan], ids=str)
-def test_a_base_that_makes_no_frequencies(base: float) -> None:
-    """One class makes every encoding, so that no front can be given one."""
+def test_invalid_base_is_rejected(base: float) -> None:
+    """Checked by Encoding, which all interfaces use."""
     for call in (
         lambda: sinpe.Encoding(D, base=base),
         lambda: sinpe_numpy.Encoding(D, base=base),
         lambda: sinpe.convention("t2t", D, base=base),
         lambda: sinpe.TimestepEncoding(D, base=base),
     ):
-        message = refusal(ValueError, call)
+        message = message_of(ValueError, call)
         assert message.startswith("base: expected"), message
     tiny, huge = (everywhere(lambda d, b=b: sinpe.table(9, sinpe.Encoding(D, base=b), device=d)) for b in (1.0, 1e38))
-    assert torch.equal(tiny[:, 0], tiny[:, 6]) and bool(huge.isfinite().all())  # base 1: one frequency
+    assert torch.equal(tiny[:, 0], tiny[:, 6]) and bool(huge.isfinite().all())  # base 1: all frequencies equal
 
 
 @pytest.mark.bad_input(8, *FRONTS, "NumPy", *LAYERS, "grid")
@@ -83,7 +83,7 @@ def test_odd_and_narrow_channels(dim: int) -> None:
 
 
 @pytest.mark.bad_input(9, *FRONTS, "NumPy", *LAYERS, "grid", "timestep")
-def test_nothing_gives_nothing() -> None:
+def test_empty_inputs_give_empty_results() -> None:
     for shape in ((0, S, D), (B, 0, D), (0, D), (0, 0, D)):
         got = everywhere(lambda d, shape=shape: layer(d).eval()(x(d, *shape)))
         assert got.shape == shape
@@ -94,13 +94,13 @@ def test_nothing_gives_nothing() -> None:
     assert everywhere(lambda d: sinpe.table(0, D, start=MAX, device=d)).shape == (0, D)
     assert sinpe_numpy.table(0, D).shape == (0, D) and sinpe_numpy.encode([], D).shape == (0, D)
     assert sinpe_numpy.table((0, 3), GRID).shape == (0, 3, D)
-    # As many as PyTorch counts beside a zero.
+    # The most elements that PyTorch supports next to a dimension of 0.
     wide = everywhere(lambda d: sinpe.encode(torch.empty(0, 2**40, device=d), D))
     assert wide.shape == (0, 2**40, D)
 
 
 @pytest.mark.bad_input(10, "meta")
-def test_sizes_of_any_number_are_counted_without_memory() -> None:
+def test_huge_empty_and_meta_sizes() -> None:
     given = torch.empty(1, 2**22, 2**20, dtype=torch.bfloat16, device="meta")
     for made in (sinpe.add(given), sinpe.SinusoidalPositionalEncoding(2**20).eval()(given)):
         assert made.shape == given.shape and made.dtype == given.dtype
@@ -108,8 +108,8 @@ def test_sizes_of_any_number_are_counted_without_memory() -> None:
 
 
 @pytest.mark.bad_input(11, "compiled", "eager", "CUDA", "NumPy", "layer", "embedding", "grid")
-def test_strides_that_are_no_layers_of_memory() -> None:
-    """Out of order, overlapping, from the middle, and of 2**62 where there is one element only."""
+def test_unusual_strides() -> None:
+    """Permuted, overlapping, with an offset, and a stride of 2**62 for a single element."""
     flat, ids = torch.arange(200.0), torch.arange(200) % 3
     for view in (
         lambda t: t.as_strided((1, S, D), (2**62, D, 1)),
@@ -159,12 +159,12 @@ def test_numpy_arrays_of_any_layout() -> None:
         lambda: sinpe_numpy.table(4, D, out=np.broadcast_to(np.float32(0), (4, D))),
         lambda: sinpe_numpy.table((2, 2), GRID, out=np.broadcast_to(np.float32(0), (2, 2, D))),
     ):
-        assert "read-only" in refusal(ValueError, call)
+        assert "read-only" in message_of(ValueError, call)
 
 
 @pytest.mark.bad_input(13, *FRONTS, *LAYERS, "grid")
-def test_a_result_is_never_the_input() -> None:
-    """Not where nothing is added, dropped or there at all: a caller may write into what a function returns."""
+def test_result_is_never_the_input() -> None:
+    """Not even if nothing is added, dropped or present: the caller may modify the result."""
     for interface in interfaces():
         with interface.in_use() as device:
             for shape in ((B, S, D), (0, D), (B, 0, D)):
@@ -189,9 +189,9 @@ def test_a_result_is_never_the_input() -> None:
 
 
 @pytest.mark.bad_input(14, *FRONTS, *LAYERS, "grid")
-def test_companions_of_another_shape() -> None:
-    """Both shapes are named, and nothing is broadcast that was not meant."""
-    refuse_alike(
+def test_mismatched_shapes_are_rejected() -> None:
+    """The message names both shapes, and nothing is broadcast unintentionally."""
+    check_error(
         ValueError,
         r"positions: expected shape \(5,\) or \(2, 5\), .* got \(4,\) for x of shape \(2, 5, 8\)",
         lambda d: sinpe.add(x(d), positions=whole(d, 4)),
@@ -200,13 +200,13 @@ def test_companions_of_another_shape() -> None:
         lambda d: layer(d)(x(d), positions=whole(d, 4)),
         lambda d: layer(d).eval()(x(d), positions=whole(d, 4)),
     )
-    refuse_alike(
+    check_error(
         ValueError,
         r"padding_mask: expected shape \(5,\) or \(2, 5\), .* got \(3, 5\) for ids of shape \(2, 5\)",
         lambda d: sinpe.embed(whole(d, B, S), x(d, 3, D), padding_mask=whole(d, 3, S) > 0),
         lambda d: sinpe.SinusoidalEmbedding(3, D, device=d)(whole(d, B, S), padding_mask=whole(d, 3, S) > 0),
     )
-    refuse_alike(
+    check_error(
         ValueError,
         r"x: expected 8 channels, those of the encoding, got 6 in shape \(2, 5, 6\); pass an encoding of that dim",
         lambda d: sinpe.add(x(d, B, S, 6), D),
@@ -214,38 +214,38 @@ def test_companions_of_another_shape() -> None:
         lambda d: layer(d).eval()(x(d, B, S, 6)),
     )
     for rank in ((D,), (1,) * 16 + (D,)):
-        refuse_alike(
+        check_error(
             ValueError,
             r"x: expected 2 to 16 dimensions, .* got shape",
             lambda d, rank=rank: sinpe.add(x(d, *rank)),
             lambda d, rank=rank: layer(d).eval()(x(d, *rank)),
         )
-    refuse_alike(
+    check_error(
         ValueError,
         r"positions: expected shape \(3, 4, 2\) .* got \(4, 3, 2\) for x of shape \(1, 3, 4, 8\)",
         lambda d: sinpe.add(x(d, 1, 3, 4, D), GRID, positions=whole(d, 4, 3, 2)),
         lambda d: layer(d, encoding="mae2d")(x(d, 1, 3, 4, D), positions=whole(d, 4, 3, 2)),
     )
-    refuse_alike(
+    check_error(
         ValueError,
         r"out: expected shape \(4, 8\), \(length, dim\), got \(8, 4\); pass a tensor of that shape",
         lambda d: sinpe.table(4, D, out=x(d, D, 4)),
     )
-    assert "expected shape (4, 8), got (8, 4)" in refusal(
+    assert "expected shape (4, 8), got (8, 4)" in message_of(
         ValueError, lambda: sinpe_numpy.table(4, D, out=np.empty((D, 4), np.float32))
     )
 
 
 @pytest.mark.bad_input(17, *FRONTS, "NumPy", *LAYERS, "grid")
-def test_sizes_that_no_memory_has() -> None:
-    """Refused before anything is multiplied; and what was there is still there."""
+def test_sizes_beyond_addressable_memory_are_rejected() -> None:
+    """Rejected before sizes overflow, and existing tensors are unchanged."""
     before = sinpe.table(3, D)
     most = r"length: expected at most \d+ rows of 8 channels, what memory can address, got 4611686018427387904; ask"
-    message = refuse_alike(ValueError, most, lambda d: sinpe.table(2**62, D, device=d))
-    assert refusal(ValueError, lambda: sinpe_numpy.table(2**62, D)) == message
-    square = refuse_alike(ValueError, "length: .* 8 channels", lambda d: sinpe.table((2**30, 2**32), GRID, device=d))
-    assert refusal(ValueError, lambda: sinpe_numpy.table((2**30, 2**32), GRID)) == square
-    refuse_alike(
+    message = check_error(ValueError, most, lambda d: sinpe.table(2**62, D, device=d))
+    assert message_of(ValueError, lambda: sinpe_numpy.table(2**62, D)) == message
+    square = check_error(ValueError, "length: .* 8 channels", lambda d: sinpe.table((2**30, 2**32), GRID, device=d))
+    assert message_of(ValueError, lambda: sinpe_numpy.table((2**30, 2**32), GRID)) == square
+    check_error(
         ValueError,
         r"positions: expected at most \d+ rows of 8 channels",
         lambda d: sinpe.encode(torch.zeros(1, device=d).expand(2**60), D),
@@ -265,39 +265,46 @@ def test_sizes_that_no_memory_has() -> None:
         lambda: sinpe.SinusoidalEmbedding(MAX, D),
         lambda: sinpe.SinusoidalPositionalEncoding(D, encoding="mae2d", grid_shape=(3, -1)),
     ):
-        refusal(ValueError, make)
+        message_of(ValueError, make)
 
 
 @pytest.mark.bad_input(17, *FRONTS, *LAYERS, "grid")
 @pytest.mark.parametrize("bytes_left", [0, 8])
-def test_memory_that_was_taken_away(bytes_left: int) -> None:
-    """A resized storage, as sharding frees them: PyTorch's own operations read and write what is no longer theirs."""
+def test_storage_too_small_is_rejected(bytes_left: int) -> None:
+    """A resized storage, as FSDP does: PyTorch's operations access memory out of bounds."""
 
-    def gone(t: Tensor) -> Tensor:
+    def shrunk(t: Tensor) -> Tensor:
         t.untyped_storage().resize_(bytes_left)
         return t
 
     for name, calls in {
-        "x": (lambda d: sinpe.add(gone(x(d))), lambda d: layer(d).eval()(gone(x(d))), lambda d: sinpe.add_(gone(x(d)))),
-        "x ": (lambda d: sinpe.add(gone(x(d, 1, 3, 4, D)), GRID),),
-        "out": (lambda d: sinpe.add(x(d), out=gone(x(d))), lambda d: sinpe.table(B * S, D, out=gone(x(d, B * S, D)))),
-        "positions": (
-            lambda d: sinpe.add(x(d), positions=gone(whole(d, S))),
-            lambda d: sinpe.encode(gone(whole(d, S)), D),
-            lambda d: sinpe.TimestepEncoding(D)(gone(whole(d, S))),
-            lambda d: layer(d, max_len=9)(x(d), positions=gone(whole(d, S))),
+        "x": (
+            lambda d: sinpe.add(shrunk(x(d))),
+            lambda d: layer(d).eval()(shrunk(x(d))),
+            lambda d: sinpe.add_(shrunk(x(d))),
         ),
-        "start": (lambda d: sinpe.add(x(d), start=gone(whole(d, B))),),
-        "padding_mask": (lambda d: sinpe.add(x(d, 16, D), padding_mask=gone(whole(d, 16).bool())),),
-        "alpha": (lambda d: sinpe.add(x(d), alpha=gone(torch.ones(3, device=d)[2:])),),
-        "seed": (lambda d: sinpe.add(x(d), dropout=0.5, seed=gone(whole(d, 2)[1:])),),
-        "weight": (lambda d: sinpe.embed(whole(d, S), gone(x(d, 3, D))),),
+        "x ": (lambda d: sinpe.add(shrunk(x(d, 1, 3, 4, D)), GRID),),
+        "out": (
+            lambda d: sinpe.add(x(d), out=shrunk(x(d))),
+            lambda d: sinpe.table(B * S, D, out=shrunk(x(d, B * S, D))),
+        ),
+        "positions": (
+            lambda d: sinpe.add(x(d), positions=shrunk(whole(d, S))),
+            lambda d: sinpe.encode(shrunk(whole(d, S)), D),
+            lambda d: sinpe.TimestepEncoding(D)(shrunk(whole(d, S))),
+            lambda d: layer(d, max_len=9)(x(d), positions=shrunk(whole(d, S))),
+        ),
+        "start": (lambda d: sinpe.add(x(d), start=shrunk(whole(d, B))),),
+        "padding_mask": (lambda d: sinpe.add(x(d, 16, D), padding_mask=shrunk(whole(d, 16).bool())),),
+        "alpha": (lambda d: sinpe.add(x(d), alpha=shrunk(torch.ones(3, device=d)[2:])),),
+        "seed": (lambda d: sinpe.add(x(d), dropout=0.5, seed=shrunk(whole(d, 2)[1:])),),
+        "weight": (lambda d: sinpe.embed(whole(d, S), shrunk(x(d, 3, D))),),
         "ids": (
-            lambda d: sinpe.embed(gone(whole(d, S)), x(d, 3, D)),
-            lambda d: sinpe.SinusoidalEmbedding(3, D).to(d).eval()(gone(whole(d, S))),
+            lambda d: sinpe.embed(shrunk(whole(d, S)), x(d, 3, D)),
+            lambda d: sinpe.SinusoidalEmbedding(3, D).to(d).eval()(shrunk(whole(d, S))),
         ),
     }.items():
         wanted = (
             rf"{name.strip()}: expected a tensor whose memory holds its elements, got {bytes_left} bytes where \d+ are"
         )
-        refuse_alike(RuntimeError, wanted, *calls, with_data=True)
+        check_error(RuntimeError, wanted, *calls, with_data=True)

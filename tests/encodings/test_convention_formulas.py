@@ -1,4 +1,4 @@
-"""Every named convention against its library's formula in 50 digits: values, what is refused, every form of use."""
+"""All named conventions against their libraries' formulas in 50 digits: values, errors, all forms of use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE_DIMENSIONAL = [name for name, (_, coordinates) in FORMULAS.items() if coordi
 GRIDS = [name for name, (_, coordinates) in FORMULAS.items() if coordinates > 1]
 DIMS: dict[str, tuple[int, ...]] = {
     **{name: (1, 2, 3, 4, 5, 7, 10, 33, 64) for name in ONE_DIMENSIONAL},
-    "tcnn": (1, 2, 3, 7, 20),  # 2^9 half turns; more octaves than that no model has
+    "tcnn": (1, 2, 3, 7, 20),  # 2^9 half turns; models do not use more octaves
     "nerf": (1, 2, 3, 7, 20),
     "mae2d": (4, 8, 12, 20, 64),
     "hf2d": (4, 8, 12, 20, 64),
@@ -40,12 +40,12 @@ DIMS: dict[str, tuple[int, ...]] = {
     "monai2d": (4, 8, 12, 64),
     "monai3d": (6, 12, 18, 48),
 }
-# The amplitude 1 / sqrt(dim) is itself rounded to float64, by up to half an ULP, before the product is.
+# The amplitude 1 / sqrt(dim) is rounded to float64, by up to half an ULP, before the product.
 FLOAT64_ULP = {"unit": 1.5}
 
 
 def positions_of(name: str) -> list[Any]:
-    """0 to 64, then a sample up to 4096, whole and fractional, some of it new where SEED is changed."""
+    """0 to 64, then a sample up to 4096, whole and fractional; changes with SEED."""
     drawn = random.Random(SEED)
     far = [100, 127, 128, 511, 512, 1000, 1023, 2047, 2048, 3071, 4000, 4095, 4096, 0.5, 998.39, 3.25e-3, -3]
     far += [drawn.randrange(4097) for _ in range(8)] + [drawn.uniform(0, 4096) for _ in range(8)]
@@ -61,7 +61,7 @@ def row_of(name: str, dim: int, position: Any) -> tuple[Any, ...]:
     return tuple(formulas.row(name, position, dim))
 
 
-def parts(name: str, dim: int, positions: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+def double_double(name: str, dim: int, positions: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """The formula's rows as an unevaluated sum of two float64 arrays."""
     rows = [row_of(name, dim, position) for position in positions]
     assert all(len(row) == dim for row in rows)
@@ -71,9 +71,9 @@ def parts(name: str, dim: int, positions: list[Any]) -> tuple[np.ndarray, np.nda
 
 
 def float32(name: str, dim: int, positions: list[Any]) -> np.ndarray:
-    """The formula's rows correctly rounded to float32."""
+    """The formula's rows, correctly rounded to float32."""
     exact = [row_of(name, dim, position) for position in positions]
-    with MP.workprec(24):  # all bits that float32 has, so that there is no second rounding
+    with MP.workprec(24):  # float32 precision, to avoid double rounding
         return np.array([[float(+value) for value in row] for row in exact], dtype=np.float32)
 
 
@@ -90,7 +90,7 @@ def assert_float32(got: torch.Tensor, name: str, positions: list[Any]) -> None:
         )
 
 
-def test_every_name_has_its_formula() -> None:
+def test_every_name_has_a_formula() -> None:
     assert list(FORMULAS) == list(DIMS) and set(FORMULAS) == set(catalogue.NAMES)
 
 
@@ -103,14 +103,14 @@ def test_values(name: str, backend: str) -> None:
         encoding = sinpe.convention(name, dim)
         assert_float32(sinpe.encode(given, encoding), name, positions)
         got = sinpe.encode(given, encoding, dtype=torch.float64).numpy()
-        found = ulp.report(got, *parts(name, dim, positions), "float64", positions, channels[dim])
+        found = ulp.report(got, *double_double(name, dim, positions), "float64", positions, channels[dim])
         assert found.worst <= FLOAT64_ULP.get(name, 1.0), f"{name}, dim {dim}, seed {SEED}: {found}"
 
 
 @pytest.mark.thorough("test_values, at fewer positions")
 @pytest.mark.parametrize("name", FORMULAS)
 def test_values_at_every_position(name: str, backend: str) -> None:
-    """0 to 4096; of a grid all along the first axis, against another order of the others."""
+    """0 to 4096; for grids, along the first axis against a permutation of the others."""
     coordinates, dim = FORMULAS[name][1], min(dim for dim in DIMS[name] if dim >= 6)
     positions: list[Any] = [(p, (3 * p) % 4097, (5 * p) % 4097)[:coordinates] for p in range(4097)]
     positions = [p[0] for p in positions] if coordinates == 1 else positions
@@ -140,8 +140,8 @@ def test_tables_start_where_the_library_does(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_refuses_what_the_library_refuses(name: str) -> None:
-    """And nothing else: t2t2d of too few channels for a timescale, and fairseq2's broken tables, count as refused."""
+def test_rejects_what_the_library_rejects(name: str) -> None:
+    """And nothing else. t2t2d with too few channels for a timescale and fairseq2's broken tables count as rejected."""
     origin = (1,) * FORMULAS[name][1] if FORMULAS[name][1] > 1 else 1
     refused = 0
     for dim in range(1, 61):
@@ -159,7 +159,7 @@ def test_refuses_what_the_library_refuses(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["nerf", "tcnn"])
 def test_points(name: str, backend: str) -> None:
-    """Points of several coordinates: side by side in nerf, one after the other in tiny-cuda-nn."""
+    """Points of several coordinates: concatenated in nerf, interleaved blocks in tiny-cuda-nn."""
     drawn = random.Random(SEED)
     for axes in (1, 2, 3):
         points = [tuple(drawn.uniform(-1, 1) for _ in range(axes)) for _ in range(20)] + [(0.5,) * axes, (0.0,) * axes]
@@ -175,7 +175,7 @@ def test_points(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("entry", json.loads(formulas.GOLDEN.read_text()), ids=lambda e: f"{e['name']}-{e['position']}")
 def test_golden_rows(entry: dict[str, Any]) -> None:
-    """Numbers written down once (python tests/support/convention_formulas.py --write), so that no side moves unseen."""
+    """Recorded values (python tests/support/convention_formulas.py --write): detects a change of either side."""
     name, dim, where = entry["name"], entry["dim"], entry["position"]
     position = tuple(where) if isinstance(where, list) else where
     assert [float(value) for value in row_of(name, dim, position)] == entry["row"]
@@ -193,7 +193,7 @@ FORMS = ["paper", "t2t", "fairseq", "adm", "unit", "multidim1d"]
 @pytest.mark.parametrize("dim", [8, 9])
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_of_use(name: str, dim: int, backend: str) -> None:
-    """x + PE, x sqrt(d) + PE, x + alpha PE, PE alone, from a start, at positions of one's own, and relative ones."""
+    """x + PE, x sqrt(d) + PE, x + alpha PE, PE alone, with start, with positions, and relative positions."""
     length, first = 11, STARTS.get(name, 0)
     pe = torch.from_numpy(float32(name, dim, [first + k for k in range(length)]))
     x = torch.randn(2, length, dim, generator=torch.Generator().manual_seed(SEED))
@@ -219,7 +219,7 @@ def test_every_form_of_use(name: str, dim: int, backend: str) -> None:
     ("name", "dim"), [("mae2d", 12), ("timm2d", 8), ("t2t2d", 11), ("detr2d", 12), ("monai3d", 12)]
 )
 def test_every_form_of_a_grid(name: str, dim: int, backend: str) -> None:
-    """Channels last, channels first, flattened behind class tokens, cropped, at coordinates of one's own, scaled."""
+    """Channels last, channels first, flattened with class tokens, cropped, with positions, scaled."""
     shape = (4, 5, 2)[: FORMULAS[name][1]]
     first = STARTS.get(name, 0)
     cells = [tuple(first + k for k in cell) for cell in np.ndindex(*shape)]
@@ -243,7 +243,7 @@ def test_every_form_of_a_grid(name: str, dim: int, backend: str) -> None:
 
 @pytest.mark.parametrize("shape", [(6, 5), (3, 16)])
 def test_interpolated_grids(shape: tuple[int, int], backend: str) -> None:
-    """diffusers: n / (N / base_size) / interpolation_scale, here without its float32 roundings."""
+    """diffusers: n / (N / base_size) / interpolation_scale, without its float32 roundings."""
     base_size, scale = 16, 1.875
     grid = sinpe.convention("mae2d", 12).interpolated(shape, base_size=base_size, scale=scale)
     cells = [
@@ -253,8 +253,8 @@ def test_interpolated_grids(shape: tuple[int, int], backend: str) -> None:
     assert_float32(sinpe.table(shape, grid), "mae2d", cells)
 
 
-def test_an_axis_has_a_base_of_its_own(backend: str) -> None:
-    """mmdetection's temperatureH and temperatureW: each axis' channels are those of a grid of its base alone."""
+def test_base_per_axis(backend: str) -> None:
+    """mmdetection's temperatureH and temperatureW: each axis equals that of a grid with its base."""
     y, x = (sinpe.table((5, 7), sinpe.convention("detr2d", 16, base=base)) for base in (20.0, 500.0))
     both = sinpe.table((5, 7), sinpe.convention("detr2d", 16, base=(20.0, 500.0)))
     assert torch.equal(both, torch.cat([y[..., :8], x[..., 8:]], -1)) and not torch.equal(both, y)

@@ -1,4 +1,4 @@
-"""Conventions by name (their values: test_convention_formulas.py), and plans exported as C headers."""
+"""Conventions by name (values: test_convention_formulas.py), and plans exported as C headers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import plan
 from sinpe_ext.reference import exact
 
-FORMULA_ERROR = 1e-13  # of the float64 formulas below at positions up to 1000
+FORMULA_ERROR = 1e-13  # for the float64 formulas below at positions up to 1000
 
 
 def padded(row: list[float], dim: int) -> list[float]:
@@ -33,7 +33,7 @@ def test_names_for_type_checkers() -> None:
 
 
 def test_diffusers_timestep_embedding() -> None:
-    """get_timestep_embedding(t, dim, flip_sin_to_cos, downscale_freq_shift) is ddpm and adm, shift in between too."""
+    """get_timestep_embedding(t, dim, flip_sin_to_cos, downscale_freq_shift): ddpm, adm, and shifts in between."""
 
     def diffusers(t: float, dim: int, flip: bool, shift: float) -> list[float]:
         half = dim // 2
@@ -51,7 +51,7 @@ def test_diffusers_timestep_embedding() -> None:
         assert row(encoding, 998.25) == pytest.approx(expected, rel=0, abs=10 * FORMULA_ERROR)
 
 
-def test_document_001a() -> None:
+def test_small_documented_table() -> None:
     encoding = convention("doubled_index", 6, exponent_dim=2)
     assert encoding.timescales() == (1.0, 1e4, 1e8, 1e12, 1e16, 1e20)
 
@@ -92,7 +92,7 @@ def test_errors(arguments: tuple, fields: dict, error: type[Exception], message:
     assert type(caught.value) is error and message in str(caught.value)
 
 
-# What users call a convention -> what the error offers: those who use it, as `conventions()` has them.
+# Names that users give a convention -> suggestion in the error, by the users that `conventions()` lists.
 CALLED = {
     "whisper": ['"t2t" is used by Whisper; all names:'],
     "openai/whisper-large-v3": ['"t2t" is used by Whisper; all names:'],
@@ -120,7 +120,7 @@ CALLED = {
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_what_users_call_a_convention(name: str) -> None:
+def test_error_suggests_a_convention_by_its_users(name: str) -> None:
     with pytest.raises(ValueError) as caught:
         convention(name, 64)
     message = str(caught.value)
@@ -131,7 +131,7 @@ def test_what_users_call_a_convention(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["gpt2", "learned", "sinusoidal", "positional", "default", "sin", "42", "unet", "sincos", "text", "concat"]
 )
-def test_no_far_fetched_guess(name: str) -> None:
+def test_error_suggests_nothing_for_unrelated_names(name: str) -> None:
     with pytest.raises(ValueError, match=f'got "{name}"; the names: paper, '):
         convention(name, 64)
 
@@ -159,7 +159,7 @@ int main(void) {{
 
 
 @pytest.mark.parametrize(("compiler", "language"), COMPILERS, ids=["c99", "c++17"])
-def test_header_compiles_and_keeps_every_word(compiler: str, language: list[str], tmp_path: Path) -> None:
+def test_exported_header_compiles_and_equals_the_plan(compiler: str, language: list[str], tmp_path: Path) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} on PATH")
     for name, encoding in EXPORTED.items():
@@ -176,7 +176,7 @@ def test_header_compiles_and_keeps_every_word(compiler: str, language: list[str]
         assert [int(word) for word in line.split()] == [*plan(encoding).packed, encoding.dim]
 
 
-def test_header_says_what_it_holds() -> None:
+def test_exported_header_describes_the_encoding() -> None:
     text = export_header(convention("doubled_index", 6, exponent_dim=2), "plan")
     assert " * Encoding(6, cos_frequency='own', exponent_scale=2.0, exponent_dim=2.0)\n" in text
     assert " * w(i) = 1 * 10000 ^ (-2 * i / (1 - 0)), pairs i = 0, 1, 2, ...\n * cos of pair i: w(i + 1/2)\n" in text

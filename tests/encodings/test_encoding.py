@@ -1,4 +1,4 @@
-"""Encoding and its plan: fields and their errors, exact frequencies against mpmath, the packed words."""
+"""Encoding and its plan: fields and errors, exact frequencies against mpmath, the packed plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sinpe_ext.encodings.encoding import COS_FREQUENCIES, LAYOUTS, ODD_POLICIES,
 from sinpe_ext.encodings.plan import ARRAYS, HEADER_WORDS, MAGIC, Plan, plan
 
 PAIR_ERROR = mpmath.mpf(2) ** -106  # of turns_hi + turns_lo: two roundings to 53 bits, half a unit each
-PAIR_RANGE = mpmath.mpf(2) ** -900  # below it the low part of the pair loses bits to the end of the float64 range
+PAIR_RANGE = mpmath.mpf(2) ** -900  # below it, the low part is subnormal and loses bits
 
 
 def exact(value: Any) -> mpmath.mpf:
@@ -31,7 +31,7 @@ def exact(value: Any) -> mpmath.mpf:
 
 
 def channel_counts(e: Encoding) -> tuple[int, int, int]:
-    """sin channels, cos channels, dim of the ladder: written from the documentation, not from the code."""
+    """sin channels, cos channels, exponent dim; independent of the code, from the documentation."""
     if e.layout in ("sin", "cos"):
         return (e.dim, 0, 2 * e.dim) if e.layout == "sin" else (0, e.dim, 2 * e.dim)
     if e.dim % 2 == 0 or e.odd == "truncate":
@@ -42,7 +42,7 @@ def channel_counts(e: Encoding) -> tuple[int, int, int]:
 
 
 def true_turns(e: Encoding) -> dict[tuple[str, int], mpmath.mpf]:
-    """f of every (sin or cos, pair) by the formula, in mpmath."""
+    """Exact frequency in turns for each (sin or cos, pair), in mpmath."""
     sin, cos, ladder_dim = channel_counts(e)
     own = e.cos_frequency == "own"
     keys = [(kind, pair) for pair in range(max(sin, cos)) for kind in ("sin", "cos")]
@@ -61,7 +61,7 @@ def true_turns(e: Encoding) -> dict[tuple[str, int], mpmath.mpf]:
 
 
 def by_oscillator(p: Plan, turns: dict[tuple[str, int], mpmath.mpf]) -> dict[int, mpmath.mpf]:
-    """f of every oscillator, through the channel that uses it."""
+    """Frequency in turns per oscillator, through the channel that uses it."""
     seen = {}
     count = {0: 0, 1: 0}
     for entry in p.channels():
@@ -91,7 +91,7 @@ def random_encoding(rng: random.Random, dims: tuple[int, ...] = (1, 2, 3, 4, 5, 
             fields["frequencies"] = [rng.choice(magnitudes) for _ in range(number)]
         try:
             return Encoding(dim, **fields)
-        except ValueError:  # a shift above the ladder, or frequencies of 2**62 turns: covered by ERRORS
+        except ValueError:  # a shift too large, or frequencies of 2**62 turns: see ERRORS
             continue
 
 
@@ -113,7 +113,7 @@ def assert_exact(e: Encoding) -> None:
 
 
 def nearest(value: mpmath.mpf) -> float:
-    """Round to float64 once, ties to even; mpmath's own noise is removed first (values here can be exact ties)."""
+    """Rounds to float64 once, ties to even; removes mpmath's error first (values may be exact ties)."""
     with mpmath.workprec(400):
         return float(+value)
 
@@ -127,7 +127,7 @@ def test_frequencies_are_exact(seed: int) -> None:
 
 
 def test_frequencies_are_exact_at_dim_20000() -> None:
-    """Document 004 takes d = 20000; every 997th pair and the last."""
+    """Every 997th pair and the last."""
     e = Encoding(20000)
     p = plan(e)
     with mpmath.workprec(500):
@@ -144,8 +144,8 @@ def test_frequencies_are_exact_for_any_ladder(dim: int, base: float, scale: floa
         assert_exact(Encoding(dim, base=base, exponent_scale=scale, layout=layout, unit=unit, cos_frequency="own"))
 
 
-TIMESCALES = [  # what the documents print as denominators
-    ("000", Encoding(6), (1.0, 21.5443, 464.1590), 2e-4),  # float32 pow printed the last one 1e-4 off
+TIMESCALES = [  # denominators of common examples
+    ("000", Encoding(6), (1.0, 21.5443, 464.1590), 2e-4),  # a float32 pow has an error of 1e-4 in the last one
     ("001a", Encoding(6, cos_frequency="own", exponent_scale=2, exponent_dim=2), (1, 1e4, 1e8, 1e12, 1e16, 1e20), 0),
     ("001b", Encoding(4), (1.0, 100.0), 0),
     ("002", Encoding(4, cos_frequency="own"), (1.0, 10.0, 100.0, 1000.0), 0),
@@ -163,7 +163,7 @@ def test_timescales(name: str, encoding: Encoding, expected: tuple[float, ...], 
     assert products == pytest.approx([1.0] * len(products))
 
 
-LAYOUT_TABLE = [  # dim, layout, odd -> channels as s0 c0 s1 ..., "-" a zero channel
+LAYOUT_TABLE = [  # dim, layout, odd -> channels as s0 c0 s1 ..., "-" for a zero channel
     (6, "interleaved", "truncate", "s0 c0 s1 c1 s2 c2"),
     (6, "sin_cos", "pad", "s0 s1 s2 c0 c1 c2"),
     (6, "cos_sin", "round", "c0 c1 c2 s0 s1 s2"),
@@ -293,7 +293,7 @@ def test_errors(fields: dict[str, Any], error: type[Exception], message: str) ->
     assert type(caught.value) is error and message in str(caught.value)
 
 
-# Numbers whose exact value would take minutes or gigabytes to write down, and the fields that take one.
+# Numbers whose exact expansion would take minutes or gigabytes, and the fields that accept one.
 LONG = {
     "Decimal, small": (
         Decimal("1e-9999999"),
@@ -312,7 +312,7 @@ LONG = {
 
 @pytest.mark.parametrize("field", ["base", "shift", "exponent_scale", "exponent_dim", "position_scale", "amplitude"])
 @pytest.mark.parametrize("number", LONG)
-def test_numbers_too_long_to_write_down(number: str, field: str) -> None:
+def test_numbers_with_too_many_digits_are_rejected(number: str, field: str) -> None:
     value, message = LONG[number]
     begin = time.thread_time()
     with pytest.raises(ValueError) as caught:
@@ -323,11 +323,11 @@ def test_numbers_too_long_to_write_down(number: str, field: str) -> None:
     assert time.thread_time() - begin < 1 and len(str(caught.value)) < 200
 
 
-def test_a_long_number_that_is_zero() -> None:
+def test_zero_with_a_huge_exponent() -> None:
     assert Encoding(8, shift=Decimal("0e-99999999"), amplitude=Decimal("-0e99999999")) == Encoding(8, amplitude=0)
 
 
-def test_long_numbers_that_are_not_too_long() -> None:
+def test_long_numbers_within_the_limit() -> None:
     value = Decimal("1." + 2000 * "3")
     begin = time.thread_time()
     assert Encoding(512, base=value).frequencies_radians()[1] == pytest.approx((4 / 3) ** (-1 / 256), rel=1e-15)
@@ -341,7 +341,7 @@ def test_positional_arguments() -> None:
         Encoding()  # type: ignore[call-arg]
 
 
-def test_is_a_value() -> None:
+def test_equality_hash_and_copies() -> None:
     e = Encoding(8, base=Decimal("0.1"), frequencies=[1, 2, 3, 4], start=3)
     assert repr(e) == "Encoding(8, base=Fraction(1, 10), frequencies=(1.0, 2.0, 3.0, 4.0), start=3)"
     assert repr(Encoding(8, base=10000, amplitude=1)) == "Encoding(8)"
@@ -349,7 +349,7 @@ def test_is_a_value() -> None:
     hash(e)
     for other in (copy.copy(e), copy.deepcopy(e), pickle.loads(pickle.dumps(e)), e.replace(), eval(repr(e))):
         assert other == e and hash(other) == hash(e)
-        assert other._handle == e._handle != Encoding(8)._handle and other._handle.of is other  # of no other one
+        assert other._handle == e._handle != Encoding(8)._handle and other._handle.of is other  # not shared
     assert "_hash" not in pickle.loads(pickle.dumps(e)).__dict__  # string hashes differ between processes
     assert e.replace(start=0) != e and e.replace(dim=6, frequencies=None).dim == 6
     with pytest.raises(AttributeError):
@@ -358,7 +358,7 @@ def test_is_a_value() -> None:
         e.replace(strat=1)
 
 
-def test_takes_arrays_and_array_scalars() -> None:
+def test_fields_from_arrays_and_array_scalars() -> None:
     numpy = pytest.importorskip("numpy")
     e = Encoding(numpy.int64(4), base=numpy.float32(0.1), start=numpy.int8(3), frequencies=numpy.array([1.0, 2.0]))
     assert e == Encoding(4, base=float(numpy.float32(0.1)), start=3, frequencies=(1, 2))
@@ -372,4 +372,4 @@ def test_every_choice_is_accepted() -> None:
         for odd in ODD_POLICIES[:-1]:
             assert len(plan(Encoding(7, layout=layout, odd=odd)).channels()) == 7
     assert Encoding(8, odd="raise").odd == "raise"
-    assert Encoding(7, layout="sin", odd="raise").dim == 7  # no half to be odd
+    assert Encoding(7, layout="sin", odd="raise").dim == 7  # no second half

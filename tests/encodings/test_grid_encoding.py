@@ -1,4 +1,4 @@
-"""`GridEncoding`: what it holds, what it refuses, and how its channels are laid out."""
+"""`GridEncoding`: fields, errors, channel layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sinpe_ext import Encoding, GridEncoding, convention
 from sinpe_ext.encodings.grid import Piece
 
 HALVES = Encoding(4, layout="sin_cos")
-LAYOUTS = [  # arrangement, order, dim, axes -> what each channel is: axis, sin or cos, pair; - for zero
+LAYOUTS = [  # arrangement, order, dim, axes -> axis, sin or cos and pair of each channel; - for zero
     ("blocks", None, None, (Encoding(4), Encoding(4)), "0s0 0c0 0s1 0c1 1s0 1c0 1s1 1c1"),
     ("blocks", (1, 0), None, (HALVES, HALVES), "1s0 1s1 1c0 1c1 0s0 0s1 0c0 0c1"),
     ("blocks", None, 7, (HALVES, HALVES), "0s0 0s1 0c0 0c1 1s0 1s1 1c0"),
@@ -31,7 +31,7 @@ LAYOUTS = [  # arrangement, order, dim, axes -> what each channel is: axis, sin 
 
 
 def described(grid: GridEncoding) -> str:
-    """The channels of a grid whose axes have base 10 and 100, told by their values at one place."""
+    """Identifies the channels of a grid, with bases 10 and 100, by their values at one place."""
     values = truth(grid, (3, 4), dtype=torch.float64)[2, 3].tolist()
     names = {}
     for axis, (position, encoding) in enumerate(zip((2, 3), grid.axes, strict=True)):
@@ -49,8 +49,8 @@ def test_layout(arrangement: str, order: tuple, dim: int | None, axes: tuple, ex
     assert described(grid) == expected
 
 
-def test_a_cut_of_every_kind_of_axis() -> None:
-    """The first channels of an axis are those of the whole: given frequencies, own cosines, pads, single halves."""
+def test_truncation_of_every_kind_of_axis() -> None:
+    """The first channels of an axis equal those of the whole axis."""
     axes = [
         Encoding(6, frequencies=(0.1, 0.2, 0.3)),
         Encoding(6, layout="cos_sin", frequencies=(0.1, 0.2, 0.3)),
@@ -71,7 +71,7 @@ def test_a_cut_of_every_kind_of_axis() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_is_a_value(name: str) -> None:
+def test_equality_hash_and_copies(name: str) -> None:
     grid = EXAMPLES[name]
     names = {"GridEncoding": GridEncoding, "Encoding": Encoding, "Fraction": Fraction}
     assert eval(repr(grid), names) == grid
@@ -98,7 +98,7 @@ GROUPED = {"layout": "sin_cos", "arrangement": "grouped"}
 
 
 def test_fields_that_are_valid_only_together() -> None:
-    """All fields are changed in one step."""
+    """All fields change in one step."""
     axis = Encoding(4, base=0.5, exponent_dim=2, layout="sin_cos")
     assert convention("nerf", 12, axes=3, **GROUPED) == GridEncoding((axis,) * 3, arrangement="grouped")
     axis = Encoding(8, layout="sin_cos", start=1)
@@ -111,8 +111,8 @@ def test_fields_that_are_valid_only_together() -> None:
         convention("timm2d", 16, layout="interleaved")
 
 
-def test_points_as_pytorch3d_orders_them() -> None:
-    """HarmonicEmbedding: sin, then cos, of (x, y, z) times 1, 2, 4, ..., coordinate by coordinate."""
+def test_points_equal_pytorch3d() -> None:
+    """HarmonicEmbedding: sin, then cos, of (x, y, z) times 1, 2, 4, ..., per coordinate."""
     points = torch.rand(5, 3, dtype=torch.float64) * 4 - 2
     angles = (points[..., None] * torch.tensor([1.0, 2.0], dtype=torch.float64)).flatten(-2)
     got = sinpe.encode(points, convention("nerf", 12, axes=3, **GROUPED), dtype=torch.float64)

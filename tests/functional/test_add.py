@@ -1,4 +1,4 @@
-"""add and add_: every form of positions, the places of dimensions, the order of rounding to the bit, the writes."""
+"""`add` and `add_`: all forms of positions, dimension orders, the order of rounding, in-place writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 
 B, S, D = 3, 7, 10
-FAIRSEQ = sinpe.convention("fairseq", D)  # its first position is 2
+FAIRSEQ = sinpe.convention("fairseq", D)  # the first position is 2
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 EMPTY: dict[str, Any] = {}
 
@@ -28,7 +28,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def formula(x: Tensor, rows: Tensor, scale: float = 1.0, alpha: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """The documented order: scale and alpha rounded to acc, both products, then the sum, then once to x's dtype.
+    """The documented order: scale and alpha rounded to acc, both products, their sum, one rounding to x's dtype.
 
     x is (B, *M, S, D); rows (S, D) or (B, S, D); mask (S,) or (B, S).
     """
@@ -69,7 +69,7 @@ FORMS: dict[str, tuple[dict[str, Any], Tensor]] = {  # arguments, final position
 @pytest.mark.feature("add")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
-def test_positions_and_rounding(form: str, dtype: torch.dtype, backend: str) -> None:
+def test_add_equals_formula_bitwise(form: str, dtype: torch.dtype, backend: str) -> None:
     arguments, final = FORMS[form]
     rows = sinpe.encode(final, FAIRSEQ, dtype=acc_of(dtype))
     masks = (None, ROW > 4, torch.arange(B * S).reshape(B, S) % 3 == 1)
@@ -90,7 +90,7 @@ def test_positions_and_rounding(form: str, dtype: torch.dtype, backend: str) -> 
 
 
 @pytest.mark.parametrize("form", ["implicit", "start", "start 0-d", "positions (S,)", "positions (1, S)"])
-def test_two_dimensions(form: str, backend: str) -> None:
+def test_add_without_batch_dimension(form: str, backend: str) -> None:
     arguments, final = FORMS[form]
     x = randn(S, D)
     mask = ROW > 4
@@ -102,8 +102,8 @@ def test_two_dimensions(form: str, backend: str) -> None:
 
 @pytest.mark.feature("add")
 @pytest.mark.parametrize("rank", [2, 3, 4, 5])
-def test_the_sequence_and_the_channels_may_be_any_dimension(rank: int, backend: str) -> None:
-    """positions, start and mask stay batch-first: the batch is the first dimension that is neither."""
+def test_seq_dim_and_channel_dim_may_be_any_dimension(rank: int, backend: str) -> None:
+    """positions, start and mask remain batch-first: the batch is the first dimension that is neither."""
     sizes = (*(B, 2, 3)[: rank - 2], S, D)
     canonical = randn(*sizes)
     batch = sizes[0] if rank > 2 else 1
@@ -116,7 +116,7 @@ def test_the_sequence_and_the_channels_may_be_any_dimension(rank: int, backend: 
     )
     for rows_at, channels_at in itertools.permutations(range(rank), 2):
         order = [d for d in range(rank) if d not in (rows_at, channels_at)]
-        places = [*order, rows_at, channels_at]  # which dimension of the canonical form is where
+        places = [*order, rows_at, channels_at]  # canonical dimension at each dimension of x
         x = canonical.permute(*(places.index(d) for d in range(rank)))
         for named in cases:
             want = sinpe.add(canonical, FAIRSEQ, **named).permute(*(places.index(d) for d in range(rank)))
@@ -127,7 +127,7 @@ def test_the_sequence_and_the_channels_may_be_any_dimension(rank: int, backend: 
             assert torch.equal(sinpe.add(x, FAIRSEQ, out=torch.empty_like(x), **negative, **named), want)
 
 
-def test_encoding_by_every_name(backend: str) -> None:
+def test_encoding_argument_forms(backend: str) -> None:
     x = randn(B, S, D)
     paper = x + sinpe.table(S, sinpe.Encoding(D))
     for encoding in (None, D, np.int64(D), sinpe.Encoding(D), "paper", "Paper"):
@@ -140,7 +140,7 @@ def test_encoding_by_every_name(backend: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_special_factors(dtype: torch.dtype, backend: str) -> None:
+def test_scale_and_alpha_of_zero_nan_and_inf(dtype: torch.dtype, backend: str) -> None:
     x, mask = randn(B, S, D, dtype=dtype), ROW > 4
     x[..., 0] = -0.0
     inf, nan = float("inf"), float("nan")
@@ -162,7 +162,7 @@ def test_special_factors(dtype: torch.dtype, backend: str) -> None:
             assert torch.equal(got.signbit()[~want.isnan()], want.signbit()[~want.isnan()])
 
 
-def test_alpha_of_any_float_type(backend: str) -> None:
+def test_alpha_tensor_of_any_float_dtype(backend: str) -> None:
     x = randn(B, S, D)
     rows = sinpe.table(S, D)
     for dtype in FLOATS:
@@ -186,7 +186,7 @@ def test_alpha_of_any_float_type(backend: str) -> None:
         lambda x: sinpe.SinusoidalPositionalEncoding(D, learned_alpha=True).eval()(x),
     ],
 )
-def test_the_result_is_never_x(call: Callable[[Tensor], Tensor], backend: str) -> None:
+def test_result_never_aliases_x(call: Callable[[Tensor], Tensor], backend: str) -> None:
     x = randn(B, S, D)
     before = x.clone()
     got = call(x)
@@ -196,8 +196,8 @@ def test_the_result_is_never_x(call: Callable[[Tensor], Tensor], backend: str) -
 
 
 @pytest.mark.feature("add")
-def test_version_counters(backend: str) -> None:
-    """Autograd learns of every write, and refuses a backward that saved what was overwritten."""
+def test_writes_increment_version_counter(backend: str) -> None:
+    """Autograd sees each write: a backward pass that needs the overwritten value raises."""
     x = randn(B, S, D)
     writes: list[Callable[[Tensor], Tensor]] = [
         lambda t: sinpe.add_(t),
@@ -225,7 +225,7 @@ def test_inference_mode(backend: str) -> None:
         inside = x.clone()
         assert torch.equal(sinpe.add(inside, FAIRSEQ), want) and torch.equal(sinpe.add(x, FAIRSEQ), want)
         assert torch.equal(sinpe.add_(inside, FAIRSEQ), want)
-        rows = sinpe.table(S, sinpe.Encoding(D, base=77.0))  # made here for the first time, used outside below
+        rows = sinpe.table(S, sinpe.Encoding(D, base=77.0))  # first use of this encoding; used again outside below
     assert torch.equal(sinpe.add(inside, FAIRSEQ), sinpe.add(want, FAIRSEQ))
     assert torch.equal(sinpe.add(x.requires_grad_(), sinpe.Encoding(D, base=77.0)).detach(), x.detach() + rows)
 

@@ -1,4 +1,4 @@
-"""`table` and `encode` by a convention's name and `dim`: the same as of the object that `convention` makes."""
+"""`table` and `encode` with a convention's name and `dim` equal those with the object that `convention` returns."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 import sinpe_ext as sinpe
 import sinpe_ext.numpy
 
-DIM = 48  # which every convention takes
+DIM = 48  # supported by all conventions
 NAMES = list(sinpe.conventions())
 
 
-def made(name: str) -> Any:
+def make(name: str) -> Any:
     return sinpe.convention(name, DIM)
 
 
@@ -31,8 +31,8 @@ def positions(encoding: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name(name: str, backend: str) -> None:
-    encoding = made(name)
+def test_name_and_dim_equal_encoding(name: str, backend: str) -> None:
+    encoding = make(name)
     at, places = positions(encoding), lengths(encoding)
     table, rows = sinpe.table(places, encoding), sinpe.encode(at, encoding)
     assert torch.equal(sinpe.table(places, name, dim=DIM), table)
@@ -43,13 +43,13 @@ def test_a_name(name: str, backend: str) -> None:
         assert np.array_equal(sinpe_ext.numpy.encode(at.numpy(), name, dim=DIM), rows.numpy())
 
 
-def test_a_dim_alone(backend: str) -> None:
+def test_dim_without_encoding_is_paper(backend: str) -> None:
     assert torch.equal(sinpe.table(9, dim=8, start=3), sinpe.table(9, 8, start=3))
     assert torch.equal(sinpe.encode(torch.arange(5), dim=7), sinpe.encode(torch.arange(5), 7))
     assert np.array_equal(sinpe_ext.numpy.table(9, dim=8), sinpe.table(9, 8).numpy())
 
 
-def test_in_a_graph(backend: str) -> None:
+def test_names_in_compiled_and_exported_graphs(backend: str) -> None:
     def sums(at: Tensor, places: Tensor) -> Tensor:
         rows = sinpe.encode(at, "ddpm", dim=8) + sinpe.table(7, "t2t", dim=8) + sinpe.table(7, dim=8)
         return rows + sinpe.encode(places, "mae2d", dim=8) + sinpe.table((7, 1), "mae2d", dim=8, flatten=True)
@@ -66,8 +66,8 @@ def test_in_a_graph(backend: str) -> None:
     torch.testing.assert_close(exported(at, places), want, rtol=0, atol=1e-6)
 
 
-# Of x of shape (B, C), with the sizes of it that the graph knows as symbols.
-OF_ITS_SIZE: dict[str, Callable[[Tensor], Tensor]] = {
+# Calls on x of shape (B, C) whose length and dim are symbolic in the graph.
+SYMBOLIC_SIZES: dict[str, Callable[[Tensor], Tensor]] = {
     "table": lambda x: x + sinpe.table(x.shape[0], "t2t", dim=x.shape[1]),
     "table of a grid": lambda x: x + sinpe.table((1, x.shape[0]), "mae2d", dim=x.shape[1], flatten=True),
     "dim alone": lambda x: x + sinpe.table(x.shape[0], dim=x.shape[1]),
@@ -76,10 +76,10 @@ OF_ITS_SIZE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", OF_ITS_SIZE)
-def test_a_dim_that_changes_in_a_graph(name: str, backend: str) -> None:
+@pytest.mark.parametrize("name", SYMBOLIC_SIZES)
+def test_symbolic_dim_in_a_graph(name: str, backend: str) -> None:
     torch._dynamo.reset()
-    run = OF_ITS_SIZE[name]
+    run = SYMBOLIC_SIZES[name]
     compiled = torch.compile(run, fullgraph=True, backend="eager")
     for shape in ((3, 8), (4, 12), (5, 16), (9, 8)):
         x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
@@ -87,7 +87,7 @@ def test_a_dim_that_changes_in_a_graph(name: str, backend: str) -> None:
 
 
 T = torch.arange(5)
-REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "neither": (lambda: sinpe.table(4), TypeError, "encoding: expected .* got NoneType; pass Encoding"),
     "no dim": (
         lambda: sinpe.encode(T, "t2t"),
@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no dim of a grid": (lambda: sinpe.table((4, 4), "mae2d"), TypeError, "no dim to go with it; pass dim=, or conv"),
     "an int has one": (lambda: sinpe.table(4, 8, dim=8), TypeError, "dim: expected None beside int, which has its own"),
     "an Encoding has one": (lambda: sinpe.encode(T, sinpe.Encoding(8), dim=8), TypeError, "beside Encoding, which"),
-    "a grid has one": (lambda: sinpe.table((2, 2), made("mae2d"), dim=8), TypeError, "beside GridEncoding, which"),
+    "a grid has one": (lambda: sinpe.table((2, 2), make("mae2d"), dim=8), TypeError, "beside GridEncoding, which"),
     "0": (lambda: sinpe.table(4, "t2t", dim=0), ValueError, "dim: expected an int in 1..16777216, got 0"),
     "a word": (lambda: sinpe.encode(T, "t2t", dim="8"), TypeError, "dim: expected int, got str"),  # type: ignore[arg-type]
     "no such name": (lambda: sinpe.table(4, "ddqm", dim=8), ValueError, "expected a known name, got"),
@@ -106,8 +106,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case: str, backend: str) -> None:
-    call, error, message = REFUSED[case]
+@pytest.mark.parametrize("case", ERRORS)
+def test_bad_arguments(case: str, backend: str) -> None:
+    call, error, message = ERRORS[case]
     with pytest.raises(error, match=message):
         call()

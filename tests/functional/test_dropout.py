@@ -1,4 +1,4 @@
-"""Dropout inside `add`, `add_`, `embed`: which elements, by what factor, from which seed; and that no mask is kept."""
+"""Dropout in `add`, `add_` and `embed`: mask, scale, seed, and that autograd stores no mask."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from philox import kept  # the oracle, in Python's integers
+from philox import kept  # reference implementation in Python integers
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
 
-B, S, D = 3, 5, 11  # rows that begin inside of a group of eight
+B, S, D = 3, 5, 11  # rows that start inside a group of eight
 P, SEED = 0.3, 1234567890123
-DROP = round(P * 65536)
+THRESHOLD = round(P * 65536)
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
@@ -29,37 +29,37 @@ def ones(*shape: int) -> Tensor:
 
 
 def mask_of(**arguments: Any) -> Tensor:
-    """Which elements a call kept: 2 + PE is never zero."""
+    """Mask of the elements that were kept: 2 + PE is never zero."""
     return sinpe.add(2 * ones(), dropout=P, **arguments) != 0
 
 
 @pytest.mark.feature("dropout")
 @pytest.mark.parametrize("seed", [0, 1, -1, SEED, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("p", [P, 0.5, 1e-9, 1 - 1e-9])
-def test_the_mask_is_philox_of_the_row_major_index(p: float, seed: int, backend: str) -> None:
-    drop = min(max(round(p * 65536), 1), 65535)
-    want = torch.tensor([kept(seed, e, drop) for e in range(B * S * D)]).reshape(B, S, D)
+def test_mask_is_philox_of_row_major_index(p: float, seed: int, backend: str) -> None:
+    threshold = min(max(round(p * 65536), 1), 65535)
+    want = torch.tensor([kept(seed, e, threshold) for e in range(B * S * D)]).reshape(B, S, D)
     got = sinpe.add(2 * ones(), dropout=p, seed=seed)
     assert torch.equal(got != 0, want)
-    scale = torch.tensor(65536 / (65536 - drop))
+    scale = torch.tensor(65536 / (65536 - threshold))
     assert torch.equal(got, torch.where(want, (2 + sinpe.table(S, D)) * scale, 0.0))
 
 
 @pytest.mark.feature("dropout")
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_order_of_rounding(dtype: torch.dtype, backend: str) -> None:
-    """Products, sum and kept scale in acc, then one rounding; padded rows are scale * x under the same mask."""
+    """Products, sum and dropout scale in acc, then one rounding; padded rows are scale * x under the same mask."""
     x, padding = randn(B, S, D, dtype=dtype), torch.arange(S) > 3
     acc = torch.float64 if dtype == torch.float64 else torch.float32
     got = sinpe.add(x, "t2t", start=9, scale=1.7, alpha=0.3, dropout=P, seed=SEED, padding_mask=padding)
-    factors = torch.tensor([1.7, 0.3, 65536 / (65536 - DROP)], dtype=acc)
+    factors = torch.tensor([1.7, 0.3, 65536 / (65536 - THRESHOLD)], dtype=acc)
     rows = factors[1] * sinpe.table(S, sinpe.convention("t2t", D), start=9, dtype=acc)
     total = factors[0] * x.to(acc) + rows.masked_fill(padding.unsqueeze(-1), -0.0)
     want = torch.where(mask_of(seed=SEED), (total * factors[2]).to(dtype), 0.0)
     assert torch.equal(got, want) and not bool(torch.signbit(got[~mask_of(seed=SEED)]).any())
 
 
-LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, int]]] = {  # how x arrives; its own index decides
+LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, int]]] = {  # layouts of x
     "plain": (lambda x: x, {}),
     "transposed memory": (lambda x: x.transpose(0, 2).contiguous().transpose(0, 2), {}),
     "window": (lambda x: torch.stack([x, x], 2)[:, :, 1], {}),
@@ -75,12 +75,12 @@ LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, int]]] = {  # how
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_layout_counts_its_own_elements(layout: str, dtype: torch.dtype, backend: str) -> None:
+def test_mask_does_not_depend_on_memory_layout(layout: str, dtype: torch.dtype, backend: str) -> None:
     form, where = LAYOUTS[layout]
     x = form(randn(B, S, D, dtype=dtype))
-    keep = torch.tensor([kept(SEED, e, DROP) for e in range(x.numel())]).reshape(x.shape)
+    keep = torch.tensor([kept(SEED, e, THRESHOLD) for e in range(x.numel())]).reshape(x.shape)
     acc = torch.float64 if dtype == torch.float64 else torch.float32
-    total = sinpe.add(x.to(acc), **where) * torch.tensor(65536 / (65536 - DROP), dtype=acc)
+    total = sinpe.add(x.to(acc), **where) * torch.tensor(65536 / (65536 - THRESHOLD), dtype=acc)
     want = torch.where(keep, total.to(dtype), 0.0)
     given: dict[str, Any] = {**where, "dropout": P, "seed": SEED}
     got = sinpe.add(x, **given)
@@ -92,11 +92,11 @@ def test_any_layout_counts_its_own_elements(layout: str, dtype: torch.dtype, bac
     grad = torch.randn(x.shape).to(dtype)
     x = x.detach().requires_grad_()
     (back,) = torch.autograd.grad(sinpe.add(x, **given), x, grad)
-    scaled = (grad.to(acc) * torch.tensor(65536 / (65536 - DROP), dtype=acc)).to(dtype)
+    scaled = (grad.to(acc) * torch.tensor(65536 / (65536 - THRESHOLD), dtype=acc)).to(dtype)
     assert torch.equal(back, torch.where(keep, scaled, 0.0))
 
 
-def test_one_mask_at_any_number_of_threads(backend: str) -> None:
+def test_mask_does_not_depend_on_thread_count(backend: str) -> None:
     x, before = randn(7, 300, 129), torch.get_num_threads()
     try:
         results = []
@@ -111,17 +111,17 @@ def test_one_mask_at_any_number_of_threads(backend: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
 
 
-def test_elements_beyond_32_bits(backend: str) -> None:
-    """The counter has 64 bits: a shard of a large tensor begins anywhere."""
+def test_element_index_beyond_32_bits(backend: str) -> None:
+    """The counter has 64 bits: a shard of a large tensor may start at any element."""
     first = 2**35 * 8 - 20
     x = ones(4, 10)
-    got = torch.ops.sinpe_ext.dropout.default(x, torch.tensor(SEED), DROP, 1.0, [first, 10, 1])
-    want = torch.tensor([kept(SEED, first + e, DROP) for e in range(40)]).reshape(4, 10)
+    got = torch.ops.sinpe_ext.dropout.default(x, torch.tensor(SEED), THRESHOLD, 1.0, [first, 10, 1])
+    want = torch.tensor([kept(SEED, first + e, THRESHOLD) for e in range(40)]).reshape(4, 10)
     assert torch.equal(got != 0, want)
 
 
 @pytest.mark.bad_input(18, "compiled", "eager")
-def test_selection_never_multiplies_by_zero(backend: str) -> None:
+def test_dropped_inf_and_nan_become_zero(backend: str) -> None:
     keep = mask_of(seed=SEED)
     for value in (torch.inf, -torch.inf, torch.nan):
         x = torch.full((B, S, D), value, requires_grad=True)
@@ -142,12 +142,12 @@ def test_probability_one_and_zero(backend: str) -> None:
     assert torch.equal(sinpe.add(x.detach(), dropout=1, alpha=torch.ones(1)), torch.zeros(B, S, D))
 
 
-def refused(error: type[Exception], call: Callable[..., object], *arguments: Any, **named: Any) -> None:
+def raises(error: type[Exception], call: Callable[..., object], *arguments: Any, **named: Any) -> None:
     with pytest.raises(error):
         call(*arguments, **named)
 
 
-# What a call draws from torch's generator: nothing where nothing is random, one number otherwise.
+# Calls that draw from torch's generator: not at all if nothing is random, else one number.
 QUIET: dict[str, Callable[[], object]] = {
     "no dropout": lambda: sinpe.add(ones()),
     "p = 0": lambda: sinpe.add(ones(), dropout=0.0),
@@ -157,26 +157,26 @@ QUIET: dict[str, Callable[[], object]] = {
     "empty, in place": lambda: sinpe.add_(torch.ones(B, 0, D), dropout=P),
     "eval": lambda: Layer(D, P).eval()(ones()),
     "layer without dropout": lambda: Layer(D, 0.0)(ones()),
-    "refused": lambda: refused(ValueError, sinpe.add, ones(), 7, dropout=P),
+    "invalid argument": lambda: raises(ValueError, sinpe.add, ones(), 7, dropout=P),
     "no tokens": lambda: sinpe.embed(torch.zeros(0, dtype=torch.long), torch.ones(3, D), dropout=P),
     "embedding in eval": lambda: sinpe.SinusoidalEmbedding(4, D, dropout=P, _weight=torch.ones(4, D)).eval()(
         torch.zeros(3, dtype=torch.long)
     ),
-    "refused id": lambda: refused(
+    "invalid id": lambda: raises(
         IndexError, sinpe.embed, torch.tensor([5]), torch.ones(3, D), dropout=0.5
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("call", QUIET.values(), ids=QUIET)
-def test_no_randomness_is_consumed(call: Callable[[], object], backend: str) -> None:
+def test_generator_advances_only_if_needed(call: Callable[[], object], backend: str) -> None:
     before = torch.get_rng_state()
     call()
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.feature("dropout")
-def test_torchs_generator_governs(backend: str) -> None:
+def test_mask_follows_torch_manual_seed(backend: str) -> None:
     torch.manual_seed(5)
     first, second = mask_of(), mask_of()
     assert not torch.equal(first, second)
@@ -187,7 +187,7 @@ def test_torchs_generator_governs(backend: str) -> None:
         assert torch.equal(mask_of(seed=None), first)
 
 
-def test_seeds_of_every_kind(backend: str) -> None:
+def test_seed_argument_forms(backend: str) -> None:
     want = mask_of(seed=SEED)
     for seed in (torch.tensor(SEED), torch.tensor([SEED])):
         assert torch.equal(mask_of(seed=seed), want)
@@ -196,17 +196,17 @@ def test_seeds_of_every_kind(backend: str) -> None:
     assert not torch.equal(first, second)
     assert torch.equal(mask_of(seed=torch.Generator().manual_seed(5)), first)
     torch.manual_seed(5)
-    assert torch.equal(mask_of(), first)  # a generator and torch's own draw alike
+    assert torch.equal(mask_of(), first)  # a generator passed as seed draws the same number as the default one
     state = generator.get_state()
     sinpe.add(ones(), dropout=0.0, seed=generator)
     assert torch.equal(generator.get_state(), state)
-    counter, x = torch.tensor(SEED), ones().requires_grad_()  # a counter that goes on before the backward pass
+    counter, x = torch.tensor(SEED), ones().requires_grad_()  # a seed tensor incremented before the backward pass
     y = sinpe.add(x, dropout=P, seed=counter)
     counter += 1
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0] != 0, want)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "p below": ({"dropout": -0.1}, ValueError, "dropout: expected 0 to 1, got -0.1"),
     "p above": ({"dropout": 1.5}, ValueError, "dropout: expected 0 to 1, got 1.5"),
     "p nan": ({"dropout": float("nan")}, ValueError, "dropout: expected 0 to 1, got nan"),
@@ -222,8 +222,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_refusals(case: Any, backend: str) -> None:
+@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
+def test_bad_arguments(case: Any, backend: str) -> None:
     arguments, error, message = case
     for call in (sinpe.add, sinpe.add_):
         x = ones()
@@ -237,7 +237,7 @@ def test_refusals(case: Any, backend: str) -> None:
 @pytest.mark.feature("activation checkpointing")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(reentrant: bool, backend: str) -> None:
-    """The recomputed forward pass draws the same mask, and so the gradients are those without checkpointing."""
+    """The recomputed forward pass draws the same mask: the gradients are those without checkpointing."""
     x, weight = randn(B, S, D).requires_grad_(), randn(D, D).requires_grad_()
     layer, embedding = Layer(D, P), sinpe.SinusoidalEmbedding(4, D, dropout=P)
     ids, seed = torch.tensor([[0, 1, 2, 3, 0]] * B), torch.tensor(SEED)
@@ -255,12 +255,12 @@ def test_activation_checkpointing(reentrant: bool, backend: str) -> None:
         results.append((y.detach(), x.grad, weight.grad))
     (plain, of_x, of_weight), (checkpointed, again_x, again_weight) = results
     assert torch.equal(checkpointed, plain) and torch.equal(again_x, of_x)
-    assert torch.allclose(again_weight, of_weight, rtol=1e-5, atol=1e-3)  # two summands in another order
+    assert torch.allclose(again_weight, of_weight, rtol=1e-5, atol=1e-3)  # sums in another order
 
 
 @pytest.mark.parametrize("call", [sinpe.add, lambda x, **k: sinpe.add_(x * 1, **k)], ids=["add", "add_"])
-def test_no_mask_is_kept(call: Callable[..., Tensor], backend: str) -> None:
-    """What autograd saves: the plan, and the seed."""
+def test_autograd_saves_no_mask(call: Callable[..., Tensor], backend: str) -> None:
+    """Autograd saves the plan and the seed only."""
     saved: list[Tensor] = []
     x = ones().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
@@ -269,7 +269,7 @@ def test_no_mask_is_kept(call: Callable[..., Tensor], backend: str) -> None:
     assert sizes and max(sizes) == 1 and not any(t.shape == x.shape for t in saved)
 
 
-def test_the_layer_follows_its_dropout(backend: str) -> None:
+def test_layer_follows_its_dropout_submodule(backend: str) -> None:
     layer, x = Layer(D, P), 2 * ones()
     assert torch.equal(layer(x, seed=SEED), sinpe.add(x, dropout=P, seed=SEED))
     torch.manual_seed(2)
@@ -281,12 +281,12 @@ def test_the_layer_follows_its_dropout(backend: str) -> None:
     layer.dropout.p = 0.0
     assert torch.equal(layer(x), sinpe.add(x))
     layer = Layer(D, P).eval()
-    layer.dropout.train()  # Monte Carlo dropout switches these alone
+    layer.dropout.train()  # Monte Carlo dropout sets only these to train
     assert torch.equal(layer(x, seed=SEED), sinpe.add(x, dropout=P, seed=SEED))
     layer.train()
     layer.dropout.eval()
     assert torch.equal(layer(x), sinpe.add(x))
-    layer.dropout = torch.nn.Identity()  # or take it out
+    layer.dropout = torch.nn.Identity()  # dropout removed
     assert torch.equal(layer(x), sinpe.add(x))
     layer.dropout = torch.nn.AlphaDropout(0.5)
     assert layer(x).shape == x.shape and not torch.equal(layer(x), sinpe.add(x))
@@ -300,11 +300,11 @@ def test_the_layer_follows_its_dropout(backend: str) -> None:
 
 
 @pytest.mark.parametrize("angle", ["float32_exp", "float32_pow"])
-def test_other_angles_drop_the_same_elements(angle: str, backend: str) -> None:
+def test_mask_does_not_depend_on_angle(angle: str, backend: str) -> None:
     encoding = sinpe.Encoding(D, angle=angle)
     x = 2 * ones().requires_grad_()
     y = sinpe.add(x, encoding, dropout=P, seed=SEED)
-    keep, scale = mask_of(seed=SEED), torch.tensor(65536 / (65536 - DROP))
+    keep, scale = mask_of(seed=SEED), torch.tensor(65536 / (65536 - THRESHOLD))
     assert torch.equal(y, torch.where(keep, sinpe.add(x, encoding) * scale, 0.0))
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.where(keep, scale, 0.0))
 
@@ -312,7 +312,7 @@ def test_other_angles_drop_the_same_elements(angle: str, backend: str) -> None:
 @pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_torch_func(backend: str) -> None:
-    """A seed names one mask for each sample; drawn seeds obey vmap's own rule."""
+    """With a seed, the mask is the same for each sample; random seeds follow vmap's randomness rule."""
     x = randn(4, B, S, D)
     want = torch.stack([sinpe.add(t, dropout=P, seed=SEED) for t in x])
     assert torch.equal(torch.func.vmap(lambda t: sinpe.add(t, dropout=P, seed=SEED))(x), want)

@@ -1,4 +1,4 @@
-"""`embed`: the lookup, ids that are no rows, what is refused, and padding."""
+"""`embed`: lookup, ids out of range, bad arguments, padding."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.feature("embed")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
-def test_is_add_of_the_looked_up_rows(form: str, dtype: torch.dtype, backend: str) -> None:
+def test_embed_is_add_of_looked_up_rows(form: str, dtype: torch.dtype, backend: str) -> None:
     weight, ids, given = table(dtype), tokens(), dict(FORMS[form])
     encoding = given.pop("encoding", T2T)
     got = sinpe.embed(ids, weight, encoding, **given)
@@ -56,7 +56,7 @@ def test_is_add_of_the_looked_up_rows(form: str, dtype: torch.dtype, backend: st
 
 @pytest.mark.feature("embed")
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
-def test_ids_of_any_form(dtype: torch.dtype, backend: str) -> None:
+def test_ids_of_any_dtype_and_layout(dtype: torch.dtype, backend: str) -> None:
     weight = table()
     for ids in (
         tokens(S),
@@ -70,7 +70,7 @@ def test_ids_of_any_form(dtype: torch.dtype, backend: str) -> None:
         assert torch.equal(sinpe.embed(ids.to(dtype), weight, T2T), want)
     for shape in ((0,), (0, S), (B, 0)):
         assert sinpe.embed(tokens(*shape), weight).shape == (*shape, D)
-    zeros = torch._efficientzerotensor((2, S), dtype=dtype)  # without memory: torch's own lookup ends the process
+    zeros = torch._efficientzerotensor((2, S), dtype=dtype)  # a tensor without storage: torch's own lookup crashes
     assert torch.equal(sinpe.embed(zeros, table()), sinpe.add(table()[:1].expand(2, S, D)))
     for weight in (table(dim=D).t().contiguous().t(), table(rows=2 * V)[::2], table(dim=2 * D)[:, :D]):
         ids = tokens()
@@ -86,7 +86,8 @@ def test_sequence_first(backend: str) -> None:
         assert torch.equal(sinpe.embed(ids.t(), weight, T2T, seq_dim=0, **given), want.transpose(0, 1))
     rows = functional.embedding(ids.t(), weight)
     got = sinpe.embed(ids.t(), weight, T2T, seq_dim=0, dropout=P, seed=SEED)
-    assert torch.equal(got, sinpe.add(rows, T2T, seq_dim=0, dropout=P, seed=SEED))  # of the result's own elements
+    # the mask is indexed by the result's elements
+    assert torch.equal(got, sinpe.add(rows, T2T, seq_dim=0, dropout=P, seed=SEED))
     grad = torch.randn(S, B, D)
     (mine,) = torch.autograd.grad(got, weight, grad)
     (theirs,) = torch.autograd.grad(torch.where(got != 0, rows / (1 - round(P * 65536) / 65536), 0.0), weight, grad)
@@ -99,7 +100,7 @@ def test_sequence_first(backend: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_short_cut_of_inference_gives_the_same_bits(dtype: torch.dtype, backend: str) -> None:
+def test_inference_fast_path_is_bitwise_equal(dtype: torch.dtype, backend: str) -> None:
     layer = Layer(V, D, 3, dropout=P, encoding="fairseq", scale=1.7, max_len=50, dtype=dtype)
     for ids in (tokens(), tokens(S), tokens()[:, :1], tokens(S, B).t(), tokens(0, S), tokens(2, B, S).int()):
         for start in (0, 9, 44):
@@ -142,9 +143,9 @@ BAD_IDS = {"beyond": (V, V), "negative": (-1, -1), "far": (2**40, 2**40), "lowes
 
 @pytest.mark.parametrize("value, told", BAD_IDS.values(), ids=BAD_IDS)
 @pytest.mark.parametrize("grad", [False, True])
-def test_an_id_that_is_no_row(value: int, told: int, grad: bool, backend: str, request: pytest.FixtureRequest) -> None:
+def test_id_out_of_range(value: int, told: int, grad: bool, backend: str, request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--require-backend") == "emulated":
-        pytest.skip("CUDA kernels do not look at ids: such a row is NaN (docs/cuda.md)")
+        pytest.skip("CUDA kernels do not check ids: such a row is NaN (docs/cuda.md)")
     ids, layer = tokens(), Layer(V, D, dropout=0.0)
     ids[1, 2] = value
     weight = table().requires_grad_(grad)
@@ -156,7 +157,7 @@ def test_an_id_that_is_no_row(value: int, told: int, grad: bool, backend: str, r
         layer(ids)
 
 
-REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "ids float": (lambda: sinpe.embed(torch.ones(S), table()), TypeError, "ids: expected an integer tensor, got torch"),
     "ids bool": (lambda: sinpe.embed(torch.ones(S, dtype=torch.bool), table()), TypeError, "ids: expected an integer"),
     "ids list": (lambda: sinpe.embed([1, 2], table()), TypeError, "ids: expected a torch.Tensor, got list"),
@@ -180,7 +181,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError, r"encode_padding: expected ids of shape \(sequence,\) or \(batch, sequence\)",
     ),
     "layer dtype": (lambda: Layer(V, D, dtype=torch.int64), TypeError, "dtype: expected torch.float32"),
-    "bare without idx": (lambda: sinpe.embed(tokens(), table(), encode_padding=False), ValueError, "encode_padding"),
+    "no padding_idx": (lambda: sinpe.embed(tokens(), table(), encode_padding=False), ValueError, "encode_padding"),
     "layer bare": (lambda: Layer(V, D, encode_padding=False), ValueError, "encode_padding: expected a padding_idx"),
     "layer encoding": (lambda: Layer(V, D, encoding=sinpe.Encoding(4)), ValueError, "encoding: expected dim 10"),
     "layer padding_idx": (lambda: Layer(V, D, V), ValueError, "padding_idx: expected -13 to 12"),
@@ -189,15 +190,15 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_refusals(case: Any, backend: str) -> None:
+@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
+def test_bad_arguments(case: Any, backend: str) -> None:
     call, error, message = case
     with pytest.raises(error, match=message):
         call()
 
 
 def test_padding(backend: str) -> None:
-    """The row as it is stored; its encoding may be left out."""
+    """The padding row is the stored row; encode_padding=False omits its encoding."""
     weight, ids = table(), torch.tensor([[3, 5, 0, 0], [0, 1, 2, 0]])
     want = sinpe.add(functional.embedding(ids, weight))
     assert torch.equal(sinpe.embed(ids, weight, padding_idx=0), want)

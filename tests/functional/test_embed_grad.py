@@ -1,4 +1,4 @@
-"""Gradients of `embed`: dense and sparse, of every order, the same bits each time, for empty and for narrow inputs."""
+"""Gradients of `embed`: dense and sparse, first and second order, deterministic, for empty and narrow inputs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def tokens(*shape: int) -> Tensor:
 @pytest.mark.parametrize("padding_idx", [None, 0, -1, 4])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_gradient_of_weight(dtype: torch.dtype, sparse: bool, padding_idx: int | None, backend: str) -> None:
-    """nn.Embedding's gradient of the masked and scaled rows; dense ones summed in acc and rounded once."""
+def test_gradient_of_weight(dtype: torch.dtype, sparse: bool, padding_idx: int | None, backend: str) -> None:
+    """nn.Embedding's gradient of the masked and scaled rows; dense gradients are summed in acc and rounded once."""
     ids, weight = tokens(), table(dtype).requires_grad_()
     grad = torch.randn(B, S, D, generator=torch.Generator().manual_seed(9)).to(dtype)
     given: dict[str, Any] = {"scale": 3.0, "dropout": P, "seed": SEED}
@@ -52,7 +52,7 @@ def test_the_gradient_of_weight(dtype: torch.dtype, sparse: bool, padding_idx: i
     if sparse:
         values = got._values()
         assert values.shape[0] == sum(t != (None if padding_idx is None else padding_idx % V) for t in ids.flatten())
-        # A row is the sum of a few tokens, each rounded on its own here.
+        # Each row is the sum of a few tokens, rounded separately here.
         rounding = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}[dtype]
         assert torch.allclose(got.to_dense().to(acc), want.to(acc), rtol=0, atol=rounding)
     else:
@@ -69,16 +69,16 @@ GRADS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.bad_input(19, "compiled", "eager", "embedding")
 @pytest.mark.parametrize("grad", GRADS)
 @pytest.mark.parametrize("sparse", [False, True])
-def test_any_incoming_gradient(grad: str, sparse: bool, backend: str) -> None:
+def test_grad_output_of_any_layout(grad: str, sparse: bool, backend: str) -> None:
     weight, ids = table(torch.float64).requires_grad_(), tokens()
     out = sinpe.embed(ids, weight, T2T, dropout=0.5, seed=SEED, sparse=sparse)
     (got,) = torch.autograd.grad(GRADS[grad](out), weight)
     (want,) = torch.autograd.grad(GRADS[grad](torch.where(out != 0, 2.0 * weight[ids], 0.0)), weight)
-    assert torch.equal(got.to_dense(), want)  # whole numbers
+    assert torch.equal(got.to_dense(), want)  # integer values: exact
 
 
-def test_the_gradient_behind_a_class_token(backend: str) -> None:
-    """A part of a longer sequence, which is as long as the batch is large: no size can be taken for another."""
+def test_gradient_of_a_slice_as_long_as_the_batch(backend: str) -> None:
+    """A slice of a longer sequence, with length equal to the batch size: dimensions cannot be confused."""
     weight, ids = table(torch.float64).requires_grad_(), tokens(S + 1, S)
     factors = torch.arange((S + 1) * (S + 1) * D).reshape(S + 1, S + 1, D)
 
@@ -86,11 +86,11 @@ def test_the_gradient_behind_a_class_token(backend: str) -> None:
         whole = torch.cat([torch.zeros(S + 1, 1, D), out], 1)
         return torch.autograd.grad((whole * factors).sum(), weight)[0]
 
-    assert torch.equal(gradient(sinpe.embed(ids, weight, T2T)), gradient(weight[ids]))  # whole numbers
+    assert torch.equal(gradient(sinpe.embed(ids, weight, T2T)), gradient(weight[ids]))  # integer values: exact
 
 
-def test_gradients_have_the_same_bits_each_time(backend: str) -> None:
-    """Whatever the number of threads: one hot token, tokens that never occur, more channels than one block."""
+def test_gradients_are_deterministic(backend: str) -> None:
+    """For any number of threads: one frequent token, tokens that do not occur, more channels than one block."""
     weight = table(rows=500, dim=300).requires_grad_()
     ids = torch.where(torch.rand(16, 64) < 0.5, 7, torch.randint(0, 400, (16, 64)))
     grad, before = torch.randn(16, 64, 300), torch.get_num_threads()
@@ -108,8 +108,8 @@ def test_gradients_have_the_same_bits_each_time(backend: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_frequent_token(dtype: torch.dtype, backend: str) -> None:
-    """Sums of tokens are trees, whatever other tokens stand between them; up to 64 that is one after the other."""
+def test_gradient_of_a_frequent_token(dtype: torch.dtype, backend: str) -> None:
+    """The tokens of a row are summed as a tree, independent of other tokens; sequentially up to 64."""
     counts = torch.tensor([4162, 64, 65, 3, 0, 128])
     ids = torch.arange(6).repeat_interleave(counts)
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))].reshape(3, -1)
@@ -137,7 +137,7 @@ IDS = torch.tensor([[1, 0, 3, 1], [2, 2, 0, 1]])
 REAL = torch.tensor([0.0, 0.75, -2.5, 3.0], dtype=torch.float64)
 DROPPED = {"dropout": 0.4, "seed": 5}
 PAD = torch.tensor([[False, True, False, False], [True, False, False, True]])
-# No id equals padding_idx here: a gradient that is left out is no derivative.
+# No id equals padding_idx here: the omitted gradient is not the derivative.
 CHECKED: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] = {
     "weight": (lambda w: sinpe.embed(IDS, w, scale=1.7), (lambda: double(4, 5),)),
     "weight dropped": (lambda w: sinpe.embed(IDS, w, scale=1.7, padding_idx=4, **DROPPED), (lambda: double(5, 5),)),
@@ -174,7 +174,7 @@ def test_sparse_gradients_pass_gradcheck(backend: str) -> None:
     weight = double(4, 5)
     (dense,) = torch.autograd.grad(sinpe.embed(IDS, weight, **DROPPED).sin().sum(), weight)
     (sparse,) = torch.autograd.grad(sinpe.embed(IDS, weight, sparse=True, **DROPPED).sin().sum(), weight)
-    assert torch.allclose(sparse.to_dense(), dense, rtol=1e-14, atol=1e-14)  # scaled before the sum or after it
+    assert torch.allclose(sparse.to_dense(), dense, rtol=1e-14, atol=1e-14)  # scaled before or after the sum
     theirs = nn.Embedding(4, 5, padding_idx=2, sparse=True, dtype=torch.float64)
     theirs(IDS).sum().backward()
     mine = Layer(4, 5, padding_idx=2, sparse=True, dropout=0.0, dtype=torch.float64)
@@ -185,8 +185,8 @@ def test_sparse_gradients_pass_gradcheck(backend: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_many_tokens_of_a_narrow_row(dtype: torch.dtype, backend: str) -> None:
-    """Summed in float32 however the gradient is asked for: 16 bits alone would stop at 256 or 2048."""
+def test_narrow_rows_accumulate_in_float32(dtype: torch.dtype, backend: str) -> None:
+    """Whichever way the gradient is requested: a 16-bit sum would stop at 256 or 2048."""
     count = 5000
     ids, weight = torch.zeros(1, count, dtype=torch.long), torch.zeros(3, 8, dtype=dtype)
     want = torch.tensor(float(count)).to(dtype)
@@ -229,7 +229,7 @@ def test_empty_inputs_have_gradients(backend: str) -> None:
     assert sinpe.embed(torch.zeros(2, 0, dtype=torch.long), torch.ones(0, 4)).shape == (2, 0, 4)
 
 
-def test_nothing_is_kept_but_the_ids(backend: str) -> None:
+def test_autograd_saves_only_the_ids(backend: str) -> None:
     saved: list[Tensor] = []
     weight, ids = table(rows=50).requires_grad_(), tokens(40, S)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):

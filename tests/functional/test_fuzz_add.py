@@ -1,4 +1,4 @@
-"""`add` in every form over drawn arguments: by its rule, on both backends, forward and backward, whole and in parts."""
+"""Property-based tests of `add`: all forms, both backends, forward and backward, whole and in parts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import (
     acc_of,
-    beside,
+    broadcast_to_rows,
     check_sum,
-    drop_by_the_rule,
-    gradient_by_the_rule,
+    expected_dropout,
+    expected_gradient,
+    expected_total,
     kept_gradient,
     same,
     slopes,
     steepness,
-    total_by_the_rule,
 )
 from strategies import DTYPES, encodings, views
 from strategies_calls import FACTORS, alphas, dropouts, gradients, rows
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
     shape: tuple[int, ...]
     seq_dim: int
     channel_dim: int
-    order: list[int]  # to canonical form
+    order: list[int]  # permutation to canonical form
     batch: int
     length: int
 
@@ -65,7 +65,7 @@ def shapes(draw: st.DrawFn, dim: int, least: int = 0) -> Shape:
 @fuzz(900)
 @given(encodings(24), st.data(), st.sampled_from(DTYPES), st.sampled_from(FORMS))
 def test_add(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, form: str) -> None:
-    """Every form of `add`, on each backend, by the rule; and nothing but the result is written to."""
+    """Each form of `add`, on each backend, equals the formula and writes nothing but the result."""
     draw = data.draw
     shape = draw(shapes(encoding.dim))
     scale, alpha = draw(st.sampled_from(FACTORS)), draw(alphas())
@@ -74,8 +74,8 @@ def test_add(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, form: 
 
     def want(x: Tensor) -> Tensor:
         pe = sinpe.encode(row.at, encoding, dtype=acc_of(dtype))
-        total = total_by_the_rule(x.permute(shape.order), pe, scale, alpha, row.mask)
-        return drop_by_the_rule(shape.back(total), dtype, dropout.rate, dropout.seed)
+        total = expected_total(x.permute(shape.order), pe, scale, alpha, row.mask)
+        return expected_dropout(shape.back(total), dtype, dropout.rate, dropout.seed)
 
     check_form(draw, form, shape.shape, dtype, encoding, lambda: arguments | dropout.arguments(), want)
 
@@ -83,7 +83,7 @@ def test_add(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, form: 
 @fuzz(450)
 @given(encodings(16), st.data(), st.sampled_from(DTYPES), st.sampled_from(("add", "add_")))
 def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, form: str) -> None:
-    """The gradients of x, alpha and positions against their formulas, and of x by the bits of its rule."""
+    """Gradients of alpha and positions equal their formulas; that of x is bitwise equal."""
     draw = data.draw
     shape = draw(shapes(encoding.dim, least=1))
     x, grad = draw(views(shape.shape, dtype, expanded=False))[1], draw(gradients(shape.shape, dtype))
@@ -120,17 +120,17 @@ def check_gradients(
     real: bool,
 ) -> None:
     to_x, *others = found
-    assert same(to_x, gradient_by_the_rule(grad, scale, dropout.rate, dropout.seed))
+    assert same(to_x, expected_gradient(grad, scale, dropout.rate, dropout.seed))
     wide = kept_gradient(grad, dropout.rate, dropout.seed).permute(shape.order)
     if row.mask is not None:
-        wide = torch.where(beside(row.mask.unsqueeze(-1), wide), 0.0, wide)
+        wide = torch.where(broadcast_to_rows(row.mask.unsqueeze(-1), wide), 0.0, wide)
     acc = acc_of(grad.dtype)
     if learned:
         pe = sinpe.encode(row.at, encoding, dtype=acc).double()
         to_alpha, *others = others
         assert to_alpha.shape == alpha.shape
         if not pe.isnan().any():
-            check_sum(to_alpha, wide * beside(pe, wide))
+            check_sum(to_alpha, wide * broadcast_to_rows(pe, wide))
     if real:
         (to_positions,) = others
         assert to_positions.shape == row.arguments["positions"].shape
@@ -140,13 +140,13 @@ def check_gradients(
 def check_position_gradient(
     got: Tensor, wide: Tensor, encoding: Encoding, at: Tensor, alpha: float, acc: torch.dtype
 ) -> None:
-    """Of the first and the last row of each sample: alpha * sum(G * PE')."""
+    """Checks the first and last row of each sample: alpha * sum(G * PE')."""
     each = wide if wide.dim() == 2 else wide.flatten(1, -3).sum(1) if wide.dim() > 3 else wide
     sizes = wide.abs() if wide.dim() == 2 else wide.abs().flatten(1, -3).sum(1) if wide.dim() > 3 else wide.abs()
     each, sizes = (t.unsqueeze(0) if t.dim() == 2 else t for t in (each, sizes))
     if at.shape[0] == 1:
         each, sizes = each.sum(0, keepdim=True), sizes.sum(0, keepdim=True)
-    relative = 2.0**-23 if acc == torch.float32 else 2.0**-50  # of each row of PE', in acc, and of its slope
+    relative = 2.0**-23 if acc == torch.float32 else 2.0**-50  # of each row of PE' in acc, and of its angular frequency
     steepest = abs(alpha) * steepness(encoding)
     for sample in range(at.shape[0]):
         for s in {0, at.shape[1] - 1}:
@@ -160,8 +160,8 @@ def check_position_gradient(
 
 @fuzz(250)
 @given(encodings(24), st.data(), st.sampled_from(DTYPES))
-def test_parts(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:
-    """Rows computed in two calls, or sample by sample, are the rows of one."""
+def test_rows_of_parts_equal_rows_of_whole(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:
+    """Rows computed in two calls, or sample by sample, equal those of one call."""
     draw = data.draw
     batch, length, start = draw(st.integers(1, 4)), draw(st.integers(1, 60)), draw(st.integers(-(2**40), 2**40))
     x = draw(views((batch, length, encoding.dim), dtype, expanded=True))[1]

@@ -1,4 +1,4 @@
-"""`embed` over drawn arguments: by the rule of `add` of the looked-up rows, forward and backward, on both backends."""
+"""Property-based tests of `embed`: equals `add` of the looked-up rows, forward and backward, on both backends."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import (
     acc_of,
-    beside,
+    broadcast_to_rows,
     check_sum,
-    drop_by_the_rule,
-    drop_of,
-    gradient_by_the_rule,
+    expected_dropout,
+    expected_gradient,
+    expected_mask,
+    expected_total,
     kept_gradient,
-    mask_by_the_rule,
     same,
-    total_by_the_rule,
+    threshold_of,
     tree_sum,
 )
 from strategies import DTYPES, encodings, spread, sprinkle, views
@@ -37,7 +37,7 @@ IDS = (torch.int64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uin
 class Tokens(NamedTuple):
     ids: Tensor
     seq_dim: int
-    order: list[int]  # of the result, to canonical form
+    order: list[int]  # permutation of the result to canonical form
     batch: int
     length: int
 
@@ -70,7 +70,7 @@ def tokens(draw: st.DrawFn, vocabulary: int, least: int = 0) -> Tokens:
 
 class Padding(NamedTuple):
     arguments: dict[str, Any]
-    row: int | None  # of weight without gradient
+    row: int | None  # row of weight that gets no gradient
 
 
 @st.composite
@@ -85,7 +85,7 @@ def paddings(draw: st.DrawFn, vocabulary: int, rank: int) -> Padding:
 
 
 def mask_of(of: Tokens, padding: Padding, mask: Tensor | None) -> Tensor | None:
-    """The rows without encoding, (1 or B, S)."""
+    """Rows without encoding, (1 or B, S)."""
     if padding.arguments.get("encode_padding", True):
         return mask
     bare = (of.ids.permute(of.order[:-1]) == padding.row).reshape(of.batch, of.length)
@@ -125,11 +125,11 @@ def test_embed(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> N
             pe = sinpe.encode(row.at, encoding, dtype=acc_of(dtype))
             looked_up = weight[of.ids.long()].permute(of.order)
             mask = mask_of(of, padding, row.mask)
-            total = of.back(total_by_the_rule(looked_up, pe, case[4], alpha, mask))
+            total = of.back(expected_total(looked_up, pe, case[4], alpha, mask))
             got = forward(case, weight, encoding, alpha)
-            assert same(got, drop_by_the_rule(total, dtype, dropout.rate, dropout.seed)), backend
+            assert same(got, expected_dropout(total, dtype, dropout.rate, dropout.seed)), backend
             results[backend] = got.clone()
-    assert same(memory, before), "weight was written to"
+    assert same(memory, before), "weight was modified"
     if dtype != torch.float64:
         assert same(results["compiled"], results["eager"])
 
@@ -137,7 +137,7 @@ def test_embed(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> N
 @fuzz(350)
 @given(encodings(16), st.data(), st.sampled_from(DTYPES))
 def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:
-    """Dense gradients of weight by the bits of their rule, sparse ones row by row, alpha's by its formula."""
+    """Dense gradients of weight are bitwise equal to the formula, sparse ones row by row; alpha's within bounds."""
     draw, vocabulary = data.draw, data.draw(st.sampled_from((1, 2, 7, 100)))
     weight = draw(views((vocabulary, encoding.dim), dtype, expanded=False))[1]
     of = draw(tokens(vocabulary, least=1))
@@ -156,10 +156,10 @@ def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -
             check_weight(to_weight, grad, case)
             wide = kept_gradient(grad, dropout.rate, dropout.seed).permute(of.order)
             mask = mask_of(of, padding, row.mask)
-            wide = wide if mask is None else torch.where(beside(mask.unsqueeze(-1), wide), 0.0, wide)
+            wide = wide if mask is None else torch.where(broadcast_to_rows(mask.unsqueeze(-1), wide), 0.0, wide)
             pe = sinpe.encode(row.at, encoding, dtype=acc_of(dtype)).double()
             if not pe.isnan().any():
-                check_sum(to_alpha, wide * beside(pe, wide))
+                check_sum(to_alpha, wide * broadcast_to_rows(pe, wide))
     if not case[5]:
         assert same(results["compiled"], results["eager"])
 
@@ -168,17 +168,17 @@ def check_weight(got: Tensor, grad: Tensor, case: Any) -> None:
     of, _, dropout, padding, scale, sparse = case
     flat = of.ids.permute(of.order[:-1]).flatten().tolist()
     if sparse:
-        each = gradient_by_the_rule(grad, scale, dropout.rate, dropout.seed).permute(of.order)
+        each = expected_gradient(grad, scale, dropout.rate, dropout.seed).permute(of.order)
         each = each.reshape(-1, grad.shape[-1])
         counted = [k for k, token in enumerate(flat) if token != padding.row]
         assert got._indices().tolist() == [[flat[k] for k in counted]]
         assert same(got._values(), each[counted])
         return
-    # The tree sum of the tokens in acc, times one factor, rounded once; a row without a token is +0.
-    drop, acc = drop_of(dropout.rate), acc_of(grad.dtype)
+    # Tree sum of the tokens in acc, times one factor, rounded once; a row without a token is +0.
+    drop, acc = threshold_of(dropout.rate), acc_of(grad.dtype)
     want = torch.zeros(got.shape, dtype=acc)
     if drop < 65536:
-        keep = mask_by_the_rule(grad.shape, dropout.rate, dropout.seed)
+        keep = expected_mask(grad.shape, dropout.rate, dropout.seed)
         each = torch.where(keep, grad.to(acc), 0.0).permute(of.order).reshape(-1, grad.shape[-1])
         factor = torch.tensor(scale * (65536 / (65536 - drop)), dtype=torch.float64).to(acc)
         for row in {token for token in flat if token != padding.row}:

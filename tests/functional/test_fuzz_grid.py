@@ -1,4 +1,4 @@
-"""Grids over drawn axes, arrangements and forms of x, against the rows of each axis, put together by definition."""
+"""Property-based tests of grids: axes, arrangements and forms of x, against the concatenated rows of each axis."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from oracles import (
     acc_of,
-    beside,
+    broadcast_to_rows,
     check_sum,
     close_float64,
-    drop_by_the_rule,
-    gradient_by_the_rule,
+    expected_dropout,
+    expected_gradient,
+    expected_total,
     kept_gradient,
     same,
     slopes,
     steepness,
-    total_by_the_rule,
 )
 from strategies import DTYPES, encodings, fractional_positions, views
 from strategies_calls import FACTORS, alphas, dropouts, gradients, masks
@@ -39,12 +39,12 @@ ALPHA = 0.75  # the same number in every dtype
 
 @st.composite
 def grids(draw: st.DrawFn) -> GridEncoding:
-    """Named grids, and any encodings in any arrangement, cut or with zeros behind."""
+    """Named grids, and any encodings in any arrangement, truncated or padded with zeros."""
     if draw(st.integers(0, 3)) == 0:
         name, dim = draw(st.sampled_from(sorted(GRIDS))), draw(st.sampled_from((4, 8, 12, 16, 24, 48, 7, 22)))
         try:
             return sinpe.convention(name, dim)
-        except ValueError:  # a dim that the library refuses
+        except ValueError:  # a dim that the library does not support
             reject()
     arrangement = draw(st.sampled_from(("blocks", "blocks", "grouped", "interleaved")))
     axes = [draw(encodings(9))]
@@ -60,16 +60,16 @@ def grids(draw: st.DrawFn) -> GridEncoding:
         elif arrangement == "interleaved":
             axes = [axis.replace(dim=axes[0].dim, frequencies=None) for axis in axes]
         total = sum(axis.dim for axis in axes)
-        few, many = draw(st.integers(1, 3)), draw(st.integers(1, total))  # channels that are cut
+        few, many = draw(st.integers(1, 3)), draw(st.integers(1, total))  # channels that are truncated
         dim = draw(st.sampled_from((None, None, max(1, total - few), max(1, total - few), 1 + total - many, total + 3)))
         order = draw(st.sampled_from((None, tuple(draw(st.permutations(range(len(axes))))))))
         return GridEncoding(axes, arrangement=arrangement, order=order, dim=dim)
-    except (ValueError, OverflowError):  # an axis without meaning
+    except (ValueError, OverflowError):  # an invalid axis
         reject()
 
 
-def together(grid: GridEncoding, rows: list[Tensor]) -> Tensor:
-    """The channels of a grid from the whole rows of each axis, (*places, axis.dim) each."""
+def combine_axes(grid: GridEncoding, rows: list[Tensor]) -> Tensor:
+    """The channels of a grid from the rows of each axis, (*places, axis.dim) each."""
     ordered = [rows[axis] for axis in (grid.order or range(grid.ndim))]
     if grid.arrangement == "interleaved":
         made = torch.stack(ordered, -1).flatten(-2)
@@ -82,8 +82,8 @@ def together(grid: GridEncoding, rows: list[Tensor]) -> Tensor:
 
 
 def truth(grid: GridEncoding, places: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of coordinates (*places, axes)."""
-    return together(grid, [sinpe.encode(places[..., k], axis, dtype=dtype) for k, axis in enumerate(grid.axes)])
+    """For coordinates (*places, axes)."""
+    return combine_axes(grid, [sinpe.encode(places[..., k], axis, dtype=dtype) for k, axis in enumerate(grid.axes)])
 
 
 def implicit(grid: GridEncoding, lengths: tuple[int, ...], starts: list[int]) -> Tensor:
@@ -93,7 +93,7 @@ def implicit(grid: GridEncoding, lengths: tuple[int, ...], starts: list[int]) ->
 
 @st.composite
 def coordinates(draw: st.DrawFn, shape: tuple[int, ...]) -> Tensor:
-    """Of places, (*shape)."""
+    """For places (*shape)."""
     count = math.prod(shape)
     if draw(st.booleans()):
         values = draw(st.lists(st.integers(-(2**40), 2**40), min_size=min(count, 5), max_size=5)) or [0]
@@ -130,7 +130,7 @@ def test_table_and_encode(grid: GridEncoding, data: st.DataObject, dtype: torch.
             assert sinpe.table(lengths, grid, start=starts, out=out, extra_tokens=extra, flatten=flat) is out
             assert same(out, want)
             out.fill_(0)
-            assert same(memory, before), "an element outside of the result was written to"
+            assert same(memory, before), "an element outside the result was modified"
             rows = sinpe.encode(places, grid, dtype=dtype)
             assert same(rows, truth(grid, places, dtype))
             results[backend] = got, rows
@@ -144,7 +144,7 @@ def test_table_and_encode(grid: GridEncoding, data: st.DataObject, dtype: torch.
 
 
 class Form(NamedTuple):
-    """Where x has the places: `order` brings x to (*batches, *lengths or S, C)."""
+    """Dimensions of x: `order` permutes x to (*batches, *lengths or S, C)."""
 
     shape: tuple[int, ...]
     arguments: dict[str, Any]
@@ -160,8 +160,8 @@ class Form(NamedTuple):
         t = t.narrow(-2, self.extra, t.shape[-2] - self.extra) if self.flat else t
         return t.reshape(*self.batches, math.prod(self.lengths), t.shape[-1])
 
-    def back(self, canonical: Tensor, front: Tensor) -> Tensor:
-        """x's form again; `front` are the extra tokens, (*batches, extra, C)."""
+    def restore(self, canonical: Tensor, front: Tensor) -> Tensor:
+        """Inverse of canonical; `front` are the extra tokens, (*batches, extra, C)."""
         t = torch.cat([front, canonical], -2) if self.flat else canonical
         t = t.reshape([self.shape[d] for d in self.order])
         return t.permute([self.order.index(d) for d in range(len(self.order))])
@@ -197,7 +197,7 @@ def forms(draw: st.DrawFn, grid: GridEncoding, least: int = 0) -> Form:
     if not flat:
         if not b or draw(st.booleans()):
             arguments["grid_shape"] = lengths
-            assume(channel_dim == rank - 2 or shape[rank - 2] != places)  # else x may have the places in its sequence
+            assume(channel_dim == rank - 2 or shape[rank - 2] != places)  # else it could be a flattened grid
     return Form(tuple(shape), arguments, order, flat, extra, lengths, batches)
 
 
@@ -209,7 +209,7 @@ class Places(NamedTuple):
 
 @st.composite
 def where(draw: st.DrawFn, grid: GridEncoding, form: Form) -> Places:
-    """start of every kind or positions, and a mask or none, in every shape that they may have."""
+    """start of each kind or positions, with or without a mask, in each supported shape."""
     n, places = grid.ndim, math.prod(form.lengths)
     batch = form.batches[0] if form.batches else 1
     allowed = [((places,), False), (form.lengths, False)] if form.flat else [(form.lengths, False)]
@@ -247,7 +247,7 @@ def where(draw: st.DrawFn, grid: GridEncoding, form: Form) -> Places:
 @fuzz(400)
 @given(grids(), st.data(), st.sampled_from(DTYPES), st.sampled_from(FORMS))
 def test_add(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: str) -> None:
-    """Every form of `add`, on each backend, by the rule; and nothing but the result is written to."""
+    """Each form of `add`, on each backend, equals the formula and writes nothing but the result."""
     draw = data.draw
     form = draw(forms(grid))
     at, dropout = draw(where(grid, form)), draw(dropouts())
@@ -255,9 +255,9 @@ def test_add(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: 
     arguments = dict(form.arguments, scale=scale, alpha=alpha, **at.arguments)
 
     def want(x: Tensor) -> Tensor:
-        total = total_by_the_rule(form.canonical(x), truth(grid, at.at, acc), scale, alpha, at.mask)
+        total = expected_total(form.canonical(x), truth(grid, at.at, acc), scale, alpha, at.mask)
         front = torch.as_tensor(scale, dtype=acc) * x.permute(form.order).to(acc)[..., : form.extra, :]
-        return drop_by_the_rule(form.back(total, front), dtype, dropout.rate, dropout.seed)
+        return expected_dropout(form.restore(total, front), dtype, dropout.rate, dropout.seed)
 
     check_form(draw, call, form.shape, dtype, grid, lambda: arguments | dropout.arguments(), want)
 
@@ -265,7 +265,7 @@ def test_add(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: 
 @fuzz(200)
 @given(grids(), st.data(), st.sampled_from(DTYPES), st.sampled_from(("add", "add_")))
 def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: str) -> None:
-    """The gradient of x by the bits of its rule, those of alpha and of coordinates by their formulas."""
+    """The gradient of x is bitwise equal; those of alpha and coordinates equal their formulas."""
     draw = data.draw
     form = draw(forms(grid, least=1))
     at, dropout, scale = draw(where(grid, form)), draw(dropouts()), draw(st.sampled_from(FACTORS[:8]))
@@ -284,29 +284,29 @@ def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, c
                 inputs.append(arguments["positions"])
             made = sinpe.add(mine, grid, **arguments) if call == "add" else sinpe.add_(mine * 1, grid, **arguments)
             to_x, to_alpha, *to_positions = torch.autograd.grad(made, inputs, grad)
-            assert same(to_x, gradient_by_the_rule(grad, scale, dropout.rate, dropout.seed))
+            assert same(to_x, expected_gradient(grad, scale, dropout.rate, dropout.seed))
             found[backend] = to_x
             wide = form.canonical(kept_gradient(grad, dropout.rate, dropout.seed))
-            wide = wide if at.mask is None else torch.where(beside(at.mask.unsqueeze(-1), wide), 0.0, wide)
+            wide = wide if at.mask is None else torch.where(broadcast_to_rows(at.mask.unsqueeze(-1), wide), 0.0, wide)
             pe = truth(grid, at.at, acc).double()
             if not pe.isnan().any():
-                check_sum(to_alpha, wide * beside(pe, wide))
+                check_sum(to_alpha, wide * broadcast_to_rows(pe, wide))
             if moves:
                 check_coordinates(to_positions[0].reshape(at.at.shape), wide, grid, at.at, acc)
     assert same(found["compiled"], found["eager"])
 
 
 def check_coordinates(got: Tensor, wide: Tensor, grid: GridEncoding, at: Tensor, acc: torch.dtype) -> None:
-    """Of the first and the last place: ALPHA * sum(G * PE') for each axis."""
+    """Checks the first and last place: ALPHA * sum(G * PE') for each axis."""
     wide = wide.reshape(-1, *wide.shape[-2:]) if at.shape[0] == 1 else wide.reshape(len(at), -1, *wide.shape[-2:])
-    wide = wide.unsqueeze(0) if at.shape[0] == 1 else wide  # (1 or B, anything, S, C)
+    wide = wide.unsqueeze(0) if at.shape[0] == 1 else wide  # (1 or B, any, S, C)
     relative = 2.0**-22 if acc == torch.float32 else 2.0**-49
     for sample, s in {(0, 0), (len(at) - 1, at.shape[1] - 1)}:
         for k, axis in enumerate(grid.axes):
             steep, slope = ([torch.zeros(a.dim, dtype=torch.float64) for a in grid.axes] for _ in range(2))
             steep[k], slope[k] = steepness(axis), slopes(axis, [at[sample, s, k].item()])[0]
-            terms = wide[sample, :, s] * together(grid, slope) * ALPHA
-            size = float((wide[sample, :, s].abs() * together(grid, steep)).sum())
+            terms = wide[sample, :, s] * combine_axes(grid, slope) * ALPHA
+            size = float((wide[sample, :, s].abs() * combine_axes(grid, steep)).sum())
             want, one = float(terms.sum()), float(got[sample, s, k])
             if size < 1e30:
                 rounding = 2.0**-23 if got.dtype == torch.float32 else 2.0**-52

@@ -1,4 +1,4 @@
-"""Rows by name, by timestep, into memory of any layout, of many channels and threads; and mpmath as the judge."""
+"""Property-based tests of rows: by name, by timestep, into views, large sizes; compared with mpmath."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sinpe_ext.encodings.catalogue import CATALOGUE
 
 pytestmark = pytest.mark.usefixtures("need_kernels")
 BACKENDS = ("compiled", "eager")
-# test_accuracy.py has the reasons: the float32 value rounded once more, and double-double arithmetic.
+# Reasons in test_accuracy.py: the float32 value rounded once more, and double-double arithmetic.
 ULP = {torch.float32: 0.5001, torch.float64: 1.0, torch.bfloat16: 0.501, torch.float16: 0.501}
 
 
@@ -35,8 +35,8 @@ def threads() -> Iterator[None]:
 
 
 @st.composite
-def named(draw: st.DrawFn, max_dim: int = 70) -> Encoding:
-    """A convention at any dim, with the fields that its users change."""
+def named_encodings(draw: st.DrawFn, max_dim: int = 70) -> Encoding:
+    """A convention with any dim and changed fields."""
     fields: dict[str, Any] = {}
     if draw(st.booleans()):
         fields["base"] = draw(st.sampled_from((10000.0, 100.0, 1e6, 500000, 2.0)))
@@ -45,15 +45,15 @@ def named(draw: st.DrawFn, max_dim: int = 70) -> Encoding:
     if draw(st.integers(0, 3)) == 0:
         fields["position_scale"] = draw(st.sampled_from((1000, 0.25, 2 * math.pi)))
     name = draw(st.sampled_from(sorted(CATALOGUE)))
-    fields = {} if name in ("nerf", "tcnn") else fields  # of powers of two, which have no base
+    fields = {} if name in ("nerf", "tcnn") else fields  # powers of two: no base
     try:
         return sinpe.convention(name, draw(st.integers(1, 40 if name in ("nerf", "tcnn") else max_dim)), **fields)
-    except ValueError:  # one sine has no ladder with shift=1
+    except ValueError:  # shift=1 needs more than one frequency
         reject()
 
 
-def judged(rows: Tensor, encoding: Encoding, at: list[Any]) -> None:
-    """About 40 entries against mpmath."""
+def check_against_mpmath(rows: Tensor, encoding: Encoding, at: list[Any]) -> None:
+    """Compares about 40 entries with mpmath."""
     if not rows.numel() or not all(math.isfinite(p) for p in at):
         return
     each = max(1, min(encoding.dim, 40 // len(at)))
@@ -62,29 +62,29 @@ def judged(rows: Tensor, encoding: Encoding, at: list[Any]) -> None:
 
 
 @fuzz(250)
-@given(named(), st.integers(0, 40), whole_positions(), st.sampled_from(DTYPES))
+@given(named_encodings(), st.integers(0, 40), whole_positions(), st.sampled_from(DTYPES))
 def test_named_table(encoding: Encoding, length: int, start: int, dtype: torch.dtype) -> None:
-    start = max(-(2**30), min(start, 2**30))  # ULP are promised for positions below 2**31
+    start = max(-(2**30), min(start, 2**30))  # the ULP bound holds for positions below 2**31
     made = [on(backend, lambda: sinpe.table(length, encoding, start=start, dtype=dtype)) for backend in BACKENDS]
     assert close_float64(*made) if dtype == torch.float64 else same(*made)
     first = encoding.start + start
     for rows in made:
-        judged(rows, encoding, list(range(first, first + length)))
+        check_against_mpmath(rows, encoding, list(range(first, first + length)))
 
 
 @pytest.mark.parametrize("odd", ["round", "truncate", "pad"])
 @pytest.mark.parametrize("layout", ["interleaved", "sin_cos", "cos_sin"])
 def test_frequencies_of_each_channel(layout: str, odd: str, backend: str) -> None:
-    """Given outright, in the order sin 0, cos 0, sin 1, ...: a channel that is cut, which may be a sin, has none."""
+    """Explicit list, in the order sin 0, cos 0, sin 1, ...: a truncated channel, possibly a sine, has none."""
     frequencies = tuple(0.1 * k for k in range(1, 6 - (odd == "pad")))
     encoding = Encoding(5, layout=layout, odd=odd, cos_frequency="own", frequencies=frequencies)
-    judged(sinpe.table(20, encoding), encoding, list(range(20)))
+    check_against_mpmath(sinpe.table(20, encoding), encoding, list(range(20)))
 
 
 @fuzz(250)
-@given(named(), st.data(), st.sampled_from(DTYPES))
+@given(named_encodings(), st.data(), st.sampled_from(DTYPES))
 def test_timesteps(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:
-    """The layer of diffusion models: rows of fractions, gradients, conversion of the layer."""
+    """The layer of diffusion models: fractional positions, gradients, conversion of the layer."""
     draw = data.draw
     shape = tuple(draw(st.lists(st.integers(1, 4), max_size=2)))
     t = draw(positions(shape))
@@ -124,9 +124,9 @@ def test_gradient_of_encode(encoding: Encoding, data: st.DataObject, dtype: torc
 
 
 @fuzz(200)
-@given(st.one_of(encodings(40), named()), st.data(), st.integers(0, 70), st.sampled_from(DTYPES))
-def test_table_into_memory(encoding: Encoding, data: st.DataObject, length: int, dtype: torch.dtype) -> None:
-    """Each element of a view is written and nothing beside it."""
+@given(st.one_of(encodings(40), named_encodings()), st.data(), st.integers(0, 70), st.sampled_from(DTYPES))
+def test_table_out(encoding: Encoding, data: st.DataObject, length: int, dtype: torch.dtype) -> None:
+    """Each element of the view is written, and none outside it."""
     start = data.draw(st.integers(-(2**45), 2**45))
     memory, out = data.draw(views((length, encoding.dim), dtype, expanded=False))
     before = memory.clone()
@@ -137,13 +137,13 @@ def test_table_into_memory(encoding: Encoding, data: st.DataObject, length: int,
             assert sinpe.table(length, encoding, start=start, out=out) is out
             assert same(out.clone(), sinpe.table(length, encoding, start=start, dtype=dtype))
             out.fill_(0)
-            assert same(memory, before), "an element outside of the result was written to"
+            assert same(memory, before), "an element outside the result was modified"
 
 
 @fuzz(150)
-@given(named(), st.data(), st.sampled_from(("float32_exp", "float32_pow")), st.sampled_from(DTYPES))
+@given(named_encodings(), st.data(), st.sampled_from(("float32_exp", "float32_pow")), st.sampled_from(DTYPES))
 def test_float32_angles(encoding: Encoding, data: st.DataObject, angle: str, dtype: torch.dtype) -> None:
-    """One code for all backends: equal bits, rows of a table as those of its positions, near the exact ones at 0."""
+    """All backends give equal bits; a table equals its positions' rows; near 0 they are close to the exact ones."""
     assume(encoding.frequencies is None)
     try:
         rounded = encoding.replace(angle=angle)
@@ -164,7 +164,7 @@ def test_float32_angles(encoding: Encoding, data: st.DataObject, angle: str, dty
 @fuzz(60)
 @given(encodings(40), st.data(), st.sampled_from(DTYPES), st.sampled_from((1, 2, 3)))
 def test_large(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, threads: int) -> None:
-    """More than one tile, block and chunk of a thread: table, encode, add with dropout and its backward pass."""
+    """More than one tile, block and chunk per thread: table, encode, add with dropout and its backward pass."""
     draw = data.draw
     dim = draw(st.sampled_from((1, 2, 7, 64, 129, 400)))
     shape = (draw(st.integers(1, 3)), draw(st.integers(65, 70000 // dim)), dim)

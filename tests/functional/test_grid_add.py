@@ -1,4 +1,4 @@
-"""`table`, `encode` and `add` of grids against every place by itself, in every form that x can have."""
+"""`table`, `encode` and `add` of grids against each place computed separately, for each form of x."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def expected(x: Tensor, pe: Tensor, scale: float = 2.0, alpha: float = 0.5) -> T
     return (x.to(acc) * scale + pe.to(acc) * alpha).to(x.dtype)
 
 
-def poisoned_like(x: Tensor) -> Tensor:
+def nan_like(x: Tensor) -> Tensor:
     return torch.full_like(x, float("nan"))
 
 
@@ -41,11 +41,11 @@ def test_table(backend: str, name: str) -> None:
         assert torch.equal(sinpe.table(lengths, grid, dtype=dtype, flatten=True), pe.flatten(0, -2))
         with_tokens = sinpe.table(lengths, grid, dtype=dtype, extra_tokens=2)
         assert torch.equal(with_tokens, torch.cat([torch.zeros(2, grid.dim, dtype=dtype), pe.flatten(0, -2)]))
-        out = poisoned_like(pe)
+        out = nan_like(pe)
         assert sinpe.table(list(lengths), grid, out=out) is out and torch.equal(out, pe)
-        strided = poisoned_like(torch.stack([pe, pe], -1))[..., 1]
+        strided = nan_like(torch.stack([pe, pe], -1))[..., 1]
         assert torch.equal(sinpe.table(lengths, grid, out=strided), pe)
-        flat = poisoned_like(with_tokens)
+        flat = nan_like(with_tokens)
         assert torch.equal(sinpe.table(lengths, grid, out=flat, extra_tokens=2), with_tokens)
     starts = (5, -3, 2**40, 7)[: grid.ndim]
     assert torch.equal(sinpe.table(lengths, grid, start=starts), truth(grid, lengths, starts))
@@ -89,7 +89,7 @@ def test_numpy(name: str) -> None:
 
 
 def forms(x: Tensor, grid: GridEncoding) -> dict[str, tuple[Tensor, dict[str, Any], Any]]:
-    """x of shape (B, *lengths, C) in other forms: (tensor, arguments, what brings it back)."""
+    """x of shape (B, *lengths, C) in other forms: (tensor, arguments, inverse)."""
     lengths, n = tuple(x.shape[1:-1]), grid.ndim
     back = lambda t: t.unflatten(1, lengths)  # noqa: E731
     tokens = torch.cat([torch.ones(B, 3, grid.dim, dtype=x.dtype), x.flatten(1, n)], 1)
@@ -135,19 +135,19 @@ def test_add(backend: str, name: str, form: str) -> None:
         want = expected(x, truth(grid, lengths, dtype=accumulation(dtype)))
         got = sinpe.add(given, grid, **arguments, **FORMULA)
         assert got.shape == given.shape and got.dtype == dtype and torch.equal(back(got), want)
-        out = poisoned_like(given)
+        out = nan_like(given)
         assert sinpe.add(given, grid, **arguments, **FORMULA, out=out) is out and torch.equal(out, got)
-        strided = poisoned_like(torch.stack([given, given], -1))[..., 0]
+        strided = nan_like(torch.stack([given, given], -1))[..., 0]
         assert torch.equal(sinpe.add(given, grid, **arguments, **FORMULA, out=strided), got)
         own = given.clone()
         assert sinpe.add_(own, grid, **arguments, **FORMULA) is own and torch.equal(own, got)
         if "extra_tokens" in arguments:
             assert torch.equal(got[:, :3], given[:, :3] * 2)
-        # One seed, one mask: by the element's index in the tensor that was given.
+        # The mask depends on the seed and on the element's index in the given tensor.
         dropped = sinpe.add(given, grid, **arguments, **FORMULA, dropout=0.3, seed=5)
         ones = torch.ones(given.shape, dtype=dtype)
         kept = sinpe.add(ones, Encoding(given.shape[-1], amplitude=0), dropout=0.3, seed=5) != 0
-        seen = got != 0  # a sum may round to 0 in 16 bits, and not to 0 once it is scaled
+        seen = got != 0  # in 16 bits, a sum may round to 0 but not its scaled value
         assert torch.equal(dropped[seen] != 0, kept[seen]) and not dropped[~kept].any()
         scale = 65536 / (65536 - round(0.3 * 65536))
         acc = accumulation(dtype)
@@ -157,8 +157,8 @@ def test_add(backend: str, name: str, form: str) -> None:
 
 @pytest.mark.feature("grids")
 @pytest.mark.parametrize("name", ["mae2d", "timm2d", "t2t2d zeros", "cogvideo3d", "nerf", "one axis"])
-def test_places_of_their_own(backend: str, name: str) -> None:
-    """Explicit positions and starts of each sample give what the same coordinates give implicitly."""
+def test_positions_and_starts_equal_implicit_coordinates(backend: str, name: str) -> None:
+    """Explicit positions and starts of each sample equal the same implicit coordinates."""
     grid = EXAMPLES[name]
     lengths = lengths_of(grid)
     places, n = positions_of(grid, lengths), grid.ndim
@@ -206,7 +206,7 @@ def test_padding(backend: str, name: str, channel_dim: int) -> None:
 
 
 def test_extra_tokens_of_a_sequence(backend: str) -> None:
-    """A class token in front of an ordinary sequence: positions count from the token behind it."""
+    """With a class token before a sequence, positions count from the token after it."""
     encoding = sinpe.convention("fairseq", 10)
     x = torch.randn(B, 2 + 5, 10)
     rows = sinpe.table(5, encoding)
@@ -247,8 +247,7 @@ def test_float32_angles(backend: str, angle: str) -> None:
     assert torch.equal(sinpe.add(x.movedim(-1, 1).contiguous(), grid, channel_dim=1).movedim(1, -1), x + pe)
 
 
-def test_backends_and_threads_agree() -> None:
-    """One result, whatever makes it."""
+def test_result_does_not_depend_on_backend_or_threads() -> None:
     grid = sinpe.convention("cogvideo3d", 96)
     x = torch.randn(3, 5, 17, 19, 96)
     options = {"dropout": 0.2, "seed": 3, "alpha": 0.7}

@@ -1,4 +1,4 @@
-"""Grids where their forms meet: what a review found, each with its case."""
+"""Combinations of grid options: odd dims, zero channels, start overflow, extra tokens, vmap, masks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRID = sinpe.convention("mae2d", 8)
 
 @pytest.mark.parametrize("layout", ["sin_cos", "cos_sin"])
 @pytest.mark.parametrize("dim", range(1, 9))
-def test_cut_halves_side_by_side(backend: str, layout: str, dim: int) -> None:
+def test_odd_dim_of_side_by_side_halves(backend: str, layout: str, dim: int) -> None:
     axes = (Encoding(4, layout=layout), Encoding(4, layout=layout, base=50))
     grid = GridEncoding(axes, arrangement="interleaved", dim=dim)
     rows = [sinpe.table(3, axis) for axis in axes]
@@ -36,8 +36,8 @@ def test_cut_halves_side_by_side(backend: str, layout: str, dim: int) -> None:
         ("grouped", "round", 6),
     ],
 )
-def test_cut_halves_with_frequencies_of_each_channel(arrangement: str, odd: str, dim: int, backend: str) -> None:
-    """Where an odd dim has lost a sin, the list of frequencies, sin 0, cos 0, sin 1, ..., has none for it."""
+def test_odd_dim_with_frequencies_of_each_channel(arrangement: str, odd: str, dim: int, backend: str) -> None:
+    """With an odd dim that drops a sine, the list of frequencies (sin 0, cos 0, sin 1, ...) has no entry for it."""
     given = tuple(0.1 * k for k in range(1, dim + 1 - (odd == "pad")))
     axis = Encoding(dim, layout="cos_sin", odd=odd, cos_frequency="own", frequencies=given)
     rows = sinpe.table(6, axis)
@@ -48,7 +48,7 @@ def test_cut_halves_with_frequencies_of_each_channel(arrangement: str, odd: str,
 @pytest.mark.parametrize("arrangement", ["blocks", "interleaved"])
 @pytest.mark.parametrize("channel_dim", [-1, 1])
 def test_zero_channels_have_the_sign_of_alpha(backend: str, channel_dim: int, arrangement: str) -> None:
-    """alpha * 0 is added as in any other channel, and so by every way: in one pass, with gradients, by positions."""
+    """alpha * 0 is added as in other channels, on each path: one pass, with gradients, with positions."""
     grid = GridEncoding((Encoding(4), Encoding(4)), arrangement=arrangement, dim=11)
     for alpha in (-1.0, 1.0):
         for zero in (0.0, -0.0):
@@ -62,14 +62,14 @@ def test_zero_channels_have_the_sign_of_alpha(backend: str, channel_dim: int, ar
                 assert bool((zeros == 0).all()) and bool((zeros.signbit() == (alpha < 0 and str(zero) == "-0.0")).all())
 
 
-def test_the_sequence_of_one_axis(backend: str) -> None:
+def test_one_axis_equals_sequence(backend: str) -> None:
     x = torch.randn(5, 3, 8)
     one = GridEncoding((Encoding(8),))
     for seq_dim in (0, 1, -2):
         assert torch.equal(sinpe.add(x, one, seq_dim=seq_dim), sinpe.add(x, Encoding(8), seq_dim=seq_dim))
 
 
-def test_dimensions_that_mean_nothing_are_refused(backend: str) -> None:
+def test_unsupported_seq_dim_is_rejected(backend: str) -> None:
     x = torch.zeros(2, 3, 4, 8)
     with pytest.raises(ValueError, match="seq_dim: expected -2, its default"):
         sinpe.add(x, GRID, seq_dim=0)
@@ -86,13 +86,13 @@ def test_dimensions_that_mean_nothing_are_refused(backend: str) -> None:
 @pytest.mark.parametrize(
     "start", [torch.full((1, 2), 2**63 - 2), torch.tensor(2**63 - 2), torch.full((2, 2), 2**63 - 1)]
 )
-def test_starts_beyond_int64(backend: str, start: torch.Tensor) -> None:
+def test_start_overflow_is_rejected(backend: str, start: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="start: expected every position"):
         sinpe.add(torch.zeros(2, 4, 4, 8), "hf2d", start=start)
 
 
-def test_extra_tokens_make_no_table() -> None:
-    """A long sequence behind a class token takes no more memory than its result."""
+def test_extra_tokens_allocate_no_table() -> None:
+    """A long sequence with a class token needs no memory beyond its result."""
     import resource
 
     if sinpe.backend_info().device("cpu").backend != "compiled":
@@ -121,7 +121,7 @@ COMPILED: list[tuple[dict[str, Any], type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("arguments", "error"), COMPILED)
-def test_a_graph_refuses_the_same(arguments: dict[str, Any], error: type[Exception]) -> None:
+def test_compiled_call_raises_the_same_errors(arguments: dict[str, Any], error: type[Exception]) -> None:
     x = torch.zeros(2, 16, 8)
     for call in (sinpe.add, torch.compile(sinpe.add, backend="eager")):
         torch._dynamo.reset()
@@ -138,7 +138,7 @@ def test_channels_first_through_the_layer(backend: str) -> None:
     assert torch.equal(flat(x), sinpe.add(x.view(2, 8, 3, 4), GRID, channel_dim=1).flatten(2))
 
 
-def test_masks_of_a_flat_grid_in_either_shape(backend: str) -> None:
+def test_padding_mask_shapes_of_a_flat_grid(backend: str) -> None:
     for height, width in ((3, 4), (1, 8), (8, 1)):
         x = torch.randn(2, height * width, 8)
         mask = torch.rand(2, height, width) < 0.5
@@ -148,18 +148,18 @@ def test_masks_of_a_flat_grid_in_either_shape(backend: str) -> None:
         assert torch.equal(as_dimensions.flatten(1, 2), want)
 
 
-def test_coordinates_of_a_sequence_with_more_batches(backend: str) -> None:
+def test_coordinates_with_several_batch_dimensions(backend: str) -> None:
     x, places = torch.randn(2, 3, 5, 8), torch.rand(2, 5, 2)
     want = x + sinpe.encode(places, GRID)[:, None]
     assert torch.equal(sinpe.add(x, "mae2d", positions=places), want)
 
 
-def test_a_grids_own_fields_are_overridden_by_name() -> None:
+def test_convention_overrides_grid_fields() -> None:
     assert sinpe.convention("mae2d", 8, order=(0, 1)) == sinpe.convention("hf2d", 8)
     assert sinpe.convention("hf2d", 8, arrangement="grouped") == sinpe.convention("timm2d", 8)
 
 
-def test_channels_without_a_piece_are_plus_zero_on_every_path(backend: str) -> None:
+def test_padded_channels_are_plus_zero(backend: str) -> None:
     grid = sinpe.convention("t2t2d", 10)
     x = torch.full((1, 2, 3, 10), -0.0)
     for more in ({}, {"positions": sinpe.positions.grid((2, 3))}):
@@ -167,13 +167,13 @@ def test_channels_without_a_piece_are_plus_zero_on_every_path(backend: str) -> N
         assert torch.equal(got, truth(grid, (2, 3))[None]) and not torch.signbit(got[..., 8:]).any()
 
 
-def test_a_checkpoints_other_grid_is_named() -> None:
+def test_checkpoint_of_another_grid_is_identified() -> None:
     layer = sinpe.SinusoidalPositionalEncoding(16, encoding="hf2d", grid_shape=(3, 5))
     with pytest.warns(UserWarning, match=r'it is convention\("mae2d", 16\)'):
         layer.load_state_dict({"pe": sinpe.table((3, 5), sinpe.convention("mae2d", 16), flatten=True)[None]})
 
 
-def test_pictures_of_grids_say_what_to_pass() -> None:
+def test_plot_of_a_grid_says_what_to_pass() -> None:
     pytest.importorskip("matplotlib")
     for draw in (sinpe.plot.heatmap, sinpe.plot.curves):
         for table in (GRID, "mae2d"):

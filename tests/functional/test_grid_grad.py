@@ -1,4 +1,4 @@
-"""Derivatives of `add` and `encode` with a grid: numerically, and against the formula in torch operations."""
+"""Derivatives of `add` and `encode` with a grid: gradcheck, and the formula in torch operations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_second_order(backend: str, name: str) -> None:
     assert second(lambda p: sinpe.encode(p, grid, dtype=torch.float64), (places,), fast_mode=True)
 
 
-def test_in_place(backend: str) -> None:
+def test_gradients_in_place(backend: str) -> None:
     grid, _lengths, x, alpha, places = inputs("mae2d")
     options: Any = {"alpha": alpha, "dropout": 0.5, "seed": 1, "scale": 3.0}
     leaves = (x, alpha)
@@ -71,7 +71,7 @@ def test_in_place(backend: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_alpha_of_other_types(backend: str, dtype: torch.dtype) -> None:
+def test_alpha_gradient_of_other_dtypes(backend: str, dtype: torch.dtype) -> None:
     grid, lengths, x, *_ = inputs("mae2d")
     alpha = torch.tensor(0.5, requires_grad=True)
     x = x.detach().to(dtype)

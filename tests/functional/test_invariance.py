@@ -1,4 +1,4 @@
-"""Bits that nothing about a call may change: threads, splits, instruction sets, what the memory held before."""
+"""Results that do not depend on threads, splitting, instruction set, or previous memory contents, bit by bit."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CHECKED = {
 }
 
 
-def everything(encoding: Encoding, length: int = 1100) -> dict[str, torch.Tensor]:
-    """One result of each operation and dtype, long enough for threads and for several anchors."""
+def all_results(encoding: Encoding, length: int = 1100) -> dict[str, torch.Tensor]:
+    """One result per operation and dtype, long enough for several threads and anchors."""
     x = torch.randn(3, length, encoding.dim, generator=torch.Generator().manual_seed(2))
     far = torch.arange(length) * 7919 % 100_003 - 50_000
     mask = torch.arange(length) % 7 == 3
@@ -50,7 +50,7 @@ def differing(x: dict[str, torch.Tensor], y: dict[str, torch.Tensor]) -> list[st
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """Gives back the number of threads."""
+    """Restores the number of threads."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -59,20 +59,20 @@ def threads() -> Iterator[None]:
 @pytest.mark.bad_input(20, "compiled", "eager")
 @pytest.mark.feature("table")
 @pytest.mark.parametrize("name", CHECKED)
-def test_any_number_of_threads(backend: str, threads: None, name: str) -> None:
+def test_result_does_not_depend_on_thread_count(backend: str, threads: None, name: str) -> None:
     torch.set_num_threads(1)
-    one = everything(CHECKED[name])
+    one = all_results(CHECKED[name])
     for count in (2, 3):
         torch.set_num_threads(count)
-        assert differing(one, everything(CHECKED[name])) == []
+        assert differing(one, all_results(CHECKED[name])) == []
 
 
 @pytest.mark.bad_input(20, "compiled", "eager")
 @pytest.mark.feature("encode")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CHECKED)
-def test_any_split(backend: str, name: str, dtype: torch.dtype) -> None:
-    """A row alone, a table in parts, an offset moved, a batch in parts: the same rows."""
+def test_split_calls_equal_one_call(backend: str, name: str, dtype: torch.dtype) -> None:
+    """A single row, a table in parts, a changed start, a batch in parts: the same rows."""
     encoding, length, first = CHECKED[name], 400, -37
     whole = sinpe.table(length, encoding, start=first, dtype=dtype)
     for row in (0, 1, 36, 37, 38, 127, 128, 129, 255, 256, 399):
@@ -112,13 +112,13 @@ def compiled_digest() -> str:
     digest = hashlib.sha256()
     with sinpe.use_backend("compiled"):
         for encoding in CHECKED.values():
-            for result in everything(encoding, 300).values():
+            for result in all_results(encoding, 300).values():
                 digest.update(bits(result).tobytes())
     return digest.hexdigest()
 
 
 @pytest.mark.parametrize("isa", ["default", "v3", "v4"])
-def test_any_instruction_set(isa: str, request: pytest.FixtureRequest) -> None:
+def test_result_does_not_depend_on_instruction_set(isa: str, request: pytest.FixtureRequest) -> None:
     found = loader.resolve("cpu")
     if found.backend != "compiled" or request.config.getoption("--require-backend") == "eager":
         pytest.skip(f"no compiled backend: {found.reason}")
@@ -137,19 +137,10 @@ LENGTHS = (0, 1, 2, 3, 4, 11, 12, 13, 63, 65, 127, 128, 129, 260)
 WIDTHS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65)
 
 
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """torch.empty gives NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.bad_input(20, "compiled", "eager")
 @pytest.mark.parametrize("layout", ["interleaved", "sin_cos", "cos_sin"])
 @pytest.mark.parametrize("cos_frequency", ["shared", "own"])
-def test_every_element_is_written(backend: str, poisoned: None, layout: str, cos_frequency: str) -> None:
+def test_every_element_is_written(backend: str, nan_filled_empty: None, layout: str, cos_frequency: str) -> None:
     for dim, length in itertools.product(WIDTHS, LENGTHS):
         encoding = Encoding(dim, layout=layout, cos_frequency=cos_frequency, odd="pad" if dim % 4 == 1 else "truncate")
         dtype = DTYPES[(dim + length) % 4]
@@ -168,6 +159,6 @@ def test_every_element_is_written(backend: str, poisoned: None, layout: str, cos
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
-def test_no_positions(backend: str, poisoned: None, shape: tuple[int, ...]) -> None:
+def test_no_positions(backend: str, nan_filled_empty: None, shape: tuple[int, ...]) -> None:
     for dtype, wide in itertools.product((torch.int64, torch.float32, torch.float64), DTYPES):
         assert sinpe.encode(torch.zeros(shape, dtype=dtype), 6, dtype=wide).shape == (*shape, 6)

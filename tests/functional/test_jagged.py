@@ -1,16 +1,16 @@
-"""Jagged nested tensors: each sequence is what the same call of that sequence alone gives, and torch goes on with it.
+"""Jagged nested tensors: each sequence equals the same call with that sequence alone; torch can use the result.
 
-The prototype is torch's; what is shown here holds for the releases that docs/training.md names.
+Nested tensors are a prototype feature of torch; docs/training.md names the supported releases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from test_bad_input import HOUSE_FORM
+from test_bad_input import MESSAGE_FORM
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -30,11 +30,11 @@ pytestmark = [
 LENGTHS = (3, 0, 5, 1)
 B, ROWS, V, D, MAX = len(LENGTHS), sum(LENGTHS), 11, 8, 2**63 - 1
 T2T = sinpe.convention("t2t", D, start=4)
-PLACE = torch.cat([torch.arange(n) for n in LENGTHS])  # of a row in its sequence
+PLACE = torch.cat([torch.arange(n) for n in LENGTHS])  # position of each row in its sequence
 STARTS = torch.tensor([7, 100, -5, 2**40])
 WHOLE, REAL = torch.arange(ROWS) * 3 - 5, torch.arange(ROWS) / 3
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-# float32 sums of a few terms, in another order
+# float32 sums of a few terms in another order
 SUMMED = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -54,8 +54,8 @@ def weight(dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(V, D, generator=torch.Generator().manual_seed(3)).to(dtype)
 
 
-def one_by_one(call: Callable[..., Tensor], t: Tensor, **given: Any) -> Tensor:
-    """The values of a call for each sequence alone."""
+def call_per_sequence(call: Callable[..., Tensor], t: Tensor, **given: Any) -> Tensor:
+    """Concatenated results of a call for each sequence alone."""
     start, found = given.pop("start", 0), []
     for k, (part, place) in enumerate(zip(t.split(LENGTHS), PLACE.split(LENGTHS), strict=True)):
         own = dict(given)
@@ -68,7 +68,7 @@ def one_by_one(call: Callable[..., Tensor], t: Tensor, **given: Any) -> Tensor:
     return torch.cat(found)
 
 
-# Everything but dropout, whose mask is numbered over the whole.
+# All options except dropout, whose mask is indexed over all values.
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "start": {"start": 9, "scale": 3.0},
@@ -86,14 +86,14 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def with_jagged(given: dict[str, Any], like: Any) -> dict[str, Any]:
-    """Arguments of a call of a jagged tensor."""
+    """Converts positions to a jagged tensor with the offsets of `like`."""
     if "positions" not in given:
         return given
     return given | {"positions": torch.nested.nested_tensor_from_jagged(given["positions"], like.offsets())}
 
 
-def goes_on(result: Any, given: Any) -> None:
-    """That torch computes with a result and what it was made of."""
+def check_usable(result: Any, given: Any) -> None:
+    """Checks that torch computes with the result and that it shares the offsets of the input."""
     assert result.layout == torch.jagged and result.lengths() is None and result.shape[1] == given.shape[1]
     assert torch.equal((result + result).unbind()[2], 2 * result.values()[3:8])
     assert result.shape[0] == B and result.offsets() is given.offsets()
@@ -102,28 +102,28 @@ def goes_on(result: Any, given: Any) -> None:
 @pytest.mark.sampled("values")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
-def test_add_is_add_of_each_sequence(form: str, dtype: torch.dtype, backend: str) -> None:
+def test_add_equals_add_per_sequence(form: str, dtype: torch.dtype, backend: str) -> None:
     given = {"encoding": T2T} | FORMS[form]
     t = jagged(x(dtype))
     got: Any = sinpe.add(t, **with_jagged(given, t))
-    assert torch.equal(got.values(), one_by_one(sinpe.add, x(dtype), **given)) and got.dtype == dtype
-    goes_on(got, t)
+    assert torch.equal(got.values(), call_per_sequence(sinpe.add, x(dtype), **given)) and got.dtype == dtype
+    check_usable(got, t)
     assert torch.equal((got - t).values(), got.values() - x(dtype))
 
 
 @pytest.mark.sampled("values")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
-def test_embed_is_embed_of_each_sequence(form: str, dtype: torch.dtype, backend: str) -> None:
+def test_embed_equals_embed_per_sequence(form: str, dtype: torch.dtype, backend: str) -> None:
     given = {"encoding": T2T, "padding_idx": 3} | FORMS[form]
     ids = jagged(tokens())
     got: Any = sinpe.embed(ids, weight(dtype), **with_jagged(given, ids))
-    alone = one_by_one(lambda part, **own: sinpe.embed(part, weight(dtype), **own), tokens(), **given)
+    alone = call_per_sequence(lambda part, **own: sinpe.embed(part, weight(dtype), **own), tokens(), **given)
     assert torch.equal(got.values(), alone) and got.dtype == dtype
-    goes_on(got, ids)
+    check_usable(got, ids)
 
 
-def test_padding_tokens_may_stay_bare(backend: str) -> None:
+def test_embed_without_encode_padding(backend: str) -> None:
     ids = jagged(tokens())
     got: Any = sinpe.embed(ids, weight(), padding_idx=4, encode_padding=False)
     bare = tokens() == 4
@@ -137,11 +137,11 @@ def test_encode(positions: Tensor, backend: str) -> None:
     t = jagged(positions)
     got: Any = sinpe.encode(t, encoding)
     assert torch.equal(got.values(), sinpe.encode(positions, encoding))
-    goes_on(got, t)
+    check_usable(got, t)
 
 
 @pytest.mark.parametrize("p", [0.3, 1.0])
-def test_the_mask_counts_the_elements_of_values(p: float, backend: str) -> None:
+def test_dropout_mask_is_indexed_by_values(p: float, backend: str) -> None:
     t, ids, options = jagged(x()), jagged(tokens()), {"dropout": p, "seed": 77, "scale": 3.0}
     of_values = {"positions": PLACE + STARTS.repeat_interleave(torch.tensor(LENGTHS)) + T2T.start}
     got: Any = sinpe.add(t, T2T, start=STARTS, **options)
@@ -150,7 +150,7 @@ def test_the_mask_counts_the_elements_of_values(p: float, backend: str) -> None:
     assert torch.equal(got.values(), sinpe.embed(tokens(), weight(), T2T, **of_values, **options))
 
 
-def test_torchs_generator_draws_as_for_values(backend: str) -> None:
+def test_random_seed_equals_that_of_values(backend: str) -> None:
     torch.manual_seed(3)
     got: Any = sinpe.add(jagged(x()), dropout=0.5)
     torch.manual_seed(3)
@@ -176,13 +176,13 @@ MADE: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 
 
 def gaps() -> Any:
-    """Parts of sequences: with lengths, and rows between that are not theirs."""
+    """Slices of sequences: lengths, and unused rows between them."""
     first, count = torch.tensor([0, 1, 2]), torch.tensor([2, 3, 1])
     return torch.nested.narrow(torch.ones(3, 6, D), 1, first, count, layout=torch.jagged)
 
 
 @pytest.mark.parametrize("how", MADE)
-def test_jagged_tensors_of_any_making(how: str, backend: str) -> None:
+def test_jagged_tensors_of_any_construction(how: str, backend: str) -> None:
     make, lengths = MADE[how]
     t, place = make(), torch.cat([torch.empty(0, dtype=torch.int64), *map(torch.arange, lengths)])
     wanted = sinpe.add(t.values().detach(), positions=place)
@@ -192,7 +192,7 @@ def test_jagged_tensors_of_any_making(how: str, backend: str) -> None:
         assert (got + t).shape[1] == t.shape[1]
 
 
-def test_more_dimensions(backend: str) -> None:
+def test_dense_dimensions_after_the_ragged_one(backend: str) -> None:
     heads = torch.randn(ROWS, 2, D)
     t = jagged(heads)
     got: Any = sinpe.add(t, seq_dim=1, dropout=0.3, seed=2)
@@ -204,7 +204,7 @@ def test_more_dimensions(backend: str) -> None:
     assert torch.equal(got.values(), sinpe.embed(ids, weight(), seq_dim=0, positions=PLACE))
 
 
-def test_lengths_that_are_known_stay_known() -> None:
+def test_cached_sequence_lengths_are_preserved() -> None:
     t: Any = torch.nested.nested_tensor(list(x().split(LENGTHS)), layout=torch.jagged)
     got: Any = sinpe.add(t)
     assert (got._maybe_min_seqlen, got._maybe_max_seqlen) == (0, 5) == (t._maybe_min_seqlen, t._maybe_max_seqlen)
@@ -212,7 +212,7 @@ def test_lengths_that_are_known_stay_known() -> None:
     assert got._maybe_max_seqlen is None
 
 
-def test_positions_with_equal_offsets_of_their_own(backend: str) -> None:
+def test_positions_with_equal_offsets_in_another_tensor(backend: str) -> None:
     t = jagged(x())
     assert torch.equal(
         sinpe.add(t, positions=jagged(WHOLE)).values(),  # type: ignore[attr-defined]
@@ -231,14 +231,14 @@ WRITTEN: dict[str, Callable[[Any], tuple[Any, Any]]] = {
 
 @pytest.mark.parametrize("way", WRITTEN)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_written_to(mode: Callable[[], Any], way: str, backend: str) -> None:
+def test_in_place_and_out(mode: Callable[[], Any], way: str, backend: str) -> None:
     with mode():
         t = jagged(x())
         version = None if t.is_inference() else t._version
         got, where = WRITTEN[way](t)
         assert got is where and torch.equal(where.values(), sinpe.add(x(), positions=PLACE))
         if version is not None and where is t:
-            assert t._version > version  # autograd notices
+            assert t._version > version
 
 
 def gradients(call: Callable[..., Tensor], *leaves: Tensor) -> tuple[Tensor, ...]:
@@ -269,8 +269,8 @@ def test_gradients_of_embed(sparse: bool, backend: str) -> None:
     assert torch.equal(ours[0].to_dense(), theirs[0].to_dense()) and torch.equal(ours[1], theirs[1])
 
 
-def test_a_jagged_leaf_and_the_second_derivative(backend: str) -> None:
-    """What is twice differentiable in torch, where the leaf itself is jagged, is so through `add`."""
+def test_second_derivative_of_a_jagged_leaf(backend: str) -> None:
+    """Twice differentiable through `add` where torch's own operations are."""
     alpha = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
     ours: Any = torch.nested.nested_tensor(
         list(x(torch.float64).split(LENGTHS)), layout=torch.jagged, requires_grad=True
@@ -286,7 +286,7 @@ def test_a_jagged_leaf_and_the_second_derivative(backend: str) -> None:
         torch.testing.assert_close(our, their, rtol=1e-12, atol=1e-12)
 
 
-def test_the_second_derivative_of_embed(backend: str) -> None:
+def test_second_derivative_of_embed(backend: str) -> None:
     found = []
     for ids, options in ((jagged(tokens()), {}), (tokens(), {"positions": PLACE})):
         leaf = weight(torch.float64).requires_grad_()
@@ -340,10 +340,10 @@ def test_layers(name: str, training: bool, backend: str) -> None:
     positions = given["positions"] if "positions" in given else PLACE + each + layer.encoding.start
     torch.manual_seed(9)
     assert torch.equal(got.values(), layer(data(), positions=positions))
-    goes_on(got, t)
+    check_usable(got, t)
 
 
-def test_a_module_in_dropouts_place_and_timesteps(backend: str) -> None:
+def test_dropout_replaced_by_a_module_and_timesteps(backend: str) -> None:
     layer = SinusoidalPositionalEncoding(D)
     layer.dropout = torch.nn.Tanh()
     t = jagged(x())
@@ -353,7 +353,7 @@ def test_a_module_in_dropouts_place_and_timesteps(backend: str) -> None:
     assert torch.equal(got.values(), sinpe.TimestepEncoding(D)(REAL))
 
 
-def test_tensors_without_numbers() -> None:
+def test_meta_and_fake_tensors() -> None:
     meta = jagged(x()).to("meta")
     got: Any = sinpe.add(meta, start=3, dropout=0.1)
     assert got.device.type == "meta" and (got + meta).shape[0] == B
@@ -382,8 +382,8 @@ WITHOUT: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("who", WITHOUT)
-def test_where_torch_has_no_jagged_tensors_it_says_so(who: str) -> None:
-    """Or gives the numbers, where a later release has them."""
+def test_unsupported_torch_features_raise(who: str) -> None:
+    """Or gives the right values, if a later release supports it."""
     try:
         found = WITHOUT[who]()
     except Exception as error:
@@ -392,18 +392,11 @@ def test_where_torch_has_no_jagged_tensors_it_says_so(who: str) -> None:
         assert torch.equal(found.reshape(ROWS, D), Encoded()(x()))
 
 
-# Compiled.
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+# torch.compile
 
 
 def batch(k: int) -> tuple[int, ...]:
-    """The lengths of a batch, others for each k."""
+    """Sequence lengths of batch k, different for each k."""
     return 2 + k, 0, 3 * k + 1, 4
 
 
@@ -423,8 +416,8 @@ COMPILED: dict[str, Callable[..., Any]] = {
 }
 
 
-def compiled_as_eager(call: Callable[..., Any], to: str) -> int:
-    """Compares one graph, forward and backward, with eager mode for batches of other lengths; how many were made."""
+def check_compiled(call: Callable[..., Any], to: str) -> int:
+    """Compares compiled with eager mode, forward and backward, for several lengths; returns the number of graphs."""
     counter = CompileCounterWithBackend(to)
     compiled = torch.compile(call, fullgraph=True, backend=counter)
     for k in range(4):
@@ -442,18 +435,18 @@ def compiled_as_eager(call: Callable[..., Any], to: str) -> int:
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_one_graph_for_batches_of_any_lengths(name: str, fresh: None) -> None:
-    assert compiled_as_eager(COMPILED[name], "aot_eager") == 1
+def test_one_graph_for_all_batch_lengths(name: str, reset_dynamo: None) -> None:
+    assert check_compiled(COMPILED[name], "aot_eager") == 1
 
 
-@pytest.mark.thorough("test_one_graph_for_batches_of_any_lengths")
+@pytest.mark.thorough("test_one_graph_for_all_batch_lengths")
 @pytest.mark.parametrize("name", COMPILED)
-def test_one_graph_by_inductor(name: str, fresh: None) -> None:
-    assert compiled_as_eager(COMPILED[name], "inductor") == 1
+def test_one_inductor_graph_for_all_batch_lengths(name: str, reset_dynamo: None) -> None:
+    assert check_compiled(COMPILED[name], "inductor") == 1
 
 
 @pytest.mark.parametrize("name", ["options", "embedding's options"])
-def test_a_layer_in_a_graph(name: str, fresh: None) -> None:
+def test_layer_compiles_to_one_graph(name: str, reset_dynamo: None) -> None:
     make, data, _ = LAYERS[name]
     layer, counter = make(), CompileCounterWithBackend("aot_eager")
     layer.max_len = None
@@ -470,7 +463,7 @@ def test_a_layer_in_a_graph(name: str, fresh: None) -> None:
     assert counter.frame_count == 1
 
 
-def test_one_graph_more_where_the_extreme_lengths_are_known(fresh: None) -> None:
+def test_cached_extreme_lengths_compile_one_more_graph(reset_dynamo: None) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lambda t: sinpe.add(t, dropout=0.3, seed=5), fullgraph=True, backend=counter)
     for k in range(4):
@@ -481,14 +474,14 @@ def test_one_graph_more_where_the_extreme_lengths_are_known(fresh: None) -> None
     assert counter.frame_count <= 2
 
 
-# Lengths of batches, one after the other.
+# Lengths of successive batches.
 NUMBERS = [(3, 5), (2, 4, 6), (7,)]
 THOROUGH = pytest.mark.thorough("the same batches by offsets alone")
 
 
 @pytest.mark.parametrize("extremes", [False, pytest.param(True, marks=THOROUGH)])
 @pytest.mark.parametrize("batches", [NUMBERS, pytest.param([*NUMBERS[::-1], (4, 4), (6, 6)], marks=THOROUGH)])
-def test_other_numbers_of_sequences_compile_again_as_torchs_own_do(batches: list, extremes: bool, fresh: None) -> None:
+def test_recompilations_equal_those_of_torch_operations(batches: list, extremes: bool, reset_dynamo: None) -> None:
     counts = []
     for call in (sinpe.add, lambda t: t.sin() + t):
         torch._dynamo.reset()
@@ -504,7 +497,7 @@ def test_other_numbers_of_sequences_compile_again_as_torchs_own_do(batches: list
 
 
 @pytest.mark.parametrize("way", ["add_", "out"])
-def test_written_to_in_a_graph(way: str, fresh: None) -> None:
+def test_in_place_and_out_in_a_graph(way: str, reset_dynamo: None) -> None:
     compiled = torch.compile(
         {"add_": lambda t, out: sinpe.add_(t), "out": lambda t, out: sinpe.add(t, out=out)}[way],
         fullgraph=True,
@@ -517,9 +510,9 @@ def test_written_to_in_a_graph(way: str, fresh: None) -> None:
         assert torch.equal((t if way == "add_" else out).values(), wanted)
 
 
-# Refused.
+# Errors
 
-REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "gaps": (lambda: sinpe.add(gaps()), ValueError, r"x: expected .* got one with lengths.*; pass x.contiguous\(\)"),
     "ids with gaps": (
         lambda: sinpe.embed(
@@ -675,16 +668,15 @@ def shared() -> Tensor:
     return sinpe.add(jagged(whole[:-1]), out=jagged(whole[1:]))
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_refused(case: tuple[Callable[[], Any], type[Exception], str], backend: str) -> None:
+@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
+def test_bad_arguments(case: tuple[Callable[[], Any], type[Exception], str], backend: str) -> None:
     call, error, pattern = case
     with pytest.raises(error, match=pattern) as caught:
         call()
-    assert type(caught.value) is error and HOUSE_FORM.match(str(caught.value))
+    assert type(caught.value) is error and MESSAGE_FORM.match(str(caught.value))
 
 
-def test_looked_up_rows_are_those_of_torch(backend: str) -> None:
-    """`embed` is `add` of nn.functional.embedding, also where both are jagged."""
+def test_embed_equals_add_of_torch_embedding(backend: str) -> None:
     ids = jagged(tokens())
     ours: Any = sinpe.embed(ids, weight(), T2T, scale=3.0)
     theirs: Any = sinpe.add(functional.embedding(ids, weight()), T2T, scale=3.0)

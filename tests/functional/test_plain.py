@@ -1,4 +1,4 @@
-"""The short way of `add`, `add_` and `encode`, sinpe_ext/calls/plain.py: plain arguments, the same result."""
+"""The fast path of `add`, `add_` and `encode` (sinpe_ext/calls/plain.py) equals the general path."""
 
 from __future__ import annotations
 
@@ -87,38 +87,38 @@ OTHERS = [
 
 
 @pytest.fixture(autouse=True)
-def kernels() -> None:
+def need_cpu_kernels() -> None:
     if not loader.compiled("cpu"):
-        pytest.skip("the short way is the kernels' alone")
+        pytest.skip("the fast path needs the compiled kernels")
 
 
 def some(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def long_way(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> torch.Tensor:
+def add_general(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> torch.Tensor:
     with monkeypatch.context() as patched:
         patched.setattr(plain, "try_add", lambda *_: None)
         return sinpe.add(x, **arguments)
 
 
-def refused(*_: object) -> None:
-    raise AssertionError("the long way")
+def fail_general(*_: object) -> None:
+    raise AssertionError("general path taken")
 
 
 @pytest.mark.parametrize("by", ["address", "operator"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("arguments", PLAIN)
-def test_the_same_bits(arguments, dtype, by, monkeypatch) -> None:
+def test_fast_path_is_bitwise_equal(arguments, dtype, by, monkeypatch) -> None:
     x = some(dtype)
-    want = long_way(x, monkeypatch, **arguments)
-    scaled = long_way(x, monkeypatch, alpha=-0.25, **arguments)
-    monkeypatch.setattr(functional, "add_call", refused)
+    want = add_general(x, monkeypatch, **arguments)
+    scaled = add_general(x, monkeypatch, alpha=-0.25, **arguments)
+    monkeypatch.setattr(functional, "add_call", fail_general)
     if by == "operator":
         monkeypatch.setitem(loader.choices, "small calls", None)
     elif loader.small_calls(plain._set_up) is not None:
         for operator in (ADD, ADD_OUT):
-            monkeypatch.setattr(operator, "direct", refused)
+            monkeypatch.setattr(operator, "direct", fail_general)
     out, same = torch.full_like(x, float("nan")), x.clone()
     assert sinpe.add(x, out=out, **arguments) is out and sinpe.add_(same, **arguments) is same
     for got in (sinpe.add(x, **arguments), out, same):
@@ -129,19 +129,19 @@ def test_the_same_bits(arguments, dtype, by, monkeypatch) -> None:
 
 @pytest.mark.parametrize("by", ["address", "operator"])
 @pytest.mark.parametrize("arguments", OTHERS, ids=lambda arguments: "-".join(arguments))
-def test_other_arguments_take_the_long_way(arguments, by, monkeypatch) -> None:
-    monkeypatch.setattr(functional, "add_call", refused)
+def test_other_arguments_take_the_general_path(arguments, by, monkeypatch) -> None:
+    monkeypatch.setattr(functional, "add_call", fail_general)
     if by == "operator":
         monkeypatch.setitem(loader.choices, "small calls", None)
     for call in (sinpe.add, sinpe.add_, lambda x, **rest: sinpe.add(x, out=x, **rest)):
-        with pytest.raises(AssertionError, match="the long way"):
+        with pytest.raises(AssertionError, match="general path taken"):
             call(some(), **arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("arguments", ROWS)
-def test_rows_that_are_given(arguments, dtype, monkeypatch) -> None:
-    """Positions, starts and padding in tensors, which no operator of the short way takes."""
+def test_positions_starts_and_masks_in_tensors(arguments, dtype, monkeypatch) -> None:
+    """Tensors of positions, starts and padding, for which the fast path has no operator."""
     if loader.small_calls(plain._set_up) is None:
         pytest.skip("the install has no _core")
     x, flat, wide = (
@@ -151,9 +151,9 @@ def test_rows_that_are_given(arguments, dtype, monkeypatch) -> None:
     )
     of_samples = any(isinstance(t, torch.Tensor) and 2 in t.shape[:1] for t in arguments.values())
     for given in (x, wide) if of_samples else (x, wide, flat):
-        want = long_way(given, monkeypatch, alpha=0.5, **arguments)
+        want = add_general(given, monkeypatch, alpha=0.5, **arguments)
         with monkeypatch.context() as patched:
-            patched.setattr(functional, "add_call", refused)
+            patched.setattr(functional, "add_call", fail_general)
             out, same = torch.full_like(given, float("nan")), given.clone()
             assert sinpe.add(given, alpha=0.5, out=out, **arguments) is out
             assert sinpe.add_(same, alpha=0.5, **arguments) is same
@@ -169,7 +169,7 @@ def test_rows_that_are_given(arguments, dtype, monkeypatch) -> None:
         torch.arange(12).view(2, 1, 6),
         torch.tensor([0.5, float("nan"), -0.0]),
         torch.tensor([[1e9 + 0.25], [float("-inf")]], dtype=torch.float64),
-        torch.arange(4096),  # the most, of eight channels
+        torch.arange(4096),  # the maximum for eight channels
         torch.arange(6)[1:4],
     ],
     ids=lambda positions: f"{positions.dtype}-{tuple(positions.shape)}",
@@ -182,19 +182,19 @@ def test_encode_of_a_few_positions(positions, dtype, monkeypatch) -> None:
             patched.setattr(plain, "try_encode", lambda *_: None)
             want = sinpe.encode(positions, encoding, dtype=dtype)
         with monkeypatch.context() as patched:
-            patched.setattr(plain, "_encode_by_operator", refused)
+            patched.setattr(plain, "_encode_by_operator", fail_general)
             got = sinpe.encode(positions, encoding, dtype=dtype)
         assert got.dtype == dtype and got.shape == (*positions.shape, 8)
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
-def cut_positions() -> torch.Tensor:
+def positions_past_storage() -> torch.Tensor:
     positions = torch.arange(3)
     positions.untyped_storage().resize_(16)
     return positions
 
 
-def test_encode_of_other_positions() -> None:
+def test_encode_of_other_positions_takes_the_general_path() -> None:
     small = loader.small_calls(plain._set_up)
     if small is None:
         pytest.skip("the install has no _core")
@@ -212,7 +212,7 @@ def test_encode_of_other_positions() -> None:
         "15 dimensions": torch.zeros((1,) * 15),
         "sparse": torch.zeros(3).to_sparse(),
         "a parameter": torch.nn.Parameter(torch.ones(3), requires_grad=False),
-        "memory that was cut": cut_positions(),
+        "storage too small": positions_past_storage(),
         "a list": [1, 2],
         "an int": 3,
     }
@@ -220,7 +220,7 @@ def test_encode_of_other_positions() -> None:
     assert not taken
 
 
-def test_encode_to_another_dtype_or_of_another_encoding() -> None:
+def test_encode_to_another_dtype_or_encoding_takes_the_general_path() -> None:
     small, few = loader.small_calls(plain._set_up), torch.arange(3)
     if small is None:
         pytest.skip("the install has no _core")
@@ -233,7 +233,7 @@ def test_encode_to_another_dtype_or_of_another_encoding() -> None:
         small.small_encode(few, PE)
 
 
-def test_rows_in_memory_that_was_cut() -> None:
+def test_row_arguments_past_their_storage() -> None:
     if loader.small_calls(plain._set_up) is None:
         pytest.skip("the install has no _core")
     others = 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
@@ -250,7 +250,7 @@ def test_rows_in_memory_that_was_cut() -> None:
     assert plain.try_add((some(), PE, None, starts, *others[1:])) is None
 
 
-def test_rows_that_are_written_over_are_refused() -> None:
+def test_out_overlapping_row_arguments_is_rejected() -> None:
     x = torch.zeros(1, 1, 8, dtype=torch.float64)
     with pytest.raises(RuntimeError, match="positions"):
         sinpe.add_(x, PE, positions=x.view(-1)[:1])
@@ -258,7 +258,7 @@ def test_rows_that_are_written_over_are_refused() -> None:
         sinpe.add_(x, PE, start=x.view(torch.int64).view(-1)[:1])
 
 
-def test_a_limit_counts_positions_too() -> None:
+def test_size_limit_includes_positions() -> None:
     layer = sinpe.SinusoidalPositionalEncoding(8, dropout=0.0, max_len=4).eval()
     assert torch.equal(
         layer(some(), positions=torch.tensor([3, 1, 2])), sinpe.add(some(), positions=torch.tensor([3, 1, 2]))
@@ -268,29 +268,29 @@ def test_a_limit_counts_positions_too() -> None:
             layer(some(), **arguments)
 
 
-def gone() -> torch.Tensor:
+def without_storage() -> torch.Tensor:
     x = some()
     x.untyped_storage().resize_(0)
     return x
 
 
-def cut() -> torch.Tensor:
-    """A tensor whose memory ends before its elements do."""
+def past_storage() -> torch.Tensor:
+    """A tensor whose storage is too small for its elements."""
     x = some()
     x.untyped_storage().resize_(100)
     return x
 
 
-def cut_view() -> torch.Tensor:
-    """The same of a part that lies wholly beyond the end."""
+def view_past_storage() -> torch.Tensor:
+    """A view entirely past the end of its storage."""
     all_of_it = torch.zeros(4096)
     x = all_of_it[1024:1072].view(2, 3, 8)
     all_of_it.untyped_storage().resize_(4096)
     return x
 
 
-def not_plain() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
-    """x and out that the short way leaves alone."""
+def unsupported_tensors() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+    """x and out that the fast path does not take."""
     x, both = some(), torch.zeros(2 * 48)
     with torch.inference_mode():
         unwritable = torch.empty(2, 3, 8)
@@ -315,25 +315,25 @@ def not_plain() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
         "compressed": (x[0].to_sparse_csr(), None),
         "complex": (x.to(torch.complex64), None),
         "no elements": (x, x[:0]),
-        "memory that is gone": (gone(), None),
-        "memory that was cut": (cut(), None),
-        "memory to write to that was cut": (x, cut()),
-        "a part of memory that was cut": (cut_view(), None),
-        "a part to write to": (x, cut_view()),
-        "memory to write to that is gone": (x, gone()),
+        "no storage": (without_storage(), None),
+        "storage too small": (past_storage(), None),
+        "out with a storage too small": (x, past_storage()),
+        "view past the storage": (view_past_storage(), None),
+        "out, a view past the storage": (x, view_past_storage()),
+        "out without storage": (x, without_storage()),
         "nested": (torch.nested.nested_tensor([x[0], x[1]]), None),
     }
 
 
-@pytest.mark.parametrize("name", not_plain())
-def test_other_tensors_take_the_long_way(name: str) -> None:
-    x, out = not_plain()[name]
+@pytest.mark.parametrize("name", unsupported_tensors())
+def test_other_tensors_take_the_general_path(name: str) -> None:
+    x, out = unsupported_tensors()[name]
     others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
     assert plain.try_add((some(), PE, *others)) is not None
     assert plain.try_add((x, PE, *others), out) is None
 
 
-def test_whoever_looks_on_sees_it(monkeypatch) -> None:
+def test_dispatch_modes_see_the_operator(monkeypatch) -> None:
     seen = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -350,8 +350,8 @@ def test_whoever_looks_on_sees_it(monkeypatch) -> None:
     assert torch.func.vmap(lambda x: sinpe.add(x, PE))(some()).shape == (2, 3, 8)
 
 
-def everyone_who_looks() -> dict[str, Callable[[Callable[[], None]], object]]:
-    """Ways to have a call looked at; each gets the call."""
+def observers_of_calls() -> dict[str, Callable[[Callable[[], None]], object]]:
+    """Modes and transforms that observe operators; each is passed the call."""
 
     def within(manager: Any) -> Callable[[Callable[[], None]], None]:
         def look(call: Callable[[], None]) -> None:
@@ -360,77 +360,77 @@ def everyone_who_looks() -> dict[str, Callable[[Callable[[], None]], object]]:
 
         return look
 
-    def noticed(call: Callable[[], None]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def calling(call: Callable[[], None]) -> Callable[[torch.Tensor], torch.Tensor]:
         def f(t: torch.Tensor) -> torch.Tensor:
             call()
             return t
 
         return f
 
-    class Sees(torch.utils._python_dispatch.TorchDispatchMode):
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
     return {
-        "a dispatch mode": within(Sees()),
+        "a dispatch mode": within(Mode()),
         "a function mode": within(torch.overrides.TorchFunctionMode()),
-        "vmap": lambda call: torch.func.vmap(noticed(call))(torch.ones(2)),
-        "grad": lambda call: torch.func.grad(noticed(call))(torch.ones(())),
+        "vmap": lambda call: torch.func.vmap(calling(call))(torch.ones(2)),
+        "grad": lambda call: torch.func.grad(calling(call))(torch.ones(())),
         "forward mode": within(torch.autograd.forward_ad.dual_level()),
-        "jit.trace": lambda call: torch.jit.trace(noticed(call), torch.ones(2), check_trace=False),
-        "the compiler": lambda call: torch.compile(noticed(call), backend="eager")(torch.ones(2)),
+        "jit.trace": lambda call: torch.jit.trace(calling(call), torch.ones(2), check_trace=False),
+        "the compiler": lambda call: torch.compile(calling(call), backend="eager")(torch.ones(2)),
     }
 
 
-@pytest.mark.parametrize("name", everyone_who_looks())
-def test_each_who_looks_is_seen(name: str) -> None:
-    """By Python's question and by that of C, which has its own list of them."""
+@pytest.mark.parametrize("name", observers_of_calls())
+def test_every_observer_disables_the_fast_path(name: str) -> None:
+    """By the check in Python and by that in C, which has its own list."""
     others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
     given, small, seen = (some(), PE, *others), loader.small_calls(plain._set_up), []
 
     def call() -> None:
         seen.append((observers.is_intercepted(), plain.try_add(given) is None))
 
-    everyone_who_looks()[name](call)
+    observers_of_calls()[name](call)
     assert seen and all(one == (True, True) for one in seen)
     if small is not None:
         assert small.small_add(given, None) is not None
-        if name != "the compiler":  # which calls no C
-            everyone_who_looks()[name](lambda: seen.append((True, small.small_add(given, None) is None)))
+        if name != "the compiler":  # calls no C
+            observers_of_calls()[name](lambda: seen.append((True, small.small_add(given, None) is None)))
             few = torch.arange(3), PE, torch.float32
-            everyone_who_looks()[name](lambda: seen.append((True, small.small_encode(*few) is None)))
+            observers_of_calls()[name](lambda: seen.append((True, small.small_encode(*few) is None)))
             assert all(one == (True, True) for one in seen)
 
 
 def interrupted(call: Callable[[], object], times: int) -> list[type[BaseException]]:
-    """What each of so many signals during a loop of calls came to."""
+    """The exceptions raised by a number of signals during a loop of calls."""
 
     def handler(*_: object) -> None:
         nonlocal sent
         sent += 1
         raise KeyboardInterrupt
 
-    sent, came = 0, list[type[BaseException]]()
+    sent, outcomes = 0, list[type[BaseException]]()
     before = signal.signal(signal.SIGALRM, handler)
     try:
-        while len(came) < times:
+        while len(outcomes) < times:
             at = sent
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.002)
                 while sent == at:
                     call()
-                came.append(type(None))  # the handler ran, and nobody heard of it
+                outcomes.append(type(None))  # the handler ran, but no exception arrived
             except BaseException as error:
-                came.append(type(error))
+                outcomes.append(type(error))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    return came
+    return outcomes
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers on this system")
 @pytest.mark.parametrize("name", ["in place", "out", "under a device", "many encodings"])
-def test_ctrl_c_comes_through(name: str) -> None:
+def test_ctrl_c_interrupts_a_loop_of_calls(name: str) -> None:
     x, out, many = some(), torch.empty(2, 3, 8), itertools.cycle([sinpe.Encoding(8, base=b) for b in range(2, 60)])
     call: Callable[[], object] = {
         "in place": lambda: sinpe.add_(x, PE),
@@ -442,8 +442,8 @@ def test_ctrl_c_comes_through(name: str) -> None:
         assert set(interrupted(call, 40)) == {KeyboardInterrupt}
 
 
-def test_context_parallel_is_seen(monkeypatch) -> None:
-    """It puts an attention of its own in place of torch's."""
+def test_context_parallel_disables_the_fast_path(monkeypatch) -> None:
+    """Context parallelism replaces torch's attention."""
     small = loader.small_calls(plain._set_up)
     if small is None:
         pytest.skip("the install has no _core")
@@ -454,7 +454,7 @@ def test_context_parallel_is_seen(monkeypatch) -> None:
     assert observers.is_intercepted() and small.small_add(given, None) is None
 
 
-def test_more_encodings_than_c_keeps() -> None:
+def test_more_encodings_than_the_cache_holds() -> None:
     encodings = [sinpe.Encoding(8, base=base) for base in range(2, 30)]
     want = [sinpe.table(3, encoding) for encoding in encodings]
     for _ in range(2):
@@ -465,8 +465,8 @@ def test_more_encodings_than_c_keeps() -> None:
         assert torch.equal(sinpe.add(torch.zeros(1, 3, dim))[0], sinpe.table(3, sinpe.Encoding(dim)))
 
 
-def test_make_fx_before_dispatch() -> None:
-    """It has a TorchFunctionMode and no dispatch mode that others see."""
+def test_make_fx_pre_dispatch() -> None:
+    """It uses a TorchFunctionMode and no visible dispatch mode."""
     for call in (
         lambda x: sinpe.add(x, PE),
         lambda x: sinpe.add(x, PE, start=3),
@@ -487,8 +487,8 @@ def test_make_fx_before_dispatch() -> None:
 
 
 @pytest.mark.parametrize("call", [sinpe.add, sinpe.add_, lambda x, e: sinpe.add(x, e, out=torch.empty(2, 3, 8))])
-def test_a_mode_that_is_no_device(call, monkeypatch) -> None:
-    monkeypatch.setattr(functional, "add_call", refused)
+def test_function_mode_takes_the_general_path(call, monkeypatch) -> None:
+    monkeypatch.setattr(functional, "add_call", fail_general)
 
     class Watch(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, types, arguments=(), named=None):
@@ -497,17 +497,17 @@ def test_a_mode_that_is_no_device(call, monkeypatch) -> None:
     x = some()
     with torch.device("cpu"):
         call(x, PE)
-    with Watch(), pytest.raises(AssertionError, match="the long way"):
+    with Watch(), pytest.raises(AssertionError, match="general path taken"):
         call(x, PE)
 
 
-def test_autograd_hears_of_what_is_written() -> None:
+def test_writes_increment_version_counter() -> None:
     x = some().requires_grad_()
-    kept = some()
-    y = (x * kept).sum()  # needs kept in its backward pass
-    before = kept._version
-    sinpe.add_(kept, PE)
-    assert kept._version == before + 1
+    result = some()
+    y = (x * result).sum()  # saves result for the backward pass
+    before = result._version
+    sinpe.add_(result, PE)
+    assert result._version == before + 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward()
     out = torch.empty(2, 3, 8)
@@ -515,7 +515,7 @@ def test_autograd_hears_of_what_is_written() -> None:
     assert out._version == 1
 
 
-def test_what_is_wrong_is_said_in_the_order_of_the_long_way() -> None:
+def test_errors_in_the_order_of_the_general_path() -> None:
     with pytest.raises(TypeError, match="channel_dim"):
         sinpe.add(some(), "papr", channel_dim=1.0, extra_tokens=2)
     with pytest.raises(ValueError, match="ids"):
@@ -525,20 +525,20 @@ def test_what_is_wrong_is_said_in_the_order_of_the_long_way() -> None:
             sinpe.encode(torch.arange(3), PE, dtype=number)
 
 
-def test_an_embedding_of_nothing(monkeypatch) -> None:
+def test_embedding_with_zero_rows(monkeypatch) -> None:
     ids, weight = torch.zeros(2, 0, dtype=torch.int64), torch.randn(6, 8)
     short = sinpe.embed(ids, weight, PE)
     monkeypatch.setattr(plain, "try_embed", lambda *_: None)
     assert sinpe.embed(ids, weight, PE).stride() == short.stride()
 
 
-def test_an_unknown_name_is_refused_as_ever() -> None:
+def test_unknown_name_is_rejected() -> None:
     with pytest.raises(ValueError, match="papr"):
         sinpe.add(some(), "papr")
 
 
-def test_a_copy_that_is_yet_to_be_made() -> None:
-    """Copy on write: what is written to gets memory of its own, what is read stays."""
+def test_copy_on_write() -> None:
+    """A lazy clone that is written gets its own memory; one that is read does not."""
     first = some()
     for call in (lambda t: sinpe.add_(t, PE), lambda t: sinpe.add(some(), PE, out=t), lambda t: sinpe.add(t, PE)):
         lazy = torch._lazy_clone(first)
@@ -548,43 +548,43 @@ def test_a_copy_that_is_yet_to_be_made() -> None:
 
 def test_inference_mode(monkeypatch) -> None:
     want = sinpe.add(some(), PE)
-    monkeypatch.setattr(functional, "add_call", refused)
+    monkeypatch.setattr(functional, "add_call", fail_general)
     with torch.inference_mode():
         x, out = some().clone(), torch.empty(2, 3, 8)
         assert sinpe.add(x, PE).is_inference() and torch.equal(sinpe.add(x, PE, out=out), want)
         assert torch.equal(sinpe.add_(x, PE), want)
-    assert not sinpe.add(x, PE).is_inference()  # read outside of it; written to, see not_plain
+    assert not sinpe.add(x, PE).is_inference()  # outside of inference mode; writes: see unsupported_tensors
 
 
-def test_what_a_call_holds_is_let_go() -> None:
+def test_calls_release_their_references() -> None:
     x, out = some(), torch.empty(2, 3, 8)
     before = sys.getrefcount(x), sys.getrefcount(out)
     for _ in range(100):
         sinpe.add(x, PE, out=out)
-        kept = weakref.ref(sinpe.add(x, PE))
-        assert kept() is None
-        sinpe.add(x, PE, out=torch.empty(2, 3, 9)[..., :8])  # which the short way leaves alone
+        result = weakref.ref(sinpe.add(x, PE))
+        assert result() is None
+        sinpe.add(x, PE, out=torch.empty(2, 3, 9)[..., :8])  # not on the fast path
     assert (sys.getrefcount(x), sys.getrefcount(out)) == before
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (1, 1, 8), (2, 2, 3, 8), (4096, 8), (8192, 8), (1, 1, 1, 1, 1, 8)])
-def test_sizes_on_both_sides_of_the_limit(shape, monkeypatch) -> None:
+def test_sizes_around_the_limit(shape, monkeypatch) -> None:
     x = torch.randn(shape)
-    want = long_way(x, monkeypatch)
+    want = add_general(x, monkeypatch)
     assert torch.equal(sinpe.add(x), want) and torch.equal(sinpe.add(x, PE, out=torch.full_like(x, torch.nan)), want)
     assert torch.equal(sinpe.add(x.mT.contiguous().mT), want)
 
 
-def test_a_layer_takes_it_in_eval(monkeypatch) -> None:
+def test_layer_in_eval_takes_the_fast_path(monkeypatch) -> None:
     layer = sinpe.SinusoidalPositionalEncoding(8, dropout=0.5, max_len=10).eval()
     embedding = sinpe.SinusoidalEmbedding(20, 8, dropout=0.5, max_len=10).eval().requires_grad_(False)
     ids = torch.tensor([[3, 1, 4], [1, 5, 9]])
     want = sinpe.add(some(), PE, start=7), sinpe.embed(ids, embedding.weight, PE, start=7)
-    monkeypatch.setattr(layers, "add_call", refused)
-    monkeypatch.setattr(layers, "embed_call", refused)
+    monkeypatch.setattr(layers, "add_call", fail_general)
+    monkeypatch.setattr(layers, "embed_call", fail_general)
     assert torch.equal(layer(some(), start=7), want[0]) and torch.equal(embedding(ids, start=7), want[1])
     for call in (lambda: layer(some(), start=8), lambda: embedding(ids, start=8), lambda: layer.train()(some())):
-        with pytest.raises(AssertionError, match="the long way"):
+        with pytest.raises(AssertionError, match="general path taken"):
             call()
 
 
@@ -625,30 +625,30 @@ EMBED_OTHERS = [
 
 
 @pytest.mark.parametrize("arguments", EMBED_OTHERS, ids=lambda arguments: "-".join(arguments))
-def test_other_arguments_of_embed_take_the_long_way(arguments, monkeypatch) -> None:
+def test_other_arguments_of_embed_take_the_general_path(arguments, monkeypatch) -> None:
     ids, weight = torch.tensor([[3, 1, 4]]), torch.randn(20, 8)
-    monkeypatch.setattr(functional, "embed_call", refused)
+    monkeypatch.setattr(functional, "embed_call", fail_general)
     assert sinpe.embed(ids, weight, PE, start=2, scale=0.5, padding_idx=-1, sparse=True).shape == (1, 3, 8)
-    with pytest.raises(AssertionError, match="the long way"):
+    with pytest.raises(AssertionError, match="general path taken"):
         sinpe.embed(ids, weight, **{"encoding": PE, **arguments})
     for others in (
         (ids.int(), weight),
         (ids, weight.clone().requires_grad_()),
         (ids, weight.long()),
     ):
-        with pytest.raises(AssertionError, match="the long way"):
+        with pytest.raises(AssertionError, match="general path taken"):
             sinpe.embed(*others, PE)
 
 
-def test_an_id_that_is_no_row_takes_the_long_way(monkeypatch, request) -> None:
+def test_id_out_of_range_takes_the_general_path(monkeypatch, request) -> None:
     if request.config.getoption("--require-backend") == "emulated":
-        pytest.skip("CUDA kernels do not look at ids: such a row is NaN (docs/cuda.md)")
-    monkeypatch.setattr(functional, "embed_call", refused)
-    with pytest.raises(AssertionError, match="the long way"):
+        pytest.skip("CUDA kernels do not check ids: such a row is NaN (docs/cuda.md)")
+    monkeypatch.setattr(functional, "embed_call", fail_general)
+    with pytest.raises(AssertionError, match="general path taken"):
         sinpe.embed(torch.tensor([[3, 20]]), torch.randn(20, 8), PE)
 
 
-def test_what_is_kept_of_a_call_knows_the_sign_of_zero() -> None:
+def test_cached_call_distinguishes_signed_zeros() -> None:
     x, mask = torch.full((1, 2, 8), -1.0), torch.tensor([True, True])
     for scale, negative in ((0.0, True), (-0.0, False), (0.0, True)):
         assert bool(sinpe.add(x, PE, scale=scale, padding_mask=mask).signbit().all()) == negative

@@ -1,4 +1,4 @@
-"""`table`: what `out`, `dtype` and `device` say together; its numbers are in test_accuracy.py and test_parity.py."""
+"""`table`: combinations of `out`, `dtype` and `device`; values are tested in test_accuracy.py and test_parity.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS: dict[str, tuple[Any, Any, dict[str, Any], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtype_is_that_of_out_else_float32(name: str, dtype: torch.dtype, backend: str) -> None:
+def test_default_dtype_is_that_of_out_else_float32(name: str, dtype: torch.dtype, backend: str) -> None:
     length, encoding, more, shape = CALLS[name]
     assert sinpe.table(length, encoding, **more).dtype == torch.float32
     want = sinpe.table(length, encoding, dtype=dtype, **more)
@@ -40,13 +40,13 @@ def test_dtype_is_that_of_out_else_float32(name: str, dtype: torch.dtype, backen
         ({"device": "cuda:1"}, "device: expected cpu, that of out, got cuda:1; leave device out"),
     ],
 )
-def test_what_disagrees_with_out_is_refused(name: str, said: dict[str, Any], message: str, backend: str) -> None:
+def test_arguments_contradicting_out_are_rejected(name: str, said: dict[str, Any], message: str, backend: str) -> None:
     length, encoding, more, shape = CALLS[name]
     out = torch.full(shape, 7.0)
     with pytest.raises(RuntimeError) as caught:
         sinpe.table(length, encoding, out=out, **said, **more)
     assert message in str(caught.value) and bool((out == 7.0).all()) and out._version == 0
-    with pytest.raises(RuntimeError):  # as torch does
+    with pytest.raises(RuntimeError):  # as in torch
         torch.arange(5, out=torch.empty(5), dtype=torch.float64)
 
 

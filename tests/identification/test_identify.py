@@ -1,4 +1,4 @@
-"""identify on rows of one coordinate: every name, then any base, start, amplitude and storage, from 64 rows."""
+"""identify for one-dimensional tables of 64 rows: every name, then any base, start, amplitude and dtype."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ROWS = 64
 NAMES = tuple(CATALOGUE)
 DIMS = (8, 33, 64, 512)
 STORAGE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# Largest difference, relative to the amplitude, of the encoding found from the one that made the table: what rounding
-# to the storage type hides, with room for the error of the numbers that are fitted.
+# Largest difference, relative to the amplitude, between the encoding found and the true one: rounding to the dtype,
+# plus the error of fitted numbers.
 HIDDEN = {torch.float32: 3e-5, torch.float64: 3e-5, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
 
 
@@ -33,7 +33,7 @@ def names(match: sinpe.Match) -> set[str]:
 
 
 def check_code(match: sinpe.Match) -> None:
-    """The line gives back exactly the encoding, and each alias' line the same table."""
+    """The printed code evaluates to the encoding, and that of each alias gives the same table."""
     assert eval(match.code, {"sinpe": sinpe}) == match.encoding
     assert len(match.alias_codes) == len(match.aliases)
     for name, code in zip(match.aliases, match.alias_codes, strict=True):
@@ -58,8 +58,8 @@ def test_every_name_from_64_rows(name: str, dim: int, dtype: torch.dtype) -> Non
     check_code(match)
 
 
-def drawn(seed: int) -> tuple[str, Encoding, torch.dtype]:
-    """A convention, or any Encoding, with numbers that nobody chose."""
+def random_encoding(seed: int) -> tuple[str, Encoding, torch.dtype]:
+    """A convention, or any Encoding, with random numbers."""
     draw = random.Random(seed)
     dim = draw.choice((15, 16, 31, 33, 64, 65, 100, 128, 256))
     fields = {
@@ -79,10 +79,10 @@ def drawn(seed: int) -> tuple[str, Encoding, torch.dtype]:
 
 @pytest.mark.sampled(4, "drawn cases")
 @pytest.mark.parametrize("seed", range(60))
-def test_blind(seed: int) -> None:
-    name, encoding, dtype = drawn(seed)
-    held = table(encoding, dtype=dtype)
-    found = sinpe.identify(held.float() if dtype is torch.bfloat16 and seed % 2 else held)
+def test_random_encodings(seed: int) -> None:
+    name, encoding, dtype = random_encoding(seed)
+    pe = table(encoding, dtype=dtype)
+    found = sinpe.identify(pe.float() if dtype is torch.bfloat16 and seed % 2 else pe)
     assert found, (encoding, dtype, found.reason)
     match = found[0]
     check_code(match)
@@ -90,7 +90,7 @@ def test_blind(seed: int) -> None:
     assert float(off) <= HIDDEN[dtype] * abs(encoding.amplitude), (encoding, match)
     assert match.start == encoding.start, (encoding, match)
     assert math.isclose(match.amplitude, encoding.amplitude, rel_tol=2 * HIDDEN[dtype])
-    if name and name not in ("fairseq", "ctranslate2", "unit"):  # names of a start or an amplitude that was changed
+    if name and name not in ("fairseq", "ctranslate2", "unit"):  # whose start or amplitude was changed
         assert name in names(match), (encoding, match)
 
 
@@ -107,7 +107,7 @@ def test_blind(seed: int) -> None:
         (Encoding(64, layout="cos_sin", cos_frequency="own", base=300), None),
         (Encoding(64, position_scale=-1, start=-63), 'sinpe.convention("paper", 64, start=-63, position_scale=-1.0)'),
         (sinpe.convention("flux", 64, base=2000), 'sinpe.convention("flux", 64, base=2000.0)'),
-        (sinpe.convention("flux", 64, base=50), 'sinpe.convention("flux", 64, base=50.0)'),  # all faster than pi a row
+        (sinpe.convention("flux", 64, base=50), 'sinpe.convention("flux", 64, base=50.0)'),  # all above pi per row
         (sinpe.convention("adm", 64, position_scale=14 / 24), None),
         (sinpe.convention("paper", 64, base=1e-4), 'sinpe.convention("paper", 64, base=0.0001)'),
         (sinpe.convention("paper", 2), 'sinpe.convention("paper", 2)'),
@@ -115,7 +115,7 @@ def test_blind(seed: int) -> None:
     ],
     ids=str,
 )
-def test_round_numbers_come_back_as_written(encoding: Encoding, code: str | None) -> None:
+def test_round_numbers_are_recovered(encoding: Encoding, code: str | None) -> None:
     match = sinpe.identify(table(encoding))[0]
     if code is None:
         assert match.encoding.frequencies_radians() == pytest.approx(encoding.frequencies_radians(), rel=1e-15)
@@ -125,7 +125,7 @@ def test_round_numbers_come_back_as_written(encoding: Encoding, code: str | None
 
 
 @pytest.mark.feature("identify")
-def test_names_of_the_same_table_stand_together() -> None:
+def test_names_of_the_same_table_are_aliases() -> None:
     matches = sinpe.identify(table(sinpe.convention("fairseq", 64)))
     assert len(matches) == 1
     assert (matches[0].name, matches[0].aliases) == ("fairseq", ("t2t", "ddpm"))
@@ -133,12 +133,12 @@ def test_names_of_the_same_table_stand_together() -> None:
     assert sinpe.identify(table(sinpe.convention("multidim1d", 64)))[0].aliases == ("multidim1d",)
     assert sinpe.identify(table(sinpe.convention("multidim1d", 65)))[0].aliases == ()
     any_base = sinpe.identify(table(sinpe.convention("t2t", 64, base=3217.5523)))[0]
-    assert {"t2t", "ddpm", "paper_concat"} <= names(any_base)  # whose bases differ
+    assert {"t2t", "ddpm", "paper_concat"} <= names(any_base)  # they have different bases
 
 
 @pytest.mark.parametrize("top", [1, 2])
 def test_top(top: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = identification._search(table(Encoding(64)), None)  # tables that several encodings fit are rare
+    found = identification._search(table(Encoding(64)), None)  # few tables match several encodings
     monkeypatch.setattr(identification, "_search", lambda *_: Found(found.fitting * 3))
     assert len(sinpe.identify(table(Encoding(64)), top=top)) == top
     assert len(sinpe.identify(table(Encoding(64)))) == 3
@@ -146,9 +146,9 @@ def test_top(top: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("padding", [0, 1, 7])
 def test_padding_row(padding: int) -> None:
-    held = table(sinpe.convention("fairseq", 64, start=0))
-    held[padding] = 0
-    match = sinpe.identify(held)[0]
+    pe = table(sinpe.convention("fairseq", 64, start=0))
+    pe[padding] = 0
+    match = sinpe.identify(pe)[0]
     assert (match.name, match.start, match.zero_rows, match.extra_tokens) == ("fairseq", 0, (padding,), 0)
     assert "padding row" in match.note and f"row {padding}" in match.note
     assert "t2t" in match.aliases
@@ -156,8 +156,8 @@ def test_padding_row(padding: int) -> None:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_class_token_rows(number: int) -> None:
-    held = torch.cat([torch.zeros(number, 64), table(Encoding(64))])
-    match = sinpe.identify(held)[0]
+    pe = torch.cat([torch.zeros(number, 64), table(Encoding(64))])
+    match = sinpe.identify(pe)[0]
     assert (match.name, match.start, match.extra_tokens, match.zero_rows) == ("paper", 0, number, ())
     assert f"extra_tokens={number}" in match.note
     match = sinpe.identify(torch.cat([torch.zeros(number, 64), table(Encoding(64, base=77))]))[0]
@@ -165,7 +165,7 @@ def test_class_token_rows(number: int) -> None:
 
 
 def usual(length: int, dim: int, form: str) -> torch.Tensor:
-    """The two float32 formulas in use, as they stand in tutorials."""
+    """The two float32 formulas of common tutorials."""
     position = torch.arange(length, dtype=torch.float32)[:, None]
     steps = torch.arange(0, dim, 2)
     if form == "float32_exp":
@@ -205,7 +205,7 @@ def rotary(half: int = 32, rows: int = 256) -> torch.Tensor:
     return torch.outer(torch.arange(float(rows)), 10000.0 ** (-torch.arange(half) / half))
 
 
-REFUSED = {
+ERRORS = {
     "learned": (learned(), "learned"),
     "learned, small": (learned(64, 32), "learned"),
     "uniform": (torch.rand(64, 32, generator=torch.Generator().manual_seed(1)) * 2 - 1, "noise"),
@@ -231,13 +231,13 @@ REFUSED = {
     "identity": (torch.eye(64), ""),
     "lower triangle": (torch.ones(64, 64).tril(), ""),
     "cos before sin": (table(Encoding(64))[:, torch.arange(64) ^ 1], "cos stands before sin"),
-    "half a table": (torch.cat([table(Encoding(64)), learned(64, 64, 1.0)], 1), ""),
+    "half of a table": (torch.cat([table(Encoding(64)), learned(64, 64, 1.0)], 1), ""),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str) -> None:
-    tensor, reason = REFUSED[case]
+@pytest.mark.parametrize("case", ERRORS)
+def test_other_tables_are_rejected(case: str) -> None:
+    tensor, reason = ERRORS[case]
     found = sinpe.identify(tensor)
     assert list(found) == [] and found.closest is None
     assert reason in found.reason and found.reason
@@ -247,48 +247,48 @@ def test_refused(case: str) -> None:
 @pytest.mark.parametrize(
     "encoding", [sinpe.convention("t2t", 64), sinpe.convention("paper", 64, base=777.7, start=5)], ids=str
 )
-def test_rows_that_were_changed_are_named(encoding: Encoding) -> None:
-    held = table(encoding)
-    held[[3, 17, 40]] += torch.rand(3, 64, generator=torch.Generator().manual_seed(0))
-    found = sinpe.identify(held)
+def test_changed_rows_are_named(encoding: Encoding) -> None:
+    pe = table(encoding)
+    pe[[3, 17, 40]] += torch.rand(3, 64, generator=torch.Generator().manual_seed(0))
+    found = sinpe.identify(pe)
     assert list(found) == []
     assert "differs in 3 of 64 rows (3, 17, 40)" in found.reason
     assert found.closest is not None and found.closest.encoding == encoding
 
 
-def test_table_that_was_trained_further() -> None:
+def test_fine_tuned_table() -> None:
     found = sinpe.identify(table(sinpe.convention("t2t", 64)) + learned(64, 64, 0.01))
     assert list(found) == [] and "differs in every row" in found.reason
     assert found.closest is not None and found.closest.name == "t2t"
 
 
 def test_storage_and_shapes() -> None:
-    held = table(sinpe.convention("adm", 33, base=4321.0))
-    expected = sinpe.identify(held)[0]
-    for other in (held[None], held[:, None], held.numpy(), held.clone().requires_grad_(), torch.nn.Parameter(held)):
+    pe = table(sinpe.convention("adm", 33, base=4321.0))
+    expected = sinpe.identify(pe)[0]
+    for other in (pe[None], pe[:, None], pe.numpy(), pe.clone().requires_grad_(), torch.nn.Parameter(pe)):
         assert sinpe.identify(other)[0] == expected
-    assert sinpe.identify(held.expand(4, ROWS, 33))[0] == expected  # one table for each sample of a batch
-    assert sinpe.identify(held.T.contiguous().T)[0] == expected
-    assert sinpe.identify(held.numpy().astype(">f4"))[0] == expected
-    assert sinpe.identify(held, shape=(ROWS,))[0] == expected
-    assert "float16" in sinpe.identify(held.numpy().astype(numpy.float16))[0].note
-    assert "bfloat16" in sinpe.identify(held.bfloat16().float())[0].note
+    assert sinpe.identify(pe.expand(4, ROWS, 33))[0] == expected  # one table per sample of a batch
+    assert sinpe.identify(pe.T.contiguous().T)[0] == expected
+    assert sinpe.identify(pe.numpy().astype(">f4"))[0] == expected
+    assert sinpe.identify(pe, shape=(ROWS,))[0] == expected
+    assert "float16" in sinpe.identify(pe.numpy().astype(numpy.float16))[0].note
+    assert "bfloat16" in sinpe.identify(pe.bfloat16().float())[0].note
     assert "float16" not in expected.note
     with torch.device("meta"):
-        assert sinpe.identify(held)[0] == expected
-    assert "meta" in sinpe.identify(held.to("meta")).reason
+        assert sinpe.identify(pe)[0] == expected
+    assert "meta" in sinpe.identify(pe.to("meta")).reason
 
 
 def channels_first(dim: int = 16) -> dict[str, torch.Tensor]:
-    held = table(sinpe.convention("t2t", dim, base=777.0))
+    pe = table(sinpe.convention("t2t", dim, base=777.0))
     return {
-        "(d, N)": held.T,
-        "(1, d, N)": held.T[None],
-        "(d, 1, N)": held.T[:, None],
-        "(d, N, 1)": held.T[..., None],
-        "(B, d, N)": held.T.expand(3, -1, -1),
-        "contiguous": held.T.contiguous(),
-        "float16": held.T.half(),
+        "(d, N)": pe.T,
+        "(1, d, N)": pe.T[None],
+        "(d, 1, N)": pe.T[:, None],
+        "(d, N, 1)": pe.T[..., None],
+        "(B, d, N)": pe.T.expand(3, -1, -1),
+        "contiguous": pe.T.contiguous(),
+        "float16": pe.T.half(),
     }
 
 
@@ -303,15 +303,15 @@ def test_channels_first(case: str, dim: int) -> None:
 
 def test_channels_first_of_a_named_table() -> None:
     for rows, dim in ((3, 64), (64, 64), (100, 2), (5000, 8)):
-        held = sinpe.table(rows, dim)
-        match = sinpe.identify(held.T)[0]
+        pe = sinpe.table(rows, dim)
+        match = sinpe.identify(pe.T)[0]
         assert (match.name, match.encoding, match.transposed) == ("paper", Encoding(dim), True)
-        assert not sinpe.identify(held)[0].transposed  # as it is given comes first
-    held[1] = 0
-    assert sinpe.identify(held.T)[0].zero_rows == (1,)
+        assert not sinpe.identify(pe)[0].transposed  # the given orientation comes first
+    pe[1] = 0
+    assert sinpe.identify(pe.T)[0].zero_rows == (1,)
 
 
-def test_neither_way_round() -> None:
+def test_no_match_in_either_orientation() -> None:
     noise = learned(64, 64, 0.01)
     found = sinpe.identify(table(Encoding(64)).T + noise)
     assert list(found) == [] and found.closest is None and found.reason
@@ -319,7 +319,7 @@ def test_neither_way_round() -> None:
     assert found.closest is not None and not found.closest.transposed
 
 
-def test_threads_and_gradients_are_left_as_they_were() -> None:
+def test_thread_count_and_grad_mode_are_restored() -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -331,7 +331,7 @@ def test_threads_and_gradients_are_left_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_one_sinusoid_of_any_phase_is_no_encoding(seed: int) -> None:
+def test_sinusoids_of_random_phase_are_rejected(seed: int) -> None:
     draw = torch.rand(2, generator=torch.Generator().manual_seed(seed))
     assert list(sinpe.identify(torch.cos(3 * draw[0] * torch.arange(30.0) + 6 * draw[1])[:, None])) == []
 
@@ -349,7 +349,7 @@ def test_bad_arguments() -> None:
         sinpe.identify(learned(), top=0)
 
 
-def test_match_reads_well() -> None:
+def test_match_repr() -> None:
     found = sinpe.identify(table(sinpe.convention("fairseq", 64)))
     text = 'fairseq (also t2t, ddpm), 64 rows, start 2, max error 3e-08\n    sinpe.convention("fairseq", 64)'
     assert str(found[0]) == text == str(found)

@@ -1,4 +1,4 @@
-"""The tensors of a file, as the libraries that write it read them: names, types, values."""
+"""Tensors read from a file equal those read by the library that writes it: names, dtypes, values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = torch.arange(1.0, 41.0).reshape(8, 5)
 
 
 def content() -> dict[str, Any]:
-    """Tensors of every type, layout and kind that torch.save knows and that lie in memory."""
+    """Tensors of all dtypes, layouts and kinds that torch.save supports and that have data."""
     noted = ROWS.clone()
     noted.note = "an attribute"  # type: ignore[attr-defined]
     parameter = nn.Parameter(ROWS.clone())
@@ -78,7 +78,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def test_as_torch_load(new: bool, tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     saved = content()
-    if not new:  # which has no types without a storage of their own
+    if not new:  # the old format has no dtypes without a typed storage
         saved["dtypes"] = {
             name: x for name, x in saved["dtypes"].items() if "float8" not in name and "uint" not in name
         }
@@ -118,9 +118,11 @@ def test_big_endian(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "before 1.6"])
-def test_what_has_no_rows_in_memory_is_named(make: Callable[[], Any], reason: str, new: bool, tmp_path: Path) -> None:
+def test_tensors_without_dense_data_are_skipped(
+    make: Callable[[], Any], reason: str, new: bool, tmp_path: Path
+) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of prototypes and of what will be removed
+        warnings.simplefilter("ignore")  # about prototypes and deprecations
         odd = make()
         torch.save({"a": ROWS, "odd": odd, "b": ROWS + 1}, tmp_path / "a.pt", _use_new_zipfile_serialization=new)
     found = read(tmp_path / "a.pt")
@@ -150,7 +152,7 @@ def test_numpy(tmp_path: Path) -> None:
         assert numpy.array_equal(tensor.numpy(), array) and entry.shape == array.shape, key
     texts = numpy.array(["a", "b"])
     numpy.save(tmp_path / "a.npy", texts)
-    assert numpy.array_equal(read(tmp_path / "a.npy")[""][1], texts)  # no tensor
+    assert numpy.array_equal(read(tmp_path / "a.npy")[""][1], texts)  # not numeric
 
 
 def test_safetensors(tmp_path: Path) -> None:
@@ -163,14 +165,14 @@ def test_safetensors(tmp_path: Path) -> None:
         assert f"torch.{entry.dtype}" == str(tensors[name].dtype)
 
 
-def test_a_tensor_of_a_mapped_file_is_no_copy(tmp_path: Path) -> None:
+def test_tensor_of_a_mapped_file_is_not_copied(tmp_path: Path) -> None:
     torch.save({"a": ROWS}, tmp_path / "a.pt")
     with entries(tmp_path / "a.pt") as found:
         (entry,) = found
         assert entry.load().data_ptr() == entry.load().data_ptr()
 
 
-def test_an_array_that_cannot_be_mapped_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_that_cannot_be_mapped_has_a_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sinpe_ext.cli import checkpoint_files
 
     monkeypatch.setattr(checkpoint_files, "LARGEST_ARRAY", 100)
@@ -183,7 +185,7 @@ def test_an_array_that_cannot_be_mapped_has_a_limit(tmp_path: Path, monkeypatch:
 
 
 class Config:
-    """A class that a reader of the file may not have, with attributes and slots."""
+    """A class that the reader of the file may not have, with attributes and slots."""
 
     __slots__ = ("__dict__", "rows")
 
@@ -191,15 +193,15 @@ class Config:
         self.rows, self.width = ROWS, 4
 
 
-class Made:
+class Reduced:
     def __reduce__(self) -> tuple[Any, ...]:
-        return len, (ROWS,)  # a call that is not made
+        return len, (ROWS,)  # a call that is not executed
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "before 1.6"])
-def test_objects_of_any_class_are_looked_into_and_not_made(new: bool, protocol: int, tmp_path: Path) -> None:
-    """What training scripts save: arguments, a whole model, a defaultdict; torch.load refuses each of them."""
+def test_objects_of_any_class_are_searched_but_not_constructed(new: bool, protocol: int, tmp_path: Path) -> None:
+    """As saved by training scripts: arguments, a whole model, a defaultdict; torch.load rejects all of them."""
     model = nn.Sequential(nn.Linear(4, 3), nn.ModuleDict({"pe": nn.Linear(3, 2, bias=False)}))
     model.register_buffer("table", ROWS)
     saved = {
@@ -207,7 +209,7 @@ def test_objects_of_any_class_are_looked_into_and_not_made(new: bool, protocol: 
         "model": model,
         "state": collections.defaultdict(list, {"a": ROWS + 1, "b": [ROWS + 2]}),
         "config": Config(),
-        "made": Made(),
+        "made": Reduced(),
         "path": tmp_path,
         "last": ROWS + 3,
     }

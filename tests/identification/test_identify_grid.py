@@ -1,4 +1,4 @@
-"""identify on grids: every name at square and other shapes, flattened or not, then any base, start and scale."""
+"""identify for grids: every name at several shapes, flattened or not, then any base, start and scale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sinpe_ext.encodings.grid_catalogue import GRIDS
 
 DIMS = (27, 48, 64, 96)
 STORAGE = (torch.float32, torch.bfloat16)
-# As in test_identify.py; fewer places along an axis say less of its base.
+# As in test_identify.py; fewer places per axis determine its base less precisely.
 HIDDEN = {torch.float32: 3e-5, torch.bfloat16: 2e-2}
 
 
@@ -31,7 +31,7 @@ def check_code(match: sinpe.Match) -> None:
 
 
 def exists(name: str, dim: int) -> bool:
-    """Whether a grid has that many channels."""
+    """Whether a grid with that many channels exists."""
     try:
         sinpe.convention(name, dim)
     except ValueError:
@@ -65,9 +65,9 @@ def test_every_name(name: str, dim: int, dtype: torch.dtype) -> None:
             check_code(match)
 
 
-def drawn(seed: int) -> tuple[str, GridEncoding, tuple[int, ...], torch.dtype]:
+def random_grid(seed: int) -> tuple[str, GridEncoding, tuple[int, ...], torch.dtype]:
     draw = random.Random(seed)
-    name = draw.choice([name for name in GRIDS if name != "detr2d"])  # a name of its start
+    name = draw.choice([name for name in GRIDS if name != "detr2d"])  # its name implies a start
     grid = sinpe.convention(name, draw.choice((48, 96, 192)))
     shape = tuple(draw.choice((5, 8, 14, 16, 24)) for _ in range(grid.ndim))
     fields: dict[str, object] = {"base": draw.choice((10 ** draw.uniform(1, 6), 100.0, 20.0))}
@@ -82,8 +82,8 @@ def drawn(seed: int) -> tuple[str, GridEncoding, tuple[int, ...], torch.dtype]:
 
 @pytest.mark.sampled(4, "drawn cases")
 @pytest.mark.parametrize("seed", range(40))
-def test_blind(seed: int) -> None:
-    name, grid, shape, dtype = drawn(seed)
+def test_random_grids(seed: int) -> None:
+    name, grid, shape, dtype = random_grid(seed)
     found = sinpe.identify(grid_table(grid, shape, dtype), shape=shape)
     assert found, (grid, shape, dtype, found.reason)
     match = found[0]
@@ -96,14 +96,14 @@ def test_blind(seed: int) -> None:
         assert name in (match.name, *match.aliases), (grid, match)
 
 
-def test_interpolation_is_read_as_fractions() -> None:
+def test_interpolation_is_recovered_as_fractions() -> None:
     grid = sinpe.convention("mae2d", 192).interpolated((24, 32), base_size=14, scale=2)
     match = sinpe.identify(grid_table(grid, (24, 32)))[0]
     assert match.name == "mae2d"
     assert [axis.position_scale for axis in match.encoding.axes] == [14 / 24 / 2, 14 / 32 / 2]
 
 
-def test_names_of_the_same_grid_stand_together() -> None:
+def test_names_of_the_same_grid_are_aliases() -> None:
     def aliases(name: str, **fields: int) -> tuple[str, ...]:
         match = sinpe.identify(grid_table(sinpe.convention(name, 64, **fields), (8, 9)))[0]
         return (match.name, *match.aliases)
@@ -132,7 +132,7 @@ def test_channel_first_and_flattened() -> None:
 
 @pytest.mark.parametrize("arrangement", ["blocks", "grouped", "interleaved"])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_grid_of_no_name(arrangement: str, order: tuple[int, int]) -> None:
+def test_unnamed_grid(arrangement: str, order: tuple[int, int]) -> None:
     axes = (Encoding(32, layout="cos_sin", base=77.0), Encoding(32, layout="cos_sin", shift=1, start=4))
     grid = GridEncoding(axes, arrangement=arrangement, order=order)
     match = sinpe.identify(grid_table(grid, (11, 14)))[0]
@@ -142,7 +142,7 @@ def test_grid_of_no_name(arrangement: str, order: tuple[int, int]) -> None:
     check_code(match)
 
 
-def test_points_of_the_nerf_kind() -> None:
+def test_nerf_points() -> None:
     grid = sinpe.convention("nerf", 24, axes=2, position_scale=0.125)
     match = sinpe.identify(grid_table(grid, (8, 12)))[0]
     assert match.code == 'sinpe.convention("nerf", 24, axes=2, position_scale=0.125)'
@@ -156,7 +156,7 @@ def test_float32_angle_errors_of_a_grid() -> None:
     assert sinpe.identify(sinpe.table((32, 32), grid))[0].float32_angle == ""
 
 
-def test_refused() -> None:
+def test_other_tables_are_rejected() -> None:
     flat = grid_table(sinpe.convention("mae2d", 64), (14, 14)).reshape(-1, 64)
     assert "do not follow one axis each of a grid of 7 x 28" in sinpe.identify(flat, shape=(7, 28)).reason
     learned = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))

@@ -1,5 +1,6 @@
-"""`python -m sinpe_ext identify` on files made to break it: an answer within seconds, in bounded memory, without a
-traceback, and the tensors beside the bad one are still identified."""
+"""`python -m sinpe_ext identify` on malicious files: an answer within seconds and bounded memory, without a traceback;
+other tensors in the file are still identified.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ from process_support import needs_fork
 
 import sinpe_ext as sinpe
 
-SECONDS = 20  # of a processor, for each file; most take milliseconds
-MEMORY = 2**31  # bytes of address space for each, beside the libraries and the file
+SECONDS = 20  # CPU time per file; most take milliseconds
+MEMORY = 2**31  # bytes of address space per file, in addition to the libraries and the file
 PAPER = sinpe.table(100, 64)
 NAMED = 'sinpe.convention("paper", 64)'
 
-# Imports once, then answers each file in a child of its own, with a limit on its memory and its time.
+# Imports once, then handles each file in a child process with limited memory and time.
 SERVER = """
 import json, os, resource, signal, sys, time, traceback, warnings
 warnings.simplefilter("ignore")
@@ -79,9 +80,9 @@ json.dump(results, sys.stdout)
 
 
 class Case(NamedTuple):
-    """What is written, and what is said of it.
+    """A file and the expected output.
 
-    code: 0 where a table beside the bad tensor has to be found, 1 where there is none, 2 for a line on stderr.
+    code: 0 if a table next to the bad tensor must be found, 1 if there is none, 2 for a line on stderr.
     """
 
     write: Callable[[Path], Any]
@@ -126,7 +127,7 @@ def pickle(*items: tuple[bytes, bytes]) -> bytes:
 
 
 def checkpoint(content: bytes) -> Callable[[Path], None]:
-    """A file of torch.save with this pickle and the values of one table."""
+    """A torch.save file with this pickle and the values of one table."""
 
     def write(path: Path) -> None:
         with zipfile.ZipFile(path, "w") as archive:
@@ -138,12 +139,12 @@ def checkpoint(content: bytes) -> Callable[[Path], None]:
     return write
 
 
-def beside(value: bytes, key: bytes = text("x")) -> Callable[[Path], None]:
+def adding(value: bytes, key: bytes = text("x")) -> Callable[[Path], None]:
     return checkpoint(pickle((key, value), (text("pe"), TABLE)))
 
 
 def legacy(content: bytes, keys: tuple[str, ...], *numbers: int) -> Callable[[Path], None]:
-    """A file of PyTorch before 1.6: storages of these numbers of values, of which the first is there."""
+    """A file of PyTorch before 1.6: storages of these sizes, of which the first has data."""
 
     def write(path: Path) -> None:
         facts = b"\x80\x02}."
@@ -187,7 +188,7 @@ def strange_names(path: Path) -> None:
 
 
 def packed(archive_name: str, start: bytes, promised: int | None = None) -> Callable[[Path], None]:
-    """An archive of 3 MB with one member that unpacks to 3 GiB of zeros behind its start."""
+    """A 3 MB archive with one member that unpacks to 3 GiB of zeros after its start."""
 
     def write(path: Path) -> None:
         compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
@@ -271,7 +272,7 @@ def place(kind: str = "F32", shape: tuple[int, ...] = (100, 64), at: tuple[int, 
 
 def a_socket(path: Path) -> None:
     there = os.getcwd()
-    os.chdir(path.parent)  # the name of a socket is short
+    os.chdir(path.parent)  # the path of a socket must be short
     try:
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(path.name)
@@ -305,8 +306,8 @@ CASES = {
     "json": Case(
         saved(nested), 0, '"skipped": [\n    {\n      "key": "x",\n      "reason": "nested"', arguments=("--json",)
     ),
-    # its lists and dicts
-    "list in itself": Case(saved(itself), 0, NAMED),
+    # lists and dicts
+    "list that contains itself": Case(saved(itself), 0, NAMED),
     "doubled lists": Case(saved(doubled), 0, NAMED),
     "doubled lists of a tensor": Case(
         saved(lambda: doubled(PAPER)), 0, "in a list or dict that has another name as well (4"
@@ -314,45 +315,45 @@ CASES = {
     "a dict under two names": Case(same_twice, 0, "has another name as well (1): ema"),
     "tied tensors": Case(same_twice, 0, "\ntied.1 (100, 64) float32\n    paper"),
     "deep lists": Case(
-        beside(b"]" * 10**5 + TABLE + b"a" * 10**5), 0, "skipped: nested deeper than 1000 lists (1): x.0.0"
+        adding(b"]" * 10**5 + TABLE + b"a" * 10**5), 0, "skipped: nested deeper than 1000 lists (1): x.0.0"
     ),
     "strange keys": Case(
-        beside(TABLE, b"(" + text("a\n") + b"N" + number(2**70) + b"t"), 0, "('a\\n', None, <int>) (100, 64)"
+        adding(TABLE, b"(" + text("a\n") + b"N" + number(2**70) + b"t"), 0, "('a\\n', None, <int>) (100, 64)"
     ),
-    # its pickle
-    "tuple with an endless hash": Case(beside(b"N", text("a") + b"\x85" + b"q\x01h\x01\x86" * 60), 0, NAMED),
-    "tuple with a deep hash": Case(beside(b"N", text("a") + b"\x85" * 10**6), 0, NAMED),
-    "bytearray of 8 GiB": Case(beside(called("__builtin__.bytearray", number(2**33))), 0, NAMED),
-    "tensor of 8 GiB by its type": Case(beside(called("torch.FloatTensor", number(2**31))), 0, "before 0.4 (1): x"),
-    "text that doubles": Case(
-        beside(b"c_codecs\nencode\n" * 33 + text("a") + text("latin1") + b"\x86R" + (text("hex") + b"\x86R") * 32),
+    # pickles
+    "tuple with an endless hash": Case(adding(b"N", text("a") + b"\x85" + b"q\x01h\x01\x86" * 60), 0, NAMED),
+    "tuple with a deep hash": Case(adding(b"N", text("a") + b"\x85" * 10**6), 0, NAMED),
+    "bytearray of 8 GiB": Case(adding(called("__builtin__.bytearray", number(2**33))), 0, NAMED),
+    "tensor of 8 GiB by its type": Case(adding(called("torch.FloatTensor", number(2**31))), 0, "before 0.4 (1): x"),
+    "text that doubles repeatedly": Case(
+        adding(b"c_codecs\nencode\n" * 33 + text("a") + text("latin1") + b"\x86R" + (text("hex") + b"\x86R") * 32),
         0,
         NAMED,
     ),
-    "size beyond its storage": Case(beside(tensor("0", 6400, (2**40, 64), (64, 1))), 0, "damaged (it is larger than"),
-    "storage beyond its file": Case(beside(tensor("0", 2**40, (2**30, 64), (64, 1))), 0, "damaged (it is larger than"),
-    "storage without values": Case(beside(tensor("7", 6400, (100, 64), (64, 1))), 0, "damaged (its values are not in"),
+    "size beyond its storage": Case(adding(tensor("0", 6400, (2**40, 64), (64, 1))), 0, "damaged (it is larger than"),
+    "storage beyond its file": Case(adding(tensor("0", 2**40, (2**30, 64), (64, 1))), 0, "damaged (it is larger than"),
+    "storage without values": Case(adding(tensor("7", 6400, (100, 64), (64, 1))), 0, "damaged (its values are not in"),
     "a long list in many dicts": Case(
-        beside(
+        adding(
             b"](" + b"K\1K\2\x86" * 10**5 + b"eq\x080](" + b"ccollections\nOrderedDict\nh\x08\x85R" * 10**5 + b"e",
         ),
         0,
         NAMED,
     ),
-    "600,000 strings": Case(beside(b"(" + b"X\x0d\0\0\0token_numbers" * 600_000 + b"t"), 0, NAMED),
-    "an array of 100 MiB in the pickle": Case(beside(b"B\0\0\x40\x06" + bytes(100 * 2**20)), 0, NAMED),
+    "600,000 strings": Case(adding(b"(" + b"X\x0d\0\0\0token_numbers" * 600_000 + b"t"), 0, NAMED),
+    "an array of 100 MiB in the pickle": Case(adding(b"B\0\0\x40\x06" + bytes(100 * 2**20)), 0, NAMED),
     "objects of one state": Case(
-        beside(b"(" + b"}q\x01(" + (b"K\x01" + TABLE) * 10**4 + b"u" + (b"ca\nb\n)Rh\x01b") * 10**5 + b"t"),
+        adding(b"(" + b"}q\x01(" + (b"K\x01" + TABLE) * 10**4 + b"u" + (b"ca\nb\n)Rh\x01b") * 10**5 + b"t"),
         0,
         "has another name as well (",
     ),
-    "an object in itself": Case(beside(b"ca\nb\n)Rq\x01}q\x02X\x01\0\0\0ah\x01sb"), 0, NAMED),
-    "objects within objects": Case(beside(b"ca\nb\n" * 10**5 + b")R" + b"\x85R" * (10**5 - 1)), 0, NAMED),
-    "negative size": Case(beside(tensor("0", 6400, (-5, 64), (64, 1))), 0, "damaged (its shape is not one) (1): x"),
+    "object that contains itself": Case(adding(b"ca\nb\n)Rq\x01}q\x02X\x01\0\0\0ah\x01sb"), 0, NAMED),
+    "objects within objects": Case(adding(b"ca\nb\n" * 10**5 + b")R" + b"\x85R" * (10**5 - 1)), 0, NAMED),
+    "negative size": Case(adding(tensor("0", 6400, (-5, 64), (64, 1))), 0, "damaged (its shape is not one) (1): x"),
     "size of 2^600": Case(
-        beside(tensor("0", 6400, (2**600, 2**600), (64, 1))), 0, "damaged (its shape is not one) (1)"
+        adding(tensor("0", 6400, (2**600, 2**600), (64, 1))), 0, "damaged (its shape is not one) (1)"
     ),
-    "text of 4 GiB promised": Case(checkpoint(b"\x80\x02X\xff\xff\xff\xffabc."), 2, "got one that is damaged"),
+    "text of 4 GiB declared": Case(checkpoint(b"\x80\x02X\xff\xff\xff\xffabc."), 2, "got one that is damaged"),
     "many dicts": Case(
         checkpoint(b"\x80\x02(" + b"}" * 5 * 10**6 + b"t."), 2, "opcodes, got a pickle of more than 4194304 opcodes"
     ),
@@ -364,7 +365,7 @@ CASES = {
     "pickle of 3 GiB": Case(
         packed("a/data.pkl", b"\x80\x02"), 2, "at most 256 MiB and 4194304 opcodes, got a pickle of 3"
     ),
-    "pickle of 3 GiB that says 300": Case(packed("a/data.pkl", b"\x80\x02}.", 300), 2, "got one that is damaged"),
+    "pickle of 3 GiB declared as 300": Case(packed("a/data.pkl", b"\x80\x02}.", 300), 2, "got one that is damaged"),
     "before 1.6: values beyond the file": Case(
         legacy(
             pickle(
@@ -403,26 +404,26 @@ CASES = {
         "damaged (it is larger than its storage) (1): x",
     ),
     # names
-    "names that steer a terminal": Case(strange_names, 0, "\\x1b]0;title\\x07pe (100, 64) float32\n    paper"),
-    "names on a terminal of ASCII": Case(strange_names, 0, "\\x1b]0;title\\x07pe (100, 64)", encoding="ascii"),
+    "names with escape sequences": Case(strange_names, 0, "\\x1b]0;title\\x07pe (100, 64) float32\n    paper"),
+    "names on an ASCII terminal": Case(strange_names, 0, "\\x1b]0;title\\x07pe (100, 64)", encoding="ascii"),
     "names in an error": Case(
         strange_names, 2, "pass one of a\\x1b[31mb, c\\nd, e\\u202ef, g\\ud800h, ", arguments=("--key", "?")
     ),
     "name of a file": Case(raw(b"junk"), 2, "a\\x1b[2Jb\\n.pt: expected a file of", name="a\x1b[2Jb\n.pt"),
     "file not in UTF-8": Case(raw(b"junk"), 2, "a\\udcff.pt: expected a file of", name="a\udcff.pt"),
     # .npy
-    "256 TiB promised": Case(raw(header("(70368744177664, 1)") + bytes(400)), 2, "NumPy refuses (damaged", "a.npy"),
-    "values for bytes promised": Case(
+    "256 TiB declared": Case(raw(header("(70368744177664, 1)") + bytes(400)), 2, "NumPy refuses (damaged", "a.npy"),
+    "elements declared as bytes": Case(
         raw(header("(40, 16)", "'<f8'") + bytes(1024)), 2, "NumPy refuses (damaged", "a.npy"
     ),
-    "header cut short": Case(raw(header("(10, 64")), 2, "NumPy refuses", "a.npy"),
+    "truncated header": Case(raw(header("(10, 64")), 2, "NumPy refuses", "a.npy"),
     "header of brackets": Case(raw(header("(" * 9000)), 2, "NumPy refuses", "a.npy"),
     "header of minus signs": Case(raw(header("(" + "-" * 9000 + "1,)")), 2, "NumPy refuses", "a.npy"),
     "header of a number": Case(raw(header("(" + "9" * 9000 + ", 64)")), 2, "NumPy refuses", "a.npy"),
     "header of 10 MB": Case(
         raw(b"\x93NUMPY\2\0" + struct.pack("<I", 10**7) + b" " * 10**7), 2, "NumPy refuses", "a.npy"
     ),
-    "header of 4 GiB promised": Case(raw(b"\x93NUMPY\2\0\xff\xff\xff\xff{}"), 2, "NumPy refuses", "a.npy"),
+    "header of 4 GiB declared": Case(raw(b"\x93NUMPY\2\0\xff\xff\xff\xff{}"), 2, "NumPy refuses", "a.npy"),
     "header of an unknown type": Case(raw(header("(10, 64)", "'<q9'") + bytes(2560)), 2, "NumPy refuses", "a.npy"),
     "header that is not text": Case(raw(b"\x93NUMPY\3\0\4\0\0\0\xff\xfe\0\n"), 2, "NumPy refuses", "a.npy"),
     "negative length": Case(raw(header("(-10, -64)") + bytes(2560)), 2, "NumPy refuses (damaged", "a.npy"),
@@ -430,19 +431,19 @@ CASES = {
         raw(array(numpy.zeros((9, 9), [("a", "f4")]))), 1, "skipped: of objects or records, not numbers", "a.npy"
     ),
     "objects": Case(raw(array(numpy.array([{}, 1], object))), 2, "allow_pickle", "a.npy"),
-    "nothing in it": Case(raw(array(numpy.zeros((0, 512), "f4"))), 1, "1 tensor is no table", "a.npy"),
+    "empty array": Case(raw(array(numpy.zeros((0, 512), "f4"))), 1, "1 tensor is no table", "a.npy"),
     # .npz
     "array of 3 GiB": Case(
         packed("x.npy", header("(12582912, 64)")), 1, "larger than 512 MiB, and its format", "a.npz"
     ),
-    "array of 3 GiB that says 300": Case(
+    "array of 3 GiB declared as 300 bytes": Case(
         packed("x.npy", header("(12582912, 64)"), 300), 1, "skipped: BadZipFile", "a.npz"
     ),
     "array of 300 bytes in 3 GiB": Case(packed("x.npy", header("(1, 64)")), 1, "1 tensor is no table", "a.npz"),
-    "array that promises 256 TiB": Case(
+    "array that declares 256 TiB": Case(
         members(x=header("(70368744177664, 1)")), 0, "damaged (its header promises more", "a.npz"
     ),
-    "array that promises values for bytes": Case(
+    "array that declares elements as bytes": Case(
         members(x=header("(40, 16)", "'<f8'") + bytes(1024)), 0, "damaged (its header promises more", "a.npz"
     ),
     "array with a bad header": Case(
@@ -488,7 +489,7 @@ CASES = {
         "has 60000000 bytes, more than 16777216",
         "a.safetensors",
     ),
-    # what is no file
+    # not regular files
     "pipe": Case(os.mkfifo, 2, "which is a pipe"),
     "directory": Case(os.mkdir, 2, "which is a directory"),
     "socket": Case(a_socket, 2, "which is a socket"),
@@ -503,7 +504,7 @@ CASES = {
 }
 
 
-# sinpe_ext.identify of these gives no match, and this reason.
+# sinpe_ext.identify returns no match for these, with this reason.
 FUNCTION = {
     "torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(2, 4)])": "a nested tensor has no rows of one length",
     "torch.zeros(1, 64).expand(2**40, 64)": "repeats what it holds",
@@ -532,7 +533,7 @@ class Answer(NamedTuple):
 
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Answer]]:
-    """Of the cases that are run."""
+    """Answers for the selected cases."""
     chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     jobs, folders = [], {}
     for name, case in CASES.items():
@@ -560,7 +561,7 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @needs_fork
 @pytest.mark.parametrize("name", CASES)
-def test_an_answer_in_bounded_time_and_memory(name: str, answers: dict[str, Answer]) -> None:
+def test_bounded_time_and_memory(name: str, answers: dict[str, Answer]) -> None:
     if name not in answers:
         pytest.skip("safetensors is not installed")
     case, (code, out, err, _) = CASES[name], answers[name]
@@ -573,7 +574,7 @@ def test_an_answer_in_bounded_time_and_memory(name: str, answers: dict[str, Answ
     assert max(map(len, (out + err).split("\n"))) < 1500
 
 
-def test_a_reader_that_has_gone(tmp_path: Path) -> None:
+def test_closed_stdout(tmp_path: Path) -> None:
     torch.save({"pe": PAPER}, tmp_path / "a.pt")
     reading, writing = os.pipe()
     os.close(reading)
@@ -583,7 +584,7 @@ def test_a_reader_that_has_gone(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_the_time_for_a_file_is_limited(
+def test_time_per_file_is_limited(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sinpe_ext import __main__ as cli
@@ -596,7 +597,7 @@ def test_the_time_for_a_file_is_limited(
     assert cli.main(["identify", str(tmp_path / "a.pt"), "--key", "a"]) == 0
 
 
-def test_the_tensors_of_a_file_are_limited(
+def test_tensors_per_file_are_limited(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sinpe_ext import __main__ as cli
@@ -608,7 +609,7 @@ def test_the_tensors_of_a_file_are_limited(
     assert "1 tensor was skipped: behind the first 2 tensors, with all that follow (1): b" in capsys.readouterr().out
 
 
-def test_what_raises_costs_no_other_tensor(
+def test_exception_for_one_tensor_does_not_affect_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sinpe_ext import __main__ as cli
@@ -630,13 +631,13 @@ def test_what_raises_costs_no_other_tensor(
 
 @needs_fork
 @pytest.mark.parametrize("made", FUNCTION)
-def test_the_function_refuses_with_a_reason(made: str, answers: dict[str, Answer]) -> None:
+def test_function_rejects_with_a_reason(made: str, answers: dict[str, Answer]) -> None:
     code, out, err, _ = answers[made]
     assert (code, err) == (0, "")
     assert FUNCTION[made] in out
 
 
-def test_the_function_takes_what_lies_in_memory() -> None:
+def test_function_accepts_views_and_lazy_negatives() -> None:
     with torch.inference_mode():
         inference = PAPER.clone()
     imaginary = torch.complex(torch.zeros(100, 64), -PAPER).conj().imag  # a lazy negative
@@ -644,7 +645,7 @@ def test_the_function_takes_what_lies_in_memory() -> None:
         assert sinpe.identify(table)[0].name == "paper"
 
 
-def test_the_function_refuses_a_tensor_whose_values_are_elsewhere() -> None:
+def test_function_rejects_fake_tensors() -> None:
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():

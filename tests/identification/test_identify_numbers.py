@@ -1,4 +1,4 @@
-"""identify gives the numbers that made a table: round ones from the usual float32 formulas, odd ones as they are."""
+"""identify recovers the numbers of a table: rounded from the usual float32 formulas, unchanged from exact tables."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.encoding import Encoding
 
-FAR = 131072  # a position that no table reached
+FAR = 131072  # beyond the rows of any table
 FORMS = ("exp", "pow", "power")
 FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
-EXACTLY = 1e-14  # relative: the order of operations in a field computed in float64
+EXACTLY = 1e-14  # relative: order of float64 operations in a field
 FAR_OFF = 1e-6  # at FAR, relative to the amplitude
 
 
 def usual(form: str, rows: int, encoding: Encoding, dtype: torch.dtype = FLOAT32) -> torch.Tensor:
-    """A table by code in use, in float32 throughout."""
+    """A table by a common formula, in float32 throughout."""
     dim, base = encoding.dim, float(encoding.base)
     width = dim - 2 * float(encoding.shift)
     index = torch.arange(0, dim, 2).float()
@@ -42,7 +42,7 @@ def usual(form: str, rows: int, encoding: Encoding, dtype: torch.dtype = FLOAT32
 
 
 def check(table: torch.Tensor, encoding: Encoding) -> sinpe.Match:
-    """The line that is printed gives the encoding: every number, and so the values where the table ends."""
+    """The printed code evaluates to the encoding: each number, and the values far past the end of the table."""
     found = sinpe.identify(table)
     assert found, (encoding, found.reason)
     match = found[0]
@@ -84,7 +84,7 @@ FIELDS: list[dict[str, Any]] = [
 ]
 
 
-def made(dim: int, fields: dict[str, Any], **more: Any) -> Encoding:
+def with_fields(dim: int, fields: dict[str, Any], **more: Any) -> Encoding:
     sizes = {"1/sqrt(d)": 1 / math.sqrt(dim), "sqrt(d)": math.sqrt(dim)}
     given = {**fields, **more}
     return Encoding(dim, **{**given, "amplitude": sizes.get(given.get("amplitude"), given.get("amplitude", 1.0))})
@@ -96,7 +96,7 @@ def made(dim: int, fields: dict[str, Any], **more: Any) -> Encoding:
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 def test_round_numbers(fields: dict[str, Any], form: str, rows: int, dim: int) -> None:
     layout = ("interleaved", "sin_cos", "cos_sin")[(rows + len(str(fields))) % 3]
-    encoding = made(dim, fields, layout=layout)
+    encoding = with_fields(dim, fields, layout=layout)
     check(usual(form, rows, encoding), encoding)
 
 
@@ -105,13 +105,13 @@ def test_round_numbers(fields: dict[str, Any], form: str, rows: int, dim: int) -
 @pytest.mark.parametrize(("rows", "dim"), [(64, 128), (1024, 256)])
 @pytest.mark.parametrize("fields", [fields for fields in FIELDS if fields != {"base": 256.5}], ids=str)
 def test_round_numbers_in_16_bits(fields: dict[str, Any], rows: int, dim: int, dtype: torch.dtype) -> None:
-    layout = "sin_cos" if "shift" in fields else "interleaved"  # where a name has that shift
-    encoding = made(dim, fields, layout=layout)
+    layout = "sin_cos" if "shift" in fields else "interleaved"  # the named conventions with that shift
+    encoding = with_fields(dim, fields, layout=layout)
     check(usual("exp", rows, encoding, dtype), encoding)
 
 
-def drawn(seed: int) -> tuple[str, int, Encoding]:
-    """A table that somebody may have: up to 5000 rows and 1024 channels, angles up to 50000."""
+def random_encoding(seed: int) -> tuple[str, int, Encoding]:
+    """A plausible table: up to 5000 rows and 1024 channels, angles up to 50000."""
     draw = random.Random(seed)
     dim = draw.choice((12, 16, 32, 64, 128, 192, 256, 320, 384, 512, 768, 1024))
     rows = draw.choice((3, 5, 8, 10, 16, 32, 50, 64, 100, 200, 300, 512, 1000, 2048, 5000))
@@ -124,18 +124,18 @@ def drawn(seed: int) -> tuple[str, int, Encoding]:
         "start": draw.choice((0, 0, 0, 1, 2, 10, 100)),
         "layout": draw.choice(("interleaved", "sin_cos", "cos_sin")),
     }
-    return draw.choice(FORMS), rows, made(dim, fields)
+    return draw.choice(FORMS), rows, with_fields(dim, fields)
 
 
 @pytest.mark.sampled(4, "drawn cases")
 @pytest.mark.parametrize("seed", range(60))
-def test_round_numbers_drawn(seed: int) -> None:
-    form, rows, encoding = drawn(seed)
+def test_random_round_numbers(seed: int) -> None:
+    form, rows, encoding = random_encoding(seed)
     check(usual(form, rows, encoding), encoding)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_timesteps_of_every_twentieth(form: str) -> None:
+def test_every_twentieth_timestep(form: str) -> None:
     """DiT's table at 0, 20, 40, ..."""
     encoding = Encoding(256, layout="cos_sin", position_scale=20)
     assert check(usual(form, 50, encoding), encoding).code == 'sinpe.convention("adm", 256, position_scale=20.0)'
@@ -143,7 +143,7 @@ def test_timesteps_of_every_twentieth(form: str) -> None:
 
 @pytest.mark.parametrize("scale", [20.0, 30.0, 100.0, 1000.0])
 @pytest.mark.parametrize("dim", [6, 8, 16])
-def test_every_column_turns_fast(dim: int, scale: float) -> None:
+def test_frequencies_above_pi_per_row(dim: int, scale: float) -> None:
     encoding = Encoding(dim, base=20.0, position_scale=scale)
     check(usual("exp", 64, encoding), encoding)
 
@@ -182,12 +182,12 @@ def test_exact_float32_tables_keep_odd_numbers(fields: dict[str, Any]) -> None:
     encoding = Encoding(256, **fields)
     match = sinpe.identify(sinpe.table(5000, encoding))[0]
     assert off_at(FAR, match.encoding, encoding) < 1e-5
-    for name, value in fields.items():  # to what 5000 rows tell
+    for name, value in fields.items():  # as far as 5000 rows determine them
         assert getattr(match.encoding, name) == pytest.approx(value, rel=3e-8 if name == "amplitude" else 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, torch.float64], ids=str)
-def test_a_name_is_not_taken_for_its_neighbour(dtype: torch.dtype) -> None:
+def test_similar_conventions_are_distinguished(dtype: torch.dtype) -> None:
     encoding = sinpe.convention("t2t", 128, base=10000.01)
     assert sinpe.identify(sinpe.table(2000, encoding, dtype=dtype))[0].encoding.base == pytest.approx(
         10000.01, rel=1e-8
@@ -210,7 +210,7 @@ def test_few_rows(rows: int) -> None:
     assert not sinpe.identify(torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)))
 
 
-def test_what_16_bits_do_not_tell_is_said() -> None:
+def test_uncertainty_of_16_bit_tables_is_reported() -> None:
     held = sinpe.table(10, Encoding(16, base=256.5, layout="sin_cos"), dtype=BFLOAT16)
     match = sinpe.identify(held)[0]
     assert match.encoding.base != 256.5 and "gives its base to 0." in match.note

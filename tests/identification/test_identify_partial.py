@@ -1,4 +1,4 @@
-"""identify on tables that hold more, or less, than an encoding: zeros, printed values, class tokens, no shape."""
+"""identify for tables with more or less than an encoding: zeros, printed values, class tokens, unknown shape."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import sinpe_ext as sinpe
 from sinpe_ext.encodings.encoding import Encoding
 
 ROWS = 64
-SHORT = 2.5  # seconds of a processor, for a search that took 8 to 130
+SHORT = 2.5  # seconds of CPU time, for a search that took 8 to 130
 PAPER = sinpe.table(ROWS, 62)
 MAE = sinpe.table((14, 14), sinpe.convention("mae2d", 64), flatten=True)
 LEARNED = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)) * 0.02
 
 
-def only(table: torch.Tensor, **fields: object) -> sinpe.Match:
+def single_match(table: torch.Tensor, **fields: object) -> sinpe.Match:
     found = sinpe.identify(table, **fields)  # type: ignore[arg-type]
     assert found, found.reason
     return found[0]
@@ -35,40 +35,40 @@ def only(table: torch.Tensor, **fields: object) -> sinpe.Match:
 )
 def test_zero_columns_around(before: int, after: int, named: str) -> None:
     held = torch.cat([torch.zeros(ROWS, before), PAPER, torch.zeros(ROWS, after)], 1)
-    match = only(held)
+    match = single_match(held)
     assert (match.code, match.encoding) == ('sinpe.convention("paper", 62)', Encoding(62))
     assert match.note == f"{named}: sinpe.table(64, encoding) gives the other 62"
     kept = [column for column in range(held.shape[1]) if column not in match.zero_columns]
     assert torch.equal(sinpe.table(ROWS, match.encoding), held[:, kept])
 
 
-def test_zero_columns_inside() -> None:
-    match = only(torch.cat([PAPER[:, :30], torch.zeros(ROWS, 2), PAPER[:, 30:]], 1))
+def test_zero_columns_between() -> None:
+    match = single_match(torch.cat([PAPER[:, :30], torch.zeros(ROWS, 2), PAPER[:, 30:]], 1))
     assert (match.encoding, match.zero_columns) == (Encoding(62), (30, 31))
 
 
 @pytest.mark.parametrize(
     ("name", "dim", "fields"), [("adm", 60, {}), ("t2t", 64, {"base": 500.0}), ("paper", 64, {"start": 7})]
 )
-def test_zero_columns_beside_any_encoding(name: str, dim: int, fields: dict[str, float]) -> None:
+def test_zero_columns_with_any_encoding(name: str, dim: int, fields: dict[str, float]) -> None:
     encoding = sinpe.convention(name, dim, **fields)
     began = time.thread_time()
-    match = only(torch.cat([sinpe.table(ROWS, encoding), torch.zeros(ROWS, 3)], 1))
+    match = single_match(torch.cat([sinpe.table(ROWS, encoding), torch.zeros(ROWS, 3)], 1))
     assert time.thread_time() - began < SHORT
     assert (match.name, match.encoding, match.zero_columns) == (name, encoding, (dim, dim + 1, dim + 2))
 
 
-def test_zero_columns_of_the_encoding_itself_are_none() -> None:
+def test_padded_columns_of_the_encoding_are_not_reported() -> None:
     for encoding in (sinpe.convention("t2t", 65, base=500.0), sinpe.convention("nerf", 12, position_scale=0.125)):
-        match = only(sinpe.table(ROWS, encoding))
+        match = single_match(sinpe.table(ROWS, encoding))
         assert (match.encoding, match.zero_columns) == (encoding, ())
 
 
 @pytest.mark.parametrize("leading", [0, 1])
-def test_zero_columns_beside_a_grid(leading: int) -> None:
+def test_zero_columns_with_a_grid(leading: int) -> None:
     held = torch.cat([torch.zeros(leading, 67), torch.cat([MAE, torch.zeros(196, 3)], 1)])
     for shape in (None, (14, 14)):
-        match = only(held, shape=shape)
+        match = single_match(held, shape=shape)
         assert (match.code, match.zero_columns) == ('sinpe.convention("mae2d", 64)', (64, 65, 66))
         assert (match.shape, match.extra_tokens) == ((14, 14), leading)
         assert "sinpe.table((14, 14), encoding) gives the other 64" in match.note
@@ -82,22 +82,22 @@ def rounded(table: torch.Tensor, decimals: int) -> torch.Tensor:
 @pytest.mark.parametrize("decimals", [3, 4, 5, 6])
 def test_printed_values(decimals: int, dtype: torch.dtype) -> None:
     for encoding in (sinpe.convention("t2t", 64), sinpe.convention("paper", 64, base=500.0)):
-        match = only(rounded(sinpe.table(ROWS, encoding, dtype=torch.float64).to(dtype), decimals))
+        match = single_match(rounded(sinpe.table(ROWS, encoding, dtype=torch.float64).to(dtype), decimals))
         assert match.encoding == encoding and match.float32_angle == ""
         assert match.max_error <= 0.6 * 10.0**-decimals
         assert f"rounded to {decimals} decimals" in match.note
-    match = only(rounded(MAE.to(dtype), decimals))
+    match = single_match(rounded(MAE.to(dtype), decimals))
     assert match.name == "mae2d" and f"rounded to {decimals} decimals" in match.note
 
 
 def test_printed_with_an_exponent() -> None:
     held = [[float(f"{value:.4e}") for value in row] for row in sinpe.table(ROWS, 64).tolist()]
-    match = only(torch.tensor(held))
+    match = single_match(torch.tensor(held))
     assert match.name == "paper" and "rounded to 5 significant digits" in match.note
-    assert "rounded" not in only(sinpe.table(ROWS, 64)).note
+    assert "rounded" not in single_match(sinpe.table(ROWS, 64)).note
 
 
-def test_a_changed_value_of_a_printed_table_is_seen() -> None:
+def test_changed_value_of_a_printed_table_is_detected() -> None:
     held = rounded(sinpe.table(ROWS, 64), 4)
     held[9, 5] += 0.001
     assert "differs in 1 of 64 rows (9)" in sinpe.identify(held).reason
@@ -109,7 +109,7 @@ def test_flattened_video_without_a_shape(name: str, shape: tuple[int, ...]) -> N
     encoding = sinpe.convention(name, 96)
     held = sinpe.table(shape, encoding, flatten=True)
     began = time.thread_time()
-    match = only(held)
+    match = single_match(held)
     assert time.thread_time() - began < SHORT
     if 1 not in shape:
         assert name in (match.name, *match.aliases) and match.shape == shape
@@ -117,23 +117,23 @@ def test_flattened_video_without_a_shape(name: str, shape: tuple[int, ...]) -> N
     assert torch.equal(sinpe.table(match.shape, match.encoding, flatten=True), held)  # (6, 1, 8) may be (1, 6, 8)
 
 
-def test_flattened_video_in_16_bits_below_a_class_token() -> None:
+def test_flattened_16_bit_video_after_a_class_token() -> None:
     held = sinpe.table((16, 14, 14), sinpe.convention("cogvideo3d", 768), flatten=True)
-    match = only(torch.cat([torch.zeros(1, 768), held]).bfloat16())
+    match = single_match(torch.cat([torch.zeros(1, 768), held]).bfloat16())
     assert (match.name, match.shape, match.extra_tokens) == ("cogvideo3d", (16, 14, 14), 1)
 
 
 @pytest.mark.sampled("values")
 @pytest.mark.parametrize("shape", [(1, 14), (14, 1)], ids=str)
 @pytest.mark.parametrize("name", ["mae2d", "detr2d"])
-def test_flattened_line_without_a_shape(name: str, shape: tuple[int, int]) -> None:
+def test_flattened_line_without_a_shape_argument(name: str, shape: tuple[int, int]) -> None:
     held = sinpe.table(shape, sinpe.convention(name, 64), flatten=True)
-    match = only(held)
+    match = single_match(held)
     assert match.shape is not None
     assert torch.equal(sinpe.table(match.shape, match.encoding, flatten=True), held)
 
 
-def test_video_that_was_trained_further() -> None:
+def test_fine_tuned_video_table() -> None:
     held = sinpe.table((4, 6, 8), sinpe.convention("multidim3d", 96), flatten=True)
     noise = torch.randn(held.shape, generator=torch.Generator().manual_seed(0)) * 0.02
     assert "pass shape=(H, W) or (T, H, W)" in sinpe.identify(held + noise).reason
@@ -141,10 +141,10 @@ def test_video_that_was_trained_further() -> None:
 
 @pytest.mark.parametrize("shape", [None, (14, 14)], ids=str)
 def test_rows_around_a_grid(shape: tuple[int, int] | None) -> None:
-    match = only(torch.cat([MAE, torch.zeros(1, 64)]), shape=shape)
+    match = single_match(torch.cat([MAE, torch.zeros(1, 64)]), shape=shape)
     assert (match.name, match.shape, match.zero_rows, match.rows) == ("mae2d", (14, 14), (196,), 197)
     assert "the last row (196) is zero" in match.note
-    match = only(torch.cat([LEARNED, MAE]), shape=shape)
+    match = single_match(torch.cat([LEARNED, MAE]), shape=shape)
     assert (match.name, match.shape, match.extra_tokens, match.rows) == ("mae2d", (14, 14), 1, 197)
     assert "the first row (0) is not zero" in match.note and "learned class token" in match.note
 
@@ -154,7 +154,7 @@ def test_zeroed_place_of_a_grid(row: int) -> None:
     held = MAE.clone()
     held[row] = 0
     for table, before in ((held, 0), (torch.cat([LEARNED, held]), 1)):
-        match = only(table)
+        match = single_match(table)
         assert (match.name, match.shape, match.zero_rows) == ("mae2d", (14, 14), (row + before,))
         assert match.note.endswith(f"row {row + before}") and "padding" not in match.note
 
@@ -166,36 +166,36 @@ def test_learned_row_before_rows() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("dim", [4, 5, 16, 17])
-def test_doubled_index_of_exponent_dim_2(dim: int, dtype: torch.dtype) -> None:
+def test_doubled_index_is_exponent_dim_2(dim: int, dtype: torch.dtype) -> None:
     encoding = sinpe.convention("doubled_index", dim, exponent_dim=2)
-    match = only(sinpe.table(ROWS, encoding, dtype=dtype))
+    match = single_match(sinpe.table(ROWS, encoding, dtype=dtype))
     assert (match.code, match.encoding) == (f'sinpe.convention("doubled_index", {dim}, exponent_dim=2)', encoding)
 
 
 def test_rotary_cache_of_cos_and_sin() -> None:
     angle = torch.outer(torch.arange(64.0), 500.0 ** (-torch.arange(32) / 32))
-    match = only(torch.cat([angle.cos(), angle.sin()], 1))
+    match = single_match(torch.cat([angle.cos(), angle.sin()], 1))
     assert match.name == "adm" and "equals a rotary cache cos|sin (cos_sin_cache) of base 500" in match.note
-    assert "rotary" not in only(sinpe.table(ROWS, sinpe.convention("adm", 64, start=3))).note
+    assert "rotary" not in single_match(sinpe.table(ROWS, sinpe.convention("adm", 64, start=3))).note
 
 
-def test_names_with_other_fields_have_their_own_line() -> None:
-    match = only(sinpe.table(ROWS, sinpe.convention("t2t", 64, base=3217.5523)))
+def test_aliases_with_other_fields_are_on_a_separate_line() -> None:
+    match = single_match(sinpe.table(ROWS, sinpe.convention("t2t", 64, base=3217.5523)))
     assert {match.name, *match.aliases} >= {"t2t", "ddpm", "paper_concat"}
     lines = str(match).splitlines()
     assert match.name == "paper_concat" and "(also" not in lines[0]
     assert '    also sinpe.convention("t2t", 64, base=3217.5523)' in lines
-    assert "(also t2t, ddpm)" in str(only(sinpe.table(ROWS, sinpe.convention("fairseq", 64))))
+    assert "(also t2t, ddpm)" in str(single_match(sinpe.table(ROWS, sinpe.convention("fairseq", 64))))
 
 
 @pytest.mark.parametrize("padding", [0, 1, 5])
-def test_padding_row_says_where_tokens_start(padding: int) -> None:
+def test_padding_row_implies_the_first_token_position(padding: int) -> None:
     held = sinpe.table(ROWS, sinpe.convention("fairseq", 64, start=0))
     held[padding] = 0
-    assert f"tokens start at padding_idx + 1: encode them with start={padding + 1}" in only(held).note
+    assert f"tokens start at padding_idx + 1: encode them with start={padding + 1}" in single_match(held).note
 
 
-def test_one_channel_is_zero_at_position_0_by_itself() -> None:
-    match = only(sinpe.table(ROWS, 1))
+def test_single_channel_is_zero_at_position_0() -> None:
+    match = single_match(sinpe.table(ROWS, 1))
     assert (match.name, match.start, match.zero_rows, match.extra_tokens) == ("paper", 0, (), 0)
     assert "zero" not in match.note

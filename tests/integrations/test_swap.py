@@ -1,4 +1,4 @@
-"""`integrations.swap` on modules of no library: what is swapped, what is left alone, and what stays as it was."""
+"""`integrations.swap` on user-defined modules: which are replaced, and what stays unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
 LIMIT = ROWS * 2.0**-22 + 2.0**-23 + 2.0**-21
 
 SERVED = [
-    # class, form, an input's shape (None: where the length goes), convention
+    # class, form, an input's shape (None: the length), convention
     (BatchFirst, "x + rows, batch first", (2, None, DIM), "paper"),
     (SequenceFirst, "x + rows, sequence first", (None, 2, DIM), "paper"),
     (Scaled, "4 * x + rows, batch first", (2, None, DIM), "paper"),
@@ -58,7 +58,7 @@ def given(shape: tuple, length: int, dtype: torch.dtype = torch.float32) -> Tens
 @pytest.mark.feature("torch.jit.trace")
 @pytest.mark.filterwarnings("ignore:.torch.jit.(trace|trace_method). is deprecated", "ignore::torch.jit.TracerWarning")
 @ids
-def test_a_trace_follows_the_length(kind: Any, form: str, shape: tuple, convention: str, backend: str) -> None:
+def test_traced_module_follows_the_length(kind: Any, form: str, shape: tuple, convention: str, backend: str) -> None:
     model = kind().eval()
     swap(model)
     for dtype in (torch.float32, torch.bfloat16):
@@ -69,7 +69,7 @@ def test_a_trace_follows_the_length(kind: Any, form: str, shape: tuple, conventi
 
 
 @ids
-def test_served(kind: Any, form: str, shape: tuple, convention: str, backend: str) -> None:
+def test_module_is_replaced(kind: Any, form: str, shape: tuple, convention: str, backend: str) -> None:
     old = kind().eval()
     new = copy.deepcopy(old)
     report = swap(new, strict=True)
@@ -88,17 +88,17 @@ def test_served(kind: Any, form: str, shape: tuple, convention: str, backend: st
         assert torch.equal(new(**{name: x}), after)
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         x = given(shape, 7, dtype)
-        old = kind().eval()  # some convert their table to the dtype of x, and it stays so
+        old = kind().eval()  # some convert their table to the dtype of x in place
         assert old(x).dtype == new(x).dtype
-        # Where the result has 16 bits, it is rounded once: x + rows is below 8, and the old code rounds rows too.
+        # A 16-bit result is rounded once: x + rows is below 8, and the old code rounds rows too.
         allowed = LIMIT + 8 * (torch.finfo(old(x).dtype).eps if old(x).dtype.itemsize == 2 else 0)
         assert float((new(x).detach().double() - old(x).detach().double()).abs().max()) <= allowed
-    assert new(given(shape, 3 * ROWS)).numel() > 0  # no longest sequence
+    assert new(given(shape, 3 * ROWS)).numel() > 0  # any length
 
 
 @ids
-def test_numbers_are_exact(kind: Any, form: str, shape: tuple, convention: str, backend: str) -> None:
-    """The rows are the encoding's own, in the output and in the table."""
+def test_rows_are_exact(kind: Any, form: str, shape: tuple, convention: str, backend: str) -> None:
+    """In the output and in the table."""
     new = kind().eval()
     (entry,) = swap(new)
     length = 2 * ROWS
@@ -117,7 +117,7 @@ def test_numbers_are_exact(kind: Any, form: str, shape: tuple, convention: str, 
 
 @ids
 def test_checkpoints(kind: Any, form: str, shape: tuple, convention: str) -> None:
-    """The same keys, strict loading both ways, and nothing written into the checkpoint."""
+    """The same keys, strict loading in both directions, and nothing added to the checkpoint."""
     old, new = kind().eval(), kind().eval()
     swap(new)
     x = given(shape, 9)
@@ -146,7 +146,7 @@ def test_copies_and_conversions(kind: Any, form: str, shape: tuple, convention: 
         assert other(x.to(dtype)).dtype == old(x.to(dtype)).dtype
     assert "Encoding(16" in repr(new)
     state = {name: value.clone() for name, value in new.state_dict().items()}
-    new.half().float()  # the tables are made again
+    new.half().float()  # the tables are recomputed
     assert all(torch.equal(value, state[name]) for name, value in new.state_dict().items() if name != "alpha")
 
 
@@ -161,8 +161,8 @@ def test_compiled(kind: Any, form: str, shape: tuple, convention: str) -> None:
         assert torch.equal(compiled(x), new(x))
 
 
-def test_dropout_is_the_modules_own() -> None:
-    """The same generator, the same mask; switched and changed where it always was."""
+def test_dropout_of_the_module_is_used() -> None:
+    """The same mask for the same generator state; train, eval and p work as before."""
     for kind in (BatchFirst, SequenceFirst, Scaled):
         old, new = kind().train(), kind().train()
         swap(new)
@@ -179,7 +179,7 @@ def test_dropout_is_the_modules_own() -> None:
 
 
 def test_fused_dropout() -> None:
-    """In the pass of the sum, with this library's masks of torch's generator."""
+    """Applied in the same pass as the sum, with this library's masks."""
     new = BatchFirst(0.25).train()
     swap(new, fuse_dropout=True)
     x = torch.randn(4, 20, DIM)
@@ -214,7 +214,7 @@ class TimedEmbedding(nn.Module):
 
 
 def test_frozen_embeddings(backend: str) -> None:
-    """nn.Embedding with a frozen table, one with a row of zeros for padding; under any name."""
+    """nn.Embedding with a frozen table, one with a padding row of zeros; under any name."""
     model = TimedEmbedding(usual())
     swap(model, strict=True)
     where = torch.tensor([[0, 7], [ROWS - 1, 500]])
@@ -236,8 +236,8 @@ def test_frozen_embeddings(backend: str) -> None:
     assert swap(nn.ModuleDict({"words": nn.Embedding.from_pretrained(usual())}), strict=True).swapped
 
 
-def test_what_holds_a_module_still_does() -> None:
-    """Shared, hooked, referred to from elsewhere: it is the same object in another class."""
+def test_replaced_module_is_the_same_object() -> None:
+    """Shared, hooked and referenced modules: the same object with another class."""
     shared = BatchFirst(0.0)
     model = nn.ModuleDict({"a": nn.Sequential(nn.Linear(DIM, DIM), shared), "b": shared}).eval()
     elsewhere, seen = [shared], []
@@ -253,7 +253,7 @@ def test_what_holds_a_module_still_does() -> None:
 
 
 @pytest.mark.parametrize("angle", ["float32", "float32_exp"])
-def test_the_roundings_of_the_usual_formula(angle: str) -> None:
+def test_float32_angle_keeps_the_usual_roundings(angle: str) -> None:
     old, new = BatchFirst(0.0), BatchFirst(0.0)
     (entry,) = swap(new, angle=angle)
     x = torch.randn(2, ROWS, DIM)
@@ -263,7 +263,7 @@ def test_the_roundings_of_the_usual_formula(angle: str) -> None:
     assert 0 < other.difference <= LIMIT
 
 
-def test_a_wrong_checkpoint_warns() -> None:
+def test_wrong_checkpoint_warns() -> None:
     new = BatchFirst(0.0)
     swap(new)
     rows = new.pe.clone()
@@ -274,7 +274,7 @@ def test_a_wrong_checkpoint_warns() -> None:
         new.load_state_dict({"pe": rows[:, :5]})
 
 
-def test_calls_that_the_old_module_refused() -> None:
+def test_calls_that_the_old_module_rejected() -> None:
     new = BatchFirst(0.0)
     swap(new)
     for args, kwargs, error in (
@@ -288,7 +288,7 @@ def test_calls_that_the_old_module_refused() -> None:
 
 
 def test_under_autocast_and_without_gradients() -> None:
-    """The trial is no part of what the caller has on."""
+    """The trials ignore the caller's autocast and grad mode."""
     model = nn.Sequential(BatchFirst(0.0), Scaled())
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
         report = swap(model)

@@ -1,4 +1,4 @@
-"""`integrations.swap` finds modules by what they hold and compute, whatever they are called."""
+"""`integrations.swap` recognises modules by their tensors and results, not by names."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def limit(position: float, dtype: torch.dtype = torch.float32) -> float:
 
 
 class Case(NamedTuple):
-    """A module, what is said of it, calls of it with the largest position, and what the swapped one gives exactly."""
+    """A module, its description in the report, calls with the largest position, and the exact results."""
 
     build: Callable[[], nn.Module]
     form: str
@@ -75,7 +75,7 @@ class Case(NamedTuple):
 
 
 def lengths(make: Callable[..., Tensor], *given: Any) -> list[tuple[tuple[Any, ...], dict[str, Any], float]]:
-    """Calls with x of several lengths and dtypes; given: its shape, None where the length goes."""
+    """Calls with x of several lengths and dtypes; `given` is its shape, with None for the length."""
     return [
         ((make(*(length if n is None else n for n in given), dtype=dtype),), {}, float(length))
         for dtype in GENERATED
@@ -106,7 +106,7 @@ TOKENS = [
 def rows_of(convention: str, dtype: torch.dtype | None = None, **fields: Any) -> Callable[..., Tensor]:
     def exact(module: Any, args: Any, named: Any) -> Tensor:
         t = args[0].reshape(len(args[0]))
-        # As the old code has them: in float32, but for timesteps in float64.
+        # As in the old code: float32, but float64 for timesteps.
         kind = dtype or torch.promote_types(t.dtype, torch.float32)
         t = t.float() if t.dtype == torch.float16 else t
         return sinpe.encode(t, sinpe.convention(convention, DIM, **fields), dtype=kind)
@@ -149,7 +149,7 @@ def added(convention: str, **arguments: Any) -> Callable[..., Tensor]:
 
 
 def called(module: nn.Module, *shape: int) -> Callable[[], nn.Module]:
-    """The module after its first call, with what it keeps of it."""
+    """The module after its first call, with cached tensors."""
 
     def build() -> nn.Module:
         made = copy.deepcopy(module)
@@ -206,7 +206,7 @@ CASES = {
         lambda: GPT(usual()),
         "rows of positions",
         "paper",
-        [((torch.arange(2 * n).reshape(2, n) % 40,), {}, 16.0 * n) for n in (1, 9, ROWS)],  # behind a LayerNorm
+        [((torch.arange(2 * n).reshape(2, n) % 40,), {}, 16.0 * n) for n in (1, 9, ROWS)],  # before a LayerNorm
         None,
         "wpe",
     ),
@@ -267,8 +267,8 @@ CASES = {
 cases = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 
 
-def both(case: Case) -> tuple[Any, Any, Any]:
-    """The old module, a swapped copy, and what is said of it."""
+def old_and_new(case: Case) -> tuple[Any, Any, Any]:
+    """The old module, a replaced copy, and the report line."""
     torch.manual_seed(7)
     old = case.build().eval()
     new = copy.deepcopy(old)
@@ -277,7 +277,7 @@ def both(case: Case) -> tuple[Any, Any, Any]:
 
 
 def fresh(module: nn.Module) -> Any:
-    """A copy that has kept nothing of an earlier call: a cache is given back whatever the dtype of the next one."""
+    """A copy without cached tensors: a cache is returned whatever the dtype of the next call."""
     made = copy.deepcopy(module)
     for each in made.modules():
         if "cached_penc" in each._buffers:
@@ -290,7 +290,7 @@ def apart(a: Tensor, b: Tensor) -> float:
     return float((a.detach().double() - b.detach().double()).abs().max())
 
 
-def test_a_negative_id_of_an_embedding_is_refused_as_before(backend: str) -> None:
+def test_negative_id_of_an_embedding_is_rejected(backend: str) -> None:
     model = nn.Sequential(nn.Embedding.from_pretrained(usual()))
     for _ in range(2):
         with pytest.raises(IndexError):
@@ -303,23 +303,23 @@ def test_a_negative_id_of_an_embedding_is_refused_as_before(backend: str) -> Non
 @pytest.mark.feature("torch.jit.trace")
 @pytest.mark.filterwarnings("ignore:.torch.jit.(trace|trace_method). is deprecated", "ignore::torch.jit.TracerWarning")
 @cases
-def test_a_trace_follows_the_length(case: Case, backend: str) -> None:
-    """Traced at one length of x, run at the others of its dtype."""
-    _, new, _ = both(case)
+def test_traced_module_follows_the_length(case: Case, backend: str) -> None:
+    """Traced with one length of x, run with the others of its dtype."""
+    _, new, _ = old_and_new(case)
     calls = [args[0] for args, named, _ in case.calls if len(args) == 1 and not named]
     for dtype in {x.dtype for x in calls}:
         same = [x for x in calls if x.dtype == dtype]
         for at in (same[0], same[-1]):
             traced = torch.jit.trace(fresh(new), (at,), check_trace=False)
             for x in same:
-                # A recorded operator runs the kernels that are loaded; in float64 the last bit of eager may differ.
+                # A recorded operator runs the compiled kernels; in float64, the last bit of eager may differ.
                 assert apart(traced(x), fresh(new)(x)) <= (1e-14 if dtype == torch.float64 else 0), (at.shape, x.shape)
 
 
 @pytest.mark.sampled("values")
 @cases
-def test_replaced(case: Case, backend: str) -> None:
-    old, new, entry = both(case)
+def test_replaced_module_equals_the_old_one(case: Case, backend: str) -> None:
+    old, new, entry = old_and_new(case)
     assert (entry.swapped, entry.name, entry.form, entry.convention) == (True, case.name, case.form, case.convention)
     assert (
         0 <= entry.difference <= limit(4096.0)
@@ -336,11 +336,11 @@ def test_replaced(case: Case, backend: str) -> None:
 
 @pytest.mark.sampled("values", where=lambda case, **_: case.exact is not None)
 @cases
-def test_a_replaced_module_is_exact(case: Case, backend: str) -> None:
-    """What is given is not the old module's rounding error but the encoding's own values."""
+def test_replaced_module_is_exact(case: Case, backend: str) -> None:
+    """Against the encoding's exact values, not the old module's rounding errors."""
     if case.exact is None:
-        pytest.skip("its output has more in it than rows")
-    _, new, _ = both(case)
+        pytest.skip("its output is not rows only")
+    _, new, _ = old_and_new(case)
     args, named, _ = max(case.calls, key=lambda call: call[2])
     exact = case.exact(new, args, named)
     assert torch.equal(new(*args, **named), exact.to(new(*args, **named).dtype))
@@ -351,12 +351,12 @@ def test_a_replaced_module_is_exact(case: Case, backend: str) -> None:
     inside.__dict__["_sinpe_encoding"] = change(amplitude=0.5)
     for name in inside._sinpe_tables:
         getattr(inside, name).data.copy_(inside._sinpe_rows(name, getattr(inside, name)))
-    assert apart(wrong(*args, **named), new(*args, **named)) > limit(1000.0), "wrong rows would not be seen"
+    assert apart(wrong(*args, **named), new(*args, **named)) > limit(1000.0), "wrong rows would not be detected"
 
 
 @cases
 def test_checkpoints_and_copies(case: Case) -> None:
-    old, new, _ = both(case)
+    old, new, _ = old_and_new(case)
     args, named, far = case.calls[0]
     before, after = copy.deepcopy(old)(*args, **named), new(*args, **named)
     state = {name: value.clone() for name, value in old.state_dict().items()}
@@ -386,7 +386,7 @@ def test_hooks_and_conversion(case: Case) -> None:
     after = new(*args, **named)
     assert len(seen) == 1
     state = {name: value.clone() for name, value in new.state_dict().items()}
-    new.get_submodule(case.name).half().float()  # rows and frequencies are made again
+    new.get_submodule(case.name).half().float()  # rows and frequencies are recomputed
     inside = new.get_submodule(case.name)
     kept = [f"{case.name}.{name}".removeprefix(".") for name in inside._sinpe_tables]
     assert all(torch.equal(new.state_dict()[name], state[name]) for name in kept if name in state)
@@ -398,62 +398,62 @@ def test_hooks_and_conversion(case: Case) -> None:
 
 @cases
 def test_compiled(case: Case) -> None:
-    _, new, _ = both(case)
+    _, new, _ = old_and_new(case)
     torch.compiler.reset()
     compiled = torch.compile(new, fullgraph=True, backend="aot_eager")
     for args, named, _ in (case.calls[0], case.calls[1]):
         assert torch.equal(compiled(*args, **named), new(*args, **named))
 
 
-def test_calls_that_were_not_tried_are_answered_by_the_module_itself() -> None:
-    old, new, _ = both(CASES["lucidrains"])
-    odd = torch.tensor([[1.0, 2.0]])  # one angle of two timesteps: what the old code makes of it stays
+def test_untried_calls_run_the_old_forward() -> None:
+    old, new, _ = old_and_new(CASES["lucidrains"])
+    odd = torch.tensor([[1.0, 2.0]])  # one angle of two timesteps: runs the old code
     for args in ((odd.expand(2, 2)[:, :1],), (torch.tensor([3], dtype=torch.int16),)):
         assert torch.equal(old(*args), new(*args))
     for module in (old, new):
         module.theta = 50.0
     t = times(1.0, 999.0)
     assert torch.equal(old(t), new(t))
-    old, new, _ = both(CASES["lucidrains, times 1000"])
-    t = times(0.0, 0.332, 0.999, dtype=torch.bfloat16)  # the old product has 16 bits, and so has not its rows
+    old, new, _ = old_and_new(CASES["lucidrains, times 1000"])
+    t = times(0.0, 0.332, 0.999, dtype=torch.bfloat16)  # in the old code, the product and so the rows have 16 bits
     assert torch.equal(old(t), new(t)) and apart(old(t), old(t.double()).float()) > 0.02
     t = times(1.0, 999.0)
-    old, new, _ = both(CASES["DiT"])
+    old, new, _ = old_and_new(CASES["DiT"])
     assert torch.equal(old.timestep_embedding(t, 8, 77), new.timestep_embedding(t, 8, 77))
     assert torch.equal(new.timestep_embedding(t, 32), sinpe.encode(t, sinpe.convention("adm", 32)))
-    old, new, _ = both(CASES["positional-encodings"])
-    x = noise(2, 5, 12)  # other channels than it was made for
+    old, new, _ = old_and_new(CASES["positional-encodings"])
+    x = noise(2, 5, 12)  # another number of channels
     assert 0 < apart(old(x), sinpe.table(5, 12).expand(2, 5, 12)) and apart(old(x), new(x)) <= limit(5.0)
     with pytest.raises(RuntimeError, match="3 dimensions"):
         new(noise(5, DIM))
-    old, new, _ = both(CASES["x-transformers"])
+    old, new, _ = old_and_new(CASES["x-transformers"])
     with pytest.raises(RuntimeError):
         old(noise(2, 5, DIM), seq_start_pos=torch.tensor([1, 2]))
     with pytest.raises(RuntimeError):
         new(noise(2, 5, DIM), seq_start_pos=torch.tensor([1, 2]))
-    old, new, _ = both(CASES["fairseq"])
+    old, new, _ = old_and_new(CASES["fairseq"])
     assert apart(old(IDS, positions=IDS), new(IDS, positions=IDS)) <= limit(8.0)
     new.onnx_trace = True
     assert apart(old(IDS), new(IDS)) <= limit(8.0)
 
 
-def test_gradients_reach_what_they_reached() -> None:
+def test_gradients_reach_the_same_parameters() -> None:
     for name, args in (("DiT", (times(3.0, 500.0),)), ("x-transformers", (noise(2, 7, DIM),))):
-        old, new, _ = both(CASES[name])
+        old, new, _ = old_and_new(CASES[name])
         for module in (old, new):
             module(*args).square().sum().backward()
         pairs = list(zip(old.parameters(), new.parameters(), strict=True))
         assert pairs and all(a.grad is not None and b.grad is not None for a, b in pairs)
         for a, b in pairs:
             assert apart(a.grad, b.grad) <= 64 * limit(500.0) * max(1.0, float(a.grad.abs().max()))
-    _, new, _ = both(CASES["lucidrains"])
+    _, new, _ = old_and_new(CASES["lucidrains"])
     t = times(1.0, 2.0).requires_grad_()
     new(t).sum().backward()
     assert t.grad is not None and bool(t.grad.any())
 
 
-def test_a_checkpoint_with_other_frequencies_warns() -> None:
-    _, new, _ = both(CASES["positional-encodings"])
+def test_checkpoint_with_other_frequencies_warns() -> None:
+    _, new, _ = old_and_new(CASES["positional-encodings"])
     kept = new.inv_freq.clone()
     with pytest.warns(UserWarning, match="inv_freq: the checkpoint's table is not"):
         new.load_state_dict({"inv_freq": kept * 2})
@@ -461,17 +461,17 @@ def test_a_checkpoint_with_other_frequencies_warns() -> None:
 
 
 @pytest.mark.parametrize("angle", ["float32", "float32_exp"])
-def test_the_roundings_of_the_usual_formula(angle: str) -> None:
+def test_float32_angle_keeps_the_usual_roundings(angle: str) -> None:
     for name in ("neutral names", "channels first"):
         new = CASES[name].build()
         (entry,) = swap(new, angle=angle)
         assert entry.difference == 0.0 and entry.encoding.angle == "float32_exp"
 
 
-# --------------------------------------------------------------------------------------------- reported, or passed over
+# reported, or not replaced
 
 
-def test_a_parameter_inside_a_forward_is_reported() -> None:
+def test_parameter_used_in_forward_is_reported() -> None:
     model = Autoencoder()
     kind = type(model)
     (entry,) = swap(model)
@@ -488,7 +488,7 @@ def test_a_parameter_inside_a_forward_is_reported() -> None:
 
 
 @pytest.mark.parametrize("name", ["mae2d", "hf2d", "bigvision2d", "timm2d", "t2t2d", "detr2d"])
-def test_a_grid_is_reported_by_its_name(name: str) -> None:
+def test_grid_is_reported_by_name(name: str) -> None:
     class Holds(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -513,7 +513,7 @@ class Twice(Conditioner):
 
 
 class ByTheClass(Conditioner):
-    """Asked on the class, where nothing of an instance can stand in."""
+    """Called on the class, where an instance attribute cannot replace it."""
 
     def forward(self, t: Tensor) -> Tensor:
         return self.mlp(ByTheClass.timestep_embedding(t, 32))
@@ -544,7 +544,7 @@ class Shifted(Sinusoids):
 
 
 class Reads(Clock):
-    """A method whose rows depend on a tensor, and on what a container holds."""
+    """A method whose rows depend on a tensor and on the contents of a container."""
 
     def __init__(self, learned: bool) -> None:
         super().__init__()
@@ -582,7 +582,7 @@ REPORTED = {
 
 
 @pytest.mark.parametrize("name", REPORTED)
-def test_reported(name: str) -> None:
+def test_module_is_reported(name: str) -> None:
     build, reason = REPORTED[name]
     module = build()
     t = times(1.0, 900.0)
@@ -595,7 +595,7 @@ def test_reported(name: str) -> None:
 
 
 class Rotary(nn.Module):
-    """The halves of a rotary encoding, which nothing is added to."""
+    """The halves of a rotary encoding, which are not added to anything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -610,7 +610,7 @@ class Rotary(nn.Module):
 
 
 class Fourier(nn.Module):
-    """Random frequencies, which are no ladder."""
+    """Random frequencies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -621,7 +621,7 @@ class Fourier(nn.Module):
         return torch.cat([angle.sin(), angle.cos()], -1)
 
 
-def test_what_is_none() -> None:
+def test_other_modules_are_not_reported() -> None:
     torch.manual_seed(0)
     for model in (
         nn.Linear(2, 2),
@@ -637,7 +637,7 @@ def test_what_is_none() -> None:
         assert not report and str(report).startswith("none recognised")
 
 
-# --------------------------------------------------------------------------------------------- the look at values
+# the check of values
 
 
 def tables() -> list[tuple[str, Tensor]]:
@@ -649,7 +649,7 @@ def tables() -> list[tuple[str, Tensor]]:
             except ValueError:
                 continue
             if name == "tcnn":
-                continue  # 0, 1 and -1 alone at whole positions, which is what a mask has
+                continue  # 0, 1 and -1 only at integer positions, as in a mask
             axes = encoding.ndim if isinstance(encoding, sinpe.GridEncoding) else 1
             for length in ((64,), (9, 14), (5, 6, 7))[axes - 1 : axes]:
                 shape = length if axes > 1 else length[0]
@@ -659,8 +659,8 @@ def tables() -> list[tuple[str, Tensor]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_every_convention_passes_the_look(dtype: torch.dtype) -> None:
-    """Whatever identify knows has to be given to it: with padding rows, a class token, a factor, in 16 bits."""
+def test_every_convention_passes_the_check_of_values(dtype: torch.dtype) -> None:
+    """All tables that identify knows must reach it: with padding rows, a class token, a factor, in 16 bits."""
     for name, table in tables():
         rows = table.to(dtype)
         for form in (rows, 0.02 * rows, rows.repeat(2, *([1] * (rows.dim() - 1))) if rows.dim() == 3 else rows):
@@ -671,8 +671,8 @@ def test_every_convention_passes_the_look(dtype: torch.dtype) -> None:
         assert may_be_table(nn.Parameter(flat[None])) or not sinpe.identify(flat), name
 
 
-def test_learned_weights_do_not_pass_it() -> None:
-    """Few of them, so that identify's milliseconds are spent on few."""
+def test_learned_weights_fail_the_check_of_values() -> None:
+    """Only few may pass, since identify takes milliseconds for each."""
     generator = torch.Generator().manual_seed(5)
     passed = 0
     for shape in [(16, 16), (64, 16), (64, 64), (256, 64), (768, 256), (256, 768), (30, 100), (3, 3), (64, 8, 3, 3)]:
@@ -690,19 +690,19 @@ def test_learned_weights_do_not_pass_it() -> None:
         assert not may_be_table(trivial)
 
 
-def test_a_large_model_is_looked_through_quickly() -> None:
-    """Each weight costs a fraction of a millisecond, whatever its size: 40 M parameters here, in 60 tensors."""
+def test_large_model_is_searched_quickly() -> None:
+    """A weight of any size costs a fraction of a millisecond; here 40 M parameters in 60 tensors."""
     model = nn.Sequential(*(nn.Linear(816, 816) for _ in range(60)))
     took = []
     for _ in range(5):
         start = time.thread_time()
         assert not swap(model)
         took.append(time.thread_time() - start)
-    # About 15 ms on a quiet machine; identify on each of them takes half a second and more.
+    # About 15 ms on an idle machine; identify takes half a second or more for each.
     assert min(took) < 0.3
 
 
-def test_devices_threads_and_generators_stay() -> None:
+def test_devices_threads_and_generators_are_unchanged() -> None:
     model = nn.Sequential(Foo(), Sinusoids(), Conditioner())
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     assert len(swap(model).swapped) == 3

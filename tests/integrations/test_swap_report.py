@@ -1,4 +1,4 @@
-"""`integrations.swap`: modules that are left alone, its arguments and its report."""
+"""`integrations.swap`: modules that are not replaced, arguments, report."""
 
 from __future__ import annotations
 
@@ -103,16 +103,16 @@ def test_arguments() -> None:
         swap(model, angle="float")
 
 
-def test_nothing_is_done_in_part() -> None:
-    """strict looks at every module before it touches one."""
+def test_strict_replaces_all_or_nothing() -> None:
+    """strict checks all modules before it changes one."""
     model = nn.Sequential(BatchFirst(), Layered())
     with pytest.raises(ValueError, match="Linear proj"):
         swap(model, strict=True)
     assert type(model[0]) is BatchFirst and "_sinpe_encoding" not in vars(model[0])
 
 
-def test_where_values_cannot_be_looked_at() -> None:
-    """The meta device, and a forward replaced in the instance, as offloading does it."""
+def test_modules_without_readable_values() -> None:
+    """The meta device, and a forward replaced on the instance, as by offloading."""
     with torch.device("meta"):
         meta = BatchFirst()
     hooked, embedding = BatchFirst(), nn.Embedding.from_pretrained(usual())  # a plain module, and one of a library

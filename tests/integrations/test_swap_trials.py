@@ -1,4 +1,4 @@
-"""`integrations.swap` on forwards that only look like a sum or a lookup, and what its trials may touch."""
+"""`integrations.swap` on forwards that only resemble a sum or a lookup, and side effects of its trials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
 LIMIT = ROWS * 2.0**-22 + 2.0**-23 + 2.0**-21
 
 
-def odd(forward: Any, **held: Any) -> Odd:
+def custom(forward: Any, **held: Any) -> Odd:
     module = Odd(forward)
     for name, value in held.items():
         if type(value) is Tensor and name.startswith("b_"):
@@ -40,7 +40,7 @@ def step(m: Any, x: Tensor) -> Tensor:
     return y
 
 
-def noted(what: Any) -> Any:
+def storing(what: Any) -> Any:
     def forward(m: Any, x: Tensor) -> Tensor:
         what(m, x)
         return x + rows(m, x)
@@ -59,27 +59,27 @@ def ids(words: Any) -> Any:
 STATE, INSIDE = "keeps a state", "which a drop-in would not follow"
 LEFT = {
     # what the forward does with x: (module, reason)
-    "layer norm of x": (odd(lambda m, x: F.layer_norm(x, (DIM,)) + rows(m, x)), "not a multiple of x"),
-    "centred x": (odd(lambda m, x: x - x.mean(-1, keepdim=True) + rows(m, x)), "not a multiple of x"),
-    "x by its deviation": (odd(lambda m, x: x * x.std() + rows(m, x)), "multiplies x by|would differ"),
-    "no row of padding": (odd(ids(lambda m: 1)), "something else with x"),
-    "padding by an attribute": (odd(ids(lambda m: m.pad), pad=40404), "something else with x"),
-    "no row where x is zero": (odd(lambda m, x: rows(m, x)[..., :8] * (x[..., :1] != 0)), "is recognised"),
-    "a step": (odd(step, step=0), STATE),
-    "a step in a buffer": (odd(noted(lambda m, x: m.b_calls.add_(1)), b_calls=torch.zeros(1)), STATE),
-    "a step in training": (odd(noted(lambda m, x: setattr(m, "n", m.n + m.training)), n=0), STATE),
-    "a list": (odd(noted(lambda m, x: m.seen.append(1)), seen=[]), STATE),
-    "the longest so far": (odd(noted(lambda m, x: setattr(m, "most", max(m.most, x.size(1)))), most=5), STATE),
-    "its rows written to": (odd(noted(lambda m, x: m.pe.mul_(0.5))), STATE),
-    "clamped at 6": (odd(lambda m, x: (x + rows(m, x)).clamp(-6, 6)), "would differ"),
-    "clamped at 3000": (odd(lambda m, x: (x + rows(m, x)).clamp(-3000, 3000)), "would differ"),
-    "a factor in a buffer": (odd(lambda m, x: x * m.b_w + rows(m, x), b_w=torch.tensor(4.0)), f"b_w.*{INSIDE}"),
-    "a bias of zeros": (odd(lambda m, x: x + rows(m, x) + m.b, b=torch.zeros(DIM)), f"`b`.*{INSIDE}"),
+    "layer norm of x": (custom(lambda m, x: F.layer_norm(x, (DIM,)) + rows(m, x)), "not a multiple of x"),
+    "centred x": (custom(lambda m, x: x - x.mean(-1, keepdim=True) + rows(m, x)), "not a multiple of x"),
+    "x by its deviation": (custom(lambda m, x: x * x.std() + rows(m, x)), "multiplies x by|would differ"),
+    "no row of padding": (custom(ids(lambda m: 1)), "something else with x"),
+    "padding by an attribute": (custom(ids(lambda m: m.pad), pad=40404), "something else with x"),
+    "no row where x is zero": (custom(lambda m, x: rows(m, x)[..., :8] * (x[..., :1] != 0)), "is recognised"),
+    "a step": (custom(step, step=0), STATE),
+    "a step in a buffer": (custom(storing(lambda m, x: m.b_calls.add_(1)), b_calls=torch.zeros(1)), STATE),
+    "a step in training": (custom(storing(lambda m, x: setattr(m, "n", m.n + m.training)), n=0), STATE),
+    "a list": (custom(storing(lambda m, x: m.seen.append(1)), seen=[]), STATE),
+    "the longest so far": (custom(storing(lambda m, x: setattr(m, "most", max(m.most, x.size(1)))), most=5), STATE),
+    "its rows written to": (custom(storing(lambda m, x: m.pe.mul_(0.5))), STATE),
+    "clamped at 6": (custom(lambda m, x: (x + rows(m, x)).clamp(-6, 6)), "would differ"),
+    "clamped at 3000": (custom(lambda m, x: (x + rows(m, x)).clamp(-3000, 3000)), "would differ"),
+    "a factor in a buffer": (custom(lambda m, x: x * m.b_w + rows(m, x), b_w=torch.tensor(4.0)), f"b_w.*{INSIDE}"),
+    "a bias of zeros": (custom(lambda m, x: x + rows(m, x) + m.b, b=torch.zeros(DIM)), f"`b`.*{INSIDE}"),
     "a configuration": (
-        odd(lambda m, x: m.config.w * x + rows(m, x), config=types.SimpleNamespace(w=1.0)),
+        custom(lambda m, x: m.config.w * x + rows(m, x), config=types.SimpleNamespace(w=1.0)),
         rf"config\.w.*{INSIDE}",
     ),
-    "a dictionary": (odd(lambda m, x: x + rows(m, x, m.at["at"]), at={"at": 0}), rf"at\.at.*{INSIDE}"),
+    "a dictionary": (custom(lambda m, x: x + rows(m, x, m.at["at"]), at={"at": 0}), rf"at\.at.*{INSIDE}"),
 }
 
 
@@ -97,8 +97,8 @@ def test_left_alone(name: str) -> None:
         assert {key: str(value) for key, value in vars(module).items() if key[0] != "_"} == plain
 
 
-def test_a_trial_writes_to_nothing_of_the_users() -> None:
-    """Also where it raises afterwards, and where what is written is a parameter or an object's."""
+def test_trials_do_not_modify_user_tensors() -> None:
+    """Even if it raises afterwards, or if a parameter or a tensor of another object is written."""
 
     def forward(m: Any, x: Tensor) -> Tensor:
         m.alpha.data.add_(1)
@@ -106,7 +106,7 @@ def test_a_trial_writes_to_nothing_of_the_users() -> None:
         m.pe.add_(1)
         raise RuntimeError("on purpose")
 
-    module = odd(forward, alpha=nn.Parameter(torch.ones(1)), config=types.SimpleNamespace(calls=0))
+    module = custom(forward, alpha=nn.Parameter(torch.ones(1)), config=types.SimpleNamespace(calls=0))
     pe = module.pe.clone()
     version = module.pe._version, module.alpha._version
     assert not swap(module).swapped
@@ -115,10 +115,10 @@ def test_a_trial_writes_to_nothing_of_the_users() -> None:
 
 
 CHANGED = {
-    # attributes, forward, what is changed afterwards, how add is called then (None: the module's own forward answers)
+    # attributes, forward, later changes, equivalent arguments of add (None: the module's own forward runs)
     "factor of x": ({"w": 4.0}, lambda m, x: m.w * x + rows(m, x), {"w": 2.5}, {"scale": 2.5}),
     "factor of x, 1": ({"w": 1.0}, lambda m, x: m.w * x + rows(m, x), {"w": 2.5}, {"scale": 2.5}),
-    "root of it": ({"width": 9}, lambda m, x: m.width**0.5 * x + rows(m, x), {"width": 4}, {"scale": 2.0}),
+    "square root": ({"width": 9}, lambda m, x: m.width**0.5 * x + rows(m, x), {"width": 4}, {"scale": 2.0}),
     "of rows": ({"w": 0.5}, lambda m, x: x + m.w * rows(m, x), {"w": 2.0}, {"alpha": 2.0}),
     "of both": ({"w": 2.0}, lambda m, x: m.w * (x + rows(m, x)), {"w": 0.5}, {"scale": 0.5, "alpha": 0.5}),
     "two": (
@@ -135,9 +135,9 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_attributes_are_read_when_it_is_called(name: str, backend: str) -> None:
+def test_attributes_are_read_at_each_call(name: str, backend: str) -> None:
     held, forward, changes, arguments = CHANGED[name]
-    old, new = odd(forward, **held), odd(forward, **held)
+    old, new = custom(forward, **held), custom(forward, **held)
     swap(new, strict=True)
     x = torch.randn(2, 9, DIM, generator=torch.Generator().manual_seed(5))
     for module in (old, new):
@@ -147,23 +147,23 @@ def test_attributes_are_read_when_it_is_called(name: str, backend: str) -> None:
     assert float((new(x) - old(x)).abs().max()) <= 5 * LIMIT  # factors of up to 5
     for key, value in held.items():
         setattr(new, key, value)
-    usual = odd(forward, **held)
+    usual = custom(forward, **held)
     swap(usual)
-    assert torch.equal(new(x), usual(x))  # and back
+    assert torch.equal(new(x), usual(x))  # restored
 
 
-def test_the_width_of_the_model_is_read_too() -> None:
+def test_width_of_the_model_is_read_at_each_call() -> None:
     new = Scaled().eval()
     swap(new, strict=True)
     new.d_model = 25
     x = torch.randn(2, 9, DIM)
     assert torch.equal(new(x), sinpe.add(x, scale=5.0))
-    new.drop.p = 0.7  # no attribute of the module's own
+    new.drop.p = 0.7  # not an attribute of the module itself
     assert torch.equal(new(x), sinpe.add(x, scale=5.0))
 
 
 def test_rows_in_the_dtype_of_x() -> None:
-    old, new = (odd(lambda m, x: rows(m, x).to(x.dtype)) for _ in range(2))
+    old, new = (custom(lambda m, x: rows(m, x).to(x.dtype)) for _ in range(2))
     swap(new, strict=True)
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         x = torch.zeros(2, 7, DIM, dtype=dtype)
@@ -171,7 +171,7 @@ def test_rows_in_the_dtype_of_x() -> None:
         assert torch.equal(new(x)[0], sinpe.table(7, DIM, dtype=dtype))
 
 
-def test_a_class_attribute_that_an_instance_overrides() -> None:
+def test_class_attribute_overridden_on_the_instance() -> None:
     class Loud(BatchFirst):
         loud = False
 
@@ -192,14 +192,14 @@ def test_rows_for_embedded_tokens_and_for_their_ids() -> None:
     assert torch.equal(new(torch.ones(2, 9, dtype=torch.long)), new(torch.ones(2, 9, DIM)))
 
 
-def test_a_factor_that_16_bits_round() -> None:
-    """The old code rounds 22.6 * x to bfloat16 before it adds float32 rows: that is no other formula."""
+def test_factor_that_is_rounded_in_16_bits() -> None:
+    """The old code rounds 22.6 * x to bfloat16 before it adds float32 rows: the formula is the same."""
     (entry,) = swap(Scaled(512))
     assert entry.swapped and entry.form.startswith("22.6274 * x")
 
 
-def test_values_that_are_no_numbers_differ_from_numbers() -> None:
-    """In both directions; the same one in both places is no difference."""
+def test_nan_and_inf_differ_from_finite_values() -> None:
+    """In both directions; equal non-finite values do not differ."""
     inf, nan = float("inf"), float("nan")
     values = (1.0, inf, -inf, nan)
     for at, old in enumerate(values):

@@ -1,4 +1,4 @@
-"""`SinusoidalEmbedding` in nn.Embedding's place: its state, its weight shared and pretrained, and its limits."""
+"""`SinusoidalEmbedding` as a replacement for nn.Embedding: state, shared and pretrained weights, limits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_drop_in_for_nn_embedding(backend: str) -> None:
     assert mine.half()(ids).dtype == torch.float16 and mine.double()(ids).dtype == torch.float64
 
 
-def test_the_forms_of_positions(backend: str) -> None:
+def test_forms_of_positions(backend: str) -> None:
     layer, ids = Layer(V, D, dropout=0.0, scale=2.0), tokens()
     packed = sinpe.positions.packed(torch.tensor([0, 4, 6]))
     for given in (
@@ -68,7 +68,7 @@ def test_from_pretrained(backend: str) -> None:
     assert Layer.from_pretrained(weight, freeze=False).weight.requires_grad
 
 
-def test_the_weight_may_be_shared_with_an_output_layer(backend: str) -> None:
+def test_weight_shared_with_an_output_layer(backend: str) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -125,7 +125,7 @@ def test_sparse_adam_trains_as_with_nn_embedding(backend: str) -> None:
 @pytest.mark.bad_input(22, "compiled", "eager", "embedding")
 @pytest.mark.feature("stateless forward")
 def test_threads_share_a_layer(backend: str) -> None:
-    """Nothing is kept in forward: eight threads with seeds of their own get what each gets alone."""
+    """forward stores nothing: each of eight threads with different seeds gets the result of a single thread."""
     layer, ids = Layer(V, D, dropout=P), tokens()
     want = [layer(ids, seed=seed) for seed in range(8)]
     with ThreadPoolExecutor(8) as pool:

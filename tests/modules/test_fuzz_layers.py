@@ -1,4 +1,4 @@
-"""The layers as state machines: whatever was done to one before, a call is what the functions give for its fields."""
+"""The layers as state machines: after any sequence of changes, a call equals the function with the current fields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def numbers(*shape: int) -> Tensor:
 
 
 class Layer(RuleBasedStateMachine):
-    """Beside the layer its model: the fields that a call depends on, and nothing of what happened."""
+    """The layer, and a model of the fields that a call depends on."""
 
     layer: Any
 
@@ -204,7 +204,7 @@ class Embedding(Layer):
 
     @rule(step=st.sampled_from((0.25, -0.5)))
     def train_a_step(self, step: float) -> None:
-        """In place, as an optimizer does."""
+        """In place, as optimizers do."""
         with torch.no_grad():
             self.layer.weight.add_(step)
         self.model["weight"].add_(step)

@@ -1,4 +1,4 @@
-"""`SinusoidalPositionalEncoding` with a grid, or with extra tokens in front of a sequence."""
+"""`SinusoidalPositionalEncoding` with a grid, or with extra tokens before a sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ D = 16
 
 
 @pytest.mark.feature("grids")
-def test_pictures(backend: str) -> None:
+def test_images(backend: str) -> None:
     grid = sinpe.convention("timm2d", D)
     x = torch.randn(2, 3, 5, D)
     layer = sinpe.SinusoidalPositionalEncoding(D, 0.0, encoding="timm2d").eval()

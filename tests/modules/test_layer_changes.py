@@ -1,4 +1,4 @@
-"""Layers whose attributes are set anew after they were made: what is asked for last is what happens, in eval too."""
+"""Attributes of layers that change after construction take effect, in eval mode too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def set_to(name: str, value: Any) -> Callable[[nn.Module], None]:
 
 
 class AlwaysHalf(nn.Module):
-    """A dropout of its own that works in eval too."""
+    """A custom dropout that is active in eval mode."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 0.5
@@ -37,7 +37,7 @@ def hooked(layer: nn.Module) -> None:
     layer.dropout.register_forward_hook(lambda module, inputs, output: output * 3)
 
 
-CHANGES: dict[str, tuple[Callable[[nn.Module], None], dict[str, Any], float]] = {  # arguments of add then, and a factor
+CHANGES: dict[str, tuple[Callable[[nn.Module], None], dict[str, Any], float]] = {  # change, arguments of add, factor
     "nothing": (lambda layer: None, {}, 1.0),
     "alpha": (set_to("alpha", 2.0), {"alpha": 2.0}, 1.0),
     "alpha parameter": (set_to("alpha", nn.Parameter(torch.tensor([3.0]))), {"alpha": 3.0}, 1.0),
@@ -46,8 +46,8 @@ CHANGES: dict[str, tuple[Callable[[nn.Module], None], dict[str, Any], float]] = 
     "scale": (set_to("scale", 0.5), {"scale": 0.5}, 1.0),
     "encoding": (set_to("encoding", sinpe.convention("t2t", D)), {"encoding": sinpe.convention("t2t", D)}, 1.0),
     "angle": (set_to("encoding", FLOAT32), {"encoding": FLOAT32}, 1.0),
-    "dropout taken out": (set_to("dropout", nn.Identity()), {}, 1.0),
-    "dropout of its own": (set_to("dropout", AlwaysHalf()), {}, 0.5),
+    "dropout removed": (set_to("dropout", nn.Identity()), {}, 1.0),
+    "custom dropout": (set_to("dropout", AlwaysHalf()), {}, 0.5),
     "dropout hooked": (hooked, {}, 3.0),
     "dropout p": (lambda layer: setattr(layer.dropout, "p", 0.9), {}, 1.0),
 }
@@ -55,7 +55,7 @@ CHANGES: dict[str, tuple[Callable[[nn.Module], None], dict[str, Any], float]] = 
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_is_set_last_counts(name: str, grad: bool, backend: str) -> None:
+def test_changed_attributes_take_effect(name: str, grad: bool, backend: str) -> None:
     change, arguments, factor = CHANGES[name]
     x = torch.randn(B, S, D)
     one, other = SinusoidalPositionalEncoding(D, 0.1).eval(), SinusoidalEmbedding(V, D, dropout=0.1).eval()
@@ -67,7 +67,7 @@ def test_what_is_set_last_counts(name: str, grad: bool, backend: str) -> None:
         assert torch.equal(other(IDS), sinpe.embed(IDS, other.weight, **given) * factor)
 
 
-def test_layout_and_padding(backend: str) -> None:
+def test_changed_batch_first_and_padding_idx(backend: str) -> None:
     x = torch.randn(S, B, D)
     one, other = SinusoidalPositionalEncoding(D).eval(), SinusoidalEmbedding(V, D, 0).eval()
     one.batch_first = other.batch_first = False
@@ -81,7 +81,7 @@ def test_layout_and_padding(backend: str) -> None:
         assert torch.equal(one(x), sinpe.add(x))
 
 
-def test_scale_as_a_tensor_is_refused_everywhere(backend: str) -> None:
+def test_tensor_scale_is_rejected(backend: str) -> None:
     layer, x = SinusoidalPositionalEncoding(D), torch.randn(B, S, D)
     layer.scale = torch.tensor(2.0)
     for mode in (layer.train, layer.eval):
@@ -91,7 +91,7 @@ def test_scale_as_a_tensor_is_refused_everywhere(backend: str) -> None:
 
 
 @pytest.mark.parametrize("name, value", [("max_norm", 1.0), ("scale_grad_by_freq", True)])
-def test_what_nn_embedding_has_alone(name: str, value: Any, backend: str) -> None:
+def test_unsupported_nn_embedding_options_are_rejected(name: str, value: Any, backend: str) -> None:
     layer = SinusoidalEmbedding(V, D).eval()
     setattr(layer, name, value)
     with torch.no_grad(), pytest.raises(ValueError, match="max_norm, scale_grad_by_freq: expected None and False"):
@@ -105,7 +105,7 @@ def test_what_nn_embedding_has_alone(name: str, value: Any, backend: str) -> Non
 
 
 def test_negative_views(backend: str) -> None:
-    """Tensors whose sign turns on reading, as the imaginary part of a conjugate."""
+    """Tensors with the negative bit, such as the imaginary part of a conjugate."""
     weight, x = torch.randn(V, D), torch.randn(B, S, D)
     layer = SinusoidalEmbedding(V, D).eval()
     layer.weight = nn.Parameter(torch._neg_view(weight), requires_grad=False)
@@ -119,10 +119,10 @@ def test_negative_views(backend: str) -> None:
 
 
 @pytest.mark.feature("torch.jit.trace")
-@pytest.mark.filterwarnings("ignore")  # torch.jit's own deprecation, and its notes on sizes
+@pytest.mark.filterwarnings("ignore")  # deprecation of torch.jit, and its warnings about sizes
 @pytest.mark.parametrize("grad", [False, True])
 def test_torch_jit_trace(grad: bool) -> None:
-    """Recorded as operators, not as constants: another x gives another result, and so does another length."""
+    """Recorded as operators, not as constants: another x or length gives another result."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -136,5 +136,5 @@ def test_torch_jit_trace(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         traced = torch.jit.trace(model, (IDS, x), check_trace=False)
         for ids, other in ((IDS, x), (IDS.flip(1), x + 1), (IDS[:, :2], x[:, :2]), (IDS.tile(1, 2), x.tile(1, 2, 1))):
-            # Recorded sums of float32 may be rounded in another order.
+            # Traced float32 sums may be rounded in another order.
             assert torch.allclose(traced(ids, other), model(ids, other), rtol=0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The layer: the documents' ways to use it, what it adds, what it keeps, and what it makes of old checkpoints."""
+"""SinusoidalPositionalEncoding: usage, results, state, and old checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def usual_table(length: int, dim: int) -> Tensor:
-    """The table that tutorials compute, in float32."""
+    """The float32 table of common tutorials."""
     position = torch.arange(length).unsqueeze(1)
     div_term = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / dim))
     pe = torch.zeros(length, dim)
@@ -37,7 +37,7 @@ def usual_table(length: int, dim: int) -> Tensor:
 
 
 class Tutorial(nn.Module):
-    """A layer with a table, as trained models have it; `shape` is that of its buffer."""
+    """A layer with a table buffer of the given shape, as in existing models."""
 
     def __init__(self, d_model: int, max_len: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32):
         super().__init__()
@@ -53,15 +53,15 @@ def test_tutorial_arguments(backend: str) -> None:
     assert torch.allclose(layer(x), x + usual_table(10, 512), atol=1e-6)
 
 
-def test_the_documents_ways(backend: str) -> None:
-    two = randn(10, 4)  # document 001: (length, channels)
+def test_documented_shapes(backend: str) -> None:
+    two = randn(10, 4)  # (length, channels)
     assert torch.equal(Layer(4).eval()(two), two + sinpe.table(10, 4))
-    first = randn(S, B, D)  # document 003: sequence first, every channel its own index
+    first = randn(S, B, D)  # sequence first, one frequency per channel
     own = sinpe.convention("own_index", D)
     layer = Layer(D, encoding=own, batch_first=False).eval()
     assert torch.equal(layer(first), first + sinpe.table(S, own).unsqueeze(1))
     assert torch.equal(layer(first[:, 0]), first[:, 0] + sinpe.table(S, own))
-    batch = randn(8, 128, 256)  # document 004: batch first
+    batch = randn(8, 128, 256)  # batch first
     assert torch.equal(Layer(256, 0.0)(batch), batch + sinpe.table(128, 256))
 
 
@@ -80,7 +80,7 @@ def test_options(dtype: torch.dtype, backend: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("encoding", [None, "fairseq", sinpe.Encoding(D, cos_frequency="own", amplitude=0.3)])
-def test_the_short_cut_of_inference_gives_the_same_bits(encoding: Any, dtype: torch.dtype, backend: str) -> None:
+def test_inference_fast_path_is_bitwise_equal(encoding: Any, dtype: torch.dtype, backend: str) -> None:
     layer, x = Layer(D, 0.0, encoding=encoding, scale=1.7).eval(), randn(B, S, D, dtype=dtype)
     for given in (x, x[0], x[:, :1], x.transpose(0, 1).contiguous().transpose(0, 1), x[..., :D], x[:, ::2], x[:0]):
         for start in (0, 9, -4, 10**12):
@@ -91,7 +91,7 @@ def test_the_short_cut_of_inference_gives_the_same_bits(encoding: Any, dtype: to
             given.requires_grad_(False)
 
 
-LIMITS: dict[str, tuple[dict[str, Any], str | None]] = {  # for max_len=10 and 6 rows: what it says the position is
+LIMITS: dict[str, tuple[dict[str, Any], str | None]] = {  # for max_len=10 and 6 rows: the position in the message
     "start 4": ({"start": 4}, None),
     "start 5": ({"start": 5}, "10"),
     "start -1": ({"start": -1}, "-1"),
@@ -126,7 +126,7 @@ def test_max_len_is_a_limit(case: Any, training: bool, backend: str) -> None:
             shifted(x, **arguments)
 
 
-def test_max_len_counts_rows_of_any_layout(backend: str) -> None:
+def test_max_len_with_sequence_first(backend: str) -> None:
     first = Layer(D, max_len=S, batch_first=False).eval()
     assert first(randn(S, 2 * S, D)).shape == (S, 2 * S, D)
     with pytest.raises(IndexError):
@@ -138,7 +138,7 @@ def test_max_len_counts_rows_of_any_layout(backend: str) -> None:
 
 
 @pytest.mark.bad_input(25, "layer")
-def test_nothing_in_the_state_dict() -> None:
+def test_state_dict_is_empty() -> None:
     layer = Layer(D, 0.1, 5000)
     assert not layer.state_dict() and not list(layer.parameters()) and not list(layer.buffers())
     model = nn.Sequential(nn.Linear(D, D), layer)
@@ -152,7 +152,7 @@ SHAPES = [(1, 50, D), (50, 1, D), (50, D)]
 @pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_old_checkpoint_loads_silently(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_old_checkpoint_loads_without_warning(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     state = nn.Sequential(nn.Linear(D, D), nn.Sequential(Tutorial(D, 50, shape, dtype))).state_dict()
     model = nn.Sequential(nn.Linear(D, D), nn.Sequential(Layer(D, batch_first=shape[1] != 1)))
     keys = set(state)
@@ -162,8 +162,8 @@ def test_an_old_checkpoint_loads_silently(shape: tuple[int, ...], dtype: torch.d
     assert set(state) == keys == {"0.weight", "0.bias", "1.0.pe"}
 
 
-def test_long_old_tables_load_silently() -> None:
-    """The usual formula's own error, 3e-4 at position 5000 and beyond, is no other encoding."""
+def test_long_old_tables_load_without_warning() -> None:
+    """The error of the usual float32 formula, 3e-4 at position 5000 and beyond, is not taken for another encoding."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for dim in (64, 512):
@@ -188,7 +188,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
-def test_another_encodings_table_warns_once(case: Any) -> None:
+def test_table_of_another_encoding_warns_once(case: Any) -> None:
     table, pattern = case
     model = nn.Sequential(nn.Sequential(Layer(D)))
     with pytest.warns(UserWarning) as caught:
@@ -201,7 +201,7 @@ def test_another_encodings_table_warns_once(case: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["t2t", "fairseq", "own_index", "adm", "unit"])
-def test_a_table_of_the_layers_own_convention_is_right(name: str) -> None:
+def test_table_of_the_same_convention_loads_without_warning(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Layer(D, encoding=name).load_state_dict({"pe": sinpe.table(50, sinpe.convention(name, D))[None]})
@@ -210,7 +210,7 @@ def test_a_table_of_the_layers_own_convention_is_right(name: str) -> None:
 
 @pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("batch_first, shape", [(True, (1, 20, D)), (False, (20, 1, D))])
-def test_a_persistent_table(batch_first: bool, shape: tuple[int, ...]) -> None:
+def test_persistent_table(batch_first: bool, shape: tuple[int, ...]) -> None:
     layer = Layer(D, 0.1, 20, batch_first=batch_first, persistent_table=True)
     state = nn.Sequential(layer).state_dict()
     assert list(state) == ["0.pe"] and state["0.pe"].shape == shape
@@ -227,8 +227,8 @@ def test_a_persistent_table(batch_first: bool, shape: tuple[int, ...]) -> None:
 @pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("batch_first, shape", [(True, (50, 1, D)), (False, (1, 50, D))])
-def test_a_table_of_the_other_order_warns(batch_first: bool, shape: tuple[int, ...], persistent: bool) -> None:
-    """PyTorch's tutorial is sequence first: a batch-first layer in its place would encode the batch."""
+def test_table_of_the_other_dimension_order_warns(batch_first: bool, shape: tuple[int, ...], persistent: bool) -> None:
+    """PyTorch's tutorial is sequence first: replaced by a batch-first layer, it would encode the batch dimension."""
     layer = Layer(D, 0.1, 50, batch_first=batch_first, persistent_table=persistent)
     with pytest.warns(UserWarning) as caught:
         nn.Sequential(layer).load_state_dict({"0.pe": usual_table(50, D).reshape(shape)}, strict=True)
@@ -238,11 +238,11 @@ def test_a_table_of_the_other_order_warns(batch_first: bool, shape: tuple[int, .
         f"takes the {ours} first; pass batch_first={not batch_first}, or transpose its input"
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # one row is of either order
+        warnings.simplefilter("error")  # a single row fits either order
         layer.load_state_dict({"pe": usual_table(1, D).reshape(1, 1, D)}, strict=True)
 
 
-def kept(**options: Any) -> nn.Module:
+def with_table(**options: Any) -> nn.Module:
     return Layer(D, 0.1, 20, persistent_table=True, **options)
 
 
@@ -267,7 +267,7 @@ def overwritten(layer: nn.Module) -> nn.Module:
 
 
 def unpickled(layer: nn.Module) -> nn.Module:
-    """As pickled when only the state dict had the table."""
+    """As pickled by versions that stored the table in the state dict only."""
     del layer._buffers["pe"]
     return pickle.loads(pickle.dumps(layer))
 
@@ -276,23 +276,23 @@ def unpickled(layer: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     "change", [half_and_back, emptied, assigned, overwritten, unpickled, copy.deepcopy, lambda layer: layer.double()]
 )
-def test_the_table_is_a_buffer_that_no_change_reaches(change: Any, backend: str) -> None:
-    layer = kept().eval()
+def test_table_buffer_is_restored_after_changes(change: Any, backend: str) -> None:
+    layer = with_table().eval()
     want, x = sinpe.table(20, D)[None], randn(B, S, D)
     assert torch.equal(layer.get_buffer("pe"), want) and [name for name, _ in layer.named_buffers()] == ["pe"]
     layer = change(layer)
     assert layer.get_buffer("pe").shape == want.shape
     state = layer.state_dict()
     assert state["pe"].dtype == torch.float32 and torch.equal(state["pe"], want)
-    assert torch.equal(layer(x), sinpe.add(x))  # never read
+    assert torch.equal(layer(x), sinpe.add(x))  # the buffer is not read
     layer.reset_parameters()
     assert torch.equal(layer.get_buffer("pe").float(), want)
 
 
 @pytest.mark.feature("checkpoints")
-def test_a_table_made_on_meta() -> None:
+def test_table_of_a_layer_on_meta() -> None:
     with torch.device("meta"):
-        layer = kept()
+        layer = with_table()
     assert layer.pe.is_meta and torch.equal(layer.state_dict()["pe"], sinpe.table(20, D)[None])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -304,25 +304,25 @@ def test_a_table_made_on_meta() -> None:
 
 
 @pytest.mark.feature("checkpoints")
-def test_another_table_does_not_get_into_the_buffer() -> None:
+def test_loaded_table_does_not_replace_the_buffer() -> None:
     for assign in (False, True):
-        layer = kept()
+        layer = with_table()
         with pytest.warns(UserWarning, match=r'it is convention\("t2t", 8\)'):
             layer.load_state_dict({"pe": sinpe.table(50, sinpe.convention("t2t", D))[None]}, assign=assign)
         assert torch.equal(layer.pe, sinpe.table(20, D)[None])
 
 
 @pytest.mark.feature("checkpoints")
-def test_tables_that_say_the_same_load_silently() -> None:
+def test_equivalent_tables_load_without_warning() -> None:
     grid, rows = sinpe.convention("mae2d", D), sinpe.table(20, D)
     cells = sinpe.table((4, 5), grid)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Layer(D, extra_tokens=1).load_state_dict({"pe": rows[None]})  # no row for the token in front
+        Layer(D, extra_tokens=1).load_state_dict({"pe": rows[None]})  # no row for the extra token
         Layer(D, extra_tokens=1).load_state_dict({"pe": torch.cat([torch.zeros(1, D), rows])[None]})
         for shape in ((4, 5, D), (1, 4, 5, D), (1, 20, D), (20, D)):
             Layer(D, encoding=grid, grid_shape=(4, 5)).load_state_dict({"pe": cells.reshape(shape)})
-        layer = kept()
+        layer = with_table()
         layer.max_len = 30
         layer.load_state_dict(layer.state_dict())
     assert layer.pe.shape == (1, 30, D) and torch.equal(layer.pe, sinpe.table(30, D)[None])
@@ -333,27 +333,27 @@ def test_tables_that_say_the_same_load_silently() -> None:
 
 
 @pytest.mark.feature("checkpoints")
-def test_a_table_that_is_set_is_compared() -> None:
-    layer = kept()
+def test_assigned_table_is_compared() -> None:
+    layer = with_table()
     with pytest.warns(UserWarning, match=r'it is convention\("t2t", 8\)'):
         layer.pe = sinpe.table(20, sinpe.convention("t2t", D))[None]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layer.pe = sinpe.table(20, D)[None]
-        layer.pe = torch.full((1, 20, D), torch.nan)  # no table of any convention
+        layer.pe = torch.full((1, 20, D), torch.nan)  # unlike any convention
         layer.pe = torch.empty(1, 20, D, device="meta")
         layer.pe = None
     assert torch.equal(layer.state_dict()["pe"], sinpe.table(20, D)[None])
 
 
 @pytest.mark.feature("checkpoints")
-def test_safetensors_saves_and_loads_a_model_with_the_table(tmp_path: Path) -> None:
+def test_safetensors_with_a_persistent_table(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    model = nn.Sequential(nn.Linear(D, D), kept(learned_alpha=True, alpha=0.5)).half()
+    model = nn.Sequential(nn.Linear(D, D), with_table(learned_alpha=True, alpha=0.5)).half()
     safetensors.save_model(model, str(tmp_path / "model.safetensors"))
     stored = safetensors.load_file(str(tmp_path / "model.safetensors"))
     assert torch.equal(stored["1.pe"], sinpe.table(20, D)[None])
-    other = nn.Sequential(nn.Linear(D, D), kept(learned_alpha=True))
+    other = nn.Sequential(nn.Linear(D, D), with_table(learned_alpha=True))
     assert not any(safetensors.load_model(other, str(tmp_path / "model.safetensors"), strict=True))
     assert other[1].alpha.item() == 0.5 and torch.equal(other[1].pe, sinpe.table(20, D)[None])
 
@@ -361,8 +361,8 @@ def test_safetensors_saves_and_loads_a_model_with_the_table(tmp_path: Path) -> N
 @pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("make", [Layer, lambda dim, **options: sinpe.SinusoidalEmbedding(5, dim, **options)])
-def test_an_alpha_of_either_shape_loads(make: Any, assign: bool) -> None:
-    """ESPnet's and SpeechT5's is a number, of shape ()."""
+def test_alpha_of_either_shape_loads(make: Any, assign: bool) -> None:
+    """ESPnet's and SpeechT5's alpha has shape ()."""
     layer = make(D, learned_alpha=True)
     for given in (torch.tensor(0.75), torch.tensor([0.75])):
         layer.reset_parameters()
@@ -376,7 +376,7 @@ def test_an_alpha_of_either_shape_loads(make: Any, assign: bool) -> None:
         layer.load_state_dict({**layer.state_dict(), "alpha": torch.ones(2)})
 
 
-def test_a_learned_alpha(backend: str) -> None:
+def test_learned_alpha(backend: str) -> None:
     layer = Layer(D, 0.0, alpha=0.5, learned_alpha=True)
     assert isinstance(layer.alpha, nn.Parameter) and layer.alpha.shape == (1,) and layer.alpha.item() == 0.5
     assert list(layer.state_dict()) == ["alpha"]
@@ -413,8 +413,8 @@ def test_copies(learned: bool, backend: str) -> None:
 @pytest.mark.bad_input(25, "compiled", "eager", "layer")
 @pytest.mark.feature("half, bfloat16, double")
 @pytest.mark.parametrize("learned", [False, True])
-def test_casts_do_not_reach_the_encoding(learned: bool, backend: str) -> None:
-    """A table in a model that is cast to bfloat16 loses its positions; here there is none to cast."""
+def test_casts_do_not_change_the_encoding(learned: bool, backend: str) -> None:
+    """A table buffer that is cast to bfloat16 loses its positions; this layer has none to cast."""
     for dtype in FLOATS:
         layer = Layer(D, 0.0, learned_alpha=learned).to(dtype)
         x = randn(B, S, D, dtype=dtype)
@@ -438,10 +438,10 @@ def test_dropout(backend: str) -> None:
     layer = Layer(32, 0.25)
     torch.manual_seed(0)
     out = layer(x)
-    kept = out != 0
-    share = float(kept.float().mean())
+    with_table = out != 0
+    share = float(with_table.float().mean())
     assert abs(share - 0.75) < 5 * math.sqrt(0.25 * 0.75 / x.numel())  # five standard deviations
-    assert torch.allclose(out[kept], encoded[kept] / 0.75)
+    assert torch.allclose(out[with_table], encoded[with_table] / 0.75)
     assert not torch.equal(layer(x), out)
     torch.manual_seed(0)
     assert torch.equal(layer(x), out)
@@ -461,6 +461,6 @@ def test_repr() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["t2t", sinpe.Encoding(D)])
-def test_an_encoding_in_the_place_of_dropout(encoding: Any) -> None:
+def test_encoding_passed_as_dropout_is_rejected(encoding: Any) -> None:
     with pytest.raises(TypeError, match=r"^dropout: expected a float, got .*pass encoding="):
         Layer(D, encoding)

@@ -1,4 +1,4 @@
-"""What an earlier version saved still loads and gives the same bits; results and messages are what they were."""
+"""Objects saved by an earlier version load and give the same bits; results and error messages are unchanged."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def result(layer: nn.Module, name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_pickled_layer(name: str, layers: dict[str, nn.Module], earlier: dict[str, Tensor], backend: str) -> None:
+def test_pickled_layer(name: str, layers: dict[str, nn.Module], earlier: dict[str, Tensor], backend: str) -> None:
     assert torch.equal(result(layers[name], name), earlier[name])
     again = pickle.loads(pickle.dumps(layers[name]))
     assert torch.equal(result(again, name), earlier[name]) and repr(again) == repr(LAYERS[name][0]())
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_state_dict(name: str, earlier: dict[str, Tensor], backend: str) -> None:
+def test_state_dict(name: str, earlier: dict[str, Tensor], backend: str) -> None:
     state = torch.load(HERE / "state_dicts.pt")[name]
     layer = LAYERS[name][0]()
     layer.load_state_dict(state, strict=True)
@@ -65,7 +65,7 @@ def test_pickled_encodings() -> None:
         assert torch.equal(sinpe.table(length, found[name]), sinpe.table(length, encoding))
 
 
-def test_a_swapped_model(earlier: dict[str, Tensor], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_model(earlier: dict[str, Tensor], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write.Tutorial, "__module__", "saved_model")
     monkeypatch.setitem(sys.modules, "saved_model", write)
     model = torch.load(HERE / "swapped.pt", weights_only=False)
@@ -74,7 +74,7 @@ def test_a_swapped_model(earlier: dict[str, Tensor], backend: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["computed", "detr", "diffusers", "dropin", "plain_forms", "transformers"])
-def test_every_class_of_a_swapped_module_has_its_earlier_name(name: str) -> None:
+def test_classes_of_swapped_modules_keep_their_names(name: str) -> None:
     earlier = importlib.import_module(f"sinpe_ext._swap_{name}")
     own = importlib.import_module(f"sinpe_ext.integrations.{name}")
     mixins = [kind for kind in vars(own).values() if isinstance(kind, type) and issubclass(kind, DropIn)]
@@ -96,21 +96,21 @@ NAMES = {
 
 
 @pytest.mark.parametrize("module", NAMES)
-def test_an_earlier_module(module: str) -> None:
-    """By which a pickle names functions and classes; an import of it gives the module that has them now."""
+def test_earlier_module_names(module: str) -> None:
+    """Pickles name functions and classes by module: the earlier name imports the current module."""
     earlier = importlib.import_module(f"sinpe_ext.{module}")
     assert all(hasattr(earlier, name) for name in NAMES[module]), NAMES[module]
     assert getattr(sinpe, module) is earlier
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 13), reason="torch reads no program that a later torch has exported")
-def test_an_exported_program(earlier: dict[str, Tensor], backend: str) -> None:
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="torch cannot load programs exported by a later version")
+def test_exported_program(earlier: dict[str, Tensor], backend: str) -> None:
     model = torch.export.load(HERE / "model.pt2").module()
     assert torch.equal(model(*GRAPH_ARGUMENTS).detach(), earlier["graph"])
 
 
-def test_an_onnx_file(earlier: dict[str, Tensor]) -> None:
-    runtime = pytest.importorskip("onnxruntime", reason="the file is run by onnxruntime")
+def test_onnx_file(earlier: dict[str, Tensor]) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the model")
     session = runtime.InferenceSession(HERE / "model.onnx", providers=["CPUExecutionProvider"])
     found = session.run(None, {session.get_inputs()[0].name: GRAPH_ARGUMENTS[0].numpy()})[0]
     assert torch.allclose(torch.from_numpy(found), earlier["onnx"], rtol=0, atol=2.0**-21)
@@ -119,8 +119,8 @@ def test_an_onnx_file(earlier: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("name", ["bits", "messages"])
 def test_bits_and_messages(name: str, backend: str, request: pytest.FixtureRequest) -> None:
     if name == "messages" and request.config.getoption("--require-backend") == "emulated":
-        pytest.skip("CUDA kernels do not look at ids, and have no message for a wrong one (docs/cuda.md)")
+        pytest.skip("CUDA kernels do not check ids (docs/cuda.md)")
     want = json.loads((HERE / f"{name}.json").read_text())
     found = getattr(write, name)()
     differ = {key: (found.get(key), want.get(key)) for key in {*found, *want} if found.get(key) != want.get(key)}
-    assert not differ, f"if on purpose: python tests/saved/write.py {name.upper()}"
+    assert not differ, f"if intended: python tests/saved/write.py {name.upper()}"

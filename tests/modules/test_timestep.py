@@ -1,4 +1,4 @@
-"""`TimestepEncoding`: diffusers' timesteps at exact values, in the dtype that the caller chooses."""
+"""`TimestepEncoding`: diffusers' timestep embedding at exact values, in the chosen dtype."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sinpe_ext import TimestepEncoding
 from sinpe_ext.modules import timestep
 
 D = 12
-FLOAT64 = 1e-12  # the float64 formula rounds a frequency and an angle of up to 1000: 1000 * 2**-52, a few times
+FLOAT64 = 1e-12  # the float64 formula rounds a frequency and an angle up to 1000: a few times 1000 * 2**-52
 
 
 @pytest.fixture(autouse=True)
-def _said_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one warning of the process is of no test but its own."""
+def warned_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suppresses the warning that is given once per process."""
     monkeypatch.setattr(timestep, "_warned", True)
 
 
@@ -40,7 +40,7 @@ def diffusers(
 
 
 T = torch.tensor([0.0, 1.0, 37.5, 500.0, 998.39, 999.0])
-# Name: what the layer is given, what diffusers is, the timesteps.
+# Arguments of the layer, of diffusers, timesteps.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Tensor]] = {
     "ddpm": ({}, {}, T),
     "adm": ({"encoding": "adm"}, {"flip": True, "shift": 0}, T),
@@ -77,17 +77,17 @@ def test_shapes(shape: tuple[int, ...], backend: str) -> None:
 
 @pytest.mark.feature("timesteps")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_the_dtype_is_the_callers(dtype: torch.dtype, backend: str) -> None:
+def test_dtype_argument(dtype: torch.dtype, backend: str) -> None:
     layer = TimestepEncoding(D, dtype=dtype)
     for t in (T, T.double(), T.long(), T.int(), T.to(torch.uint8), T.bfloat16(), T.half()):
         rows = layer(t)
         assert rows.dtype == dtype and torch.equal(rows, sinpe.encode(t, layer.encoding, dtype=dtype, allow_16bit=True))
-    for other in (layer.half(), layer.to(torch.bfloat16), layer.double()):  # what was asked for stays
+    for other in (layer.half(), layer.to(torch.bfloat16), layer.double()):  # casts of the layer do not change it
         assert other is layer and layer(T).dtype == dtype
 
 
 @pytest.mark.feature("half, bfloat16, double")
-def test_a_layer_without_a_dtype_follows_the_model(backend: str) -> None:
+def test_without_dtype_the_result_follows_model_casts(backend: str) -> None:
     model = nn.Sequential(TimestepEncoding(D, dtype=None), nn.Linear(D, 3))
     for t in (T, T.long()):
         assert model(t).dtype == torch.float32
@@ -96,7 +96,7 @@ def test_a_layer_without_a_dtype_follows_the_model(backend: str) -> None:
     assert model.half().float()(T).dtype == torch.float32
     assert model.to("cpu")[0](T).dtype == torch.float32 and model.to("meta")[0](T).dtype == torch.float32
     assert torch.equal(model.half()[0](T), sinpe.encode(T, model[0].encoding, dtype=torch.float16))
-    with pytest.raises(RuntimeError, match="dtype"):  # the complaint that this answers
+    with pytest.raises(RuntimeError, match="dtype"):  # the error that follows without it
         nn.Sequential(TimestepEncoding(D), nn.Linear(D, 3)).half()(T)
     torch.set_default_dtype(torch.float64)
     try:
@@ -112,7 +112,7 @@ def first_warning(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype, stored", [(torch.bfloat16, 1000.0), (torch.float16, 998.5)])
-def test_16_bit_timesteps_are_their_stored_value(
+def test_16_bit_timesteps_are_used_as_stored(
     dtype: torch.dtype, stored: float, first_warning: None, backend: str
 ) -> None:
     layer, t = TimestepEncoding(D), torch.tensor([998.39], dtype=dtype)
@@ -121,7 +121,7 @@ def test_16_bit_timesteps_are_their_stored_value(
     assert len(caught) == 1 and caught[0].filename == __file__
     assert torch.equal(rows, layer(torch.tensor([stored]))) and not torch.equal(rows, layer(torch.tensor([998.39])))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # once in a process, for either dtype
+        warnings.simplefilter("error")  # once per process, for either dtype
         layer(t), TimestepEncoding(D)(t.half()), layer(t.bfloat16())
 
 
@@ -131,7 +131,7 @@ def test_compiled(first_warning: None, backend: str) -> None:
     model = nn.Sequential(TimestepEncoding(D, dtype=torch.float16), nn.SiLU())
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # none from within a graph
+        warnings.simplefilter("error")  # none inside a graph
         for t in (T, T.double(), T.long(), T.half(), T.bfloat16(), T.reshape(2, 3), T[0]):
             rows = sinpe.encode(t.double(), model[0].encoding, dtype=torch.float16)
             assert torch.equal(compiled(t), nn.functional.silu(rows))
@@ -162,7 +162,7 @@ def test_gradient(backend: str) -> None:
     assert not TimestepEncoding(D)(T).requires_grad
 
 
-def test_fractions_of_a_step_stay_apart(backend: str) -> None:
+def test_fractional_timesteps_are_distinguished(backend: str) -> None:
     near = torch.tensor([0.5, 0.5 + 2**-24])  # the product with 1000 is not rounded to float32
     rows = TimestepEncoding(256, encoding="flux", dtype=torch.float64)(near)
     want = diffusers(near, 256, flip=True, shift=0, scale=1000)
@@ -170,7 +170,7 @@ def test_fractions_of_a_step_stay_apart(backend: str) -> None:
 
 
 @pytest.mark.feature("deepcopy, pickle, torch.save")
-def test_nothing_to_keep_and_copies() -> None:
+def test_state_is_empty_and_copies_are_equal() -> None:
     layer = TimestepEncoding(D, encoding="flux", dtype=torch.float16, base=500)
     assert not layer.state_dict() and not list(layer.parameters()) and not list(layer.buffers())
     layer.load_state_dict({})
@@ -186,7 +186,7 @@ def test_nothing_to_keep_and_copies() -> None:
 
 
 @pytest.mark.feature("torch.func")
-def test_transforms(backend: str) -> None:
+def test_torch_func(backend: str) -> None:
     layer = TimestepEncoding(D)
     assert torch.equal(torch.func.vmap(layer)(T), layer(T))
     slopes = torch.func.vmap(torch.func.jacrev(layer))(T)
@@ -226,7 +226,7 @@ def test_errors(case: Any) -> None:
         call()
 
 
-def test_one_kernel_a_call(backend: str) -> None:
+def test_one_kernel_per_call(backend: str) -> None:
     if backend == "eager":
         pytest.skip("eager PyTorch runs several operators")
     layers = [TimestepEncoding(D, dtype=dtype) for dtype in (torch.float32, torch.float16)]
@@ -236,4 +236,4 @@ def test_one_kernel_a_call(backend: str) -> None:
     names = {event.key for event in profile.key_averages()}
     views = {"aten::view", "aten::reshape", "aten::select", "aten::as_strided"}
     output = {"aten::new_empty", "aten::empty"}
-    assert names <= views | output  # the kernel itself is not recorded
+    assert names <= views | output  # calls of the kernel itself are not recorded

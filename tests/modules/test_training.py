@@ -1,4 +1,4 @@
-"""Training with these layers and with torch's: the example, step by step."""
+"""The training examples: with these layers and with torch's."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
     module = module_at(ROOT / "examples" / "train_language_model.py")
-    module.BATCH, module.LENGTH = 4, 32  # a test asks whether it trains, not how well
+    module.BATCH, module.LENGTH = 4, 32  # this tests that it trains, not how well
     return module
 
 
 @pytest.mark.processes
-def test_without_dropout_both_train_alike(example: ModuleType, backend: str) -> None:
-    """The same weights, data and encoding: only the last bits of the table and of sums differ, and grow a little."""
+def test_training_without_dropout_equals_torch(example: ModuleType, backend: str) -> None:
+    """Same weights, data and encoding: only the last bits of the table and of sums differ."""
     name, text = example.read_text(None)
     assert "Python" in name and len(text) > 100_000
     index = {character: number for number, character in enumerate(sorted(set(text)))}
@@ -33,10 +33,10 @@ def test_without_dropout_both_train_alike(example: ModuleType, backend: str) -> 
     losses = [example.train(kind, data, len(index), seed=0, steps=4, dropout=0.0)[0] for kind in ("torch", "sinpe_ext")]
     assert abs(losses[0] - losses[1]) < 1e-4
     dropped = example.train("sinpe_ext", data, len(index), seed=0, steps=4, dropout=0.3)[0]
-    assert 1e-3 < abs(dropped - losses[1]) < 1.0  # dropout is at work, and training still is
+    assert 1e-3 < abs(dropped - losses[1]) < 1.0  # dropout is active, and the loss stays close
 
 
-def test_the_example_runs(example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
+def test_example_runs(example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abcdefgh " * 400)
     monkeypatch.setattr(sys, "argv", ["train", "--text", str(text), "--steps", "2", "--seeds", "0", "1"])
@@ -49,8 +49,8 @@ def test_the_example_runs(example: ModuleType, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.processes
 @pytest.mark.feature("FSDP2 + sequence parallel, example")
 @pytest.mark.parametrize("samples", [1, 2])
-def test_the_distributed_example(samples: int, tmp_path: Path) -> None:
-    """Two processes share the rows of a group of samples."""
+def test_distributed_example(samples: int, tmp_path: Path) -> None:
+    """Two processes share the rows of one group of samples."""
     ranks = 2 * samples
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
@@ -62,8 +62,8 @@ def test_the_distributed_example(samples: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_distributed_example_that_cannot_be_cut(tmp_path: Path) -> None:
-    """Refused before the ranks wait for each other."""
+def test_distributed_example_rejects_uneven_split(tmp_path: Path) -> None:
+    """Rejected before the ranks wait for each other."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "RANK": "0", "WORLD_SIZE": "3"}
     for words, expected in (("--samples 2", "expected 3, for 3 ranks"), ("--steps 0", "expected 1 or more")):

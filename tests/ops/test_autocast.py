@@ -1,4 +1,4 @@
-"""Autocast: no operator is on its lists, so positions, frequencies and x keep their dtypes."""
+"""Autocast does not change the dtype of positions, frequencies or x."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ P, SEED = 0.3, 1234567890123
 
 
 @pytest.mark.feature("autocast")
-def test_autocast_leaves_the_dtypes(backend: str) -> None:
-    """Positions stay exact and x keeps its dtype; only what the model's own layers make is narrow."""
+def test_autocast_preserves_dtypes(backend: str) -> None:
+    """Positions stay exact and x keeps its dtype; only the results of the model's other layers are narrow."""
     x = torch.ones(B, S, D, requires_grad=True)
     p = torch.tensor([998.3897, 65537.25, 2.0**20 + 0.5, 0.1, 7.0], dtype=torch.float64).requires_grad_()
     weight, ids = torch.randn(7, D).requires_grad_(), torch.arange(S)

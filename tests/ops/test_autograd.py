@@ -1,4 +1,4 @@
-"""Gradients of add, add_ and encode: of every order, through every layout, and none where none is needed."""
+"""Gradients of add, add_ and encode: first to third order, all layouts, no graph node where none is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sinpe_ext import SinusoidalPositionalEncoding as Layer
 from sinpe_ext.ops import packed_plan
 
 B, S, D = 2, 4, 5
-# Every layout, sines and cosines of one frequency or two, a zero channel, whole turns; slow enough to differentiate.
+# All layouts, one frequency list or two, a zero channel, whole turns; small frequencies for numerical derivatives.
 ENCODINGS = {
     "paper": sinpe.Encoding(D),
     "t2t": sinpe.convention("t2t", D, amplitude=-0.7, start=3),
@@ -26,7 +26,7 @@ ENCODINGS = {
 POSITIONS = [0.0, 0.75, -2.5, 3.0]
 
 
-def double(*shape: int) -> Tensor:
+def double_x(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64, requires_grad=True)
 
 
@@ -37,62 +37,62 @@ def positions(*shape: int) -> Tensor:
 
 MASK = torch.tensor([[False, True, False, False], [True, False, False, True]])
 DROPPED = {"dropout": 0.4, "seed": 6}
-ADD: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] = {  # function, what makes its inputs
-    "x": (lambda e, x: sinpe.add(x, e, start=7, scale=1.7), (lambda: double(B, S, D),)),
-    "x 2-D": (lambda e, x: sinpe.add(x, e), (lambda: double(S, D),)),
-    "x 4-D masked": (lambda e, x: sinpe.add(x, e, padding_mask=MASK), (lambda: double(B, 2, S, D),)),
-    "x sequence first": (lambda e, x: sinpe.add(x, e, seq_dim=0, scale=0.3), (lambda: double(S, B, D),)),
-    "x channels first": (lambda e, x: sinpe.add(x, e, seq_dim=2, channel_dim=1), (lambda: double(B, D, S),)),
+ADD: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] = {  # function, functions of its inputs
+    "x": (lambda e, x: sinpe.add(x, e, start=7, scale=1.7), (lambda: double_x(B, S, D),)),
+    "x 2-D": (lambda e, x: sinpe.add(x, e), (lambda: double_x(S, D),)),
+    "x 4-D masked": (lambda e, x: sinpe.add(x, e, padding_mask=MASK), (lambda: double_x(B, 2, S, D),)),
+    "x sequence first": (lambda e, x: sinpe.add(x, e, seq_dim=0, scale=0.3), (lambda: double_x(S, B, D),)),
+    "x channels first": (lambda e, x: sinpe.add(x, e, seq_dim=2, channel_dim=1), (lambda: double_x(B, D, S),)),
     "alpha (1,)": (
         lambda e, x, a: sinpe.add(x, e, alpha=a, start=torch.tensor([3, 40]), padding_mask=MASK),
-        (lambda: double(B, S, D), lambda: double(1)),
+        (lambda: double_x(B, S, D), lambda: double_x(1)),
     ),
-    "alpha ()": (lambda e, a: sinpe.add(torch.ones(S, D).double(), e, alpha=a), (lambda: double(1)[0],)),
+    "alpha ()": (lambda e, a: sinpe.add(torch.ones(S, D).double(), e, alpha=a), (lambda: double_x(1)[0],)),
     "alpha at the end of int64": (
         lambda e, a: sinpe.add(torch.ones(S, D).double(), e, alpha=a, start=2**63 - 4 - e.start),
-        (lambda: double(1),),
+        (lambda: double_x(1),),
     ),
     "positions (S,)": (
         lambda e, x, p: sinpe.add(x, e, positions=p, scale=2.0, alpha=0.3),
-        (lambda: double(B, S, D), lambda: positions(S)),
+        (lambda: double_x(B, S, D), lambda: positions(S)),
     ),
     "positions (B, S) masked": (
         lambda e, x, p, a: sinpe.add(x, e, positions=p, alpha=a, padding_mask=MASK),
-        (lambda: double(B, 3, S, D), lambda: positions(B, S), lambda: double(1)),
+        (lambda: double_x(B, 3, S, D), lambda: positions(B, S), lambda: double_x(1)),
     ),
     "positions 2-D": (
         lambda e, x, p, a: sinpe.add(x.t(), e, positions=p, alpha=a, seq_dim=1, channel_dim=0),
-        (lambda: double(S, D), lambda: positions(S), lambda: double(1)),
+        (lambda: double_x(S, D), lambda: positions(S), lambda: double_x(1)),
     ),
     "dropout": (
         lambda e, x, p, a: sinpe.add(x, e, positions=p, alpha=a, padding_mask=MASK, scale=0.3, **DROPPED),
-        (lambda: double(B, 3, S, D), lambda: positions(B, S), lambda: double(1)),
+        (lambda: double_x(B, 3, S, D), lambda: positions(B, S), lambda: double_x(1)),
     ),
     "dropout, shared positions": (
         lambda e, x, p, a: sinpe.add(x, e, positions=p, alpha=a, **DROPPED),
-        (lambda: double(B, S, D), lambda: positions(S), lambda: double(1)[0].detach().requires_grad_()),
+        (lambda: double_x(B, S, D), lambda: positions(S), lambda: double_x(1)[0].detach().requires_grad_()),
     ),
     "dropout, no positions": (
         lambda e, x, a: sinpe.add(x, e, start=9, alpha=a, padding_mask=MASK[1], **DROPPED),
-        (lambda: double(B, S, D), lambda: double(1)),
+        (lambda: double_x(B, S, D), lambda: double_x(1)),
     ),
     "dropout, channels first": (
         lambda e, x, p, a: sinpe.add(x, e, positions=p, alpha=a, seq_dim=2, channel_dim=1, **DROPPED),
-        (lambda: double(B, D, S), lambda: positions(B, S), lambda: double(1)),
+        (lambda: double_x(B, D, S), lambda: positions(B, S), lambda: double_x(1)),
     ),
     "dropout, in place": (
         lambda e, x, p, a: sinpe.add_(x.clone(), e, positions=p, alpha=a, seq_dim=0, **DROPPED),
-        (lambda: double(S, B, D), lambda: positions(1, S), lambda: double(1)),
+        (lambda: double_x(S, B, D), lambda: positions(1, S), lambda: double_x(1)),
     ),
     "dropout of everything": (
         lambda e, x, a: sinpe.add(x, e, alpha=a, dropout=1.0),
-        (lambda: double(S, D), lambda: double(1)),
+        (lambda: double_x(S, D), lambda: double_x(1)),
     ),
     "in place": (
         lambda e, x, p, a: sinpe.add_(x.clone(), e, positions=p, alpha=a, scale=3.0),
-        (lambda: double(B, S, D), lambda: positions(1, S), lambda: double(1)),
+        (lambda: double_x(B, S, D), lambda: positions(1, S), lambda: double_x(1)),
     ),
-    "in place, sequence first": (lambda e, x: sinpe.add_(x * 2, e, seq_dim=0), (lambda: double(S, B, D),)),
+    "in place, sequence first": (lambda e, x: sinpe.add_(x * 2, e, seq_dim=0), (lambda: double_x(S, B, D),)),
     "encode": (lambda e, p: sinpe.encode(p, e, dtype=torch.float64), (lambda: positions(S),)),
     "encode layout": (lambda e, p: sinpe.encode(p.t()[::2], e, dtype=torch.float64), (lambda: positions(B, S),)),
     "encode scalar": (
@@ -119,7 +119,7 @@ def test_first_and_second_order(case: Any, name: str, backend: str) -> None:
 
 
 def test_third_order(backend: str) -> None:
-    """Of a sine of angular frequency 1: sin, cos, -sin, -cos."""
+    """With angular frequency 1: sin, cos, -sin, -cos."""
     p = positions(S)
     value = sinpe.encode(p, sinpe.Encoding(1), dtype=torch.float64).sum()
     for expected in (p.cos(), -p.sin(), -p.cos()):
@@ -142,7 +142,7 @@ GRADS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("grad", GRADS)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dropped", [{}, {"dropout": 0.5, "seed": 6}], ids=["all", "half"])
-def test_any_incoming_gradient(grad: str, dtype: torch.dtype, in_place: bool, dropped: Any, backend: str) -> None:
+def test_grad_output_of_any_layout(grad: str, dtype: torch.dtype, in_place: bool, dropped: Any, backend: str) -> None:
     x, alpha, p = torch.ones(B, S, D, dtype=dtype), torch.tensor([0.5]), torch.tensor(POSITIONS)
     for t in (x, alpha, p):
         t.requires_grad_()
@@ -158,8 +158,8 @@ def test_any_incoming_gradient(grad: str, dtype: torch.dtype, in_place: bool, dr
         assert torch.allclose(mine.double(), theirs, rtol=1e-5, atol=1e-4)
 
 
-def test_no_pass_where_the_gradient_is_the_incoming_one(backend: str) -> None:
-    """Without dropout and scale backward hands its argument on; with either it makes a tensor of its own."""
+def test_backward_returns_grad_output_if_unscaled(backend: str) -> None:
+    """Without dropout and scale, backward returns its argument; with either, a new tensor."""
     x, grad = torch.randn(B, S, D).requires_grad_(), torch.randn(B, S, D)
     weight = torch.randn(3, D).requires_grad_()
     for y in (sinpe.add(x), sinpe.add(x, alpha=0.5, start=7), sinpe.add_(x * 1)):
@@ -179,7 +179,7 @@ def test_no_pass_where_the_gradient_is_the_incoming_one(backend: str) -> None:
         assert getattr(torch.ops.sinpe_ext, name).default(*arguments).data_ptr() != x.data_ptr()
 
 
-def test_no_node_where_no_gradient_is_needed(backend: str) -> None:
+def test_no_graph_node_if_no_gradient_is_needed(backend: str) -> None:
     x, alpha, p = torch.randn(B, S, D), torch.ones(1), torch.rand(S)
     assert sinpe.add(x, alpha=alpha, positions=p).grad_fn is None
     assert sinpe.add_(x, alpha=alpha, positions=p).grad_fn is None
@@ -202,17 +202,17 @@ def test_no_node_where_no_gradient_is_needed(backend: str) -> None:
 
 
 @pytest.mark.bad_input(19, "compiled", "eager")
-def test_whole_positions_get_no_gradient(backend: str) -> None:
+def test_integer_positions_get_no_gradient(backend: str) -> None:
     x = torch.ones(B, S, D, requires_grad=True)
     whole = torch.arange(S)
     sinpe.add(x, positions=whole, padding_mask=MASK).sum().backward()
     assert torch.equal(x.grad, torch.ones(B, S, D)) and whole.grad is None
 
 
-def test_in_place_within_a_graph(backend: str) -> None:
+def test_in_place_on_non_leaf(backend: str) -> None:
     x, alpha = torch.ones(B, S, D, requires_grad=True), torch.ones(1, requires_grad=True)
     y = x * 3
-    sinpe.add_(y[0], scale=5.0)  # a view: the other half stays as it was
+    sinpe.add_(y[0], scale=5.0)  # a view: the other half is unchanged
     (y * y).sum().backward()
     rows = sinpe.table(S, D)
     assert torch.allclose(x.grad[0], 2 * (15 + rows) * 15) and torch.allclose(x.grad[1], torch.tensor(18.0))
@@ -223,8 +223,8 @@ def test_in_place_within_a_graph(backend: str) -> None:
 
 
 @pytest.mark.bad_input(19, "compiled", "eager")
-def test_padding_shields_from_what_it_covers(backend: str) -> None:
-    """Selected, not multiplied by zero: infinities under the mask reach neither alpha nor the positions."""
+def test_padded_inf_does_not_reach_gradients(backend: str) -> None:
+    """Padded rows are selected out, not multiplied by zero: infinities there reach neither alpha nor the positions."""
     x, alpha = torch.ones(B, S, D, requires_grad=True), torch.ones(1, requires_grad=True)
     p = torch.tensor(POSITIONS).expand(B, S).clone().masked_fill(MASK, torch.inf).requires_grad_()
     y = sinpe.add(x, alpha=alpha, positions=p, padding_mask=MASK)
@@ -233,8 +233,8 @@ def test_padding_shields_from_what_it_covers(backend: str) -> None:
     assert torch.equal(p.grad == 0, MASK)
 
 
-def test_what_backward_keeps(backend: str) -> None:
-    """Neither x nor the result is held for the backward pass; what is held may not be overwritten meanwhile."""
+def test_tensors_saved_for_backward(backend: str) -> None:
+    """Neither x nor the result is saved; a saved tensor that is overwritten raises in backward."""
     source = torch.ones(B, S, D, requires_grad=True)
     alpha, p = torch.ones(1, requires_grad=True), torch.arange(S)
     x = source * 1
@@ -300,10 +300,10 @@ def test_forward_mode(backend: str) -> None:
         assert torch.allclose(forward_ad.unpack_dual(rows).tangent[:, 0], p.cos(), rtol=0, atol=1e-15)
 
 
-def test_padding_far_into_a_sequence(backend: str) -> None:
-    """More rows than a kernel takes at once: each has its own padding."""
+def test_padding_beyond_the_first_tile(backend: str) -> None:
+    """More rows than a kernel processes at once."""
     mask = torch.rand(B, 200, generator=torch.Generator().manual_seed(5)) < 0.3
-    grad, at = double(B, 200, D).detach(), torch.arange(200.0, dtype=torch.float64)
+    grad, at = double_x(B, 200, D).detach(), torch.arange(200.0, dtype=torch.float64)
     alpha = torch.full((1,), 0.5, dtype=torch.float64, requires_grad=True)
 
     def gradients(sum_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:

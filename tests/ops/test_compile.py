@@ -1,11 +1,11 @@
-"""torch.compile and torch.export: one graph, the same numbers, any batch, length and start without another graph."""
+"""torch.compile and torch.export: one graph with the same results, for any batch, length and start."""
 
 from __future__ import annotations
 
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from sinpe_ext import SinusoidalPositionalEncoding as Layer
 from sinpe_ext import checks
 from sinpe_ext.backend import loader
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # torch's own use of it
+pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures("reset_dynamo")]
 
 B, S, D = 2, 5, 8
 T2T = sinpe.convention("t2t", D, start=4)
@@ -32,7 +32,7 @@ SEED = torch.tensor(2**40 + 3)
 
 # float32 sums in another order
 GRADIENT = {"rtol": 1e-5, "atol": 1e-5}
-# torch's and Inductor's float32 sines differ by an ULP
+# Inductor's float32 sine differs from torch's by one ULP
 FLOAT32_ANGLES = {"rtol": 0.0, "atol": 2.0**-22}
 
 
@@ -42,16 +42,9 @@ needs_inductor = pytest.mark.skipif(
 )
 needs_aoti_dtypes = pytest.mark.skipif(
     not (Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch/generated_enum_converters.h").exists(),
-    reason="this torch's AOTInductor reads a dtype argument as another (pytorch#169157)",
+    reason="AOTInductor of this torch decodes dtype arguments wrongly (pytorch#169157)",
 )
 EVERY_BACKEND = ["aot_eager", pytest.param("inductor", marks=needs_inductor)]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def x(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -59,7 +52,7 @@ def x(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 CALLS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "the fused sum": lambda x, s: sinpe.add(x * 2, start=3) * 2,
+    "fused sum": lambda x, s: sinpe.add(x * 2, start=3) * 2,
     "start": lambda x, s: sinpe.add(x * 2, start=s) * 2,
     "encoding": lambda x, s: sinpe.add(x, T2T, start=s),
     "name": lambda x, s: sinpe.add(x, "fairseq", start=s),
@@ -107,21 +100,21 @@ TRAINED = Layer(D, 0.0, encoding=T2T, batch_first=False, learned_alpha=True)
 
 
 def same(got: Tensor, want: Tensor) -> bool:
-    """Equal bits; float64 within an ULP if a graph runs another test's kernels and `want` is eager PyTorch's."""
+    """Equal bits; float64 within one ULP if a graph uses another test's kernels and `want` comes from eager PyTorch."""
     if got.dtype == torch.float64 and loader.setting() == "eager":
         return torch.allclose(got, want, rtol=0, atol=2.0**-49)
     return torch.equal(got, want)
 
 
 def seeded(call: Callable[[], Tensor]) -> Tensor:
-    """A place for what draws from torch's generator, whose seed the tests set before each call."""
+    """Marks a call that draws from torch's generator; the tests set its seed before each call."""
     return call()
 
 
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.parametrize("name", CALLS)
-def test_one_graph_with_the_same_numbers(name: str) -> None:
+def test_full_graph_equals_eager(name: str) -> None:
     call = CALLS[name]
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -134,7 +127,7 @@ def test_one_graph_with_the_same_numbers(name: str) -> None:
 
 
 INDUCED = [
-    "the fused sum", "factors", "real positions", "sequence first", "layer with options", "dropout", "dropout drawn",
+    "fused sum", "factors", "real positions", "sequence first", "layer with options", "dropout", "dropout drawn",
     "dropout, all", "embed, dropout", "embedding layer", "embedding layer in training", "layer with dropout",
 ]  # fmt: skip
 
@@ -143,20 +136,20 @@ INDUCED = [
 @pytest.mark.feature("torch.compile, dropout mask")
 @needs_inductor
 @pytest.mark.parametrize("name", INDUCED)
-def test_inductor(name: str) -> None:
+def test_inductor_equals_eager(name: str) -> None:
     call = CALLS[name]
     compiled = torch.compile(call, fullgraph=True)
     torch.manual_seed(7)
     got = compiled(x(), 3)
     torch.manual_seed(7)
     assert torch.equal(got, call(x(), 3))
-    if name in ("dropout drawn", "layer with dropout"):  # a second run draws anew
+    if name in ("dropout drawn", "layer with dropout"):  # a second run draws a new seed
         assert not torch.equal(compiled(x(), 3), got)
 
 
 @needs_inductor
 def test_inductor_fuses_the_sum_in_bfloat16() -> None:
-    """One rounding at the end, as add alone has it; the neighbours' roundings are Inductor's affair."""
+    """Rounded once, as by add alone; Inductor decides about the roundings of neighbouring operations."""
     given = x(dtype=torch.bfloat16)
     got = torch.compile(lambda t: sinpe.add(t, T2T, scale=0.3), fullgraph=True)(given)
     assert torch.equal(got, sinpe.add(given, T2T, scale=0.3))
@@ -186,8 +179,8 @@ WEIGHT = torch.randn(2, D, generator=torch.Generator().manual_seed(1)).requires_
 @pytest.mark.bad_input(25, "compiled")
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_second_graph_serves_every_size_and_start(name: str) -> None:
-    """The first has fixed numbers; the second, made when they change, has symbols in their place."""
+def test_second_graph_serves_all_sizes_and_starts(name: str) -> None:
+    """The first graph has constant sizes; the second, compiled when they change, has symbolic ones."""
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(GRAPHS[name], fullgraph=True, backend=counter)
     for batch, length, start in SIZES:
@@ -197,7 +190,7 @@ def test_a_second_graph_serves_every_size_and_start(name: str) -> None:
 
 
 @pytest.mark.feature("torch.compile, no recompile")
-def test_decoding_makes_two_graphs() -> None:
+def test_decoding_compiles_two_graphs() -> None:
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(LAYER, fullgraph=True, backend=counter)
     token = x(1, 1, D)
@@ -206,7 +199,7 @@ def test_decoding_makes_two_graphs() -> None:
     assert counter.frame_count == 2
 
 
-def test_widths_and_encodings_get_graphs_of_their_own() -> None:
+def test_each_width_and_encoding_compiles_its_own_graph() -> None:
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(lambda t, e: sinpe.add(t, e), fullgraph=True, backend=counter)
     for width in (4, 6, 8, 6, 4):
@@ -219,7 +212,7 @@ def test_widths_and_encodings_get_graphs_of_their_own() -> None:
         assert torch.equal(table(length, dim), sinpe.table(length, dim))
 
 
-def test_limits_hold_in_a_graph() -> None:
+def test_limits_are_checked_in_a_graph() -> None:
     limited = Layer(D, 0.0, 10).eval()
     compiled = torch.compile(limited, backend="aot_eager")
     assert torch.equal(compiled(x(), start=5), limited(x(), start=5))
@@ -227,12 +220,12 @@ def test_limits_hold_in_a_graph() -> None:
         compiled(x(), start=6)
     with pytest.raises(RuntimeError, match="positions: expected 0 to 9"):
         compiled(x(), positions=WHOLE)
-    with pytest.raises((RuntimeError, ValueError), match="int64"):  # of the kernel, of eager PyTorch
+    with pytest.raises((RuntimeError, ValueError), match="int64"):  # from the kernel and from eager PyTorch
         torch.compile(lambda s: sinpe.table(S, D, start=s), fullgraph=True, backend="aot_eager")(2**63 - 2)
 
 
-def test_refusals_in_a_graph() -> None:
-    """Without fullgraph the call runs outside of the graph, and the message is the usual one."""
+def test_errors_in_a_graph() -> None:
+    """Without fullgraph the call runs outside the graph and raises the usual message."""
     for call, error, message in (
         (lambda t: sinpe.add(t, 6), ValueError, "x: expected 6 channels"),
         (lambda t: sinpe.add(t, positions=MASK), TypeError, "positions: .* got torch.bool"),
@@ -258,7 +251,7 @@ def test_export(strict: bool) -> None:
 
 
 @pytest.mark.feature("torch.func")
-def test_transforms_in_a_graph() -> None:
+def test_torch_func_in_a_graph() -> None:
     batch, positions = x(3, B, S, D), torch.rand(3, S)
 
     def call(given: Tensor, at: Tensor) -> Tensor:
@@ -269,8 +262,8 @@ def test_transforms_in_a_graph() -> None:
     )
 
 
-def test_the_mark_is_torchs_own() -> None:
-    """`constant_in_graph` sets what torch.compiler.assume_constant_result sets."""
+def test_constant_in_graph_equals_assume_constant_result() -> None:
+    """`constant_in_graph` sets the same attribute as torch.compiler.assume_constant_result."""
 
     def marked() -> None: ...
 
@@ -278,7 +271,7 @@ def test_the_mark_is_torchs_own() -> None:
     assert vars(marked) == vars(checks.constant_in_graph(lambda: None))
 
 
-def test_the_kernels_are_loaded_before_the_graph_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_loaded_before_the_graph_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     compiled = loader.compiled
     monkeypatch.setattr(loader, "compiled", lambda device: asked.append(device) or compiled(device))

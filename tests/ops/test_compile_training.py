@@ -1,4 +1,4 @@
-"""Training under torch.compile: gradients, dropout's draws and masks, two encodings in a graph; and AOTInductor."""
+"""Training under torch.compile: gradients, dropout, several encodings in a graph; and AOTInductor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from test_compile import (
     T2T,
     B,
     D,
-    fresh,
     needs_aoti_dtypes,
     needs_inductor,
     x,
@@ -29,13 +28,13 @@ from torch import Tensor, nn
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
 
-pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures(fresh.__name__)]
+pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures("reset_dynamo")]
 
 
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
 def test_two_encodings_in_one_graph(backend_name: str) -> None:
-    """Each is a constant of the graph, under a name of its own."""
+    """Each is a separate constant of the graph."""
 
     def call(given: Tensor, start: int) -> Tensor:
         y = sinpe.add(sinpe.add(given, T2T, start=start, alpha=ALPHA), "paper", dropout=0.2, seed=3)
@@ -67,7 +66,7 @@ def test_gradients(backend_name: str, dtype: torch.dtype) -> None:
         want = torch.autograd.grad(loss(*inputs), wanted)
         got = torch.autograd.grad(compiled(*inputs), wanted)
         for mine, theirs in zip(got, want, strict=True):
-            if dtype == torch.bfloat16 and backend_name == "inductor":  # which keeps x * 2 in float32
+            if dtype == torch.bfloat16 and backend_name == "inductor":  # keeps x * 2 in float32
                 assert torch.allclose(mine.float(), theirs.float(), rtol=0.05, atol=0.5)
             else:
                 assert torch.allclose(mine, theirs, **GRADIENT)
@@ -76,7 +75,7 @@ def test_gradients(backend_name: str, dtype: torch.dtype) -> None:
 @pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
 def test_gradients_under_dropout(backend_name: str) -> None:
-    """The backward graph makes the mask again from the seed that the forward graph drew."""
+    """The backward graph recomputes the mask from the seed of the forward graph."""
 
     def loss(weight: Tensor, given: Tensor, alpha: Tensor, positions: Tensor | None) -> Tensor:
         tokens = sinpe.embed(IDS, weight, T2T, alpha=alpha, positions=positions, dropout=0.4, scale=2.0, padding_idx=2)
@@ -95,7 +94,7 @@ def test_gradients_under_dropout(backend_name: str) -> None:
 
 
 @pytest.mark.feature("torch.compile, dropout mask")
-def test_a_model_trains_as_it_does_without() -> None:
+def test_compiled_training_equals_eager() -> None:
     torch.manual_seed(0)
     front = sinpe.SinusoidalEmbedding(9, D, 0, dropout=0.2, learned_alpha=True)
     model = nn.Sequential(front, Layer(D, 0.2, learned_alpha=True), nn.LayerNorm(D), nn.Linear(D, 1))
@@ -111,7 +110,7 @@ def test_a_model_trains_as_it_does_without() -> None:
 
 
 @pytest.mark.feature("torch.func")
-def test_gradients_by_torch_func_in_a_graph() -> None:
+def test_torch_func_gradients_in_a_graph() -> None:
     weight = x()[0]
 
     def loss(w: Tensor, given: Tensor) -> Tensor:
@@ -146,8 +145,8 @@ class Seeded(nn.Module):
 @pytest.mark.feature("torch.export, dynamic shapes")
 @needs_inductor
 @pytest.mark.parametrize("name", [pytest.param(n, marks=needs_aoti_dtypes if n == "layer" else ()) for n in EXPORTED])
-def test_ahead_of_time(name: str, tmp_path: Path) -> None:
-    """torch.export, and AOTInductor's package of it, at sizes that the example did not have."""
+def test_export_and_aot_inductor(name: str, tmp_path: Path) -> None:
+    """Run at other sizes than those of the example."""
     model = EXPORTED[name]()
     ids = torch.arange(B * 6).reshape(B, 6) * 3
     one, other = (ids, ids.repeat(1, 5)) if "embedding" in name else (x(B, 6, D), x(B, 30, D))

@@ -1,4 +1,4 @@
-"""Graphs of every public call: no break, none made anew after the second size, the numbers and masks of outside."""
+"""Graphs of all public calls: no graph break, no recompilation after the second size, eager results."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import Any
 
 import pytest
 import torch
-from test_compile import EVERY_BACKEND, fresh, needs_aoti_dtypes, needs_inductor
+from test_compile import EVERY_BACKEND, needs_aoti_dtypes, needs_inductor
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import sinpe_ext as sinpe
 from sinpe_ext.integrations import standard_operators
 
-pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures(fresh.__name__)]
+pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures("reset_dynamo")]
 
 D, P = 8, 0.3
 T2T = sinpe.convention("t2t", D, start=4)
 GRID = sinpe.convention("mae2d", 32)
 
-# Inductor's own sines, and a sum that it may contract: an ULP of the largest, 16
+# Inductor's sine, and a contracted sum: one ULP of the largest value, 16
 SINES: dict[str, float] = {"rtol": 0.0, "atol": 2.0**-19}
 
 
-def made(make: Callable[..., nn.Module], *arguments: Any, training: bool = False, **options: Any) -> nn.Module:
+def make_module(make: Callable[..., nn.Module], *arguments: Any, training: bool = False, **options: Any) -> nn.Module:
     torch.manual_seed(2)
     return make(*arguments, **options).train(training)
 
 
-LAYER = made(sinpe.SinusoidalPositionalEncoding, D, 0.1, 5000, scale=3.0)
-LEARNED = made(sinpe.SinusoidalPositionalEncoding, D, P, learned_alpha=True, batch_first=False, training=True)
-DROPPING = made(sinpe.SinusoidalPositionalEncoding, D, P, training=True)
-EMBEDDING = made(sinpe.SinusoidalEmbedding, 30, D, 0, scale=2.0, encode_padding=False)
-EMBEDDING_TRAINED = made(sinpe.SinusoidalEmbedding, 30, D, dropout=P, learned_alpha=True, training=True)
-TIMESTEPS = made(sinpe.TimestepEncoding, D)
-PATCHES = made(sinpe.SinusoidalPositionalEncoding, 32, 0.1, encoding=GRID)
+LAYER = make_module(sinpe.SinusoidalPositionalEncoding, D, 0.1, 5000, scale=3.0)
+LEARNED = make_module(sinpe.SinusoidalPositionalEncoding, D, P, learned_alpha=True, batch_first=False, training=True)
+DROPPING = make_module(sinpe.SinusoidalPositionalEncoding, D, P, training=True)
+EMBEDDING = make_module(sinpe.SinusoidalEmbedding, 30, D, 0, scale=2.0, encode_padding=False)
+EMBEDDING_TRAINED = make_module(sinpe.SinusoidalEmbedding, 30, D, dropout=P, learned_alpha=True, training=True)
+TIMESTEPS = make_module(sinpe.TimestepEncoding, D)
+PATCHES = make_module(sinpe.SinusoidalPositionalEncoding, 32, 0.1, encoding=GRID)
 WEIGHT = torch.randn(30, D, generator=torch.Generator().manual_seed(1))
 
 
-class Given:
-    """The arguments of one call: sizes that differ from call to call, and what is made of them."""
+class Inputs:
+    """Arguments of one call, for sizes that differ from call to call."""
 
     def __init__(self, batch: int, length: int, start: int) -> None:
         generator = torch.Generator().manual_seed(batch + length)
@@ -57,17 +57,17 @@ class Given:
         self.seed = torch.tensor(start * 2**33 + 5)
 
 
-Case = tuple[Callable[..., Tensor], str]  # a call, and the arguments of Given that it takes
+Case = tuple[Callable[..., Tensor], str]  # a call, and the names of the arguments it takes
 CALLS: dict[str, Case] = {
     "layer": (lambda x: LAYER(x), "x"),
     "layer, start": (lambda x, s: LAYER(x, start=s), "x start"),
     "layer, start tensor": (lambda x, s: LEARNED(x, start=s, seed=3), "x tensor"),
     "embedding": (lambda ids: EMBEDDING(ids), "ids"),
     "embedding, start": (lambda ids, s: EMBEDDING(ids, start=s), "ids start"),
-    "embedding, a start each": (lambda ids, s: EMBEDDING(ids, start=s), "ids starts"),
+    "embedding, start per sample": (lambda ids, s: EMBEDDING(ids, start=s), "ids starts"),
     "add": (lambda x, s: sinpe.add(x * 2, T2T, start=s) * 3, "x start"),
     "add, start tensor": (lambda x, s: sinpe.add(x, start=s, scale=0.3, alpha=0.7), "x tensor"),
-    "add, a start each": (lambda x, s: sinpe.add(x, start=s), "x starts"),
+    "add, start per sample": (lambda x, s: sinpe.add(x, start=s), "x starts"),
     "add, positions": (lambda x, p: sinpe.add(x, "fairseq", positions=p), "x ids"),
     "add_": (lambda x, s: sinpe.add_(x * 1, start=s), "x start"),
     "embed": (lambda ids, s: sinpe.embed(ids, WEIGHT, T2T, start=s, scale=2.0), "ids start"),
@@ -100,12 +100,12 @@ def cases(pairs: list[tuple[str, str]]) -> list[Any]:
 
 
 def compare(case: Case, compiler: str, dynamic: bool | None = None) -> int:
-    """Runs every size inside and outside; after the second size a graph made anew is an error. Returns the graphs."""
+    """Runs each size in both modes; a recompilation after the second size raises. Returns the number of graphs."""
     call, names = case
     counter = CompileCounterWithBackend(compiler)
     compiled = torch.compile(call, fullgraph=True, backend=counter, dynamic=dynamic)
     for index, size in enumerate(SIZES):
-        arguments = [getattr(Given(*size), name) for name in names.split()]
+        arguments = [getattr(Inputs(*size), name) for name in names.split()]
         with torch._dynamo.config.patch(error_on_recompile=index >= 2):
             torch.manual_seed(index)
             got = compiled(*arguments)
@@ -115,25 +115,25 @@ def compare(case: Case, compiler: str, dynamic: bool | None = None) -> int:
     return int(counter.frame_count)
 
 
-@pytest.mark.sampled(3, "test_a_graph_with_symbols_from_the_start_is_the_only_one has every call")
+@pytest.mark.sampled(3, "test_dynamic_graph_serves_all_sizes has all calls")
 @pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name, compiler", cases(EVERY))
-def test_two_graphs_serve_every_size_and_start(name: str, compiler: str) -> None:
+def test_two_graphs_serve_all_sizes_and_starts(name: str, compiler: str) -> None:
     assert compare(CALLS[name], compiler) <= 2
 
 
-@pytest.mark.sampled(3, "test_a_graph_with_symbols_from_the_start_is_the_only_one has every call")
+@pytest.mark.sampled(3, "test_dynamic_graph_serves_all_sizes has all calls")
 @pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name, compiler", cases(EVERY_DROPOUT))
-def test_the_mask_of_outside(name: str, compiler: str) -> None:
+def test_dropout_mask_equals_eager(name: str, compiler: str) -> None:
     assert compare(DROPOUT[name], compiler) <= 2
 
 
 @pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name", [*CALLS, *(f"dropout, {name}" for name in DROPOUT)])
-def test_a_graph_with_symbols_from_the_start_is_the_only_one(name: str) -> None:
+def test_dynamic_graph_serves_all_sizes(name: str) -> None:
     case = DROPOUT[name.removeprefix("dropout, ")] if name.startswith("dropout, ") else CALLS[name]
     assert compare(case, "eager", dynamic=True) == 1
 
@@ -146,15 +146,15 @@ def graphs(call: Callable[..., Tensor], each: list[tuple[Any, ...]]) -> int:
     return int(counter.frame_count)
 
 
-X = Given(2, 5, 3).x
-# What makes more graphs than it need, or is refused.
+X = Inputs(2, 5, 3).x
+# Calls that recompile more often than necessary, or raise.
 LEFT: dict[str, Callable[[], int]] = {
     "a float scale that changes, with dropout": lambda: graphs(
         lambda x, a: sinpe.add(x, scale=a, dropout=P, seed=3), [(X, a) for a in (0.3, 0.4, 0.5, 0.6)]
     ),
     "a grid interpolated to a size that changes": lambda: graphs(
         lambda x: sinpe.add(x, GRID.interpolated((4, 4), tuple(x.shape[1:3]))),
-        [(Given(2, length, 0).picture,) for length in (3, 4, 5, 6)],
+        [(Inputs(2, length, 0).picture,) for length in (3, 4, 5, 6)],
     ),
     "a torch.Generator for a seed": lambda: graphs(
         lambda x: sinpe.add(x, dropout=P, seed=torch.Generator().manual_seed(3)), [(X,)]
@@ -162,15 +162,15 @@ LEFT: dict[str, Callable[[], int]] = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="known: a graph for each value, or a refusal")
+@pytest.mark.xfail(strict=True, reason="known limitation: a graph per value, or an error")
 @pytest.mark.parametrize("name", LEFT)
-def test_known_to_be_missing(name: str) -> None:
+def test_known_limitations(name: str) -> None:
     assert LEFT[name]() <= 2
 
 
 @pytest.mark.feature("torch.compile, no recompile")
-def test_a_factor_that_changes() -> None:
-    """Of which a float alpha, or a tensor, makes no graphs; a float scale does with dropout, see above."""
+def test_changing_alpha_does_not_recompile() -> None:
+    """Float or tensor alpha; a changing float scale recompiles with dropout, see above."""
     factors = (0.3, 0.4, 0.5, 0.6)
     each = [(X, a) for a in factors]
     assert graphs(lambda x, a: sinpe.add(x, alpha=a, dropout=P, seed=3), each) <= 2
@@ -184,7 +184,7 @@ def test_a_factor_that_changes() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dropout", [0.0, P])
 def test_reduce_overhead(device: str, dropout: float) -> None:
-    """Replayed graphs: the same numbers, and another mask for another seed."""
+    """Replayed graphs: the same results, and another mask for another seed."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device is visible")
     weight = torch.randn(30, D, generator=torch.Generator().manual_seed(1)).to(device)
@@ -194,7 +194,7 @@ def test_reduce_overhead(device: str, dropout: float) -> None:
         return sinpe.add(tokens * 2, dropout=dropout, seed=seed + 1)
 
     compiled = torch.compile(call, fullgraph=True, mode="reduce-overhead")
-    for round_ in range(5):  # a graph is recorded in the second run and replayed after that
+    for round_ in range(5):  # recorded in the second run, replayed afterwards
         ids = torch.randint(30, (2, 5), generator=torch.Generator().manual_seed(round_)).to(device)
         start, seed = torch.tensor(round_ * 1000, device=device), torch.tensor(round_, device=device)
         torch.compiler.cudagraph_mark_step_begin()
@@ -202,7 +202,7 @@ def test_reduce_overhead(device: str, dropout: float) -> None:
 
 
 class Model(nn.Module):
-    """An embedding with the encoding, a sum, and timesteps; of any batch, length, starts."""
+    """An embedding with the encoding, a sum, and timesteps; any batch size, length and starts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,11 +213,11 @@ class Model(nn.Module):
 
 
 def arguments(batch: int, length: int, start: int) -> tuple[Tensor, Tensor, Tensor]:
-    given = Given(batch, length, start)
+    given = Inputs(batch, length, start)
     return given.ids, given.starts, given.real[:, 0].contiguous()
 
 
-def exported(strict: bool = False) -> Any:
+def export_model(strict: bool = False) -> Any:
     batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=2, max=4096)
     sizes = ({0: batch, 1: length}, {0: batch}, {0: batch})
     return torch.export.export(Model().eval(), arguments(3, 5, 1), dynamic_shapes=sizes, strict=strict)
@@ -225,8 +225,8 @@ def exported(strict: bool = False) -> Any:
 
 @pytest.mark.feature("torch.export, dynamic shapes")
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_of_any_batch_and_length(strict: bool) -> None:
-    program, stored = exported(strict), io.BytesIO()
+def test_export_with_dynamic_batch_and_length(strict: bool) -> None:
+    program, stored = export_model(strict), io.BytesIO()
     torch.export.save(program, stored)
     stored.seek(0)
     for found in (program, torch.export.load(stored)):
@@ -238,10 +238,10 @@ def test_export_of_any_batch_and_length(strict: bool) -> None:
 @pytest.mark.feature("AOTInductor")
 @needs_inductor
 @pytest.mark.parametrize("standard", [pytest.param(False, marks=needs_aoti_dtypes), True])
-def test_a_package_of_any_batch_and_length(standard: bool, tmp_path: Path) -> None:
-    """With our operators, and without."""
+def test_aot_package_with_dynamic_batch_and_length(standard: bool, tmp_path: Path) -> None:
+    """With and without our operators."""
     with standard_operators() if standard else nullcontext():
-        program = exported()
+        program = export_model()
     package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     run = torch._inductor.aoti_load_package(package)
     for size in SIZES:
@@ -252,14 +252,12 @@ def test_a_package_of_any_batch_and_length(standard: bool, tmp_path: Path) -> No
 @pytest.mark.feature("torch.compile, one graph")
 @needs_inductor
 @pytest.mark.parametrize("compiler", EVERY_BACKEND)
-def test_a_whole_model_is_one_graph(compiler: str) -> None:
+def test_model_compiles_to_one_graph(compiler: str) -> None:
     counter = CompileCounterWithBackend(compiler)
     model = Model().eval()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
     compiled(*arguments(*SIZES[0]))
-    made_first = (
-        counter.frame_count
-    )  # more than one where a float becomes a constant after all: torch throws such a graph away
+    made_first = counter.frame_count  # more if a float becomes a constant: torch discards that graph
     with torch._dynamo.config.patch(error_on_recompile=True):
         for size in SIZES:
             assert torch.equal(compiled(*arguments(*size)), model(*arguments(*size)))

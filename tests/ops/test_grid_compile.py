@@ -52,7 +52,7 @@ def operands() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("case", CASES)
 def test_full_graph(backend: str, case: str, compiler: str) -> None:
     if compiler == "inductor" and backend == "eager" and case not in ("add", "dropout"):
-        pytest.skip("the compiled backend's case is the same graph")
+        pytest.skip("same graph as with the compiled backend")
     torch._dynamo.reset()
     function = CASES[case]
     graph = torch.compile(function, fullgraph=True, backend=compiler)
@@ -99,7 +99,7 @@ def test_export(backend: str) -> None:
 
 
 @pytest.mark.feature("meta, to_empty")
-def test_shapes_alone(backend: str) -> None:
+def test_meta_and_fake_tensors(backend: str) -> None:
     x, p, _, _ = (t.to("meta") for t in operands())
     assert sinpe.add(x, GRID).device.type == "meta" and sinpe.add(x, GRID).shape == x.shape
     assert sinpe.add(x, GRID, positions=p, dropout=0.5).shape == x.shape

@@ -1,4 +1,4 @@
-"""Handles of encodings, which torch 2.11's compiler needs: the way that they go, under any torch."""
+"""Handles of encodings, as used by torch 2.11's compiler; tested under every torch version."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ GRID = sinpe.convention("mae2d", 8)
 
 
 @pytest.mark.parametrize("encoding", [sinpe.Encoding(8), GRID, "t2t", 8, None])
-def test_a_function_by_handle_is_the_function(encoding: object) -> None:
+def test_function_by_handle_equals_function(encoding: object) -> None:
     assert handle.by_handle(checks.grid_dim_and_starts)(encoding, 8) == checks.grid_dim_and_starts(encoding, 8)
     assert handle.by_handle(checks.encoding)(value=encoding, dim=8, piece=-1) == checks.encoding(encoding, 8, -1)
 
 
-def test_equal_encodings_share_a_graph_and_others_do_not() -> None:
-    """By the guards of torch: 2.11 compares handles by ==, later ones compare encodings by identity."""
+def test_only_equal_encodings_share_a_graph() -> None:
+    """Guards of torch 2.11 compare handles by ==, later versions compare encodings by identity."""
     graphs = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:

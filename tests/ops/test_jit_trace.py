@@ -1,4 +1,4 @@
-"""torch.jit.trace records a call, not the length that it was traced at; what cannot follow a length is refused."""
+"""torch.jit.trace records calls that follow the length at run time; calls that cannot are rejected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ D = 12
 T2T = sinpe.convention("t2t", D)
 GRID = sinpe.convention("mae2d", D)
 FLOAT32 = sinpe.Encoding(D, angle="float32_exp")
-LENGTHS = [(7, 1), (1, 7), (5, 6)]  # traced at, run at
+LENGTHS = [(7, 1), (1, 7), (5, 6)]  # traced with, run with
 
 
 def layer(*args: Any, **options: Any) -> nn.Module:
@@ -50,7 +50,7 @@ def tokens(n: int) -> tuple[Tensor, ...]:
 
 
 WEIGHT = x(20, D)
-# What is traced, and its arguments for n rows (or rows and columns that go with n).
+# Traced functions, and their arguments for n rows (or rows and columns that depend on n).
 FOLLOWING: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]]]] = {
     "layer": (layer, batch_first),
     "layer without batch": (layer, lambda n: (x(n, D),)),
@@ -76,7 +76,7 @@ FOLLOWING: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, .
         lambda: Call(lambda t, p: sinpe.add(t, T2T, positions=p)),
         lambda n: (x(2, n, D), ids(2, n)),
     ),
-    "add with starts": (
+    "add with a start per sample": (
         lambda: Call(lambda t, s: sinpe.add(t, T2T, start=s)),
         lambda n: (x(2, n, D), torch.tensor([3, -9])),
     ),
@@ -124,15 +124,15 @@ FOLLOWING: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, .
         lambda: Call(lambda t, past: sinpe.add(t, "mae2d", start=(past.shape[1], 0))),
         lambda n: (x(2, n, n + 2, D), x(2, 3 * n, D)),
     ),
-    "picture from a start each": (
+    "picture with a start per sample": (
         lambda: Call(lambda t, s: sinpe.add(t, "mae2d", start=s)),
         lambda n: (x(n, 2, 3, D), ids(n, 2)),
     ),
-    "sequences of a picture from a start each": (
+    "sequences of a picture with a start per sample": (
         lambda: Call(lambda t, s: sinpe.add(t, "mae2d", start=s, grid_shape=(2, 3), dropout=0.5, seed=7)),
         lambda n: (x(n, 6, D), ids(n, 2)),
     ),
-    "start each": (lambda: Call(lambda t, s: sinpe.add(t, T2T, start=s)), lambda n: (x(n, 3, D), ids(n))),
+    "start per sample": (lambda: Call(lambda t, s: sinpe.add(t, T2T, start=s)), lambda n: (x(n, 3, D), ids(n))),
     "dim of x": (lambda: Call(lambda t: t + sinpe.table(t.shape[1], t.shape[2])), batch_first),
     "slice of a table": (lambda: Call(lambda t: t + sinpe.table(9, T2T)[: t.shape[1]]), batch_first),
     "table into memory": (
@@ -183,7 +183,7 @@ FOLLOWING: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, .
 @pytest.mark.sampled("pairs")
 @pytest.mark.parametrize(("traced_at", "run_at"), LENGTHS)
 @pytest.mark.parametrize("name", FOLLOWING)
-def test_follows_the_length(name: str, traced_at: int, run_at: int, backend: str) -> None:
+def test_traced_call_follows_the_length(name: str, traced_at: int, run_at: int, backend: str) -> None:
     make, given = FOLLOWING[name]
     model = make()
     with warnings.catch_warnings():
@@ -199,7 +199,7 @@ def test_follows_the_length(name: str, traced_at: int, run_at: int, backend: str
 @pytest.mark.parametrize(
     "name", ["layer", "add with positions", "dropout with a seed", "dropout, sequence first", "embed with dropout"]
 )
-def test_traced_without_a_row(name: str, backend: str) -> None:
+def test_traced_with_zero_rows(name: str, backend: str) -> None:
     make, given = FOLLOWING[name]
     model = make()
     traced = torch.jit.trace(model, given(0), check_trace=False)
@@ -216,7 +216,7 @@ def test_saved_and_loaded(backend: str) -> None:
 
 
 def test_loaded_in_another_process(tmp_path: Path) -> None:
-    """The operators are registered by the import that docs/graphs.md names, in whatever order torch comes."""
+    """Importing as docs/graphs.md says registers the operators, before or after torch is imported."""
     torch.manual_seed(0)
     for name in ("layer", "embedding layer", "picture", "dropout with a seed"):
         make, given = FOLLOWING[name]
@@ -236,7 +236,7 @@ def test_loaded_in_another_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sequence", [1, 0])
-def test_training_draws_anew_and_differentiates(sequence: int, backend: str) -> None:
+def test_traced_training_draws_new_masks_and_differentiates(sequence: int, backend: str) -> None:
     model = sinpe.SinusoidalPositionalEncoding(D, 0.5, learned_alpha=True, batch_first=bool(sequence)).train()
     traced = torch.jit.trace(model, (x(3, 3, D),), check_trace=False)
     ones = torch.ones(4, 6, D).requires_grad_()
@@ -263,14 +263,14 @@ def test_training_draws_anew_and_differentiates(sequence: int, backend: str) -> 
     ],
     ids=["layer", "sequence first", "behind a token", "embedding", "grid_shape", "grid_shape behind a token"],
 )
-def test_what_does_not_fit_is_refused_when_it_runs(model: Any, given: Any, longer: Any, backend: str) -> None:
+def test_traced_call_checks_sizes_at_run_time(model: Any, given: Any, longer: Any, backend: str) -> None:
     traced = torch.jit.trace(model, given, check_trace=False)
     assert torch.equal(traced(*given), model(*given))
     with pytest.raises(RuntimeError, match=r"max_len allows|is invalid for input"):
         traced(*longer)
 
 
-def test_what_cannot_follow_is_refused(backend: str) -> None:
+def test_arguments_that_cannot_be_traced_are_rejected(backend: str) -> None:
     generator = torch.Generator()
     with pytest.raises(TypeError, match=r"seed: expected None, an int or an int64 tensor under torch.jit.trace"):
         torch.jit.trace(lambda t: sinpe.add(t, T2T, dropout=0.5, seed=generator), batch_first(3))

@@ -1,4 +1,4 @@
-"""Encodings that are made inside of a compiled function or a strict export."""
+"""Encodings constructed inside a compiled function or a strict export."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ T2T, THIRDS = sinpe.convention("t2t", D), sinpe.Encoding(D, base=THIRD)
 PICTURE, IDS = (2, 3, 2, 4), torch.arange(3)
 
 
-def named(name: str) -> Callable[[Tensor], Tensor]:
-    """A convention of 48 channels, which every one takes."""
+def make_encoding(name: str) -> Callable[[Tensor], Tensor]:
+    """A convention with 48 channels, which all support."""
     shape = 2, *(3,) * getattr(sinpe.convention(name, 48), "ndim", 1), 48
     return lambda x: sinpe.add(x.new_ones(shape), sinpe.convention(name, 48))
 
@@ -48,7 +48,7 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
     "coordinates": lambda x: x + sinpe.encode(x[..., :2], sinpe.convention("mae2d", D)),
     "its frequencies": lambda x: x[..., :4] * torch.tensor(sinpe.Encoding(D, base=9.0).frequencies_radians()),
     "frequencies of two": lambda x: x[..., :4] * torch.tensor(T2T.frequencies_radians()) + max(THIRDS.timescales()),
-    **{f'"{name}"': named(name) for name in sinpe.conventions()},
+    **{f'"{name}"': make_encoding(name) for name in sinpe.conventions()},
 }
 
 
@@ -57,7 +57,7 @@ def data(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_compiled(name: str, backend: str) -> None:
+def test_compiled_equals_eager(name: str, backend: str) -> None:
     torch._dynamo.reset()
     x, run = data(), MADE[name]
     torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="eager")(x), run(x), rtol=0, atol=1e-6)
@@ -67,7 +67,7 @@ def test_compiled(name: str, backend: str) -> None:
 @pytest.mark.parametrize(
     "name", ["fields", "convention", "encode", "grid convention", "axes", "interpolated", "its frequencies", '"unit"']
 )
-def test_exported(name: str, strict: bool, backend: str) -> None:
+def test_exported_equals_eager(name: str, strict: bool, backend: str) -> None:
     class Module(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return MADE[name](x)
@@ -77,8 +77,8 @@ def test_exported(name: str, strict: bool, backend: str) -> None:
     torch.testing.assert_close(exported(x), MADE[name](x), rtol=0, atol=1e-6)
 
 
-def test_sizes_that_change(backend: str) -> None:
-    """A dim that is a symbol of the graph, and a start that is an argument."""
+def test_symbolic_dim_and_start(backend: str) -> None:
+    """dim is a symbol of the graph, start an argument."""
 
     def run(x: Tensor, start: int) -> Tensor:
         return sinpe.add(x, sinpe.Encoding(x.shape[-1], base=100.0, start=start))
@@ -88,7 +88,7 @@ def test_sizes_that_change(backend: str) -> None:
         torch.testing.assert_close(compiled(data(*shape), k // 2), run(data(*shape), k // 2), rtol=0, atol=1e-6)
 
 
-def test_a_picture_whose_sides_change(backend: str) -> None:
+def test_grid_with_symbolic_sizes(backend: str) -> None:
     def run(x: Tensor, base: int) -> Tensor:
         return sinpe.add(x, OUTSIDE.interpolated(x.shape[1:3], base_size=base))
 
@@ -98,8 +98,8 @@ def test_a_picture_whose_sides_change(backend: str) -> None:
         torch.testing.assert_close(compiled(x, base), run(x, base), rtol=0, atol=1e-6)
 
 
-def test_one_that_leaves_the_graph(backend: str) -> None:
-    """It equals one that was made outside, goes on through a graph break, and into the next graph."""
+def test_encoding_returned_from_the_graph(backend: str) -> None:
+    """It equals one constructed outside, and survives a graph break and the next graph."""
 
     def run(x: Tensor) -> tuple[Tensor, sinpe.Encoding]:
         encoding = sinpe.Encoding(D, base=50.0)
@@ -123,7 +123,7 @@ def test_one_that_leaves_the_graph(backend: str) -> None:
         torch.testing.assert_close(compiled(x, one), sinpe.add(x, one), rtol=0, atol=1e-6)
 
 
-REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+ERRORS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "Decimal": (
         lambda x: sinpe.add(x, sinpe.convention("t2t", D, base=TENTH)),
         "got Decimal; pass a Fraction, or make the Encoding outside",
@@ -148,14 +148,14 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case: str, backend: str) -> None:
-    """As outside of a graph, and what cannot be a constant of it with what to do."""
+@pytest.mark.parametrize("case", ERRORS)
+def test_bad_arguments(case: str, backend: str) -> None:
+    """The messages are those outside a graph; what cannot be a constant raises with a remedy."""
     torch._dynamo.reset()
-    run, message = REFUSED[case]
+    run, message = ERRORS[case]
     with pytest.raises(Exception) as caught:
         torch.compile(run, fullgraph=True, backend="eager")(data())
-    said = str(caught.value).partition("from user code")[0]  # which shows the line above, and what is looked for in it
+    said = str(caught.value).partition("from user code")[0]  # after it, torch shows the source line
     assert re.search(message, said), said
     if case != "Decimal":
         with pytest.raises((TypeError, ValueError), match=message):

@@ -1,4 +1,4 @@
-"""make_fx writes down what runs: a graph with the function's numbers or an error, never one that lacks the encoding."""
+"""make_fx records the operators: the graph gives the function's values or an error, never x without the encoding."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CALLS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "embed, dropout": (lambda w: sinpe.embed(IDS, w, dropout=0.5, seed=3), WEIGHT),
     "layer": (LAYER, X),
 }
-# What torch says of constants under fake tensors, and of autograd functions under functionalize.
-REFUSED = (
+# torch's errors for constants under fake tensors, and for autograd functions under functionalize.
+ERRORS = (
     (AssertionError, "Please convert all Tensors to FakeTensors first"),
     (RuntimeError, "NYI: Functionalize rule"),
 )
@@ -38,7 +38,7 @@ REFUSED = (
 @pytest.mark.parametrize("functional", [False, True], ids=["plain", "functionalize"])
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
 @pytest.mark.parametrize("name", CALLS)
-def test_the_graph_has_the_numbers(name: str, mode: str, functional: bool, backend: str) -> None:
+def test_graph_equals_function(name: str, mode: str, functional: bool, backend: str) -> None:
     call, given = CALLS[name]
     want = call(given)
     function = torch.func.functionalize(call) if functional else call
@@ -47,7 +47,7 @@ def test_the_graph_has_the_numbers(name: str, mode: str, functional: bool, backe
         try:
             graph = make_fx(function, tracing_mode=mode, _allow_non_fake_inputs=constants)(given)
         except (AssertionError, RuntimeError) as error:
-            assert any(type(error) is kind and text in str(error) for kind, text in REFUSED)
+            assert any(type(error) is kind and text in str(error) for kind, text in ERRORS)
             assert autograd_function or (mode != "real" and not constants)
         else:
             assert torch.equal(graph(given), want)

@@ -1,9 +1,9 @@
-"""torch.onnx.export: a file of standard operations that onnxruntime runs with our numbers, at any position."""
+"""torch.onnx.export: a model of standard operations that onnxruntime runs with the same results, at any position."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -18,16 +18,17 @@ from sinpe_ext.ops import onnx_graph
 
 onnx = pytest.importorskip("onnx", reason="ONNX export needs onnx")
 pytest.importorskip("onnxscript", reason="ONNX export needs onnxscript")
-runtime = pytest.importorskip("onnxruntime", reason="the file is run by onnxruntime")
+runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the model")
 
 pytestmark = [
     pytest.mark.feature("ONNX, onnxruntime"),
-    pytest.mark.filterwarnings("ignore"),  # the exporter's own, of its own making
+    pytest.mark.filterwarnings("ignore"),  # warnings of the exporter itself
+    pytest.mark.usefixtures("reset_dynamo"),
 ]
 
-# The graph computes in float64 and looks at no tie: one entry in 2**24 may be rounded to the other side.
+# The graph computes in float64 without exact ties: one entry in 2**24 may be rounded the other way.
 FLOAT32_ULP = 1
-# Of float64: the angle, the sine and the amplitude are rounded one after the other.
+# float64: angle, sine and amplitude are each rounded.
 FLOAT64_RELATIVE = 2.0**-50
 D = 16
 FAR = [0, -1, 2**31, -(2**31) - 1, 2**40 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**63)]
@@ -51,7 +52,7 @@ MASK = torch.tensor([[True, False, False], [False, True, True]])
 HALVES = torch.tensor([0.5, -2.25, 998.3897, 2.0**31 + 256, -(2.0**75), 1e-20])
 STRANGE = torch.tensor([float("nan"), float("inf"), -float("inf"), 2.0**77])
 
-# A model, its example arguments, which of their sizes vary, and other arguments.
+# Model, example arguments, dynamic sizes, other arguments.
 CASES: dict[str, tuple[nn.Module, tuple[Any, ...], tuple[Any, ...], list[tuple[Any, ...]]]] = {
     "layer": (LAYER, (x(2, 3, D),), (BOTH,), [(x(3, 300, D),), (x(1, 1, D),)]),
     "layer, sequence first, max_len": (LIMITED, (x(3, 2, D),), (BOTH,), [(x(300, 3, D),)]),
@@ -67,7 +68,7 @@ CASES: dict[str, tuple[nn.Module, tuple[Any, ...], tuple[Any, ...], list[tuple[A
         Call(lambda x, s: sinpe.add(x, start=s)), (x(2, 3, D), START), (BOTH, None),
         [(x(3, 9, D), torch.tensor(s)) for s in FAR[:-2]],
     ),
-    "add, a start each": (
+    "add, start per sample": (
         Call(lambda x, s: sinpe.add(x, start=s)), (x(2, 3, D), STARTS), (BOTH, {0: ANY}),
         [(x(3, 9, D), torch.tensor([2**40, -5, 0]))],
     ),
@@ -99,14 +100,8 @@ CASES: dict[str, tuple[nn.Module, tuple[Any, ...], tuple[Any, ...], list[tuple[A
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-
-
 def session(program: Any) -> Any:
-    """The runtime on an exported file; nothing but standard operations is in it."""
+    """An onnxruntime session of an exported model that contains standard operations only."""
     stored = io.BytesIO()
     program.save(stored)
     assert {node.domain for node in onnx.load_from_string(stored.getvalue()).graph.node} <= {""}
@@ -119,7 +114,7 @@ def run(session: Any, arguments: tuple[Any, ...]) -> Tensor:
 
 
 def ulps(got: Tensor, want: Tensor) -> int:
-    """Largest distance in float32 values; NaN at the same places."""
+    """Largest distance in float32 ULP; NaN must be at the same places."""
     assert got.dtype == want.dtype == torch.float32 and got.shape == want.shape
     assert torch.equal(got.isnan(), want.isnan())
 
@@ -130,9 +125,9 @@ def ulps(got: Tensor, want: Tensor) -> int:
     return int((order(got) - order(want)).abs().masked_fill(want.isnan(), 0).max())
 
 
-@pytest.mark.sampled(6, "test_the_older_exporter has every call")
+@pytest.mark.sampled(6, "test_torchscript_exporter has all calls")
 @pytest.mark.parametrize("name", CASES)
-def test_onnxruntime_has_our_numbers(name: str) -> None:
+def test_onnxruntime_equals_eager(name: str) -> None:
     model, arguments, sizes, others = CASES[name]
     shapes = (sizes,) if isinstance(model, Call) else sizes
     with torch.no_grad():
@@ -140,13 +135,13 @@ def test_onnxruntime_has_our_numbers(name: str) -> None:
         for given in (arguments, *others):
             want = model(*given)
             if name == "encode, not finite" and len(given[0]) == 4:
-                want[3] = torch.nan  # ours goes on beyond 2**76
+                want[3] = torch.nan  # beyond 2**76 the library still gives finite values
             assert ulps(run(ready, given), want) <= FLOAT32_ULP, given
 
 
 @pytest.mark.parametrize("name", ["layer", "embedding", "timesteps", "add, start tensor", "grid"])
-def test_a_program_of_standard_operators(name: str) -> None:
-    """Made by torch.export, where our operators would stay."""
+def test_export_contains_standard_operators_only(name: str) -> None:
+    """From torch.export, which would otherwise keep our operators."""
     model, arguments, sizes, others = CASES[name]
     shapes = (sizes,) if isinstance(model, Call) else sizes
     assert "sinpe_ext" in str(torch.export.export(model, arguments, dynamic_shapes=shapes).graph)
@@ -162,8 +157,8 @@ def test_a_program_of_standard_operators(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "add, start int"])  # an int is a constant there
-def test_the_older_exporter(name: str) -> None:
-    """dynamo=False, which is built on torch.jit.trace: the same graph, with the sizes that were named."""
+def test_torchscript_exporter(name: str) -> None:
+    """dynamo=False, built on torch.jit.trace: the same graph, with the named dynamic sizes."""
     model, arguments, sizes, others = CASES[name]
     names = [f"argument_{k}" for k in range(len(arguments))]
     axes = {key: list(size) for key, size in zip(names, sizes, strict=True) if size}
@@ -182,7 +177,7 @@ def test_the_older_exporter(name: str) -> None:
             assert ulps(run(ready, given), want) <= FLOAT32_ULP, given
 
 
-def test_a_model_in_training_is_refused() -> None:
+def test_model_in_training_mode_is_rejected() -> None:
     for layer in (sinpe.SinusoidalPositionalEncoding(D), sinpe.SinusoidalEmbedding(20, D)):
         given = ids(2, 3) if isinstance(layer, nn.Embedding) else x(2, 3, D)
         with pytest.raises(Exception, match="dropout: expected none in a graph of standard operations") as caught:
@@ -214,8 +209,8 @@ POSITIONS = {
 
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_the_graphs_arithmetic(encoding: str, positions: str) -> None:
-    """What is written into a file, run by torch."""
+def test_exported_arithmetic(encoding: str, positions: str) -> None:
+    """The operations that are exported, run by torch."""
     found, at = ENCODINGS[encoding], POSITIONS[positions]
     got = onnx_graph.encode(plan(found), at, torch.float32)
     assert ulps(got, sinpe.encode(at, found)) <= FLOAT32_ULP
@@ -227,8 +222,8 @@ def test_the_graphs_arithmetic(encoding: str, positions: str) -> None:
         assert torch.allclose(wide, want, rtol=FLOAT64_RELATIVE, atol=0.0)
 
 
-def test_whole_turns_of_rational_frequencies_are_exact() -> None:
-    """1/24 of a turn is no multiple of 2^-128; an exact zero is +0 from every quadrant."""
+def test_exact_zeros_of_rational_frequencies() -> None:
+    """1/24 turn is not a multiple of 2^-128; an exact zero is +0 in each quadrant."""
     encoding = sinpe.Encoding(2, unit="turn", position_scale=Fraction(1, 24))
     where = torch.tensor([0, 24, -24, 12, 36, 24 * (2**53 // 24), 24 * (2**62 // 24), 2**31 - 8])
     for dtype in (torch.float32, torch.float64):

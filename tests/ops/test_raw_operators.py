@@ -1,4 +1,4 @@
-"""The operators by themselves, past the Python checks: damaged operands are refused, and the process lives."""
+"""Direct calls of the operators, without the Python checks: damaged operands raise and the process survives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX = 2**63 - 1
 
 
 @pytest.fixture(autouse=True)
-def kernels() -> None:
+def need_kernels() -> None:
     if loader.setting() == "eager" or loader.resolve("cpu").backend != "compiled":
         pytest.skip("the compiled backend is not in use")
 
@@ -43,37 +43,37 @@ def whole(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
 
-def gone(t: Tensor) -> Tensor:
+def shrunk(t: Tensor) -> Tensor:
     t.untyped_storage().resize_(t.untyped_storage().nbytes() // 2)
     return t
 
 
 NONE = None, None
 ROWS = 0, False
-GONE: dict[str, tuple[str, Any]] = {  # the operand -> a call in which half of its memory is gone
-    "x": ("add", lambda: (gone(x()), words(), 0, 1.0)),
-    "plan": ("add", lambda: (x(), gone(words().clone()), 0, 1.0)),
-    "out": ("add_out", lambda: (x(), words(), *NONE, *ROWS, 1.0, 1.0, gone(x()))),
-    "out of table": ("table_out", lambda: (words(), 0, gone(x(S, D)))),
-    "positions": ("encode", lambda: (gone(whole(S)), words(), D, torch.float32)),
-    "positions of rows": ("add_out", lambda: (x(), words(), gone(whole(1, S)), None, *ROWS, 1.0, 1.0, x())),
-    "padding_mask": ("add_out", lambda: (x(), words(), None, gone(whole(1, S).bool()), *ROWS, 1.0, 1.0, x())),
-    "seed": ("dropout", lambda: (x(), gone(whole(2)[1:]), 9000, 1.0, [])),
-    "alpha": ("add_dropout", lambda: (x(), words(), *NONE, gone(x(2)[1:]), None, *ROWS, 1.0, 0, [])),
-    "slopes": ("row_dots", lambda: (x(), words(), *NONE, gone(x(D).double()), None, *ROWS, 0, [])),
-    "ids": ("embed_backward", lambda: (x(), gone(whole(B, S)), None, 3, -1, 1.0, 0, [])),
-    "grad": ("embed_backward", lambda: (gone(x()), whole(B, S), None, 3, -1, 1.0, 0, [])),
+SHRUNK: dict[str, tuple[str, Any]] = {  # operand -> a call in which half of its storage was freed
+    "x": ("add", lambda: (shrunk(x()), words(), 0, 1.0)),
+    "plan": ("add", lambda: (x(), shrunk(words().clone()), 0, 1.0)),
+    "out": ("add_out", lambda: (x(), words(), *NONE, *ROWS, 1.0, 1.0, shrunk(x()))),
+    "out of table": ("table_out", lambda: (words(), 0, shrunk(x(S, D)))),
+    "positions": ("encode", lambda: (shrunk(whole(S)), words(), D, torch.float32)),
+    "positions of rows": ("add_out", lambda: (x(), words(), shrunk(whole(1, S)), None, *ROWS, 1.0, 1.0, x())),
+    "padding_mask": ("add_out", lambda: (x(), words(), None, shrunk(whole(1, S).bool()), *ROWS, 1.0, 1.0, x())),
+    "seed": ("dropout", lambda: (x(), shrunk(whole(2)[1:]), 9000, 1.0, [])),
+    "alpha": ("add_dropout", lambda: (x(), words(), *NONE, shrunk(x(2)[1:]), None, *ROWS, 1.0, 0, [])),
+    "slopes": ("row_dots", lambda: (x(), words(), *NONE, shrunk(x(D).double()), None, *ROWS, 0, [])),
+    "ids": ("embed_backward", lambda: (x(), shrunk(whole(B, S)), None, 3, -1, 1.0, 0, [])),
+    "grad": ("embed_backward", lambda: (shrunk(x()), whole(B, S), None, 3, -1, 1.0, 0, [])),
     "weight": (
         "embed",
-        lambda: (whole(S), gone(x(3, D)), words(), *NONE, None, None, *ROWS, 1.0, -1, False, 0, []),
+        lambda: (whole(S), shrunk(x(3, D)), words(), *NONE, None, None, *ROWS, 1.0, -1, False, 0, []),
     ),
 }
 
 
 @pytest.mark.bad_input(17, "compiled")
-@pytest.mark.parametrize("operand", GONE)
-def test_memory_that_was_taken_away(operand: str) -> None:
-    name, make = GONE[operand]
+@pytest.mark.parametrize("operand", SHRUNK)
+def test_operand_with_shrunk_storage_is_rejected(operand: str) -> None:
+    name, make = SHRUNK[operand]
     wanted = (
         f"^{operand.split()[0]}: expected a tensor whose memory holds its elements, got .*; it was freed or resized"
     )
@@ -83,7 +83,7 @@ def test_memory_that_was_taken_away(operand: str) -> None:
 
 @pytest.mark.bad_input(14, "compiled")
 @pytest.mark.parametrize("length", [S - 1, S + 1, 1])
-def test_companions_of_another_length(length: int) -> None:
+def test_positions_and_masks_of_another_length_are_rejected(length: int) -> None:
     positions, mask = torch.arange(length)[None], torch.zeros(B, length, dtype=torch.bool)
     for operands, name in (((positions, None), "positions"), ((None, mask), "padding_mask")):
         with pytest.raises(RuntimeError, match=rf"^{name}: expected the shape \({B} or 1, {S}\), got \(.*{length}\)"):
@@ -93,8 +93,7 @@ def test_companions_of_another_length(length: int) -> None:
 @pytest.mark.bad_input(12, "compiled")
 @pytest.mark.parametrize("name", ["add_out", "add_dropout_out", "table_out"])
 @pytest.mark.parametrize("view", ["expanded", "overlapping"])
-def test_an_out_whose_elements_share_memory(name: str, view: str) -> None:
-    """Two threads would write one place."""
+def test_out_with_internal_overlap_is_rejected(name: str, view: str) -> None:
     out = x(1, S, D).expand(B, S, D) if view == "expanded" else torch.zeros(100).as_strided((B, S, D), (16, D, 1))
     arguments: dict[str, tuple[Any, ...]] = {
         "add_out": (x(), words(), *NONE, *ROWS, 1.0, 1.0, out),
@@ -107,21 +106,21 @@ def test_an_out_whose_elements_share_memory(name: str, view: str) -> None:
 
 
 def shared(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
-    """An operand, and an x over the same memory."""
+    """An operand, and an x in the same memory."""
     memory = torch.ones(2 * B * S * D)
     operand = memory.view(dtype)[: math.prod(shape)].view(shape)
     return operand, memory[: B * S * D].view(B, S, D)
 
 
 def over_words(words: Tensor) -> tuple[Tensor, Tensor]:
-    """The words of a plan or a grid, and an x whose memory begins in their middle."""
+    """The plan or grid, and an x whose memory starts in the middle of it."""
     memory = torch.zeros(words.numel() + B * S * D, dtype=torch.int64)
     memory[: words.numel()] = words
     return memory[: words.numel()], memory[words.numel() // 2 :].view(torch.float32)[: B * S * D].view(B, S, D)
 
 
 def overlaps() -> dict[str, tuple[str, tuple[Any, ...], Tensor]]:
-    """The operand -> operator and arguments, `out` last, where out shares memory with it; what must stay as it was."""
+    """operand -> operator and arguments, `out` last, overlapping the operand; and the operand."""
     words_of_grid, values = grid_operands()
     positions, x_positions = shared(torch.float32, 1, S)
     starts, x_starts = shared(torch.int64, B, 1)
@@ -145,7 +144,7 @@ def overlaps() -> dict[str, tuple[str, tuple[Any, ...], Tensor]]:
 
 
 def grid_operands() -> tuple[Tensor, Tensor]:
-    """The words of a grid of S places and D channels, and the values of its one axis."""
+    """The packed grid of S places and D channels, and the values of its only axis."""
     words = torch.tensor([0x53494E504547, 14, 0, 1, 1, D, S * D, 0, S, 0, 0, 1, D, 0])
     return words, torch.ones(S * D)
 
@@ -156,19 +155,19 @@ OVERLAPS = ["plan", "plan of a table", "positions", "starts", "padding_mask", "s
 
 @pytest.mark.bad_input(12, "compiled")
 @pytest.mark.parametrize("operand", OVERLAPS)
-def test_an_out_over_what_steers_it(operand: str) -> None:
-    """The kernels read these again after they were checked: `out` over the words of a grid was a SIGSEGV."""
+def test_out_overlapping_an_operand_is_rejected(operand: str) -> None:
+    """The kernels read these again after the checks: an `out` over the grid crashed the process."""
     name, arguments, read = overlaps()[operand]
     before = read.clone()
     with pytest.raises(RuntimeError, match=": expected memory apart from the tensor that is written to, got one that"):
         op(name)(*arguments)
     assert torch.equal(read, before)
     *rest, out = arguments
-    op(name)(*rest, torch.empty_like(out))  # apart it is fine
+    op(name)(*rest, torch.empty_like(out))  # without overlap it works
 
 
-def test_no_channels_read_no_ids() -> None:
-    """2^36 expanded ids were all looked at, with nothing to do."""
+def test_zero_channels_do_not_read_ids() -> None:
+    """2^36 expanded ids: reading them would take minutes."""
     ids = torch.zeros(1, dtype=torch.int64).expand(2**36)
     grad = torch.ones(1, 0).expand(2**36, 0)
     begin = time.thread_time()
@@ -192,7 +191,7 @@ def test_products_beyond_int64() -> None:
             RuntimeError, match="elements: expected steps of 0 or more to numbers that int64 holds, got others"
         ):
             op("dropout")(x(), seed, 9000, 1.0, elements)
-    for first in (2**62, MAX, -1):  # part of a very large tensor: 64 bits without a sign
+    for first in (2**62, MAX, -1):  # part of a very large tensor: up to 64 unsigned bits
         op("dropout")(x(), seed, 9000, 1.0, [first, 40, 8, 1])
     assert op("encode")(torch.empty(0, 2**40, 2**20), words(), D, torch.float32).shape == (0, 2**40, 2**20, D)
     none = torch.empty(0).as_strided((0, 2**31, 2**31, S, D), (1, 1, 1, 1, 1))
@@ -270,8 +269,8 @@ print(done, refused)
 @pytest.mark.bad_input(14, "compiled")
 @pytest.mark.bad_input(16, "compiled")
 def test_random_damage() -> None:
-    """Plans with changed words, shapes, strides, types and numbers that do not fit: an error or a result, no crash."""
+    """Changed plans, and wrong shapes, strides, dtypes and numbers: an error or a result, never a crash."""
     run = [sys.executable, "-W", "ignore", "-c", ATTACK, "0", "1500"]
     done = execute(run)
     passed, refused = map(int, done.stdout.split()[-2:])
-    assert passed > 50 and refused > 500  # both kinds were tried
+    assert passed > 50 and refused > 500  # both outcomes occurred

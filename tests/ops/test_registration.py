@@ -1,4 +1,4 @@
-"""The operators as torch.library sees them: schemas, fake kernels, strides, aliasing; and plans that travel."""
+"""The operators in torch.library: schemas, fake kernels, strides, aliasing, vmap; and packed plans."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def op(name: str) -> Any:
 @pytest.mark.feature("opcheck")
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_schema(name: str) -> None:
-    """Libraries built against these exist; a change needs a new name."""
+    """Compiled libraries depend on these schemas: a change needs a new name."""
     assert str(op(name)._schema) == f"sinpe_ext::{name}{SCHEMAS[name]}"
     assert torch.Tag.pt2_compliant_tag in op(name).tags
 
@@ -72,7 +72,7 @@ def x(dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
 
 
 def grid(by_channels: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and words of a grid of (S, 2) places and D channels, the last one zero."""
+    """Values and packed grid of (S, 2) places and D channels, the last one zero."""
     of = sinpe.GridEncoding((sinpe.Encoding(4), sinpe.Encoding(3)), dim=D)
     cpu = torch.device("cpu")
     values = grid_rows.values(of, (S, 2), (0, 0), torch.float32, cpu, 1.0, by_channels)
@@ -164,14 +164,14 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
 def test_opcheck(case: str, grad: bool) -> None:
     name, arguments = samples(grad)[case]
     with warnings.catch_warnings():
-        if name.endswith("_out"):  # mutating operators carry no derivative, and torch says so when one is asked for
+        if name.endswith("_out"):  # mutating operators have no derivative, and torch raises when one is requested
             warnings.filterwarnings("ignore", message=".*an autograd kernel was not registered")
         results = torch.library.opcheck(op(name), arguments)
     assert set(results.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("case", [case for case in samples(False) if "_out" not in case])
-def test_fake_results_look_like_real_ones(case: str) -> None:
+def test_fake_results_match_real_ones(case: str) -> None:
     name, arguments = samples(False)[case]
     real = op(name)(*arguments)
     with FakeTensorMode() as mode:
@@ -196,8 +196,8 @@ BATCHED = [
 @pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @pytest.mark.parametrize("case", BATCHED)
-def test_vmap_is_one_call_a_sample(case: str) -> None:
-    """Every tensor but the constants (plan, slopes) gets a batch; seeds too, so that each sample has its mask."""
+def test_vmap_equals_one_call_per_sample(case: str) -> None:
+    """All tensors except constants (plan, slopes) get a batch dimension; with seeds, each sample has its own mask."""
     name, arguments = samples(False)[case]
     words = packed_plan.pack_plan(ENCODING)
     batched, in_dims = [], []
@@ -213,7 +213,7 @@ def test_vmap_is_one_call_a_sample(case: str) -> None:
 
 
 @pytest.mark.feature("meta, to_empty")
-def test_functions_under_a_fake_mode(backend: str) -> None:
+def test_functions_under_fake_tensor_mode(backend: str) -> None:
     layer = sinpe.SinusoidalPositionalEncoding(D, max_len=50).eval()
     with FakeTensorMode():
         given = torch.empty(S, B, D, dtype=torch.bfloat16).transpose(0, 1)
@@ -251,8 +251,8 @@ ENCODINGS = [
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=repr)
-def test_a_copied_plan_is_the_plan(encoding: sinpe.Encoding) -> None:
-    """A saved graph holds only the packed plan: the reference implementation decodes it."""
+def test_packed_plan_decodes_to_the_plan(encoding: sinpe.Encoding) -> None:
+    """A saved graph contains only the packed plan, which the reference implementation decodes."""
     known = plan(encoding)
     words = packed_plan.plan_tensor(known)
     assert packed_plan.decoded(words) is known
@@ -261,8 +261,8 @@ def test_a_copied_plan_is_the_plan(encoding: sinpe.Encoding) -> None:
         assert getattr(back, field) == getattr(known, field)
 
 
-def test_plans_are_not_kept_for_ever() -> None:
-    """A base that changes with every sequence must not fill the memory."""
+def test_plan_cache_is_bounded() -> None:
+    """A base that changes with each sequence must not fill memory."""
     first = weakref.ref(packed_plan.pack_plan(sinpe.Encoding(4, base=1.5)))
     for base in range(2, 600):
         packed_plan.pack_plan(sinpe.Encoding(4, base=base))
@@ -271,7 +271,7 @@ def test_plans_are_not_kept_for_ever() -> None:
 
 
 @pytest.mark.parametrize("words", [[1, 2, 3], [0] * 40, [*packed_plan.pack_plan(ENCODING).tolist(), 0]])
-def test_words_that_are_no_plan(words: list[int]) -> None:
+def test_invalid_packed_plan_is_rejected(words: list[int]) -> None:
     given = torch.tensor(words)
     with pytest.raises(RuntimeError, match="plan: expected the words of a frequency plan, got others; pass"):
         packed_plan.decoded(given)
@@ -280,7 +280,7 @@ def test_words_that_are_no_plan(words: list[int]) -> None:
 
 
 PLAIN = None, None, 1.0, 0, []  # padding_mask, seed, scale, drop, elements
-MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # what C++ refuses by itself, whoever calls
+MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # checked in C++, whoever calls
     "dim": ("table", (packed_plan.pack_plan(ENCODING), 0, S, D + 1, torch.float32)),
     "length": ("table", (packed_plan.pack_plan(ENCODING), 0, -1, D, torch.float32)),
     "dtype": ("table", (packed_plan.pack_plan(ENCODING), 0, S, D, torch.int32)),
@@ -302,11 +302,11 @@ MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # what C++ refuses by itself
 
 
 @pytest.mark.parametrize("case", MISUSE.values(), ids=MISUSE)
-def test_kernels_check_what_memory_safety_needs(case: Any) -> None:
+def test_kernels_check_memory_safety(case: Any) -> None:
     from sinpe_ext.backend import loader
 
     if not loader.compiled("cpu"):
-        pytest.skip("the compiled backend is not in use")  # no more words: asking why would load it
+        pytest.skip("the compiled backend is not in use")  # asking for the reason would load it
     name, arguments = case
     with pytest.raises(RuntimeError):
         op(name)(*arguments)

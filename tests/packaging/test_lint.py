@@ -1,4 +1,4 @@
-"""pre-commit, `make lint` and the lint extra run the same tools, of the same versions, over the same files."""
+"""pre-commit, `make lint` and the lint extra run the same versions of the same tools on the same files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINT = (ROOT / "tools" / "lint.sh").read_text()
 
 
 def pinned() -> dict[str, str]:
-    """The lint extra's tools with their versions, empty where none is pinned."""
+    """The tools of the lint extra with their versions, empty if not pinned."""
     extra = re.search(r"^lint = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
     assert extra is not None
     found = re.findall(r'"([\w-]+)(?:==([\d.]+))?[^"]*"', extra[1])
@@ -33,14 +33,14 @@ def test_versions_agree() -> None:
     assert set(extra) == {"ruff", "clang-format", "import-linter", "mypy"}
 
 
-def test_each_runs_the_tools_of_the_other() -> None:
+def test_pre_commit_and_make_lint_run_the_same_tools() -> None:
     hooks = re.findall(r"- id: ([\w-]+)", CONFIG_TEXT)
     assert hooks == ["ruff", "ruff-format", "clang-format", "mypy", "lint-imports"]
     for command in ("ruff check", "ruff format --check", "clang-format --dry-run", "mypy", "lint-imports"):
         assert command in LINT, command
 
 
-def test_the_same_cpp_files() -> None:
+def test_cpp_files_are_the_same() -> None:
     files, exclude = (re.search(rf"^ +{key}: (.*)$", CONFIG_TEXT, re.M) for key in ("files", "exclude"))
     assert files is not None and exclude is not None
     places = (ROOT / area for area in ("csrc", "tests", "examples"))
@@ -51,8 +51,8 @@ def test_the_same_cpp_files() -> None:
     assert hooked == set(listed.stdout.split()) and len(hooked) > 60
 
 
-def imported(path: Path) -> set[str]:
-    """Names that a file of the package takes from the package's root, by whatever way import-linter does not see."""
+def root_imports(path: Path) -> set[str]:
+    """Names that a file imports from the package's root, or with importlib, which import-linter does not see."""
     depth = len(path.relative_to(ROOT / "sinpe_ext").parts)
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -67,11 +67,11 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def test_nobody_goes_round_the_layers() -> None:
-    """Through the root's own names, which come from any room, or by a string."""
+def test_no_import_bypasses_the_layers() -> None:
+    """Names of the root come from any folder; importlib takes a string."""
     root = ROOT / "sinpe_ext"
-    rooms = {path.stem for path in root.iterdir() if path.is_dir() or path.suffix == ".py"} | {"_core"}  # compiled
+    folders = {path.stem for path in root.iterdir() if path.is_dir() or path.suffix == ".py"} | {"_core"}  # compiled
     above = {root / "__init__.py", root / "__main__.py", *(root / "cli").iterdir(), *(root / "earlier_names").iterdir()}
     paths = [path for path in root.rglob("*.py") if path not in above]
-    wrong = {path: names for path in paths if (names := imported(path) - rooms)}
+    wrong = {path: names for path in paths if (names := root_imports(path) - folders)}
     assert len(paths) > 80 and not wrong, wrong

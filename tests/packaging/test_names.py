@@ -1,7 +1,6 @@
-"""What `dir`, `help` and a star import show of the package and its submodules: public names alone.
+"""`dir`, `help` and star imports of the package and its submodules show public names only.
 
-But for one section of `help`: pydoc's PACKAGE CONTENTS lists every file of a package's folder, and cannot be told
-otherwise.
+Exception: PACKAGE CONTENTS of `help`, where pydoc lists all files of a package's folder.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ import pytest
 import sinpe_ext as sinpe
 
 SUBMODULES = "distributed functional integrations modules numpy plot positions reference".split()
-OF_OTHERS = {"_freeze", "_weight", "_wrapped_call_impl", "_DataclassParams"}  # names of torch's and of dataclasses
+OF_OTHERS = {"_freeze", "_weight", "_wrapped_call_impl", "_DataclassParams"}  # names of torch and of dataclasses
 
 
 def sections(module: ModuleType) -> dict[str, str]:
-    """What `help(module)` prints, by its headings."""
+    """The output of `help(module)`, by heading."""
     parts = re.split(r"^([A-Z][A-Z ]+)\n", pydoc.plain(pydoc.render_doc(module)), flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def test_of_the_package() -> None:
+def test_names_of_the_package() -> None:
     for name in sinpe.__all__:
         getattr(sinpe, name)
     assert dir(sinpe) == sorted([*sinpe.__all__, *SUBMODULES])
 
 
 @pytest.mark.parametrize("name", SUBMODULES)
-def test_of_a_submodule(name: str) -> None:
+def test_names_of_a_submodule(name: str) -> None:
     module = importlib.import_module(f"sinpe_ext.{name}")
     assert dir(module) == sorted(module.__all__) and not any(public.startswith("_") for public in dir(module))
     found: dict[str, object] = {}
@@ -51,6 +50,6 @@ def test_help(name: str) -> None:
     names = re.findall(r"^    (?:class )?(\w+)(?:\(| =)", listed, re.MULTILINE)
     assert sorted(names) == [public for public in dir(module) if public not in (*SUBMODULES, "__version__")]
     assert set(re.findall(r"(?<!\w)_[A-Za-z]\w*", text)) <= OF_OTHERS
-    ours = set(re.findall(r"\bsinpe_ext\.[\w.]*\w", text))  # where a public class is defined, and the submodules
+    ours = set(re.findall(r"\bsinpe_ext\.[\w.]*\w", text))  # modules of the public classes, and the submodules
     public = {*module.__all__, *SUBMODULES}
     assert {word for word in ours if word.rpartition(".")[2] not in public} == set()

@@ -1,4 +1,4 @@
-"""The annotations as a user sees them: a small program against the installed wheel, under `mypy --strict`."""
+"""The type annotations: a small program against the installed wheel, under `mypy --strict`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.builds
-def test_a_program_checks_by_mypy_strict(installed, tmp_path):
-    """It is accepted but for the lines that are marked, which are refused."""
+def test_program_passes_mypy_strict(installed, tmp_path):
+    """mypy rejects the marked lines and no others."""
     pytest.importorskip("mypy", reason="mypy is not installed: pip install mypy")
     text = PROGRAM.read_text(encoding="utf-8")
-    (tmp_path / PROGRAM.name).write_text(text, encoding="utf-8")  # elsewhere: the package beside it is not the wheel's
+    (tmp_path / PROGRAM.name).write_text(text, encoding="utf-8")  # away from the package's source
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "--config-file="]
     command += ["--python-executable", str(installed), PROGRAM.name]
     done = execute(command, cwd=tmp_path, env=library_environment(PYTHONPATH=None), status=None)
@@ -49,6 +49,6 @@ def test_a_program_checks_by_mypy_strict(installed, tmp_path):
 
 
 @pytest.mark.builds
-def test_the_program_runs(installed, tmp_path):
+def test_program_runs(installed, tmp_path):
     done = execute([installed, PROGRAM], cwd=tmp_path, env=library_environment("eager", PYTHONPATH=None))
     assert done.stdout.startswith("21 32 (2, 3, 8) ")

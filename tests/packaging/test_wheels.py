@@ -1,4 +1,4 @@
-"""What is given away: wheels and a source distribution that hold what they should, and one version everywhere."""
+"""Contents of wheels and source distribution; the version is defined once."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def sdist(project: Path) -> Path:
     return archive
 
 
-# ------------------------------------------------------------------------------------------------------ what they hold
+# contents
 
 
-def test_wheel_and_sdist_hold_what_they_should(wheel, sdist):
+def test_contents_of_wheel_and_sdist(wheel, sdist):
     assert wheel_contents.problems(wheel) == []
     assert (wheel.name, sdist.name) == (f"sinpe_ext-{__version__}-py3-none-any.whl", f"sinpe_ext-{__version__}.tar.gz")
 
 
-def test_wheel_of_the_sdist_is_the_wheel(wheel, sdist, tmp_path):
-    """And twice the same sources are the same bytes."""
+def test_wheel_of_the_sdist_equals_the_wheel(wheel, sdist, tmp_path):
+    """Builds are reproducible."""
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (unpacked,) = tmp_path.iterdir()
@@ -87,7 +87,7 @@ SPOILED: dict[str, tuple[str, Change]] = {
 
 
 @pytest.mark.parametrize("case", SPOILED)
-def test_spoiled_wheel_is_refused(case, wheel, tmp_path):
+def test_invalid_wheel_is_rejected(case, wheel, tmp_path):
     words, change = SPOILED[case]
     with zipfile.ZipFile(wheel) as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
@@ -101,7 +101,7 @@ def test_spoiled_wheel_is_refused(case, wheel, tmp_path):
 
 @pytest.mark.builds
 def test_installed_wheel(wheel, tmp_path):
-    """tools/wheel_smoke.py beside the torch that is here: every operation, README's SHA-256, no compiler."""
+    """tools/wheel_smoke.py with the installed torch: all operations, README's SHA-256, without a compiler."""
     command = [
         sys.executable,
         "-m",
@@ -127,8 +127,8 @@ def test_installed_wheel(wheel, tmp_path):
     execute(smoke, cwd=tmp_path, env=settings, status=1)
 
 
-def test_old_setuptools_is_named(project, tmp_path):
-    """It would refuse pyproject.toml with words that name no cause."""
+def test_old_setuptools_is_rejected(project, tmp_path):
+    """Its own error about pyproject.toml does not name the cause."""
     code = "import setuptools; setuptools.__version__ = '65.5.0'\n"
     code += f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
     command = [sys.executable, "-c", code]
@@ -136,12 +136,12 @@ def test_old_setuptools_is_named(project, tmp_path):
     assert "setuptools 65.5.0 is older than 77; run `pip install -U setuptools`" in done.stderr
 
 
-# -------------------------------------------------------------------------------------------------------- one version
+# version
 
 
-def test_version_is_stated_once(wheel):
-    """sinpe_ext/_version.py; the others read it there, and no other file that is built or installed has it."""
-    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)  # what CMakeLists.txt looks for
+def test_version_is_defined_once(wheel):
+    """In sinpe_ext/_version.py only, among all files that are built or installed."""
+    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)  # as CMakeLists.txt expects
     assert sinpe_ext.__version__ == sinpe_ext.backend_info().version == __version__
     with zipfile.ZipFile(wheel) as archive:
         assert f"\nVersion: {__version__}\n" in archive.read(f"{INFO}/METADATA").decode()

@@ -1,4 +1,4 @@
-"""The pages' tables of the benchmark are those of the results that they name (tools/bench_page.py)."""
+"""The benchmark tables of the pages equal the results that they name (tools/bench_page.py)."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def tool() -> ModuleType:
     return module_at(ROOT / "tools" / "bench_page.py")
 
 
-def test_the_pages_have_the_tables_of_their_results(tool: ModuleType) -> None:
+def test_pages_contain_the_tables_of_their_results(tool: ModuleType) -> None:
     text = "".join(pages.text_of(page) for page in tool.PAGES)
     assert sorted(match[2] for match in tool.TABLE.finditer(text)) == sorted([*tool.GROUPS, *tool.OTHERS])
     named = {match[2]: match[3] for match in tool.TABLE.finditer(text)}
-    assert named["front"] == named["summary"], "the front page and its details are of one run"
+    assert named["front"] == named["summary"], "the front page and its details must be of one run"
     assert len({path for group, path in named.items() if group not in ("front", "summary", "sizes")}) == 1, "one run"
     assert tool.main(["--check"]) == 0, "run tools/bench_page.py"
 
@@ -80,16 +80,16 @@ def test_tables(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "processes": ["| import | 31.0 ms | <= 60, met |", "| build | no |  |"],
     }
     results.write_text(json.dumps(FOUND | {"processes": []}))
-    assert tool.main([str(results)]) == 0  # has no processes: their table stays
+    assert tool.main([str(results)]) == 0  # without processes: their table is unchanged
     assert "| build | no |" in page.read_text()
     results.write_text(json.dumps(FOUND))
     assert page.read_text().count("new.json") == 3 and tool.main(["--check"]) == 0
-    assert not tool.has_all("grids", FOUND)  # of which it has one row of two
+    assert not tool.has_all("grids", FOUND)  # it has one row of two
     page.write_text(page.read_text().replace("31.0 ms", "30.0 ms"))
     assert tool.main(["--check"]) == 1 and "30.0 ms" in page.read_text()
 
 
-def test_the_front_page_says_what_ties(tool: ModuleType) -> None:
+def test_front_page_reports_ties(tool: ModuleType) -> None:
     row = {"ours_ms": 2.0, "ratio": 0.8, "floor": "f", "target": None, "title": "t", "peers": []}
     peers = [{"name": "eager", "ratio": 3.21}, {"name": "torch.compile", "ratio": 0.5}]
     found = {"rows": [{"name": "add", **row}, {"name": "dropout", **row, "peers": peers}]}

@@ -1,4 +1,4 @@
-"""Every class of the bad-input catalogue has its named tests, and docs/reliability.md lists them."""
+"""Each class of the bad-input catalogue has tests, and docs/reliability.md lists them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if not TOOL.is_file():
 bad_input = module_at(TOOL)
 
 
-def test_every_class_has_tests_and_no_mark_is_wrong() -> None:
+def test_every_class_has_tests_and_all_marks_are_valid() -> None:
     assert list(bad_input.CLASSES) == list(range(1, 28))
     assert bad_input.faults(bad_input.marks()) == []
 
 
-def test_the_page_is_current() -> None:
+def test_page_is_current() -> None:
     text = bad_input.PAGE.read_text(encoding="utf-8")
     assert bad_input.page(text, bad_input.marks()) == text, "run python tools/bad_input.py --page"
 
 
-def test_a_class_that_lost_its_test_is_found(tmp_path: Path) -> None:
+def test_class_without_tests_is_detected(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "test_some.py").write_text(
         'import pytest\nON = "eager", "meta"\n\n@pytest.mark.bad_input(1, *ON)\ndef test_one(): pass\n\n'
@@ -40,8 +40,8 @@ def test_a_class_that_lost_its_test_is_found(tmp_path: Path) -> None:
     assert "test_some.py::test_three: on no interface" in wrong
 
 
-def test_a_class_keeps_its_five_interfaces() -> None:
-    """What every interface supports is tested on each: functions, Meta, NumPy, a layer."""
+def test_class_is_tested_on_five_interfaces() -> None:
+    """Functions, meta, NumPy and a layer."""
     found = bad_input.marks()
     for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17):
         shown = {name for s in found if s.number == number for name in s.interfaces}

@@ -1,4 +1,4 @@
-"""docs/compatibility.md: its tables are what the committed runs give, and its rows are the features that tests name."""
+"""docs/compatibility.md: its tables equal the committed runs, and its rows are the marked features of tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tool() -> ModuleType:
     return module_at(TOOL)
 
 
-def test_the_tables_are_those_of_the_committed_runs(tool: ModuleType) -> None:
+def test_tables_equal_the_committed_runs(tool: ModuleType) -> None:
     text = tool.PAGE.read_text(encoding="utf-8")
     assert {part[2] for part in tool.PART.finditer(text)} == set(tool.PARTS)
     assert tool.page(text) == text, "run python tools/compatibility_page.py"
@@ -31,7 +31,7 @@ def test_every_feature_has_a_row_and_every_row_a_test(tool: ModuleType) -> None:
     assert set(rows) == named, sorted(set(rows) ^ named)
 
 
-def test_the_oldest_the_pinned_and_a_newer_torch_were_run(tool: ModuleType) -> None:
+def test_oldest_pinned_and_newer_torch_were_run(tool: ModuleType) -> None:
     versions = [result["torch"] for result in tool.results()]
     assert {"2.11.0", "2.13.0"} <= set(versions) and len(set(versions)) >= 3
     for result in tool.results():
@@ -56,14 +56,14 @@ CELLS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("found, cell", CELLS.values(), ids=CELLS)
-def test_a_cell_is_green_or_says_why_not(tool: ModuleType, found: dict[str, Any], cell: str) -> None:
+def test_cell_is_green_or_has_a_reason(tool: ModuleType, found: dict[str, Any], cell: str) -> None:
     note = tool.Notes()
     assert note("no a") == "[1]"
     assert tool.cell(found, "add", note) == cell
     assert all(f"[{line.split('.')[0]}]" in cell for line in list(note)[1:])
 
 
-def test_reasons_hold_no_folder(tool: ModuleType) -> None:
+def test_reasons_contain_no_path(tool: ModuleType) -> None:
     for result in tool.results():
         for one in result["runs"].values():
             reasons = [one.get("not_run", "")]

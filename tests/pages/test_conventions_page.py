@@ -1,4 +1,4 @@
-"""docs/conventions.md: its sessions run as printed, its generated parts are the catalogue's, its pictures are drawn."""
+"""docs/conventions.md: examples run as printed, generated parts and pictures are current."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import sinpe_ext as sinpe
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "conventions.md"
 PICTURES = ROOT / "docs" / "images" / "conventions"
-LARGEST = 15_000  # bytes of a picture
-SAME = 0.02  # of 1, mean difference of two drawings: matplotlib's versions place letters differently
+LARGEST = 15_000  # bytes per picture
+SAME = 0.02  # of 1, mean difference of two drawings: text rendering differs between matplotlib versions
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def tool() -> ModuleType:
 
 @pytest.fixture
 def printing() -> Iterator[None]:
-    """The page sets torch's print options; they are put back."""
+    """Restores torch's print options, which the page sets."""
     options = torch._tensor_str.PRINT_OPTS
     before = dict(vars(options))
     yield
@@ -44,12 +44,12 @@ def printing() -> Iterator[None]:
 
 
 def sessions(page: str) -> str:
-    """The page with its fences as empty lines, which end what an example prints."""
+    """The page with its fences as empty lines, which end the expected output of an example."""
     return re.sub(r"^```.*$", "", page, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("kernels", ["as it is", "eager"])
-def test_the_sessions(text: str, printing: None, kernels: str) -> None:
+def test_examples_run_as_printed(text: str, printing: None, kernels: str) -> None:
     test = doctest.DocTestParser().get_doctest(sessions(text), {}, PAGE.name, str(PAGE), 0)
     said: list[str] = []
     with sinpe.use_backend("eager") if kernels == "eager" else nullcontext():
@@ -58,7 +58,7 @@ def test_the_sessions(text: str, printing: None, kernels: str) -> None:
     assert tried == text.count("\n>>> ") > 100
 
 
-def test_a_wrong_number_would_be_found(text: str, printing: None) -> None:
+def test_wrong_number_is_detected(text: str, printing: None) -> None:
     wrong = sessions(text).replace(
         "tensor([0.6570, 0.7539, 0.0699, 0.9976])", "tensor([0.6570, 0.7539, 0.0698, 0.9976])"
     )
@@ -67,7 +67,7 @@ def test_a_wrong_number_would_be_found(text: str, printing: None) -> None:
     assert doctest.DocTestRunner().run(test, out=lambda _: None).failed == 1
 
 
-def test_the_generated_parts_are_the_catalogues(text: str, tool: ModuleType) -> None:
+def test_generated_parts_are_current(text: str, tool: ModuleType) -> None:
     assert tool.page(text) == text, "run python tools/conventions_page.py"
     assert {part[2] for part in tool.PART.finditer(text)} == {"index", "sequences", "timesteps", "points", "grids"}
 
@@ -77,7 +77,7 @@ def test_every_name_has_an_entry(text: str) -> None:
         assert text.count(f"\n### {name}\n") == 1 and f"(#{name})" in text and f"conventions/{name}.png" in text
 
 
-def test_every_link_leads_somewhere(text: str) -> None:
+def test_links_are_valid(text: str) -> None:
     headings = {
         re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-")
         for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
@@ -89,8 +89,8 @@ def test_every_link_leads_somewhere(text: str) -> None:
             assert (PAGE.parent / target).exists(), target
 
 
-@pytest.mark.thorough("the page's numbers are tested above; pictures are drawn anew by their tool alone")
-def test_the_pictures(tool: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.thorough("pictures change only if their tool is run")
+def test_pictures_are_current(tool: ModuleType, tmp_path: Path) -> None:
     assert {path.stem for path in PICTURES.iterdir()} == set(sinpe.conventions())
     assert max(path.stat().st_size for path in PICTURES.iterdir()) < LARGEST
     image = pytest.importorskip("matplotlib.image")
@@ -103,7 +103,7 @@ DIM, COUNT = 12, 6
 NUMBERS = {"min_timescale": 0.5, "max_timescale": 400.0, "min_freq": 0.01, "max_freq": 4.0, "shortest": 3.0,
            "longest": 900.0, "max_wavelength": 500.0}  # fmt: skip
 RISING = torch.arange(COUNT, dtype=torch.float64) / (COUNT - 1)
-# The fields of "if your code contains ...", and the code's own angular frequencies.
+# The fields in the table "if your code contains ...", and the angular frequencies of that code.
 FIELDS = {
     "position_scale=min_timescale, base=max_timescale / min_timescale, shift=1": 0.5
     * torch.exp(-RISING * math.log(400 / 0.5)),
@@ -121,7 +121,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("fields", FIELDS)
-def test_the_fields_are_the_codes_frequencies(text: str, fields: str) -> None:
+def test_fields_give_the_frequencies_of_the_code(text: str, fields: str) -> None:
     assert text.count(f"| `{fields}` |") == 1
     encoding = sinpe.Encoding(DIM, **eval(f"dict({fields})", NUMBERS))
     got = torch.tensor(encoding.frequencies_radians(), dtype=torch.float64)
@@ -130,18 +130,18 @@ def test_the_fields_are_the_codes_frequencies(text: str, fields: str) -> None:
     assert torch.allclose(timescales, 1 / got, rtol=1e-15, atol=0)  # each rounded once
 
 
-def written(text: str, line: str, **names: Any) -> Any:
-    """What a line of the page gives."""
+def value_of(text: str, line: str, **names: Any) -> Any:
+    """The value of a line of the page."""
     assert text.count(f"| `{line}` |") == 1
     return eval(line, {"sinpe": sinpe, "math": math, **names})
 
 
-ROUNDED = 1e-6  # of a float32 angle below 8, and of its sine
+ROUNDED = 1e-6  # of a float32 angle below 8, and its sine
 
 
-def test_the_order_of_harmonics(text: str) -> None:
+def test_order_of_harmonics(text: str) -> None:
     line = 'sinpe.convention("nerf", 2 * n * axes, axes=axes, layout="sin_cos", arrangement="grouped")'
-    grid = written(text, line, n=3, axes=2)
+    grid = value_of(text, line, n=3, axes=2)
     x = torch.tensor([[0.3, -1.1], [0.7, 1.9]])
     embed = x[..., None] * torch.tensor([1.0, 2.0, 4.0])
     want = torch.cat([embed.flatten(-2).sin(), embed.flatten(-2).cos()], -1)
@@ -150,7 +150,7 @@ def test_the_order_of_harmonics(text: str) -> None:
 
 def test_fewer_timescales_than_channels(text: str) -> None:
     line = 'sinpe.GridEncoding((sinpe.Encoding(2 * num_timescales, layout="sin_cos", shift=1),), dim=d)'
-    grid = written(text, line, num_timescales=3, d=9)
+    grid = value_of(text, line, num_timescales=3, d=9)
     angle = torch.arange(7)[:, None] * torch.tensor([1.0, 0.01, 0.0001])
     want = torch.nn.functional.pad(torch.cat([angle.sin(), angle.cos()], -1), (0, 3))
     assert torch.allclose(sinpe.table((7,), grid), want, rtol=0, atol=ROUNDED)
@@ -160,7 +160,7 @@ def test_fewer_timescales_than_channels(text: str) -> None:
 @pytest.mark.parametrize("dim", [12, 16, 20, 26])
 def test_uniform_power(text: str, dim: int) -> None:
     line = 'sinpe.GridEncoding((sinpe.Encoding(2 * math.ceil(d / 6), layout="sin_cos"),) * 3, dim=d)'
-    grid = written(text, line, d=dim)
+    grid = value_of(text, line, d=dim)
     half = math.ceil(dim / 6)
     angle = torch.arange(4)[:, None] * 10000.0 ** (-torch.arange(half) / half)
     axis = torch.cat([angle.sin(), angle.cos()], -1)
@@ -174,7 +174,7 @@ def test_learned_frequencies(text: str) -> None:
     frequency = torch.nn.Parameter(torch.tensor([1.0, 0.3]))
     angle = x[..., None] * frequency
     alternating, halves = (
-        written(text, f"sinpe.encode(x[..., None] * frequency, 2){tail}", x=x, frequency=frequency)
+        value_of(text, f"sinpe.encode(x[..., None] * frequency, 2){tail}", x=x, frequency=frequency)
         for tail in (".flatten(-2)", ".transpose(-1, -2).flatten(-2)")
     )
     for got, want in (
@@ -190,13 +190,13 @@ def test_learned_frequencies(text: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_learned_frequencies_of_16_bits(text: str, dtype: torch.dtype) -> None:
-    """A model of 16 bits: refused, unless as the row says."""
+    """A 16-bit model: rejected, unless called as the row says."""
     product = "x[..., None].float() * frequency.float()"
     assert text.count(f"`{product}`, or `allow_16bit=True`") == 1
     x, frequency = torch.tensor([0.5, -1.5, 2.0], dtype=dtype), torch.nn.Parameter(torch.tensor([1, 0.3], dtype=dtype))
     names = {"x": x, "frequency": frequency}
     with pytest.raises(TypeError, match="allow_16bit"):
-        written(text, "sinpe.encode(x[..., None] * frequency, 2).flatten(-2)", **names)
+        value_of(text, "sinpe.encode(x[..., None] * frequency, 2).flatten(-2)", **names)
     wide = eval(product, names)
     for angle, got in (
         (wide, sinpe.encode(wide, 2)),
@@ -208,7 +208,7 @@ def test_learned_frequencies_of_16_bits(text: str, dtype: torch.dtype) -> None:
 
 def test_code_that_reads_pe(text: str) -> None:
     line = "sinpe.SinusoidalPositionalEncoding(d, dropout, max_len, persistent_table=True)"
-    layer = written(text, line, d=8, dropout=0.1, max_len=9)
+    layer = value_of(text, line, d=8, dropout=0.1, max_len=9)
     assert torch.equal(layer.pe, sinpe.table(9, 8)[None]) and torch.equal(layer.state_dict()["pe"], layer.pe)
 
 
@@ -216,6 +216,6 @@ def test_code_that_reads_pe(text: str) -> None:
     ("fields", "count"),
     [({}, 3), ({"odd": "pad"}, 2), ({"odd": "round"}, 3), ({"cos_frequency": "own"}, 5), ({"layout": "cos"}, 5)],
 )
-def test_the_number_of_frequencies(fields: dict, count: int) -> None:
+def test_number_of_frequencies(fields: dict, count: int) -> None:
     encoding = sinpe.Encoding(5, **fields)
     assert len(encoding.frequencies_radians()) == len(encoding.timescales()) == count

@@ -1,4 +1,4 @@
-"""`make docs`: the site builds without a warning, offline, has every public name, and a browser finds its way in it."""
+"""`make docs`: the site builds without warnings, offline, contains all public names, and works in a browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.builds
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BROWSERS = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
-NO_EXCERPT = "Failed to fetch"  # what the search shows below a result comes from a server alone, not from file:
+NO_EXCERPT = "Failed to fetch"  # result excerpts need a server, with file: URLs they are missing
 SUBMODULES = ("distributed", "integrations", "plot", "positions", "reference")
 
 
@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page() -> Iterator[Any]:
-    """A page of a headless browser, the system's or playwright's own."""
+    """A page of a headless browser, of the system or of playwright."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: `make docs` installs it")
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     with api.sync_playwright() as playwright:
@@ -63,14 +63,14 @@ def test_every_public_name_is_indexed(site: Path) -> None:
     assert {"docs/conventions", "docs/migrating"} <= pages
 
 
-def test_the_pictures_are_drawn(site: Path) -> None:
+def test_pictures_are_part_of_the_site(site: Path) -> None:
     kept = {path.name for folder in ("docs/images", "benchmarks/results") for path in (ROOT / folder).rglob("*.png")}
     assert {path.name for path in (site / "_images").iterdir()} <= kept
-    for name in ("t2t.png", "mae2d.png"):  # the same bytes each time
+    for name in ("t2t.png", "mae2d.png"):  # unchanged
         assert (site / "_images" / name).read_bytes() == (ROOT / "docs/images/conventions" / name).read_bytes()
 
 
-def test_a_reader_finds_a_convention(site: Path, page: Any) -> None:
+def test_search_finds_a_convention(site: Path, page: Any) -> None:
     asked: list[str] = []
     faults: list[str] = []
     page.on("request", lambda request: asked.append(request.url))

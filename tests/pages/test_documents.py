@@ -1,6 +1,7 @@
-"""What the five source documents print, out of the public API: fixed numbers to the last digit, of others the rule.
+"""Printed outputs of five published implementations, reproduced with the public API.
 
-Numbers are the documents' own and nothing else of them is.
+Fixed numbers are equal to the last digit, random ones in distribution. Only the numbers are taken from those
+implementations.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from ulp import same_bits
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding, SinusoidalPositionalEncoding, convention, plot
 
-FORMULA = 1e-12  # of a float64 formula at positions below 1000
-TWO_ROUNDINGS = 2.0**-23  # relative: torch's dropout scales by the rounded 1 / 0.9, and rounds the product
+FORMULA = 1e-12  # a float64 formula at positions below 1000
+TWO_ROUNDINGS = 2.0**-23  # relative: torch's dropout multiplies by the rounded 1 / 0.9, and rounds the product
 
 
 def assert_printed(values: Any, text: str) -> None:
-    """Every value, printed with the digits of `text`, gives the number in `text`."""
+    """Each value, formatted with the digits of `text`, equals the number in `text`."""
     got = [Decimal(float(v)) for v in np.asarray(values, dtype=np.float64).ravel()]
     printed = re.findall(r"-?\d+\.\d*(?:e[-+]\d+)?", text)
     assert len(got) == len(printed) and got
-    # NumPy drops trailing zeros: the longest number tells the digits of all.
+    # NumPy drops trailing zeros: the longest number has all digits.
     places = max(len(number.partition("e")[0].partition(".")[2]) for number in printed)
     for value, number in zip(got, printed, strict=True):
         unit = Decimal(10) ** (int(number.partition("e")[2] or 0) - places)
         assert abs(value - Decimal(number)) <= unit / 2, (float(value), number)
 
 
-# ------------------------------------------------------------------------------------------------------- document 000
+# document 000
 SINES_000 = """
   0.0000 0.0000 0.0000   0.8415 0.0464 0.0022   0.9093 0.0927 0.0043   0.1411 0.1388 0.0065   -0.7568 0.1846 0.0086
  -0.9589 0.2300 0.0108  -0.2794 0.2749 0.0129   0.6570 0.3192 0.0151   0.9894 0.3629 0.0172    0.4121 0.4057 0.0194 """
@@ -57,7 +58,7 @@ TABLE_000 = """
 def test_000_denominators() -> None:
     shared, own = Encoding(6), Encoding(6, cos_frequency="own")
     assert_printed(shared.timescales()[:2], "1.0000 21.5443")
-    # 10000^(2/3) is 464.15888; the printed number comes from an exponent rounded to float32.
+    # 10000^(2/3) is 464.15888; the printed number has a float32 exponent.
     assert shared.timescales()[2] == pytest.approx(464.1590, abs=5e-5 + 464.159 * math.log(10000) * 2.0**-24)
     assert_printed([6 * math.log(t, 10000) for t in shared.timescales()], "0. 2. 4.")  # even_i
     assert_printed([6 * math.log(t, 10000) for t in own.timescales()[1::2]], "1. 3. 5.")  # odd_i
@@ -78,13 +79,13 @@ def test_000_tables(backend: str) -> None:
     assert stacked.shape == torch.Size([10, 3, 2])
     assert_printed(stacked, TABLE_000)
     assert_printed(torch.flatten(stacked, start_dim=1, end_dim=2), TABLE_000)
-    assert_printed(table, TABLE_000)  # and the class
+    assert_printed(table, TABLE_000)  # also the class
     assert_printed(sinpe.encode(position, 6).squeeze(1), TABLE_000)
     assert_printed(SinusoidalPositionalEncoding(6, 0.0)(torch.zeros(1, 10, 6)), TABLE_000)
     assert_printed(sinpe.table(10, Encoding(6, angle="float32_pow")), TABLE_000)
 
 
-# ------------------------------------------------------------------------------------------------------- document 001
+# document 001
 TABLE_001A = """
  0.0000e+00 1.0000e+00 0.0000e+00 1.0000e+00 0.0000e+00 1.0000e+00
  8.4147e-01 1.0000e+00 1.0000e-08 1.0000e+00 1.0000e-16 1.0000e+00 """
@@ -111,7 +112,7 @@ def test_001_positional_encoder(backend: str, encoding: Encoding) -> None:
     assert_printed(table[:, 1::2], "1. 1. 1. 1. 1. 1.")
     assert encoding.timescales() == (1.0, 1e4, 1e8, 1e12, 1e16, 1e20)
     assert same_bits(sinpe.add(batch, encoding), batch + table)
-    assert float(table[1, 4]) == float(torch.tensor(1e-16))  # to the last bit, not "about zero"
+    assert float(table[1, 4]) == float(torch.tensor(1e-16))  # to the last bit
 
 
 def test_001_positional_encodings(backend: str) -> None:
@@ -122,9 +123,9 @@ def test_001_positional_encodings(backend: str) -> None:
 
 
 def test_001_module(backend: str) -> None:
-    """dropout(x + pe[:x.size(0)]) of x (length, d): what is kept is the sum over 0.9, what is not is 0."""
+    """dropout(x + pe[:x.size(0)]) of x (length, d): kept elements are the sum over 0.9, others are 0."""
     layer = SinusoidalPositionalEncoding(4, 0.1, 5000)
-    keeping = 1 - round(0.1 * 65536) / 65536  # 0.9 but for the rounding of the probability to 16 bits
+    keeping = 1 - round(0.1 * 65536) / 65536  # 0.9, except for the rounding of the probability to 16 bits
     for length in (10, 5000):
         x = torch.rand(length, 4)
         total = x + sinpe.table(5000, 4)[: x.size(0)]
@@ -134,12 +135,12 @@ def test_001_module(backend: str) -> None:
         kept = y != 0
         assert torch.allclose(y[kept], total[kept] / keeping, rtol=TWO_ROUNDINGS, atol=0)
         assert same_bits(layer.eval()(x), total)
-    assert 0.05 < 1 - float(kept.float().mean()) < 0.15  # of 20,000, a tenth
+    assert 0.05 < 1 - float(kept.float().mean()) < 0.15  # a tenth of 20,000
     with pytest.raises(IndexError, match="max_len"):
         layer(torch.rand(5001, 4))
 
 
-# ------------------------------------------------------------------------------------------------------- document 002
+# document 002
 OWN_100 = convention("own_index", 100)
 
 
@@ -176,7 +177,7 @@ def test_002_pictures(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-# ------------------------------------------------------------------------------------------------------- document 003
+# document 003
 TERM_SIN_003 = """
  0.          0.          0.          0.           0.84147098  0.09983342  0.00999983  0.001
  0.90929743  0.19866933  0.01999867  0.002        0.14112001  0.29552021  0.0299955   0.003
@@ -277,7 +278,7 @@ def test_003_picture(tmp_path: Path) -> None:
     assert (tmp_path / "heatmap.png").read_bytes().startswith(b"\x89PNG")
 
 
-# ------------------------------------------------------------------------------------------------------- document 004
+# document 004
 
 
 def paper(length: int, dim: int) -> np.ndarray:
@@ -300,7 +301,7 @@ def test_004_table(backend: str, length: int, dim: int) -> None:
 
 
 def test_004_float32_angles(backend: str) -> None:
-    """The document's own float32 rounding, for who has trained with it."""
+    """The document's float32 rounding, for models trained with it."""
     step = torch.exp(-torch.arange(0, 256, 2) / 256 * math.log(10000.0))
     angle = torch.arange(3000).unsqueeze(1) * step
     got = sinpe.table(3000, Encoding(256, angle="float32_exp"))

@@ -1,4 +1,4 @@
-"""The examples run as their first lines say, and what they print is so: processes of --quick, and their parts."""
+"""The examples run as their first lines say, with --quick in a subprocess, and print what they claim."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module_at(EXAMPLES / f"{name}.py")
 
 
-def missing(library: str, folder: Path) -> Path:
-    """A folder from which that library cannot be imported."""
+def without_library(library: str, folder: Path) -> Path:
+    """A folder that makes the library fail to import."""
     (folder / f"{library}.py").write_text("raise ImportError('not here')\n")
     return folder
 
@@ -36,7 +36,7 @@ def numbers(line: str) -> list[float]:
     return [float(value) for value in re.findall(NUMBER, line)]
 
 
-# ----------------------------------------------------------------------------------------------------- extrapolation.py
+# extrapolation.py
 
 
 @pytest.mark.processes
@@ -49,7 +49,7 @@ def test_extrapolation() -> None:
     assert [re.split(r"\s{2,}", row)[0] for row in rows] == ["from 0", "random start", "none"]
     for row in rows:
         losses = numbers(row)[::2]
-        assert len(losses) == 5 and all(2 < loss < 4 for loss in losses)  # of 103 characters by chance: 4.6
+        assert len(losses) == 5 and all(2 < loss < 4 for loss in losses)  # 103 characters by chance: 4.6
 
 
 def test_extrapolation_predicts_the_same_characters_at_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_extrapolation_trains_at_random_starts(monkeypatch: pytest.MonkeyPatch) 
         (["--text", "short.txt"], "--text: expected more than 10240 characters, got 3"),
     ],
 )
-def test_extrapolation_refuses(arguments, said, monkeypatch, tmp_path, capsys) -> None:
+def test_extrapolation_rejects(arguments, said, monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text("abc")
     monkeypatch.setattr(sys, "argv", ["extrapolation.py", *arguments])
@@ -103,7 +103,7 @@ def test_extrapolation_refuses(arguments, said, monkeypatch, tmp_path, capsys) -
     assert stopped.value.code == 2 and said in capsys.readouterr().err
 
 
-# -------------------------------------------------------------------------------------------------------- digits_vit.py
+# digits_vit.py
 
 
 @pytest.mark.processes
@@ -119,17 +119,17 @@ def test_digits() -> None:
     assert right["mae2d"] > 60 and right["mae2d"] > right["none"] + 10  # by chance: 10
 
 
-def test_digits_says_what_it_needs(tmp_path: Path) -> None:
-    printed = run("digits_vit.py", "--quick", status=1, first=missing("sklearn", tmp_path))
+def test_digits_names_a_missing_library(tmp_path: Path) -> None:
+    printed = run("digits_vit.py", "--quick", status=1, first=without_library("sklearn", tmp_path))
     assert "scikit-learn, which has the digits, was not found (not here): pip install scikit-learn" in printed
     assert "Traceback" not in printed
 
 
-def test_digits_without_encoding_cannot_tell_patches_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kinds differ in the encoding alone: the same first weights, and only "none" takes shuffled patches as one."""
+def test_digits_without_encoding_is_invariant_to_patch_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kinds differ only in the encoding: same initial weights; only "none" ignores the order of patches."""
     example = load("digits_vit", monkeypatch)
     picture = torch.rand(1, 1, 8, 8)
-    turned = picture.roll(4, 2)  # whole patches change places
+    turned = picture.roll(4, 2)  # whole patches are permuted
     models = {}
     for kind in example.KINDS:
         torch.manual_seed(0)
@@ -143,7 +143,7 @@ def test_digits_without_encoding_cannot_tell_patches_apart(monkeypatch: pytest.M
         assert all(torch.equal(state[name], value) for name, value in shared.items())
 
 
-# ----------------------------------------------------------------------------------------------------- diffusion_toy.py
+# diffusion_toy.py
 
 
 @pytest.mark.processes
@@ -158,7 +158,7 @@ def test_diffusion(monkeypatch: pytest.MonkeyPatch) -> None:
     distance = {line.split()[0]: numbers(line) for line in summary[1:]}
     assert list(distance) == ["data", "encoding", "number", "none"]
     (encoding,), (same, spread) = distance["encoding"], distance["data"]
-    assert encoding < noise / 5  # noise: what it began from
+    assert encoding < noise / 5  # noise: the starting distribution
     assert abs(same) < spread < noise / 20
 
 
@@ -182,7 +182,7 @@ def test_energy_distance(monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(sum(same) / 50) < 4 * error < 0.01  # unbiased
 
 
-# ------------------------------------------------------------------------------- scripts that check what they claim
+# scripts that check their claims
 
 
 @pytest.mark.processes
@@ -199,14 +199,14 @@ def test_onnx_session(tmp_path: Path) -> None:
 @needs_aoti_dtypes
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake was not found: pip install cmake")
 def test_aoti_package(tmp_path: Path) -> None:
-    """The C++ program has our kernels, or standard operations, and no Python."""
+    """The C++ program uses our kernels or standard operations, and no Python."""
     if sinpe_ext.backend_info().device("cpu").backend != "compiled":
         pytest.skip("the C++ program loads the compiled library")
     printed = run_as_documented("aoti_package.py", tmp_path)
     assert printed.count("under Python: True") == 4 and printed.count("Python in this process: no") == 2
 
 
-# ------------------------------------------------------------------------------------------------------------- of all
+# all examples
 
 
 @pytest.mark.processes
@@ -218,27 +218,27 @@ def test_aoti_package(tmp_path: Path) -> None:
         ("diffusion_toy", ["--steps", "3", "--samples", "50", "--seeds", "3"]),
     ],
 )
-def test_a_seed_is_one_result(name, arguments, monkeypatch, capsys) -> None:
+def test_result_is_determined_by_the_seed(name, arguments, monkeypatch, capsys) -> None:
     if name == "digits_vit":
         pytest.importorskip("sklearn", reason="pip install scikit-learn")
     example = load(name, monkeypatch)
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     printed = []
     for _ in range(2):
-        torch.rand(3)  # what was drawn before is nothing to it
+        torch.rand(3)  # earlier random numbers have no influence
         example.main()
         printed.append(re.sub(r"in \d+ s", "in a time", capsys.readouterr().out))
     assert printed[0] == printed[1] and "seed 3" in printed[0]
 
 
-def test_the_ten_lines() -> None:
+def test_first_ten_lines() -> None:
     code = (EXAMPLES / "jit_research.py").read_text()
     assert sum(bool(line) and not line.startswith(("import", "from", '"')) for line in code.splitlines()) <= 10
     found = sinpe_ext.backend_info().device("cpu").backend
     assert f"(8, 128, 256) by the {found} backend" in run("jit_research.py")
 
 
-def test_the_page_has_every_example() -> None:
+def test_page_lists_every_example() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     scripts = [*EXAMPLES.glob("*.py"), EXAMPLES / "cpp"]
     assert len(scripts) >= 7 and not [path.name for path in scripts if f"]({path.name})" not in page]

@@ -1,4 +1,4 @@
-"""Every Python block of docs/graphs.md runs, one after the other, as a reader would paste them."""
+"""All Python blocks of docs/graphs.md run, one after the other."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 @pytest.mark.thorough("tests/ops/graphs, compile and onnx have each call of the page")
 @needs_inductor
-@pytest.mark.filterwarnings("ignore")  # of torch's exporters
+@pytest.mark.filterwarnings("ignore")  # from torch's exporters
 @pytest.mark.parametrize("onnx", [False, True])
-def test_every_block_runs(onnx: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_blocks_run(onnx: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = [name for name in ONNX if importlib.util.find_spec(name) is None]
     if onnx and missing:
-        pytest.skip(f"the block on ONNX needs {', '.join(missing)}")
+        pytest.skip(f"the ONNX block needs {', '.join(missing)}")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     torch._dynamo.reset()
     names: dict[str, Any] = {}
     ran = [block for block in BLOCKS if onnx or "onnxruntime" not in block]
     assert len(ran) == len(BLOCKS) - (not onnx)
-    if onnx:  # what the others made is made again, but for the compilers' work
+    if onnx:  # repeats the other blocks, except for compilation
         ran = [block for block in ran if "torch.compile" not in block and "_inductor" not in block]
     for block in ran:
         exec(compile(block, "graphs.md", "exec"), names)

@@ -1,4 +1,4 @@
-"""docs/integrations.md: its Python blocks run and print what stands beside them; those of libraries in tests/peers."""
+"""docs/integrations.md: its Python blocks run and print what the page shows. Blocks with a library: tests/peers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ LIBRARIES = ("transformers", "diffusers")
 
 
 def blocks(library: str | None) -> list[str]:
-    """The blocks that import a library; None: those that import neither."""
+    """The blocks that import a library; None: the blocks that import none."""
     found = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
     names = [next((name for name in LIBRARIES if f"from {name} import" in block), None) for block in found]
     return [block for block, name in zip(found, names, strict=True) if name == library]
 
 
 def _near(line: str) -> str:
-    """A line without the digits of a difference, which another processor's sine has otherwise."""
+    """A line without the digits of a difference, which depend on the processor's sine."""
     return re.sub(r"(differ\w+ (?:by )?)\d\S*", r"\1...", line)
 
 
 def run(library: str | None, capsys: Any) -> int:
-    """Runs them one after the other; what a block prints is what its comments after a print say."""
+    """Runs the blocks in order; comments after a print state its output."""
     names: dict[str, Any] = {}
     for block in blocks(library):
         capsys.readouterr()
@@ -39,5 +39,5 @@ def run(library: str | None, capsys: Any) -> int:
 
 
 @pytest.mark.feature("integrations.swap (plain modules)")
-def test_the_blocks_without_a_library(capsys: Any) -> None:
+def test_blocks_without_a_library(capsys: Any) -> None:
     assert run(None, capsys) == 2

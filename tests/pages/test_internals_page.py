@@ -1,4 +1,4 @@
-"""docs/internals.md: its picture is drawn by a command, and shows what the page says."""
+"""docs/internals.md: its pictures are current, and show what the page says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loading import module_at
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOOL = ROOT / "tools" / "phase_picture.py"
 LARGEST = 50_000  # bytes of the picture
-SAME = 0.02  # of 1, mean difference of two drawings: matplotlib's versions place letters differently
+SAME = 0.02  # of 1, mean difference of two drawings: text rendering differs between matplotlib versions
 
 if not TOOL.is_file():
     pytest.skip("tools/ is part of the repository alone", allow_module_level=True)
@@ -32,7 +32,7 @@ def page() -> str:
 
 
 @pytest.mark.parametrize("name", ["phase", "front", "rooms"])
-def test_a_picture_is_current(name: str, tmp_path: Path) -> None:
+def test_picture_is_current(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     image = pytest.importorskip("PIL.Image")
     tool, path = TOOL.with_name(f"{name}_picture.py"), tmp_path / f"{name}.png"
@@ -44,7 +44,7 @@ def test_a_picture_is_current(name: str, tmp_path: Path) -> None:
     assert np.abs(drawn - kept).mean() < SAME, f"run python tools/{tool.name}"
 
 
-def test_the_product_wraps(tool: ModuleType, page: str) -> None:
+def test_product_wraps(tool: ModuleType, page: str) -> None:
     product = tool.FAR * tool.plan(tool.sinpe.Encoding(tool.DIM)).fractions[tool.PAIR]
     assert f"{product // tool.TURN:,} whole ones" in page and f"{tool.FAR:,}" in page and f"{tool.FARTHER:,}" in page
     assert abs(tool.phase(tool.FAR) / tool.TURN - 0.25) < 1e-9
@@ -60,10 +60,10 @@ def test_rotated_rows_stay_within_the_bound(tool: ModuleType, page: str) -> None
     assert f"every {facts.rows} rows" in page
     errors = tool.rotation_errors(facts.rows)
     assert 0 < errors.max() < facts.bound < 1e-12
-    assert errors[-1] > 10 * errors[1]  # it does grow, which is why there are anchors
+    assert errors[-1] > 10 * errors[1]  # it grows: anchors are needed
 
 
-def test_the_bound_leaves_few_roundings_open(tool: ModuleType, page: str) -> None:
+def test_bound_leaves_few_roundings_undecided(tool: ModuleType, page: str) -> None:
     distance, bound = tool.rounding_distances(tool.rotation().bound)
     left = int((distance <= bound).sum())
     assert 0 < left < distance.size / 10_000 and 2e6 < distance.size < 2.2e6
@@ -82,7 +82,7 @@ MAY_INCLUDE = {  # csrc/README.md
 
 
 @pytest.mark.parametrize("folder", MAY_INCLUDE)
-def test_a_folder_of_the_sources_includes_only_what_it_may(folder: str) -> None:
+def test_source_folder_includes_only_allowed_folders(folder: str) -> None:
     root = ROOT / "csrc" / folder
     found = {
         path: set(INCLUDES.findall(path.read_text(encoding="utf-8"))) for path in root.rglob("*") if path.is_file()
@@ -91,8 +91,8 @@ def test_a_folder_of_the_sources_includes_only_what_it_may(folder: str) -> None:
     assert not {path: names for path, names in found.items() if not names <= MAY_INCLUDE[folder]}
 
 
-def test_the_binding_sees_little_of_the_kernels() -> None:
-    """Of cpu/ and cuda/ the binding includes the launchers, the pool's own threads and new outputs alone."""
+def test_binding_includes_few_kernel_headers() -> None:
+    """From cpu/ and cuda/, the binding includes only the launchers, the thread pool and new outputs."""
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "csrc" / "torch").iterdir())
     included = re.findall(r'#\s*include\s*"((?:\.\./)*(?:cpu|cuda)/.*)"', sources)
     assert set(included) == {"cuda/launchers.h", "cpu/own_threads.h", "cpu/populate.h"}

@@ -1,4 +1,4 @@
-"""docs/migrating.md: each adapter gives what its library gave for the same calls (tests/support/library_calls.json)."""
+"""docs/migrating.md: each adapter equals its library for the recorded calls (tests/support/library_calls.json)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import sinpe_ext as sinpe
 
 RECORDED = migrating.recorded()
 CALLS = [(heading, entry) for heading, library in RECORDED.items() for entry in library["calls"]]
-LINES = 26  # of one class or function
+LINES = 26  # per class or function
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,13 @@ def values(entry: dict[str, Any]) -> Tensor:
 
 
 @pytest.mark.parametrize(("heading", "entry"), CALLS, ids=[f"{heading}: {entry['call']}" for heading, entry in CALLS])
-def test_the_librarys_numbers(heading: str, entry: dict[str, Any], adapters: dict) -> None:
+def test_adapter_equals_the_library(heading: str, entry: dict[str, Any], adapters: dict) -> None:
     got, want = migrating.result(entry["call"], adapters[heading][1]), values(entry)
     assert got.dtype == want.dtype and got.shape == want.shape
     assert torch.allclose(got.double(), want.double(), rtol=0, atol=migrating.TOLERANCE)
 
 
-# Of the adapter of a heading: what is written wrong.
+# Mistakes in the adapter of a heading.
 MISTAKES = {
     "fairseq": [("_idx + step", "_idx + 1 + step"), (".masked_fill(padding[..., None], 0)", ""), ('"t2t"', '"adm"')],
     "fairseq2": [("_legacy_pad_idx + 1", "_legacy_pad_idx"), ("/ 6)", "/ 8)"), ("index < 0", "index < -1")],
@@ -70,13 +70,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("heading", "old", "new"), [(h, *pair) for h, pairs in MISTAKES.items() for pair in pairs])
-def test_a_mistake_would_be_found(heading: str, old: str, new: str, text: str) -> None:
+def test_mistake_is_detected(heading: str, old: str, new: str, text: str) -> None:
     section = migrating.sections(text)[heading]
     assert old in section
     start = text[: text.index("\n## ")]
     names = migrating.adapters(f"{start}\n## {heading}\n{section.replace(old, new)}")[heading][1]
 
-    def is_right(entry: dict[str, Any]) -> bool:
+    def equals_library(entry: dict[str, Any]) -> bool:
         try:
             got, want = migrating.result(entry["call"], names), values(entry)
         except (ValueError, RuntimeError):
@@ -84,10 +84,10 @@ def test_a_mistake_would_be_found(heading: str, old: str, new: str, text: str) -
         same = got.shape == want.shape and got.dtype == want.dtype
         return same and torch.allclose(got.double(), want.double(), rtol=0, atol=migrating.TOLERANCE)
 
-    assert not all(is_right(entry) for entry in RECORDED[heading]["calls"])
+    assert not all(equals_library(entry) for entry in RECORDED[heading]["calls"])
 
 
-def test_each_library_is_recorded_and_listed(text: str, adapters: dict) -> None:
+def test_every_library_is_recorded_and_listed(text: str, adapters: dict) -> None:
     assert set(adapters) == set(RECORDED)
     contents = text[: text.index("\n## ")]
     for heading, section in migrating.sections(text).items():
@@ -103,7 +103,7 @@ def test_each_library_is_recorded_and_listed(text: str, adapters: dict) -> None:
             assert any(name in entry["call"] for name in defined for entry in library["calls"])
 
 
-def test_each_adapter_is_short(adapters: dict) -> None:
+def test_adapters_are_short(adapters: dict) -> None:
     for heading, (code, _) in adapters.items():
         defined = [node for node in ast.parse(code).body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
         assert len(defined) == len(ast.parse(code).body), heading
@@ -146,22 +146,22 @@ X16 = [
 
 
 @pytest.mark.parametrize(("heading", "call"), X16)
-def test_the_dtype_of_x(heading: str, call: str, adapters: dict) -> None:
+def test_dtype_of_x(heading: str, call: str, adapters: dict) -> None:
     x = torch.ones(2, 4, 8)
     wide, narrow = (migrating.result(call, {**adapters[heading][1], "x": v}) for v in (x, x.bfloat16()))
     assert narrow.dtype == torch.bfloat16 and wide.dtype == torch.float32
-    assert torch.allclose(narrow.float(), wide, rtol=0, atol=2.0**-5)  # bfloat16 keeps 8 bits of values up to 4
+    assert torch.allclose(narrow.float(), wide, rtol=0, atol=2.0**-5)  # bfloat16 has 8 bits for values up to 4
 
 
 @pytest.mark.parametrize(
     ("heading", "layer", "read", "value", "reader"), migrating.ATTRIBUTES, ids=lambda value: str(value)
 )
-def test_what_callers_read(heading: str, layer: str, read: str, value: Any, reader: str, adapters: dict) -> None:
+def test_attributes(heading: str, layer: str, read: str, value: Any, reader: str, adapters: dict) -> None:
     names = adapters[heading][1]
     assert eval(read, {"torch": torch, "layer": eval(layer, names)}) == value, f"read by {reader}"
 
 
-def test_alpha_is_set_as_espnet_sets_it(adapters: dict) -> None:
+def test_alpha_can_be_set_as_in_espnet(adapters: dict) -> None:
     """espnet2/tts/transformer: `embed[-1].alpha.data = torch.tensor(init_enc_alpha)`, of shape ()."""
     layer, x = adapters["ESPnet"][1]["ScaledPositionalEncoding"](8, 0.0), torch.ones(2, 4, 8)
     layer.alpha.data = torch.tensor(0.5)
@@ -169,7 +169,7 @@ def test_alpha_is_set_as_espnet_sets_it(adapters: dict) -> None:
 
 
 @pytest.mark.parametrize(("heading", "layer", "call", "half", "single"), migrating.DTYPES)
-def test_the_dtype_of_the_module(
+def test_dtype_of_the_module(
     heading: str, layer: str, call: str, half: torch.dtype, single: torch.dtype, adapters: dict
 ) -> None:
     made = eval(layer, adapters[heading][1])
@@ -179,7 +179,7 @@ def test_the_dtype_of_the_module(
     assert torch.allclose(narrow.float(), wide.float(), rtol=0, atol=2.0**-10)
 
 
-# What a checkpoint of the library has beside its parameters, and the layer that takes it under strict=True.
+# Buffers in a checkpoint of the library, and the layer that loads it with strict=True.
 CHECKPOINTS = [
     ("The PyTorch tutorial", "PositionalEncoding(8, max_len=9)", {"pe": (9, 1, 8)}),
     ("fairseq", "SinusoidalPositionalEmbedding(8, 1)", {"weights": (9, 8), "_float_tensor": (1,)}),
@@ -198,7 +198,7 @@ CHECKPOINTS = [
 
 
 @pytest.mark.parametrize(("heading", "call", "shapes"), CHECKPOINTS, ids=[f"{h}: {c}" for h, c, _ in CHECKPOINTS])
-def test_the_librarys_checkpoint_loads(heading: str, call: str, shapes: dict, adapters: dict) -> None:
+def test_checkpoint_of_the_library_loads(heading: str, call: str, shapes: dict, adapters: dict) -> None:
     layer = eval(call, adapters[heading][1])
     rows = sinpe.table(9, sinpe.Encoding(8))
     layer.load_state_dict(

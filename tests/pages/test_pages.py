@@ -1,7 +1,7 @@
-"""README and docs: every Python block and command runs, every link leads somewhere, every file that is named is there.
+"""README and docs: all Python blocks and commands run, links are valid, named files exist.
 
-A page's Python blocks run one after the other, as a reader would paste them. One that cannot run here says so in the
-page itself, in a comment before it: <!-- not run: reason -->.
+The Python blocks of a page run one after the other. A block that cannot run here is preceded by a comment in the page:
+<!-- not run: reason -->.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import torch
 import sinpe_ext as sinpe
 from sinpe_ext import __main__ as cli
 
-# Pages whose blocks have a test of their own, and what that test has to name.
+# Pages whose blocks are run by another test file, and its name.
 ELSEWHERE = {
     "docs/conventions.md": "test_conventions_page.py",
     "docs/graphs.md": "test_graphs_page.py",
     "docs/integrations.md": "test_integrations_page.py",
 }
 ON_RANKS = "runs on every rank in the tests"  # tests/support/distributed_models.py
-# Commands that take minutes; their options are read, and test_cli.py and test_build.py run them.
+# Commands that take minutes: only their options are parsed; test_cli.py and test_build.py run them.
 LONG = ("demo", "bench", "build")
 LANGUAGES = {"", "python", "sh", "console", "text", "cpp", "cmake", "toml", "yaml", "json"}
 
 
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if page not in ELSEWHERE])
-def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = pages.blocks(pages.text_of(page), "python")
     if not found:
         pytest.skip("no Python block")
@@ -41,13 +41,13 @@ def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     with torch.random.fork_rng(devices=[]):
         for block in found:
             assert not block.mark or block.not_run or block.mark == ON_RANKS, f"{page}:{block.line}: {block.mark}"
-            code = compile("\n" * block.line + block.code, page, "exec")  # of any block: those that do not run parse
+            code = compile("\n" * block.line + block.code, page, "exec")  # also blocks that do not run must parse
             if not block.mark:
                 exec(code, names)
     vars(torch._tensor_str.PRINT_OPTS).update(printing)
 
 
-def test_the_other_pages_have_their_tests() -> None:
+def test_other_pages_are_tested() -> None:
     for page, test in ELSEWHERE.items():
         assert page.rpartition("/")[2] in (pages.ROOT / "tests" / "pages" / test).read_text(), page
     blocks = [b for page in pages.PAGES for b in pages.blocks(pages.text_of(page))]
@@ -57,7 +57,7 @@ def test_the_other_pages_have_their_tests() -> None:
 
 
 def commands() -> list[str]:
-    """What follows `python -m sinpe_ext` in shell blocks, without comments and redirections."""
+    """Arguments of `python -m sinpe_ext` in shell blocks, without comments and redirections."""
     found = []
     for page in pages.PAGES:
         for block in pages.blocks(pages.text_of(page), "", "sh", "console"):
@@ -68,27 +68,27 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("line", sorted(set(commands())))
-def test_every_command_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(line)
-    cli.parser().parse_args(words)  # SystemExit where it does not know one of them
+    cli.parser().parse_args(words)  # SystemExit for an unknown option
     if words[0] in LONG:
         return
     if words[0] == "plot":
         pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    torch.save({"pe": sinpe.table(64, 8)}, "checkpoint.pt")  # what the pages' reader has
+    torch.save({"pe": sinpe.table(64, 8)}, "checkpoint.pt")  # a file that the pages assume
     assert cli.main(words) == 0
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
-def test_every_link_leads_somewhere(page: str) -> None:
+def test_links_are_valid(page: str) -> None:
     text = pages.text_of(page)
     assert pages.broken(page) == []
     assert pages.missing_paths(text) == []
     assert pages.missing_targets(text) == []
 
 
-def test_what_leads_nowhere_is_found() -> None:
+def test_broken_links_are_detected() -> None:
     text = (
         "# One `add` more: the\n## Two\n## Two\n[a](README.md#two-1) [b](#one-add-more-the) [c](#two) [d](#two-1)\n"
         "[e](none.md) [f](docs/accuracy.md#guarantees) [g](docs/accuracy.md#none) [h](https://example.org/#x)\n"
@@ -99,7 +99,7 @@ def test_what_leads_nowhere_is_found() -> None:
     assert pages.missing_paths(text) == ["tests/none.py"] and pages.missing_targets(text) == ["nothing"]
 
 
-def test_the_index_names_every_page() -> None:
+def test_index_names_every_page() -> None:
     index = set(pages.links(pages.text_of("docs/README.md")))
     every = {Path(page).name for page in pages.PAGES if re.fullmatch(r"docs/[^/]*\.md", page)} - {"README.md"}
     assert every - index == set()

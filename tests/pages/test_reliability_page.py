@@ -1,4 +1,4 @@
-"""docs/reliability.md shows the runs that are kept beside it."""
+"""docs/reliability.md shows the recorded runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ sys.path.insert(0, str(TOOLS))
 import records  # noqa: E402
 
 
-def test_the_page_is_current() -> None:
+def test_page_is_current() -> None:
     text = records.PAGE.read_text(encoding="utf-8")
     assert records.page(text) == text, "run python tools/records.py --page"
 
 
-def test_a_run_is_kept_with_what_it_said() -> None:
+def test_run_is_recorded_with_its_result() -> None:
     def run(code: str) -> dict[str, object]:
         return records.run(f'python -c "{code}"')
 
@@ -32,10 +32,10 @@ def test_a_run_is_kept_with_what_it_said() -> None:
     )
     assert (bad["clean"], bad["result"]) == (False, ["1 failed, 2 passed in 3.45s"])
     assert run("print('100% tests passed, 0 tests failed out of 3')")["clean"]
-    assert run("pass")["clean"] is False  # a command that says nothing has shown nothing
+    assert run("pass")["clean"] is False  # a command without output has shown nothing
 
 
-def test_the_table_has_a_line_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_has_a_line_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.json").write_text(
         '{"command": "make a", "date": "2026-01-02", "commit": "abc+", "minutes": 1.5, "clean": false, '
         '"result": ["x", "y"]}'
@@ -46,8 +46,8 @@ def test_the_table_has_a_line_for_each_run(tmp_path: Path, monkeypatch: pytest.M
     assert "old" not in made and made.startswith("head\n") and made.endswith("\ntail\n")
 
 
-def test_what_the_page_names_and_no_clean_run_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tools/lint.sh asks for it, no test: a run of the whole suite could not be the first clean one."""
+def test_commands_without_a_successful_run_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checked by tools/lint.sh, not by a test: the first successful run of the whole suite could not include it."""
     monkeypatch.setattr(records, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(records, "RECORDS", tmp_path)
     row = "| `nox -s asan`, `make b` | x |\n| `make test` | `make none` |\n"
@@ -59,7 +59,7 @@ def test_what_the_page_names_and_no_clean_run_shows(tmp_path: Path, monkeypatch:
     assert records.not_shown() == ["make b", "nox -s asan"]
 
 
-def test_what_readme_names_is_known() -> None:
-    """Every command that has a record can be run again."""
+def test_commands_in_readme_are_known() -> None:
+    """Each command with a record can be run again."""
     kept = {path.stem for path in records.RECORDS.glob("*.json")}
     assert kept == set(records.COMMANDS)

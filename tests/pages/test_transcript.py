@@ -1,4 +1,4 @@
-"""tools/transcript.py: a page's commands run in a clean home, and what they print is what the page shows."""
+"""tools/transcript.py: runs a page's commands in a clean home, and puts their output into the page."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ $ printf '10%%\\r\\033[1m100%%\\033[0m  \\n\\n' >&2
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     if execute(["git", "rev-parse", "HEAD"], cwd=ROOT, status=None).returncode:
-        pytest.skip("a clone is made of a git repository")
+        pytest.skip("needs a git repository to clone")
     return module_at(ROOT / "tools" / "transcript.py")
 
 
-def test_a_page_is_renewed(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_updated(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SINPE_EXT_JIT", "0")
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
     page = tmp_path / "page.md"
@@ -72,7 +72,7 @@ def test_a_page_is_renewed(tool: ModuleType, tmp_path: Path, monkeypatch: pytest
         ("nothing\n", "no command"),
     ],
 )
-def test_a_page_that_fails_stays(tool: ModuleType, tmp_path: Path, capsys, block: str, said: str) -> None:
+def test_failing_page_is_unchanged(tool: ModuleType, tmp_path: Path, capsys, block: str, said: str) -> None:
     page = tmp_path / "page.md"
     text = f"<!-- transcript -->\n```console\n{block}```\n"
     page.write_text(text)
@@ -82,8 +82,8 @@ def test_a_page_that_fails_stays(tool: ModuleType, tmp_path: Path, capsys, block
     assert page.read_text() == text
 
 
-def test_the_tour_is_a_transcript(tool: ModuleType) -> None:
-    """What a newcomer is to do was done: the page's own commands, each with what it printed."""
+def test_tour_is_a_transcript(tool: ModuleType) -> None:
+    """The tour's commands and their recorded output."""
     text = pages.text_of("docs/tour.md")
     found = [line for block in tool.BLOCK.findall(text) for command in tool.commands(block) for line in command.lines]
     for wanted in ("make demo", "sinpe_ext info", "sinpe_ext identify", "examples/", "pip install"):

@@ -1,8 +1,7 @@
-"""How a library's own table is compared with ours, and the record of what was found.
+"""Compares a library's table with ours, and records the result.
 
-A library that computes angles in float32 is off by what that costs, growing with the position; ours is not. So two
-questions: is our exact encoding where the library's would be without that error, and does the float32-compatible mode
-give the library's very bits?
+A library that computes angles in float32 has an error that grows with the position. Two comparisons: our exact encoding
+against the library's table, within that error, and the float32-compatible mode against the library's bits.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from torch import Tensor
 
 LENGTH = 4097  # positions 0 to 4096
 
-# Error of an angle p * w computed in float32, w <= 1. The exponent x = -log(w) is the result of up to three roundings,
-# 3 |x| 2^-24 in all, which is a relative error of w; exp or pow adds 2^-23, the product with p 2^-24. The sum,
-# p * w * (3 |x| + 3) * 2^-24, is largest at w = 1: 3 p 2^-24. A division's rounding more makes 4.
+# Error of an angle p * w computed in float32, w <= 1. The exponent x = -log(w) has up to three roundings, 3 |x| 2^-24
+# in all, which is a relative error of w; exp or pow adds 2^-23, the product with p 2^-24. The sum, p * w * (3 |x| + 3)
+# * 2^-24, is largest at w = 1: 3 p 2^-24. A division adds one more rounding: 4.
 ANGLE = 2.0**-22
-# sin or cos of an angle, rounded to float32, by a library function good to one ULP: values up to 1.
+# sin or cos of an angle, rounded to float32, by a library function within one ULP: values up to 1.
 VALUE = 2.0**-23
 
 
 @dataclass
 class Agreement:
-    """One line of the report, over every table that was compared under its name."""
+    """One line of the report, over all tables compared under its name."""
 
     entries: int = 0
     exact: float = 0.0  # largest |library - exact|
-    equal: int = 0  # entries of the mode that have the library's bits
+    equal: int = 0  # entries of the mode that equal the library's bits
     difference: float = 0.0  # largest |library - mode|
     ulp: float = 0.0  # the same in ULP of the largest float32 angle of its row
 
@@ -49,14 +48,14 @@ def compare(
     same_bits: bool = True,
     factor: float = 1.0,
 ) -> None:
-    """Asserts both and records them.
+    """Checks both comparisons and records them.
 
     theirs, exact, compatible: of one shape, the library's float32 values, ours in float64, and those of `mode`.
-    positions: broadcasts to that shape: the largest angle, which the library's error grows with; 0 for a library that
-        computes in float64.
-    same_bits: False where the library's order of operations is none that we imitate; then the mode need only be as
-        close as the exact encoding is.
-    factor: of the library's values, by which a rounding error grows too.
+    positions: broadcasts to that shape; the largest angle, with which the library's error grows; 0 for a library that
+    computes in float64.
+    same_bits: False if the library's order of operations is not imitated; then the mode only has to be as close as the
+    exact encoding.
+    factor: scales the library's values, and so their rounding error.
     """
     assert theirs.shape == exact.shape and theirs.dtype == torch.float32 and exact.dtype == torch.float64
     angles = torch.as_tensor(positions, dtype=torch.float64).abs().expand(exact.shape)
@@ -77,13 +76,13 @@ def compare(
     worst = float((error / bound).max())
     assert worst <= 1, f"{what}: {worst:.3g} times the error of float32 angles away from {convention}"
     if same_bits:
-        wrong = ~equal & (ours != theirs)  # 0.0 and -0.0 are one value to every reader
+        wrong = ~equal & (ours != theirs)  # 0.0 and -0.0 are equal
         assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()} entries of {mode} have other bits"
     assert (difference <= 2 * bound).all(), f"{what}: {mode} differs by up to {float(difference.max()):.3g}"
 
 
 def markdown() -> str:
-    """The record as a table."""
+    """The record as a Markdown table."""
     heads = ["library", "function", "convention", "entries", "exact, largest difference"]
     heads += ["mode", "equal bits", "largest difference", "in ULP of the angle"]
     rows = [heads, ["---"] * len(heads)]

@@ -1,4 +1,4 @@
-"""Comparison with the libraries themselves: `make check-peers` installs them; without one its tests are skipped."""
+"""Comparison with other libraries: `make check-peers` installs them; tests of a missing library are skipped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Peer = Callable[..., Any]
 
 
 def installed(library: str) -> ModuleSpec:
-    """Skips a test where a library is missing; with SINPE_EXT_REQUIRE_PEERS fails it."""
+    """Skips a test if the library is missing, or fails it with SINPE_EXT_REQUIRE_PEERS."""
     spec = importlib.util.find_spec(library)
     if spec is None:
         if os.environ.get("SINPE_EXT_REQUIRE_PEERS"):
@@ -30,7 +30,7 @@ def installed(library: str) -> ModuleSpec:
 
 @pytest.fixture
 def peer() -> Peer:
-    """peer(module): the module, or a skip where its library is not installed."""
+    """peer(module): imports the module, or skips if its library is not installed."""
 
     def load(name: str) -> Any:
         installed(name.partition(".")[0])
@@ -41,13 +41,13 @@ def peer() -> Peer:
 
 @pytest.fixture
 def timm() -> ModuleSpec:
-    """Where timm lies, unimported: it would import torchvision."""
+    """timm's folder, without importing it: that would import torchvision."""
     return installed("timm")
 
 
 @pytest.fixture(scope="session")
 def release() -> Callable[[str], str]:
-    """release(distribution): its name and version."""
+    """release(distribution): name and version."""
     return lambda distribution: f"{distribution} {version(distribution)}"
 
 

@@ -1,7 +1,7 @@
-"""What the definitions of tests/support/library_calls.json name beside one another, by heading of docs/migrating.md.
+"""Global names used by the definitions in tests/support/library_calls.json, by heading of docs/migrating.md.
 
-A library's class runs from its own file alone (`migrating.definitions`). What that file imports is given here: torch,
-NumPy, and, where it is a class or a helper of the library that has no part in the numbers, the least that runs.
+Only the file of a library's class is run (`migrating.definitions`). Its imports are provided here: torch, NumPy, and
+minimal replacements for other classes and helpers of the library, which do not affect the results.
 """
 
 from __future__ import annotations

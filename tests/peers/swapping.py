@@ -1,4 +1,4 @@
-"""What has to hold of every model after `swap`, whatever library it is from."""
+"""Checks that hold for all models after `swap`, from any library."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 import sinpe_ext as sinpe
 from sinpe_ext.integrations.dropin import DropIn
 
-# From a difference in the rows to one in the output: a few layers of random weights, each behind a LayerNorm. It is
-# small enough that rows of half the size are beyond the bound, which `outputs` checks.
+# Ratio of a difference in the output to one in the rows: a few layers of random weights, each after a LayerNorm. Small
+# enough that halving the rows exceeds the bound, which `outputs` checks.
 GAIN = 16.0
 Run = Callable[[nn.Module], Tensor]
 
 
 def bound(position: float) -> float:
-    """What the float32 angles of rows up to a position explain in a model's output."""
+    """Difference of a model's output explained by the float32 angles of rows up to a position."""
     return GAIN * (position * ANGLE + VALUE)
 
 
@@ -30,7 +30,7 @@ def drop_ins(model: nn.Module) -> list[Any]:
 
 
 def outputs(model: nn.Module, run: Run, position: float, *, same_bits: bool = True) -> nn.Module:
-    """The swapped copy of a model, its output compared in both modes; the model itself stays as it is."""
+    """Compares the output of the swapped copy of a model in both modes; the model itself is unchanged."""
     model.eval()
     with torch.no_grad():
         before = run(model)
@@ -46,7 +46,7 @@ def outputs(model: nn.Module, run: Run, position: float, *, same_bits: bool = Tr
         other = copy.deepcopy(swapped)
         for module in drop_ins(other):
             _halve(module)
-        assert float((run(other) - before).abs().max()) > bound(position), "the test would not see wrong rows"
+        assert float((run(other) - before).abs().max()) > bound(position), "the test would not detect wrong rows"
     return swapped
 
 
@@ -72,7 +72,7 @@ def checkpoints(model: nn.Module, swapped: nn.Module, run: Run, position: float)
             other = copy.deepcopy(swapped)
             given = {name: value.clone() for name, value in old.items()}
             other.load_state_dict(given, strict=True, assign=assign)
-            assert all(torch.equal(value, old[name]) for name, value in given.items())  # nothing written into it
+            assert all(torch.equal(value, old[name]) for name, value in given.items())  # nothing was added
             assert torch.equal(run(other), after)
             for name in new:
                 assert torch.equal(other.state_dict()[name], new[name])
@@ -82,7 +82,7 @@ def checkpoints(model: nn.Module, swapped: nn.Module, run: Run, position: float)
 
 
 def copies(swapped: nn.Module, run: Run) -> None:
-    """deepcopy, pickle, and what has 16 bits."""
+    """deepcopy, pickle and casts."""
     with torch.no_grad():
         after = run(swapped)
         for other in (copy.deepcopy(swapped), pickle.loads(pickle.dumps(swapped))):
@@ -106,6 +106,6 @@ def step(model: nn.Module, swapped: nn.Module, loss: Run, position: float) -> No
         torch.optim.SGD([p for p in each.parameters() if p.requires_grad], 0.01).step()
     assert gradients[0].keys() == gradients[1].keys() and gradients[0]
     for name, old in gradients[0].items():
-        # A gradient's own size in front of it, since losses differ in scale.
+        # Relative to the gradient's size, since losses differ in scale.
         limit = bound(position) * max(1.0, float(old.abs().max()))
         assert float((gradients[1][name] - old).abs().max()) <= limit, name

@@ -1,4 +1,4 @@
-"""Layers of ours inside transformers' models: save_pretrained and from_pretrained, the buffer `pe` among them."""
+"""Our layers inside transformers' models: save_pretrained and from_pretrained, with and without the buffer `pe`."""
 
 from __future__ import annotations
 

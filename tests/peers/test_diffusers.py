@@ -1,4 +1,4 @@
-"""diffusers: timesteps, pictures, videos, and its 1-D module."""
+"""diffusers: timesteps, images, videos, and its 1-D module."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from agreement import LENGTH, compare
 import sinpe_ext as sinpe
 
 MODULE = "diffusers.models.embeddings"
-# flip_sin_to_cos, downscale_freq_shift, our layout, and whether the order of operations is one that we imitate: with a
-# shift of 1 the fields are those of fairseq and MusicGen, whose order is another.
+# flip_sin_to_cos, downscale_freq_shift, our layout, and whether the order of operations is imitated: with a shift of 1
+# the fields are those of fairseq and MusicGen, whose order differs.
 TIMESTEPS = [
     (False, 1.0, "ddpm", {}, False),
     (True, 0.0, "adm", {}, True),
@@ -63,10 +63,10 @@ def test_timestep_scale_and_period(peer: Any, release: Callable) -> None:
             positions=t.double()[:, None] * scale,
             compatible=sinpe.encode(t, encoding.replace(angle="float32_exp")),
             mode="float32_exp",
-            # A power of two commutes with every rounding.
+            # A power of two does not change rounding.
             same_bits=scale == 0.125,
         )
-    # What the FLUX pipelines do: the timestep itself is multiplied.
+    # As in the FLUX pipelines: the timestep itself is multiplied.
     theirs = module.get_timestep_embedding(t * 1000, 256, True, 0)
     encoding = sinpe.convention("flux", 256)
     compare(
@@ -82,7 +82,7 @@ def test_timestep_scale_and_period(peer: Any, release: Callable) -> None:
 
 
 def test_timestep_layer(peer: Any) -> None:
-    """TimestepEncoding in the place of Timesteps: the layer in front of a half-precision Linear."""
+    """TimestepEncoding as a replacement for Timesteps, before a half-precision Linear."""
     module, t = peer(MODULE), torch.tensor([0.0, 1.0, 998.39])
     for arguments, ours in (((64, False, 1), "ddpm"), ((64, True, 0), "adm")):
         theirs = module.Timesteps(*arguments)(t)
@@ -117,17 +117,17 @@ GRIDS = [
     ((12, 8), 16, 1.0, False, 0),
     ((5, 7), 64, 2.0, True, 1),
     ((8, 8), 16, 0.5, True, 3),
-    ((8, 8), 16, 1.0, True, 0),  # cls_token alone adds no row: extra_tokens is what counts
+    ((8, 8), 16, 1.0, True, 0),  # cls_token alone adds no row: extra_tokens counts
 ]
 
 
 @pytest.mark.parametrize(("shape", "base_size", "scale", "cls_token", "extra"), GRIDS)
-def test_pictures(
+def test_images(
     shape: tuple, base_size: int | None, scale: float, cls_token: bool, extra: int, peer: Any, release: Callable
 ) -> None:
     module, dim = peer(MODULE), 32
     whole = base_size is None or all((base_size / length / scale).is_integer() for length in shape)
-    if base_size is None:  # whole coordinates on both axes: made from the coordinates themselves
+    if base_size is None:  # integer coordinates on both axes: computed from the coordinates
         h, w = (torch.arange(length, dtype=torch.float32) for length in shape)
         coordinates = torch.stack(torch.meshgrid(w, h, indexing="xy"))
         theirs = module.get_2d_sincos_pos_embed_from_grid(dim, coordinates)
@@ -149,14 +149,14 @@ def test_pictures(
         theirs.float(),
         convention="mae2d",
         exact=exact,
-        # The coordinates are rounded to float32 twice; nothing else is.
+        # The coordinates are rounded to float32 twice, nothing else.
         positions=0.0 if whole else base_size / scale,
         same_bits=whole,
     )
 
 
-def test_crop_of_a_larger_picture(peer: Any) -> None:
-    """SD3: a centred crop of the table for pos_embed_max_size is the grid of that size, started further in."""
+def test_crop_of_a_larger_image(peer: Any) -> None:
+    """SD3: a centred crop of the table for pos_embed_max_size is the grid of that size with a later start."""
     module, largest, dim = peer(MODULE), 24, 16
     layer = module.PatchEmbed(32, 32, 2, 4, dim, pos_embed_max_size=largest)
     height, width = 10, 14
@@ -184,11 +184,11 @@ def test_videos(space_scale: float, peer: Any, release: Callable) -> None:
     )
 
 
-REFUSED = [("mae2d", 2), ("mae2d", 6), ("mae2d", 9), ("cogvideo3d", 8), ("cogvideo3d", 24), ("cogvideo3d", 18)]
+ERRORS = [("mae2d", 2), ("mae2d", 6), ("mae2d", 9), ("cogvideo3d", 8), ("cogvideo3d", 24), ("cogvideo3d", 18)]
 
 
-@pytest.mark.parametrize(("name", "dim"), REFUSED)
-def test_refused_by_both(name: str, dim: int, peer: Any) -> None:
+@pytest.mark.parametrize(("name", "dim"), ERRORS)
+def test_rejected_by_both(name: str, dim: int, peer: Any) -> None:
     module = peer(MODULE)
     with pytest.raises(ValueError):
         if name == "mae2d":

@@ -1,4 +1,4 @@
-"""The examples that need a library: each checks what it claims, and prints what examples/README.md says."""
+"""The examples that need a library: each checks its claims, and prints what examples/README.md says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/migrating.md: the calls that were recorded, made again on the libraries and on the adapters."""
+"""docs/migrating.md: the recorded calls, repeated with the libraries and with the adapters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SWAPPED = [(heading, layer) for heading, library in RECORDED.items() for layer i
 
 
 def installed(name: str) -> Distribution:
-    """A library of any name; without it the test is skipped, or with SINPE_EXT_REQUIRE_PEERS fails."""
+    """Skips a test if the library is missing, or fails it with SINPE_EXT_REQUIRE_PEERS."""
     try:
         return distribution(name)
     except PackageNotFoundError:
@@ -36,11 +36,11 @@ def theirs(heading: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The library's own definitions."""
     library = RECORDED[heading]
     found, scope = installed(library["source"]), scope_of(heading)
-    assert found.version == library["version"], "its numbers, and the page, speak of another version"
+    assert found.version == library["version"], "its recorded values, and the page, are of another version"
     files: dict[str, list[str]] = {}
     for name, file in library["names"].items():
         files.setdefault(file, []).append(name)
-    module = ModuleType("the_library")  # where its classes say that they are from
+    module = ModuleType("the_library")  # the module that its classes belong to
     scope["__name__"] = module.__name__
     for file, names in files.items():
         migrating.definitions(Path(str(found.locate_file(file))), names, scope)
@@ -56,7 +56,7 @@ def adapters() -> dict[str, tuple[str, dict[str, Any]]]:
 
 @pytest.mark.filterwarnings("ignore:torch.meshgrid")
 @pytest.mark.parametrize(("heading", "entry"), CALLS, ids=[f"{heading}: {entry['call']}" for heading, entry in CALLS])
-def test_the_call(heading: str, entry: dict[str, Any], theirs: dict[str, Any], adapters: dict) -> None:
+def test_recorded_call(heading: str, entry: dict[str, Any], theirs: dict[str, Any], adapters: dict) -> None:
     want, got = migrating.result(entry["call"], theirs), migrating.result(entry["call"], adapters[heading][1])
     assert got.dtype == want.dtype and got.shape == want.shape
     assert torch.allclose(got.double(), want.double(), rtol=0, atol=migrating.TOLERANCE)
@@ -67,14 +67,14 @@ def test_the_call(heading: str, entry: dict[str, Any], theirs: dict[str, Any], a
 @pytest.mark.parametrize(
     ("heading", "layer", "read", "value"), [entry[:4] for entry in migrating.ATTRIBUTES if entry[0] in RECORDED]
 )
-def test_what_callers_read(heading: str, layer: str, read: str, value: Any, theirs: dict[str, Any]) -> None:
+def test_attributes_read_by_callers(heading: str, layer: str, read: str, value: Any, theirs: dict[str, Any]) -> None:
     assert eval(read, {"torch": torch, "layer": eval(layer, theirs)}) == value
 
 
 @pytest.mark.parametrize(
     ("heading", "layer", "call", "half", "single"), [entry for entry in migrating.DTYPES if entry[0] in RECORDED]
 )
-def test_the_dtype_of_the_module(
+def test_dtype_of_the_module(
     heading: str, layer: str, call: str, half: torch.dtype, single: torch.dtype, theirs: dict[str, Any]
 ) -> None:
     made = eval(layer, theirs)
@@ -83,7 +83,7 @@ def test_the_dtype_of_the_module(
 
 
 @pytest.mark.parametrize(("heading", "layer"), SWAPPED)
-def test_swap_does_it(heading: str, layer: str, theirs: dict[str, Any]) -> None:
+def test_swap_replaces_it(heading: str, layer: str, theirs: dict[str, Any]) -> None:
     model = torch.nn.Sequential(eval(layer, {**migrating.WHAT_CALLS_NAME, **theirs}))
     report = sinpe.integrations.swap(model)
     assert report.swapped and not report.left, str(report)

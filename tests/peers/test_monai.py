@@ -36,7 +36,7 @@ def test_tables(number: int, channels: int, base: float, peer: Any, release: Cal
 
 
 @pytest.mark.parametrize(("number", "dim"), [(2, 6), (2, 7), (3, 4), (3, 8), (3, 9)])
-def test_refused_by_both(number: int, dim: int, peer: Any) -> None:
+def test_rejected_by_both(number: int, dim: int, peer: Any) -> None:
     module = peer("monai.networks.blocks.pos_embed_utils")
     with pytest.raises(AssertionError):
         module.build_sincos_position_embedding(2, dim, number)

@@ -1,4 +1,4 @@
-"""positional-encodings: 1-D, 2-D and 3-D, every number of channels."""
+"""positional-encodings: 1-D, 2-D and 3-D, all numbers of channels."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_summer_and_channels_first(peer: Any) -> None:
 
 
 def test_another_number_of_channels(peer: Any) -> None:
-    """Ours refuses what the library cuts or fills in silence."""
+    """Ours rejects what the library silently cuts or pads."""
     module = peer("positional_encodings.torch_encodings")
     x = torch.randn(1, 4, 10)
     assert module.PositionalEncoding1D(5)(x).shape == (1, 4, 6)

@@ -1,4 +1,4 @@
-"""`integrations.swap` on x-transformers, positional-encodings and denoising-diffusion-pytorch, and on timm's tables."""
+"""`integrations.swap` on x-transformers, positional-encodings, denoising-diffusion-pytorch, and timm's tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
 
 
 def class_of(library: str, file: str, name: str, **names: Any) -> Any:
-    """A class out of a library's file, which is not imported: that would ask for libraries that are not installed."""
+    """A class from a library's file, without importing the library, which would need further libraries."""
     (folder,) = installed(library).submodule_search_locations or ()
     path = Path(folder) / file
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -34,7 +34,7 @@ def class_of(library: str, file: str, name: str, **names: Any) -> Any:
     return space[name]
 
 
-# -------------------------------------------------------------------------------------------- x-transformers
+# x-transformers
 
 
 def x_transformer(X: Any) -> nn.Module:
@@ -55,7 +55,7 @@ def test_x_transformers(peer: Any) -> None:
     def run(each: nn.Module) -> Tensor:
         return each(ids)
 
-    # theta ** -x is no formula that is imitated.
+    # theta ** -x is not imitated.
     swapped = swapping.outputs(model, run, 60.0, same_bits=False)
     assert [type(module).__name__ for module in swapping.drop_ins(swapped)] == ["SinpeScaledSinusoidalEmbedding"]
     swapping.checkpoints(model, swapped, run, 60.0)
@@ -76,10 +76,10 @@ def test_x_transformers_arguments(peer: Any) -> None:
     encoding = sinpe.convention("paper_concat", 64, base=500)
     assert torch.equal(new(x), sinpe.table(33, encoding) * new.scale)
     with pytest.raises(RuntimeError):
-        new(x, seq_start_pos=torch.tensor([1, 2]))  # as in the library: einsum wants one dimension
+        new(x, seq_start_pos=torch.tensor([1, 2]))  # as in the library: einsum needs one dimension
 
 
-# -------------------------------------------------------------------------------------------- positional-encodings
+# positional-encodings
 
 PENCS = [(f"PositionalEncoding{form}{axes}D", axes, form) for axes in (1, 2, 3) for form in ("", "Permute")]
 
@@ -112,14 +112,14 @@ def test_positional_encodings(name: str, axes: int, form: str, channels: int, is
                 assert new(x.to(dtype)).dtype == dtype
 
 
-# -------------------------------------------------------------------------------------- denoising-diffusion-pytorch
+# denoising-diffusion-pytorch
 
 
 @pytest.mark.parametrize(
     "file", ["denoising_diffusion_pytorch.py", "classifier_free_guidance.py", "guided_diffusion.py"]
 )
 def test_denoising_diffusion(file: str) -> None:
-    """SinusoidalPosEmb with theta, and the older ones without."""
+    """SinusoidalPosEmb with theta, and older versions without."""
     names = {"math": math, "torch": torch, "nn": nn, "Module": nn.Module}
     kind = class_of("denoising_diffusion_pytorch", file, "SinusoidalPosEmb", **names)
     models = [nn.Sequential(kind(32), nn.Linear(32, 8), nn.GELU())]
@@ -137,7 +137,7 @@ def test_denoising_diffusion(file: str) -> None:
         assert list(new.state_dict()) == list(old.state_dict())
 
 
-# -------------------------------------------------------------------------------------------- timm
+# timm
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def build(timm: ModuleSpec) -> Callable[..., Tensor]:
 
 
 def test_timm(build: Callable[..., Tensor]) -> None:
-    """A table of timm's in a model that does a lot else: told, not replaced."""
+    """A timm table in a model with other layers: reported, not replaced."""
 
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`integrations.swap` on diffusers' models of tiny random configurations: outputs, checkpoints, 16-bit timesteps."""
+"""`integrations.swap` on diffusers' models with tiny random configurations: outputs, checkpoints, 16-bit timesteps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 1000.0
 
 
 class Case(NamedTuple):
-    """A model, its inputs, what is swapped, and whether angle="float32" has the library's very bits."""
+    """A model, its inputs, the replaced modules, and whether angle="float32" gives the library's bits."""
 
     model: nn.Module
     inputs: dict[str, Any]
@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
     def run(self, model: nn.Module) -> Tensor:
         dtype = next(model.parameters()).dtype
-        # FLUX's pipelines give timesteps in the dtype of the model, others in float32 or int64.
+        # FLUX's pipelines pass timesteps in the dtype of the model, others in float32 or int64.
         return model(**{name: _cast(value, dtype) for name, value in self.inputs.items()}).sample
 
     def loss(self, model: nn.Module) -> Tensor:
@@ -50,7 +50,7 @@ def unet(D: Any) -> Case:
 
 
 def ddpm(D: Any) -> Case:
-    """downscale_freq_shift 1, whose order of operations is none that is imitated."""
+    """downscale_freq_shift 1, whose order of operations is not imitated."""
     model = D.UNet2DModel(
         block_out_channels=(8, 16), layers_per_block=1, sample_size=16, norm_num_groups=2, in_channels=3,
         out_channels=3, freq_shift=1, flip_sin_to_cos=False, attention_head_dim=2,
@@ -141,7 +141,7 @@ MODELS: list[Callable[[Any], Case]] = [unet, ddpm, flux, sd3, pixart, dit, cogvi
 def case(request: Any, peer: Any) -> Case:
     torch.manual_seed(0)
     found = request.param(peer("diffusers"))
-    with torch.no_grad():  # blocks that begin as the identity would show nothing
+    with torch.no_grad():  # blocks initialized to the identity would hide differences
         for p in found.model.parameters():
             if not bool(p.any()):
                 p.normal_(std=0.05)
@@ -177,7 +177,7 @@ def test_save_pretrained(case: Case, tmp_path: Any) -> None:
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("build", [flux, sd3, pixart], ids=lambda build: build.__name__)
 def test_sixteen_bits(build: Callable[[Any], Case], half: torch.dtype, peer: Any, recwarn: Any) -> None:
-    """A model in 16 bits with timesteps in 16 bits, as FLUX's pipelines call it: the rows of the stored values."""
+    """A 16-bit model with 16-bit timesteps, as in FLUX's pipelines: the rows of the stored values."""
     torch.manual_seed(0)
     case = build(peer("diffusers"))
     model = case.model.to(half).eval()
@@ -186,7 +186,7 @@ def test_sixteen_bits(build: Callable[[Any], Case], half: torch.dtype, peer: Any
     with torch.no_grad():
         old, new = case.run(model), case.run(other)
         assert old.dtype == new.dtype == half
-        # Rows that are rounded to 16 bits after they differ by a little: one unit here and there, times the gain.
+        # Rows rounded to 16 bits from values that differ slightly: some are off by one unit, times the gain.
         unit = torch.finfo(half).eps * max(1.0, float(old.abs().max()))
         assert float((new.double() - old.double()).abs().max()) <= swapping.GAIN * unit
     t = torch.tensor([0.25, 998.39, 3.0]).to(half)
@@ -205,7 +205,7 @@ TIMESTEPS = [(flip, shift, scale) for flip in (False, True) for shift in (0, 1, 
 
 @pytest.mark.parametrize(("flip", "shift", "scale"), TIMESTEPS)
 def test_timesteps(flip: bool, shift: float, scale: float, peer: Any) -> None:
-    """Every field of Timesteps, odd widths too: the exact rows, and the library's bits where they are imitated."""
+    """All fields of Timesteps, and odd widths: the exact rows, and the library's bits if imitated."""
     module = peer("diffusers.models.embeddings")
     for dim in (32, 33):
         old = module.Timesteps(dim, flip, shift, scale)
@@ -239,18 +239,18 @@ PATCHES = [
 
 @pytest.mark.parametrize(("height", "width", "more"), PATCHES)
 def test_patches(height: int, width: int, more: dict, peer: Any) -> None:
-    """Pictures of every size, square and not, eager and compiled; too large a one is refused by both."""
+    """Images of several sizes, square and not, eager and compiled; both reject one that is too large."""
     module = peer("diffusers.models.embeddings")
     old = module.PatchEmbed(height, width, 2, 4, 16, **more)
     new = sinpe.integrations.swap(copy.deepcopy(old), strict=True).model
     torch.compiler.reset()
     compiled = torch.compile(new, fullgraph=True)
-    limit = 4 * 24 * swapping.ANGLE + 8 * swapping.VALUE  # coordinates of float32, and a convolution's last bits
+    limit = 4 * 24 * swapping.ANGLE + 8 * swapping.VALUE  # float32 coordinates, and the last bits of a convolution
     with torch.no_grad():
         for size in ((height, width), (20, 12), (6, 40), (2, 2)):
             x = torch.randn(2, 4, *size)
             assert float((new(x) - old(x)).abs().max()) <= limit
-            assert float((compiled(x) - new(x)).abs().max()) <= 8 * swapping.VALUE  # its own convolution and norm
+            assert float((compiled(x) - new(x)).abs().max()) <= 8 * swapping.VALUE  # the compiled convolution and norm
             if "pos_embed_max_size" in more:
                 crop = new.cropped_pos_embed(*size)
                 assert float((crop - old.cropped_pos_embed(*size)).abs().max()) <= limit
@@ -269,10 +269,10 @@ def test_compiled_timesteps(peer: Any) -> None:
         assert torch.equal(compiled(t), new(t))
 
 
-def test_what_is_left_alone(peer: Any) -> None:
+def test_modules_that_are_not_replaced(peer: Any) -> None:
     module = peer("diffusers.models.embeddings")
     model = nn.ModuleList([
-        module.PatchEmbed(8, 12, 2, 4, 16),  # 16 rows for 24 patches: its own forward fails at its own size
+        module.PatchEmbed(8, 12, 2, 4, 16),  # 16 rows for 24 patches: its forward fails at its own size
         module.PatchEmbed(8, 8, 2, 4, 16, pos_embed_type=None),
         module.Timesteps(2, False, 1),  # divides by zero
         module.SinusoidalPositionalEmbedding(16, 32),

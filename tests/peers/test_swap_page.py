@@ -13,6 +13,6 @@ from test_integrations_page import run
 
 
 @pytest.mark.parametrize("library", ["transformers", "diffusers"])
-def test_the_blocks(library: str, peer: Any, capsys: Any) -> None:
+def test_blocks_of_a_library(library: str, peer: Any, capsys: Any) -> None:
     peer(library)
     assert run(library, capsys) == 1

@@ -1,4 +1,4 @@
-"""`integrations.swap` on transformers' models of tiny random configurations: outputs, checkpoints, training."""
+"""`integrations.swap` on transformers' models with tiny random configurations: outputs, checkpoints, training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_training_step(case: Case) -> None:
 
 @pytest.mark.parametrize("build", [marian, m2m_100, fsmt, whisper, xglm], ids=lambda build: build.__name__)
 def test_generation_with_a_cache(build: Callable[[Any], Case], peer: Any) -> None:
-    """Positions that go on from past_key_values: the same tokens from the same bits."""
+    """Positions continue from past_key_values: the same tokens from the same bits."""
     torch.manual_seed(0)
     case = build(peer("transformers"))
     model = case.model.eval()
@@ -63,7 +63,7 @@ def test_generation_with_a_cache(build: Callable[[Any], Case], peer: Any) -> Non
 
 
 def test_codebooks_with_a_cache(peer: Any) -> None:
-    """MusicGen step by step: the position goes on from what the cache holds."""
+    """MusicGen step by step: the position continues from the cache."""
     case = musicgen(peer("transformers"))
     model, tokens = case.model.eval(), case.inputs["input_ids"]
 
@@ -79,7 +79,7 @@ def test_codebooks_with_a_cache(peer: Any) -> None:
 
 @pytest.mark.parametrize("build", [marian, m2m_100, whisper, musicgen, detr], ids=lambda build: build.__name__)
 def test_save_pretrained(build: Callable[[Any], Case], peer: Any, tmp_path: Any) -> None:
-    """A swapped model's checkpoint is the library's: from_pretrained gives its own class, which swaps again."""
+    """A swapped model's checkpoint equals the library's: from_pretrained gives its class, which swaps again."""
     torch.manual_seed(0)
     case = build(peer("transformers"))
     model = case.model.eval()
@@ -97,14 +97,14 @@ def test_save_pretrained(build: Callable[[Any], Case], peer: Any, tmp_path: Any)
 
 
 def test_longer_than_the_table(peer: Any) -> None:
-    """The old modules grow a table, or fail; there is none to outgrow, and nothing is set during a forward."""
+    """The old modules extend a table, or fail; ours has no limit, and no attribute is set in forward."""
     T = peer("transformers")
     for build in (m2m_100, musicgen, marian):
         model = build(T).model.eval()
         for entry in sinpe.integrations.swap(model, strict=True):
             module = model.get_submodule(entry.name)
             rows = sinpe.table(500, module._sinpe_encoding)
-            if build is not musicgen:  # from the table and from the encoding, across the table's end
+            if build is not musicgen:  # rows from the table and from the encoding, across the table's end
                 call = (lambda n, m=module: m(torch.full((1, n), 7))[0]) if build is m2m_100 else (
                     lambda n, m=module: m(torch.Size((1, n)))
                 )  # fmt: skip
@@ -119,7 +119,7 @@ def test_longer_than_the_table(peer: Any) -> None:
 
 
 def test_classes_and_weight_initialisation(peer: Any) -> None:
-    """isinstance, and what the libraries' own code does with the modules, `_init_weights` among it."""
+    """isinstance, and the library's code for modules, including `_init_weights`."""
     T = peer("transformers")
     for build, library in ((marian, "marian"), (m2m_100, "m2m_100"), (musicgen, "musicgen"), (whisper, "whisper")):
         model = build(T).model
@@ -137,7 +137,7 @@ def test_classes_and_weight_initialisation(peer: Any) -> None:
 
 
 def test_compiled(peer: Any) -> None:
-    """fullgraph, with padding, past and positions; the numbers are those of eager."""
+    """fullgraph, with padding, past and positions; the results equal eager."""
     T = peer("transformers")
     calls = {
         marian: [((torch.Size((2, 7)), 3), {}), ((torch.Size((2, 3)),), {"position_ids": torch.tensor([4, 0, 9])})],
@@ -160,7 +160,7 @@ def test_compiled(peer: Any) -> None:
 
 
 def test_half_precision_modules(peer: Any) -> None:
-    """Swapped as float16 and bfloat16: rows rounded once from the exact ones, in the table's dtype."""
+    """Swapped in float16 and bfloat16: rows rounded once from the exact ones, in the table's dtype."""
     T = peer("transformers")
     for dtype in (torch.float16, torch.bfloat16):
         for build in (marian, m2m_100, musicgen, whisper):
@@ -186,8 +186,8 @@ PICTURES = [
 
 
 @pytest.mark.parametrize(("model", "prefix", "fields"), PICTURES)
-def test_pictures(model: str, prefix: str, fields: dict, peer: Any) -> None:
-    """The sine embeddings of DETR's descendants, whatever their forward is asked with."""
+def test_images(model: str, prefix: str, fields: dict, peer: Any) -> None:
+    """The sine embeddings of models derived from DETR, with all arguments of forward."""
     made = getattr(peer(f"transformers.models.{model}.modeling_{model}"), f"{prefix}SinePositionEmbedding")
     old, new = made(16, **fields), made(16, **fields)
     (entry,) = sinpe.integrations.swap(new, strict=True)
@@ -205,17 +205,17 @@ def test_pictures(model: str, prefix: str, fields: dict, peer: Any) -> None:
         before, after = old(*args), new(*args)
         assert before.shape == after.shape and before.dtype == after.dtype
         if prefix == "DeformableDetr" and len(args) == 4 and fields.get("normalize"):
-            # Half a pixel before nothing, over eps: what it says of padded rows and columns is noise.
+            # Half a pixel before the first, over eps: the values of fully padded rows and columns are noise.
             before, after = before[0], after[0]
         assert float((after - before).abs().max()) <= 4 * 11 * swapping.ANGLE + swapping.VALUE
     imitated = sinpe.integrations.swap(made(16, **fields), strict=True, angle="float32")
-    # Those of cells are computed in float64, of which the last bits differ where float64 is asked for.
+    # Those of cells are computed in float64; the last bits differ if float64 is requested.
     assert imitated.difference <= (2.0**-50 if torch.float64 in calls[-1] else 0.0)
     assert entry.convention.startswith("hf2d" if len(calls[0]) == 4 else "detr2d")
 
 
-def test_what_is_left_alone(peer: Any) -> None:
-    """Learned positions are not named; trained or fused tables are, with the reason, and stay as they are."""
+def test_modules_that_are_not_replaced(peer: Any) -> None:
+    """Learned positions are not reported; trained or fused tables are, with the reason, and are unchanged."""
     T = peer("transformers")
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 37}
     bert = T.BertModel(T.BertConfig(vocab_size=99, **small))
@@ -231,7 +231,7 @@ def test_what_is_left_alone(peer: Any) -> None:
         sinpe.integrations.swap(videomae, strict=True)
     model = marian(T).model
     with torch.no_grad():
-        model.model.encoder.embed_positions.weight[5] += 0.25  # was trained after all
+        model.model.encoder.embed_positions.weight[5] += 0.25  # as if trained
     kept = model.model.encoder.embed_positions.weight.clone()
     report = sinpe.integrations.swap(model)
     assert [entry.name for entry in report.left] == ["model.encoder.embed_positions"]
@@ -241,8 +241,8 @@ def test_what_is_left_alone(peer: Any) -> None:
     assert entry.name == "model.decoder.embed_positions"
 
 
-def test_weights_that_a_release_leaves_trained(peer: Any) -> None:
-    """Whisper's encoder after from_pretrained, DistilBERT's sinusoids: meant to be fixed, served and frozen."""
+def test_weights_that_a_release_leaves_trainable(peer: Any) -> None:
+    """Whisper's encoder after from_pretrained, DistilBERT's sinusoids: meant to be fixed; replaced and frozen."""
     T = peer("transformers")
     for build, path in (
         (whisper, "model.encoder.embed_positions"),
@@ -255,7 +255,7 @@ def test_weights_that_a_release_leaves_trained(peer: Any) -> None:
         assert model.get_submodule(path).weight is weight and not weight.requires_grad
 
 
-def test_a_checkpoint_with_another_table_warns(peer: Any) -> None:
+def test_checkpoint_with_another_table_warns(peer: Any) -> None:
     T = peer("transformers")
     model = marian(T).model.eval()
     state = {name: value.clone() for name, value in model.state_dict().items()}

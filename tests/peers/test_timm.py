@@ -15,13 +15,13 @@ from benchmarks.installed import timm_sincos2d
 
 @pytest.fixture
 def build(timm: ModuleSpec) -> Callable[..., torch.Tensor]:
-    """The function, from timm's own file."""
+    """The function, loaded from timm's file."""
     return timm_sincos2d()
 
 
 @pytest.mark.parametrize("interleave", [False, True])
 @pytest.mark.parametrize("shape", [(14, 9), (4097, 2), (2, 4097)])
-def test_pictures(shape: tuple, interleave: bool, build: Callable, release: Callable) -> None:
+def test_images(shape: tuple, interleave: bool, build: Callable, release: Callable) -> None:
     name = "hf2d" if interleave else "timm2d"
     for dim, base in ((16, 10000.0), (64, 10000.0), (64, 100.0)):
         grid = sinpe.convention(name, dim, base=base)
@@ -38,14 +38,14 @@ def test_pictures(shape: tuple, interleave: bool, build: Callable, release: Call
 
 
 def test_reversed_coordinates(build: Callable) -> None:
-    """reverse_coord turns the picture's shape around, nothing else."""
+    """reverse_coord reverses the image's shape, nothing else."""
     theirs = build([5, 3], 16, reverse_coord=True)
     ours = sinpe.table((3, 5), sinpe.convention("timm2d", 16, angle="float32_pow"), flatten=True)
     assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("dim", [2, 6, 7, 10])
-def test_refused_by_both(dim: int, build: Callable) -> None:
+def test_rejected_by_both(dim: int, build: Callable) -> None:
     with pytest.raises(AssertionError):
         build([2, 2], dim)
     with pytest.raises(ValueError, match="multiple of 4 for timm2d"):

@@ -17,7 +17,7 @@ MODELS = "transformers.models"
 
 
 def table_of(model: str, dim: int, peer: Any) -> Tensor:
-    """Rows 0 to 4096 of a model's own table."""
+    """Rows 0 to 4096 of a model's table."""
     module = peer(f"{MODELS}.{model}.modeling_{model}")
     if model == "marian":
         return module.MarianSinusoidalPositionalEmbedding(LENGTH, dim).create_weight()
@@ -59,7 +59,7 @@ CASES = [
     ("fsmt", "t2t", {}, "float32_exp", (8, 9, 1024), True),
     ("musicgen", "musicgen", {}, "float32_exp", (8, 9, 1024), True),
     ("speecht5", "paper", {}, "float32_exp", (8, 768), True),
-    # exp(i * -(log(1e4) / h)), where guided-diffusion and diffusers, the same in fields, have exp(-log(1e4) * i / h).
+    # exp(i * -(log(1e4) / h)); guided-diffusion and diffusers, with the same fields, have exp(-log(1e4) * i / h).
     ("florence2", "paper_concat", {}, "float32_exp", (8, 64, 768), False),
 ]
 
@@ -120,7 +120,7 @@ def test_scaled_encoding(peer: Any) -> None:
 
 
 @pytest.mark.parametrize("model", ["vit_mae", "rt_detr", "d_fine", "aimv2"])
-def test_pictures(model: str, peer: Any, release: Callable) -> None:
+def test_images(model: str, peer: Any, release: Callable) -> None:
     build = peer(f"{MODELS}.{model}.modeling_{model}").build_2d_sinusoidal_position_embedding
     for height, width, dim in ((14, 9, 64), (4097, 2, 16), (2, 4097, 16)):
         for cls_token in (False, True):
@@ -143,7 +143,7 @@ def test_pictures(model: str, peer: Any, release: Callable) -> None:
 
 
 def test_omdet_turbo_is_monai2d_by_columns(peer: Any, release: Callable) -> None:
-    """[w | h] with the columns outermost: mae2d of the transposed picture's places."""
+    """[w | h] with the columns outermost: mae2d of the transposed image's places."""
     module = peer(f"{MODELS}.omdet_turbo.modeling_omdet_turbo")
     height, width, dim = 7, 12, 32
     build = module.OmDetTurboHybridEncoder.build_2d_sincos_position_embedding
@@ -183,7 +183,7 @@ def test_detr(normalize: bool, peer: Any, release: Callable) -> None:
             theirs.permute(0, 2, 3, 1).contiguous(),
             convention="detr2d",
             exact=sinpe.encode(positions, grid, dtype=torch.float64),
-            # A normalised position is at most 2 pi, after three roundings of its own.
+            # A normalised position is at most 2 pi, after three roundings.
             positions=4 * 2 * math.pi if normalize else float(width),
             compatible=sinpe.encode(rounded, compatible),
             mode="float32_pow",
@@ -213,7 +213,7 @@ def test_boxes(peer: Any, release: Callable) -> None:
     )
 
 
-def test_refused_by_both(peer: Any) -> None:
+def test_rejected_by_both(peer: Any) -> None:
     whisper = peer(f"{MODELS}.whisper.modeling_whisper")
     with pytest.raises(ValueError):
         whisper.sinusoids(3, 7)

@@ -1,4 +1,4 @@
-"""PyTorch itself has no such layer; its tutorial has: the usual formula, in the tutorial's operations."""
+"""The layer of PyTorch's tutorial."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sinpe_ext as sinpe
 
 
 @pytest.mark.parametrize("dim", [2, 6, 64, 512])
-def test_the_tutorial(dim: int) -> None:
+def test_tutorial(dim: int) -> None:
     position = torch.arange(LENGTH).unsqueeze(1)
     div_term = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / dim))
     pe = torch.zeros(LENGTH, dim)

@@ -30,7 +30,7 @@ def test_table(dim: int, peer: Any, release: Callable) -> None:
             positions=torch.arange(LENGTH)[:, None],
             compatible=sinpe.table(LENGTH, encoding.replace(angle="float32_pow")),
             mode="float32_pow",
-            same_bits=False,  # theta ** -x here, 1 / theta ** x in every other library with these fields
+            same_bits=False,  # theta ** -x here, 1 / theta ** x in all other libraries with these fields
             factor=scale,
         )
         for offset in (0, 9):
@@ -51,7 +51,7 @@ def test_learned_factor(peer: Any) -> None:
     assert torch.allclose(mine, layer.scale.grad, rtol=1e-4)
 
 
-def test_odd_is_refused_by_both(peer: Any) -> None:
+def test_odd_dim_is_rejected_by_both(peer: Any) -> None:
     module = peer("x_transformers.x_transformers")
     with pytest.raises(AssertionError):
         module.ScaledSinusoidalEmbedding(7)

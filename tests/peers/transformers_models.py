@@ -1,4 +1,4 @@
-"""Models of transformers in tiny random configurations, with inputs that have padding where the models have it."""
+"""Models of transformers with tiny random configurations, and inputs with padding if the model supports it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = {
 
 
 class Case(NamedTuple):
-    """A model, its inputs, how many modules are swapped and how far positions go."""
+    """A model, its inputs, the number of modules to replace and the largest position."""
 
     model: nn.Module
     inputs: dict[str, Tensor]
@@ -28,7 +28,7 @@ class Case(NamedTuple):
         dtype = next(model.parameters()).dtype
         given = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.inputs.items() if k != "labels"}
         out = model(**given)
-        for name in ("encoder_last_hidden_state", "logits"):  # DETR's hardly depends on places once it is decoded
+        for name in ("encoder_last_hidden_state", "logits"):  # DETR's output hardly depends on positions after decoding
             if name in out and (name == "logits" or "pixel_values" in given):
                 return out[name]
         return out.last_hidden_state
@@ -80,7 +80,7 @@ def fsmt(T: Any) -> Case:
     sizes = {name: value for name, value in SIZES.items() if name != "vocab_size"}
     more = {"src_vocab_size": 99, "tgt_vocab_size": 99, "max_position_embeddings": 64, "langs": ["en", "de"]}
     model = T.FSMTForConditionalGeneration(T.FSMTConfig(**sizes, **more))
-    for module in model.modules():  # its library means them not to be trained, which the swap sees to
+    for module in model.modules():  # meant to be fixed by the library; swap freezes them
         if type(module).__name__ == "SinusoidalPositionalEmbedding":
             module.weight.requires_grad_(False)
     return Case(model, {"input_ids": ids(3, 11), "decoder_input_ids": ids(3, 7)}, 2, 66)
@@ -121,7 +121,7 @@ def speecht5(T: Any) -> Case:
 
 
 class SpectrogramOnly(nn.Module):
-    """A text-to-speech model that answers with the spectrogram alone."""
+    """A text-to-speech model that returns the spectrogram only."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class SpectrogramOnly(nn.Module):
 def frozen_distilbert(T: Any) -> Case:
     config = T.DistilBertConfig(vocab_size=99, dim=32, n_layers=2, n_heads=2, hidden_dim=37, sinusoidal_pos_embds=True)
     model = T.DistilBertModel(config)
-    model.embeddings.position_embeddings.requires_grad_(False)  # this release leaves it trained
+    model.embeddings.position_embeddings.requires_grad_(False)  # trainable in this release
     return Case(model, {"input_ids": ids(3, 11)}, 1, 0)
 
 

@@ -1,4 +1,4 @@
-"""Pictures: each function draws into the Axes it is given, labels them, and renders to PNG without a display."""
+"""Plots: each function draws into the given Axes, labels them, and renders to PNG without a display."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 OWN = convention("own_index", 100)
-PNG_BYTES = 5000  # an empty pair of axes takes about half of this
+PNG_BYTES = 5000  # empty axes take about half of this
 
 DRAWINGS = {
     "heatmap": (lambda ax: plot.heatmap(OWN, length=200, ax=ax), "channel", "position"),
@@ -95,7 +95,7 @@ def test_curves_of_fractional_positions(ax: Any) -> None:
     np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), [np.sin(0.5), np.cos(0.5)], rtol=0, atol=1e-15)
 
 
-def test_similarity_depends_on_the_distance_alone(ax: Any) -> None:
+def test_similarity_depends_only_on_distance(ax: Any) -> None:
     encoding = Encoding(8)
     plot.similarity(encoding, 300, ax=ax)
     distance = np.arange(300)
@@ -103,7 +103,7 @@ def test_similarity_depends_on_the_distance_alone(ax: Any) -> None:
     np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), expected, rtol=0, atol=1e-12)
 
 
-def test_error_is_small_for_ours_and_grows_for_the_usual_formula(ax: Any) -> None:
+def test_error_plot_of_exact_and_usual_formula(ax: Any) -> None:
     plot.error(Encoding(64), positions=[10, 1_000_000], ax=ax)
     usual, ours, bound = (line.get_ydata() for line in ax.get_lines())
     assert max(ours) <= bound[0]

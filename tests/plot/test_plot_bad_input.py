@@ -1,4 +1,4 @@
-"""Pictures of what cannot be drawn: every refusal names the argument and what to do, and opens no figure."""
+"""Bad arguments of plots: each error names the argument and the remedy, and no figure is opened."""
 
 from __future__ import annotations
 
@@ -79,20 +79,20 @@ def no_figure() -> Any:
 
 
 @pytest.mark.parametrize(("call", "error", "words"), CASES, ids=[words for _, _, words in CASES])
-def test_refused_before_a_figure_is_opened(call: Any, error: type[Exception], words: str) -> None:
+def test_bad_arguments_open_no_figure(call: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words) as refusal:
         call()
     assert ";" in str(refusal.value) and "\n" not in str(refusal.value)
     assert plt.get_fignums() == []
 
 
-def test_a_figure_for_an_axes() -> None:
+def test_figure_passed_as_ax_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"^ax: .* got Figure; pass figure.add_subplot\(\)"):
         plot.heatmap(TABLE, ax=matplotlib.figure.Figure())
 
 
 @pytest.mark.parametrize("name", ["complex", "meta", "sparse"])
-def test_tensors_that_are_no_table(name: str) -> None:
+def test_invalid_tables_are_rejected(name: str) -> None:
     torch = pytest.importorskip("torch")
     tensor, words = {
         "complex": (torch.zeros(3, 2, dtype=torch.complex64), "^table: expected real numbers, got torch.complex64"),
@@ -104,24 +104,24 @@ def test_tensors_that_are_no_table(name: str) -> None:
     assert plt.get_fignums() == []
 
 
-def test_numpy_integers_are_integers() -> None:
+def test_numpy_integers_are_accepted() -> None:
     ax = plot.heatmap(E, length=np.int64(5), start=np.int32(2))
     assert list(ax.get_images()[0].get_extent()) == [-0.5, 7.5, 6.5, 1.5]
 
 
-def test_positions_may_be_a_tensor_or_an_array() -> None:
+def test_positions_in_a_tensor_or_an_array() -> None:
     torch = pytest.importorskip("torch")
     for positions in (torch.tensor([5, 6]), np.array([5, 6], np.int16), (p for p in (5, 6))):
         ax = plot.curves(E, positions, ax=plt.figure().add_subplot())
         assert [text.get_text() for text in ax.get_legend().get_texts()] == ["5", "6"]
 
 
-def test_a_table_with_nan_keeps_its_colours() -> None:
+def test_nan_does_not_change_the_colour_scale() -> None:
     ax = plot.heatmap([[np.nan, 2.0], [np.inf, -3.0]])
     assert ax.get_images()[0].get_clim() == (-3.0, 3.0)
 
 
-def test_no_memory_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Any) -> None:
+def test_memory_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Any) -> None:
     from sinpe_ext.__main__ import main
 
     def fail(*_: Any, **__: Any) -> None:
@@ -132,7 +132,7 @@ def test_no_memory_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "dpi: expected a picture that fits into memory" in capsys.readouterr().err
 
 
-def test_a_place_without_permission(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_output_without_write_permission(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     from sinpe_ext.cli import outputs
 
     monkeypatch.setattr(outputs.os, "access", lambda *_: False)

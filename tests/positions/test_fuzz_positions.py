@@ -1,4 +1,4 @@
-"""The helpers of sinpe_ext.positions over drawn batches, against counting in Python; and what `add` makes of them."""
+"""Property-based tests of sinpe_ext.positions against counting in Python, and of `add` with its results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_from_padding_mask(data: st.DataObject, shape: tuple[int, ...]) -> None:
     mask = data.draw(masks(shape))
     got = sinpe.positions.from_padding_mask(mask)
     assert got.dtype == torch.int64 and torch.equal(got, by_row(mask, counted))
-    if got.dim() == 2 and got.numel():  # a padded batch is each of its sequences without padding
+    if got.dim() == 2 and got.numel():  # each padded sequence equals the same sequence without padding
         x = torch.randn(*got.shape, DIM)
         y = sinpe.add(x, positions=got, padding_mask=mask)
         for sample in range(len(x)):

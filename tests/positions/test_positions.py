@@ -1,4 +1,4 @@
-"""`sinpe_ext.positions`: positions for the layouts of real batches."""
+"""`sinpe_ext.positions`: positions for padded, packed and incremental batches, grids and masks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ P = 1  # fairseq's padding_idx
 
 
 def counted(mask: list[bool], pad: int, first: int) -> list[int]:
-    """A token's number from `first`, `pad` at padding, one at a time."""
+    """Counts tokens from `first`; padding gets `pad`."""
     positions, count = [], 0
     for padding in mask:
         positions.append(pad if padding else first + count)
@@ -71,22 +71,22 @@ def test_positions_from_a_padding_mask(backend: str) -> None:
     found = sinpe.positions.from_padding_mask(mask)
     assert found.dtype == torch.int64
     assert found.tolist() == [counted(row, 0, 0) for row in MASKS.values()]
-    attention_mask = (~mask).long()  # Hugging Face's lines
+    attention_mask = (~mask).long()  # as in Hugging Face
     assert torch.equal(found, (attention_mask.cumsum(-1) - 1).masked_fill(attention_mask == 0, 0))
     for row, want in zip(mask, found, strict=True):
         assert torch.equal(sinpe.positions.from_padding_mask(row), want)
     x = torch.randn(len(mask), 5, D)
     encoded = sinpe.add(x, positions=found, padding_mask=mask)
-    for row, padding, result in zip(x, mask, encoded, strict=True):  # a batch adds what each sequence alone adds
+    for row, padding, result in zip(x, mask, encoded, strict=True):  # equals the sequence alone
         tokens = row[~padding]
         assert torch.equal(result[~padding], sinpe.add(tokens)) and torch.equal(result[padding], row[padding])
     assert sinpe.positions.from_padding_mask(torch.zeros(2, 0, dtype=torch.bool)).shape == (2, 0)
-    many = torch.zeros(1, 70_000, dtype=torch.bool)  # beyond every 16-bit type
+    many = torch.zeros(1, 70_000, dtype=torch.bool)  # more than any 16-bit type holds
     assert torch.equal(sinpe.positions.from_padding_mask(many)[0], torch.arange(70_000))
 
 
 def fairseq_table(rows: int, dim: int, padding_idx: int) -> Tensor:
-    """fairseq's get_embedding in float64, its row at padding_idx zero."""
+    """fairseq's get_embedding in float64, with zeros at padding_idx."""
     half = dim // 2
     w = torch.exp(torch.arange(half, dtype=torch.float64) * -(math.log(10000) / (half - 1)))
     angle = torch.arange(rows, dtype=torch.float64)[:, None] * w
@@ -114,7 +114,7 @@ def test_positions_from_padding_idx(dim: int, padding_idx: int, backend: str) ->
         assert torch.equal(encoded[0], sinpe.embed(ids[0], weight, "fairseq"))
 
 
-def test_incremental_decoding_goes_on_where_it_was() -> None:
+def test_incremental_decoding_continues_positions() -> None:
     mask = torch.tensor(list(MASKS.values()))
     ids = torch.full(mask.shape, 9).masked_fill(mask, P)
     whole, _ = sinpe.positions.from_padding_idx(ids, P)
@@ -138,7 +138,7 @@ def test_grid(shape: tuple[int, ...], start: int | str) -> None:
     assert found.reshape(-1, len(shape)).tolist() == want  # row-major
 
 
-def test_a_grids_rows_are_its_table(backend: str) -> None:
+def test_grid_rows_equal_table(backend: str) -> None:
     encoding = sinpe.convention("mae2d", 16)
     assert torch.equal(sinpe.encode(sinpe.positions.grid((3, 5)), encoding), sinpe.table((3, 5), encoding))
     whole, part = sinpe.table((6, 7), encoding), sinpe.positions.grid((2, 3), start=(1, 4))
@@ -146,7 +146,7 @@ def test_a_grids_rows_are_its_table(backend: str) -> None:
 
 
 def images(*sizes: tuple[int, int], height: int = 4, width: int = 5) -> Tensor:
-    """The mask of images of these sizes, padded to one."""
+    """The mask of images of these sizes, padded to one size."""
     mask = torch.ones(len(sizes), height, width, dtype=torch.bool)
     for each, (h, w) in zip(mask, sizes, strict=True):
         each[:h, :w] = False
@@ -154,7 +154,7 @@ def images(*sizes: tuple[int, int], height: int = 4, width: int = 5) -> Tensor:
 
 
 def detr_loop(mask: Tensor, normalize: bool, scale: float, eps: float, offset: float) -> Tensor:
-    """DETR's positions, one pixel at a time, in Python's float64."""
+    """DETR's positions, one pixel at a time, in Python floats."""
     batch, height, width = mask.shape
     out = torch.zeros(batch, height, width, 2, dtype=torch.float64)
     for b, i, j in itertools.product(range(batch), range(height), range(width)):
@@ -183,7 +183,7 @@ def test_positions_from_masks_of_images(options: dict[str, float]) -> None:
     found = sinpe.positions.from_mask_2d(IMAGES, normalize=True, **options)
     assert found.dtype == torch.float64 and torch.equal(found, detr_loop(IMAGES, True, **full))
     assert torch.equal(sinpe.positions.from_mask_2d(IMAGES[1], normalize=True, **options), found[1])
-    count = (~IMAGES).cumsum(1, dtype=torch.float32)  # DETR's lines, in its float32
+    count = (~IMAGES).cumsum(1, dtype=torch.float32)  # as in DETR, in float32
     y = (count + full["offset"]) / (count[:, -1:, :] + full["eps"]) * full["scale"]
     single = sinpe.positions.from_mask_2d(IMAGES, normalize=True, dtype=torch.float32, **options)
     assert single.dtype == torch.float32 and torch.equal(single[..., 0], y)
@@ -195,7 +195,7 @@ def test_positions_from_masks_of_images(options: dict[str, float]) -> None:
 
 
 def test_detr(backend: str) -> None:
-    features = 8  # of each axis; DETR's lines in float64
+    features = 8  # per axis; as in DETR, in float64
     positions = sinpe.positions.from_mask_2d(IMAGES, normalize=True)
     i = torch.arange(features, dtype=torch.float64)
     angle = positions[..., None] / 10000 ** (2 * (i // 2) / features)

@@ -1,4 +1,4 @@
-"""Ctrl-C in calls and in the first one: the process goes on, and its next result is right."""
+"""Ctrl-C during calls, including the first: the process continues and later results are right."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ assert digest() == digest()
 
 
 @pytest.mark.processes
-def test_ctrl_c_leaves_gradients_on(backend: str) -> None:
-    """1,800 interrupts in small calls: where torch.no_grad is used, one in 40 leaves it switched on."""
+def test_ctrl_c_leaves_gradients_enabled(backend: str) -> None:
+    """1,800 interrupts in small calls: with torch.no_grad, one in 40 would leave it enabled."""
     run(RESULTS + SMALL_CALLS, library_environment(backend))
 
 
-# SIGINT at lines of a first call, import and registration of the operators included; a child for each.
+# SIGINT at single lines of a first call, including import and registration of the operators; one child process each.
 ANY_LINE = """
 import warnings
 warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""Calls from inside other people's parallel regions and threads, with a number of threads of their own."""
+"""Calls inside parallel regions and threads of other libraries, with different thread counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from children import execute, library_environment, run
 
 from sinpe_ext.backend import compilation
 
-# The results of `everything` in each of 8 parts of a region that `region(function)` runs, against those outside of it.
+# Compares all results in 8 parts of a region run by `region(function)` with those outside.
 NESTED = """
 import ctypes, os, threading, torch, sinpe_ext as sinpe
 x = torch.ones(2, 1200, 64)
@@ -87,7 +87,7 @@ compare(region)
 
 
 @pytest.mark.bad_input(22, "compiled", "eager")
-def test_inside_of_torchs_parallel_region(backend: str) -> None:
+def test_calls_inside_a_torch_parallel_region(backend: str) -> None:
     run(NESTED + TORCHS_REGION, library_environment(backend))
 
 
@@ -99,7 +99,7 @@ def test_threads_that_set_their_number_of_threads(backend: str) -> None:
 
 @pytest.fixture(scope="module")
 def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What another extension may be: a library with OpenMP and threads of its own."""
+    """A shared library with OpenMP and std::thread, like another extension."""
     folder = tmp_path_factory.mktemp("helper")
     (folder / "helper.cpp").write_text(HELPER)
     flags = ["-std=c++17", "-shared", "-fPIC", "-fopenmp", "-pthread"]
@@ -114,5 +114,5 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.bad_input(22, "compiled", "eager")
 @needs_compiler
 @pytest.mark.parametrize("region", ["in_openmp", "in_threads"])
-def test_inside_of_another_librarys_threads(region: str, helper: Path, backend: str) -> None:
+def test_calls_inside_threads_of_another_library(region: str, helper: Path, backend: str) -> None:
     run(NESTED + HELPERS_REGION, library_environment(backend, HELPER=str(helper), REGION=region))

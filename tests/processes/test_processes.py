@@ -1,4 +1,4 @@
-"""Fork, threads and exit: each in a process of its own with a time limit, where a hang is a failure."""
+"""Fork, threads and exit: each case in a process with a time limit; a hang is a failure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from children import finish, library_environment, run, start
 from process_support import RESULTS, needs_fork
 
-# threads_used(call, want): threads that the scheduler gave a tenth or more of what the busiest one had during a call.
+# threads_used(call, want): number of threads that ran for at least a tenth of the busiest thread's time during a call.
 THREADS_USED = """
 def cpu_times():
     found = {}
@@ -44,7 +44,7 @@ def threads_used_once(call):
 
 needs_schedstat = pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no /proc/self/schedstat")
 
-# --------------------------------------------------------------------------------------------------------------- fork
+# fork
 
 CHILD = """
 before, inside = os.environ["CASE"].split()
@@ -71,10 +71,10 @@ assert os.read(reader, 100).decode() == digest()
 @needs_fork
 @pytest.mark.parametrize("inside", ["default", "1"])
 @pytest.mark.parametrize("before", ["nothing_ran", "sinpe_ext_ran", "torch_ran"])
-def test_a_forked_child(before: str, inside: str, backend: str) -> None:
-    """GNU's OpenMP hangs in a child of a parent that has used it: the kernels go without, torch's operations hang."""
+def test_forked_child(before: str, inside: str, backend: str) -> None:
+    """GNU OpenMP hangs in the child of a parent that used it: the kernels avoid it, torch's operations hang."""
     if backend == "eager" and before != "nothing_ran" and inside == "default":
-        pytest.skip("torch's own operations hang there: torch.set_num_threads(1) in the child is for them")
+        pytest.skip("torch's operations hang there unless the child calls torch.set_num_threads(1)")
     run(RESULTS + CHILD, library_environment(backend, CASE=f"{before} {inside}"))
 
 
@@ -107,11 +107,11 @@ assert os.wait()[1] == 0
 @pytest.mark.bad_input(21, "compiled")
 @needs_fork
 @needs_schedstat
-def test_a_forked_child_has_its_threads(need_kernels: None) -> None:
+def test_forked_child_uses_several_threads(need_kernels: None) -> None:
     run(RESULTS + THREADS_USED + FORKED_THREADS, library_environment("compiled"))
 
 
-# ------------------------------------------------------------------------------------------------------------ threads
+# threads
 
 COUNTED = """
 import sinpe_ext as sinpe
@@ -130,8 +130,8 @@ assert found == [1, 2, 3, 1], found
 
 @pytest.mark.bad_input(27, "compiled", "eager")
 @needs_schedstat
-def test_set_num_threads_is_obeyed(backend: str) -> None:
-    """More than one thread works where more are asked for, and one where one is."""
+def test_set_num_threads(backend: str) -> None:
+    """Several threads work if several are requested, one if one is."""
     repeat = "60" if backend == "compiled" else "5"
     run(RESULTS + THREADS_USED + COUNTED, library_environment(backend, REPEAT=repeat))
 
@@ -168,8 +168,8 @@ print(loader.core_module()[0] is not None)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no /proc/self/maps")
-def test_one_openmp_runtime_is_mapped(need_kernels: None) -> None:
-    """With torch, NumPy, and _core where it was built."""
+def test_only_one_openmp_runtime_is_loaded(need_kernels: None) -> None:
+    """With torch, NumPy, and _core if it was built."""
     run(RESULTS + ONE_RUNTIME, library_environment("auto"))
 
 
@@ -181,7 +181,7 @@ def _needs_core() -> None:
         pytest.skip(f"no _core: {reason}")
 
 
-# --------------------------------------------------------------------------------------------------------------- exit
+# exit
 
 AT_EXIT = """
 import atexit
@@ -192,7 +192,7 @@ def last():
 atexit.register(last)
 """
 FIRST_AT_EXIT = "import atexit\natexit.register(lambda: print('right' if len(digest()) == 64 else 'wrong', flush=True))"
-# Registered before torch is imported, so called when torch's own work at exit is done: operators must still be there.
+# Registered before torch is imported, so called after torch's exit handlers: operators must still exist.
 LAST_AT_EXIT = """
 import atexit
 atexit.register(lambda: print("right" if digest() == want else "wrong", flush=True))
@@ -245,14 +245,15 @@ print("right", flush=True)
 @pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.parametrize("call", ["lambda: sinpe.add(x)", "lambda: torch.sin(x)"], ids=["sinpe_ext", "torch"])
 def test_daemon_threads_at_exit(call: str, backend: str) -> None:
-    """The process ends at once. Before Python 3.14 it may do so by abort (SIGABRT), in torch's operations and in these:
-    Python ends a daemon thread by unwinding C++ that does not allow it."""
+    """The process ends at once. Before Python 3.14 it may abort (SIGABRT), in torch's operations too: Python ends a
+    daemon thread by unwinding C++ frames that do not allow it.
+    """
     process = start(RESULTS + DAEMONS, library_environment(backend, CALL=call))
     out, _ = finish(process, status=(0,) if sys.version_info >= (3, 14) else (0, -signal.SIGABRT))
     assert out.split() == ["right"]
 
 
-# ----------------------------------------------------------------------------------------------------- subinterpreters
+# subinterpreters
 
 SUBINTERPRETER = """
 try:
@@ -266,8 +267,8 @@ assert not failed, failed
 """
 
 
-def test_a_subinterpreter_has_what_needs_no_torch() -> None:
-    """torch itself cannot be imported in one."""
+def test_subinterpreter_runs_code_without_torch() -> None:
+    """torch cannot be imported in a subinterpreter."""
     process = start(SUBINTERPRETER, library_environment("eager"))
     out, _ = finish(process)
     assert out.split() == ["right"]

@@ -1,4 +1,4 @@
-"""DataLoader workers by fork and spawn; threads whose first call is the process's first, or comes during an import."""
+"""DataLoader workers by fork and spawn; threads whose calls race the first call or an import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ S, D, ITEMS = 300, 64, 12
 
 
 class Encoded(Dataset):  # type: ignore[type-arg]
-    """Every kind of call, in a worker."""
+    """One result of each operation, computed in a worker."""
 
     def __init__(self, setting: str) -> None:
         self.setting = setting
@@ -46,14 +46,14 @@ def want(data: Encoded) -> Tensor:
 @pytest.mark.feature("DataLoader, fork and spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers(method: str, backend: str) -> None:
-    """After a parallel region here: a forked child has its threads' locks, but not the threads."""
+    """After a parallel region in the parent: a forked child inherits its locks, but not its threads."""
     if method not in multiprocessing.get_all_start_methods():
-        pytest.skip(f"{method}: not on this system")
+        pytest.skip(f"{method}: not available on this system")
     data = Encoded(backend)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        sinpe.add(torch.zeros(64, 512, 256), dropout=0.1)  # large enough for every thread
+        sinpe.add(torch.zeros(64, 512, 256), dropout=0.1)  # large enough to use all threads
         expected = want(data)
         loader = DataLoader(
             data, batch_size=3, num_workers=2, collate_fn=collate, multiprocessing_context=method, timeout=DEADLINE
@@ -97,13 +97,13 @@ print("compiled" if loader.compiled("cpu") else "eager")
 
 @pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.feature("threads at the first call")
-def test_eight_threads_race_the_first_call(backend: str) -> None:
-    """In a process of its own, with the library that is there already."""
+def test_eight_threads_race_on_the_first_call(backend: str) -> None:
+    """In a new process, with an existing library."""
     out, _ = run(RACE, library_environment(backend))
     assert out.split() == [backend]
 
 
-# The calls that ask whether a tensor is a DTensor.
+# Calls that check for DTensor.
 DURING = """
 import sys, threading, types, torch, sinpe_ext as sinpe
 grid = sinpe.convention("detr2d", 16)
@@ -154,11 +154,11 @@ HALF_IMPORTED = ["torch.distributed.tensor", "torch.distributed.fsdp"]
 @pytest.mark.sampled("values")
 @pytest.mark.bad_input(22, "compiled", "eager")
 @pytest.mark.parametrize("module", HALF_IMPORTED)
-def test_calls_beside_a_module_that_is_not_finished(module: str, backend: str) -> None:
+def test_calls_during_a_partial_import(module: str, backend: str) -> None:
     forked(DURING + UNFINISHED.replace("NAME", module), library_environment(backend))
 
 
-def test_use_backend_beside_torch_that_is_not_finished() -> None:
+def test_use_backend_during_a_partial_torch_import() -> None:
     code = "import sys, types; sys.modules['torch'] = types.ModuleType('torch'); import sinpe_ext as sinpe\n"
     run(code + "with sinpe.use_backend('eager'): sinpe.use_backend('auto')", library_environment())
 
@@ -166,11 +166,11 @@ def test_use_backend_beside_torch_that_is_not_finished() -> None:
 @pytest.mark.processes
 @pytest.mark.bad_input(22, "compiled", "eager")
 def test_calls_while_another_thread_imports(backend: str) -> None:
-    """The first torch.compile of a process imports torch.distributed.tensor, for a second."""
+    """The first torch.compile of a process imports torch.distributed.tensor, which takes a second."""
     run(DURING + IMPORTS, library_environment(backend))
 
 
-# Each public name is looked up first by a thread of its own, all at once.
+# Each public name is first looked up by a separate thread, all at the same time.
 NAMES = """
 import sys, threading, torch, sinpe_ext as sinpe
 names = [*sinpe.__all__, *sinpe._SUBMODULES]
@@ -189,5 +189,5 @@ assert not failed and not any(t.is_alive() for t in threads), failed
 """
 
 
-def test_every_name_looked_up_at_once() -> None:
+def test_concurrent_first_lookup_of_all_names() -> None:
     forked(NAMES, library_environment())

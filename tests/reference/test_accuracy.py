@@ -1,4 +1,4 @@
-"""Results against mpmath in units of the last place, compiled and eager, at the positions that catch mistakes."""
+"""Results against mpmath in ULP, compiled and eager, at critical positions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import ulp
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding
 
-# ULP of the result's type. Correct rounding is 0.5; the excess is what the end of a frequency's 128 bits may add.
+# ULP of the result's dtype. Correct rounding is 0.5; the excess is the effect of a frequency's 128 bits.
 FLOAT32 = 0.5001
-FLOAT64 = 1.0  # computed as a double-double, rounded once and, with an amplitude, scaled once
-NARROW = 0.501  # the float32 result rounded again: 0.5 and 2**-13 of a float16 unit, 2**-16 of a bfloat16 unit
+FLOAT64 = 1.0  # a double-double, rounded once and, with an amplitude, scaled once
+NARROW = 0.501  # the float32 result rounded again: 0.5 plus 2**-13 float16 ULP or 2**-16 bfloat16 ULP
 LIMITS = {torch.float32: FLOAT32, torch.float64: FLOAT64, torch.bfloat16: NARROW, torch.float16: NARROW}
-ABSOLUTE = 2.0**-24  # what holds of float32 at any position: half a unit at 1, and room as much again
-FREQUENCY = 2.0**-126  # 2 pi times half a unit of the 128 stored bits: what a position's size multiplies
-FLOAT32_ROUNDING = 2.0**-24  # relative, of one rounding to float32
+ABSOLUTE = 2.0**-24  # float32 at any position: half an ULP of 1, times two
+FREQUENCY = 2.0**-126  # 2 pi times half a unit of the 128 stored bits, per unit of position
+FLOAT32_ROUNDING = 2.0**-24  # relative, one rounding to float32
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 SPECIAL = (0, 1, 2**24 + 1, 2**31 - 1, 2**31, 2**32 + 1, 2**40, -1, -(2**31), 3 * 10**9)
@@ -37,11 +37,11 @@ NEARBY = [*range(-140, 0, 7), *range(140), *range(1000, 1300, 3), *RANDOM[::20]]
 class Case(NamedTuple):
     encoding: Encoding
     positions: list[int]
-    channels: np.ndarray | None = None  # (positions, n) of those compared, None: all
+    channels: np.ndarray | None = None  # (positions, n), the channels compared; None: all
 
 
 def closest(dim: int, position: int, pair: int, lead: int) -> Case:
-    """The rows up to a closest approach: a run of `lead` rows before it, so that it lies deep in a rotation."""
+    """The rows before a position closest to a zero: `lead` rows, so that it is far from the rotation's start."""
     rows = list(range(position - lead, position + 1))
     return Case(Encoding(dim), rows, np.tile([2 * pair, 2 * pair + 1], (len(rows), 1)))
 
@@ -79,7 +79,7 @@ CASES = {
 
 
 def by_table(case: Case, dtype: torch.dtype) -> torch.Tensor:
-    """One table for each run of consecutive positions."""
+    """One table per run of consecutive positions."""
     runs, first = [], 0
     for row in range(1, len(case.positions) + 1):
         if row == len(case.positions) or case.positions[row] != case.positions[row - 1] + 1:
@@ -106,8 +106,8 @@ tally: dict[str, list[ulp.Report]] = {}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def shown(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tells how much was compared: a test that compares nothing would pass too."""
+def compared(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Prints how much was compared and fails if nothing was."""
     yield
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print()
@@ -124,7 +124,7 @@ def check(name: str, found: ulp.Report, limit: float) -> None:
 @pytest.mark.sampled("values")
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("name", CASES)
-def test_whole_positions(backend: str, name: str, made: str) -> None:
+def test_integer_positions(backend: str, name: str, made: str) -> None:
     case = CASES[name]
     for dtype, limit in LIMITS.items():
         found = ulp.compare(MADE[made](case, dtype), case.encoding, case.positions, case.channels)
@@ -133,7 +133,7 @@ def test_whole_positions(backend: str, name: str, made: str) -> None:
 
 @pytest.mark.feature("table")
 def test_every_position_below_65536(backend: str) -> None:
-    """All entries of 64 channels by `encode`, where each row is made on its own."""
+    """All entries of 64 channels by `encode`, which computes each row separately."""
     truth, positions = ulp.PaperTruth(64), torch.arange(2**16)
     got = sinpe.encode(positions, 64).double().numpy()
     channels = np.broadcast_to(np.arange(64), got.shape)
@@ -142,7 +142,7 @@ def test_every_position_below_65536(backend: str) -> None:
 
 
 def test_every_entry_of_a_long_table() -> None:
-    """table(65536, 512) in full; its SHA-256 is published and, by test_parity.py, the same for every backend."""
+    """All of table(65536, 512); its published SHA-256 is checked for each backend in test_parity.py."""
     truth, rows = ulp.PaperTruth(512), 4096
     for start in range(0, 2**16, rows):
         got = sinpe.table(rows, 512, start=start).double().numpy()
@@ -151,17 +151,17 @@ def test_every_entry_of_a_long_table() -> None:
         check("torch.float32, table(65536, 512)", found, FLOAT32)
 
 
-def test_the_judge_of_long_tables_agrees_with_mpmath() -> None:
+def test_double_double_reference_equals_mpmath() -> None:
     for dim, start in ((64, 0), (512, 2**16 - 300), (512, 7199 - 150)):
         rows = ulp.PaperTruth(dim).rows(start, 300)
         found = ulp.compare(rows, Encoding(dim), range(start, start + 300), ulp.some_channels(300, dim, 16))
-        assert found.worst <= 8, found  # float64 units: 2**-50 relative
+        assert found.worst <= 8, found  # float64 ULP: 2**-50 relative
 
 
 @pytest.mark.feature("table")
 @pytest.mark.parametrize("made", MADE)
-def test_the_ends_of_int64(backend: str, made: str) -> None:
-    """The frequency's 128 bits leave 2**-66 of a turn there."""
+def test_ends_of_int64(backend: str, made: str) -> None:
+    """There the 128 bits of the frequency leave an error of 2**-66 turn."""
     positions = [INT64_MIN, INT64_MIN + 1, -(2**62) - 12345, 2**62 + 12345, INT64_MAX - 1, INT64_MAX]
     if made == "encode floats":
         positions = [int(float(p)) for p in positions]
@@ -173,8 +173,8 @@ def test_the_ends_of_int64(backend: str, made: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_sums_in_16_bits(backend: str, dtype: torch.dtype) -> None:
-    """x + PE is the float32 sum rounded once, which PE rounded to 16 bits before the addition would miss by a unit."""
+def test_16_bit_sums(backend: str, dtype: torch.dtype) -> None:
+    """x + PE is the float32 sum rounded once; rounding PE to 16 bits before the addition would be off by one ULP."""
     encoding, positions = Encoding(256), list(range(5000, 5150))
     channels = ulp.some_channels(len(positions), 256, 64)
     x = torch.randn(len(positions), 256, generator=torch.Generator().manual_seed(3)).to(dtype)
@@ -186,7 +186,7 @@ def test_sums_in_16_bits(backend: str, dtype: torch.dtype) -> None:
         rest = low + (high - (total - scaled)) + (scaled - (total - (total - scaled)))
         narrow = str(dtype).removeprefix("torch.")
         got = np.take_along_axis(got, channels, 1)
-        # Where x and PE cancel, the rounding of PE to float32 shows; elsewhere it is lost in the sum.
+        # Where x and PE cancel, the rounding of PE to float32 is visible; elsewhere it vanishes in the sum.
         near = np.abs(total) < np.abs(high) / 8
         error, unit = np.abs((got - total) - rest), ulp.units(total, rest, narrow)
         assert (error <= 0.5 * unit + FLOAT32_ROUNDING * (np.abs(total) + np.abs(high)))[near].all() and near.any()
@@ -195,7 +195,7 @@ def test_sums_in_16_bits(backend: str, dtype: torch.dtype) -> None:
 
 
 def convergents(x: Fraction, largest: int) -> list[int]:
-    """Denominators m up to `largest` of the continued fraction of x: there m * x is closest to a whole number."""
+    """Denominators m up to `largest` of the continued fraction of x: m * x is closest to an integer."""
     found, before, m = [], 0, 1
     while m <= largest:
         found.append(m)
@@ -207,7 +207,7 @@ def convergents(x: Fraction, largest: int) -> list[int]:
 
 
 def near_quarter_turns(encoding: Encoding, channel: int, digits: int) -> list[float]:
-    """Fractional positions below 2**31, of `digits` significant bits, where a channel comes closest to 0 or to 1."""
+    """Fractional positions below 2**31 with `digits` significant bits, where a channel is closest to 0 or 1."""
     with mpmath.workprec(ulp.PRECISION):
         frequency = ulp.truth(encoding).frequency(channel)
         quarters = frequency * 2 if encoding.unit != "radian" else frequency / (mpmath.pi / 2)
@@ -243,10 +243,10 @@ def test_fractional_positions(backend: str, name: str, wide: torch.dtype) -> Non
     plain = [0.5, -0.1, 1 / 3, 0.9999, 499.75, 1e-3, 1e-9, -1e-30, 2.0**31 - 0.5]
     plain += [draw.choice((1, -1)) * math.exp(draw.uniform(-7, 21.4)) for _ in range(60)]
     positions = torch.tensor([*plain, *hard], dtype=wide)
-    exact = positions.tolist()  # what the type holds of them
+    exact = positions.tolist()  # values representable in the dtype
     channels = ulp.some_channels(len(exact), encoding.dim, min(encoding.dim, 8))
     own = [c for c in range(encoding.dim) for _ in range(len(hard) // encoding.dim)]
-    for row, channel in enumerate(own, len(plain)):  # the channel it is hard for, and its partner
+    for row, channel in enumerate(own, len(plain)):  # the channel with that frequency, and its partner
         channels[row, :2] = channel, channel ^ 1 if channel ^ 1 < encoding.dim else channel
     for dtype in LIMITS:
         got = sinpe.encode(positions, encoding, dtype=dtype)
@@ -254,15 +254,15 @@ def test_fractional_positions(backend: str, name: str, wide: torch.dtype) -> Non
             found = ulp.compare(got, encoding, exact, channels)
             check(f"{dtype}, fractional positions, {backend}", found, LIMITS[dtype])
             continue
-        # Closer to a zero than whole positions come: there the frequency's 128 bits end before float64's 53.
+        # Fractional positions come closer to a zero than integers: the frequency's 128 bits end before float64's 53.
         high, low = ulp.truth(encoding).rows(exact, channels)
         error = np.abs((np.take_along_axis(got.numpy(), channels, 1) - high) - low)
         room = FREQUENCY * abs(encoding.amplitude) * np.abs(exact)[:, None]
         assert (error <= FLOAT64 * ulp.units(high, low, "float64") + room).all()
 
 
-def test_fractional_positions_to_the_end_of_float64(backend: str) -> None:
-    """Fractions and whole floats to 2**53, the absolute bound."""
+def test_fractional_positions_up_to_2_53(backend: str) -> None:
+    """Fractions and integral floats up to 2**53, absolute bound."""
     draw = random.Random(5)
     positions = [math.ldexp(draw.uniform(-1, 1), draw.randrange(31, 54)) for _ in range(200)]
     channels = ulp.some_channels(len(positions), 128, 16)

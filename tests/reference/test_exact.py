@@ -1,4 +1,4 @@
-"""Single entries by integers: correctly rounded against mpmath, and the numbers the documents print."""
+"""Single entries in integer arithmetic: correctly rounded against mpmath, and examples from the literature."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rational(value: float | Fraction) -> mpmath.mpf:
 
 
 def true_value(p: Plan, position: float, channel: int) -> mpmath.mpf:
-    """amplitude * sin(2 pi (position f + q / 4)) for the frequency that the plan holds."""
+    """amplitude * sin(2 pi (position f + q / 4)) for the plan's frequency."""
     entry = p.channel(channel)
     if entry is None:
         return mpmath.mpf(0)
@@ -39,7 +39,7 @@ def true_value(p: Plan, position: float, channel: int) -> mpmath.mpf:
 
 
 def rounded(value: mpmath.mpf, bits: int, smallest_exponent: int) -> float:
-    """To nearest even with `bits` significant bits, or to the multiple of 2**smallest_exponent."""
+    """To nearest even with `bits` significant bits, or to a multiple of 2**smallest_exponent."""
     if value == 0:
         return 0.0
     exponent = max(mpmath.frexp(value)[1] - bits, smallest_exponent)
@@ -82,7 +82,7 @@ def test_correctly_rounded(name: str) -> None:
                 assert_entry(p, position, channel)
 
 
-# Recorded near-zeros: rows where rotation in float64 alone is 3 to 60 float32 ULP off.
+# Recorded near-zeros: rows where rotation in float64 alone is off by 3 to 60 float32 ULP.
 NEAR_ZERO = [(512, 7199, 35), (512, 81665, 13), (512, 408325, 77), (512, 3803902, 50), (768, 97253, 53)]
 
 
@@ -108,8 +108,8 @@ def test_any_float_position(position: float, channel: int) -> None:
         assert_entry(plan(ENCODINGS["whole turns"]), position, channel)
 
 
-def test_agrees_with_the_formula_in_reals() -> None:
-    """Against the formula itself, not the plan's 128 bits: the fraction's error stays far below a float64 ULP."""
+def test_equals_the_formula_in_float64() -> None:
+    """Against the formula, not the plan's 128 bits: the frequency's error is far below a float64 ULP."""
     rng = random.Random(7)
     p = plan(Encoding(256))
     with mpmath.workprec(400):
@@ -120,7 +120,7 @@ def test_agrees_with_the_formula_in_reals() -> None:
             assert exact.float64(p, position, 2 * pair + 1) == float(mpmath.cos(angle))
 
 
-SPECIAL = [  # encoding, position, row as float32; the sign of a zero counts
+SPECIAL = [  # encoding, position, row as float32; signs of zeros count
     (Encoding(4), 0, (0.0, 1.0, 0.0, 1.0)),
     (Encoding(4), -0.0, (0.0, 1.0, 0.0, 1.0)),
     (Encoding(4, amplitude=-2), 0, (-0.0, -2.0, -0.0, -2.0)),
@@ -163,13 +163,13 @@ def test_numpy_scalars() -> None:
     assert math.isnan(exact.float64(p, numpy.float32("nan"), 2))
 
 
-DOCUMENTS = [  # document, encoding, position, printed row, half a unit of the last printed digit
+EXAMPLES = [  # source, encoding, position, printed row, half a unit of the last printed digit
     ("000", Encoding(6), 1, (0.8415, 0.5403, 0.0464, 0.9989, 0.0022, 1.0000), 5e-5),
     ("000", Encoding(6), 9, (0.4121, -0.9111, 0.4057, 0.9140, 0.0194, 0.9998), 5e-5),
     ("001a", ENCODINGS["own"], 1, (8.4147e-01, 1.0, 1e-08, 1.0, 1e-16, 1.0), 5e-6),
     ("001b", Encoding(4), 7, (0.6570, 0.7539, 0.0699, 0.9976), 5e-5),
     (
-        "003",  # NumPy half: printed from float64
+        "003",  # NumPy float16, printed as float64
         Encoding(8, cos_frequency="own"),
         9,
         (0.41211849, -0.9566442, 0.78332691, 0.95977264, 0.08987855, 0.99959503, 0.00899988, 0.99999595),
@@ -178,14 +178,14 @@ DOCUMENTS = [  # document, encoding, position, printed row, half a unit of the l
 ]
 
 
-@pytest.mark.parametrize(("document", "encoding", "position", "row", "half_digit"), DOCUMENTS)
-def test_documents(document: str, encoding: Encoding, position: int, row: tuple[float, ...], half_digit: float) -> None:
+@pytest.mark.parametrize(("source", "encoding", "position", "row", "half_digit"), EXAMPLES)
+def test_examples(source: str, encoding: Encoding, position: int, row: tuple[float, ...], half_digit: float) -> None:
     found = [exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
     assert found == pytest.approx(row, rel=0, abs=1.001 * half_digit)
 
 
-def test_document_001a_sees_its_smallest_channel() -> None:
-    """1e-16 and, one pair on, 1e-24 of a radian: below 2**-53 of a turn, and still correct to the last bit."""
+def test_smallest_channel_of_example_001a() -> None:
+    """1e-16 and, one pair on, 1e-24 radians: below 2**-53 turn, and still correctly rounded."""
     e = Encoding(8, cos_frequency="own", exponent_scale=2, exponent_dim=2)
     assert exact.float64(plan(e), 1, 4) == 1e-16
     assert exact.float64(plan(e), 1, 6) == 1e-24

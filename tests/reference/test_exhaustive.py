@@ -1,4 +1,4 @@
-"""The judge of the exhaustive scan (tests/cpp/truth.h) against mpmath, and what stands on docs/accuracy.md."""
+"""The reference values of the exhaustive scan (tests/cpp/truth.h) against mpmath; tables of docs/accuracy.md."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ JUDGED = {
 }
 
 
-def test_the_stored_formula_is_current() -> None:
+def test_stored_formula_is_current() -> None:
     assert truth_file.PAPER512.read_text() == truth_file.text(Encoding(512)), "run python tests/support/truth_file.py"
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         compiler = compilation.find_compiler()
     except compilation.BuildUnavailable as error:
         pytest.skip(f"no compiler: {error.reason}")
-    made = tmp_path_factory.mktemp("judge") / "judge"
+    made = tmp_path_factory.mktemp("reference_program") / "reference_program"
     flags = ["-std=c++17", "-O1", "-ffp-contract=off"]
     command = [*compiler.command, *flags, str(HERE / "cpp" / "judge.cpp"), "-o", str(made)]
     execute(command)
@@ -46,7 +46,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", JUDGED)
-def test_the_judge_agrees_with_mpmath(judge: Path, name: str, tmp_path: Path) -> None:
+def test_reference_values_equal_mpmath(reference_program: Path, name: str, tmp_path: Path) -> None:
     encoding, draw = JUDGED[name], random.Random(name)
     truth = tmp_path / "scan.truth"
     truth.write_text(truth_file.text(encoding))
@@ -55,7 +55,7 @@ def test_the_judge_agrees_with_mpmath(judge: Path, name: str, tmp_path: Path) ->
     sizes = [draw.randrange(64) for _ in range(600)]
     entries += [(draw.choice((1, -1)) * draw.randrange(2**size), draw.randrange(encoding.dim)) for size in sizes]
     entries += [(at, 2 * pair + k) for dim, at, pair in CLOSEST if encoding == Encoding(dim) for k in (0, 1)]
-    assert truth_file.judge_error(judge, truth, encoding, entries) <= truth_file.JUDGE
+    assert truth_file.judge_error(reference_program, truth, encoding, entries) <= truth_file.JUDGE
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def tool() -> ModuleType:
     return module_at(TOOLS / "exhaustive.py")
 
 
-def test_the_page_has_every_scan(tool: ModuleType) -> None:
-    """The committed table is of the scans that the tool makes, all of them clean, with date and commit."""
+def test_page_lists_every_scan(tool: ModuleType) -> None:
+    """The committed table contains all scans of the tool, all without errors, with date and commit."""
     part = tool.PAGE.read_text(encoding="utf-8").partition(tool.BEGIN)[2].partition(tool.END)[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if line.startswith("| ")][1:]
     assert [(row[0], row[1]) for row in rows] == [(scan.name, scan.what) for scan in tool.scans(20)]
@@ -80,12 +80,12 @@ def test_the_page_has_every_scan(tool: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("command", ["make check-exhaustive", "python tools/accuracy_table.py"])
-def test_the_tables_say_of_which_commit_they_are(tool: ModuleType, command: str) -> None:
+def test_tables_name_their_commit(tool: ModuleType, command: str) -> None:
     said = rf"^Produced by `{command}` on \d{{4}}-\d\d-\d\d, commit [0-9a-f]{{10}}\+?[,:] "
     assert re.search(said, tool.PAGE.read_text(encoding="utf-8"), re.M), f"run {command}, which writes it"
 
 
-def test_ranges_stay_within_int64(tool: ModuleType) -> None:
+def test_ranges_are_within_int64(tool: ModuleType) -> None:
     for scan in tool.scans(20):
         for first, count, step in scan.runs:
             assert INT64_MIN <= first and first + (count - 1) * step <= INT64_MAX and count > 0, scan

@@ -1,4 +1,4 @@
-"""angle="float32_exp" and "float32_pow": the bits of the usual formulas, run here in PyTorch on the CPU."""
+"""angle="float32_exp" and "float32_pow": bitwise equal to the usual formulas, computed here in PyTorch on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 import sinpe_ext as sinpe
 
-LENGTH = 700  # the float32 angles have gone astray by 1e-5 there, and the bits differ from the exact ones in every row
+LENGTH = 700  # there the float32 angles are off by 1e-5, and all rows differ from the exact ones
 DIMS = [2, 4, 6, 7, 64, 100, 512, 513]
 
 
@@ -22,21 +22,21 @@ def interleaved(sines: Tensor, cosines: Tensor, dim: int) -> Tensor:
 
 
 def exp_form(dim: int, position: Tensor, base: float = 10000.0) -> Tensor:
-    """The PyTorch tutorial, document 001 (b) and (c)."""
+    """As in the PyTorch tutorial."""
     div_term = torch.exp(torch.arange(0, dim, 2) * (-math.log(base) / dim))
     angle = position.unsqueeze(1) * div_term
     return interleaved(angle, angle, dim)
 
 
 def pow_form(dim: int, position: Tensor) -> Tensor:
-    """Document 000."""
+    """As in "Attention is all you need", with pow."""
     even_i = torch.arange(0, dim, 2).float()
     angle = position.unsqueeze(1) / torch.pow(10000, even_i / dim)
     return interleaved(angle, angle, dim)
 
 
 def own_index_pow_form(dim: int, position: Tensor) -> Tensor:
-    """Document 002: the cosine of a pair has its own index."""
+    """The cosine of a pair has a separate index."""
     even, odd = torch.arange(0, dim, 2).float(), torch.arange(1, dim + 1, 2).float()
     position = position.unsqueeze(1)
     return interleaved(position / torch.pow(10000, even / dim), position / torch.pow(10000, odd / dim), dim)
@@ -56,7 +56,7 @@ def halves(angle: Tensor, dim: int, cosines_first: bool = False) -> Tensor:
 
 
 def guided_diffusion_form(dim: int, t: Tensor, period: float = 10000.0, shift: float = 0.0) -> Tensor:
-    """The product stands before the division: other bits than exp(i * (-log(period) / half)) unless half is 2^k."""
+    """Multiplies before dividing: differs from exp(i * (-log(period) / half)) unless half is 2^k."""
     half = dim // 2
     frequencies = torch.exp(-math.log(period) * torch.arange(half, dtype=torch.float32) / (half - shift))
     return halves(t[:, None].float() * frequencies[None], dim, cosines_first=True)
@@ -86,12 +86,12 @@ def test_forms_in_halves(dim: int, backend: str) -> None:
     width = dim + dim % 2
     angle = reciprocal_form(width, position)
     assert torch.equal(sinpe.table(LENGTH, rounded), interleaved(angle, angle, width)[:, :dim])
-    if dim > 100:  # the two orders are two sets of bits
+    if dim > 100:  # the two orders give different bits
         assert not torch.equal(sinpe.table(LENGTH, rounded), pow_form(dim, position))
 
 
 def test_octaves_are_exact(backend: str) -> None:
-    """Powers of two have no rounding: NeRF's own 2.0 ** k * x."""
+    """Powers of two are exact: NeRF's 2.0 ** k * x."""
     x = torch.rand(50, generator=torch.Generator().manual_seed(2)) * 2 - 1
     angle = x[:, None] * 2.0 ** torch.arange(10)
     got = sinpe.encode(x, sinpe.convention("nerf", 20, angle="float32_pow"))
@@ -99,7 +99,7 @@ def test_octaves_are_exact(backend: str) -> None:
 
 
 @pytest.mark.parametrize("dim", DIMS)
-def test_the_usual_formulas(dim: int, backend: str) -> None:
+def test_usual_formulas(dim: int, backend: str) -> None:
     position = torch.arange(LENGTH)
     forms = {
         sinpe.Encoding(dim, angle="float32_exp"): exp_form(dim, position),
@@ -120,8 +120,8 @@ def test_the_usual_formulas(dim: int, backend: str) -> None:
         assert torch.allclose(sinpe.table(LENGTH, dim), exp_form(dim, position), rtol=0, atol=1e-4)
 
 
-def test_document_001_positional_encoder(backend: str) -> None:
-    """The exponent holds the number of rows, 2, in place of the width."""
+def test_exponent_dim_from_the_number_of_rows(backend: str) -> None:
+    """A tutorial variant whose exponent uses the number of rows, 2, instead of the width."""
     position = torch.tensor([[0.0], [1.0]])
     even, odd = torch.arange(0, 6, 2), torch.arange(1, 6, 2)
     want = interleaved(position / torch.pow(10000, (2 * even) / 2), position / torch.pow(10000, (2 * odd) / 2), 6)
@@ -131,7 +131,7 @@ def test_document_001_positional_encoder(backend: str) -> None:
 
 @pytest.mark.parametrize("angle", ["float32_exp", "float32_pow"])
 def test_every_field(angle: str) -> None:
-    """Other fields move the float32 angles as they move the exact ones, to float32 accuracy at small positions."""
+    """Other fields change float32 angles as they change exact ones, to float32 accuracy at small positions."""
     for fields in (
         {"layout": "sin_cos"},
         {"layout": "cos_sin", "odd": "pad"},

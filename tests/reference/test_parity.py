@@ -1,7 +1,7 @@
-"""Compiled kernels, eager PyTorch and NumPy give the same results, over random arguments.
+"""Compiled kernels, eager PyTorch and NumPy give the same results for random arguments.
 
-Equal means equal bits (a NaN for a NaN); float64 of two backends is only within an ULP of the exact value each.
-test_fuzz_*.py does the same for what applies an encoding to data.
+The same means equal bits (or both NaN); float64 results are each within one ULP of the exact value. test_fuzz_*.py does
+this for the operations on data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import sinpe_ext.numpy as sinpe_numpy
 from sinpe_ext import Encoding
 from sinpe_ext.backend import loader
 
-# Little-endian bytes of table(65536, 512), float32; test_accuracy.py holds every entry of it against the truth.
+# Little-endian bytes of table(65536, 512), float32; test_accuracy.py checks each entry.
 SHA256 = "0bd6b4b1dfc59ae6ab06fb89d6ef7bf2be812b44837dee370b4231f20574f60f"
 
 NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.float64: np.float64}
@@ -35,7 +35,7 @@ HAS_CORE = loader.core_module()[0] is not None
 
 
 def check_backends(make: Callable[[], torch.Tensor], make_numpy: Callable[[Any], np.ndarray]) -> torch.Tensor:
-    """The result on each backend, compared; the compiled one is returned."""
+    """Compares the results of all backends; returns the compiled one."""
     compiled, eager = on("compiled", make), on("eager", make)
     assert compiled.shape == eager.shape and compiled.dtype == eager.dtype
     assert close_float64(compiled, eager) if compiled.dtype == torch.float64 else same(compiled, eager)
@@ -77,7 +77,7 @@ def test_encode(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, ent
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("amplitude", [1.0, -1.0, -0.3, 3.0])
 def test_exact_zeros_have_the_sign_of_the_amplitude(backend: str, amplitude: float, dtype: torch.dtype) -> None:
-    """0 at every second quarter turn, at a frequency of 0 and at position 0, whatever quadrant led there."""
+    """0 at every second quarter turn, at frequency 0 and at position 0, in each quadrant."""
     for turns in (0.25, -0.25, 0.5, 0.0, 3.0, 0.1):
         encoding = Encoding(2, frequencies=(turns,), unit="turn", amplitude=amplitude)
         where = torch.tensor([0] if turns == 0.1 else [-4, -2, 0, 2, 4, 1000, -(2**40)])
@@ -88,8 +88,8 @@ def test_exact_zeros_have_the_sign_of_the_amplitude(backend: str, amplitude: flo
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_an_amplitude_of_zero_gives_no_negative_zero(backend: str, dtype: torch.dtype) -> None:
-    """0 times a negative sine is -0, and was in eager PyTorch, and in float64 everywhere."""
+def test_amplitude_zero_gives_positive_zero(backend: str, dtype: torch.dtype) -> None:
+    """0 times a negative sine is -0."""
     where = torch.tensor([-(2**40), -7, 0, 1, 4, 5, 1000, 2**31 - 1])
     narrow = {torch.float64: "float64", torch.float16: "float16"}.get(dtype, "float32")
     for fields in ({}, {"layout": "cos_sin"}, {"cos_frequency": "own"}, {"odd": "pad"}, {"angle": "float32_exp"}):
@@ -107,7 +107,7 @@ def test_an_amplitude_of_zero_gives_no_negative_zero(backend: str, dtype: torch.
         assert sinpe.encode(torch.tensor([math.nan]), Encoding(6, amplitude=0.0), dtype=dtype).isnan().all()
 
 
-# Frequencies that are short fractions of a turn, none of them a multiple of 2^-128, and their denominators.
+# Frequencies that are short fractions of a turn but not multiples of 2^-128, and their denominators.
 RATIONAL = {
     "scale": (Encoding(2, unit="turn", position_scale=Fraction(1, 24)), 0, 24),
     "ladder": (Encoding(3, layout="sin", base=500.0, unit="turn", exponent_dim=4), 2, 500),
@@ -118,8 +118,8 @@ RATIONAL = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", RATIONAL)
-def test_whole_turns_of_rational_frequencies_are_exact(backend: str, name: str, dtype: torch.dtype) -> None:
-    """500 positions of 1/500 turn gave 8e-37, what 500 times the rounding of a frequency of 128 bits is."""
+def test_exact_zeros_of_rational_frequencies(backend: str, name: str, dtype: torch.dtype) -> None:
+    """500 positions of 1/500 turn gave 8e-37: 500 times the rounding of a 128-bit frequency."""
     encoding, channel, turn = RATIONAL[name]
     counts = [0, 1, 2, 3, -1, 77, (2**31 - 1) // turn, (2**53 - 1) // turn, -(2**63) // turn + 1, (2**63 - 1) // turn]
     where = torch.tensor([turn * count for count in counts])
@@ -130,7 +130,7 @@ def test_whole_turns_of_rational_frequencies_are_exact(backend: str, name: str, 
     rows += [sinpe.add(torch.zeros(len(where), encoding.dim, dtype=dtype), encoding, positions=where)]
     for got in rows:
         assert (got[:, channel] == 0).all() and not got[:, channel].signbit().any()
-    # And beside them the values are what they were.
+    # Values at other positions.
     got = sinpe.encode(where[:8] + 1, encoding, dtype=torch.float64)[:, channel]
     turned = sinpe.encode(torch.ones(1, dtype=torch.int64), encoding, dtype=torch.float64)[:, channel]
     assert torch.allclose(got, turned.expand_as(got), rtol=1e-14, atol=0)
@@ -141,7 +141,7 @@ def test_whole_turns_of_rational_frequencies_are_exact(backend: str, name: str, 
 
 
 @pytest.mark.parametrize("file", ["docs/accuracy.md", "tests/cpp/test_sha256.cpp"])
-def test_this_sha256_is_the_published_one(file: str) -> None:
+def test_documents_have_the_published_sha256(file: str) -> None:
     text = (Path(__file__).resolve().parent.parent.parent / file).read_text(encoding="utf-8")
     assert SHA256 in text, "run python tools/accuracy_table.py --write"
 
@@ -153,7 +153,7 @@ def digest_of(table: np.ndarray) -> str:
 @pytest.mark.feature("table")
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_published_sha256(backend: str, threads: int) -> None:
-    """On each instruction set: test_invariance.py; by the C interface: tests/cpp/test_sha256.cpp."""
+    """Per instruction set: test_invariance.py; with the C interface: tests/cpp/test_sha256.cpp."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -164,7 +164,7 @@ def test_published_sha256(backend: str, threads: int) -> None:
 
 @pytest.mark.parametrize("core", ["auto", "eager"])
 def test_published_sha256_of_numpy(core: str) -> None:
-    """NumPy's own arithmetic where nothing was compiled, else the kernels without torch."""
+    """Plain NumPy, or the kernels without torch if they were built."""
     if core == "auto" and not HAS_CORE:
         pytest.skip("the NumPy module's kernels were not built")
     assert digest_of(on(core, lambda: sinpe_numpy.table(65536, 512))) == SHA256

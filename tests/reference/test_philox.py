@@ -1,8 +1,8 @@
-"""Dropout masks: Philox's published words, every form of `elements`, and statistics with a stated confidence.
+"""Dropout masks: Philox's published values, all forms of `elements`, and statistical tests with a stated confidence.
 
-Every mask that the statistics look at was made twice, by `philox.keep` and by the operator `dropout` of the backend
-under test, and is the same. The bounds are Chernoff's and Hoeffding's, which hold without an approximation. Seeds are
-fixed, so a test that passes once always does.
+Each mask in the statistical tests is computed by `philox.keep` and by the operator `dropout` of the tested backend, and
+must be equal. The bounds are Chernoff's and Hoeffding's, which are not approximations. Seeds are fixed: results are
+reproducible.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from philox import kept, philox  # the oracle, in Python's integers
+from philox import kept, philox  # reference implementation in Python integers
 from torch import Tensor
 
 from sinpe_ext.ops.rows import DROPOUT
 from sinpe_ext.reference import philox as ours
 
-FALSE_ALARM = 1e-9  # each check would fail for truly random masks with at most this probability
+FALSE_ALARM = 1e-9  # each check fails for truly random masks with at most this probability
 SEED = 0x243F6A8885A308D3
 HALF = 32768
-DROPS = [1, 655, 6554, 32768, 58982, 65535]  # p = 1/65536, 0.01, 0.1, 0.5, 0.9, 65535/65536
+THRESHOLDS = [1, 655, 6554, 32768, 58982, 65535]  # p = 1/65536, 0.01, 0.1, 0.5, 0.9, 65535/65536
 EDGE_SEEDS = [0, 1, -1, 2**32 - 1, -(2**32), 2**63 - 1, -(2**63), SEED]
 
-KNOWN = {  # kat_vectors of Random123 1.14, philox4x32 10: counter, key, words
+KNOWN = {  # kat_vectors of Random123 1.14, philox4x32 10: counter, key, output
     "zeros": ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     "ones": ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
     "pi": (
@@ -38,7 +38,7 @@ KNOWN = {  # kat_vectors of Random123 1.14, philox4x32 10: counter, key, words
 
 
 @pytest.mark.parametrize("known", KNOWN.values(), ids=KNOWN)
-def test_the_oracle_gives_the_published_words(known: tuple[tuple[int, ...], ...]) -> None:
+def test_philox_equals_published_values(known: tuple[tuple[int, ...], ...]) -> None:
     counter, key, words = known
     assert philox(counter, key) == words
 
@@ -51,7 +51,7 @@ def words_of(counters: Sequence[int], seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", EDGE_SEEDS)
-def test_words(seed: int) -> None:
+def test_philox_words(seed: int) -> None:
     counters = [0, 1, 2, 2**32 - 1, 2**32, 2**32 + 1, 0x85A308D3243F6A8, 2**61 - 1]
     key = seed % 2**32, seed % 2**64 >> 32
     want = [philox((c % 2**32, c >> 32, 0, 0), key) for c in counters]
@@ -83,7 +83,7 @@ FORMS: dict[str, tuple[tuple[int, ...], list[int]]] = {
 PERMUTED = ("row-major", "permuted", "permuted and based", "size 1 with any step", "expanded", "as unsigned")
 
 
-def oracle(seed: int, drop: int, shape: tuple[int, ...], elements: Sequence[int]) -> Tensor:
+def expected_mask(seed: int, drop: int, shape: tuple[int, ...], elements: Sequence[int]) -> Tensor:
     base, *steps = elements or [0, *ours.row_major(shape)]
     indices = itertools.product(*map(range, shape))
     numbers = [base + sum(i * step for i, step in zip(index, steps, strict=True)) for index in indices]
@@ -101,7 +101,7 @@ def test_elements(form: str, block: str, monkeypatch: pytest.MonkeyPatch) -> Non
     if block != "one block":
         small_blocks(monkeypatch)
     for seed, drop in ((SEED, HALF), (-3, 6554), (2**63 - 1, 65535)):
-        want = oracle(seed, drop, shape, elements)
+        want = expected_mask(seed, drop, shape, elements)
         for given in (seed, torch.tensor(seed), torch.tensor([seed])):
             got = ours.keep(given, drop, shape, elements, "cpu")
             assert got.dtype == torch.bool and torch.equal(got, want)
@@ -114,21 +114,21 @@ def test_elements_of_the_operator(form: str, backend: str) -> None:
         mask_of(SEED, HALF, shape, elements)
 
 
-def test_elements_of_a_long_row(backend: str) -> None:
-    """Kernels cut it into pieces, each of which has to begin at its own number."""
+def test_element_numbers_of_a_long_row(backend: str) -> None:
+    """Kernels split it into pieces, each of which must start at the right element."""
     for shape, elements in (((20_000,), [5, 3]), ((2, 9001), [7, 1, 2]), ((9001, 2), [2**35 - 20_000, 5, 1])):
         mask_of(SEED, HALF, shape, elements)
 
 
 @pytest.mark.parametrize("form", PERMUTED)
-def test_dense_permutations_take_one_philox_for_eight(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_permutations_compute_one_block_per_eight_elements(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(ours, "_scattered")
     shape, elements = FORMS[form]
-    assert torch.equal(ours.keep(SEED, HALF, shape, elements, "cpu"), oracle(SEED, HALF, shape, elements))
+    assert torch.equal(ours.keep(SEED, HALF, shape, elements, "cpu"), expected_mask(SEED, HALF, shape, elements))
 
 
-def test_neighbouring_drops_differ_by_the_lane_alone() -> None:
-    """The whole lane decides, not its high bits: it is the last drop that keeps."""
+def test_threshold_is_compared_with_all_16_bits() -> None:
+    """An element is dropped exactly for thresholds above its 16 random bits."""
     words = words_of(range(4), SEED)
     lanes = torch.stack([words & 0xFFFF, words >> 16], 1).permute(2, 0, 1).flatten().tolist()
     for e, lane in enumerate(lanes):
@@ -143,7 +143,7 @@ def test_certain_masks_need_no_seed(drop: int, fraction: float) -> None:
     assert ours.kept_scale(drop) == fraction
 
 
-def test_refusals() -> None:
+def test_bad_arguments() -> None:
     with pytest.raises(RuntimeError, match="seed: expected one int64, got None while drop is 7"):
         ours.keep(None, 7, (3,), [], "cpu")
     with pytest.raises(RuntimeError, match="elements: expected 3 integers .* got 2"):
@@ -155,7 +155,7 @@ def test_refusals() -> None:
 def test_vmap_over_seeds(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, elements = FORMS[form]
     seeds = torch.tensor(EDGE_SEEDS)
-    want = torch.stack([oracle(seed, HALF, shape, elements) for seed in EDGE_SEEDS])
+    want = torch.stack([expected_mask(seed, HALF, shape, elements) for seed in EDGE_SEEDS])
     for given in (seeds, seeds[:, None]):
         got = torch.func.vmap(lambda seed: ours.keep(seed, HALF, shape, elements, "cpu"))(given)
         assert torch.equal(got, want)
@@ -163,8 +163,8 @@ def test_vmap_over_seeds(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(torch.func.vmap(lambda s: ours.keep(s, HALF, shape, elements, "cpu"))(seeds), want)
 
 
-def test_no_value_is_read_back() -> None:
-    """A seed on a device would make the host wait."""
+def test_seed_value_is_not_read_on_the_host() -> None:
+    """Reading a seed from a device would synchronize."""
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
@@ -172,25 +172,25 @@ def test_no_value_is_read_back() -> None:
             assert ours.keep(torch.tensor(1), HALF, shape, elements, "cpu").shape == shape
 
 
-# ---------------------------------------------------------------------------------------------------------- statistics
+# statistics
 
 
 def mask_of(seed: int, drop: int, shape: tuple[int, ...], elements: Sequence[int] = ()) -> Tensor:
-    """A mask from the operator of the backend in use, which is that of `philox.keep`."""
+    """A mask by the operator of the current backend, equal to that of `philox.keep`."""
     keep = DROPOUT(torch.ones(shape), torch.tensor(seed), drop, 1.0, list(elements)) != 0
     assert torch.equal(keep, ours.keep(seed, drop, shape, elements, "cpu"))
     return keep
 
 
 def expect_count(count: int, n: int, p: float) -> None:
-    """Whether `count` of n independent events of probability p are credible: Chernoff's bound of both tails."""
+    """Chernoff's bound, both tails, for `count` of n independent events of probability p."""
     rate = count / n
     divergence = sum(a * math.log(a / b) for a, b in ((rate, p), (1 - rate, 1 - p)) if a > 0)
     assert 2 * math.exp(-n * divergence) > FALSE_ALARM, f"{count} of {n}, expected {n * p:.1f}"
 
 
 def expect_uniform(values: Tensor, bins: int) -> None:
-    """Chi-square, by Laurent and Massart's bounds of its tails, which hold for the limit of many values a bin."""
+    """Chi-square, by Laurent and Massart's tail bounds, valid in the limit of many values per bin."""
     expected = values.numel() / bins
     assert expected >= 64
     chi2 = float((torch.bincount(values, minlength=bins).double() - expected).square().sum() / expected)
@@ -199,7 +199,7 @@ def expect_uniform(values: Tensor, bins: int) -> None:
 
 
 def expect_uncorrelated(masks: Tensor) -> None:
-    """Rows of masks of p = 0.5, (many, length), pair by pair: Hoeffding's bound for a sum of signs, over all pairs."""
+    """Rows of masks with p = 0.5, (many, length), pairwise: Hoeffding's bound for a sum of signs, over all pairs."""
     signs = masks.float() * 2 - 1
     sums = (signs @ signs.T).fill_diagonal_(0.0)
     pairs = len(masks) * (len(masks) - 1) / 2
@@ -207,14 +207,14 @@ def expect_uncorrelated(masks: Tensor) -> None:
 
 
 @pytest.mark.parametrize("seed", [SEED, 0])
-@pytest.mark.parametrize("drop", DROPS)
+@pytest.mark.parametrize("drop", THRESHOLDS)
 def test_drop_rate_and_mean(drop: int, seed: int, backend: str) -> None:
-    """The rate is drop / 65536, and so the mean of what kept elements are multiplied by is 1."""
+    """The rate is threshold / 65536, so the mean of the factors is 1."""
     n = 2**21
     dropped = n - int(mask_of(seed, drop, (n,)).sum())
     expect_count(dropped, n, drop / 65536)
     out = DROPOUT(torch.ones(n), torch.tensor(seed), drop, 1.0, [])
-    # Were the scale that of another p, the mean would tell of another count. 2**-23: a float's rounding.
+    # A scale for another p would imply another count. 2**-23: rounding to float32.
     kept_by_mean = float(out.double().mean()) * n * (65536 - drop) / 65536
     assert abs(kept_by_mean - (n - dropped)) <= 2**-23 * n
     expect_count(round(kept_by_mean), n, 1 - drop / 65536)
@@ -252,7 +252,7 @@ def test_rows_are_uncorrelated_and_never_equal(backend: str) -> None:
 
 
 def related_seeds() -> list[int]:
-    """Seeds that a user or a bug would confuse: one bit, one step, or a swap of the two halves apart."""
+    """Seeds that differ by one bit, one step, or a swap of the two halves."""
     signed = [(SEED ^ 1 << bit) for bit in range(64)]
     near = [SEED + d for d in range(-8, 9)]
     swapped = [(SEED << 32 | SEED >> 32) % 2**64, SEED >> 32, (SEED << 32) % 2**64, SEED % 2**32]
@@ -268,7 +268,7 @@ def test_masks_of_related_seeds_are_uncorrelated(backend: str) -> None:
 
 
 @pytest.mark.parametrize("shift", [-8, -1, 1, 8, 64])
-def test_the_next_seed_is_no_shifted_mask(shift: int, backend: str) -> None:
+def test_next_seed_does_not_shift_the_mask(shift: int, backend: str) -> None:
     n = 2**18
     for other in (SEED + 1, SEED + 2**32):
         first = mask_of(SEED, HALF, (n,), [10**6, 1])
@@ -277,8 +277,8 @@ def test_the_next_seed_is_no_shifted_mask(shift: int, backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
-def test_an_element_over_many_seeds() -> None:
-    """The other direction: one element, and pairs of elements, over consecutive seeds."""
+def test_single_elements_over_many_seeds() -> None:
+    """One element, and pairs of elements, over consecutive seeds."""
     n = 2**17
     masks = torch.func.vmap(lambda seed: ours.keep(seed, HALF, (32,), [], "cpu"))(torch.arange(n)).T
     for element in masks:
@@ -289,8 +289,8 @@ def test_an_element_over_many_seeds() -> None:
 
 
 @pytest.mark.parametrize("check", ["rate", "chi-square", "correlation"])
-def test_the_statistics_can_fail(check: str) -> None:
-    """Each check refuses a fault of the size that it is there for."""
+def test_statistics_detect_faults(check: str) -> None:
+    """Each check fails for a fault of the size that it is meant for."""
     mask = ours.keep(SEED, HALF, (2**20,), [], "cpu")
     with pytest.raises(AssertionError):
         if check == "rate":

@@ -1,4 +1,4 @@
-"""The reference implementation: accuracy against mpmath, decisions against integers, bits independent of grouping."""
+"""The reference implementation: accuracy against mpmath, integer fallback, results independent of blocking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import Plan, plan
 from sinpe_ext.reference import arrays, exact
 
-CORRECTLY_ROUNDED = 0.5001  # ULP; the excess over 0.5 is what a frequency of 128 bits can add
+CORRECTLY_ROUNDED = 0.5001  # ULP; the excess over 0.5 is the effect of a 128-bit frequency
 FLOAT64_ULP = 1.0
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -30,7 +30,7 @@ ENCODINGS = {
     "odd_round": Encoding(33, layout="cos_sin", odd="round"),
     "own": Encoding(64, cos_frequency="own"),
     "own_odd_halves": Encoding(31, cos_frequency="own", layout="cos_sin"),
-    "own_tiny": Encoding(64, cos_frequency="own", exponent_scale=2, exponent_dim=16),  # document 001a, and lower
+    "own_tiny": Encoding(64, cos_frequency="own", exponent_scale=2, exponent_dim=16),  # example 001a, and smaller
     "flux": Encoding(32, layout="cos_sin", position_scale=1000),
     "nerf": Encoding(20, base=0.5, exponent_scale=10, unit="half_turn"),  # sines of whole turns: exact zeros
     "turns": Encoding(10, frequencies=(0.25, -2.5, 0.0, 2.0**40, 1 / 12), unit="turn"),
@@ -54,7 +54,7 @@ FLOATS = [
 
 
 def check_entries(p: Plan, positions: list, values: torch.Tensor) -> None:
-    """Every float32 entry has the bits of the integer evaluation."""
+    """Each float32 entry is bitwise equal to the integer evaluation."""
     for position, row in zip(positions, values.tolist(), strict=True):
         for channel, got in enumerate(row):
             want = exact.float32(p, position, channel)
@@ -63,7 +63,7 @@ def check_entries(p: Plan, positions: list, values: torch.Tensor) -> None:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Many small operations on few cores: waiting for a busy core would take longer than the work."""
+    """Many small operations on few cores: waiting for a busy core takes longer than the work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -72,7 +72,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def exact_calls(monkeypatch: pytest.MonkeyPatch) -> list:
-    """The entries that had to be decided by integers."""
+    """The entries that were computed in integers."""
     calls = []
     decide = exact.float32
 
@@ -86,7 +86,7 @@ def exact_calls(monkeypatch: pytest.MonkeyPatch) -> list:
 
 @pytest.fixture(params=[2**6, 2**16], ids=["small_blocks", "large_blocks"])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Work buffers of this many elements, poisoned so that an element never written shows."""
+    """Work buffers of this many elements, filled with NaN so that an element that is not written shows."""
     plain = arrays.TorchArrays.__init__
     empty = arrays.TorchArrays.empty
 
@@ -94,11 +94,11 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         plain(self, xp, device)
         self.block = request.param
 
-    def poisoned(self, shape, dtype):
+    def nan_filled(self, shape, dtype):
         return empty(self, shape, dtype).fill_(math.nan if dtype.is_floating_point else -1)
 
     monkeypatch.setattr(arrays.TorchArrays, "__init__", init)
-    monkeypatch.setattr(arrays.TorchArrays, "empty", poisoned)
+    monkeypatch.setattr(arrays.TorchArrays, "empty", nan_filled)
     yield request.param
 
 
@@ -150,7 +150,7 @@ def test_fractional_positions(dtype: torch.dtype) -> None:
         assert found.worst <= limit, found
 
 
-def test_every_int64_position_keeps_the_absolute_bound() -> None:
+def test_absolute_bound_at_every_int64_position() -> None:
     positions = [INT64_MIN, INT64_MAX, 2**62 + 12345]
     rows = reference.encode(plan(Encoding(64)), torch.tensor(positions), torch.float32)
     assert compare(rows, Encoding(64), positions).absolute <= 2.0**-24
@@ -158,7 +158,7 @@ def test_every_int64_position_keeps_the_absolute_bound() -> None:
 
 @pytest.mark.parametrize("partner", [False, True])
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_encode_agrees_with_integers(name: str, partner: bool, block: int) -> None:
+def test_encode_equals_integer_evaluation(name: str, partner: bool, block: int) -> None:
     p = plan(ENCODINGS[name])
     p = p.partner() if partner else p
     integers = INTEGERS[:: 7 if p.dim > 20 else 2]
@@ -170,7 +170,7 @@ def test_encode_agrees_with_integers(name: str, partner: bool, block: int) -> No
 
 @pytest.mark.parametrize("start, length", [(-3, 7), (0, 70), (-(2**40), 33), (INT64_MIN, 5), (INT64_MAX - 66, 67)])
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_table_agrees_with_integers(name: str, start: int, length: int, block: int) -> None:
+def test_table_equals_integer_evaluation(name: str, start: int, length: int, block: int) -> None:
     p = plan(ENCODINGS[name])
     rows = reference.table(p, length, start, torch.float32)
     assert rows.shape == (length, p.dim)
@@ -179,7 +179,7 @@ def test_table_agrees_with_integers(name: str, start: int, length: int, block: i
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_bits_do_not_depend_on_the_grouping_of_rows(name: str, block: int) -> None:
+def test_bits_do_not_depend_on_blocks(name: str, block: int) -> None:
     p, start, length = plan(ENCODINGS[name]), -60, 131
     whole = reference.table(p, length, start, torch.float32)
     parts = [reference.table(p, n, start + first, torch.float32) for first, n in ((0, 1), (1, 63), (64, 60), (124, 7))]
@@ -222,7 +222,7 @@ def test_shapes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("width", [torch.float32, torch.float64])
-def test_a_position_that_is_no_number_spoils_its_row_alone(width: torch.dtype) -> None:
+def test_non_finite_position_affects_only_its_row(width: torch.dtype) -> None:
     p = plan(Encoding(7, odd="pad"))
     got = reference.encode(p, torch.tensor([1.0, math.nan, math.inf, -math.inf, 2.0]), width)
     assert got[1:4, :6].isnan().all() and (got[:, 6] == 0).all()
@@ -230,7 +230,7 @@ def test_a_position_that_is_no_number_spoils_its_row_alone(width: torch.dtype) -
 
 
 @pytest.mark.parametrize("width", [torch.float32, torch.float64])
-def test_zeros_carry_the_sign_of_the_amplitude(width: torch.dtype) -> None:
+def test_zeros_have_the_sign_of_the_amplitude(width: torch.dtype) -> None:
     for amplitude, negative in ((1.0, False), (-2.0, True)):
         p = plan(Encoding(2, frequencies=(0.25,), unit="turn", amplitude=amplitude))  # 0, 1, 0, -1
         for rows in (reference.table(p, 9, -4, width), reference.encode(p, torch.arange(-4.0, 5.0), width)):
@@ -247,15 +247,15 @@ def test_zeros_carry_the_sign_of_the_amplitude(width: torch.dtype) -> None:
     ],
 )
 def test_few_entries_need_integers(encoding: Encoding, limit: int, exact_calls: list) -> None:
-    """A bound that is not relative would send whole columns of small or zero values there."""
+    """An absolute instead of a relative bound would compute whole columns of small or zero values in integers."""
     reference.table(plan(encoding), 2048, 0, torch.float32)
     reference.encode(plan(encoding), torch.arange(2048) - 1024, torch.float32)
     reference.encode(plan(encoding), torch.arange(2048) / 7, torch.float32)
     assert len(exact_calls) <= limit
 
 
-def test_a_repeated_hard_position_is_decided_once(exact_calls: list) -> None:
-    # sin of a twelfth of a turn is 1/2: with this amplitude halfway between two float32, but for float64's 1/12.
+def test_repeated_position_is_computed_in_integers_once(exact_calls: list) -> None:
+    # sin of a twelfth of a turn is 1/2: with this amplitude halfway between two float32, except for float64's 1/12.
     p = plan(Encoding(2, frequencies=(1 / 12,), unit="turn", amplitude=2 + 2.0**-23))
     positions = torch.tensor([1, 2, 5] * 2000)
     got = reference.encode(p, positions, torch.float32)
@@ -271,7 +271,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     assert same_bits(one, reference.table(p, 3000, 7, torch.float32))
 
 
-def test_rows_for_a_device_without_float64_are_made_on_the_cpu() -> None:
+def test_rows_for_a_device_without_float64_are_computed_on_the_cpu() -> None:
     assert reference.table(plan(Encoding(8)), 5, 0, torch.float32, "meta").shape == (5, 8)
-    with torch.device("meta"):  # a default device must not capture the constants
+    with torch.device("meta"):  # the default device must not affect the constants
         assert reference.table(plan(Encoding(8)), 5, 0, torch.float32).device.type == "cpu"

@@ -1,4 +1,4 @@
-"""The reference implementation of add: the order of rounding, every form of positions, and what it must not change."""
+"""The reference implementation of add: order of rounding, forms of positions, no side effects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sinpe_ext.reference.operands import Add
 
 B, S, D = 3, 7, 10
 PLAN = plan(Encoding(D))
-WORDS = torch.empty(0, dtype=torch.int64)  # of a plan, which the reference is handed as it is
+WORDS = torch.empty(0, dtype=torch.int64)  # placeholder for the packed plan
 STARTS = torch.tensor([[0], [100], [-3]])
 FORMS = {
     "implicit": (None, torch.arange(5, 5 + S)),
@@ -75,7 +75,7 @@ def test_padded_rows_get_no_encoding(form: str, dtype: torch.dtype) -> None:
     assert torch.equal(got.signbit()[rows], scaled.signbit()[rows])
 
 
-def test_two_dimensions_and_empty_inputs() -> None:
+def test_without_batch_dimension_and_empty_inputs() -> None:
     x = torch.randn(S, D)
     want = expected(x, reference.table(PLAN, S, 2, torch.float32), 1.0, 1.0)
     assert torch.equal(add(PLAN, x, None, 2, 1.0, 1.0, None), want)
@@ -86,7 +86,7 @@ def test_two_dimensions_and_empty_inputs() -> None:
         assert add(PLAN, torch.empty(shape), None, 0, 2.0, 1.0, None).shape == shape
 
 
-def test_strides_follow_empty_like_and_gradients_are_left_alone() -> None:
+def test_strides_follow_empty_like_and_no_gradient_is_recorded() -> None:
     dense = torch.randn(S, B, D).transpose(0, 1)
     for x in (dense, torch.randn(B, S, 2 * D)[..., ::2], torch.randn(1, S, D).expand(B, S, D)):
         got = add(PLAN, x, None, 0, 1.0, 1.0, None)
@@ -96,7 +96,7 @@ def test_strides_follow_empty_like_and_gradients_are_left_alone() -> None:
     assert not add(PLAN, x, None, 0, 2.0, alpha, None).requires_grad
 
 
-def test_the_result_is_never_the_input() -> None:
+def test_result_is_never_the_input() -> None:
     x = torch.randn(B, S, D)
     mask = torch.ones(B, S, dtype=torch.bool)
     got = add(PLAN, x, None, 0, 1.0, 0.0, mask)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from oracles import tree_sum
-from philox import kept  # the oracle, in Python's integers
+from philox import kept  # reference implementation in Python integers
 from torch import Tensor
 
 from sinpe_ext import reference
@@ -28,7 +28,7 @@ FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 DROPS = [0, 1, DROP, 65535, 65536]
 DOT_ERROR = 1e-12  # relative to the sum of |products|: float64 sums in two orders
 STARTS = torch.tensor([[0], [100], [-3]])
-FORMS: dict[str, tuple[Tensor | None, Tensor]] = {  # as given with start 5, and the final positions
+FORMS: dict[str, tuple[Tensor | None, Tensor]] = {  # arguments with start 5, and the final positions
     "implicit": (None, torch.arange(5, 5 + S)),
     "shared": (torch.arange(S) * 3, torch.arange(S) * 3),
     "one_row": (torch.arange(S)[None] - 2, torch.arange(S)[None] - 2),
@@ -40,7 +40,7 @@ BLOCKS = [pytest.param(None, id="one block"), pytest.param(64, id="small blocks"
 Elements = Sequence[int]
 
 
-WORDS = torch.empty(0, dtype=torch.int64)  # of a plan, which the reference is handed as it is
+WORDS = torch.empty(0, dtype=torch.int64)  # placeholder for the packed plan
 
 
 def add(
@@ -89,7 +89,7 @@ def embed_backward(grad: Tensor, ids: Tensor, rows: int, padding_idx: int, scale
 
 @pytest.fixture(params=BLOCKS)
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data that passes in one go, and in several."""
+    """Data processed in one block, and in several."""
     if request.param is not None:
         monkeypatch.setattr(tiles, "arrays", lambda xp, device: SimpleNamespace(block=request.param))
         monkeypatch.setattr(tiles, "FEWEST_ROWS", 1)
@@ -104,7 +104,7 @@ def acc_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def rounded(value: Tensor | float, dtype: torch.dtype) -> Tensor:
-    """To acc, as float64."""
+    """Rounded to acc, as float64."""
     return torch.as_tensor(value, dtype=torch.float64).to(acc_of(dtype)).double()
 
 
@@ -131,7 +131,7 @@ def rows_of(form: str, rank: int, acc: torch.dtype) -> Tensor:
 def plain(
     x: Tensor, rows: Tensor | None, padded: Tensor | None, scale: float, alpha: float, drop_threshold: int
 ) -> Tensor:
-    """add (dropout, where rows is None). A float64 sum or product of two float32 numbers, rounded, is rounded once."""
+    """add, or dropout if rows is None. A rounded float64 sum or product of two float32 numbers is correctly rounded."""
     dtype = x.dtype
     total = rounded(rounded(scale, dtype) * x.double(), dtype)
     if rows is not None:
@@ -145,7 +145,7 @@ def plain(
 
 
 def assert_bits(got: Tensor, want: Tensor) -> None:
-    """Equal by bits, every NaN being one."""
+    """Equal bits; all NaN are equal."""
     assert got.dtype == want.dtype and got.shape == want.shape
     assert torch.equal(got.isnan(), want.isnan())
     got, want = got.nan_to_num(0.0, torch.inf, -torch.inf), want.nan_to_num(0.0, torch.inf, -torch.inf)
@@ -156,7 +156,7 @@ SPECIAL = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 0.0, 1e-40, 6e4,
 
 
 def data(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Random numbers among which every special one stands several times."""
+    """Random numbers and several copies of each special value."""
     x = randn(*shape)
     at = torch.arange(0, x.numel(), max(1, x.numel() // 24))
     x.view(-1)[at] = SPECIAL.repeat(8)[: len(at)]
@@ -232,7 +232,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides(layout: str, dtype: torch.dtype, block: None) -> None:
-    """Results have the strides of empty_like, and only the shape of what is given counts."""
+    """Results have the strides of empty_like; only the logical shape of the inputs counts."""
     x, numbers = LAYOUTS[layout](randn(B, S, D, dtype=dtype)), {"seed": SEED, "drop_threshold": DROP}
     dense, strides = x.contiguous(), torch.empty_like(x).stride()
     for call in (
@@ -266,7 +266,7 @@ def test_row_dots(form: str, dtype: torch.dtype, drop_threshold: int, block: Non
         scale = 65536 / (65536 - drop_threshold) if drop_threshold < 65536 else 0.0
         want = torch.tensor([math.fsum(row) * scale for row in products.reshape(-1, D).tolist()], dtype=torch.float64)
         bound = products.abs().sum(-1) * scale * DOT_ERROR
-        grad = torch.where(keep, grad, torch.nan)  # dropped NaN leaves nothing behind; nor does a padded one
+        grad = torch.where(keep, grad, torch.nan)  # dropped or padded NaN has no effect
         grad = grad if mask is None else torch.where(mask.unsqueeze(-1), torch.inf, grad)
         got = row_dots(PLAN, grad, given, 5, mask, weights, seed=SEED, drop_threshold=drop_threshold)
         assert got.dtype == torch.float64 and got.shape == shape[:-1] and got.is_contiguous()
@@ -274,8 +274,8 @@ def test_row_dots(form: str, dtype: torch.dtype, drop_threshold: int, block: Non
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 16, 17, 100, 513])
-def test_dots_are_summed_in_one_order(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bits of a row depend neither on the rows beside it nor on blocks nor on threads."""
+def test_order_of_dot_sums_is_fixed(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row's bits do not depend on other rows, blocks or threads."""
     grad, of = randn(4, 9, dim), plan(Encoding(dim))
     want, before = row_dots(of, grad, None, 0, None, None), torch.get_num_threads()
     for sample in range(4):
@@ -312,8 +312,8 @@ def test_embed(form: str, dtype: torch.dtype, drop_threshold: int, block: None) 
         assert_bits(got, want[0])
 
 
-def row_by_row(grad: Tensor, ids: Tensor, rows: int, padding_idx: int, scale: float, drop_threshold: int) -> Tensor:
-    """embed_backward from its definition."""
+def by_rows(grad: Tensor, ids: Tensor, rows: int, padding_idx: int, scale: float, drop_threshold: int) -> Tensor:
+    """embed_backward by its definition."""
     acc, dim = acc_of(grad.dtype), grad.shape[-1]
     tokens = torch.where(mask_of(grad.shape, drop_threshold), grad, 0.0).to(acc).reshape(-1, dim)
     factor = torch.tensor(scale * (65536 / (65536 - drop_threshold)), dtype=torch.float64).to(acc)
@@ -337,21 +337,22 @@ def test_embed_backward(dtype: torch.dtype, drop_threshold: int, block: None) ->
         grad = data(*shape, D, dtype=dtype)
         got = embed_backward(grad, ids, V, padding_idx, scale, seed=SEED, drop_threshold=drop_threshold)
         assert got.is_contiguous()
-        assert_bits(got, row_by_row(grad, ids, V, padding_idx, scale, drop_threshold))
+        assert_bits(got, by_rows(grad, ids, V, padding_idx, scale, drop_threshold))
     assert_bits(embed_backward(grad, ids, V, -1, -1.0, drop_threshold=65536), torch.zeros(V, D, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_sums_are_trees(threads: int, dtype: torch.dtype) -> None:
-    """Of ids with none to more than 64 * 64 tokens: index_add_ on the CPU, and the way by sorting, give the bits of the
-    definition, which are those of no other order."""
+def test_token_sums_are_trees(threads: int, dtype: torch.dtype) -> None:
+    """For 0 to more than 64 * 64 tokens per id: index_add_ on the CPU and the sorting method give the bits of the
+    definition, which another order does not.
+    """
     rows, dim, before = 7, 67, torch.get_num_threads()
     ids = torch.arange(rows).repeat_interleave(torch.tensor([64, 5000, 1, 0, 65, 4096, 129]))
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
     tokens = (randn(len(ids), dim) * 10.0 ** randn(len(ids), dim, seed=9)).to(dtype)
-    want = row_by_row(tokens, ids, rows, -1, 1.0, 0)
-    assert not torch.equal(torch.zeros(rows, dim, dtype=dtype).index_add_(0, ids, tokens), want)  # the order shows
+    want = by_rows(tokens, ids, rows, -1, 1.0, 0)
+    assert not torch.equal(torch.zeros(rows, dim, dtype=dtype).index_add_(0, ids, tokens), want)  # another order
     try:
         torch.set_num_threads(threads)
         assert torch.equal(embed_backward(tokens, ids, rows, -1, 1.0), want)
@@ -359,8 +360,8 @@ def test_sums_are_trees(threads: int, dtype: torch.dtype) -> None:
         torch.set_num_threads(before)
 
 
-def test_sums_by_sorting() -> None:
-    """What other devices than the CPU do: node after node, a part after the last node counts for none."""
+def test_token_sums_by_sorting() -> None:
+    """The method for other devices than the CPU; terms of node `count` are ignored."""
     many, count = 6000, 5
     nodes = torch.randint(count + 1, (many,), generator=torch.Generator().manual_seed(0))
     terms, want = randn(many, 3) * 10.0 ** randn(many, 3, seed=9), torch.zeros(count + 1, 3)

@@ -1,9 +1,9 @@
-"""Writes what tests/modules/test_saved.py holds later versions to: pickles, checkpoints, graphs, digests of results.
+"""Writes the data of tests/modules/test_saved.py: pickles, checkpoints, graphs, digests of results, error messages.
 
     python tests/saved/write.py FILES|BITS|MESSAGES
 
-The files are those of an earlier version and are never written anew; `bits.json` and `messages.json` are, by the change
-that alters a result or a message on purpose.
+FILES are from an earlier version and must not be rewritten; rewrite `bits.json` and `messages.json` with each change
+that intentionally alters a result or a message.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def weight(rows: int, dim: int) -> Tensor:
 
 
 def filled(layer: nn.Module) -> nn.Module:
-    """A layer whose parameters are not its first values."""
+    """Sets parameters to values other than the initial ones."""
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(x(*parameter.shape) + 1)
     return layer
 
 
-# A layer -> what it is called with. In training a seed gives the mask.
+# Layer -> its arguments. In training, a seed determines the mask.
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], dict[str, Any]]] = {
     "plain": (lambda: sinpe.SinusoidalPositionalEncoding(D, 0.1).eval(), (x(2, 5, D),), {"start": 3}),
     "training": (lambda: sinpe.SinusoidalPositionalEncoding(D, 0.5, 40), (x(2, 5, D),), {"seed": 7}),
@@ -106,7 +106,7 @@ ENCODINGS: dict[str, Any] = {
 
 
 class Model(nn.Module):
-    """The three operators that a model's graph has: embed, then add with dropout, in training."""
+    """The three operators in a model's graph: embed, then add with dropout, in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ GRAPH_ARGUMENTS = ids(2, 6), torch.tensor(11)
 
 
 class Tutorial(nn.Module):
-    """PyTorch's tutorial's layer, for a swap."""
+    """The layer of PyTorch's tutorial, for swap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def write_files() -> None:
     results["graph"] = model(*GRAPH_ARGUMENTS).detach()
     graph = torch.export.export(model, GRAPH_ARGUMENTS)
     for node in graph.graph.nodes:
-        node.meta.pop("stack_trace", None)  # names this machine's folders
+        node.meta.pop("stack_trace", None)  # contains paths of the machine
     torch.export.save(graph, HERE / "model.pt2")
     model = filled(WithoutDropout())
     results["onnx"] = model(GRAPH_ARGUMENTS[0]).detach()
@@ -169,7 +169,7 @@ def write_files() -> None:
 
 
 def results() -> Iterator[tuple[str, Tensor]]:
-    """Results of every kind in which all backends agree to the bit: no float64, and of gradients those that are."""
+    """Results of all kinds that are equal bit by bit on all backends: no float64, and only some gradients."""
     floats = torch.float32, torch.bfloat16, torch.float16
     for name in sinpe.conventions():
         dim = 48 if name == "cogvideo3d" else 18 if name == "nerf" else 7 if name == "tcnn" else 24
@@ -201,7 +201,7 @@ def results() -> Iterator[tuple[str, Tensor]]:
         yield f"embed {dtype}", out.detach()
         out.backward(x(3, 11, 24).to(dtype))
         yield f"gradient of weight {dtype}", rows.grad  # type: ignore[misc]
-        # Words as frequent as in a text: sums of two levels of the tree, of one, and of few tokens.
+        # Tokens with frequencies as in text: sums of two levels of the tree, of one, and of few tokens.
         k, rows = torch.arange(5000)[None], weight(8, 24).to(dtype).requires_grad_()
         often = torch.where(k % 8 != 0, 0, torch.where(k % 64 != 0, 1, 2 + k // 64 % 6))  # 4375, 546, 13 or 14 times
         sinpe.embed(often, rows, dropout=0.3, seed=8).backward((k[..., None] * 37 % 1021 + x(1, 1, 24)).to(dtype) / 7)
@@ -216,26 +216,26 @@ def bits() -> dict[str, str]:
     return {name: digest(result) for name, result in results()}
 
 
-# Test modules and their tables of refused calls: (call, error, what the message has in it).
-REFUSED = {
+# Test modules and their tables of bad calls: (call, error, part of the message).
+ERRORS = {
     "test_bad_input": ("ADD", "TABLE", "ENCODE", "NUMBERS"),
     "test_bad_writes": ("LAYER", "NUMPY"),
     "test_error_messages": ("MESSAGES",),
     "test_grid_errors": ("ERRORS",),
-    "test_embed": ("REFUSED",),
+    "test_embed": ("ERRORS",),
     "test_positions": ("ERRORS",),
     "test_timestep": ("ERRORS",),
 }
 
 
-# Depends on what else the process has imported.
+# Depends on which modules the process has imported.
 SAID_WITH_FSDP = "; fully_shard casts float inputs so, unless MixedPrecisionPolicy has cast_forward_inputs=False"
 
 
 def messages() -> dict[str, str]:
-    """What each of the refused calls of other tests says, to the letter."""
+    """Complete error messages of the bad calls of other tests."""
     found = {}
-    for module, tables in REFUSED.items():
+    for module, tables in ERRORS.items():
         for table in tables:
             cases = getattr(importlib.import_module(module), table)
             for name, case in cases.items() if isinstance(cases, dict) else enumerate(cases):

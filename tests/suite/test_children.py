@@ -1,4 +1,4 @@
-"""The processes that tests start: what they are, how they end, and what a test that fails says of them."""
+"""tests/support/children.py: processes, their exit status, timeouts, and the messages of failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_status(begin) -> None:
 
 
 @pytest.mark.parametrize("begin", BEGIN)
-def test_what_a_process_is(begin, tmp_path: Path) -> None:
+def test_environment_of_a_process(begin, tmp_path: Path) -> None:
     code = """
 import os, pathlib, sys, sinpe_ext
 assert sys.stdin.read() == "" and sys.argv == ["-c"] and sys.path[0] == "" and __name__ == "__main__"
@@ -45,8 +45,8 @@ print("warned", file=sys.stderr)
     assert finish(child) == ("said\n", "warned\n")
 
 
-def over(pid: int) -> bool:
-    """Or a zombie: not every container has a process that collects them."""
+def has_ended(pid: int) -> bool:
+    """Exited, or a zombie: some containers have no process that reaps them."""
     try:
         os.kill(pid, 0)
         found = Path(f"/proc/{pid}/stat").read_text() if Path("/proc/self/stat").exists() else ") R"
@@ -56,7 +56,7 @@ def over(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("begin", BEGIN)
-def test_a_hang_ends_with_all_that_it_started(begin) -> None:
+def test_hanging_process_is_killed_with_its_children(begin) -> None:
     code = """
 import subprocess, time
 print(subprocess.Popen(["sleep", "1000"]).pid, "waits", flush=True)
@@ -65,15 +65,15 @@ time.sleep(1000)
     child = begin(code, environment())
     until(lambda: "waits\n" in child.printed()[0], "its first words", child=child)
     started = int(child.printed()[0].split()[0])
-    assert not over(started)
+    assert not has_ended(started)
     with pytest.raises(pytest.fail.Exception, match=r"(?s)no end within 0.1 s: .*--- stdout, \d+ char.*\d+ waits"):
         finish(child, 0.1)
     assert child.poll() == -signal.SIGKILL
-    until(lambda: over(started), "what it started is gone")
+    until(lambda: has_ended(started), "what it started is gone")
 
 
 @pytest.mark.parametrize("begin", BEGIN)
-def test_a_failure_is_told_with_the_end_of_both_streams(begin) -> None:
+def test_failure_shows_the_end_of_both_streams(begin) -> None:
     child = begin("import sys; print('x' * 9000 + 'end'); sys.exit('why')", environment())
     with pytest.raises(pytest.fail.Exception) as failed:
         finish(child)
@@ -82,7 +82,7 @@ def test_a_failure_is_told_with_the_end_of_both_streams(begin) -> None:
     assert len(told) < 5000
 
 
-def test_a_command() -> None:
+def test_command() -> None:
     echo = "import sys; print(sys.stdin.read()); print('err', file=sys.stderr); sys.exit(2)"
     done = execute([sys.executable, "-c", echo], input="words", status=2)
     assert (done.returncode, done.stdout, done.stderr) == (2, "words\n", "err\n")
@@ -92,7 +92,7 @@ def test_a_command() -> None:
         execute([sys.executable, "-c", echo])
 
 
-def test_until_says_what_did_not_come() -> None:
+def test_until_names_what_it_waited_for() -> None:
     with pytest.raises(pytest.fail.Exception, match="not within 0.1 s: rain"):
         until(lambda: False, "rain", 0.1)
     with pytest.raises(pytest.fail.Exception, match=r"(?s)status 3 before rain: .*clouds"):
@@ -107,19 +107,19 @@ def test_forked_children_have_torch_and_no_other_state() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_what_is_read_at_the_start_is_refused_by_a_fork() -> None:
-    with pytest.raises(AssertionError, match="OMP_NUM_THREADS.*a process of its own"):
+def test_variables_read_at_startup_are_rejected_for_a_fork() -> None:
+    with pytest.raises(AssertionError, match="OMP_NUM_THREADS.*use children.run"):
         forked("", environment(OMP_NUM_THREADS="7"))
     assert run("import os; print(os.environ['OMP_NUM_THREADS'])", environment(OMP_NUM_THREADS="7"))[0] == "7\n"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_server_that_ends() -> None:
-    """Its children end with it; without it, the test fails with what it said."""
+def test_server_that_ends() -> None:
+    """Its children end with it; without it, the test fails with its output."""
     server = Server("json", env=environment())
     child = server.start("import time; time.sleep(1000)", environment())
     server.close()
-    until(lambda: over(child.pid), "the child is gone")
+    until(lambda: has_ended(child.pid), "the child is gone")
     server = Server("no_such_module", env=environment())
     with pytest.raises(pytest.fail.Exception, match="No module named 'no_such_module'"):
         server.start("pass", environment())

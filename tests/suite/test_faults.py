@@ -1,4 +1,4 @@
-"""The hand-made faults of tests/faults: each still applies, names tests that there are, and has its row on the page."""
+"""The faults of tests/faults: each patch applies, names existing tests, and has a row in docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import faults  # noqa: E402
 
 PATCHES = sorted(faults.FAULTS.glob("*.patch"))
 if not PATCHES:
-    pytest.skip("the copy that a fault is applied to has no patches", allow_module_level=True)
+    pytest.skip("the copy that a fault is applied to contains no patches", allow_module_level=True)
 
 
 def test_faults_are_numbered_and_named() -> None:
@@ -32,12 +32,12 @@ def test_faults_are_numbered_and_named() -> None:
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda path: path.stem)
-def test_a_fault_applies(patch: Path) -> None:
+def test_fault_applies(patch: Path) -> None:
     done = execute(["git", "apply", "--check", str(patch)], cwd=faults.ROOT, status=None)
-    assert done.returncode == 0, f"{done.stderr}\nchange the patch as the source has changed"
+    assert done.returncode == 0, f"{done.stderr}\nadapt the patch to the changed source"
 
 
-def test_the_page_has_a_row_for_each_fault() -> None:
+def test_page_has_a_row_for_each_fault() -> None:
     text = faults.PAGE.read_text(encoding="utf-8")
     table = text[text.index(faults.BEGIN) : text.index(faults.END)]
     for fault in map(faults.fault, PATCHES):
@@ -46,7 +46,7 @@ def test_the_page_has_a_row_for_each_fault() -> None:
         assert (faults.ROOT / "tests" / found).is_file(), f"{found} is gone: run python tools/faults.py --write"
 
 
-def test_the_table_counts_what_was_found() -> None:
+def test_table_counts_detected_faults() -> None:
     one, other, third = (faults.fault(path) for path in PATCHES[:3])
     R = faults.Result
     rows = [(one, R("test_a.py::test_b")), (other, R("", "test_c.py::test_d")), (third, R(""))]

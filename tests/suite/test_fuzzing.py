@@ -1,4 +1,4 @@
-"""How many examples the suite draws, and that the profile `long` tells of planted faults of every kind."""
+"""The number of hypothesis examples in the suite, and detection of failing tests with the profile `long`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ test_walk = machine(Walk, examples=5, steps=3)
 """
 
 
-def test_the_suite_draws_enough_examples() -> None:
-    """That each test draws what it promises is checked after it, in fuzzing.py."""
+def test_suite_draws_enough_examples() -> None:
+    """fuzzing.py checks after each test that it drew its examples."""
     for path in (TESTS / "reference" / "test_parity.py", *TESTS.rglob("test_fuzz_*.py")):
         importlib.import_module(path.stem)
     total = sum(fuzzing.PROMISED.values())
@@ -50,7 +50,7 @@ OPTIONS = "-p conftest -p no:cacheprovider -m hypothesis --hypothesis-profile=lo
 
 
 def run(folder: Path, body: str, *options: str, status: int = 0) -> str:
-    """What pytest says of the planted tests with the profile `long`."""
+    """pytest's output for these tests with the profile `long`."""
     (folder / "test_planted.py").write_text(PLANTED.format(body=body))
     command = [
         sys.executable,
@@ -67,7 +67,7 @@ def run(folder: Path, body: str, *options: str, status: int = 0) -> str:
 
 
 @pytest.mark.processes
-def test_a_clean_run_draws_new_examples(tmp_path: Path) -> None:
+def test_passing_run_draws_new_examples(tmp_path: Path) -> None:
     body = f"open({str(tmp_path / 'drawn')!r}, 'a').write(f'{{n}}\\n')"
     seeds, drawn = set(), []
     for _ in range(2):
@@ -84,24 +84,24 @@ def test_a_clean_run_draws_new_examples(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_failing_property_is_told_with_its_example(tmp_path: Path) -> None:
+def test_failing_property_is_reported_with_its_example(tmp_path: Path) -> None:
     said = run(tmp_path, "assert n < 1000", status=1)
     assert "test_planted" in said and "n=1000," in said and "@reproduce_failure" in said  # the smallest one
 
 
 @pytest.mark.processes
-def test_a_crash_is_told_with_its_test_and_its_example(tmp_path: Path) -> None:
+def test_crash_is_reported_with_test_and_example(tmp_path: Path) -> None:
     body = "\n    ".join(["if n > 1000:", "    os.kill(os.getpid(), signal.SIGSEGV)"])
     said = run(tmp_path, body, "--numprocesses=1", status=1)
     assert re.search(r"worker 'gw\d' crashed while running .*test_planted", said), said
     seed = re.search(r"--hypothesis-seed=(\d+)", said)
     assert seed, said
     again = run(tmp_path, body, "-s", seed[0], "--hypothesis-verbosity=verbose", "-k", "planted", status=-11)
-    example = re.findall(r"n=(\d+)", again)[-1]  # the last that was tried
+    example = re.findall(r"n=(\d+)", again)[-1]  # the last one tried
     assert int(example) > 1000
 
 
 @pytest.mark.processes
-def test_fewer_examples_than_promised_fail(tmp_path: Path) -> None:
+def test_too_few_examples_fail(tmp_path: Path) -> None:
     said = run(tmp_path, "assume(n < 20)", status=1)
     assert re.search(r"expected 800 examples, got \d+|Unsatisfiable", said), said

@@ -1,4 +1,4 @@
-"""That AddressSanitizer and UBSan see what is wrong, where the suite runs under them: `nox -s asan`."""
+"""AddressSanitizer and UBSan detect faults when the suite runs under them: `nox -s asan`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as the package's own libraries are."""
+    """Built with the flags of the package's libraries."""
     folder = tmp_path_factory.mktemp("planted")
     (folder / "planted.cpp").write_text(PLANTED)
     flags = [flag for flag in compilation.compile_flags("cpu") if not flag.startswith(("-D", "-fvisibility"))]
@@ -42,13 +42,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("fault", WORDS)
-def test_a_planted_fault_is_reported(fault: str, library: Path, tmp_path: Path) -> None:
+def test_fault_is_reported(fault: str, library: Path, tmp_path: Path) -> None:
     call = f"import ctypes; ctypes.CDLL({str(library)!r}).{fault}(40000)"
-    options = os.environ["ASAN_OPTIONS"].split(":log_path=")[0]  # to what it prints, not to the reports of the run
+    options = os.environ["ASAN_OPTIONS"].split(":log_path=")[0]  # report to stderr
     environment = {**os.environ, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": ""}
     done = execute([sys.executable, "-c", call], env=environment, status=1, merged=True)
     assert WORDS[fault] in done.stdout
 
 
-def test_the_runtimes_are_loaded() -> None:
+def test_runtimes_are_loaded() -> None:
     assert hasattr(ctypes.CDLL(None), "__asan_init")

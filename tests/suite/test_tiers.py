@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-all`: tests/support/tiers.py."""
+"""tests/support/tiers.py: which tests `make test` leaves to `make test-all`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def parts(params: dict[str, Any], strength: int) -> set[Any]:
 
 
 @pytest.mark.parametrize(("how", "strength", "most"), [("values", 1, 5), ("pairs", 2, 20)])
-def test_a_sample_has_every_value_or_pair(how: str, strength: int, most: int) -> None:
+def test_sample_contains_every_value_or_pair(how: str, strength: int, most: int) -> None:
     items = cases(**VALUES)
     chosen = tiers.sample(items, how)
     assert len(items) == 60 and len(chosen) <= most
     everything = set().union(*(parts(item.callspec.params, strength) for item in items))
     assert everything == set().union(*(parts(items[at].callspec.params, strength) for at in chosen))
-    assert chosen == tiers.sample(cases(**VALUES), how)  # the same in every worker and for everyone
+    assert chosen == tiers.sample(cases(**VALUES), how)  # the same in each worker and on each machine
 
 
-def test_a_sample_without_cases_that_skip_themselves(pytester: pytest.Pytester) -> None:
+def test_sample_without_excluded_cases(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import pytest, tiers\npytest_collection_modifyitems = tiers.pytest_collection_modifyitems")
     pytester.makepyfile(
         """
@@ -52,7 +52,7 @@ def test_a_sample_without_cases_that_skip_themselves(pytester: pytest.Pytester) 
     pytester.runpytest_inprocess(*options).assert_outcomes(passed=3, skipped=6)
 
 
-def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_divided_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -67,7 +67,7 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tiers.pytest_xdist_auto_num_workers() in (2, 8)
 
 
-def test_what_make_runs() -> None:
+def test_commands_in_the_makefile() -> None:
     makefile = Path(__file__).parent.parent.parent / "Makefile"
     if not makefile.is_file():
         pytest.skip("the Makefile is part of the repository alone")
@@ -80,13 +80,13 @@ def test_what_make_runs() -> None:
     assert not ci.is_file() or "-m long" in ci.read_text(encoding="utf-8")
 
 
-def test_a_sample_of_a_list() -> None:
+def test_sample_of_a_list() -> None:
     assert tiers.sample(cases(name=list("abcdefghi")), 4) == {0, 4, 8}
     assert tiers.sample(cases(name=list("abc")), "values") == {0, 1, 2}
     assert tiers.sample(cases(name=["a"]), "pairs") == {0}
 
 
-def test_markers_and_what_they_leave_out(pytester: pytest.Pytester) -> None:
+def test_markers_deselect_tests(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import pytest, tiers\npytest_collection_modifyitems = tiers.pytest_collection_modifyitems")
     pytester.makepyfile(
         """
@@ -134,10 +134,10 @@ def test_markers_and_what_they_leave_out(pytester: pytest.Pytester) -> None:
         ("thorough('')", "test_it.*: expected thorough.*got thorough.''"),
         ("thorough('test_other')", "test_it.*: expected thorough.*got thorough.'test_other'"),
         ("sampled('values')", "test_it: expected sampled.* of a test with parameters"),
-        ("long", "test_it.*: expected a marker that says why it is long"),
+        ("long", "test_it.*: expected a marker with the reason"),
     ],
 )
-def test_markers_that_are_refused(marker: str, message: str, pytester: pytest.Pytester) -> None:
+def test_invalid_markers_are_rejected(marker: str, message: str, pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import pytest, tiers\npytest_collection_modifyitems = tiers.pytest_collection_modifyitems")
     cases = "" if "with parameters" in message else "@pytest.mark.parametrize('a', [1, 2])\n"
     pytester.makepyfile(f"import pytest\n{cases}@pytest.mark.{marker}\ndef test_it({'a' if cases else ''}): pass\n")

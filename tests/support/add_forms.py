@@ -1,4 +1,4 @@
-"""One call of `add` in each of its forms, on each backend, against its rule: what it returns and what it writes to."""
+"""One call of `add` in each form and on each backend, compared with the expected result and for unintended writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKENDS = ("compiled", "eager")
 FORMS = ("add", "out", "out is x", "add_")
 
 
-def own_copy(memory: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def copy_of_view(memory: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """A copy of all the memory, and the same view of it."""
     kept = memory.clone()
     return kept, torch.as_strided(kept, x.size(), x.stride(), x.storage_offset())
@@ -33,17 +33,17 @@ def check_form(
     arguments: Callable[[], dict[str, Any]],
     want: Callable[[Tensor], Tensor],
 ) -> None:
-    """Draws x and where the result goes; `arguments` are made anew for each call, `want` is the rule's result for x."""
+    """Draws x and the output; `arguments` are constructed anew for each call, `want` is the expected result for x."""
     memory, x = draw(views(shape, dtype, expanded=form in ("add", "out")))
     if x.numel() and 0 not in x.stride():
         sprinkle(x, draw(st.integers(0, 2**20)))
     inference, results = draw(st.booleans()), {}
     for backend in BACKENDS:
         with sinpe.use_backend(backend), torch.inference_mode(inference):
-            kept, own = own_copy(memory, x)
+            kept, own = copy_of_view(memory, x)
             into_memory, into = kept, own
             if form == "out":
-                into_memory, into = own_copy(*draw(views(shape, dtype, expanded=False)))
+                into_memory, into = copy_of_view(*draw(views(shape, dtype, expanded=False)))
                 into.fill_(math.nan)
             before, wanted = into_memory.clone(), want(own)
             if form == "add":
@@ -60,8 +60,8 @@ def check_form(
             if form != "add":
                 into.fill_(0)
                 torch.as_strided(before, into.size(), into.stride(), into.storage_offset()).fill_(0)
-                assert same(into_memory, before), "an element outside of the result was written to"
+                assert same(into_memory, before), "an element outside the result was modified"
             if form in ("add", "out"):
-                assert same(kept, memory), "x was written to"
+                assert same(kept, memory), "x was modified"
     if dtype != torch.float64:
         assert same(results["compiled"], results["eager"])

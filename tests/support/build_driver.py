@@ -1,4 +1,4 @@
-"""Programs that build the small library many times over, in forked children, for test_build_faults.py."""
+"""Programs that build the small library many times in forked children, for test_build_faults.py."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def seal(path):
 """
 )
 
-# The moments of a build, and what makes something happen at one.
+# Steps of a build, and a hook to run a function at one of them.
 STEPS = """
 STEPS = [  # owner, function, before or after its first or second call
     (build_cache, "checked", "before", 1), (build_cache, "checked", "after", 1), (jit, "_build_lock", "before", 1),
@@ -90,7 +90,7 @@ def meet(step, action):
 
 
 def mounted(command: str) -> list[str]:
-    """A shell command with mounts of its own."""
+    """A shell command in a separate mount namespace."""
     return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", command]
 
 
@@ -102,4 +102,4 @@ def _no_mounts() -> str:
     return done.stderr if done.returncode else ""
 
 
-needs_mounts = pytest.mark.skipif(bool(_no_mounts()), reason=f"no mounts of its own: {_no_mounts()}")
+needs_mounts = pytest.mark.skipif(bool(_no_mounts()), reason=f"no mount namespace: {_no_mounts()}")

@@ -1,4 +1,4 @@
-"""Small sources in place of the real ones, compilers of shell and builds of the project, for tests of the loader."""
+"""Small replacement sources, compilers in shell and builds of the project, for tests of the loader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) { m.impl("table", &table); }
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }
 """
 
-# The CUDA library in small: a kernel, its launch, and a binding that serves CPU tensors where it is emulated.
+# A small CUDA library: a kernel, its launch, and a binding that accepts CPU tensors if it is emulated.
 KERNEL = """
 #include "core/number.h"
 #ifdef __CUDACC__
@@ -59,7 +59,7 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
 #endif
 """
 
-# Runs before a test's own lines: the library comes from the small sources, compiled on first use.
+# Runs before a test's code: the library is compiled from the small sources on first use.
 PREAMBLE = """
 import os, pathlib, sys, threading, time, warnings
 import sinpe_ext
@@ -92,7 +92,7 @@ needs_compiler = pytest.mark.skipif(bool(_compiler_missing()), reason=_compiler_
 
 
 def write_small_sources(root: Path) -> Path:
-    """A library of two files with one name, as cpu/table.cpp and torch/table.cpp are."""
+    """A library of two files with the same name, like cpu/table.cpp and torch/table.cpp."""
     files = {
         "core/number.h": "#pragma once\nint sinpe_number();\n",
         "include/sinpe/sinpe.h": "#pragma once\n",
@@ -109,7 +109,7 @@ def write_small_sources(root: Path) -> Path:
 
 
 def write_nvcc(path: Path, compile: str = "exit 0", version: str = "12.8.61") -> Path:
-    """An nvcc of shell: it answers what a build asks it, and `compile` is what it does to a source."""
+    """A shell script as nvcc: answers the queries of a build, and runs `compile` on a source."""
     (path.parent / "lib").mkdir(parents=True, exist_ok=True)
     (path.parent / "lib" / "libcudart_static.a").write_bytes(b"!<arch>\n")
     listed = " ".join(f"compute_{number}" for number in (75, 80, 86, 89, 90, 100))
@@ -124,22 +124,22 @@ esac"""
 
 
 def copy_project(target: Path) -> Path:
-    """A copy of the project, so that builds leave nothing in the working tree."""
+    """A copy of the project, so that builds do not change the working tree."""
     leave = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so", "_build.json", "__pycache__", "results")
     shutil.copytree(REPOSITORY, target, ignore=leave)
     return target
 
 
 def build_by(hook: str, project: Path, out: Path, **env: str | None) -> subprocess.CompletedProcess[str]:
-    """Call a build hook as pip does without isolation; seconds faster than pip, and without its network."""
+    """Calls a build hook as pip does without isolation, without pip's start-up time and network access."""
     code = f"from setuptools import build_meta; print(build_meta.{hook}({str(out)!r}))"
     out.mkdir(exist_ok=True)
-    env = environment(**{"CUDACXX": "/nonexistent/nvcc", **env})  # the CPU's libraries alone
+    env = environment(**{"CUDACXX": "/nonexistent/nvcc", **env})  # the CPU libraries only
     return execute([sys.executable, "-c", code], cwd=project, env=env, merged=True, status=None)
 
 
 def wheel_of(done: subprocess.CompletedProcess[str], out: Path) -> tuple[Path, zipfile.ZipFile, dict]:
-    """The one wheel that was built, opened, and its _build.json."""
+    """The wheel that was built, opened, and its _build.json."""
     assert done.returncode == 0, done.stdout
     (wheel,) = out.glob("*.whl")
     archive = zipfile.ZipFile(wheel)

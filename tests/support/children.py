@@ -1,8 +1,8 @@
-"""Processes that tests start: how long they may take, how they end, and what a test says of one that went wrong.
+"""Processes started by tests: time limits, expected status, and the output shown on failure.
 
-start, run and execute begin a process; forked begins one from a process that has imported torch already. Each is a
-session of its own, so that all that it started can be ended with it. What one prints goes to files, so that nothing
-waits for a reader, nor for a grandchild that holds a pipe open.
+start, run and execute start a process; forked forks one from a process that has already imported torch. Each process is
+a session of its own, so that it can be killed with its children. Output goes to files, so that a full or open pipe
+cannot block.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from fork_server import BEGUN, LENGTH, REPLY, receive
 
 SUPPORT = Path(__file__).resolve().parent
 REPOSITORY = SUPPORT.parent.parent
-# Seconds, at least ten times what any child takes on an idle machine: a hang is a failure, a slow machine is none.
+# Seconds; at least ten times what any child takes on an idle machine, so that only a hang fails.
 DEADLINE = 3000.0 if os.environ.get("SINPE_EXT_SANITIZE") else 600.0
-SHOWN = 4000  # characters of each stream, the last ones
-Status: TypeAlias = "int | Sequence[int] | None"  # that a process must end with; None: any
-# Variables that Python, its libraries or torch read when they begin; the exceptions are read when they are used.
+SHOWN = 4000  # last characters of each stream
+Status: TypeAlias = "int | Sequence[int] | None"  # expected exit status; None: any
+# Variables that Python, its libraries or torch read at start-up; the exceptions are read when they are used.
 READ_AT_START = ("PYTHON", "LD_", "LANG", "LC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_")
-SET_BY_OTHERS = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # scikit-learn, when it is imported
+SET_BY_OTHERS = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # by scikit-learn at import
 READ_LATER = ("PYTHONPATH", "TORCH_CUDA_ARCH_LIST")
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """This process's environment without the project's own variables, then the changes; None removes.
+    """The environment of this process without the project's variables, then with the changes; None removes.
 
-    No CUDA device is visible and none is named, so that a fresh cache on a machine with one costs no CUDA build.
+    No CUDA device is visible and no architectures are set, so that an empty cache does not cause a CUDA build.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SINPE_EXT_")}
     for name in ("TORCH_CUDA_ARCH_LIST", *SET_BY_OTHERS):
@@ -55,23 +55,23 @@ def environment(**changes: str | None) -> dict[str, str]:
 
 
 def library_environment(backend: str = "auto", **changes: str | None) -> dict[str, str]:
-    """This process's environment, with the library and the cache that it has."""
+    """The environment of this process, with its library and cache."""
     here = {name: value for name, value in os.environ.items() if name.startswith("SINPE_EXT_")}
     return environment(**{**here, "SINPE_EXT_BACKEND": backend, **changes})
 
 
 class Child:
-    """A process that has begun; `pid` is that of its session as well."""
+    """A running process; `pid` is also its session."""
 
     def __init__(self, what: str, pid: int, wait: Callable[[float], int | None], streams: Sequence[IO[bytes]]):
         self.what, self.pid, self.wait, self.streams = what, pid, wait, streams
 
     def poll(self) -> int | None:
-        """Its status, as of Popen.returncode; None while it runs."""
+        """Its status, like Popen.returncode; None while it runs."""
         return self.wait(0)
 
     def printed(self, since: Sequence[int] = (0, 0)) -> tuple[str, str]:
-        """(stdout, stderr) until now, from these bytes on."""
+        """(stdout, stderr) up to now, from these byte offsets on."""
         found = []
         for stream, begin in zip(self.streams, since, strict=True):
             end = os.fstat(stream.fileno()).st_size
@@ -85,13 +85,13 @@ class Child:
         return "\n".join([f"{reason}: {self.what}", *shown])
 
     def end(self, number: int = signal.SIGKILL) -> None:
-        """A signal to the process and to all that it started."""
+        """Sends a signal to the process and its descendants."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
 
 def until(condition: Callable[[], Any], what: str, limit: float = DEADLINE, child: Child | None = None) -> Any:
-    """The first true value of the condition; `child` must run until then."""
+    """Waits for the first true value of the condition; `child` must be running until then."""
     deadline = time.monotonic() + limit
     while not (found := condition()):
         if child is not None and (status := child.poll()) is not None:
@@ -114,7 +114,7 @@ def start_command(
     stdout: int | None = None,
     merged: bool = False,
 ) -> Child:
-    """It reads `input`, or `stdin`; `stdout` stands for the file that is kept; merged: stderr goes there too."""
+    """The process reads `input` or `stdin`; output goes to a file or to `stdout`; merged: stderr goes there too."""
     out, read = tempfile.TemporaryFile(), tempfile.TemporaryFile()
     err = out if merged else tempfile.TemporaryFile()
     read.write(input.encode())
@@ -140,12 +140,12 @@ def start_command(
 
 
 def start(code: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> Child:
-    """A Python of its own."""
+    """A new Python process."""
     return start_command([sys.executable, "-c", code], env, cwd)
 
 
 def finish(child: Child, limit: float = DEADLINE, status: Status = 0) -> tuple[str, str]:
-    """(stdout, stderr) of a process that must end in time and with this status, or one of these."""
+    """(stdout, stderr) of a process that must end within the limit, with this status or one of these."""
     found = child.wait(limit)
     if found is None:
         reason = child.report(f"no end within {limit:g} s")
@@ -176,7 +176,7 @@ def execute(
 
 
 class Server:
-    """A process that has imported these modules, and the children that it forks."""
+    """A process that has imported the given modules and forks children."""
 
     def __init__(self, *modules: str, env: dict[str, str]):
         self.env, self.owner = env, os.getpid()
@@ -189,7 +189,7 @@ class Server:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Its children end with it."""
+        """Also ends its children."""
         if os.getpid() == self.owner and self.channel.fileno() >= 0:
             self.channel.close()
             self.child.wait(10)
@@ -201,13 +201,13 @@ class Server:
             return REPLY.unpack(receive(self.channel, REPLY.size))
         except (EOFError, ConnectionError):
             self.close()
-            pytest.fail(self.child.report("the process that forks others has ended"))
+            pytest.fail(self.child.report("the forking process has ended"))
 
     def start(self, code: str, env: dict[str, str], cwd: Path | None = None, stdin: int | None = None) -> Child:
-        """As start: the code, with this environment; `stdin` is empty unless given."""
+        """Like start: runs the code with this environment; `stdin` is empty by default."""
         early = {name for name in {*env, *self.env} if name.startswith(READ_AT_START) and name not in READ_LATER}
         changed = sorted(name for name in early if env.get(name) != self.env.get(name))
-        assert not changed, f"{changed}: read before the fork, so a process of its own is needed: children.run"
+        assert not changed, f"{changed}: read before the fork; use children.run"
         body = json.dumps({"code": code, "env": env, "cwd": str(cwd or Path.cwd())}).encode()
         streams = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
         with open(os.devnull, "rb") as nothing:
@@ -220,7 +220,7 @@ class Server:
         while (reply := self._reply())[1] != BEGUN:
             self.ended[reply[0]] = os.waitstatus_to_exitcode(reply[1])
         pid = reply[0]
-        self.ended.pop(pid, None)  # of an earlier process with this number
+        self.ended.pop(pid, None)  # an earlier process with the same pid
 
         def wait(limit: float) -> int | None:
             deadline = time.monotonic() + limit
@@ -244,10 +244,10 @@ _torch: list[Server] = []
 
 
 def start_forked(code: str, env: dict[str, str], cwd: Path | None = None) -> Child:
-    """As start, without the second and more that the import of torch takes.
+    """Like start, without the second or more that importing torch takes.
 
-    For code whose subject is not Python's start, the order of imports, or a setting that is read in one of these; nor
-    the kernels' threads, which in a forked process are others (csrc/cpu/own_threads.cpp).
+    Not for tests of Python's start-up, the order of imports, or a setting that is read there; nor of the kernels'
+    threads, which differ in a forked process (csrc/cpu/own_threads.cpp).
     """
     if not hasattr(os, "fork"):
         return start(code, env, cwd)
@@ -259,5 +259,5 @@ def start_forked(code: str, env: dict[str, str], cwd: Path | None = None) -> Chi
 def forked(
     code: str, env: dict[str, str], cwd: Path | None = None, status: Status = 0, limit: float = DEADLINE
 ) -> tuple[str, str]:
-    """As run, by start_forked."""
+    """Like run, with start_forked."""
     return finish(start_forked(code, env, cwd), limit, status)

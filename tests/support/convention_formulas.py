@@ -1,9 +1,8 @@
-"""Every named convention written once more, from the libraries that use it: plain loops, one channel at a time.
+"""All named conventions, implemented from the libraries that use them: plain loops, one channel at a time.
 
-To 50 digits, and nothing of sinpe_ext takes part, so an error in its catalogue or its plans cannot hide here.
-`row(name, position, dim)` is what the library of that name would give without rounding; a dim that the library refuses
-raises ValueError. Run as a program with --write it renews golden_conventions.json, which catches a change made on both
-sides.
+In 50 digits and without sinpe_ext, so errors in its catalogue or plans cannot affect the result. `row(name, position,
+dim)` is the exact result of the library of that name; a dim that the library rejects raises ValueError. With --write,
+the program renews golden_conventions.json, which detects a change made in both places.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 import mpmath
 
-MP = mpmath.MPContext()  # its own: the precision of other tests stays theirs
+MP = mpmath.MPContext()  # separate context: the precision of other tests is unchanged
 MP.dps = 50
 BASE = MP.mpf(10000)
 Row = list[Any]
@@ -26,12 +25,12 @@ GOLDEN = Path(__file__).with_name("golden_conventions.json")
 
 
 def number(value: Any) -> Any:
-    """A position at the exact value of an int or a float; a fraction to 50 digits."""
+    """A position: the exact value of an int or float; a fraction to 50 digits."""
     return MP.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else MP.mpf(value)
 
 
 def power(numerator: int, denominator: int) -> Any:
-    """10000 ** (-numerator / denominator); 1 where the denominator is 0, as tensor2tensor's max(h - 1, 1) has it."""
+    """10000 ** (-numerator / denominator); 1 if the denominator is 0, as with tensor2tensor's max(h - 1, 1)."""
     return BASE ** (-MP.mpf(numerator) / denominator) if denominator else MP.mpf(1)
 
 
@@ -40,7 +39,7 @@ def need(holds: bool, text: str) -> None:
         raise ValueError(text)
 
 
-# One coordinate -------------------------------------------------------------------------------------------------------
+# one coordinate
 
 
 def paper(p: Any, dim: int) -> Row:
@@ -65,7 +64,7 @@ def own_index(p: Any, dim: int) -> Row:
 
 
 def doubled_index(p: Any, dim: int, exponent_dim: int | None = None) -> Row:
-    """2 * index / d where the index steps by two already."""
+    """2 * index / d where the index already has step 2."""
     return [(MP.cos if j % 2 else MP.sin)(p * power(2 * j, exponent_dim or dim)) for j in range(dim)]
 
 
@@ -100,7 +99,7 @@ def unit(p: Any, dim: int) -> Row:
 
 
 def multidim1d(p: Any, dim: int) -> Row:
-    """channels = ceil(dim / 2) * 2; inv_freq over them; the first dim of sin and cos side by side."""
+    """channels = ceil(dim / 2) * 2; inv_freq over them; the first dim of sin and cos concatenated."""
     return axis_of_multidim(p, 2 * -(-dim // 2))[:dim]
 
 
@@ -109,7 +108,7 @@ def points(x: Any) -> Sequence[Any]:
 
 
 def nerf(x: Any, dim: int) -> Row:
-    """nerf-pytorch: for each frequency 2^k, for each of sin and cos, all coordinates; the raw input is not ours."""
+    """nerf-pytorch: for each frequency 2^k, for each of sin and cos, all coordinates; without the raw input."""
     coordinates = points(x)
     need(len(coordinates) == 1 or dim % (2 * len(coordinates)) == 0, "as many channels for each coordinate")
     row = []
@@ -120,7 +119,7 @@ def nerf(x: Any, dim: int) -> Row:
 
 
 def tcnn(x: Any, dim: int) -> Row:
-    """tiny-cuda-nn: per coordinate sin(pi 2^k x), cos(pi 2^k x), k = 0, 1, ...; the padding of ones is not ours."""
+    """tiny-cuda-nn: per coordinate sin(pi 2^k x), cos(pi 2^k x), k = 0, 1, ...; without the padding of ones."""
     coordinates = points(x)
     need(len(coordinates) == 1 or dim % (2 * len(coordinates)) == 0, "as many channels for each coordinate")
     row = []
@@ -130,7 +129,7 @@ def tcnn(x: Any, dim: int) -> Row:
     return row[:dim]
 
 
-# Grids ----------------------------------------------------------------------------------------------------------------
+# grids
 
 
 def from_grid(p: Any, dim: int) -> Row:
@@ -187,7 +186,7 @@ def cogvideo3d(at: Sequence[Any], dim: int) -> Row:
 
 
 def t2t2d(at: Sequence[Any], dim: int) -> Row:
-    """add_timing_signal_nd: the signal of axis a stands behind a * 2 * K zeros, K = channels // (2 n)."""
+    """add_timing_signal_nd: the signal of axis a starts at channel a * 2 * K, K = channels // (2 n)."""
     timescales = dim // (2 * len(at))
     need(timescales > 0, "not a single timescale: nothing would be added")
     row = [MP.mpf(0)] * dim
@@ -200,7 +199,7 @@ def t2t2d(at: Sequence[Any], dim: int) -> Row:
 
 
 def axis_of_multidim(p: Any, channels: int) -> Row:
-    """get_emb of the angles p / 10000^(j / channels), j = 0, 2, 4, ...: sin and cos side by side."""
+    """get_emb of the angles p / 10000^(j / channels), j = 0, 2, 4, ...: sin and cos concatenated."""
     row = []
     for j in range(0, channels, 2):
         row += [MP.sin(p * power(j, channels)), MP.cos(p * power(j, channels))]
@@ -208,13 +207,13 @@ def axis_of_multidim(p: Any, channels: int) -> Row:
 
 
 def multidim(at: Sequence[Any], dim: int) -> Row:
-    """PositionalEncoding2D and 3D: channels = ceil(dim / (2 n)) * 2 for each axis; the first dim of them all."""
+    """PositionalEncoding2D and 3D: channels = ceil(dim / (2 n)) * 2 for each axis; truncated to dim."""
     channels = -(-dim // (2 * len(at))) * 2
     return [value for coordinate in at for value in axis_of_multidim(coordinate, channels)][:dim]
 
 
 def detr2d(at: Sequence[Any], dim: int) -> Row:
-    """DETR: dim_t = 10000^(2 (j // 2) / F), F = dim / 2; cat((pos_y, pos_x)). Counting from 1 is in the positions."""
+    """DETR: dim_t = 10000^(2 (j // 2) / F), F = dim / 2; cat((pos_y, pos_x)). The positions count from 1."""
     features = dim // 2
     need(dim % 4 == 0, "torch.stack of 0::2 and 1::2 needs halves of one size")
     row = []
@@ -231,7 +230,7 @@ def fairseq2(at: Sequence[Any], dim: int, widths: Sequence[int]) -> Row:
     row: Row = []
     for coordinate, width in zip(at, widths, strict=True):
         count = width // 2
-        need(dim - len(row) >= count, "a slice too short for its sines: fairseq2 then writes over its own table")
+        need(dim - len(row) >= count, "a slice too short for its sines: fairseq2 then overwrites its table")
         row += [MP.sin(coordinate * power(i, count)) for i in range(count)]
         row += [MP.cos(coordinate * power(i, count)) for i in range(count)]
     return row[:dim]
@@ -268,7 +267,7 @@ def sin_cos_blocks(coordinates: Sequence[Any], bands: int) -> Row:
     return row
 
 
-# Names ----------------------------------------------------------------------------------------------------------------
+# names
 
 FORMULAS: dict[str, tuple[Callable[..., Row], int]] = {  # the row at a position; number of coordinates
     "paper": (paper, 1),
@@ -300,12 +299,12 @@ FORMULAS: dict[str, tuple[Callable[..., Row], int]] = {  # the row at a position
     "monai2d": (monai2d, 2),
     "monai3d": (monai3d, 3),
 }
-# Position of the first row, or of the first row and column, where a caller passes none.
+# Default position of the first row, or of the first row and column.
 STARTS = {"fairseq": 2, "ctranslate2": 1, "detr2d": 1}
 
 
 def row(name: str, position: Any, dim: int) -> Row:
-    """The channels of one position (a tuple for a grid or a point), exact to about 50 digits."""
+    """The channels of one position (a tuple for a grid or a point), to about 50 digits."""
     formula, _ = FORMULAS[name]
     exact = tuple(map(number, position)) if isinstance(position, (tuple, list)) else number(position)
     return formula(exact, dim)

@@ -1,7 +1,7 @@
-"""What the tests of the CUDA kernels share: the device to test, what to compare with, and how near it must be.
+"""Shared by the tests of the CUDA kernels: the device to test, the expected result, and tolerances.
 
-`device` is the CPU (kernels against eager PyTorch) and every kind of device with kernels here; a test that takes it
-runs everywhere. `cuda` is a CUDA device or a skip, which `--require-backend=cuda` turns into a failure.
+`device` is the CPU (kernels against eager PyTorch) and each available kind of device with kernels. `cuda` is a CUDA
+device, or skips; `--require-backend=cuda` turns the skip into a failure.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-# Single arithmetic promises 1 ULP of the type, double arithmetic the CPU's bits but for float64, whose 1 ULP holds on
-# both sides. x + PE adds at most half an ULP of the sum to that.
+# Single arithmetic guarantees 1 ULP of the dtype, double arithmetic the CPU's bits, except for float64, which is within
+# 1 ULP on both devices. x + PE adds at most half an ULP of the sum.
 SINGLE_ULP, FLOAT64_ULP = 1, 2
 
 
 def why_no_cuda() -> str:
-    """Why CUDA kernels cannot be tested here; empty if they can."""
+    """The reason why CUDA kernels cannot be tested, or an empty string."""
     if not torch.cuda.is_available():
         return "no CUDA device is visible"
     found = loader.resolve("cuda")
@@ -54,7 +54,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 
 def arithmetic() -> str:
-    """How float32 rows are computed on the current CUDA device: double or single; "" where the library does not say."""
+    """How the current CUDA device computes float32 rows: double or single; "" if the library does not report it."""
     chosen = os.environ.get("SINPE_EXT_CUDA_ARITHMETIC", "")
     if chosen in ("double", "single"):
         return chosen
@@ -63,20 +63,20 @@ def arithmetic() -> str:
 
 
 def is_exact(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether rows must have the CPU's bits."""
+    """Whether rows must be bitwise equal to the CPU's."""
     if dtype == torch.float64:
         return False
     return device.type == "cpu" or arithmetic() == "double"
 
 
 def expected(device: torch.device, run: Callable[[torch.device], Tensor]) -> Tensor:
-    """The same call on the CPU: by its kernels for another device, in eager PyTorch for the CPU itself."""
+    """The same call on the CPU: with its kernels for another device, in eager PyTorch for the CPU itself."""
     with loader.use_backend("eager" if device.type == "cpu" else "auto"):
         return run(torch.device("cpu"))
 
 
 def ordered(t: Tensor) -> Tensor:
-    """Floats as integers in the order of their values: neighbours differ by one, -0 and +0 are one number."""
+    """Maps floats to integers in order: adjacent floats differ by one, -0 and +0 are equal."""
     kinds: dict[int, torch.dtype] = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     words = t.contiguous().view(kinds[t.element_size()]).long()
     lowest = {2: -(2**15), 4: -(2**31), 8: -(2**63)}[t.element_size()]
@@ -84,7 +84,7 @@ def ordered(t: Tensor) -> Tensor:
 
 
 def ulps(got: Tensor, want: Tensor) -> int:
-    """The largest number of floats between two tensors of one type. NaN must meet NaN."""
+    """Largest distance in ULP between two tensors of one dtype. NaN must be at the same places."""
     got, want = got.detach().cpu(), want.detach().cpu()
     assert got.shape == want.shape and got.dtype == want.dtype
     assert torch.equal(got.isnan(), want.isnan())
@@ -93,7 +93,7 @@ def ulps(got: Tensor, want: Tensor) -> int:
 
 
 def assert_rows(device: torch.device, got: Tensor, want: Tensor) -> None:
-    """Rows of an encoding, as near as the arithmetic promises."""
+    """Rows of an encoding, within the guarantee of the arithmetic."""
     if is_exact(device, got.dtype):
         assert torch.equal(got.cpu().nan_to_num(7.0), want.nan_to_num(7.0)), f"{ulps(got, want)} ULP"
     else:
@@ -101,7 +101,7 @@ def assert_rows(device: torch.device, got: Tensor, want: Tensor) -> None:
 
 
 def assert_sums(device: torch.device, got: Tensor, want: Tensor, largest: float) -> None:
-    """scale * x + alpha * PE: the same bits, or apart by the rows' own ULP at the size of PE and one rounding.
+    """scale * x + alpha * PE: the same bits, or within the rows' ULP at the size of PE plus one rounding.
 
     largest: of abs(scale * x) + abs(alpha * PE), times 1 / (1 - dropout).
     """
@@ -116,12 +116,12 @@ def assert_sums(device: torch.device, got: Tensor, want: Tensor, largest: float)
 
 
 def moved(arguments: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Arguments with their tensors on a device."""
+    """Arguments with their tensors moved to a device."""
     return {name: a.to(device) if isinstance(a, Tensor) else a for name, a in arguments.items()}
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 2) -> Tensor:
-    """Numbers that are the same on every device."""
+    """The same random numbers on each device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 

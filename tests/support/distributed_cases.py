@@ -1,4 +1,4 @@
-"""DTensors in the functions, on each rank of a mesh: see distributed_support.py."""
+"""Cases of DTensor arguments of the functions, run on each rank of a mesh: see distributed_support.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed_support import SUM, Missing, case, compared, refused, same, spread
+from distributed_support import SUM, Missing, case, compare, distribute, raises, same
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -46,12 +46,12 @@ def add(mesh: DeviceMesh) -> None:
             x = torch.randn(shape).to(dtype)
             for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
                 for name, arguments in calls(*shape).items():
-                    compared(sinpe.add, x, placement, mesh, (name, shape, placement, dtype), **arguments)
+                    compare(sinpe.add, x, placement, mesh, (name, shape, placement, dtype), **arguments)
 
 
 @case
 def float64_channels(mesh: DeviceMesh) -> None:
-    """Many far rows: a part takes the ways of computing that the whole takes."""
+    """Many rows at large positions: a part uses the same algorithms as the whole."""
     x = torch.zeros(1, 2000, 64, dtype=torch.float64)
     for placement in (Shard(1), Shard(2)):
         for start in (10**15, 2**50 + 1):
@@ -60,7 +60,7 @@ def float64_channels(mesh: DeviceMesh) -> None:
 
 @case
 def strides(mesh: DeviceMesh) -> None:
-    """Those of empty_like(x), on every rank the same."""
+    """Strides of empty_like(x), equal on all ranks."""
     for x in (torch.randn(4, 3, 8).transpose(1, 2), torch.randn(4, 5, 8)[:, :3], torch.randn(3, 4, 8).transpose(0, 1)):
         for d in range(3):
             y = sinpe.add(distribute_tensor(x, mesh, [Shard(d)]))
@@ -69,18 +69,18 @@ def strides(mesh: DeviceMesh) -> None:
 
 
 @case
-def add_where_it_is_told(mesh: DeviceMesh) -> None:
-    """Sequence first, channels first, more dimensions, none for samples."""
+def add_dimensions(mesh: DeviceMesh) -> None:
+    """Sequence first, channels first, more dimensions, no batch dimension."""
     for shape, dims in (((6, 3, 8), (0, 2)), ((3, 10, 7), (2, 1)), ((2, 3, 5, 4), (2, 3)), ((7, 6), (0, 1))):
         x = torch.randn(shape)
         for d in range(len(shape)):
             arguments = {"seq_dim": dims[0], "channel_dim": dims[1], "dropout": 0.4, "seed": 1, "scale": 3.0}
-            compared(sinpe.add, x, Shard(d), mesh, (shape, d), **arguments)
+            compare(sinpe.add, x, Shard(d), mesh, (shape, d), **arguments)
 
 
 @case
 def float_positions(mesh: DeviceMesh) -> None:
-    """Gradients of positions that every rank has, and of positions that are sharded with x."""
+    """Gradients of replicated positions, and of positions sharded with x."""
     x = torch.randn(4, 7, 8)
     for shape in ((7,), (4, 7)):
         p = torch.rand(shape) * 100
@@ -88,7 +88,7 @@ def float_positions(mesh: DeviceMesh) -> None:
         sinpe.add(x, positions=one).square().sum().backward()
         for placement in (Shard(0), Shard(1), Shard(2)):
             for sharded in (False, True):
-                many = spread(p, mesh, Replicate()) if sharded else p.clone().requires_grad_()
+                many = distribute(p, mesh, Replicate()) if sharded else p.clone().requires_grad_()
                 y = sinpe.add(distribute_tensor(x, mesh, [placement]), positions=many)
                 y.square().sum().backward()
                 actual = many.grad.full_tensor() if sharded else many.grad
@@ -109,11 +109,11 @@ def add_in_place(mesh: DeviceMesh) -> None:
         )
         assert sinpe.add(given, dropout=0.25, seed=5, out=out) is out
         same(out, expected, placement)
-        sharded, weight = distribute_tensor(x.clone(), mesh, [placement]), spread(x, mesh, placement)
+        sharded, weight = distribute_tensor(x.clone(), mesh, [placement]), distribute(x, mesh, placement)
         total = (weight * sharded).sum()
-        sinpe.add_(sharded)  # which autograd has kept for the gradient of weight
-        refused(RuntimeError, "modified by an inplace operation", total.backward)
-        many, one = spread(x, mesh, placement), x.clone().requires_grad_()
+        sinpe.add_(sharded)  # saved for the gradient of weight
+        raises(RuntimeError, "modified by an inplace operation", total.backward)
+        many, one = distribute(x, mesh, placement), x.clone().requires_grad_()
         sinpe.add_(many * 2, scale=3.0).sum().backward()
         sinpe.add_(one * 2, scale=3.0).sum().backward()
         same(many.grad, one.grad, placement)
@@ -122,7 +122,7 @@ def add_in_place(mesh: DeviceMesh) -> None:
 @case
 def second_order(mesh: DeviceMesh) -> None:
     if "grad_placements" not in signature(DTensor.from_local).parameters:
-        raise Missing("this torch's redistribute has no second derivative: autograd says that a tensor was not used")
+        raise Missing("redistribute of this torch has no second derivative: autograd reports an unused tensor")
     x, p = torch.randn(2, 5, 6, dtype=torch.float64), torch.rand(2, 5, dtype=torch.float64)
 
     def twice(x: Tensor, p: Tensor) -> Tensor:
@@ -131,12 +131,12 @@ def second_order(mesh: DeviceMesh) -> None:
 
     expected = twice(x, p.clone().requires_grad_())
     for placement in (Shard(0), Shard(1)):
-        actual = twice(distribute_tensor(x, mesh, [placement]), spread(p, mesh, placement))
+        actual = twice(distribute_tensor(x, mesh, [placement]), distribute(p, mesh, placement))
         torch.testing.assert_close(actual.full_tensor(), expected)
 
 
 @case
-def sums_that_are_pending(mesh: DeviceMesh) -> None:
+def partial_sums(mesh: DeviceMesh) -> None:
     x = torch.randint(-8, 9, (2, 6, 4)).float()
     parts = DTensor.from_local(x, mesh, [Partial()], run_check=False)
     y = sinpe.add(parts, scale=0.5)
@@ -154,12 +154,12 @@ def two_dimensions_of_mesh(mesh: DeviceMesh) -> None:
         for a in (Shard(0), Shard(1), Shard(2), Replicate()):
             for b in (Shard(0), Shard(1), Shard(2), Replicate()):
                 for name in ("plain", "positions of samples", "all"):
-                    compared(sinpe.add, x, [a, b], square, (name, shape, a, b), **calls(*shape)[name])
+                    compare(sinpe.add, x, [a, b], square, (name, shape, a, b), **calls(*shape)[name])
 
 
 @case
 def seeds(mesh: DeviceMesh) -> None:
-    """A seed that is drawn is the first rank's, on all of them, and of one process."""
+    """A random seed is the first rank's on all ranks, equal to that of a single process."""
     rank = dist.get_rank()
     x = torch.randn(4, 6, 8)
     for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
@@ -213,8 +213,8 @@ def encode(mesh: DeviceMesh) -> None:
         f = torch.rand(shape) * 1000
         for placement in (*(Shard(d) for d in range(len(shape))), Replicate()):
             same(sinpe.encode(distribute_tensor(p, mesh, [placement]), sinpe.Encoding(10)), sinpe.encode(p, 10), shape)
-            compared(lambda t: sinpe.encode(t, sinpe.Encoding(6)) * 1.0, f, Replicate(), mesh, shape)
-            one, many = f.clone().requires_grad_(), spread(f, mesh, placement)
+            compare(lambda t: sinpe.encode(t, sinpe.Encoding(6)) * 1.0, f, Replicate(), mesh, shape)
+            one, many = f.clone().requires_grad_(), distribute(f, mesh, placement)
             y, ys = sinpe.encode(one, sinpe.Encoding(6)), sinpe.encode(many, sinpe.Encoding(6))
             same(ys, y, shape)
             y.square().sum().backward()
@@ -249,7 +249,7 @@ def grids(mesh: DeviceMesh) -> None:
     for encoding in (grid, sinpe.convention("detr2d", 12)):
         for shape, arguments in calls:
             for d in range(len(shape)):
-                compared(
+                compare(
                     sinpe.add,
                     torch.randn(shape),
                     Shard(d),
@@ -261,7 +261,7 @@ def grids(mesh: DeviceMesh) -> None:
     behind: list[dict[str, Any]] = [{}, {"start": 5, "dropout": 0.3, "seed": 3}, {"start": torch.arange(3)}]
     for more in (*behind, {"positions": torch.arange(6) * 7}):
         for d in range(3):
-            compared(sinpe.add, torch.randn(3, 8, 10), Shard(d), mesh, (list(more), d), extra_tokens=2, **more)
+            compare(sinpe.add, torch.randn(3, 8, 10), Shard(d), mesh, (list(more), d), extra_tokens=2, **more)
     line = sinpe.GridEncoding((sinpe.Encoding(10, start=2),))
     places: list[dict[str, Any]] = [
         {},
@@ -271,12 +271,12 @@ def grids(mesh: DeviceMesh) -> None:
     ]
     for more in (*places, {"positions": torch.arange(24).view(3, 8, 1), "dropout": 0.3, "seed": 3}):
         for d in range(3):
-            compared(sinpe.add, torch.randn(3, 8, 10), Shard(d), mesh, ("line", list(more), d), encoding=line, **more)
+            compare(sinpe.add, torch.randn(3, 8, 10), Shard(d), mesh, ("line", list(more), d), encoding=line, **more)
 
 
 @case
-def refusals(mesh: DeviceMesh) -> None:
-    """The same error on every rank, whatever its part of the data."""
+def errors(mesh: DeviceMesh) -> None:
+    """The same error on all ranks, whatever their part of the data."""
     plain = torch.randn(3, 7, 10)
     x = distribute_tensor(plain, mesh, [Shard(1)])
     ids = distribute_tensor(torch.zeros(2, 3).long(), mesh, [Shard(1)])
@@ -284,27 +284,27 @@ def refusals(mesh: DeviceMesh) -> None:
     elsewhere = distribute_tensor(torch.arange(7), other, [Replicate()] * 2)
     positions, across = distribute_tensor(torch.arange(7), mesh, [Shard(0)]), distribute_tensor(plain, mesh, [Shard(0)])
     short = torch.zeros(3, 4, dtype=torch.bool)
-    refused(ValueError, "positions", sinpe.add, x, positions=torch.arange(4))
-    refused(ValueError, "padding_mask", sinpe.add, x, padding_mask=short)
-    refused(ValueError, "start", sinpe.add, x, start=torch.arange(2))
-    refused(ValueError, "start", sinpe.add, x, start=2**63 - 3)
-    refused(ValueError, "x: expected 8 channels", sinpe.add, x, 8)
-    refused(TypeError, "positions", sinpe.add, x, positions=torch.arange(7).bfloat16())
-    refused(ValueError, "mesh of the data", sinpe.add, x, positions=elsewhere)
-    refused(TypeError, "out: expected a DTensor", sinpe.add, x, out=torch.empty(3, 7, 10))
-    refused(ValueError, "out: expected placements", sinpe.add, x, out=across)
-    refused(ValueError, "sparse", sinpe.embed, ids, torch.ones(3, 4), sparse=True)
-    refused(TypeError, "positions: expected an ordinary tensor", sinpe.add, plain, positions=positions)
-    refused(TypeError, "padding_mask: expected an ordinary tensor", sinpe.add, plain, padding_mask=positions > 3)
-    refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=[Partial()])
-    refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=[Shard(0)] * 3)
-    refused(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=Shard(0))
-    refused(ValueError, "device_mesh", sinpe.table, 4, 6, device_mesh=mesh, device="cpu")
+    raises(ValueError, "positions", sinpe.add, x, positions=torch.arange(4))
+    raises(ValueError, "padding_mask", sinpe.add, x, padding_mask=short)
+    raises(ValueError, "start", sinpe.add, x, start=torch.arange(2))
+    raises(ValueError, "start", sinpe.add, x, start=2**63 - 3)
+    raises(ValueError, "x: expected 8 channels", sinpe.add, x, 8)
+    raises(TypeError, "positions", sinpe.add, x, positions=torch.arange(7).bfloat16())
+    raises(ValueError, "mesh of the data", sinpe.add, x, positions=elsewhere)
+    raises(TypeError, "out: expected a DTensor", sinpe.add, x, out=torch.empty(3, 7, 10))
+    raises(ValueError, "out: expected placements", sinpe.add, x, out=across)
+    raises(ValueError, "sparse", sinpe.embed, ids, torch.ones(3, 4), sparse=True)
+    raises(TypeError, "positions: expected an ordinary tensor", sinpe.add, plain, positions=positions)
+    raises(TypeError, "padding_mask: expected an ordinary tensor", sinpe.add, plain, padding_mask=positions > 3)
+    raises(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=[Partial()])
+    raises(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=[Shard(0)] * 3)
+    raises(ValueError, "placements", sinpe.table, 4, 6, device_mesh=mesh, placements=Shard(0))
+    raises(ValueError, "device_mesh", sinpe.table, 4, 6, device_mesh=mesh, device="cpu")
 
 
 @case
-def parts_of_other_sizes(mesh: DeviceMesh) -> None:
-    """from_local takes what torch.chunk would not have cut: such a part has no known place, and is refused."""
+def parts_unlike_chunk(mesh: DeviceMesh) -> None:
+    """Parts from from_local that differ from torch.chunk have no known position and are rejected."""
     rank, ranks = mesh.get_local_rank(), mesh.size()
     length = 2 * ranks
     x = torch.randn(2, length, 8)
@@ -332,14 +332,14 @@ def parts_of_other_sizes(mesh: DeviceMesh) -> None:
     for name, call, whole, d in calls:
         part, is_uneven = uneven(whole, d)
         if is_uneven:
-            refused(ValueError, f"{name}: expected a part of shape", call, part)
+            raises(ValueError, f"{name}: expected a part of shape", call, part)
     p, _ = uneven(torch.arange(length), 0)
-    assert torch.equal(sinpe.encode(p, 8).to_local(), sinpe.encode(p.to_local(), 8))  # has its positions with it
+    assert torch.equal(sinpe.encode(p, 8).to_local(), sinpe.encode(p.to_local(), 8))  # positions are given
 
 
 @case
-def outside_of_the_mesh(mesh: DeviceMesh) -> None:
-    """A process that is not part of the mesh: no elements, no error, nothing to wait for, as in torch's own."""
+def outside_the_mesh(mesh: DeviceMesh) -> None:
+    """A process outside the mesh: no elements, no error, no waiting, as in torch."""
     half = DeviceMesh("cpu", list(range(mesh.size() // 2)))
     is_member = half.get_coordinate() is not None
     x, image = torch.randn(2, 7, 8), torch.randn(2, 3, 4, 8)
@@ -368,4 +368,4 @@ def outside_of_the_mesh(mesh: DeviceMesh) -> None:
     if not is_member:
         from sinpe_ext import distributed
 
-        refused(RuntimeError, "expected this process to be part of it", distributed.agreed_seed, half)
+        raises(RuntimeError, "expected this process to be part of it", distributed.agreed_seed, half)

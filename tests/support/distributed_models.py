@@ -1,4 +1,4 @@
-"""Embeddings and layers in the ways that torch trains a model on many devices: see distributed_support.py."""
+"""Cases of embeddings and layers in distributed models: see distributed_support.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed_support import SUM, case, refused, same, spread
+from distributed_support import SUM, case, distribute, raises, same
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -20,7 +20,7 @@ import sinpe_ext as sinpe
 
 @case
 def embed(mesh: DeviceMesh) -> None:
-    """ids cut by sample or sequence, or weight by channel or row."""
+    """ids sharded by sample or sequence, or weight by channel or row."""
     for (b, s), (rows, d) in (((4, 6), (8, 8)), ((3, 7), (9, 10)), ((2, 3), (3, 5))):
         ids, weight = torch.randint(0, rows, (b, s)), torch.randn(rows, d)
         calls = {
@@ -40,21 +40,21 @@ def embed(mesh: DeviceMesh) -> None:
         for name, arguments in calls.items():
             for of_ids, of_weight, result in places:
                 what = name, (b, s), of_ids, of_weight
-                one, many = weight.clone().requires_grad_(), spread(weight, mesh, of_weight)
+                one, many = weight.clone().requires_grad_(), distribute(weight, mesh, of_weight)
                 y = sinpe.embed(ids, one, **arguments)
                 ys = sinpe.embed(distribute_tensor(ids, mesh, [of_ids]), many, **arguments)
-                if of_weight != Shard(0) or rows > (mesh.size() - 1) * -(-rows // mesh.size()):  # every rank has rows
+                if of_weight != Shard(0) or rows > (mesh.size() - 1) * -(-rows // mesh.size()):  # each rank has rows
                     assert list(ys.placements) == [result], (what, ys.placements)
                 same(ys, y, what)
                 grad = torch.randint(-4, 5, y.shape).float()
                 y.backward(grad)
                 ys.backward(distribute_tensor(grad, mesh, ys.placements))
-                if not arguments.get("dropout"):  # whole numbers: sums are exact
+                if not arguments.get("dropout"):  # integers: sums are exact
                     assert torch.equal(many.grad.full_tensor(), one.grad), what
                 torch.testing.assert_close(many.grad.full_tensor(), one.grad, rtol=SUM, atol=1e-5)
         one = weight.clone().requires_grad_()
         y = sinpe.embed(ids, one)
-        many = weight.clone().requires_grad_()  # a tensor that every rank has
+        many = weight.clone().requires_grad_()  # replicated
         ys = sinpe.embed(distribute_tensor(ids, mesh, [Shard(1)]), many)
         same(ys, y)
         y.sum().backward()
@@ -73,7 +73,7 @@ def embed_on_two_dimensions(mesh: DeviceMesh) -> None:
     for of_weight in ([Shard(0), Replicate()], [Replicate(), Shard(0)], [Shard(0), Shard(0)], [Shard(0), Shard(1)]):
         for a in places:
             for b in places:
-                many = spread(weight, square, of_weight)
+                many = distribute(weight, square, of_weight)
                 y = sinpe.embed(distribute_tensor(ids, square, [a, b]), many, dropout=0.3, seed=5)
                 same(y, expected, (of_weight, a, b))
                 one = weight.clone().requires_grad_()
@@ -84,7 +84,7 @@ def embed_on_two_dimensions(mesh: DeviceMesh) -> None:
 
 @case
 def layers(mesh: DeviceMesh) -> None:
-    """Modules as distribute_module and the parallel styles leave them: parameters that are DTensors."""
+    """Modules after distribute_module and parallel styles: parameters are DTensors."""
     from torch.distributed.tensor import distribute_module
 
     layer = sinpe.SinusoidalPositionalEncoding(8, 0.0, max_len=16, learned_alpha=True)
@@ -100,11 +100,11 @@ def layers(mesh: DeviceMesh) -> None:
         y.sum().backward()
         torch.testing.assert_close(many.alpha.grad.full_tensor(), grad, rtol=SUM, atol=1e-4)
         many.alpha.grad = None
-    refused(IndexError, "expected 0 to 15", many, distribute_tensor(torch.randn(2, 17, 8), mesh, [Shard(1)]))
+    raises(IndexError, "expected 0 to 15", many, distribute_tensor(torch.randn(2, 17, 8), mesh, [Shard(1)]))
 
 
 class Front(nn.Module):
-    """What stands before the blocks of a model, and a little behind it."""
+    """The embedding layers of a model, and one layer after them."""
 
     def __init__(self, rows: int = 16, dim: int = 8, **options: Any) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def same_gradients(one: nn.Module, many: nn.Module, factor: float = 1.0) -> None
 
 @case
 def parallel_styles(mesh: DeviceMesh) -> None:
-    """parallelize_module: sequence parallel layers behind an embedding that is sharded by rows or by channels."""
+    """parallelize_module: sequence parallel layers after an embedding sharded by rows or by channels."""
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         PrepareModuleOutput,
@@ -152,7 +152,7 @@ def parallel_styles(mesh: DeviceMesh) -> None:
         one.head = nn.Identity()
         parallelize_module(many, mesh, plan)
         expected, actual = one(ids), many(ids)
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)  # the norm's own reductions
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)  # reductions of the norm
         expected.square().sum().backward()
         actual.square().sum().backward()
         same_gradients(one, many)
@@ -160,7 +160,7 @@ def parallel_styles(mesh: DeviceMesh) -> None:
 
 @case
 def embedding_styles(mesh: DeviceMesh) -> None:
-    """SinusoidalEmbedding takes the place of nn.Embedding in a tensor parallel plan."""
+    """SinusoidalEmbedding instead of nn.Embedding in a tensor parallel plan."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     ids = torch.randint(0, 16, (2, 8))
@@ -179,7 +179,7 @@ def embedding_styles(mesh: DeviceMesh) -> None:
 
 @case
 def fsdp2(mesh: DeviceMesh) -> None:
-    """fully_shard: each rank has samples of its own; a learned alpha of one element is sharded like any parameter."""
+    """fully_shard: each rank has different samples; a learned alpha of one element is sharded like other parameters."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     rank, ranks = mesh.get_local_rank(), mesh.size()
@@ -193,21 +193,21 @@ def fsdp2(mesh: DeviceMesh) -> None:
     expected.square().sum().backward()
     actual.square().sum().backward()
     same_gradients(one, many, factor=ranks)  # FSDP averages
-    # Mixed precision casts what is floating point: int64 positions stay, float ones become wrong and are refused.
+    # Mixed precision casts floating-point inputs: int64 positions are unchanged, float ones are rejected.
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     many = fully_shard(copy.deepcopy(one), mesh=mesh, mp_policy=half)
     at = torch.arange(6) + 100_003
     cast = copy.deepcopy(one).bfloat16()
     assert torch.equal(many(ids[rank : rank + 1], at), cast(ids[rank : rank + 1], at))
-    refused(TypeError, "cast_forward_inputs=False", many, ids[rank : rank + 1], at.float())
+    raises(TypeError, "cast_forward_inputs=False", many, ids[rank : rank + 1], at.float())
     whole = MixedPrecisionPolicy(param_dtype=torch.bfloat16, cast_forward_inputs=False)
     many = fully_shard(copy.deepcopy(one), mesh=mesh, mp_policy=whole)
     assert torch.equal(many(ids[rank : rank + 1], at.float()), cast(ids[rank : rank + 1], at))
 
 
 @case
-def an_alpha_of_no_dimension(mesh: DeviceMesh) -> None:
-    """A full checkpoint that the first rank alone has, whose alpha is a number, for layers cut by FSDP2."""
+def scalar_alpha(mesh: DeviceMesh) -> None:
+    """A full checkpoint on the first rank only, with an alpha of shape (), for layers sharded by FSDP2."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
     from torch.distributed.fsdp import fully_shard
 
@@ -224,12 +224,12 @@ def an_alpha_of_no_dimension(mesh: DeviceMesh) -> None:
 
 @case
 def context_parallel(mesh: DeviceMesh) -> None:
-    """Head-tail load balancing: positions travel with the data; without them a call is refused."""
+    """Head-tail load balancing: positions are sharded with the data; a call without them is rejected."""
     from torch.distributed.tensor.experimental import context_parallel
 
     from sinpe_ext import distributed
 
-    for length in (8 * mesh.size(), 3 * mesh.size()):  # the second one cannot be balanced
+    for length in (8 * mesh.size(), 3 * mesh.size()):  # the second cannot be balanced
         x = torch.randn(2, length, 8)
         expected = sinpe.add(x, start=5)
         local, at, wanted = x.clone(), torch.arange(length) + 5, expected.clone()
@@ -240,7 +240,7 @@ def context_parallel(mesh: DeviceMesh) -> None:
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(context_parallel(mesh, buffers=[local, at, wanted], buffer_seq_dims=[1, 0, 1]))
-            except AssertionError:  # torch 2.11 has balanced parts alone
+            except AssertionError:  # torch 2.11 supports balanced parts only
                 assert length % (2 * mesh.size())
                 continue
             assert distributed.in_context_parallel()
@@ -249,19 +249,19 @@ def context_parallel(mesh: DeviceMesh) -> None:
             assert torch.equal(layer(local, positions=at), wanted)
             assert torch.equal(distributed.context_parallel_positions(length, mesh, start=5), at)
             words = "positions: expected the positions of these rows inside of context_parallel"
-            refused(ValueError, words, sinpe.add, local)
-            refused(ValueError, words, sinpe.add_, local.clone(), start=3)
-            refused(ValueError, words, layer, local)
-            refused(Exception, "positions: expected the positions of these rows", compiled, local)
-            refused(ValueError, words, sinpe.SinusoidalEmbedding(9, 8).eval(), torch.zeros(2, 4).long())
-            refused(ValueError, words, sinpe.add, local.unflatten(1, (-1, 1)), "mae2d")
+            raises(ValueError, words, sinpe.add, local)
+            raises(ValueError, words, sinpe.add_, local.clone(), start=3)
+            raises(ValueError, words, layer, local)
+            raises(Exception, "positions: expected the positions of these rows", compiled, local)
+            raises(ValueError, words, sinpe.SinusoidalEmbedding(9, 8).eval(), torch.zeros(2, 4).long())
+            raises(ValueError, words, sinpe.add, local.unflatten(1, (-1, 1)), "mae2d")
         assert not distributed.in_context_parallel()
         assert torch.equal(sinpe.add(x, start=5), expected)
 
 
 @case
 def plain_shards(mesh: DeviceMesh) -> None:
-    """Ordinary tensors of which each rank has a part."""
+    """Plain tensors, of which each rank has a part."""
     from sinpe_ext import distributed
 
     rank = mesh.get_local_rank()
@@ -275,8 +275,8 @@ def plain_shards(mesh: DeviceMesh) -> None:
         assert torch.equal(sinpe.add(mine, start=9 + first), expected)
         layer = sinpe.SinusoidalPositionalEncoding(8, require_positions=True).eval()
         assert torch.equal(layer(mine, positions=at), expected)
-        refused(ValueError, "require_positions", layer, mine)
-        refused(ValueError, "require_positions", layer, mine, start=first)
+        raises(ValueError, "require_positions", layer, mine)
+        raises(ValueError, "require_positions", layer, mine, start=first)
         same(layer(distribute_tensor(x, mesh, [Shard(1)])), sinpe.add(x))
     torch.manual_seed(dist.get_rank())
     seed = distributed.agreed_seed(mesh)
@@ -287,13 +287,13 @@ def plain_shards(mesh: DeviceMesh) -> None:
 
 @case
 def compiled(mesh: DeviceMesh) -> None:
-    """One graph, the same numbers and gradients."""
+    """One graph with the same results and gradients."""
     x = torch.randn(4, 8, 8)
     for placement in (Shard(0), Shard(1), Shard(2)):
         for arguments in ({}, {"dropout": 0.3, "seed": 5, "start": 4}, {"positions": torch.arange(8) * 7}):
             torch.compiler.reset()
             run = torch.compile(lambda t, a=arguments: sinpe.add(t, **a) * 2, backend="aot_eager", fullgraph=True)
-            one, many = x.clone().requires_grad_(), spread(x, mesh, placement)
+            one, many = x.clone().requires_grad_(), distribute(x, mesh, placement)
             y = sinpe.add(one, **arguments) * 2
             ys = run(many)
             same(ys, y, (placement, list(arguments)))
@@ -303,7 +303,7 @@ def compiled(mesh: DeviceMesh) -> None:
     torch.compiler.reset()
     run = torch.compile(lambda t: sinpe.add(t), backend="aot_eager", fullgraph=True)
     uneven = distribute_tensor(torch.randn(2, 2 * mesh.size() + 1, 8), mesh, [Shard(1)])
-    refused(Exception, "expected shards of one size under torch.compile", run, uneven)
+    raises(Exception, "expected shards of one size under torch.compile", run, uneven)
     for length in (2 * mesh.size(), 5 * mesh.size(), 3 * mesh.size(), 2 * mesh.size()):
         x = torch.randn(2, length, 8)
         same(run(distribute_tensor(x, mesh, [Shard(1)])), sinpe.add(x), length)
@@ -323,7 +323,7 @@ def compiled(mesh: DeviceMesh) -> None:
 
 @case
 def page(mesh: DeviceMesh) -> None:
-    """The blocks of docs/distributed.md that say so run on every rank."""
+    """The marked blocks of docs/distributed.md run on each rank."""
     text = (Path(__file__).parent.parent.parent / "docs" / "distributed.md").read_text()
     blocks = re.findall(r"<!-- runs on every rank in the tests -->\n```python\n(.*?)```", text, re.S)
     assert len(blocks) == 2

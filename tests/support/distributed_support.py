@@ -1,7 +1,7 @@
-"""Several processes for test_dtensor.py: what a case is, how a rank runs one, and how results compare.
+"""Several processes for test_dtensor.py: registration of cases, ranks, and comparison of results.
 
-Every rank knows the whole and compares the gathered result with what one process computes. Gradients are whole numbers,
-so that sums over ranks are exact in any order, where the encoding is not part of them.
+Each rank has the whole data and compares the gathered result with that of a single process. Gradients are integers, so
+that sums over ranks are exact in any order, unless the encoding is part of them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import sinpe_ext as sinpe
 Case: TypeAlias = Callable[[DeviceMesh], None]
 
 CASES: dict[str, Case] = {}
-WAIT = timedelta(hours=2)  # for another rank: the test has a deadline, and ends them all
+WAIT = timedelta(hours=2)  # for another rank: the test has a time limit, and kills all
 SUM = 1e-5  # relative: a float32 sum of a few hundred products in another order
 
 
 class Missing(Exception):
-    """What a case needs of torch, and this one has not."""
+    """Raised by a case that needs a newer torch."""
 
 
 def case(function: Case) -> Case:
@@ -41,8 +41,8 @@ def case(function: Case) -> Case:
 
 
 def serve(rank: int, world: int, backend: str, store: str, modules: Sequence[str]) -> None:
-    """One of `world` ranks: runs the case that standard input, a Connection, names, and answers what went wrong."""
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a rank hangs
+    """Runs one of `world` ranks: receives names of cases over standard input, a Connection, and answers with errors."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # shows where a rank hangs
     channel = Connection(os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -68,8 +68,8 @@ def serve(rank: int, world: int, backend: str, store: str, modules: Sequence[str
             channel.send(wrong)
 
 
-def spread(t: Tensor, mesh: DeviceMesh, placements: Placement | Sequence[Placement]) -> DTensor:
-    """A leaf with the numbers of t, cut up."""
+def distribute(t: Tensor, mesh: DeviceMesh, placements: Placement | Sequence[Placement]) -> DTensor:
+    """A leaf DTensor with the values of t."""
     placements = [placements] if isinstance(placements, Placement) else list(placements)
     return distribute_tensor(t.detach(), mesh, placements).detach().requires_grad_(t.is_floating_point())
 
@@ -81,17 +81,17 @@ def same(actual: Tensor, expected: Tensor, what: Any = "") -> None:
     assert torch.equal(whole.view(torch.uint8), expected.contiguous().view(torch.uint8)), what
 
 
-def refused(kind: type[Exception], words: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-    """That a call raises, and says so."""
+def raises(kind: type[Exception], words: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    """Checks that a call raises with this message."""
     try:
         function(*arguments, **named)
     except kind as error:
         assert words in str(error), (words, str(error))
     else:
-        raise AssertionError(f"{words}: not refused")
+        raise AssertionError(f"{words}: not raised")
 
 
-def compared(
+def compare(
     function: Callable[..., Tensor],
     data: Tensor,
     placement: Placement | Sequence[Placement],
@@ -100,8 +100,8 @@ def compared(
     result: Placement | Sequence[Placement] | None = None,
     **arguments: Any,
 ) -> None:
-    """function(data, **arguments) of one process and of all ranks: result, gradient of data, that of alpha."""
-    one, many = data.detach().clone(), spread(data, mesh, placement)
+    """Compares function(data, **arguments) of one process and of all ranks: result and gradients."""
+    one, many = data.detach().clone(), distribute(data, mesh, placement)
     one.requires_grad_(data.is_floating_point())
     sides = []
     for x in (one, many):
@@ -122,5 +122,5 @@ def compared(
         same(xn.grad, x1.grad, what)
     if "alpha" in given1 and isinstance(given1["alpha"], Tensor):
         expected, actual = given1["alpha"].grad, givenn["alpha"].grad
-        # Of -0.6 to 0.6 a term: what cancels leaves an error of the largest partial sum.
+        # Terms of -0.6 to 0.6: after cancellation, the error is that of the largest partial sum.
         torch.testing.assert_close(actual, expected, rtol=SUM, atol=SUM * y1.numel() ** 0.5)

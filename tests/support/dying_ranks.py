@@ -1,7 +1,7 @@
-"""A training loop of FSDP2 that loses a rank: a process for test_dying_ranks.py, whose children are the ranks.
+"""FSDP2 training in which one rank is killed: a process for test_dying_ranks.py, which forks the ranks.
 
-The ranks are forked where torch is imported already. Each saves a checkpoint after every step and tells its losses
-in full; the seed of dropout is drawn from torch's generator, which is seeded by step and rank.
+The ranks are forked after torch is imported. Each saves a checkpoint after each step and prints its losses in full; the
+dropout seed is drawn from torch's generator, seeded by step and rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 import sinpe_ext as sinpe
 
 WORLD, STEPS, VICTIM, LAST_STEP = 3, 4, 1, 2  # LAST_STEP of the rank that dies
-WAIT = 300  # seconds, the time limit of the process group: on an idle machine all end within one of a rank's death
+WAIT = 300  # seconds, the timeout of the process group: on an idle machine all end within a second of a rank's death
 
 
 class Model(nn.Module):
@@ -36,7 +36,7 @@ class Model(nn.Module):
         self.head = nn.Linear(8, 16)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.encoding(self.embedding(ids))).clone()  # FSDP2 warns of a view
+        return self.head(self.encoding(self.embedding(ids))).clone()  # FSDP2 warns about views
 
 
 def die() -> None:
@@ -49,7 +49,7 @@ class DyingWriter(checkpoint.FileSystemWriter):
 
 
 def train(rank: int, folder: Path, begin: int, moment: str | None) -> None:
-    """Steps from `begin` on, which is that of a checkpoint unless it is 0; one rank dies at a moment of LAST_STEP."""
+    """Steps from `begin` on, from a checkpoint unless it is 0; one rank dies at a moment of LAST_STEP."""
     mesh = init_device_mesh("cpu", (WORLD,))
     torch.manual_seed(0)
     model = Model()
@@ -102,7 +102,7 @@ def child(rank: int, folder: Path, name: str, begin: int, moment: str | None) ->
 
 
 def group(folder: Path, name: str, begin: int = 0, moment: str | None = None) -> tuple[list[int], list[str]]:
-    """The ranks' statuses, and what each said. All end within WAIT of the death of one, with room for the start."""
+    """Status and output of each rank. All end within WAIT of a rank's death, plus the start-up time."""
     folder.mkdir(exist_ok=True)
     ranks = {}
     for rank in range(WORLD):
@@ -125,12 +125,12 @@ def group(folder: Path, name: str, begin: int = 0, moment: str | None = None) ->
 
 
 def losses(said: list[str]) -> list[list[str]]:
-    """Of each rank, a line for each step: the loss and the gradient of alpha."""
+    """For each rank, one line per step: the loss and the gradient of alpha."""
     return [[line for line in text.splitlines() if line.startswith("loss ")] for text in said]
 
 
 def main(folder: Path, moments: list[str]) -> None:
-    """Dies once at each of the moments, and prints those that went well."""
+    """Runs once for each moment, and prints the successful ones."""
     torch.set_num_threads(1)
     sinpe.add(torch.zeros(1, 2, 4))  # loads the library
     status, said = group(folder / "whole", "whole")
@@ -142,7 +142,7 @@ def main(folder: Path, moments: list[str]) -> None:
         status, said = group(here, "dying", moment=moment)
         assert status[VICTIM] == -signal.SIGKILL, (moment, said)
         for rank in {*range(WORLD)} - {VICTIM}:
-            # torch's own functional collectives end a process by SIGABRT.
+            # Functional collectives of torch abort the process (SIGABRT).
             assert status[rank] in (1, -signal.SIGABRT) and "Error" in said[rank], (moment, status, said)
         done = max(k for k in range(STEPS + 1) if (here / f"step{k}" / ".metadata").exists())
         assert done == LAST_STEP, (moment, done)

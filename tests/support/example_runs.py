@@ -1,4 +1,4 @@
-"""examples/ as processes, and what examples/README.md says that they print."""
+"""Runs examples/ as processes and compares with the output in examples/README.md."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from children import DEADLINE, REPOSITORY, execute, library_environment
 from pages import blocks, text_of
 
 EXAMPLES = REPOSITORY / "examples"
-NUMBER = r"\d+(?:\.\d+)*(?:\+\w+)?(?:e[-+]\d+)?"  # versions and their build too
+NUMBER = r"\d+(?:\.\d+)*(?:\+\w+)?(?:e[-+]\d+)?"  # also versions and builds
 
 
 def run(name: str, *arguments: str, status: int = 0, first: Path | None = None, cwd: Path | None = None) -> str:
-    """What an example prints as a process; `first` stands before everything else that it can import."""
+    """Output of an example; `first` is prepended to its import path."""
     return "".join(_streams(name, *arguments, status=status, first=first, cwd=cwd))
 
 
 def run_as_documented(name: str, cwd: Path) -> str:
-    """The same of an example that checks itself: its lines are those of the page, but for the numbers in them."""
+    """The same for an example that checks itself: its lines equal those of the page, except for numbers."""
     out, _ = _streams(name, cwd=cwd)
     shown = [block.code for block in blocks(_section(name), "")]
     assert any(_without_numbers(out) == _without_numbers(code) for code in shown), f"examples/README.md, {name}: {out}"

@@ -1,7 +1,7 @@
-"""``pytest --feature-report=FOLDER``: what came of the tests marked ``feature(name)``, for docs/compatibility.md.
+"""``pytest --feature-report=FOLDER``: results of the tests marked ``feature(name)``, for docs/compatibility.md.
 
-One run is about one backend, that of --require-backend: a case that is about another one is left out of it. FOLDER has
-a file for each torch and Python, and that an entry for each backend.
+One run tests one backend, that of --require-backend: cases of other backends are omitted. FOLDER has a file for each
+version of torch and Python, with an entry for each backend.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ def options(parser: pytest.Parser) -> None:
     parser.addoption(
         "--feature-report",
         metavar="FOLDER",
-        help="run the tests of features alone, with the backend of --require-backend; write what came of them as JSON",
+        help="run only the tests of features, with the backend of --require-backend; write their results as JSON",
     )
 
 
-def about(item: pytest.Item) -> set[str]:
-    """The backends that a case is about: a device's, or those of the CPU unless its parameter names one."""
+def backends_of(item: pytest.Item) -> set[str]:
+    """The backends that a case tests: that of a device, or the CPU backends unless its parameter names one."""
     parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     if parameters.get("device") == "cuda" or "cuda" in getattr(item, "fixturenames", ()):
         return {"cuda"}
-    if "device" in parameters:  # of tests/support/cuda_support.py: a device's own kernels
+    if "device" in parameters:  # fixture of tests/support/cuda_support.py
         return {"compiled"}
     named = {parameters.get(name) for name in ("backend", "front")} & {"compiled", "eager"}
     return named or {"compiled", "eager"}
 
 
 class FeatureReport:
-    """Collects the outcomes of one run; registered only where --feature-report is given."""
+    """Collects the results of one run; registered with --feature-report only."""
 
     def __init__(self, config: pytest.Config, folder: Path, backend: str):
         self.folder, self.backend, self.root = folder, backend, config.rootpath
@@ -55,7 +55,7 @@ class FeatureReport:
         kept, left_out = [], []
         for item in items:
             names = [mark.args[0] for mark in item.iter_markers("feature")]
-            if names and self.backend in about(item):
+            if names and self.backend in backends_of(item):
                 self.names[item.nodeid] = names
                 kept.append(item)
             else:
@@ -67,7 +67,7 @@ class FeatureReport:
             config.hook.pytest_deselected(items=left_out)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be imported fails its features, and one that is skipped whole skips them."""
+        """A file that cannot be imported fails its features; a skipped file skips them."""
         if report.passed or not report.nodeid.endswith(".py"):
             return
         for name in sorted(features_of(self.root / report.nodeid)):
@@ -81,7 +81,7 @@ class FeatureReport:
         for name in self.names.get(report.nodeid, ()):
             found = self._of(name)
             if report.failed:
-                if (name, report.nodeid) not in self.seen:  # once, though the test and its teardown fail
+                if (name, report.nodeid) not in self.seen:  # once, even if both the test and its teardown fail
                     self.seen.add((name, report.nodeid))
                     found["failed"].append(report.nodeid)
             elif report.skipped:
@@ -91,7 +91,7 @@ class FeatureReport:
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            return  # stopped half-way: no report is better than half of one
+            return  # interrupted: write no incomplete report
         import torch
 
         from sinpe_ext.backend import loader
@@ -115,7 +115,7 @@ class FeatureReport:
         )
 
     def missing(self, reason: str) -> None:
-        """There is no such backend here."""
+        """Writes a report that the backend is missing."""
         self.write({"not_run": re.sub(PLACE, "", reason)})
 
     def write(self, run: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def features_of(path: Path) -> set[str]:
 
 
 def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why a test was skipped or is expected to fail, without the places of this machine."""
+    """Why a test was skipped or is expected to fail, without local paths."""
     if hasattr(report, "wasxfail"):
         return f"expected to fail: {report.wasxfail.removeprefix('reason: ')}"
     said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

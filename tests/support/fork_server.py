@@ -1,8 +1,8 @@
-"""A process that has imported what many need, and forks for each request: see Server in tests/support/children.py.
+"""A process that imports modules and forks for each request: see Server in tests/support/children.py.
 
-Its arguments are the modules to import. Standard input is a socket: of a request comes the length with the three
-standard streams, then JSON; back go (process, -1) when one has begun, and (process, status of waitpid) at its end.
-None of the modules may start threads of its own that a child would miss.
+Arguments: the modules to import, which must not start threads that a child needs. Standard input is a socket: a request
+is its length, sent with the three standard streams, then JSON; the answers are (process, -1) at its start and (process,
+status of waitpid) at its end.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def become(request: dict[str, Any], streams: list[int], channel: socket.socket) -> dict[str, Any]:
-    """Makes this process what `python -c` would be; the namespace of its __main__."""
+    """Sets this process up like `python -c`; returns the namespace of its __main__."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     for number, stream in enumerate(streams):
@@ -88,7 +88,7 @@ def become(request: dict[str, Any], streams: list[int], channel: socket.socket) 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         importlib.import_module(name)
-    gc.freeze()  # what is shared stays so: no child looks through it at its end
+    gc.freeze()  # keeps shared pages shared: children do not traverse these objects at exit
     requests = socket.socket(fileno=os.dup(0))
     asked, given = serve(requests)
     exec(compile(asked["code"], "<string>", "exec"), become(asked, given, requests))

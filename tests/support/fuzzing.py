@@ -1,8 +1,8 @@
-"""Property-based tests that are counted: `@fuzz(examples)` above `@given`, and `machine(rules, examples)`.
+"""Property-based tests with counted examples: `@fuzz(examples)` above `@given`, and `machine(rules, examples)`.
 
-The profile of hypothesis says how many are drawn and which: `ci` that many and the same for everyone, `long` 20 times
-as many and new ones (`pytest -m hypothesis --hypothesis-profile=long`). As a plugin of pytest this file counts what
-really ran: a test that drew fewer examples than it says fails.
+The hypothesis profile determines number and choice: `ci` that many and the same ones on each run, `long` 20 times as
+many and new ones (`pytest -m hypothesis --hypothesis-profile=long`). As a pytest plugin, this file counts the examples
+that ran: a test with fewer than declared fails.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-USUAL = 100  # max_examples of `ci`; fuzz and machine take other profiles' as a multiple of it
-# A first use may compile, and machines differ: time is no property of the code under test.
+USUAL = 100  # max_examples of `ci`; other profiles scale fuzz and machine relative to it
+# A first use may compile, and machines differ: no time limits.
 settings.register_profile(
     "ci", max_examples=USUAL, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -33,17 +33,17 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 
-PROMISED: dict[str, int] = {}  # examples by test, as declared
+PROMISED: dict[str, int] = {}  # declared examples per test
 _ran: Counter[str] = Counter()
 
 
 def _drawn(examples: int) -> int:
-    """How many examples the profile draws in the place of these."""
+    """Number of examples in the current profile."""
     return examples * settings().max_examples // USUAL
 
 
 def fuzz(examples: int) -> Callable[[Any], Any]:
-    """Settings of a test made by `given`, and its promise to pass that many examples."""
+    """Settings of a test made by `given`, which must pass that many examples."""
 
     def decorate(test: Any) -> Any:
         name, inner = f"{test.__module__}::{test.__name__}", test.hypothesis.inner_test
@@ -51,7 +51,7 @@ def fuzz(examples: int) -> Callable[[Any], Any]:
         @wraps(inner)
         def counted(*arguments: Any, **named: Any) -> None:
             inner(*arguments, **named)
-            _ran[name] += 1  # an example that was rejected or failed is none
+            _ran[name] += 1  # examples that were rejected or failed do not count
 
         test.hypothesis.inner_test = counted
         test.promised = name
@@ -80,7 +80,7 @@ def machine(rules: type[RuleBasedStateMachine], examples: int, steps: int) -> Ca
     return pytest.mark.hypothesis(test)
 
 
-# What pytest calls.
+# pytest hooks
 
 
 def _promised(item: pytest.Item) -> str | None:
@@ -102,19 +102,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """A seed for the examples of `long`, before hypothesis and the workers of pytest-xdist look for one."""
+    """Sets a seed for the examples of `long`, before hypothesis and the workers of pytest-xdist choose one."""
     if config.getoption("--hypothesis-profile", None) == "long" and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**31))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     seed = config.getoption("--hypothesis-seed", None)
-    return f"hypothesis: --hypothesis-seed={seed} has these examples again" if seed else ""
+    return f"hypothesis: --hypothesis-seed={seed} repeats these examples" if seed else ""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A worker of pytest-xdist has ended: its count is added here."""
+    """Adds the counts of a pytest-xdist worker that has finished."""
     _ran.update(getattr(node, "workeroutput", {}).get("fuzz", {}))
 
 

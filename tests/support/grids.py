@@ -1,4 +1,4 @@
-"""What grids are by definition, for tests: every place by itself, from the one-dimensional `table`."""
+"""Grids by definition, for tests: each place separately, from the one-dimensional `table`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.grid_catalogue import GRIDS
 
-EXAMPLES = {  # dims that the libraries take, some of them with channels that are cut or zero
+EXAMPLES = {  # dims that the libraries support, some with truncated or zero channels
     **{name: sinpe.convention(name, 48) for name in GRIDS},
     "multidim2d cut": sinpe.convention("multidim2d", 45),
     "multidim3d cut": sinpe.convention("multidim3d", 5),
@@ -49,6 +49,6 @@ def truth(
 
 
 def positions_of(grid: sinpe.GridEncoding, lengths: Sequence[int]) -> Tensor:
-    """The coordinates that are implicit, (*lengths, axes)."""
+    """The implicit coordinates, (*lengths, axes)."""
     axes = [torch.arange(n) + axis.start for n, axis in zip(lengths, grid.axes, strict=True)]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)

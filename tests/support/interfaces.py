@@ -1,4 +1,4 @@
-"""The interfaces that the bad-input catalogue is tested on, and what one call does on each of them."""
+"""The interfaces that the bad-input catalogue is tested on, and helpers to run a call on each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from sinpe_ext.backend import loader
 
 # `argument: expected X, got Y; do Z`
-HOUSE_FORM = re.compile(r"^[a-z_]+(\[\d+\])?(, [a-z_]+)*: expected .+, got .+; .+", re.DOTALL)
+MESSAGE_FORM = re.compile(r"^[a-z_]+(\[\d+\])?(, [a-z_]+)*: expected .+, got .+; .+", re.DOTALL)
 
 
 class Interface(NamedTuple):
-    """A backend and the device that its tensors are on."""
+    """A backend and the device of its tensors."""
 
     name: str
     setting: str
@@ -29,7 +29,7 @@ class Interface(NamedTuple):
 
 
 def interfaces(*, with_data: bool = False) -> list[Interface]:
-    """Those that can be tried here. with_data: without meta, for what depends on numbers."""
+    """The available interfaces. with_data: without meta, for checks that need values."""
     found = [Interface("eager", "eager", "cpu")]
     if loader.setting() != "eager":  # else --require-backend=eager
         if loader.resolve("cpu").backend == "compiled":
@@ -40,19 +40,19 @@ def interfaces(*, with_data: bool = False) -> list[Interface]:
 
 
 def neutral(message: str, device: str) -> str:
-    """A message without the interface's own words."""
+    """A message without interface-specific parts."""
     return message.replace(f"{device}", "DEVICE").replace("torch.", "")
 
 
-def refuse_alike(
+def check_error(
     error: type[Exception], pattern: str, *calls: Callable[[str], Any], with_data: bool = False, alike: bool = True
 ) -> str:
-    """Asserts that every call is refused by every interface: the same error, the usual form, one message (`alike`)."""
+    """Checks that each interface rejects each call: the same exception, the usual form, and one message (`alike`)."""
     messages: dict[tuple[int, str], str] = {}
     for interface in interfaces(with_data=with_data):
         for number, call in enumerate(calls):
             with interface.in_use() as device:
-                message = refusal(
+                message = message_of(
                     error, lambda call=call, device=device: call(device), f"{interface.name}, call {number}"
                 )
             assert re.search(pattern, message, re.DOTALL), (interface.name, number, message)
@@ -64,24 +64,24 @@ def refuse_alike(
     return next(iter(messages.values()))
 
 
-def refusal(error: type[Exception], call: Callable[[], Any], where: str = "") -> str:
-    """The message of a call that must be refused in the house form."""
+def message_of(error: type[Exception], call: Callable[[], Any], where: str = "") -> str:
+    """The message of a call that must raise, in the usual form."""
     try:
         call()
     except Exception as caught:
         assert type(caught) is error, (where, repr(caught))
-        assert HOUSE_FORM.match(str(caught)), (where, str(caught))
+        assert MESSAGE_FORM.match(str(caught)), (where, str(caught))
         return str(caught)
     raise AssertionError(f"{where}: expected {error.__name__}, and nothing was raised")
 
 
 def same_bits(results: Iterable[tuple[str, torch.Tensor]]) -> torch.Tensor:
-    """Asserts that results of several interfaces are the same bits; they come back once."""
+    """Checks that the results of several interfaces are bitwise equal, and returns one."""
     named = [(name, t.detach().cpu()) for name, t in results]
     first = named[0][1]
     for name, other in named[1:]:
         assert other.shape == first.shape and other.dtype == first.dtype, name
-        if first.dtype == torch.float64:  # within 1 ULP, not one value
+        if first.dtype == torch.float64:  # within 1 ULP
             assert torch.allclose(other, first, rtol=0, atol=3e-16, equal_nan=True), name
         else:
             words = {4: torch.int32, 2: torch.int16}[first.element_size()]
@@ -91,7 +91,7 @@ def same_bits(results: Iterable[tuple[str, torch.Tensor]]) -> torch.Tensor:
 
 
 def everywhere(call: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """One call on every interface that has numbers: the same bits; and on meta: their shape and dtype."""
+    """Runs a call on each interface with data, which must give the same bits, and on meta, the same shape and dtype."""
     results: list[tuple[str, torch.Tensor]] = []
     for interface in interfaces(with_data=True):
         with interface.in_use() as device:

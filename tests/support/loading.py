@@ -1,4 +1,4 @@
-"""Programs of the repository (tools/, examples/) as modules."""
+"""Loads programs of the repository (tools/, examples/) as modules."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import ModuleType
 
 
 def module_at(path: Path) -> ModuleType:
-    """A program's module; what it adds to sys.path while it is read is taken away again."""
+    """A program's module; restores sys.path."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where dataclasses look for it
+    sys.modules[path.stem] = module  # dataclasses need it
     before = list(sys.path)
     spec.loader.exec_module(module)
     sys.path[:] = before

@@ -1,11 +1,11 @@
-"""docs/migrating.md: its adapters, the calls that are tried on them, and what the libraries gave for those calls.
+"""docs/migrating.md: its adapters, recorded calls, and the libraries' results for them.
 
-`library_calls.json` has, for each heading of the page, the library's version and files and calls in the library's own
-names. An adapter has those names and signatures, so the same call runs on the adapter, beside the recorded numbers
-(tests/pages/test_migrating.py), and on the library itself where it is installed (tests/peers/test_migrating_calls.py).
+`library_calls.json` has, for each heading of the page, the library's version, files, and calls with the library's
+names. An adapter has the same names and signatures, so a call runs on the adapter and is compared with the recorded
+result (tests/pages/test_migrating.py), and on the library if it is installed (tests/peers/test_migrating_calls.py).
 
-The numbers are what the named files gave on 2026-11-24 on an x86-64 CPU: the PyTorch ones under torch 2.13.0, C++ by
-its lines in a program of their own, others under what `version` says. float32 has the fewest digits that give it back.
+The values were computed by the named files on 2026-11-24 on an x86-64 CPU: with torch 2.13.0 for PyTorch, C++ lines in
+a separate program, others with the stated `version`. float32 values have the fewest digits that restore them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ PAGE = "docs/migrating.md"
 CALLS = Path(__file__).parent / "library_calls.json"
 WHAT_CALLS_NAME = {"torch": torch, "math": math, "np": np, "SimpleNamespace": SimpleNamespace, "array": np.array}
 
-# What a library's float32 angle may be off by, and its sine with it: p w (3 |log w| + 3) 2^-24 <= p 2^-22 for w <= 1
-# (tests/peers/agreement.py); the angles of all calls are below 32. 2^-21 for the roundings of values and sums below 4.
+# Error of a library's float32 angle, and so of its sine: p w (3 |log w| + 3) 2^-24 <= p 2^-22 for w <= 1
+# (tests/peers/agreement.py); all angles are below 32. 2^-21 for the roundings of values and sums below 4.
 LARGEST_ANGLE = 32.0
 TOLERANCE = LARGEST_ANGLE * 2.0**-22 + 2.0**-21
 
-# What is read of a layer by the code that holds it: heading, layer, expression, value, and who reads it.
+# Attributes that other code reads of a layer: heading, layer, expression, value, and the code that reads it.
 ATTRIBUTES: list[tuple[str, str, str, Any, str]] = [
     ("The PyTorch tutorial", "PositionalEncoding(8, max_len=9)", "layer.pe.shape", (9, 1, 8),
      "checkpoints, and code that slices pe"),
     ("fairseq", "SinusoidalPositionalEmbedding(8, 1)", "min(1024, layer.max_positions)", 1024,
      "fairseq/models/transformer/transformer_encoder.py"),
     ("fairseq", "SinusoidalPositionalEmbedding(8, 1)", "layer.padding_idx, layer.embedding_dim", (1, 8),
-     "what patches weights that are on the meta device"),
+     "code that initializes weights on the meta device"),
     ("fairseq", "SinusoidalPositionalEmbedding(8, 1)", "layer.get_embedding(9, 8, 1)[1].any().item()", False,
      "TensorRT-LLM: examples/enc_dec/convert_checkpoint.py"),
     ("fairseq", "SinusoidalPositionalEmbedding(8, None)", "layer.padding_idx", 0,
@@ -64,7 +64,7 @@ ATTRIBUTES: list[tuple[str, str, str, Any, str]] = [
      "texar/torch/module_base.py: every module has output_size"),
     ("transformers", "M2M100SinusoidalPositionalEmbedding(9, 8, 1)",
      "layer.get_embedding(layer.weights.size(0), layer.embedding_dim, layer.padding_idx).shape == layer.weights.shape",
-     True, "code that makes weights anew (TrOCR's class, a copy)"),
+     True, "code that recomputes weights (TrOCR's class, a copy)"),
     ("diffusers", "Timesteps(32, True, 0)",
      "layer.num_channels, layer.flip_sin_to_cos, layer.downscale_freq_shift, layer.scale", (32, True, 0, 1),
      "conversions of the time embedding for other devices"),
@@ -88,7 +88,7 @@ ATTRIBUTES: list[tuple[str, str, str, Any, str]] = [
      "README.md of tiny-cuda-nn: Network(encoding.n_output_dims, ...)"),
 ]  # fmt: skip
 
-# Layer, call of x (float16), ids and steps, and the dtypes of its result: after half(), and of the float32 layer.
+# Layer, call with x (float16), ids and steps, and the dtype of the result: after half(), and of the float32 layer.
 HALF, SINGLE = torch.float16, torch.float32
 DTYPES = [
     ("fairseq", "SinusoidalPositionalEmbedding(8, 1)", "layer(ids)", HALF, SINGLE),
@@ -116,13 +116,13 @@ def given() -> dict[str, Any]:
 
 
 def sections(text: str) -> dict[str, str]:
-    """The page by its headings: what stands below each."""
+    """Heading -> text of its section."""
     parts = text.split("\n## ")
     return {part.partition("\n")[0]: part.partition("\n")[2] for part in parts[1:]}
 
 
 def adapters(text: str | None = None) -> dict[str, tuple[str, dict[str, Any]]]:
-    """By heading: the code of its blocks, and the names that it defines; the page's first block runs before each."""
+    """Heading -> code of its blocks, and the names that it defines; the page's first block runs before each."""
     text = pages.text_of(PAGE) if text is None else text
     imports = pages.blocks(text[: text.index("\n## ")], "python")[0].code
     found = {}
@@ -141,16 +141,16 @@ def recorded() -> dict[str, Any]:
 
 
 def result(call: str, names: dict[str, Any]) -> Tensor:
-    """What a call gives, as a tensor on the CPU."""
+    """The result of a call as a tensor on the CPU."""
     given = eval(call, {**WHAT_CALLS_NAME, **names})
     return given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
 
 
 def definitions(file: Path, names: Iterable[str], scope: dict[str, Any]) -> None:
-    """Runs classes, functions and constants of a library's file alone: neither the library nor what it needs is
-    imported. Decorators, which register or compile, are left out.
+    """Runs classes, functions and constants of a library's file, without importing the library or its dependencies.
 
-    scope: what they name beside one another; the definitions are added to it.
+    Decorators, which register or compile, are removed.
+    scope: global names that they use; the definitions are added to it.
     """
     wanted = set(names)
     body = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if _name(node) in wanted]
@@ -158,12 +158,12 @@ def definitions(file: Path, names: Iterable[str], scope: dict[str, Any]) -> None
     for node in body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             node.decorator_list = []
-    flag = annotations.compiler_flag  # types that are not there are not looked up
+    flag = annotations.compiler_flag  # annotations are not evaluated
     exec(compile(ast.Module(body, []), str(file), "exec", flag, dont_inherit=True), scope)
 
 
 def _name(node: ast.stmt) -> str:
-    """What a statement defines."""
+    """The name that a statement defines."""
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
         return node.targets[0].id
     return getattr(node, "name", "")

@@ -1,4 +1,4 @@
-"""What results are held against, and how: the rule of a sum, the mask of dropout, bits and gradients by formula."""
+"""Expected results: sums, dropout masks and gradients by formula; comparison of bits; checks against mpmath."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sinpe_ext import Encoding
 from sinpe_ext.encodings.plan import plan
 from sinpe_ext.reference import exact
 
-FLOAT64_ULP = 1.0  # of the exact value, from each backend
-SMALLEST_FLOAT64 = 2.0**-960  # below, double-double arithmetic runs out of exponents
-SUM_ORDER = 1e-12  # of the sum of sizes: float64 sums in different orders
+FLOAT64_ULP = 1.0  # of the exact value, for each backend
+SMALLEST_FLOAT64 = 2.0**-960  # below, double-double arithmetic underflows
+SUM_ORDER = 1e-12  # relative to the sum of absolute values: float64 sums in different orders
 
 
 def on(backend: str, call: Callable[[], Any]) -> Any:
@@ -42,7 +42,7 @@ def same(x: Any, y: Any) -> bool:
 
 
 def close_float64(x: Tensor, y: Tensor) -> bool:
-    """float64 of two backends: each within its ULP of the exact value, the same NaN and the same zeros."""
+    """float64 of two backends: each within one ULP of the exact value, NaN and zeros at the same places."""
     gap = 2 * FLOAT64_ULP * units(y.nan_to_num().numpy(), 0.0, "float64") + SMALLEST_FLOAT64
     zeros = (x == 0) | (y == 0)
     return (
@@ -53,7 +53,7 @@ def close_float64(x: Tensor, y: Tensor) -> bool:
 
 
 def check_exact(encoding: Encoding, at: Sequence[Any], rows: Tensor, entries: list[int]) -> None:
-    """Some entries, by their index in `rows`: against mpmath, and to the bit against integer arithmetic."""
+    """Some entries, by their index in `rows`: against mpmath, and bitwise against integer arithmetic."""
     p, limit = plan(encoding), FLOAT64_ULP
     for index in entries if rows.numel() else ():
         row, channel = divmod(index % rows.numel(), p.dim)
@@ -71,66 +71,66 @@ def check_exact(encoding: Encoding, at: Sequence[Any], rows: Tensor, entries: li
 
 
 def check_truth(encoding: Encoding, position: Any, channel: int, got: Tensor) -> None:
-    """One entry against mpmath, which knows the formula alone: the frequencies are judged with it."""
-    if not abs(position) < 2**31:  # NaN as well
+    """One entry against mpmath, computed from the formula including the frequency."""
+    if not abs(position) < 2**31:  # also NaN
         return
     want, dtype = truth(encoding).entry(position, channel), str(got.dtype).removeprefix("torch.")
     with mpmath.workprec(PRECISION):
         off = float(abs(mpmath.mpf(float(got)) - want))
     limit = {"float64": FLOAT64_ULP, "float32": 0.5001}.get(dtype, 0.501)
-    near_zero = abs(encoding.amplitude) * abs(position) * 2.0**-125  # what the stored frequency lacks, in radians
+    near_zero = abs(encoding.amplitude) * abs(position) * 2.0**-125  # the error of the stored frequency, in radians
     allowed = limit * float(units(np.array(float(want)), 0.0, dtype)) + near_zero
     assert off <= max(allowed, SMALLEST_FLOAT64), (position, channel, float(got), float(want))
 
 
-def beside(t: Tensor, x: Tensor) -> Tensor:
-    """(1 or B, S, n) beside x in canonical form, (B, *M, S, D) or (S, D)."""
+def broadcast_to_rows(t: Tensor, x: Tensor) -> Tensor:
+    """(1 or B, S, n) in the shape of x in canonical form, (B, *M, S, D) or (S, D)."""
     return t[0] if x.dim() == 2 else t.reshape(t.shape[0], *(1,) * (x.dim() - 3), *t.shape[1:])
 
 
-def total_by_the_rule(x: Tensor, rows: Tensor, scale: float, alpha: Any, mask: Tensor | None) -> Tensor:
+def expected_total(x: Tensor, rows: Tensor, scale: float, alpha: Any, mask: Tensor | None) -> Tensor:
     """round(scale * x) + round(alpha * PE), rounded, in acc: x (B, *M, S, D), rows (1 or B, S, D), mask (1 or B, S)."""
     acc = acc_of(x.dtype)
     scaled = torch.as_tensor(scale, dtype=acc) * x.to(acc)
     added = torch.as_tensor(alpha, dtype=torch.float64).detach().reshape(()).to(acc) * rows.to(acc)
-    total = scaled + beside(added, x)
-    return total if mask is None else torch.where(beside(mask.unsqueeze(-1), x), scaled, total)
+    total = scaled + broadcast_to_rows(added, x)
+    return total if mask is None else torch.where(broadcast_to_rows(mask.unsqueeze(-1), x), scaled, total)
 
 
-def drop_of(p: float) -> int:
-    """A probability in 65536ths, 0 and 65536 for 0 and 1 alone."""
+def threshold_of(p: float) -> int:
+    """A probability in 65536ths; 0 and 65536 only for exactly 0 and 1."""
     return int(p) * 65536 if p in (0.0, 1.0) else min(max(round(p * 65536), 1), 65535)
 
 
-def mask_by_the_rule(shape: Sequence[int], p: float, seed: int) -> Tensor:
-    """Which elements of a result of that shape dropout keeps."""
-    count, drop = math.prod(shape), drop_of(p)
+def expected_mask(shape: Sequence[int], p: float, seed: int) -> Tensor:
+    """The elements of a result of that shape that dropout keeps."""
+    count, drop = math.prod(shape), threshold_of(p)
     keep = kept_mask(seed, count, drop)
     for element in {0, count // 3, count - 1} if 0 < drop < 65536 and count else ():
         assert keep[element] == kept(seed, element, drop)
     return torch.from_numpy(keep).reshape(tuple(shape))
 
 
-def drop_by_the_rule(total: Tensor, dtype: torch.dtype, p: float, seed: int) -> Tensor:
-    """Dropout of a sum in acc, in the result's own shape; +0 where dropped, then `dtype`."""
-    drop = drop_of(p)
+def expected_dropout(total: Tensor, dtype: torch.dtype, p: float, seed: int) -> Tensor:
+    """Dropout of a sum in acc, in the shape of the result; +0 where dropped, then rounded to `dtype`."""
+    drop = threshold_of(p)
     if drop == 0:
         return total.to(dtype)
     scaled = total * torch.tensor(0.0 if drop == 65536 else 65536 / (65536 - drop), dtype=total.dtype)
-    return torch.where(mask_by_the_rule(total.shape, p, seed), scaled.to(dtype), torch.zeros((), dtype=dtype))
+    return torch.where(expected_mask(total.shape, p, seed), scaled.to(dtype), torch.zeros((), dtype=dtype))
 
 
-def gradient_by_the_rule(grad: Tensor, scale: float, p: float, seed: int) -> Tensor:
-    """Of x, for a gradient of the result in the same shape."""
+def expected_gradient(grad: Tensor, scale: float, p: float, seed: int) -> Tensor:
+    """Gradient of x, for a gradient of the result in the same shape."""
     acc = acc_of(grad.dtype)
-    return drop_by_the_rule(torch.as_tensor(scale, dtype=acc) * grad.to(acc), grad.dtype, p, seed)
+    return expected_dropout(torch.as_tensor(scale, dtype=acc) * grad.to(acc), grad.dtype, p, seed)
 
 
 def kept_gradient(grad: Tensor, p: float, seed: int) -> Tensor:
-    """The gradient of the sum in float64: what the other gradients are made of."""
-    drop = drop_of(p)
+    """The gradient of the sum in float64, from which the other gradients follow."""
+    drop = threshold_of(p)
     wide = grad.double() * (65536 / (65536 - drop) if drop < 65536 else 0.0)
-    return wide if drop == 0 else torch.where(mask_by_the_rule(grad.shape, p, seed), wide, 0.0)
+    return wide if drop == 0 else torch.where(expected_mask(grad.shape, p, seed), wide, 0.0)
 
 
 def check_sum(got: Tensor, terms: Tensor, relative: float = 0.0) -> None:
@@ -169,8 +169,9 @@ def steepness(encoding: Encoding) -> Tensor:
 
 
 def tree_sum(terms: Tensor) -> Tensor:
-    """(*, dim) of (n, *, dim), as csrc/core/tree_sum.h orders it: each 64 neighbours become their sum, from +0 on
-    and one after the other, and those each 64 again, until one is left."""
+    """(*, dim) of (n, *, dim), in the order of csrc/core/tree_sum.h: sums of 64 neighbours, sequentially from +0, then
+    sums of 64 of these, until one is left.
+    """
     while True:
         sums = []
         for some in terms.split(64):

@@ -1,4 +1,4 @@
-"""The pages of the documentation: their code blocks, links and anchors, as a reader and as GitHub sees them."""
+"""Documentation pages: code blocks, links and anchors, as GitHub renders them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Block:
 
     @property
     def not_run(self) -> str:
-        """Why it is not run, as the page itself says; empty if it is."""
+        """The reason in the page why the block is not run, or an empty string."""
         return self.mark.removeprefix("not run:").strip() if self.mark.startswith("not run:") else ""
 
 
@@ -38,7 +38,7 @@ def text_of(page: str) -> str:
 
 
 def blocks(text: str, *languages: str) -> list[Block]:
-    """Its fenced blocks of these languages, or all."""
+    """Fenced blocks of these languages, or all."""
     found = [
         Block(m["language"], m["code"], m["mark"] or "", text.count("\n", 0, m.start("code")) + 1)
         for m in FENCE.finditer(text)
@@ -52,12 +52,12 @@ def prose(text: str) -> str:
 
 
 def links(text: str) -> list[str]:
-    """Targets of its links and pictures; none of code."""
+    """Targets of links and images, except in code."""
     return LINK.findall(re.sub(r"`[^`\n]*`(?!\])", "", prose(text)))
 
 
 def anchors(text: str) -> set[str]:
-    """What a link can point to: GitHub's names of the headings."""
+    """Anchors that a link can point to: GitHub's names of the headings."""
     found: set[str] = set()
     for heading in re.findall(r"^#+ +(.*?) *$", prose(text), re.M):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
@@ -71,7 +71,7 @@ def anchors(text: str) -> set[str]:
 
 
 def broken(page: str, text: str | None = None) -> list[str]:
-    """Its links that lead nowhere in the repository. Those to elsewhere are not followed."""
+    """Broken links within the repository; external links are not checked."""
     text = text_of(page) if text is None else text
     wrong = []
     for link in links(text):
@@ -89,17 +89,16 @@ def broken(page: str, text: str | None = None) -> list[str]:
 
 
 def missing_paths(text: str) -> list[str]:
-    """Files of the repository's folders that its code names, in a line or a block, and that are not there; * is any
-    name."""
+    """Missing files that the code of a page names; * matches any name."""
     code = [block.code for block in blocks(text)] + re.findall(r"`([^`]+)`", prose(text))
     folders = r"(?<![\w/.~$-])(?:csrc|sinpe_ext|tests|tools|docs|examples|benchmarks|cmake)/[\w./*-]*"
     named = [path.rstrip(".") for path in re.findall(folders, "\n".join(code))]
-    made_up = re.compile(r".*/[A-Z]+\.\w+")  # benchmarks/results/NEW.json
+    made_up = re.compile(r".*/[A-Z]+\.\w+")  # placeholders such as benchmarks/results/NEW.json
     return [path for path in named if not made_up.fullmatch(path) and not any(ROOT.glob(path.rstrip("/")))]
 
 
 def missing_targets(text: str) -> list[str]:
-    """`make` targets that it names and that the Makefile lacks."""
+    """`make` targets in the page that the Makefile lacks."""
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M))
     code = [block.code for block in blocks(text, "", "sh", "console")] + re.findall(r"`([^`\n]+)`", prose(text))
     named = [

@@ -1,4 +1,4 @@
-"""Philox 4x32-10 in Python's integers: the tests' oracle for dropout masks, from Salmon et al. 2011."""
+"""Philox 4x32-10 (Salmon et al. 2011) in Python integers: reference implementation of dropout masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MASK32 = 2**32 - 1
 
 @lru_cache(maxsize=2**16)
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Ten rounds; words of 32 bits."""
+    """Ten rounds, 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -29,15 +29,15 @@ def lane(seed: int, element: int) -> int:
     return words[place >> 1] >> 16 * (place & 1) & 0xFFFF
 
 
-def kept(seed: int, element: int, drop: int) -> bool:
-    """Whether dropout of drop / 65536 keeps an element."""
-    return lane(seed, element) >= drop
+def kept(seed: int, element: int, threshold: int) -> bool:
+    """Whether dropout with p = threshold / 65536 keeps an element."""
+    return lane(seed, element) >= threshold
 
 
-def kept_mask(seed: int, count: int, drop: int) -> np.ndarray:
-    """`kept` of the elements 0 .. count - 1, by arrays of 64-bit words; (count,) bool."""
-    if drop in (0, 65536):
-        return np.full(count, drop == 0)
+def kept_mask(seed: int, count: int, threshold: int) -> np.ndarray:
+    """`kept` for the elements 0 .. count - 1, with arrays of 64-bit words; (count,) bool."""
+    if threshold in (0, 65536):
+        return np.full(count, threshold == 0)
     low32, shift = np.uint64(MASK32), np.uint64(32)
     counters, seed = np.arange((count + 7) // 8, dtype=np.uint64), seed % 2**64
     c0, c1 = counters & low32, counters >> shift
@@ -49,4 +49,4 @@ def kept_mask(seed: int, count: int, drop: int) -> np.ndarray:
         c1, c3 = second & low32, first & low32
         k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
     halves = [(word >> np.uint64(bit)) & np.uint64(0xFFFF) for word in (c0, c1, c2, c3) for bit in (0, 16)]
-    return np.stack(halves, -1).reshape(-1)[:count] >= drop
+    return np.stack(halves, -1).reshape(-1)[:count] >= threshold

@@ -1,4 +1,4 @@
-"""What tests of processes share: code that they run."""
+"""Code that tests run in processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 
-# One result of each operation, large enough for two threads. NumPy makes x and looks at the bytes: torch would use its
-# threads for it, and hang in a forked child.
+# One result of each operation, large enough for two threads. NumPy creates x and reads the bytes: torch would use its
+# threads for that, and hang in a forked child.
 RESULTS = """
 import hashlib, os, signal, sys, threading, time, numpy, torch
 x, weight = (torch.from_numpy(numpy.ones(shape, numpy.float32)) for shape in ((2, 1200, 64), (1200, 64)))

@@ -1,6 +1,6 @@
-"""A group of ranks for test_dtensor.py: processes that run one case after the other, each when it is asked for.
+"""A group of ranks for test_dtensor.py: processes that run one case after the other.
 
-A case that goes wrong on any rank ends the group, with what every rank printed; the next case starts another.
+A case that fails on any rank ends the group and shows the output of all ranks; the next case starts another group.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from children import DEADLINE, Child, Server, library_environment
 
-GRACE = 5.0  # seconds for the other ranks once one has failed: they wait for it, or fail as well
-MISSING = "Missing: "  # the answer of a case that this torch cannot run
+GRACE = 5.0  # seconds for the other ranks after a failure: they wait for the failed rank, or fail as well
+MISSING = "Missing: "  # answer of a case that this torch cannot run
 RANK = "import distributed_support; distributed_support.serve({rank}, {world}, {backend!r}, {store!r}, {cases!r})"
 
 
 class Group:
-    """`cases` are the modules that have them, imported by the server before it forks the ranks."""
+    """`cases`: the modules that define them, imported by the server before it forks the ranks."""
 
     def __init__(self, server: Server, world: int, backend: str, cases: tuple[str, ...]):
         self.folder = tempfile.TemporaryDirectory()
@@ -39,10 +39,10 @@ class Group:
             there.close()
 
     def run(self, name: str, limit: float = DEADLINE) -> None:
-        """One case on every rank. A failed test ends the group; a skipped one leaves it."""
+        """Runs one case on all ranks. A failed test ends the group, a skipped one does not."""
         printed = [[len(text.encode()) for text in rank.printed()] for rank in self.ranks]
         for channel in self.channels:
-            with contextlib.suppress(OSError):  # it has ended, as the end of its answers will say
+            with contextlib.suppress(OSError):  # it has ended, which is detected when its answer is read
                 channel.send(name)
         answers: dict[int, str] = {}
         deadline = time.monotonic() + limit
@@ -75,7 +75,7 @@ class Group:
         pytest.fail("\n".join([f"{name}: {len(wrong)} ranks failed, {len(late)} did not answer", *told]))
 
     def _stacks(self, late: list[int], since: list[list[int]]) -> None:
-        """Those that did not answer print where their threads are."""
+        """Makes ranks without an answer print their stacks."""
         for rank in late:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.ranks[rank].pid, signal.SIGUSR1)

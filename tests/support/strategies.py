@@ -1,4 +1,4 @@
-"""What hypothesis draws: encodings, positions, and tensors in every memory layout."""
+"""Hypothesis strategies: encodings, positions, and tensors in all memory layouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sinpe_ext import Encoding
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-# With an amplitude of 2**-100 results stay within float64's exponents; which zero comes out below is not promised.
+# With an amplitude of 2**-100, results do not underflow in float64; the sign of such a zero is unspecified.
 SMALLEST_POSITION, SMALLEST_FREQUENCY = 2.0**-500, 2.0**-350
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -23,7 +23,7 @@ FREQUENCIES = (0.0, 1.0, -0.25, 1 / 12, 0.1, 7.3, -1e5 - 0.1, 2.0**40 + 0.5, 1e-
 
 @st.composite
 def encodings(draw: st.DrawFn, max_dim: int = 40) -> Encoding:
-    """Any encoding with exact angles, but for the largest and smallest frequencies."""
+    """Any encoding with exact angles, except for the largest and smallest frequencies."""
     dim = draw(st.one_of(st.integers(1, max_dim), st.sampled_from((8, 16, 32, 33))))
     fields: dict[str, Any] = {
         "layout": draw(st.sampled_from(("interleaved", "sin_cos", "cos_sin", "sin", "cos"))),
@@ -42,7 +42,7 @@ def encodings(draw: st.DrawFn, max_dim: int = 40) -> Encoding:
         fields["frequencies"] = tuple(draw(st.lists(st.sampled_from(FREQUENCIES), min_size=count, max_size=count)))
     else:
         # 7, not 3: a sixth of a turn has the cosine 1/2, which an amplitude on a float32 tie puts within 2**-128 of
-        # that tie; the kernels settle roundings down to 2**-96.
+        # that tie; the kernels resolve roundings down to 2**-96.
         fields["base"] = draw(st.sampled_from((10000.0, 10000.0, 100.0, 0.5, 1.0, 7, 1e6)))
         fields["shift"] = draw(st.sampled_from((0.0, 0.0, 1.0, 0.5, -1.0)))
         fields["exponent_scale"] = draw(st.sampled_from((1.0, 1.0, 2.0, -0.5, 10 / 3)))
@@ -50,7 +50,7 @@ def encodings(draw: st.DrawFn, max_dim: int = 40) -> Encoding:
     try:
         encoding = Encoding(dim, **fields)
         sizes = [abs(w) for w in encoding.frequencies_radians() if w]
-    except (ValueError, OverflowError):  # a combination without meaning
+    except (ValueError, OverflowError):  # an invalid combination
         reject()
     if sizes and (max(sizes) > 2.0**62 or min(sizes) < SMALLEST_FREQUENCY):
         reject()
@@ -58,14 +58,14 @@ def encodings(draw: st.DrawFn, max_dim: int = 40) -> Encoding:
 
 
 def whole_positions() -> st.SearchStrategy[int]:
-    """int64, dense where a mistake is likely."""
+    """int64, denser where mistakes are likely."""
     near = st.builds(lambda k, d, s: s * 2**k + d, st.integers(0, 62), st.integers(-3, 3), st.sampled_from((1, -1)))
     known = st.sampled_from((0, 7199, 81665, 408325, 3803902, 97253, 2**24 + 1, 2**31 - 1, INT64_MIN, INT64_MAX))
     return st.one_of(st.integers(-300, 5000), near, known, st.integers(INT64_MIN, INT64_MAX))
 
 
 def fractional_positions(width: int) -> st.SearchStrategy[float]:
-    """float32 or float64 values, whole ones and special ones among them."""
+    """float32 or float64 values, including integers and special values."""
     special = st.sampled_from((0.0, -0.0, math.nan, math.inf, -math.inf, 0.5, 1.0, 2.0**31 - 0.5, 2.0**63, -(2.0**63)))
     small, any_size = st.floats(-1000, 1000, width=width), st.floats(width=width)
     drawn = st.one_of(small, special, st.integers(-4096, 4096).map(float), any_size)
@@ -92,7 +92,7 @@ def positions(draw: st.DrawFn, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def spread(x: torch.Tensor) -> torch.Tensor:
-    """The same values with gaps between them, from an offset on."""
+    """The same values with an offset and gaps in memory."""
     wide = torch.zeros((*x.shape, 2), dtype=x.dtype)
     wide[..., 1] = x
     return wide[..., 1]
@@ -100,9 +100,9 @@ def spread(x: torch.Tensor) -> torch.Tensor:
 
 @st.composite
 def views(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype, expanded: bool) -> tuple[Any, torch.Tensor]:
-    """(memory, view of that shape): dimensions in any order in memory, gaps, an offset, repeated ones (`expanded`).
+    """(memory, view of that shape): permuted dimensions, gaps, an offset, expanded dimensions (`expanded`).
 
-    memory has one dimension and goes on before and behind the view.
+    memory is one-dimensional and extends beyond both ends of the view.
     """
     order = draw(st.permutations(range(len(shape))))
     steps = [draw(st.sampled_from((1, 1, 1, 2))) for _ in shape]
@@ -110,7 +110,7 @@ def views(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype, expanded:
     held = [1 if r else n for n, r in zip(shape, repeated, strict=True)]
     sizes = [n * step + draw(st.integers(0, 1)) for n, step in zip(held, steps, strict=True)]
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    first = draw(st.integers(0, 8))  # elements: every alignment that a dtype can have
+    first = draw(st.integers(0, 8))  # in elements: all possible alignments of a dtype
     memory = torch.randn(first + math.prod(sizes) + 9, generator=generator, dtype=torch.float64).to(dtype)
     box = memory[first:-9].view([sizes[d] for d in order])
     inverse = [order.index(d) for d in range(len(shape))]
@@ -119,7 +119,7 @@ def views(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype, expanded:
 
 
 def sprinkle(x: torch.Tensor, seed: int) -> None:
-    """Puts zeros, subnormals, infinities and NaN in some places of x, which has a memory location per element."""
+    """Sets some elements of x, which must not overlap, to zeros, subnormals, infinities and NaN."""
     values = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-42, -1e-7, 65504.0, 3e38)
     where = np.random.default_rng(seed)
     for _ in range(min(6, x.numel())):

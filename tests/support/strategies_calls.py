@@ -1,4 +1,4 @@
-"""What hypothesis draws for calls that apply an encoding to data: rows, masks, factors, dropout, seeds, gradients."""
+"""Hypothesis strategies for arguments of add and embed: rows, masks, factors, dropout, seeds, gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STARTS = st.integers(-(2**61), 2**61)
 
 
 class Rows(NamedTuple):
-    """Which encoding goes where."""
+    """The encoding's rows and where they are added."""
 
     arguments: dict[str, Any]  # positions or start, padding_mask
     at: Tensor  # the final positions, (1 or B, S)
@@ -36,7 +36,7 @@ def masks(draw: st.DrawFn, shape: tuple[int, ...]) -> Tensor:
 
 @st.composite
 def rows(draw: st.DrawFn, encoding: Encoding, batch: int, length: int, real: bool = False) -> Rows:
-    """Implicit positions, starts of every kind or positions, and a mask or none. `real`: finite float positions."""
+    """Implicit positions, start of each kind or positions, and a mask or none. `real`: finite float positions."""
     arguments: dict[str, Any] = {}
     sizes = draw(st.sampled_from(((length,), (batch, length), (1, length))))
     kind = draw(st.sampled_from(("implicit", "start", "0-d", "per sample", "positions", "positions")))
@@ -77,10 +77,10 @@ def alphas(draw: st.DrawFn) -> float | Tensor:
 
 
 class Dropout(NamedTuple):
-    """The arguments of one dropout; `arguments()` are new ones, since a generator moves on."""
+    """The arguments of dropout; `arguments()` are new ones, since a generator changes."""
 
     rate: float
-    seed: int  # what names the mask
+    seed: int  # the seed of the mask
     kind: str
 
     def arguments(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Dropout(NamedTuple):
         return given
 
 
-# What these draw: test_dropout.py shows that both are randint below 2**63 - 1.
+# Equal to these seeds: test_dropout.py shows that both are randint below 2**63 - 1.
 DRAWN = int(torch.randint(2**63 - 1, (), generator=torch.Generator().manual_seed(7), dtype=torch.int64))
 
 
@@ -110,5 +110,5 @@ def dropouts(draw: st.DrawFn, rates: tuple[float, ...] = RATES) -> Dropout:
 
 @st.composite
 def gradients(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """What arrives at a backward pass: any layout, expanded ones too."""
+    """Incoming gradients of any layout, including expanded ones."""
     return draw(views(shape, dtype, expanded=True))[1]

@@ -1,4 +1,4 @@
-"""Positional encodings as people write them, for `integrations.swap`; those that it must leave alone stand last."""
+"""Positional encodings as commonly written, for `integrations.swap`; those that must not be replaced come last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS, DIM = 60, 16
 
 
 def usual(rows: int = ROWS, dim: int = DIM, base: float = 10000.0) -> Tensor:
-    """The tutorials' table, its angles rounded to float32."""
+    """The tutorials' table, with float32 angles."""
     position = torch.arange(rows).unsqueeze(1)
     frequency = torch.exp(torch.arange(0, dim, 2) * (-math.log(base) / dim))
     table = torch.zeros(rows, dim)
@@ -23,7 +23,7 @@ def usual(rows: int = ROWS, dim: int = DIM, base: float = 10000.0) -> Tensor:
 
 
 class BatchFirst(nn.Module):
-    """The Annotated Transformer's."""
+    """As in The Annotated Transformer."""
 
     def __init__(self, p: float = 0.1, dim: int = DIM, rows: int = ROWS) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class BatchFirst(nn.Module):
 
 
 class SequenceFirst(nn.Module):
-    """PyTorch's tutorial's."""
+    """As in PyTorch's tutorial."""
 
     def __init__(self, p: float = 0.1) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SequenceFirst(nn.Module):
 
 
 class Scaled(nn.Module):
-    """x times sqrt(d), a table that is no part of the state dict, and a dropout under another name."""
+    """x times sqrt(d), a table outside the state dict, and dropout under another name."""
 
     def __init__(self, d_model: int = DIM) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Learned(nn.Module):
 
 
 class Attribute(nn.Module):
-    """A table that is a plain attribute, and a forward that gives its rows for token ids."""
+    """A plain attribute as table, and a forward that returns its rows for token ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Attribute(nn.Module):
 
 
 class Gives(nn.Module):
-    """BERT-pytorch's: rows in a batch of one."""
+    """As in BERT-pytorch: rows with a batch dimension of one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Gives(nn.Module):
 
 
 class OneSequence(nn.Module):
-    """(sequence, channels) alone."""
+    """(sequence, channels) only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class OneSequence(nn.Module):
 
 
 class Follows(nn.Module):
-    """In the dtype of x, whatever the table's; weak, so that the rows have a factor."""
+    """In the dtype of x, whatever the table's; the rows are scaled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Another(nn.Module):
 
 
 class Grows(nn.Module):
-    """ESPnet's: a plain attribute that is made as long as x needs it, in the dtype of x."""
+    """As in ESPnet: a plain attribute that is extended to the length of x, in the dtype of x."""
 
     def __init__(self, d_model: int = DIM, dropout_rate: float = 0.1) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Grows(nn.Module):
         return self.dropout(x * self.xscale + self.pe[:, : x.size(1)])
 
 
-# ------------------------------------------------------------------------- whose names say nothing, and of libraries
+# with other names, and of libraries
 
 
 def halves(rows: int = ROWS, dim: int = DIM, shift: int = 1, start: int = 0) -> Tensor:
@@ -171,7 +171,7 @@ class Foo(nn.Module):
 
 
 class Bar(nn.Module):
-    """The same of a frozen parameter, beside a trained one that is no table."""
+    """The same with a frozen parameter, and a trained one that is not a table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class ChannelsFirst(nn.Module):
 
 
 class ChannelsFirstRows(nn.Module):
-    """x is (batch, channels, time), the table is not; the sum is weighted and dropped."""
+    """x is (batch, channels, time), the table is not; the sum is scaled and dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class ChannelsFirstRows(nn.Module):
 
 
 class ChannelsFirstGives(ChannelsFirst):
-    """Rows alone, (1, channels, time)."""
+    """Rows only, (1, channels, time)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.buf[..., : x.size(-1)]
@@ -237,7 +237,7 @@ class GPT(nn.Module):
 
 
 class Conditioner(nn.Module):
-    """Like DiT's TimestepEmbedder: a static method gives the rows of timesteps, a small network has them."""
+    """Like DiT's TimestepEmbedder: a static method computes the rows of timesteps, followed by a small network."""
 
     def __init__(self, width: int = 24, frequency_embedding_size: int = 32) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class Conditioner(nn.Module):
 
 
 class Clock(nn.Module):
-    """The same under other names: an ordinary method, a keyword, and a layer in front of which it is normalised."""
+    """The same with other names: an ordinary method, a keyword argument, and a normalised layer after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,7 +288,7 @@ class Sinusoids(nn.Module):
 
 
 class Waves(nn.Module):
-    """The older one, without theta, under another name."""
+    """The older version, without theta, with another name."""
 
     def __init__(self, size: int = DIM) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ class Waves(nn.Module):
 
 
 class Columns(nn.Module):
-    """Timesteps as a column, and frequencies that are a buffer."""
+    """Timesteps as a column, and frequencies in a buffer."""
 
     def __init__(self, dim: int = DIM) -> None:
         super().__init__()
@@ -320,7 +320,7 @@ class Thousands(Sinusoids):
 
 
 class Computes(nn.Module):
-    """Without a table: the sum of x and rows that are made for its length."""
+    """Without a table: the sum of x and rows computed for its length."""
 
     def __init__(self, d_model: int = DIM) -> None:
         super().__init__()
@@ -334,7 +334,7 @@ class Computes(nn.Module):
 
 
 class ComputesFirst(nn.Module):
-    """The same for (sequence, batch, channels), rows alone, and no dropout."""
+    """The same for (sequence, batch, channels), rows only, without dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -364,7 +364,7 @@ class Scales(nn.Module):
 
 
 class Cached(nn.Module):
-    """Like positional-encodings' PositionalEncoding1D, 2D and 3D: rows for the shape of x, kept for the next call."""
+    """Like positional-encodings' PositionalEncoding1D, 2D and 3D: rows for the shape of x, cached for the next call."""
 
     def __init__(self, channels: int, axes: int = 1) -> None:
         super().__init__()
@@ -390,7 +390,7 @@ class Cached(nn.Module):
 
 
 class Permuted(nn.Module):
-    """Channels first around it."""
+    """Channels first, around another module."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -449,7 +449,7 @@ class Tokens(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Like MAE: two frozen grids inside a forward that does a lot else."""
+    """Like MAE: two frozen grids inside a forward with other layers."""
 
     def __init__(self, dim: int = DIM, side: int = 6) -> None:
         super().__init__()
@@ -474,11 +474,11 @@ class Autoencoder(nn.Module):
         return self.head(x) + self.decoder_pos_embed
 
 
-# --------------------------------------------------------------------------------------------- to be left alone
+# not to be replaced
 
 
 class Odd(BatchFirst):
-    """A forward that does something else, by what it is made with."""
+    """A module with the given forward."""
 
     def __init__(self, forward: Any) -> None:
         super().__init__(0.0)

@@ -1,11 +1,10 @@
-"""The two tiers of the suite: `-m "not long"`, which `make test` runs, and all tests, `make test-all`.
+"""The two tiers of the suite: `-m "not long"`, run by `make test`, and all tests, `make test-all`.
 
-What is long is said by a marker with the reason: `builds` (compiles or installs), `processes` (starts processes that
-take seconds), `thorough("what shows the same in less time")`. A test marked `sampled` is a product of parameters of
-which the short tier runs a part: with `sampled("values")` every value of every parameter once, with `sampled("pairs")`
-every pair of values of two parameters. `sampled(4, "why")` is for a list: each fourth case is run. Tests that a
-reason names have to be in the same file. Cases that skip themselves are no sample of their values: `where=` says which
-do not. The choice depends on nothing but the parameters.
+Long tests have a marker with the reason: `builds` (compiles or installs), `processes` (starts processes that take
+seconds), `thorough("shorter test of the same")`. A test marked `sampled` is a product of parameters of which the short
+tier runs a part: with `sampled("values")` each value of each parameter once, with `sampled("pairs")` each pair of
+values of two parameters. `sampled(4, "why")` is for a list: each fourth case is run. Tests named in a reason have to be
+in the same file. `where=` excludes cases that skip themselves. The choice depends on the parameters only.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ STRENGTH = {"values": 1, "pairs": 2}
 
 
 def _covers(item: Any, strength: int) -> frozenset[Any]:
-    """The values, or pairs of values, that a case of a product has."""
-    # The object itself: values need not have a hash, and pytest's own indices count cases.
+    """The values, or pairs of values, of a case of a product."""
+    # The object itself: values may be unhashable, and pytest's indices count cases.
     chosen = [(name, id(value)) for name, value in item.callspec.params.items()]
     return frozenset(combinations(chosen, min(strength, len(chosen))))
 
 
 def sample(items: list[Any], how: str | int) -> set[int]:
-    """Places of few cases that together have what all have: at each step the one with the most that is missing."""
+    """Indices of few cases that together cover all: at each step the case that covers most missing values."""
     if isinstance(how, int):
         return set(range(0, len(items), how))
     has = [_covers(item, STRENGTH[how]) for item in items]
     missing, chosen = frozenset().union(*has), set()
     while missing:
-        # A step through the list that meets every place, so that the first of equals are not neighbours.
+        # A stride that reaches each index, so that the first among equal cases are not neighbours.
         order = sorted(range(len(has)), key=lambda at: (at * 7919 + len(chosen) * 31) % len(has))
         best = max(order, key=lambda at: len(has[at] & missing))
         chosen.add(best)
@@ -45,19 +44,19 @@ def sample(items: list[Any], how: str | int) -> set[int]:
     return chosen
 
 
-def _refuse(item: Any, expected: str, marker: Any) -> None:
+def _reject(item: Any, expected: str, marker: Any) -> None:
     got = ", ".join([*map(repr, marker.args), *(f"{name}={value!r}" for name, value in marker.kwargs.items())])
     raise pytest.UsageError(f"{item.nodeid}: expected {expected}, got {marker.name}({got})")
 
 
 def _is_reason(why: Any, item: Any) -> bool:
-    """Whether a marker's reason says something, of tests that are there."""
+    """Whether a marker's reason is not empty and names existing tests."""
     return (
         isinstance(why, str) and bool(why) and all(hasattr(item.module, name) for name in re.findall(r"test_\w+", why))
     )
 
 
-def _is_sampled_well(item: Any, how: Any = None, why: Any = None, /, *, where: Any = None, **unknown: Any) -> bool:
+def _is_valid_sampled(item: Any, how: Any = None, why: Any = None, /, *, where: Any = None, **unknown: Any) -> bool:
     if unknown or not hasattr(item, "callspec") or not (where is None or callable(where)):
         return False
     if isinstance(how, int):
@@ -66,18 +65,18 @@ def _is_sampled_well(item: Any, how: Any = None, why: Any = None, /, *, where: A
 
 
 def _products(items: list[Any]) -> Iterator[tuple[str | int, list[Any]]]:
-    """Each sampled test: how, and its cases that are worth a sample."""
+    """The sampled tests: how, and their cases that do not skip themselves."""
     found: dict[Any, list[Any]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled"):
             found[item.path, item.cls, item.originalname].append(item)
     for cases in found.values():
         marker = cases[0].get_closest_marker("sampled")
-        if len(marker.args) > 2 or not _is_sampled_well(cases[0], *marker.args, **marker.kwargs):
+        if len(marker.args) > 2 or not _is_valid_sampled(cases[0], *marker.args, **marker.kwargs):
             expected = (
                 'sampled("values"), sampled("pairs") or sampled(a number, "why"), where=, of a test with parameters'
             )
-            _refuse(cases[0], expected, marker)
+            _reject(cases[0], expected, marker)
         where = marker.kwargs.get("where")
         worth = [item for item in cases if where is None or where(**item.callspec.params)]
         for item in cases:
@@ -86,14 +85,14 @@ def _products(items: list[Any]) -> Iterator[tuple[str | int, list[Any]]]:
         yield marker.args[0], worth
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
+@pytest.hookimpl(tryfirst=True)  # before pytest evaluates -m
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     for item in items:
         if item.get_closest_marker("long"):
-            _refuse(item, f"a marker that says why it is long, {REASONS}", item.get_closest_marker("long"))
+            _reject(item, f"a marker with the reason, {REASONS}", item.get_closest_marker("long"))
         thorough = item.get_closest_marker("thorough")
         if thorough and not (len(thorough.args) == 1 and not thorough.kwargs and _is_reason(thorough.args[0], item)):
-            _refuse(item, 'thorough("what shows the same in less time")', thorough)
+            _reject(item, 'thorough("shorter test of the same")', thorough)
     for how, cases in _products(items):
         chosen = sample(cases, how)
         for at, item in enumerate(cases):
@@ -104,7 +103,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
             item.add_marker("long")
 
 
-# What several workers of pytest-xdist share.
+# shared by the workers of pytest-xdist
 
 
 def cores() -> int:
@@ -113,13 +112,13 @@ def cores() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One for each core; each of them takes some of a card's memory, and the largest tests most of it."""
+    """One per core; each needs some GPU memory, and the largest tests most of it."""
     return min(cores(), 2 if os.path.exists("/dev/nvidia0") else 16)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers inherit this process's environment: threads for each, and no pool of compilers in each."""
+    """Workers inherit this process's environment: divides the threads among them, and disables compiler pools."""
     workers = getattr(config.option, "numprocesses", None)
     if not workers or hasattr(config, "workerinput"):
         return

@@ -1,4 +1,4 @@
-"""What the tests of torch.jit.trace and of ONNX export: functions as models, and their arguments."""
+"""Functions as models, and their arguments, for the tests of torch.jit.trace and ONNX export."""
 
 from __future__ import annotations
 

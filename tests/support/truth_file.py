@@ -1,6 +1,6 @@
-"""What tests/cpp/truth.h reads: an encoding's plan, and its formula in numbers that mpmath alone computes.
+"""The input of tests/cpp/truth.h: an encoding's plan, and its exact frequencies, computed with mpmath only.
 
-python tests/support/truth_file.py writes tests/cpp/paper512.truth, which the C++ tests use where there is no Python.
+python tests/support/truth_file.py writes tests/cpp/paper512.truth, for C++ tests without Python.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sinpe_ext.encodings.plan import plan
 
 PAPER512 = Path(__file__).resolve().parent.parent / "cpp" / "paper512.truth"
 BITS = 256  # of a turn, per frequency
-JUDGE = 2.0**-100  # relative, how far the judge of tests/cpp/truth.h may be from mpmath
+JUDGE = 2.0**-100  # relative, largest error of the reference values of tests/cpp/truth.h against mpmath
 PER_LINE = 6
 
 
 def text(encoding: Encoding) -> str:
-    """Sections "name count" with as many hexadecimal words of 64 bits."""
+    """Sections "name count" with as many hexadecimal 64-bit words."""
     assert encoding.amplitude == 1 and encoding.angle == "exact" and encoding.start == 0
     frequencies: list[int] = []
     channels: list[int] = []  # frequency and kind (0 sin, 1 cos) of each
@@ -31,7 +31,7 @@ def text(encoding: Encoding) -> str:
         formula = list(ulp._formula(encoding))
     for kind, frequency in formula:
         bits = _fraction(frequency, encoding.unit == "radian")
-        # A frequency that the same kind has already is a new one.
+        # A frequency that the same kind already has is added again.
         found = [k for k, known in enumerate(frequencies) if known == bits and (k, kind) not in _pairs(channels)]
         if not found:
             frequencies.append(bits)
@@ -54,14 +54,14 @@ def _pairs(channels: list[int]) -> set[tuple[int, int]]:
 
 
 def _fraction(frequency: mpmath.mpf, radians: bool) -> int:
-    """Of a turn, times 2**256; whole turns say nothing at whole positions."""
+    """In turns, times 2**256; whole turns are dropped, as positions are integers."""
     with mpmath.workprec(ulp.PRECISION + 64):
         turns = frequency / (2 * mpmath.pi) if radians else frequency / 2
         return int(mpmath.nint(mpmath.ldexp(turns, BITS))) % 2**BITS
 
 
 def _circle() -> Iterator[int]:
-    """sin and cos of 0, 1, .. 32 parts in 256 of a turn, each as two float64."""
+    """sin and cos of 0, 1, .. 32 256ths of a turn, each as two float64."""
     with mpmath.workprec(ulp.PRECISION):
         for k in range(33):
             half_turns = mpmath.mpf(k) / 128
@@ -76,7 +76,7 @@ def _bits(values: Iterable[float]) -> tuple[int, ...]:
 
 
 def judge_error(program: Path, truth: Path, encoding: Encoding, entries: list[tuple[int, int]]) -> float:
-    """The largest relative error of tests/cpp/judge.cpp, against mpmath, at entries (position, channel)."""
+    """The largest relative error of tests/cpp/judge.cpp against mpmath, at entries (position, channel)."""
     lines = "".join(f"{position} {channel}\n" for position, channel in entries)
     done = subprocess.run(
         [str(program), str(truth)], input=lines, stdout=subprocess.PIPE, text=True, check=True, timeout=600

@@ -1,7 +1,7 @@
-"""A user's program that test_typing.py checks by `mypy --strict` against the installed wheel, and runs.
+"""A user program that test_typing.py checks with `mypy --strict` against the installed wheel, and runs.
 
-Every public function, class and layer is called once. A comment "error: [code]" marks a line that has to be refused;
-those are not run.
+Calls each public function, class and layer once. A comment "error: [code]" marks a line that mypy must reject; those
+lines are not run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def tables() -> list[Tensor]:
     grid = assert_type(sinpe.convention("mae2d", 8), GridEncoding)
     points = assert_type(sinpe.convention("nerf", 60, axes=3), GridEncoding)
     assert_type(encoding.timescales(), tuple[float, ...])
-    for name in sinpe.conventions():  # a variable: what it names is known at run time only
+    for name in sinpe.conventions():  # the convention is known at run time only
         either = assert_type(sinpe.convention(name, 48), Encoding | GridEncoding)
         sinpe.table((2,) * either.ndim if isinstance(either, GridEncoding) else 2, either)
     assert_type(grid.interpolated((4, 4), base_size=2), GridEncoding)

@@ -1,8 +1,8 @@
-"""Errors in units of the last place (ULP), against mpmath: the judge of the tests and of tools/accuracy_table.py.
+"""Errors in units of the last place (ULP), against mpmath; used by the tests and tools/accuracy_table.py.
 
-The truth is the formula of an Encoding, written out once more from its fields; no arithmetic of sinpe_ext takes part.
-One ULP is the distance between neighbouring floats of the type in the binade of the true value (of subnormals below the
-normal range), so a correctly rounded result is at most half an ULP off.
+The true value is the formula of an Encoding, implemented from its fields without arithmetic of sinpe_ext. One ULP is
+the distance between neighbouring floats of the dtype in the binade of the true value (of subnormals below the normal
+range), so a correctly rounded result is at most half an ULP off.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sinpe_ext.encodings.encoding import Encoding
 
 # Significant bits and exponent of the smallest subnormal.
 TYPES = {"float32": (24, -149), "float64": (53, -1074), "bfloat16": (8, -133), "float16": (11, -24)}
-# Bits of the truth: 64 of the position, 40 of whole turns, 70 for an approach to a zero, 106 kept; the rest is room.
+# Precision in bits: 64 of the position, 40 of whole turns, 70 of a near-zero, 106 of the result; the rest is margin.
 PRECISION = 320
 
 
 class Report(NamedTuple):
-    """What a comparison found."""
+    """The result of a comparison."""
 
     entries: int
     worst: float  # ULP
@@ -43,7 +43,7 @@ class Report(NamedTuple):
 
 
 class Truth:
-    """The values of an encoding, exact to about 2**-106 relative, remembered per entry."""
+    """The values of an encoding, exact to about 2**-106 relative, cached per entry."""
 
     def __init__(self, encoding: Encoding):
         with mpmath.workprec(PRECISION):
@@ -53,18 +53,18 @@ class Truth:
         self._known: dict[tuple[float, int], tuple[float, float]] = {}
 
     def entry(self, position: float, channel: int) -> mpmath.mpf:
-        """amplitude * sin or cos of position * frequency; position is an int or a float at its exact value."""
+        """amplitude * sin or cos of position * frequency; position is the exact value of an int or float."""
         kind, frequency = self._formula[channel]
         with mpmath.workprec(PRECISION):
             angle = _mpf(position) * frequency
             if self._radian:
                 value = mpmath.cos(angle) if kind else mpmath.sin(angle)
-            else:  # in half turns, so that zeros come out as such
+            else:  # in half turns, so that zeros are exact
                 value = mpmath.cospi(angle) if kind else mpmath.sinpi(angle)
             return self._amplitude * value
 
     def frequency(self, channel: int) -> mpmath.mpf:
-        """Radians per position, or half turns where the unit is one of turns."""
+        """Radians per position, or half turns if the unit is a fraction of a turn."""
         return self._formula[channel][1]
 
     def rows(self, positions: Sequence[float], channels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -93,7 +93,7 @@ def _mpf(value: Any) -> mpmath.mpf:
 
 
 def _formula(e: Encoding) -> Iterable[tuple[int, mpmath.mpf]]:
-    """(0 for a sin or 1 for a cos, frequency) per channel; radians, or half turns where the unit is one of turns."""
+    """(0 for a sin or 1 for a cos, frequency) per channel; radians, or half turns if the unit is in turns."""
     halves = e.layout in ("sin", "cos")
     width = 2 * e.dim if halves else e.dim + {"pad": -1, "round": 1}.get(e.odd, 0) * (e.dim % 2)
     sines, cosines = ([(kind, i) for i in range((width + 1 - kind) // 2)] for kind in (0, 1))
@@ -101,7 +101,7 @@ def _formula(e: Encoding) -> Iterable[tuple[int, mpmath.mpf]]:
     orders = {"interleaved": alternating, "sin_cos": sines + cosines, "cos_sin": cosines + sines}
     order = {**orders, "sin": sines, "cos": cosines}[e.layout]
     steps = _mpf(width if e.exponent_dim is None else e.exponent_dim) / 2 - _mpf(e.shift)
-    given = sorted(2 * i + kind for kind, i in order[: e.dim])  # one per channel, where each has its own
+    given = sorted(2 * i + kind for kind, i in order[: e.dim])  # one per channel, if each has its own
     scale = _mpf(e.position_scale) * {"radian": 1, "half_turn": 1, "turn": 2}[e.unit]
     for kind, i in order[: e.dim]:
         own = e.cos_frequency == "own"
@@ -134,7 +134,7 @@ def report(
     """Errors of float64 copies of results of `dtype` against high + low; all arrays (rows, entries of a row)."""
     absolute = np.abs((got - high) - low)
     absolute = np.where(np.isnan(absolute), math.inf, absolute)
-    # Where the truth is 0 nothing but 0 will do.
+    # Where the true value is 0, only 0 is accepted.
     errors = np.where(high == 0, np.where(got == 0, 0.0, math.inf), absolute / units(high, low, dtype))
     if not errors.size:
         return Report(0, 0.0, (0, 0), 1.0, 0.0)
@@ -146,7 +146,7 @@ def report(
 def compare(
     got: torch.Tensor | np.ndarray, encoding: Encoding, positions: Sequence[float], channels: np.ndarray | None = None
 ) -> Report:
-    """Compares rows (len(positions), dim) with the truth, at some `channels` of each row, (rows, n), or at all."""
+    """Compares rows (len(positions), dim) with the true values, at some `channels` of each row, (rows, n), or all."""
     dtype = str(got.dtype).removeprefix("torch.")
     wide = got.double().numpy() if isinstance(got, torch.Tensor) else got.astype(np.float64)
     assert wide.shape == (len(positions), encoding.dim)
@@ -157,13 +157,13 @@ def compare(
 
 
 def some_channels(rows: int, dim: int, each: int) -> np.ndarray:
-    """`each` channels for every row, other ones from row to row until all have had their turn."""
+    """`each` channels for each row, in rotation over all channels."""
     step = np.arange(each) * (dim / each)
     return (np.arange(rows)[:, None] + step.astype(np.int64)) % dim
 
 
 class PaperTruth:
-    """The paper's formula in float64 for positions below 2**17, by millions of entries: within 2**-50 relative.
+    """The paper's formula in float64 for positions below 2**17, for millions of entries: within 2**-50 relative.
 
     Frequencies in turns are split into three pieces such that a position times either of the first two is exact.
     """
@@ -194,7 +194,7 @@ class PaperTruth:
 
 
 def bits(x: torch.Tensor | np.ndarray) -> np.ndarray:
-    """The bits as integers, so that -0.0 differs from 0.0 and a NaN from another."""
+    """The bits as integers, which distinguish -0.0 from 0.0 and different NaN."""
     if isinstance(x, torch.Tensor):
         x = x.detach().contiguous()
         return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]).numpy()

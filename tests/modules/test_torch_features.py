@@ -1,4 +1,4 @@
-"""What torch's own layers put up with, so must these: casts, transforms, copies, meta tensors, modes, tracers."""
+"""The layers in torch's module machinery: casts, transforms, copies, meta tensors, modes, tracers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def given(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def run(module: nn.Module, x: Tensor) -> Tensor:
-    """A call whose mask is always the same."""
+    """Calls the module with a fixed dropout mask."""
     torch.manual_seed(9)
     return module(x)
 
@@ -71,7 +71,7 @@ def run(module: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @every_layer
 def test_autocast(name: str, device: str, dtype: torch.dtype, backend: str) -> None:
-    """Dtypes are the inputs' own, and so are the numbers; what a Linear made narrow stays so."""
+    """Results have the dtype of the input and are not rounded; what an autocast Linear made narrow stays narrow."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device is visible")
     module, x = LAYERS[name]().to(device), given(name).to(device)
@@ -102,7 +102,7 @@ def test_autocast_of_functions(name: str, dtype: torch.dtype, backend: str) -> N
 @pytest.mark.parametrize("dtype", CASTS)
 @every_layer
 def test_casts(name: str, dtype: torch.dtype, backend: str) -> None:
-    """A cast reaches parameters, never positions or frequencies; back again nothing is lost but in parameters."""
+    """A cast changes parameters, never positions or frequencies; after casting back, only parameters have lost bits."""
     x = given(name, dtype)
     module = nn.Sequential(LAYERS[name]()).to(dtype).eval()
     method = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float64: "double"}[dtype]
@@ -122,7 +122,7 @@ def test_casts(name: str, dtype: torch.dtype, backend: str) -> None:
 
 
 @pytest.mark.feature("torch.func")
-@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # torch's own use of it
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # from torch itself
 @every_layer
 def test_functional_call_and_ensembles(name: str, backend: str) -> None:
     x = given(name)
@@ -144,7 +144,7 @@ def test_functional_call_and_ensembles(name: str, backend: str) -> None:
 @pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @every_layer
-def test_transforms_of_layers(name: str, backend: str) -> None:
+def test_torch_func_of_layers(name: str, backend: str) -> None:
     module, x = LAYERS[name]().eval(), given(name)
     each = x.unsqueeze(1)
     want = torch.stack([module(t) for t in each])
@@ -165,9 +165,9 @@ def test_transforms_of_layers(name: str, backend: str) -> None:
 
 @pytest.mark.feature("inference_mode")
 @every_layer
-def test_inference_mode_first_and_training_later(name: str, backend: str) -> None:
-    """Constants that a first call in inference_mode makes serve a later one that needs gradients."""
-    number = D + 2 * (backend == "eager") + 4  # an encoding that no other test has made
+def test_training_after_first_call_in_inference_mode(name: str, backend: str) -> None:
+    """Constants cached by a first call in inference_mode work in a later call that needs gradients."""
+    number = D + 2 * (backend == "eager") + 4  # an encoding used by no other test
     made: dict[str, Callable[[], nn.Module]] = {
         "SinusoidalPositionalEncoding": lambda: sinpe.SinusoidalPositionalEncoding(number, 0.3, learned_alpha=True),
         "SinusoidalEmbedding": lambda: sinpe.SinusoidalEmbedding(V, number, dropout=0.3, learned_alpha=True),
@@ -219,7 +219,7 @@ def test_copies(name: str, learned: bool, backend: str) -> None:
 @pytest.mark.parametrize("learned", [False, True])
 @every_layer
 def test_meta_and_to_empty(name: str, learned: bool, backend: str) -> None:
-    """Nothing to rebuild: only parameters have to be loaded, or given their first values."""
+    """There is nothing to rebuild: parameters only have to be loaded or initialized."""
     options = {"learned_alpha": learned, "alpha": 0.5}
     ready, x = LAYERS[name](**options).eval(), given(name)
     with torch.device("meta"):
@@ -253,16 +253,16 @@ MAKE: dict[str, Callable[..., nn.Module]] = {
 
 @pytest.mark.parametrize("name", MAKE)
 def test_device_and_dtype_as_arguments(name: str, backend: str) -> None:
-    """As PyTorch's own layers take them, with the default device and dtype beside."""
+    """As in PyTorch's layers, including the default device and dtype."""
     made = MAKE[name](device="meta", dtype=torch.float64)
     assert all(t.is_meta for t in made.state_dict(keep_vars=True).values() if isinstance(t, nn.Parameter))
     assert all(t.is_meta for t in made.buffers()) and all(p.dtype is torch.float64 for p in made.parameters())
     assert len(list(made.parameters())) == {"TimestepEncoding": 0, "SinusoidalEmbedding": 2}.get(name, 1)
     with torch.device("meta"):
         assert all(t.device.type == "cpu" for t in [*MAKE[name](device="cpu").parameters()])
-    if name != "TimestepEncoding":  # whose result has the dtype
+    if name != "TimestepEncoding":  # its dtype is that of the result
         alpha = MAKE[name](device=torch.device("cpu"), dtype=torch.bfloat16).alpha
-        assert alpha.dtype is torch.float32  # 16 bits would lose its steps
+        assert alpha.dtype is torch.float32  # 16 bits would lose small optimizer steps
     for wrong, error in (
         ({"device": "nowhere"}, ValueError),
         ({"device": 2.5}, TypeError),
@@ -273,12 +273,12 @@ def test_device_and_dtype_as_arguments(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Linear", "table", *MAKE])
-def test_a_device_by_its_number(name: str, backend: str) -> None:
-    """The accelerator of that number; without one, what torch says."""
+def test_device_as_int(name: str, backend: str) -> None:
+    """The accelerator with that index; without one, torch's error."""
     make = {"Linear": lambda **on: nn.Linear(2, 2, **on), "table": lambda **on: sinpe.table(3, D, **on), **MAKE}[name]
     if not torch.accelerator.is_available():
         if torch.version.cuda:
-            pytest.skip("a CUDA build of torch without a device: what a number is then, a driver says")
+            pytest.skip("a CUDA build of torch without a device")
         with pytest.raises(RuntimeError, match="Cannot access accelerator device when none is available"):
             make(device=0)
         return
@@ -287,8 +287,8 @@ def test_a_device_by_its_number(name: str, backend: str) -> None:
     assert all(t.device == torch.device(0) for t in tensors)
 
 
-def test_a_table_made_elsewhere(backend: str) -> None:
-    """`pe` of a layer that was made on meta, once it has memory."""
+def test_table_of_a_layer_constructed_on_meta(backend: str) -> None:
+    """`pe` of a layer constructed on meta, after to_empty."""
     made = MAKE["SinusoidalPositionalEncoding"](device="meta").to_empty(device="cpu")
     made.reset_parameters()
     assert torch.equal(made.pe, sinpe.table(9, D)[None]) and made.alpha.tolist() == [0.5]
@@ -305,7 +305,7 @@ def deterministic() -> Iterator[None]:
 @pytest.mark.feature("deterministic mode")
 @every_layer
 def test_deterministic_mode(name: str, deterministic: None, backend: str) -> None:
-    """Nothing is refused there, and every run has the same bits, gradients too."""
+    """No call is rejected, and all runs give the same bits, gradients included."""
 
     def step() -> list[Tensor]:
         module, x = LAYERS[name](learned_alpha=True), given(name)
@@ -332,7 +332,7 @@ class Doubled(nn.Module):
     ("SinusoidalEmbedding", "weight"), ("SinusoidalEmbedding", "alpha"), ("SinusoidalPositionalEncoding", "alpha"),
 ])  # fmt: skip
 def test_parametrize(name: str, attribute: str, backend: str) -> None:
-    """Of our parameters, in training and in eval, and taken off again."""
+    """Parametrizations of our parameters, in training and in eval, and their removal."""
     for training in (True, False):
         module, x = LAYERS[name](learned_alpha=True).train(training), given(name)
         by_hand = copy.deepcopy(module)
@@ -353,7 +353,7 @@ def test_parametrize(name: str, attribute: str, backend: str) -> None:
 
 
 @pytest.mark.feature("parametrize")
-def test_a_models_own_parametrizations_stay(backend: str) -> None:
+def test_parametrizations_of_the_model_are_kept(backend: str) -> None:
     model = nn.Sequential(embedding(), layer(), nn.Linear(D, D))
     torch.nn.utils.parametrizations.spectral_norm(model[2])
     keys = list(model.state_dict())
@@ -362,24 +362,24 @@ def test_a_models_own_parametrizations_stay(backend: str) -> None:
     assert model[2].parametrizations.weight.original.grad is not None
 
 
-def facts(module: nn.Module) -> Any:
-    """Everything that a module keeps, and the versions of its tensors."""
+def state_of(module: nn.Module) -> Any:
+    """All attributes of a module, and the version counters of its tensors."""
     kept = {key: value for key, value in vars(module).items() if not key.startswith("_forward")}
     tensors = {key: (t.data_ptr(), t._version) for key, t in module.state_dict(keep_vars=True).items()}
-    return repr(kept), tensors, [facts(child) for child in module.children()]
+    return repr(kept), tensors, [state_of(child) for child in module.children()]
 
 
 @pytest.mark.feature("stateless forward")
 @pytest.mark.parametrize("training", [True, False])
 @every_layer
-def test_forward_keeps_nothing(name: str, training: bool, backend: str) -> None:
+def test_forward_does_not_change_the_module(name: str, training: bool, backend: str) -> None:
     module, x = LAYERS[name](learned_alpha=True).train(training), given(name)
-    before, generator = facts(module), torch.get_rng_state()
+    before, generator = state_of(module), torch.get_rng_state()
     first = run(module, x)
     torch.set_rng_state(generator)
-    run(module, x[:1])  # another call between
+    run(module, x[:1])  # another call in between
     second = run(module, x)
-    assert facts(module) == before and torch.equal(first, second)
+    assert state_of(module) == before and torch.equal(first, second)
     if not training:
         torch.set_rng_state(generator)
         module(x)
@@ -388,7 +388,7 @@ def test_forward_keeps_nothing(name: str, training: bool, backend: str) -> None:
 
 @every_layer
 def test_symbolic_trace(name: str, backend: str) -> None:
-    """A layer is one node, as torch.nn's own are; the functions have none, torch.export traces those."""
+    """A layer is a leaf, as torch.nn layers are; functions are not traceable, use torch.export."""
     model, x = nn.Sequential(LAYERS[name](), nn.Linear(D, D)), given(name)
     traced = torch.fx.symbolic_trace(model)
     used = [node.op for node in traced.graph.nodes if node.users or node.op == "output"]

@@ -1,4 +1,4 @@
-"""MKL looks up a kernel at a function's first call, and gave a thread one of half the digits: one element is first."""
+"""MKL selects a kernel at a function's first call, during which other threads got half the digits: it is warmed up."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ assert sizes[:6] == [1] * 6 and sizes.count(1) == 6, sizes[:20]
 
 
 @pytest.mark.parametrize("angle", ["exact", "float32_exp"])
-def test_one_element_comes_before_threads(angle: str) -> None:
+def test_first_call_has_one_element(angle: str) -> None:
     run(FIRST.replace("ANGLE", angle), library_environment("eager"))

@@ -1,7 +1,8 @@
-"""Stands in for Python on a machine with a card: what benchmarks/gpu_check.sh calls, as far as one without it goes.
+"""Replaces Python on a machine with a GPU: the calls of benchmarks/gpu_check.sh, as far as possible without one.
 
-The benchmark's rows are measured, small, on the CPU; the sanitizer's subset runs there; tests are collected, not run.
-The build leaves a mark in FAKE_CARD, by which later calls find the library. FAKE_CARD_FAILS: calls with this word fail.
+Benchmark rows are measured in small sizes on the CPU; the sanitizer's subset runs on the CPU; tests are collected, not
+run. The build creates a file in FAKE_GPU, by which later calls find the library. FAKE_GPU_FAILS: calls with this word
+fail.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-BUILT = Path(os.environ["FAKE_CARD"]) / "built"
+BUILT = Path(os.environ["FAKE_GPU"]) / "built"
 
 
 def resolve() -> int:
-    """As gpu_check.sh's check_build: compiles where it may."""
+    """Like check_build of gpu_check.sh: compiles if allowed."""
     if not BUILT.exists() and os.environ.get("SINPE_EXT_JIT") == "0":
         return 1
     BUILT.touch()
-    print("cuda: compiled (a card that is none)")
+    print("cuda: compiled (simulated GPU)")
     return 0
 
 
@@ -29,10 +30,10 @@ def code(text: str, arguments: list[str]) -> int:
     if "get_device_capability" in text:
         print("9.0")
     elif "get_device_properties" in text:
-        print("a card, capability 9.0, torch 2, CUDA 13.0")
+        print("simulated GPU, capability 9.0, torch 2, CUDA 13.0")
     elif "loader.resolve" in text:
         return resolve()
-    elif "import ROWS; print" in text:  # of all, a few
+    elif "import ROWS; print" in text:  # some of all rows
         rows = "copy grid dropout_train embed embed_text alpha_train fill"
         print(",".join(f"cuda_{row}_f32" for row in rows.split()))
     else:
@@ -42,7 +43,7 @@ def code(text: str, arguments: list[str]) -> int:
 
 
 def small() -> object:
-    """Rows of the benchmark at a size for tests."""
+    """Rows of the benchmark in test sizes."""
     import torch
 
     from benchmarks import cuda as cuda_run
@@ -88,7 +89,7 @@ def module(name: str, arguments: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    fails = os.environ.get("FAKE_CARD_FAILS")
+    fails = os.environ.get("FAKE_GPU_FAILS")
     if fails and any(fails in text for text in arguments):
         print("2 failed")
         return 1
