@@ -406,4 +406,5 @@ def test_ids_are_checked_if_requested(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SINPE_EXT_CHECK", setting)
         looked.clear()
         sinpe.embed(ids, weight)
-        assert observers.device_checks_requested() is bool(expected) and len(looked) == 0  # on the CPU the kernel checks them
+        # On the CPU the kernel checks them.
+        assert observers.device_checks_requested() is bool(expected) and len(looked) == 0
