@@ -1,6 +1,6 @@
 """Checks the CUDA library without a device; the first part of `make check-cuda`.
 
-1. nvcc compiles every kernel for the architectures below, without warnings and without register spills.
+1. nvcc compiles every kernel for TORCH_CUDA_ARCH_LIST (default: 7.5 to 12.0), without warnings and register spills.
 2. The binding compiles against the headers of a CUDA build of torch, and the library links without undefined symbols.
    If this environment's torch is not a CUDA build, one is taken from a wheel: CUDA_TORCH_WHEEL=FILE, or `pip download`
    of version CUDA_TORCH (2.12.0; half a gigabyte, and another one when unpacked; deleted at the end unless
@@ -32,7 +32,7 @@ import ptxas_report  # noqa: E402
 from sinpe_ext.backend import compilation, cuda_compiler  # noqa: E402
 
 OUT = ROOT / "build" / "cuda-check"
-ARCHITECTURES = "7.5 8.0 9.0 10.0 12.0"
+ARCHITECTURES = os.environ.get("TORCH_CUDA_ARCH_LIST", "7.5 8.0 9.0 10.0 12.0")
 LIBRARIES = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so")
 DISK = 2_500_000_000  # bytes: the wheel, what is unpacked of it, and the build
 STREAM = "aoti_torch_get_current_cuda_stream"  # what the binding looks up in libtorch_cuda.so at run time
