@@ -8,8 +8,8 @@
 namespace sinpe {
 namespace {
 
-// Rows per run: enough to amortise its start, few enough for the ways of one set of the first-level cache, as rows are
-// often a power of two apart (16 rows take 3 to 6 % longer).
+// Rows per run. More rows are repeated if a rounding is undecided, and rows that lie a power of two apart compete for one
+// set of the first-level cache: 16 rows of 4 KiB take 5 % longer, a table of 64 rows of 2 KiB a tenth.
 constexpr int64_t kTableTile = 8;
 
 template <class T>
