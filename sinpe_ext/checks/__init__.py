@@ -59,7 +59,7 @@ _convention: Callable[[str, int], Any] = lru_cache(maxsize=64)(convention)
 
 # An argument of the functions and layers -> names that users write instead. For the fields of Encoding see encoding.py.
 _SYNONYMS = {
-    "start": ("offset", "first", "start_pos", "past_length", "past_key_values_length", "start_index"),
+    "start": ("offset", "first", "start_pos", "past_length", "past_key_values_length", "cache_length", "start_index"),
     "positions": ("position_ids", "position", "pos", "timesteps", "position_indices"),
     "padding_mask": ("mask", "key_padding_mask", "src_key_padding_mask", "pad_mask"),
     "dropout": ("p", "dropout_p", "dropout_rate", "dropout_prob", "drop_rate", "drop", "rate"),

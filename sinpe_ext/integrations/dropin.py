@@ -12,7 +12,7 @@ import inspect
 import re
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -37,12 +37,14 @@ class DropIn:
             code read them, and overwritten with the encoding's values.
         _sinpe_replaces: name of the method that is replaced; if it is not `forward`, the module keeps its forward.
         _sinpe_any_signature: whether the new forward shows the signature of the module's own.
+        _sinpe_synonyms: other names of arguments of the new forward, by which some releases call them.
     """
 
     _sinpe_encoding: Any
     _sinpe_tables: tuple[str, ...] = ()
     _sinpe_replaces: str = "forward"
     _sinpe_any_signature = False
+    _sinpe_synonyms: Mapping[str, str] = {}
     _sinpe_freeze = False
 
     def _sinpe_rows(self, name: str, like: Tensor) -> Tensor:
@@ -109,8 +111,22 @@ def _class_of(mixin: Any, base: Any, replaces: str) -> Any:
             shown.__kwdefaults__ = own.__kwdefaults__
             shown.__signature__ = inspect.signature(base.forward)
             namespace["forward"] = shown
+        elif mixin._sinpe_synonyms.keys() & inspect.signature(base.forward).parameters.keys():
+            namespace["forward"] = _renamed(mixin, base)
 
     return types.new_class(f"Sinpe{base.__name__}", (mixin, base), {}, fill)
+
+
+def _renamed(mixin: Any, base: Any) -> Any:
+    """The mixin's forward, with arguments named as those of the module's own."""
+    forward, synonyms = mixin.forward, dict(mixin._sinpe_synonyms)
+
+    def renamed(self: Any, *arguments: Any, **named: Any) -> Any:
+        return forward(self, *arguments, **{synonyms.get(name, name): value for name, value in named.items()})
+
+    renamed.__name__ = "forward"
+    renamed.__signature__ = inspect.signature(base.forward)  # type: ignore[attr-defined]
+    return renamed
 
 
 def _rebuild(mixin: Any, base: Any, replaces: str = "forward") -> Any:

@@ -1,8 +1,9 @@
 """transformers and fairseq: modules that look up the rows of tokens, grouped by how they compute positions.
 
 The classes are copied from model to model under new names, so a family is recognised by its signature and attributes;
-each replacement is then compared with the module's own output. Source: transformers 5.23, the modeling files of the
-models named below; fairseq 0.12 and its main branch, modules/sinusoidal_positional_embedding.py.
+each replacement is then compared with the module's own output. Source: transformers 5.23 and 5.24 (which calls
+past_key_values_length cache_length), the modeling files of the models named below; fairseq 0.12 and its main branch,
+modules/sinusoidal_positional_embedding.py.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from .dropin import Candidate, DropIn, Left, has, number, parameters, tensor_of
 from .measure import Probe
 
 LONGEST = 2**22  # entries of a probe's output
+SYNONYMS = {"cache_length": "past_key_values_length"}
 
 
 class Rows(DropIn):
     """A table of rows 0, 1, 2, ..., in which the padding row may be zero."""
 
     _sinpe_zero_row: int | None = None
+    _sinpe_synonyms = SYNONYMS
 
     def _sinpe_rows(self, name: str, like: Tensor) -> Tensor:
         rows = table(like.shape[0], self._sinpe_encoding, dtype=like.dtype, device=like.device)
@@ -238,7 +241,7 @@ BUFFERED: dict[tuple[str, ...], type[BufferRows]] = {
 
 def rows_of(module: nn.Module) -> list[Candidate] | Left | None:
     """Candidates for a module that looks up rows; None for any other."""
-    names = parameters(module)
+    names = tuple(SYNONYMS.get(name, name) for name in parameters(module))
     if isinstance(module, nn.Embedding):
         if names[:2] == ("input_ids_shape", "past_key_values_length") and names[2:] in ((), ("position_ids",)):
             return _marian(module)
@@ -327,7 +330,7 @@ def _probes(mixin: type[BufferRows], module: nn.Module, rows: int, dim: int, wei
     else:
         ids = torch.arange(27).reshape(3, 9)
     ids = ids.to(device)
-    past = {"past_key_values_length": 5}
+    past = {name: 5 for name in parameters(module) if SYNONYMS.get(name, name) == "past_key_values_length"}
     length = max(1, min(rows - first - 1, LONGEST // dim))
     if mixin is CodebookRows:
         longest = torch.zeros(1, 2, length, dtype=torch.long, device=device)

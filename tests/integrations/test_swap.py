@@ -296,3 +296,33 @@ def test_under_autocast_and_without_gradients() -> None:
     x = torch.randn(2, 3, DIM, requires_grad=True)
     model.eval()(x).sum().backward()
     assert torch.equal(x.grad, torch.full_like(x, 4.0))
+
+
+class Codebooks(nn.Module):
+    """MusicGen's module, as transformers has it up to 5.23."""
+
+    weights: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", sinpe.table(ROWS, sinpe.convention("musicgen", DIM)))
+
+    def forward(self, input_ids: Tensor, past_key_values_length: int = 0) -> Tensor:
+        return self.weights[torch.arange(input_ids.shape[-1]) + past_key_values_length]
+
+
+class CodebooksOf524(Codebooks):
+    def forward(self, input_ids: Tensor, cache_length: int = 0) -> Tensor:
+        return super().forward(input_ids, cache_length)
+
+
+@pytest.mark.parametrize("kind", [Codebooks, CodebooksOf524])
+def test_either_name_of_the_cache_length(kind: type[Codebooks]) -> None:
+    module, ids = kind().eval(), torch.zeros(2, 4, 9, dtype=torch.long)
+    name = list(inspect.signature(module.forward).parameters)[1]
+    want = module(ids), module(ids, **{name: 5}), module(ids, 7)
+    assert len(swap(module, strict=True)) == 1 and type(module) is not kind
+    assert list(inspect.signature(module.forward).parameters) == ["input_ids", name]
+    for copied in (module, pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        got = copied(ids), copied(ids, **{name: 5}), copied(ids, 7)
+        assert all(map(torch.equal, got, want))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 
 MODELS = "transformers.models"
+PAST = "past_key_values_length", "cache_length"  # up to 5.23, and from 5.24 on
 
 
 def table_of(model: str, dim: int, peer: Any) -> Tensor:
@@ -101,7 +103,8 @@ def test_fairseq_positions(model: str, layer: str, peer: Any) -> None:
         positions, mask = sinpe.positions.from_padding_idx(ids, padding, past=past)
         t2t = sinpe.convention("t2t", dim, angle="float32_exp")
         got = sinpe.add(torch.zeros(3, 5, dim), t2t, positions=positions, padding_mask=mask)
-        assert torch.equal(got, theirs(ids, past_key_values_length=past))
+        name = next(name for name in inspect.signature(theirs.forward).parameters if name in PAST)
+        assert torch.equal(got, theirs(ids, **{name: past}))
     plain = torch.tensor([[5, 7, 9, 4]])
     first = sinpe.table(4, sinpe.convention("fairseq", dim, angle="float32_exp"))
     assert torch.equal(theirs(plain)[0], first)
