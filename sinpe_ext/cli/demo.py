@@ -164,7 +164,7 @@ def accuracy() -> None:
     from .usual import usual_parts, usual_table
 
     if not importlib.util.find_spec("mpmath"):
-        print("Left out: mpmath, the judge, is not installed; run `pip install mpmath`.")
+        print("Left out: mpmath, the reference for accuracy, is not installed; run `pip install mpmath`.")
         return
     _, index = usual_parts(1, DIM)
     print(f"{'positions up to':>15}  {'usual formula':^27}  {'sinpe_ext':^27}")

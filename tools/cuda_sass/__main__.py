@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT)]
 
 from . import check, measure, report  # noqa: E402
 from .cards import CARDS  # noqa: E402
-from .cases import CASES, LONG_WAY  # noqa: E402
+from .cases import CASES, COUNTED_EXACT  # noqa: E402
 from .launches import emulate  # noqa: E402
 
 
@@ -56,7 +56,7 @@ def main() -> int:
     folder = ROOT / "build" / "cuda-sass"
     measure.compile_cubins(folder, architectures)
     library = emulate()
-    rows, long_ways, failures = [], [], []
+    rows, exact, failures = [], [], []
     for architecture in architectures:
         card, machine = first[architecture], measure.Machine(folder, architecture)
         if not arguments.no_check:
@@ -73,12 +73,12 @@ def main() -> int:
                 rows.append(report.Row(case, dtype, architecture, figures))
                 print(report.line(rows[-1]), flush=True)
         if architecture in (90, 89) and not arguments.cases:
-            cost = measure.long_way_cost(library, machine, card.in_double)
+            cost = measure.exact_cost(library, machine, card.in_double)
             for case in CASES:
-                if case.name in LONG_WAY:
-                    units, found = measure.long_way(library, case, card.in_double)
-                    long_ways.append((case.name, "double" if card.in_double else "single", units, found, cost))
-    text, over = "\n".join([*report.tables(rows), *report.long_way_table(long_ways)]), report.all_missed(rows)
+                if case.name in COUNTED_EXACT:
+                    units, found = measure.count_exact(library, case, card.in_double)
+                    exact.append((case.name, "double" if card.in_double else "single", units, found, cost))
+    text, over = "\n".join([*report.tables(rows), *report.exact_table(exact)]), report.all_missed(rows)
     by_architecture = "\n".join(report.by_architecture(rows))
     print(f"\n{text}\n{by_architecture}\n{time.monotonic() - started:.0f} s")
     if arguments.write:

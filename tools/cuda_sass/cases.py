@@ -179,4 +179,4 @@ CASES = (
     Case("table 131072x1024 float64", table, (torch.float64,)),
 )
 # Cases for which the recomputations in exact arithmetic are counted.
-LONG_WAY = ("table 131072x1024", "encode 1M random int64 x 128", "add, positions of each token, 32x4096x1024")
+COUNTED_EXACT = ("table 131072x1024", "encode 1M random int64 x 128", "add, positions of each token, 32x4096x1024")

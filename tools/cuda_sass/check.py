@@ -16,7 +16,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 
 from .block import BadAccess, Stuck
-from .launches import Launch, handed_over
+from .launches import Launch, intercepted
 from .measure import Machine
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -169,9 +169,9 @@ def same_bits(machine: Machine, library: str, in_double: bool, outcome: Outcome)
 
     for name, call in CALLS.items():
         for dtype in TYPES:
-            with handed_over(library, lambda launch: False, MULTIPROCESSORS, in_double):
+            with intercepted(library, lambda launch: False, MULTIPROCESSORS, in_double):
                 want = call(dtype)
-            with handed_over(library, take, MULTIPROCESSORS, in_double):
+            with intercepted(library, take, MULTIPROCESSORS, in_double):
                 got = call(dtype)
             outcome.calls += 1
             for w, g in zip(want, got, strict=True):
@@ -208,7 +208,7 @@ def barriers_matter(machine: Machine, library: str, in_double: bool, outcome: Ou
 
     for call in CALLS.values():
         for dtype in TYPES:
-            with handed_over(library, take, MULTIPROCESSORS, in_double):
+            with intercepted(library, take, MULTIPROCESSORS, in_double):
                 call(dtype)
     outcome.barriers += len(missed)
     outcome.failures += [f"{name}: nothing is seen without its barrier {n}" for (name, n), no in missed.items() if no]

@@ -50,7 +50,7 @@ def emulate() -> str:
 
 
 @contextmanager
-def handed_over(
+def intercepted(
     library: str, take: Callable[[Launch], bool], multiprocessors: int, in_double: bool = True
 ) -> Iterator[None]:
     """Context manager: passes each launch to `take`, which returns False if the launch should run as C++."""
@@ -76,18 +76,18 @@ def handed_over(
         raise failures[0]
 
 
-class Noted(ctypes.Structure):
+class Counters(ctypes.Structure):
     """Counters of csrc/cuda/on_host.h: recomputations in exact arithmetic, and queries of launches."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("careful_rows", "questions", "launches")]
 
 
-def noted(library: str) -> Noted:
+def counters(library: str) -> Counters:
     """The counters since the process started."""
     read = ctypes.CDLL(library).sinpe_cuda_counters
-    read.restype = ctypes.POINTER(Noted)
+    read.restype = ctypes.POINTER(Counters)
     found = read().contents
-    return Noted(*(getattr(found, name) for name, _ in Noted._fields_))
+    return Counters(*(getattr(found, name) for name, _ in Counters._fields_))
 
 
 @lru_cache

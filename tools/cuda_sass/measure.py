@@ -21,7 +21,7 @@ from . import cubin
 from .block import Block, Counts, Program
 from .cards import Card, Prediction, Work, pipe_of, predict
 from .cases import Call, Case
-from .launches import Launch, handed_over, noted
+from .launches import Launch, counters, intercepted
 from .operations import bytes_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,15 +105,15 @@ class Machine:
         return counts, races
 
 
-def long_way(library: str, case: Case, in_double: bool) -> tuple[int, int]:
+def count_exact(library: str, case: Case, in_double: bool) -> tuple[int, int]:
     """(number of pairs, number of values recomputed in exact arithmetic) of a whole case, counted in C++."""
-    call, before = case.build(torch.float32), noted(library)
-    with handed_over(library, lambda launch: False, 132, in_double):
+    call, before = case.build(torch.float32), counters(library)
+    with intercepted(library, lambda launch: False, 132, in_double):
         call.run()
-    return call.units, noted(library).careful_rows - before.careful_rows
+    return call.units, counters(library).careful_rows - before.careful_rows
 
 
-def long_way_cost(library: str, machine: Machine, in_double: bool) -> float:
+def exact_cost(library: str, machine: Machine, in_double: bool) -> float:
     """Warp instructions for one value recomputed in exact arithmetic, its loop included.
 
     Measured as the difference between a row whose position is outside the range of the fast phase and another row. The
@@ -129,7 +129,7 @@ def long_way_cost(library: str, machine: Machine, in_double: bool) -> float:
         totals.append(counts.longest)
         return True
 
-    with handed_over(library, take, 132, in_double):
+    with intercepted(library, take, 132, in_double):
         sinpe.encode(positions, 64)
         sinpe.encode(positions % 8 + 7, 64)
     return (totals[0] - totals[1]) / 4  # values of a thread
@@ -149,7 +149,7 @@ def measure(
             found.append(_measured(machine, case, call, launch))
         return launch.name != case.followed
 
-    with handed_over(library, take, multiprocessors, in_double):
+    with intercepted(library, take, multiprocessors, in_double):
         call.run()
     if len(found) != case.launches:
         kernels = " or ".join(case.kernels)

@@ -152,13 +152,13 @@ def by_architecture(rows: list[Row]) -> list[str]:
     return [*text, ""]
 
 
-def long_way_table(rows: list[tuple[str, str, int, int, float]]) -> list[str]:
+def exact_table(rows: list[tuple[str, str, int, int, float]]) -> list[str]:
     """A Markdown table of how often exact arithmetic is needed, counted on whole cases: the executed blocks are too few
     to show it."""
     if not rows:
         return []
     text = [
-        "| the long way | arithmetic | taken for | of | adds |",
+        "| recomputed exactly | arithmetic | values | of | adds |",
         "|---|---|---:|---:|---:|",
     ]
     for name, arithmetic, units, careful, each in rows:
