@@ -17,7 +17,7 @@ namespace sinpe {
 constexpr int64_t kShortestRun = 4;
 constexpr int64_t kShortestCall = 12;
 
-// Rows of the encoding per tile: 64 KiB of float32, well within a second-level cache.
+// Rows of the encoding per tile: 256 KiB of float32, well within a second-level cache.
 inline int64_t tile_rows(int64_t dim) { return std::max<int64_t>(4, std::min<int64_t>(64, 65536 / dim)); }
 
 // Steps of the rotation, computed once per call and shared by its threads; nullptr if no run is long enough.
