@@ -18,8 +18,8 @@ struct Elementwise {
   // is the RNG offset of x[k][0], not read without dropout. x[k] and out[k] may be the same memory.
   void (*add)(const T* const* x, const Real* row, T* const* out, int count, int64_t n, Real scale,
               const Dropout& dropout, const uint64_t* first);
-  // The sum of x[i] * row[i] * weights[i] over the elements that are not dropped, in double, without the factor 1 / (1
-  // - p), which the caller applies. weights may be null: ones.
+  // The sum of x[i] * row[i] * weights[i] over the elements that are not dropped, in double, without the factor
+  // 1 / (1 - p), which the caller applies. weights may be null: ones.
   double (*dot)(const T* x, const Real* row, const double* weights, int64_t n, const Dropout& dropout, uint64_t first);
   // sum[i] += x[i] for the elements that are not dropped.
   void (*accumulate)(const T* x, Real* sum, int64_t n, const Dropout& dropout, uint64_t first);

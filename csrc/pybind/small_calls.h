@@ -406,10 +406,10 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   if (!is_new) {  // a function in C: no signal handler comes between
     PyObject* written = PyTuple_Pack(1, result);
-    PyObject* told = written == nullptr ? nullptr : PyObject_CallOneArg(python.increment_version, written);
+    PyObject* incremented = written == nullptr ? nullptr : PyObject_CallOneArg(python.increment_version, written);
     Py_XDECREF(written);
-    Py_XDECREF(told);
-    if (told == nullptr) Py_CLEAR(result);
+    Py_XDECREF(incremented);
+    if (incremented == nullptr) Py_CLEAR(result);
   }
   return result;
 }

@@ -67,11 +67,11 @@ def _set_up(module: Any) -> bool:
     )
     global _is_intercepted
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    asked = observers.CONDITIONS, observers.VARIABLES, is_intercepted
-    serves: bool = exchange is not None and module.set_up(exchange, Tensor, *of_torch, *asked, _plan)
-    if serves:
+    conditions = observers.CONDITIONS, observers.VARIABLES, is_intercepted
+    is_usable: bool = exchange is not None and module.set_up(exchange, Tensor, *of_torch, *conditions, _plan)
+    if is_usable:
         _is_intercepted = module.is_intercepted
-    return serves
+    return is_usable
 
 
 def _is_intercepted_at_first_call() -> bool:
@@ -164,17 +164,20 @@ def _add_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
         return None
 
 
+def _is_contiguous_on_cpu(out: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether `out` is a contiguous strided CPU tensor of this shape."""
+    return (
+        out.is_cpu and not out.is_nested and out.layout is torch.strided and out.shape == shape and out.is_contiguous()
+    )
+
+
 def _is_same_or_disjoint(x: Tensor, out: Tensor) -> bool:
     """Whether x and `out` are contiguous CPU tensors of one shape and dtype, and `out` is x or shares no memory with
     it."""
     return (
         x.is_cpu
-        and out.is_cpu
-        and not out.is_nested
-        and out.layout is torch.strided
-        and out.shape == x.shape
+        and _is_contiguous_on_cpu(out, x.shape)
         and out.dtype == x.dtype
-        and out.is_contiguous()
         and x.is_contiguous()
         and (out is x or abs(out.data_ptr() - x.data_ptr()) >= x.numel() * x.element_size())
     )
@@ -248,20 +251,17 @@ def try_table(given: tuple[Any, ...]) -> Tensor | None:
 
 
 def _try_table_into(out: Any, length: int, encoding: Encoding, start: int, dtype: torch.dtype | None) -> Tensor | None:
+    """`try_table` with `out`; the kernel refuses what is not checked here, such as an integer `out`."""
     if (
         not _is_writable(out)
         or not (dtype is None or dtype == out.dtype)
-        or not out.is_cpu
-        or out.is_nested
-        or out.layout is not torch.strided
-        or out.shape != (length, encoding.dim)
-        or not out.is_contiguous()
+        or not _is_contiguous_on_cpu(out, (length, encoding.dim))
         or not loader.compiled("cpu")
     ):
         return None
     try:
         TABLE_OUT.direct(pack_plan_cpu(encoding), start, out)
-    except (RuntimeError, OverflowError):  # out of another dtype too
+    except (RuntimeError, OverflowError):
         return None
     increment_version(out)
     return out

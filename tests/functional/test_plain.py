@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import sinpe_ext as sinpe
 from sinpe_ext import functional
 from sinpe_ext.backend import loader
-from sinpe_ext.calls import plain
+from sinpe_ext.calls import plain, tables
 from sinpe_ext.modules import layers
 from sinpe_ext.ops.rows import ADD, ADD_OUT
 from sinpe_ext.runtime import observers
@@ -331,6 +331,58 @@ def test_other_tensors_take_the_general_path(name: str) -> None:
     others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
     assert plain.try_add((some(), PE, *others)) is not None
     assert plain.try_add((x, PE, *others), out) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("start", [0, -5, 2**40])
+def test_table_into_out(start: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not loader.compiled("cpu"):
+        pytest.skip("the fast path needs the compiled kernels")
+    for encoding in (PE, sinpe.Encoding(97, layout="sin_cos", start=5)):
+        want = sinpe.table(70, encoding, start=start, dtype=dtype)
+        for given in (None, dtype):
+            out = torch.full((70, encoding.dim), torch.nan, dtype=dtype)
+            before = out._version
+            with monkeypatch.context() as patched:
+                patched.setattr(tables, "table", fail_general)
+                assert sinpe.table(70, encoding, start=start, dtype=given, out=out) is out
+            assert torch.equal(out, want) and out._version == before + 1
+
+
+def unsupported_tables() -> dict[str, dict[str, object]]:
+    """Arguments of `table` beside a length of 6 and `PE`, with an `out` that the fast path does not take."""
+    rows, cut = torch.empty(6, 8), torch.empty(6, 8)
+    cut.untyped_storage().resize_(100)
+    with torch.inference_mode():
+        unwritable = torch.empty(6, 8)
+    return {
+        "no tensor": {"out": rows.numpy()},
+        "a gradient": {"out": torch.empty(6, 8, requires_grad=True)},
+        "a parameter": {"out": torch.nn.Parameter(rows, requires_grad=False)},
+        "an inference tensor": {"out": unwritable},
+        "a negative bit": {"out": torch._neg_view(torch.empty(6, 8))},
+        "a zero": {"out": torch._efficientzerotensor(6, 8)},
+        "meta": {"out": rows.to("meta")},
+        "sparse": {"out": torch.zeros(6, 8).to_sparse()},
+        "a storage too small": {"out": cut},
+        "strided rows": {"out": torch.empty(6, 16)[:, :8]},
+        "rows past the storage": {"out": view_past_storage().view(6, 8)},
+        "an integer dtype": {"out": torch.empty(6, 8, dtype=torch.int64)},
+        "a length that differs": {"out": torch.empty(7, 8)},
+        "a dtype that differs": {"out": rows, "dtype": torch.float64},
+        "a device": {"out": rows, "device": torch.device("cpu")},
+        "a start beyond int64": {"out": rows, "start": 2**63 - 3},
+        "an int that int64 cannot hold": {"out": rows, "start": 2**70},
+    }
+
+
+@pytest.mark.parametrize("name", unsupported_tables())
+def test_other_tables_take_the_general_path(name: str) -> None:
+    if not loader.compiled("cpu"):
+        pytest.skip("the fast path needs the compiled kernels")
+    given = tables.TableArguments(6, PE, dim=None, out=torch.empty(6, 8))
+    assert plain.try_table(given) is not None
+    assert plain.try_table(given._replace(**unsupported_tables()[name])) is None
 
 
 def test_dispatch_modes_see_the_operator(monkeypatch) -> None:
