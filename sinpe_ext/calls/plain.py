@@ -234,6 +234,7 @@ def try_table(given: tuple[Any, ...]) -> Tensor | None:
         or type(encoding) is not Encoding
         or encoding.angle != "exact"
         or type(start) is not int
+        or abs(start) >= MAX_START
         or not (dtype is None or type(dtype) is torch.dtype)
         or _is_compiling()
         or _is_intercepted()
