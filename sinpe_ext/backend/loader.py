@@ -48,7 +48,7 @@ class DeviceBackend:
 _lock = threading.RLock()
 _setting: str | None = None  # None: SINPE_EXT_BACKEND decides
 _found: dict[str, DeviceBackend] = {}  # device type -> result of loading, independent of the setting
-choices: dict[str, Any] = {}  # for the current setting: device type -> compiled?, and the result of small_calls
+choices: dict[str, Any] = {}  # for the current setting: device type -> compiled?, and the functions of small_call
 _errors: dict[str, BuildUnavailable] = {}  # device type -> why the last attempt at a library failed
 _warned: set[str] = set()
 
@@ -405,12 +405,25 @@ def small_calls(set_up: Callable[[Any], bool]) -> Any:
     """The module _core for calls with small CPU tensors, or None if it cannot be used.
 
     It can be used if the compiled backend serves the CPU with the library built at install time, and `set_up(module)`
-    returns True. The result is cached in `choices["small calls"]`, where callers look first.
+    returns True.
+    """
+    module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how == "prebuilt" else None
+    return module if module is not None and set_up(module) else None
+
+
+def small_call(name: str, set_up: Callable[[Any], bool]) -> Callable[..., Any]:
+    """The function of this name of the module `small_calls`, or one that returns None if there is no module.
+
+    The result is cached in `choices[name]`, where callers look first.
     """
     chosen = choices
-    module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how == "prebuilt" else None
-    chosen["small calls"] = found = module if module is not None and set_up(module) else None
+    module = small_calls(set_up)
+    chosen[name] = found = _unsupported if module is None else getattr(module, name)
     return found
+
+
+def _unsupported(*arguments: object) -> None:
+    """In place of a function of _core: it supports no call."""
 
 
 def core_module() -> tuple[object | None, str]:

@@ -27,7 +27,8 @@ from ..runtime.observers import device_checks_requested, is_intercepted
 MAX_START = 2**62  # a CUDA kernel cannot raise an error for positions beyond int64
 POSITION_DTYPES = torch.float32, torch.int64, torch.float64
 
-_is_compiling = torch.compiler.is_compiling
+# True only where the call is being compiled; torch.export without dynamo is a mode, which `is_intercepted` reports.
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 
 
@@ -79,7 +80,7 @@ def _is_intercepted_at_first_call() -> bool:
     half the time, if that was built."""
     global _is_intercepted
     _is_intercepted = is_intercepted
-    loader.small_calls(_set_up)
+    loader.small_call("small_add", _set_up)
     return is_intercepted()
 
 
@@ -93,13 +94,13 @@ def try_add(given: tuple[Any, ...], out: Any = None) -> Tensor | None:
         given: the fields of AddArguments; the record itself is created on the general path only.
         out: the argument `out`; x itself for `add_`.
     """
-    if _is_compiling():
+    if _is_dynamo_compiling():
         return None
     try:
-        small = loader.choices["small calls"]
+        small_add = loader.choices["small_add"]
     except KeyError:
-        small = loader.small_calls(_set_up)
-    result: Tensor | None = None if small is None else small.small_add(given, out)
+        small_add = loader.small_call("small_add", _set_up)
+    result: Tensor | None = small_add(given, out)
     return _add_by_operator(given, out) if result is None else result
 
 
@@ -185,13 +186,13 @@ def _is_same_or_disjoint(x: Tensor, out: Tensor) -> bool:
 
 def try_encode(positions: Any, encoding: Any, dtype: Any) -> Tensor | None:
     """`encode`, or None for a call that the fast path does not support."""
-    if type(encoding) is not Encoding or type(dtype) is not torch.dtype or _is_compiling():
+    if type(encoding) is not Encoding or type(dtype) is not torch.dtype or _is_dynamo_compiling():
         return None
     try:
-        small = loader.choices["small calls"]
+        small_encode = loader.choices["small_encode"]
     except KeyError:
-        small = loader.small_calls(_set_up)
-    result: Tensor | None = None if small is None else small.small_encode(positions, encoding, dtype)
+        small_encode = loader.small_call("small_encode", _set_up)
+    result: Tensor | None = small_encode(positions, encoding, dtype)
     return _encode_by_operator(positions, encoding, dtype) if result is None else result
 
 
@@ -236,7 +237,7 @@ def try_table(given: tuple[Any, ...]) -> Tensor | None:
         or type(start) is not int
         or abs(start) >= MAX_START
         or not (dtype is None or type(dtype) is torch.dtype)
-        or _is_compiling()
+        or _is_dynamo_compiling()
         or _is_intercepted()
     ):
         return None
@@ -272,10 +273,12 @@ def try_embed(given: tuple[Any, ...]) -> Tensor | None:
     """`embed`, or None for a call that the fast path does not support; `given` has the fields of EmbedArguments."""
     ids, weight, encoding, positions, start, scale, alpha, dropout, seed, padding_idx, mask, *rest = given
     sparse, encode_padding, seq_dim = rest
-    if type(ids) is not Tensor or type(weight) not in (Tensor, nn.Parameter) or _is_compiling() or _is_intercepted():
-        return None
     if (
-        positions is not None
+        type(ids) is not Tensor
+        or type(weight) not in (Tensor, nn.Parameter)
+        or _is_dynamo_compiling()
+        or _is_intercepted()
+        or positions is not None
         or mask is not None
         or seed is not None
         or type(start) is not int

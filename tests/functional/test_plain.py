@@ -115,7 +115,7 @@ def test_fast_path_is_bitwise_equal(arguments, dtype, by, monkeypatch) -> None:
     scaled = add_general(x, monkeypatch, alpha=-0.25, **arguments)
     monkeypatch.setattr(functional, "add_call", fail_general)
     if by == "operator":
-        monkeypatch.setitem(loader.choices, "small calls", None)
+        monkeypatch.setitem(loader.choices, "small_add", lambda *_: None)
     elif loader.small_calls(plain._set_up) is not None:
         for operator in (ADD, ADD_OUT):
             monkeypatch.setattr(operator, "direct", fail_general)
@@ -132,7 +132,7 @@ def test_fast_path_is_bitwise_equal(arguments, dtype, by, monkeypatch) -> None:
 def test_other_arguments_take_the_general_path(arguments, by, monkeypatch) -> None:
     monkeypatch.setattr(functional, "add_call", fail_general)
     if by == "operator":
-        monkeypatch.setitem(loader.choices, "small calls", None)
+        monkeypatch.setitem(loader.choices, "small_add", lambda *_: None)
     for call in (sinpe.add, sinpe.add_, lambda x, **rest: sinpe.add(x, out=x, **rest)):
         with pytest.raises(AssertionError, match="general path taken"):
             call(some(), **arguments)
