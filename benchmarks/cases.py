@@ -177,7 +177,11 @@ def decode_layer(dim: int, *, grad: bool) -> Subjects:
 
 
 def decode(dim: int, kind: str) -> Subjects:
-    """The same with the function: "fresh", into existing memory ("out"), or "inplace"."""
+    """The same with the function: "fresh", into existing memory ("out"), or "inplace".
+
+    Two parts of the time stand beside it: that of `torch.empty_like`, and that of a step of two channels, which is all
+    but the arithmetic.
+    """
     x, pe = torch.randn(1, 1, dim), sinpe.table(4096, dim)
     encoding, y = sinpe.Encoding(dim), torch.empty(1, 1, dim)
     if kind == "inplace":  # add zeros, so that x does not change
@@ -193,7 +197,10 @@ def decode(dim: int, kind: str) -> Subjects:
         return sinpe.add(x, encoding, start=1234, out=out)
 
     floor = (lambda: torch.add(x, pe[1234:1235], out=y)) if kind == "out" else (lambda: x + pe[1234:1235])
-    return Subjects(ours, floor, check=lambda: step_agrees(x, ours()))
+    two, narrow = torch.randn(1, 1, 2), sinpe.Encoding(2)
+    parts: dict[str, Call] = {"empty_like": lambda: torch.empty_like(x)}
+    parts["two channels"] = lambda: sinpe.add(two, narrow, start=1234)
+    return Subjects(ours, floor, {} if kind == "out" else parts, check=lambda: step_agrees(x, ours()))
 
 
 def step_agrees(x: torch.Tensor, got: torch.Tensor) -> None:
@@ -279,7 +286,8 @@ ROWS: tuple[Row, ...] = (
     Row("add_few", "add (8,2048,1024), fresh", lambda: add((8, 2048, 1024), "fresh"), "x.clone()", None,
         {"x + pe": 1.0}),
     Row("encode", "encode 1M random int64 x 128", lambda: encode(1_000_000, 128), FULL, 1.5, {"float64 formula": 5.0}),
-    Row("decode", "decode step (1,1,512)", lambda: decode(512, "fresh"), "x + pe[i:i+1]", 1.1, threads=1),
+    Row("decode", "decode step (1,1,512)", lambda: decode(512, "fresh"), "x + pe[i:i+1]", 1.1,
+        {"empty_like": None, "two channels": None}, threads=1),
     Row("decode_out", "decode step, out=", lambda: decode(512, "out"), "out=y", threads=1),
     Row("decode_inplace", "decode step, add_", lambda: decode(512, "inplace"), "x.add_(pe[i:i+1])", threads=1),
     Row("decode_layer", "decode step, layer", lambda: decode_layer(512, grad=False), "a module", 1.25, threads=1),

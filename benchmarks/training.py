@@ -15,7 +15,7 @@ from torch.nn import functional
 import sinpe_ext as sinpe
 
 from . import peers as peer
-from .cases import CHECK_ROWS, WIDE, Row, Subjects, token_ids, tolerance
+from .cases import ALONE, CHECK_ROWS, WIDE, Row, Subjects, token_ids, tolerance
 
 P = 0.1
 TRAINED = (16, 512, 1024)
@@ -223,12 +223,15 @@ TRAINING_ROWS: tuple[Row, ...] = (
         {"eager": 5.5, "torch.compile": 3.0}),
     Row("dropout_inplace", "add_ + dropout (32,512,1024)", lambda: add(WIDE, "inplace"), "x.mul_(1.0)", 2.0,
         {"eager": 20.0}),
+    Row("dropout_one", "add + dropout (1,16384,1024), fresh", lambda: add(ALONE, "fresh"), CLONE, None,
+        {"eager": None}),
     Row("dropout_train", "add + dropout (16,512,1024), backward", lambda: add_backward(TRAINED), CLONES, 1.35,
         {"eager": 3.5}, grad=True),
     Row("alpha_train", "the same with a learned alpha", lambda: add_backward(TRAINED, learned=True), CLONES, None,
         {"eager": None}, grad=True),
     Row("embed", "embed (32,512,1024), fresh", lambda: embed(WIDE), "F.embedding", 1.0,
         {"eager": 2.5, "torch.compile": 1.0}),
+    Row("embed_one", "embed (1,16384,1024), fresh", lambda: embed(ALONE), "F.embedding", None, {"eager": None}),
     Row("embed_train", "embed + dropout (16,512,1024), backward", lambda: embed_backward(TRAINED),
         peers={"eager": 3.0}, grad=True),
     Row("embed_train_text", "the same with ids of a text", lambda: embed_backward(TRAINED, of_text=True),
