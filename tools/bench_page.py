@@ -38,7 +38,7 @@ FRONT = {  # rows of README's table -> their titles there
     "table": "a table of 4096 x 1024, into an existing tensor",
     "embed": "token lookup, scale, encoding: 32 x 512 tokens, 1024 channels",
     "dropout": "`x + PE` with dropout: (32, 512, 1024)",
-    "dropout_train": "the same with its backward pass: (16, 512, 1024)",
+    "dropout_train": "`x + PE` with dropout, forward and backward: (16, 512, 1024)",
     "timesteps": "8 timesteps, 320 channels",
     "add": "`x + PE`: (32, 512, 1024)",
     "decode": "one decoding step: (1, 1, 512)",

@@ -114,8 +114,9 @@ class GridForm:
                 f"{self.extra}; lower it"
             )
         raise ValueError(
-            f"grid_shape: expected a sequence of {self.extra + math.prod(given)} (extra_tokens + places) or the "
-            f"dimensions {given} in x, got x of shape {shape}; pass its own grid_shape, seq_dim and channel_dim"
+            f"grid_shape: expected a sequence of {self.extra + math.prod(given)} rows (extra_tokens and "
+            f"{' * '.join(map(str, given))} cells) or the dimensions {given} in x, got x of shape {shape}; pass the "
+            "grid_shape, seq_dim and channel_dim of x"
         )
 
     def _check_channels_outside(self, rows_at: Sequence[int]) -> None:

@@ -202,10 +202,10 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
     scalar = is_scalar_array(value) or not hasattr(type(value), "shape")
     if hasattr(value, "__index__") and not isinstance(value, bool) and scalar:
         return Encoding(value)
-    named = "" if dim is None else ", a convention's name"
+    named = "a name with dim=" if dim is None else "a convention's name"
     raise TypeError(
-        f"encoding: expected an Encoding{named} or an int (the dim), got {type(value).__name__}; pass Encoding(dim) or "
-        'convention("paper", dim)'
+        f"encoding: expected an Encoding, {named} or an int (the dim), got {type(value).__name__}; pass Encoding(dim) "
+        'or convention("paper", dim)'
     )
 
 
@@ -447,7 +447,7 @@ def refuse_list(value: Any, of: Target) -> None:
         tensor = f"torch.tensor({list(value)})" if fits and len(value) <= 8 else "an int64 tensor"
         raise TypeError(
             f"start: expected an int or an integer tensor, got {type(value).__name__}; pass an int, or {tensor} of "
-            f"shape ({of.batch},) for one start a sample"
+            f"shape ({of.batch},) for one start per sample"
         )
 
 
@@ -457,7 +457,7 @@ def start_shape(value: torch.Tensor, of: Target) -> None:
     if len(shape) > 1 or (len(shape) == 1 and shape[0] not in (1, of.batch)):
         raise ValueError(
             f"start: expected shape () or ({of.batch},), one for each sample, got {tuple(shape)} for {of.name} "
-            f"of shape {tuple(of.shape)}; pass positions for one a row"
+            f"of shape {tuple(of.shape)}; pass positions for one per row"
         )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def weight(value: Any) -> torch.Tensor:
     """Checks `weight` of `embed`: a dense floating-point tensor of shape (num_embeddings, channels)."""
     operand("weight", value)
-    float_dtype("weight", value.dtype)
+    float_dtype("weight", value.dtype, "weight after ids, with one of these dtypes")
     if value.dim() != 2:
         raise ValueError(
             f"weight: expected shape (num_embeddings, channels), got {tuple(value.shape)}; pass the weight of an "

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 INT64_MAX = 2**63 - 1
 
 
-def float_dtype(name: str, value: Any) -> None:
-    """Checks that a value is a dtype that results can have."""
+def float_dtype(name: str, value: Any, advice: str = "one of these and convert the result") -> None:
+    """Checks that a value is a dtype that results can have; `advice` says what to pass instead."""
     import torch
 
     known = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -23,7 +23,7 @@ def float_dtype(name: str, value: Any) -> None:
         raise TypeError(
             f"{name}: expected torch.float32, float64, bfloat16 or float16, got "
             f"{repr(value) if plain else described(value)}; pass "
-            f"{_dtype_called(value) or 'one of these and convert the result'}"
+            f"{_dtype_called(value) or advice}"
         )
 
 

@@ -47,7 +47,7 @@ def main(options: argparse.Namespace) -> int:
     from .info import backend_lines
 
     print("\n".join(backend_lines()))
-    heading(f"3. Accuracy against mpmath ({MPMATH_BITS} bits), float32, {DIM} channels, {WINDOW} positions each")
+    heading(f"3. Accuracy against mpmath ({MPMATH_BITS} bits), float32, {DIM} channels, {WINDOW} positions up to each")
     accuracy()
     heading("4. Time, medians of interleaved runs")
     timing(options.quick, average)
@@ -167,7 +167,7 @@ def accuracy() -> None:
         print("Left out: mpmath, the reference for accuracy, is not installed; run `pip install mpmath`.")
         return
     _, index = usual_parts(1, DIM)
-    print(f"{'positions up to':>15}  {'usual formula':^27}  {'sinpe_ext':^27}")
+    print(f"{'position':>15}  {'usual formula':^27}  {'sinpe_ext':^27}")
     print(f"{'':>15}  {'max error':>12}  {'max ULP':>13}  {'max error':>12}  {'max ULP':>13}")
     for last in LAST_POSITIONS:
         positions = list(range(last - WINDOW + 1, last + 1))

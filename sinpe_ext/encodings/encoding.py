@@ -40,7 +40,7 @@ _HINTS = {
     "scale": "position_scale=... (it multiplies the position); to scale the result, amplitude=...",
     **dict.fromkeys(
         ("max_len", "max_length", "max_seq_len", "max_position_embeddings"),
-        "nothing: no table is stored, every position is valid",
+        "no such argument: no table is stored, every position is valid",
     ),
     "flip_sin_to_cos": 'layout="cos_sin"',
     "d_model": "dim, the first argument",
@@ -254,7 +254,7 @@ def unknown_field(name: str, known: Iterable[str]) -> str:
 def needs_nothing(name: str) -> str:
     """The hint for an argument of other libraries that is not needed here, such as max_len; "" for any other name."""
     hint = _HINTS.get(name, "")
-    return hint if hint.startswith("nothing:") else ""
+    return hint if hint.startswith("no such argument:") else ""
 
 
 def field_called(name: str) -> str:

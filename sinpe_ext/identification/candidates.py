@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
+from ..encodings.plan import plan
 from ..reference import float32_angle
+from ..reference import rows as reference
 from .explain import channels_of, wave_of
 from .fit import spread
 from .table import Part, Table, Verdict, angle_errors
@@ -147,6 +149,15 @@ def values_of(candidate: Candidate, places: list[Tensor], rows: Tensor) -> Tenso
     return value
 
 
+def exact_values(candidate: Candidate, places: list[Tensor], rows: Tensor) -> Tensor:
+    """`values_of` within 1 ULP of float64. The error of `values_of` grows with the angle: 1e-16 times the angle."""
+    value = torch.zeros(len(rows), candidate.encoding.dim, dtype=torch.float64)
+    for piece, part in zip(pieces_of(candidate.encoding), parts_of(candidate.encoding), strict=True):
+        positions = places[piece.axis][rows] + piece.encoding.start
+        value[:, part.columns] = reference.encode(plan(piece.encoding), positions, torch.float64)
+    return value
+
+
 # ------------------------------------------------------------------------------------------- further notes on a table
 
 ANGLES = ("float32_exp", "float32_pow")
@@ -240,6 +251,10 @@ def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
     exact = values_of(candidate, places, rows)
     size = max(abs(axis.amplitude) for axis in axes_of(candidate.encoding))
     errors = {"": _largest_error(sample, exact, table)}
+    if _has_large_angles(candidate, places, rows):
+        exact = exact_values(candidate, places, rows)
+        errors[""] = _largest_error(sample, exact, table)
+        item.verdict = item.verdict._replace(error=float((sample - exact).abs().max()))
     if table.storage in (torch.float32, torch.float64) and errors[""] <= EXACT * size:
         return "", False
     for angle in ANGLES:
@@ -255,6 +270,15 @@ def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
     if best and errors[best] <= 0.5 * errors[""]:
         return best, single and errors[best] <= EXACT * size
     return "other" if single else "", False
+
+
+def _has_large_angles(candidate: Candidate, places: list[Tensor], rows: Tensor) -> bool:
+    """Whether angles are so large that `values_of` may be off by more than EXACT / 8."""
+    largest = 0.0
+    for part in parts_of(candidate.encoding):
+        farthest = float((places[part.axis][rows] + part.wave.start).abs().max())
+        largest = max(largest, farthest * float(part.wave.ladder().at(part.channels.rungs).abs().max()))
+    return largest * 2.0**-52 > EXACT / 8
 
 
 def _largest_error(sample: Tensor, value: Tensor, table: Table) -> float:

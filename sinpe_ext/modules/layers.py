@@ -32,8 +32,7 @@ class SinusoidalPositionalEncoding(nn.Module):
 
     The default is batch first. PyTorch's tutorial and nn.Transformer have the sequence first: the tutorial's
     `PositionalEncoding(512, 0.1, 5000)` is `SinusoidalPositionalEncoding(512, 0.1, 5000, batch_first=False)`. A table
-    `pe` in a checkpoint is accepted: it is compared with the encoding of this layer, which warns if they differ, and is
-    not used otherwise.
+    `pe` in a checkpoint is accepted and only compared with the encoding of this layer: a warning says if they differ.
 
     Args:
         d_model: number of channels.

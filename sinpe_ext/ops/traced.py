@@ -40,7 +40,8 @@ Constant: TypeAlias = Callable[[Any, int | None, Piece, torch.device], torch.Ten
 
 def given(encoding: Any, dim: int | None = None) -> Given:
     """The caller's arguments for the encoding; a dim that is a symbolic int becomes a number."""
-    return (operator.index(encoding) if isinstance(encoding, int) else encoding), dim, None
+    is_int = isinstance(encoding, int) and not isinstance(encoding, bool)
+    return (operator.index(encoding) if is_int else encoding), dim, None
 
 
 SLOTS = 256  # distinct constants of one kind that a graph can contain

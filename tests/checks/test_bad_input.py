@@ -225,6 +225,7 @@ ENCODE: dict[str, Case] = {
         TypeError,
         "positions: .* pass int64 positions, or allow_16bit=True to take",
     ),
+    "encoding bool": (encode(lambda d: whole(d, 3), True), TypeError, "encoding: expected .* got bool"),
     "encoding name": (encode(lambda d: whole(d, 3), "paper"), TypeError, "encoding: .* no dim to go with it"),
     "dtype": (encode(lambda d: whole(d, 3), dtype=torch.int8), TypeError, f"dtype: {FLOATS} torch.int8"),
 }

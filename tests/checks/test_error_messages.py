@@ -28,7 +28,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a float for an encoding": (
         lambda: sinpe.table(5, 64.0),
         TypeError,
-        'encoding: expected an Encoding or an int (the dim), got float; pass Encoding(dim) or convention("paper", dim)',
+        "encoding: expected an Encoding, a name with dim= or an int (the dim), got float; pass Encoding(dim) or con",
     ),
     "a float for an encoding of x": (
         lambda: sinpe.add(X, 8.0),
@@ -62,7 +62,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "too many starts in a list": (
         lambda: sinpe.add(X, start=[0, 7, 2]),
         TypeError,
-        "pass an int, or an int64 tensor of shape (2,) for one start a sample",
+        "pass an int, or an int64 tensor of shape (2,) for one start per sample",
     ),
     "dtype of positions as a string": (
         lambda: sinpe.positions.from_mask_2d(X[..., 0] > 0, dtype="float32"),
@@ -85,7 +85,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "dim of embed": (lambda: sinpe.embed(IDS, WEIGHT, dim=D), TypeError, "use Encoding(dim), or convention(name, dim)"),
     "base": (lambda: sinpe.encode(IDS, D, base=100), TypeError, "use encoding=Encoding(dim, base=...)"),
     "theta": (lambda: sinpe.add(X, theta=100), TypeError, "use encoding=Encoding(dim, base=...)"),
-    "max_len of a function": (lambda: sinpe.add(X, max_len=9), TypeError, "nothing: no table is stored"),
+    "max_len of a function": (lambda: sinpe.add(X, max_len=9), TypeError, "no such argument: no table is stored"),
     "batch_first of a function": (lambda: sinpe.add(X, batch_first=False), TypeError, "seq_dim=0"),
     "generator": (lambda: sinpe.add(X, generator=torch.Generator()), TypeError, "use seed=..."),
     "offset of encode, whose positions are final": (
