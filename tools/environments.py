@@ -64,8 +64,8 @@ def sources(folder: Path) -> Path:
 
 def environ(python: Path, folder: Path) -> dict[str, str]:
     """The environment variables of a command in a copy, independent of the caller's settings and folders."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("SINPE_EXT_") and k != "VIRTUAL_ENV"}
-    return kept | {
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("SINPE_EXT_") and k != "VIRTUAL_ENV"}
+    return variables | {
         "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", "")]),
         "PYTHONPATH": str(folder / "source"),
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -32,7 +32,7 @@ FAULTS, PAGE = ROOT / "tests" / "faults", ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- begin: python tools/faults.py --write -->", "<!-- end of the faults -->"
 HERE = ROOT / "build" / "faults"
 # The copy to which faults are applied, a built copy without faults, and the cached results.
-SOURCE, CLEAN, KEPT = HERE / "source", HERE / "clean", HERE / "kept.json"
+SOURCE, CLEAN, RESULTS = HERE / "source", HERE / "clean", HERE / "results.json"
 CPP = SOURCE / "build" / "cmake"
 SHORT, LONG = "not long", "long"  # -m of the tests of `make test`, and of those that `make test-all` adds
 NAMED, WIDE = 900, 7200  # time limits in seconds of the named tests and of all tests; a longer run counts as a hang
@@ -68,9 +68,9 @@ def fault(path: Path) -> Fault:
 
 
 def settings() -> dict[str, str]:
-    kept = environ(Path(sys.executable), HERE) | {"SINPE_EXT_BUILD": "cpu", "GIT_CEILING_DIRECTORIES": str(HERE)}
-    del kept["PYTHONDONTWRITEBYTECODE"]  # hundreds of processes import the package, and a patched file is newer
-    return {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 2)} | kept
+    variables = environ(Path(sys.executable), HERE) | {"SINPE_EXT_BUILD": "cpu", "GIT_CEILING_DIRECTORIES": str(HERE)}
+    del variables["PYTHONDONTWRITEBYTECODE"]  # hundreds of processes import the package, and a patched file is newer
+    return {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 2)} | variables
 
 
 def make(*command: str) -> None:
@@ -140,33 +140,33 @@ class Copy:
         shared = (path for area in ("csrc", "sinpe_ext", "tests") for path in (CLEAN / area).rglob("*"))
         left_out = re.compile(r".*\.(so|pyc)|.*_build\.json|.*/tests/\w+/test_\w+\.py")
         self.shared = sorted(path for path in shared if path.is_file() and not left_out.fullmatch(str(path)))
-        self.kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+        self.results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
 
     def restore(self) -> None:
         shutil.rmtree(SOURCE, ignore_errors=True)
         shutil.copytree(CLEAN, SOURCE, symlinks=True)
 
-    def remembered(self, name: str, files: Iterable[Path], find: Callable[[], Any]) -> Any:
+    def cached(self, name: str, files: Iterable[Path], find: Callable[[], Any]) -> Any:
         """The result of `find`, cached until the sources, the shared test code or `files` change."""
         content = hashlib.sha256()
         for path in (*self.shared, *files):
             content.update(path.read_bytes())
-        if self.kept.get(name, {}).get("digest") != content.hexdigest():
-            self.kept[name] = {"digest": content.hexdigest(), "found": find()}
+        if self.results.get(name, {}).get("digest") != content.hexdigest():
+            self.results[name] = {"digest": content.hexdigest(), "found": find()}
             self.save()
-        return self.kept[name]["found"]
+        return self.results[name]["found"]
 
     def save(self) -> None:
-        KEPT.write_text(json.dumps(self.kept, indent=1), encoding="utf-8")
+        RESULTS.write_text(json.dumps(self.results, indent=1), encoding="utf-8")
 
     def check(self, faults: Sequence[Fault]) -> None:
         """Exits with an error unless the tests that the faults name pass without a fault."""
         programs = sorted({name for item in faults for name in item.programs})
         files = sorted({name for item in faults for name in item.files})
         say(f"without a fault: {len(programs)} programs, {len(files)} files")
-        failed = [self.remembered(f"ctest:{name}", (), partial(failing_program, [name])) for name in programs]
+        failed = [self.cached(f"ctest:{name}", (), partial(failing_program, [name])) for name in programs]
         for name in files:
-            failed.append(self.remembered(name, [CLEAN / name], partial(failing_tests, "", [name], WIDE)))
+            failed.append(self.cached(name, [CLEAN / name], partial(failing_tests, "", [name], WIDE)))
         if named := [name for names in failed for name in names]:
             raise SystemExit(f"{', '.join(named)}: fails without a fault, so that it could find none")
 
@@ -183,7 +183,7 @@ class Copy:
             patched.rename(SOURCE)
             return found
 
-        left_out = self.remembered(tier, sorted((CLEAN / "tests").glob("*/test_*.py")), failing)
+        left_out = self.cached(tier, sorted((CLEAN / "tests").glob("*/test_*.py")), failing)
         return [PARALLEL, *(f"--deselect=tests/{test}" for test in left_out)]
 
     def result(self, item: Fault, quick: bool) -> Result:
@@ -241,12 +241,12 @@ def main() -> int:
     for item in faults:
         files = [FAULTS / f"{item.name}.patch", *(CLEAN / name for name in item.files)]
         try:
-            found = Result(*copy.remembered(item.name, files, partial(copy.result, item, given.quick)))
+            found = Result(*copy.cached(item.name, files, partial(copy.result, item, given.quick)))
         except CannotRun as error:  # it does not apply, or not compile
             wrong.append(f"{item.name}: {error}")
             continue
         if not found.short and (given.quick or not found.long):
-            del copy.kept[item.name]  # other tests may find it, now or later
+            del copy.results[item.name]  # other tests may find it, now or later
         rows.append((item, found))
         print(f"{item.name:32} {found.short or found.long or 'NOT FOUND'}", flush=True)
     copy.restore()

@@ -70,9 +70,9 @@ def run(command: str) -> dict[str, object]:
 
 def page(text: str) -> str:
     """The page with the table of the recorded runs."""
-    kept = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))]
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))]
     lines = ["| command | date | commit | minutes | clean | result |", "|---|---|---|---|---|---|"]
-    for record in kept:
+    for record in records:
         result = "<br>".join(part.replace("|", "\\|") for part in record["result"])
         cells = (f"`{record['command']}`", record["date"], record["commit"], record["minutes"])
         lines.append(f"| {' | '.join(map(str, cells))} | {'yes' if record['clean'] else '**no**'} | {result} |")
@@ -88,8 +88,8 @@ def not_shown() -> list[str]:
     section = text[text.index("## Overview") :].split("\n## ")[0]
     firsts = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
     named = {command for cell in firsts for command in re.findall(r"`([^`]+)`", cell)} - {"make test", "make test-all"}
-    kept = [json.loads(path.read_text(encoding="utf-8")) for path in RECORDS.glob("*.json")]
-    return sorted(named - {record["command"] for record in kept if record["clean"]})
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in RECORDS.glob("*.json")]
+    return sorted(named - {record["command"] for record in records if record["clean"]})
 
 
 def main() -> int:

@@ -26,8 +26,8 @@ from environments import ROOT, CannotRun, output, say
 BLOCK = re.compile(r"(?<=<!-- transcript -->\n```console\n).*?(?=^```$)", re.M | re.S)
 STAMP = re.compile(r"^Printed by .*$", re.M)
 END = "\x1e"  # the record separator of ASCII: no command prints it
-KEPT = ("LANG", "LC_ALL", "TERM", "TZ", "USER", "LOGNAME", "CXX", "CUDACXX", "CUDA_HOME")
-KEPT_PREFIXES = ("PIP_", "http", "https", "no_proxy", "SSL_", "REQUESTS_")  # how pip reaches its index
+PASSED_VARIABLES = ("LANG", "LC_ALL", "TERM", "TZ", "USER", "LOGNAME", "CXX", "CUDACXX", "CUDA_HOME")
+PASSED_PREFIXES = ("PIP_", "http", "https", "no_proxy", "SSL_", "REQUESTS_")  # how pip reaches its index
 
 
 @dataclass
@@ -66,11 +66,11 @@ def environ(home: Path) -> dict[str, str]:
     environment, and the settings with which pip reaches its index."""
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
     path = [p for p in os.environ["PATH"].split(os.pathsep) if not (active and Path(p).is_relative_to(active))]
-    kept = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith(KEPT_PREFIXES)}
+    variables = {k: v for k, v in os.environ.items() if k in PASSED_VARIABLES or k.startswith(PASSED_PREFIXES)}
     pip = Path.home() / ".config" / "pip" / "pip.conf"
     if pip.is_file():
-        kept.setdefault("PIP_CONFIG_FILE", str(pip))
-    return kept | {"HOME": str(home), "PATH": os.pathsep.join([str(Path(sys.base_prefix) / "bin"), *path])}
+        variables.setdefault("PIP_CONFIG_FILE", str(pip))
+    return variables | {"HOME": str(home), "PATH": os.pathsep.join([str(Path(sys.base_prefix) / "bin"), *path])}
 
 
 def run(todo: list[Command], home: Path) -> None:
