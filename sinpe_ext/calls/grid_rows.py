@@ -20,6 +20,7 @@ from ..ops import encoded_rows, traced
 from ..ops.traced import constant_in_graph
 from ..reference.grid_add import HEADER_WORDS, MAGIC
 from ..runtime.device_constants import on_device
+from ..runtime.outside_modes import outside_modes
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -151,6 +152,7 @@ def values(
 
 
 @lru_cache(maxsize=256)
+@outside_modes
 def _pack_grid_cpu(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool) -> Tensor:
     """`pack_grid` on the CPU."""
     every, pieces, at = all_pieces(grid, lengths), [], 0
@@ -159,8 +161,7 @@ def _pack_grid_cpu(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bo
         at += piece.encoding.dim * lengths[piece.axis]
     size = HEADER_WORDS + len(lengths) + len(pieces)
     header = [MAGIC, size, int(by_channels), len(lengths), len(every), grid.dim, at, 0]
-    with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.device("cpu"):
-        return torch.tensor([*header, *lengths, *pieces], dtype=torch.int64)
+    return torch.tensor([*header, *lengths, *pieces], dtype=torch.int64, device="cpu")
 
 
 def pack_grid(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, device: torch.device) -> Tensor:

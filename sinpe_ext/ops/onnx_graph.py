@@ -23,6 +23,7 @@ from torch.nn import functional
 from ..encodings.plan import Plan
 from ..reference.phase import TURN
 from ..runtime.observers import standard_operators_asked
+from ..runtime.outside_modes import outside_modes
 
 BITS = 26
 BASE = 2.0**BITS
@@ -51,10 +52,10 @@ def standard_operators() -> Iterator[None]:
         standard_operators_asked.reset(token)
 
 
+@outside_modes
 def _constant(values: Any, device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
     """A constant of the graph: a tensor whose creation is not traced."""
-    with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def table(plan: Plan, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:

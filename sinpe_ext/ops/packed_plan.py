@@ -28,6 +28,7 @@ from ..encodings.plan import (
 )
 from ..encodings.plan import plan as _plan_of
 from ..runtime.device_constants import on_device
+from ..runtime.outside_modes import outside_modes
 from .operator import Operator
 
 CPU = torch.device("cpu")
@@ -35,10 +36,10 @@ _plans = WeakTensorKeyDictionary()  # a plan tensor -> its plan
 
 
 @lru_cache(maxsize=256)
+@outside_modes
 def _host_tensor(plan: Plan) -> Tensor:
     """A plan as an int64 tensor on the CPU."""
-    with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
-        packed_plan = torch.frombuffer(plan.packed, dtype=torch.int64)
+    packed_plan = torch.frombuffer(plan.packed, dtype=torch.int64)
     _plans[packed_plan] = plan
     return packed_plan
 
@@ -98,10 +99,10 @@ def angular_frequencies(packed_plan: Tensor, dim: int) -> Tensor:
 
 
 @lru_cache(maxsize=256)
+@outside_modes
 def _host_angular_frequencies(plan: Plan) -> Tensor:
     """`angular_frequencies` of a plan on the CPU, never a fake tensor."""
-    with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch.inference_mode(False), CPU:
-        return angular_frequencies(_host_tensor(plan), plan.dim)
+    return angular_frequencies(_host_tensor(plan), plan.dim)
 
 
 def derivative_constants(plan: Plan, device: torch.device = CPU) -> tuple[Tensor, Tensor]:

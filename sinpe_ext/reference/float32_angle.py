@@ -36,6 +36,7 @@ from ..encodings.plan import Plan
 from ..encodings.plan import plan as _plan_of
 from ..runtime.device_constants import on_device
 from ..runtime.mkl import warm_up
+from ..runtime.outside_modes import outside_modes
 from ..runtime.tracing import untraced
 
 _UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
@@ -61,6 +62,7 @@ def constants_on(encoding: Encoding, device: torch.device) -> Constants:
 
 
 @lru_cache(maxsize=64)
+@outside_modes
 def constants(encoding: Encoding) -> Constants:
     """The constants of an encoding, on the CPU."""
     if isinstance(encoding, Columns):
@@ -69,22 +71,21 @@ def constants(encoding: Encoding) -> Constants:
     plan = _plan_of(encoding)
     entries = [plan.channel(channel) for channel in range(plan.dim)]
     kinds = [ZERO if entry is None else COSINE if entry[1] else SINE for entry in entries]
-    with torch._C._DisableTorchDispatch(), torch.inference_mode(False), torch.device("cpu"):
-        return Constants(_ladder(encoding, plan), torch.tensor(kinds, dtype=torch.int8))
+    return Constants(_ladder(encoding, plan), torch.tensor(kinds, dtype=torch.int8, device="cpu"))
 
 
 def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
     """Angular frequency or timescale of each channel; 1 for a zero channel."""
     if encoding.frequencies is not None:
-        angular = 2 * math.pi * torch.tensor(plan.channel_turns(), dtype=torch.float64)
+        angular = 2 * math.pi * torch.tensor(plan.channel_turns(), dtype=torch.float64, device="cpu")
         return (angular if multiplies(encoding) else 1.0 / angular).float()
     sines, cosines, _ = frequency.shape(encoding)
     pairs = max(sines, cosines)
     # Sines and cosines in one tensor each, as in the imitated code: torch.pow rounds the last elements of a tensor
     # differently.
-    of_sines = _steps(encoding, torch.arange(0, 2 * pairs, 2))
-    of_cosines = of_sines if plan.shared else _steps(encoding, 2 * torch.arange(cosines) + 1)
-    ladder = torch.ones(plan.dim)
+    of_sines = _steps(encoding, torch.arange(0, 2 * pairs, 2, device="cpu"))
+    of_cosines = of_sines if plan.shared else _steps(encoding, 2 * torch.arange(cosines, device="cpu") + 1)
+    ladder = torch.ones(plan.dim, device="cpu")
     for channel, entry in enumerate(plan.channels()):
         if entry is not None:
             pair = channel // 2 if plan.interleaved else channel - plan.n0 * (channel >= plan.n0)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .outside_modes import outside_modes
+
 MAX_COPIES = 512  # cached copies; a base that changes with every sequence must not fill the memory
 
 _copies: dict[tuple[Any, torch.device], Tensor] = {}  # oldest first
@@ -59,8 +61,7 @@ def _new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Calla
             torch.cuda.synchronize(place)  # kernels on any stream may still be reading the copies
         for old in dropped:
             _copies.pop(old, None)
-    with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch.inference_mode(False):
-        copy = make().to(device)
+    copy = outside_modes(lambda: make().to(device))()
     copy = _copies.setdefault((key, device), copy)
     if note is not None:
         note(copy)

@@ -6,6 +6,8 @@ import threading
 
 import torch
 
+from .outside_modes import outside_modes
+
 _lock = threading.Lock()
 _done = False
 
@@ -20,9 +22,14 @@ def warm_up() -> None:
     global _done
     if _done:
         return
-    with _lock, torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch.inference_mode(False):
-        for dtype in (torch.float64, torch.float32):
-            one = torch.ones(1, dtype=dtype, device="cpu")
-            for function in (torch.sin, torch.cos, torch.exp):
-                function(one)
+    with _lock:
+        _call_each()
         _done = True
+
+
+@outside_modes
+def _call_each() -> None:
+    for dtype in (torch.float64, torch.float32):
+        one = torch.ones(1, dtype=dtype, device="cpu")
+        for function in (torch.sin, torch.cos, torch.exp):
+            function(one)

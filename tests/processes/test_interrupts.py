@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+
 import pytest
+import torch
 from children import library_environment, run
 from process_support import RESULTS, needs_fork
+
+import sinpe_ext as sinpe
 
 INTERRUPTED = """
 import sinpe_ext as sinpe
@@ -115,3 +122,56 @@ for line in range(1, total, total // 16):
 @needs_fork
 def test_ctrl_c_at_any_line_of_the_first_call(need_kernels: None) -> None:
     run(RESULTS + ANY_LINE, library_environment("compiled"))
+
+
+def calls_that_make_constants() -> dict[str, Callable[[float], object]]:
+    """Calls with an encoding of this base, whose constants are then made and cached."""
+    x, image, few = torch.zeros(1, 3, 8), torch.zeros(1, 3, 3, 8), torch.arange(3)
+    return {
+        "add": lambda base: sinpe.add(x, sinpe.Encoding(8, base=base)),
+        "large add": lambda base: sinpe.add(torch.zeros(5, 1000, 8), sinpe.Encoding(8, base=base)),
+        "float32 angles": lambda base: sinpe.encode(few, sinpe.Encoding(8, base=base, angle="float32_exp")),
+        "a grid": lambda base: sinpe.add(image, sinpe.convention("mae2d", 8, base=base)),
+        "gradient of positions": lambda base: sinpe.encode(
+            torch.zeros(3, requires_grad=True), sinpe.Encoding(8, base=base)
+        ).sum().backward(),
+    }  # fmt: skip
+
+
+def modes_of_torch() -> tuple[object, ...]:
+    """Whether dispatch modes, torch.func, gradients and inference mode are on, and the numbers of modes."""
+    return (
+        torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python),
+        torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+    )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in generators that are being closed
+@pytest.mark.parametrize("name", calls_that_make_constants())
+def test_ctrl_c_at_any_python_function_leaves_the_modes(name: str, backend: str) -> None:
+    """Python handles signals where a function begins: a KeyboardInterrupt at the n-th one, for every n."""
+    call, before, count, last = calls_that_make_constants()[name], modes_of_torch(), 0, 0
+
+    def interrupt(_: FrameType | None, event: str, __: object) -> None:
+        nonlocal count
+        count += event == "call"
+        if count == last and event == "call":
+            raise KeyboardInterrupt
+
+    with sinpe.use_backend(backend):
+        call(2.0)  # imports and registrations
+        while count >= last:
+            last, count = last + 1, 0
+            sys.setprofile(interrupt)
+            try:
+                call(3.0 + last)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.setprofile(None)
+            assert modes_of_torch() == before, f"after an interrupt at function {last}"
+    assert last > 20
