@@ -6,7 +6,6 @@ Order: ``use_backend`` or SINPE_EXT_BACKEND, then the library built at install t
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..runtime.registration import fragment, interrupts_held
+from ..runtime.registration import fragment, once
 from . import compilation, cuda_compiler
 from .compilation import MIN_TORCH_COMPILED, BuildUnavailable
 
@@ -343,13 +342,16 @@ def _load_library(path: Path, device: str = "cpu") -> None:
         raise BuildUnavailable(f"{path} loads, but holds no {key} kernel for {OPS}::table", "reinstall sinpe_ext")
 
 
-@functools.cache
 def _define_facts() -> None:
     """Defines the operators that return the instruction set (CPU) and the arithmetic (CUDA) of a loaded library."""
-    with interrupts_held():
+
+    def define() -> Any:
         library = fragment(OPS)
         library.define("cpu_isa() -> str")
         library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
+        return library
+
+    once("facts", define)
 
 
 def _record_failure(device: str, error: BuildUnavailable) -> None:
