@@ -179,8 +179,8 @@ def decode_layer(dim: int, *, grad: bool) -> Subjects:
 def decode(dim: int, kind: str) -> Subjects:
     """The same with the function: "fresh", into existing memory ("out"), or "inplace".
 
-    Two parts of the time stand beside it: that of `torch.empty_like`, and that of a step of two channels, which is all
-    but the arithmetic.
+    "fresh" has two parts of its time as peers: `torch.empty_like`, and a step of two channels, which has nearly no
+    arithmetic.
     """
     x, pe = torch.randn(1, 1, dim), sinpe.table(4096, dim)
     encoding, y = sinpe.Encoding(dim), torch.empty(1, 1, dim)
@@ -198,8 +198,10 @@ def decode(dim: int, kind: str) -> Subjects:
 
     floor = (lambda: torch.add(x, pe[1234:1235], out=y)) if kind == "out" else (lambda: x + pe[1234:1235])
     two, narrow = torch.randn(1, 1, 2), sinpe.Encoding(2)
-    parts: dict[str, Call] = {"empty_like": lambda: torch.empty_like(x)}
-    parts["two channels"] = lambda: sinpe.add(two, narrow, start=1234)
+    parts: dict[str, Call] = {
+        "empty_like": lambda: torch.empty_like(x),
+        "two channels": lambda: sinpe.add(two, narrow, start=1234),
+    }
     return Subjects(ours, floor, {} if kind == "out" else parts, check=lambda: step_agrees(x, ours()))
 
 

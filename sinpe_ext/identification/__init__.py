@@ -31,7 +31,8 @@ class Match:
             rows, and for a grid `sinpe.table(shape, encoding)`.
         start: position of the first row after the extra tokens; for a grid a tuple with one per axis if they differ.
         amplitude: factor on every value.
-        max_error: largest difference of the table from the exact encoding.
+        max_error: largest difference of the table from the exact encoding. Of at most 1024 rows, if angles exceed 2^27
+            radians.
         code: a line of Python that creates `encoding`.
         rows: number of rows of the table.
         shape: lengths of the axes of a grid; None if the table is not a grid.

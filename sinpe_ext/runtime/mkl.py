@@ -29,6 +29,7 @@ def warm_up() -> None:
 
 @outside_modes
 def _call_each() -> None:
+    """Calls each function once in each dtype."""
     for dtype in (torch.float64, torch.float32):
         one = torch.ones(1, dtype=dtype, device="cpu")
         for function in (torch.sin, torch.cos, torch.exp):

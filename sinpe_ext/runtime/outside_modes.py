@@ -1,4 +1,4 @@
-"""A decorator for functions that make constants: it suspends every mode of torch, and restores it even after Ctrl-C."""
+"""A decorator for functions that make constants: it suspends torch's modes, and restores them even after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 def outside_modes(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: run the function outside of dispatch modes (fake tensors, make_fx), torch.func and inference mode, so
-    that its tensors are ordinary and can be cached.
+    that its tensors are ordinary and can be cached. A default device still applies: the function passes `device=`.
 
     The context managers are written in C, where Python handles no signals. `torch.inference_mode` is not: after a
     KeyboardInterrupt inside its `__exit__`, its guard is released last and restores the state that it found, in which
