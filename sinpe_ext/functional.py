@@ -119,7 +119,8 @@ def encode(
     Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), on the device of `positions`; NaN where a
         position is NaN or infinite. A jagged tensor if positions is one (`layout=torch.jagged`).
     Raises: TypeError, ValueError for arguments of the wrong type or value.
-    Accuracy: as `table`; for float positions as `table` below 2^31 in size, and within 2^-24 absolute up to 2^53.
+    Accuracy: as `table` for integer positions and for float positions below 2^31 in absolute value; within 2^-24
+        absolute for float positions up to 2^53.
     Gradient: for float positions, of any order.
     """
     if unknown:
@@ -177,11 +178,11 @@ def add(
         alpha: factor of the encoding, a float or a tensor of shape () or (1,).
         dropout: probability that an element of the sum is set to zero; the other elements are divided by the
             probability of being kept. Applied regardless of the training mode of any module. Rounded to a multiple of
-            1/65536; only 0 and 1 themselves are rounded to 0 and 1.
+            1/65536, but to 0 or 1 only if it is exactly 0 or 1.
         seed: seed of the dropout mask: an int, or an int64 tensor of one element. A torch.Generator: the seed is drawn
             from it. None: the seed is drawn from torch's default generator of the device. No seed is drawn if dropout
-            is 0 or 1 or x is empty. The mask is Philox 4x32-10 of the seed and the row-major index of the element in x:
-            the same on every backend, for any number of threads, under torch.compile and in the backward pass.
+            is 0 or 1 or x is empty. The mask is Philox 4x32-10 of the seed and the row-major index of the element in x,
+            so it is the same on every backend, for any number of threads, under torch.compile and in the backward pass.
         padding_mask: (S,) or (B, S), bool; rows where it is True are padding and get no encoding.
         seq_dim, channel_dim: dimensions of x that hold the sequence and the channels. positions, start and padding_mask
             are batch-first whatever seq_dim is; the batch is the first remaining dimension of x.
@@ -198,8 +199,8 @@ def add(
         arguments on different devices, and for an `out` whose elements overlap in memory or that overlaps a part of x
         or another argument.
     Accuracy: the encoding is as accurate as `table`. Each product, the sum, and the kept sum times 1 / (1 - dropout)
-        are rounded to acc, the result once more to the dtype of x. A dropped element is +0, even if it was NaN or
-        infinite; kept NaN and infinite elements stay so.
+        are rounded to acc; the result is then rounded to the dtype of x. A dropped element is +0, even if it was NaN or
+        infinite; kept NaN and infinite elements remain NaN and infinite.
     Gradient: for x, alpha and float positions, of any order; the backward pass recomputes the mask.
     Source: dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
@@ -295,11 +296,11 @@ def embed(
         sparse: return the gradient of weight as a sparse tensor, as nn.Embedding(sparse=True) does.
         encode_padding: if False, tokens equal to padding_idx get no encoding, as if padding_mask were True for them;
             ids must then be (S,) or (B, S).
-        seq_dim: dimension of ids that holds the sequence. positions, start and padding_mask are batch-first whatever it
-            is; the batch is the first remaining dimension.
+        seq_dim: dimension of ids that holds the sequence. positions, start and padding_mask are batch-first whatever
+            seq_dim is; the batch is the first remaining dimension.
     Returns: (*ids.shape, channels) in the dtype of weight; contiguous if seq_dim is the last dimension.
     Raises: IndexError for an id outside of weight, before anything is written; otherwise as `add`. On CUDA the ids are
-        not read back for this check: such a token gives a row of NaN and no gradient, unless the environment variable
+        not read back for this check: such an id gives a row of NaN and no gradient, unless the environment variable
         SINPE_EXT_CHECK=1 asks for the IndexError.
     Accuracy: as `add`. The gradient of a row of weight is summed in float32 (float64 for float64) in a fixed order, as
         a tree of 64 tokens per node (docs/training.md), and rounded once. So it has the same bits in every run and for

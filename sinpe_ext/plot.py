@@ -173,7 +173,7 @@ def similarity(
 
 
 def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draws the largest error over the channels against the position, of the usual float32 formula and of this library.
+    """Draws the largest error over the channels against the position, for the usual float32 formula and this library.
 
     The usual formula multiplies a float32 frequency by a float32 position. Both float32 results are compared with the
     float64 result of this library, whose error (below 2e-16) is negligible here.

@@ -47,7 +47,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
             f"cu_seqlens: expected int32 or int64 of shape (sequences + 1,), got {cu_seqlens.dtype} of shape "
             f"{tuple(cu_seqlens.shape)}; pass torch.tensor([0, *lengths]).cumsum(0)"
         )
-    ends = cu_seqlens.long().contiguous()  # torch.searchsorted warns of others
+    ends = cu_seqlens.long().contiguous()  # torch.searchsorted warns about tensors that are not contiguous
     if total is None or (ends.device.type == "cpu" and not observers.unreadable(ends)):
         if int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
             raise ValueError(
@@ -111,7 +111,7 @@ def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -
         positions = (tokens.cumsum(-1) + past) * tokens + padding_idx
         padding_mask = ids == padding_idx
 
-    `embed(ids, weight, "t2t", positions=positions, padding_mask=padding_mask)` adds the encoding of fairseq and none at
+    `embed(ids, weight, "t2t", positions=positions, padding_mask=padding_mask)` adds the encoding of fairseq, except at
     padding. The `start` of the convention "fairseq" is not added to explicit positions such as these.
 
     Args:

@@ -1,5 +1,5 @@
-// Single entries in exact arithmetic: the slow path that decides each rounding the error bound of a fast path does not
-// decide.
+// Single entries in exact arithmetic: the slow path that decides each rounding that the error bound of a fast path
+// leaves undecided.
 #pragma once
 
 #include "core/phase.h"

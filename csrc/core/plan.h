@@ -26,7 +26,7 @@ struct Plan {
   int64_t n_osc;  // oscillators: one per pair when shared, one per channel otherwise (stream 0's first)
   int64_t start;  // position of row 0 when positions are implicit
   bool interleaved;
-  bool shared;  // channel i of both streams runs on oscillator i
+  bool shared;  // channel i of both streams uses oscillator i
   int q0, q1;   // quarter turns added to the phase of a stream: 0 sine, 1 cosine
   double amplitude;
   double max_turns;        // largest |turns_hi|: determines the positions for which the fast phase is valid

@@ -181,7 +181,7 @@ class AddCall(RowsCall):
         value, width = self.grid_given
         if self.columns is not None:
             first, count = self.columns
-            self.columns = min(first, width - 1), max(count, 1)  # rows of one channel broadcast to data without any
+            self.columns = min(first, width - 1), max(count, 1)  # one channel broadcasts to data without channels
         self.given = value, width, 0 if is_grid else self.columns
         self.encoding = checks.encoding(*self.given)
         if self.positions is not None:
@@ -287,8 +287,8 @@ class AddCall(RowsCall):
         return target if is_viewable else target.copy_(to)
 
     def _has_result_of_operator(self) -> bool:
-        """Whether the operator with a result is called, which allocates it. On a device it reads a tensor alpha from
-        device memory, where reading the value here would synchronize. On the CPU it can populate the new memory."""
+        """Whether the operator that allocates its result is called. On a device, it reads a tensor alpha from device
+        memory; reading the value here would synchronize. On the CPU, it can populate the new memory."""
         is_plain = self.is_single_encoding and not self.form.extra and self.encoding.angle == "exact"
         if not is_plain or not loader.compiled(self.device.type):
             return False
@@ -323,7 +323,7 @@ class AddCall(RowsCall):
         return Add(self.form.canonical(self.x), packed_plan, *with_x, *rows, self.drop_threshold, self.rng_offsets)
 
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
-        """A grid whose coordinates are the same for all samples."""
+        """Computes a grid whose coordinates are the same for all samples."""
         by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
         rng_offsets = self.rng_offsets if self.drop_threshold else []
         if not by_channels:
@@ -354,7 +354,7 @@ class AddCall(RowsCall):
         )
 
     def _fill_by_piece(self, x: Tensor, target: Tensor) -> None:
-        """A grid with explicit coordinates: each piece is added to its channels."""
+        """Computes a grid with explicit coordinates by adding each piece to its channels."""
         assert self.positions is not None
         if not self._are_exact():
             target.copy_(self.dropped(self.sum(x.to(self.acc))))
@@ -362,7 +362,7 @@ class AddCall(RowsCall):
         positions = self.positions.detach()
         if self._fill_equal_axes(x, target, positions):
             return
-        first = 0  # of the channels that no piece covers, which are the last ones
+        first = 0  # index of the first channel after those of all pieces
         for piece in self.grid.pieces:
             first = max(first, piece.first + (piece.encoding.dim - 1) * piece.step + 1)
             self._fill_piece(x, target, piece, positions.select(-1, piece.axis))

@@ -115,7 +115,7 @@ class EmbedCall(RowsCall):
             return self._jit_traced()
         on_cpu = self.device.type == "cpu" and not observers.unreadable(self.ids)
         by_operator = self._is_exact() and not (needs_operations() or observers.no_data(self.device))
-        # Before a seed is drawn. Without dropout the CPU kernel checks the ids itself; kernels on devices never do.
+        # Checked before a seed is drawn. Without dropout the CPU kernel checks the ids itself; device kernels never do.
         if self.drop_threshold or not by_operator if on_cpu else observers.should_check_values(self.ids):
             embedding.id_range(self.ids, self.num_embeddings)
         self.draw()
@@ -145,7 +145,8 @@ class EmbedCall(RowsCall):
 
     def _in_graph(self) -> Tensor:
         """`embed` for torch.compile, which can fuse a lookup with what follows. If weight needs a gradient or there is
-        dropout, the operator is used: the compiler would sum the gradient in no fixed order, and its mask is slow."""
+        dropout, the operator is used: the compiler would sum the gradient in no fixed order, and generate the mask
+        slowly."""
         self.draw()
         learns = self.weight.requires_grad and torch.is_grad_enabled()
         if not (self.drop_threshold or learns) or not self._is_exact() or is_functional() or observers.is_exporting():

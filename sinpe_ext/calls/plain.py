@@ -76,8 +76,8 @@ def _set_up(module: Any) -> bool:
 
 
 def _is_intercepted_at_first_call() -> bool:
-    """`is_intercepted` for the first call, which replaces `_is_intercepted`: by the C function of `_core`, which takes
-    half the time, if that was built."""
+    """`is_intercepted` for the first call. For later calls it replaces `_is_intercepted` by the C function of `_core`,
+    which takes half the time, or by `is_intercepted` if `_core` was not built."""
     global _is_intercepted
     _is_intercepted = is_intercepted
     loader.small_call("small_add", _set_up)

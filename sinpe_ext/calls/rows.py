@@ -193,7 +193,7 @@ class RowsCall:
         width, count = operator.index(part.shape[channels_at]), operator.index(shape[channels_at])
         if width != count:
             first = operator.index(part.first[channels_at])
-            self.columns = min(first, width - 1), max(count, 1)  # rows of one channel broadcast to data without any
+            self.columns = min(first, width - 1), max(count, 1)  # one channel broadcasts to data without channels
         return self.whole_rows, width
 
     def _set_positions(self, of: Target, positions: Any, start: Any) -> None:

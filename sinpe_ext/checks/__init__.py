@@ -134,7 +134,7 @@ def probability(name: str, value: Any, hint: str = "pass a probability") -> floa
 
 
 def drop_threshold(value: Any) -> int:
-    """A dropout probability as drop_threshold, in units of 1 / 65536; only 0 and 1 become 0 and 65536."""
+    """A dropout probability as drop_threshold, in units of 1 / 65536: 0 only for exactly 0, 65536 only for 1."""
     number = probability("dropout", value)
     return min(max(round(number * DROP_UNIT), 1), DROP_UNIT - 1) if 0.0 < number < 1.0 else int(number) * DROP_UNIT
 

@@ -24,7 +24,7 @@ class Convention(NamedTuple):
         users: papers, libraries and models that use it.
         formula: the channels at position p, with d = dim, h = d // 2 and i the index of a pair.
         code: the lines by which a reader can recognize this convention in existing code.
-        fields: the fields of `Encoding` that differ from the defaults; a function is called with dim.
+        fields: the fields of `Encoding` that differ from the defaults; a value that is a function is called with dim.
         arrangement: `GridEncoding.arrangement` for axes=n; None if the convention does not have that argument.
     """
 

@@ -1,7 +1,7 @@
 """`Encoding`: an immutable description of a one-dimensional sinusoidal positional encoding.
 
-It holds the parameters of the formula only: no table, no tensor, no device. The frequencies are computed from it in
-`encodings/frequency.py`, exactly, and packed for the kernels in `encodings/plan.py`.
+It holds the parameters of the formula only: no table, no tensor, no device. `encodings/frequency.py` computes the exact
+frequencies from it, and `encodings/plan.py` packs them for the kernels.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def count(encoding: Encoding) -> int:
 
 
 def indices(encoding: Encoding) -> list[int]:
-    """Ladder index of each frequency: i of pair i; for cos_frequency="own" 2 i of its sin and 2 i + 1 of its cos."""
+    """Ladder index of each frequency: i for pair i; for cos_frequency="own" 2 i for its sin and 2 i + 1 for its cos."""
     sin, cos, _ = shape(encoding)
     if encoding.cos_frequency == "shared":
         return list(range(max(sin, cos)))
@@ -124,7 +124,7 @@ def _step(encoding: Encoding) -> Fraction:
 
 
 def _log2(value: Fraction) -> float:
-    """log2(abs(value)) to float64 accuracy, also of a Fraction beyond the range of float64; -inf of 0."""
+    """log2(abs(value)) to float64 accuracy, also for a Fraction beyond the range of float64; -inf for 0."""
     return math.log2(abs(value.numerator)) - math.log2(value.denominator) if value else -math.inf
 
 
@@ -221,9 +221,9 @@ def _power(base: Fraction, exponent: Fraction, bits: int) -> int:
 def _snap(value: int) -> int:
     """Removes the rounding error from a value whose exact binary form is short, such as 2**-i.
 
-    Such a value could otherwise be on the wrong side of a tie of a later rounding, which only numbers of at most 192
-    significant bits can be. The relative error of the ladder is below 2**-290, so a value within 2**-264 of a number of
-    200 bits is replaced by that number.
+    Such a value could otherwise be on the wrong side of a tie of a later rounding. Only numbers of at most 192
+    significant bits can be ties. The relative error of the ladder is below 2**-290, so a value within 2**-264 of a
+    number of 200 bits is replaced by that number.
     """
     low_bits = abs(value).bit_length() - _SNAP_BITS
     if low_bits <= _SNAP_MARGIN:

@@ -127,8 +127,8 @@ class GridEncoding:
         """Returns a copy with some fields changed, as dataclasses.replace does.
 
         Args:
-            fields: axes, order, arrangement or dim, with their new values. A dim that is the sum over the axes follows
-                new axes. Fields of the axes are changed by `with_axes`.
+            fields: axes, order, arrangement or dim, with their new values. If dim is the sum over the axes, it
+                changes with new axes. Fields of the axes are changed by `with_axes`.
         Returns: a new GridEncoding; all fields are checked again.
         Raises: TypeError, ValueError as the constructor.
         """
@@ -150,8 +150,8 @@ class GridEncoding:
             grid.replace(axes=(grid.axes[0].replace(base=10000), grid.axes[1].replace(base=100)))
 
         Args:
-            fields: fields of `Encoding` with their new values; a tuple has one value per axis, any other value is that
-                of all axes. `frequencies`, itself a tuple, is that of all axes.
+            fields: fields of `Encoding` with their new values; a tuple has one value per axis, any other value applies
+                to all axes. `frequencies`, which is itself a tuple, also applies to all axes.
         Returns: a new GridEncoding.
         Raises: TypeError, ValueError as the constructors, and for a tuple of another length.
         """
@@ -222,7 +222,7 @@ def lengths_of(name: str, value: Any, axes: int) -> tuple[int, ...]:
 
 
 def of_axis(fields: dict[str, Any], axis: int, number: int) -> dict[str, Any]:
-    """The fields of the Encoding of one axis, taken from fields of which a tuple has one value per axis."""
+    """The fields of the Encoding of one axis; in `fields` a tuple has one value per axis."""
     for name in fields:
         if name not in FIELDS:
             raise TypeError(unknown_field(name, FIELDS))

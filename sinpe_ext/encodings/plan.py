@@ -186,7 +186,7 @@ def _columns(plan: Plan, first: int, count: int) -> Plan:
         whole=tuple(plan.whole[k] for k in order),
         turns_hi=tuple(plan.turns_hi[k] for k in order),
         turns_lo=tuple(plan.turns_lo[k] for k in order),
-        # Of all channels: kernels choose by it between algorithms whose float64 results may differ in the last bit.
+        # Of all channels: kernels use it to choose between algorithms whose float64 results may differ in the last bit.
         largest=max(map(abs, plan.turns_hi), default=0.0),
     )
 

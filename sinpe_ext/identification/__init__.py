@@ -27,12 +27,12 @@ class Match:
     Fields:
         name: name of the convention; "custom" if the encoding has no name.
         aliases: names of other conventions that give the same table.
-        encoding: the encoding; `sinpe.table(rows - extra_tokens, encoding)` is the table after its first `extra_tokens`
-            rows, and for a grid `sinpe.table(shape, encoding)`.
+        encoding: the encoding; `sinpe.table(rows - extra_tokens, encoding)`, or `sinpe.table(shape, encoding)` for a
+            grid, is the table after its first `extra_tokens` rows.
         start: position of the first row after the extra tokens; for a grid a tuple with one per axis if they differ.
         amplitude: factor on every value.
-        max_error: largest difference of the table from the exact encoding. Of at most 1024 rows, if angles exceed 2^27
-            radians.
+        max_error: largest difference of the table from the exact encoding. If angles exceed 2^27 radians, it is that
+            of at most 1024 rows.
         code: a line of Python that creates `encoding`.
         rows: number of rows of the table.
         shape: lengths of the axes of a grid; None if the table is not a grid.

@@ -36,7 +36,7 @@ class Candidate:
 
     Attributes:
         sure: whether it is unlikely that its base is round by chance.
-        uncertain: if not, the relative uncertainty of its base.
+        uncertain: the relative uncertainty of its base if that is to be reported, otherwise 0.
     """
 
     template: Template

@@ -40,13 +40,13 @@ POWER_OF_TWO = 1.9  # cost of a power of two, in digits
 MOST_TURNS = 200  # whole turns per row that a single frequency may have
 MOST_OPTIONS = 4  # simpler numbers that are tried for each field
 MISROUNDED = 0.01  # fraction of 16-bit values that another way to compute the encoding may round differently
-BY_CHANCE = 0.5  # largest expected number of fractions, no less simple, that are as near by chance
+BY_CHANCE = 0.5  # largest expected number of fractions, as simple or simpler, that are as near by chance
 LARGEST_DIM = 2**20
 LENIENCE = 3e-7  # relative error of a round number in the usual float32 formula
 
 
 class Reading(NamedTuple):
-    """The fields to override in a template so that it gives the wave, and the cost of that (0: none needed)."""
+    """The fields to override in a template so that it gives the wave, and their cost; 0 if there are none."""
 
     fields: dict[str, Any]
     cost: float
@@ -262,7 +262,7 @@ def _scale(value: float, slack: float, as_well: Callable[[float], bool], turn: f
     """A position_scale: the simplest of short decimals, small fractions, and either times pi.
 
     Args:
-        turn: the scale of a whole turn if there is a single frequency: adding whole turns then changes no value.
+        turn: if there is a single frequency, the scale of a whole turn; adding whole turns then changes no value.
     """
     known = _fractions(value, slack)
     for turns in range(-MOST_TURNS, MOST_TURNS + 1) if turn else ():

@@ -64,8 +64,8 @@ def pairs(channels: Channels) -> tuple[Tensor, Tensor]:
 
 
 def measure(rows: Tensor, channels: Channels, noise: float) -> Columns | None:
-    """The frequencies of consecutive rows (n, m); None if sin^2 + cos^2 is not constant, as it is for these
-    channels."""
+    """The frequencies of consecutive rows (n, m); None if sin^2 + cos^2 is not constant, as it must be for
+    these channels."""
     sines, cosines = pairs(channels)
     if len(sines):
         some = _columns_to_measure(len(sines))
@@ -252,7 +252,7 @@ def _wrapped(angle: Tensor) -> Tensor:
 
 
 def _grow(columns: Columns, ladder: Ladder, expected: Tensor, rates: Sequence[float]) -> Ladder | None:
-    """Fits the ladder to more and more columns: each fit determines how many whole turns the next columns have lost."""
+    """Fits the ladder to more and more columns; each fit gives the whole turns that are missing in the next ones."""
     index, used, doubt = columns.rungs, torch.zeros(0), 0.0
     for _ in range(16):
         frequency = ladder.at(index)
@@ -296,7 +296,7 @@ def _grow(columns: Columns, ladder: Ladder, expected: Tensor, rates: Sequence[fl
 def first_positions(rows: Tensor, channels: Channels, ladder: Ladder, noise: float) -> Iterator[tuple[int, float]]:
     """Yields the position of row 0 and the signed amplitude, from the phases of columns with known frequencies.
 
-    First the best in a small range of positions around 0, then in larger ranges, if that is better.
+    The first is the best in a small range of positions around 0; the best in a larger range follows if it is better.
     """
     w, phase, variance = _phases(rows, channels, ladder)
     weight = 1 / (variance * noise**2 + 1e-2 * phase.abs().square().median() + 1e-30)
@@ -492,7 +492,7 @@ class Tolerance(NamedTuple):
         limit: largest rms error.
         factor: factor on the rms error of the best fit that its noise allows.
         of_amplitude: rms error caused by an amplitude that was rounded to float32.
-        relative: relative error of a frequency per e-fold of the ladder, plus one; 0 for a table of exact angles.
+        relative: relative error of a frequency divided by 1 + decay * rung; 0 for a table of exact angles.
     """
 
     limit: float
@@ -508,9 +508,9 @@ class Tolerance(NamedTuple):
 def tolerance_of(samples: Samples, channels: Channels, fit: Fit, noise: Noise) -> Tolerance:
     """How far the best fit may be from the wave that the table was computed from.
 
-    Two errors separate them: the rounding of the stored values, which averages out, and, in a table of the usual
-    float32 formula, the rounding of frequencies and angles, which does not: exp, pow and their argument have an error
-    of up to 1 + decay * rung units of 2^-24, the same in every row.
+    Two errors separate them. The rounding of the stored values averages out. In a table of the usual float32 formula,
+    the rounding of frequencies and angles does not: exp, pow and their argument have an error of up to 1 + decay * rung
+    units of 2^-24, the same in every row.
     """
     t, x, index, cosine, fine = _subset(samples, channels, noise)
     wave = fit.wave
@@ -558,8 +558,8 @@ def _is_exact(left: Tensor, stored: Tensor, turning: Tensor) -> bool:
 
 
 def misrounded(samples: Samples, channels: Channels, wave: Wave, noise: Noise, relative: float) -> float:
-    """The fraction of 16-bit values that differ from the rounded wave, minus what float32 angles explain; 1 if that is
-    too much to tell."""
+    """The fraction of 16-bit values that differ from the rounded wave, minus the fraction that float32 angles explain;
+    1 if they explain too many."""
     t, x, index, cosine, _ = _subset(samples, channels, noise)
     angle = (t + wave.start) * wave.ladder().at(index)
     value = wave.amplitude * torch.where(cosine, angle.cos(), angle.sin())

@@ -309,7 +309,7 @@ def fitted(table: Table, samples: Samples, templates: list[Template], strict: bo
 def _credible(fit: Fit, channels: Channels, rows: int, noise: Noise) -> bool:
     """Whether a fit is significant; a few columns, or a short range of angles, can be fitted by chance."""
     live = len(channels.live())
-    if live <= FEW_LIVE and abs(fit.wave.start) > FAR:  # one frequency has any phase at some position; two nearly so
+    if live <= FEW_LIVE and abs(fit.wave.start) > FAR:  # one frequency has any phase at some position, two almost any
         if live <= 2 or fit.error > max(3 * noise.size, 1e-6 * abs(fit.wave.amplitude)):
             return False
     sweep = rows * float(fit.wave.ladder().at(channels.rungs).abs().max())

@@ -14,7 +14,7 @@ from .fit import ZERO, Channels, Noise, Samples, Wave, scattered
 CHUNK = 2**21  # elements compared at once
 LOOKED_AT = 2**23  # elements that a fit uses at most
 LARGEST = 2**30  # largest number of elements of an expanded tensor, whose memory does not limit its size
-MOST_CHANNELS = 2**16  # the time and memory of a fit grow with the channels, however few the rows
+MOST_CHANNELS = 2**16  # the time and memory of a fit grow with the number of channels, even for few rows
 QUICK_ROWS, QUICK_COLUMNS = 256, 256
 FIRST = 2**12  # rows and columns of a large table that are tested for being sinusoids
 # Largest relative error of storing a value.
@@ -28,7 +28,7 @@ FLOAT64_UNIT = 2.0**-36  # as STORED, for values that do not come from float32 a
 ANGLE_ERROR = 2.5 * 2.0**-23  # relative error of a float32 angle per e-fold of the ladder
 LARGEST_ANGLE_ERROR = 0.7  # limit for positions so large that float32 angles are nearly meaningless
 FEWEST_DECIMALS, MOST_DECIMALS = 3, 7  # of printed values that can be distinguished from stored ones
-PRINTED = 2**13  # values read for that
+PRINTED = 2**13  # values read to detect decimals
 SLACK = 1e-6
 IRREGULAR = 0.05  # largest fraction of a column's energy that the recurrence of a sinusoid may leave unexplained
 

@@ -140,11 +140,11 @@ def swap(
         swapped  1: PositionalEncoding
             x + rows, batch first; paper; differs by 0
 
-    Recognized are the modules of transformers and fairseq that look up rows by token, and the sine embeddings for
+    `swap` recognizes the modules of transformers and fairseq that look up rows by token, and the sine embeddings for
     images of transformers; Timesteps, PatchEmbed and CogVideoXPatchEmbed of diffusers; ScaledSinusoidalEmbedding of
-    x-transformers and the modules of positional-encodings. In addition, from any source and with any class name: a
-    frozen nn.Embedding that holds sinusoids; modules that add or return rows of a table that `identify` recognizes; and
-    modules that compute the encodings of timesteps in forward or in a method that forward calls.
+    x-transformers and the modules of positional-encodings. From any source and with any class name, it also recognizes
+    a frozen nn.Embedding that holds sinusoids; modules that add or return rows of a table that `identify` recognizes;
+    and modules that compute the encodings of timesteps in forward or in a method that forward calls.
 
     Every replacement is verified on a copy first: a module is replaced only if tables and outputs agree, otherwise the
     entry has the reason. Names in the state dict, parameters, hooks, `isinstance`, signatures and references to the
@@ -158,8 +158,9 @@ def swap(
         strict: raise ValueError and change nothing if a recognized module cannot be replaced. A model without
             recognized modules does not raise.
         skip: names of modules to skip, with * and ? as in fnmatch.
-        fuse_dropout: in modules that add rows of a table, apply dropout in the same pass as the sum. Faster, but the
-            dropout masks are those of this library; by default they are those of torch, as in the original module.
+        fuse_dropout: in modules that add rows of a table, apply dropout in the same pass as the sum. This is faster,
+            but the dropout masks are those of this library; by default they are those of torch, as in the original
+            module.
         dry_run: report what would be done and change nothing.
     Returns: a `Report`, a list of `Swap`.
     Raises:

@@ -40,7 +40,7 @@ from .plain_forms import Unclear, check_no_other_inputs, check_stateless, form_o
 
 STEPS = 128  # rows that are passed to identify
 SPACINGS = (1.0, 1e-3)  # of timesteps: whole steps, or 0 .. 1 for a module that multiplies them by 1000
-# Positions that 16 bits represent exactly, so large that angles computed in 16 bits have errors of radians.
+# Positions that 16 bits represent exactly, some so large that angles computed in 16 bits have errors of radians.
 EXACT = (0.0, 1.0, 2.0, 3.0, 100.0, 996.0)
 EXACT_PARTS = (0.0, 0.25, 85 / 256, 1.0)  # the same for a module that multiplies positions by 1000
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
@@ -97,7 +97,7 @@ class GivenPositions(ComputedRows):
         if not kinds:
             return None
         positions = positions.squeeze(1) if self._sinpe_rank == 2 else positions
-        # Exact for 16 bits. float64 positions are rounded if the module's own rows are float32.
+        # The conversion of 16 bits is exact. float64 positions are rounded if the module's own rows are float32.
         narrow = positions.dtype.itemsize == 2 or (positions.dtype == torch.float64 and kinds[0] == torch.float32)
         return encode(positions.float() if narrow else positions, self._sinpe_encoding, dtype=kinds[0])
 

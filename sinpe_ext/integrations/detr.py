@@ -103,7 +103,7 @@ def _arguments(mixin: type[PictureRows], features: int, offset: float) -> list[t
     whole = torch.ones(3, height, width, dtype=torch.bool)
     padded = whole.clone()
     padded[1, 6:], padded[1, :, 10:], padded[2, :, 4:] = False, False, False
-    if offset:  # positions are divided by the last count of a row: with padding only it is eps, and positions are huge
+    if offset:  # in a row of padding only, the positions would be divided by eps alone and be huge
         padded[:, 0], padded[:, :, 0] = True, True
     if mixin is MaskRows:
         pixels = torch.zeros(3, 3, height, width)

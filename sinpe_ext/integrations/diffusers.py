@@ -180,7 +180,7 @@ def _patches(module: Any) -> list[Candidate] | Left | None:
     """Candidates for PatchEmbed."""
     pos_embed = tensor_of(module, "pos_embed")
     if pos_embed is None:
-        return None  # created without one
+        return None  # created without a pos_embed
     if pos_embed.requires_grad:
         return Left("its pos_embed is trained (requires_grad=True): freeze it first if it is not")
     if not getattr(module, "flatten", False):
@@ -195,7 +195,7 @@ def _patches(module: Any) -> list[Candidate] | Left | None:
     def latent(height: int, width: int) -> Probe:
         shape = (2, weight.shape[1], height * module.patch_size, width * module.patch_size)
         values = torch.randn(shape, generator=generator).to(weight) * 0.1
-        # The library computes coordinates, and whole tables of other sizes, in float32.
+        # diffusers computes coordinates, and whole tables of other sizes, in float32.
         return Probe((values,), {}, float(module.base_size / module.interpolation_scale + 1), 2.0)
 
     most = largest or module.height

@@ -33,7 +33,7 @@ class DropIn:
 
     Attributes (of the instance, none of them in the state dict):
         _sinpe_encoding: the encoding.
-        _sinpe_tables: names of its tensors that hold rows of the encoding. They are kept, because checkpoints and other
+        _sinpe_tables: names of the tensors that hold rows of the encoding. They are kept, because checkpoints and other
             code read them, and overwritten with the encoding's values.
         _sinpe_replaces: name of the method that is replaced; if it is not `forward`, the module keeps its forward.
         _sinpe_any_signature: whether the new forward shows the signature of the module's own.
@@ -105,7 +105,7 @@ def _class_of(mixin: Any, base: Any, replaces: str) -> Any:
         namespace.update(__module__=base.__module__, __doc__=base.__doc__)
         if replaces != "forward":
             namespace[replaces] = mixin._sinpe_method
-        elif mixin._sinpe_any_signature:  # accepts any argument names: shown with the module's own signature
+        elif mixin._sinpe_any_signature:  # accepts any argument names, and is shown with the module's own signature
             own = mixin.forward
             shown: Any = types.FunctionType(own.__code__, own.__globals__, "forward", own.__defaults__, own.__closure__)
             shown.__kwdefaults__ = own.__kwdefaults__

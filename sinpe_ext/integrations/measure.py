@@ -26,7 +26,7 @@ class Probe:
     """A call of a module for comparison: its arguments, and the largest position that it uses.
 
     Attributes:
-        reported: whether its difference counts for the report; not if it only measures 16-bit rounding.
+        reported: whether its difference counts for the report; False if it only measures 16-bit rounding.
         slack: factor of the allowed error, if the old code rounds more than angles (normalised positions).
         rounds: the dtype to which the old code rounds products, if its output has a wider one.
     """

@@ -1,9 +1,9 @@
 """Modules that belong to no known library but own a table that `identify` recognises.
 
-Every tensor of rows in a module is examined, whatever its name: a few rows show in a fraction of a millisecond whether
-they can be sinusoids, which learned weights are not, and `identify` decides about the others. What the forward computes
-cannot be read from its code, so it is run: with zeros the output shows the rows and their order, with noise the factor
-of x, and with a dropout of 1 where dropout is applied. The result is then verified like any other drop-in.
+Every tensor of rows in a module is examined, whatever its name: a test of a few rows rules out learned weights in a
+fraction of a millisecond, and `identify` decides about the other tensors. What the forward computes cannot be read from
+its code, so it is run: with zeros the output shows the rows and their order, with noise the factor of x, and with a
+dropout of 1 where dropout is applied. The result is then verified like any other drop-in.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def may_be_table(table: Tensor) -> bool:
     """Whether some rows of a tensor (..., channels) can be those of an encoding.
 
     Tests the common properties of encodings: rows of equal norm, or columns that satisfy the recurrence of a sinusoid.
-    False is certain except for tables whose values are 0 and one other magnitude, and grids with fewer than 16 channels
-    some of which have no partner.
+    The answer False is certain, except for tables whose values are 0 and one other magnitude, and for grids with fewer
+    than 16 channels some of which have no partner.
     """
     channels = table.shape[-1]
     number = table.numel() // max(channels, 1)

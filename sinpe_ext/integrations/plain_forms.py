@@ -43,8 +43,8 @@ class Unclear(Exception):
 
 
 def run(tried: Any, x: Tensor) -> tuple[Tensor | None, str]:
-    """(output of a copy of a module, ""), or (None, reason) if there is none. A call may convert or replace the table,
-    hence a copy."""
+    """(output of a copy of a module, ""), or (None, reason) if there is none. A copy is used because a call may
+    convert or replace the table."""
     try:
         out = isolated_copy(tried, as_it_is=True).forward(x.clone())
     except Exception as problem:
@@ -157,7 +157,7 @@ def _powers(tried: Any, name: str, now: Any) -> list[Factor]:
     return [way for way in powers if math.isclose(number_of(tried, way), now, rel_tol=1e-9)]
 
 
-LARGE = (100.0, 1e4)  # further sizes of x, at which code that clamps or saturates shows
+LARGE = (100.0, 1e4)  # further sizes of x, which reveal code that clamps or saturates
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

@@ -1,8 +1,8 @@
 """transformers and fairseq: modules that look up the rows of tokens, grouped by how they compute positions.
 
 The classes are copied from model to model under new names, so a family is recognised by its signature and attributes;
-each replacement is then compared with the module's own output. Source: transformers 5.23 and 5.24 (which calls
-past_key_values_length cache_length), the modeling files of the models named below; fairseq 0.12 and its main branch,
+each replacement is then compared with the module's own output. Source: transformers 5.23 and 5.24 (which renames
+past_key_values_length to cache_length), the modeling files of the models named below; fairseq 0.12 and its main branch,
 modules/sinusoidal_positional_embedding.py.
 """
 
@@ -286,8 +286,8 @@ def _marian(module: nn.Embedding) -> list[Candidate]:
 
 
 def _fsmt(module: Any) -> list[Candidate]:
-    """The weight is frozen by the swap: the forward would pass gradients on, although the documentation says that the
-    weight is not trained."""
+    """Candidates for FSMT's class. The swap freezes the weight: the forward would pass gradients on, although the
+    documentation says that the weight is not trained."""
     rows, dim = module.weight.shape
     probes = _probes(TokenRows, module, rows, dim, module.weight)
     options = {"_sinpe_zero_row": module.padding_idx, "_sinpe_freeze": module.weight.requires_grad}

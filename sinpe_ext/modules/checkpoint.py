@@ -87,7 +87,7 @@ def compare_assigned(layer: SinusoidalPositionalEncoding, pe: Tensor) -> None:
     """Warns if the buffer `pe` is assigned the table of another convention.
 
     from_pretrained of transformers assigns buffers and calls no load_state_dict() hook. As it also assigns
-    uninitialized memory, a table that matches no convention does not warn.
+    uninitialized memory, there is no warning for a table that matches no convention.
     """
     problem = mismatch(pe, layer.encoding, layer.grid_shape, layer.extra_tokens)
     if problem is not None and problem.convention:
@@ -115,7 +115,7 @@ def reshape_alpha(layer: nn.Module, state: dict[str, Any], prefix: str) -> None:
 
 
 def _sharded_as(held: Any, given: Any) -> Tensor:
-    """Shards a tensor that all ranks have like the DTensor `held`, without communication."""
+    """Shards a tensor that is whole on every rank in the same way as the DTensor `held`, without communication."""
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = held.device_mesh
@@ -133,7 +133,7 @@ def _device_of(layer: nn.Module) -> torch.device:
 
 
 def _compare_order(layer: SinusoidalPositionalEncoding, pe: Any, prefix: str) -> None:
-    """Warns if the shape of `pe` is that of the other batch_first: the layer would then encode the batch dimension."""
+    """Warns if `pe` has the shape for the other value of batch_first: the layer would encode the batch dimension."""
     if not isinstance(pe, Tensor) or pe.dim() != 3 or pe.shape[0] == pe.shape[1] or 1 not in pe.shape[:2]:
         return
     if (pe.shape[0] == 1) == layer.batch_first:

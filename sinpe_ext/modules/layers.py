@@ -32,14 +32,14 @@ class SinusoidalPositionalEncoding(nn.Module):
 
     The default is batch first. PyTorch's tutorial and nn.Transformer have the sequence first: the tutorial's
     `PositionalEncoding(512, 0.1, 5000)` is `SinusoidalPositionalEncoding(512, 0.1, 5000, batch_first=False)`. A table
-    `pe` in a checkpoint is accepted and only compared with the encoding of this layer: a warning says if they differ.
+    `pe` in a checkpoint is accepted but not used: loading warns if it is not the table of this layer's encoding.
 
     Args:
         d_model: number of channels.
         dropout: dropout probability, 0 to 1, applied in training mode only, in the same pass as the sum. The attribute
             `dropout` is an nn.Dropout, whose p and training mode may be changed as usual.
-        max_len: number of positions that are accepted, encoding.start to encoding.start + max_len - 1. Nothing of this
-            length is stored. None: any position.
+        max_len: number of positions that are accepted, encoding.start to encoding.start + max_len - 1. max_len
+            alone stores no table. None: any position.
         encoding: an Encoding, a GridEncoding or the name of a convention. None: the paper's encoding.
         batch_first: x is (batch, sequence, channels) if True and (sequence, batch, channels) if False; (sequence,
             channels) is accepted in either case.
@@ -49,7 +49,7 @@ class SinusoidalPositionalEncoding(nn.Module):
             extra_tokens rows before them), (1, max_len, d_model) or, with batch_first=False, (max_len, 1, d_model).
             forward does not read it, and state_dict() always contains the exact table, even after the buffer was cast.
         grid_shape: lengths of the axes of a GridEncoding, for x of shape (batch, H * W, channels). None if the axes are
-            dimensions of x. For a grid it takes the place of max_len as the size of persistent_table.
+            dimensions of x. For a grid it replaces max_len as the size of the table `pe`.
         extra_tokens: number of rows at the start of the sequence that get no encoding, for example 1 for a class token.
         channel_dim: dimension of x that holds the channels, 1 for images of shape (batch, channels, H, W).
         require_positions: refuse a call without `positions`. For models whose sequence may be sharded over processes:

@@ -67,8 +67,8 @@ def check_required_positions(layer: Any, t: Any, positions: Any) -> None:
 def rate(dropout: Any) -> tuple[float, nn.Module | None]:
     """(p, module): the dropout probability of the fused pass, and the module to apply after it.
 
-    The module is None for an ordinary nn.Dropout. One with hooks, or another module in its place, is called itself: p
-    is then 0.
+    The module is None for an ordinary nn.Dropout. If the dropout has hooks or is another module, p is 0 and the module
+    itself is called.
     """
     if type(dropout) is not nn.Dropout or (
         dropout._forward_hooks or dropout._forward_pre_hooks or dropout._backward_hooks or dropout._backward_pre_hooks

@@ -32,13 +32,14 @@ class TimestepEncoding(nn.Module):
         sinpe.encode(t, sinpe.convention(encoding, dim, **fields), dtype=dtype)
 
     `TimestepEncoding(256)` is diffusers' `Timesteps(256, flip_sin_to_cos=False, downscale_freq_shift=1)`,
-    `TimestepEncoding(256, encoding="adm")` is `Timesteps(256, True, 0)`, and `encoding="flux"` the same for 1000 * t.
+    `TimestepEncoding(256, encoding="adm")` is `Timesteps(256, True, 0)`, and `encoding="flux"` is the same applied to
+    1000 * t.
 
     Args:
         dim: number of channels.
         encoding: an Encoding or the name of a one-dimensional convention.
         dtype: dtype of the result: float32, float64, bfloat16 or float16, whatever the dtype of t and whatever dtype
-            the layer is converted to. None: follow the layer as a parameter would, that is torch's default dtype until
+            the layer is converted to. None: torch's default dtype, which changes as that of a parameter does when
             `.half()`, `.to(torch.bfloat16)` or similar is called on the layer or on a model that contains it.
         device: accepted as in PyTorch's layers and not used: the layer holds no tensor, and the result is on the device
             of t.

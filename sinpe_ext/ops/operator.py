@@ -31,8 +31,8 @@ class Operator:
     """One operator.
 
     While a graph is traced, a call dispatches to the registered operator. Otherwise it runs the kernel if the compiled
-    backend serves the device, else the reference implementation; inside an autograd.Function if a gradient is needed,
-    and directly if not, because the autograd layer of a torch.library operator costs more than the arithmetic of a
+    backend serves the device, else the reference implementation. It does so inside an autograd.Function if a gradient
+    is needed, and directly if not: the autograd layer of a torch.library operator costs more than the arithmetic of a
     small call.
 
     Args:
@@ -103,7 +103,8 @@ class Operator:
         """The autograd.Function for calls of this class; register_autograd serves calls of the operator itself."""
 
         class Differentiable(torch.autograd.Function):
-            # No separate setup_context: torch then binds the arguments to a signature at each call, 40 microseconds.
+            # No separate setup_context: with one, torch binds the arguments to a signature at each call, which takes 40
+            # microseconds.
             @staticmethod
             def forward(ctx: Any, *arguments: Any) -> Any:
                 output = self.run(*arguments)

@@ -2,7 +2,7 @@
 
 In torch 2.11 a function whose result is a constant of the graph (`assume_constant_result`) accepts no objects as
 arguments except those registered with pytree as constants: torch.compile keeps such an object and guards on it with ==.
-A frozen dataclass cannot be registered, so every Encoding and GridEncoding carries a `Handle` that is.
+A frozen dataclass cannot be registered, so every Encoding and GridEncoding carries a `Handle`, which is registered.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ def no_grad(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: run the function under `torch.no_grad`.
 
     `torch.no_grad` is a context manager written in Python: a KeyboardInterrupt raised inside its `__enter__` or
-    `__exit__`, where Python handles signals, leaves grad mode disabled in this thread for good. Between the two calls
-    into C below and the `try` and `finally` around them, Python handles no signals.
+    `__exit__`, where Python handles signals, leaves grad mode permanently disabled in this thread. Between the two
+    calls into C below and the `try` and `finally` around them, Python handles no signals.
     """
     enabled, switch = torch.is_grad_enabled, torch._C._set_grad_enabled
 
