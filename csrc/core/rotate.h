@@ -11,8 +11,8 @@ namespace sinpe {
 //   v' = fma(v, cos w, a * sin w),  a' = fma(a, cos w, -(v * sin w))
 // adds at most 3u to the length of the error vector (u = 2^-53: two roundings per component, and those of the
 // constants), and rotates the previous error without changing its length. The sine of a small angle keeps a *relative*
-// bound: its own roundings add 3u times the largest angle theta of the run, and the error of the cosine enters through
-// sin w <= theta / rows, 1.5u theta per row.
+// bound: its own roundings add 3u times the largest angle theta of the run, and an error of the cosine is multiplied by
+// sin w <= theta / rows, which adds at most 1.5u theta per row.
 constexpr int64_t kAnchorRows = 128;
 constexpr double kRotateError = kAnchorRows * 6 * 0x1p-53 + kFastError;
 

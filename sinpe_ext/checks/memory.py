@@ -130,7 +130,8 @@ def _span(t: torch.Tensor) -> int:
 
 
 def _reaches(distance: int, dimensions: list[tuple[int, int]], item: int) -> bool:
-    """Whether the addresses of two elements of a tensor differ by `distance` bytes, within less than one element."""
+    """Whether the addresses of two elements of a tensor can differ by `distance` bytes, give or take less than the
+    size of one element."""
     if not dimensions:
         return abs(distance) < item
     *rest, (stride, size) = dimensions

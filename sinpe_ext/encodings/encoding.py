@@ -233,7 +233,7 @@ _timescales = constant_in_graph(lambda given: frequency.timescales(from_fields(g
 
 
 def _refuse_decimals(fields: dict[str, Any]) -> None:
-    """Raises TypeError for a Decimal: in an Encoding created inside a traced graph the fields are graph constants."""
+    """Raises TypeError for a Decimal, which torch.compile cannot store as a constant of a graph."""
     for name, value in fields.items():
         if isinstance(value, Decimal):
             raise TypeError(

@@ -1,7 +1,7 @@
 """`GridEncoding`: the positional encoding of images, videos and volumes, composed of one `Encoding` per axis.
 
-Every channel depends on one coordinate only, so the kernels need no code for grids: `pieces` gives the equivalent
-one-dimensional encodings, each with its axis and its channels. The rows of an axis are computed once for all cells.
+Every channel depends on one coordinate only: `pieces` gives the equivalent one-dimensional encodings, each with its
+axis and its channels. The rows of an axis are computed once for all cells.
 """
 
 from __future__ import annotations
