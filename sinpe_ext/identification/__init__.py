@@ -149,8 +149,8 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
 def _plain_cpu() -> Iterator[None]:
     """Context manager: one CPU thread, and the CPU as the default device.
 
-    A search consists of thousands of small operations, for which synchronizing threads costs more than they save; on a
-    busy machine, a search with several threads takes ten times as long. PyTorch stores the number of threads per calling thread.
+    A search consists of thousands of small operations, for which threads cost more than they save; on a busy machine, a
+    search with several threads takes ten times as long. PyTorch stores the number of threads per calling thread.
     """
     threads = torch.get_num_threads()
     elsewhere = torch.get_default_device().type != "cpu"

@@ -54,7 +54,7 @@ SCANNED_RATES = tuple(
 RISING = 3.0  # cost of increasing frequencies for a convention with decreasing ones
 FEW_LIVE, FAR = 4, 64  # see _credible
 VARIANTS: dict[str, list[dict[str, Any]]] = {"doubled_index": [{"exponent_dim": 2}]}  # variants with the same name
-PADDING = 1.5  # bonus for fairseq over t2t if there is a padding row: a table of fairseq has it, a table of t2t does not
+PADDING = 1.5  # bonus for fairseq over t2t if there is a padding row: fairseq's tables have it, t2t's do not
 
 
 def search(table: Table, *, known: bool = False, strict: bool = False, exchanged: bool = False) -> Found:

@@ -24,7 +24,7 @@ STORED = {
     torch.bfloat16: 2.0**-8,
     torch.float16: 2.0**-11,
 }
-FLOAT64_UNIT = 2.0**-36  # in place of STORED for values that do not come from float32 arithmetic: what a fit can resolve
+FLOAT64_UNIT = 2.0**-36  # in place of STORED for values that do not come from float32 arithmetic: resolution of a fit
 ANGLE_ERROR = 2.5 * 2.0**-23  # relative error of a float32 angle per e-fold of the ladder
 LARGEST_ANGLE_ERROR = 0.7  # limit for positions so large that float32 angles are nearly meaningless
 FEWEST_DECIMALS, MOST_DECIMALS = 3, 7  # of printed values that can be distinguished from stored ones

@@ -56,6 +56,7 @@ def data(*shape: int) -> Tensor:
     return torch.randn(shape or (2, 3, D), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("name", MADE)
 def test_compiled_equals_eager(name: str, backend: str) -> None:
     torch._dynamo.reset()
@@ -63,6 +64,7 @@ def test_compiled_equals_eager(name: str, backend: str) -> None:
     torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="eager")(x), run(x), rtol=0, atol=1e-6)
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(
     "name", ["fields", "convention", "encode", "grid convention", "axes", "interpolated", "its frequencies", '"unit"']
@@ -148,6 +150,7 @@ ERRORS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("case", ERRORS)
 def test_bad_arguments(case: str, backend: str) -> None:
     """The messages are those outside a graph; what cannot be a constant raises with a remedy."""
