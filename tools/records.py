@@ -40,7 +40,7 @@ COMMANDS = {
     "test-all": "make test-all",
     "tsan": "cmake --workflow --preset tsan",
 }
-SAID = re.compile(r"(?:result|hypothesis): (.*)|=+ (\d+ (?:passed|failed).* in .*?) =+|(\d+% tests passed.*)")
+SAID = re.compile(r"(?:result|hypothesis): (.*)|(?:=+ )?(\d+ (?:passed|failed).* in [^=]*)(?: =+)?|(\d+% tests passed.*)")
 
 
 def run(command: str) -> dict[str, object]:

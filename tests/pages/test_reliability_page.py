@@ -31,6 +31,7 @@ def test_run_is_recorded_with_its_result() -> None:
         "python -c \"print('result: 3 cases')\"",
     )
     assert (bad["clean"], bad["result"]) == (False, ["1 failed, 2 passed in 3.45s"])
+    assert run("print('2 passed, 1 skipped in 3.45s')")["result"] == ["2 passed, 1 skipped in 3.45s"]  # pytest -q
     assert run("print('100% tests passed, 0 tests failed out of 3')")["clean"]
     assert run("pass")["clean"] is False  # a command without output has shown nothing
 
