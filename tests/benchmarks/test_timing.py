@@ -26,7 +26,7 @@ def test_compilation_in_the_first_calls_is_not_timed(monkeypatch: pytest.MonkeyP
 
 
 def test_slower_second_call_ends_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert timing._warmed(timed(monkeypatch, iter([0.5, 0.6, 99.0]))) == (0.6, True)
+    assert timing._warmed(timed(monkeypatch, iter([0.5, 0.75, 99.0]))) == (0.75, True)
 
 
 def test_falling_times_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

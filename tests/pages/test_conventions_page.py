@@ -69,7 +69,7 @@ def test_wrong_number_is_detected(text: str, printing: None) -> None:
 
 def test_generated_parts_are_current(text: str, tool: ModuleType) -> None:
     assert tool.page(text) == text, "run python tools/conventions_page.py"
-    assert {part[2] for part in tool.PART.finditer(text)} == {"index", "sequences", "timesteps", "points", "grids"}
+    assert tool.page_parts.parts(text).keys() == {"index", "sequences", "timesteps", "points", "grids"}
 
 
 def test_every_name_has_an_entry(text: str) -> None:
