@@ -11,7 +11,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 FOLDERS = {str(path.parent) for path in TESTS.glob("*/test_*.py")} - {str(TESTS / "peers")}  # tests import each other
 sys.path[:0] = [str(TESTS / "support"), *sorted(FOLDERS)]
-sys.path.append(str(TESTS.parent))  # benchmarks/; after an installed sinpe_ext
+sys.path += [str(TESTS.parent), str(TESTS.parent / "tools")]  # benchmarks/; after an installed sinpe_ext
 
 import feature_report  # noqa: E402
 import pytest  # noqa: E402

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import numpy as np  # noqa: E402
+import page_parts  # noqa: E402
 import torch  # noqa: E402
 import ulp  # noqa: E402
 from environments import commit  # noqa: E402
@@ -26,7 +27,7 @@ from sinpe_ext.cli.usual import usual_parts, usual_table  # noqa: E402
 
 DIM = 512
 PAGE = ROOT / "docs" / "accuracy.md"
-BEGIN, END = "<!-- begin: python tools/accuracy_table.py --write -->", "<!-- end -->"
+PART = "python tools/accuracy_table.py --write"
 LONG = 65536  # rows of the table of which every entry is compared
 ROWS = 4096  # rows compared at a time
 
@@ -126,8 +127,7 @@ def main() -> None:
     ).rstrip()
     print(text)
     if write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        PAGE.write_text(page_parts.replace(PAGE.read_text(encoding="utf-8"), {PART: text}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import page_parts
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- begin: python tools/bad_input.py --page -->", "<!-- end of the classes -->"
+PART = "python tools/bad_input.py --page"
 INTERFACES = "compiled", "eager", "meta", "CUDA", "NumPy", "layer", "embedding", "grid", "timestep"
 
 
@@ -163,8 +165,7 @@ def table(found: list[Shown]) -> str:
 
 
 def page(text: str, found: list[Shown]) -> str:
-    head, rest = text.split(BEGIN)
-    return f"{head}{BEGIN}\n{table(found)}\n{END}{rest.split(END, 1)[1]}"
+    return page_parts.replace(text, {PART: table(found)})
 
 
 def main() -> int:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import page_parts
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "compatibility.md"
 RESULTS = ROOT / "docs" / "compatibility"
-PART = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 MARK = re.compile(r"""\bfeature\(\s*["']([^"']+)["']""")
 BACKENDS = ("compiled", "eager", "cuda")
 NO_TEST = "this run had no test of it"
@@ -82,7 +83,7 @@ def matrix(text: str, found: list[dict[str, Any]]) -> str:
     for feature in [*rows(text), *extra]:
         cells = [cell(result["runs"].get(backend, NOT_RUN), feature, note) for backend, result in columns]
         lines.append(f"| {feature} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *note]) + "\n"
+    return "\n".join([*lines, "", *note])
 
 
 def environments(text: str, found: list[dict[str, Any]]) -> str:
@@ -103,16 +104,16 @@ def environments(text: str, found: list[dict[str, Any]]) -> str:
                 run["seconds"],
             ]
             lines.append("| " + " | ".join(map(str, [*facts, f"{run['commit']}, {run['date']}"])) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 PARTS = {"matrix": matrix, "environments": environments}
 
 
 def page(text: str) -> str:
-    """The page with its marked parts regenerated."""
+    """The page with its generated parts renewed."""
     found = results()
-    return PART.sub(lambda part: part[1] + PARTS[part[2]](text, found) + part[3], text)
+    return page_parts.replace(text, {name: made(text, found) for name, made in PARTS.items()})
 
 
 if __name__ == "__main__":

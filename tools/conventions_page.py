@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import argparse
 import ast
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path.insert(0, str(ROOT))
 
+import page_parts  # noqa: E402
 import pictures as drawing  # noqa: E402
 import torch  # noqa: E402
 
@@ -25,7 +25,6 @@ from sinpe_ext.encodings.catalogue import CATALOGUE, GRIDS, NAMES  # noqa: E402
 
 PAGE = ROOT / "docs" / "conventions.md"
 PICTURES = ROOT / "docs" / "images" / "conventions"
-PART = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 PRINTING: dict[str, Any] = {"precision": 4, "sci_mode": False, "linewidth": 140}  # as the page's first block sets
 
 TIMESTEPS = ("ddpm", "adm", "flux")
@@ -183,7 +182,7 @@ def entries(names: tuple[str, ...]) -> str:
             f"{' '.join(filter(None, [dims_of(name), same[name]]))}\n\n"
             f"{example(name)}"
         )
-    return "\n" + "\n".join(sections) + "\n"
+    return "\n" + "\n".join(sections)
 
 
 def index() -> str:
@@ -204,7 +203,7 @@ def index() -> str:
         tables.append(
             f"{kind}:\n\n| if your code contains | convention | description |\n|---|---|---|\n" + "\n".join(lines)
         )
-    return "\n" + "\n\n".join(tables) + "\n\n"
+    return "\n" + "\n\n".join(tables) + "\n"
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -217,11 +216,11 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def page(text: str) -> str:
-    """The page with its marked parts regenerated."""
+    """The page with its generated parts renewed."""
     before = torch._tensor_str.PRINT_OPTS.__dict__.copy()
     torch.set_printoptions(**PRINTING)
     try:
-        return PART.sub(lambda part: part[1] + PARTS[part[2]]() + part[3], text)
+        return page_parts.replace(text, {name: made() for name, made in PARTS.items()})
     finally:
         torch._tensor_str.PRINT_OPTS.__dict__.update(before)
 

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import numpy as np  # noqa: E402
+import page_parts  # noqa: E402
 import truth_file  # noqa: E402
 import ulp  # noqa: E402
 from environments import commit  # noqa: E402
@@ -35,7 +36,7 @@ from environments import commit  # noqa: E402
 from sinpe_ext import Encoding, convention  # noqa: E402
 
 PAGE = ROOT / "docs" / "accuracy.md"
-BEGIN, END = "<!-- begin: python tools/exhaustive.py --write -->", "<!-- end -->"
+PART = "python tools/exhaustive.py --write"
 BUILD = ROOT / "build" / "exhaustive"
 INSTRUCTION_SETS = ("default", "v3", "v4")
 PROGRAMS = BUILD / "tests" / "cpp"
@@ -186,9 +187,8 @@ def main() -> int:
     print(f"result: {said}")
     if arguments.write:
         head = f"Produced by `make check-exhaustive` on {datetime.date.today()}, commit {made_of}: {said}."
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        text = "\n".join([before + BEGIN, head, "", *lines, END]) + rest.partition(END)[2]
-        PAGE.write_text(text, encoding="utf-8")
+        page = page_parts.replace(PAGE.read_text(encoding="utf-8"), {PART: "\n".join([head, "", *lines])})
+        PAGE.write_text(page, encoding="utf-8")
     return bool(faults)
 
 

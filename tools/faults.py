@@ -26,10 +26,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import page_parts
 from environments import ROOT, CannotRun, environ, output, say, sources
 
 FAULTS, PAGE = ROOT / "tests" / "faults", ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- begin: python tools/faults.py --write -->", "<!-- end of the faults -->"
+PART = "python tools/faults.py --write"
 HERE = ROOT / "build" / "faults"
 # The copy to which faults are applied, a built copy without faults, and the cached results.
 SOURCE, CLEAN, RESULTS = HERE / "source", HERE / "clean", HERE / "results.json"
@@ -216,8 +217,7 @@ def table(rows: Sequence[tuple[Fault, Result]]) -> str:
 
 
 def page(text: str, rows: Sequence[tuple[Fault, Result]]) -> str:
-    head, rest = text.split(BEGIN)
-    return f"{head}{BEGIN}\n{table(rows)}\n{END}{rest.split(END, 1)[1]}"
+    return page_parts.replace(text, {PART: table(rows)})
 
 
 def main() -> int:

@@ -7,7 +7,7 @@
 
 The result of a command consists of its lines "result: ..." and of the summaries of pytest and ctest. A run is clean if
 the exit status is 0. A commit with a + means that files differed from it. Uses the standard library only; run it in the
-environment of `make test`.
+environment of `make test`, with nox for asan and matrix.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
+import page_parts
+from environments import commit
 
-from environments import commit  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
+
 
 PAGE = ROOT / "docs" / "reliability.md"
 RECORDS = ROOT / "docs" / "reliability"
-BEGIN, END = "<!-- begin: python tools/records.py --page -->", "<!-- end -->"
+PART = "python tools/records.py --page"
 COMMANDS = {
     "asan": "nox -s asan",
     "bad-input": "pytest -m bad_input --require-backend=compiled",
@@ -40,7 +41,7 @@ COMMANDS = {
     "test-all": "make test-all",
     "tsan": "cmake --workflow --preset tsan",
 }
-SAID = re.compile(r"(?:result|hypothesis): (.*)|=+ (\d+ (?:passed|failed).* in .*?) =+|(\d+% tests passed.*)")
+SAID = re.compile(r"(?:result|hypothesis): (.*)|(?:=+ )?(\d+ (?:passed|failed)[^=]*)(?: =+)?|(\d+% tests passed.*)")
 
 
 def run(command: str) -> dict[str, object]:
@@ -77,10 +78,7 @@ def page(text: str) -> str:
         result = "<br>".join(part.replace("|", "\\|") for part in record["result"])
         cells = (f"`{record['command']}`", record["date"], record["commit"], record["minutes"])
         lines.append(f"| {' | '.join(map(str, cells))} | {'yes' if record['clean'] else '**no**'} | {result} |")
-    before, _, rest = text.partition(BEGIN)
-    if not rest or END not in rest:
-        raise SystemExit(f"{PAGE.name}: no lines {BEGIN} and {END}")
-    return before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
+    return page_parts.replace(text, {PART: "\n".join(lines)})
 
 
 def not_shown() -> list[str]:

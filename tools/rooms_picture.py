@@ -11,11 +11,9 @@ import re
 import sys
 from pathlib import Path
 
+import pictures
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
-import pictures  # noqa: E402
-
 PICTURE = ROOT / "docs" / "images" / "rooms.png"
 GREY, BLUE, WHITE = "#808080", "#3b6ea5", "#ffffff"
 LEFT_OUT = ("earlier_names", "__main__", "_version")  # import shims, the command line's entry and a constant

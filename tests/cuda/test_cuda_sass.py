@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import random
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ import torch
 from children import REPOSITORY
 
 np = pytest.importorskip("numpy")
-sys.path.insert(0, str(REPOSITORY / "tools"))
 if not (REPOSITORY / "tools" / "cuda_sass").is_dir():
     pytest.skip("needs a checkout", allow_module_level=True)
 block = importlib.import_module("cuda_sass.block")
@@ -25,7 +23,6 @@ cards = importlib.import_module("cuda_sass.cards")
 cases = importlib.import_module("cuda_sass.cases")
 operations = importlib.import_module("cuda_sass.operations")
 report = importlib.import_module("cuda_sass.report")
-sys.path.remove(str(REPOSITORY / "tools"))
 
 WORD, LANES = 2**32, 64
 

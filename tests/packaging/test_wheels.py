@@ -12,14 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import wheel_contents
 from build_support import build_by, copy_project, wheel_of
 from children import REPOSITORY, environment, execute
 
 import sinpe_ext
 from sinpe_ext._version import __version__
-
-sys.path.insert(0, str(REPOSITORY / "tools"))
-import wheel_contents
 
 INFO = f"sinpe_ext-{__version__}.dist-info"
 EPOCH = {"SINPE_EXT_BUILD": "none", "SOURCE_DATE_EPOCH": "1700000000"}

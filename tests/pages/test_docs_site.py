@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import zlib
@@ -28,6 +29,9 @@ SUBMODULES = ("distributed", "integrations", "plot", "positions", "reference")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site in the folder DOCS_SITE; otherwise it is built."""
+    if built := os.environ.get("DOCS_SITE"):
+        return ROOT / built
     made = tmp_path_factory.mktemp("docs")
     options = ["-q", "-W", "--keep-going", "-d", str(made / "doctrees"), "-c", "docs"]
     execute([sys.executable, "-m", "sphinx", *options, ".", str(made / "site")], cwd=ROOT)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-TOOLS = Path(__file__).resolve().parent.parent.parent / "tools"
-
-if not (TOOLS / "records.py").is_file():
-    pytest.skip("tools/ is part of the repository alone", allow_module_level=True)
-sys.path.insert(0, str(TOOLS))
-import records  # noqa: E402
+records = pytest.importorskip("records", reason="tools/ is part of the repository alone")
 
 
 def test_page_is_current() -> None:
@@ -31,6 +25,7 @@ def test_run_is_recorded_with_its_result() -> None:
         "python -c \"print('result: 3 cases')\"",
     )
     assert (bad["clean"], bad["result"]) == (False, ["1 failed, 2 passed in 3.45s"])
+    assert run("print('2 passed, 1 skipped in 3.45s')")["result"] == ["2 passed, 1 skipped in 3.45s"]  # pytest -q
     assert run("print('100% tests passed, 0 tests failed out of 3')")["clean"]
     assert run("pass")["clean"] is False  # a command without output has shown nothing
 
@@ -41,7 +36,7 @@ def test_table_has_a_line_for_each_run(tmp_path: Path, monkeypatch: pytest.Monke
         '"result": ["x", "y"]}'
     )
     monkeypatch.setattr(records, "RECORDS", tmp_path)
-    made = records.page(f"head\n{records.BEGIN}\nold\n{records.END}\ntail\n")
+    made = records.page(f"head\n<!-- begin: {records.PART} -->\nold\n<!-- end -->\ntail\n")
     assert "| `make a` | 2026-01-02 | abc+ | 1.5 | **no** | x<br>y |" in made
     assert "old" not in made and made.startswith("head\n") and made.endswith("\ntail\n")
 

@@ -38,8 +38,7 @@ $ printf '10%%\\r\\033[1m100%%\\033[0m  \\n\\n' >&2
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+def tool() -> ModuleType:
     if execute(["git", "rev-parse", "HEAD"], cwd=ROOT, status=None).returncode:
         pytest.skip("needs a git repository to clone")
     return module_at(ROOT / "tools" / "transcript.py")

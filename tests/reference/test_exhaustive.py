@@ -67,7 +67,7 @@ def tool() -> ModuleType:
 
 def test_page_lists_every_scan(tool: ModuleType) -> None:
     """The committed table contains all scans of the tool, all without errors, with date and commit."""
-    part = tool.PAGE.read_text(encoding="utf-8").partition(tool.BEGIN)[2].partition(tool.END)[0]
+    part = tool.page_parts.parts(tool.PAGE.read_text(encoding="utf-8"))[tool.PART]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if line.startswith("| ")][1:]
     assert [(row[0], row[1]) for row in rows] == [(scan.name, scan.what) for scan in tool.scans(20)]
     for row in rows:

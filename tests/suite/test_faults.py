@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from children import execute
 
-TOOLS = Path(__file__).resolve().parent.parent.parent / "tools"
-
-if not (TOOLS / "faults.py").is_file():
-    pytest.skip("tools/ is part of the repository alone", allow_module_level=True)
-sys.path.insert(0, str(TOOLS))
-import faults  # noqa: E402
+faults = pytest.importorskip("faults", reason="tools/ is part of the repository alone")
+page_parts = pytest.importorskip("page_parts")
 
 PATCHES = sorted(faults.FAULTS.glob("*.patch"))
 if not PATCHES:
@@ -39,7 +34,7 @@ def test_fault_applies(patch: Path) -> None:
 
 def test_page_has_a_row_for_each_fault() -> None:
     text = faults.PAGE.read_text(encoding="utf-8")
-    table = text[text.index(faults.BEGIN) : text.index(faults.END)]
+    table = page_parts.parts(text)[faults.PART]
     for fault in map(faults.fault, PATCHES):
         assert f"| {fault.name} | {fault.what} |" in table, "run python tools/faults.py --write"
     for found in re.findall(r"`([\w/]+\.py)::", table):
@@ -50,7 +45,7 @@ def test_table_counts_detected_faults() -> None:
     one, other, third = (faults.fault(path) for path in PATCHES[:3])
     R = faults.Result
     rows = [(one, R("test_a.py::test_b")), (other, R("", "test_c.py::test_d")), (third, R(""))]
-    made = faults.page(f"head\n{faults.BEGIN}\nearlier rows\n{faults.END}\ntail\n", rows)
+    made = faults.page(f"head\n<!-- begin: {faults.PART} -->\nearlier rows\n<!-- end -->\ntail\n", rows)
     assert "`make test` finds 1 of 3, `make test-all` 2." in made
     assert (
         "| `test_a.py::test_b` | yes |" in made and "| no | `test_c.py::test_d` |" in made and "| no | **no** |" in made

@@ -56,38 +56,6 @@ def links(text: str) -> list[str]:
     return LINK.findall(re.sub(r"`[^`\n]*`(?!\])", "", prose(text)))
 
 
-def anchors(text: str) -> set[str]:
-    """Anchors that a link can point to: GitHub's names of the headings."""
-    found: set[str] = set()
-    for heading in re.findall(r"^#+ +(.*?) *$", prose(text), re.M):
-        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
-        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
-        number, name = 0, slug
-        while name in found:
-            number += 1
-            name = f"{slug}-{number}"
-        found.add(name)
-    return found
-
-
-def broken(page: str, text: str | None = None) -> list[str]:
-    """Broken links within the repository; external links are not checked."""
-    text = text_of(page) if text is None else text
-    wrong = []
-    for link in links(text):
-        if re.match(r"[a-z]+:", link):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (ROOT / page).parent / path if path else ROOT / page
-        if not target.exists() or ROOT not in (target.resolve(), *target.resolve().parents):
-            wrong.append(link)
-        elif anchor:
-            known = anchors(text if not path else target.read_text(encoding="utf-8")) if target.suffix == ".md" else ()
-            if anchor not in known:
-                wrong.append(link)
-    return wrong
-
-
 def missing_paths(text: str) -> list[str]:
     """Missing files that the code of a page names; * matches any name."""
     code = [block.code for block in blocks(text)] + re.findall(r"`([^`]+)`", prose(text))
@@ -100,7 +68,8 @@ def missing_paths(text: str) -> list[str]:
 def missing_targets(text: str) -> list[str]:
     """`make` targets in the page that the Makefile lacks."""
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M))
-    code = [block.code for block in blocks(text, "", "sh", "console")] + re.findall(r"`([^`\n]+)`", prose(text))
+    code = [block.code for block in blocks(text, "", "sh", "console")]
+    code += [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
     named = [
         name for line in "\n".join(code).splitlines() for name in re.findall(r"^(?:\$ )?make ([a-z][a-z0-9-]*)", line)
     ]

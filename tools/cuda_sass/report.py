@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import page_parts
 import torch
 
 from .cards import CARDS, COPY, Card
@@ -173,9 +173,4 @@ def _table_line(cells: list[str] | tuple[str, ...]) -> str:
 
 def write(text: str, page: Path = PAGE) -> None:
     """Writes the tables between the marks in docs/cuda.md."""
-    begin, end = "<!-- make cuda-sass: begin -->", "<!-- make cuda-sass: end -->"
-    old = page.read_text()
-    new, count = re.subn(f"{begin}.*?{end}", lambda _: f"{begin}\n\n{text}\n{end}", old, flags=re.S)
-    if count != 1:
-        raise ValueError(f"{page} has no place marked {begin} ... {end}")
-    page.write_text(new)
+    page.write_text(page_parts.replace(page.read_text(), {"python -m cuda_sass --write": f"\n{text}"}))
