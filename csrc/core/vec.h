@@ -154,6 +154,102 @@ SINPE_HD Uint64s exclusive_or(Uint64s a, Uint64s b, uint32_t c) {
 #endif
 }
 
+// Two vectors whose operations alternate; Two<Two<V>> has four. In the core formulas most operations wait for the result
+// of the one before, so that the operations of a single vector leave pipes of the processor idle.
+template <class V>
+struct Two {
+  V a, b;
+};
+template <class V>
+SINPE_HD Two<V> make_two(V a, V b) {
+  return {a, b};
+}
+template <class V>
+struct Bits<Two<V>> {
+  using type = Two<bits_t<V>>;
+  static constexpr int kSign = Bits<V>::kSign;
+  static constexpr uint64_t kSignBit = Bits<V>::kSignBit;
+};
+
+// The operand of either operation: one that is not Two takes part in both.
+template <class V>
+SINPE_HD V first(Two<V> x) {
+  return x.a;
+}
+template <class V>
+SINPE_HD V second(Two<V> x) {
+  return x.b;
+}
+SINPE_HD double first(double x) { return x; }
+SINPE_HD double second(double x) { return x; }
+
+#define SINPE_ALTERNATE(op)                                                  \
+  template <class V>                                                         \
+  SINPE_HD auto operator op(Two<V> x, Two<V> y)->Two<decltype(x.a op y.a)> { \
+    return {x.a op y.a, x.b op y.b};                                         \
+  }                                                                          \
+  template <class V, class W>                                                \
+  SINPE_HD auto operator op(Two<V> x, W y)->Two<decltype(x.a op y)> {        \
+    return {x.a op y, x.b op y};                                             \
+  }                                                                          \
+  template <class V, class W>                                                \
+  SINPE_HD auto operator op(W x, Two<V> y)->Two<decltype(x op y.a)> {        \
+    return {x op y.a, x op y.b};                                             \
+  }
+SINPE_ALTERNATE(+)
+SINPE_ALTERNATE(-)
+SINPE_ALTERNATE(*)
+SINPE_ALTERNATE(&)
+SINPE_ALTERNATE(|)
+SINPE_ALTERNATE(^)
+SINPE_ALTERNATE(<<)
+SINPE_ALTERNATE(>>)
+SINPE_ALTERNATE(<)
+SINPE_ALTERNATE(>=)
+SINPE_ALTERNATE(==)
+#undef SINPE_ALTERNATE
+template <class V>
+SINPE_HD Two<V> operator-(Two<V> x) {
+  return {-x.a, -x.b};
+}
+template <class V, class W>
+SINPE_HD Two<V>& operator+=(Two<V>& x, W y) {
+  return x = x + y;
+}
+template <class V, class W>
+SINPE_HD Two<V>& operator*=(Two<V>& x, W y) {
+  return x = x * y;
+}
+template <class V>
+SINPE_HD Two<V>& operator&=(Two<V>& x, Two<V> y) {
+  return x = x & y;
+}
+
+template <class To, class V>
+SINPE_HD To bit_cast(Two<V> x) {
+  return {bit_cast<decltype(To::a)>(x.a), bit_cast<decltype(To::a)>(x.b)};
+}
+template <class V, class B, class C>
+SINPE_HD Two<V> fma(Two<V> a, B b, C c) {
+  return {fma(a.a, first(b), first(c)), fma(a.b, second(b), second(c))};
+}
+template <class M, class V, class W>
+SINPE_HD Two<V> select(Two<M> condition, Two<V> a, W b) {
+  return {select(condition.a, a.a, first(b)), select(condition.b, a.b, second(b))};
+}
+template <class U, class V>
+SINPE_HD Two<V> where_odd(Two<U> number, Two<V> a, Two<V> b) {
+  return {where_odd(number.a, a.a, b.a), where_odd(number.b, a.b, b.b)};
+}
+template <class V>
+SINPE_HD Two<V> multiply_low(Two<V> x, uint32_t m) {
+  return {multiply_low(x.a, m), multiply_low(x.b, m)};
+}
+template <class V>
+SINPE_HD Two<V> exclusive_or(Two<V> x, Two<V> y, uint32_t z) {
+  return {exclusive_or(x.a, y.a, z), exclusive_or(x.b, y.b, z)};
+}
+
 #endif
 
 // |x|.
