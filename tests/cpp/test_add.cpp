@@ -143,7 +143,7 @@ int main() {
       }
     }
   }
-  // One sequence, or one per start: rows are computed when they are needed.
+  // One sequence, or one per start: rows are computed when they are needed, in pieces of up to 1,024 channels.
   for (int layout : {0, 1, 2}) {
     for (bool own : {false, true}) {
       for (int64_t dim : {5, 130, 301}) {
@@ -158,6 +158,10 @@ int main() {
         }
       }
       run<float>({1, 1, 300, 150, false, false, false, false, true, 0, false, layout, own});  // more than one anchor
+      for (int32_t drop : {0, 6554}) {
+        run<float>({1, 1, 9, 2101, false, false, false, false, false, drop, false, layout, own});  // three pieces
+        run<sinpe::bfloat16>({1, 1, 9, 2101, false, false, false, false, false, drop, false, layout, own});
+      }
     }
   }
   run<float>({2000, 1, 1, 64, false, false, false, false, false});  // one row: threads share the batch
