@@ -7,7 +7,8 @@
    CUDA_CHECK_KEEP=1). With CUDA_CHECK_OFFLINE=1 this environment's torch is used if none is available.
 3. The library loads into this environment's torch, usually a CPU build, and registers a CUDA kernel for each operator.
 
-The results are in build/cuda-check: report.md, nvcc's output next to each object file, and the library.
+The results are in build/cuda-check: report.md, nvcc's output next to each object file, and the library. The machine
+code is left in build/cuda-sass, where the second part of `make check-cuda` reads it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import ptxas_report  # noqa: E402
 from sinpe_ext.backend import compilation, cuda_compiler  # noqa: E402
 
 OUT = ROOT / "build" / "cuda-check"
+SASS = ROOT / "build" / "cuda-sass"
 ARCHITECTURES = os.environ.get("TORCH_CUDA_ARCH_LIST", "7.5 8.0 9.0 10.0 12.0")
 LIBRARIES = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so")
 DISK = 2_500_000_000  # bytes: the wheel, what is unpacked of it, and the build
@@ -147,11 +149,19 @@ def unpack(wheel: Path, folder: Path) -> None:
 
 def compile_kernels(nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler) -> list[Path]:
     architectures = cuda_compiler.cuda_architectures(nvcc, environ={"TORCH_CUDA_ARCH_LIST": ARCHITECTURES})
-    flags = ["-Xptxas", "-v", *KERNEL_WARNINGS]
+    kept = OUT / "kept"
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir()
+    flags = ["-Xptxas", "-v", "--keep", "--keep-dir", "../kept", *KERNEL_WARNINGS]  # nvcc runs in OUT/kernels
     try:
         objects = cuda_compiler.compile_kernels(nvcc, ROOT / "csrc", OUT / "kernels", architectures, compiler, flags)
     except subprocess.CalledProcessError as error:
         raise Failure(f"{' '.join(error.cmd)}\n{error.output.decode(errors='replace')}") from None
+    SASS.mkdir(parents=True, exist_ok=True)
+    for cubin in kept.glob("*.compute_*.cubin"):
+        source, architecture = cubin.stem.split(".compute_")
+        shutil.move(cubin, SASS / f"{source}.{architecture}.cubin")
+    shutil.rmtree(kept)  # the other intermediate files
     return objects
 
 
