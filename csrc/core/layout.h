@@ -167,6 +167,7 @@ struct Shape {
     middle = static_cast<int64_t>(slices);
   }
   bool empty() const { return batch == 0 || middle == 0 || rows == 0; }
+  int64_t elements() const { return batch * middle * rows * dim; }
 };
 
 // Whether the output memory overlaps none of the operands that determine how elements are computed: the packed plan or

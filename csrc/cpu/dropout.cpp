@@ -46,7 +46,7 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
         from = dense_x.data();
       }
       if (out_step != 1) to = dense_out.data();
-      add(&from, nullptr, &to, 1, n, scale, parameters, &first);
+      add(&from, nullptr, &to, 1, n, scale, parameters, &first, Stores::kCached);
       for (int64_t i = 0; i < n && out_step != 1; ++i) out[i * out_step] = to[i];
     }
   });

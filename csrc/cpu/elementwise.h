@@ -3,6 +3,7 @@
 
 #include "core/philox.h"
 #include "core/round.h"
+#include "cpu/stores.h"
 
 namespace sinpe {
 
@@ -15,9 +16,10 @@ struct Elementwise {
   using Real = accumulate_t<T>;
   // out[k][i] = scale * x[k][i] + row[i] for `count` slices of x, at most kAddSlices, rounded to Real after each step,
   // then dropout, then rounded to T. `row` already contains round(alpha*PE); if it is null, scale * x alone. first[k]
-  // is the RNG offset of x[k][0], not read without dropout. x[k] and out[k] may be the same memory.
+  // is the RNG offset of x[k][0], not read without dropout. x[k] and out[k] may be the same memory. `stores` is ignored
+  // with dropout, and without a row.
   void (*add)(const T* const* x, const Real* row, T* const* out, int count, int64_t n, Real scale,
-              const Dropout& dropout, const uint64_t* first);
+              const Dropout& dropout, const uint64_t* first, Stores stores);
   // The sum of x[i] * row[i] * weights[i] over the elements that are not dropped, in double, without the factor
   // 1 / (1 - p), which the caller applies. weights may be null: ones.
   double (*dot)(const T* x, const Real* row, const double* weights, int64_t n, const Dropout& dropout, uint64_t first);

@@ -44,7 +44,9 @@ class TileEmbedder {
   }
   // For for_each_streamed_row.
   bool can_stream() const { return a_.padding_mask == nullptr && is_worth_streaming<T>(a_); }
-  StreamOptions stream_options() const { return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_}; }
+  StreamOptions stream_options() const {
+    return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_, Stores::kCached};
+  }
   void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* rng_offset) const {
     *x = weight_of(e_.ids[slice_offset(a_, e_.id_strides, slice) + row * id_row()]);
     *out = static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row();
@@ -66,11 +68,11 @@ class TileEmbedder {
     for (int k = 0; k < count; ++k) x[k] = weight_of(*ids_[k]);
     const auto add = elementwise<T>().add;
     if (a_.padding_mask == nullptr) {
-      add(x, pe, out_, count, shape_.dim, scale_, dropout_, rng_offset_);
+      add(x, pe, out_, count, shape_.dim, scale_, dropout_, rng_offset_, Stores::kCached);
     } else {
       for (int k = 0; k < count; ++k) {
         const Real* encoding = padding_.at(slice + k, row) ? nullptr : pe;
-        add(x + k, encoding, out_ + k, 1, shape_.dim, scale_, dropout_, rng_offset_ + k);
+        add(x + k, encoding, out_ + k, 1, shape_.dim, scale_, dropout_, rng_offset_ + k, Stores::kCached);
       }
     }
     for (int k = 0; k < count; ++k) {

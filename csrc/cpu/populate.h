@@ -24,11 +24,12 @@ class NewOutput {
 class NewPages {
  public:
   NewPages();
+  bool is_empty() const { return begin_ == end_; }
 
   // To be called before this thread writes a range of memory: maps the pages that begin in it, if they belong to the
   // new output. Does nothing if they are mapped already, the range is too small to be worth it, or the system refuses.
   void populate(const void* from, int64_t bytes) const {
-    if (begin_ != end_) populate_part(reinterpret_cast<uintptr_t>(from), static_cast<uintptr_t>(bytes));
+    if (!is_empty()) populate_part(reinterpret_cast<uintptr_t>(from), static_cast<uintptr_t>(bytes));
   }
 
  private:

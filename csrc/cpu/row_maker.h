@@ -33,8 +33,9 @@ inline double not_a_number(double) { return std::numeric_limits<double>::quiet_N
 
 class RowMaker {
  public:
-  // `steps` may be null if run() and stream() are not used for runs.
-  RowMaker(const Plan& plan, const RowState* steps) : plan_(plan), kernels_(row_kernels()), steps_(steps) {}
+  // `steps` may be null if run() and stream() are not used for runs. `stores`: those of the rows that run() rotates.
+  RowMaker(const Plan& plan, const RowState* steps, Stores stores = Stores::kCached)
+      : plan_(plan), kernels_(row_kernels()), steps_(steps), stores_(stores) {}
 
   // n consecutive rows, starting at an integer position.
   template <class T>
@@ -117,12 +118,14 @@ class RowMaker {
     since_anchor_ = 0;
   }
 
-  void rotate(int64_t p, int64_t n, float* out, int64_t stride) { kernels_.rotate_float(*state_, p, n, out, stride); }
+  void rotate(int64_t p, int64_t n, float* out, int64_t stride) {
+    kernels_.rotate_float(*state_, p, n, out, stride, stores_);
+  }
   void rotate(int64_t p, int64_t n, bfloat16* out, int64_t stride) {
-    kernels_.rotate_bfloat16(*state_, p, n, out, stride);
+    kernels_.rotate_bfloat16(*state_, p, n, out, stride, stores_);
   }
   void rotate(int64_t p, int64_t n, float16* out, int64_t stride) {
-    kernels_.rotate_float16(*state_, p, n, out, stride);
+    kernels_.rotate_float16(*state_, p, n, out, stride, stores_);
   }
   void rotate(int64_t, int64_t, double*, int64_t) {}  // float64 rows are always reduced directly
 
@@ -151,6 +154,7 @@ class RowMaker {
   const Plan& plan_;
   const RowKernels& kernels_;
   const RowState* steps_;
+  Stores stores_;
   std::unique_ptr<RowState> state_;
   uint64_t next_ = 0;
   int64_t since_anchor_ = -1;

@@ -59,6 +59,7 @@ struct StreamedRows {
 struct StreamOptions {
   float scale, alpha;
   Dropout dropout;
+  Stores stores;
 };
 
 struct RowKernels {
@@ -73,9 +74,9 @@ struct RowKernels {
   // sets the bounds only.
   void (*anchor)(RowState& state, double position, bool fast);
   // Writes n rows, starting with the state's row, and advances the state. `position` is that of the first row.
-  void (*rotate_float)(RowState& state, int64_t position, int64_t n, float* out, int64_t stride);
-  void (*rotate_bfloat16)(RowState& state, int64_t position, int64_t n, bfloat16* out, int64_t stride);
-  void (*rotate_float16)(RowState& state, int64_t position, int64_t n, float16* out, int64_t stride);
+  void (*rotate_float)(RowState& state, int64_t position, int64_t n, float* out, int64_t stride, Stores stores);
+  void (*rotate_bfloat16)(RowState& state, int64_t position, int64_t n, bfloat16* out, int64_t stride, Stores stores);
+  void (*rotate_float16)(RowState& state, int64_t position, int64_t n, float16* out, int64_t stride, Stores stores);
   // out = dropout(scale * x + alpha * PE) for the next n rows; x may be out.
   void (*stream_float)(RowState& state, int64_t position, int64_t n, const StreamedRows<float>& rows,
                        const StreamOptions& options);

@@ -17,9 +17,11 @@ template <class T>
 sinpe_status table(const Plan& plan, int64_t first, int64_t length, T* out, int64_t stride) {
   const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<T, double>::value ? 0 : length);
   const NewPages pages;
+  const Stores stores = pages.is_empty() ? stores_for(length * plan.dim * int64_t{sizeof(T)}) : Stores::kCached;
   const int64_t tile = rows_per_run();
   return parallel_status(length, std::max<int64_t>(1, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
-    RowMaker rows(plan, steps.get());
+    const StoreFence fence(stores);
+    RowMaker rows(plan, steps.get(), stores);
     PagesAhead ahead(pages, out + begin * stride, out + end * stride);
     for (int64_t r = begin; r < end; r += tile) {
       ahead.until(out + std::min(r + tile, end) * stride);

@@ -24,7 +24,10 @@ class TileAdder {
         x_channel_(a.x_strides[a.rank - 1]),
         out_channel_(a.out_strides[a.rank - 1]),
         rng_offset_row_(rng_offsets_.strides[a.rank - 2]),
-        scale_(static_cast<Real>(a.scale)) {
+        scale_(static_cast<Real>(a.scale)),
+        // The pages of a new output are in the cache: the system has just filled them with zeros.
+        stores_(pages.is_empty() && a.out != a.x ? stores_for(shape.elements() * int64_t{sizeof(T)}) : Stores::kCached),
+        fence_(stores_) {
     const bool dense = shape.dim == 1 || (x_channel_ == 1 && out_channel_ == 1);
     const bool rows_follow = rng_offset_row_ == shape.dim * rng_offsets_.strides[a.rank - 1];
     can_stream_ = dense && a.padding_mask == nullptr;
@@ -48,7 +51,7 @@ class TileAdder {
         populate(slice, row, n);
         rng_offset[count] = rng_offset_of(slice, row);
       }
-      elementwise<T>().add(x, pe, out, count, n * shape_.dim, scale_, dropout_, rng_offset);
+      elementwise<T>().add(x, pe, out, count, n * shape_.dim, scale_, dropout_, rng_offset, stores_);
     }
   }
 
@@ -59,7 +62,9 @@ class TileAdder {
   }
   // For for_each_streamed_row.
   bool can_stream() const { return can_stream_ && is_worth_streaming<T>(a_); }
-  StreamOptions stream_options() const { return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_}; }
+  StreamOptions stream_options() const {
+    return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_, stores_};
+  }
   void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* rng_offset) const {
     *x = from(slice, row);
     *out = to(slice, row);
@@ -91,11 +96,11 @@ class TileAdder {
 
   void one_row(const T* x, const Real* pe, T* out, uint64_t rng_offset) {
     const auto add = elementwise<T>().add;
-    if (gathered_.empty()) return add(&x, pe, &out, 1, shape_.dim, scale_, dropout_, &rng_offset);
+    if (gathered_.empty()) return add(&x, pe, &out, 1, shape_.dim, scale_, dropout_, &rng_offset, stores_);
     const T* dense_x = gathered_.data();
     T *gathered = gathered_.data(), *dense_out = gathered + shape_.dim;
     for (int64_t c = 0; c < shape_.dim; ++c) gathered[c] = x[c * x_channel_];
-    add(&dense_x, pe, &dense_out, 1, shape_.dim, scale_, dropout_, &rng_offset);
+    add(&dense_x, pe, &dense_out, 1, shape_.dim, scale_, dropout_, &rng_offset, Stores::kCached);
     for (int64_t c = 0; c < shape_.dim; ++c) out[c * out_channel_] = dense_out[c];
   }
 
@@ -107,6 +112,8 @@ class TileAdder {
   Dropout dropout_;
   int64_t x_row_, out_row_, x_channel_, out_channel_, rng_offset_row_;
   Real scale_;
+  Stores stores_;
+  StoreFence fence_;
   bool can_stream_, whole_tile_;
   std::vector<T> gathered_;
 };

@@ -29,6 +29,7 @@ SETTINGS = {
     "CHECK": Setting(("0", "1"), "taken as 1: values on a device are checked"),
     "CPU_ISA": Setting(("default", "v3", "v4"), "ignored: the best that the CPU has is taken"),
     "POPULATE": Setting(("0", "1"), "taken as 1: pages of new outputs are populated"),
+    "NON_TEMPORAL_BYTES": Setting(("a number of bytes",), "ignored: the size of the last-level cache is taken"),
     "CACHE_DIR": Setting(),
     "LOCK_TIMEOUT": Setting(("a number of seconds",), "compiling on first use raises ValueError", fatal=True),
     "SANITIZE": Setting(("0", "1"), "taken as 1: libraries are built with sanitizers"),
@@ -65,6 +66,8 @@ def problems(environ: Mapping[str, str] | None = None) -> list[Problem]:
 
 def _accepts(name: str, known: Setting, value: str) -> bool:
     """Whether a variable accepts a value."""
+    if name == f"{PREFIX}NON_TEMPORAL_BYTES":
+        return re.fullmatch(r"[0-9]{1,18}", value) is not None
     if name != f"{PREFIX}LOCK_TIMEOUT":
         return not known.values or value in known.values
     with contextlib.suppress(ValueError):

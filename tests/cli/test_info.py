@@ -77,6 +77,7 @@ def steps(text: str) -> list[str]:
         ("SINPE_EXT_JIT", "false", "expected 0, 1, got 'false'; taken as 1: kernels are compiled on first use"),
         ("SINPE_EXT_CPU_ISA", "avx2", "expected default, v3, v4, got 'avx2'; ignored"),
         ("SINPE_EXT_POPULATE", "off", "expected 0, 1, got 'off'; taken as 1"),
+        ("SINPE_EXT_NON_TEMPORAL_BYTES", "64M", "expected a number of bytes, got '64M'; ignored"),
         ("SINPE_EXT_CHECK", "no", "expected 0, 1, got 'no'; taken as 1"),
         ("SINPE_EXT_CUDA_ARITHMETIC", "half", "expected single, double, got 'half'; the first call on CUDA raises"),
         ("SINPE_EXT_LOCK_TIMEOUT", "5 min", "expected a number of seconds, got '5 min'; compiling on first use raises"),

@@ -90,7 +90,7 @@ void test_kernels(const sinpe::RowKernels& set) {
           for (const Real* pe : {static_cast<const Real*>(row.data()), static_cast<const Real*>(nullptr)}) {
             const T* from = x.data();
             T* to = out.data();
-            kernels.add(&from, pe, &to, 1, n, scale, dropout, &first);
+            kernels.add(&from, pe, &to, 1, n, scale, dropout, &first, sinpe::Stores::kCached);
             for (size_t i = 0; i < count; ++i) {
               Real v = sinpe::to_float(x[i]) * scale;
               if (pe != nullptr) v = v + row[i];

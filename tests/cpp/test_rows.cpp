@@ -27,6 +27,8 @@ const int64_t kPositions[] = {0,
                               INT64_MIN,
                               INT64_MAX - 80};
 
+constexpr sinpe::Stores kCached = sinpe::Stores::kCached;
+
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
@@ -46,7 +48,7 @@ std::vector<float> rotated_rows(const sinpe::RowKernels& kernels, const sinpe::P
   kernels.steps(state);
   kernels.anchor(state, static_cast<double>(first), true);
   for (int64_t r = 0; r < n; r += 7) {
-    kernels.rotate_float(state, first + r, std::min<int64_t>(7, n - r), rows.data() + r * plan.dim, plan.dim);
+    kernels.rotate_float(state, first + r, std::min<int64_t>(7, n - r), rows.data() + r * plan.dim, plan.dim, kCached);
   }
   return rows;
 }
@@ -121,8 +123,8 @@ void test_other_types(const TestPlan& made) {
         sinpe::RowState state(plan);
         kernels->steps(state);
         kernels->anchor(state, static_cast<double>(first), true);
-        if (kind == 0) kernels->rotate_float16(state, first, 20, half.data(), plan.dim);
-        if (kind == 1) kernels->rotate_bfloat16(state, first, 20, brain.data(), plan.dim);
+        if (kind == 0) kernels->rotate_float16(state, first, 20, half.data(), plan.dim, kCached);
+        if (kind == 1) kernels->rotate_bfloat16(state, first, 20, brain.data(), plan.dim, kCached);
       }
       const std::vector<float> floats = exact_rows(plan, first, 20);
       for (size_t i = 0; i < floats.size(); ++i) {
@@ -147,8 +149,8 @@ void test_bfloat16(const sinpe::Plan& plan, int64_t first) {
       sinpe::RowState state(plan);
       kernels->steps(state);
       kernels->anchor(state, static_cast<double>(first), true);
-      if (kind == 0) kernels->rotate_float(state, first, sinpe::kAnchorRows, floats.data(), plan.dim);
-      if (kind == 1) kernels->rotate_bfloat16(state, first, sinpe::kAnchorRows, got.data(), plan.dim);
+      if (kind == 0) kernels->rotate_float(state, first, sinpe::kAnchorRows, floats.data(), plan.dim, kCached);
+      if (kind == 1) kernels->rotate_bfloat16(state, first, sinpe::kAnchorRows, got.data(), plan.dim, kCached);
     }
     for (size_t i = 0; i < n; ++i) {
       sinpe::bfloat16 want;

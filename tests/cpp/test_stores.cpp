@@ -1,0 +1,112 @@
+// Non-temporal stores give the bits of cached ones, and nothing beside the output is written. Memory that does not begin
+// a cache line is written with cached stores.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "check.h"
+#include "cpu/stores.h"
+#include "plans.h"
+#include "sinpe/sinpe.h"
+
+namespace {
+
+int64_t size_of(sinpe_dtype dtype) { return dtype == SINPE_FLOAT64 ? 8 : dtype == SINPE_FLOAT32 ? 4 : 2; }
+
+constexpr int64_t kLine = 64, kRows = 150;
+constexpr unsigned char kPoison = 0xfe;  // a NaN in every type
+
+// `bytes` bytes that begin `offset` bytes after the start of a cache line, between lines that must stay unchanged.
+class Memory {
+ public:
+  Memory(int64_t bytes, int64_t offset) : bytes_(bytes), all_(static_cast<size_t>(bytes + 4 * kLine), kPoison) {
+    begin_ = static_cast<size_t>(2 * kLine - reinterpret_cast<intptr_t>(all_.data()) % kLine + offset);
+  }
+  unsigned char* data() { return all_.data() + begin_; }
+  std::vector<unsigned char> written() const {
+    const auto from = all_.begin() + static_cast<std::ptrdiff_t>(begin_);
+    return std::vector<unsigned char>(from, from + bytes_);
+  }
+  bool is_intact() const {
+    const auto is_poison = [](unsigned char byte) { return byte == kPoison; };
+    const auto from = all_.begin() + static_cast<std::ptrdiff_t>(begin_);
+    return std::all_of(all_.begin(), from, is_poison) && std::all_of(from + bytes_, all_.end(), is_poison);
+  }
+
+ private:
+  int64_t bytes_;
+  size_t begin_;
+  std::vector<unsigned char> all_;
+};
+
+// The output of write(out) in memory at the start of a line, and in memory in the middle of one.
+template <class Write>
+void compare(int64_t bytes, int64_t element, const Write& write) {
+  Memory line(bytes, 0), middle(bytes, element);
+  CHECK(write(line.data()) == SINPE_OK);
+  CHECK(write(middle.data()) == SINPE_OK);
+  CHECK(line.written() == middle.written());
+  CHECK(line.is_intact() && middle.is_intact());
+}
+
+void test_table(const TestPlan& made, sinpe_dtype dtype, int64_t start) {
+  const int64_t dim = made.plan.dim, element = size_of(dtype);
+  compare(kRows * dim * element, element, [&](void* out) {
+    return sinpe_table(made.words.data(), static_cast<int64_t>(made.words.size()), start, kRows, dtype, out, dim);
+  });
+}
+
+// Rows that begin lines, with elements between them that are not written.
+void test_stride(const TestPlan& made, sinpe_dtype dtype) {
+  const int64_t dim = made.plan.dim, element = size_of(dtype), stride = (dim + 63) / 64 * 64;
+  compare(kRows * stride * element, element, [&](void* out) {
+    return sinpe_table(made.words.data(), static_cast<int64_t>(made.words.size()), 5, kRows, dtype, out, stride);
+  });
+}
+
+void test_add(const TestPlan& made, sinpe_dtype dtype, int64_t batch, double alpha) {
+  const int64_t dim = made.plan.dim, element = size_of(dtype), n = batch * kRows * dim;
+  std::vector<unsigned char> x(static_cast<size_t>(n * element));
+  check::Random random;
+  for (size_t i = 0; i < x.size(); i += static_cast<size_t>(element)) {  // any bits but large exponents
+    const uint64_t bits = random.next() & 0x3fff3fff3fff3fffu;
+    std::memcpy(x.data() + i, &bits, static_cast<size_t>(element));
+  }
+  sinpe_add_arguments a{};
+  a.rank = 3;
+  const int64_t sizes[] = {batch, kRows, dim}, strides[] = {kRows * dim, dim, 1};
+  std::copy(sizes, sizes + 3, a.sizes);
+  std::copy(strides, strides + 3, a.x_strides);
+  std::copy(strides, strides + 3, a.out_strides);
+  a.x = x.data();
+  a.dtype = dtype;
+  a.scale = 1.5;
+  a.alpha = alpha;
+  a.start = 70;
+  compare(n * element, element, [&](void* out) {
+    a.out = out;
+    return sinpe_add(made.words.data(), static_cast<int64_t>(made.words.size()), &a);
+  });
+}
+
+}  // namespace
+
+int main() {
+  setenv("SINPE_EXT_NON_TEMPORAL_BYTES", "1000", 1);
+  CHECK(sinpe::stores_for(1000) == sinpe::Stores::kCached);
+  CHECK(sinpe::stores_for(1001) == sinpe::Stores::kNonTemporal);
+  for (const int64_t dim : {512, 192, 160, 128, 96, 64, 33, 30}) {
+    for (int layout = 0; layout < 3; ++layout) {
+      for (const bool own : {false, true}) {
+        const TestPlan made = make_plan(dim, layout, own, own ? 0.75 : 1.0);
+        for (const sinpe_dtype dtype : {SINPE_FLOAT32, SINPE_FLOAT64, SINPE_BFLOAT16, SINPE_FLOAT16}) {
+          for (const int64_t start : {int64_t{-3}, int64_t{1} << 40}) test_table(made, dtype, start);
+          test_stride(made, dtype);
+          for (const int64_t batch : {1, 2, 3}) test_add(made, dtype, batch, batch == 2 ? 0.3 : 1.0);
+        }
+      }
+    }
+  }
+  return check::finish("test_stores");
+}
