@@ -7,17 +7,18 @@
 
 namespace sinpe {
 
-// Slices of x per load of the encoding. Four, whose eight streams lie a power of two apart as a rule, take 7 % longer.
-constexpr int kAddSlices = 2;
+// Slices of x per load of the encoding: those of four streams of memory, which lie a power of two apart as a rule. With
+// eight streams, `add` takes 7 % longer; with two, `add_` takes a fifth longer on one thread (EPYC, Zen 4).
+constexpr int kAddSlices = 2, kAddSlicesInPlace = 4;
 constexpr int kDotAccumulators = 16;  // interleaved partial sums of a dot product, for every instruction set
 
 template <class T>
 struct Elementwise {
   using Real = accumulate_t<T>;
-  // out[k][i] = scale * x[k][i] + row[i] for `count` slices of x, at most kAddSlices, rounded to Real after each step,
-  // then dropout, then rounded to T. `row` already contains round(alpha*PE); if it is null, scale * x alone. first[k]
-  // is the RNG offset of x[k][0], not read without dropout. x[k] and out[k] may be the same memory. `stores` is ignored
-  // with dropout, and without a row.
+  // out[k][i] = scale * x[k][i] + row[i] for `count` slices of x, at most kAddSlicesInPlace, rounded to Real after each
+  // step, then dropout, then rounded to T. `row` already contains round(alpha*PE); if it is null, scale * x alone.
+  // first[k] is the RNG offset of x[k][0], not read without dropout. x[k] and out[k] may be the same memory. `stores` is
+  // ignored with dropout, and without a row.
   void (*add)(const T* const* x, const Real* row, T* const* out, int count, int64_t n, Real scale,
               const Dropout& dropout, const uint64_t* first, Stores stores);
   // The sum of x[i] * row[i] * weights[i] over the elements that are not dropped, in double, without the factor

@@ -40,12 +40,13 @@ class TileAdder {
       for (int64_t slice = first; slice < last; ++slice) row_by_row(slice, row, n, pe);
       return;
     }
-    const T* x[kAddSlices];
-    T* out[kAddSlices];
-    uint64_t rng_offset[kAddSlices];
+    const T* x[kAddSlicesInPlace];
+    T* out[kAddSlicesInPlace];
+    uint64_t rng_offset[kAddSlicesInPlace];
+    const int at_once = a_.out == a_.x ? kAddSlicesInPlace : kAddSlices;
     for (int64_t slice = first; slice < last;) {
       int count = 0;
-      for (; count < kAddSlices && slice < last; ++count, ++slice) {
+      for (; count < at_once && slice < last; ++count, ++slice) {
         x[count] = from(slice, row);
         out[count] = to(slice, row);
         populate(slice, row, n);

@@ -165,6 +165,7 @@ int main() {
     }
   }
   run<float>({2000, 1, 1, 64, false, false, false, false, false});  // one row: threads share the batch
+  for (int64_t batch = 4; batch < 10; ++batch) run<float>({batch, 1, 41, 32, false, false, false, false, true});
   run<float>({1, 1, 3000, 64, false, false, false, false, true, 32768});
   run<float>({5, 1, 70, 512, false, false, false, false, true, 1, true});
   test_invalid_arguments();
