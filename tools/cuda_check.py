@@ -158,9 +158,11 @@ def compile_kernels(nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler) ->
     except subprocess.CalledProcessError as error:
         raise Failure(f"{' '.join(error.cmd)}\n{error.output.decode(errors='replace')}") from None
     SASS.mkdir(parents=True, exist_ok=True)
-    for cubin in kept.glob("*.compute_*.cubin"):
-        source, architecture = cubin.stem.split(".compute_")
-        shutil.move(cubin, SASS / f"{source}.{architecture}.cubin")
+    # X.compute_90.cubin, with PTX X.compute_90.sm_90.cubin, and X.cubin if there is only one architecture.
+    for cubin in kept.glob("*.cubin"):
+        number = re.search(r"\.compute_(\d+)", cubin.name)
+        architecture = number[1] if number else "{}{}".format(*cuda_compiler.capability_of(architectures[0]))
+        shutil.move(cubin, SASS / f"{cubin.name.split('.')[0]}.{architecture}.cubin")
     shutil.rmtree(kept)  # the other intermediate files
     return objects
 

@@ -51,7 +51,7 @@ bool is_mapped(uintptr_t) { return true; }
 }  // namespace
 
 NewOutput::NewOutput(const void* out, int64_t bytes) {
-  if (bytes < kSmallestOutput || !is_wanted()) return;
+  if (bytes < kSmallestOutput) return;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(out), size = static_cast<uintptr_t>(bytes);
   if (is_mapped(begin + size / 2)) return;  // the allocator reused memory that is already mapped
   new_output.begin = begin;

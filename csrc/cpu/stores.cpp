@@ -1,6 +1,7 @@
 #include "cpu/stores.h"
 
 #include <cstdlib>
+#include <cstring>
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #include <cpuid.h>
@@ -34,9 +35,8 @@ int64_t last_level_cache() { return 0; }
 
 int64_t largest_cached_output() {
   if (const char* text = std::getenv("SINPE_EXT_NON_TEMPORAL_BYTES")) {
-    char* end;
-    const long long bytes = std::strtoll(text, &end, 10);
-    if (end != text && *end == '\0' && bytes >= 0) return bytes;
+    const size_t digits = std::strspn(text, "0123456789");
+    if (digits >= 1 && digits <= 18 && text[digits] == '\0') return std::strtoll(text, nullptr, 10);
   }
   const int64_t cache = last_level_cache();
   return cache != 0 ? cache : INT64_MAX;

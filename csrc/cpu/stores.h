@@ -25,6 +25,8 @@ class StoreFence {
   ~StoreFence() {
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
     if (stores_ == Stores::kNonTemporal) _mm_sfence();
+#else
+    (void)stores_;
 #endif
   }
   StoreFence(const StoreFence&) = delete;

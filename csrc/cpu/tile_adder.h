@@ -25,7 +25,7 @@ class TileAdder {
         out_channel_(a.out_strides[a.rank - 1]),
         rng_offset_row_(rng_offsets_.strides[a.rank - 2]),
         scale_(static_cast<Real>(a.scale)),
-        // The pages of a new output are in the cache: the system has just filled them with zeros.
+        // A new output's pages are in the cache: the system has just filled them with zeros.
         stores_(pages.is_empty() && a.out != a.x ? stores_for(shape.elements() * int64_t{sizeof(T)}) : Stores::kCached),
         fence_(stores_) {
     const bool dense = shape.dim == 1 || (x_channel_ == 1 && out_channel_ == 1);

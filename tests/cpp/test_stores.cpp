@@ -1,5 +1,5 @@
-// Non-temporal stores give the bits of cached ones, and nothing beside the output is written. Memory that does not begin
-// a cache line is written with cached stores.
+// Non-temporal stores give the bits of cached ones, and nothing beside the output is written. Memory that does not
+// begin a cache line is written with cached stores.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -40,19 +40,25 @@ class Memory {
   std::vector<unsigned char> all_;
 };
 
-// The output of write(out) in memory at the start of a line, and in memory in the middle of one.
+// The output of write(out) in memory at the start of a line, and in memory in the middle of one: rows of `width` bytes,
+// each followed by `gap` bytes that must not be written.
 template <class Write>
-void compare(int64_t bytes, int64_t element, const Write& write) {
-  Memory line(bytes, 0), middle(bytes, element);
+void compare(int64_t rows, int64_t width, int64_t gap, int64_t element, const Write& write) {
+  Memory line(rows * (width + gap), 0), middle(rows * (width + gap), element);
   CHECK(write(line.data()) == SINPE_OK);
   CHECK(write(middle.data()) == SINPE_OK);
-  CHECK(line.written() == middle.written());
+  const std::vector<unsigned char> got = line.written();
+  CHECK(got == middle.written());
   CHECK(line.is_intact() && middle.is_intact());
+  const std::vector<unsigned char> poison(static_cast<size_t>(gap), kPoison);
+  for (int64_t r = 0; r < rows; ++r) {
+    CHECK(std::equal(poison.begin(), poison.end(), got.begin() + (r * (width + gap) + width)));
+  }
 }
 
 void test_table(const TestPlan& made, sinpe_dtype dtype, int64_t start) {
   const int64_t dim = made.plan.dim, element = size_of(dtype);
-  compare(kRows * dim * element, element, [&](void* out) {
+  compare(kRows, dim * element, 0, element, [&](void* out) {
     return sinpe_table(made.words.data(), static_cast<int64_t>(made.words.size()), start, kRows, dtype, out, dim);
   });
 }
@@ -60,12 +66,13 @@ void test_table(const TestPlan& made, sinpe_dtype dtype, int64_t start) {
 // Rows that begin lines, with elements between them that are not written.
 void test_stride(const TestPlan& made, sinpe_dtype dtype) {
   const int64_t dim = made.plan.dim, element = size_of(dtype), stride = (dim + 63) / 64 * 64;
-  compare(kRows * stride * element, element, [&](void* out) {
+  compare(kRows, dim * element, (stride - dim) * element, element, [&](void* out) {
     return sinpe_table(made.words.data(), static_cast<int64_t>(made.words.size()), 5, kRows, dtype, out, stride);
   });
 }
 
-void test_add(const TestPlan& made, sinpe_dtype dtype, int64_t batch, double alpha) {
+// gap: elements between the rows of the output.
+void test_add(const TestPlan& made, sinpe_dtype dtype, int64_t batch, double alpha, int64_t gap, const uint8_t* mask) {
   const int64_t dim = made.plan.dim, element = size_of(dtype), n = batch * kRows * dim;
   std::vector<unsigned char> x(static_cast<size_t>(n * element));
   check::Random random;
@@ -76,15 +83,18 @@ void test_add(const TestPlan& made, sinpe_dtype dtype, int64_t batch, double alp
   sinpe_add_arguments a{};
   a.rank = 3;
   const int64_t sizes[] = {batch, kRows, dim}, strides[] = {kRows * dim, dim, 1};
+  const int64_t out_strides[] = {kRows * (dim + gap), dim + gap, 1};
   std::copy(sizes, sizes + 3, a.sizes);
   std::copy(strides, strides + 3, a.x_strides);
-  std::copy(strides, strides + 3, a.out_strides);
+  std::copy(out_strides, out_strides + 3, a.out_strides);
+  a.padding_mask = mask;
+  a.mask_strides[1] = 1;
   a.x = x.data();
   a.dtype = dtype;
   a.scale = 1.5;
   a.alpha = alpha;
   a.start = 70;
-  compare(n * element, element, [&](void* out) {
+  compare(batch * kRows, dim * element, gap * element, element, [&](void* out) {
     a.out = out;
     return sinpe_add(made.words.data(), static_cast<int64_t>(made.words.size()), &a);
   });
@@ -96,14 +106,18 @@ int main() {
   setenv("SINPE_EXT_NON_TEMPORAL_BYTES", "1000", 1);
   CHECK(sinpe::stores_for(1000) == sinpe::Stores::kCached);
   CHECK(sinpe::stores_for(1001) == sinpe::Stores::kNonTemporal);
-  for (const int64_t dim : {512, 192, 160, 128, 96, 64, 33, 30}) {
+  std::vector<uint8_t> mask(kRows);
+  for (size_t r = 0; r < mask.size(); ++r) mask[r] = r % 3 == 0;
+  for (const int64_t dim : {512, 192, 160, 128, 96, 80, 64, 48, 33}) {
     for (int layout = 0; layout < 3; ++layout) {
       for (const bool own : {false, true}) {
         const TestPlan made = make_plan(dim, layout, own, own ? 0.75 : 1.0);
         for (const sinpe_dtype dtype : {SINPE_FLOAT32, SINPE_FLOAT64, SINPE_BFLOAT16, SINPE_FLOAT16}) {
           for (const int64_t start : {int64_t{-3}, int64_t{1} << 40}) test_table(made, dtype, start);
           test_stride(made, dtype);
-          for (const int64_t batch : {1, 2, 3}) test_add(made, dtype, batch, batch == 2 ? 0.3 : 1.0);
+          for (const int64_t batch : {1, 2, 3}) test_add(made, dtype, batch, batch == 2 ? 0.3 : 1.0, 0, nullptr);
+          for (const int64_t batch : {1, 2}) test_add(made, dtype, batch, 1.0, 32, nullptr);
+          test_add(made, dtype, 2, 1.0, 0, mask.data());
         }
       }
     }
