@@ -2,6 +2,8 @@
 // double or V = Doubles, so that each formula is written once for scalars, every vector width and CUDA.
 #pragma once
 
+#include <type_traits>
+
 #include "core/macros.h"
 
 #if defined(SINPE_LANES) && defined(__x86_64__)
@@ -183,18 +185,34 @@ SINPE_HD V second(Two<V> x) {
 SINPE_HD double first(double x) { return x; }
 SINPE_HD double second(double x) { return x; }
 
-#define SINPE_ALTERNATE(op)                                                  \
-  template <class V>                                                         \
-  SINPE_HD auto operator op(Two<V> x, Two<V> y)->Two<decltype(x.a op y.a)> { \
-    return {x.a op y.a, x.b op y.b};                                         \
-  }                                                                          \
-  template <class V, class W>                                                \
-  SINPE_HD auto operator op(Two<V> x, W y)->Two<decltype(x.a op y)> {        \
-    return {x.a op y, x.b op y};                                             \
-  }                                                                          \
-  template <class V, class W>                                                \
-  SINPE_HD auto operator op(W x, Two<V> y)->Two<decltype(x op y.a)> {        \
-    return {x op y.a, x op y.b};                                             \
+// A number as an operand of V: converted to the type of V's elements, which clang does not do for long long. Others are
+// unchanged.
+template <class V>
+struct Element {
+  using type = typename std::decay<decltype(V{}[0])>::type;
+};
+template <class V>
+struct Element<Two<V>> : Element<V> {};
+template <class V, class W>
+using operand_t =
+    typename std::conditional<std::is_arithmetic<W>::value, Element<V>, std::enable_if<true, W>>::type::type;
+template <class V, class W>
+SINPE_HD operand_t<V, W> operand(W y) {
+  return static_cast<operand_t<V, W>>(y);
+}
+
+#define SINPE_ALTERNATE(op)                                                       \
+  template <class V>                                                              \
+  SINPE_HD auto operator op(Two<V> x, Two<V> y)->Two<decltype(x.a op y.a)> {      \
+    return {x.a op y.a, x.b op y.b};                                              \
+  }                                                                               \
+  template <class V, class W>                                                     \
+  SINPE_HD auto operator op(Two<V> x, W y)->Two<decltype(x.a op operand<V>(y))> { \
+    return {x.a op operand<V>(y), x.b op operand<V>(y)};                          \
+  }                                                                               \
+  template <class V, class W>                                                     \
+  SINPE_HD auto operator op(W x, Two<V> y)->Two<decltype(operand<V>(x) op y.a)> { \
+    return {operand<V>(x) op y.a, operand<V>(x) op y.b};                          \
   }
 SINPE_ALTERNATE(+)
 SINPE_ALTERNATE(-)
