@@ -30,7 +30,7 @@ help:
 	@echo "make test-all all tests"
 	@echo "make bench    set up, then the benchmarks                                          BENCH_ARGS=\"--quick\""
 	@echo "make docs     build the site: the pages and the API reference, in build/site/index.html"
-	@echo "make lint     check with ruff, clang-format, mypy, import-linter; make format applies automatic fixes"
+	@echo "make lint     check with ruff, clang-format, clang-tidy, mypy, import-linter; make format applies automatic fixes"
 	@echo "make build    set up only: environment, torch, compiled libraries; make clean removes build outputs"
 	@echo
 	@echo "make check-peers        compare the encodings with diffusers, transformers, timm and other libraries"

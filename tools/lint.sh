@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs ruff and clang-format on the repository, mypy and import-linter on the package, and checks that
-# docs/reliability.md has a clean run of each command that it lists. --fix applies the changes of the first two.
+# Runs ruff and clang-format on the repository, mypy and import-linter on the package, clang's front end on the CPU
+# kernels, which the tests compile with the system's compiler, usually g++, and checks that docs/reliability.md has a
+# clean run of each command that it lists. --fix applies the changes of the first two.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,6 +17,12 @@ else
   ruff check . || failed=1
   ruff format --check . || failed=1
   clang-format --dry-run -Werror "${cpp[@]}" || failed=1
+  # clang-tidy requires a check of its own besides the compiler's diagnostics.
+  if command -v c++ g++ clang++ >/dev/null; then  # it uses their standard library
+    clang-tidy --quiet --checks='-*,clang-diagnostic-*,bugprone-use-after-move' --warnings-as-errors='*' csrc/cpu/*.cpp \
+      -- -std=c++17 -Wall -Wextra -Icsrc -Icsrc/include >build/clang-tidy.log 2>&1 ||
+      { grep -E 'error:|warning:|note:' build/clang-tidy.log || cat build/clang-tidy.log; failed=1; }
+  fi
   mypy || failed=1
   lint-imports --no-cache --no-logo || failed=1
   python tools/records.py --check || failed=1
