@@ -185,8 +185,8 @@ SINPE_HD V second(Two<V> x) {
 SINPE_HD double first(double x) { return x; }
 SINPE_HD double second(double x) { return x; }
 
-// A number as an operand of V: converted to the type of V's elements, which clang does not do for long long. Others are
-// unchanged.
+// An operand of a vector V. A number is converted to the type of V's elements: clang rejects, for example, a vector of
+// unsigned long and an unsigned long long. A vector is unchanged.
 template <class V>
 struct Element {
   using type = typename std::decay<decltype(V{}[0])>::type;
@@ -194,8 +194,7 @@ struct Element {
 template <class V>
 struct Element<Two<V>> : Element<V> {};
 template <class V, class W>
-using operand_t =
-    typename std::conditional<std::is_arithmetic<W>::value, Element<V>, std::enable_if<true, W>>::type::type;
+using operand_t = typename std::conditional<std::is_arithmetic<W>::value, typename Element<V>::type, W>::type;
 template <class V, class W>
 SINPE_HD operand_t<V, W> operand(W y) {
   return static_cast<operand_t<V, W>>(y);
