@@ -7,7 +7,7 @@ any timing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -27,12 +27,13 @@ ROUNDING = {torch.float32: 2.0**-25, torch.bfloat16: 2.0**-9, torch.float16: 2.0
 
 @dataclass
 class Subjects:
-    """The calls of one row."""
+    """The calls of one row; `moved`: bytes that the floor and ours at least read and write, 0 if not reported."""
 
     ours: Call
     floor: Call | None = None
-    peers: dict[str, Call] = field(default_factory=dict)
+    peers: Mapping[str, Call] = field(default_factory=dict)
     check: Call = lambda: None
+    moved: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Row:
 
     name: str
     title: str
-    build: Callable[[], Subjects]
+    build: Callable[..., Subjects]
     floor: str = ""
     target: float | None = None
     peers: dict[str, float | None] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class Row:
     grad: bool = False
     backend: str = "auto"
     slow: bool = False  # left out of a quick run
+    device: str = "cpu"
 
 
 def tolerance(dtype: torch.dtype, farthest: float) -> float:

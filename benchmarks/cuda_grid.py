@@ -9,13 +9,14 @@ import torch
 
 import sinpe_ext as sinpe
 
-from .cuda_cases import CudaRow, Place, Work, rows_agree
+from .cases import Subjects
+from .cuda_cases import Place, cuda_row, rows_agree
 from .grid import exact
 
 DIM = 768
 
 
-def add_grid(place: Place, dtype: torch.dtype, *, channels_first: bool) -> Work:
+def add_grid(place: Place, dtype: torch.dtype, *, channels_first: bool) -> Subjects:
     """mae2d (detr2d with channels first) plus x, into an existing tensor, against the sum with a stored table."""
     name = "detr2d" if channels_first else "mae2d"
     side = max(1, min(64, int((place.elements / DIM) ** 0.5)))
@@ -36,18 +37,16 @@ def add_grid(place: Place, dtype: torch.dtype, *, channels_first: bool) -> Work:
         rows_agree(name, ours()[:1], want, dtype, 8.0)
 
     moved = 2 * x.numel() * x.element_size()
-    return Work(ours, lambda: y.copy_(x), moved, {"eager": lambda: torch.add(x, pe, out=y)}, check)
+    return Subjects(ours, lambda: y.copy_(x), {"eager": lambda: torch.add(x, pe, out=y)}, check, moved)
 
 
 GRID_ROWS = tuple(
-    CudaRow(
+    cuda_row(
         f"cuda_grid{'_first' if first else ''}_{s}",
-        f"add {'detr2d, channels first' if first else 'mae2d'} {s}",
+        f"CUDA: add {'detr2d, channels first' if first else 'mae2d'} {s}",
         partial(add_grid, dtype=dtype, channels_first=first),
         "y.copy_(x)",
-        None,
-        None,
-        {"eager": None},
+        peers={"eager": None},
     )
     for dtype, s in ((torch.float32, "f32"), (torch.bfloat16, "bf16"))
     for first in (False, True)

@@ -14,8 +14,8 @@ import sinpe_ext as sinpe
 
 from . import cuda_cases as cases
 from . import peers as peer
-from .cases import ROUNDING
-from .cuda_cases import CudaRow, P, Place, Work
+from .cases import ROUNDING, Subjects
+from .cuda_cases import P, Place, cuda_row
 
 
 def with_gradients(run: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor) -> Callable[[], tuple[Tensor, ...]]:
@@ -28,7 +28,7 @@ def with_gradients(run: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor
     return both
 
 
-def embed_backward(place: Place, dtype: torch.dtype, *, of_text: bool = False) -> Work:
+def embed_backward(place: Place, dtype: torch.dtype, *, of_text: bool = False) -> Subjects:
     """embed + dropout and the dense gradient of weight, which is zeroed and summed; the floor is two copies."""
     batch, length, dim = place.shape()
     encoding, scale = sinpe.Encoding(dim), math.sqrt(dim)
@@ -65,10 +65,10 @@ def embed_backward(place: Place, dtype: torch.dtype, *, of_text: bool = False) -
         "eager": with_gradients(eager, [weight], grad),
         "torch.compile": with_gradients(lambda: compiled(), [weight], grad),
     }
-    return Work(ours, floor, 4 * grad.numel() * grad.element_size(), peers, check)
+    return Subjects(ours, floor, peers, check, 4 * grad.numel() * grad.element_size())
 
 
-def alpha_train(place: Place, dtype: torch.dtype) -> Work:
+def alpha_train(place: Place, dtype: torch.dtype) -> Subjects:
     """x + alpha * PE, dropout, and the gradients of x and of alpha (a sum over all elements)."""
     batch, length, dim = place.shape()
     encoding, x = sinpe.Encoding(dim), place.randn(batch, length, dim, dtype=dtype).requires_grad_()
@@ -105,30 +105,30 @@ def alpha_train(place: Place, dtype: torch.dtype) -> Work:
         "eager": with_gradients(eager, [x, alpha], grad),
         "torch.compile": with_gradients(lambda: compiled(), [x, alpha], grad),
     }
-    return Work(ours, floor, 4 * grad.numel() * grad.element_size(), peers, check)
+    return Subjects(ours, floor, peers, check, 4 * grad.numel() * grad.element_size())
 
 
 TRAINING_ROWS = tuple(
     row
     for dtype, s in ((torch.float32, "f32"), (torch.bfloat16, "bf16"))
     for row in (
-        CudaRow(
+        cuda_row(
             f"cuda_embed_train_{s}",
-            f"embed + dropout, backward {s}",
+            f"CUDA: embed + dropout, backward {s}",
             partial(embed_backward, dtype=dtype),
             "two copies",
             peers={"eager": None, "torch.compile": None},
         ),
-        CudaRow(
+        cuda_row(
             f"cuda_embed_train_text_{s}",
-            f"embed + dropout, ids of a text, backward {s}",
+            f"CUDA: embed + dropout, ids of a text, backward {s}",
             partial(embed_backward, dtype=dtype, of_text=True),
             "two copies",
             peers={"eager": None, "torch.compile": None},
         ),
-        CudaRow(
+        cuda_row(
             f"cuda_alpha_train_{s}",
-            f"learned alpha, backward {s}",
+            f"CUDA: learned alpha, backward {s}",
             partial(alpha_train, dtype=dtype),
             "two copies",
             peers={"eager": None, "torch.compile": None},

@@ -33,13 +33,6 @@ class Progress:
         self.bar.set_postfix_str(title)
         self.begun = True
 
-    def note(self, text: str) -> None:
-        """Show the result of a step."""
-        if self.bar is None:
-            print(f"    {text}", file=self.stream, flush=True)
-        else:
-            self.bar.write(f"    {text}", file=self.stream)
-
 
 def _bar(total: int, stream: TextIO) -> Any:
     """tqdm's bar, or None if the stream is not a terminal or tqdm is not installed."""

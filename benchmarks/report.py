@@ -23,7 +23,7 @@ def verdict(flag: bool | None, target: float | None, sign: str) -> str:
 
 def report(results: Sequence[dict[str, Any]]) -> str:
     """The table of the timed rows: one line per row, one more for each further peer."""
-    head = ("case", "floor", "floor ms", "ours ms", "ours/floor", "target", "peer", "peer ms", "peer/ours", "target")
+    head = tuple("case|floor|floor ms|ours ms|GB/s|ours/floor|target|peer|peer ms|peer/ours|target".split("|"))
     lines: list[tuple[str, ...]] = []
     failed = []
     skipped: dict[str, list[str]] = {}  # by reason
@@ -39,6 +39,7 @@ def report(results: Sequence[dict[str, Any]]) -> str:
             entry["floor"],
             number(entry.get("floor_ms")),
             number(entry["ours_ms"]),
+            f"{entry['gigabytes_per_second']:.0f}" if "gigabytes_per_second" in entry else "-",
             f"{entry['ratio']:.2f}" if "ratio" in entry else "-",
             verdict(entry.get("met"), entry["target"], "<="),
         )
@@ -47,8 +48,9 @@ def report(results: Sequence[dict[str, Any]]) -> str:
             for peer in entry["peers"]
         ] or [("-", "-", "-", "-")]
         lines += [(own if i == 0 else ("",) * len(own)) + peer for i, peer in enumerate(against)]
+        failed += [f"{entry['title']}: {name} cannot run here, {why}" for name, why in entry["peer_errors"].items()]
     told = [f"skipped, {reason}: {'; '.join(titles)}" for reason, titles in skipped.items()]
-    return "\n".join(["", *([aligned([head, *lines], right={2, 3, 4, 7, 8})] if lines else []), *failed, *told])
+    return "\n".join(["", *([aligned([head, *lines], right={2, 3, 4, 5, 8, 9})] if lines else []), *failed, *told])
 
 
 def report_processes(extras: Sequence[dict[str, Any]]) -> str:
@@ -189,7 +191,10 @@ def _verdicts(found: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
                 f"{entry['title']}: {entry['ratio']:.2f} x {entry['floor']}, target <= {entry['target']:g}",
                 entry["met"],
             )
-        yield from _peers(entry)
+        for peer in entry.get("peers", ()):
+            if peer["met"] is not None:
+                figure = f"{peer['name']} takes {peer['ratio']:.2f} x ours, target >= {peer['target']:g}"
+                yield f"{entry['title']}: {figure}", peer["met"]
     for entry in found["processes"]:
         if entry.get("met") is not None:
             line = f"{entry['title']}: {entry['value']:.1f} {entry['unit']}, target <= {entry['target']:g}"
@@ -199,17 +204,3 @@ def _verdicts(found: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
             where = f"{entry['title']} {entry['dtype']}, {plural(entry['threads'], 'thread')}"
             line = f"{where}: ours/floor varies by {entry['factor']:.2f} over the sizes, target <= {entry['target']:g}"
             yield line, entry["met"]
-    for entry in (found["cuda"] or {"rows": ()})["rows"]:
-        if entry.get("met") is not None:
-            least = entry["fraction_target"] is not None
-            figure = f"{100 * entry['fraction']:.0f} % of" if least else f"{1 / entry['fraction']:.2f} x"
-            aim = f">= {100 * entry['fraction_target']:g} %" if least else f"<= {entry['ratio_target']:g}"
-            yield f"CUDA, {entry['title']}: {figure} {entry['floor']}, target {aim}", entry["met"]
-        yield from _peers(entry, "CUDA, ")
-
-
-def _peers(entry: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, bool]]:
-    for peer in entry.get("peers", ()):
-        if peer["met"] is not None:
-            figure = f"{peer['name']} takes {peer['ratio']:.2f} x ours, target >= {peer['target']:g}"
-            yield f"{where}{entry['title']}: {figure}", peer["met"]

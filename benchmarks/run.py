@@ -22,7 +22,6 @@ from . import cuda as cuda_run
 from . import picture, sweep
 from .cases import ROWS as INFERENCE_ROWS
 from .cases import Row
-from .cuda_cases import CudaRow
 from .grid import GRID_ROWS
 from .installed import INSTALLED_ROWS
 from .machine import ROOT, describe, machine
@@ -53,13 +52,12 @@ class Plan:
     rows: list[tuple[Row, int]]
     processes: list[Process]
     points: list[Point]
-    cuda: list[CudaRow]
     no_cuda: str  # why CUDA is not measured, if it was not requested explicitly
     several: bool  # whether there are several numbers of threads, which the titles then include
     complete: bool  # whether the run has all rows and is stored with the committed results
 
     def __len__(self) -> int:
-        return len(self.rows) + len(self.processes) + len(self.points) + len(self.cuda)
+        return len(self.rows) + len(self.processes) + len(self.points)
 
 
 def names() -> list[str]:
@@ -106,20 +104,17 @@ def plan(options: argparse.Namespace) -> Plan:
     def wanted(entry: Row | Process) -> bool:
         return entry.name in asked or (everything and not (options.quick and entry.slow))
 
+    rows = [(row, n) for row in ROWS if on_cpu and wanted(row) for n in ((row.threads,) if row.threads else counts)]
+    if on_cuda and not missing:
+        rows += [(row, torch.get_num_threads()) for row in cuda_run.chosen(asked)]
     return Plan(
-        rows=[
-            (row, count)
-            for row in ROWS
-            if on_cpu and wanted(row)
-            for count in ((row.threads,) if row.threads else counts)
-        ],
+        rows=rows,
         processes=[
             entry
             for entry in PROCESSES
             if on_cpu and wanted(entry) and (entry.name in asked or options.install or not entry.asked)
         ],
         points=sweep.points(sizes or (), counts),
-        cuda=cuda_run.chosen(asked) if on_cuda and not missing else [],
         no_cuda=missing if not options.quick else "",
         several=len(counts) > 1,
         complete=everything and on_cpu and not (options.quick or options.best),
@@ -157,9 +152,13 @@ def run(todo: Plan, options: argparse.Namespace) -> int:
     path = destination(options, facts, complete=todo.complete)
     found: dict[str, Any] = {"machine": facts, "statistic": "best" if best else "median", "rows": [], "processes": []}
     found |= {"sizes": [], "flatness": [], "cuda": None}
+    if any(row.device == "cuda" for row, _ in todo.rows):
+        found["cuda"] = cuda_run.facts()
+        print(cuda_run.describe(found["cuda"]))
     with Progress(len(todo)) as progress:
         for row, count in todo.rows:
-            title = f"{row.title}, {plural(count, 'thread')}" if todo.several and not row.threads else row.title
+            varied = todo.several and not row.threads and row.device == "cpu"
+            title = f"{row.title}, {plural(count, 'thread')}" if varied else row.title
             progress.step(title)
             found["rows"].append({**measure(row, rounds, best=best, threads=count), "title": title})
             write(path, found)
@@ -172,11 +171,6 @@ def run(todo: Plan, options: argparse.Namespace) -> int:
             found["sizes"].append(sweep.measure(point, points, best=best, compile=not quick))
             found["flatness"] = flatness(found["sizes"])
             write(path, found)
-        if todo.cuda:
-            found["cuda"] = cuda_run.run(
-                todo.cuda, rounds, progress, lambda measured: write(path, {**found, "cuda": measured})
-            )
-            write(path, found)
     print(text(found))
     if todo.no_cuda:
         print(f"\nnothing measured on CUDA: {todo.no_cuda}")
@@ -185,7 +179,7 @@ def run(todo: Plan, options: argparse.Namespace) -> int:
     drawn = picture.after(found, path, options.plot)
     if drawn:
         print(drawn)
-    everything = [*found["rows"], *found["processes"], *found["sizes"], *(found["cuda"] or {"rows": ()})["rows"]]
+    everything = [*found["rows"], *found["processes"], *found["sizes"]]
     return 1 if any("error" in entry for entry in everything) else 0
 
 
@@ -196,7 +190,6 @@ def text(found: dict[str, Any]) -> str:
         never_steady(found["rows"]),
         report_processes(found["processes"]) if found["processes"] else "",
         report_sizes(found["sizes"]) if found["sizes"] else "",
-        cuda_run.report(found["cuda"]) if found["cuda"] else "",
         missed(found),
     ]
     return "\n".join(filter(None, parts))
@@ -235,23 +228,30 @@ def circumstances(row: Row) -> Iterator[None]:
 def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = None) -> dict[str, Any]:
     """Check one row's results, then time it, with its own number of threads or the given one."""
     result: dict[str, Any] = {"name": row.name, "title": row.title, "floor": row.floor, "target": row.target}
+    result |= {"device": row.device, "peer_errors": {}}
     try:
         with circumstances(row), on_threads(row.threads or threads) as count:
             result["threads"] = count
             subjects = row.build()
             subjects.check()
-            calls = {
-                "floor": subjects.floor,
-                "ours": subjects.ours,
-                **{f"peer:{k}": v for k, v in subjects.peers.items()},
-            }
-            present = {name: call for name, call in calls.items() if call}
+            calls = {"floor": subjects.floor} if subjects.floor else {}
+            calls["ours"] = subjects.ours
+            for name, peer in subjects.peers.items():
+                try:
+                    peer()
+                    calls[f"peer:{name}"] = peer
+                except Exception as error:  # for example torch.compile without a compiler
+                    result["peer_errors"][name] = first_line(error)
             unsteady: list[str] = []
-            samples = interleaved(present, rounds, count, unsteady.append)
+            samples = interleaved(calls, rounds, count, unsteady.append)
     except Skipped as reason:
         return {**result, "skipped": str(reason)}
     except Exception as error:  # the other rows still run; this one is reported and fails the run
         return {**result, "error": first_line(error)}
+    finally:
+        if row.device == "cuda":
+            torch._dynamo.reset()  # the compiled peers keep their tensors
+            torch.cuda.empty_cache()
     seconds = summary(samples, best=best)
     ours = seconds["ours"]
     if unsteady:
@@ -263,6 +263,8 @@ def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = 
     if "floor" in seconds:
         ratio = ours / seconds["floor"]
         result |= {"floor_ms": 1e3 * seconds["floor"], "ratio": ratio, "met": met(ratio, row.target, most=True)}
+    if subjects.moved:
+        result["gigabytes_per_second"] = subjects.moved / ours / 1e9
     result["peers"] = [
         {
             "name": name,

@@ -1,12 +1,13 @@
-"""Writes the benchmark tables of README.md, docs/performance.md and benchmarks/README.md from a results file.
+"""Writes the benchmark tables of README.md, benchmarks/README.md, docs/performance.md and docs/cuda.md from a results
+file.
 
     python tools/bench_page.py                                  # from the file that each table names
     python tools/bench_page.py benchmarks/results/new.json      # from this file, which the tables then name
     python tools/bench_page.py --check                          # write nothing; exit status 1 if a table differs
 
 A table is between two comments, <!-- begin: tools/bench_page.py GROUP FILE --> and <!-- end -->; GROUP is a key of
-GROUPS or OTHERS. Each row shows the result for the largest number of threads. A results file with some of the rows
-updates only the tables for which it has all rows.
+GROUPS or OTHERS, and FILE is "none" before the first measurement. Each row shows the result for the largest number of
+threads. A results file with some of the rows updates only the tables for which it has all rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.report import lines_of_sizes, nanoseconds, number, power  # noqa
 from benchmarks.training import TRAINING_ROWS  # noqa: E402
 from sinpe_ext.cli.demo import faster  # noqa: E402
 
-PAGES = ("README.md", "docs/performance.md", "benchmarks/README.md")
+PAGES = ("README.md", "benchmarks/README.md", "docs/performance.md", "docs/cuda.md")
 TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.S)
 GROUPS = {"tables": ROWS, "installed": INSTALLED_ROWS, "grids": GRID_ROWS, "training": TRAINING_ROWS}
 SUMMARY = ("table", "table_long", "table_fresh", "fairseq", "transformers", "add", "add_out", "add_inplace", "encode")
@@ -44,7 +45,7 @@ FRONT = {  # rows of README's table -> their titles there
     "decode": "one decoding step: (1, 1, 512)",
 }
 PEERS = ("eager", "usual formula", "x + pe", "diffusers")  # the first of these in a row is its "eager PyTorch"
-OTHERS = ("front", "summary", "processes", "sizes")
+OTHERS = ("front", "summary", "processes", "sizes", "cuda")
 
 
 def verdict(flag: bool | None, target: float | None, sign: str) -> str:
@@ -66,7 +67,8 @@ def rows(entries: list[dict[str, Any]]) -> Iterator[str]:
         floor = f"{number(entry['floor_ms'])} `{entry['floor']}`" if "floor_ms" in entry else ""
         ratio = f"{entry['ratio']:.2f}" if "ratio" in entry else ""
         aim = verdict(entry.get("met"), entry["target"], "<=")
-        yield f"| {title} | {number(entry['ours_ms'])} | {floor} | {ratio} | {aim} | {'; '.join(peers)} |"
+        speed = f" ({entry['gigabytes_per_second']:.0f} GB/s)" if "gigabytes_per_second" in entry else ""
+        yield f"| {title} | {number(entry['ours_ms'])}{speed} | {floor} | {ratio} | {aim} | {'; '.join(peers)} |"
 
 
 def front(most: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -111,12 +113,22 @@ def sizes(entries: list[dict[str, Any]]) -> Iterator[str]:
         yield ""
 
 
+def cuda(found: dict[str, Any]) -> Iterator[str]:
+    facts, machine = found["cuda"], found["machine"]
+    yield f"{facts['device']}, CUDA {facts['cuda']}, torch {machine['torch']}, arithmetic {facts['arithmetic']}, "
+    yield f"{machine['date'][:10]}:"
+    yield ""
+    yield from rows([entry for entry in found["rows"] if entry["device"] == "cuda"])
+
+
 def table(group: str, found: dict[str, Any]) -> str:
     """One table, in Markdown."""
     if group == "processes":
         return "\n".join(processes(found["processes"])) + "\n"
     if group == "sizes":
         return "\n".join(sizes(found["sizes"])) + "\n"
+    if group == "cuda":
+        return "\n".join(cuda(found)) + "\n"
     most = {entry["name"]: entry for entry in sorted(found["rows"], key=lambda entry: entry.get("threads") or 0)}
     if group == "front":
         return "\n".join(front(most)) + "\n"
@@ -126,7 +138,7 @@ def table(group: str, found: dict[str, Any]) -> str:
 
 def has_all(group: str, found: dict[str, Any]) -> bool:
     """Whether the results contain all rows of the table of a group."""
-    if group in ("sizes", "processes"):
+    if group in ("sizes", "processes", "cuda"):
         return bool(found.get(group))
     names = {"front": FRONT, "summary": SUMMARY}.get(group) or [row.name for row in GROUPS[group]]
     return set(names) <= {entry["name"] for entry in found.get("rows", ())}
@@ -138,6 +150,8 @@ def renewed(text: str, results: str = "") -> str:
     def fresh(match: re.Match[str]) -> str:
         head, group, named, _, end = match.groups()
         path = results or named
+        if path == "none":
+            return match[0]  # not measured yet
         found = json.loads((ROOT / path).read_text(encoding="utf-8"))
         if results and not has_all(group, found):
             return match[0]  # the results do not contain all rows of this table

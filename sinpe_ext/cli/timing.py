@@ -104,7 +104,12 @@ def _warmed(call: Callable[[], object]) -> tuple[float, bool]:
 
 
 def _once(call: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Seconds of one call, until a CUDA device has finished as well."""
+    import torch
+
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else int
+    wait()
     begin = time.perf_counter()
     call()
+    wait()
     return time.perf_counter() - begin

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def kinds(plan: run.Plan) -> tuple[bool, bool, bool]:
 def test_plan(words: tuple[str, ...], expected: tuple[bool, ...], complete: bool) -> None:
     plan = run.plan(options(*words, *(["--device", "cpu"] if not words else [])))
     assert kinds(plan) == expected and plan.complete is complete
-    assert len(plan) == len(plan.rows) + len(plan.processes) + len(plan.points) + len(plan.cuda)
+    assert len(plan) == len(plan.rows) + len(plan.processes) + len(plan.points)
     assert len(plan.points) in (0, len(CASES) * len(DTYPES), len(CASES) * len(DTYPES) * len(SIZES))
 
 
@@ -70,6 +69,17 @@ def test_row_uses_the_requested_threads() -> None:
     before = torch.get_num_threads()
     assert run.measure(row, 1, threads=1)["threads"] == 1
     assert set(seen) == {1} and torch.get_num_threads() == before
+
+
+def test_peer_that_fails_is_reported() -> None:
+    def fail() -> None:
+        raise RuntimeError("no triton\nlong story")
+
+    row = Row("r", "the row", lambda: Subjects(lambda: None, lambda: None, {"torch.compile": fail}, moved=10**6), "f")
+    entry = run.measure(row, 1)
+    assert entry["peer_errors"] == {"torch.compile": "RuntimeError: no triton"} and entry["peers"] == []
+    assert entry["gigabytes_per_second"] == pytest.approx(1 / entry["ours_ms"])
+    assert report.report([entry]).endswith("the row: torch.compile cannot run here, RuntimeError: no triton")
 
 
 def test_row_without_its_library_is_skipped() -> None:
@@ -207,21 +217,26 @@ def test_missed_targets() -> None:
     row = {"title": "add", "floor": "x.clone()", "ratio": 1.2, "target": 1.1, "met": False, "peers": [peer]}
     fine = {"title": "fine", "floor": "x.clone()", "ratio": 1.0, "target": 1.1, "met": True, "peers": []}
     import_time = {"title": "import", "value": 60.0, "unit": "ms", "target": 50.0, "met": False}
-    cuda = {"title": "copy", "floor": "y.copy_(x)", "fraction": 0.9, "fraction_target": 0.95, "met": False, "peers": []}
     found: dict[str, Any] = {"rows": [row, fine, {"title": "no promise", "met": None}], "processes": [import_time]}
-    found |= {"flatness": report.flatness([point(2**18, 1, 2), point(2**20, 1, 1)]), "cuda": {"rows": [cuda]}}
+    found |= {"flatness": report.flatness([point(2**18, 1, 2), point(2**20, 1, 1)])}
     assert report.missed(found).splitlines() == [
         "",
-        "targets missed, 5 of 6:",
+        "targets missed, 4 of 5:",
         "  add: 1.20 x x.clone(), target <= 1.1",
         "  add: eager takes 0.90 x ours, target >= 1",
         "  import: 60.0 ms, target <= 50",
         "  table, out= float32, 2 threads: ours/floor varies by 2.00 over the sizes, target <= 1.3",
-        "  CUDA, copy: 90 % of y.copy_(x), target >= 95 %",
     ]
-    none = {"processes": [], "flatness": [], "cuda": None}
+    none: dict[str, Any] = {"processes": [], "flatness": []}
     assert report.missed({"rows": [fine], **none}).strip() == "targets: all 1 met"
     assert report.missed({"rows": [], **none}) == ""
+
+
+def test_interrupted_run_keeps_its_results(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "result.json"
+    run.write(path, {"rows": [1]})
+    run.write(path, {"rows": [1, 2]})
+    assert json.loads(path.read_text()) == {"rows": [1, 2]} and len(list(path.parent.iterdir())) == 1
 
 
 class Terminal(io.StringIO):
@@ -233,9 +248,8 @@ def test_progress_in_a_log() -> None:
     log = io.StringIO()
     with Progress(2, log) as progress:
         progress.step("one")
-        progress.note("found")
         progress.step("two")
-    assert log.getvalue() == "... one\n    found\n... two\n"
+    assert log.getvalue() == "... one\n... two\n"
 
 
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,10 +257,9 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     with Progress(2, screen) as progress:
         progress.step("one")
-        progress.note("found")
         progress.step("two")
         assert progress.bar.n == 1 and "two" in str(progress.bar)
-    assert "    found\n" in screen.getvalue() and "..." not in screen.getvalue()
+    assert "..." not in screen.getvalue()
 
 
 def test_progress_on_a_terminal_without_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,33 +285,12 @@ def test_measure_and_replot(tmp_path: Path) -> None:
     assert picture.lstrip().startswith("<?xml")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "r.json, which is no JSON"),
-        ("[]", "results: expected what .* as a dict, got list"),
-        ('{"sizes": 3}', 'got "sizes" that are no list of dicts'),
-        ('{"sizes": [{"ms": {}}]}', 'got an entry of "sizes" with no "case"'),
-        ("{}", 'results: expected "machine" with cores, cpu, date, torch'),
-    ],
-)
-def test_invalid_results_are_not_plotted(
-    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_results_are_not_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    (tmp_path / "r.json").write_text(content)
+    (tmp_path / "r.json").write_text("{")
     assert main(["--replot", str(tmp_path / "r.json")]) == 2
     told = capsys.readouterr().err
-    assert re.search(rf"^replot: expected a result of .*{message}", told) and told.count("\n") == 1
-
-
-def test_result_without_sizes_is_not_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    (tmp_path / "r.json").write_text(
-        json.dumps({"sizes": [], "machine": {"cpu": "", "cores": 1, "torch": "", "date": ""}})
-    )
-    assert main(["--replot", str(tmp_path / "r.json")]) == 2
-    assert "replot: expected a result with sizes, got none" in capsys.readouterr().err
+    assert told.startswith("replot: expected a result of ") and told.count("\n") == 1
 
 
 @pytest.mark.processes
