@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from docutils import nodes
 from sphinx import addnodes
@@ -43,10 +41,12 @@ html_title = f"sinpe_ext {release}"
 html_copy_source = False
 smartquotes = False  # docstrings quote code
 myst_heading_anchors = 4
+default_role = "py:obj"  # docstrings have single backticks: public names become links, others code
 nitpicky = True
 # Classes of torch, NumPy and matplotlib, whose inventories would have to be downloaded, and internal classes.
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|matplotlib|collections|types|sinpe_ext\.encodings|sinpe_ext\.backend)\..*"),
+    ("py:obj", "(?s).*"),
     ("py:class", "ArrayLike|Axes|DTypeLike|DeviceMesh|Placement|Tensor"),
 ]
 autodoc_default_options = {"members": True, "member-order": "bysource"}
@@ -55,9 +55,9 @@ autodoc_preserve_defaults = True
 autodoc_type_aliases = {"ArrayLike": "ArrayLike", "DTypeLike": "DTypeLike"}
 autodoc_typehints_format = "short"
 maximum_signature_line_length = 100
+napoleon_use_ivar = True
 napoleon_use_param = False
-napoleon_custom_sections = [("Fields", "params_style")]
-SECTIONS = "Args", "Fields", "Returns", "Raises", "Accuracy", "Gradient", "Source"
+napoleon_custom_sections = ["Returns", "Raises", "Accuracy", "Gradient", "Source"]  # of plain text
 
 
 def add_menu(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -79,34 +79,6 @@ def link_folders(app: Sphinx, doctree: nodes.document) -> None:
             node.attributes.update(refdomain="doc", reftarget=name, reftargetid=None)
         else:
             node.replace_self(node.children)
-
-
-def markup(line: str) -> str:
-    """Converts Markdown's backticks to reStructuredText: public names become links to their entries, others code."""
-    made = ""
-    for text, _, code in re.findall(r"([^`]*)(?:(`+)(.+?)\2)?", line):
-        made += re.sub(r"[*_\\|]", r"\\\g<0>", text)
-        made += f":py:obj:`~sinpe_ext.{code}`" if code in sinpe_ext.__all__ else f"``{code}``" if code else ""
-    return made
-
-
-def as_google(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Converts parts of docstrings that napoleon does not support: sections of one line, and code after a colon."""
-    made: list[str] = []
-    code = False
-    for line, after in zip(lines, [*lines[1:], ""], strict=True):
-        section = re.fullmatch(rf"({'|'.join(SECTIONS)}):(?: (.+))?", line)
-        if code and line and not line.startswith(" "):
-            code = False
-            made.append("")
-        if section:
-            made += ["", f":{section[1]}: {markup(section[2])}" if section[2] else line]
-        elif not code and line.endswith(":") and not line.startswith(" ") and after.startswith("    "):
-            made += [f"{markup(line)}:", ""]
-            code = True
-        else:
-            made.append(line if code else markup(line))
-    lines[:] = made
 
 
 def draw(app: Sphinx, exception: Exception | None) -> None:
@@ -131,5 +103,4 @@ def draw(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     app.connect("source-read", add_menu)
     app.connect("doctree-read", link_folders)
-    app.connect("autodoc-process-docstring", as_google, priority=400)  # napoleon has 500
     app.connect("build-finished", draw)

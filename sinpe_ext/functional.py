@@ -50,7 +50,8 @@ def table(
 ) -> torch.Tensor:
     """Returns the encodings of `length` consecutive positions, the first of which is encoding.start + start.
 
-    Equivalent to, in real arithmetic and rounded once (default encoding):
+    Equivalent to, in real arithmetic and rounded once (default encoding)::
+
         angle = torch.arange(start, start + length)[:, None] * 10000 ** (-torch.arange(0, dim, 2) / dim)
         out[:, 0::2], out[:, 1::2] = angle.sin(), angle.cos()
 
@@ -69,13 +70,17 @@ def table(
         extra_tokens: number of rows of zeros to prepend, for example 1 for a class token; implies `flatten` for a grid.
         device_mesh: return a DTensor on this mesh; every rank computes its own shard. `device` and `out` must be None.
         placements: one Shard or Replicate for each dimension of the mesh. None: Replicate.
-    Returns: (length, dim); for a grid (*length, dim), or (extra_tokens + H * W, dim) where flattened. `out` if given.
-    Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError if elements of `out` overlap in
+    Returns:
+        (length, dim); for a grid `(*length, dim)`, or (extra_tokens + H * W, dim) where flattened. `out` if given.
+    Raises:
+        TypeError, ValueError for arguments of the wrong type or value; RuntimeError if elements of `out` overlap in
         memory, or if its dtype or device differs from `dtype` or `device`.
-    Accuracy: float32 is correctly rounded for abs(position) < 2^31; beyond, it is within 2^-24 absolute and correctly
-        rounded except for values close to 0 (docs/accuracy.md). float64 is within 1 ULP up to 2^31. bfloat16 and
-        float16 are the float32 value, rounded.
-    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
+    Accuracy:
+        float32 is correctly rounded for abs(position) < 2^31; beyond, it is within 2^-24 absolute and correctly rounded
+        except for values close to 0 (docs/accuracy.md). float64 is within 1 ULP up to 2^31. bfloat16 and float16 are
+        the float32 value, rounded.
+    Source:
+        Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
     if unknown:
         checks.refuse_unknown(table, unknown)
@@ -103,7 +108,8 @@ def encode(
 ) -> torch.Tensor:
     """Returns the encodings of the given positions, which may be integers or fractional.
 
-    Equivalent to, in real arithmetic and rounded once (default encoding):
+    Equivalent to, in real arithmetic and rounded once (default encoding)::
+
         angle = positions[..., None] * 10000 ** (-torch.arange(0, dim, 2) / dim)
         out[..., 0::2], out[..., 1::2] = angle.sin(), angle.cos()
 
@@ -116,12 +122,16 @@ def encode(
             Must be None for any other encoding.
         dtype: float32, float64, bfloat16 or float16.
         allow_16bit: accept float16 and bfloat16 positions and use their stored value; by default they are refused.
-    Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), on the device of `positions`; NaN where a
+    Returns:
+        `(*positions.shape, dim)`, for a grid `(*positions.shape[:-1], dim)`, on the device of `positions`; NaN where a
         position is NaN or infinite. A jagged tensor if positions is one (`layout=torch.jagged`).
-    Raises: TypeError, ValueError for arguments of the wrong type or value.
-    Accuracy: as `table` for integer positions and for float positions below 2^31 in absolute value; within 2^-24
-        absolute for float positions up to 2^53.
-    Gradient: for float positions, of any order.
+    Raises:
+        TypeError, ValueError for arguments of the wrong type or value.
+    Accuracy:
+        as `table` for integer positions and for float positions below 2^31 in absolute value; within 2^-24 absolute for
+        float positions up to 2^53.
+    Gradient:
+        for float positions, of any order.
     """
     if unknown:
         checks.refuse_unknown(encode, unknown)
@@ -159,7 +169,8 @@ def add(
 ) -> torch.Tensor:
     """Returns dropout(scale * x + alpha * PE), in one pass over x, storing neither the encoding nor the mask.
 
-    Equivalent to, with acc = float64 for float64 x and float32 otherwise:
+    Equivalent to, with acc = float64 for float64 x and float32 otherwise::
+
         total = scale * x.to(acc) + alpha * sinpe.table(S, encoding, start=start, dtype=acc)
         torch.nn.functional.dropout(total, dropout).to(x.dtype)               # with the mask that `seed` determines
 
@@ -194,15 +205,20 @@ def add(
         extra_tokens: number of rows at the start of the sequence that get no encoding, for example 1 for a class token;
             positions and padding_mask do not include them.
         out: output tensor of the shape, dtype and device of x; may be x itself.
-    Returns: a tensor like x, with the strides of torch.empty_like(x). `out` if given.
-    Raises: TypeError, ValueError, IndexError for arguments of the wrong type, value or shape; RuntimeError for
-        arguments on different devices, and for an `out` whose elements overlap in memory or that overlaps a part of x
-        or another argument.
-    Accuracy: the encoding is as accurate as `table`. Each product, the sum, and the kept sum times 1 / (1 - dropout)
-        are rounded to acc; the result is then rounded to the dtype of x. A dropped element is +0, even if it was NaN or
+    Returns:
+        a tensor like x, with the strides of torch.empty_like(x). `out` if given.
+    Raises:
+        TypeError, ValueError, IndexError for arguments of the wrong type, value or shape; RuntimeError for arguments on
+        different devices, and for an `out` whose elements overlap in memory or that overlaps a part of x or another
+        argument.
+    Accuracy:
+        the encoding is as accurate as `table`. Each product, the sum, and the kept sum times 1 / (1 - dropout) are
+        rounded to acc; the result is then rounded to the dtype of x. A dropped element is +0, even if it was NaN or
         infinite; kept NaN and infinite elements remain NaN and infinite.
-    Gradient: for x, alpha and float positions, of any order; the backward pass recomputes the mask.
-    Source: dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
+    Gradient:
+        for x, alpha and float positions, of any order; the backward pass recomputes the mask.
+    Source:
+        dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
     if unknown:
         checks.refuse_unknown(add, unknown)
@@ -245,11 +261,13 @@ def add_(
 
     Arguments, accuracy and gradients are those of `add`.
 
-    Equivalent to:
+    Equivalent to::
+
         x.copy_(sinpe.add(x, encoding, ...))
 
-    Raises: as `add`; RuntimeError for an x whose elements overlap in memory (as after expand), for another argument
-        that overlaps x, and for an x that is a leaf tensor and requires grad.
+    Raises:
+        as `add`; RuntimeError for an x whose elements overlap in memory (as after expand), for another argument that
+        overlaps x, and for an x that is a leaf tensor and requires grad.
     """
     if unknown:
         checks.refuse_unknown(add_, unknown)
@@ -284,13 +302,14 @@ def embed(
 ) -> torch.Tensor:
     """Returns dropout(scale * weight[ids] + alpha * PE): embedding lookup, encoding and dropout in one pass.
 
-    Equivalent to:
+    Equivalent to::
+
         sinpe.add(torch.nn.functional.embedding(ids, weight, padding_idx, sparse=sparse), encoding, ...)
 
     Args:
         ids: (batch, ..., sequence) or (sequence,), integers, any strides; or a jagged tensor (batch, sequence).
         weight: (num_embeddings, channels), float32, float64, bfloat16 or float16.
-        encoding, positions, start, scale, alpha, dropout, seed: as in `add`, for an x of shape (*ids.shape, channels).
+        encoding, positions, start, scale, alpha, dropout, seed: as in `add`, for x of shape `(*ids.shape, channels)`.
         padding_idx: id whose row of weight gets no gradient, as in nn.Embedding; the row itself is used as stored.
         padding_mask: (S,) or (B, S), bool; tokens where it is True are padding and get no encoding.
         sparse: return the gradient of weight as a sparse tensor, as nn.Embedding(sparse=True) does.
@@ -298,14 +317,18 @@ def embed(
             ids must then be (S,) or (B, S).
         seq_dim: dimension of ids that holds the sequence. positions, start and padding_mask are batch-first whatever
             seq_dim is; the batch is the first remaining dimension.
-    Returns: (*ids.shape, channels) in the dtype of weight; contiguous if seq_dim is the last dimension.
-    Raises: IndexError for an id outside of weight, before anything is written; otherwise as `add`. On CUDA the ids are
-        not read back for this check: such an id gives a row of NaN and no gradient, unless the environment variable
+    Returns:
+        `(*ids.shape, channels)` in the dtype of weight; contiguous if seq_dim is the last dimension.
+    Raises:
+        IndexError for an id outside of weight, before anything is written; otherwise as `add`. On CUDA the ids are not
+        read back for this check: such an id gives a row of NaN and no gradient, unless the environment variable
         SINPE_EXT_CHECK=1 asks for the IndexError.
-    Accuracy: as `add`. The gradient of a row of weight is summed in float32 (float64 for float64) in a fixed order, as
-        a tree of 64 tokens per node (docs/training.md), and rounded once. So it has the same bits in every run and for
-        any number of threads.
-    Gradient: for weight, alpha and float positions, of any order (with sparse=True of first order).
+    Accuracy:
+        as `add`. The gradient of a row of weight is summed in float32 (float64 for float64) in a fixed order, as a tree
+        of 64 tokens per node (docs/training.md), and rounded once. So it has the same bits in every run and for any
+        number of threads.
+    Gradient:
+        for weight, alpha and float positions, of any order (with sparse=True of first order).
     """
     if unknown:
         checks.refuse_unknown(embed, unknown)

@@ -42,7 +42,8 @@ def table(
 ) -> NDArray[Any]:
     """Returns the encodings of `length` consecutive positions, the first of which is encoding.start + start.
 
-    Equivalent to, in real arithmetic and rounded once (default encoding):
+    Equivalent to, in real arithmetic and rounded once (default encoding)::
+
         angles = np.arange(start, start + length)[:, None] * 10000 ** (-np.arange(0, dim, 2) / dim)
         out[:, 0::2], out[:, 1::2] = np.sin(angles), np.cos(angles)
 
@@ -55,10 +56,14 @@ def table(
         start: added to encoding.start; every position must fit into int64. For a grid an int, or one int per axis.
         dtype: float32, float64 or float16.
         out: output array of the shape of the result and of `dtype`, with any strides.
-    Returns: (length, dim), for a grid (*length, dim), of `dtype`. `out` if given.
-    Raises: TypeError, ValueError for arguments of the wrong type or value, and for positions beyond int64.
-    Accuracy: as `sinpe_ext.table`; float16 is the float32 value, rounded.
-    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
+    Returns:
+        (length, dim), for a grid `(*length, dim)`, of `dtype`. `out` if given.
+    Raises:
+        TypeError, ValueError for arguments of the wrong type or value, and for positions beyond int64.
+    Accuracy:
+        as `sinpe_ext.table`; float16 is the float32 value, rounded.
+    Source:
+        Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
     dim = checks.dim_beside(encoding, dim)
     if checks.is_grid(encoding):
@@ -95,7 +100,8 @@ def encode(
 ) -> NDArray[Any]:
     """Returns the encodings of the given positions, which may be integers or fractional.
 
-    Equivalent to, in real arithmetic and rounded once (default encoding):
+    Equivalent to, in real arithmetic and rounded once (default encoding)::
+
         angles = positions[..., None] * 10000 ** (-np.arange(0, dim, 2) / dim)
         out[..., 0::2], out[..., 1::2] = np.sin(angles), np.cos(angles)
 
@@ -107,10 +113,13 @@ def encode(
         dim: number of channels, for encoding=None and for the name of a convention. Must be None for any other
             encoding.
         dtype: float32, float64 or float16.
-    Returns: (*positions.shape, dim), for a grid (*positions.shape[:-1], dim), of `dtype`; NaN where a position is NaN
-        or infinite.
-    Raises: TypeError, ValueError for arguments of the wrong type or value.
-    Accuracy: as `sinpe_ext.encode`; float16 is the float32 value, rounded.
+    Returns:
+        `(*positions.shape, dim)`, for a grid `(*positions.shape[:-1], dim)`, of `dtype`; NaN where a position is NaN or
+        infinite.
+    Raises:
+        TypeError, ValueError for arguments of the wrong type or value.
+    Accuracy:
+        as `sinpe_ext.encode`; float16 is the float32 value, rounded.
     """
     dim = checks.dim_beside(encoding, dim)
     if checks.is_grid(encoding):

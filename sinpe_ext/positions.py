@@ -30,7 +30,8 @@ def __dir__() -> list[str]:
 def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
     """Returns the positions of sequences that are packed into one dimension; each sequence starts at 0.
 
-    Equivalent to:
+    Equivalent to::
+
         torch.cat([torch.arange(n) for n in cu_seqlens.diff()])
 
     Args:
@@ -38,8 +39,10 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
             attention: 0, then the end of each sequence. The last one is the number of tokens.
         total: number of tokens. If given, cu_seqlens is not read back from a device other than the CPU. Tokens after
             the last end form one more sequence. None: the last of cu_seqlens.
-    Returns: (total,), int64, on the device of cu_seqlens; for x of shape (S, D) or (1, S, D).
-    Raises: TypeError, ValueError for arguments of the wrong type, shape or value.
+    Returns:
+        (total,), int64, on the device of cu_seqlens; for x of shape (S, D) or (1, S, D).
+    Raises:
+        TypeError, ValueError for arguments of the wrong type, shape or value.
     """
     dense_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.dim() != 1 or not cu_seqlens.numel():
@@ -70,16 +73,20 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
 def relative(length: int, *, device: torch.device | str | None = None) -> Tensor:
     """Returns the distances length - 1, ..., 1, 0, -1, ..., -(length - 1) for relative attention, as in Transformer-XL.
 
-    Equivalent to:
+    Equivalent to::
+
         torch.arange(length - 1, -length, -1)
 
     Args:
         length: length of the sequence, 1 or more.
         device: device of the result. None: the default device.
-    Returns: (2 * length - 1,), int64. `encode` of it is the table for relative attention (ESPnet, Conformer, NeMo);
-        `table(2 * length - 1, encoding, start=1 - length)` has the same rows in ascending order.
-    Raises: TypeError, ValueError for a length that is not a positive int.
-    Source: Dai et al. 2019, "Transformer-XL", section 3.3.
+    Returns:
+        (2 * length - 1,), int64. `encode` of it is the table for relative attention (ESPnet, Conformer, NeMo); `table(2
+        * length - 1, encoding, start=1 - length)` has the same rows in ascending order.
+    Raises:
+        TypeError, ValueError for a length that is not a positive int.
+    Source:
+        Dai et al. 2019, "Transformer-XL", section 3.3.
     """
     if not is_size(length):
         length = integer("length", length, 1, INT64_MAX // 2, "pass the number of tokens")
@@ -89,15 +96,19 @@ def relative(length: int, *, device: torch.device | str | None = None) -> Tensor
 def from_padding_mask(mask: Tensor) -> Tensor:
     """Returns positions that count the tokens of each sequence from 0 and skip padding, wherever the padding is.
 
-    Equivalent to:
+    Equivalent to::
+
         positions = attention_mask.long().cumsum(-1) - 1                      # attention_mask = ~mask
         positions.masked_fill(attention_mask == 0, 0)
 
     Args:
         mask: (B, S) or (S,), bool; True marks padding, as in `padding_mask` of `add`.
-    Returns: a tensor of the shape of mask, int64; 0 at padding.
-    Raises: TypeError, ValueError for a mask of another dtype or shape.
-    Source: the position_ids of Hugging Face transformers, which have another value than 0 at padding.
+    Returns:
+        a tensor of the shape of mask, int64; 0 at padding.
+    Raises:
+        TypeError, ValueError for a mask of another dtype or shape.
+    Source:
+        the position_ids of Hugging Face transformers, which have another value than 0 at padding.
     """
     _mask("mask", mask, (1, 2), "(S,) or (B, S)")
     return ((~mask).long().cumsum(-1) - 1).masked_fill(mask, 0)
@@ -106,7 +117,8 @@ def from_padding_mask(mask: Tensor) -> Tensor:
 def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -> tuple[Tensor, Tensor]:
     """Returns the positions of fairseq, which start at padding_idx + 1 in each sequence, and the padding mask.
 
-    Equivalent to:
+    Equivalent to::
+
         tokens = (ids != padding_idx).long()
         positions = (tokens.cumsum(-1) + past) * tokens + padding_idx
         padding_mask = ids == padding_idx
@@ -118,9 +130,12 @@ def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -
         ids: (B, S) or (S,), integers.
         padding_idx: the id of padding, 1 in fairseq.
         past: number of earlier tokens of the sequence, without padding: an int, or an integer tensor () or (B,).
-    Returns: (positions, padding_mask), of the shape of ids, int64 and bool; at padding they are padding_idx and True.
-    Raises: TypeError, ValueError for arguments of the wrong type, shape or value.
-    Source: fairseq, make_positions; Hugging Face transformers, create_position_ids_from_input_ids.
+    Returns:
+        (positions, padding_mask), of the shape of ids, int64 and bool; at padding they are padding_idx and True.
+    Raises:
+        TypeError, ValueError for arguments of the wrong type, shape or value.
+    Source:
+        fairseq, make_positions; Hugging Face transformers, create_position_ids_from_input_ids.
     """
     dense_tensor("ids", ids)
     if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex() or ids.dim() not in (1, 2):
@@ -141,16 +156,19 @@ def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -
 def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.device | str | None = None) -> Tensor:
     """Returns the coordinates of every cell of a grid.
 
-    Equivalent to:
+    Equivalent to::
+
         torch.stack(torch.meshgrid(*(torch.arange(s, s + n) for s, n in zip(start, shape)), indexing="ij"), -1)
 
     Args:
         shape: length of each axis, such as (H, W) or (T, H, W).
         start: coordinate of the first cell, one for all axes or one for each.
         device: device of the result. None: the default device.
-    Returns: (*shape, number of axes), int64; the first coordinate is that of the first axis, the row of an image.
-        `encode` of it, or of a part of it, gives the rows of the grid's table.
-    Raises: TypeError, ValueError for invalid lengths and for coordinates beyond int64.
+    Returns:
+        `(*shape, number of axes)`, int64; the first coordinate is that of the first axis, the row of an image. `encode`
+        of it, or of a part of it, gives the rows of the grid's table.
+    Raises:
+        TypeError, ValueError for invalid lengths and for coordinates beyond int64.
     """
     if isinstance(shape, (int, str)) or not isinstance(shape, Sequence) or not shape:
         raise TypeError(f"shape: expected a length for each axis, got {shown(shape)}; pass (H, W) or (T, H, W)")
@@ -181,7 +199,8 @@ def from_mask_2d(
 ) -> Tensor:
     """Returns the (y, x) positions of DETR for the pixels of padded images, counted from 1 and without padding.
 
-    Equivalent to:
+    Equivalent to::
+
         y, x = (~mask).long().cumsum(-2), (~mask).long().cumsum(-1)
         if normalize:
             y = (y.to(dtype) + offset) / (y[..., -1:, :].to(dtype) + eps) * scale
@@ -197,9 +216,12 @@ def from_mask_2d(
         eps: added to the divisor.
         offset: added to the count before normalization, -0.5 in some models of MMDetection.
         dtype: dtype of normalized positions and of the arithmetic: float64, or float32 to reproduce DETR's rounding.
-    Returns: (*mask.shape, 2), y first; int64, or `dtype` if normalized. Padding has the count of the pixel before it.
-    Raises: TypeError, ValueError for arguments of the wrong type, shape or value.
-    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers"; MMDetection for offset.
+    Returns:
+        `(*mask.shape, 2)`, y first; int64, or `dtype` if normalized. Padding has the count of the pixel before it.
+    Raises:
+        TypeError, ValueError for arguments of the wrong type, shape or value.
+    Source:
+        Carion et al. 2020, "End-to-End Object Detection with Transformers"; MMDetection for offset.
     """
     _mask("mask", mask, (2, 3), "(H, W) or (B, H, W)")
     if dtype not in (torch.float32, torch.float64):

@@ -17,7 +17,7 @@ from .loader import DeviceBackend
 class BackendInfo:
     """Which backend runs on which device and why, and what a bug report needs. `str()` gives a readable report.
 
-    Fields:
+    Attributes:
         version: version of sinpe_ext.
         torch: version of torch; None if it is not installed.
         python: version of Python.
@@ -109,8 +109,10 @@ def backend_info() -> BackendInfo:
     The CPU and CUDA libraries are loaded if that was not tried before, which may compile them; with the setting "eager"
     nothing is loaded. `python -m sinpe_ext info` prints the same with the compilers and settings that were found.
 
-    Returns: a `BackendInfo`; print it for a readable report.
-    Raises: ValueError for an invalid value of SINPE_EXT_BACKEND.
+    Returns:
+        a `BackendInfo`; print it for a readable report.
+    Raises:
+        ValueError for an invalid value of SINPE_EXT_BACKEND.
     """
     setting = loader.setting()
     devices = [_under(setting, device) for device in ("cpu", "cuda")]

@@ -105,8 +105,9 @@ class use_backend:
         name: "auto": the compiled kernels if they are available for the device, otherwise eager PyTorch; "compiled":
             the compiled kernels, or an error if they are not available; "eager": eager PyTorch. It takes precedence
             over the environment variable SINPE_EXT_BACKEND.
-    Raises: ValueError for another name; BackendUnavailableError for "compiled", if there is no compiled backend for the
-        CPU here, and if there is none for another device at the first call on that device.
+    Raises:
+        ValueError for another name; BackendUnavailableError for "compiled", if there is no compiled backend for the CPU
+        here, and if there is none for another device at the first call on that device.
     """
 
     def __init__(self, name: str):

@@ -37,7 +37,8 @@ def sequence_positions(ends: Tensor, rows: Any, first: Any = 0) -> Tensor:
         ends: (sequences + 1,), int64, contiguous: 0, then the end of each sequence.
         rows: total number of rows; rows after the last end are treated as one more sequence.
         first: an int, or int64 of shape (sequences, 1) or (1, 1); rows after the last end then begin at 0.
-    Returns: (rows,), int64.
+    Returns:
+        (rows,), int64.
     """
     index = torch.arange(rows, device=ends.device)
     if isinstance(first, Tensor):

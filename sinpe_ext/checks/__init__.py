@@ -413,7 +413,8 @@ def padding_mask(value: Any, of: Target) -> torch.Tensor:
 def start_tensor(value: torch.Tensor, of: Target, first: int) -> torch.Tensor:
     """Checks `start` given as an integer tensor of shape () or (B,).
 
-    Returns: the positions of the first rows, start + first, int64, shape (1 or B, 1).
+    Returns:
+        the positions of the first rows, start + first, int64, shape (1 or B, 1).
     """
     import torch
 

@@ -60,7 +60,8 @@ def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int |
         firsts: the starts of the axes' encodings.
         sizes: the lengths of the axes.
         batch: the number of samples, None if there is no batch dimension.
-    Returns: a list with one int or 0-d tensor per axis, or an int64 tensor of shape (B, axes), one row per sample.
+    Returns:
+        a list with one int or 0-d tensor per axis, or an int64 tensor of shape (B, axes), one row per sample.
     """
     axes = len(firsts)
     if isinstance(value, Tensor):

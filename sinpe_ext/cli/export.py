@@ -52,7 +52,8 @@ def export_header(encoding: Encoding, name: str) -> str:
         encoding: the encoding to export; its angle must be "exact".
         name: C identifier of the array, at most 52 characters; the header also defines <name>_words and <name>_dim.
 
-    Returns: the text of the header.
+    Returns:
+        the text of the header.
 
     Raises:
         TypeError: not an Encoding, or a name that is not a string.

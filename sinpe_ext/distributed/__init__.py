@@ -29,16 +29,19 @@ def __dir__() -> list[str]:
 def shard_start(length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None) -> int:
     """Returns the index in the sequence of the first row of this process.
 
-    Equivalent to, for the shards of torch.chunk and of Shard in DTensor:
+    Equivalent to, for the shards of torch.chunk and of Shard in DTensor::
+
         min(math.ceil(length / ranks) * rank, length)
 
     Args:
         length: length of the whole sequence.
         mesh: the device mesh over which the sequence is sharded.
         mesh_dim: the dimension of the mesh over which it is sharded, an index or a name. None: the only one.
-    Returns: an int from 0 to length; `length` if the shard of this process is empty.
-    Raises: TypeError, ValueError for arguments of the wrong type or value; RuntimeError in a process that is not part
-        of the mesh.
+    Returns:
+        an int from 0 to length; `length` if the shard of this process is empty.
+    Raises:
+        TypeError, ValueError for arguments of the wrong type or value; RuntimeError in a process that is not part of
+        the mesh.
     """
     return _run(checks.length(length), mesh, mesh_dim)[0]
 
@@ -48,15 +51,18 @@ def shard_positions(
 ) -> Tensor:
     """Returns the positions of the rows of this process, for a sequence that is sharded into contiguous chunks.
 
-    Equivalent to:
+    Equivalent to::
+
         distribute_tensor(start + torch.arange(length), mesh, [Shard(0)]).to_local()
 
     Args:
         length, mesh, mesh_dim: as in `shard_start`.
         start: position of the first row of the sequence. Include encoding.start, as it is not added to positions.
         device: device of the result. None: that of the mesh.
-    Returns: (number of rows of this process,), int64, for `positions=`.
-    Raises: as `shard_start`; ValueError for positions beyond int64.
+    Returns:
+        (number of rows of this process,), int64, for `positions=`.
+    Raises:
+        as `shard_start`; ValueError for positions beyond int64.
     """
     first, count = _run(checks.length(length), mesh, mesh_dim)
     begin = checks.start(start) + first
@@ -79,7 +85,8 @@ def context_parallel_positions(
     chunk and the r-th from the end, so that causal attention is the same amount of work on every rank (Llama 3,
     arXiv:2407.21783, section 3.3.2). The rows of a process are then not contiguous.
 
-    Equivalent to:
+    Equivalent to::
+
         positions = start + torch.arange(length)
         with context_parallel(mesh, buffers=[positions], buffer_seq_dims=[0]):
             return positions.clone()
@@ -89,8 +96,10 @@ def context_parallel_positions(
         load_balance: True: the order above; False: contiguous chunks. None: True if length is a multiple of 2 n, as in
             torch.
         start, device: as in `shard_positions`.
-    Returns: (length / n,), int64, for `positions=`.
-    Raises: ValueError for a length that is not such a multiple; otherwise as `shard_positions`.
+    Returns:
+        (length / n,), int64, for `positions=`.
+    Raises:
+        ValueError for a length that is not such a multiple; otherwise as `shard_positions`.
     """
     length = checks.length(length)
     rank, ranks = _rank_and_size(mesh, mesh_dim)
@@ -127,8 +136,10 @@ def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = 
         mesh: the device mesh; all its processes must call this function.
         seed: as in `add`. None: the first process draws one from torch's generator of the device.
         device: device of the result. None: that of the mesh.
-    Returns: (), int64, for `seed=`.
-    Raises: TypeError for a seed of the wrong type; RuntimeError in a process that is not part of the mesh.
+    Returns:
+        (), int64, for `seed=`.
+    Raises:
+        TypeError for a seed of the wrong type; RuntimeError in a process that is not part of the mesh.
     """
     from ..checks import seeds
     from . import dtensor

@@ -19,7 +19,7 @@ from .values import MAX_DIM, integer
 class Convention(NamedTuple):
     """The encoding that a name stands for, and its documentation.
 
-    Fields:
+    Attributes:
         description: one line.
         users: papers, libraries and models that use it.
         formula: the channels at position p, with d = dim, h = d // 2 and i the index of a pair.
@@ -185,7 +185,8 @@ def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding: .
 def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding:
     """Returns the encoding of a library or paper by name.
 
-    Equivalent to, for convention("t2t", 512, start=3):
+    Equivalent to, for convention("t2t", 512, start=3)::
+
         Encoding(512, layout="sin_cos", shift=1, odd="pad", start=3)
 
     Args:
@@ -194,7 +195,8 @@ def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding:
         fields: fields of `Encoding` that override those of the convention. For a grid they override those of every
             axis, where a tuple has one value per axis; order and arrangement of the `GridEncoding` can be overridden as
             well. "nerf" and "tcnn" have the additional argument axes=n, for points with n coordinates.
-    Returns: an Encoding; a GridEncoding for conventions of images, videos and volumes, and with axes=n.
+    Returns:
+        an Encoding; a GridEncoding for conventions of images, videos and volumes, and with axes=n.
 
     Raises:
         TypeError: a name that is not a string, or an unknown field.
@@ -218,7 +220,8 @@ def conventions() -> dict[str, str]:
         >>> sinpe.conventions()["unit"]
         "the paper's encoding divided by sqrt(d); used by NeMo (FixedPositionalEncoding)"
 
-    Returns: a new dict from name to description, with the libraries and papers that use the convention; one-dimensional
+    Returns:
+        a new dict from name to description, with the libraries and papers that use the convention; one-dimensional
         conventions first, then those of grids.
     """
     entries: dict[str, Any] = {**CATALOGUE, **GRIDS}

@@ -57,7 +57,8 @@ class Encoding:
 
     Instances are immutable, hashable and compare by value.
 
-    Equivalent to (layout="interleaved", even dim), in real arithmetic instead of float32:
+    Equivalent to (layout="interleaved", even dim), in real arithmetic instead of float32::
+
         w = position_scale * base ** (-exponent_scale * torch.arange(dim // 2) / (exponent_dim / 2 - shift))
         pe[:, 0::2] = amplitude * torch.sin(positions[:, None] * w)
         pe[:, 1::2] = amplitude * torch.cos(positions[:, None] * w)
@@ -90,7 +91,8 @@ class Encoding:
         TypeError: a field of the wrong type, or an unknown field.
         ValueError: a field out of range, or an invalid combination of fields.
 
-    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
+    Source:
+        Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
 
     dim: int
@@ -182,8 +184,10 @@ class Encoding:
 
         Args:
             fields: fields of `Encoding` with their new values, dim included.
-        Returns: a new Encoding; all fields are checked again.
-        Raises: TypeError, ValueError as the constructor.
+        Returns:
+            a new Encoding; all fields are checked again.
+        Raises:
+            TypeError, ValueError as the constructor.
         """
         current = {name: getattr(self, name) for name in FIELDS}
         current.update(fields)
@@ -192,8 +196,10 @@ class Encoding:
     def frequencies_radians(self) -> tuple[float, ...]:
         """Returns the angular frequencies in radians per position, position_scale included, as float64.
 
-        Returns: one per pair; for cos_frequency="own" one per channel in pair order (sin 0, cos 0, sin 1, ...).
-        Accuracy: correctly rounded.
+        Returns:
+            one per pair; for cos_frequency="own" one per channel in pair order (sin 0, cos 0, sin 1, ...).
+        Accuracy:
+            correctly rounded.
         """
         if is_in_graph():  # torch.compile cannot trace the exact arithmetic
             return _radians(to_fields(self))
@@ -202,11 +208,14 @@ class Encoding:
     def timescales(self) -> tuple[float, ...]:
         """Returns the timescales, 1 / frequencies_radians, as float64; infinite where a frequency is 0.
 
-        Equivalent to (default fields):
+        Equivalent to (default fields)::
+
             torch.pow(base, torch.arange(0, dim, 2) / dim)
 
-        Returns: one per pair; for cos_frequency="own" one per channel in pair order (sin 0, cos 0, sin 1, ...).
-        Accuracy: correctly rounded.
+        Returns:
+            one per pair; for cos_frequency="own" one per channel in pair order (sin 0, cos 0, sin 1, ...).
+        Accuracy:
+            correctly rounded.
         """
         if is_in_graph():  # torch.compile cannot trace the exact arithmetic
             return _timescales(to_fields(self))

@@ -37,7 +37,8 @@ class GridEncoding:
 
     Instances are immutable, hashable and compare by value.
 
-    Equivalent to, for two axes and arrangement="blocks":
+    Equivalent to, for two axes and arrangement="blocks"::
+
         rows, columns = sinpe.table(H, axes[0]), sinpe.table(W, axes[1])
         torch.cat([rows[:, None].expand(H, W, -1), columns[None].expand(H, W, -1)], -1)
 
@@ -129,8 +130,10 @@ class GridEncoding:
         Args:
             fields: axes, order, arrangement or dim, with their new values. If dim is the sum over the axes, it
                 changes with new axes. Fields of the axes are changed by `with_axes`.
-        Returns: a new GridEncoding; all fields are checked again.
-        Raises: TypeError, ValueError as the constructor.
+        Returns:
+            a new GridEncoding; all fields are checked again.
+        Raises:
+            TypeError, ValueError as the constructor.
         """
         current = self.__getstate__()
         if self.dim == sum(axis.dim for axis in self.axes):
@@ -146,14 +149,17 @@ class GridEncoding:
     def with_axes(self, **fields: Any) -> GridEncoding:
         """Returns a copy with fields of the Encoding of every axis changed.
 
-        Equivalent to, for base=(10000, 100):
+        Equivalent to, for base=(10000, 100)::
+
             grid.replace(axes=(grid.axes[0].replace(base=10000), grid.axes[1].replace(base=100)))
 
         Args:
             fields: fields of `Encoding` with their new values; a tuple has one value per axis, any other value applies
                 to all axes. `frequencies`, which is itself a tuple, also applies to all axes.
-        Returns: a new GridEncoding.
-        Raises: TypeError, ValueError as the constructors, and for a tuple of another length.
+        Returns:
+            a new GridEncoding.
+        Raises:
+            TypeError, ValueError as the constructors, and for a tuple of another length.
         """
         return self.replace(
             axes=tuple(axis.replace(**of_axis(fields, k, self.ndim)) for k, axis in enumerate(self.axes))
@@ -166,7 +172,8 @@ class GridEncoding:
 
         The position_scale of each axis is multiplied by base_size / length / scale.
 
-        Equivalent to, for each axis (diffusers):
+        Equivalent to, for each axis (diffusers)::
+
             coordinate = torch.arange(length) / (length / base_size) / scale
 
         Args:
@@ -174,9 +181,12 @@ class GridEncoding:
             base_size: length of the axes that the model was trained with, one for each axis or one for all, above 0.
                 None: `lengths`.
             scale: interpolation_scale of diffusers, one for each axis or one for all, above 0.
-        Returns: a new GridEncoding.
-        Raises: TypeError, ValueError for arguments of the wrong type, value or length.
-        Accuracy: the new position_scale is the exact fraction.
+        Returns:
+            a new GridEncoding.
+        Raises:
+            TypeError, ValueError for arguments of the wrong type, value or length.
+        Accuracy:
+            the new position_scale is the exact fraction.
         """
         if len(lengths) != self.ndim:
             raise ValueError(f"lengths: expected {self.ndim}, one per axis, got {len(lengths)}; pass the grid's shape")

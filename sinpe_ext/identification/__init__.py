@@ -24,7 +24,7 @@ from .table import Refused, as_rows, has_sinusoids
 class Match:
     """An encoding that reproduces a table, with the name of its convention.
 
-    Fields:
+    Attributes:
         name: name of the convention; "custom" if the encoding has no name.
         aliases: names of other conventions that give the same table.
         encoding: the encoding; `sinpe.table(rows - extra_tokens, encoding)`, or `sinpe.table(shape, encoding)` for a
@@ -85,7 +85,7 @@ def _fields(code: str) -> set[str]:
 class Matches(list[Match]):
     """The result of `identify`: a list of `Match`, best first; empty if no encoding fits.
 
-    Fields:
+    Attributes:
         reason: why no encoding fits; "" if there are matches.
         closest: if no encoding fits, the `Match` with the smallest max_error, or None if none is close.
     """
@@ -124,8 +124,9 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
         shape: lengths of the axes of a flattened grid, (H, W) or (T, H, W). None: the table has rows of one coordinate,
             or its shape is found from the values.
         top: largest number of matches to return.
-    Returns: a `Matches`, a list of `Match`, best first. It is empty if no encoding fits (a learned table, a cache of
-        rotary embeddings, noise); its `reason` and `closest` then say what was found.
+    Returns:
+        a `Matches`, a list of `Match`, best first. It is empty if no encoding fits (a learned table, a cache of rotary
+        embeddings, noise); its `reason` and `closest` then say what was found.
     Raises:
         TypeError: a table that is neither a tensor nor an array, or a shape that is not a sequence of integers.
         ValueError: a shape that the table cannot have.

@@ -387,7 +387,7 @@ class Fit(NamedTuple):
 class Noise(NamedTuple):
     """Rounding errors of the stored values.
 
-    Fields:
+    Attributes:
         size: error of a large value.
         relative: whether the error is relative to each value (16-bit types).
         unit: largest relative error of storing a value.
@@ -488,7 +488,7 @@ def _subset(samples: Samples, channels: Channels, noise: Noise) -> Subset:
 class Tolerance(NamedTuple):
     """How much worse than the best fit a wave may be and still be the one that the table was computed from.
 
-    Fields:
+    Attributes:
         limit: largest rms error.
         factor: factor on the rms error of the best fit that its noise allows.
         of_amplitude: rms error caused by an amplitude that was rounded to float32.

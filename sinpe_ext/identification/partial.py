@@ -19,7 +19,7 @@ FIRST_ROWS = 64
 class View(NamedTuple):
     """Rows (n, d), interpreted as a sequence or a grid.
 
-    Fields:
+    Attributes:
         grid: lengths of the grid; None: a sequence.
         known: try only named conventions without changes.
         offset: index of the first row in the given table.

@@ -33,7 +33,7 @@ def __dir__() -> list[str]:
 class Swap:
     """The result of `swap` for one module.
 
-    Fields:
+    Attributes:
         name: qualified name of the module, the first one if it is shared; "" for the model itself.
         old_class: its original class, with the Python module that defines it.
         swapped: whether the module was replaced (with dry_run, whether it would be).
@@ -73,7 +73,7 @@ class Report(list[Swap]):
 
     If it is empty, the model may still have sinusoidal modules of a form that is not recognized.
 
-    Fields:
+    Attributes:
         model: the model with the replaced modules, the one that was passed unless inplace=False.
     """
 
@@ -122,7 +122,8 @@ def swap(
 ) -> Report:
     """Replaces the sinusoidal modules of a model by this library, and returns a report.
 
-    Equivalent to, for each module whose output stays the same except for the float32 error of its angles:
+    Equivalent to, for each module whose output stays the same except for the float32 error of its angles::
+
         module.__class__ = a subclass of its class, whose forward calls the functions of this library
 
     Example:
@@ -162,7 +163,8 @@ def swap(
             but the dropout masks are those of this library; by default they are those of torch, as in the original
             module.
         dry_run: report what would be done and change nothing.
-    Returns: a `Report`, a list of `Swap`.
+    Returns:
+        a `Report`, a list of `Swap`.
     Raises:
         TypeError: a model that is not an nn.Module, or an argument of the wrong type.
         ValueError: an unknown angle; with strict=True, modules that cannot be replaced.

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class SinusoidalPositionalEncoding(nn.Module):
     """Computes dropout(scale * x + alpha * PE) for any sequence length; by default its state dict is empty.
 
-    Equivalent to, except for the rounding of a stored table:
+    Equivalent to, except for the rounding of a stored table::
+
         self.dropout(scale * x + alpha * self.pe[:, start : start + x.size(1)])
 
     The default is batch first. PyTorch's tutorial and nn.Transformer have the sequence first: the tutorial's
@@ -56,7 +57,8 @@ class SinusoidalPositionalEncoding(nn.Module):
             a shard that is an ordinary tensor would otherwise be encoded from position 0. DTensors need no positions.
         device: device of a learned alpha and of the buffer `pe`. The result has the device and the dtype of x.
         dtype: dtype of a learned alpha. For a 16-bit dtype alpha is float32, because 16 bits would lose small updates.
-    Raises: TypeError, ValueError for arguments of the wrong type or value.
+    Raises:
+        TypeError, ValueError for arguments of the wrong type or value.
     """
 
     alpha: Any
@@ -174,8 +176,10 @@ class SinusoidalPositionalEncoding(nn.Module):
             padding_mask: (S,) or (B, S), bool; rows where it is True are padding and get no encoding.
             seed: seed of the dropout mask, as in `add`. None: drawn from torch's generator of the device.
             grid_shape: overrides the grid_shape of the layer, for images of another size.
-        Returns: a tensor of the shape, dtype and device of x.
-        Raises: IndexError for a position that max_len does not allow; otherwise as `add`.
+        Returns:
+            a tensor of the shape, dtype and device of x.
+        Raises:
+            IndexError for a position that max_len does not allow; otherwise as `add`.
         """
         if unnamed or unknown:
             shared.refuse_arguments(self, unnamed, unknown)
@@ -214,7 +218,8 @@ class SinusoidalPositionalEncoding(nn.Module):
 class SinusoidalEmbedding(nn.Embedding):
     """Computes dropout(scale * weight[ids] + alpha * PE): nn.Embedding and positional encoding in one pass.
 
-    Equivalent to:
+    Equivalent to::
+
         SinusoidalPositionalEncoding(embedding_dim, dropout, scale=scale)(nn.Embedding(num_embeddings, ...)(ids))
 
     A subclass of nn.Embedding with the same parameter `weight` (which may be tied to another layer), state dict,
@@ -230,7 +235,8 @@ class SinusoidalEmbedding(nn.Embedding):
         encode_padding: if False, tokens equal to padding_idx get no encoding.
         batch_first: ids are (batch, ..., sequence) if True and (sequence, batch, ...) if False.
         require_positions, max_len: as in SinusoidalPositionalEncoding.
-    Raises: TypeError, ValueError for arguments of the wrong type or value.
+    Raises:
+        TypeError, ValueError for arguments of the wrong type or value.
     """
 
     alpha: Any
@@ -314,8 +320,10 @@ class SinusoidalEmbedding(nn.Embedding):
                 shares its memory.
             freeze: if True, weight does not require grad.
             padding_idx, options: arguments of the constructor.
-        Returns: the layer.
-        Raises: TypeError, ValueError for arguments of the wrong type or value.
+        Returns:
+            the layer.
+        Raises:
+            TypeError, ValueError for arguments of the wrong type or value.
         """
         if isinstance(embeddings, nn.Embedding):
             raise TypeError("embeddings: expected a torch.Tensor, got an nn.Embedding; pass its weight")
@@ -346,9 +354,10 @@ class SinusoidalEmbedding(nn.Embedding):
             start: position of the first token, added to encoding.start: an int, a 0-d tensor, or (B,), one per sample.
             padding_mask: (S,) or (B, S), bool; tokens where it is True are padding and get no encoding.
             seed: seed of the dropout mask, as in `add`. None: drawn from torch's generator of the device.
-        Returns: (*ids.shape, embedding_dim), in the dtype and on the device of weight.
-        Raises: IndexError for an id outside of weight and for a position that max_len does not allow; otherwise as
-            `embed`.
+        Returns:
+            `(*ids.shape, embedding_dim)`, in the dtype and on the device of weight.
+        Raises:
+            IndexError for an id outside of weight and for a position that max_len does not allow; otherwise as `embed`.
         """
         if unnamed or unknown:
             shared.refuse_arguments(self, unnamed, unknown)

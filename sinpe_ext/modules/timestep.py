@@ -28,7 +28,8 @@ _warned = False
 class TimestepEncoding(nn.Module):
     """Encodes timesteps or noise levels at their exact value. The layer has no parameters and an empty state dict.
 
-    Equivalent to:
+    Equivalent to::
+
         sinpe.encode(t, sinpe.convention(encoding, dim, **fields), dtype=dtype)
 
     `TimestepEncoding(256)` is diffusers' `Timesteps(256, flip_sin_to_cos=False, downscale_freq_shift=1)`,
@@ -44,10 +45,14 @@ class TimestepEncoding(nn.Module):
         device: accepted as in PyTorch's layers and not used: the layer holds no tensor, and the result is on the device
             of t.
         fields: fields of `Encoding` that override those of `encoding`, such as position_scale=1000 or base=...
-    Raises: TypeError, ValueError for arguments of the wrong type or value.
-    Accuracy: as `encode`. The product of t and position_scale is exact, not rounded to a dtype.
-    Gradient: for a floating-point t, of any order.
-    Source: Ho et al. 2020, "Denoising Diffusion Probabilistic Models", appendix B.
+    Raises:
+        TypeError, ValueError for arguments of the wrong type or value.
+    Accuracy:
+        as `encode`. The product of t and position_scale is exact, not rounded to a dtype.
+    Gradient:
+        for a floating-point t, of any order.
+    Source:
+        Ho et al. 2020, "Denoising Diffusion Probabilistic Models", appendix B.
     """
 
     __prepare_scriptable__ = shared.refuse_script
@@ -74,8 +79,10 @@ class TimestepEncoding(nn.Module):
         Args:
             t: any shape; integers, float32 or float64, used at their exact value. encoding.start is not added. bfloat16
                 and float16 are used at their stored value, with one warning per process.
-        Returns: (*t.shape, dim) in the dtype of the layer, on the device of t; NaN where t is NaN or infinite.
-        Raises: TypeError if t is not a tensor, or is of a bool, complex or 8-bit floating-point dtype.
+        Returns:
+            `(*t.shape, dim)` in the dtype of the layer, on the device of t; NaN where t is NaN or infinite.
+        Raises:
+            TypeError if t is not a tensor, or is of a bool, complex or 8-bit floating-point dtype.
         """
         if unnamed or unknown:
             shared.refuse_arguments(self, unnamed, unknown)

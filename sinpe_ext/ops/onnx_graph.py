@@ -38,12 +38,14 @@ def standard_operators() -> Iterator[None]:
     """Context manager: torch.export.export produces a program of standard operators only, for runtimes without the
     operators of this package.
 
-    torch.onnx.export of a module does not need it. Equivalent to such an export, with a program that can be saved:
+    torch.onnx.export of a module does not need it. Equivalent to such an export, with a program that can be saved::
+
         with standard_operators():
             program = torch.export.export(model, arguments)
         torch.onnx.export(program, dynamo=True)
 
-    Accuracy: as `encode` below. Raises ValueError for dropout.
+    Accuracy:
+        as `encode` below. Raises ValueError for dropout.
     """
     token = standard_operators_asked.set(True)
     try:
@@ -66,8 +68,9 @@ def table(plan: Plan, length: Any, start: Any, dtype: torch.dtype, device: torch
 def encode(plan: Plan, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """The encoding of int64, float32 or float64 positions, (*positions.shape, dim).
 
-    Accuracy: float32 within 1 ULP (0.5 + 2**-20) for every int64 and every float32 position below 2**76 in size, NaN
-        beyond; float64 within 4 ULP for int64 positions; 16-bit the float32 value, rounded.
+    Accuracy:
+        float32 within 1 ULP (0.5 + 2**-20) for every int64 and every float32 position below 2**76 in size, NaN beyond;
+        float64 within 4 ULP for int64 positions; 16-bit the float32 value, rounded.
     """
     if not plan.n_osc:
         return torch.zeros((*positions.shape, plan.dim), dtype=dtype, device=positions.device)

@@ -25,7 +25,8 @@ from .tiles import Rows, accumulation, arranged, block
 def add(plan: Plan, a: Add, out: Tensor | None = None) -> Tensor:
     """dropout(scale * x + alpha * PE), without gradient.
 
-    Equivalent to, with acc = float64 for float64 x and float32 otherwise:
+    Equivalent to, with acc = float64 for float64 x and float32 otherwise::
+
         total = scale * x.to(acc) + alpha * pe.to(acc)             # padded rows: scale * x.to(acc)
         torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop_threshold = 0: total.to(x.dtype)
 
@@ -51,7 +52,8 @@ def add(plan: Plan, a: Add, out: Tensor | None = None) -> Tensor:
 def dropout(a: Dropout, out: Tensor | None = None) -> Tensor:
     """dropout(scale * x), without gradient; its own adjoint.
 
-    Equivalent to, with acc as in `add`:
+    Equivalent to, with acc as in `add`::
+
         total = scale * x.to(acc)
         torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop_threshold = 0: total.to(x.dtype)
 
@@ -72,15 +74,18 @@ def row_dots(plan: Plan, a: RowDots) -> Tensor:
     """The dot product of each row of `grad`, after dropout, with its row of the encoding; used for the gradients of
     alpha and positions.
 
-    Equivalent to:
+    Equivalent to::
+
         weights = kept_scale * angular_frequencies * pe.double()                 # padded rows: 0
         (torch.where(keep, grad.double(), 0.0) * weights).sum(-1)
 
     Args:
         a.grad: as x of `add`; positions, start and padding_mask are as in `add`, too.
         a.angular_frequencies: float64, (dim,), a factor for each channel; None: ones.
-    Returns: float64, grad.shape[:-1], contiguous.
-    Accuracy: products and sums in float64; the order of summation depends on dim alone.
+    Returns:
+        float64, grad.shape[:-1], contiguous.
+    Accuracy:
+        products and sums in float64; the order of summation depends on dim alone.
     """
     grad = a.grad
     source = _rows(plan, a, grad, grad.shape[-2])
@@ -107,7 +112,8 @@ def row_dots(plan: Plan, a: RowDots) -> Tensor:
 def embed(plan: Plan, e: Embed) -> Tensor:
     """dropout(scale * weight[ids] + alpha * PE), without gradient.
 
-    Equivalent to:
+    Equivalent to::
+
         add(plan, weight[ids], positions, start, scale, alpha, padding_mask, seed, drop_threshold, rng_offsets)
 
     Args:
@@ -115,9 +121,11 @@ def embed(plan: Plan, e: Embed) -> Tensor:
         e.ids: int64, (B, *M, S) or (S,).
         e.weight: (num_embeddings, dim), floating point.
         e.positions, e.start, e.scale, e.alpha, e.padding_mask: as in `add`.
-    Returns: (*ids.shape, dim), contiguous, the dtype of weight.
-    Raises: IndexError if an id is not a row of weight, before anything is written; only on the CPU, since the check
-        would synchronize with other devices.
+    Returns:
+        (*ids.shape, dim), contiguous, the dtype of weight.
+    Raises:
+        IndexError if an id is not a row of weight, before anything is written; only on the CPU, since the check would
+        synchronize with other devices.
     """
     ids, weight = e.ids, e.weight
     source = _rows(plan, e, weight, ids.shape[-1], e.alpha)
@@ -140,7 +148,8 @@ def embed(plan: Plan, e: Embed) -> Tensor:
 def embed_backward(b: EmbedBackward) -> Tensor:
     """The gradient of `embed` with respect to weight; deterministic.
 
-    Equivalent to, in float32 (float64 for float64 grad):
+    Equivalent to, in float32 (float64 for float64 grad)::
+
         rows = torch.where(keep, grad, 0.0).reshape(-1, dim)
         sums = torch.stack([sum_of(rows[ids.flatten() == id]) for id in range(num_embeddings)])
         sums * (scale * kept_scale)                            # row padding_idx: 0
@@ -155,8 +164,10 @@ def embed_backward(b: EmbedBackward) -> Tensor:
         b.ids: int64.
         b.padding_idx: the row that receives no gradient, -1 for none.
         b.scale: multiplied by the kept scale; the product is rounded once.
-    Returns: (num_embeddings, dim), contiguous, the dtype of grad; rows without a token are +0.
-    Raises: as `embed`.
+    Returns:
+        (num_embeddings, dim), contiguous, the dtype of grad; rows without a token are +0.
+    Raises:
+        as `embed`.
     """
     grad, ids = b.grad, b.ids
     _check_ids(ids, b.num_embeddings)

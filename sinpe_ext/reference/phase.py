@@ -230,7 +230,8 @@ def angles(a: Arrays, p: Array, osc: Oscillators) -> tuple[Array, Array] | None:
     """2 pi p f reduced to [-pi, pi], fast: (angles, error bound of their sines, see `sine_bound`); None if out of
     range.
 
-    Args: p of shape (rows, 1), not empty; oscillators of shape (n,).
+    Args:
+        p of shape (rows, 1), not empty; oscillators of shape (n,).
     """
     xp = a.xp
     largest = float(xp.abs(a.cast(p, xp.float64)).max())

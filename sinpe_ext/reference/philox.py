@@ -53,7 +53,8 @@ def keep(
         rng_offsets: [base, *steps], the index of the first element and its increment along each dimension; empty:
             row-major.
         device: device of the result.
-    Returns: bool of `shape`, True = kept. May be an expanded tensor, so it must not be written to.
+    Returns:
+        bool of `shape`, True = kept. May be an expanded tensor, so it must not be written to.
     """
     device, shape = torch.device(device), tuple(shape)
     if device.type not in COMPUTED_HERE:

@@ -40,8 +40,10 @@ def table(
         dtype: of the result, a dtype of `xp`.
         device: for torch.
         xp: torch (the default) or numpy.
-    Returns: (length, dim).
-    Accuracy: float32 correctly rounded; 16-bit the float32 value rounded again; float64 within 1 ULP.
+    Returns:
+        (length, dim).
+    Accuracy:
+        float32 correctly rounded; 16-bit the float32 value rounded again; float64 within 1 ULP.
     """
     a = arrays(xp, device)
     if a.device is not None and a.device.type not in COMPUTED_HERE:
@@ -57,8 +59,10 @@ def encode(plan: Plan, positions: Array, dtype: Any, xp: ModuleType | None = Non
         positions: int64, float32 or float64, any shape; floats are taken at their exact value.
         dtype: of the result, a dtype of `xp`.
         xp: torch (the default) or numpy.
-    Returns: (*positions.shape, dim), on the device of `positions`; NaN where a position is NaN or infinite.
-    Accuracy: as `table`.
+    Returns:
+        `(*positions.shape, dim)`, on the device of `positions`; NaN where a position is NaN or infinite.
+    Accuracy:
+        as `table`.
     """
     device = getattr(positions, "device", None) if xp is None or xp.__name__ != "numpy" else None
     a = arrays(xp, device)

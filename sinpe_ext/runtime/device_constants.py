@@ -34,7 +34,8 @@ def on_device(
         key: hashable, identifies the constant.
         make: returns the constant on the CPU; called on first use.
         note: called with each new copy.
-    Raises: RuntimeError if the first use is inside a CUDA graph capture.
+    Raises:
+        RuntimeError if the first use is inside a CUDA graph capture.
     """
     copy = _copies.get((key, device))
     if copy is None:
