@@ -237,19 +237,14 @@ def asan(session: nox.Session) -> None:
     # A report ends its worker, which pytest-xdist replaces. Omitted: builds, and tests in eager PyTorch, which run no
     # compiled code of this project.
     command = ["python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not builds"]
-    emulated = (ROOT / "tests" / "emulated.txt").read_text().split()
     runs = {
-        "compiled": (session.posargs or ["tests"], "not [eager and not -eager"),
+        "compiled": "not [eager and not -eager",
         # Omitted in addition: a test of the IndexError for an invalid id, which gives a row of NaN in the CUDA kernels.
-        "emulated": (
-            [file for file in emulated if file in (session.posargs or emulated)],
-            "not [eager and not -eager and not an_id_that_is_no_row",
-        ),
+        "emulated": "not [eager and not -eager and not an_id_that_is_no_row",
     }
     session.run("python", "-m", "pytest", "-q", "tests/suite/test_sanitizers.py", env=settings)  # planted faults
-    for backend, (files, names) in runs.items():
-        if files:
-            required = f"--require-backend={backend}"
-            session.run(*command, required, "-k", names, *files, env=settings, success_codes=[0, 5])
+    for backend, names in runs.items():
+        required, files = f"--require-backend={backend}", session.posargs or ["tests"]
+        session.run(*command, required, "-k", names, *files, env=settings, success_codes=[0, 5])
     if wrong := [path for path in reports.iterdir() if "ERROR: " in path.read_text(errors="replace")]:
         session.error(f"reports, of child processes too: {', '.join(map(str, wrong))}")

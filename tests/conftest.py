@@ -18,18 +18,18 @@ import pytest  # noqa: E402
 import tiers  # noqa: E402
 
 try:  # not needed by the tests on a GPU
-    import fuzzing
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 except ImportError:
-    fuzzing = None  # type: ignore[assignment]
-else:
+    pass
+else:  # `ci` draws the same examples in each run; no deadline, because a first use may compile
+    slow = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    settings.register_profile("ci", max_examples=250, derandomize=True, deadline=None, suppress_health_check=slow)
+    settings.register_profile("long", max_examples=5000, database=None, deadline=None, suppress_health_check=slow)
     settings.load_profile("ci")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(tiers, "tiers")
-    if fuzzing is not None:
-        pluginmanager.register(fuzzing, "fuzzing")
     parser.addoption(
         "--require-backend",
         choices=("compiled", "eager", "cuda", "emulated"),
@@ -82,6 +82,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             report.missing(reason)
             pytest.exit(f"not run: {reason}", returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
         pytest.exit(f"--require-backend={required}: {reason}\n\n{sinpe_ext.backend_info()}", returncode=1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--require-backend") == "emulated":
+        others = [item for item in items if not item.get_closest_marker("emulated")]
+        items[:] = [item for item in items if item.get_closest_marker("emulated")]
+        config.hook.pytest_deselected(items=others)
 
 
 def _load_emulated() -> None:

@@ -41,7 +41,7 @@ COMMANDS = {
     "test-all": "make test-all",
     "tsan": "cmake --workflow --preset tsan",
 }
-SAID = re.compile(r"(?:result|hypothesis): (.*)|(?:=+ )?(\d+ (?:passed|failed)[^=]*)(?: =+)?|(\d+% tests passed.*)")
+SAID = re.compile(r"result: (.*)|(?:=+ )?(\d+ (?:passed|failed)[^=]*)(?: =+)?|(\d+% tests passed.*)")
 
 
 def run(command: str) -> dict[str, object]:

@@ -18,6 +18,8 @@ from sinpe_ext.calls import grid_rows
 from sinpe_ext.ops.operator import OPERATORS
 from sinpe_ext.ops.packed_plan import pack_plan
 
+pytestmark = pytest.mark.emulated
+
 B, S, D, ROWS = 2, 3, 8, 5
 GRID = sinpe.GridEncoding((sinpe.Encoding(D),))
 KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}

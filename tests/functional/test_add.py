@@ -13,6 +13,8 @@ from torch import Tensor
 
 import sinpe_ext as sinpe
 
+pytestmark = pytest.mark.emulated
+
 B, S, D = 3, 7, 10
 FAIRSEQ = sinpe.convention("fairseq", D)  # the first position is 2
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

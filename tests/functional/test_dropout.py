@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
 
+pytestmark = pytest.mark.emulated
+
 B, S, D = 3, 5, 11  # rows that start inside a group of eight
 P, SEED = 0.3, 1234567890123
 THRESHOLD = round(P * 65536)

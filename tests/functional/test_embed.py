@@ -13,6 +13,8 @@ from torch.nn import functional
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalEmbedding as Layer
 
+pytestmark = pytest.mark.emulated
+
 V, B, S, D = 13, 3, 6, 10
 P, SEED = 0.3, 77
 # float32 sums of a few dozen terms of size 1, in another order

@@ -15,6 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalEmbedding as Layer
 
+pytestmark = pytest.mark.emulated
+
 V, B, S, D = 13, 3, 6, 10
 P, SEED = 0.3, 77
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

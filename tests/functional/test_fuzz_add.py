@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from add_forms import BACKENDS, FORMS, check_form
-from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import (
@@ -30,7 +29,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding
 
-pytestmark = pytest.mark.usefixtures("need_kernels")
+pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("need_kernels")]
 
 
 class Shape(NamedTuple):
@@ -62,7 +61,6 @@ def shapes(draw: st.DrawFn, dim: int, least: int = 0) -> Shape:
     return Shape(tuple(shape), seq_dim - signs[0], channel_dim - signs[1], order, batch, length)
 
 
-@fuzz(900)
 @given(encodings(24), st.data(), st.sampled_from(DTYPES), st.sampled_from(FORMS))
 def test_add(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, form: str) -> None:
     """Each form of `add`, on each backend, equals the formula and writes nothing but the result."""
@@ -80,7 +78,6 @@ def test_add(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, form: 
     check_form(draw, form, shape.shape, dtype, encoding, lambda: arguments | dropout.arguments(), want)
 
 
-@fuzz(450)
 @given(encodings(16), st.data(), st.sampled_from(DTYPES), st.sampled_from(("add", "add_")))
 def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, form: str) -> None:
     """Gradients of alpha and positions equal their formulas; that of x is bitwise equal."""
@@ -158,7 +155,6 @@ def check_position_gradient(
                 assert abs(float(got[sample, s]) - want) <= limit, (float(got[sample, s]), want, size)
 
 
-@fuzz(250)
 @given(encodings(24), st.data(), st.sampled_from(DTYPES))
 def test_rows_of_parts_equal_rows_of_whole(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:
     """Rows computed in two calls, or sample by sample, equal those of one call."""

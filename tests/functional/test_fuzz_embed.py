@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import (
@@ -29,7 +28,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding
 
-pytestmark = pytest.mark.usefixtures("need_kernels")
+pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("need_kernels")]
 BACKENDS = ("compiled", "eager")
 IDS = (torch.int64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -108,7 +107,6 @@ def forward(case: Any, weight: Tensor, encoding: Encoding, alpha: Any) -> Tensor
     )
 
 
-@fuzz(450)
 @given(encodings(24), st.data(), st.sampled_from(DTYPES))
 def test_embed(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:
     draw, vocabulary = data.draw, data.draw(st.sampled_from((1, 2, 7, 100)))
@@ -134,7 +132,6 @@ def test_embed(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> N
         assert same(results["compiled"], results["eager"])
 
 
-@fuzz(350)
 @given(encodings(16), st.data(), st.sampled_from(DTYPES))
 def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:
     """Dense gradients of weight are bitwise equal to the formula, sparse ones row by row; alpha's within bounds."""

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from add_forms import BACKENDS, FORMS, check_form
-from fuzzing import fuzz
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from oracles import (
@@ -33,7 +32,7 @@ import sinpe_ext.numpy as sinpe_numpy
 from sinpe_ext import GridEncoding
 from sinpe_ext.encodings.grid_catalogue import GRIDS
 
-pytestmark = pytest.mark.usefixtures("need_kernels")
+pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("need_kernels")]
 ALPHA = 0.75  # the same number in every dtype
 
 
@@ -106,7 +105,6 @@ def coordinates(draw: st.DrawFn, shape: tuple[int, ...]) -> Tensor:
 STARTS = st.integers(-(2**40), 2**40)
 
 
-@fuzz(250)
 @given(grids(), st.data(), st.sampled_from(DTYPES))
 def test_table_and_encode(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype) -> None:
     draw, n = data.draw, grid.ndim
@@ -244,7 +242,6 @@ def where(draw: st.DrawFn, grid: GridEncoding, form: Form) -> Places:
     return Places(arguments, at, mask)
 
 
-@fuzz(400)
 @given(grids(), st.data(), st.sampled_from(DTYPES), st.sampled_from(FORMS))
 def test_add(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: str) -> None:
     """Each form of `add`, on each backend, equals the formula and writes nothing but the result."""
@@ -262,7 +259,6 @@ def test_add(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: 
     check_form(draw, call, form.shape, dtype, grid, lambda: arguments | dropout.arguments(), want)
 
 
-@fuzz(200)
 @given(grids(), st.data(), st.sampled_from(DTYPES), st.sampled_from(("add", "add_")))
 def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: str) -> None:
     """The gradient of x is bitwise equal; those of alpha and coordinates equal their formulas."""

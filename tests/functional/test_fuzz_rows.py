@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fuzzing import fuzz
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from oracles import check_exact, close_float64, on, same, slopes, steepness
@@ -21,7 +20,7 @@ import sinpe_ext as sinpe
 from sinpe_ext import Encoding
 from sinpe_ext.encodings.catalogue import CATALOGUE
 
-pytestmark = pytest.mark.usefixtures("need_kernels")
+pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("need_kernels")]
 BACKENDS = ("compiled", "eager")
 # Reasons in test_accuracy.py: the float32 value rounded once more, and double-double arithmetic.
 ULP = {torch.float32: 0.5001, torch.float64: 1.0, torch.bfloat16: 0.501, torch.float16: 0.501}
@@ -61,7 +60,6 @@ def check_against_mpmath(rows: Tensor, encoding: Encoding, at: list[Any]) -> Non
     assert found.worst <= ULP[rows.dtype], str(found)
 
 
-@fuzz(250)
 @given(named_encodings(), st.integers(0, 40), whole_positions(), st.sampled_from(DTYPES))
 def test_named_table(encoding: Encoding, length: int, start: int, dtype: torch.dtype) -> None:
     start = max(-(2**30), min(start, 2**30))  # the ULP bound holds for positions below 2**31
@@ -81,7 +79,6 @@ def test_frequencies_of_each_channel(layout: str, odd: str, backend: str) -> Non
     check_against_mpmath(sinpe.table(20, encoding), encoding, list(range(20)))
 
 
-@fuzz(250)
 @given(named_encodings(), st.data(), st.sampled_from(DTYPES))
 def test_timesteps(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:
     """The layer of diffusion models: fractional positions, gradients, conversion of the layer."""
@@ -104,7 +101,6 @@ def test_timesteps(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) 
             assert bool((flat[k, : encoding.dim - zeros].isnan() != math.isfinite(p)).all())
 
 
-@fuzz(150)
 @given(encodings(16), st.data(), st.sampled_from(DTYPES[::3]))
 def test_gradient_of_encode(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> None:
     draw = data.draw
@@ -123,7 +119,6 @@ def test_gradient_of_encode(encoding: Encoding, data: st.DataObject, dtype: torc
         assert bool((off <= (rounding + 1e-12) * sizes + 1e-44)[fine].all()), (got, terms.sum(-1))
 
 
-@fuzz(200)
 @given(st.one_of(encodings(40), named_encodings()), st.data(), st.integers(0, 70), st.sampled_from(DTYPES))
 def test_table_out(encoding: Encoding, data: st.DataObject, length: int, dtype: torch.dtype) -> None:
     """Each element of the view is written, and none outside it."""
@@ -140,7 +135,6 @@ def test_table_out(encoding: Encoding, data: st.DataObject, length: int, dtype: 
             assert same(memory, before), "an element outside the result was modified"
 
 
-@fuzz(150)
 @given(named_encodings(), st.data(), st.sampled_from(("float32_exp", "float32_pow")), st.sampled_from(DTYPES))
 def test_float32_angles(encoding: Encoding, data: st.DataObject, angle: str, dtype: torch.dtype) -> None:
     """All backends give equal bits; a table equals its positions' rows; near 0 they are close to the exact ones."""
@@ -161,7 +155,6 @@ def test_float32_angles(encoding: Encoding, data: st.DataObject, angle: str, dty
         assert (made[0][0].double() - sinpe.table(1, encoding, dtype=torch.float64)[0]).abs().max() < 0.01
 
 
-@fuzz(60)
 @given(encodings(40), st.data(), st.sampled_from(DTYPES), st.sampled_from((1, 2, 3)))
 def test_large(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, threads: int) -> None:
     """More than one tile, block and chunk per thread: table, encode, add with dropout and its backward pass."""
@@ -194,7 +187,6 @@ def test_large(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, thre
     check_exact(encoding, range(start + encoding.start, start + encoding.start + shape[1]), results[0][2], entries)
 
 
-@fuzz(100)
 @given(encodings(24), st.data(), st.sampled_from((np.float32, np.float64, np.float16)))
 def test_numpy_takes_arrays_of_any_layout(encoding: Encoding, data: st.DataObject, dtype: Any) -> None:
     draw, count = data.draw, data.draw(st.integers(0, 9))

@@ -12,6 +12,8 @@ from torch import Tensor
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding, GridEncoding
 
+pytestmark = pytest.mark.emulated
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 FORMULA = {"scale": 2.0, "alpha": 0.5}
 B = 2

@@ -10,6 +10,8 @@ from grids import EXAMPLES, lengths_of, positions_of, truth
 
 import sinpe_ext as sinpe
 
+pytestmark = pytest.mark.emulated
+
 NAMES = ["mae2d", "timm2d", "t2t2d zeros", "multidim3d cut", "nerf"]
 OPTIONS: list[dict[str, Any]] = [{}, {"dropout": 0.25, "seed": 3, "scale": 1.5}]
 

@@ -22,6 +22,8 @@ from sinpe_ext.modules import layers
 from sinpe_ext.ops.rows import ADD, ADD_OUT
 from sinpe_ext.runtime import observers
 
+pytestmark = pytest.mark.emulated
+
 PE = sinpe.Encoding(8)
 MASK = torch.tensor([False, True, False])
 PLAIN = [

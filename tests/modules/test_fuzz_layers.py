@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fuzzing import machine
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from oracles import same
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalEmbedding, SinusoidalPositionalEncoding
+
+pytestmark = pytest.mark.emulated
 
 DIM, LENGTH, VOCABULARY = 10, 7, 9
 ENCODINGS = (
@@ -236,6 +238,6 @@ class Embedding(Layer):
             assert same(*(g.to_dense() if g.is_sparse else g for g in (mine, theirs)))
 
 
-needs = pytest.mark.usefixtures("need_kernels")
-test_positional_encoding = needs(machine(PositionalEncoding, examples=100, steps=25))
-test_embedding = needs(machine(Embedding, examples=100, steps=25))
+PositionalEncoding.TestCase.settings = Embedding.TestCase.settings = settings(stateful_step_count=25)
+TestPositionalEncoding = pytest.mark.usefixtures("need_kernels")(PositionalEncoding.TestCase)
+TestEmbedding = pytest.mark.usefixtures("need_kernels")(Embedding.TestCase)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "saved"))
 import write
 from write import ENCODINGS, GRAPH_ARGUMENTS, HERE, LAYERS
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.emulated, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")

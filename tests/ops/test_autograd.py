@@ -16,6 +16,8 @@ import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
 from sinpe_ext.ops import packed_plan
 
+pytestmark = pytest.mark.emulated
+
 B, S, D = 2, 4, 5
 # All layouts, one frequency list or two, a zero channel, whole turns; small frequencies for numerical derivatives.
 ENCODINGS = {

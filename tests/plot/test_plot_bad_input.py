@@ -24,16 +24,13 @@ CASES: list[tuple[Any, type[Exception], str]] = [
     (lambda: plot.heatmap(E, length=3, start=2**60), ValueError, r"^start: expected positions within 2\*\*52"),
     (lambda: plot.heatmap(E, length=True), TypeError, "^length: expected int, got bool"),
     (lambda: plot.heatmap(E, length=2**24), ValueError, "^length: expected at most 67108864 values .* smaller length"),
-    (lambda: plot.heatmap(E, length=5, cmap="nope nope"), ValueError, "^cmap: expected the name of a matplotlib"),
-    (lambda: plot.heatmap(E, length=5, cmap="virids"), ValueError, "did you mean viridis"),
-    (lambda: plot.heatmap(E, length=5, cmap=3), TypeError, "^cmap: expected the name .* got 3"),
     (lambda: plot.heatmap([["a"]]), TypeError, "^table: expected numbers, got <U1 values"),
     (lambda: plot.heatmap([[1, 2], [3]]), TypeError, "^table: expected numbers in rows of one length, got list"),
     (lambda: plot.heatmap([[None, object()]]), TypeError, "^table: expected numbers in rows"),
     (lambda: plot.heatmap(TABLE + 1j), TypeError, "^table: expected real numbers, got complex128"),
     (lambda: plot.heatmap(3), ValueError, r"^table: .* \(length, dim\), got int"),
     (lambda: plot.heatmap(TABLE, ax=3), TypeError, r"^ax: expected a matplotlib Axes, got int; pass plt.gca\(\)"),
-    (lambda: plot.heatmap(TABLE, ax=np.zeros(2, object)), TypeError, "^ax: .* pass one of its elements"),
+    (lambda: plot.heatmap(TABLE, ax=np.zeros(2, object)), TypeError, "^ax: expected a matplotlib Axes, got "),
     (lambda: plot.heatmap(TABLE, transpose="no"), TypeError, "^transpose: expected bool"),
     (lambda: plot.curves(E, 5), TypeError, r"^positions: expected a sequence of numbers, got 5; pass \[5, 6"),
     (lambda: plot.curves(E, "5"), TypeError, "^positions: expected a sequence of numbers, got '5'"),
@@ -87,7 +84,7 @@ def test_bad_arguments_open_no_figure(call: Any, error: type[Exception], words: 
 
 
 def test_figure_passed_as_ax_is_rejected() -> None:
-    with pytest.raises(TypeError, match=r"^ax: .* got Figure; pass figure.add_subplot\(\)"):
+    with pytest.raises(TypeError, match=r"^ax: expected a matplotlib Axes, got Figure; pass plt.gca\(\)"):
         plot.heatmap(TABLE, ax=matplotlib.figure.Figure())
 
 

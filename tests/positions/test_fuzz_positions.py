@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import same
@@ -41,7 +40,6 @@ def by_row(rows: Tensor, function: Any) -> Tensor:
     return torch.tensor([function(row) for row in lists], dtype=torch.int64).reshape(rows.shape)
 
 
-@fuzz(150)
 @given(st.data(), shapes())
 def test_from_padding_mask(data: st.DataObject, shape: tuple[int, ...]) -> None:
     mask = data.draw(masks(shape))
@@ -56,7 +54,6 @@ def test_from_padding_mask(data: st.DataObject, shape: tuple[int, ...]) -> None:
             assert same(y[sample][~real], x[sample][~real])
 
 
-@fuzz(150)
 @given(st.data(), shapes(), st.integers(0, 5), st.sampled_from((torch.int64, torch.int32, torch.uint8)))
 def test_from_padding_idx(data: st.DataObject, shape: tuple[int, ...], idx: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**20)))
@@ -81,7 +78,6 @@ def test_from_padding_idx(data: st.DataObject, shape: tuple[int, ...], idx: int,
     assert torch.equal(mask, ids == idx) and mask.dtype == torch.bool
 
 
-@fuzz(150)
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 6), st.sampled_from((torch.int32, torch.int64)))
 def test_packed(lengths: list[int], more: int, dtype: torch.dtype) -> None:
     ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=dtype)
@@ -95,7 +91,6 @@ def test_packed(lengths: list[int], more: int, dtype: torch.dtype) -> None:
         assert same(y[first : first + length], sinpe.add(x[first : first + length]))
 
 
-@fuzz(100)
 @given(st.integers(1, 300), st.integers(1, 40))
 def test_relative(length: int, dim: int) -> None:
     got = sinpe.positions.relative(length)
@@ -103,7 +98,6 @@ def test_relative(length: int, dim: int) -> None:
     assert same(sinpe.encode(got, dim).flip(0), sinpe.table(2 * length - 1, dim, start=1 - length))
 
 
-@fuzz(100)
 @given(st.data(), st.lists(st.integers(0, 5), min_size=1, max_size=4))
 def test_grid(data: st.DataObject, lengths: list[int]) -> None:
     starts = data.draw(st.lists(st.integers(-(2**62), 2**62), min_size=len(lengths), max_size=len(lengths)))
@@ -115,7 +109,6 @@ def test_grid(data: st.DataObject, lengths: list[int]) -> None:
         assert got[place].tolist() == [s + p for s, p in zip(starts, place, strict=True)]
 
 
-@fuzz(150)
 @given(st.data(), st.booleans(), st.sampled_from((torch.float64, torch.float32)))
 def test_from_mask_2d(data: st.DataObject, normalize: bool, dtype: torch.dtype) -> None:
     draw = data.draw

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import check_exact, close_float64, on, same
@@ -26,6 +25,8 @@ import sinpe_ext as sinpe
 import sinpe_ext.numpy as sinpe_numpy
 from sinpe_ext import Encoding
 from sinpe_ext.backend import loader
+
+pytestmark = pytest.mark.emulated
 
 # Little-endian bytes of table(65536, 512), float32; test_accuracy.py checks each entry.
 SHA256 = "0bd6b4b1dfc59ae6ab06fb89d6ef7bf2be812b44837dee370b4231f20574f60f"
@@ -47,7 +48,6 @@ def check_backends(make: Callable[[], torch.Tensor], make_numpy: Callable[[Any],
 
 
 @pytest.mark.usefixtures("need_kernels")
-@fuzz(600)
 @given(encodings(), st.integers(0, 300), whole_positions(), st.sampled_from(DTYPES), st.lists(st.integers(0, 2**20)))
 def test_table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, entries: list[int]) -> None:
     low = INT64_MIN - min(encoding.start, 0)
@@ -61,7 +61,6 @@ def test_table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, 
 
 
 @pytest.mark.usefixtures("need_kernels")
-@fuzz(700)
 @given(encodings(), st.data(), st.sampled_from(DTYPES), st.lists(st.integers(0, 2**20)))
 def test_encode(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, entries: list[int]) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 9), max_size=3)))

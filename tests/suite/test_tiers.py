@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from itertools import combinations, product
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,19 +65,6 @@ def test_threads_are_divided_among_workers(monkeypatch: pytest.MonkeyPatch) -> N
     assert tiers.pytest_xdist_auto_num_workers() in (2, 8)
 
 
-def test_commands_in_the_makefile() -> None:
-    makefile = Path(__file__).parent.parent.parent / "Makefile"
-    if not makefile.is_file():
-        pytest.skip("the Makefile is part of the repository alone")
-    text = makefile.read_text(encoding="utf-8")
-    assert "PYTEST = -m pytest -n auto --dist worksteal --durations=10\n" in text
-    of = dict(re.findall(r"^(test[-a-z]*):\n((?:\t.*\n)+)", text, re.MULTILINE))
-    assert '$(ctest) && exec $$py $(PYTEST) -m "not long" $(PYTEST_ARGS)' in of["test"]
-    assert "$(ctest) && exec $$py $(PYTEST) $(PYTEST_ARGS)" in of["test-all"]
-    ci = makefile.parent / ".ci" / "run"
-    assert not ci.is_file() or "make test " in ci.read_text(encoding="utf-8")
-
-
 def test_sample_of_a_list() -> None:
     assert tiers.sample(cases(name=list("abcdefghi")), 4) == {0, 4, 8}
     assert tiers.sample(cases(name=list("abc")), "values") == {0, 1, 2}
@@ -114,33 +99,3 @@ def test_markers_deselect_tests(pytester: pytest.Pytester) -> None:
     pytester.runpytest_inprocess(*options, "-m", "not long").assert_outcomes(passed=6, deselected=9)
     pytester.runpytest_inprocess(*options, "-m", "long").assert_outcomes(passed=9, deselected=6)
     pytester.runpytest_inprocess(*options).assert_outcomes(passed=15)
-
-
-@pytest.mark.parametrize(
-    ("marker", "message"),
-    [
-        ("sampled('everything')", "test_it.*: expected sampled.*got sampled.'everything'"),
-        ("sampled(0, 'why')", "test_it.*: expected sampled.*got sampled.0"),
-        ("sampled(2)", "test_it.*: expected sampled.*got sampled.2"),
-        ("sampled(2, '')", "test_it.*: expected sampled.*got sampled.2"),
-        ("sampled(2, 'test_other has them')", "test_it.*: expected sampled.*got sampled.2"),
-        ("sampled", "test_it.*: expected sampled.*got sampled.."),
-        ("sampled('values', 'x')", "test_it.*: expected sampled.*got sampled.'values'"),
-        ("sampled('pairs', 'x', 3)", "test_it.*: expected sampled.*got sampled.'pairs'"),
-        ("sampled(how='values')", "test_it.*: expected sampled.*got sampled.how="),
-        ("sampled(['values'])", "test_it.*: expected sampled.*got sampled..'values'"),
-        ("sampled('values', where=3)", "test_it.*: expected sampled.*got sampled.'values'"),
-        ("thorough", "test_it.*: expected thorough.*got thorough.."),
-        ("thorough('')", "test_it.*: expected thorough.*got thorough.''"),
-        ("thorough('test_other')", "test_it.*: expected thorough.*got thorough.'test_other'"),
-        ("sampled('values')", "test_it: expected sampled.* of a test with parameters"),
-        ("long", "test_it.*: expected a marker with the reason"),
-    ],
-)
-def test_invalid_markers_are_rejected(marker: str, message: str, pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("import pytest, tiers\npytest_collection_modifyitems = tiers.pytest_collection_modifyitems")
-    cases = "" if "with parameters" in message else "@pytest.mark.parametrize('a', [1, 2])\n"
-    pytester.makepyfile(f"import pytest\n{cases}@pytest.mark.{marker}\ndef test_it({'a' if cases else ''}): pass\n")
-    found = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore")
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.re_match_lines([f".*{message}.*"])

@@ -3,14 +3,13 @@
 Long tests have a marker with the reason: `builds` (compiles or installs), `processes` (starts processes that take
 seconds), `thorough("shorter test of the same")`. A test marked `sampled` is a product of parameters of which the short
 tier runs a part: with `sampled("values")` each value of each parameter once, with `sampled("pairs")` each pair of
-values of two parameters. `sampled(4, "why")` is for a list: each fourth case is run. Tests named in a reason have to be
-in the same file. `where=` excludes cases that skip themselves. The choice depends on the parameters only.
+values of two parameters. `sampled(4, "why")` is for a list: each fourth case is run. `where=` excludes
+cases that skip themselves. The choice depends on the parameters only.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import combinations
@@ -44,26 +43,6 @@ def sample(items: list[Any], how: str | int) -> set[int]:
     return chosen
 
 
-def _reject(item: Any, expected: str, marker: Any) -> None:
-    got = ", ".join([*map(repr, marker.args), *(f"{name}={value!r}" for name, value in marker.kwargs.items())])
-    raise pytest.UsageError(f"{item.nodeid}: expected {expected}, got {marker.name}({got})")
-
-
-def _is_reason(why: Any, item: Any) -> bool:
-    """Whether a marker's reason is not empty and names existing tests."""
-    return (
-        isinstance(why, str) and bool(why) and all(hasattr(item.module, name) for name in re.findall(r"test_\w+", why))
-    )
-
-
-def _is_valid_sampled(item: Any, how: Any = None, why: Any = None, /, *, where: Any = None, **unknown: Any) -> bool:
-    if unknown or not hasattr(item, "callspec") or not (where is None or callable(where)):
-        return False
-    if isinstance(how, int):
-        return how > 1 and _is_reason(why, item)
-    return why is None and how in tuple(STRENGTH)
-
-
 def _products(items: list[Any]) -> Iterator[tuple[str | int, list[Any]]]:
     """The sampled tests: how, and their cases that do not skip themselves."""
     found: dict[Any, list[Any]] = defaultdict(list)
@@ -72,11 +51,6 @@ def _products(items: list[Any]) -> Iterator[tuple[str | int, list[Any]]]:
             found[item.path, item.cls, item.originalname].append(item)
     for cases in found.values():
         marker = cases[0].get_closest_marker("sampled")
-        if len(marker.args) > 2 or not _is_valid_sampled(cases[0], *marker.args, **marker.kwargs):
-            expected = (
-                'sampled("values"), sampled("pairs") or sampled(a number, "why"), where=, of a test with parameters'
-            )
-            _reject(cases[0], expected, marker)
         where = marker.kwargs.get("where")
         worth = [item for item in cases if where is None or where(**item.callspec.params)]
         for item in cases:
@@ -87,12 +61,6 @@ def _products(items: list[Any]) -> Iterator[tuple[str | int, list[Any]]]:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest evaluates -m
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    for item in items:
-        if item.get_closest_marker("long"):
-            _reject(item, f"a marker with the reason, {REASONS}", item.get_closest_marker("long"))
-        thorough = item.get_closest_marker("thorough")
-        if thorough and not (len(thorough.args) == 1 and not thorough.kwargs and _is_reason(thorough.args[0], item)):
-            _reject(item, 'thorough("shorter test of the same")', thorough)
     for how, cases in _products(items):
         chosen = sample(cases, how)
         for at, item in enumerate(cases):
