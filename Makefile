@@ -87,10 +87,8 @@ check-peers:
 check-cuda:
 	@$(call environment,test cuda-sass) && $$py tools/cuda_check.py && cd tools && exec $$py -m cuda_sass $(ARGS)
 
-# setarch, if available, disables address randomization, which g++'s ThreadSanitizer does not support.
 check-sanitizers:
-	@$(call environment,test) && cmake --workflow --preset asan && cmake --preset tsan && cmake --build --preset tsan && \
-	$$(setarch -R true 2>/dev/null && echo setarch -R) ctest --preset tsan
+	@$(call environment,test) && cmake --workflow --preset asan && cmake --workflow --preset tsan
 	@$(nox) -s asan -- $(ARGS)
 
 # All libraries are built before the first test run, because each run also loads the libraries built for the other versions.

@@ -43,7 +43,8 @@ def heatmap(
 ) -> Axes:
     """Draws a table as a heat map, one row per position and one column per channel.
 
-    Equivalent to, without the labels and the colour bar:
+    Equivalent to, without the labels and the colour bar::
+
         ax.imshow(table, cmap="coolwarm", aspect="auto")
 
     Args:
@@ -59,7 +60,6 @@ def heatmap(
         The Axes.
     """
     plots.axes(ax)
-    plots.colour_map(cmap)
     transpose, colorbar = flag("transpose", transpose), flag("colorbar", colorbar)
     values, first = _rows("table", table, length, start)
     rows, channels = values.shape

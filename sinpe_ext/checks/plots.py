@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -35,16 +34,12 @@ def axes(ax: Any) -> None:
     """Checks that `ax` is an Axes or None. For None, `drawn_into` gets the current Axes after all other checks."""
     matplotlib_installed()
     from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
 
     if ax is None or isinstance(ax, Axes):
         return
-    advice = "pass plt.gca() or one of plt.subplots()"
-    if isinstance(ax, FigureBase):
-        advice = "pass figure.add_subplot()"
-    elif hasattr(ax, "__getitem__"):
-        advice = "pass one of its elements"
-    raise TypeError(f"ax: expected a matplotlib Axes, got {checks.described(ax)}; {advice}")
+    raise TypeError(
+        f"ax: expected a matplotlib Axes, got {checks.described(ax)}; pass plt.gca() or one of plt.subplots()"
+    )
 
 
 def drawn_into(ax: Axes | None) -> Axes:
@@ -54,21 +49,6 @@ def drawn_into(ax: Axes | None) -> Axes:
     import matplotlib.pyplot as plt
 
     return plt.gca()
-
-
-def colour_map(value: Any) -> None:
-    """Checks that a value is a Colormap, the name of one, or None."""
-    import matplotlib
-    from matplotlib.colors import Colormap
-
-    if value is None or isinstance(value, Colormap):
-        return
-    if not isinstance(value, str):
-        raise TypeError(f"cmap: expected the name of a matplotlib colour map, got {checks.shown(value)}; pass one")
-    if value not in matplotlib.colormaps:
-        close = difflib.get_close_matches(value, list(matplotlib.colormaps), n=3)
-        advice = f"did you mean {' or '.join(close)}?" if close else "list(matplotlib.colormaps) has them, as viridis"
-        raise ValueError(f"cmap: expected the name of a matplotlib colour map, got {value!r}; {advice}")
 
 
 def dpi(value: int) -> int:
