@@ -32,12 +32,16 @@ def missing() -> str:
     return "" if found.backend == "compiled" else found.reason
 
 
-def chosen(asked: Sequence[str]) -> list[Row]:
-    """The rows with the given names, or all rows if there are none, on the current device."""
+def place() -> Place:
+    """The current device, with the size of the tensors that its memory allows."""
     device = torch.device("cuda", torch.cuda.current_device())
     memory = torch.cuda.get_device_properties(device).total_memory
-    place = Place(device, ELEMENTS if memory >= SMALL_MEMORY else ELEMENTS // 4)
-    return [replace(row, build=partial(row.build, place)) for row in ROWS if not asked or row.name in asked]
+    return Place(device, ELEMENTS if memory >= SMALL_MEMORY else ELEMENTS // 4)
+
+
+def chosen(asked: Sequence[str]) -> list[Row]:
+    """The rows with the given names, or all rows if there are none, on the current device."""
+    return [replace(row, build=partial(row.build, place())) for row in ROWS if not asked or row.name in asked]
 
 
 def facts() -> dict[str, Any]:
@@ -50,6 +54,7 @@ def facts() -> dict[str, Any]:
         "l2_bytes": getattr(p, "L2_cache_size", None),
         "cuda": torch.version.cuda,
         "how": found.how,
+        "elements": place().elements,
         "arithmetic": str(torch.ops.sinpe_ext.cuda_arithmetic.default()),
     }
 
@@ -58,5 +63,5 @@ def describe(facts: dict[str, Any]) -> str:
     """A line about the device for the head of the report."""
     return (
         f"{facts['device']} (capability {facts['capability']}), CUDA {facts['cuda']}, {facts['how']} kernels, "
-        f"arithmetic: {facts['arithmetic']}"
+        f"arithmetic: {facts['arithmetic']}, tensors of {facts['elements']} elements"
     )

@@ -5,10 +5,11 @@
 #   benchmarks/gpu_check.sh                   # every step, in the order of STEPS below
 #   benchmarks/gpu_check.sh build benchmark   # only these steps
 #
-#   PYTHON=python3   with torch, numpy and pytest
-#   OUT=build        the folder of the archive; an existing archive's steps are kept, unless they run again
+#   PYTHON=python3   with torch, numpy, pytest and pygments
+#   OUT=build        the folder of the archive, relative to the repository; steps of an earlier call are kept
 #
-# Nothing is downloaded. Exit status: 0 all passed or could not be checked, 1 one failed, 2 nothing was run.
+# A step has no time limit: put `timeout 580` in front if a call may not take longer. Nothing is downloaded.
+# Exit status: 0 all passed or could not be checked, 1 one failed, 2 nothing was run.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
@@ -53,6 +54,7 @@ profile() {
     ncu --clock-control none --profile-from-start off -k regex:sinpe -c 1 --set full \
       "$PYTHON" -m benchmarks.one_row "$row" || status=1
   done
+  if grep -q ERR_NVGPUCTRPERM "$LOGS/profile.log"; then return $NOT_CHECKED; fi # ncu may not read the counters
   return $status
 }
 

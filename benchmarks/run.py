@@ -161,6 +161,10 @@ def run(todo: Plan, options: argparse.Namespace) -> int:
             title = f"{row.title}, {plural(count, 'thread')}" if varied else row.title
             progress.step(title)
             found["rows"].append({**measure(row, rounds, best=best, threads=count), "title": title})
+            if row.device == "cuda":
+                with contextlib.suppress(RuntimeError):  # of a device that an illegal access has made unusable
+                    torch._dynamo.reset()  # the compiled peers keep their tensors
+                    torch.cuda.empty_cache()
             write(path, found)
         for entry in todo.processes:
             progress.step(entry.title)
@@ -248,10 +252,6 @@ def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = 
         return {**result, "skipped": str(reason)}
     except Exception as error:  # the other rows still run; this one is reported and fails the run
         return {**result, "error": first_line(error)}
-    finally:
-        if row.device == "cuda":
-            torch._dynamo.reset()  # the compiled peers keep their tensors
-            torch.cuda.empty_cache()
     seconds = summary(samples, best=best)
     ours = seconds["ours"]
     if unsteady:

@@ -11,6 +11,7 @@ import sys
 import torch
 
 import sinpe_ext as sinpe
+from sinpe_ext.backend import loader
 
 counting = "--count" in sys.argv
 device = torch.device(next((name for name in sys.argv[1:] if not name.startswith("-")), "cuda"))
@@ -52,6 +53,8 @@ def run(dtype: torch.dtype, width: int) -> list[torch.Tensor]:
 
 
 def run_all() -> None:
+    if device.type == "cuda":
+        loader.compiled("cuda")  # raises an error if there are no kernels
     for dtype in DTYPES:
         for width in (1, 8, 33, 66):
             for result in run(dtype, width):

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cases import ROWS  # noqa: E402
+from benchmarks.cuda import ROWS as CUDA_ROWS  # noqa: E402
 from benchmarks.grid import GRID_ROWS  # noqa: E402
 from benchmarks.installed import INSTALLED_ROWS  # noqa: E402
 from benchmarks.report import lines_of_sizes, nanoseconds, number, power  # noqa: E402
@@ -116,7 +117,7 @@ def sizes(entries: list[dict[str, Any]]) -> Iterator[str]:
 def cuda(found: dict[str, Any]) -> Iterator[str]:
     facts, machine = found["cuda"], found["machine"]
     yield f"{facts['device']}, CUDA {facts['cuda']}, torch {machine['torch']}, arithmetic {facts['arithmetic']}, "
-    yield f"{machine['date'][:10]}:"
+    yield f"tensors of {facts['elements']} elements, {machine['date'][:10]}:"
     yield ""
     yield from rows([entry for entry in found["rows"] if entry["device"] == "cuda"])
 
@@ -138,9 +139,13 @@ def table(group: str, found: dict[str, Any]) -> str:
 
 def has_all(group: str, found: dict[str, Any]) -> bool:
     """Whether the results contain all rows of the table of a group."""
-    if group in ("sizes", "processes", "cuda"):
+    if group == "cuda" and not found.get("cuda"):
+        return False
+    if group in ("sizes", "processes"):
         return bool(found.get(group))
-    names = {"front": FRONT, "summary": SUMMARY}.get(group) or [row.name for row in GROUPS[group]]
+    names = {"front": FRONT, "summary": SUMMARY}.get(group) or [
+        row.name for row in (GROUPS | {"cuda": CUDA_ROWS})[group]
+    ]
     return set(names) <= {entry["name"] for entry in found.get("rows", ())}
 
 

@@ -36,7 +36,7 @@ COMMANDS = {
     "asan": "nox -s asan",
     "bad-input": "pytest -m bad_input --require-backend=compiled",
     "exhaustive": "make check-exhaustive",
-    "fuzz": "pytest -m hypothesis --hypothesis-profile=long",
+    "fuzz": "pytest -n auto -m hypothesis --hypothesis-profile=long",
     "matrix": "make check-matrix",
     "test-all": "make test-all",
     "tsan": "cmake --workflow --preset tsan",

@@ -1,16 +1,16 @@
 """Reads the tensors of a checkpoint or array file with the library that writes it: torch.load, safetensors, NumPy.
 
-No class or function that a checkpoint names is imported, except those that tensors are made of; any other object is
-replaced by one without behavior, whose state is searched for tensors.
+Checkpoints are loaded with weights_only=True, so no class or function that they name is imported. In place of an object
+of another class than torch allows stands a dict without behavior, which is searched for tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-import types
 import warnings
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +18,13 @@ from pathlib import Path
 from typing import Any
 
 HEAD = 32  # bytes at the start of a file that determine its format
-NUMPY, ZIP, PICKLE, LFS = b"\x93NUMPY", b"PK", b"\x80", b"version https://git-lfs"
+NUMPY, ZIP, PICKLE, LFS = b"\x93NUMPY", b"PK\3\4", b"\x80", b"version https://git-lfs"
 LONGEST_LINE = 160
-SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # others are no tables
+LONGEST_NAME = 200
+SAFETENSORS = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
 # Keys that are left out of names: the dict of an object and those of a module, so that names are as in a state dict.
 OMITTED_KEYS = ("_parameters", "_buffers", "_modules")
 
@@ -71,8 +75,8 @@ def entries(path: Path) -> Iterator[Iterator[Entry]]:
     """Opens a file and yields an iterator over its tensors. Raises IdentifyError if the file cannot be read."""
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # libraries warn of files that they can read
-        reader, kind = _format(path)
         try:
+            reader = _reader(path)
             found = reader(path, stack)
         except IdentifyError:
             raise
@@ -81,16 +85,18 @@ def entries(path: Path) -> Iterator[Iterator[Entry]]:
             raise IdentifyError(f"{path.name}: expected {what} to read it with; run `pip install {what}`") from None
         except Exception as error:  # of a damaged file, a library may raise anything
             raise IdentifyError(
-                f"{path.name}: expected {kind}, got one that cannot be read ({first_line(error)}); save it again"
+                f"{path.name}: expected a file of torch.save, safetensors or numpy.save, got one that cannot be read "
+                f"({first_line(error)}); save the state_dict() or the array alone"
             ) from None
         yield found
 
 
-def _format(path: Path) -> tuple[Callable[[Path, contextlib.ExitStack], Iterator[Entry]], str]:
-    """The function that reads a file, and its format by the first bytes. Raises IdentifyError."""
+def _reader(path: Path) -> Callable[[Path, contextlib.ExitStack], Iterator[Entry]]:
+    """The function that reads a file, by its first bytes. Raises IdentifyError for a file of another format."""
     try:
         if path.exists() and not path.is_file():  # opening a pipe would block
             raise IdentifyError(f"file: expected one to read, got {path}, which is a directory or device; pass a file")
+        size = path.stat().st_size
         with open(path, "rb") as file:
             head = file.read(HEAD)
     except (OSError, ValueError) as error:
@@ -102,21 +108,18 @@ def _format(path: Path) -> tuple[Callable[[Path, contextlib.ExitStack], Iterator
         raise IdentifyError(
             f"{path.name}: expected a checkpoint or an array, got a git-lfs pointer, not the file: run git lfs pull"
         )
+    header = int.from_bytes(head[:8], "little")
+    if path.suffix == ".safetensors" or (head[8:9] == b"{" and header + 8 <= size):
+        return _of_safetensors
     if head.startswith(NUMPY):
-        return _of_numpy, "an array of numpy.save"
+        return _of_numpy
     if head.startswith(ZIP):
         if not zipfile.is_zipfile(path):
             raise IdentifyError(f"{path.name}: expected a whole file, got one that was cut short; fetch it again")
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-        if names and all(name.endswith(".npy") for name in names):
-            return _of_numpy, "an archive of numpy.savez"
-        if any(name.endswith("/data.pkl") for name in names) and not any("/constants.pkl" in name for name in names):
-            return _of_torch, "a checkpoint of torch.save"
-    elif head.startswith(PICKLE):
-        return _of_torch, "a checkpoint of torch.save"
-    elif path.suffix == ".safetensors" or head[8:9] == b"{":
-        return _of_safetensors, "a safetensors file"
+            return _of_numpy if all(name.endswith(".npy") for name in archive.namelist()) else _of_torch
+    if head.startswith(PICKLE):
+        return _of_torch
     raise IdentifyError(
         f"{path.name}: expected a file of torch.save, safetensors or numpy.save, got none of them (it begins with "
         f"{head[:8]!r}); pass a checkpoint or an array"
@@ -124,12 +127,12 @@ def _format(path: Path) -> tuple[Callable[[Path, contextlib.ExitStack], Iterator
 
 
 def _of_numpy(path: Path, stack: contextlib.ExitStack) -> Iterator[Entry]:
-    """The array of an .npy file, memory-mapped, or those of an .npz archive, each read when it is reached."""
+    """The array of an .npy file, memory-mapped, or those of an .npz archive, read when they are examined."""
     import numpy
 
     found = numpy.load(path, mmap_mode="r", allow_pickle=False)
     if isinstance(found, numpy.ndarray):
-        return iter([_of_array("", found)])
+        return iter([_of_array("", found, lambda: found)])
     archive = stack.enter_context(found)
     return (_member(archive, name) for name in archive.files)
 
@@ -137,19 +140,19 @@ def _of_numpy(path: Path, stack: contextlib.ExitStack) -> Iterator[Entry]:
 def _member(archive: Any, name: str) -> Entry:
     """The array of this name in an .npz archive."""
     try:
-        return _of_array(name, archive[name])
+        return _of_array(_shortened(name), archive[name], lambda: archive[name])
     except Exception as error:  # from zipfile, zlib and NumPy
-        return Entry(name, skipped=f"{type(error).__name__}: {first_line(error)}")
+        return Entry(_shortened(name), skipped=f"{type(error).__name__}: {first_line(error)}")
 
 
-def _of_array(name: str, array: Any) -> Entry:
-    """The entry of a NumPy array."""
+def _of_array(name: str, array: Any, read: Callable[[], Any]) -> Entry:
+    """The entry of a NumPy array, which `read` returns again."""
     import torch
 
     native = array.dtype.newbyteorder("=")
 
     def load() -> Any:
-        values = array if array.dtype.isnative else array.astype(native)
+        values = read().astype(native, copy=False)
         with contextlib.suppress(TypeError, ValueError):  # a dtype or a layout that torch does not support
             return torch.from_numpy(values)
         return values
@@ -164,83 +167,54 @@ def _of_safetensors(path: Path, stack: contextlib.ExitStack) -> Iterator[Entry]:
     file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
     parts = [(name, file.get_slice(name)) for name in file.keys()]
     return (
-        Entry(name, tuple(part.get_shape()), SAFETENSORS.get(part.get_dtype(), part.get_dtype()),
+        Entry(_shortened(name), tuple(part.get_shape()), SAFETENSORS.get(part.get_dtype(), part.get_dtype()),
               partial(file.get_tensor, name))
         for name, part in parts
     )  # fmt: skip
 
 
 def _of_torch(path: Path, stack: contextlib.ExitStack) -> Iterator[Entry]:
-    """The tensors of a checkpoint of torch.save, memory-mapped unless it is of a version before 1.6."""
+    """The tensors of a checkpoint of torch.save, memory-mapped if possible."""
     import torch
+    from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-    restricted: Any = types.ModuleType("restricted")  # in place of the module pickle
-    restricted.Unpickler = _Unpickler
-    restricted.load = lambda file, **settings: _Unpickler(file, **settings).load()
-    mapped = zipfile.is_zipfile(path)
-    value = torch.load(path, map_location="cpu", mmap=mapped, weights_only=False, pickle_module=restricted)
-    return _walk(value)
+    others, mapped = [], False
+    if zipfile.is_zipfile(path):  # otherwise of a version before 1.6
+        others = get_unsafe_globals_in_checkpoint(path)
+        with zipfile.ZipFile(path) as archive:
+            mapped = all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
+    stand_ins = [(_stand_in(name), name) for name in others]
+    try:
+        with safe_globals([*stand_ins, _StandIn]):
+            return _walk(torch.load(path, map_location="cpu", mmap=mapped, weights_only=True))
+    except pickle.UnpicklingError as error:  # the reason is behind torch's advice about weights_only
+        text = str(error)
+        _, marked, reason = text.partition("WeightsUnpickler error: ")
+        raise ValueError(reason if marked else text.partition("\n")[2] or text) from None
 
 
-class _Object:
-    """Stands for an object of a class that is not imported: its state, and its items if it is a list or a dict."""
+class _StandIn:
+    """In place of a class or a function: a call returns a dict of its arguments, whose `__dict__` receives a state."""
 
-    content: dict[Any, Any]
-    dump_patches = False  # torch.load asks for it: no difference of sources is to be written to a file
+    def __new__(cls, *arguments: Any) -> Any:
+        return OrderedDict(enumerate(arguments))  # of this type, torch accepts items and a state
 
-    def __new__(cls, *arguments: Any, **named: Any) -> _Object:
-        made = object.__new__(cls)
-        made.content = {}
-        return made
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+class _StandInOfNumPy:
+    """In place of NumPy's classes and functions, whose states are tuples of numbers."""
+
+    def __init__(self, *arguments: Any) -> None:
         pass
 
     def __setstate__(self, state: Any) -> None:
-        for part in state if isinstance(state, tuple) else (state,):  # its __dict__, or also its __slots__
-            if isinstance(part, dict):
-                self.content.update(part)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.content[key] = value
-
-    def append(self, value: Any) -> None:
-        self.content[len(self.content)] = value
-
-    def extend(self, values: Any) -> None:
-        self.content.update(enumerate(values, len(self.content)))
+        pass
 
 
-class _NoRows(_Object):
-    """Stands for a tensor of another kind than a dense one: sparse, nested, quantized, of a subclass."""
-
-
-class _Unpickler(pickle.Unpickler):
-    """Imports only what dense tensors and their dicts are made of."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        import torch
-
-        if f"{module}.{name}" in ALLOWED or (
-            module == "torch" and isinstance(getattr(torch, name, None), (torch.dtype, torch.layout))
-        ):
-            return super().find_class(module, name)
-        if f"{module}.{name}" == "torch._tensor._rebuild_from_type_v2":
-            return _without_attributes
-        return _NoRows if module == "torch._utils" else _Object
-
-
-ALLOWED = (
-    "collections.OrderedDict collections.Counter torch.Size torch.device torch.nn.parameter.Parameter "
-    "torch.nn.parameter.Buffer torch.Tensor torch.UntypedStorage torch.storage.UntypedStorage _codecs.encode"
-).split()
-ALLOWED += [f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3")]
-ALLOWED += [f"torch._utils._rebuild_{kind}" for kind in ("parameter", "parameter_with_state")]
-
-
-def _without_attributes(function: Callable[..., Any], kind: Any, arguments: tuple[Any, ...], state: Any) -> Any:
-    """A tensor with Python attributes, or of a subclass."""
-    return function(*arguments) if kind is not _Object else _NoRows()
+def _stand_in(name: str) -> Any:
+    """What stands in place of the class or function of this name."""
+    if name.endswith(".getattr"):  # of a class, for a class defined in it
+        return lambda *arguments: _StandIn
+    return _StandInOfNumPy if name.startswith("numpy.") else _StandIn
 
 
 def _walk(value: Any) -> Iterator[Entry]:
@@ -253,22 +227,33 @@ def _walk(value: Any) -> Iterator[Entry]:
         name, item = left.pop()
         if isinstance(item, torch.Tensor):
             yield _of_tensor(name, item)
-        elif isinstance(item, _NoRows):
-            yield Entry(name, skipped="no dense tensor")
-        elif isinstance(item, (dict, list, tuple, _Object)) and id(item) not in seen:
+        elif isinstance(item, (dict, list, tuple, set)) and id(item) not in seen:
             seen.add(id(item))
-            content = item.content if isinstance(item, _Object) else item
-            pairs = content.items() if isinstance(content, dict) else enumerate(content)
-            inner = [
-                (name if key in OMITTED_KEYS else f"{name}.{key}" if name else str(key), one) for key, one in pairs
-            ]
-            left += reversed(inner)
+            pairs = list(item.items()) if isinstance(item, dict) else list(enumerate(item))
+            pairs += getattr(item, "__dict__", {}).items()
+            left += reversed([(name if key in OMITTED_KEYS else _joined(name, key), one) for key, one in pairs])
+
+
+def _joined(name: str, key: Any) -> str:
+    """The path of a key below a path."""
+    simple = (str, bytes, int, float, type(None))
+    known = isinstance(key, simple) or (type(key) is tuple and all(isinstance(part, simple) for part in key))
+    text = str(key) if known else f"<{type(key).__name__}>"
+    return _shortened(f"{name}.{text}" if name else text)
+
+
+def _shortened(name: str) -> str:
+    """A name, with its middle replaced by "..." if it is long."""
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}...{name[-half:]}"
 
 
 def _of_tensor(name: str, tensor: Any) -> Entry:
     """The entry of a tensor of torch.load."""
-    if tensor.is_meta:
-        return Entry(name, skipped="on the meta device")
+    import torch
+
+    tensor = torch.Tensor.detach(tensor)  # without attributes of the file
+    if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
+        return Entry(name, skipped="not a dense tensor with values")
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-    same = (tensor.data_ptr(), shape, tensor.stride(), dtype)
-    return Entry(name, shape, dtype, lambda: tensor.detach(), same=same)
+    return Entry(name, shape, dtype, lambda: tensor, same=(tensor.data_ptr(), shape, tensor.stride(), dtype))

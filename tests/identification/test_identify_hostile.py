@@ -44,7 +44,7 @@ def test_names_are_printed_escaped(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: torch.eye(9).to_sparse(), "1 tensor was skipped: no dense tensor (1): x"),
+        (lambda: torch.eye(9).to_sparse(), "1 tensor was skipped: not a dense tensor with values (1): x"),
         (lambda: PAPER.to(torch.float8_e5m2), "1 tensor was skipped: of type float8_e5m2 (1): x"),
         (lambda: torch.zeros(1, 64).expand(2**40, 64), "1 tensor was skipped: larger than 67108864 elements"),
         (lambda: torch.ones(()).expand(16, 2**20), "1 other tensor is no table"),

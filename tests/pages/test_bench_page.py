@@ -98,12 +98,16 @@ def test_table_of_a_gpu(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.Mo
     assert tool.main(["--check"]) == 0
     entry = {"title": "add f32", "device": "cuda", "floor": "y.copy_(x)", "floor_ms": 0.25, "ours_ms": 0.26}
     entry |= {"gigabytes_per_second": 4100.2, "ratio": 1.04, "target": 1.05, "met": True, "peers": []}
-    facts = {"device": "a card", "cuda": "13.0", "arithmetic": "double"}
+    facts = {"device": "a card", "cuda": "13.0", "arithmetic": "double", "elements": 2**27}
+    monkeypatch.setattr(tool, "CUDA_ROWS", [SimpleNamespace(name="add"), SimpleNamespace(name="table")])
+    entry["name"], other = "add", {"name": "table", "device": "cpu"}
     machine = {"torch": "2.13.0", "date": "2026-11-25T18:06:09+00:00"}
-    results.write_text(json.dumps({"machine": machine, "cuda": facts, "rows": [entry, {"device": "cpu"}]}))
+    results.write_text(json.dumps({"machine": machine, "cuda": facts, "rows": [entry]}))
+    assert tool.main([str(results)]) == 0 and "Nothing yet." in page.read_text()  # it lacks a row
+    results.write_text(json.dumps({"machine": machine, "cuda": facts, "rows": [entry, other]}))
     assert tool.main([str(results)]) == 0
     text = page.read_text()
-    assert "cuda new.json -->\na card, CUDA 13.0, torch 2.13.0, arithmetic double, \n2026-11-25:\n" in text
+    assert "cuda new.json -->\na card, CUDA 13.0, torch 2.13.0, arithmetic double, \ntensors of 134217728 " in text
     assert "| add f32 | 0.260 (4100 GB/s) | 0.250 `y.copy_(x)` | 1.04 | <= 1.05, met |  |" in text
 
 
