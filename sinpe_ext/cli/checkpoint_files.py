@@ -229,8 +229,8 @@ def _walk(value: Any) -> Iterator[Entry]:
             yield _of_tensor(name, item)
         elif isinstance(item, (dict, list, tuple, set)) and id(item) not in seen:
             seen.add(id(item))
-            pairs = list(item.items()) if isinstance(item, dict) else list(enumerate(item))
-            pairs += getattr(item, "__dict__", {}).items()
+            pairs: list[tuple[Any, Any]] = list(item.items()) if isinstance(item, dict) else list(enumerate(item))
+            pairs.extend(getattr(item, "__dict__", {}).items())
             left += reversed([(name if key in OMITTED_KEYS else _joined(name, key), one) for key, one in pairs])
 
 
