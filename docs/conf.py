@@ -30,7 +30,7 @@ root_doc = "README"
 exclude_patterns = [".*", "build", "demo_output", "dist"]
 include_patterns = ["*.md", "docs/*", "examples/README.md", "benchmarks/README.md", "csrc/README.md"]
 MENU = {
-    "Use": "docs/tour docs/guide docs/conventions docs/migrating docs/integrations docs/training docs/graphs "
+    "Use": "docs/guide docs/conventions docs/migrating docs/integrations docs/training docs/graphs "
     "docs/distributed docs/api docs/settings docs/limits examples/README",
     "Results": "docs/accuracy docs/performance benchmarks/README docs/compatibility docs/peers docs/reliability",
     "Inside": "docs/internals docs/decisions docs/cuda csrc/README docs/packaging CONTRIBUTING CHANGELOG docs/README",
