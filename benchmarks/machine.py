@@ -28,7 +28,7 @@ def machine() -> dict[str, Any]:
     model, cores = processor(), os.cpu_count() or 1
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "tag": re.sub(r"[^a-z0-9]+", "-", f"{model} {cores}c".lower()).strip("-"),
+        "tag": re.sub(r"[^a-z0-9]+", "-", f"{model} {cores}c {info.instruction_set}".lower()).strip("-"),
         "cpu": model,
         "cores": cores,
         "caches": caches(),

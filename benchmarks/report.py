@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-FLAT_FROM = 2**18  # from this number of elements on, ours / floor should be constant for float32
+FLAT_FROM = 2**24  # from this number of elements on, beyond the caches, ours / floor should be constant for float32
 FLAT = 1.3  # up to this factor
 
 
@@ -167,9 +167,9 @@ def _size_table(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def never_steady(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows that were timed while their time was still falling, so that their figures are unreliable."""
+    """Subjects whose time was still falling when they were timed, or that drifted meanwhile: figures to distrust."""
     lines = [f"  {row['title']}: {', '.join(row['unsteady'])}" for row in rows if row.get("unsteady")]
-    return "\n".join(["\nnever steady, so no figures to rely on:", *lines]) if lines else ""
+    return "\n".join(["\nnot steady, so figures to distrust:", *lines]) if lines else ""
 
 
 def missed(found: Mapping[str, Any]) -> str:

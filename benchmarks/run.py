@@ -16,7 +16,7 @@ import torch
 
 import sinpe_ext
 from sinpe_ext.cli.outputs import file_to_write
-from sinpe_ext.cli.timing import first_line, interleaved, on_threads, summary
+from sinpe_ext.cli.timing import drifting, first_line, interleaved, on_threads, ratio, summary
 
 from . import cuda as cuda_run
 from . import picture, sweep
@@ -254,24 +254,24 @@ def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = 
         return {**result, "error": first_line(error)}
     seconds = summary(samples, best=best)
     ours = seconds["ours"]
-    if unsteady:
-        result["unsteady"] = [name.removeprefix("peer:") for name in unsteady]
+    if unsteady := [*unsteady, *drifting(samples)]:
+        result["unsteady"] = [name.removeprefix("peer:") for name in dict.fromkeys(unsteady)]
     result |= {
         "ours_ms": 1e3 * ours,
         "samples_ms": {name: [round(1e3 * v, 6) for v in s] for name, s in samples.items()},
     }
     if "floor" in seconds:
-        ratio = ours / seconds["floor"]
-        result |= {"floor_ms": 1e3 * seconds["floor"], "ratio": ratio, "met": met(ratio, row.target, most=True)}
+        to_floor = ratio(samples, "ours", "floor", best=best)
+        result |= {"floor_ms": 1e3 * seconds["floor"], "ratio": to_floor, "met": met(to_floor, row.target, most=True)}
     if subjects.moved:
         result["gigabytes_per_second"] = subjects.moved / ours / 1e9
     result["peers"] = [
         {
             "name": name,
             "ms": 1e3 * seconds[f"peer:{name}"],
-            "ratio": seconds[f"peer:{name}"] / ours,
+            "ratio": (to_ours := ratio(samples, f"peer:{name}", "ours", best=best)),
             "target": target,
-            "met": met(seconds[f"peer:{name}"] / ours, target, most=False),
+            "met": met(to_ours, target, most=False),
         }
         for name, target in row.peers.items()
         if f"peer:{name}" in seconds

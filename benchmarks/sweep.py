@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext.cli.timing import first_line, interleaved, on_threads, summary
+from sinpe_ext.cli.timing import drifting, first_line, interleaved, on_threads, ratio, summary
 
 from . import memory
 from . import peers as peer
@@ -167,7 +167,8 @@ def measure(point: Point, rounds: int, *, best: bool = False, compile: bool = Tr
                         raise
                     failed[name] = first_line(error)  # for example without a C++ compiler
                     del work.calls[name]
-            samples = interleaved(work.calls, rounds, point.threads)
+            unsteady: list[str] = []
+            samples = interleaved(work.calls, rounds, point.threads, unsteady.append)
             if point.elements >= MEASURABLE:
                 beyond = {name: memory.beyond(call, work.kept) for name, call in work.calls.items()}
                 result["memory_mib"] = {name: round(v / 2**20, 1) for name, v in beyond.items() if v is not None}
@@ -180,7 +181,8 @@ def measure(point: Point, rounds: int, *, best: bool = False, compile: bool = Tr
     return {
         **result,
         "ms": ms,
-        "ratio": ms[OURS] / ms[FLOOR],
+        "ratio": ratio(samples, OURS, FLOOR, best=best),
+        "unsteady": list(dict.fromkeys([*unsteady, *drifting(samples)])),
         "peer_errors": failed,
         "samples_ms": {name: [round(1e3 * v, 6) for v in s] for name, s in samples.items()},
     }

@@ -58,6 +58,7 @@ def rows(entries: list[dict[str, Any]]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for entry in entries:
         title = re.sub(r", \d+ threads?$", "", entry["title"])
+        title += f" (not steady: {', '.join(entry['unsteady'])})" if entry.get("unsteady") else ""
         if "ours_ms" not in entry:
             yield f"| {title} | {entry.get('skipped') or 'FAILED: ' + entry['error']} | | | | |"
             continue

@@ -11,6 +11,7 @@ from statistics import median
 SLOW_SECONDS = 1.0  # a subject slower than this is timed once only, because its ratio does not need more precision
 SAMPLE_SECONDS = 0.02  # one sample repeats a fast subject for about this long
 MOST_CALLS = 8  # warm-up calls, within which the time of a call has to stop falling
+DRIFT = 0.15  # of the time of a subject, from one half of the rounds to the other
 BUSY = 0.5  # load per core before timing above which other programs disturb the measurement
 
 
@@ -69,6 +70,24 @@ def interleaved(
 def summary(samples: Mapping[str, list[float]], *, best: bool = False) -> dict[str, float]:
     """name -> median seconds per call, or with `best` the minimum."""
     return {name: min(values) if best else median(values) for name, values in samples.items()}
+
+
+def ratio(samples: Mapping[str, list[float]], name: str, to: str, *, best: bool = False) -> float:
+    """The median of the rounds' ratios of two subjects, so that a drift that both share cancels.
+
+    The ratio of medians if one of them was timed once only; with `best` that of minima.
+    """
+    a, b = samples[name], samples[to]
+    if best or len(a) != len(b):
+        seconds = summary(samples, best=best)
+        return seconds[name] / seconds[to]
+    return median(x / y for x, y in zip(a, b, strict=True))
+
+
+def drifting(samples: Mapping[str, list[float]]) -> list[str]:
+    """The subjects whose median over the first half of the rounds differs from the second half's by more than DRIFT."""
+    halves = {name: (s[: len(s) // 2], s[len(s) // 2 :]) for name, s in samples.items() if len(s) >= 8}
+    return [name for name, (a, b) in halves.items() if abs(median(a) / median(b) - 1) > DRIFT]
 
 
 @contextmanager

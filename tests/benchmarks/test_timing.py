@@ -35,3 +35,16 @@ def test_falling_times_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     never: list[str] = []
     samples = timing.interleaved({"falling": call}, rounds=3, unsteady=never.append)
     assert never == ["falling"] and samples == {"falling": [2.0 ** (21 - timing.MOST_CALLS)]}
+
+
+def test_ratio_is_that_of_the_rounds() -> None:
+    """A drift that both subjects share cancels; a subject that was timed once only has one sample."""
+    samples = {"ours": [1.0, 2.0, 4.0, 9.0], "floor": [1.0, 2.0, 2.0, 3.0], "slow": [30.0]}
+    assert timing.ratio(samples, "ours", "floor") == 1.5
+    assert timing.ratio(samples, "slow", "ours") == 10.0
+    assert timing.ratio(samples, "ours", "floor", best=True) == 1.0
+
+
+def test_drift_is_reported() -> None:
+    steady, falling = [1.0, 1.1] * 8, [1.2] * 8 + [1.0] * 8
+    assert timing.drifting({"steady": steady, "falling": falling, "few": [9.0, 1.0]}) == ["falling"]
