@@ -51,10 +51,10 @@ def sources(folder: Path) -> Path:
             there.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, there)
             shutil.copymode(ROOT / name, there)
-    for area in ("tests", "sinpe_ext", "csrc", "docs", "tools", "examples"):
+    for area in ("tests", "sinpe_ext", "csrc", "docs", "tools", "examples", "benchmarks", "cmake"):
         for path in (folder / area).rglob("*"):
             if (
-                path.suffix in (".py", ".h", ".inc", ".cpp", ".cu", ".md", ".json")
+                path.suffix in (".py", ".h", ".inc", ".cpp", ".cu", ".md", ".json", ".txt", ".patch", ".sh", ".cmake")
                 and path.name != "_build.json"
                 and path.relative_to(folder).as_posix() not in wanted
             ):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from build_support import write_nvcc, write_script
-from children import REPOSITORY, execute
 
 from sinpe_ext.backend import cuda_compiler
 from sinpe_ext.backend.compilation import BuildUnavailable
@@ -172,31 +170,3 @@ def test_missing_runtime_library_is_named(tmp_path):
     (tmp_path / "lib" / "libcudart_static.a").unlink()
     with pytest.raises(BuildUnavailable, match="libcudart_static.a of .* was not found"):
         cuda_compiler.link_flags(cuda_compiler.Nvcc(str(nvcc), "12.8.61", ()), [])
-
-
-# tools/ptxas_report
-
-PTXAS = """ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function '_Z1kPf' for 'sm_80'
-ptxas info    : Function properties for _Z1kPf
-    {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
-ptxas info    : Used 40 registers, used 0 barriers, 360 bytes cmem[0]
-ptxas info    : Function properties for _Z4rarev
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Compiling entry function '_Z1jPf' for 'sm_120'
-ptxas info    : Function properties for _Z1jPf
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 32 registers
-"""
-
-
-@pytest.mark.parametrize("stack, stores, loads", [(0, 0, 0), (16, 8, 12), (8, 0, 4)])
-def test_ptxas_report(stack, stores, loads, tmp_path):
-    log = tmp_path / "add.cu.log"
-    log.write_text(PTXAS.format(stack=stack, stores=stores, loads=loads))
-    command = [sys.executable, str(REPOSITORY / "tools" / "ptxas_report.py"), str(log)]
-    done = execute(command, status=1 if stores + loads else 0)
-    spilled = "1 of 2 functions" if stores + loads else "none"
-    assert f"| add.cu | sm_80 | 1 | 40 | {stack} B | {spilled} |" in done.stdout
-    assert "| add.cu | sm_120 | 1 | 32 | 0 B | none |" in done.stdout
-    assert (f": sm_80 {stores} + {loads} B" in done.stdout) == (stores + loads > 0)
