@@ -1,10 +1,11 @@
-"""The benchmark's printed report: the tables, then the missed targets."""
+"""The benchmark's tables, for the terminal and the pages, and its missed targets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+Lines = list[tuple[str, ...]]  # of a table, the first of which is its head
 FLAT_FROM = 2**24  # from this number of elements on, beyond the caches, ours / floor should be constant for float32
 FLAT = 1.3  # up to this factor
 
@@ -17,64 +18,74 @@ def met(value: float, target: float | None, *, most: bool) -> bool | None:
 
 
 def verdict(flag: bool | None, target: float | None, sign: str) -> str:
-    """ "<= 1.1 met", "<= 1.1 MISSED", or a dash."""
-    return "-" if flag is None else f"{sign} {target:<4g} {'met' if flag else 'MISSED'}"
+    """ "<= 1.1, met", "<= 1.1, MISSED", or nothing without a target."""
+    return "" if flag is None else f"{sign} {target:g}, {'met' if flag else 'MISSED'}"
 
 
-def report(results: Sequence[dict[str, Any]]) -> str:
-    """The table of the timed rows: one line per row, one more for each further peer."""
-    head = tuple("case|floor|floor ms|ours ms|GB/s|ours/floor|target|peer|peer ms|peer/ours|target".split("|"))
-    lines: list[tuple[str, ...]] = []
-    failed = []
-    skipped: dict[str, list[str]] = {}  # by reason
-    for entry in results:
-        if "error" in entry:
-            failed.append(f"{entry['title']}: FAILED, {entry['error']}")
+def timed(entries: Iterable[Mapping[str, Any]]) -> Lines:
+    """The table of timed rows."""
+    lines: Lines = [("case", "ours, ms", "floor, ms", "ours / floor", "target", "peer / ours")]
+    for entry in entries:
+        title = entry["title"]
+        if entry.get("unsteady"):
+            title += f" (not steady: {', '.join(entry['unsteady'])})"
+        if "ours_ms" not in entry:
+            lines.append((title, said(entry), "", "", "", ""))
             continue
-        if "skipped" in entry:
-            skipped.setdefault(entry["skipped"], []).append(entry["title"])
-            continue
-        own = (
-            entry["title"],
-            entry["floor"],
-            number(entry.get("floor_ms")),
-            number(entry["ours_ms"]),
-            f"{entry['gigabytes_per_second']:.0f}" if "gigabytes_per_second" in entry else "-",
-            f"{entry['ratio']:.2f}" if "ratio" in entry else "-",
-            verdict(entry.get("met"), entry["target"], "<="),
-        )
-        against = [
-            (peer["name"], number(peer["ms"]), f"{peer['ratio']:.2f}", verdict(peer["met"], peer["target"], ">="))
-            for peer in entry["peers"]
-        ] or [("-", "-", "-", "-")]
-        lines += [(own if i == 0 else ("",) * len(own)) + peer for i, peer in enumerate(against)]
-        failed += [f"{entry['title']}: {name} cannot run here, {why}" for name, why in entry["peer_errors"].items()]
-    told = [f"skipped, {reason}: {'; '.join(titles)}" for reason, titles in skipped.items()]
-    return "\n".join(["", *([aligned([head, *lines], right={2, 3, 4, 5, 8, 9})] if lines else []), *failed, *told])
+        peers = []
+        for peer in entry["peers"]:
+            aim = verdict(peer["met"], peer["target"], ">=")
+            peers.append(f"{peer['ratio']:.3g} {peer['name']}" + (f" ({aim})" if aim else ""))
+        peers += [f"{name} cannot run here: {why}" for name, why in entry.get("peer_errors", {}).items()]
+        speed = f" ({entry['gigabytes_per_second']:.0f} GB/s)" if "gigabytes_per_second" in entry else ""
+        floor = f"{number(entry['floor_ms'])} `{entry['floor']}`" if "floor_ms" in entry else ""
+        ratio = f"{entry['ratio']:.2f}" if "ratio" in entry else ""
+        aim = verdict(entry.get("met"), entry["target"], "<=")
+        lines.append((title, number(entry["ours_ms"]) + speed, floor, ratio, aim, "; ".join(peers)))
+    return lines
 
 
-def report_processes(extras: Sequence[dict[str, Any]]) -> str:
+def processes(entries: Iterable[Mapping[str, Any]]) -> Lines:
     """The table of the measurements in separate processes."""
-    lines: list[tuple[str, ...]] = [("in a process of its own", "value", "target")]
-    for entry in extras:
-        if "value" in entry:
-            value, note = f"{entry['value']:.1f} {entry['unit']}", verdict(entry["met"], entry["target"], "<=")
-        else:
-            value, note = "-", f"skipped: {entry['skipped']}" if "skipped" in entry else f"FAILED: {entry['error']}"
-        lines.append((entry["title"], value, note))
-    return "\n" + aligned(lines, right={1})
+    lines: Lines = [("in a process of its own", "value", "target")]
+    for entry in entries:
+        value = f"{entry['value']:.1f} {entry['unit']}" if "value" in entry else said(entry)
+        lines.append((entry["title"], value, verdict(entry.get("met"), entry.get("target"), "<=")))
+    return lines
 
 
-def aligned(lines: Sequence[tuple[str, ...]], right: set[int]) -> str:
-    """Columns padded to their widest cell, with a ruled header."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    text = [
-        "  ".join(
-            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-    return "\n".join(line.rstrip() for line in [text[0], "-" * len(text[0].rstrip()), *text[1:]])
+def sizes(points: Sequence[Mapping[str, Any]]) -> Lines:
+    """The table of the sizes of one case, dtype and number of threads: nanoseconds per element, and MiB."""
+    names = list(dict.fromkeys(name for point in points for name in point.get("ms", ()) if name != "floor"))
+    title = f"{points[0]['title']} {points[0]['dtype']}, elements"
+    lines: Lines = [(title, f"floor `{points[0]['floor']}`", *names, "ours / floor", "MiB")]
+    for point in points:
+        if "ms" not in point:
+            lines.append((power(point["elements"]), said(point), *[""] * len(names), "", ""))
+            continue
+        each, extra = nanoseconds(point), point.get("memory_mib", {})
+        times = [number(each["floor"]), *(number(each.get(name)) for name in names)]
+        memory = ", ".join(f"{extra[name]:.0f} {name}" for name in names if name in extra)
+        lines.append((power(point["elements"]), *times, f"{point['ratio']:.2f}", memory))
+    return lines
+
+
+def said(entry: Mapping[str, Any]) -> str:
+    """Why an entry has no figures."""
+    return f"FAILED: {entry['error']}" if "error" in entry else f"skipped: {entry['skipped']}"
+
+
+def markdown(lines: Lines) -> str:
+    """A table of a page."""
+    rule = "|" + "---|" * len(lines[0])
+    return "\n".join([f"| {' | '.join(lines[0])} |", rule, *(f"| {' | '.join(line)} |" for line in lines[1:])]) + "\n"
+
+
+def aligned(lines: Lines) -> str:
+    """A table of the terminal: columns padded to their widest cell, with a ruled header."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([text[0], "-" * len(text[0]), *text[1:]])
 
 
 def number(milliseconds: float | None) -> str:
@@ -127,49 +138,22 @@ def flatness(sizes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def report_sizes(sizes: Sequence[dict[str, Any]]) -> str:
-    """A table for each case, dtype and number of threads: one line per size."""
+def report_sizes(found: Sequence[dict[str, Any]]) -> str:
+    """A table for each case, dtype and number of threads, and how far its ratios vary."""
     text = []
-    flat = {(entry["case"], entry["dtype"], entry["threads"]): entry for entry in flatness(sizes)}
-    for key, entries in lines_of_sizes(sizes).items():
-        _, dtype, threads = key
-        title = f"{entries[0]['title']} {dtype}, {plural(threads, 'thread')}, floor {entries[0]['floor']}"
-        text += ["", f"{title}: nanoseconds an element"]
-        good = [entry for entry in entries if "ms" in entry]
-        if good:
-            text.append(_size_table(good))
+    flat = {(entry["case"], entry["dtype"], entry["threads"]): entry for entry in flatness(found)}
+    for key, points in lines_of_sizes(found).items():
+        text += ["", f"{plural(key[2], 'thread')}, nanoseconds per element:", aligned(sizes(points))]
         if key in flat:
             line = flat[key]
             text.append(
                 f"ours/floor from {power(FLAT_FROM)} elements: {line['least']:.2f} to {line['most']:.2f}, a factor of "
-                f"{line['factor']:.2f} {verdict(line['met'], line['target'], '<=')}".removesuffix(" -")
+                f"{line['factor']:.2f} {verdict(line['met'], line['target'], '<=')}".rstrip()
             )
-        for entry in entries:
-            where = f"{power(entry['elements'])} elements"
-            if "ms" not in entry:
-                text.append(
-                    f"{where}: " + (f"FAILED, {entry['error']}" if "error" in entry else f"skipped, {entry['skipped']}")
-                )
-            text += [f"{where}: {name} cannot run here, {why}" for name, why in entry.get("peer_errors", {}).items()]
+        for point in points:
+            errors = point.get("peer_errors", {}).items()
+            text += [f"{power(point['elements'])} elements: {name} cannot run here, {why}" for name, why in errors]
     return "\n".join(text)
-
-
-def _size_table(entries: Sequence[dict[str, Any]]) -> str:
-    peers = dict.fromkeys(name for entry in entries for name in entry["ms"] if name not in ("floor", "ours"))
-    measured = [name for name in ("ours", *peers) if any(name in entry.get("memory_mib", {}) for entry in entries)]
-    lines = [("elements", "floor", "ours", "ours/floor", *peers, *(f"MiB: {name}" for name in measured))]
-    for entry in entries:
-        each, extra = nanoseconds(entry), entry.get("memory_mib", {})
-        own = (power(entry["elements"]), number(each["floor"]), number(each["ours"]), f"{entry['ratio']:.2f}")
-        others = (number(each.get(name)) for name in peers)
-        lines.append((*own, *others, *(f"{extra[name]:.1f}" if name in extra else "-" for name in measured)))
-    return aligned(lines, right=set(range(len(lines[0]))))
-
-
-def never_steady(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Subjects whose time was still falling when they were timed, or that drifted meanwhile: figures to distrust."""
-    lines = [f"  {row['title']}: {', '.join(row['unsteady'])}" for row in rows if row.get("unsteady")]
-    return "\n".join(["\nnot steady, so figures to distrust:", *lines]) if lines else ""
 
 
 def missed(found: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from .installed import INSTALLED_ROWS
 from .machine import ROOT, describe, machine
 from .process import PROCESSES, Process, Skipped
 from .progress import Progress
-from .report import flatness, met, missed, never_steady, plural, report, report_processes, report_sizes
+from .report import aligned, flatness, met, missed, plural, processes, report_sizes, timed
 from .sweep import Point
 from .training import TRAINING_ROWS
 
@@ -190,9 +190,8 @@ def run(todo: Plan, options: argparse.Namespace) -> int:
 def text(found: dict[str, Any]) -> str:
     """The whole report."""
     parts = [
-        report(found["rows"]) if found["rows"] else "",
-        never_steady(found["rows"]),
-        report_processes(found["processes"]) if found["processes"] else "",
+        "\n" + aligned(timed(found["rows"])) if found["rows"] else "",
+        "\n" + aligned(processes(found["processes"])) if found["processes"] else "",
         report_sizes(found["sizes"]) if found["sizes"] else "",
         missed(found),
     ]

@@ -16,7 +16,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from benchmarks.cases import ROWS  # noqa: E402
 from benchmarks.cuda import ROWS as CUDA_ROWS  # noqa: E402
 from benchmarks.grid import GRID_ROWS  # noqa: E402
 from benchmarks.installed import INSTALLED_ROWS  # noqa: E402
-from benchmarks.report import lines_of_sizes, nanoseconds, number, power  # noqa: E402
+from benchmarks.report import Lines, lines_of_sizes, markdown, processes, sizes, timed  # noqa: E402
 from benchmarks.training import TRAINING_ROWS  # noqa: E402
 from sinpe_ext.cli.demo import faster  # noqa: E402
 
@@ -49,33 +49,8 @@ PEERS = ("eager", "usual formula", "x + pe", "diffusers")  # the first of these 
 OTHERS = ("front", "summary", "processes", "sizes", "cuda")
 
 
-def verdict(flag: bool | None, target: float | None, sign: str) -> str:
-    return "" if flag is None else f"{sign} {target:g}, {'met' if flag else '**missed**'}"
-
-
-def rows(entries: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| case | ours, ms | floor, ms | ours / floor | target | peer / ours |"
-    yield "|---|---|---|---|---|---|"
-    for entry in entries:
-        title = re.sub(r", \d+ threads?$", "", entry["title"])
-        title += f" (not steady: {', '.join(entry['unsteady'])})" if entry.get("unsteady") else ""
-        if "ours_ms" not in entry:
-            yield f"| {title} | {entry.get('skipped') or 'FAILED: ' + entry['error']} | | | | |"
-            continue
-        peers = []
-        for peer in entry["peers"]:
-            aim = verdict(peer["met"], peer["target"], ">=")
-            peers.append(f"{peer['ratio']:.3g} {peer['name']}" + (f" ({aim})" if aim else ""))
-        floor = f"{number(entry['floor_ms'])} `{entry['floor']}`" if "floor_ms" in entry else ""
-        ratio = f"{entry['ratio']:.2f}" if "ratio" in entry else ""
-        aim = verdict(entry.get("met"), entry["target"], "<=")
-        speed = f" ({entry['gigabytes_per_second']:.0f} GB/s)" if "gigabytes_per_second" in entry else ""
-        yield f"| {title} | {number(entry['ours_ms'])}{speed} | {floor} | {ratio} | {aim} | {'; '.join(peers)} |"
-
-
-def front(most: dict[str, dict[str, Any]]) -> Iterator[str]:
-    yield "| operation | sinpe_ext | compared with eager PyTorch | compared with torch.compile |"
-    yield "|---|---|---|---|"
+def front(most: dict[str, dict[str, Any]]) -> Lines:
+    lines: Lines = [("operation", "sinpe_ext", "compared with eager PyTorch", "compared with torch.compile")]
     for name, title in FRONT.items():
         if "ours_ms" not in (entry := most.get(name, {})):
             continue
@@ -84,58 +59,45 @@ def front(most: dict[str, dict[str, Any]]) -> Iterator[str]:
         compiled = faster(ratios["torch.compile"]) if "torch.compile" in ratios else ""
         milliseconds = entry["ours_ms"]
         spent = f"{milliseconds:.3g} ms" if milliseconds >= 0.1 else f"{1000 * milliseconds:.2g} us"
-        yield f"| {title} | {spent} | {faster(eager)} | {compiled} |"
+        lines.append((title, spent, faster(eager), compiled))
+    return lines
 
 
-def processes(entries: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| in a process of its own | value | target |"
-    yield "|---|---|---|"
-    for entry in entries:
-        value = f"{entry['value']:.1f} {entry['unit']}" if "value" in entry else entry.get("skipped") or entry["error"]
-        yield f"| {entry['title']} | {value} | {verdict(entry.get('met'), entry.get('target'), '<=')} |"
+def without_threads(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries with titles that do not name the number of threads."""
+    return [{**entry, "title": re.sub(r", \d+ threads?$", "", entry["title"])} for entry in entries]
 
 
-def sizes(entries: list[dict[str, Any]]) -> Iterator[str]:
+def of_most_threads(entries: list[dict[str, Any]]) -> Iterator[str]:
+    """The tables of the sizes."""
     most = max((entry["threads"] for entry in entries), default=0)
-    for (_, dtype, threads), points in lines_of_sizes(entries).items():
-        if threads != most:
-            continue
-        names = list(dict.fromkeys(name for point in points for name in point.get("ms", ()) if name != "floor"))
-        floor = f"floor `{points[0]['floor']}`"
-        yield f"| {points[0]['title']} {dtype}, elements | {floor} | {' | '.join(names)} | ours / floor | MiB |"
-        yield "|" + "---|" * (len(names) + 4)
-        for point in points:
-            size = power(point["elements"])
-            if "ms" not in point:
-                yield f"| {size} | {point.get('skipped') or point['error']} |" + " |" * (len(names) + 2)
-                continue
-            each, extra = nanoseconds(point), point.get("memory_mib", {})
-            cells = [number(each["floor"]), *(number(each.get(name)) for name in names), f"{point['ratio']:.2f}"]
-            yield f"| {size} | {' | '.join(cells)} | {', '.join(f'{extra[n]:.0f} {n}' for n in names if n in extra)} |"
-        yield ""
+    for (_, _, threads), points in lines_of_sizes(entries).items():
+        if threads == most:
+            yield markdown(sizes(points))
 
 
-def cuda(found: dict[str, Any]) -> Iterator[str]:
+def cuda(found: dict[str, Any]) -> str:
     facts, machine = found["cuda"], found["machine"]
-    yield f"{facts['device']}, CUDA {facts['cuda']}, torch {machine['torch']}, arithmetic {facts['arithmetic']}, "
-    yield f"tensors of {facts['elements']} elements, {machine['date'][:10]}:"
-    yield ""
-    yield from rows([entry for entry in found["rows"] if entry["device"] == "cuda"])
+    return (
+        f"{facts['device']}, CUDA {facts['cuda']}, torch {machine['torch']}, arithmetic {facts['arithmetic']}, "
+        f"tensors of {facts['elements']} elements, {machine['date'][:10]}:\n\n"
+        + markdown(timed(entry for entry in found["rows"] if entry["device"] == "cuda"))
+    )
 
 
 def table(group: str, found: dict[str, Any]) -> str:
     """One table, in Markdown."""
     if group == "processes":
-        return "\n".join(processes(found["processes"])) + "\n"
+        return markdown(processes(found["processes"]))
     if group == "sizes":
-        return "\n".join(sizes(found["sizes"])) + "\n"
+        return "\n".join(of_most_threads(found["sizes"]))
     if group == "cuda":
-        return "\n".join(cuda(found)) + "\n"
+        return cuda(found)
     most = {entry["name"]: entry for entry in sorted(found["rows"], key=lambda entry: entry.get("threads") or 0)}
     if group == "front":
-        return "\n".join(front(most)) + "\n"
+        return markdown(front(most))
     names = SUMMARY if group == "summary" else [row.name for row in GROUPS[group]]
-    return "\n".join(rows([most[name] for name in names if name in most])) + "\n"
+    return markdown(timed(without_threads(most[name] for name in names if name in most)))
 
 
 def has_all(group: str, found: dict[str, Any]) -> bool:

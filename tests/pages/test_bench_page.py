@@ -73,15 +73,15 @@ def test_tables(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     tables = {m[2]: m[4].splitlines()[2:] for m in tool.TABLE.finditer(page.read_text())}
     assert tables == {
         "tables": [
-            "| table | 2.000 | 0.500 `f` | 4.00 | <= 2.5, **missed** | 10 usual (>= 9, met) |",
-            "| bf16 | FAILED: RuntimeError: no | | | | |",
+            "| table | 2.000 | 0.500 `f` | 4.00 | <= 2.5, MISSED | 10 usual (>= 9, met) |",
+            "| bf16 | FAILED: RuntimeError: no |  |  |  |  |",
         ],
         "training": ["| embed | 3.000 |  |  |  |  |"],
-        "processes": ["| import | 31.0 ms | <= 60, met |", "| build | no |  |"],
+        "processes": ["| import | 31.0 ms | <= 60, met |", "| build | skipped: no |  |"],
     }
     results.write_text(json.dumps(FOUND | {"processes": []}))
     assert tool.main([str(results)]) == 0  # without processes: their table is unchanged
-    assert "| build | no |" in page.read_text()
+    assert "| build | skipped: no |" in page.read_text()
     results.write_text(json.dumps(FOUND))
     assert page.read_text().count("new.json") == 3 and tool.main(["--check"]) == 0
     assert not tool.has_all("grids", FOUND)  # it has one row of two
@@ -107,7 +107,7 @@ def test_table_of_a_gpu(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.Mo
     results.write_text(json.dumps({"machine": machine, "cuda": facts, "rows": [entry, other]}))
     assert tool.main([str(results)]) == 0
     text = page.read_text()
-    assert "cuda new.json -->\na card, CUDA 13.0, torch 2.13.0, arithmetic double, \ntensors of 134217728 " in text
+    assert "cuda new.json -->\na card, CUDA 13.0, torch 2.13.0, arithmetic double, tensors of 134217728 " in text
     assert "| add f32 | 0.260 (4100 GB/s) | 0.250 `y.copy_(x)` | 1.04 | <= 1.05, met |  |" in text
 
 
