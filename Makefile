@@ -5,11 +5,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 TORCH ?= 2.13.0
 TORCH_INDEX_URL ?=
-DEMO_ARGS ?=
-BENCH_ARGS ?=
-PYTEST_ARGS ?=
-CMAKE_ARGS ?=
 ARGS ?=
+CMAKE_ARGS ?=
 
 # An active environment is used unless VENV is given.
 export PYTHON TORCH TORCH_INDEX_URL VENV
@@ -25,10 +22,10 @@ nox = $(call environment,dev) && $$py -m nox
         check-peers check-cuda check-sanitizers check-matrix check-wheels check-exhaustive
 
 help:
-	@echo "make demo     set up, then encode a text: accuracy, times, plots                   DEMO_ARGS=\"--text FILE\""
-	@echo "make test     set up, then ctest and pytest: every guarantee once, in minutes      PYTEST_ARGS=\"-k add\""
+	@echo "make demo     set up, then encode a text: accuracy, times, plots                   ARGS=\"--text FILE\""
+	@echo "make test     set up, then ctest and pytest: every guarantee once, in minutes      ARGS=\"-k add\""
 	@echo "make test-all all tests"
-	@echo "make bench    set up, then the benchmarks                                          BENCH_ARGS=\"--quick\""
+	@echo "make bench    set up, then the benchmarks                                          ARGS=\"--quick\""
 	@echo "make docs     build the site: the pages and the API reference, in build/site/index.html"
 	@echo "make lint     check with ruff, clang-format, clang-tidy, mypy, import-linter; make format applies automatic fixes"
 	@echo "make build    set up only: environment, torch, compiled libraries; make clean removes build outputs"
@@ -45,15 +42,15 @@ help:
 	@echo "TORCH=$(TORCH)     the torch version to install;  TORCH_INDEX_URL=  its package index, for instance a CPU-only one"
 
 demo:
-	@$(call environment,bench) && exec $$py -m sinpe_ext demo $(DEMO_ARGS)
+	@$(call environment,bench) && exec $$py -m sinpe_ext demo $(ARGS)
 
 # tests/support/tiers.py says which tests belong to which target. One worker per core; the workers share the threads.
 PYTEST = -m pytest -n auto --dist worksteal --durations=10
 test:
-	@$(call environment,test) && $(ctest) && exec $$py $(PYTEST) -m "not long" $(PYTEST_ARGS)
+	@$(call environment,test) && $(ctest) && exec $$py $(PYTEST) -m "not long" $(ARGS)
 
 test-all:
-	@$(call environment,test) && $(ctest) && exec $$py $(PYTEST) $(PYTEST_ARGS)
+	@$(call environment,test) && $(ctest) && exec $$py $(PYTEST) $(ARGS)
 
 # Equivalent to `cmake --workflow --preset default`, with CMAKE_ARGS.
 define ctest
@@ -63,7 +60,7 @@ define ctest
 endef
 
 bench:
-	@$(call environment,bench) && exec $$py -m benchmarks $(BENCH_ARGS)
+	@$(call environment,bench) && exec $$py -m benchmarks $(ARGS)
 
 build:
 	@$(call environment) && exec $$py -m sinpe_ext info
