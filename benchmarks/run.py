@@ -67,7 +67,7 @@ def names() -> list[str]:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the requested rows, print the report, write the JSON; return 1 if a result is wrong or a row failed."""
+    """Run the requested rows, print the report, write the JSON; return 1 for a wrong result, a failed row or peer."""
     try:
         if options.replot:
             print(picture.again(options.replot, options.plot))
@@ -184,7 +184,8 @@ def run(todo: Plan, options: argparse.Namespace) -> int:
     if drawn:
         print(drawn)
     everything = [*found["rows"], *found["processes"], *found["sizes"]]
-    return 1 if any("error" in entry for entry in everything) else 0
+    failed = any("error" in entry for entry in everything) or any(entry["peer_errors"] for entry in found["rows"])
+    return 1 if failed else 0  # a peer that cannot run is not compared with its target
 
 
 def text(found: dict[str, Any]) -> str:

@@ -22,10 +22,16 @@ try:  # not needed by the tests on a GPU
 except ImportError:
     pass
 else:  # `ci` draws the same examples in each run; no deadline, because a first use may compile
-    slow = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    slow, rare = [HealthCheck.too_slow], [HealthCheck.filter_too_much, HealthCheck.data_too_large]
     settings.register_profile("ci", max_examples=250, derandomize=True, deadline=None, suppress_health_check=slow)
     settings.register_profile(
-        "long", max_examples=5000, database=None, deadline=None, print_blob=True, suppress_health_check=slow
+        "long",
+        settings.get_profile("ci"),
+        max_examples=5000,
+        derandomize=False,
+        database=None,
+        print_blob=True,
+        suppress_health_check=slow + rare,  # in so many examples it happens
     )
     settings.load_profile("ci")
 

@@ -102,13 +102,10 @@ def table(group: str, found: dict[str, Any]) -> str:
 
 def has_all(group: str, found: dict[str, Any]) -> bool:
     """Whether the results contain all rows of the table of a group."""
-    if group == "cuda" and not found.get("cuda"):
-        return False
     if group in ("sizes", "processes"):
         return bool(found.get(group))
-    names = {"front": FRONT, "summary": SUMMARY}.get(group) or [
-        row.name for row in (GROUPS | {"cuda": CUDA_ROWS})[group]
-    ]
+    named = {"front": FRONT, "summary": SUMMARY, "cuda": [row.name for row in CUDA_ROWS]}
+    names = named.get(group) or [row.name for row in GROUPS[group]]
     return set(names) <= {entry["name"] for entry in found.get("rows", ())}
 
 

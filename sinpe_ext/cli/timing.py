@@ -124,11 +124,16 @@ def _warmed(call: Callable[[], object]) -> tuple[float, bool]:
 
 def _once(call: Callable[[], object]) -> float:
     """Seconds of one call, until a CUDA device has finished as well."""
-    import torch
-
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else int
-    wait()
+    _finish()
     begin = time.perf_counter()
     call()
-    wait()
+    _finish()
     return time.perf_counter() - begin
+
+
+def _finish() -> None:
+    """Waits for the CUDA device, if there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
