@@ -120,6 +120,19 @@ def diffusers_table(length: int, dim: int) -> Tensor:
     return peer.diffusers_embedding(torch.arange(length), dim)
 
 
+def other_layout(encoding: sinpe.Encoding, length: int) -> Subjects:
+    """A table of another encoding than the paper's; compared with eager PyTorch, whose bits are the same."""
+    out = torch.empty(length, encoding.dim)
+
+    def check() -> None:
+        with sinpe.use_backend("eager"):
+            expected = sinpe.table(length, encoding)
+        if not torch.equal(sinpe.table(length, encoding, out=out), expected):
+            raise AssertionError(f"table of {encoding}: expected the bits of eager PyTorch")
+
+    return Subjects(lambda: sinpe.table(length, encoding, out=out), lambda: out.fill_(1), check=check)
+
+
 def add(shape: tuple[int, int, int], variant: str) -> Subjects:
     """x + PE: "fresh", "out" or "inplace", against the same sum with a stored table."""
     dim = shape[-1]
@@ -143,6 +156,24 @@ def add(shape: tuple[int, int, int], variant: str) -> Subjects:
         eager: Call = lambda: torch.add(x, pe, out=y)  # noqa: E731
         return Subjects(lambda: sinpe.add(x, encoding, out=y), lambda: y.copy_(x), {"out=y": eager}, check)
     return Subjects(lambda: sinpe.add(x, encoding), lambda: x.clone(), {"x + pe": lambda: x + pe}, check)
+
+
+def add_positions(batch: int, length: int, dim: int) -> Subjects:
+    """x + PE where each element of the batch has its own random positions, against rows of a stored table."""
+    encoding = sinpe.Encoding(dim)
+    x = torch.randn(batch, length, dim)
+    y, pe = torch.empty_like(x), sinpe.table(16384, encoding)
+    positions = torch.randint(0, len(pe), (batch, length), generator=torch.Generator().manual_seed(0))
+
+    def ours() -> Tensor:
+        return sinpe.add(x, encoding, positions=positions, out=y)
+
+    def check() -> None:
+        exact = peer.exact_rows(positions[0, :CHECK_ROWS], dim)
+        bound = 2.0**-22 + tolerance(torch.float32, len(pe))
+        peer.agree("add", ours()[0, :CHECK_ROWS], x[0, :CHECK_ROWS].double() + exact, bound)
+
+    return Subjects(ours, lambda: y.copy_(x), {"x + pe[positions]": lambda: torch.add(x, pe[positions], out=y)}, check)
 
 
 def encode(count: int, dim: int, dtype: torch.dtype = torch.float32) -> Subjects:
@@ -280,6 +311,9 @@ ROWS: tuple[Row, ...] = (
     Row("table_bf16", "table 4096x1024 bf16", lambda: table(4096, 1024, torch.bfloat16), FILL, 2.5, {USUAL: 12.0}),
     Row("table_f16", "table 4096x1024 f16", lambda: table(4096, 1024, torch.float16), FILL, 3.5, {USUAL: 12.0}),
     Row("table_f64", "table 4096x1024 f64", lambda: table(4096, 1024, torch.float64), FILL, 3.5, {USUAL: 3.0}),
+    Row("table_odd", "table 4096x1023", lambda: other_layout(sinpe.Encoding(1023), 4096), FILL),
+    Row("table_own", "table 4096x1024 own_index",
+        lambda: other_layout(sinpe.convention("own_index", 1024, start=0), 4096), FILL),
     Row("add", "add (32,512,1024), fresh", lambda: add(WIDE, "fresh"), "x.clone()", 1.10, {"x + pe": 1.0}),
     Row("add_out", "add (32,512,1024), out=", lambda: add(WIDE, "out"), "y.copy_(x)", 1.05, {"out=y": 1.0}),
     Row("add_inplace", "add_ (32,512,1024)", lambda: add(WIDE, "inplace"), "x.mul_(1.0)", 1.10, {"x.add_(pe)": 1.0}),
@@ -289,6 +323,8 @@ ROWS: tuple[Row, ...] = (
         {"x.add_(pe)": None}),
     Row("add_few", "add (8,2048,1024), fresh", lambda: add((8, 2048, 1024), "fresh"), "x.clone()", None,
         {"x + pe": 1.0}),
+    Row("add_positions", "add (32,512,1024), random positions, out=", lambda: add_positions(*WIDE), "y.copy_(x)", None,
+        {"x + pe[positions]": None}),
     Row("encode", "encode 1M random int64 x 128", lambda: encode(1_000_000, 128), FULL, 1.5, {"float64 formula": 5.0}),
     # No page faults: malloc keeps up to 32 MiB for the next call. The float64 result is larger.
     Row("encode_kept", "encode 50k random int64 x 128, kept memory", lambda: encode(50_000, 128), FULL, 2.4,
