@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mapfile -t cpp < <(find csrc tests/cpp examples/cpp -name 'paper6.h' -prune -o \
+mapfile -t cpp < <(find csrc tests/cpp examples/cpp benchmarks -name 'paper6.h' -prune -o \
   \( -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print | sort)
 
 if [ "${1:-}" = --fix ]; then
