@@ -1,6 +1,6 @@
 """The table "Bad input" of docs/reliability.md, from the marks @pytest.mark.bad_input(class, *interfaces) of the tests.
 
-    python tools/bad_input.py --page     # write the table
+    python tools/bad_input.py --write    # write the table
     python tools/bad_input.py --check    # write nothing; check that it is current and that every class has tests
 
 Uses the standard library only; no test is imported or run.
@@ -18,7 +18,7 @@ import page_parts
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
-PART = "python tools/bad_input.py --page"
+PART = "python tools/bad_input.py --write"
 INTERFACES = "compiled", "eager", "meta", "CUDA", "NumPy", "layer", "embedding", "grid", "timestep"
 
 
@@ -171,16 +171,16 @@ def page(text: str, found: list[Shown]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--page", action="store_true")
+    choice.add_argument("--write", action="store_true")
     choice.add_argument("--check", action="store_true")
     given = parser.parse_args()
     found = marks()
     wrong = faults(found)
     text = PAGE.read_text(encoding="utf-8")
-    if given.page:
+    if given.write:
         PAGE.write_text(page(text, found), encoding="utf-8")
     elif page(text, found) != text:
-        wrong.append("docs/reliability.md is not current, run python tools/bad_input.py --page")
+        wrong.append("docs/reliability.md is not current, run python tools/bad_input.py --write")
     print("\n".join(wrong), end="\n" if wrong else "")
     print(f"result: {len(CLASSES)} classes of bad input, {len(found)} marks on {len({s.test for s in found})} tests")
     return 1 if wrong else 0

@@ -1,7 +1,7 @@
 """Runs the long test commands and records their results, with date and commit, for docs/reliability.md.
 
     python tools/records.py asan exhaustive    # run these COMMANDS and write docs/reliability/<name>.json
-    python tools/records.py --page             # run nothing; write the table of docs/reliability.md from those files
+    python tools/records.py --write            # run nothing; write the table of docs/reliability.md from those files
     python tools/records.py --check            # run and write nothing; check that the table is current and that each
                                                # command of the page has a clean run
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PAGE = ROOT / "docs" / "reliability.md"
 RECORDS = ROOT / "docs" / "reliability"
-PART = "python tools/records.py --page"
+PART = "python tools/records.py --write"
 COMMANDS = {
     "asan": "nox -s asan",
     "bad-input": "pytest -m bad_input --require-backend=compiled",
@@ -94,11 +94,11 @@ def not_shown() -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="*", metavar="NAME", help=", ".join(COMMANDS))
-    parser.add_argument("--page", action="store_true", help="run nothing; write the table")
+    parser.add_argument("--write", action="store_true", help="run nothing; write the table")
     parser.add_argument("--check", action="store_true", help="run nothing, write nothing")
     arguments = parser.parse_args()
-    if bool(arguments.name) == (arguments.page or arguments.check):
-        parser.error("a NAME, or --page, or --check")
+    if bool(arguments.name) == (arguments.write or arguments.check):
+        parser.error("a NAME, or --write, or --check")
     if strangers := sorted(set(arguments.name) - set(COMMANDS)):
         parser.error(f"NAME: expected some of {', '.join(COMMANDS)}, got {', '.join(strangers)}")
     clean = True
@@ -110,7 +110,7 @@ def main() -> int:
     text = PAGE.read_text(encoding="utf-8")
     made = page(text)
     if arguments.check:
-        print("current" if made == text else f"{PAGE.name}: not current, run python tools/records.py --page")
+        print("current" if made == text else f"{PAGE.name}: not current, run python tools/records.py --write")
         missing = not_shown()
         if missing:
             print(f"{PAGE.name} names commands without a clean run: {', '.join(missing)}; run tools/records.py")

@@ -26,7 +26,7 @@ SINPE_HD float exact_float(Position p, Frequency f, int q, double amplitude) {
 }
 
 // The same for float64.
-//   Types: double   Max error: 0.8 ULP   Valid range: as above
+//   Types: double   Max error: as accurate_sincos (core/rotate.h)   Valid range: as above
 SINPE_HD double exact_double(Position p, Frequency f, int q, double amplitude) {
   const Reduced r = reduce_position(p, f);
   DD s, c;

@@ -24,6 +24,41 @@ struct Accumulate<double> {
 template <class T>
 using accumulate_t = typename Accumulate<T>::type;
 
+// A sine whose magnitude is below this may be rounded to a subnormal float, of which the spacing is larger relative to
+// the value.
+constexpr double kMinNormalValue = 0x1p-125;
+
+// The test of whether the error bound of a value leaves its rounding to float undecided: bit 28 or a higher bit of
+// ends_differ(v, e) is set.
+//
+// Doubles of magnitude 2^-126 or more whose low 28 bits are zero are the floats and the midpoints of neighbouring
+// floats. If v - e and v + e agree in all other bits, both lie in one interval [m, m'), where m and m' are neighbours
+// of that kind, so no midpoint is strictly between them. The true value is not m itself, because it differs from v by
+// less than e, by at least the rounding of v - e: every bound e below has that margin. So the true value and v round to
+// the same float. The test also reports intervals that contain a float instead of a midpoint, about as many.
+//   Valid range: e >= kMinNormalValue, or |v| >= kMinNormalValue, or both 0. If |v| <= e, the signs of the ends differ, or
+//   their exponents do. If |v| > e >= kMinNormalValue and v - e is below kMinNormalValue, so do the exponents.
+constexpr int kUndecidedBit = 28;
+template <class V>
+SINPE_HD bits_t<V> ends_differ(V v, V e) {
+  return bit_cast<bits_t<V>>(v - e) ^ bit_cast<bits_t<V>>(v + e);
+}
+
+// Rounding to bfloat16 of a value of which only a float is known that is at most one float from the correctly rounded
+// one: the sum's upper half, unless near_midpoint(sum). In the sum, a midpoint of bfloat16 has the low half 2, because
+// its float has 0x8000. If the low half is 0 to 4, the float is within two floats of a midpoint, or is one, and the
+// rounding is undecided. Otherwise the neighbours of the float are on its side of the midpoint, and adding 0x8002 moves a
+// float above the midpoint into the next upper half, as rounding does, and one below it not.
+//   Types: uint32_t or a vector of it, the bits of the float   Valid range: finite floats
+template <class U>
+SINPE_HD U near_bfloat16(U bits) {
+  return bits + 0x8002;
+}
+template <class U>
+SINPE_HD auto near_midpoint(U sum) {
+  return (sum & 0xffff) < 5;
+}
+
 // hi + lo rounded once.
 //   Types: DD -> float   Error: 0 (correctly rounded)   Valid range: |lo| <= ulp(hi)/2; subnormal results included
 SINPE_HD float round_to_float(DD v) {

@@ -9,14 +9,12 @@ namespace sinpe {
 // Whether some sample of a row has an undecided rounding, collected without a branch.
 struct Undecided {
   bool is_set = false;
-  uint64_t differ = 0;  // bits in which the ends of an error interval differ; those below kUndecidedBit are ignored
+  uint64_t differ = 0;  // of every error interval
   SINPE_HD bool any() const { return is_set | (differ >> kUndecidedBit != 0); }
-  static constexpr int kUndecidedBit = 28;
 
   SINPE_HD void add(bool undecided) { is_set = is_set | undecided; }
-  // The interval [v - e, v + e]: floats and the midpoints between them differ in bit kUndecidedBit or above.
-  //   Valid range: e >= kMinNormalValue, or |v| >= kMinNormalValue, or both 0: below, the spacing of floats is larger
-  SINPE_HD void add(double v, double e) { differ |= bit_cast<uint64_t>(v - e) ^ bit_cast<uint64_t>(v + e); }
+  //   Valid range: that of ends_differ
+  SINPE_HD void add(double v, double e) { differ |= ends_differ(v, e); }
 };
 
 // The range of positions for which the fast phase (core/rotate.h) is valid, tested on the high words of doubles, which

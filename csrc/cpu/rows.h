@@ -39,7 +39,7 @@ class RowState {
   double *step_cos, *step_sin;  // [lanes.total], cos and sin of one position's phase
   double* bound;                // [lanes.total], error bound of `value`; that of `ahead` is ahead_bound
   double ahead_bound;
-  bool is_normal;  // whether every value is 0, at least kMinNormalValue (core/rotate.h), or smaller than its bound
+  bool is_normal;  // whether every value is 0, at least kMinNormalValue (core/round.h), or smaller than its bound
   void share_steps(const RowState& from);  // refers to another state's steps, which must outlive this one
   void compute_steps();
 

@@ -17,11 +17,12 @@ __extension__ typedef __float128 quad;  // 113 bits
 
 constexpr int kTerms = 32;
 
+// 2*pi as a sum of doubles with 160 bits.
+const quad two_pi = static_cast<quad>(0x1.921fb54442d18p+2) + static_cast<quad>(0x1.1a62633145c07p-52) +
+                    static_cast<quad>(-0x1.f1976b7ed8fbcp-108);
+
 // sin and cos of 2*pi*t by their series, |t| <= 1/8.
 void sincos_quad(quad t, quad* s, quad* c) {
-  // 2*pi as a sum of doubles with 160 bits.
-  const quad two_pi = static_cast<quad>(0x1.921fb54442d18p+2) + static_cast<quad>(0x1.1a62633145c07p-52) +
-                      static_cast<quad>(-0x1.f1976b7ed8fbcp-108);
   const quad y = two_pi * t, z = y * y;
   quad sine = 0, cosine = 0;
   for (int k = kTerms; k >= 1; --k) {
@@ -63,13 +64,37 @@ void test_sincos() {
   }
   std::printf("sincos_fast 2^%.1f relative sin, 2^%.1f absolute cos; sincos_accurate 2^%.1f; sincos_dd 2^%.1f\n",
               std::log2(fast_sin), std::log2(fast_cos), std::log2(accurate), std::log2(exact));
-  CHECK(fast_sin < sinpe::kFastError / 2);  // the other half is the error of the phase
-  CHECK(fast_cos < sinpe::kFastError / 2);
-  CHECK(accurate < 0x1p-54);
+  CHECK(fast_sin < 4 * 0x1p-53);
+  CHECK(fast_cos < 4 * 0x1p-53);
+  CHECK(accurate < 0.55 * 0x1p-53);
   CHECK(exact < 0x1p-98);
+}
+
+// The errors of the polynomials alone, without roundings, in units of 2^-53: core/sincos.h states them.
+void test_polynomials() {
+  const quad s_coefficients[] = {sinpe::kS1, sinpe::kS2, sinpe::kS3, sinpe::kS4, sinpe::kS5, sinpe::kS6};
+  const quad c_coefficients[] = {sinpe::kC1, sinpe::kC2, sinpe::kC3, sinpe::kC4, sinpe::kC5, sinpe::kC6};
+  double narrow = 0, wide = 0, cosine = 0;
+  for (int k = 1; k <= 4000; ++k) {
+    const double t = 0.131 * k / 4000;
+    const quad y = two_pi * t, z = y * y;
+    quad s, c, s_tail = 0, c_tail = 0;
+    sincos_quad(t, &s, &c);
+    for (int i = 5; i >= 0; --i) {
+      s_tail = s_tail * z + s_coefficients[i];
+      c_tail = c_tail * z + c_coefficients[i];
+    }
+    const double error = relative(y + y * z * s_tail, s) * 0x1p53;
+    if (t <= 0.1251) narrow = std::fmax(narrow, error);
+    wide = std::fmax(wide, error);
+    cosine = std::fmax(cosine, std::fabs(static_cast<double>(1 - z / 2 + z * z * c_tail - c)) * 0x1p53);
+  }
+  std::printf("polynomials: sine %.3f u, to 0.131 turns %.3f u; cosine %.3f u\n", narrow, wide, cosine);
+  CHECK(narrow < 0.04 && wide < 1.28 && cosine < 0.02);
 }
 #else
 void test_sincos() { std::printf("no 128-bit floats: sincos is compared in the Python tests only\n"); }
+void test_polynomials() {}
 #endif
 
 // The fast phase and the integer phase are the same angle.
@@ -175,9 +200,66 @@ void test_rounding() {
   CHECK(sinpe::round_to_float({-midpoint, -0x1p-80}) == -1.0f - 0x1p-23f);
 }
 
+// Whether ends_differ is right, for every v within 64 doubles of a float or a midpoint, and every e up to 40 doubles: if it
+// reports nothing, every double strictly between the ends rounds to the float of v.
+void test_ends_differ() {
+  check::Random random;
+  int64_t decided = 0, reported = 0, could_be = 0;
+  for (int k = 0; k < 4000; ++k) {
+    const double size = std::ldexp(1.0 + random.uniform(), static_cast<int>(random.next() % 128) - 125);
+    const double boundary = sinpe::bit_cast<double>(sinpe::bit_cast<uint64_t>(size) >> 28 << 28);
+    const double ulp = std::ldexp(1.0, std::ilogb(boundary) - 52), sign = random.next() % 2 == 0 ? 1.0 : -1.0;
+    for (int step = -64; step <= 64; ++step) {
+      const double v = sign * (boundary + step * ulp), e = ulp * (1 + random.next() % 40);
+      const bool is_reported = sinpe::ends_differ(v, e) >> sinpe::kUndecidedBit != 0;
+      const float low = static_cast<float>(std::nextafter(v - e, v)),
+                  high = static_cast<float>(std::nextafter(v + e, v));
+      const bool differ = low != high;
+      reported += is_reported;
+      could_be += differ;
+      decided += !is_reported;
+      if (!is_reported) CHECK(!differ && low == static_cast<float>(v));
+    }
+  }
+  std::printf("ends_differ: %lld reported, %lld with two floats between the ends, %lld decided\n",
+              static_cast<long long>(reported), static_cast<long long>(could_be), static_cast<long long>(decided));
+  CHECK(could_be > 0 && decided > 0 && reported < 3 * could_be);
+  // Values no larger than their bound, and bounds of the smallest size.
+  for (int k = 0; k < 100000; ++k) {
+    const double e = sinpe::kMinNormalValue * std::ldexp(1.0 + random.uniform(), static_cast<int>(random.next() % 4));
+    CHECK(sinpe::ends_differ(e * (2.0 * random.uniform() - 1.0), e) >> sinpe::kUndecidedBit != 0);
+    const double v = e * (1.0 + 0x1p-3 * random.uniform());
+    CHECK(sinpe::ends_differ(v, e) >> sinpe::kUndecidedBit != 0);
+  }
+  CHECK(sinpe::ends_differ(0.0, 0.0) == 0);
+}
+
+// Every float from 2^-15 to 2 near a midpoint of bfloat16: if near_midpoint reports nothing, the float and its
+// neighbours round to the same bits, those of near_bfloat16.
+void test_near_bfloat16() {
+  int64_t reported = 0;
+  for (uint32_t upper = 0x3800; upper < 0x4000; ++upper) {
+    for (uint32_t low : {0x0000u, 0x8000u}) {
+      for (int step = -40; step <= 40; ++step) {
+        const uint32_t bits = (upper << 16 | low) + static_cast<uint32_t>(step), sum = sinpe::near_bfloat16(bits);
+        if (sinpe::near_midpoint(sum)) {
+          ++reported;
+          CHECK(low == 0x8000);
+          continue;
+        }
+        for (uint32_t other : {bits - 1, bits, bits + 1}) CHECK(sum >> 16 == sinpe::bfloat16_bits(other));
+      }
+    }
+  }
+  CHECK(reported == 0x800 * 5);
+}
+
 }  // namespace
 
 int main() {
+  test_polynomials();
+  test_ends_differ();
+  test_near_bfloat16();
   test_sincos();
   test_phase();
   test_rounding();

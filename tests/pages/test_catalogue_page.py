@@ -22,7 +22,7 @@ def test_every_class_has_tests_and_all_marks_are_valid() -> None:
 
 def test_page_is_current() -> None:
     text = bad_input.PAGE.read_text(encoding="utf-8")
-    assert bad_input.page(text, bad_input.marks()) == text, "run python tools/bad_input.py --page"
+    assert bad_input.page(text, bad_input.marks()) == text, "run python tools/bad_input.py --write"
 
 
 def test_class_without_tests_is_detected(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ records = pytest.importorskip("records", reason="tools/ is part of the repositor
 
 def test_page_is_current() -> None:
     text = records.PAGE.read_text(encoding="utf-8")
-    assert records.page(text) == text, "run python tools/records.py --page"
+    assert records.page(text) == text, "run python tools/records.py --write"
 
 
 def test_run_is_recorded_with_its_result() -> None:
