@@ -8,7 +8,7 @@ library.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -57,6 +57,10 @@ class TorchArrays:
     def copy(self, target: Array, source: Array) -> None:
         """Copies `source` into `target`."""
         target.copy_(source)
+
+    def split(self, x: Array, rows: int) -> Sequence[Array]:
+        """Views of consecutive rows; the last may have fewer."""
+        return x.split(rows)
 
     def multiply_add(self, x: Array, y: Array, z: Array, out: Array) -> None:
         """out = x * y + z."""
@@ -107,6 +111,9 @@ class NumpyArrays:
 
     def copy(self, target: Array, source: Array) -> None:
         self.xp.copyto(target, source, casting="unsafe")
+
+    def split(self, x: Array, rows: int) -> Sequence[Array]:
+        return [x[first : first + rows] for first in range(0, len(x), rows)]
 
     def multiply_add(self, x: Array, y: Array, z: Array, out: Array) -> None:
         self.xp.add(x * y, z, out=out)

@@ -143,36 +143,34 @@ def _rotated_rows(a: Arrays, plan: Plan, start: int, out: Array) -> None:
     bound = _channels(a, plan, *(x[None] for x in _bounds(a, plan, phase.sine_bound(a, reach))))
     minus_bound, twice_bound = -bound, bound + bound
 
-    # The work buffer holds several blocks of narrow rows, or a part of a block of wide rows.
+    # A piece of the result is rotated in one pass: several blocks of narrow rows, or a part of a block of wide rows.
     per_pass = max(1, a.block // plan.dim)
     many = max(1, min(len(anchor_sin), per_pass // block))
-    part = block if many > 1 else min(block, per_pass)
+    part = block if many > 1 else min(block, 1 << per_pass.bit_length() - 1)
+    offsets = list(zip(a.split(offset_cos, part), a.split(offset_sin, part), strict=True))
+    anchors = list(zip(a.split(anchor_sin, many), a.split(anchor_cos, many), strict=True))
     buffer = a.empty((many, part, plan.dim), xp.float64)
-    upper = a.empty((many * part, plan.dim), xp.float32)
+    values, upper = buffer.reshape(-1, plan.dim), a.empty((many * part, plan.dim), xp.float32)
     lower = None if out.dtype == xp.float32 else a.empty((many * part, plan.dim), xp.float32)
-    for j in range(0, len(anchor_sin), many):
-        held = min(many, len(anchor_sin) - j)
-        for k in range(0, block, part):
-            done = j * block + k
-            taken = min(part, block - k)
-            count = min(held * taken, length - done)
-            if count <= 0:
-                break
-            work, values = buffer[:held, :taken], buffer[:held, :taken].reshape(-1, plan.dim)[:count]
-            target, high = out[done : done + count], upper[:count]
-            low = target if lower is None else lower[:count]
-            a.multiply_add(anchor_sin[j : j + held], offset_cos[k : k + taken], minus_bound, work)
-            a.multiply_add(anchor_cos[j : j + held], offset_sin[k : k + taken], work, work)
-            a.copy(low, values)
-            xp.add(work, twice_bound, out=work)
-            a.copy(high, values)
-            position = start + done
-            if position <= 0 < position + count:
-                low[-position] = high[-position] = _origin(a, plan)
-            if not a.same_bits(low, high):
-                _resolve_roundings(a, plan, osc, low, high, position + a.arange(0, count))
-            if lower is not None:
-                a.copy(target, low)
+    position = start
+    for number, target in enumerate(a.split(out, many * part)):
+        (sines, cosines), (offset_cos, offset_sin) = anchors[number // len(offsets)], offsets[number % len(offsets)]
+        count = len(target)
+        work = buffer if len(sines) == many else buffer[: len(sines)]
+        a.multiply_add(sines, offset_cos, minus_bound, work)
+        a.multiply_add(cosines, offset_sin, work, work)
+        rows, high = (values, upper) if count == len(values) else (values[:count], upper[:count])
+        low = target if lower is None else lower[:count]
+        a.copy(low, rows)
+        xp.add(rows, twice_bound, out=rows)
+        a.copy(high, rows)
+        if position <= 0 < position + count:
+            low[-position] = high[-position] = _origin(a, plan)
+        if not a.same_bits(low, high):
+            _resolve_roundings(a, plan, osc, low, high, position + a.arange(0, count))
+        if lower is not None:
+            a.copy(target, low)
+        position += count
 
 
 def _float32_rows(a: Arrays, plan: Plan, osc: phase.Oscillators, positions: Array, out: Array) -> None:
