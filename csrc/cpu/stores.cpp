@@ -33,20 +33,19 @@ int64_t last_level_cache() {
 int64_t last_level_cache() { return 0; }
 #endif
 
-int64_t largest_cached_output() {
-  if (const char* text = std::getenv("SINPE_EXT_NON_TEMPORAL_BYTES")) {
-    const size_t digits = std::strspn(text, "0123456789");
-    if (digits >= 1 && digits <= 18 && text[digits] == '\0') return std::strtoll(text, nullptr, 10);
-  }
-  const int64_t cache = last_level_cache();
-  return cache != 0 ? cache : INT64_MAX;
-}
-
 }  // namespace
 
-Stores stores_for(int64_t bytes) {
-  static const int64_t largest_cached = largest_cached_output();
-  return bytes > largest_cached ? Stores::kNonTemporal : Stores::kCached;
+CachedLimits cached_limits(int64_t cache, const char* setting) {
+  if (setting != nullptr) {
+    const size_t digits = std::strspn(setting, "0123456789");
+    if (digits >= 1 && digits <= 18 && setting[digits] == '\0') return {std::strtoll(setting, nullptr, 10), INT64_MAX};
+  }
+  return cache != 0 ? CachedLimits{cache, kMostTraffic} : CachedLimits{INT64_MAX, INT64_MAX};
+}
+
+Stores stores_for(int64_t written, int64_t read) {
+  static const CachedLimits limits = cached_limits(last_level_cache(), std::getenv("SINPE_EXT_NON_TEMPORAL_BYTES"));
+  return limits.allow(written, read) ? Stores::kCached : Stores::kNonTemporal;
 }
 
 }  // namespace sinpe

@@ -1,6 +1,6 @@
 // How an output is written. Non-temporal stores go to memory without reading the cache lines first, which saves a third
-// to a half of the memory traffic, but a cache does not have these lines afterwards. Therefore only an output that is
-// larger than the cache is written in this way (docs/performance.md).
+// to a half of the memory traffic, but a cache does not have these lines afterwards. Therefore only an output of which
+// the cache would hold little afterwards is written in this way (docs/performance.md).
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,24 @@ namespace sinpe {
 
 enum class Stores { kCached, kNonTemporal };
 
-// The stores for an output of this many bytes, of which none is read: kNonTemporal if it is larger than the last-level
-// cache, or than SINPE_EXT_NON_TEMPORAL_BYTES. Kernels that have no such stores ignore this.
-Stores stores_for(int64_t bytes);
+// A process rarely has more of a cache, which it shares with others: on a virtual machine with two cores whose processor
+// reports 260 MiB, non-temporal stores are faster from somewhere between 64 and 128 MiB on, although the output is read
+// at once.
+constexpr int64_t kMostTraffic = int64_t{96} << 20;
+
+// The largest output that is written by cached stores, and the most bytes that such a call writes and reads together.
+struct CachedLimits {
+  int64_t written, traffic;
+  bool allow(int64_t write, int64_t read) const { return write <= written && write <= traffic - read; }
+};
+
+// The limits for a last-level cache of so many bytes (0: unknown): its size, and kMostTraffic. If `setting` (null if it is
+// not set) is a number, it is the limit of the output instead, and there is no other.
+CachedLimits cached_limits(int64_t cache, const char* setting);
+
+// The stores for an output of `written` bytes by a call that reads `read` other bytes, by the limits for this machine and
+// SINPE_EXT_NON_TEMPORAL_BYTES. Kernels that have no non-temporal stores ignore this.
+Stores stores_for(int64_t written, int64_t read);
 
 // To be constructed by each thread that writes an output: its stores are complete when this is destroyed. Processors
 // do not order non-temporal stores with those that tell another thread that the work is done.

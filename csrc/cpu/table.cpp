@@ -17,7 +17,7 @@ template <class T>
 sinpe_status table(const Plan& plan, int64_t first, int64_t length, T* out, int64_t stride) {
   const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<T, double>::value ? 0 : length);
   const NewPages pages;
-  const Stores stores = pages.is_empty() ? stores_for(length * plan.dim * int64_t{sizeof(T)}) : Stores::kCached;
+  const Stores stores = pages.is_empty() ? stores_for(length * plan.dim * int64_t{sizeof(T)}, 0) : Stores::kCached;
   const int64_t tile = rows_per_run();
   return parallel_status(length, std::max<int64_t>(1, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
     const StoreFence fence(stores);

@@ -26,7 +26,7 @@ class TileAdder {
         rng_offset_row_(rng_offsets_.strides[a.rank - 2]),
         scale_(static_cast<Real>(a.scale)),
         // A new output's pages are in the cache: the system has just filled them with zeros.
-        stores_(pages.is_empty() && a.out != a.x ? stores_for(shape.elements() * int64_t{sizeof(T)}) : Stores::kCached),
+        stores_(pages.is_empty() && a.out != a.x ? stores_for(bytes(shape), bytes(shape)) : Stores::kCached),
         fence_(stores_) {
     const bool dense = shape.dim == 1 || (x_channel_ == 1 && out_channel_ == 1);
     const bool rows_follow = rng_offset_row_ == shape.dim * rng_offsets_.strides[a.rank - 1];
@@ -73,6 +73,7 @@ class TileAdder {
   }
 
  private:
+  static int64_t bytes(const Shape& shape) { return shape.elements() * int64_t{sizeof(T)}; }
   const T* from(int64_t slice, int64_t row) const {
     return static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice) + row * x_row_;
   }

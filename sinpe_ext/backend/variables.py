@@ -29,7 +29,7 @@ SETTINGS = {
     "CHECK": Setting(("0", "1"), "taken as 1: values on a device are checked"),
     "CPU_ISA": Setting(("default", "v3", "v4"), "ignored: the best that the CPU has is taken"),
     "POPULATE": Setting(("0", "1"), "taken as 1: pages of new outputs are populated"),
-    "NON_TEMPORAL_BYTES": Setting(("a number of bytes",), "ignored: the size of the last-level cache is taken"),
+    "NON_TEMPORAL_BYTES": Setting(("a number of bytes",), "ignored: the default is taken"),
     "CACHE_DIR": Setting(),
     "LOCK_TIMEOUT": Setting(("a number of seconds",), "compiling on first use raises ValueError", fatal=True),
     "SANITIZE": Setting(("0", "1"), "taken as 1: libraries are built with sanitizers"),

@@ -100,12 +100,25 @@ void test_add(const TestPlan& made, sinpe_dtype dtype, int64_t batch, double alp
   });
 }
 
+void test_limits() {
+  constexpr int64_t kMiB = 1 << 20;
+  const sinpe::CachedLimits small = sinpe::cached_limits(32 * kMiB, nullptr);
+  CHECK(small.allow(32 * kMiB, 0) && small.allow(32 * kMiB, 32 * kMiB) && !small.allow(32 * kMiB + 1, 0));
+  const sinpe::CachedLimits large = sinpe::cached_limits(260 * kMiB, "64M");  // not a number
+  CHECK(large.allow(96 * kMiB, 0) && !large.allow(96 * kMiB + 1, 0));
+  CHECK(large.allow(48 * kMiB, 48 * kMiB) && !large.allow(48 * kMiB, 48 * kMiB + 1));
+  const sinpe::CachedLimits given = sinpe::cached_limits(32 * kMiB, "1000");
+  CHECK(given.allow(1000, 1000 * kMiB) && !given.allow(1001, 0));
+  CHECK(sinpe::cached_limits(0, nullptr).allow(int64_t{1} << 61, int64_t{1} << 61));
+}
+
 }  // namespace
 
 int main() {
+  test_limits();
   setenv("SINPE_EXT_NON_TEMPORAL_BYTES", "1000", 1);
-  CHECK(sinpe::stores_for(1000) == sinpe::Stores::kCached);
-  CHECK(sinpe::stores_for(1001) == sinpe::Stores::kNonTemporal);
+  CHECK(sinpe::stores_for(1000, sinpe::kMostTraffic) == sinpe::Stores::kCached);
+  CHECK(sinpe::stores_for(1001, 0) == sinpe::Stores::kNonTemporal);
   std::vector<uint8_t> mask(kRows);
   for (size_t r = 0; r < mask.size(); ++r) mask[r] = r % 3 == 0;
   for (const int64_t dim : {512, 192, 160, 128, 96, 80, 64, 48, 33}) {
