@@ -57,7 +57,8 @@ def clean_environment(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("torch", os.environ.get("TORCH_VERSIONS", f"{OLDEST} {PINNED} {NEWEST}").split())
 def matrix(session: nox.Session, torch: str) -> None:
-    """All tests under one torch version, with a library built for it; -- --features: those of docs/compatibility.md."""
+    """The tests of `make test`, and builds, under one torch version, with a library built for it; -- -m "": all tests;
+    -- --features: those of docs/compatibility.md."""
     every = ROOT / "build" / "matrix"
     copy = sources(every / f"torch-{torch}")
     others = [path.parent for path in every.glob("*/sinpe_ext/_build.json") if copy not in path.parents]
@@ -72,7 +73,7 @@ def matrix(session: nox.Session, torch: str) -> None:
     session.env["SINPE_EXT_CACHE_DIR"] = str(every / f"cache-{torch}")
     if "--features" not in session.posargs:
         command = "python -m pytest -n auto --dist worksteal --require-backend=compiled"
-        session.run(*command.split(), *session.posargs)
+        session.run(*command.split(), "-m", "not long or builds", *session.posargs)
         return
     more = [argument for argument in session.posargs if argument != "--features"]
     session.env["SINPE_EXT_COMMIT"] = commit()

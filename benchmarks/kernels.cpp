@@ -1,9 +1,9 @@
-// The kernels without torch, on one thread, in memory that fits the second-level cache: time for 16 values and per call.
+// The kernels without torch, on one thread, in memory of 512 KiB (float64: 1 MiB): time for 16 values and per call.
 //
 //   cmake --preset default && cmake --build --preset default --target time_kernels
 //   OMP_NUM_THREADS=1 BUILD/tests/cpp/time_kernels    # SINPE_EXT_CPU_ISA=default|v3|v4 selects the instruction set
 //
-// The fastest of many rounds. Cycles follow from the clock rate, which is measured by dependent additions.
+// The fastest of many rounds. Cycles follow from the clock rate, which is measured too.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -30,18 +30,17 @@ double fastest(int rounds, const F& call) {
   return best;
 }
 
+// The clock rate, by multiplications of which each waits for the one before: three cycles on x86-64. 0 on others.
 double clock_ghz(int rounds) {
-  constexpr int kAdditions = 100000;
-  return kAdditions / fastest(rounds, [] {
-           uint64_t x = 1;
-           for (int k = 0; k < kAdditions; ++k) {
 #if defined(__x86_64__)
-             __asm__ volatile("add $1, %0" : "+r"(x));
-#elif defined(__aarch64__)
-      __asm__ volatile("add %0, %0, #1" : "+r"(x));
-#endif
-           }
+  constexpr int kMultiplications = 100000;
+  return 3.0 * kMultiplications / fastest(rounds, [] {
+           uint64_t x = 1;
+           for (int k = 0; k < kMultiplications; ++k) __asm__ volatile("imul %0, %0" : "+r"(x));
          });
+#else
+  return 0.0 * rounds;
+#endif
 }
 
 void check(sinpe_status status) {
@@ -59,7 +58,6 @@ int main(int argc, char**) {
   const auto print = [&](const char* name, double nanoseconds, const char* unit) {
     std::printf("%-52s %8.2f ns  %7.1f cycles %s\n", name, nanoseconds, nanoseconds * ghz, unit);
   };
-  const double sixteens = kRows * kDim / 16.0;
   const TestPlan interleaved = make_plan(kDim, 0, false), halves = make_plan(kDim, 1, false);
   const TestPlan own = make_plan(kDim, 0, true), odd = make_plan(kDim - 1, 0, false);
   alignas(64) static double memory[kRows * kDim];
@@ -69,7 +67,11 @@ int main(int argc, char**) {
   for (int64_t& p : positions)
     p = static_cast<int64_t>((state = state * 6364136223846793005u + 1442695040888963407u) >> 33);
 
-  print("fill, float32", fastest(rounds, [&] { std::fill_n(floats, kRows * kDim, 1.0f); }) / sixteens, "for 16 values");
+  const auto fill = [&] {
+    std::fill_n(floats, kRows * kDim, 1.0f);
+    __asm__ volatile("" : : "r"(floats) : "memory");
+  };
+  print("fill, float32, baseline instructions", fastest(rounds, fill) / (kRows * kDim / 16), "for 16 values");
   struct Case {
     const char* name;
     const TestPlan* plan;
@@ -81,6 +83,7 @@ int main(int argc, char**) {
                         Case{"float16", &interleaved, SINPE_FLOAT16}, Case{"float64", &interleaved, SINPE_FLOAT64}}) {
     const int64_t* words = c.plan->words.data();
     const int64_t count = static_cast<int64_t>(c.plan->words.size()), dim = c.plan->plan.dim;
+    const double sixteens = static_cast<double>(kRows * dim) / 16;
     char name[64];
     std::snprintf(name, sizeof name, "table, %s", c.name);
     print(name, fastest(rounds, [&] { check(sinpe_table(words, count, 5, kRows, c.dtype, floats, dim)); }) / sixteens,

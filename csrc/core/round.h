@@ -32,12 +32,12 @@ constexpr double kMinNormalValue = 0x1p-125;
 // ends_differ(v, e) is set.
 //
 // Doubles of magnitude 2^-126 or more whose low 28 bits are zero are the floats and the midpoints of neighbouring
-// floats. If v - e and v + e agree in all other bits, both lie in one interval [m, m'), where m and m' are neighbours
-// of that kind, so no midpoint is strictly between them. The true value is not m itself, because it differs from v by
-// less than e, by at least the rounding of v - e: every bound e below has that margin. So the true value and v round to
-// the same float. The test also reports intervals that contain a float instead of a midpoint, about as many.
-//   Valid range: e >= kMinNormalValue, or |v| >= kMinNormalValue, or both 0. If |v| <= e, the signs of the ends differ, or
-//   their exponents do. If |v| > e >= kMinNormalValue and v - e is below kMinNormalValue, so do the exponents.
+// floats. If v - e and v + e agree in all other bits, both lie in one interval [m, m'), where m and m' are neighbours of
+// that kind. The true value lies strictly between the computed ends, because every bound e exceeds the error of v by more
+// than the roundings of v - e and v + e. So it is neither m nor m', no midpoint is between it and v, and both round to the same
+// float. The test also reports intervals that contain a float instead of a midpoint, about as many.
+//   Valid range: e >= kMinNormalValue, or |v| >= kMinNormalValue, or |v| <= e. If |v| <= e, the signs of the ends differ, or
+//   their exponents do, or both are 0. If |v| > e and v - e is below 2^-126, the exponents differ.
 constexpr int kUndecidedBit = 28;
 template <class V>
 SINPE_HD bits_t<V> ends_differ(V v, V e) {

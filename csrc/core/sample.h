@@ -101,7 +101,7 @@ struct InSingle {
 };
 
 // float64, from the double-double phase.
-//   Max error: 1 ULP   Valid range: as exact_double
+//   Max error: as accurate_sincos   Valid range: as exact_double
 struct InFull {
   using Real = double;
   static constexpr int kBits = 0;

@@ -13,9 +13,9 @@ namespace sinpe {
 
 enum class Stores { kCached, kNonTemporal };
 
-// A process rarely has more of a cache, which it shares with others: on a virtual machine with two cores whose processor
-// reports 260 MiB, non-temporal stores are faster from somewhere between 64 and 128 MiB on, although the output is read
-// at once.
+// A cache that is shared with other processes or virtual machines rarely holds more of a process's data: on a virtual
+// machine with two cores whose processor reports 260 MiB, non-temporal stores are faster from somewhere between 64 and 128
+// MiB on, even if the output is read at once.
 constexpr int64_t kMostTraffic = int64_t{96} << 20;
 
 // The largest output that is written by cached stores, and the most bytes that such a call writes and reads together.
@@ -24,7 +24,7 @@ struct CachedLimits {
   bool allow(int64_t write, int64_t read) const { return write <= written && write <= traffic - read; }
 };
 
-// The limits for a last-level cache of so many bytes (0: unknown): its size, and kMostTraffic. If `setting` (null if it is
+// The limits for a last-level cache of so many bytes (0: unknown, then there are none): its size, and kMostTraffic. If `setting` (null if it is
 // not set) is a number, it is the limit of the output instead, and there is no other.
 CachedLimits cached_limits(int64_t cache, const char* setting);
 
