@@ -124,7 +124,7 @@ def lines_of_sizes(sizes: Sequence[dict[str, Any]]) -> dict[tuple[str, str, int]
 
 
 def flatness(sizes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How far ours / floor varies from 2^18 elements on, for each line of at least two such points."""
+    """How far ours / floor varies from FLAT_FROM elements on, for each line of at least two such points."""
     found = []
     for (case, dtype, threads), entries in lines_of_sizes(sizes).items():
         ratios = [entry["ratio"] for entry in entries if "ms" in entry and entry["elements"] >= FLAT_FROM]

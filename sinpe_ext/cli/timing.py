@@ -109,16 +109,17 @@ def first_line(error: BaseException) -> str:
 
 
 def _warmed(call: Callable[[], object]) -> tuple[float, bool]:
-    """Calls repeatedly until a call takes at least two thirds of the time of the fastest one before it.
+    """Calls repeatedly until two calls in a row take at least two thirds of the time of the fastest one before them.
 
     Returns the seconds of the last call, and whether the time stopped falling within `MOST_CALLS` calls.
     """
-    fastest = _once(call)
+    fastest, steady = _once(call), 0
     for _ in range(MOST_CALLS - 1):
         last = _once(call)
-        if last > fastest / 1.5:
+        steady = steady + 1 if last > fastest / 1.5 else 0
+        if steady == 2:
             return last, True
-        fastest = last
+        fastest = min(fastest, last)
     return fastest, False
 
 

@@ -21,12 +21,17 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) -> Callable
 
 
 def test_compilation_in_the_first_calls_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = timed(monkeypatch, iter([4.0, 2.0, 0.5, 0.5, 99.0]))
+    call = timed(monkeypatch, iter([4.0, 2.0, 0.5, 0.5, 0.5, 99.0]))
     assert timing._warmed(call) == (0.5, True)
 
 
-def test_slower_second_call_ends_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert timing._warmed(timed(monkeypatch, iter([0.5, 0.75, 99.0]))) == (0.75, True)
+def test_two_compilations_of_equal_length_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = timed(monkeypatch, iter([4.0, 4.0, 0.5, 0.5, 0.5, 99.0]))
+    assert timing._warmed(call) == (0.5, True)
+
+
+def test_slower_calls_end_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert timing._warmed(timed(monkeypatch, iter([0.5, 0.75, 0.625, 99.0]))) == (0.625, True)
 
 
 def test_falling_times_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
