@@ -242,9 +242,9 @@ def asan(session: nox.Session) -> None:
     # Omitted in addition: limits of CPU time, and DataLoader workers, which are forked: in the child, the allocator of
     # g++ 12's AddressSanitizer can wait for a lock that another thread of the parent held.
     runs = {
-        "compiled": "not [eager and not -eager and not quickly and not test_workers",
+        "compiled": "not [eager and not -eager and not quickly and not -fork]",
         # Omitted in addition: a test of the IndexError for an invalid id, which gives a row of NaN in the CUDA kernels.
-        "emulated": "not [eager and not -eager and not quickly and not test_workers and not an_id_that_is_no_row",
+        "emulated": "not [eager and not -eager and not quickly and not -fork] and not an_id_that_is_no_row",
     }
     session.run("python", "-m", "pytest", "-q", "tests/suite/test_sanitizers.py", env=settings)  # planted faults
     for backend, names in runs.items():
