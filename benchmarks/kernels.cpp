@@ -1,7 +1,7 @@
 // The kernels without torch, on one thread, in memory of 512 KiB (float64: 1 MiB): time for 16 values and per call.
 //
 //   cmake --preset default && cmake --build --preset default --target time_kernels
-//   OMP_NUM_THREADS=1 BUILD/tests/cpp/time_kernels    # SINPE_EXT_CPU_ISA=default|v3|v4 selects the instruction set
+//   OMP_NUM_THREADS=1 build/cpp/default/tests/cpp/time_kernels    # SINPE_EXT_CPU_ISA=default|v3|v4: another set
 //
 // The fastest of many rounds. Cycles follow from the clock rate, which is measured too.
 #include <algorithm>
@@ -45,7 +45,7 @@ double clock_ghz(int rounds) {
 
 void check(sinpe_status status) {
   if (status == SINPE_OK) return;
-  std::fprintf(stderr, "kernels: %s\n", sinpe_status_text(status));
+  std::fprintf(stderr, "time_kernels: %s\n", sinpe_status_text(status));
   std::exit(1);
 }
 

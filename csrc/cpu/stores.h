@@ -24,8 +24,8 @@ struct CachedLimits {
   bool allow(int64_t write, int64_t read) const { return write <= written && write <= traffic - read; }
 };
 
-// The limits for a last-level cache of so many bytes (0: unknown, then there are none): its size, and kMostTraffic. If `setting` (null if it is
-// not set) is a number, it is the limit of the output instead, and there is no other.
+// The limits for a last-level cache of so many bytes: its size, and kMostTraffic; none if it is 0, unknown. If `setting`
+// (null if it is not set) is a number, it is the limit of the output instead, and there is no other.
 CachedLimits cached_limits(int64_t cache, const char* setting);
 
 // The stores for an output of `written` bytes by a call that reads `read` other bytes, by the limits for this machine and

@@ -2,9 +2,8 @@
  *
  * A plan is an array of 64-bit words with the exact frequencies of one encoding, as written by
  * `python -m sinpe_ext export CONVENTION DIM -o plan.h`. Functions do not keep pointers, store tables or allocate
- * outputs. float32 results are correctly rounded; float64 results are within 1 ULP (1.05 if the
- * amplitude is not a power of two); 16-bit results are the float32
- * result rounded once more.
+ * outputs. float32 results are correctly rounded; float64 results are within 1 ULP (1.05 if the amplitude is not a power
+ * of two); 16-bit results are the float32 result rounded once more.
  *
  *   #include <sinpe/sinpe.h>
  *   #include "paper6.h"                        // static const int64_t paper6[], paper6_words
