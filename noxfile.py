@@ -215,7 +215,7 @@ def installs(session: nox.Session) -> None:
 
 @nox.session
 def asan(session: nox.Session) -> None:
-    """The tests on libraries built with AddressSanitizer and UBSan; -- FILES: only these test files."""
+    """The tests of `make test` on libraries built with AddressSanitizer and UBSan; -- FILES: only these test files."""
     install_torch(session, PINNED, *BUILD, *TEST)
     clean_environment(session)
     session.chdir(sources(ROOT / "build" / "sanitized"))
@@ -234,21 +234,21 @@ def asan(session: nox.Session) -> None:
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONMALLOC": "malloc",
         "PYTHONPATH": str(ROOT / "build" / "sanitized"),  # for child processes; the package is not installed
-        "OMP_NUM_THREADS": str(os.cpu_count() or 2),
+        "OMP_NUM_THREADS": "2",
     }
-    # A report ends its worker, which pytest-xdist replaces. Omitted: builds, and tests in eager PyTorch, which run no
-    # compiled code of this project.
-    command = ["python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not builds"]
-    # Omitted in addition: limits of CPU time, and DataLoader workers, which are forked: in the child, the allocator of
-    # g++ 12's AddressSanitizer can wait for a lock that another thread of the parent held.
+    # A report ends its worker, which pytest-xdist replaces. Omitted: tests in eager PyTorch, which run no compiled code of
+    # this project; limits of CPU time; and DataLoader workers, which are forked: in the child, the allocator of g++ 12's
+    # AddressSanitizer can wait for a lock that another thread of the parent held.
+    omitted = "not [eager and not -eager and not quickly and not -fork]"
     runs = {
-        "compiled": "not [eager and not -eager and not quickly and not -fork]",
+        "compiled": omitted,
         # Omitted in addition: a test of the IndexError for an invalid id, which gives a row of NaN in the CUDA kernels.
-        "emulated": "not [eager and not -eager and not quickly and not -fork] and not an_id_that_is_no_row",
+        "emulated": f"{omitted} and not an_id_that_is_no_row",
     }
+    command = ["python", "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal", "-m", "not long"]
     session.run("python", "-m", "pytest", "-q", "tests/suite/test_sanitizers.py", env=settings)  # planted faults
     for backend, names in runs.items():
-        required, files = f"--require-backend={backend}", session.posargs or ["tests"]
-        session.run(*command, required, "-k", names, *files, env=settings, success_codes=[0, 5])
+        required = f"--require-backend={backend}"
+        session.run(*command, required, "-k", names, *session.posargs, env=settings, success_codes=[0, 5])
     if wrong := [path for path in reports.iterdir() if "ERROR: " in path.read_text(errors="replace")]:
         session.error(f"reports, of child processes too: {', '.join(map(str, wrong))}")
