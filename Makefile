@@ -3,7 +3,7 @@
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
-TORCH ?= 2.13.0
+TORCH ?=
 TORCH_INDEX_URL ?=
 ARGS ?=
 CMAKE_ARGS ?=
@@ -12,11 +12,11 @@ CMAKE_ARGS ?=
 export PYTHON TORCH TORCH_INDEX_URL VENV
 export CTEST_PARALLEL_LEVEL ?= $(or $(CMAKE_BUILD_PARALLEL_LEVEL),$(shell nproc 2>/dev/null || echo 2))
 
-# Shell code that sets py to the environment's Python and puts its folder first on the PATH, for cmake, ninja and ruff from pip.
+# Shell code that sets the environment up and puts its folder first on the PATH.
 define environment
-py=$$(tools/setup_env.sh $(1)) && PATH=$$(dirname $$py):$$PATH
+py=$$(tools/setup_env.sh $(1)) && PATH="$${py%/*}:$$PATH"
 endef
-nox = $(call environment,dev) && $$py -m nox
+nox = $(call environment,dev) && python -m nox
 
 .PHONY: help demo test test-all bench docs lint format build clean distclean \
         check-peers check-cuda check-sanitizers check-matrix check-wheels check-exhaustive
@@ -34,23 +34,23 @@ help:
 	@echo "make check-cuda         check the CUDA kernels without a device; needs nvcc   ARGS=\"--arch 90\""
 	@echo "make check-sanitizers   C++ and pytest under AddressSanitizer and UBSan, C++ under ThreadSanitizer   ARGS=FILES"
 	@echo "make check-matrix       the tests under torch 2.11, 2.13 and the newest   ARGS=--features, for docs/compatibility.md"
-	@echo "make check-wheels       build the source distribution and wheels in dist/, install and run them with four torch versions"
+	@echo "make check-wheels       build the source distribution and wheels in dist/, and install them"
 	@echo "make check-exhaustive   check every float32 entry below position 2^20, dim 512, and more   ARGS=--write"
 	@echo
 	@echo "PYTHON=$(PYTHON)   the Python that creates the environment"
 	@echo "VENV=.venv       its folder; without VENV an active environment with torch >= 2.11 is used instead"
-	@echo "TORCH=$(TORCH)     the torch version to install;  TORCH_INDEX_URL=  its package index, for instance a CPU-only one"
+	@echo "TORCH=VERSION    the torch version to install;  TORCH_INDEX_URL=URL   its package index, for instance a CPU-only one"
 
 demo:
-	@$(call environment,bench) && exec $$py -m sinpe_ext demo $(ARGS)
+	@$(call environment,bench) && exec python -m sinpe_ext demo $(ARGS)
 
 # tests/support/tiers.py says which tests belong to which target. One worker per core; the workers share the threads.
 PYTEST = -m pytest -n auto --dist worksteal --durations=10
 test:
-	@$(call environment,test) && $(ctest) && exec $$py $(PYTEST) -m "not long" $(ARGS)
+	@$(call environment,test) && $(ctest) && exec python $(PYTEST) -m "not long" $(ARGS)
 
 test-all:
-	@$(call environment,test) && $(ctest) && exec $$py $(PYTEST) $(ARGS)
+	@$(call environment,test) && $(ctest) && exec python $(PYTEST) $(ARGS)
 
 # Equivalent to `cmake --workflow --preset default`, with CMAKE_ARGS.
 define ctest
@@ -60,14 +60,14 @@ define ctest
 endef
 
 bench:
-	@$(call environment,bench) && exec $$py -m benchmarks $(ARGS)
+	@$(call environment,bench) && exec python -m benchmarks $(ARGS)
 
 build:
-	@$(call environment) && exec $$py -m sinpe_ext info
+	@$(call environment) && exec python -m sinpe_ext info
 
 # Broken links, anchors and names are errors. Only the packages are downloaded.
 docs:
-	@$(call environment,docs) && $$py -m sphinx -q -W --keep-going -d build/doctrees -c docs . build/site && \
+	@$(call environment,docs) && python -m sphinx -q -W --keep-going -d build/doctrees -c docs . build/site && \
 	echo "docs: build/site/index.html"
 
 lint:
@@ -80,9 +80,8 @@ format:
 check-peers:
 	@$(nox) -s peers -- $(ARGS)
 
-# For the method, the downloads, and how to avoid them see tools/cuda_check.py and tools/cuda_sass.
 check-cuda:
-	@$(call environment,test cuda-sass) && $$py tools/cuda_check.py && cd tools && exec $$py -m cuda_sass $(ARGS)
+	@$(call environment,test cuda-sass) && cd tools && exec python -m cuda_sass $(ARGS)
 
 check-sanitizers:
 	@$(call environment,test) && cmake --workflow --preset asan && cmake --workflow --preset tsan
@@ -90,17 +89,16 @@ check-sanitizers:
 
 # All libraries are built before the first test run, because each run also loads the libraries built for the other versions.
 check-matrix:
-	@$(nox) -s matrix --install-only && $$py -m nox -R -s matrix -- $(ARGS)
+	@$(nox) -s matrix --install-only && python -m nox -R -s matrix -- $(ARGS)
 
 check-wheels:
 	@$(nox) -s wheels check-wheels installs
 
 check-exhaustive:
-	@$(call environment,test) && exec $$py tools/exhaustive.py $(ARGS)
+	@$(call environment,test) && exec python tools/exhaustive.py $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info sinpe_ext/*.so sinpe_ext/_build.json .pytest_cache .hypothesis .mypy_cache .ruff_cache
-	rm -f $(if $(VENV),$(VENV),.venv)/.sinpe_ext.built
 	find . -path './.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -1,7 +1,7 @@
 """Sessions that need their own environment: other torch versions, other libraries, wheels, sanitizers (`nox -l`).
 
-Arguments after -- are passed to the last command of a session. TORCH_INDEX_URL is the package index for torch, for
-example that of the builds without CUDA, which are a tenth of the size; other settings are nox's own.
+TORCH_INDEX_URL is the package index for torch, for example that of the builds without CUDA, which are a tenth of the
+size. TORCH_VERSIONS are those of the session matrix, SINPE_EXT_BUILD the libraries that it builds (docs/settings.md).
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from environments import commit, sources  # noqa: E402
 
-OLDEST, PINNED = "2.11.0", "2.13.0"  # the oldest torch with kernels; the version that `make test` installs
-EAGER = "2.6.0"  # the oldest torch that eager PyTorch is tested with
-NEWEST = "newest"
-
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 TEST = PROJECT["project"]["optional-dependencies"]["test"]
-BUILD = [name for name in PROJECT["build-system"]["requires"] if not name.startswith("torch")]
+(TORCH,) = (name for name in PROJECT["build-system"]["requires"] if name.startswith("torch"))
+BUILD = [name for name in PROJECT["build-system"]["requires"] if name != TORCH]
+
+OLDEST, PINNED = (
+    "2.11.0",
+    TORCH.partition("==")[2],
+)  # the oldest with kernels; that of `make test`
+EAGER = "2.6.0"  # the oldest torch that eager PyTorch is tested with
+NEWEST = "newest"
 
 # Libraries that tests/peers compares with and runs examples in.
 PEERS = """diffusers==0.42.1 transformers==5.23.0 positional-encodings==6.0.3 x-transformers==2.31.10 monai==1.6.1
@@ -51,24 +55,30 @@ def clean_environment(session: nox.Session) -> None:
     session.env.update({name: None for name in os.environ if name.startswith(("SINPE_EXT_", "PYTHONPATH"))})
 
 
+def install_copy(session: nox.Session, folder: Path, build: str) -> Path:
+    """Installs the sources (editable) from a copy of them, in which the session goes on; also with --no-install."""
+    session.chdir(sources(folder))
+    command = ["python", "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "-e", "."]
+    session.run_install(*command, env={"SINPE_EXT_BUILD": build})
+    return folder
+
+
 # ------------------------------------------------------------------------------------------------- versions of torch
 
 
 @nox.session
 @nox.parametrize("torch", os.environ.get("TORCH_VERSIONS", f"{OLDEST} {PINNED} {NEWEST}").split())
 def matrix(session: nox.Session, torch: str) -> None:
-    """The tests of `make test`, and builds, under one torch version, with a library built for it; -- -m "": all tests;
-    -- --features: those of docs/compatibility.md."""
+    """The tests of `make test`, and builds, under one torch version; -- PYTEST-ARGUMENTS or --features.
+
+    The library is built for this version. -m "": all tests. --features: those of docs/compatibility.md, whose
+    tables are written.
+    """
     every = ROOT / "build" / "matrix"
-    copy = sources(every / f"torch-{torch}")
-    others = [path.parent for path in every.glob("*/sinpe_ext/_build.json") if copy not in path.parents]
-    build = os.environ.get("SINPE_EXT_BUILD", "cpu")
     clean_environment(session)
     install_torch(session, torch, *BUILD, *TEST)
-    session.chdir(copy)
-    session.run_install(
-        "pip", "install", "--no-build-isolation", "--no-deps", "-e", ".", env={"SINPE_EXT_BUILD": build}
-    )
+    copy = install_copy(session, every / f"torch-{torch}", os.environ.get("SINPE_EXT_BUILD", "cpu"))
+    others = [path.parent for path in every.glob("*/sinpe_ext/_build.json") if copy not in path.parents]
     session.env["SINPE_EXT_OTHER_LIBRARIES"] = os.pathsep.join(map(str, others))  # tests/backend/test_stable_abi.py
     session.env["SINPE_EXT_CACHE_DIR"] = str(every / f"cache-{torch}")
     if "--features" not in session.posargs:
@@ -79,7 +89,7 @@ def matrix(session: nox.Session, torch: str) -> None:
     session.env["SINPE_EXT_COMMIT"] = commit()
     for backend in ("compiled", "eager", "cuda"):
         report = f"--feature-report={ROOT / 'docs' / 'compatibility'}"
-        command = ["python", "-m", "pytest", "-q", "-m", "feature", f"--require-backend={backend}", report]
+        command = ["python", "-m", "pytest", "-q", f"--require-backend={backend}", report]
         session.run(*command, *more, success_codes=[0, 5])  # 5: this machine lacks the backend; the report says so
     session.run("python", str(ROOT / "tools" / "compatibility_page.py"))
 
@@ -87,13 +97,24 @@ def matrix(session: nox.Session, torch: str) -> None:
 # ----------------------------------------------------------------------------------------------------- other libraries
 
 
+def install_peers(session: nox.Session) -> None:
+    install_torch(session, PINNED, *BUILD, *TEST, TORCH, *PEERS)
+    session.install("--no-deps", *PEERS_FILES)
+
+
 @nox.session
 def peers(session: nox.Session) -> None:
-    """Runs tests/peers, or the command after --, with diffusers, transformers, timm and others installed."""
-    install_torch(session, PINNED, *BUILD, *TEST, f"torch=={PINNED}", *PEERS)
-    session.install("--no-deps", *PEERS_FILES)
-    default = ["python", "-m", "pytest", "tests/peers", "--require-backend=compiled"]
-    session.run(*(session.posargs or default), env={"SINPE_EXT_REQUIRE_PEERS": "1"}, external=True)
+    """Runs tests/peers with diffusers, transformers, timm and others installed; -- PYTEST-ARGUMENTS."""
+    install_peers(session)
+    command = ["python", "-m", "pytest", "tests/peers", "--require-backend=compiled", *session.posargs]
+    session.run(*command, env={"SINPE_EXT_REQUIRE_PEERS": "1"})
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Runs the benchmark with the libraries of the session peers; -- OPTIONS of `python -m benchmarks`."""
+    install_peers(session)
+    session.run("python", "-m", "benchmarks", *session.posargs)
 
 
 # ------------------------------------------------------------------------------------------------------------- packages
@@ -173,7 +194,7 @@ WAYS: dict[str, tuple[list[str], dict[str, str], str]] = {
     "old setuptools": (
         ["--no-build-isolation", "."],
         {},
-        "setuptools 65.5.0 is older than 77; run `pip install -U setuptools`",
+        "is older than 77; run `pip install -U setuptools`",
     ),
 }
 
@@ -190,7 +211,7 @@ def installs(session: nox.Session) -> None:
     for name in session.posargs or WAYS:
         given, settings, expected = WAYS[name]
         if name == "old setuptools":
-            session.install("setuptools==65.5.0")
+            session.install("setuptools<77")
         session.log(f"installs: {name}")
         sdist, wheel = next(copy.glob("dist/*.tar.gz")), next(copy.glob("dist/*.whl"))
         install = ["python", "-m", "pip", "install", *(text.format(sdist=sdist, wheel=wheel) for text in given)]
@@ -215,12 +236,11 @@ def installs(session: nox.Session) -> None:
 
 @nox.session
 def asan(session: nox.Session) -> None:
-    """The tests of `make test` on libraries built with AddressSanitizer and UBSan; -- FILES: only these test files."""
+    """The tests of `make test` on libraries built with AddressSanitizer and UBSan; -- PYTEST-ARGUMENTS."""
     install_torch(session, PINNED, *BUILD, *TEST)
     clean_environment(session)
-    session.chdir(sources(ROOT / "build" / "sanitized"))
     session.env.update({"SINPE_EXT_SANITIZE": "1", "CXX": "g++"})
-    session.run("python", "setup.py", "-q", "build_ext", "--inplace", env={"SINPE_EXT_BUILD": "cpu"})
+    install_copy(session, ROOT / "build" / "sanitized", "cpu")
     # Python itself is not linked to the sanitizers' runtimes, which are g++'s, so they have to be preloaded.
     names = ("libasan.so", "libubsan.so", "libstdc++.so")
     found = [str(session.run("g++", f"-print-file-name={name}", external=True, silent=True)).strip() for name in names]
@@ -233,22 +253,11 @@ def asan(session: nox.Session) -> None:
         "ASAN_OPTIONS": f"detect_leaks=0:protect_shadow_gap=0:allocator_may_return_null=1:log_path={reports}/report",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONMALLOC": "malloc",
-        "PYTHONPATH": str(ROOT / "build" / "sanitized"),  # for child processes; the package is not installed
         "OMP_NUM_THREADS": "2",
     }
-    # A report ends its worker, which pytest-xdist replaces. Omitted: tests in eager PyTorch, which run no compiled code of
-    # this project; limits of CPU time; and DataLoader workers, which are forked: in the child, the allocator of g++ 12's
-    # AddressSanitizer can wait for a lock that another thread of the parent held.
-    omitted = "not [eager and not -eager and not quickly and not -fork]"
-    runs = {
-        "compiled": omitted,
-        # Omitted in addition: a test of the IndexError for an invalid id, which gives a row of NaN in the CUDA kernels.
-        "emulated": f"{omitted} and not an_id_that_is_no_row",
-    }
-    command = ["python", "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal", "-m", "not long"]
     session.run("python", "-m", "pytest", "-q", "tests/suite/test_sanitizers.py", env=settings)  # planted faults
-    for backend, names in runs.items():
-        required = f"--require-backend={backend}"
-        session.run(*command, required, "-k", names, *session.posargs, env=settings, success_codes=[0, 5])
+    for backend in ("compiled", "emulated"):  # a report ends its worker, which pytest-xdist replaces
+        command = f"python -m pytest -q -n auto --dist worksteal --require-backend={backend}".split()
+        session.run(*command, "-m", "not long", *session.posargs, env=settings, success_codes=[0, 5])
     if wrong := [path for path in reports.iterdir() if "ERROR: " in path.read_text(errors="replace")]:
         session.error(f"reports, of child processes too: {', '.join(map(str, wrong))}")

@@ -23,7 +23,6 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--best", action="store_true", help="report the fastest round instead of the median (busy machine)"
     )
-    command.add_argument("--install", action="store_true", help="also time an install from source")
     command.add_argument(
         "-o", "--json", metavar="FILE", help="write the results there (a folder: under the usual name)"
     )

@@ -85,7 +85,7 @@ if ! device=$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_properties
   exit 2
 fi
 mkdir -p "$LOGS" || exit 2
-echo "$(date -u '+%Y-%m-%d %H:%M'), commit $(git describe --always --dirty 2>/dev/null), $device" | tee -a "$LOGS/summary.txt"
+echo "$(date -u '+%Y-%m-%d %H:%M'), commit $(git describe --always --exclude='*' --dirty 2>/dev/null), $device" | tee -a "$LOGS/summary.txt"
 failed=0
 for name in "$@"; do
   begin=$SECONDS

@@ -66,16 +66,12 @@ def huge_pages() -> str | None:
 
 def commit() -> str | None:
     """The checkout's commit, with "+changes" if files differ from it; None outside a checkout."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=30)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    head = git("rev-parse", "--short=12", "HEAD") if (ROOT / ".git").exists() else None
-    return head and head + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    command = ["git", "-C", str(ROOT), *"describe --always --exclude=* --abbrev=12 --dirty=+changes".split()]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
 
 
 def describe(facts: dict[str, Any]) -> str:

@@ -109,11 +109,7 @@ def plan(options: argparse.Namespace) -> Plan:
         rows += [(row, torch.get_num_threads()) for row in cuda_run.chosen(asked)]
     return Plan(
         rows=rows,
-        processes=[
-            entry
-            for entry in PROCESSES
-            if on_cpu and wanted(entry) and (entry.name in asked or options.install or not entry.asked)
-        ],
+        processes=[entry for entry in PROCESSES if on_cpu and wanted(entry)],
         points=sweep.points(sizes or (), counts),
         no_cuda=missing if not options.quick else "",
         several=len(counts) > 1,

@@ -13,9 +13,10 @@ FOLDERS = {str(path.parent) for path in TESTS.glob("*/test_*.py")} - {str(TESTS 
 sys.path[:0] = [str(TESTS / "support"), *sorted(FOLDERS)]
 sys.path += [str(TESTS.parent), str(TESTS.parent / "tools")]  # benchmarks/; after an installed sinpe_ext
 
-import feature_report  # noqa: E402
 import pytest  # noqa: E402
-import tiers  # noqa: E402
+from children import SANITIZED  # noqa: E402
+
+pytest_plugins = ["tiers", "feature_report"]
 
 try:  # not needed by the tests on a GPU
     from hypothesis import HealthCheck, settings
@@ -36,15 +37,13 @@ else:  # `ci` draws the same examples in each run; no deadline, because a first 
     settings.load_profile("ci")
 
 
-def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    pluginmanager.register(tiers, "tiers")
+def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-backend",
         choices=("compiled", "eager", "cuda", "emulated"),
         help="fail instead of skipping where this backend is missing; eager: test eager PyTorch only; "
         "emulated: the CUDA kernels, compiled as C++, instead of the CPU library",
     )
-    feature_report.options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,11 +51,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # started in a shell's background, and inherited by child processes
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if path := config.getoption("--feature-report"):
-        backend = config.getoption("--require-backend")
-        if backend not in ("compiled", "eager", "cuda"):
-            raise pytest.UsageError("--feature-report: name the backend, --require-backend=compiled, eager or cuda")
-        config.pluginmanager.register(feature_report.FeatureReport(config, Path(path), backend), "feature report")
 
 
 def _missing(backend: str) -> str:
@@ -130,6 +124,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
     if request.param == "compiled":
         request.getfixturevalue("need_kernels")
+    elif SANITIZED:
+        pytest.skip("eager PyTorch runs no compiled code of this project")
     with loader.use_backend(request.param):
         yield request.param
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+sys.path.append(str(ROOT / "tests" / "support"))
 
 import numpy as np  # noqa: E402
 import page_parts  # noqa: E402

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))
 
 from benchmarks.cases import ROWS  # noqa: E402
 from benchmarks.cuda import ROWS as CUDA_ROWS  # noqa: E402

@@ -13,12 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
-
-import sinpe_ext as sinpe  # noqa: E402
+import sinpe_ext as sinpe
 
 PACKAGE = Path(sinpe.__file__).parent
 B, S, D, ROWS = 2, 16, 512, 1000

@@ -19,10 +19,9 @@ NO_TEST = "this run had no test of it"
 NOT_RUN = {"not_run": "not run"}
 
 
-def marked(root: Path = ROOT) -> dict[Path, set[str]]:
-    """Test file -> the features that it tests."""
-    found = {path: set(MARK.findall(path.read_text(encoding="utf-8"))) for path in (root / "tests").rglob("test_*.py")}
-    return {path: names for path, names in sorted(found.items()) if names}
+def features_of(path: Path) -> set[str]:
+    """The features that a test file names."""
+    return set(MARK.findall(path.read_text(encoding="utf-8")))
 
 
 def results() -> list[dict[str, Any]]:

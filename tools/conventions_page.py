@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/conventions.md, and its figures: python tools/conventions_page.py [--check]
+"""Writes the generated parts of docs/conventions.md, and its figures: python tools/conventions_page.py
 
 The parts are generated from the catalogue of `sinpe.convention`, and the numbers by running the lines of code shown.
 Text outside the marked parts is not changed. Needs matplotlib; takes some seconds.
@@ -6,22 +6,19 @@ Text outside the marked parts is not changed. Needs matplotlib; takes some secon
 
 from __future__ import annotations
 
-import argparse
 import ast
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import page_parts
+import pictures as drawing
+import torch
+
+import sinpe_ext as sinpe
+from sinpe_ext.encodings.catalogue import CATALOGUE, GRIDS, NAMES
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-import page_parts  # noqa: E402
-import pictures as drawing  # noqa: E402
-import torch  # noqa: E402
-
-import sinpe_ext as sinpe  # noqa: E402
-from sinpe_ext.encodings.catalogue import CATALOGUE, GRIDS, NAMES  # noqa: E402
 
 PAGE = ROOT / "docs" / "conventions.md"
 PICTURES = ROOT / "docs" / "images" / "conventions"
@@ -239,22 +236,14 @@ def pictures(folder: Path) -> Iterator[Path]:
         yield path
 
 
-def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--check", action="store_true", help="write nothing; report whether the page is up to date")
-    check = arguments.parse_args().check
-    text = PAGE.read_text(encoding="utf-8")
-    made = page(text)
-    if check:
-        print("current" if made == text else f"{PAGE}: not current, run python tools/conventions_page.py")
-        return made != text
+def main() -> None:
+    made = page(PAGE.read_text(encoding="utf-8"))
     PAGE.write_text(made, encoding="utf-8")
     drawn = list(pictures(PICTURES))
     for old in set(PICTURES.glob("*.png")) - set(drawn):
         old.unlink()
     print(f"{PAGE}: {len(made)} characters, {len(drawn)} pictures, {sum(p.stat().st_size for p in drawn)} bytes")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

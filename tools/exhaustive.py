@@ -17,7 +17,6 @@ import json
 import math
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+sys.path.append(str(ROOT / "tests" / "support"))
 
 import numpy as np  # noqa: E402
 import page_parts  # noqa: E402
@@ -37,9 +36,8 @@ from sinpe_ext import Encoding, convention  # noqa: E402
 
 PAGE = ROOT / "docs" / "accuracy.md"
 PART = "python tools/exhaustive.py --write"
-BUILD = ROOT / "build" / "exhaustive"
 INSTRUCTION_SETS = ("default", "v3", "v4")
-PROGRAMS = BUILD / "tests" / "cpp"
+PROGRAMS = ROOT / "build" / "cpp" / "default" / "tests" / "cpp"
 NAMED = ("worst", "nearest_tie", "smallest")  # entries that the C++ program reports for each scan
 RANDOM = 1000  # random entries of each scan that mpmath also computes, in addition to the reported ones
 
@@ -83,16 +81,11 @@ def scans(bits: int) -> list[Scan]:
 
 
 def build() -> None:
-    if shutil.which("cmake") is None:
-        sys.exit("exhaustive: cmake was not found: pip install cmake")
-    BUILD.mkdir(parents=True, exist_ok=True)
-    configure = ["cmake", "-S", str(ROOT), "-B", str(BUILD), "-DSINPE_BUILD_EXAMPLES=OFF", "-DCMAKE_BUILD_TYPE=Release"]
-    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
-    compile_ = ["cmake", "--build", str(BUILD), "--parallel", jobs, "--target", "exhaustive", "judge"]
-    for command in (configure, compile_):
-        done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    for step in ([], ["--build"]):
+        targets = ["--target", "exhaustive", "judge"] if step else []
+        done = subprocess.run(["cmake", *step, "--preset", "default", *targets], cwd=ROOT)
         if done.returncode != 0:
-            sys.exit(f"{done.stdout}\nexhaustive: {' '.join(command[:2])} failed")
+            sys.exit(f"exhaustive: cmake {' '.join(step)} failed")
 
 
 def program(mode: str, truth: Path, scan: Scan, isa: str = "") -> dict[str, Any]:
@@ -146,7 +139,7 @@ def main() -> int:
     ]
     print("\n".join(lines), flush=True)
     for scan in scans(arguments.bits):
-        truth = BUILD / "scan.truth"
+        truth = PROGRAMS / "scan.truth"
         truth.write_text(truth_file.text(scan.encoding), encoding="ascii")
         found = program("check", truth, scan)
         error, compared, wrong = checked_by_mpmath(scan, truth, found)

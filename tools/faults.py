@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import page_parts
-from environments import ROOT, CannotRun, environ, output, say, sources
+from environments import ROOT, sources
 
 FAULTS, PAGE = ROOT / "tests" / "faults", ROOT / "docs" / "reliability.md"
 PART = "python tools/faults.py --write"
@@ -39,6 +39,7 @@ SHORT, LONG = "not long", "long"  # -m of the tests of `make test`, and of those
 NAMED, WIDE = 900, 7200  # time limits in seconds of the named tests and of all tests; a longer run counts as a hang
 PYTEST = [sys.executable, *"-m pytest -x -q -p no:cacheprovider -rfE --require-backend=compiled".split()]
 PARALLEL = "--numprocesses=2"
+SHOWN = 400  # characters of the output of a command that failed
 
 
 class Fault(NamedTuple):
@@ -68,15 +69,35 @@ def fault(path: Path) -> Fault:
     return Fault(path.stem, " ".join(what.split()), files, programs, "--- a/csrc/" in diff)
 
 
+class CannotRun(Exception):
+    """Raised if a fault cannot be applied or compiled; the message is the end of the output."""
+
+
+def say(text: str) -> None:
+    print(f"faults: {text}", file=sys.stderr, flush=True)
+
+
 def settings() -> dict[str, str]:
-    variables = environ(Path(sys.executable), HERE) | {"SINPE_EXT_BUILD": "cpu", "GIT_CEILING_DIRECTORIES": str(HERE)}
-    del variables["PYTHONDONTWRITEBYTECODE"]  # hundreds of processes import the package, and a patched file is newer
-    return {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 2)} | variables
+    """The environment variables of a command in the copy."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SINPE_EXT_")}
+    return (
+        {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 2)}
+        | kept
+        | {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "PYTHONPATH": str(SOURCE),
+            "SINPE_EXT_BUILD": "cpu",
+            "SINPE_EXT_CACHE_DIR": str(HERE / "cache"),
+            "GIT_CEILING_DIRECTORIES": str(HERE),
+        }
+    )
 
 
 def make(*command: str) -> None:
     """Runs a command in the copy. Raises CannotRun if it fails."""
-    output(list(command), cwd=SOURCE, env=settings())
+    status, text = run(command, WIDE)
+    if status != 0:
+        raise CannotRun(f"{command[0]} {command[1]}: {text[-SHOWN:]}")
 
 
 def run(command: Sequence[str], limit: float) -> tuple[int | None, str]:

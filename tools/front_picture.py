@@ -10,13 +10,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pictures
+
+import sinpe_ext as sinpe
+from sinpe_ext import plot
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-import pictures  # noqa: E402
-
-import sinpe_ext as sinpe  # noqa: E402
-from sinpe_ext import plot  # noqa: E402
 
 PICTURE = ROOT / "docs" / "images" / "front.png"
 GREY = "#808080"  # reads on white and on black

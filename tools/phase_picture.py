@@ -12,14 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pictures
+
+import sinpe_ext.numpy as sinpe
+from sinpe_ext.encodings.plan import plan
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-import numpy as np  # noqa: E402
-import pictures  # noqa: E402
-
-import sinpe_ext.numpy as sinpe  # noqa: E402
-from sinpe_ext.encodings.plan import plan  # noqa: E402
 
 PICTURE = ROOT / "docs" / "images" / "phase.png"
 DIM, PAIR, FAR = 512, 50, 3_803_902  # the position below 2^22 whose cosine of this pair is closest to 0

@@ -1,9 +1,9 @@
 """Runs the long test commands and records their results, with date and commit, for docs/reliability.md.
 
-    python tools/records.py asan exhaustive    # run these COMMANDS and write docs/reliability/<name>.json
-    python tools/records.py --write            # run nothing; write the table of docs/reliability.md from those files
-    python tools/records.py --check            # run and write nothing; check that the table is current and that each
-                                               # command of the page has a clean run
+    python tools/records.py asan exhaustive    # runs these COMMANDS, writes docs/reliability/<name>.json and the table
+    python tools/records.py                    # runs nothing; writes the table from those files
+    python tools/records.py --check            # runs and writes nothing; checks that each command of the page has a
+                                               # clean run
 
 The result of a command consists of its lines "result: ..." and of the summaries of pytest and ctest. A run is clean if
 the exit status is 0. A commit with a + means that files differed from it. Uses the standard library only; run it in the
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PAGE = ROOT / "docs" / "reliability.md"
 RECORDS = ROOT / "docs" / "reliability"
-PART = "python tools/records.py --write"
+PART = "python tools/records.py"
 COMMANDS = {
     "asan": "nox -s asan",
     "bad-input": "pytest -m bad_input --require-backend=compiled",
@@ -94,28 +94,21 @@ def not_shown() -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="*", metavar="NAME", help=", ".join(COMMANDS))
-    parser.add_argument("--write", action="store_true", help="run nothing; write the table")
     parser.add_argument("--check", action="store_true", help="run nothing, write nothing")
     arguments = parser.parse_args()
-    if bool(arguments.name) == (arguments.write or arguments.check):
-        parser.error("a NAME, or --write, or --check")
     if strangers := sorted(set(arguments.name) - set(COMMANDS)):
         parser.error(f"NAME: expected some of {', '.join(COMMANDS)}, got {', '.join(strangers)}")
+    if arguments.check:
+        if missing := not_shown():
+            print(f"{PAGE.name} names commands without a clean run: {', '.join(missing)}; run tools/records.py")
+        return bool(missing)
     clean = True
     for name in arguments.name:
         record = run(COMMANDS[name])
         clean = clean and bool(record["clean"])
         RECORDS.mkdir(exist_ok=True)
         (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    text = PAGE.read_text(encoding="utf-8")
-    made = page(text)
-    if arguments.check:
-        print("current" if made == text else f"{PAGE.name}: not current, run python tools/records.py --write")
-        missing = not_shown()
-        if missing:
-            print(f"{PAGE.name} names commands without a clean run: {', '.join(missing)}; run tools/records.py")
-        return made != text or bool(missing)
-    PAGE.write_text(made, encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return not clean
 
 

@@ -2,14 +2,14 @@
 # Finds or creates the Python environment that the Makefile uses, installs the project there (editable), and prints the
 # path of its Python. All other output goes to standard error.
 #
-#   tools/setup_env.sh [EXTRA...]      extras of pyproject.toml whose packages are needed: bench, docs, test, lint, dev
+#   tools/setup_env.sh [EXTRA...]      extras of pyproject.toml whose packages are needed, such as test or lint
 #
 # PYTHON, VENV, TORCH, TORCH_INDEX_URL: see `make help`. VENV takes precedence over an active environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3}
-TORCH=${TORCH:-2.13.0}
+TORCH=${TORCH:-$(sed -n 's/^requires = .*"torch==\([^"]*\)".*/\1/p' pyproject.toml)} # as in an isolated build
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
 log=build/setup.log
 mkdir -p build
@@ -73,9 +73,10 @@ prefix=$(cd "$prefix" && pwd)
 # The library is built anew only when what it is made of has changed.
 stamp=$prefix/.sinpe_ext.built
 if [ ! -f "$stamp" ] || [ ! -f sinpe_ext/_build.json ] || [ "$(cat "$stamp")" != "$PWD $TORCH" ] ||
-  [ -n "$(find csrc pyproject.toml setup.py sinpe_ext/backend/compilation.py sinpe_ext/backend/cuda_compiler.py sinpe_ext/_version.py -newer "$stamp" -print -quit)" ]; then
+  [ -n "$(find csrc pyproject.toml setup.py sinpe_ext/_version.py sinpe_ext/backend/{compilation,cuda_compiler}.py \
+    -newer "$stamp" -print -quit)" ]; then
   rm -f "$prefix"/.sinpe_ext.*
-  pip_install "the build tools" "setuptools>=77" wheel "pybind11>=2.13" ninja numpy
+  pip_install "the build tools" "setuptools>=77" "pybind11>=2.13" ninja numpy
   say "building and installing sinpe_ext (editable)"
   pip_install sinpe_ext --no-build-isolation --no-deps -e .
   "$py" - >&2 <<'EOF'

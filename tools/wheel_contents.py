@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = (".h", ".hpp", ".inl", ".inc", ".cpp", ".cu", ".cuh")
+SOURCES = (".h", ".inc", ".cpp", ".cu")
 
 
 def problems(path: Path) -> list[str]:
@@ -60,7 +60,7 @@ def libraries(path: Path, content: dict[str, bytes]) -> list[str]:
 
 
 def source_hash(target: str, root: Path) -> str:
-    sys.path.insert(0, str(ROOT))
+    sys.path.append(str(ROOT))
     from sinpe_ext.backend import compilation
 
     return compilation.source_hash(target, root)

@@ -34,7 +34,7 @@ SETTINGS = {
     "LOCK_TIMEOUT": Setting(("a number of seconds",), "compiling on first use raises ValueError", fatal=True),
     "SANITIZE": Setting(("0", "1"), "taken as 1: libraries are built with sanitizers"),
 }
-_OF_TESTS = ("COMMIT", "FUZZ", "FUZZ_LOG", "OTHER_LIBRARIES", "REQUIRE_PEERS", "SANITIZE")
+_OF_TESTS = ("COMMIT", "OTHER_LIBRARIES", "REQUIRE_PEERS", "SANITIZE")
 SETTINGS |= {name: Setting() for name in _OF_TESTS if name not in SETTINGS}
 
 

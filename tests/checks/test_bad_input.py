@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interfaces import MESSAGE_FORM
 
 import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
 
 B, S, D = 2, 5, 8
 MAX = 2**63 - 1
-MESSAGE_FORM = re.compile(r"^[a-z_]+(, [a-z_]+)*: expected .+, got .+; .+", re.DOTALL)
 EVERYWHERE = ("compiled", "eager", "meta")
 WITH_DATA = ("compiled", "eager")  # the check needs data, or the tensor cannot exist on the meta device
 

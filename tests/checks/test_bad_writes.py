@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interfaces import MESSAGE_FORM
 
 import sinpe_ext as sinpe
 from sinpe_ext import numpy as sinpe_numpy
@@ -16,7 +17,6 @@ from sinpe_ext.backend import loader
 
 B, S, D = 2, 5, 8
 MAX = 2**63 - 1
-MESSAGE_FORM = re.compile(r"^[a-z_]+(, [a-z_]+)*: expected .+, got .+; .+", re.DOTALL)
 
 
 def x(*shape: int) -> torch.Tensor:

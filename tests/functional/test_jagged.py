@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_bad_input import MESSAGE_FORM
+from interfaces import MESSAGE_FORM
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

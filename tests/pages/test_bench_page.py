@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
+import bench_page as tool
 import pages
 import pytest
-from loading import module_at
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -45,12 +45,7 @@ FOUND = {
 }
 
 
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    return module_at(ROOT / "tools" / "bench_page.py")
-
-
-def test_pages_contain_the_tables_of_their_results(tool: ModuleType) -> None:
+def test_pages_contain_the_tables_of_their_results() -> None:
     text = "".join(pages.text_of(page) for page in tool.PAGES)
     assert sorted(match[2] for match in tool.TABLE.finditer(text)) == sorted([*tool.GROUPS, *tool.OTHERS])
     named = {match[2]: match[3] for match in tool.TABLE.finditer(text)}
@@ -59,7 +54,7 @@ def test_pages_contain_the_tables_of_their_results(tool: ModuleType) -> None:
     assert tool.main(["--check"]) == 0, "run tools/bench_page.py"
 
 
-def test_tables(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = {"tables": ("table", "table_bf16"), "training": ("embed",), "grids": ("table", "grid")}
     monkeypatch.setattr(tool, "GROUPS", {group: [SimpleNamespace(name=n) for n in groups[group]] for group in groups})
     monkeypatch.setattr(tool, "ROOT", tmp_path)
@@ -89,7 +84,7 @@ def test_tables(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert tool.main(["--check"]) == 1 and "30.0 ms" in page.read_text()
 
 
-def test_table_of_a_gpu(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its text stands until there are results; then each row has its floor, its target and its peers."""
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     monkeypatch.setattr(tool, "PAGES", ("README.md",))
@@ -111,7 +106,7 @@ def test_table_of_a_gpu(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.Mo
     assert "| add f32 | 0.260 (4100 GB/s) | 0.250 `y.copy_(x)` | 1.04 | <= 1.05, met |  |" in text
 
 
-def test_front_page_reports_ties(tool: ModuleType) -> None:
+def test_front_page_reports_ties() -> None:
     row = {"ours_ms": 2.0, "ratio": 0.8, "floor": "f", "target": None, "title": "t", "peers": []}
     peers = [{"name": "eager", "ratio": 3.21}, {"name": "torch.compile", "ratio": 0.5}]
     found = {"rows": [{"name": "add", **row}, {"name": "dropout", **row, "peers": peers}]}

@@ -8,12 +8,11 @@ import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import conventions_page as tool
 import pytest
 import torch
-from loading import module_at
 
 import sinpe_ext as sinpe
 
@@ -27,11 +26,6 @@ SAME = 0.02  # of 1, mean difference of two drawings: text rendering differs bet
 @pytest.fixture(scope="module")
 def text() -> str:
     return PAGE.read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    return module_at(ROOT / "tools" / "conventions_page.py")
 
 
 @pytest.fixture
@@ -67,7 +61,7 @@ def test_wrong_number_is_detected(text: str, printing: None) -> None:
     assert doctest.DocTestRunner().run(test, out=lambda _: None).failed == 1
 
 
-def test_generated_parts_are_current(text: str, tool: ModuleType) -> None:
+def test_generated_parts_are_current(text: str) -> None:
     assert tool.page(text) == text, "run python tools/conventions_page.py"
     assert tool.page_parts.parts(text).keys() == {"index", "sequences", "timesteps", "points", "grids"}
 
@@ -78,7 +72,7 @@ def test_every_name_has_an_entry(text: str) -> None:
 
 
 @pytest.mark.thorough("pictures change only if their tool is run")
-def test_pictures_are_current(tool: ModuleType, tmp_path: Path) -> None:
+def test_pictures_are_current(tmp_path: Path) -> None:
     assert {path.stem for path in PICTURES.iterdir()} == set(sinpe.conventions())
     assert max(path.stat().st_size for path in PICTURES.iterdir()) < LARGEST
     image = pytest.importorskip("matplotlib.image")

@@ -5,25 +5,17 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from children import execute
-from loading import module_at
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TOOL = ROOT / "tools" / "phase_picture.py"
+TOOLS = ROOT / "tools"
 LARGEST = 50_000  # bytes of the picture
 SAME = 0.02  # of 1, mean difference of two drawings: text rendering differs between matplotlib versions
 
-if not TOOL.is_file():
-    pytest.skip("tools/ is part of the repository alone", allow_module_level=True)
 np = pytest.importorskip("numpy")
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    return module_at(TOOL)
+import phase_picture as tool  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +27,16 @@ def page() -> str:
 def test_picture_is_current(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     image = pytest.importorskip("PIL.Image")
-    tool, path = TOOL.with_name(f"{name}_picture.py"), tmp_path / f"{name}.png"
-    execute([sys.executable, tool, "-o", path])
+    program, path = TOOLS / f"{name}_picture.py", tmp_path / f"{name}.png"
+    execute([sys.executable, program, "-o", path])
     committed = ROOT / "docs" / "images" / path.name
     assert path.stat().st_size < LARGEST and committed.stat().st_size < LARGEST
     drawn, kept = (np.asarray(image.open(p).convert("RGBA"), dtype=float) / 255 for p in (path, committed))
-    assert drawn.shape == kept.shape, f"run python tools/{tool.name}"
-    assert np.abs(drawn - kept).mean() < SAME, f"run python tools/{tool.name}"
+    assert drawn.shape == kept.shape, f"run python tools/{program.name}"
+    assert np.abs(drawn - kept).mean() < SAME, f"run python tools/{program.name}"
 
 
-def test_product_wraps(tool: ModuleType, page: str) -> None:
+def test_product_wraps(page: str) -> None:
     product = tool.FAR * tool.plan(tool.sinpe.Encoding(tool.DIM)).fractions[tool.PAIR]
     assert f"{product // tool.TURN:,} whole ones" in page and f"{tool.FAR:,}" in page and f"{tool.FARTHER:,}" in page
     assert abs(tool.phase(tool.FAR) / tool.TURN - 0.25) < 1e-9
@@ -55,7 +47,7 @@ def test_product_wraps(tool: ModuleType, page: str) -> None:
     assert abs(np.sin(usual) - row[0]) > 0.1  # the red mark is elsewhere
 
 
-def test_rotated_rows_stay_within_the_bound(tool: ModuleType, page: str) -> None:
+def test_rotated_rows_stay_within_the_bound(page: str) -> None:
     facts = tool.rotation()
     assert f"every {facts.rows} rows" in page
     errors = tool.rotation_errors(facts.rows)
@@ -63,7 +55,7 @@ def test_rotated_rows_stay_within_the_bound(tool: ModuleType, page: str) -> None
     assert errors[-1] > 10 * errors[1]  # it grows: anchors are needed
 
 
-def test_bound_leaves_few_roundings_undecided(tool: ModuleType, page: str) -> None:
+def test_bound_leaves_few_roundings_undecided(page: str) -> None:
     distance, bound = tool.rounding_distances(tool.rotation().bound)
     left = int((distance <= bound).sum())
     assert 0 < left < distance.size / 10_000 and 2e6 < distance.size < 2.2e6

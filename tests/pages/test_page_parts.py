@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import page_parts
 import pytest
-
-page_parts = pytest.importorskip("page_parts", reason="tools/ is part of the repository alone")
 
 PAGE = "a\n<!-- begin: one -->\nold 1\n<!-- end -->\nb\n<!-- begin: two -->\nold 2\n<!-- end -->\nc\n"
 

@@ -6,7 +6,7 @@ import multiprocessing
 
 import pytest
 import torch
-from children import DEADLINE, forked, library_environment, run
+from children import DEADLINE, SANITIZED, forked, library_environment, run
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -49,6 +49,8 @@ def test_workers(method: str, backend: str) -> None:
     """After a parallel region in the parent: a forked child inherits its locks, but not its threads."""
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"{method}: not available on this system")
+    if method == "fork" and SANITIZED:
+        pytest.skip("in the child, the allocator of g++ 12's ASan can wait for a lock that a thread of the parent held")
     data = Encoded(backend)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import random
 import re
 from pathlib import Path
-from types import ModuleType
 
+import exhaustive as tool
 import pytest
 import truth_file
 from children import execute
 from closest import CLOSEST
-from loading import module_at
 
 from sinpe_ext import Encoding, convention
 from sinpe_ext.backend import compilation
 
 HERE = Path(__file__).resolve().parent.parent
-TOOLS = HERE.parent / "tools"
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 JUDGED = {
@@ -58,14 +56,7 @@ def test_reference_values_equal_mpmath(reference_program: Path, name: str, tmp_p
     assert truth_file.judge_error(reference_program, truth, encoding, entries) <= truth_file.JUDGE
 
 
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    if not TOOLS.is_dir():
-        pytest.skip("tools/ is part of the repository alone")
-    return module_at(TOOLS / "exhaustive.py")
-
-
-def test_page_lists_every_scan(tool: ModuleType) -> None:
+def test_page_lists_every_scan() -> None:
     """The committed table contains all scans of the tool, all without errors, with date and commit."""
     part = tool.page_parts.parts(tool.PAGE.read_text(encoding="utf-8"))[tool.PART]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if line.startswith("| ")][1:]
@@ -80,12 +71,12 @@ def test_page_lists_every_scan(tool: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("command", ["make check-exhaustive", "python tools/accuracy_table.py"])
-def test_tables_name_their_commit(tool: ModuleType, command: str) -> None:
+def test_tables_name_their_commit(command: str) -> None:
     said = rf"^Produced by `{command}` on \d{{4}}-\d\d-\d\d, commit [0-9a-f]{{10}}\+?[,:] "
     assert re.search(said, tool.PAGE.read_text(encoding="utf-8"), re.M), f"run {command}, which writes it"
 
 
-def test_ranges_are_within_int64(tool: ModuleType) -> None:
+def test_ranges_are_within_int64() -> None:
     for scan in tool.scans(20):
         for first, count, step in scan.runs:
             assert INT64_MIN <= first and first + (count - 1) * step <= INT64_MAX and count > 0, scan

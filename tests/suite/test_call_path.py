@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import call_path
 import pytest
 
 from sinpe_ext.backend import loader
-
-TOOLS = Path(__file__).resolve().parent.parent.parent / "tools"
-
-if not (TOOLS / "call_path.py").is_file():
-    pytest.skip("tools/ is part of the repository alone", allow_module_level=True)
-sys.path.insert(0, str(TOOLS))
-import call_path  # noqa: E402
 
 LIMITS = {  # functions and files, as measured on 2026-11-24; may only be lowered
     "add": (2, 2),

@@ -6,11 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
+import faults
+import page_parts
 import pytest
 from children import execute
-
-faults = pytest.importorskip("faults", reason="tools/ is part of the repository alone")
-page_parts = pytest.importorskip("page_parts")
 
 PATCHES = sorted(faults.FAULTS.glob("*.patch"))
 if not PATCHES:

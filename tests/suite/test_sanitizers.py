@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from children import execute
+from children import SANITIZED, execute
 
 from sinpe_ext.backend import compilation
 
@@ -25,9 +25,7 @@ extern "C" int overflow(int count) { return count * 65536; }
 """
 WORDS = {"overrun": "heap-buffer-overflow", "overflow": "signed integer overflow"}
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("SINPE_EXT_SANITIZE", "0") in ("", "0"), reason="not under sanitizers: nox -s asan"
-)
+pytestmark = pytest.mark.skipif(not SANITIZED, reason="not under sanitizers: nox -s asan")
 
 
 @pytest.fixture(scope="module")

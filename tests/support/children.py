@@ -26,8 +26,9 @@ from fork_server import BEGUN, LENGTH, REPLY, receive
 
 SUPPORT = Path(__file__).resolve().parent
 REPOSITORY = SUPPORT.parent.parent
+SANITIZED = os.environ.get("SINPE_EXT_SANITIZE", "0") not in ("", "0")  # nox -s asan
 # Seconds; at least ten times what any child takes on an idle machine, so that only a hang fails.
-DEADLINE = 3000.0 if os.environ.get("SINPE_EXT_SANITIZE") else 600.0
+DEADLINE = 3000.0 if SANITIZED else 600.0
 SHOWN = 4000  # last characters of each stream
 Status: TypeAlias = "int | Sequence[int] | None"  # expected exit status; None: any
 # Variables that Python, its libraries or torch read at start-up; the exceptions are read when they are used.

@@ -17,17 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compatibility_page import features_of
 
-MARK = re.compile(r"""\bfeature\(\s*["']([^"']+)["']""")
 PLACE = re.compile(r"(?<![\w.])/\S+/")
 
 
-def options(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--feature-report",
         metavar="FOLDER",
         help="run only the tests of features, with the backend of --require-backend; write their results as JSON",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if path := config.getoption("--feature-report"):
+        backend = config.getoption("--require-backend")
+        if backend not in ("compiled", "eager", "cuda"):
+            raise pytest.UsageError("--feature-report: name the backend, --require-backend=compiled, eager or cuda")
+        config.pluginmanager.register(FeatureReport(config, Path(path), backend), "feature report")
 
 
 def backends_of(item: pytest.Item) -> set[str]:
@@ -130,11 +138,6 @@ class FeatureReport:
 
     def _of(self, name: str) -> dict[str, Any]:
         return self.features.setdefault(name, {"passed": 0, "failed": [], "skipped": Counter()})
-
-
-def features_of(path: Path) -> set[str]:
-    """The features that a test file names."""
-    return set(MARK.findall(path.read_text(encoding="utf-8")))
 
 
 def reason(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -1,19 +1,16 @@
-"""Checks the CUDA library without a device; the first part of `make check-cuda`.
+"""Compiles, links and loads the CUDA library without a device.
 
-1. nvcc compiles every kernel for TORCH_CUDA_ARCH_LIST (default: 7.5 to 12.0), without warnings and register spills.
+1. nvcc compiles every kernel, without warnings and register spills.
 2. The binding compiles against the headers of a CUDA build of torch, and the library links without undefined symbols.
-   If this environment's torch is not a CUDA build, one is taken from a wheel: CUDA_TORCH_WHEEL=FILE, or `pip download`
-   of version CUDA_TORCH (2.12.0; half a gigabyte, and another one when unpacked; deleted at the end unless
-   CUDA_CHECK_KEEP=1). With CUDA_CHECK_OFFLINE=1 this environment's torch is used if none is available.
+   If this environment's torch is not a CUDA build, one is taken from a wheel, which is downloaded if none is given.
 3. The library loads into this environment's torch, usually a CPU build, and registers a CUDA kernel for each operator.
 
 The results are in build/cuda-check: nvcc's output next to each object file, and the library. The machine code is left
-in build/cuda-sass, where the second part of `make check-cuda` reads it.
+in build/cuda-sass, where the other modules of this package read it.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -25,14 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from sinpe_ext.backend import compilation, cuda_compiler
 
-from sinpe_ext.backend import compilation, cuda_compiler  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 OUT = ROOT / "build" / "cuda-check"
 SASS = ROOT / "build" / "cuda-sass"
-ARCHITECTURES = os.environ.get("TORCH_CUDA_ARCH_LIST", "7.5 8.0 9.0 10.0 12.0")
 LIBRARIES = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so")
 DISK = 2_500_000_000  # bytes: the wheel, what is unpacked of it, and the build
 STREAM = "aoti_torch_get_current_cuda_stream"  # what the binding looks up in libtorch_cuda.so at run time
@@ -76,7 +71,7 @@ class Torch:
 
 
 def say(text: str) -> None:
-    print(f"cuda-check: {text}", flush=True)
+    print(f"check-cuda: {text}", flush=True)
 
 
 @contextmanager
@@ -105,23 +100,21 @@ def environments_torch() -> Torch:
     return Torch(Path(torch.__file__).parent, str(torch.__version__), torch.version.cuda)
 
 
-def cuda_torch() -> Torch:
-    """This environment's torch if it is a CUDA build, otherwise one from a wheel."""
+def cuda_torch(wanted: str) -> Torch:
+    """This environment's torch if it is a CUDA build, otherwise that of a wheel or version."""
     own = environments_torch()
     if own.cuda:
         return own
-    wheel = os.environ.get("CUDA_TORCH_WHEEL")
-    version = os.environ.get("CUDA_TORCH") or "2.12.0"
     unpacked = OUT / "wheel"
     if not (unpacked / "done").exists():
         shutil.rmtree(unpacked, ignore_errors=True)
         free = shutil.disk_usage(OUT).free
         if free < DISK:
             raise Failure(f"{OUT}: expected {DISK / 1e9:.1f} GB of free disk for a CUDA torch, got {free / 1e9:.1f} GB")
-        unpack(Path(wheel) if wheel else downloaded(version), unpacked)
+        unpack(Path(wanted) if wanted.endswith(".whl") else downloaded(wanted), unpacked)
     found = dict(re.findall(r"^(__version__|cuda)\b.*= '(.*)'$", (unpacked / "torch/version.py").read_text(), re.M))
     if "cuda" not in found:
-        raise Failure(f"torch {found.get('__version__')} of the wheel is no CUDA build; set CUDA_TORCH_WHEEL to one")
+        raise Failure(f"torch {found.get('__version__')} is no CUDA build: --torch WHEEL")
     return Torch(unpacked / "torch", found["__version__"], found["cuda"])
 
 
@@ -136,7 +129,7 @@ def downloaded(version: str) -> Path:
 
 def unpack(wheel: Path, folder: Path) -> None:
     if not wheel.is_file():
-        raise Failure(f"CUDA_TORCH_WHEEL: expected a wheel of torch, got {wheel}")
+        raise Failure(f"--torch: expected a wheel of torch or a version, got {wheel}")
     wanted = ("torch/include/", "torch/version.py", *(f"torch/lib/{name}" for name in LIBRARIES))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
@@ -146,8 +139,8 @@ def unpack(wheel: Path, folder: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- the steps
 
 
-def compile_kernels(nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler) -> list[Path]:
-    architectures = cuda_compiler.cuda_architectures(nvcc, environ={"TORCH_CUDA_ARCH_LIST": ARCHITECTURES})
+def compile_kernels(nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler, listed: str) -> list[Path]:
+    architectures = cuda_compiler.cuda_architectures(nvcc, environ={"TORCH_CUDA_ARCH_LIST": listed})
     kept = OUT / "kept"
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir()
@@ -190,17 +183,20 @@ def link(kernels: list[Path], torch: Torch, nvcc: cuda_compiler.Nvcc, compiler: 
     return library
 
 
-def check() -> list[str]:
-    """Runs all checks and returns what was skipped. Raises Failure, BuildUnavailable."""
+def check(architectures: str, torch_wanted: str) -> list[str]:
+    """Runs all checks and returns what was skipped. Raises Failure, BuildUnavailable.
+
+    architectures: as in TORCH_CUDA_ARCH_LIST.   torch_wanted: a CUDA build of torch, the path of a wheel or a version.
+    """
     skipped = []
     OUT.mkdir(parents=True, exist_ok=True)
     compiler, nvcc = compilation.find_compiler(), cuda_compiler.find_nvcc(None)
     names = [path.name for path in compilation.sources("cuda", ROOT / "csrc")]
-    with step(f"1. nvcc {nvcc.version} compiles {' '.join(n for n in names if n.endswith('.cu'))} for {ARCHITECTURES}"):
-        kernels = compile_kernels(nvcc, compiler)
+    with step(f"1. nvcc {nvcc.version} compiles {' '.join(n for n in names if n.endswith('.cu'))} for {architectures}"):
+        kernels = compile_kernels(nvcc, compiler, architectures)
     with step("2a. a CUDA build of torch"):
         try:
-            torch = cuda_torch()
+            torch = cuda_torch(torch_wanted)
         except Failure as missing:
             torch = environments_torch()
             skipped.append(f"no link against a CUDA build of torch, but against torch {torch.version}: {missing}")
@@ -213,26 +209,6 @@ def check() -> list[str]:
     return skipped
 
 
-def main() -> int:
-    started = time.monotonic()
-    try:
-        skipped = check()
-    except (Failure, compilation.BuildUnavailable) as error:
-        todo = f"; {error.todo}" if isinstance(error, compilation.BuildUnavailable) and error.todo else ""
-        print(f"cuda-check: FAILED: {error}{todo}", file=sys.stderr)
-        return 1
-    finally:
-        if os.environ.get("CUDA_CHECK_KEEP") != "1":
-            for folder in ("wheel", "download"):
-                shutil.rmtree(OUT / folder, ignore_errors=True)
-    for line in skipped:
-        print(f"cuda-check: NOT CHECKED: {line}", file=sys.stderr)
-    if skipped and os.environ.get("CUDA_CHECK_OFFLINE") != "1":
-        print("cuda-check: FAILED: see above; CUDA_CHECK_OFFLINE=1 lets this pass", file=sys.stderr)
-        return 1
-    say(f"{'what could be checked holds' if skipped else 'all holds'}, {time.monotonic() - started:.0f} s")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def remove_downloads() -> None:
+    for folder in ("wheel", "download"):
+        shutil.rmtree(OUT / folder, ignore_errors=True)

@@ -55,7 +55,7 @@ class Figures:
 def compile_cubins(folder: Path, architectures: Iterable[int], sources: Iterable[str] = SOURCES) -> None:
     """Compiles each SOURCE.ARCHITECTURE.cubin that is missing or older than csrc, two at a time.
 
-    tools/cuda_check.py leaves those of its architectures there.
+    library.py leaves those of its architectures there.
     """
     from sinpe_ext.backend import cuda_compiler
 

@@ -173,4 +173,4 @@ def _table_line(cells: list[str] | tuple[str, ...]) -> str:
 
 def write(text: str, page: Path = PAGE) -> None:
     """Writes the tables between the marks in docs/cuda.md."""
-    page.write_text(page_parts.replace(page.read_text(), {"python -m cuda_sass --write": f"\n{text}"}))
+    page.write_text(page_parts.replace(page.read_text(), {"make check-cuda ARGS=--write": f"\n{text}"}))
