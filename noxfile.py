@@ -24,11 +24,9 @@ TEST = PROJECT["project"]["optional-dependencies"]["test"]
 (TORCH,) = (name for name in PROJECT["build-system"]["requires"] if name.startswith("torch"))
 BUILD = [name for name in PROJECT["build-system"]["requires"] if name != TORCH]
 
-OLDEST, PINNED = (
-    "2.11.0",
-    TORCH.partition("==")[2],
-)  # the oldest with kernels; that of `make test`
-EAGER = "2.6.0"  # the oldest torch that eager PyTorch is tested with
+PINNED = TORCH.partition("==")[2]  # the version that `make test` installs
+OLDEST = "2.11.0"  # the oldest with kernels
+EAGER = "2.6.0"  # the oldest that eager PyTorch is tested with
 NEWEST = "newest"
 
 # Libraries that tests/peers compares with and runs examples in.

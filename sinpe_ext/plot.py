@@ -59,7 +59,6 @@ def heatmap(
     Returns:
         The Axes.
     """
-    plots.axes(ax)
     transpose, colorbar = flag("transpose", transpose), flag("colorbar", colorbar)
     values, first = _rows("table", table, length, start)
     rows, channels = values.shape
@@ -101,7 +100,6 @@ def curves(
     Raises:
         IndexError: a position outside of the table.
     """
-    plots.axes(ax)
     plots.one_axis("table", table)
     wanted = plots.positions(positions)
     if isinstance(table, Encoding):
@@ -146,7 +144,6 @@ def similarity(
     """
     import numpy as np
 
-    plots.axes(ax)
     values, _ = _rows("encoding", encoding, length, 0)
     if flag("normalize", normalize):
         norms = np.linalg.norm(values, axis=1, keepdims=True)
@@ -187,7 +184,6 @@ def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axe
     """
     import numpy as np
 
-    plots.axes(ax)
     plots.encoding_alone(encoding)
     where = plots.whole_positions(np.round(np.geomspace(1, 1e7, 128)) if positions is None else positions)
     where = np.unique(where) if positions is None else where

@@ -63,6 +63,7 @@ def positions(value: Any) -> NDArray[Any]:
         )
     if kind == "f" and found.dtype.itemsize in (4, 8):
         return found.astype(found.dtype.newbyteorder("="), copy=False)
+    got = "object, as for integers beyond 64 bits" if kind == "O" else found.dtype
     raise TypeError(
-        f"positions: expected integers or float32/float64, got {found.dtype}; pass int64, float32 or float64 positions"
+        f"positions: expected integers or float32/float64, got {got}; pass int64, float32 or float64 positions"
     )

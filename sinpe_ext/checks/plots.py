@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import checks
@@ -30,22 +30,11 @@ def matplotlib_installed() -> None:
         ) from error
 
 
-def axes(ax: Any) -> None:
-    """Checks that `ax` is an Axes or None. For None, `drawn_into` gets the current Axes after all other checks."""
-    matplotlib_installed()
-    from matplotlib.axes import Axes
-
-    if ax is None or isinstance(ax, Axes):
-        return
-    raise TypeError(
-        f"ax: expected a matplotlib Axes, got {checks.described(ax)}; pass plt.gca() or one of plt.subplots()"
-    )
-
-
 def drawn_into(ax: Axes | None) -> Axes:
-    """The given Axes, or pyplot's current Axes for None."""
+    """The given Axes, or pyplot's current Axes for None, which opens a figure: after all checks."""
     if ax is not None:
         return ax
+    matplotlib_installed()
     import matplotlib.pyplot as plt
 
     return plt.gca()
@@ -113,23 +102,16 @@ def table(name: str, value: Any) -> np.ndarray:
     try:
         if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
             checks.dense_tensor(name, value)
-            found = value.detach().cpu()
-            found = found.numpy() if found.is_complex() else found.double().numpy()  # NumPy has no bfloat16
-        else:
-            found = np.asarray(value)
-        if found.dtype.kind not in "cUSMm":
-            found = found.astype(np.float64)
+            value = value.detach().cpu()
+            value = value if value.is_complex() else value.double()  # NumPy has no bfloat16
+        found = np.asarray(value).astype(np.float64, casting="same_kind")
     except (TypeError, ValueError, RuntimeError) as error:
         if str(error).startswith(f"{name}: "):
             raise
         raise TypeError(
-            f"{name}: expected numbers in rows of one length, got {checks.described(value)} of others; "
+            f"{name}: expected real numbers in rows of one length, got {checks.described(value)}; "
             "pass a tensor, an array or equally long lists of numbers"
         ) from error
-    if found.dtype.kind == "c":
-        raise TypeError(f"{name}: expected real numbers, got {checks.described(value)}; pass its .real or .imag")
-    if found.dtype != np.float64:
-        raise TypeError(f"{name}: expected numbers, got {found.dtype} values; convert them to floats first")
     if found.ndim == 3 and 1 in (found.shape[0], found.shape[1]):
         found = found.reshape(-1, found.shape[-1])  # a `pe` buffer: (1, length, dim) or (length, 1, dim)
     if found.ndim != 2 or not found.size:
@@ -149,19 +131,15 @@ def positions(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):
         found = checks.positions(value).detach().cpu().numpy()
     else:
-        found = _listed(value)
+        found = arrays.positions(list(value) if isinstance(value, Iterable) else value)
     if found.ndim != 1 or not found.size:
         raise ValueError(
             f"positions: expected a sequence of numbers, one or more, got shape {tuple(found.shape)}; "
             "pass [5, 6, 50], say"
         )
-    checked = arrays.positions(found)
-    if checked.dtype.kind == "f":
-        checked = checked.astype(np.float64)
-        if not np.isfinite(checked).all():
-            got = checked[~np.isfinite(checked)][0]
-            raise ValueError(f"positions: expected finite numbers, got {got}; leave it out")
-    return checked
+    if not np.isfinite(found).all():
+        raise ValueError(f"positions: expected finite numbers, got {found[~np.isfinite(found)][0]}; leave it out")
+    return found.astype(np.float64) if found.dtype.kind == "f" else found
 
 
 def whole_positions(value: Any) -> np.ndarray:
@@ -169,45 +147,15 @@ def whole_positions(value: Any) -> np.ndarray:
     import numpy as np
 
     found = positions(value)
+    wrong = found < 1
     if found.dtype.kind == "f":
-        wrong = found[(found != np.floor(found)) | (abs(found) >= 2.0**63)]
-        if wrong.size:
-            raise ValueError(f"positions: expected whole numbers within int64, got {wrong[0]}; round them")
-    whole = found.astype(np.int64)
-    if whole.min() < 1:
-        raise ValueError(f"positions: expected 1 or more, for the axis is logarithmic, got {whole.min()}; leave it out")
-    return whole
-
-
-def _listed(value: Any) -> np.ndarray:
-    """A sequence of numbers as an array; raises for values that NumPy would round, and for strings and mappings."""
-    import numpy as np
-
-    advice = "pass [5, 6, 50], say"
-    try:
-        if isinstance(value, (str, bytes, Mapping)):
-            raise TypeError
-        given = list(value)
-        found = np.asarray(given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"positions: expected a sequence of numbers, got {checks.shown(value)}; {advice}") from error
-    if found.dtype.kind == "O" or (found.dtype.kind == "f" and found.ndim == 1):
-        for one in given:
-            if not isinstance(one, (int, float, np.number)):
-                raise TypeError(f"positions: expected numbers, got {checks.shown(one)}; {advice}")
-            if isinstance(one, int) and (not -(2**63) <= one < 2**63 or float(one) != one):
-                raise ValueError(
-                    "positions: expected whole numbers within int64, and within 2**53 beside fractions, got "
-                    f"{checks.shown(one)}; pass smaller ones"
-                )
-    if found.dtype.kind in "US":
-        raise TypeError(f"positions: expected numbers, got {_first_text(given)}; {advice}")
-    return found
-
-
-def _first_text(given: list[Any]) -> str:
-    """The repr of the first string in a list, for a message."""
-    return repr(next((one for one in given if isinstance(one, (str, bytes))), given[0]))
+        wrong |= (found != np.floor(found)) | (found >= 2.0**63)
+    if wrong.any():
+        raise ValueError(
+            f"positions: expected whole numbers from 1 to 2**63 - 1 on a logarithmic axis, got {found[wrong][0]}; "
+            "leave it out"
+        )
+    return found.astype(np.int64)
 
 
 def finite_peak(values: np.ndarray) -> float:

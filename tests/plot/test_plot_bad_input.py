@@ -24,47 +24,44 @@ CASES: list[tuple[Any, type[Exception], str]] = [
     (lambda: plot.heatmap(E, length=3, start=2**60), ValueError, r"^start: expected positions within 2\*\*52"),
     (lambda: plot.heatmap(E, length=True), TypeError, "^length: expected int, got bool"),
     (lambda: plot.heatmap(E, length=2**24), ValueError, "^length: expected at most 67108864 values .* smaller length"),
-    (lambda: plot.heatmap([["a"]]), TypeError, "^table: expected numbers, got <U1 values"),
-    (lambda: plot.heatmap([[1, 2], [3]]), TypeError, "^table: expected numbers in rows of one length, got list"),
-    (lambda: plot.heatmap([[None, object()]]), TypeError, "^table: expected numbers in rows"),
-    (lambda: plot.heatmap(TABLE + 1j), TypeError, "^table: expected real numbers, got complex128"),
+    (lambda: plot.heatmap([["a"]]), TypeError, "^table: expected real numbers in rows of one length, got list"),
+    (lambda: plot.heatmap([[1, 2], [3]]), TypeError, "^table: expected real numbers in rows of one length, got list"),
+    (lambda: plot.heatmap([[None, object()]]), TypeError, "^table: expected real numbers"),
+    (lambda: plot.heatmap(TABLE + 1j), TypeError, "^table: expected real numbers .* got complex128"),
     (lambda: plot.heatmap(3), ValueError, r"^table: .* \(length, dim\), got int"),
-    (lambda: plot.heatmap(TABLE, ax=3), TypeError, r"^ax: expected a matplotlib Axes, got int; pass plt.gca\(\)"),
-    (lambda: plot.heatmap(TABLE, ax=np.zeros(2, object)), TypeError, "^ax: expected a matplotlib Axes, got "),
     (lambda: plot.heatmap(TABLE, transpose="no"), TypeError, "^transpose: expected bool"),
-    (lambda: plot.curves(E, 5), TypeError, r"^positions: expected a sequence of numbers, got 5; pass \[5, 6"),
-    (lambda: plot.curves(E, "5"), TypeError, "^positions: expected a sequence of numbers, got '5'"),
-    (lambda: plot.curves(E, ["a"]), TypeError, "^positions: expected numbers, got 'a'"),
-    (lambda: plot.curves(E, [None]), TypeError, "^positions: expected numbers, got None"),
-    (lambda: plot.curves(E, [2**70]), ValueError, "^positions: expected whole numbers within int64"),
     (
-        lambda: plot.curves(E, [1, 2**63]),
+        lambda: plot.curves(E, 5),
         ValueError,
-        "^positions: expected whole numbers within int64, .* got 9223372036854775808",
+        r"^positions: expected a sequence of numbers, .* got shape \(\); pass \[5, 6",
     ),
-    (lambda: plot.curves(E, [2**53 + 1, 0.5]), ValueError, "^positions: .* beside fractions, got 9007199254740993"),
+    (lambda: plot.curves(E, "5"), TypeError, "^positions: expected integers or float32/float64, got <U1"),
+    (lambda: plot.curves(E, ["a"]), TypeError, "^positions: expected integers or float32/float64, got <U1"),
+    (lambda: plot.curves(E, [None]), TypeError, "^positions: expected integers or float32/float64, got object"),
+    (lambda: plot.curves(E, [2**70]), TypeError, "^positions: expected integers or float32/float64, got object"),
+    (lambda: plot.curves(E, [2**63]), ValueError, "^positions: expected values within int64, got 9223372036854775808"),
     (lambda: plot.curves(E, [np.nan]), ValueError, "^positions: expected finite numbers, got nan"),
     (lambda: plot.curves(TABLE, [np.nan]), ValueError, "^positions: expected finite numbers, got nan"),
     (lambda: plot.curves(TABLE, []), ValueError, "^positions: expected a sequence of numbers, one or more"),
     (lambda: plot.curves(TABLE, [7]), IndexError, "^positions: expected whole numbers from 0 to 5"),
     (lambda: plot.curves(Encoding(2**24), [1, 2, 3, 4, 5]), ValueError, "^positions: expected at most 67108864 values"),
-    (lambda: plot.error(E, 5), TypeError, "^positions: expected a sequence of numbers, got 5"),
-    (lambda: plot.error(E, ["a"]), TypeError, "^positions: expected numbers, got 'a'"),
+    (lambda: plot.error(E, 5), ValueError, "^positions: expected a sequence of numbers"),
+    (lambda: plot.error(E, ["a"]), TypeError, "^positions: expected integers or float32/float64"),
     (lambda: plot.error(E, [[1, 2], [3, 4]]), ValueError, r"^positions: .* got shape \(2, 2\)"),
-    (lambda: plot.error(E, [0.5, 1.5]), ValueError, "^positions: expected whole numbers within int64, got 0.5"),
-    (lambda: plot.error(E, [1e30]), ValueError, r"^positions: expected whole numbers within int64, got 1e\+30"),
+    (lambda: plot.error(E, [0.5, 1.5]), ValueError, "^positions: expected whole numbers .* got 0.5"),
+    (lambda: plot.error(E, [1e30]), ValueError, r"^positions: expected whole numbers .* got 1e\+30"),
     (lambda: plot.error(E, [np.nan]), ValueError, "^positions: expected finite numbers, got nan"),
     (
         lambda: plot.error(E, [-5, -1]),
         ValueError,
-        "^positions: expected 1 or more, for the axis is logarithmic, got -5",
+        "^positions: expected whole numbers from 1 .* on a logarithmic axis, got -5",
     ),
     (lambda: plot.error(E, []), ValueError, "^positions: expected a sequence of numbers, one or more"),
     (lambda: plot.error("paper"), TypeError, "^encoding: expected an Encoding, got str"),
     (lambda: plot.similarity(GRID, 10), TypeError, "^encoding: expected an Encoding, .* a GridEncoding of 2 axes"),
     (lambda: plot.similarity("paper", 10), TypeError, '^encoding: expected an Encoding, .* got the name "paper"'),
     (lambda: plot.similarity(E), TypeError, "^length: expected a number of rows"),
-    (lambda: plot.similarity([[1], [2, 3]]), TypeError, "^encoding: expected numbers in rows"),
+    (lambda: plot.similarity([[1], [2, 3]]), TypeError, "^encoding: expected real numbers in rows"),
 ]
 
 
@@ -83,17 +80,12 @@ def test_bad_arguments_open_no_figure(call: Any, error: type[Exception], words: 
     assert plt.get_fignums() == []
 
 
-def test_figure_passed_as_ax_is_rejected() -> None:
-    with pytest.raises(TypeError, match=r"^ax: expected a matplotlib Axes, got Figure; pass plt.gca\(\)"):
-        plot.heatmap(TABLE, ax=matplotlib.figure.Figure())
-
-
 @pytest.mark.parametrize("name", ["complex", "meta", "sparse"])
 def test_invalid_tables_are_rejected(name: str) -> None:
     torch = pytest.importorskip("torch")
     tensor, words = {
-        "complex": (torch.zeros(3, 2, dtype=torch.complex64), "^table: expected real numbers, got torch.complex64"),
-        "meta": (torch.zeros(3, 2, device="meta"), "^table: expected numbers in rows of one length"),
+        "complex": (torch.zeros(3, 2, dtype=torch.complex64), "^table: expected real numbers .* got torch.complex64"),
+        "meta": (torch.zeros(3, 2, device="meta"), "^table: expected real numbers in rows of one length"),
         "sparse": (torch.eye(3).to_sparse(), "^table: expected a dense strided tensor"),
     }[name]
     with pytest.raises(TypeError, match=words):

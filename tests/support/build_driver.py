@@ -102,4 +102,5 @@ def _no_mounts() -> str:
     return done.stderr if done.returncode else ""
 
 
-needs_mounts = pytest.mark.skipif(bool(_no_mounts()), reason=f"no mount namespace: {_no_mounts()}")
+_reason = _no_mounts()
+needs_mounts = pytest.mark.skipif(bool(_reason), reason=f"no mount namespace: {_reason}")

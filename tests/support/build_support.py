@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,24 +72,18 @@ compilation.source_root = lambda package=None: pathlib.Path(os.environ["SMALL_SO
 """
 
 
-def _compiler_missing() -> str:
+def _needs(find: Callable[..., object], *arguments: object) -> pytest.MarkDecorator:
+    """Skips a test where a compiler is not found."""
+    reason = ""
     try:
-        compilation.find_compiler()
+        find(*arguments)
     except compilation.BuildUnavailable as error:
-        return error.reason
-    return ""
+        reason = error.reason
+    return pytest.mark.skipif(bool(reason), reason=reason or "never")
 
 
-def _nvcc_missing() -> str:
-    try:
-        cuda_compiler.find_nvcc(None)
-    except compilation.BuildUnavailable as error:
-        return error.reason
-    return ""
-
-
-needs_nvcc = pytest.mark.skipif(bool(_nvcc_missing()), reason=_nvcc_missing() or "never")
-needs_compiler = pytest.mark.skipif(bool(_compiler_missing()), reason=_compiler_missing() or "never")
+needs_nvcc = _needs(cuda_compiler.find_nvcc, None)
+needs_compiler = _needs(compilation.find_compiler)
 
 
 def write_small_sources(root: Path) -> Path:
