@@ -80,6 +80,7 @@ def matrix(session: nox.Session, torch: str) -> None:
     session.env["SINPE_EXT_OTHER_LIBRARIES"] = os.pathsep.join(map(str, others))  # tests/backend/test_stable_abi.py
     session.env["SINPE_EXT_CACHE_DIR"] = str(every / f"cache-{torch}")
     if "--features" not in session.posargs:
+        session.run("python", "-c", "import torch; print('result: torch', torch.__version__)")  # for tools/records.py
         command = "python -m pytest -n auto --dist worksteal --require-backend=compiled"
         session.run(*command.split(), "-m", "not long or builds", *session.posargs)
         return
