@@ -33,6 +33,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 RECORDS = ROOT / "docs" / "reliability"
 PART = "python tools/records.py"
 COMMANDS = {
+    "arm64": "cmake --workflow --preset arm64",
     "asan": "nox -s asan",
     "bad-input": "pytest -m bad_input --require-backend=compiled",
     "exhaustive": "make check-exhaustive",

@@ -112,7 +112,12 @@ def test_tensors_without_dense_data_are_skipped(make: Callable[[], Any], tmp_pat
         odd = make()
         torch.save({"a": ROWS, "odd": odd, "b": ROWS + 1}, tmp_path / "a.pt")
     found = read(tmp_path / "a.pt")
-    assert found["odd"][0].skipped == "not a dense tensor with values"
+    try:
+        torch.load(tmp_path / "a.pt", weights_only=True)
+    except pickle.UnpicklingError:  # torch 2.15: nested tensors
+        assert "odd" not in found
+    else:
+        assert found["odd"][0].skipped == "not a dense tensor with values"
     assert torch.equal(found["a"][1], ROWS) and torch.equal(found["b"][1], ROWS + 1)
 
 

@@ -14,6 +14,7 @@ import torch
 from example_runs import EXAMPLES, run, run_as_documented
 from loading import module_at
 from test_compile import needs_aoti_dtypes, needs_inductor
+from torch.utils.cpp_extension import CUDA_HOME
 
 import sinpe_ext
 
@@ -202,6 +203,8 @@ def test_aoti_package(tmp_path: Path) -> None:
     """The C++ program uses our kernels or standard operations, and no Python."""
     if sinpe_ext.backend_info().device("cpu").backend != "compiled":
         pytest.skip("the C++ program loads the compiled library")
+    if torch.version.cuda and not Path(CUDA_HOME or "none", "include", "cuda_runtime.h").is_file():
+        pytest.skip("the CMake package of a CUDA build of torch needs the CUDA toolkit")
     printed = run_as_documented("aoti_package.py", tmp_path)
     assert printed.count("under Python: True") == 4 and printed.count("Python in this process: no") == 2
 
