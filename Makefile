@@ -27,7 +27,7 @@ help:
 	@echo "make test-all all tests"
 	@echo "make bench    set up, then the benchmarks                                          ARGS=\"--quick\""
 	@echo "make docs     build the site: the pages and the API reference, in build/site/index.html"
-	@echo "make lint     check with ruff, clang-format, clang-tidy, mypy, import-linter; make format applies automatic fixes"
+	@echo "make lint     ruff, clang-format, clang-tidy, mypy, import-linter, recorded runs; make format applies automatic fixes"
 	@echo "make build    set up only: environment, torch, compiled libraries; make clean removes build outputs"
 	@echo
 	@echo "make check-peers        compare the encodings with diffusers, transformers, timm and other libraries"
@@ -76,12 +76,12 @@ lint:
 format:
 	@$(call environment,lint) && tools/lint.sh --fix
 
-# Also writes the printed table to build/peers.md. ARGS="python -m benchmarks" times these libraries instead.
+# Also writes the printed table to build/peers.md. `nox -s bench` times these libraries.
 check-peers:
 	@$(nox) -s peers -- $(ARGS)
 
 check-cuda:
-	@$(call environment,test cuda-sass) && cd tools && exec python -m cuda_sass $(ARGS)
+	@$(call environment,test cuda-sass) && PYTHONPATH=tools exec python -m cuda_sass $(ARGS)
 
 check-sanitizers:
 	@$(call environment,test) && cmake --workflow --preset asan && cmake --workflow --preset tsan
@@ -92,7 +92,7 @@ check-matrix:
 	@$(nox) -s matrix --install-only && python -m nox -R -s matrix -- $(ARGS)
 
 check-wheels:
-	@$(nox) -s wheels check-wheels installs
+	@$(nox) -s wheels wheel-smoke installs
 
 check-exhaustive:
 	@$(call environment,test) && exec python tools/exhaustive.py $(ARGS)
@@ -102,4 +102,4 @@ clean:
 	find . -path './.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(if $(VENV),$(VENV),.venv) .nox
+	rm -rf "$(or $(VENV),.venv)" .nox

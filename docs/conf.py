@@ -95,7 +95,7 @@ def draw(app: Sphinx, exception: Exception | None) -> None:
             measured = (ROOT / kept).with_suffix(".json")
             if measured.is_file():
                 picture.draw(json.loads(measured.read_text(encoding="utf-8")), out / "_images" / name)
-            elif Path(kept).name in drawn:
+            else:
                 shutil.copyfile(drawn[Path(kept).name], out / "_images" / name)
     shutil.copyfile(out / "README.html", out / "index.html")
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 from pathlib import Path
 from typing import NamedTuple
@@ -164,6 +165,7 @@ def page(text: str, found: list[Shown]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     found = marks()
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
     print(f"{len(CLASSES)} classes of bad input, {len(found)} marks on {len({s.test for s in found})} tests")

@@ -6,6 +6,7 @@ Text outside the marked parts is not changed. Needs matplotlib; takes some secon
 
 from __future__ import annotations
 
+import argparse
 import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -237,6 +238,7 @@ def pictures(folder: Path) -> Iterator[Path]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     made = page(PAGE.read_text(encoding="utf-8"))
     PAGE.write_text(made, encoding="utf-8")
     drawn = list(pictures(PICTURES))

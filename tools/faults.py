@@ -252,6 +252,8 @@ def main() -> int:
         parser.error("--write: expected all faults; leave the names out")
     every = [fault(path) for path in sorted(FAULTS.glob("*.patch"))]
     faults = [item for item in every if not given.names or any(name in item.name for name in given.names)]
+    if not faults:
+        parser.error(f"names: expected parts of faults' names (--list), got {' '.join(given.names)}")
     if given.list:
         print("\n".join(f"{item.name}: {item.what}" for item in faults))
         return 0

@@ -36,11 +36,14 @@ COMMANDS = {
     "arm64": "cmake --workflow --preset arm64",
     "asan": "nox -s asan",
     "bad-input": "pytest -m bad_input --require-backend=compiled",
+    "cuda": "make check-cuda",
     "exhaustive": "make check-exhaustive",
     "fuzz": "pytest -n auto -m hypothesis --hypothesis-profile=long",
     "matrix": "make check-matrix",
+    "peers": "make check-peers",
     "test-all": "make test-all",
     "tsan": "cmake --workflow --preset tsan",
+    "wheels": "make check-wheels",
 }
 SAID = re.compile(r"result: (.*)|(?:=+ )?(\d+ (?:passed|failed)[^=]*)(?: =+)?|(\d+% tests passed.*)")
 

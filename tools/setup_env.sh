@@ -17,6 +17,10 @@ mkdir -p build
 say() { echo "setup: $*" >&2; }
 die() { echo "setup: $*" >&2; exit 1; }
 
+for extra in "$@"; do
+  grep -q "^$extra = \[" pyproject.toml || die "expected extras of pyproject.toml, got $extra"
+done
+
 # torch_is EXPRESSION: evaluates EXPRESSION with v = (major, minor) of the installed torch, without importing it, which
 # takes seconds; the exit status is 0 if it is true.
 torch_is() {
@@ -72,7 +76,7 @@ prefix=$(cd "$prefix" && pwd)
 
 # The library is built anew only when what it is made of has changed.
 stamp=$prefix/.sinpe_ext.built
-if [ ! -f "$stamp" ] || [ ! -f sinpe_ext/_build.json ] || [ "$(cat "$stamp")" != "$PWD $TORCH" ] ||
+if [ ! -f "$stamp" ] || [ ! -f sinpe_ext/_build.json ] || [ "$(cat "$stamp")" != "$PWD $TORCH ${SINPE_EXT_BUILD:-}" ] ||
   [ -n "$(find csrc pyproject.toml setup.py sinpe_ext/_version.py sinpe_ext/backend/{compilation,cuda_compiler}.py \
     -newer "$stamp" -print -quit)" ]; then
   rm -f "$prefix"/.sinpe_ext.*
@@ -85,7 +89,7 @@ reason = json.load(open("sinpe_ext/_build.json")).get("reason")
 if reason:
     print("setup: no compiled library,", reason)
 EOF
-  echo "$PWD $TORCH" >"$stamp"
+  echo "$PWD $TORCH ${SINPE_EXT_BUILD:-}" >"$stamp"
 fi
 
 for extra in "$@"; do

@@ -1,4 +1,4 @@
-"""Calls each operation of an installed wheel once; the exit status is 1 if a result is wrong: `nox -s check-wheels`.
+"""Calls each operation of an installed wheel once; the exit status is 1 if a result is wrong: `nox -s wheel-smoke`.
 
 The results of `calls` have the same bits on every backend and with every torch. A wheel with a CPU library must use it
 with torch 2.11 and newer, and must run eager PyTorch and give the reason with older versions. A pure wheel runs eager
@@ -20,7 +20,7 @@ import torch  # noqa: E402
 
 import sinpe_ext as sinpe  # noqa: E402
 
-TABLE = "0bd6b4b1dfc59ae6ab06fb89d6ef7bf2be812b44837dee370b4231f20574f60f"  # README: table(65536, 512)
+TABLE = "0bd6b4b1dfc59ae6ab06fb89d6ef7bf2be812b44837dee370b4231f20574f60f"  # docs/accuracy.md: table(65536, 512)
 CALLS = "9680c1a7e8dfb258fa9f9c235756ff6ea189dcc75f743f290b1b225d31d48164"  # SHA-256 of the results of `calls`
 
 

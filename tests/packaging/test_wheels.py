@@ -99,7 +99,7 @@ def test_invalid_wheel_is_rejected(case, wheel, tmp_path):
 
 @pytest.mark.builds
 def test_installed_wheel(wheel, tmp_path):
-    """tools/wheel_smoke.py with the installed torch: all operations, README's SHA-256, without a compiler."""
+    """tools/wheel_smoke.py with the installed torch: all operations, the published SHA-256, no compiler."""
     command = [
         sys.executable,
         "-m",

@@ -38,6 +38,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made / "site"
 
 
+BROKEN = {"no_page.md": "[a](no_page.md)", "#no-anchor": "[b](#no-anchor)", "no_image.png": "![c](no_image.png)"}
+
+
+def test_broken_links_are_reported(tmp_path: Path) -> None:
+    """As errors by `make docs`, whose option is -W."""
+    (tmp_path / "README.md").write_text("\n\n".join(["# Page", *BROKEN.values()]) + "\n")
+    options = ["-q", "-b", "dummy", "-d", str(tmp_path / "doctrees"), "-c", "docs"]
+    done = execute([sys.executable, "-m", "sphinx", *options, str(tmp_path), str(tmp_path / "site")], cwd=ROOT)
+    for target in BROKEN:
+        assert any("README.md:" in line and target.lstrip("#") in line for line in done.stderr.splitlines()), target
+    assert "sphinx -q -W" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
 @pytest.fixture
 def page() -> Iterator[Any]:
     """A page of a headless browser, of the system or of playwright."""
@@ -67,9 +80,14 @@ def test_every_public_name_is_indexed(site: Path) -> None:
     assert {"docs/conventions", "docs/migrating"} <= pages
 
 
-def test_pictures_are_part_of_the_site(site: Path) -> None:
-    kept = {path.name for folder in ("docs/images", "benchmarks/results") for path in (ROOT / folder).rglob("*.png")}
-    assert {path.name for path in (site / "_images").iterdir()} <= kept
+def test_pictures_are_drawn_by_the_build(site: Path) -> None:
+    kept = {
+        path.name: path for folder in ("docs/images", "benchmarks/results") for path in (ROOT / folder).rglob("*.png")
+    }
+    shown = list((site / "_images").iterdir())
+    assert {path.name for path in shown} <= kept.keys() and len(shown) > 30
+    for path in shown:  # Sphinx gives a copy the time of the original
+        assert int(path.stat().st_mtime) != int(kept[path.name].stat().st_mtime), f"{path.name} was not drawn"
     for name in ("t2t.png", "mae2d.png"):  # unchanged
         assert (site / "_images" / name).read_bytes() == (ROOT / "docs/images/conventions" / name).read_bytes()
 

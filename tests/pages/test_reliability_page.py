@@ -53,7 +53,7 @@ def test_commands_without_a_successful_run_are_reported(tmp_path: Path, monkeypa
     assert records.not_shown() == ["make b", "nox -s asan"]
 
 
-def test_commands_in_readme_are_known() -> None:
+def test_commands_of_records_are_known() -> None:
     """Each command with a record can be run again."""
     kept = {path.stem for path in records.RECORDS.glob("*.json")}
     assert kept <= set(records.COMMANDS)  # tools/lint.sh checks that no command lacks a record

@@ -106,12 +106,14 @@ def cuda_torch(wanted: str) -> Torch:
     if own.cuda:
         return own
     unpacked = OUT / "wheel"
-    if not (unpacked / "done").exists():
+    done = unpacked / "done"  # names what was unpacked, if all of it was
+    if not done.exists() or done.read_text() != wanted:
         shutil.rmtree(unpacked, ignore_errors=True)
         free = shutil.disk_usage(OUT).free
         if free < DISK:
             raise Failure(f"{OUT}: expected {DISK / 1e9:.1f} GB of free disk for a CUDA torch, got {free / 1e9:.1f} GB")
         unpack(Path(wanted) if wanted.endswith(".whl") else downloaded(wanted), unpacked)
+        done.write_text(wanted)
     found = dict(re.findall(r"^(__version__|cuda)\b.*= '(.*)'$", (unpacked / "torch/version.py").read_text(), re.M))
     if "cuda" not in found:
         raise Failure(f"torch {found.get('__version__')} is no CUDA build: --torch WHEEL")
@@ -133,7 +135,6 @@ def unpack(wheel: Path, folder: Path) -> None:
     wanted = ("torch/include/", "torch/version.py", *(f"torch/lib/{name}" for name in LIBRARIES))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
-    (folder / "done").touch()
 
 
 # ---------------------------------------------------------------------------------------------------------- the steps
