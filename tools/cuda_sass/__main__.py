@@ -113,6 +113,8 @@ def main() -> int:
     for title, lines in (("FAILED", failures), ("OVER BUDGET", [f"{one.row.title}: {one}" for one in over])):
         if lines:
             print(f"{title}:", *lines, sep="\n  ")
+    listed = ", ".join(f"sm_{architecture}" for architecture in architectures)
+    print(f"result: {listed}: {len(rows)} counts, {len(over)} over budget, {len(failures)} differences from C++")
     return 1 if failures or (over and not arguments.no_budgets) else 0
 
 
