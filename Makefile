@@ -65,7 +65,7 @@ bench:
 build:
 	@$(call environment) && exec python -m sinpe_ext info
 
-# Broken links, anchors and names are errors. Only the packages are downloaded.
+# Broken links and anchors are errors. Only the packages are downloaded.
 docs:
 	@$(call environment,docs) && python -m sphinx -q -W --keep-going -d build/doctrees -c docs . build/site && \
 	echo "docs: build/site/index.html"

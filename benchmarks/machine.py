@@ -66,6 +66,8 @@ def huge_pages() -> str | None:
 
 def commit() -> str | None:
     """The checkout's commit, with "+changes" if files differ from it; None outside a checkout."""
+    if not (ROOT / ".git").exists():  # git would find a checkout around an unpacked source distribution
+        return None
     command = ["git", "-C", str(ROOT), *"describe --always --exclude=* --abbrev=12 --dirty=+changes".split()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)

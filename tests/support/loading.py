@@ -1,4 +1,4 @@
-"""Loads programs of the repository (tools/, examples/) as modules."""
+"""Loads programs of examples/ as modules."""
 
 from __future__ import annotations
 
