@@ -2,7 +2,8 @@
 
 SINPE_EXT_BUILD determines what is built. auto (the default) builds what can be built; without a compiler or torch it
 installs pure Python. cpu fails if the CPU library cannot be built, and omits CUDA. cuda fails if the CUDA library
-cannot be built. none builds nothing. What was built, or the reason why not, is recorded in _build.json in the package,
+cannot be built. none builds nothing. The CUDA kernels are compiled for the visible devices, or for those of
+TORCH_CUDA_ARCH_LIST, which a wheel or an image needs. What was built, or the reason why not, is recorded in _build.json in the package,
 which sinpe_ext.backend_info() reads.
 """
 
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import setuptools
@@ -43,7 +45,7 @@ def build_modules() -> list[types.ModuleType]:
 
 compilation, cuda_compiler = build_modules()
 CSRC = HERE / "csrc"
-REASONS = {"cpu": "reason", "cuda": "cuda_reason", "core": "core_reason"}  # keys of the manifest
+REASONS = {"core": "core_reason", "cpu": "reason", "cuda": "cuda_reason"}  # keys of the manifest, in order of building
 FALLBACKS = {
     "cpu": "compiles on first use or runs eager PyTorch",
     "cuda": "compiles on first use of a device or runs eager PyTorch there",
@@ -83,17 +85,17 @@ def torch_extension(target: str) -> Extension:
     # Not torch's CUDAExtension: see backend/cuda_compiler.py.
     return CppExtension(
         f"sinpe_ext.{compilation.LIBRARY_NAMES[target]}",
-        relative_sources(target),
+        [name for name in relative_sources(target) if name not in relative_sources("kernels")],
         include_dirs=compilation.include_directories(CSRC),
-        extra_compile_args=compilation.compile_flags(target) + names_without_paths(torch),
+        extra_compile_args=compilation.compile_flags(target)
+        + names_without_paths({CSRC: "csrc", Path(torch.__file__).parent / "include": "torch"}),
         extra_link_args=compilation.link_flags(target),
         py_limited_api=True,
     )
 
 
-def names_without_paths(torch: types.ModuleType) -> list[str]:
+def names_without_paths(folders: dict[Path, str]) -> list[str]:
     """Flags that make __FILE__ the same on every machine. They are not in the manifest, because they contain paths."""
-    folders = {CSRC: "csrc", Path(torch.__file__).parent / "include": "torch"}
     return [f"-ffile-prefix-map={folder}={name}" for folder, name in folders.items()]
 
 
@@ -103,7 +105,7 @@ def find_cuda(torch: types.ModuleType) -> None:
     if missing:
         raise missing
     nvcc = cuda_compiler.find_nvcc(str(torch.version.cuda))
-    manifest["nvcc"] = nvcc, cuda_compiler.cuda_architectures(nvcc)
+    manifest["nvcc"] = nvcc, cuda_compiler.cuda_architectures(nvcc, cuda_compiler.device_capabilities())
 
 
 def core_extension() -> Extension:
@@ -115,7 +117,7 @@ def core_extension() -> Extension:
         "sinpe_ext._core",
         relative_sources("core"),
         include_dirs=[*compilation.include_directories(CSRC), pybind11.get_include()],
-        extra_compile_args=compilation.compile_flags("core"),
+        extra_compile_args=compilation.compile_flags("core") + names_without_paths({CSRC: "csrc"}),
         extra_link_args=compilation.link_flags("core"),
         language="c++",
     )
@@ -195,17 +197,29 @@ def torch_build_ext() -> type[build_ext]:
 
 
 MODE = build_mode()
-EXTENSIONS = planned_extensions(MODE)
+METADATA = (["egg_info"], ["dist_info"])  # commands that build nothing: looking for torch would take a second each
+EXTENSIONS = [] if sys.argv[1:2] in METADATA else planned_extensions(MODE)
 COMPILER = manifest.pop("compiler", None)
 NVCC, ARCHITECTURES = manifest.pop("nvcc", (None, ()))
 
 
 class BuildLibraries(torch_build_ext() if EXTENSIONS else build_ext):
-    """Builds each library separately: if one fails, the others are still built, unless SINPE_EXT_BUILD requires it."""
+    """Builds each library separately: if one fails, the others are still built, unless SINPE_EXT_BUILD requires it.
+
+    _C_cpu links the object files of the kernels that _core was built from. nvcc works while these two are built.
+    """
+
+    cuda_kernels: Future[list[Path]] | None = None
 
     def run(self) -> None:
         cxx = COMPILER.command[0] if COMPILER and len(COMPILER.command) == 1 else None
-        with compilation.build_environment(compilation.find_ninja(), cxx):
+        with compilation.build_environment(compilation.find_ninja(), cxx), ThreadPoolExecutor(1) as background:
+            if NVCC:
+                say(f"nvcc {NVCC.version} compiles the CUDA kernels for {' '.join(ARCHITECTURES)}")
+                folder = Path(self.build_temp).absolute() / "cuda"
+                self.cuda_kernels = background.submit(
+                    cuda_compiler.compile_kernels, NVCC, CSRC, folder, ARCHITECTURES, COMPILER
+                )
             super().run()
         write_manifest(Path(self.build_lib) / "sinpe_ext")
         if self.inplace or self.editable_mode:
@@ -215,34 +229,42 @@ class BuildLibraries(torch_build_ext() if EXTENSIONS else build_ext):
         target = next(t for t, name in compilation.LIBRARY_NAMES.items() if ext.name.endswith(name))
         library = Path(self.get_ext_fullpath(ext.name))
         library.unlink(missing_ok=True)  # from an earlier build: it would hide a failure
-        self.build_temp, shared = os.path.join(self.build_temp, target), self.build_temp
         kept: list[str] = []
         try:
             with kept_output(kept):
                 if target == "cuda":
-                    self.compile_kernels(ext)
+                    ext.extra_link_args += cuda_compiler.link_flags(NVCC, self.compiled_cuda_kernels())
+                elif target == "cpu":
+                    ext.extra_objects = self.compiled_kernels()
                 super().build_extension(ext)
         except Exception as error:
             reason = f"the build failed: {error}\n{compilation.last_lines(''.join(kept))}"
             give_up(target, reason, MODE)
             ext._sinpe_failed = True
             return
-        finally:
-            self.build_temp = shared
         facts = compilation.build_facts(target, CSRC, COMPILER, {} if target == "core" else torch_facts())
         if target == "cuda":
             facts.update(cuda_compiler.cuda_facts(NVCC, ARCHITECTURES))
         manifest["libraries"][target] = {"file": library.name, **facts}
 
-    def compile_kernels(self, ext: Extension) -> None:
-        say(f"nvcc {NVCC.version} compiles the CUDA kernels for {' '.join(ARCHITECTURES)}")
+    def compiled_kernels(self) -> list[str]:
+        """The object files of the CPU's kernels: those of _core, or if it was not built, compiled now."""
+        if "core" in manifest["libraries"]:
+            return self.compiler.object_filenames(relative_sources("kernels"), output_dir=self.build_temp)
+        return self.compiler.compile(
+            relative_sources("kernels"),
+            output_dir=self.build_temp,
+            include_dirs=compilation.include_directories(CSRC),
+            extra_postargs=compilation.compile_flags("core") + names_without_paths({CSRC: "csrc"}),
+        )
+
+    def compiled_cuda_kernels(self) -> list[Path]:
+        assert self.cuda_kernels is not None
         try:
-            folder = Path(self.build_temp).absolute() / "kernels"
-            kernels = cuda_compiler.compile_kernels(NVCC, CSRC, folder, ARCHITECTURES, COMPILER)
+            return self.cuda_kernels.result()
         except subprocess.CalledProcessError as error:
             print(error.output.decode(errors="replace"), flush=True)
             raise
-        ext.extra_link_args += cuda_compiler.link_flags(NVCC, kernels)
 
     def copy_extensions_to_source(self) -> None:
         built, self.extensions = self.extensions, [e for e in self.extensions if not hasattr(e, "_sinpe_failed")]

@@ -338,6 +338,16 @@ sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, cons
   });
 }
 
+// Instantiated in runs_consecutive.cu, runs_integer.cu and runs_float.cu, which compile at the same time.
+#define SINPE_RUN_ROWS(kind, adds) \
+  template sinpe_status run_rows<kind, adds>(const DevicePlan&, const sinpe_add_arguments&, const DeviceScalars&, Stream)
+extern SINPE_RUN_ROWS(PositionKind::kConsecutive, false);
+extern SINPE_RUN_ROWS(PositionKind::kConsecutive, true);
+extern SINPE_RUN_ROWS(PositionKind::kInteger, false);
+extern SINPE_RUN_ROWS(PositionKind::kInteger, true);
+extern SINPE_RUN_ROWS(PositionKind::kFloat, false);
+extern SINPE_RUN_ROWS(PositionKind::kFloat, true);
+
 template <bool kAdds>
 sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
                       Stream stream) {

@@ -27,17 +27,20 @@ MIN_TORCH_COMPILED = (2, 11)
 MANIFEST = "_build.json"
 LIBRARY_NAMES = {"cpu": "_C_cpu", "cuda": "_C_cuda", "core": "_core"}  # the libraries that an installation may contain
 
-# The sources of a library: folders of csrc, without the files that match _LEFT_OUT. parallel_standalone.cpp has its own
-# threads; inside torch the kernels use torch's thread pool instead. In torch/, the files cuda_* belong to the CUDA
-# library, the other .cpp files to the CPU library, and the other headers to both. "emulated", for tests, is the CUDA
-# library compiled as plain C++ for CPU tensors: the same kernels without a device.
+# The sources of a target: folders of csrc, without the files that match _LEFT_OUT. "kernels" are those of the CPU, which
+# setup.py compiles once for "core" and "cpu". parallel_standalone.cpp has its own threads; inside torch the
+# kernels use torch's thread pool instead. In torch/, the files cuda_* belong to the CUDA library, the other .cpp files
+# to the CPU library, and the other headers to both. "emulated", for tests, is the CUDA library compiled as plain C++ for
+# CPU tensors: the same kernels without a device.
 _FOLDERS = {
+    "kernels": ("core", "include", "cpu"),
     "cpu": ("core", "include", "cpu", "torch"),
     "core": ("core", "include", "cpu", "pybind"),
     "cuda": ("core", "include", "cuda", "torch"),
     "emulated": ("core", "include", "cuda", "torch"),
 }
 _LEFT_OUT = {
+    "kernels": re.compile(r"cpu/parallel_standalone\.cpp"),
     "cpu": re.compile(r"cpu/parallel_standalone\.cpp|torch/cuda_.*"),
     "core": re.compile(r"(?!)"),  # nothing
     "cuda": re.compile(r"torch/(?!cuda_).*\.cpp"),
@@ -117,14 +120,14 @@ def source_hash(target: str, root: Path) -> str:
 
 
 def compile_flags(target: str) -> list[str]:
-    """The compiler flags of a library.
+    """The compiler flags of a target.
 
-    No -std, which torch sets, and no -march: function clones are selected at run time. Contraction is off so that all
-    clones round alike, and -fno-fast-math overrides a -ffast-math in CFLAGS.
+    No -std where torch's headers are included, because torch sets it, and no -march: function clones are selected at
+    run time. Contraction is off so that all clones round alike, and -fno-fast-math overrides a -ffast-math in CFLAGS.
     """
     flags = ["-O3", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-g0"]
     if target == "core":
-        return [*flags, "-DSINPE_STANDALONE", "-pthread", *_sanitizers(target)]
+        return ["-std=c++17", *flags, "-pthread", *_sanitizers(target)]
     flags += ["-DSINPE_EMULATED", "-O1"] if target == "emulated" else []  # -O3 takes twice as long to compile
     return [*flags, f"-DTORCH_TARGET_VERSION=0x{torch_target_version():016x}", *_sanitizers(target)]
 

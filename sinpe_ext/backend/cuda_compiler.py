@@ -2,7 +2,7 @@
 
 nvcc is called directly, and torch's builder compiles the C++ around the kernels: torch's CUDA builder would link
 libcudart.so and libtorch_cuda.so, and would guess the architectures and the toolkit. ``setup.py`` and the JIT share
-this file; like ``backend/compilation.py`` it uses the standard library only.
+this file; like ``backend/compilation.py`` it can be imported without torch and the package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from .compilation import BuildUnavailable, Compiler, default_jobs, include_directories, sources
 
-# If neither a device nor a list says otherwise: every architecture since 2018 that torch is built for, and PTX for
+# If there is neither a list nor a visible device: every architecture since 2018 that torch is built for, and PTX for
 # later ones.
 DEFAULT_ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 _SETTING = "TORCH_CUDA_ARCH_LIST"
@@ -143,6 +143,15 @@ def _output(command: Sequence[str]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------- architectures
+
+
+def device_capabilities() -> list[tuple[int, int]]:
+    """The compute capabilities of the visible CUDA devices. Initializes CUDA only if there is a device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
 
 
 def cuda_architectures(

@@ -62,16 +62,7 @@ def _tools(target: str) -> _Tools:
     if missing:
         raise missing
     nvcc = cuda_compiler.find_nvcc(str(torch.version.cuda))
-    return _Tools(compiler, nvcc, cuda_compiler.cuda_architectures(nvcc, device_capabilities()))
-
-
-def device_capabilities() -> list[tuple[int, int]]:
-    """The compute capabilities of the visible CUDA devices. Initializes CUDA only if there is a device."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    return [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+    return _Tools(compiler, nvcc, cuda_compiler.cuda_architectures(nvcc, cuda_compiler.device_capabilities()))
 
 
 def _facts(target: str, root: Path, tools: _Tools | None) -> dict[str, str]:
@@ -82,7 +73,7 @@ def _facts(target: str, root: Path, tools: _Tools | None) -> dict[str, str]:
         raise BuildUnavailable(f"the C++ sources cannot be read: {error}", "reinstall sinpe_ext") from error
     if target != "cuda":
         return facts
-    architectures = tools.architectures if tools else cuda_compiler.cuda_architectures(None, device_capabilities())
+    architectures = tools.architectures if tools else cuda_compiler.cuda_architectures(None, cuda_compiler.device_capabilities())
     return {**facts, **cuda_compiler.cuda_facts(tools.nvcc if tools else None, architectures)}
 
 

@@ -256,7 +256,7 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
         reason = f"{no_prebuilt}; compiling on first use is switched off (SINPE_EXT_JIT=0)"
         tools = "nvcc" if device == "cuda" else "a C++ compiler"
         return DeviceBackend(device, "eager", reason, todo=f"unset SINPE_EXT_JIT or reinstall with {tools}")
-    if device == "cuda" and not _names_architectures() and not torch.cuda.is_available():
+    if device == "cuda" and not names_architectures() and not torch.cuda.is_available():
         reason = f"{no_prebuilt}; no CUDA device is visible, and TORCH_CUDA_ARCH_LIST names none to compile for"
         return DeviceBackend(device, "eager", reason, todo="make a device visible or set TORCH_CUDA_ARCH_LIST")
     from . import jit
@@ -269,7 +269,7 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
     return DeviceBackend(device, "compiled", f"{no_prebuilt}; compiled on first use", "jit", str(path), build=facts)
 
 
-def _names_architectures() -> bool:
+def names_architectures() -> bool:
     """Whether TORCH_CUDA_ARCH_LIST names an architecture; spaces and separators alone do not count."""
     return bool(os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip(" \t\n,;"))
 
@@ -314,12 +314,10 @@ def _check_cuda_build(built: dict[str, Any]) -> None:
     for a visible device."""
     import torch
 
-    from . import jit
-
     cuda = str(built.get("cuda"))
     if cuda.split(".")[0] != str(torch.version.cuda).split(".")[0]:
         raise BuildUnavailable(f"the prebuilt library is of CUDA {cuda}, and torch of CUDA {torch.version.cuda}")
-    for capability in jit.device_capabilities():
+    for capability in cuda_compiler.device_capabilities():
         if not cuda_compiler.serves(built["architectures"].split(), capability):
             raise BuildUnavailable(
                 "the prebuilt library holds no code for a device of compute capability {}.{}, but for {}".format(
@@ -389,7 +387,7 @@ def buildable() -> list[str]:
         import torch
     except ImportError:
         return ["cpu"]
-    has_cuda = torch.version.cuda is not None and (_names_architectures() or torch.cuda.is_available())
+    has_cuda = torch.version.cuda is not None and (names_architectures() or torch.cuda.is_available())
     return ["cpu", "cuda"] if has_cuda else ["cpu"]
 
 

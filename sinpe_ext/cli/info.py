@@ -154,7 +154,7 @@ def compiler() -> str:
 
 
 def nvcc() -> str:
-    """The nvcc that a build would use, or why there is none."""
+    """The nvcc that a build would use and the architectures it would compile for, or why there is none."""
     try:
         import torch
 
@@ -165,7 +165,21 @@ def nvcc() -> str:
         found = cuda_compiler.find_nvcc(cuda)
     except BuildUnavailable as problem:
         return problem.reason if cuda else "none, and torch is no CUDA build"
-    return f"{found.path} ({found.version})" + ("" if cuda else ", of no use: torch is no CUDA build")
+    text = f"{found.path} ({found.version})"
+    return f"{text}, {compiles_for(found)}" if cuda else f"{text}, of no use: torch is no CUDA build"
+
+
+def compiles_for(nvcc: cuda_compiler.Nvcc) -> str:
+    """The architectures that a build would compile for here, and what chooses them; or why it cannot."""
+    devices = cuda_compiler.device_capabilities()
+    try:
+        names = " ".join(cuda_compiler.cuda_architectures(nvcc, devices))
+    except BuildUnavailable as problem:
+        return problem.reason
+    if loader.names_architectures():
+        return f"compiles for {names} (TORCH_CUDA_ARCH_LIST)"
+    why = "the visible devices" if devices else "no device is visible; TORCH_CUDA_ARCH_LIST=9.0 would choose"
+    return f"compiles for {names} ({why})"
 
 
 def cache() -> str:

@@ -34,7 +34,8 @@ def test_target_version_is_2_11():
 def test_flags_do_not_change_rounding_or_require_new_cpus(target):
     flags = compilation.compile_flags(target)
     assert "-ffp-contract=off" in flags
-    assert not [f for f in flags if f.startswith(("-std", "-march", "-ffast-math", "-Ofast", "-funsafe"))]
+    assert [f for f in flags if f.startswith("-std")] == (["-std=c++17"] if target == "core" else [])  # torch's own
+    assert not [f for f in flags if f.startswith(("-march", "-ffast-math", "-Ofast", "-funsafe"))]
 
 
 def test_sanitizers_are_for_tests_only(monkeypatch):

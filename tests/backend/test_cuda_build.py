@@ -168,7 +168,7 @@ def test_prebuilt_library_is_used_only_if_it_fits_the_devices(change, reason, tm
     built |= {"architectures": "8.0 9.0+PTX", "nvcc_version": "12.8.61", "compiler_version": "g++", **change}
     (package / compilation.MANIFEST).write_text(json.dumps({"libraries": {"cuda": built}}))
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr("sinpe_ext.backend.jit.device_capabilities", lambda: [(8, 6), (9, 0)])
+    monkeypatch.setattr("sinpe_ext.backend.cuda_compiler.device_capabilities", lambda: [(8, 6), (9, 0)])
     monkeypatch.setattr(loader, "_load_library", lambda path, device: None)
     if reason:
         with pytest.raises(BuildUnavailable, match=reason):
@@ -266,12 +266,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Install = tuple[int, str, dict, "zipfile.ZipFile | None"]
 
 
-def install(project: Path, out: Path, cuda: str | None, **env: str | None) -> Install:
+DEVICE = "torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 1)\n"
+DEVICE += "torch.cuda.get_device_capability = lambda index: (8, 6)"
+
+
+def install(project: Path, out: Path, cuda: str | None, device: str = "", **env: str | None) -> Install:
     """(exit status, output, _build.json, wheel) of an install with a torch declared to be built for this CUDA."""
     shutil.rmtree(project / "build", ignore_errors=True)
     out.mkdir()
     hip = "torch.version.cuda, torch.version.hip = None, None" if cuda is None else f"torch.version.cuda = {cuda!r}"
-    code = f"import torch; {hip}\nfrom setuptools import build_meta; build_meta.build_wheel({str(out)!r})"
+    code = f"import torch; {hip}\n{device}\nfrom setuptools import build_meta; build_meta.build_wheel({str(out)!r})"
     settings = {"TORCH_CUDA_ARCH_LIST": None, "CUDACXX": None, "NVCC_CCBIN": None, "PYTHONPATH": None, **env}
     command = [sys.executable, "-c", code]
     done = execute(command, cwd=project, env=environment(**settings), merged=True, status=None)
@@ -305,6 +309,16 @@ def test_failing_nvcc_does_not_prevent_the_cpu_library(project, tmp_path):
     settings = {"SINPE_EXT_BUILD": "cuda", "CUDACXX": str(nvcc)}
     status, output, _, _ = install(project, tmp_path / "demanded", "12.8", **settings)
     assert status != 0 and "SINPE_EXT_BUILD=cuda, but _C_cuda cannot be built: the build failed" in output
+
+
+@pytest.mark.builds
+@needs_compiler
+@pytest.mark.parametrize("chosen, compiled", [(None, "8.6"), ("9.0", "9.0")])
+def test_install_compiles_for_the_visible_devices(chosen, compiled, project, tmp_path):
+    """As torch's own builder; TORCH_CUDA_ARCH_LIST takes precedence."""
+    settings = {"CUDACXX": str(write_nvcc(tmp_path / "nvcc", "exit 1")), "TORCH_CUDA_ARCH_LIST": chosen}
+    status, output, _, _ = install(project, tmp_path / "out", "12.8", DEVICE, **settings)
+    assert status == 0 and f"compiles the CUDA kernels for {compiled}\n" in output, output
 
 
 @needs_compiler

@@ -239,6 +239,25 @@ def test_cpu_build_of_torch_with_nvcc(machine, capsys, monkeypatch, tmp_path):
     assert not steps(text)  # no device is known: nothing to do
 
 
+@pytest.mark.parametrize(
+    "chosen, devices, text",
+    [
+        ("", [(8, 6), (9, 0)], "compiles for 8.6 9.0 (the visible devices)"),
+        ("", [], "compiles for 7.5 8.0 8.6 8.9 9.0 10.0+PTX (no device is visible; TORCH_CUDA_ARCH_LIST=9.0 would choose)"),
+        ("9.0", [(8, 6)], "compiles for 9.0 (TORCH_CUDA_ARCH_LIST)"),
+        ("sm_90", [], "TORCH_CUDA_ARCH_LIST: expected compute capabilities"),
+    ],
+)
+def test_architectures_that_a_build_compiles_for(chosen, devices, text, monkeypatch, tmp_path):
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(info_command.cuda_compiler, "device_capabilities", lambda: devices)
+    monkeypatch.setenv("CUDACXX", str(write_nvcc(tmp_path / "nvcc", version="12.8.61")))
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", chosen)
+    assert f"nvcc (12.8.61), {text}" in info_command.nvcc()
+
+
 def test_cpu_build_of_torch_with_an_nvidia_driver(machine, capsys, monkeypatch):
     import torch
 
