@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_support import cuda, randn  # noqa: F401
+from cuda_support import cuda, leaf, randn  # noqa: F401
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -38,7 +38,7 @@ BAD = torch.tensor([[0, V, 1], [-1, 2**62, V - 1]])
 
 @pytest.mark.bad_input(1, "CUDA", "embedding")
 def test_id_out_of_range_gives_a_row_of_nan_and_no_gradient(cuda: torch.device) -> None:  # noqa: F811
-    ids, weight = BAD.to(cuda), randn(V, D).to(cuda).requires_grad_()
+    ids, weight = BAD.to(cuda), leaf(randn(V, D), cuda)
     bad = (BAD < 0) | (BAD >= V)
     for drop in (0.0, P):
         got = sinpe.embed(ids, weight, dropout=drop, seed=1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_support import FLOATS, assert_sums, cuda, device, expected, moved, randn  # noqa: F401
+from cuda_support import FLOATS, assert_sums, cuda, device, expected, leaf, moved, randn  # noqa: F401
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -98,9 +98,9 @@ def test_gradients_of_a_grid(device: torch.device) -> None:  # noqa: F811
     for named in ({}, {"positions": places}):
 
         def run(d: torch.device) -> tuple[Tensor, ...]:
-            given = x.to(d).requires_grad_()
+            given = leaf(x, d)
             alpha = torch.tensor([0.7], device=d, requires_grad=True)
-            at = {name: t.to(d).requires_grad_() for name, t in named.items()}  # noqa: B023
+            at = {name: leaf(t, d) for name, t in named.items()}  # noqa: B023
             out = sinpe.add(given, grid, alpha=alpha, scale=1.5, dropout=P, seed=4, **at)
             return torch.autograd.grad(out, (given, alpha, *at.values()), grad.to(d))
 

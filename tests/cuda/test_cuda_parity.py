@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from closest import CLOSEST
-from cuda_support import FLOATS, assert_rows, assert_sums, cuda, device, expected, moved, randn, ulps  # noqa: F401
+from cuda_support import FLOATS, assert_rows, assert_sums, cuda, device, expected, leaf, moved, randn, ulps  # noqa: F401
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -219,7 +219,7 @@ def test_embed(name: str, dtype: torch.dtype, device: torch.device) -> None:  # 
         for drop in (0.0, P):
 
             def run(d: torch.device, backward: bool = False) -> Tensor:
-                w = weight.to(d).requires_grad_(backward)  # noqa: B023
+                w = leaf(weight, d, backward)  # noqa: B023
                 out = sinpe.embed(ids.to(d), w, dropout=drop, seed=9, **moved(EMBED[name], d))  # noqa: B023
                 return torch.autograd.grad(out, w, grad.to(d))[0] if backward else out  # noqa: B023
 
@@ -237,7 +237,7 @@ def test_embed_backward_of_many_tokens(ids: str, device: torch.device) -> None: 
     weight, grad = torch.zeros(rows, 24), randn(*tokens.shape, 24, dtype=torch.bfloat16).float()
 
     def run(d: torch.device) -> Tensor:
-        w = weight.to(d).requires_grad_()
+        w = leaf(weight, d)
         return torch.autograd.grad(sinpe.embed(tokens.to(d), w, dropout=P, seed=2), w, grad.to(d))[0]
 
     assert torch.equal(run(device).cpu(), expected(device, run))
@@ -250,9 +250,9 @@ def test_gradients_of_add(device: torch.device) -> None:  # noqa: F811
     for drop in (0.0, P):
 
         def run(d: torch.device) -> tuple[Tensor, ...]:
-            given = x.to(d).requires_grad_()
+            given = leaf(x, d)
             alpha = torch.tensor([0.7], device=d, requires_grad=True)
-            positions = (ROW / 3).to(d).requires_grad_()
+            positions = leaf(ROW / 3, d)
             named = {"alpha": alpha, "positions": positions, "padding_mask": (ROW > 6).to(d)}
             out = sinpe.add(given, scale=1.5, dropout=drop, seed=4, **named)  # noqa: B023
             return torch.autograd.grad(out, (given, alpha, positions), grad.to(d))
@@ -267,7 +267,7 @@ def test_gradients_of_add(device: torch.device) -> None:  # noqa: F811
 def test_second_derivatives(device: torch.device) -> None:  # noqa: F811
     positions = torch.linspace(0, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
     alpha = torch.tensor([0.7], dtype=torch.float64, device=device, requires_grad=True)
-    x = randn(2, 5, 6, dtype=torch.float64).to(device).requires_grad_()
+    x = leaf(randn(2, 5, 6, dtype=torch.float64), device)
     run = lambda x, alpha, p: sinpe.add(x, alpha=alpha, positions=p, dropout=P, seed=4)  # noqa: E731
     assert torch.autograd.gradcheck(run, (x, alpha, positions)) and torch.autograd.gradgradcheck(
         run, (x, alpha, positions)

@@ -41,16 +41,29 @@ def cuda(request: pytest.FixtureRequest) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+CPU = torch.device("cpu", 0)  # the CPU in place of a device; torch.device("cpu") is the CPU that it is compared with
+
+
+def moved_as_to_a_device(self: Tensor, *to: Any, **named: Any) -> Tensor:
+    """Tensor.to, except that a tensor moved to `CPU` is a copy, as on a device, and not the tensor itself."""
+    got: Tensor = TO(self, *to, **named)
+    return got.clone() if got is self and to[:1] == (CPU,) else got
+
+
+TO = Tensor.to
+
+
 @pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """A device whose kernels are tested."""
     if request.param == "cuda":
         yield request.getfixturevalue("cuda")
         return
     if request.config.getoption("--require-backend") == "eager" or loader.resolve("cpu").backend != "compiled":
         pytest.skip("no compiled backend on the CPU")
+    monkeypatch.setattr(Tensor, "to", moved_as_to_a_device)
     with loader.use_backend("auto"):
-        yield torch.device("cpu")
+        yield CPU
 
 
 def arithmetic() -> str:
@@ -120,9 +133,14 @@ def moved(arguments: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {name: a.to(device) if isinstance(a, Tensor) else a for name, a in arguments.items()}
 
 
+def leaf(tensor: Tensor, device: torch.device, requires_grad: bool = True) -> Tensor:
+    """A new leaf on a device with the tensor's values: on the CPU, `tensor.to` would be the tensor itself."""
+    return tensor.detach().to(device, copy=True).requires_grad_(requires_grad)
+
+
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 2) -> Tensor:
     """The same random numbers on each device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-__all__ = ["FLOATS", "assert_rows", "assert_sums", "cuda", "device", "expected", "moved", "randn", "sinpe", "ulps"]
+__all__ = ["FLOATS", "assert_rows", "assert_sums", "cuda", "device", "expected", "leaf", "moved", "randn", "sinpe", "ulps"]
