@@ -51,6 +51,7 @@ class Row:
     backend: str = "auto"
     slow: bool = False  # left out of a quick run
     device: str = "cpu"
+    host: bool = False  # the host's time for a call, also on a device
 
 
 def tolerance(dtype: torch.dtype, farthest: float) -> float:

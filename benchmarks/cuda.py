@@ -5,8 +5,8 @@ A small call is bound by its launch on the CPU, which its floor includes too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,9 @@ from .cuda_cases import ELEMENTS, Place
 from .cuda_cases import ROWS as INFERENCE_ROWS
 from .cuda_grid import GRID_ROWS
 from .cuda_training import TRAINING_ROWS
+from .host import CUDA_HOST_ROWS
 
-ROWS = (*INFERENCE_ROWS, *GRID_ROWS, *TRAINING_ROWS)
+ROWS = (*INFERENCE_ROWS, *GRID_ROWS, *TRAINING_ROWS, *CUDA_HOST_ROWS)
 SMALL_MEMORY = 20 * 2**30  # with less memory the tensors have a quarter of the size; about eight exist at a time
 
 
@@ -65,3 +66,75 @@ def describe(facts: dict[str, Any]) -> str:
         f"{facts['device']} (capability {facts['capability']}), CUDA {facts['cuda']}, {facts['how']} kernels, "
         f"arithmetic: {facts['arithmetic']}, tensors of {facts['elements']} elements"
     )
+
+
+# --------------------------------------------------------------------------------------------------------- device time
+
+REPLAY_SECONDS = 2e-3  # a graph holds so many calls that its replay takes about as long
+MOST_CALLS = 50
+CYCLES_PER_SECOND = 2e9  # of torch.cuda._sleep, at most
+
+
+@dataclass(frozen=True)
+class Work:
+    """Some calls of a subject for the device; `queued_in`: seconds that the host needs to queue them, 0 for a graph."""
+
+    run: Callable[[], object]
+    calls: int = 1
+    queued_in: float = 0.0
+
+    def seconds(self) -> float:
+        """The device's time for one call: between two events, of which the first comes when all is queued."""
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        if self.queued_in:
+            torch.cuda._sleep(int(1.5 * self.queued_in * CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
+        begin.record()  # type: ignore[no-untyped-call]
+        self.run()
+        end.record()  # type: ignore[no-untyped-call]
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / self.calls
+
+
+def device_samples(subjects: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Name -> seconds of the device per call, one entry per round, interleaved as in `timing.interleaved`.
+
+    The device replays a graph of several calls, so that the host's time is not part of it. Calls that cannot be
+    captured are queued behind a kernel that waits. The subjects have been warmed up.
+    """
+    works = {name: work_of(call) for name, call in subjects.items()}
+    samples: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(rounds):
+        for name, work in works.items():
+            samples[name].append(work.seconds())
+    return samples
+
+
+def work_of(call: Callable[[], object]) -> Work:
+    """A graph of several calls, or the calls themselves."""
+    seconds = max(Work(call).seconds(), 1e-6)  # of a small call, those of the host
+    calls = max(1, min(MOST_CALLS, round(REPLAY_SECONDS / seconds)))
+
+    def several() -> None:
+        for _ in range(calls):
+            call()
+
+    try:
+        return Work(captured(several), calls)
+    except RuntimeError:  # it synchronizes, or copies from the host's memory
+        torch.cuda.synchronize()
+        return Work(several, calls, queued_in=calls * seconds)
+
+
+def captured(run: Callable[[], object]) -> Callable[[], object]:
+    """The replay of a CUDA graph of what `run` does."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # what a first call on another stream sets up is not part of the graph
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
+    return graph.replay

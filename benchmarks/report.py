@@ -19,7 +19,7 @@ def met(value: float, target: float | None, *, most: bool) -> bool | None:
 
 def verdict(flag: bool | None, target: float | None, sign: str) -> str:
     """ "<= 1.1, met", "<= 1.1, MISSED", or nothing without a target."""
-    return "" if flag is None else f"{sign} {target:g}, {'met' if flag else 'MISSED'}"
+    return "" if flag is None or target is None else f"{sign} {target:g}, {'met' if flag else 'MISSED'}"
 
 
 def timed(entries: Iterable[Mapping[str, Any]]) -> Lines:
@@ -34,13 +34,14 @@ def timed(entries: Iterable[Mapping[str, Any]]) -> Lines:
             continue
         peers = []
         for peer in entry["peers"]:
-            aim = verdict(peer["met"], peer["target"], ">=")
+            aim = verdict(peer.get("met"), peer.get("target"), ">=")
             peers.append(f"{peer['ratio']:.3g} {peer['name']}" + (f" ({aim})" if aim else ""))
         peers += [f"{name} cannot run here: {why}" for name, why in entry.get("peer_errors", {}).items()]
         speed = f" ({entry['gigabytes_per_second']:.0f} GB/s)" if "gigabytes_per_second" in entry else ""
+        speed += f", wall {number(entry['wall_ms']['ours'])}" if "wall_ms" in entry else ""
         floor = f"{number(entry['floor_ms'])} `{entry['floor']}`" if "floor_ms" in entry else ""
         ratio = f"{entry['ratio']:.2f}" if "ratio" in entry else ""
-        aim = verdict(entry.get("met"), entry["target"], "<=")
+        aim = verdict(entry.get("met"), entry.get("target"), "<=")
         lines.append((title, number(entry["ours_ms"]) + speed, floor, ratio, aim, "; ".join(peers)))
     return lines
 
@@ -148,7 +149,7 @@ def report_sizes(found: Sequence[dict[str, Any]]) -> str:
             line = flat[key]
             text.append(
                 f"ours/floor from {power(FLAT_FROM)} elements: {line['least']:.2f} to {line['most']:.2f}, a factor of "
-                f"{line['factor']:.2f} {verdict(line['met'], line['target'], '<=')}".rstrip()
+                f"{line['factor']:.2f} {verdict(line.get('met'), line.get('target'), '<=')}".rstrip()
             )
         for point in points:
             errors = point.get("peer_errors", {}).items()
@@ -176,7 +177,7 @@ def _verdicts(found: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
                 entry["met"],
             )
         for peer in entry.get("peers", ()):
-            if peer["met"] is not None:
+            if peer.get("met") is not None:
                 figure = f"{peer['name']} takes {peer['ratio']:.2f} x ours, target >= {peer['target']:g}"
                 yield f"{entry['title']}: {figure}", peer["met"]
     for entry in found["processes"]:
@@ -184,7 +185,7 @@ def _verdicts(found: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
             line = f"{entry['title']}: {entry['value']:.1f} {entry['unit']}, target <= {entry['target']:g}"
             yield line, entry["met"]
     for entry in found["flatness"]:
-        if entry["met"] is not None:
+        if entry.get("met") is not None:
             where = f"{entry['title']} {entry['dtype']}, {plural(entry['threads'], 'thread')}"
             line = f"{where}: ours/floor varies by {entry['factor']:.2f} over the sizes, target <= {entry['target']:g}"
             yield line, entry["met"]

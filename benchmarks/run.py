@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,15 +22,17 @@ from . import picture, sweep
 from .cases import ROWS as INFERENCE_ROWS
 from .cases import Row
 from .grid import GRID_ROWS
+from .host import HOST_ROWS
 from .installed import INSTALLED_ROWS
 from .machine import ROOT, describe, machine
 from .process import PROCESSES, Process, Skipped
 from .progress import Progress
 from .report import aligned, flatness, met, missed, plural, processes, report_sizes, timed
+from .results_file import spread, write
 from .sweep import Point
 from .training import TRAINING_ROWS
 
-ROWS = (*INFERENCE_ROWS, *INSTALLED_ROWS, *GRID_ROWS, *TRAINING_ROWS)
+ROWS = (*INFERENCE_ROWS, *INSTALLED_ROWS, *GRID_ROWS, *TRAINING_ROWS, *HOST_ROWS)
 ROUNDS = 15
 QUICK_ROUNDS = 3
 RESULTS = ROOT / "benchmarks" / "results"
@@ -195,15 +196,6 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join(filter(None, parts))
 
 
-def write(path: Path | None, found: dict[str, Any]) -> None:
-    """Write the JSON atomically, so that an interrupted run leaves a complete file."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)  # the default folder; a folder given by the user exists
-        whole = path.with_name(f"{path.name}.part")
-        whole.write_text(json.dumps(found, indent=1) + "\n")
-        whole.replace(path)
-
-
 def destination(options: argparse.Namespace, facts: dict[str, Any], *, complete: bool) -> Path | None:
     """The path of the JSON: as given; otherwise a complete run in a checkout goes to the committed results."""
     name = f"{facts['date'][:10]}-{options.tag or facts['tag']}.json"
@@ -244,18 +236,20 @@ def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = 
                     result["peer_errors"][name] = first_line(error)
             unsteady: list[str] = []
             samples = interleaved(calls, rounds, count, unsteady.append)
+            on_device = cuda_run.device_samples(calls, rounds) if times_device(row) else {}
     except Skipped as reason:
         return {**result, "skipped": str(reason)}
     except Exception as error:  # the other rows still run; this one is reported and fails the run
         return {**result, "error": first_line(error)}
+    if unsteady := [*unsteady, *drifting(samples)]:
+        result["unsteady"] = [without_prefix(name) for name in dict.fromkeys(unsteady)]
+    if on_device:
+        wall = summary(samples, best=best).items()
+        result["wall_ms"] = {without_prefix(name): 1e3 * seconds for name, seconds in wall}
+        samples = on_device
     seconds = summary(samples, best=best)
     ours = seconds["ours"]
-    if unsteady := [*unsteady, *drifting(samples)]:
-        result["unsteady"] = [name.removeprefix("peer:") for name in dict.fromkeys(unsteady)]
-    result |= {
-        "ours_ms": 1e3 * ours,
-        "samples_ms": {name: [round(1e3 * v, 6) for v in s] for name, s in samples.items()},
-    }
+    result |= {"ours_ms": 1e3 * ours, "spread": {without_prefix(name): spread(s) for name, s in samples.items()}}
     if "floor" in seconds:
         to_floor = ratio(samples, "ours", "floor", best=best)
         result |= {"floor_ms": 1e3 * seconds["floor"], "ratio": to_floor, "met": met(to_floor, row.target, most=True)}
@@ -273,6 +267,15 @@ def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = 
         if f"peer:{name}" in seconds
     ]
     return result
+
+
+def times_device(row: Row) -> bool:
+    """Whether the figures of a row are those of the device's clock, beside which wall time is told."""
+    return row.device == "cuda" and not row.host and torch.cuda.is_available()
+
+
+def without_prefix(name: str) -> str:
+    return name.removeprefix("peer:")
 
 
 def measure_process(entry: Process) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from . import memory
 from . import peers as peer
 from .cases import CHECK_ROWS, FILL, ROUNDING, tolerance
 from .report import plural, power
+from .results_file import spread
 
 DIM = 512
 LENGTH = 2048  # largest length of a sequence; larger sizes have more sequences
@@ -184,7 +185,7 @@ def measure(point: Point, rounds: int, *, best: bool = False, compile: bool = Tr
         "ratio": ratio(samples, OURS, FLOOR, best=best),
         "unsteady": list(dict.fromkeys([*unsteady, *drifting(samples)])),
         "peer_errors": failed,
-        "samples_ms": {name: [round(1e3 * v, 6) for v in s] for name, s in samples.items()},
+        "spread": {name: spread(s) for name, s in samples.items()},
     }
 
 

@@ -14,7 +14,7 @@ import torch
 from children import REPOSITORY, execute
 
 import sinpe_ext as sinpe
-from benchmarks import memory, report, run, sweep
+from benchmarks import memory, report, results_file, run, sweep
 from benchmarks.__main__ import main, parser
 from benchmarks.cases import Row, Subjects
 from benchmarks.process import Skipped
@@ -236,6 +236,21 @@ def test_interrupted_run_keeps_its_results(tmp_path: Path) -> None:
     run.write(path, {"rows": [1]})
     run.write(path, {"rows": [1, 2]})
     assert json.loads(path.read_text()) == {"rows": [1, 2]} and len(list(path.parent.iterdir())) == 1
+
+
+def test_results_file_has_a_line_for_each_row() -> None:
+    """Six significant digits; what is None or empty is left out."""
+    entry = {"name": "add", "ours_ms": 1.23456789, "met": None, "peer_errors": {}, "peers": [{"ratio": 12345.6}]}
+    text = results_file.written({"machine": {"cores": 2}, "rows": [entry, entry], "sizes": [], "cuda": None})
+    assert text.splitlines()[3] == '  {"name": "add", "ours_ms": 1.23457, "peers": [{"ratio": 12345.6}]},'
+    assert len(text.splitlines()) == 8 and json.loads(text)["sizes"] == [] and "cuda" not in json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"), [([3.0], 0.0), ([1.0, 2.0, 3.0, 4.0, 5.0], 0.6667), ([7.0] * 9, 0.0), ([1.0, 3.0], 0.5)]
+)
+def test_spread(samples: list[float], expected: float) -> None:
+    assert results_file.spread(samples) == pytest.approx(expected)
 
 
 class Terminal(io.StringIO):

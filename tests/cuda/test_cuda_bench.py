@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from children import REPOSITORY, execute
 
 from benchmarks import cuda as cuda_run
-from benchmarks import cuda_cases, one_row, run
+from benchmarks import cuda_cases, one_row, report, run
 from benchmarks.cases import Row, Subjects
 from benchmarks.cuda import ROWS
 from benchmarks.cuda_cases import Place
@@ -32,7 +35,87 @@ def test_row_is_checked_before_it_is_timed(row: Row) -> None:
     result = run.measure(replace(row, build=partial(row.build, SMALL)), rounds=1)
     assert "error" not in result, result["error"]
     assert not result["peer_errors"] and [p["name"] for p in result["peers"]] == list(row.peers)
-    assert result["gigabytes_per_second"] > 0 and (result["met"] is None) == (row.target is None)
+    assert ("gigabytes_per_second" in result) != row.host and (result["met"] is None) == (row.target is None)
+
+
+class Event:
+    """torch.cuda.Event, of a device that works through its queue in 1 ms a call, or in 2 ms a capture's."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = Event.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.at - self.at
+
+    now = 0.0
+
+
+class Graph:
+    """torch.cuda.CUDAGraph, as its own context manager, which cannot hold calls that synchronize."""
+
+    def __init__(self) -> None:
+        self.before = Event.now
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        self.held, Event.now = 2 * (Event.now - self.before), self.before
+        if self.held > 100:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    def replay(self) -> None:
+        Event.now += self.held
+
+
+def test_device_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds per call of a graph's replay, of calls that can be captured, and of queued calls, of those that cannot."""
+    slept: list[int] = []
+    for name, value in {
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "graph": lambda graph: graph,
+        "Stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
+        "current_stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
+        "stream": lambda stream: contextlib.nullcontext(),
+        "synchronize": lambda: None,
+        "_sleep": slept.append,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    def works(milliseconds: float) -> Callable[[], None]:
+        def call() -> None:
+            Event.now += milliseconds
+
+        return call
+
+    got = cuda_run.device_samples({"ours": works(1.0), "peer:slow": works(70.0)}, rounds=3)
+    assert got == {"ours": [pytest.approx(2e-3)] * 3, "peer:slow": [pytest.approx(70e-3)] * 3}
+    assert len(slept) == 3 and slept[0] == int(1.5 * 70e-3 * cuda_run.CYCLES_PER_SECOND)
+
+
+@pytest.mark.parametrize(("device", "host", "wall"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)])
+def test_row_whose_figures_are_those_of_the_device(
+    device: str, host: bool, wall: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    samples = {"floor": [1e-3], "ours": [3e-3], "peer:eager": [6e-3]}
+    monkeypatch.setattr(cuda_run, "device_samples", lambda calls, rounds: samples)
+    calls = Subjects(lambda: None, lambda: None, {"eager": lambda: None}, moved=10**9)
+    row = Row("r", "r", lambda: calls, "copy", 1.1, {"eager": None}, device=device, host=host)
+    found = run.measure(row, 1)
+    assert ("wall_ms" in found) is wall
+    if wall:
+        assert (found["ours_ms"], found["ratio"], found["peers"][0]["ratio"], found["met"]) == (3.0, 3.0, 2.0, False)
+        assert found["wall_ms"].keys() == {"floor", "ours", "eager"} == found["spread"].keys()
+        assert report.timed([found])[1][1].startswith("3.000 (333 GB/s), wall ")
 
 
 def test_call_that_is_profiled() -> None:
