@@ -31,7 +31,7 @@ help:
 	@echo "make build    set up only: environment, torch, compiled libraries; make clean removes build outputs"
 	@echo
 	@echo "make check-peers        compare the encodings with diffusers, transformers, timm and other libraries"
-	@echo "make check-cuda         check the CUDA kernels without a device; needs nvcc   ARGS=\"--arch 90\""
+	@echo "make check-cuda         compile, link and load the CUDA library without a device; needs nvcc   ARGS=\"--arch 9.0\""
 	@echo "make check-sanitizers   C++ and pytest under AddressSanitizer and UBSan, C++ under ThreadSanitizer   ARGS=FILES"
 	@echo "make check-matrix       the tests under torch 2.11, 2.13 and the newest   ARGS=--features, for docs/compatibility.md"
 	@echo "make check-wheels       build the source distribution and wheels in dist/, and install them"
@@ -81,7 +81,7 @@ check-peers:
 	@$(nox) -s peers -- $(ARGS)
 
 check-cuda:
-	@$(call environment,test cuda-sass) && PYTHONPATH=tools exec python -m cuda_sass $(ARGS)
+	@$(call environment,test) && exec python tools/check_cuda.py $(ARGS)
 
 check-sanitizers:
 	@$(call environment,test) && cmake --workflow --preset asan && cmake --workflow --preset tsan

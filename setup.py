@@ -2,9 +2,9 @@
 
 SINPE_EXT_BUILD determines what is built. auto (the default) builds what can be built; without a compiler or torch it
 installs pure Python. cpu fails if the CPU library cannot be built, and omits CUDA. cuda fails if the CUDA library
-cannot be built. none builds nothing. The CUDA kernels are compiled for the visible devices, or for those of
-TORCH_CUDA_ARCH_LIST, which a wheel or an image needs. What was built, or the reason why not, is recorded in _build.json in the package,
-which sinpe_ext.backend_info() reads.
+cannot be built. none builds nothing. The CUDA kernels are compiled for the visible devices, or for the architectures in
+TORCH_CUDA_ARCH_LIST, which a wheel or an image needs. What was built, or the reason why not, is recorded in _build.json
+in the package, which sinpe_ext.backend_info() reads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def build_modules() -> list[types.ModuleType]:
 
 compilation, cuda_compiler = build_modules()
 CSRC = HERE / "csrc"
-REASONS = {"core": "core_reason", "cpu": "reason", "cuda": "cuda_reason"}  # keys of the manifest, in order of building
+REASONS = {"core": "core_reason", "cpu": "reason", "cuda": "cuda_reason"}  # manifest keys, in order of building
 FALLBACKS = {
     "cpu": "compiles on first use or runs eager PyTorch",
     "cuda": "compiles on first use of a device or runs eager PyTorch there",

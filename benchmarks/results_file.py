@@ -12,7 +12,7 @@ DIGITS = 6  # significant: more than any table shows
 
 
 def spread(samples: list[float]) -> float:
-    """The distance between the first and the third quartile, as a part of the median, to four digits; 0 for a single sample."""
+    """The distance between the first and the third quartile, as a part of the median; 0 for a single sample."""
     if len(samples) < 2:
         return 0.0
     first, middle, third = quantiles(samples, n=4, method="inclusive")

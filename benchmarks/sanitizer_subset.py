@@ -1,8 +1,8 @@
 """Runs each CUDA kernel a few times for compute-sanitizer, on shapes with heads, tails and misaligned rows.
 
-`python benchmarks/sanitizer_subset.py [cpu] [--few | --count]`; small, because a sanitizer slows everything ten to a
-hundred times. --few: a sixth of it. --count: without a sanitizer, print how many of our kernels it launches; exit code 1
-if none.
+`python benchmarks/sanitizer_subset.py [cpu] [--few | --count]`; small, because a sanitizer slows all of it ten to a
+hundred times. --few: a sixth of it. --count: without a sanitizer, print how many of our kernels it launches; exit code
+1 if none.
 """
 
 from __future__ import annotations

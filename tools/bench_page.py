@@ -26,6 +26,7 @@ sys.path.append(str(ROOT))
 from benchmarks.cases import ROWS  # noqa: E402
 from benchmarks.cuda import ROWS as CUDA_ROWS  # noqa: E402
 from benchmarks.grid import GRID_ROWS  # noqa: E402
+from benchmarks.host import HOST_ROWS  # noqa: E402
 from benchmarks.installed import INSTALLED_ROWS  # noqa: E402
 from benchmarks.report import Lines, lines_of_sizes, markdown, processes, sizes, timed  # noqa: E402
 from benchmarks.training import TRAINING_ROWS  # noqa: E402
@@ -34,6 +35,7 @@ from sinpe_ext.cli.demo import faster  # noqa: E402
 PAGES = ("README.md", "benchmarks/README.md", "docs/performance.md", "docs/cuda.md")
 TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.S)
 GROUPS = {"tables": ROWS, "installed": INSTALLED_ROWS, "grids": GRID_ROWS, "training": TRAINING_ROWS}
+GROUPS["host"] = HOST_ROWS
 SUMMARY = ("table", "table_long", "table_fresh", "fairseq", "transformers", "add", "add_out", "add_inplace", "encode")
 SUMMARY += ("decode", "decode_out", "timesteps", "dropout", "dropout_train", "embed", "embed_train", "train_step")
 FRONT = {  # rows of README's table -> their titles there
@@ -45,8 +47,16 @@ FRONT = {  # rows of README's table -> their titles there
     "add": "`x + PE`: (32, 512, 1024)",
     "decode": "one decoding step: (1, 1, 512)",
 }
+FRONT_CUDA = {  # rows of README's table of a GPU, in float32 and bfloat16 -> their titles there
+    "cuda_table": "a table of 131072 x 1024, into an existing tensor",
+    "cuda_add": "`x + PE`: (32, 4096, 1024)",
+    "cuda_dropout": "`x + PE` with dropout",
+    "cuda_dropout_train": "the same, forward and backward",
+    "cuda_embed_text": "token lookup, scale, encoding: ids of a text",
+    "cuda_embed_train_text": "the same with dropout, forward and backward",
+}
 PEERS = ("eager", "usual formula", "x + pe", "diffusers")  # the first of these in a row is its "eager PyTorch"
-OTHERS = ("front", "summary", "processes", "sizes", "cuda")
+OTHERS = ("front", "front_cuda", "summary", "processes", "sizes", "cuda", "cuda_host")
 
 
 def front(most: dict[str, dict[str, Any]]) -> Lines:
@@ -63,6 +73,23 @@ def front(most: dict[str, dict[str, Any]]) -> Lines:
     return lines
 
 
+def front_cuda(rows: dict[str, dict[str, Any]]) -> Lines:
+    lines: Lines = [("operation", "", "sinpe_ext", "time of a copy or fill", "of eager PyTorch", "of torch.compile")]
+    for name, title in FRONT_CUDA.items():
+        for suffix, dtype in (("f32", "float32"), ("bf16", "bfloat16")):
+            entry = rows[f"{name}_{suffix}"]
+            ratios = {peer["name"]: peer["ratio"] for peer in entry["peers"]}
+            floor = f"{1 / entry['ratio']:.2f}" + (
+                f", target {1 / entry['target']:.2f} MISSED" if entry.get("met") is False else ""
+            )
+            eager = next(ratios[peer] for peer in PEERS if peer in ratios)
+            compiled = ratios.get("torch.compile")
+            lost = ", MISSED" if compiled and compiled < 1 else ""
+            texts = floor, f"{eager:.2f}", f"{compiled:.2f}{lost}" if compiled else ""
+            lines.append((title, dtype, f"{entry['ours_ms']:.3f} ms", *texts))
+    return lines
+
+
 def without_threads(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The entries with titles that do not name the number of threads."""
     return [{**entry, "title": re.sub(r", \d+ threads?$", "", entry["title"])} for entry in entries]
@@ -76,12 +103,15 @@ def of_most_threads(entries: list[dict[str, Any]]) -> Iterator[str]:
             yield markdown(sizes(points))
 
 
-def cuda(found: dict[str, Any]) -> str:
+def cuda(found: dict[str, Any], *, host: bool) -> str:
+    """The rows of a GPU: those of the device, or those of the host's time."""
     facts, machine = found["cuda"], found["machine"]
+    entries = [row for row in found["rows"] if row["device"] == "cuda" and row["name"].startswith("cuda_host_") == host]
+    clock = "device time" if any("wall_ms" in row for row in entries) else "wall time"
     return (
         f"{facts['device']}, CUDA {facts['cuda']}, torch {machine['torch']}, arithmetic {facts['arithmetic']}, "
-        f"tensors of {facts['elements']} elements, {machine['date'][:10]}:\n\n"
-        + markdown(timed(entry for entry in found["rows"] if entry["device"] == "cuda"))
+        f"tensors of {facts['elements']} elements, commit {machine['commit']}, {machine['date'][:10]}, {clock}:\n\n"
+        + markdown(timed(entries))
     )
 
 
@@ -91,11 +121,13 @@ def table(group: str, found: dict[str, Any]) -> str:
         return markdown(processes(found["processes"]))
     if group == "sizes":
         return "\n".join(of_most_threads(found["sizes"]))
-    if group == "cuda":
-        return cuda(found)
+    if group in ("cuda", "cuda_host"):
+        return cuda(found, host=group == "cuda_host")
     most = {entry["name"]: entry for entry in sorted(found["rows"], key=lambda entry: entry.get("threads") or 0)}
     if group == "front":
         return markdown(front(most))
+    if group == "front_cuda":
+        return markdown(front_cuda(most))
     names = SUMMARY if group == "summary" else [row.name for row in GROUPS[group]]
     return markdown(timed(without_threads(most[name] for name in names if name in most)))
 
@@ -104,7 +136,9 @@ def has_all(group: str, found: dict[str, Any]) -> bool:
     """Whether the results contain all rows of the table of a group."""
     if group in ("sizes", "processes"):
         return bool(found.get(group))
-    named = {"front": FRONT, "summary": SUMMARY, "cuda": [row.name for row in CUDA_ROWS]}
+    of_device = [row.name for row in CUDA_ROWS if not row.host]
+    named = {"front": FRONT, "summary": SUMMARY, "front_cuda": of_device, "cuda": of_device}
+    named["cuda_host"] = [row.name for row in CUDA_ROWS if row.host]
     names = named.get(group) or [row.name for row in GROUPS[group]]
     return set(names) <= {entry["name"] for entry in found.get("rows", ())}
 

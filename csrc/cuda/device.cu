@@ -95,7 +95,6 @@ sinpe_status use_device(int device) {
 bool in_double() {
 #if !defined(__CUDACC__)
   count_device_query();
-  if (on_host::settings().in_double >= 0) return on_host::settings().in_double != 0;
 #endif
   if (chosen_arithmetic() != Choice::kByDevice) return chosen_arithmetic() == Choice::kDouble;
 #if defined(__CUDACC__)
@@ -148,16 +147,3 @@ std::vector<uint32_t> on_host::ordered(int64_t n, Order order, uint64_t salt) {
 
 }  // namespace cuda
 }  // namespace sinpe
-
-#if !defined(__CUDACC__)
-// For tools/cuda_sass, which calls these through ctypes.
-extern "C" SINPE_API void sinpe_cuda_on_host(int32_t multiprocessors, int32_t in_double,
-                                             bool (*launch_hook)(const sinpe::cuda::on_host::Launch*)) {
-  sinpe::cuda::on_host::settings().multiprocessors = multiprocessors;
-  sinpe::cuda::on_host::settings().in_double = in_double;
-  sinpe::cuda::on_host::settings().launch_hook = launch_hook;
-}
-extern "C" SINPE_API const sinpe::cuda::on_host::Counters* sinpe_cuda_counters() {
-  return &sinpe::cuda::on_host::counters();
-}
-#endif

@@ -30,15 +30,6 @@ int multiprocessors();
 // Whether float32 rows are computed in double precision on the current device, see arithmetic().
 bool in_double();
 
-// Counts samples that need exact arithmetic, on the host only.
-SINPE_HD void count_exact_samples(int32_t rows) {
-#if !defined(__CUDACC__)
-  on_host::counters().exact_samples += rows;
-#else
-  (void)rows;
-#endif
-}
-
 // Records why a launch failed.
 sinpe_status launch_failed(const char* why);
 

@@ -2,8 +2,7 @@
 // iterations of a loop per phase. No device is needed, so AddressSanitizer and UBSan can check the kernels.
 //
 // Shared memory is initialised to NaN. Tests vary the order of threads and blocks, which a device does not define, and
-// remove a barrier to verify that its absence is detected. A callback can take over launches, to run the machine code
-// of the same kernel (tools/cuda_sass).
+// remove a barrier to verify that its absence is detected.
 #pragma once
 
 #include <cstdint>
@@ -21,24 +20,15 @@ namespace on_host {
 // Order of the threads of a block and of the blocks. kVarying: a different one of the other three for every launch.
 enum class Order : int32_t { kAscending, kDescending, kShuffled, kVarying };
 
-struct Launch {
-  const char* body;  // typeid name of the functor
-  const void* bytes;
-  int64_t size, blocks;
-  int32_t threads, phases;
-};
-
 struct Settings {
   Order order = Order::kVarying;
   int32_t dropped_barrier = -1;  // index of the removed barrier, 0 for the one after the first phase; -1 for none
   int32_t multiprocessors = 0;   // of the emulated device; 0: varies from launch to launch
-  int32_t in_double = -1;  // whether float32 rows are computed in double precision; -1: the default of arithmetic()
-  bool (*launch_hook)(const Launch*) = nullptr;  // if not null, called first; returns true if it ran the launch
+  void (*launch_hook)(const char* body, int32_t phases) = nullptr;  // if not null, called with each launched functor
 };
 
 // Counts since the start of the process.
 struct Counters {
-  int64_t exact_samples;   // samples computed in exact arithmetic
   int64_t device_queries;  // queries that would go to the CUDA runtime
   int64_t launches;
 };
@@ -73,8 +63,7 @@ void run_phases(const Body& body, uint32_t block, Order order, typename Body::Sh
 template <class Body>
 void run(const Body& body, int64_t blocks) {
   counters().launches += 1;
-  const Launch launch{typeid(Body).name(), &body, sizeof body, blocks, Body::kThreads, Body::kPhases};
-  if (settings().launch_hook != nullptr && settings().launch_hook(&launch)) return;
+  if (settings().launch_hook != nullptr) settings().launch_hook(typeid(Body).name(), Body::kPhases);
   const std::unique_ptr<typename Body::Shared> shared(new typename Body::Shared);
   const Order order = next_order();
   for (const uint32_t block : ordered(blocks, order, 0)) {

@@ -232,7 +232,6 @@ struct TileRows {
       cosine += tile_strides.row;
     }
     if (!undecided) return;
-    count_exact_samples(to - from);
     walk_exact(feed, from, to, tile_strides, alpha);
   }
 

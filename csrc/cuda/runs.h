@@ -268,7 +268,6 @@ struct Runs {
     SINPE_ROLLED
     for (int32_t r = 0; r < at.height; ++r) {
       if ((undecided >> r & 1) == 0) continue;
-      count_exact_samples(1);
       Position p;
       Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
       if (positions.at(packed_plan, 0, at.row + r, &p)) v = resolved_sample<Arithmetic>(packed_plan.packed, osc, p);
@@ -339,8 +338,9 @@ sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, cons
 }
 
 // Instantiated in runs_consecutive.cu, runs_integer.cu and runs_float.cu, which compile at the same time.
-#define SINPE_RUN_ROWS(kind, adds) \
-  template sinpe_status run_rows<kind, adds>(const DevicePlan&, const sinpe_add_arguments&, const DeviceScalars&, Stream)
+#define SINPE_RUN_ROWS(kind, adds)                                                                                \
+  template sinpe_status run_rows<kind, adds>(const DevicePlan&, const sinpe_add_arguments&, const DeviceScalars&, \
+                                             Stream)
 extern SINPE_RUN_ROWS(PositionKind::kConsecutive, false);
 extern SINPE_RUN_ROWS(PositionKind::kConsecutive, true);
 extern SINPE_RUN_ROWS(PositionKind::kInteger, false);

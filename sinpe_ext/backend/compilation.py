@@ -25,13 +25,13 @@ from typing import Any
 
 MIN_TORCH_COMPILED = (2, 11)
 MANIFEST = "_build.json"
-LIBRARY_NAMES = {"cpu": "_C_cpu", "cuda": "_C_cuda", "core": "_core"}  # the libraries that an installation may contain
+LIBRARY_NAMES = {"cpu": "_C_cpu", "cuda": "_C_cuda", "core": "_core"}  # what an installation may contain
 
-# The sources of a target: folders of csrc, without the files that match _LEFT_OUT. "kernels" are those of the CPU, which
-# setup.py compiles once for "core" and "cpu". parallel_standalone.cpp has its own threads; inside torch the
-# kernels use torch's thread pool instead. In torch/, the files cuda_* belong to the CUDA library, the other .cpp files
-# to the CPU library, and the other headers to both. "emulated", for tests, is the CUDA library compiled as plain C++ for
-# CPU tensors: the same kernels without a device.
+# The sources of a target: folders of csrc without the files that match _LEFT_OUT. "kernels" are those of the CPU, which
+# setup.py compiles once for "core" and "cpu". parallel_standalone.cpp has its own threads; inside torch the kernels use
+# torch's thread pool instead. In torch/, the files cuda_* belong to the CUDA library, the other .cpp files to the CPU
+# library, and the other headers to both. "emulated", for tests, is the CUDA library compiled as plain C++ for CPU
+# tensors: the same kernels without a device.
 _FOLDERS = {
     "kernels": ("core", "include", "cpu"),
     "cpu": ("core", "include", "cpu", "torch"),

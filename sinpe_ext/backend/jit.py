@@ -73,7 +73,8 @@ def _facts(target: str, root: Path, tools: _Tools | None) -> dict[str, str]:
         raise BuildUnavailable(f"the C++ sources cannot be read: {error}", "reinstall sinpe_ext") from error
     if target != "cuda":
         return facts
-    architectures = tools.architectures if tools else cuda_compiler.cuda_architectures(None, cuda_compiler.device_capabilities())
+    devices = cuda_compiler.device_capabilities()
+    architectures = tools.architectures if tools else cuda_compiler.cuda_architectures(None, devices)
     return {**facts, **cuda_compiler.cuda_facts(tools.nvcc if tools else None, architectures)}
 
 

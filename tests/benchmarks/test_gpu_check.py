@@ -41,7 +41,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def gpu_check(folder: Path, *steps: str, fails: str = "nothing", alone: str = "nothing", **more: str) -> subprocess.CompletedProcess[str]:
+def gpu_check(
+    folder: Path, *steps: str, fails: str = "nothing", alone: str = "nothing", **more: str
+) -> subprocess.CompletedProcess[str]:
     settings = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHON": str(folder / "bin" / "python")}
     settings |= {"OUT": str(folder), "FAILS": fails, "PASSES_ALONE": alone, **more}
     return execute([SCRIPT, *steps], env={**os.environ, **settings}, status=None)

@@ -19,10 +19,7 @@ namespace on_host = sinpe::cuda::on_host;
 constexpr int64_t kBatch = 3, kRows = 5, kDim = 64, kVocabulary = 7;
 std::map<std::string, int32_t> phases_of;  // of each kernel that was launched
 
-bool see(const on_host::Launch* launch) {
-  phases_of[launch->body] = launch->phases;
-  return false;
-}
+void see(const char* body, int32_t phases) { phases_of[body] = phases; }
 
 constexpr on_host::Order kOrders[] = {on_host::Order::kAscending, on_host::Order::kDescending,
                                       on_host::Order::kShuffled};

@@ -75,7 +75,7 @@ class Graph:
 
 
 def test_device_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds per call of a graph's replay, of calls that can be captured, and of queued calls, of those that cannot."""
+    """A graph's replay of calls that can be captured, and queued calls of those that cannot."""
     slept: list[int] = []
     for name, value in {
         "Event": Event,
@@ -100,7 +100,9 @@ def test_device_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(slept) == 3 and slept[0] == int(1.5 * 70e-3 * cuda_run.CYCLES_PER_SECOND)
 
 
-@pytest.mark.parametrize(("device", "host", "wall"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)])
+@pytest.mark.parametrize(
+    ("device", "host", "wall"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)]
+)
 def test_row_whose_figures_are_those_of_the_device(
     device: str, host: bool, wall: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

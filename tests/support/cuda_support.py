@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -141,6 +140,3 @@ def leaf(tensor: Tensor, device: torch.device, requires_grad: bool = True) -> Te
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 2) -> Tensor:
     """The same random numbers on each device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-__all__ = ["FLOATS", "assert_rows", "assert_sums", "cuda", "device", "expected", "leaf", "moved", "randn", "sinpe", "ulps"]

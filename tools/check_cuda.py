@@ -1,16 +1,16 @@
-"""Compiles, links and loads the CUDA library without a device.
+"""`make check-cuda`: compiles, links and loads the CUDA library without a device.
 
-1. nvcc compiles every kernel, without warnings and register spills.
+1. nvcc compiles every kernel for each architecture, without warnings and register spills.
 2. The binding compiles against the headers of a CUDA build of torch, and the library links without undefined symbols.
    If this environment's torch is not a CUDA build, one is taken from a wheel, which is downloaded if none is given.
 3. The library loads into this environment's torch, usually a CPU build, and registers a CUDA kernel for each operator.
 
-The results are in build/cuda-check: nvcc's output next to each object file, and the library. The machine code is left
-in build/cuda-sass, where the other modules of this package read it.
+The results are in build/cuda-check: the object files, nvcc's output next to each, and the library.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sinpe_ext.backend import compilation, cuda_compiler
+from sinpe_ext.backend.compilation import BuildUnavailable
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parent.parent
 
 OUT = ROOT / "build" / "cuda-check"
-SASS = ROOT / "build" / "cuda-sass"
+ARCHITECTURES = "7.5 8.0 9.0 10.0 12.0"
+TORCH = "2.12.0"  # a CUDA build to link with
 LIBRARIES = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so")
 DISK = 2_500_000_000  # bytes: the wheel, what is unpacked of it, and the build
 STREAM = "aoti_torch_get_current_cuda_stream"  # what the binding looks up in libtorch_cuda.so at run time
@@ -142,22 +144,11 @@ def unpack(wheel: Path, folder: Path) -> None:
 
 def compile_kernels(nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler, listed: str) -> list[Path]:
     architectures = cuda_compiler.cuda_architectures(nvcc, environ={"TORCH_CUDA_ARCH_LIST": listed})
-    kept = OUT / "kept"
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir()
-    flags = ["--keep", "--keep-dir", "../kept", *KERNEL_WARNINGS]  # nvcc runs in OUT/kernels
     try:
-        objects = cuda_compiler.compile_kernels(nvcc, ROOT / "csrc", OUT / "kernels", architectures, compiler, flags)
+        folder = OUT / "kernels"
+        return cuda_compiler.compile_kernels(nvcc, ROOT / "csrc", folder, architectures, compiler, KERNEL_WARNINGS)
     except subprocess.CalledProcessError as error:
         raise Failure(f"{' '.join(error.cmd)}\n{error.output.decode(errors='replace')}") from None
-    SASS.mkdir(parents=True, exist_ok=True)
-    # X.compute_90.cubin, with PTX X.compute_90.sm_90.cubin, and X.cubin if there is only one architecture.
-    for cubin in kept.glob("*.cubin"):
-        number = re.search(r"\.compute_(\d+)", cubin.name)
-        architecture = number[1] if number else "{}{}".format(*cuda_compiler.capability_of(architectures[0]))
-        shutil.move(cubin, SASS / f"{cubin.name.split('.')[0]}.{architecture}.cubin")
-    shutil.rmtree(kept)  # the other intermediate files
-    return objects
 
 
 def link(kernels: list[Path], torch: Torch, nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler) -> Path:
@@ -210,6 +201,34 @@ def check(architectures: str, torch_wanted: str) -> list[str]:
     return skipped
 
 
-def remove_downloads() -> None:
-    for folder in ("wheel", "download"):
-        shutil.rmtree(OUT / folder, ignore_errors=True)
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make check-cuda ARGS=", description=__doc__.partition("\n")[0])
+    parser.add_argument("--arch", default=ARCHITECTURES, help='as in TORCH_CUDA_ARCH_LIST (default: "%(default)s")')
+    wanted = "CUDA build to link with if this environment's torch is none; a version is downloaded, half a gigabyte"
+    parser.add_argument("--torch", default=TORCH, metavar="WHEEL|VERSION", help=f"{wanted} (default: %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="do not delete the downloaded wheel")
+    parser.add_argument(
+        "--offline", action="store_true", help="without a CUDA build, link with this environment's torch"
+    )
+    options = parser.parse_args()
+    try:
+        skipped = check(options.arch, options.torch)
+    except (Failure, BuildUnavailable) as error:
+        todo = f"; {error.todo}" if isinstance(error, BuildUnavailable) and error.todo else ""
+        say(f"FAILED: {error}{todo}")
+        return 1
+    finally:
+        if not options.keep:
+            for folder in ("wheel", "download"):
+                shutil.rmtree(OUT / folder, ignore_errors=True)
+    for line in skipped:
+        say(f"NOT CHECKED: {line}")
+    if skipped and not options.offline:
+        say("FAILED: --offline lets this pass")
+        return 1
+    say(f"all kernels for {options.arch} without spilled registers")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
