@@ -186,6 +186,6 @@ PROCESSES: tuple[Process, ...] = (
             lambda: step_memory("torch", compiled=True), slow=True),
     Process("import", "import sinpe_ext on top of import torch", "ms", 50.0, import_time),
     Process("jit", "first-use build of the CPU library", "s", 20.0, first_build, slow=True),
-    Process("install", "install from source", "s", 90.0, install, slow=True),
+    Process("install", "install from source", "s", 60.0, install, slow=True),
 )
 # fmt: on
