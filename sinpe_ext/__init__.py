@@ -11,7 +11,6 @@ Importing the package imports neither torch nor NumPy; each public name is impor
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -79,8 +78,6 @@ __all__ = [
     "table",
     "use_backend",
 ]
-
-__path__.append(os.path.join(__path__[0], "earlier_names"))  # module names that pickles of earlier versions refer to
 
 _SUBMODULES = ("distributed", "functional", "integrations", "modules", "numpy", "plot", "positions", "reference")
 

@@ -16,7 +16,7 @@ import pictures
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "images" / "rooms.png"
 GREY, BLUE, WHITE = "#808080", "#3b6ea5", "#ffffff"
-LEFT_OUT = ("earlier_names", "__main__", "_version")  # import shims, the command line's entry and a constant
+LEFT_OUT = ("__main__", "_version")  # the command line's entry and a constant
 
 
 def layers() -> list[list[str]]:

@@ -164,9 +164,6 @@ class Encoding:
         # String hashes differ between processes, so the cached hash must not be pickled.
         return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_handle", "_in_graph")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     def __repr__(self) -> str:
         shown = [repr(self.dim)]
         for field in dataclasses.fields(self)[1:]:

@@ -149,11 +149,6 @@ class SinusoidalPositionalEncoding(nn.Module):
             checkpoint.compare_assigned(self, value)
         super().__setattr__(name, value)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if self.persistent_table and "pe" not in self._buffers:  # pickled by an earlier version without the buffer
-            self.register_buffer("pe", checkpoint.table_of(self))
-
     def forward(
         self,
         x: Tensor,  # [B, S, D], [S, B, D] or [S, D]

@@ -266,15 +266,9 @@ def overwritten(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def unpickled(layer: nn.Module) -> nn.Module:
-    """As pickled by versions that stored the table in the state dict only."""
-    del layer._buffers["pe"]
-    return pickle.loads(pickle.dumps(layer))
-
-
 @pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize(
-    "change", [half_and_back, emptied, assigned, overwritten, unpickled, copy.deepcopy, lambda layer: layer.double()]
+    "change", [half_and_back, emptied, assigned, overwritten, copy.deepcopy, lambda layer: layer.double()]
 )
 def test_table_buffer_is_restored_after_changes(change: Any, backend: str) -> None:
     layer = with_table().eval()

@@ -1,7 +1,0 @@
-"""Alias for pickles of version 0.1, which refer to this module as `sinpe_ext._swap_detr`."""
-
-import sys
-
-from sinpe_ext.integrations import detr
-
-sys.modules[__name__] = detr
