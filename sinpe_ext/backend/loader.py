@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from opcode import opname
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -95,9 +94,8 @@ class use_backend:
         >>> with sinpe.use_backend("eager"):  # inside the block
         ...     pe = sinpe.table(4096, 512)
 
-    Called as a function, it sets the backend at once. In a with statement, it sets the backend when the block is
-    entered and restores the previous one at the end of the block. An object that was created before the with statement
-    has set the backend already; its block restores what was set before the object was created.
+    The call sets the backend at once, as torch.set_grad_enabled sets the grad mode; the end of a with block restores
+    what was set before the call. The same object can be used for further blocks, each of which sets the backend again.
 
     float32, bfloat16 and float16 results on the CPU have the same bits with either backend.
 
@@ -116,58 +114,30 @@ class use_backend:
         if name == "compiled":
             _require_compiled("cpu")
         self.name = name
-        self._before: list[str | None] = []  # the settings to restore, one for each open block of this object
-        self._set_by_call = not _is_with_expression()
-        if self._set_by_call:
-            self._before.append(_setting)
-            _set(name)
+        self._before: list[str | None] = [_setting]  # the settings to restore, the last one first
+        self._is_set = True
+        _set(name)
 
     def __enter__(self) -> use_backend:
-        if self._set_by_call:
-            self._set_by_call = False  # the first block restores what was before the call
-        else:
+        if not self._is_set:
             self._before.append(_setting)
-        try:
             _set(self.name)
-            return self
-        except BaseException:  # KeyboardInterrupt before the block: __exit__ would not be called
-            self.__exit__(None, None, None)
-            raise
+        self._is_set = False
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        global _setting, choices
-        _setting, choices = self._before[-1], {}  # first and without a call: Python handles signals in calls
-        del self._before[-1]
+        _set(self._before.pop())
 
     def __repr__(self) -> str:
         return f"use_backend({self.name!r})"
 
 
-def _is_with_expression() -> bool:
-    """Whether use_backend(...) is the expression of a with statement, judged by the caller's next instruction.
-
-    False if that cannot be seen (under torch.compile, `with a if b else c`): the call then sets the backend.
-    """
-    compiler = getattr(sys.modules.get("torch"), "compiler", None)  # missing while another thread imports torch
-    if getattr(compiler, "is_compiling", bool)():
-        return False
-    frame = sys._getframe(1).f_back
-    if frame is None:  # called from C
-        return False
-    following = frame.f_code.co_code[frame.f_lasti + 2 : frame.f_lasti + 18 : 2]
-    names = [opname[operation] for operation in following if opname[operation] != "CACHE"]
-    # Python 3.10; 3.11 to 3.13; 3.14.
-    return names[:1] in (["SETUP_WITH"], ["BEFORE_WITH"]) or names[:2] == ["COPY", "LOAD_SPECIAL"]
-
-
 def _set(name: str | None) -> None:
     """Sets the backend and clears the choices that were made under the previous setting."""
     global _setting, choices
-    # A new dict: a thread that is still choosing under the old setting writes to the old one. One statement, so that a
-    # signal handler cannot run between the two assignments.
-    _setting, choices = name, {}
+    _setting, choices = name, {}  # a thread that is still choosing under the old setting writes to the old dict
 
 
 def _choose(device_type: str) -> bool:

@@ -28,7 +28,6 @@ from ..ops.rows import ADD_DROPOUT, ADD_GRID_OUT, DROPOUT, AddInPlace, add_into
 from ..reference.operands import Add, AddGrid, Dropout
 from ..reference.tiles import accumulation, arranged
 from ..runtime import observers
-from ..runtime.no_grad import no_grad
 from ..runtime.observers import is_functional, needs_operations
 from . import grid_rows
 from .grid_form import GridForm
@@ -261,7 +260,7 @@ class AddCall(RowsCall):
 
     # Without autograd.
 
-    @no_grad
+    @torch.no_grad()
     def run(self, out: Tensor | None = None) -> Tensor:
         """Computes the result, with the layout of x, in a new tensor or in `out`."""
         if out is not None and out.is_neg():  # has the negative bit; kernels would write values of the wrong sign

@@ -14,7 +14,6 @@ from ..calls.add import AddCall
 from ..calls.embed import EmbedCall
 from ..calls.rows import AddArguments, EmbedArguments
 from ..checks import embedding
-from ..runtime.no_grad import no_grad
 from . import dtensor
 from .grid import local_call
 
@@ -88,7 +87,7 @@ class ShardedAdd:
         """`add` with `out`, which has been checked."""
         return self._write(out.to_local(), out)
 
-    @no_grad
+    @torch.no_grad()
     def _write(self, part: Tensor, whole: Any) -> Tensor:
         """Writes the result of this rank to its shard `part` of the DTensor `whole`, and returns `whole`."""
         if isinstance(self.local, _OutsideMesh):

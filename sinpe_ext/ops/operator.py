@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..backend import loader
 from ..runtime import registration
-from ..runtime.no_grad import no_grad
 from ..runtime.observers import is_traced
 
 NAMESPACE = "sinpe_ext"
@@ -76,7 +75,7 @@ class Operator:
         registration.once(self.name, register)
         OPERATORS[self.name] = self
         self.op = getattr(torch.ops.sinpe_ext, self.name).default
-        self.reference = no_grad(reference)
+        self.reference = torch.no_grad()(reference)
         redispatch = getattr(getattr(self.op, "_handle", None), "redispatch_boxed", self.op.redispatch)
         self.direct: Callable[..., Any] = partial(redispatch, _CPU_KERNEL)
         self.direct_cuda: Callable[..., Any] = partial(redispatch, _CUDA_KERNEL)

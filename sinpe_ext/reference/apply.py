@@ -15,13 +15,12 @@ from torch import Tensor
 
 from ..checks import embedding, position_range
 from ..encodings.plan import Plan
-from ..runtime.no_grad import no_grad
 from . import philox, tree_sum
 from .operands import Add, Dropout, Embed, EmbedBackward, RowDots
 from .tiles import Rows, accumulation, arranged, block
 
 
-@no_grad
+@torch.no_grad()
 def add(plan: Plan, a: Add, out: Tensor | None = None) -> Tensor:
     """dropout(scale * x + alpha * PE), without gradient.
 
@@ -48,7 +47,7 @@ def add(plan: Plan, a: Add, out: Tensor | None = None) -> Tensor:
     return _drop_(out, a)
 
 
-@no_grad
+@torch.no_grad()
 def dropout(a: Dropout, out: Tensor | None = None) -> Tensor:
     """dropout(scale * x), without gradient; its own adjoint.
 
@@ -69,7 +68,7 @@ def dropout(a: Dropout, out: Tensor | None = None) -> Tensor:
     return _drop_(out, a)
 
 
-@no_grad
+@torch.no_grad()
 def row_dots(plan: Plan, a: RowDots) -> Tensor:
     """The dot product of each row of `grad`, after dropout, with its row of the encoding; used for the gradients of
     alpha and positions.
@@ -108,7 +107,7 @@ def row_dots(plan: Plan, a: RowDots) -> Tensor:
     return result.mul_(philox.kept_scale(a.drop_threshold))
 
 
-@no_grad
+@torch.no_grad()
 def embed(plan: Plan, e: Embed) -> Tensor:
     """dropout(scale * weight[ids] + alpha * PE), without gradient.
 
@@ -144,7 +143,7 @@ def embed(plan: Plan, e: Embed) -> Tensor:
     return _drop_(out, e)
 
 
-@no_grad
+@torch.no_grad()
 def embed_backward(b: EmbedBackward) -> Tensor:
     """The gradient of `embed` with respect to weight; deterministic.
 

@@ -30,9 +30,9 @@ class TorchArrays:
 
     def quiet(self, function: Callable[..., Array]) -> Callable[..., Array]:
         """Decorator: run the function without autograd."""
-        from ..runtime.no_grad import no_grad
+        import torch
 
-        return no_grad(function)
+        return torch.no_grad()(function)
 
     def int64_array(self, words: array[int]) -> Array:
         """An int64 array with these values."""

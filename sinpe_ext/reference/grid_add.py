@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
-from ..runtime.no_grad import no_grad
 from . import philox
 from .apply import _combine, _drop_
 from .operands import AddGrid
@@ -15,7 +15,7 @@ MAGIC = 0x53494E504547  # "SINPEG"
 HEADER_WORDS, PIECE_WORDS = 8, 5
 
 
-@no_grad
+@torch.no_grad()
 def add(a: AddGrid, out: Tensor) -> Tensor:
     """dropout(scale * x + PE) into `out`, which is returned.
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import signal
 import sys
 import weakref
 from collections.abc import Callable
@@ -454,50 +451,6 @@ def test_every_observer_disables_the_fast_path(name: str) -> None:
             few = torch.arange(3), PE, torch.float32
             observers_of_calls()[name](lambda: seen.append((True, small.small_encode(*few) is None)))
             assert all(one == (True, True) for one in seen)
-
-
-def interrupted(call: Callable[[], object], times: int) -> list[type[BaseException]]:
-    """The exceptions raised by a number of signals during a loop of calls."""
-
-    def handler(*_: object) -> None:
-        nonlocal sent
-        sent += 1
-        raise KeyboardInterrupt
-
-    sent, outcomes, dropped = 0, list[type[BaseException]](), []
-    before, hook = signal.signal(signal.SIGALRM, handler), sys.unraisablehook
-    sys.unraisablehook = dropped.append  # Python drops what a handler raises during a weakref callback
-    try:
-        while len(outcomes) < times:
-            at = sent
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.002)
-                while sent == at:
-                    call()
-                if not dropped:
-                    outcomes.append(type(None))  # the handler ran, but no exception arrived
-                dropped.clear()
-            except BaseException as error:
-                outcomes.append(type(error))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        sys.unraisablehook = hook
-    return outcomes
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers on this system")
-@pytest.mark.parametrize("name", ["in place", "out", "under a device", "many encodings"])
-def test_ctrl_c_interrupts_a_loop_of_calls(name: str) -> None:
-    x, out, many = some(), torch.empty(2, 3, 8), itertools.cycle([sinpe.Encoding(8, base=b) for b in range(2, 60)])
-    call: Callable[[], object] = {
-        "in place": lambda: sinpe.add_(x, PE),
-        "out": lambda: sinpe.add(x, PE, out=out),
-        "under a device": lambda: sinpe.add_(x, PE),
-        "many encodings": lambda: sinpe.add(x, next(many)),
-    }[name]
-    with torch.device("cpu") if name == "under a device" else contextlib.nullcontext():
-        assert set(interrupted(call, 40)) == {KeyboardInterrupt}
 
 
 def test_context_parallel_disables_the_fast_path(monkeypatch) -> None:
